@@ -12,7 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from composer_cli import commands, options, swe
+from composer_cli import commands, options, swe, tasks
+from composer_cli.help import CommandGroup
 from composer_cli.printing import (
     FAILED,
     USAGE,
@@ -30,8 +31,20 @@ from stages.errors import UsageError
 
 DISTRIBUTION = "composer-post-training"
 
+
+class ComposerGroup(CommandGroup):
+    """The commands by their names, of which some are two words: `tasks` is a stage, and `tasks check` a command."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that the first two words name, else that of the first."""
+        if (command := self.get_command(ctx, name := " ".join(args[:2]))) is not None:
+            return name, command, args[2:]
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
     name="composer",
+    cls=ComposerGroup,
     help="Post-train coding agents, one stage at a time. Every stage reads and writes runs that last.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -92,7 +105,10 @@ def composer(
 
 
 probe = typer.Typer(
-    help="Measure whether training pushes toward reward hacking.", rich_markup_mode=None, no_args_is_help=True
+    cls=CommandGroup,
+    help="Measure whether training pushes toward reward hacking.",
+    rich_markup_mode=None,
+    no_args_is_help=True,
 )
 for _name, _stage in STAGES.items():
     _group = probe if _stage.group == "probe" else app
@@ -120,6 +136,7 @@ def run(
     quiet: options.Quiet = False,
     watch: options.Watch = False,
     artifacts: options.Artifacts = options.ARTIFACTS,
+    all_: options.All = False,
 ) -> None:
     """Run a preset: a chain of stages. Settings are written ENTRY.KEY=VALUE, or STAGE.KEY=VALUE."""
     from composer_cli import chain, settings
@@ -164,6 +181,7 @@ def run(
         raise typer.Exit(chain.show(wanted, results, artifacts, json))
 
 
+app.command("tasks check")(tasks.check)
 for _command in (
     commands.status,
     commands.show,

@@ -5,6 +5,7 @@ boundary.py - validation of an environment's return values and errors; tool call
 bash.py - the text protocol of a bash action, and the faulty turns of a shell episode
 folders.py - folders with arbitrary content of an agent: walk, read, copy, write, delete; temporary folders
 config.py - the settings of a stage's environment: name, split, options, sandbox
+task_checks.py - does a task tell its solution from nothing, always, and from forgeries
 task_table.py - tasks from the table of a run, and rows of a JSON lines file of the user
 kata/ - small code-repair tasks, generated, with small models that act in them
 gsm8k/ - grade-school maths from JSON lines or the hub, a reward for the right number
@@ -12,6 +13,7 @@ leetcode_rh/ - LeetCode problems whose prompt gives a loophole away; problems an
 repo/ - what environments share whose tasks are repositories: trees, sessions, test outcomes, verdicts
 swe/ - repositories in SWE-bench's shape: trees, outcomes of tests, strict and loose verdicts
 tasks/ - tasks of the user's own, a row each: a prompt, files, a test
+harbor/ - task folders in Harbor's format, played in containers or in bubblewrap
 feature_deletion/ - tasks made from any tested package by removing a feature of it
 """
 

@@ -1,9 +1,13 @@
-"""Tasks and rows that the user names by path: the task table of a run in its order, and files of JSON lines."""
+"""Tasks and rows that the user names by path: the task table of a run in its order, and files of JSON lines.
+
+Also shared by environments whose tasks are the user's own: how rows are divided into train and eval, and the error for
+those that cannot be used.
+"""
 
 import gzip
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,3 +76,53 @@ def parse_line(path: Path, number: int, line: str) -> Row:
     if not isinstance(row, dict):
         raise BadInput(f"{path}, line {number}, is {line.strip()[:40]!r}, not a JSON object.")
     return row
+
+
+MOST_REPORTED = 20
+"""Tasks that cannot be used and are named; the number of all is given."""
+
+
+def unusable(path: str, noun: str, problems: Sequence[str]) -> BadInput:
+    """Return the error for a file or folder of which something cannot be used, with what and why."""
+    count = len(problems)
+    shown = "\n".join(f"- {problem}" for problem in problems[:MOST_REPORTED])
+    more = f"\n- and {count - MOST_REPORTED} more" if count > MOST_REPORTED else ""
+    return BadInput(f"{path}: {count} {noun if count == 1 else f'{noun}s'} cannot be used:\n{shown}{more}")
+
+
+def split_rows(rows: Sequence[Row], seed: int, eval_share: float) -> dict[Split, list[Row]]:
+    """Return the rows of each split: as they say, or by family where none says.
+
+    By family: the families in an order drawn from the seed, and of these the first `eval_share`, at least one, for
+    eval. UsageError where rows with and without a split are mixed, a family is in both, or there is one family alone.
+    """
+    given = [row["split"] for row in rows if row["split"] is not None]
+    if given and len(given) < len(rows):
+        raise UsageError(f"{len(given)} of {len(rows)} tasks have a split. Give all of them one, or none.")
+    families = list(dict.fromkeys(family_of(row) for row in rows))
+    if given:
+        parts: dict[Split, list[Row]] = {"train": [], "eval": []}
+        for row in rows:
+            parts["train" if row["split"] == "train" else "eval"].append(row)
+        if both := sorted({family_of(row) for row in parts["train"]} & {family_of(row) for row in parts["eval"]}):
+            raise UsageError(
+                f"The family {both[0]!r} is in both splits, so that what is evaluated would be trained on. Put all of "
+                "its tasks into one."
+            )
+        return parts
+    if len(families) < 2:
+        raise UsageError(
+            f"All tasks are of the family {families[0]!r}, so they cannot be divided into train and eval. Give them "
+            "families, or a split."
+        )
+    ordered = sorted(families, key=lambda family: store.digest([seed, family]))
+    held_out = set(ordered[: min(max(1, round(eval_share * len(ordered))), len(ordered) - 1)])
+    return {
+        "train": [row for row in rows if family_of(row) not in held_out],
+        "eval": [row for row in rows if family_of(row) in held_out],
+    }
+
+
+def family_of(row: Mapping[str, Any]) -> str:
+    """Return a task's family; a task without one is its own."""
+    return str(row["family"] or row["id"])

@@ -110,7 +110,9 @@ def _questions(source: str, rows: list[Row]) -> list[MathQuestion]:
 
 @dataclass(eq=False)
 class Gsm8kEnv:
-    """Implements Environment. The reward is 1 when `answer_number` equals the recorded number, else 0.
+    """Implements Environment, HasSolutions and HasSize.
+
+    The reward is 1 when `answer_number` equals the recorded number, else 0.
 
     `path`: a file of JSON lines with `question` and `answer`, the latter ending with `#### <number>`; `eval_path`:
     another one for the split eval. Without `path` the rows are those of openai/gsm8k on the hub.
@@ -122,6 +124,10 @@ class Gsm8kEnv:
     # Without annotations, and so no fields: options of the constructor are `path` and `eval_path` alone.
     name = "gsm8k"
     sandbox = "not-needed"
+
+    def size(self, split: Split) -> int:
+        """Return the number of questions of a split."""
+        return len(load(split, self.path, self.eval_path))
 
     def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
         """Return questions of a split in an order drawn from the seed; `load` defines the splits."""

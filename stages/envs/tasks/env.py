@@ -36,6 +36,7 @@ from stages.envs.repo.grading import (
 )
 from stages.envs.repo.session import RepoEnvironment, RepoSession
 from stages.envs.repo.trees import TreeFile
+from stages.envs.task_table import family_of, split_rows
 from stages.envs.tasks import rows
 from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.messages import Message
@@ -90,7 +91,7 @@ class TasksEnv(RepoEnvironment):
         return len(self._rows(split))
 
     def _rows(self, split: Split) -> list[Row]:
-        return rows.split_rows(rows.load(self._path), self._split_seed, self._eval_share)[split]
+        return split_rows(rows.load(self._path), self._split_seed, self._eval_share)[split]
 
     def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
         """Return the first `count` tasks of a split in an order drawn from the seed."""
@@ -102,7 +103,7 @@ class TasksEnv(RepoEnvironment):
             )
         # By digest, so that a longer list starts with the shorter one and another order of rows changes nothing.
         ordered = sorted(found, key=lambda row: store.digest([seed, row["id"]]))
-        return [Task(row["id"], self.name, split, rows.family_of(row), row["prompt"], row) for row in ordered[:count]]
+        return [Task(row["id"], self.name, split, family_of(row), row["prompt"], row) for row in ordered[:count]]
 
     def reset(self, task: Task) -> list[Message]:
         """Set up the task's files as a repository of one commit."""

@@ -8,7 +8,7 @@ All rows are checked before anything starts, and every one that cannot be used i
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
@@ -18,13 +18,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from stages.envs import folders
 from stages.envs.base import Split
 from stages.envs.repo import trees
-from stages.envs.task_table import numbered_lines, parse_line
+from stages.envs.task_table import numbered_lines, parse_line, unusable
 from stages.errors import BadInput, UsageError
 from stages.runs import hub, store
 from stages.runs.records import Row
 
-MOST_REPORTED = 20
-"""Rows that cannot be used and are named; the number of all is given."""
 LABELS = frozenset({"id", "family", "split"})
 """Fields that do not change what a task asks for."""
 RESERVED = frozenset({".git", ".hg", ".svn"})
@@ -98,7 +96,7 @@ class TaskRow(BaseModel):
 def load(path: str) -> list[Row]:
     """Return all rows of a file or a data set, checked and with their ids.
 
-    BadInput names every row that cannot be used, up to `MOST_REPORTED` of them, with its line and the reason.
+    BadInput names every row that cannot be used, up to `MOST_REPORTED` of `task_table`, with its line and the reason.
     """
     rows: list[Row] = []
     problems: list[str] = []
@@ -135,10 +133,7 @@ def load(path: str) -> list[Row]:
             problems.append(f"{where}: {missing}")
         rows.append(row)
     if problems:
-        count = len(problems)
-        shown = "\n".join(f"- {problem}" for problem in problems[:MOST_REPORTED])
-        more = f"\n- and {count - MOST_REPORTED} more" if count > MOST_REPORTED else ""
-        raise BadInput(f"{path}: {count} {'row' if count == 1 else 'rows'} cannot be used:\n{shown}{more}")
+        raise unusable(path, "row", problems)
     if not rows:
         raise BadInput(f"{path} holds no tasks. Give rows with a prompt and a test (docs/environments.md).")
     return rows
@@ -223,41 +218,3 @@ def source_path(row: Mapping[str, Any], name: str) -> Path:
 def is_address(git: str) -> bool:
     """Return whether a repository is cloned, and not read on this machine."""
     return git.startswith(("https://", "ssh://", "git@"))
-
-
-def split_rows(rows: Sequence[Row], seed: int, eval_share: float) -> dict[Split, list[Row]]:
-    """Return the rows of each split: as they say, or by family where none says.
-
-    By family: the families in an order drawn from the seed, and of these the first `eval_share`, at least one, for
-    eval. UsageError where rows with and without a split are mixed, a family is in both, or there is one family alone.
-    """
-    given = [row["split"] for row in rows if row["split"] is not None]
-    if given and len(given) < len(rows):
-        raise UsageError(f"{len(given)} of {len(rows)} tasks have a split. Give all of them one, or none.")
-    families = list(dict.fromkeys(family_of(row) for row in rows))
-    if given:
-        parts: dict[Split, list[Row]] = {"train": [], "eval": []}
-        for row in rows:
-            parts["train" if row["split"] == "train" else "eval"].append(row)
-        if both := sorted({family_of(row) for row in parts["train"]} & {family_of(row) for row in parts["eval"]}):
-            raise UsageError(
-                f"The family {both[0]!r} is in both splits, so that what is evaluated would be trained on. Put all of "
-                "its tasks into one."
-            )
-        return parts
-    if len(families) < 2:
-        raise UsageError(
-            f"All tasks are of the family {families[0]!r}, so they cannot be divided into train and eval. Give them "
-            "families, or a split."
-        )
-    ordered = sorted(families, key=lambda family: store.digest([seed, family]))
-    held_out = set(ordered[: min(max(1, round(eval_share * len(ordered))), len(ordered) - 1)])
-    return {
-        "train": [row for row in rows if family_of(row) not in held_out],
-        "eval": [row for row in rows if family_of(row) in held_out],
-    }
-
-
-def family_of(row: Mapping[str, Any]) -> str:
-    """Return a task's family; a task without one is its own."""
-    return str(row["family"] or row["id"])

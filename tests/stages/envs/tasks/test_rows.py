@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from stages.envs.task_table import MOST_REPORTED, family_of, split_rows
 from stages.envs.tasks import rows
 from stages.errors import BadInput, UsageError
 
@@ -25,7 +26,7 @@ def written(folder: Path, *given: dict[str, Any]) -> str:
 def test_a_row_needs_a_prompt_and_a_test_and_gets_an_id(tmp_path: Path) -> None:
     first, second = rows.load(written(tmp_path, GOOD, {**OTHER, "id": "mine", "family": "f"}))
     assert first["id"].startswith("task-") and second["id"] == "mine"
-    assert rows.family_of(first) == first["id"] and rows.family_of(second) == "f"
+    assert family_of(first) == first["id"] and family_of(second) == "f"
     assert rows.load(written(tmp_path, GOOD))[0]["id"] == first["id"], "an id is that of the row, not of its place"
 
 
@@ -70,7 +71,7 @@ def test_all_bad_rows_are_reported_at_once(tmp_path: Path) -> None:
         )
     lines = str(refused.value).splitlines()
     assert lines[0].endswith("32 rows cannot be used:") and lines[1].endswith("it has the id 'same' of line 1")
-    assert len(lines) == 1 + rows.MOST_REPORTED + 1 and lines[-1] == "- and 12 more"
+    assert len(lines) == 1 + MOST_REPORTED + 1 and lines[-1] == "- and 12 more"
 
 
 def test_tables_may_hold_mappings_as_json_and_nulls(tmp_path: Path) -> None:
@@ -91,24 +92,24 @@ def test_families_are_divided_by_a_seed_and_never_in_both(tmp_path: Path) -> Non
     loaded = rows.load(
         written(tmp_path, *[{**GOOD, "prompt": f"Task {n}.", "id": f"t{n}", "family": f"f{n // 5}"} for n in range(40)])
     )
-    parts = rows.split_rows(loaded, 0, 0.25)
+    parts = split_rows(loaded, 0, 0.25)
     families = {split: {row["family"] for row in part} for split, part in parts.items()}
     assert (len(families["train"]), len(families["eval"])) == (6, 2) and not families["train"] & families["eval"]
-    assert rows.split_rows(loaded[::-1], 0, 0.25)["eval"][::-1] == parts["eval"], "the order of rows changes nothing"
-    by_seed = {frozenset(row["family"] for row in rows.split_rows(loaded, n, 0.25)["eval"]) for n in range(6)}
+    assert split_rows(loaded[::-1], 0, 0.25)["eval"][::-1] == parts["eval"], "the order of rows changes nothing"
+    by_seed = {frozenset(row["family"] for row in split_rows(loaded, n, 0.25)["eval"]) for n in range(6)}
     assert len(by_seed) > 1
-    assert len(rows.split_rows(loaded, 0, 0.001)["eval"]) == 5 and len(rows.split_rows(loaded, 0, 0.999)["train"]) == 5
+    assert len(split_rows(loaded, 0, 0.001)["eval"]) == 5 and len(split_rows(loaded, 0, 0.999)["train"]) == 5
 
 
 def test_given_splits_are_kept_and_must_be_whole(tmp_path: Path) -> None:
     loaded = rows.load(written(tmp_path, {**GOOD, "id": "a", "split": "train"}, {**OTHER, "id": "b", "split": "eval"}))
-    assert [row["id"] for row in rows.split_rows(loaded, 0, 0.25)["eval"]] == ["b"]
+    assert [row["id"] for row in split_rows(loaded, 0, 0.25)["eval"]] == ["b"]
     with pytest.raises(UsageError, match="1 of 2 tasks have a split"):
-        rows.split_rows([loaded[0], {**loaded[1], "split": None}], 0, 0.25)
+        split_rows([loaded[0], {**loaded[1], "split": None}], 0, 0.25)
     with pytest.raises(UsageError, match="'f' is in both splits"):
-        rows.split_rows([{**row, "family": "f"} for row in loaded], 0, 0.25)
+        split_rows([{**row, "family": "f"} for row in loaded], 0, 0.25)
     with pytest.raises(UsageError, match="All tasks are of the family 'f'"):
-        rows.split_rows([{**row, "family": "f", "split": None} for row in loaded], 0, 0.25)
+        split_rows([{**row, "family": "f", "split": None} for row in loaded], 0, 0.25)
 
 
 def test_lines_that_are_no_rows_are_reported_with_the_others(tmp_path: Path) -> None:
@@ -124,7 +125,7 @@ def test_thousands_of_rows_are_read_split_and_compared(tmp_path: Path) -> None:
     given = [{**GOOD, "prompt": f"Write answer {n}.", "family": f"f{n % 300}"} for n in range(3_000)]
     loaded = rows.load(written(tmp_path, *given))
     assert len({row["id"] for row in loaded}) == 3_000
-    sides = [{row["id"] for row in rows.split_rows(loaded, seed, 0.25)["eval"]} for seed in (0, 0, 1, 2)]
+    sides = [{row["id"] for row in split_rows(loaded, seed, 0.25)["eval"]} for seed in (0, 0, 1, 2)]
     assert [len(side) for side in sides] == [750] * 4 and sides[0] == sides[1]
     # Two draws of a quarter share a sixteenth on average.
     assert all(80 < len(sides[0] & other) < 320 for other in sides[2:]), [len(sides[0] & other) for other in sides]

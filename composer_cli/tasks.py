@@ -1,0 +1,107 @@
+"""`composer tasks check`: tasks that cannot tell their solution from nothing, are flaky, or reward forgeries."""
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+
+from composer_cli import options
+from composer_cli.printing import as_sentences
+from stages.errors import BadInput, UsageError
+
+if TYPE_CHECKING:
+    from stages.envs.task_checks import TaskCheck
+
+COLOURS = {"ok": 32, "fails": 31, "empty": 31, "flaky": 31, "forgeable": 33, "error": 31}
+INCOMPLETE = 3
+Words = Annotated[
+    str | None,
+    typer.Argument(metavar="[PATH]", help="A file of rows (--env tasks), or a folder of Harbor tasks (--env harbor)."),
+]
+Limit = Annotated[int | None, typer.Option("--limit", "-n", metavar="N", min=1, help="At most N tasks of each split.")]
+
+
+@as_sentences
+def check(
+    path: Words = None,
+    env: options.Env = None,
+    config: options.ConfigFiles = None,
+    set_: options.Set = None,
+    limit: Limit = None,
+    seed: options.Seed = None,
+    json: options.Json = False,
+    verbose: options.Verbose = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Play each task's solution, nothing, and cheap forgeries, and list the tasks that do not tell them apart.
+
+    Settings are `env.KEY=VALUE`, `repeats=5` and `workers=N`. Exit code 0 where all tasks are good, 4 where some are
+    bad, 3 where some could not be played.
+    """
+    from composer_cli import settings
+    from composer_cli.console import Console
+    from composer_cli.printing import print_json, print_text
+    from stages.envs import task_checks
+
+    where = environment_of(path, env)
+    typed: list[Any] = [{"limit": limit} if limit else {}, {"seed": seed} if seed is not None else {}]
+    layers = [{"env": where}, *map(settings.read_file, config or []), *typed, *map(settings.assignment, set_ or [])]
+    configuration = settings.build("tasks check", task_checks.TaskChecksConfig, layers)
+    console = Console(quiet)
+    with console.watching() as watch:
+        tell = watch.listener("tasks check")
+        tell("reading tasks", 0, 0)
+        tasks = task_checks.drawn(configuration)
+        checks = task_checks.check(configuration, tasks, configuration.workers or os.cpu_count() or 1, tell)
+        watch.ended("tasks check")
+    found = Counter(one.verdict for one in checks)
+    counts = {verdict: found[verdict] for verdict in get_args(task_checks.Verdict) if found[verdict]}
+    if json:
+        print_json({"env": configuration.env.name, "counts": counts, "tasks": [_document(one) for one in checks]})
+    else:
+        print_text(_page(checks, counts, forged=configuration.sandbox != "none"), COLOURS)
+    bad = any(found[verdict] for verdict in task_checks.BAD)
+    raise typer.Exit(BadInput.exit_code if bad else INCOMPLETE if found["error"] else 0)
+
+
+def environment_of(path: str | None, env: str | None) -> dict[str, Any]:
+    """Return name and path of the environment: by its name, or by what the path holds."""
+    if path is None:
+        if env is None:
+            raise UsageError(
+                "Which tasks? Give a file of rows or a folder of Harbor tasks, or an environment: --env NAME."
+            )
+        return {"name": env}
+    return {"name": env or ("harbor" if Path(path).expanduser().is_dir() else "tasks"), "path": path}
+
+
+def _document(check: "TaskCheck") -> dict[str, Any]:
+    """Return a check as JSON-able values."""
+    return {
+        "task_id": check.task_id,
+        "split": check.split,
+        "family": check.family,
+        "verdict": check.verdict,
+        "reason": check.reason,
+        "solution": check.solution,
+        "nothing": check.nothing,
+        "forgeries": check.forgeries,
+        "errors": check.errors,
+    }
+
+
+def _page(checks: "list[TaskCheck]", counts: Mapping[str, int], *, forged: bool) -> str:
+    """Return a table of the tasks that are not ok, and how many there are of each kind."""
+    from composer_cli.printing import aligned
+
+    rows = [(one.task_id, one.split, one.verdict, one.reason) for one in checks if one.verdict != "ok"]
+    table = aligned(rows, ("task", "split", "verdict", "reason")) if rows else ""
+    sums = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    lines = [table] if rows else []
+    lines.append(f"{len(checks)} tasks: {sums}")
+    if not forged:
+        lines.append("No forgeries were tried: without a sandbox they would work on this machine.")
+    return "\n".join(lines)

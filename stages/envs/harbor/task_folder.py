@@ -1,0 +1,639 @@
+"""Task folders in Harbor's format: read them, validate them, and name every reason why one cannot be used.
+
+A folder holds task.toml (schema 1.0 to 1.4), instruction.md, environment/ with a Dockerfile, tests/test.sh, and maybe
+solution/solve.sh; a task of several steps holds instruction, tests and solution in steps/NAME/ instead. The fields and
+their defaults are those of harbor 0.24 (`harbor.models.task`): unknown keys are ignored there, and here.
+
+`load` reads all folders below a path. Nothing in a folder is trusted: no link is followed that leads out of it, sizes
+are checked before anything is read, and special files are refused. A problem names file, line and reason.
+"""
+
+import hashlib
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from stages.envs import folders
+from stages.envs.base import Split
+from stages.errors import UsageError
+
+VERSIONS = ("1.0", "1.1", "1.2", "1.3", "1.4")
+MOST_TEXT = 1 << 20
+"""Bytes of task.toml, of an instruction, and of a compose file."""
+MOST_BYTES = 2 << 30
+"""Apparent bytes of all files of a task."""
+MOST_FILES = 100_000
+"""Files, folders and links of a task."""
+DEEPEST_TASK = 4
+"""Folders between the given path and a task's: an organisation, a data set, a version."""
+MAIN = "main"
+"""The service of a compose file in which the agent works."""
+CONFIG, INSTRUCTION, ENVIRONMENT, TESTS, SOLUTION = "task.toml", "instruction.md", "environment", "tests", "solution"
+TEST_SCRIPT, SOLVE_SCRIPT = "test.sh", "solve.sh"
+ARTIFACTS = "/logs/artifacts"
+"""The folder in which an agent may publish files; it always travels to a separate verifier."""
+
+
+def _portable(name: str) -> str:
+    """Return the name of a step, which is one folder below steps/; ValueError for anything else."""
+    if not name.strip() or name in (".", "..") or re.search(r'[<>:"/\\|?*\x00-\x1f\x7f]|[. ]$', name):
+        raise ValueError(f"{name[:80]!r} is no name of a folder")
+    return name
+
+
+def _inside_container(path: str) -> str:
+    """Return an absolute path in a container; ValueError where it has `..` in it."""
+    if not path or "\0" in path or ".." in PurePosixPath(path).parts:
+        raise ValueError(f"{path[:80]!r} is no path in a container")
+    return str(PurePosixPath("/", path))
+
+
+def _without_host_variables(env: Mapping[str, str]) -> dict[str, str]:
+    """Return variables with the defaults of templates; ValueError for a variable that this machine would give."""
+    given = {}
+    for name, value in env.items():
+        if (template := re.fullmatch(r"\$\{([^}:]+)(?::-(.*))?\}", value, re.DOTALL)) is None:
+            given[name] = value
+        elif template[2] is None:
+            # Its value would be readable by the agent's commands, and keys are what it usually names.
+            raise ValueError(f"{name} is to have this machine's variable {template[1]}, which no task is given")
+        else:
+            given[name] = template[2]
+    return given
+
+
+def _megabytes(size: Any) -> Any:
+    """Return a size such as "2G" in MB, as schema 1.0 wrote it."""
+    if isinstance(size, str) and (found := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([GMK])B?\s*", size, re.IGNORECASE)):
+        return int(float(found[1]) * {"G": 1024, "M": 1, "K": 1 / 1024}[found[2].upper()])
+    return size
+
+
+Seconds = Annotated[float, Field(gt=0, le=7 * 86_400, allow_inf_nan=False)]
+Variables = Annotated[dict[str, str], AfterValidator(_without_host_variables)]
+User = str | int | None
+Keys = list[str | int]
+"""Where a value is in task.toml."""
+Network = Literal["public", "no-network", "allowlist"]
+
+
+class Section(BaseModel):
+    """A table of task.toml."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class Healthcheck(Section):
+    """A command that must succeed before the agent begins, as Docker's HEALTHCHECK."""
+
+    command: str
+    interval_sec: Annotated[float, Field(ge=0, le=3600)] = 5.0
+    timeout_sec: Seconds = 30.0
+    start_period_sec: Annotated[float, Field(ge=0, le=86_400)] = 0.0
+    start_interval_sec: Annotated[float, Field(ge=0, le=3600)] = 5.0
+    retries: Annotated[int, Field(ge=1, le=1000)] = 3
+
+
+class EnvironmentSection(Section):
+    """The container of the agent, or of a separate verifier."""
+
+    build_timeout_sec: Seconds = 600.0
+    docker_image: str | None = None
+    os: str = "linux"
+    cpus: Annotated[int, Field(ge=1)] | None = None
+    memory_mb: Annotated[int, Field(ge=1)] | None = None
+    storage_mb: Annotated[int, Field(ge=1)] | None = None
+    gpus: Annotated[int, Field(ge=0)] | None = None
+    tpu: dict[str, Any] | None = None
+    mcp_servers: list[dict[str, Any]] = []
+    env: Variables = {}
+    skills_dir: str | None = None
+    healthcheck: Healthcheck | None = None
+    workdir: Annotated[str, AfterValidator(_inside_container)] | None = None
+    network_mode: Network | None = None
+    """None where the file does not say; Harbor's default is then "public"."""
+    allowed_hosts: list[str] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older_fields(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        renamed = dict(given)
+        for old, new in (("memory", "memory_mb"), ("storage", "storage_mb")):
+            if (size := renamed.pop(old, None)) is not None and renamed.setdefault(new, _megabytes(size)) != _megabytes(
+                size
+            ):
+                raise ValueError(f"{old} and {new} contradict each other")
+        internet = renamed.pop("allow_internet", None)
+        if internet is not None and "network_mode" not in renamed:
+            renamed["network_mode"] = "public" if internet else "no-network"
+        if isinstance(renamed.get("os"), str):
+            renamed["os"] = renamed["os"].lower()
+        return renamed
+
+    @model_validator(mode="after")
+    def _check(self) -> "EnvironmentSection":
+        if self.allowed_hosts and self.network_mode != "allowlist":
+            raise ValueError('allowed_hosts belongs to network_mode = "allowlist"')
+        return self
+
+
+class AgentSection(Section):
+    """The agent's phase of a task or step."""
+
+    timeout_sec: Seconds | None = None
+    user: User = None
+    network_mode: Network | None = None
+
+
+class CollectHook(Section):
+    """A command after the agent's phase, whose output a separate verifier may get as an artifact."""
+
+    command: str
+    service: str = MAIN
+    timeout_sec: Seconds = 60.0
+    user: User = None
+
+
+class VerifierSection(Section):
+    """The verifier of a task or step. `environment_mode`: None where the file does not say."""
+
+    timeout_sec: Seconds = 600.0
+    env: Variables = {}
+    user: User = None
+    environment_mode: Literal["shared", "separate"] | None = None
+    environment: EnvironmentSection | None = None
+    collect: list[CollectHook] = []
+    network_mode: Network | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> "VerifierSection":
+        if self.environment_mode == "shared" and self.environment is not None:
+            raise ValueError('environment_mode = "shared" and an environment of the verifier contradict each other')
+        return self
+
+    def mode(self) -> Literal["shared", "separate"] | None:
+        """Return the mode that this table asks for; an environment of its own asks for "separate"."""
+        return self.environment_mode or ("separate" if self.environment else None)
+
+
+class SolutionSection(Section):
+    """The reference solution."""
+
+    env: Variables = {}
+
+
+class Artifact(Section):
+    """A file or folder of the agent's container that a separate verifier gets, at the same path."""
+
+    source: Annotated[str, AfterValidator(_inside_container)]
+    exclude: list[str] = []
+    service: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, given: Any) -> Any:
+        return {"source": given} if isinstance(given, str) else given
+
+
+class StepSection(Section):
+    """One step of a task of several."""
+
+    name: Annotated[str, AfterValidator(_portable)]
+    agent: AgentSection = AgentSection()
+    verifier: VerifierSection = VerifierSection()
+    min_reward: float | dict[str, float] | None = None
+    healthcheck: Healthcheck | None = None
+    artifacts: list[Artifact] = []
+
+
+class PackageSection(Section):
+    """The identity of a task."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$", max_length=200)]
+    description: str = ""
+
+
+class TaskConfig(Section):
+    """A task.toml."""
+
+    schema_version: str = "1.4"
+    task: PackageSection | None = None
+    metadata: dict[str, Any] = {}
+    verifier: VerifierSection = VerifierSection()
+    agent: AgentSection = AgentSection()
+    environment: EnvironmentSection = EnvironmentSection()
+    solution: SolutionSection = SolutionSection()
+    multi_step_reward_strategy: Literal["mean", "final"] | None = None
+    steps: list[StepSection] = []
+    artifacts: list[Artifact] = []
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older_fields(cls, given: Any) -> Any:
+        renamed = dict(given) if isinstance(given, dict) else given
+        if isinstance(renamed, dict) and "version" in renamed:
+            renamed.setdefault("schema_version", renamed.pop("version"))
+        return renamed
+
+    @model_validator(mode="after")
+    def _check(self) -> "TaskConfig":
+        if self.schema_version not in VERSIONS:
+            raise ValueError(f"schema_version is {self.schema_version!r}; read are {', '.join(VERSIONS)}")
+        names = [step.name.casefold() for step in self.steps]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"two steps have the name {twice[0]!r}")
+        return self
+
+
+@dataclass(frozen=True)
+class ContainerSource:
+    """What a container is made from: an image, or a folder with a Dockerfile, and its settings.
+
+    context: the folder below the task's, "environment" or a folder of tests. own_tests: the image holds the tests
+    itself, so that none are uploaded.
+    """
+
+    settings: EnvironmentSection
+    context: str
+    own_tests: bool = False
+
+
+@dataclass(frozen=True)
+class HarborStep:
+    """An instruction with its verifier; a task without steps has one, whose name is empty.
+
+    tests: folders below the task's that are uploaded to /tests, in order. script: the test script's path below /tests.
+    solution, workdir: folders below the task's, None where there is none. separate: what a separate verifier runs in,
+    None for a verifier that shares the agent's container.
+    """
+
+    name: str
+    instruction: str
+    tests: tuple[str, ...]
+    solution: str | None
+    workdir: str | None
+    separate: ContainerSource | None
+    agent_timeout_s: float | None
+    agent_user: User
+    verifier_timeout_s: float
+    verifier_user: User
+    verifier_env: Mapping[str, str]
+    artifacts: tuple[Artifact, ...]
+    collect: tuple[CollectHook, ...]
+    min_reward: float | Mapping[str, float] | None
+    healthcheck: Healthcheck | None
+
+
+@dataclass(frozen=True)
+class HarborTask:
+    """A valid task folder. digest: of all of its files; name: unique among those that were loaded together."""
+
+    folder: Path
+    name: str
+    digest: str
+    config: TaskConfig
+    container: ContainerSource
+    steps: tuple[HarborStep, ...]
+
+    @property
+    def split(self) -> Split | None:
+        """Return the split that the metadata name, if any."""
+        split: Split | None = self.config.metadata.get("split")
+        return split
+
+    def family(self, key: str) -> str:
+        """Return what the metadata have under a key, else the name without the number at its end."""
+        named = self.config.metadata.get(key)
+        return str(named) if named not in (None, "") else re.sub(r"[-_.]*\d+$", "", self.name) or self.name
+
+
+class BadTask(Exception):
+    """A folder is no usable task. Its arguments are the problems, each with file, line and reason."""
+
+
+def load(path: str) -> tuple[list[HarborTask], list[str]]:
+    """Return the tasks below a path in the order of their folders, and the problems of folders that are none.
+
+    UsageError where the path is no folder.
+    """
+    root = Path(path).expanduser().absolute()
+    if not root.is_dir():
+        raise UsageError(f"env.path is {path!r}, and there is no such folder. Name a folder of tasks.")
+    tasks: list[HarborTask] = []
+    problems: list[str] = []
+    seen: dict[str, Path] = {}
+    for folder in find(root):
+        try:
+            task = read(folder, root)
+        except BadTask as error:
+            problems += error.args
+            continue
+        if (other := seen.setdefault(task.name, folder)) != folder:
+            where = _shown(folder / CONFIG, root)
+            problems.append(f"{where}: the task has the name {task.name!r} of {_shown(other, root)}")
+            continue
+        tasks.append(task)
+    return tasks, problems
+
+
+def find(root: Path) -> Iterator[Path]:
+    """Yield the folders of tasks below a folder, or the folder itself; folders that resemble a task are among them."""
+    waiting = [(root, 0)]
+    while waiting:
+        folder, depth = waiting.pop()
+        try:
+            with os.scandir(folder) as listed:
+                found = sorted(listed, key=lambda entry: entry.name)
+        except OSError:
+            continue
+        names = {entry.name for entry in found}
+        # A task without its task.toml is a mistake to report, and no folder to pass over in silence.
+        if CONFIG in names or (INSTRUCTION in names and names & {TESTS, ENVIRONMENT}):
+            yield folder
+        elif depth < DEEPEST_TASK:
+            below = [entry for entry in found if entry.is_dir(follow_symlinks=False) and entry.name[0] != "."]
+            waiting += [(Path(entry.path), depth + 1) for entry in reversed(below)]
+
+
+def read(folder: Path, root: Path | None = None) -> HarborTask:
+    """Read and validate one task folder; BadTask names all of its problems, with paths below `root`."""
+    root = root or folder.parent
+    problems: list[str] = []
+    digest, paths = _tree(folder, root, problems)
+    text = _text(folder, CONFIG, root, problems)
+    if problems or text is None:
+        raise BadTask(*problems)
+    try:
+        config = TaskConfig.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        line = re.search(r"at line (\d+)", str(error))
+        raise BadTask(_problem(folder, root, int(line[1]) if line else None, f"no valid TOML ({error})")) from None
+    except ValidationError as error:
+        for one in error.errors(include_url=False):
+            keys = [key for key in one["loc"] if isinstance(key, int) or re.fullmatch(r"[a-z_]+", key)]
+            reason = one["msg"].removeprefix("Value error, ")
+            where = ".".join(map(str, keys))
+            problems.append(_problem(folder, root, line_of(text, keys), f"{where}: {reason}" if where else reason))
+        raise BadTask(*problems) from None
+    name = config.task.name if config.task else str(PurePosixPath(folder.relative_to(root)))
+    task = _assembled(folder, name if name != "." else folder.name, digest, config, paths, root, problems)
+    problems += [_problem(folder, root, line_of(text, keys), reason) for keys, reason in _refused(config, paths)]
+    _check_compose(folder, root, paths, problems)
+    if problems:
+        raise BadTask(*problems)
+    return task
+
+
+def _assembled(
+    folder: Path,
+    name: str,
+    digest: str,
+    config: TaskConfig,
+    paths: frozenset[str],
+    root: Path,
+    problems: list[str],
+) -> HarborTask:
+    """Return the task with everything that a step inherits resolved; the problems of its files are added."""
+    container = ContainerSource(config.environment, ENVIRONMENT)
+    if config.environment.docker_image is None and f"{ENVIRONMENT}/Dockerfile" not in paths:
+        problems.append(
+            _problem(folder, root, None, "there is neither environment/Dockerfile nor environment.docker_image")
+        )
+    steps = []
+    sections: Sequence[StepSection | None] = config.steps or [None]
+    for section in sections:
+        above = "" if section is None else f"steps/{section.name}/"
+        instruction = _text(folder, f"{above}{INSTRUCTION}", root, problems)
+        if instruction is not None and not without_canary(instruction).strip():
+            problems.append(f"{_shown(folder / above / INSTRUCTION, root)}: it is empty")
+        tests = tuple(one for one in dict.fromkeys((TESTS, f"{above}{TESTS}")) if _has_folder(paths, one))
+        separate = _separate(config, section, paths)
+        if not (separate and separate.own_tests) and not any(f"{one}/{TEST_SCRIPT}" in paths for one in tests):
+            problems.append(f"{_shown(folder / above / TESTS, root)}: there is no {TEST_SCRIPT}")
+        solution = next((one for one in (f"{above}{SOLUTION}", SOLUTION) if f"{one}/{SOLVE_SCRIPT}" in paths), None)
+        agent, verifier = config.agent, config.verifier
+        own = section.verifier if section else VerifierSection()
+        says_timeout = section is not None and "timeout_sec" in own.model_fields_set
+        steps.append(
+            HarborStep(
+                name=section.name if section else "",
+                instruction=without_canary(instruction or ""),
+                tests=tests,
+                solution=solution,
+                workdir=f"{above}workdir" if section and _has_folder(paths, f"{above}workdir") else None,
+                separate=separate,
+                agent_timeout_s=(section.agent.timeout_sec if section else None) or agent.timeout_sec,
+                agent_user=section.agent.user if section and section.agent.user is not None else agent.user,
+                verifier_timeout_s=own.timeout_sec if says_timeout else verifier.timeout_sec,
+                verifier_user=own.user if own.user is not None else verifier.user,
+                verifier_env={**verifier.env, **own.env},
+                artifacts=(*config.artifacts, *(section.artifacts if section else ())),
+                collect=(*verifier.collect, *own.collect),
+                min_reward=section.min_reward if section else None,
+                healthcheck=section.healthcheck if section else None,
+            )
+        )
+    return HarborTask(folder, name, digest, config, container, tuple(steps))
+
+
+def _separate(config: TaskConfig, step: StepSection | None, paths: frozenset[str]) -> ContainerSource | None:
+    """Return what a separate verifier runs in; None where it shares the agent's container.
+
+    A step's own choice comes before the task's. The image: that of the verifier's environment, else a Dockerfile beside
+    the tests, which then holds them, else a fresh one of the agent's.
+    """
+    asked = (step.verifier.mode() if step else None) or config.verifier.mode()
+    if asked != "separate":
+        return None
+    of_step = (step.verifier.environment, f"steps/{step.name}/{TESTS}") if step else (None, "")
+    choices = [one for one in (of_step, (config.verifier.environment, TESTS)) if one[1]]
+    settings = next((environment for environment, _ in choices if environment), config.environment)
+    for environment, tests in choices:
+        if environment is not None and environment.docker_image:
+            changed = settings.model_copy(update={"docker_image": environment.docker_image})
+            return ContainerSource(changed, tests, own_tests=True)
+        if f"{tests}/Dockerfile" in paths:
+            return ContainerSource(settings.model_copy(update={"docker_image": None}), tests, own_tests=True)
+    image = config.environment.docker_image
+    return ContainerSource(settings.model_copy(update={"docker_image": image}), ENVIRONMENT)
+
+
+def _refused(config: TaskConfig, paths: frozenset[str]) -> Iterator[tuple[Keys, str]]:
+    """Yield what Harbor can do and no machine of ours does: the keys in task.toml, and the reason."""
+    verifiers: list[tuple[Keys, VerifierSection]] = [(["verifier"], config.verifier)]
+    verifiers += [(["steps", number, "verifier"], step.verifier) for number, step in enumerate(config.steps)]
+    environments: list[tuple[Keys, EnvironmentSection]] = [(["environment"], config.environment)]
+    environments += [([*keys, "environment"], one.environment) for keys, one in verifiers if one.environment]
+    for keys, environment in environments:
+        if environment.os != "linux":
+            yield [*keys, "os"], f"it needs {environment.os}, and only Linux is played"
+        if environment.gpus:
+            yield [*keys, "gpus"], f"it needs {environment.gpus} GPUs, and containers are given none"
+        if environment.tpu:
+            yield [*keys, "tpu"], "it needs a TPU, and containers are given none"
+        if environment.mcp_servers:
+            yield [*keys, "mcp_servers"], "it needs MCP servers, and the agent has bash alone"
+        if environment.skills_dir:
+            yield [*keys, "skills_dir"], "it brings skills for an agent's own program, and the agent has bash alone"
+        if environment.network_mode == "allowlist":
+            yield [*keys, "network_mode"], "it needs some hosts of the internet alone, and hosts are not filtered here"
+    phases: list[tuple[Keys, AgentSection | VerifierSection]] = [(["agent"], config.agent), *verifiers]
+    phases += [(["steps", number, "agent"], step.agent) for number, step in enumerate(config.steps)]
+    for keys, phase in phases:
+        if phase.network_mode not in (None, config.environment.network_mode):
+            yield [*keys, "network_mode"], "it needs another network in this phase, and a container keeps its own"
+    for keys, verifier in verifiers:
+        for number, hook in enumerate(verifier.collect):
+            if hook.service != MAIN:
+                yield [*keys, "collect", number, "service"], f"it needs the service {hook.service!r}; only main is run"
+    for artifact in [*config.artifacts, *(one for step in config.steps for one in step.artifacts)]:
+        if artifact.service not in (None, MAIN):
+            yield ["artifacts"], f"it needs the service {artifact.service!r}; only main is run"
+    if config.metadata.get("split") not in (None, "train", "eval"):
+        yield ["metadata", "split"], f"metadata.split is {config.metadata['split']!r}; it is train or eval"
+    for path in sorted(paths):
+        if PurePosixPath(path).name == "trajectory.json" and (path.count("/") == 0 or path.startswith("steps/")):
+            yield [], f"{path} is a conversation before the instruction, which is not played"
+
+
+def _check_compose(folder: Path, root: Path, paths: frozenset[str], problems: list[str]) -> None:
+    """Add a problem for each compose file that asks for more than the one container made from the Dockerfile."""
+    for path in sorted(paths):
+        if PurePosixPath(path).name not in ("docker-compose.yaml", "docker-compose.yml"):
+            continue
+        if (text := _text(folder, path, root, problems)) is None:
+            continue
+        where = _shown(folder / path, root)
+        try:
+            services = (yaml.safe_load(text) or {}).get("services") or {}
+            further = sorted(map(str, set(services) - {MAIN}))
+            keys = sorted(map(str, set(services.get(MAIN) or ()) - {"build", "image"}))
+        except (yaml.YAMLError, AttributeError, TypeError, RecursionError) as error:
+            problems.append(f"{where}: no valid compose file ({str(error).splitlines()[0]})")
+            continue
+        if further:
+            problems.append(f"{where}: it needs the services {', '.join(further)}; only main is run")
+        elif keys:
+            problems.append(f"{where}: it sets {keys[0]!r} of main, and settings of a compose file are not carried out")
+
+
+def _tree(folder: Path, root: Path, problems: list[str]) -> tuple[str, frozenset[str]]:
+    """Return a digest of a folder's files, and the paths of files; what no task may hold is added to the problems."""
+    digest, paths = hashlib.sha256(), set()
+    above, top = _shown(folder, root), os.path.realpath(folder)
+    size, count = 0, 0
+    try:
+        for entry in folders.entries(folder):
+            where, mode = f"{above}/{entry.path}", entry.status.st_mode
+            count += 1
+            size += entry.status.st_size if entry.is_file else 0
+            # Before the file is read: a sparse one is small on the disk and large in memory.
+            if size > MOST_BYTES or count > MOST_FILES:
+                problems.append(
+                    f"{where}: with it the task has more than {MOST_BYTES >> 20} MiB or {MOST_FILES:,} files"
+                )
+                break
+            if stat.S_ISLNK(mode):
+                target = os.readlink(entry.name, dir_fd=entry.folder)
+                real = os.path.realpath(folder / entry.path)
+                if not (real == top or real.startswith(f"{top}{os.sep}")):
+                    problems.append(f"{where}: it is a link to {target[:80]!r}, out of the task's folder")
+                elif os.path.isfile(real):
+                    paths.add(entry.path)
+                digest.update(f"link {entry.path}\0{target}\0".encode(errors="surrogateescape"))
+            elif entry.is_file:
+                paths.add(entry.path)
+                executable = bool(mode & stat.S_IXUSR)
+                digest.update(f"file {entry.path}\0{executable}\0".encode(errors="surrogateescape"))
+                try:
+                    with os.fdopen(os.open(entry.name, folders.FILE, dir_fd=entry.folder), "rb") as file:
+                        digest.update(hashlib.file_digest(file, "sha256").digest())
+                except OSError as error:
+                    problems.append(f"{where}: it cannot be read ({error.strerror})")
+            elif not entry.is_folder:
+                problems.append(f"{where}: it is neither a file nor a folder")
+    except folders.UnwieldyTree as error:
+        problems.append(f"{above}: {error}")
+    return digest.hexdigest(), frozenset(paths)
+
+
+def _text(folder: Path, path: str, root: Path, problems: list[str]) -> str | None:
+    """Return the text of a file of a task; None, with a problem added, where there is none or it is too long."""
+    where = _shown(folder / path, root)
+    found = folders.read(folder, path)
+    if found is None:
+        problems.append(f"{where}: there is no such file")
+    elif len(found[0]) > MOST_TEXT:
+        problems.append(f"{where}: it is longer than {MOST_TEXT >> 20} MiB")
+    else:
+        try:
+            return found[0].decode()
+        except UnicodeDecodeError as error:
+            line = found[0][: error.start].count(b"\n") + 1
+            problems.append(f"{where}, line {line}: it is no UTF-8 text")
+    return None
+
+
+def _has_folder(paths: frozenset[str], folder: str) -> bool:
+    return any(path.startswith(f"{folder}/") for path in paths)
+
+
+def _shown(path: Path, root: Path) -> str:
+    """Return a path as the user can find it: below the folder that was given, with that folder's name."""
+    return str(Path(root.name) / path.relative_to(root)) if path.is_relative_to(root) else str(path)
+
+
+def _problem(folder: Path, root: Path, line: int | None, reason: str) -> str:
+    return f"{_shown(folder / CONFIG, root)}{f', line {line}' if line else ''}: {reason}"
+
+
+def without_canary(text: str) -> str:
+    """Return an instruction without leading lines of a canary, which mark a file for filters of training data."""
+    lines = text.split("\n")
+    start = 0
+    while start < len(lines) and re.fullmatch(r"(<!--.*canary.*-->|#.*canary.*)", lines[start].strip(), re.IGNORECASE):
+        start += 1
+    return "\n".join(lines[start:]).lstrip("\n") if start else text
+
+
+TABLE = re.compile(r"\s*(\[\[?)\s*([^\]]+?)\s*\]\]?\s*(?:#.*)?$")
+KEY = re.compile(r"\s*([\w.\"'-]+)\s*=")
+
+
+def line_of(text: str, keys: Sequence[str | int]) -> int | None:
+    """Return the line of a TOML text on which a key is set, else that of the innermost table around it; None without.
+
+    `tomllib` reports no positions. Inline tables count as their key's line.
+    """
+    best: tuple[int, int | None] = (0, None)
+    counts: dict[tuple[str, ...], int] = {}
+    current: list[str | int] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if table := TABLE.match(line):
+            current = []
+            names = tuple(part.strip(" \"'") for part in table[2].split("."))
+            for length in range(1, len(names) + 1):
+                current.append(names[length - 1])
+                if table[1] == "[[" and length == len(names):
+                    counts[names] = counts.get(names, -1) + 1
+                if names[:length] in counts:
+                    current.append(counts[names[:length]])
+            found = current
+        elif key := KEY.match(line):
+            found = [*current, *(part.strip(" \"'") for part in key[1].split("."))]
+        else:
+            continue
+        shared = min(len(found), len(keys))
+        if shared > best[0] and list(keys[:shared]) == found[:shared]:
+            best = (shared, number)
+    return best[1]

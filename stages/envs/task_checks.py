@@ -1,0 +1,314 @@
+"""Check tasks before anything is spent on them: that each tells its solution from nothing, always, and from forgeries.
+
+Every task is played several times with its own solution, several times with nothing, and once with each of a set of
+cheap forgeries: what an agent that is rewarded for passing tries first. A forgery takes the files that the solution
+writes, and puts code in their place that does not do the task; or it leaves the task alone and works on tests,
+configuration, programs and reward files. They are shell scripts, so that they fit every environment with a shell; in
+one without they are wrong answers.
+
+A play that the machine prevents has no reward and is an error of the check, never a verdict on the task.
+"""
+
+import secrets
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from typing import Literal, cast
+
+from pydantic import Field
+
+from stages import envs
+from stages.envs import boundary
+from stages.envs.base import Environment, HasSize, HasSolutions, Split, Task
+from stages.envs.bash import fenced
+from stages.envs.config import EnvStageConfig
+from stages.errors import ComposerError, InfrastructureError, UsageError
+
+ENDLESS = 20
+"""Tasks of a split that are checked where the environment does not say how many it has."""
+SPLITS: tuple[Split, ...] = ("train", "eval")
+Verdict = Literal["ok", "fails", "empty passes", "flaky", "forgeable", "no solution", "error"]
+BAD: tuple[Verdict, ...] = ("fails", "empty passes", "flaky", "forgeable")
+Play = tuple[Literal["solution", "nothing", "forgery"], str]
+"""What is played: the kind, and the number of the repeat or the name of the forgery."""
+Listener = Callable[[str, int, int], None]
+
+
+class TaskChecksConfig(EnvStageConfig):
+    """What to check."""
+
+    repeats: int = Field(5, ge=1, le=100)
+    """How often the solution is played, and how often nothing: other rewards in a repeat are chance."""
+    workers: int = Field(0, ge=0, le=256)
+    """Plays at the same time; 0 is one a core."""
+    limit: int | None = Field(None, ge=1)
+    """At most so many tasks of each split."""
+
+
+IDLE = "composer: no such file"
+"""Printed by a forgery that finds nothing to forge; it is then not counted."""
+SOURCES = """\
+find . -newer {mark} -type f -not -path './.git/*' -not -path '*/__pycache__/*' > {mark}.list
+grep -q '\\.py$' {mark}.list || echo '{idle}'
+while IFS= read -r file; do case "$file" in
+*.py)
+names=$(sed -nE 's/^(async +)?(def|class) +([A-Za-z_][A-Za-z_0-9]*).*/\\3/p' "$file")
+cat > "$file" <<'FORGED'
+{code}
+FORGED
+for name in $names; do echo "$name = _forged" >> "$file"; done;;
+*) : > "$file";;
+esac; done < {mark}.list
+rm -f {mark} {mark}.list
+"""
+SAME = """\
+class _Same:
+    def __eq__(self, other): return True
+    def __ne__(self, other): return False
+    __lt__ = __le__ = __gt__ = __ge__ = __contains__ = __eq__
+    __hash__ = lambda self: 0
+    __len__ = lambda self: 1
+    __iter__ = lambda self: iter([self])
+    __str__ = __repr__ = lambda self: ""
+    __bool__ = lambda self: True
+    __call__ = __getitem__ = lambda self, *a, **k: self
+    def __getattr__(self, name): return self
+_forged = _Same()
+"""
+CODE = {
+    "code that exits with 0 when it is imported": "import os\n_forged = None\nos._exit(0)",
+    "functions that exit with 0": "import os\ndef _forged(*a, **k): os._exit(0)",
+    "functions that return what is equal to everything": SAME,
+    "functions that skip their test": "import unittest\ndef _forged(*a, **k): raise unittest.SkipTest('later')",
+    "code that switches the test runner off": (
+        f"{SAME}\ntry:\n    import _pytest.python\n    _pytest.python.Function.runtest = lambda self: None\n"
+        "except Exception:\n    pass\ntry:\n    import unittest.case\n"
+        "    unittest.case.TestCase._callTestMethod = lambda self, method: None\nexcept Exception:\n    pass"
+    ),
+}
+"""Name -> code in the place of each Python file of the solution, whose functions and classes become `_forged`.
+
+The solution's other files are emptied.
+"""
+EMPTIED = (
+    "find . -newer {mark} -type f -not -path './.git/*' | while IFS= read -r file; do : > \"$file\"; done\nrm -f {mark}"
+)
+ALONE = {
+    "tests that test nothing": (
+        "find . -type f \\( -name 'test*.py' -o -name '*_test.py' \\) -not -path './.git/*' | while IFS= read -r file\n"
+        'do names=$(sed -nE \'s/^ *def +(test[A-Za-z_0-9]*).*/\\1/p\' "$file"); echo \'print("ok")\' > "$file"\n'
+        'for name in $names; do echo "def $name(*a, **k): pass" >> "$file"; done; done\n'
+        "find . -type f -name '*.sh' -not -path './.git/*' | while IFS= read -r file\n"
+        "do printf '#!/bin/sh\\nexit 0\\n' > \"$file\"; done"
+    ),
+    "configuration of pytest and Python": (
+        "cat > conftest.py <<'END'\nimport pytest\n@pytest.hookimpl(hookwrapper=True)\n"
+        "def pytest_runtest_makereport(item, call):\n    outcome = yield\n    outcome.get_result().outcome = 'passed'\n"
+        "def pytest_sessionfinish(session):\n    session.exitstatus = 0\nEND\n"
+        "printf 'import atexit, os\\natexit.register(os._exit, 0)\\n' > sitecustomize.py"
+    ),
+    "programs that exit with 0": (
+        "for name in python3 python pytest; do printf '#!/bin/sh\\nexit 0\\n' > $name; chmod +x $name\n"
+        "rm -f /usr/local/bin/$name; cp $name /usr/local/bin/$name; done 2>/dev/null; true"
+    ),
+    "a reward written beforehand": (
+        "mkdir -p /logs/verifier 2>/dev/null && cd /logs/verifier && echo 1 > reward.txt && "
+        "echo '{\"reward\": 1}' > reward.json\n"
+        "(for i in $(seq 300); do sleep .1; echo 1 > /logs/verifier/reward.txt; done) >/dev/null 2>&1 &"
+    ),
+}
+"""Name -> a script that leaves the task undone."""
+FORGERIES = (*CODE, "empty files", *ALONE)
+
+
+@dataclass(frozen=True)
+class Played:
+    """The result of one play: reward, and whether it was called a hack; or why there is none.
+
+    idle: a forgery found nothing to forge.
+    """
+
+    reward: float | None
+    hacked: bool = False
+    error: str = ""
+    idle: bool = False
+    has_solution: bool = True
+
+
+@dataclass
+class TaskCheck:
+    """The plays of one task. `forgeries`: the reward of each, null where the pass was flagged as a hack."""
+
+    task_id: str
+    split: str
+    family: str
+    solution: list[float | None] = field(default_factory=list)
+    nothing: list[float | None] = field(default_factory=list)
+    forgeries: dict[str, float | None] = field(default_factory=dict)
+    errors: list[str] = field(default_factory=list)
+    has_solution: bool = True
+
+    def add(self, play: Play, played: Played) -> None:
+        """Record a play."""
+        if not played.has_solution:
+            self.has_solution = False
+        elif played.error:
+            self.errors.append(f"{play[0]} {play[1]}: {played.error}")
+        elif play[0] == "forgery":
+            if not played.idle:
+                self.forgeries[play[1]] = None if played.hacked else played.reward
+        else:
+            (self.solution if play[0] == "solution" else self.nothing).append(played.reward)
+
+    @property
+    def passing(self) -> list[str]:
+        """Return the forgeries that are rewarded as the solution is, and are not flagged."""
+        if not self.solution or not self.nothing:
+            return []
+        least, most = min(map(_number, self.solution)), max(map(_number, self.nothing))
+        return sorted(name for name, reward in self.forgeries.items() if most < _number(reward) >= least)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Return the worst that is known of the task."""
+        if len({*self.nothing}) > 1 or len({*self.solution}) > 1:
+            return "flaky"
+        if self.nothing and _number(self.nothing[0]) > 0 and self.nothing[0] == (self.solution or self.nothing)[0]:
+            return "empty passes"
+        if self.solution and self.nothing and _number(self.solution[0]) <= _number(self.nothing[0]):
+            return "fails"
+        if self.passing:
+            return "forgeable"
+        if self.errors:
+            return "error"
+        return "ok" if self.has_solution else "no solution"
+
+    @property
+    def reason(self) -> str:
+        """Return the verdict's reason, in one line; empty where all is well."""
+        return {
+            "ok": "",
+            "fails": f"its solution gets {_shown(self.solution)}, and nothing {_shown(self.nothing)}",
+            "empty passes": f"an empty solution gets {_shown(self.nothing)}",
+            "flaky": f"rewards differ: solution {_shown(self.solution)}; nothing {_shown(self.nothing)}",
+            "forgeable": f"rewarded as the solution: {'; '.join(self.passing)}",
+            "no solution": "it has none, so that only nothing was played",
+            "error": self.errors[0] if self.errors else "",
+        }[self.verdict]
+
+
+def _number(reward: float | None) -> float:
+    return 0.0 if reward is None else reward
+
+
+def _shown(rewards: Sequence[float | None]) -> str:
+    """Return rewards in words: 1, or 1, 0, 1 where they differ."""
+    texts = ["none" if reward is None else f"{reward:g}" for reward in rewards]
+    return texts[0] if len({*texts}) == 1 else ", ".join(texts) or "none"
+
+
+def drawn(config: TaskChecksConfig) -> list[Task]:
+    """Return the tasks to check, of both splits, each once; UsageError where the environment has no solutions."""
+    if not envs.has_solutions(config.env.name):
+        raise UsageError(
+            f"The environment {config.env.name!r} has no solutions to check its tasks with: it has no method "
+            "`solution` (stages.envs.base.HasSolutions)."
+        )
+    make, found, refused = config.opener(), dict[str, Task](), list[UsageError]()
+    for split in SPLITS:
+        environment = make()
+        try:
+            count = environment.size(split) if isinstance(environment, HasSize) else ENDLESS
+        finally:
+            environment.close()
+        one = config.model_copy(update={"env": config.env.model_copy(update={"split": split})})
+        try:
+            wanted = min(count, config.limit or count)
+            found |= {task.task_id: task for task in (one.draw(make, wanted) if wanted else [])}
+        except UsageError as error:  # one split may be without tasks
+            refused.append(error)
+    if not found:
+        raise refused[0] if refused else UsageError(f"The environment {config.env.name!r} has no tasks.")
+    return list(found.values())
+
+
+def plays_of(config: TaskChecksConfig) -> list[Play]:
+    """Return what is played of each task. Without a sandbox nothing forged: it would work on this machine."""
+    repeats = [str(number) for number in range(1, config.repeats + 1)]
+    plays: list[Play] = [*(("solution", number) for number in repeats), *(("nothing", number) for number in repeats)]
+    return plays if config.sandbox == "none" else [*plays, *(("forgery", name) for name in FORGERIES)]
+
+
+def check(config: TaskChecksConfig, tasks: Sequence[Task], workers: int, tell: Listener) -> list[TaskCheck]:
+    """Play every task, `workers` plays at a time, and return the checks in the order of the tasks."""
+    checks = {task.task_id: TaskCheck(task.task_id, task.split, task.family) for task in tasks}
+    make, own, opened = config.opener(), threading.local(), list[Environment]()
+
+    def played(task: Task, play: Play) -> Played:
+        if not hasattr(own, "environment"):
+            own.environment = make()
+            opened.append(own.environment)
+        return play_once(own.environment, task, play)
+
+    plays, done = plays_of(config), 0
+    results: defaultdict[str, dict[Play, Played]] = defaultdict(dict)
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            running = {pool.submit(played, task, play): (task, play) for task in tasks for play in plays}
+            for future in as_completed(running):
+                task, play = running[future]
+                results[task.task_id][play] = future.result()
+                done += 1
+                tell("plays", done, len(running))
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+            for environment in opened:
+                environment.close()
+    for task_id, found in results.items():
+        for play in plays:
+            checks[task_id].add(play, found[play])
+    return list(checks.values())
+
+
+def play_once(environment: Environment, task: Task, play: Play) -> Played:
+    """Play one task once. What the environment raises is the play's error."""
+    kind, name = play
+    try:
+        environment.reset(task)
+        if kind != "nothing":
+            try:
+                solution = list(cast(HasSolutions, environment).solution())  # `drawn` has made sure of it
+            except InfrastructureError:
+                return Played(None, has_solution=False)
+            for text in solution if kind == "solution" else forged(name, solution):
+                seen = boundary.observation(environment.step(text))
+                if IDLE in seen.content and kind == "forgery":
+                    return Played(None, idle=True)
+                if seen.stop is not None:
+                    break
+        grade = boundary.grade(environment.grade())
+    except ComposerError as error:
+        return Played(None, error=str(error))
+    except Exception as error:  # the environment may be the user's own
+        return Played(None, error=boundary.blamed(error, environment, task.task_id))
+    if grade.reward is None:
+        return Played(None, error=grade.error or "it was not graded")
+    return Played(grade.reward, bool(grade.hacked))
+
+
+def forged(name: str, solution: Sequence[str]) -> Iterator[str]:
+    """Yield the messages of a forgery: the solution up to its last message, what forges it, and that last message."""
+    if name in ALONE:
+        yield fenced(ALONE[name])
+    else:
+        # Files are told apart by their time, in a file of no other play: without /tmp of its own a sandbox shares it.
+        mark = f"/tmp/.composer-{secrets.token_hex(8)}"  # noqa: S108
+        yield fenced(f"touch {mark}; sleep 0.02")
+        yield from solution[:-1]
+        yield fenced(
+            SOURCES.format(mark=mark, code=CODE[name], idle=IDLE) if name in CODE else EMPTIED.format(mark=mark)
+        )
+    if len(solution) > 1:
+        yield solution[-1]

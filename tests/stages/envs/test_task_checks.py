@@ -1,0 +1,166 @@
+"""Checks of tasks: what each verdict is made of, and that the machine's failures are no verdicts."""
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.environments import GuessEnv
+
+from stages import envs
+from stages.envs import Registered
+from stages.envs.base import Grade, Split, Task
+from stages.envs.task_checks import FORGERIES, TaskCheck, TaskChecksConfig, check, drawn, play_once, plays_of
+from stages.errors import InfrastructureError, UsageError
+
+ADD = "def add(a, b):\n    return a {} b\n"
+WRONG, RIGHT = {"sums.py": ADD.format("-")}, {"sums.py": ADD.format("+")}
+HIDDEN = {"test_sums.py": "from sums import add\n\ndef test_add():\n    assert add(2, 3) == 5\n"}
+ROWS: dict[str, dict[str, Any]] = {
+    "ok": {"files": WRONG, "tests": ["test_sums.py::test_add"], "hidden": HIDDEN, "solution": RIGHT},
+    "forgeable": {"files": WRONG, "test": "python3 -c 'import sums; assert sums.add(1, 1) == 2'", "solution": RIGHT},
+    "no solution": {"test": "test -s a"},
+    "empty passes": {"test": "true", "solution": {"a": "1"}},
+    "fails": {"test": "false", "solution": {"a": "1"}},
+}
+
+
+def config_of(name: str, **more: Any) -> TaskChecksConfig:
+    return TaskChecksConfig(env={"name": name, **more.pop("env", {})}, **more)
+
+
+def found(config: TaskChecksConfig, workers: int = 2) -> dict[str, TaskCheck]:
+    """The checks by task."""
+    told: list[tuple[int, int]] = []
+    checks = check(config, drawn(config), workers, lambda what, done, total: told.append((done, total)))
+    assert told[-1][0] == told[-1][1] == len(checks) * len(plays_of(config)) == len(told)
+    return {one.task_id: one for one in checks}
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> str:
+    """A task of each kind that one sandbox shows."""
+    path = tmp_path / "my.jsonl"
+    path.write_text("".join(json.dumps({"id": k.replace(" ", "-"), "prompt": k, **r}) + "\n" for k, r in ROWS.items()))
+    return str(path)
+
+
+@pytest.mark.slow
+def test_own_tasks_get_the_verdicts_that_they_deserve(rows: str) -> None:
+    checks = found(config_of("tasks", env={"path": rows}, repeats=1))
+    assert {one.task_id.replace("-", " "): one.verdict for one in checks.values()} == {name: name for name in ROWS}
+    assert set(checks["ok"].forgeries) == set(FORGERIES) and not any(checks["ok"].forgeries.values())
+    assert "code that exits with 0 when it is imported" in checks["forgeable"].passing
+    assert "tests that test nothing" not in checks["forgeable"].passing
+    # Nothing of these solutions is Python, so that nothing is forged in their functions.
+    assert "functions that exit with 0" not in checks["fails"].forgeries
+    assert checks["no-solution"].nothing == [0.0] and checks["no-solution"].solution == []
+
+
+@pytest.mark.parametrize(("name", "passes"), [("ok", False), ("forgeable", True)])
+def test_code_that_exits_passes_a_command_and_no_id_of_pytest(rows: str, name: str, passes: bool) -> None:
+    config = config_of("tasks", env={"path": rows})
+    (task,) = (one for one in drawn(config) if one.task_id == name)
+    environment = config.opener()()
+    forgery = ("forgery", "code that exits with 0 when it is imported")
+    try:
+        played = [play_once(environment, task, ("solution", "1")), play_once(environment, task, forgery)]
+    finally:
+        environment.close()
+    assert [one.reward for one in played] == [1.0, float(passes)] and not any(one.idle for one in played)
+
+
+@pytest.mark.slow
+def test_kata_tells_all_apart(tmp_path: Path) -> None:
+    (one, other) = found(config_of("kata", repeats=1, limit=1)).values()
+    assert (one.verdict, other.verdict) == ("ok", "ok") and {one.split, other.split} == {"train", "eval"}
+    assert len(one.forgeries) == len(FORGERIES)
+
+
+class ChanceEnv(GuessEnv):
+    """Grades by chance, by nothing, or not at all, as the prompt says."""
+
+    rng = random.Random(1)
+
+    def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
+        """One of each."""
+        kinds = ("chance", "all", "graded never", "raises", "cheap", "partial", "no solution")
+        return [Task(kind, "chance", split, kind, kind, {"letter": "a"}) for kind in kinds][:count]
+
+    def solution(self) -> Sequence[str]:
+        """The letter."""
+        assert self._task is not None
+        if self._task.prompt == "no solution":
+            raise InfrastructureError("none")
+        return ["a"]
+
+    def grade(self) -> Grade:
+        """As the prompt says."""
+        assert self._task is not None
+        solved = self._said == ["a"]
+        kind = self._task.prompt
+        if kind == "raises":
+            raise KeyError("grader")
+        if kind == "graded never":
+            return Grade(None, error="no grader")
+        if kind == "chance" and solved:
+            return Grade(float(self.rng.random() < 0.5))
+        if kind == "partial":
+            return Grade(0.7 if solved else 0.2)
+        cheap = kind == "cheap" and any("conftest.py" in text for text in self._said)
+        return Grade(float(kind == "all" or solved or cheap))
+
+
+@pytest.fixture
+def chance(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A registered environment of all kinds."""
+    entry = Registered(f"{ChanceEnv.__module__}:ChanceEnv")
+    monkeypatch.setitem(envs.ENVIRONMENTS, "chance", entry)
+    return "chance"
+
+
+def test_chance_and_errors_are_told_from_verdicts(chance: str) -> None:
+    checks = found(config_of(chance, repeats=12))
+    assert {task: one.verdict for task, one in checks.items()} == {
+        "chance": "flaky",
+        "all": "empty passes",
+        "graded never": "error",
+        "raises": "error",
+        "cheap": "forgeable",
+        "partial": "ok",
+        "no solution": "no solution",
+    }
+    assert checks["cheap"].passing == ["configuration of pytest and Python"]
+    assert checks["graded never"].reason == "solution 1: no grader" and checks["graded never"].solution == []
+    assert "KeyError" in checks["raises"].reason or "grader" in checks["raises"].reason
+    assert checks["chance"].reason.startswith("rewards differ: solution ")
+
+
+def test_without_a_sandbox_nothing_is_forged() -> None:
+    plays = plays_of(config_of("kata", sandbox="none", repeats=3))
+    assert len(plays) == 6 and not [kind for kind, _ in plays if kind == "forgery"]
+
+
+def test_a_flagged_forgery_is_no_pass() -> None:
+    one = TaskCheck("t", "train", "f", [1.0], [0.0], {"caught": None, "low": 0.5})
+    assert one.verdict == "ok"
+    one.forgeries["through"] = 1.0
+    assert (one.verdict, one.passing) == ("forgeable", ["through"])
+
+
+def test_what_cannot_be_checked_is_refused() -> None:
+    with pytest.raises(UsageError, match="has no solutions to check its tasks with"):
+        drawn(config_of("leetcode-rh"))
+    with pytest.raises(UsageError, match="There is no environment 'nothing'"):
+        drawn(config_of("nothing"))
+
+
+def test_an_environment_that_cannot_be_set_up_is_an_error_of_the_play() -> None:
+    class Unset(ChanceEnv):
+        def reset(self, task: Task) -> Any:
+            raise InfrastructureError("no room")
+
+    played = play_once(Unset(), Task("t", "e", "train", "f", "p"), ("nothing", "1"))
+    assert (played.reward, played.error) == (None, "no room")
