@@ -12,9 +12,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
-import duckdb
-import orjson
-import pyarrow as pa
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -144,8 +141,6 @@ COLUMNS = {
 """The columns of the list of rollouts that can be chosen, with their titles; outcome and id are always there."""
 USUAL = ("arm", "prompt", "family", "steps", "ended", "notes")
 """The columns without a choice."""
-UNREADABLE = (duckdb.Error, pa.ArrowException, orjson.JSONDecodeError)
-"""Errors of files that are torn, or of an unfinished run, whose files have no digests yet."""
 PAGES = ("run", "rollout", "compare", "curves")
 """First parts of the addresses that `composer view PAGE` takes."""
 
@@ -163,7 +158,7 @@ def build(root: Path, token: str) -> TokenGuard:
         Route("/figure/{stage}/{folder}/{name}", pages.figure),
         Mount("/static", StaticFiles(directory=FOLDER / "static")),
     ]
-    refusals: dict[Any, Any] = dict.fromkeys((404, 405, ComposerError, *UNREADABLE), pages.refused)
+    refusals: dict[Any, Any] = dict.fromkeys((404, 405, ComposerError, *queries.UNREADABLE), pages.refused)
     app = Starlette(routes=routes, exception_handlers=refusals)
     return TokenGuard(TrustedHostMiddleware(app, allowed_hosts=HOSTS, www_redirect=False), token)
 
@@ -372,7 +367,7 @@ class Pages:
     def refused(self, request: Request, error: Exception) -> Response:
         """Show a sentence for an address that leads nowhere, or a run that cannot be read."""
         sentence = str(error) if isinstance(error, ComposerError) else "There is no such page."
-        if isinstance(error, UNREADABLE):
+        if isinstance(error, queries.UNREADABLE):
             sentence = f"A file of this run cannot be read: {str(error).splitlines()[0]}"
         code = getattr(error, "status_code", 409 if isinstance(error, NoteChanged) else 404)
         if isinstance(error, UsageError) and request.method == "POST" and code == 404:

@@ -4,11 +4,9 @@ A finished run is sealed and never changes, so that nothing is written into its 
 which appears complete or not at all, and is saved only over the text that its writer has seen.
 """
 
-import fcntl
-import os
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +17,8 @@ from stages.runs import store
 
 FOLDER = "notes"
 MOST_CHARACTERS, MOST_TAGS, LONGEST_TAG = 10_000, 20, 40
+SAVING = threading.Lock()
+"""Held from reading the present note to writing the next: pages are answered in several threads."""
 SEPARATORS = re.compile(r"[\s,]+")
 
 
@@ -80,8 +80,7 @@ class Notes:
         seen: the digest of the note that the writer was shown; `NoteChanged` where there is another one by now.
         """
         path = self._path(rollout_id)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path.parent):
+        with SAVING:
             self._save(path, rollout_id, note, seen)
 
     def _save(self, path: Path, rollout_id: str, note: Note, seen: str) -> None:
@@ -106,21 +105,10 @@ class Notes:
         return self._folder / f"{store.digest(rollout_id)[:40]}.json"
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Wait for other writers of this run's notes, in this process and in others."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def _content(path: Path) -> tuple[str, Note] | None:
     """Return the rollout and the note of a file; None where there is none, or nothing that is a note."""
     try:
-        held = orjson.loads(path.read_bytes())
+        held = orjson.loads(store.read_bytes(path) or b"")
         return str(held["rollout_id"]), Note(str(held["text"]), tuple(map(str, held["tags"])))
     except (OSError, ValueError, LookupError, TypeError):
         return None

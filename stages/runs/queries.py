@@ -33,6 +33,8 @@ from stages.runs.records import (
     Row,
 )
 
+UNREADABLE = (duckdb.Error, pa.ArrowException, orjson.JSONDecodeError)
+"""Errors of torn files: a run that has not ended has no digests by which they would be found."""
 Reward = Literal["", "passed", "failed", "none"]
 COLUMNS = (
     "task_id, family, sample_idx, num_steps, hacked, gt_pass, visible_pass, protocol_ok, terminated_by, error_type, "
