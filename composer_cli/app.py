@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from composer_cli import commands, options, swe, tasks
+from composer_cli.help import CommandGroup
 from composer_cli.printing import (
     FAILED,
     USAGE,
@@ -32,7 +32,7 @@ from stages.errors import UsageError
 DISTRIBUTION = "composer-post-training"
 
 
-class ComposerGroup(TyperGroup):
+class ComposerGroup(CommandGroup):
     """The commands by their names, of which some are two words: `tasks` is a stage, and `tasks check` a command."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -105,7 +105,10 @@ def composer(
 
 
 probe = typer.Typer(
-    help="Measure whether training pushes toward reward hacking.", rich_markup_mode=None, no_args_is_help=True
+    cls=CommandGroup,
+    help="Measure whether training pushes toward reward hacking.",
+    rich_markup_mode=None,
+    no_args_is_help=True,
 )
 for _name, _stage in STAGES.items():
     _group = probe if _stage.group == "probe" else app
@@ -133,6 +136,7 @@ def run(
     quiet: options.Quiet = False,
     watch: options.Watch = False,
     artifacts: options.Artifacts = options.ARTIFACTS,
+    all_: options.All = False,
 ) -> None:
     """Run a preset: a chain of stages. Settings are written ENTRY.KEY=VALUE, or STAGE.KEY=VALUE."""
     from composer_cli import chain, settings

@@ -188,6 +188,9 @@ Watch = Annotated[
 ]
 
 
+All = Annotated[bool, typer.Option("--all", hidden=True, help="With --help: all options and settings.")]
+
+
 def _reject_address(folder: Path) -> Path:
     if folder.parts and folder.parts[0].endswith(":"):
         raise typer.BadParameter(

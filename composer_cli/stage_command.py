@@ -1,12 +1,12 @@
 """The command of a stage. All stages take the same words; options for settings that a stage lacks are not offered."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args, get_origin
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import typer
-from typer.core import TyperCommand
 
 from composer_cli import options
+from composer_cli.help import ALL, HelpCommand
 from composer_cli.printing import as_sentences, print_json
 from stages import STAGES, command_words
 from stages.errors import UsageError
@@ -23,10 +23,10 @@ SHORTCUTS = {
 """Options that are short for one setting."""
 
 
-class StageCommand(TyperCommand):
+class StageCommand(HelpCommand):
     """A command that imports its stage only when it is called or asked for its own help."""
 
-    def get_params(self, ctx: Any) -> list[Any]:
+    def all_params(self, ctx: Any) -> list[Any]:
         """Return the options, without those that this stage has no use for."""
         from stages.runs.stage import load_stage
 
@@ -42,7 +42,7 @@ class StageCommand(TyperCommand):
         }
         for option, key in SHORTCUTS.items():
             absent[option] = not any(name == key or name.startswith(f"{key}.") for name in keys)
-        return [param for param in super().get_params(ctx) if not absent.get(param.name)]
+        return [param for param in super().all_params(ctx) if not absent.get(param.name)]
 
     def settings_keys(self) -> list[str]:
         """Return the keys of the stage's settings, also for completion in a shell."""
@@ -56,43 +56,27 @@ class StageCommand(TyperCommand):
         # Click would name the one hidden argument that takes them all: [WORDS]...
         return ["[OPTIONS]", *STAGES[self._stage()].usage.split()]
 
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """List the stage's settings with their defaults, from their declarations."""
+    def settings(self, ctx: Any) -> Iterable[tuple[str, Any, str]]:
+        """Yield the stage's settings."""
         from stages.runs.stage import load_stage
 
-        if rows := _described_settings(load_stage(self._stage()).config):
-            with formatter.section("Settings, for --set KEY=VALUE or a --config file"):
-                formatter.write_dl(rows)
+        yield "Settings, for --set KEY=VALUE or a --config file", load_stage(self._stage()).config, ""
 
     # Commands of the group `probe` are called without the group's name, which their stages have.
     def _stage(self) -> str:
         return str(self.name) if self.name in STAGES else f"probe-{self.name}"
 
 
-class RunCommand(TyperCommand):
-    """The command of a chain, whose help lists the settings of each executor."""
+class RunCommand(HelpCommand):
+    """The command of a chain, whose help with `--all` lists the settings of each executor."""
 
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """List the settings of every --on, from their declarations."""
+    def settings(self, ctx: Any) -> Iterable[tuple[str, Any, str]]:
+        """Yield the settings of every --on."""
         from composer_cli.executors import base
 
-        for word in base.EXECUTORS:
-            rows = _described_settings(base.load(word).settings, prefix="on.")
-            with formatter.section(f"Settings of --on {word}, for --set on.KEY=VALUE or a table [on] in a file"):
-                formatter.write_dl(rows)
-
-
-def _described_settings(config: Any, prefix: str = "") -> list[tuple[str, str]]:
-    """Return rows for the help: `KEY=DEFAULT`, and the description with the allowed words where there are few."""
-    from composer_cli.settings import default_of, known
-
-    rows = []
-    for name, field in known(config):
-        default = default_of(field)
-        shown = name if default is None else f"{name}={default if default != '' else repr('')}"
-        choices = f"One of {', '.join(get_args(field.annotation))}." if get_origin(field.annotation) is Literal else ""
-        rows.append((f"{prefix}{shown}", " ".join(filter(None, [field.description, choices]))))
-    return rows
+        for word in base.EXECUTORS if ctx.meta.get(ALL) else ():
+            title = f"Settings of --on {word}, for --set on.KEY=VALUE or a table [on] in a file"
+            yield title, base.load(word).settings, "on."
 
 
 def command_function(stage: str) -> Callable[..., None]:
@@ -127,6 +111,7 @@ def command_function(stage: str) -> Callable[..., None]:
         quiet: options.Quiet = False,
         watch: options.Watch = False,
         artifacts: options.Artifacts = options.ARTIFACTS,
+        all_: options.All = False,
     ) -> None:
         from composer_cli import launch
         from composer_cli.console import Console

@@ -6,6 +6,7 @@ import typer
 from tabulate import tabulate
 
 from composer_cli import options
+from composer_cli.help import CommandGroup
 from composer_cli.printing import as_sentences
 
 if TYPE_CHECKING:
@@ -13,7 +14,9 @@ if TYPE_CHECKING:
 
 INCOMPLETE = 3
 COLOURS = {"missing": 31, "note": 33, "ok": 32}
-app = typer.Typer(help="Look at what SWE-bench's tasks need.", rich_markup_mode=None, no_args_is_help=True)
+app = typer.Typer(
+    cls=CommandGroup, help="Look at what SWE-bench's tasks need.", rich_markup_mode=None, no_args_is_help=True
+)
 
 
 @app.command()

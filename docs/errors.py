@@ -18,11 +18,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "troubleshooting.md"
-RAISED = {"ComposerError", "UsageError", "BadInput", "Incomplete", "InfrastructureError", "Retryable", "Rejected"}
+RAISED = {
+    *("ComposerError", "UsageError", "BadInput", "Incomplete", "InfrastructureError"),
+    *("Retryable", "Rejected", "Fatal"),
+}
 """What is raised with a sentence for people. `Retryable` and `Rejected` are what a server did: a row's `error`."""
 VALIDATORS = {"model_validator", "field_validator"}
 """Their `ValueError` is shown as a refused setting."""
-SENTENCES = {("composer_cli/printing.py", "sentence_and_code"), ("composer_cli/settings.py", "_problem")}
+SENTENCES = {
+    ("composer_cli/printing.py", "sentence_and_code"),
+    ("composer_cli/settings.py", "_problem"),
+    ("stages/policy/base.py", "unbounded"),
+}
 """Functions whose results, or the first of them, are shown as they are."""
 HOLE = "…"
 AT_LEAST = 6

@@ -37,6 +37,8 @@ OPEN, CLOSE = "<tool_call>\n", "\n</tool_call>"
 THINK, THOUGHT = "<think>\n", "\n</think>"
 NAME, ARGUMENTS = '{"name": ', ', "arguments": '
 DECODER = json.JSONDecoder()
+UNREADABLE = (ValueError, RecursionError)
+"""What Python's reader of JSON raises for a text that is none, or one that is nested a thousand deep."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def is_object(text: str) -> bool:
     """Return whether a text is the JSON of an object and nothing else."""
     try:
         return text.startswith("{") and DECODER.raw_decode(text)[1] == len(text)
-    except ValueError:
+    except UNREADABLE:
         return False
 
 
@@ -121,7 +123,7 @@ def _call(text: str, start: int) -> tuple[ToolCall, int] | None:
             return None
         begin = at + len(ARGUMENTS)
         arguments, at = DECODER.raw_decode(text, begin)
-    except ValueError:
+    except UNREADABLE:
         return None
     if not text.startswith("}" + CLOSE, at) or not isinstance(name, str) or not isinstance(arguments, str | dict):
         return None

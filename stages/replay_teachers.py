@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 from stages.errors import Incomplete
 from stages.pairs.audit import PASSED_COLUMNS, passed_by_rollout
 from stages.policy import open_policy
+from stages.policy.background import AsyncPolicy
 from stages.policy.dialect import EXTRAS
 from stages.policy.spending import Spending, Tally, table, verdict
 from stages.runs.artifact import Inputs, RunWriter, Slot
@@ -110,6 +111,9 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         keys = (question.key for questions in asked.values() for question in questions)
         out.table(TEACHER_ACTION, map(answers.add, (record["answer"] for record in out.journal.read(keys))))
         omitting = recorded.with_media()
+    for name, policy in policies.items():
+        if isinstance(policy, AsyncPolicy):
+            out.model(name, **policy.facts())  # what was found while asking
     _report(answers, omitting, spared, config, out)
 
 
@@ -202,6 +206,11 @@ def _notes(answers: AnswerSummary, spent: list[Spending], omitting: int, spared:
         ),
         (unpriced, f"The price of {', '.join(unpriced)} is not known: it counts as nothing in these sums."),
         (out.budget.possibly, f"Another {out.budget.possibly:.4f} USD are possibly paid, for calls without a bill."),
+        (
+            out.budget.understated,
+            f"{out.budget.understated} answers were billed {out.budget.understated_usd:.4f} USD less than they cost by "
+            "our count, which is what counts here: a discount, lower prices, or a wrong bill.",
+        ),
         (omitting, f"{omitting} states had pictures or sounds, of which teachers saw a mark alone."),
     ]
     if spared:
@@ -213,6 +222,11 @@ def _notes(answers: AnswerSummary, spent: list[Spending], omitting: int, spared:
     for name, accepts in found.items():
         if lacks := [what for what in EXTRAS if accepts[what] is False]:
             lines.append(f"{name} takes no {', '.join(lacks)}: requests went without.")
+    lines += [
+        f"{facts['damaged_in_cache']} paid answers of {name} were damaged in the cache, and were asked for again."
+        for name, facts in out.manifest.models.items()
+        if "damaged_in_cache" in facts
+    ]
     lines += [f"{name} did not answer a plain question: {a['error']}." for name, a in found.items() if a["error"]]
     return "".join(f"{line}\n" for line in lines)
 

@@ -125,13 +125,16 @@ class PolicyConfig(Settings):
             raise ValueError("prices cannot be negative")
         if self.base_url is not None and not re.match(r"https?://[^/\s]+", self.base_url):
             raise ValueError(f"base_url {self.base_url!r} is no address; it begins with http:// or https://")
-        sent = self.request | self.extra_body
+        for name, given in (("request", self.request), ("extra_body", self.extra_body)):
+            if fault := unbounded(name, given, self.longest_answer()):
+                raise ValueError(fault)
+        for name in LIMITS:
+            if name in self.request and name in self.extra_body:
+                raise ValueError(f"request and extra_body both set {name}: give it once, in request")
         # Without a limit of the answer its price has no upper bound, so no reservation could be made for it.
-        if sent.get("max_tokens") is False and not isinstance(sent.get("max_completion_tokens"), int):
+        sent = {"max_tokens": self.max_tokens} | self.request | self.extra_body
+        if all(sent.get(name, False) is False for name in LIMITS):
             raise ValueError("request leaves out max_tokens: give max_completion_tokens, so that answers have an end")
-        # One request is one answer in the ledger and in the cache, and a stream's usage comes only with its last event.
-        if {"n", "stream", "messages"} & sent.keys():
-            raise ValueError("request and extra_body cannot set n, stream or messages")
         return self
 
     @property
@@ -142,8 +145,13 @@ class PolicyConfig(Settings):
     def longest_answer(self) -> int:
         """Return the largest number of completion tokens that a request allows."""
         sent = self.request | self.extra_body
-        limits = (sent.get(name) for name in ("max_tokens", "max_completion_tokens"))
+        limits = (sent.get(name) for name in LIMITS)
         return max([self.max_tokens, *(n for n in limits if isinstance(n, int))])
+
+    @property
+    def has_price(self) -> bool:
+        """Return whether a call costs money by the prices given."""
+        return bool(self.usd_per_mtok_in or self.usd_per_mtok_out)
 
     @property
     def source(self) -> str:
@@ -203,6 +211,57 @@ class PolicyConfig(Settings):
         dear = prompt_tokens - cached_tokens
         return (dear * new + cached_tokens * (new if cached is None else cached) + completion_tokens * out) / 1e6
 
+    def most(self, prompt_tokens: int, completion_tokens: int) -> float:
+        """Return the most that a call of these tokens can cost in USD, however much of its prompt was cached."""
+        return max(self.cost(prompt_tokens, completion_tokens, cached) for cached in (0, prompt_tokens))
+
+
+LIMITS = ("max_tokens", "max_completion_tokens")
+"""Request fields that bound an answer, as a whole number of tokens; a server takes one or the other."""
+LENGTHS = {
+    *("maxtokens", "maxcompletiontokens", "maxoutputtokens", "maxnewtokens", "maxtokenstosample", "maxgenlen"),
+    *("maxlength", "maxgeneratedtokens", "maxresponsetokens", "maxdecodetokens", "maxtoken", "tokenstogenerate"),
+    *("numpredict", "npredict", "outputtokenlimit", "maxthinkingtokens", "maxreasoningtokens", "budgettokens"),
+    *("thinkingbudget", "reasoningbudget"),
+}
+"""Names by which servers know the length of an answer or of its reasoning, in lower case and without signs."""
+SEVERAL = {
+    *("n", "bestof", "numcompletions", "numreturnsequences", "candidatecount", "numgenerations", "numresults"),
+    *("usebeamsearch", "beamwidth", "numbeams", "stream", "messages", "prompt", "model", "models"),
+}
+"""Names of fields with which a request has several answers, a stream of one, or another conversation or model."""
+NESTED = {"options", "generationconfig", "parameters", "extrabody", "samplingparams", "google", "thinkingconfig"}
+"""Objects in which servers look for such fields, too. Others, such as a JSON schema, may hold properties so called."""
+THOUGHTS = {"reasoning", "thinking", "thinkingconfig"}
+"""Objects with a limit for reasoning, whose tokens are part of the answer's."""
+
+
+def unbounded(where: str, given: dict[str, Any], longest: int, within: str = "", thoughts: bool = False) -> str | None:
+    """Return what is wrong with request fields that let a call cost more than `max_tokens` allows; None for nothing.
+
+    longest: tokens of the longest answer. within, thoughts: the object in which the fields are, and whether it is one
+    of `THOUGHTS`.
+    """
+    for key, value in given.items():
+        name = re.sub(r"[^a-z0-9]", "", str(key).lower())
+        is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        if name in SEVERAL:
+            return (
+                f"{where} cannot set {within}{key}: a request is one answer of one model, in the ledger and the cache"
+            )
+        if key in LIMITS and not within:
+            if not is_count and not (value is False and where == "request"):
+                return f"{where}.{key} is {value!r}: give a whole number of tokens above 0, without quotes"
+        elif name in LENGTHS and not (thoughts and is_count and value <= longest):
+            return (
+                f"{where} cannot set {within}{key} to {value!r}, which could make an answer longer than money is "
+                f"reserved for ({longest} tokens): give max_tokens, or request.max_completion_tokens"
+            )
+        inner = value if name in NESTED | THOUGHTS and isinstance(value, dict) else {}
+        if fault := unbounded(where, inner, longest, f"{within}{key}.", name in THOUGHTS):
+            return fault
+    return None
+
 
 def prompt_bound(num_bytes: int) -> int:
     """Return an upper bound of the prompt tokens of a request whose JSON has this many bytes."""
@@ -257,7 +316,8 @@ class Sample:
     a completion token, under `logprob_kind` ("processed": after temperature; "raw": before). A failed call has
     `error_type` and no text. reasoning: the model's reasoning, where its server separates it. usage_by: source of the
     token counts, "server" or "bound" (an upper bound). price_known: False where `cost_usd` is 0 because no price is
-    known. served_model, provider: from the server's response.
+    known. claimed_usd: the cost by the server's own bill, where that is below `cost_usd`. served_model, provider: from
+    the server's response.
     """
 
     text: str = ""
@@ -271,6 +331,7 @@ class Sample:
     completion_tokens: int = 0
     cached_tokens: int = 0
     cost_usd: float = 0.0
+    claimed_usd: float | None = None
     price_known: bool = True
     usage_by: str = "server"
     served_model: str | None = None

@@ -1,20 +1,24 @@
 """HTTP requests to a server through openai's own client, and the reading of its responses.
 
-`Client` sends a request at most once, without retries, and its errors tell whether the request may have arrived,
+`Client` sends a request at most once, to the address that it was given: it neither retries nor follows redirects. A
+call has a limit of wall time and of bytes, compressed or not, and its errors tell whether the request may have arrived,
 because what arrived may be billed. API keys are redacted from all text that a server sends. `read` turns a response
-into a `Sample` or a typed error with its bill.
+into a `Sample` or a typed error with its bill (`stages.policy.billing`).
 """
 
 import asyncio
 import functools
+import math
 import re
 import ssl
 import weakref
 from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
+from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 import httpx2
@@ -23,8 +27,9 @@ import orjson
 
 from stages.errors import UsageError
 from stages.messages import Spoken, ToolCall, write
-from stages.policy import background
+from stages.policy import background, billing
 from stages.policy.base import PolicyConfig, Sample
+from stages.policy.billing import Asked, MalformedBill
 from stages.policy.dialect import canonical
 from stages.redaction import redacted, redacted_bytes
 
@@ -38,6 +43,15 @@ RAW = {"X-Stainless-Raw-Response": "true", "Content-Type": "application/json"}
 """Headers of openai's `with_raw_response`: return the response unparsed."""
 CONNECT_S = 10.0
 """Seconds to connect; a server that needs longer counts as unreachable, however slow its answers may be."""
+BATCH_S = 1800.0
+"""Seconds for a request about a batch: its file may have 200 MB."""
+MOST_BATCHES = 10_000
+"""Batches of a server's list that are looked through; it comes in pages, and a page may name a next one for ever."""
+BODY_BYTES = 64 * 2**20
+"""Bytes of a response, decompressed, unless the request is given a limit of its own."""
+TOKEN_BYTES = 4096
+"""Bytes of an answer for each of its tokens: 20 alternatives with their log-probs take half as many."""
+FILE_BYTES = 2**30
 
 
 class Unreachable(Exception):
@@ -67,25 +81,26 @@ class Refused(Exception):
 class Client:
     """A client of one server that reuses its connections.
 
-    All methods raise `Unreachable`, `Broken`, or `TimeoutError` without an answer in time; those on batches also raise
-    `Refused`.
+    All methods raise `Unreachable`, `Broken` (a body longer than its limit, too), or `TimeoutError` where the response
+    is not complete in time; those on batches also raise `Refused`.
     """
 
     def __init__(self, base_url: str, key: str, *, connect_s: float = CONNECT_S) -> None:
         self._connect_s = connect_s
-        http = openai.DefaultAioHttpClient(verify=_ssl_context()) if uses_aiohttp() else None
         # openai 3.51 repeats 408, 409, 429, 5xx and lost connections on its own and sends no idempotency key, so that
         # a request which timed out would be executed and billed again without an entry in the ledger.
-        self._client = openai.AsyncOpenAI(base_url=base_url, api_key=key, max_retries=0, http_client=http)
-        if http is not None:
-            weakref.finalize(self, _close, self._client)
+        self._client = openai.AsyncOpenAI(base_url=base_url, api_key=key, max_retries=0, http_client=_http_client())
+        weakref.finalize(self, _close, self._client)
 
-    async def ask(self, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> Response:
+    async def ask(
+        self, path: str, body: Mapping[str, Any] | None, timeout_s: float, most_bytes: int = BODY_BYTES
+    ) -> Response:
         """Return the response of a path below the base URL to a POST of this body, or to a GET without one.
 
-        Any status and content type is a response. The body is sent as it is.
+        Any status and content type is a response. The body is sent as it is. timeout_s: wall time of the whole call.
         """
-        timeout = openai.Timeout(timeout_s, connect=min(self._connect_s, timeout_s))
+        # Shorter than the call's, so that a server which cannot be reached is not taken for one that is slow.
+        timeout = openai.Timeout(timeout_s, connect=min(self._connect_s, 0.9 * timeout_s))
         options: Any = {"timeout": timeout, "headers": RAW}
         # Not `chat.completions.create`, which transforms every message again: a third of the CPU time of a call. Nor
         # its typed result: an answer with 200 tokens and 20 log-probs each takes pydantic 31 ms.
@@ -95,8 +110,10 @@ class Client:
         else:
             sending = self._client.post(path, cast_to=object, content=orjson.dumps(dict(body)), options=options)
         try:
-            with _typed_errors():
-                return _response((await sending).http_response)
+            with _bounded(most_bytes), _typed_errors():
+                # The timeouts of HTTP libraries bound the silence between two bytes, not the call.
+                async with asyncio.timeout(timeout_s):
+                    return _response((await sending).http_response)
         except Refused as error:
             return error.response
 
@@ -105,28 +122,85 @@ class Client:
 
         lines: requests, one per line.
         """
-        with _typed_errors():
-            async for known in self._client.batches.list(limit=100):
-                if metadata.items() <= (known.metadata or {}).items():
-                    return known.id
-            file = await self._client.files.create(file=("requests.jsonl", lines), purpose="batch")
-            batch = await self._client.batches.create(
-                input_file_id=file.id,
-                endpoint="/v1/chat/completions",
-                completion_window="24h",
-                metadata=dict(metadata),
-            )
+        with _bounded(BODY_BYTES), _typed_errors(), _well_formed():
+            async with asyncio.timeout(BATCH_S):
+                number = 0
+                async for known in self._client.batches.list(limit=100):
+                    if metadata.items() <= (known.metadata or {}).items():
+                        return known.id
+                    number += 1
+                    if number == MOST_BATCHES:
+                        raise Broken(f"its list of batches does not end after {number}")
+                file = await self._client.files.create(file=("requests.jsonl", lines), purpose="batch")
+                batch = await self._client.batches.create(
+                    input_file_id=file.id,
+                    endpoint="/v1/chat/completions",
+                    completion_window="24h",
+                    metadata=dict(metadata),
+                )
         return batch.id
 
     async def batch(self, batch_id: str) -> dict[str, Any]:
         """Return the server's record of a batch."""
-        with _typed_errors():
-            return (await self._client.batches.retrieve(batch_id)).to_dict()
+        with _bounded(BODY_BYTES), _typed_errors(), _well_formed():
+            async with asyncio.timeout(BATCH_S):
+                return (await self._client.batches.retrieve(batch_id)).to_dict()
 
-    async def file(self, file_id: str) -> bytes:
+    async def file(self, file_id: str, most_bytes: int = FILE_BYTES) -> bytes:
         """Return the content of a file."""
-        with _typed_errors():
-            return redacted_bytes((await self._client.files.content(file_id)).content)
+        with _bounded(most_bytes), _typed_errors():
+            async with asyncio.timeout(BATCH_S):
+                return redacted_bytes((await self._client.files.content(file_id)).content)
+
+
+_MOST_BYTES: ContextVar[int] = ContextVar("most_bytes", default=BODY_BYTES)
+"""The limit of the response that is being waited for. openai passes nothing on to the HTTP library below it."""
+
+
+@contextmanager
+def _bounded(most_bytes: int) -> Iterator[None]:
+    token = _MOST_BYTES.set(most_bytes)
+    try:
+        yield
+    finally:
+        _MOST_BYTES.reset(token)
+
+
+def _http_client() -> Any:
+    """Return the HTTP client below openai's: through aiohttp or httpx2, without redirects, with bounded bodies."""
+    base: Any = openai.DefaultAioHttpClient if uses_aiohttp() else openai.DefaultAsyncHttpxClient
+
+    class Bounded(base):
+        async def send(self, request: Any, **options: Any) -> Any:
+            # Redirects: another address would get the prompt and the key, and each hop may bill a call that the ledger
+            # counts once.
+            response = await super().send(request, **{**options, "stream": True, "follow_redirects": False})
+            try:
+                body = await _whole(response)
+            finally:
+                await response.aclose()
+            headers = [
+                (name, value) for name, value in response.headers.multi_items() if name.lower() not in OF_TRANSFER
+            ]
+            return httpx2.Response(response.status_code, headers=headers, content=body, request=request)
+
+    return Bounded(verify=_ssl_context())
+
+
+OF_TRANSFER = ("content-encoding", "content-length", "transfer-encoding")
+"""Headers about the bytes that were sent, which are not those of the body as it is kept."""
+
+
+async def _whole(response: Any) -> bytes:
+    """Return the body of a response, decompressed in pieces of 1 MiB; `Broken` when it is longer than allowed."""
+    # A gzip bomb of 2.4 MB has 2.4 GB, so bytes are counted after decompression. httpx2 decompresses piece by piece
+    # from 2.16 on.
+    most, body = _MOST_BYTES.get(), bytearray()
+    async for piece in response.aiter_bytes():
+        body += piece
+        if len(body) > most:
+            raise Broken(f"its answer is longer than {most:,} bytes")
+    return bytes(body)
 
 
 @functools.cache
@@ -137,8 +211,9 @@ def _ssl_context() -> ssl.SSLContext:
 
 def uses_aiohttp() -> bool:
     """Return whether calls go through aiohttp: where it is installed and no proxy is set."""
-    # Below openai 3.51 a call takes 0.8 ms of CPU through aiohttp and 1.2 ms through httpx2, and the distance grows
-    # with the number of requests in flight. But openai's aiohttp client reads no proxy from the environment.
+    # Under openai's client (3.51) a call takes 0.8 ms of CPU through aiohttp and 1.2 ms through httpx2, and the
+    # difference grows with the number of requests in flight. But openai's aiohttp client reads no proxy from the
+    # environment.
     return find_spec("aiohttp") is not None and not getproxies()
 
 
@@ -176,6 +251,15 @@ def _typed_errors() -> Iterator[None]:
         raise Broken(redacted(str(error))) from None  # what came is not HTTP; openai does not wrap this error
 
 
+@contextmanager
+def _well_formed() -> Iterator[None]:
+    """Raise `Broken` for a record that openai's client cannot read: it expects what the protocol has."""
+    try:
+        yield
+    except (openai.APIResponseValidationError, ValueError, TypeError, AttributeError, KeyError) as error:
+        raise Broken(f"its answer is malformed: {redacted(str(error))[:200]}") from None
+
+
 def _of_aiohttp(error: BaseException) -> bool:
     return type(error).__module__.partition(".")[0] == "aiohttp"
 
@@ -189,8 +273,6 @@ def _response(answered: Any) -> Response:
 RETRYABLE = {408, 409, 425, 429, 500, 502, 503, 504, 529}
 PUSHES_BACK = {429, 503, 529}
 """Statuses of an overloaded server."""
-PERHAPS_DONE = {408, 500, 502, 504}
-"""Statuses that may follow a finished, billed answer."""
 TOO_LONG = re.compile(
     r"context[_ ](length|window|size)|exceed_context|maximum context|longer than the (model|context)"
     r"|(prompt|input|request) (is|was) too long|(prompt|input) (contains|has) \d+ tokens.*(limit|max)"
@@ -206,30 +288,66 @@ FATAL = {
 }
 
 
-class Retryable(Exception):
+class Failed(Exception):
+    """A launch that failed. billed_usd: what it cost, None where that is not known.
+
+    claimed_usd: the cost by the server's own bill, where that is lower.
+    """
+
+    billed_usd: float | None = 0.0
+    claimed_usd: float | None = None
+
+
+class Retryable(Failed):
     """A failed launch that may be repeated.
 
-    wait_s: wait that the server asked for. billed_usd: cost of this launch; None where it is unknown.
+    wait_s: wait that the server asked for.
     """
 
-    def __init__(self, kind: str, message: str, wait_s: float | None = None, billed_usd: float | None = 0.0) -> None:
+    def __init__(
+        self,
+        kind: str,
+        message: str,
+        wait_s: float | None = None,
+        billed_usd: float | None = 0.0,
+        claimed_usd: float | None = None,
+    ) -> None:
         super().__init__(message)
-        self.kind, self.wait_s, self.billed_usd = kind, wait_s, billed_usd
+        self.kind, self.wait_s, self.billed_usd, self.claimed_usd = kind, wait_s, billed_usd, claimed_usd
 
 
-class Rejected(Exception):
+class Rejected(Failed):
     """A request that can never succeed; others may. Kinds: "context" (too long), "no_text", "rejected".
 
-    usage: the server's token counts and price, as fields of a `Sample`; without them nothing is billed.
+    usage: the server's token counts and price, as fields of a `Sample`.
     """
 
-    def __init__(self, kind: str, message: str, *, usage: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, kind: str, message: str, *, billed_usd: float | None = 0.0, usage: dict[str, Any] | None = None
+    ) -> None:
         super().__init__(message)
         self.kind, self.usage = kind, usage or {}
-        self.billed_usd: float = self.usage.get("cost_usd", 0.0)
+        self.billed_usd = self.usage.get("cost_usd", billed_usd)
+        self.claimed_usd = self.usage.get("claimed_usd")
 
 
-def classified(response: Response, config: PolicyConfig, wait_s: float | None) -> Exception:
+class Fatal(Failed, UsageError):
+    """An answer after which no request to this server can succeed, with these settings."""
+
+    def __init__(self, message: str, *, billed_usd: float | None = None) -> None:
+        super().__init__(message)
+        self.billed_usd = billed_usd
+
+
+class Overlong(Exception):
+    """An answer longer than was asked for, which is paid and kept: the server does not keep to `max_tokens`."""
+
+    def __init__(self, sample: Sample, tokens: int, limit: int) -> None:
+        super().__init__(f"answered with {tokens} tokens, but at most {limit} were asked for")
+        self.sample = sample
+
+
+def classified(response: Response, config: PolicyConfig, wait_s: float | None) -> Failed:
     """Return the typed error of a response whose status is not 200."""
     try:
         body = orjson.loads(response.body)
@@ -239,29 +357,48 @@ def classified(response: Response, config: PolicyConfig, wait_s: float | None) -
             message = f"{message} ({error['code']})"
     except (ValueError, AttributeError):
         message = response.body[:200].decode(errors="replace")
-    return _of_status(response.status, message, config, wait_s)
+    billed = None if billing.perhaps_billed(response.status) else 0.0
+    if 300 <= response.status < 400:
+        message = f"to {_origin(response.headers.get('location'))}"
+    return _of_status(response.status, message, config, wait_s, billed)
 
 
-def _of_status(status: int, message: str, config: PolicyConfig, wait_s: float | None = None) -> Exception:
+def _origin(location: str | None) -> str:
+    """Return the server of an address, for a message."""
+    try:
+        parts = urlsplit(location or "")
+    except ValueError:  # a bracket without its end
+        return "an address that is none"
+    where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}" if parts.netloc else "another path"
+    return redacted(where)[:200]
+
+
+def _of_status(
+    status: int, message: str, config: PolicyConfig, wait_s: float | None = None, billed_usd: float | None = None
+) -> Failed:
     """Return the typed error of a status, which a response or its body holds."""
     if status in FATAL:
-        return UsageError(
-            f"{config.base_url} answered {status} for {config.model!r}: {FATAL[status]} ({message[:200]})."
+        return Fatal(
+            f"{config.base_url} answered {status} for {config.model!r}: {FATAL[status]} ({message[:200]}).",
+            billed_usd=billed_usd,
+        )
+    if 300 <= status < 400:
+        return Fatal(
+            f"{config.base_url} answered {status}, a redirect {message[:200]}. It was not followed, because the prompt "
+            "and the key would be sent there, and each address may bill the call. Give the final address as base_url.",
+            billed_usd=billed_usd,
         )
     sentence = f"the server answered {status}: {message[:200]}"
-    if status in RETRYABLE or status > 504:
-        # Statuses above 504 are those of proxies, such as Cloudflare's 520 to 526; the server behind may have answered.
-        kind = "rate_limit" if status == 429 else "server"
-        perhaps_billed = status in PERHAPS_DONE or (status > 504 and status not in PUSHES_BACK)
-        return Retryable(kind, sentence, wait_s, None if perhaps_billed else 0.0)
-    return Rejected("context" if TOO_LONG.search(message) else "rejected", sentence)
+    if status in RETRYABLE or status > 504:  # above 504: those of proxies, such as Cloudflare's 520 to 526
+        return Retryable("rate_limit" if status == 429 else "server", sentence, wait_s, billed_usd)
+    return Rejected("context" if TOO_LONG.search(message) else "rejected", sentence, billed_usd=billed_usd)
 
 
-def read(raw: bytes, config: PolicyConfig, bound: tuple[int, int], *, latency_s: float, attempts: int) -> Sample:
+def read(raw: bytes, config: PolicyConfig, asked: Asked, *, latency_s: float, attempts: int) -> Sample:
     """Return the answer in a 200 response; raise for a body that holds an error or no choice.
 
     A body is read as JSON whatever its content type. A tool call is an answer, written as `stages.messages` writes it.
-    bound: upper bounds of prompt and completion tokens, which count where the server leaves out `usage`.
+    `Retryable` for a field of another type than the protocol has, `Overlong` for a longer answer than was asked for.
     """
     try:
         body = orjson.loads(raw)
@@ -271,38 +408,49 @@ def read(raw: bytes, config: PolicyConfig, bound: tuple[int, int], *, latency_s:
         raise Retryable(
             "garbage", f"the server answered something that is no JSON object: {str(body)[:80]!r}", billed_usd=None
         )
-    usage = _usage(body, config, bound)
-    billed = usage["cost_usd"] if usage["usage_by"] == "server" else None
     # OpenRouter sends status 200 as soon as a model begins to answer, and puts what fails afterwards into the body.
     if fault := body.get("error"):
         code = fault.get("code") if isinstance(fault, dict) else None
-        failed = _of_status(code if isinstance(code, int) else 500, str(fault)[:200], config)
-        raise Retryable(failed.kind, str(failed), billed_usd=billed) if isinstance(failed, Retryable) else failed
+        raise _of_status(
+            code if type(code) is int else 500, str(fault)[:200], config, None, _billed(body, asked, config)
+        )
     try:
         choice = body["choices"][0]
         message, finish = choice["message"], choice.get("finish_reason")
-        text = _text(message)
-        given = choice.get("logprobs")
-        tokens = given.get("content") if isinstance(given, dict) else None
-        logprobs = [float(token["logprob"]) for token in tokens] if tokens else None
-    except (KeyError, IndexError, TypeError, AttributeError):
+        text, thoughts, written = _text(message), _thoughts(message), _written(message)
+        logprobs = _logprobs(choice)
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
         raise Retryable(
             "garbage",
-            f"the server's answer has no choices[0].message.content: {str(body)[:80]!r}",
-            billed_usd=billed,
+            f"the server's answer has no choices[0].message.content, or a field of another type ({error!r}): "
+            f"{str(body)[:80]!r}",
+            billed_usd=_billed(body, asked, config),
         ) from None
+    if finish is not None and not isinstance(finish, str):
+        raise Retryable(
+            "garbage",
+            f"the server's answer has a finish_reason that is no text: {finish!r:.40}",
+            billed_usd=_billed(body, asked, config),
+        )
+    try:
+        usage = billing.cost(body, [*written, thoughts or ""], asked, config)
+    except MalformedBill as error:
+        raise Retryable("garbage", f"the server's bill is malformed: {error}", billed_usd=None) from None
     if finish == "error":
-        raise Retryable("garbage", "the server broke off its answer (finish_reason 'error')", billed_usd=billed)
+        raise Retryable(
+            "garbage",
+            "the server broke off its answer (finish_reason 'error')",
+            billed_usd=usage["cost_usd"] if usage["usage_by"] == "server" else None,
+            claimed_usd=usage["claimed_usd"],
+        )
     # A reasoning model that used up max_tokens on its thoughts has no text either: that is a truncated answer.
     if text is None and finish != "length":
         usage["finish_reason"] = finish or "stop"
         raise Rejected("no_text", f"the server's answer has no text (finish_reason {finish!r})", usage=usage)
-    # Servers use either name for reasoning that they separate from the answer.
-    thoughts = (message.get(name) for name in ("reasoning_content", "reasoning"))
     model, provider = (body.get(name) if isinstance(body.get(name), str) else None for name in ("model", "provider"))
-    return Sample(
+    sample = Sample(
         text=canonical(config.tool_calls, text or ""),
-        reasoning=next((thought for thought in thoughts if isinstance(thought, str) and thought), None),
+        reasoning=thoughts,
         logprobs=logprobs,
         logprob_kind="unknown" if logprobs else None,
         finish_reason=finish or "stop",
@@ -312,6 +460,33 @@ def read(raw: bytes, config: PolicyConfig, bound: tuple[int, int], *, latency_s:
         attempts=attempts,
         **usage,
     )
+    if tokens := billing.overlong(body, written, asked):
+        raise Overlong(sample, tokens, asked.completion_tokens)
+    return sample
+
+
+def _billed(body: dict[str, Any], asked: Asked, config: PolicyConfig) -> float | None:
+    """Return the bill of an answer that cannot be used; None where it has none, or one that is not believed."""
+    try:
+        usage = billing.cost(body, [], asked, config)
+    except MalformedBill:
+        return None
+    return float(usage["cost_usd"]) if usage["usage_by"] == "server" else None
+
+
+def _logprobs(choice: dict[str, Any]) -> list[float] | None:
+    given = choice.get("logprobs")
+    tokens = given.get("content") if isinstance(given, dict) else None
+    # A text is no number, although float() reads it as one.
+    if tokens and not all(type(token["logprob"]) in (int, float) for token in tokens):
+        raise TypeError("a logprob that is no number")
+    return [float(token["logprob"]) for token in tokens] if tokens else None
+
+
+def _thoughts(message: dict[str, Any]) -> str | None:
+    """Return the reasoning that a server separates from the answer, under either of its names."""
+    found = (message.get(name) for name in ("reasoning_content", "reasoning"))
+    return next((thought for thought in found if isinstance(thought, str) and thought), None)
 
 
 def _text(message: dict[str, Any]) -> str | None:
@@ -319,44 +494,41 @@ def _text(message: dict[str, Any]) -> str | None:
     content = message.get("content")
     if isinstance(content, list):
         content = "".join(part.get("text") or "" for part in content)
+    if content is not None and not isinstance(content, str):
+        raise TypeError("a content that is no text")
+    if calls := _calls(message):
+        return write(Spoken(content or "", calls))
+    if "content" not in message:
+        raise KeyError("content")
+    return content
+
+
+def _calls(message: dict[str, Any]) -> tuple[ToolCall, ...]:
     calls = []
     for function in (call["function"] for call in message.get("tool_calls") or []):
         given = function.get("arguments") or "{}"
         # Some servers give the arguments as an object, where the protocol has the text of its JSON.
         arguments = given if isinstance(given, str) else orjson.dumps(given).decode()
         calls.append(ToolCall(str(function["name"] or ""), arguments))
-    if calls:
-        return write(Spoken(content or "", tuple(calls)))
-    if "content" not in message:
-        raise KeyError("content")
-    return content if isinstance(content, str) else None
+    return tuple(calls)
 
 
-def _usage(body: dict[str, Any], config: PolicyConfig, bound: tuple[int, int]) -> dict[str, Any]:
-    """Return tokens and price as fields of a `Sample`: the server's numbers, else upper bounds."""
-    usage = body.get("usage")
-    usage = usage if isinstance(usage, dict) else {}
-    counted = isinstance(usage.get("prompt_tokens"), int) and isinstance(usage.get("completion_tokens"), int)
-    prompt, completion = (usage["prompt_tokens"], usage["completion_tokens"]) if counted else bound
-    details = usage.get("prompt_tokens_details")
-    cached = int((details.get("cached_tokens") if isinstance(details, dict) else None) or 0)
-    # OpenRouter's own field, in every response since it ignores `usage: {include: true}`. Asking others for it is an
-    # error: api.openai.com refuses unknown fields with 400.
-    billed = usage.get("cost")
-    is_billed = isinstance(billed, int | float)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "cached_tokens": cached,
-        "cost_usd": float(billed) if isinstance(billed, int | float) else config.cost(prompt, completion, cached),
-        "price_known": is_billed or config.priced,
-        "usage_by": "server" if counted or is_billed else "bound",
-    }
+def _written(message: dict[str, Any]) -> list[str]:
+    """Return the pieces of an answer that the model has written itself, without the marks of our own format."""
+    content = message.get("content")
+    parts = [part.get("text") or "" for part in content] if isinstance(content, list) else [content or ""]
+    return [*parts, *(piece for call in _calls(message) for piece in (call.name, call.arguments))]
+
+
+def most_bytes(tokens: int) -> int:
+    """Return the bytes that a response with so many tokens may have, decompressed."""
+    return 2**20 + TOKEN_BYTES * tokens
 
 
 def retry_after_s(text: str | None) -> float | None:
-    """Return the seconds of a Retry-After header; None for a date and for no header."""
+    """Return the seconds of a Retry-After header; None for a date, for no number of seconds and for no header."""
     try:
-        return max(float(text), 0.0) if text is not None else None
+        wait_s = float(text) if text is not None else math.nan
     except ValueError:
         return None
+    return max(wait_s, 0.0) if math.isfinite(wait_s) else None

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import Any
 
-from stages.messages import DECODER, Message, Spoken, ToolCall, is_object, read, write
+from stages.messages import DECODER, UNREADABLE, Message, Spoken, ToolCall, is_object, read, write
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 """What servers take as the name of a function."""
@@ -83,7 +83,10 @@ END = re.compile(r"(<\|(?:im_end|eot_id|eom_id|end_of_text|return|call|end)\|>|<
 def canonical(form: str, text: str) -> str:
     """Return an answer in a family's format as `stages.messages.write` writes it; other forms change nothing."""
     reader = FORMATS.get(form)
-    return text if reader is None else write(reader(END.sub("", text)))
+    if reader is None:
+        return text
+    # JSON can spell half of a surrogate pair, which no file can keep.
+    return write(reader(END.sub("", text))).encode(errors="replace").decode()
 
 
 def qwen3(text: str) -> Spoken:
@@ -117,7 +120,7 @@ def mistral(text: str) -> Spoken:
             continue
         try:
             found = json.loads(part)
-        except ValueError:
+        except UNREADABLE:
             calls.append(_call(part))
             continue
         several = found if isinstance(found, list) else [found]
@@ -169,7 +172,7 @@ def _call(text: str, arguments: str = "arguments") -> ToolCall:
     """Return a call written as a JSON object; in a malformed one the name is what looks like it, or empty."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except UNREADABLE:
         value = None
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         named = re.search(r'"name"\s*:\s*"([^"]*)"', text)
@@ -185,7 +188,7 @@ def _objects(text: str, between: str) -> list[str]:
     while at < len(text):
         try:
             _, end = DECODER.raw_decode(text, at)
-        except ValueError:
+        except UNREADABLE:
             return [*found, text[at:]]
         found.append(text[at:end])
         at = end

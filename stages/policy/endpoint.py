@@ -5,33 +5,30 @@ durably before a request is sent, its answer is durable before that money is rel
 bill counts as possibly paid. A response 200 with an error inside (OpenRouter sends them) is an error too.
 
 `HostLimit` finds out how many requests a server takes at once, `WaitReport` reports what is waited for while a server
-is silent, `AnswerCache` stores paid answers, `EndpointPolicy` uses all three. Its `probe` finds out which request
-fields a server accepts.
+is silent, `EndpointPolicy` uses both and the cache of paid answers (`stages.policy.answers`). Its `probe` finds out
+which request fields a server accepts.
 """
 
 import asyncio
-import sqlite3
-import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import orjson
 import tenacity
 
-from stages.errors import ComposerError, Incomplete, UsageError
+from stages.errors import Incomplete, UsageError
 from stages.policy import background, client, dialect
-from stages.policy.base import PolicyConfig, Sample, Turn, prompt_bound
-from stages.policy.client import Broken, Client, Rejected, Response, Retryable, Unreachable
+from stages.policy.answers import AnswerCache
+from stages.policy.base import PolicyConfig, Sample, Turn
+from stages.policy.billing import Asked
+from stages.policy.client import Broken, Client, Failed, Overlong, Rejected, Response, Retryable, Unreachable
 from stages.policy.dialect import EXTRAS
-from stages.redaction import redacted_bytes
 from stages.runs import store
 from stages.runs.artifact import Interrupted, Listener
 from stages.runs.ledger import Budget, Reservation
@@ -151,47 +148,6 @@ class WaitReport:
         self._watching = None
 
 
-class AnswerCache:
-    """Paid answers by content in one SQLite file that all runs share; safe for several threads and processes.
-
-    The same question with the same sampling settings is never bought twice.
-
-    A key is the digest of server, model, messages, sampling and seed; never of the API key or the time. Reading has a
-    connection of its own, so that it does not wait for a commit.
-    """
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # A connection may be used by any thread, but by one at a time.
-        self._locks = {"read": threading.Lock(), "write": threading.Lock()}
-        # timeout: seconds that a write waits for one of another process. isolation_level None: transactions begin where
-        # they are written below, not before the first statement.
-        connect = partial(sqlite3.connect, path, check_same_thread=False, timeout=30, isolation_level=None)
-        self._writer: sqlite3.Connection = connect()
-        self._writer.execute("PRAGMA journal_mode=WAL")  # readers do not wait for a writer
-        self._writer.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer BLOB NOT NULL)")
-        self._reader: sqlite3.Connection = connect()
-
-    def get(self, key: str) -> dict[str, Any] | None:
-        """Return the answer under a key, or None."""
-        with self._locks["read"]:
-            row = self._reader.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
-        return orjson.loads(row[0]) if row else None
-
-    def put_all(self, answers: Sequence[tuple[str, dict[str, Any]]]) -> None:
-        """Store answers durably before returning; an answer that a key already has stays."""
-        with self._locks["write"]:
-            # IMMEDIATE takes the write lock here, where `timeout` applies: upgrading a read lock fails at once.
-            self._writer.execute("BEGIN IMMEDIATE")
-            try:
-                rows = [(key, redacted_bytes(store.encode(answer))) for key, answer in answers]
-                self._writer.executemany("INSERT OR IGNORE INTO answers VALUES (?, ?)", rows)
-            except BaseException:
-                self._writer.execute("ROLLBACK")
-                raise
-            self._writer.execute("COMMIT")
-
-
 QUESTION = [{"role": "user", "content": "Answer with the word OK."}]
 LONGEST = 16
 """Tokens of the probe's answer at most."""
@@ -218,8 +174,8 @@ class EndpointPolicy:
     """A server that is asked many turns at once; answers are text and tool calls.
 
     Raises `UsageError` without `base_url`, where the API key is missing, where money is limited and the price unknown,
-    and for statuses that no retry can change (401, 402, 403, 404); `Incomplete` where the budget is spent or the server
-    asks for a wait of more than two minutes.
+    and for statuses that no retry can change (401 to 404, redirects); `Incomplete` where the budget is spent, the
+    server asks for a wait of more than two minutes, or an answer is longer than `max_tokens`.
     """
 
     capture_level = "text"
@@ -243,11 +199,13 @@ class EndpointPolicy:
         self.config, self.budget, self.batch_size = config, budget, config.concurrency
         self.client = Client(config.base_url, config.key())
         self._host, self._slots = host_limit(config.base_url), asyncio.Semaphore(config.concurrency)
-        self.cache = AnswerCache(cache / "answers.sqlite")
+        self.cache = AnswerCache(cache / "answers.sqlite", lambda what: listener(what, 0, 0) if listener else None)
         self._store_answer = GroupCommit(self.cache.put_all)
         self._in_flight: set[asyncio.Task[Sample]] = set()
         self._waits = WaitReport(f"{config.model} at {config.base_url}", listener, quiet_s)
         self._accepted: Accepted | None = None
+        self._halted: Incomplete | None = None
+        """The error after which nothing more is asked."""
 
     @classmethod
     def open(cls, config: PolicyConfig, *, cache: Path, budget: Budget, listener: Listener) -> "EndpointPolicy":
@@ -266,15 +224,16 @@ class EndpointPolicy:
         return background.run(ask_all())
 
     def facts(self) -> dict[str, Any]:
-        """Return server and model name, and the result of the capability probe; never the key."""
-        found = {"accepts": asdict(self._accepted)} if self._accepted else {}
+        """Return server and model name, the result of the probe, and damage in the cache; never the key."""
+        found: dict[str, Any] = {"accepts": asdict(self._accepted)} if self._accepted else {}
+        found |= {"damaged_in_cache": self.cache.damaged} if self.cache.damaged else {}
         return {"model": self.config.model, "base_url": self.config.base_url, **found}
 
     async def probe(self) -> Accepted:
         """Find out once which of `EXTRAS` the server accepts; later requests leave out the others.
 
         One call has all of them; after a rejection one call per field. The calls are paid from the run's budget like
-        every other; a rejection is free.
+        every other; a rejection counts as possibly paid.
         """
         if self._accepted is not None:
             return self._accepted
@@ -359,19 +318,15 @@ class EndpointPolicy:
         wanted = {name: value for name, value in (ours | settings).items() if value is not False}
         return wanted | self.config.extra_body
 
-    def bound(self, request: Request) -> tuple[int, int]:
-        """Return upper bounds of a request's prompt and completion tokens."""
-        return prompt_bound(len(store.encode(request))), self.config.longest_answer()
-
     async def _launch_when_free(self, key: str, request: Request, attempt: int) -> Sample:
         """Wait for a free slot and a reservation, then launch in a task that outlives its caller."""
-        bound = self.bound(request)
-        usd = self.config.cost(*bound) if self.config.priced else None
+        asked = Asked.of(request, self.config)
+        usd = asked.usd(self.config) if self.config.priced else None
         await self._slots.acquire()
         try:
             await self._host.enter()
             try:
-                reservation = await self.budget.room(usd, model=self.config.model)
+                reservation = await self._room(usd)
             except BaseException:
                 self._host.leave()
                 raise
@@ -379,41 +334,53 @@ class EndpointPolicy:
             self._slots.release()
             raise
         # A request that was sent may be billed, so it is not cancelled with its caller; `drain` waits for it.
-        task = asyncio.create_task(self._launch(key, request, bound, reservation, attempt))
+        task = asyncio.create_task(self._launch(key, request, asked, reservation, attempt))
         self._in_flight.add(task)
         task.add_done_callback(self._in_flight.discard)
         # Retrieve the exception, which asyncio would print: the caller may be gone, and the ledger records the failure.
         task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         return await asyncio.shield(task)
 
-    async def _launch(
-        self, key: str, request: Request, bound: tuple[int, int], reservation: Reservation, attempt: int
-    ) -> Sample:
+    async def _room(self, usd: float | None) -> Reservation:
+        """Wait for money for a call, unless nothing more is to be asked."""
+        reservation = await self.budget.room(usd, model=self.config.model)
+        if self._halted is not None:
+            self.budget.give_back(reservation)
+            raise self._halted
+        return reservation
+
+    async def _launch(self, key: str, request: Request, asked: Asked, reservation: Reservation, attempt: int) -> Sample:
         """Send once, store the answer, then release the rest of the reservation."""
         # The order matters for a kill between two lines: the reservation is on disk before the request is sent, and the
         # answer before money is released, so that nothing is paid without an entry and no answer is bought twice.
+        overlong: Incomplete | None = None
         try:
-            response, latency_s = await self._send(request, reservation)
-            sample = client.read(response.body, self.config, bound, latency_s=latency_s, attempts=attempt)
-        except (Retryable, Rejected) as error:
+            response, latency_s = await self._send(request, asked, reservation)
+            sample = client.read(response.body, self.config, asked, latency_s=latency_s, attempts=attempt)
+        except Overlong as error:
+            # Before the next `await`, so that calls that wait for a slot are not launched.
+            self._halted = overlong = unlimited(self.config, error)
+            sample = error.sample
+        except Failed as error:
             # Without a bill the server may have done the work: the bound counts as possibly spent.
-            await self.budget.settle(reservation, error.billed_usd)
-            raise
-        except ComposerError:
-            await self.budget.settle(reservation, 0.0)
+            await self.budget.settle(reservation, error.billed_usd, error.claimed_usd)
             raise
         await self._store_answer((key, vars(sample)))
-        await self.budget.settle(reservation, sample.cost_usd)
+        await self.budget.settle(reservation, sample.cost_usd, sample.claimed_usd)
+        if overlong is not None:
+            raise overlong
         return sample
 
-    async def _send(self, request: Request, reservation: Reservation) -> tuple[Response, float]:
+    async def _send(self, request: Request, asked: Asked, reservation: Reservation) -> tuple[Response, float]:
         """Return a response with status 200 and its seconds, raise for any other; release host limit and slot."""
         pushed_back, wait_s = False, None
         try:
             await self.budget.record(reservation)
             started = time.monotonic()
             with self._waits.waiting():
-                response = await self.client.ask("/chat/completions", request, self.config.timeout_s)
+                response = await self.client.ask(
+                    "/chat/completions", request, self.config.timeout_s, client.most_bytes(asked.completion_tokens)
+                )
             if response.status != 200:
                 wait_s = client.retry_after_s(response.headers.get("retry-after"))
                 pushed_back = response.status in client.PUSHES_BACK
@@ -432,6 +399,14 @@ class EndpointPolicy:
             # A longer wait ends the run (`_pause`), so the host is not closed to others for it.
             self._host.leave(pushed_back=pushed_back, wait_s=wait_s if (wait_s or 0.0) <= MAX_WAIT_S else None)
             self._slots.release()
+
+
+def unlimited(config: PolicyConfig, overlong: Overlong) -> Incomplete:
+    """Return the error about a server whose answers are longer than the request allowed."""
+    return Incomplete(
+        f"{config.base_url} {overlong}, so that no limit of cost can be kept. The answer and its bill are saved. Set "
+        "the field that this server obeys, such as request.max_completion_tokens, then go on with --resume."
+    )
 
 
 def _pause(state: tenacity.RetryCallState) -> float:

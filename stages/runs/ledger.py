@@ -2,17 +2,23 @@
 
 `ledger.jsonl` has one JSON object a line, amounts in USD:
 
-    {"call":7,"reserved":0.0121,"teacher":"coder"}   at most this, written before the call; null where no price is known
-    {"call":7,"settled":0.0034}                      what it cost
-    {"call":7,"possibly":0.0121}                     it ended without a bill (a time-out): perhaps it has to be paid
+    {"call":7,"reserved":0.0121,"model":"coder"}   at most this, written before the call; null where no price is known
+    {"call":7,"settled":0.0034}                    what it cost
+    {"call":7,"settled":0.0034,"claimed":0.001}    the same, where the server's own bill was lower
+    {"call":7,"possibly":0.0121}                   it ended without a bill (a time-out): perhaps it has to be paid
 
 A call without a second line was cut off with the process. It counts as possibly paid, like one that ended without a
 bill, so that spent + possibly paid is never less than what a provider may ask for, and never above the limit.
+
+Each line ends with the CRC-32 of what comes before it (`"crc32":...`), as a changed digit would be another amount.
+Lines of earlier versions have none. A line that is damaged, has an unknown key, or an amount that nobody can pay stops
+the run, with its number; the rest of a line that a kill cut off is dropped, because what it announced was not begun.
 """
 
 import asyncio
 import math
 import os
+import zlib
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -22,13 +28,16 @@ from typing import Any
 
 import orjson
 
-from stages.errors import BadInput, Incomplete
+from stages.errors import BadInput, Incomplete, UsageError
 from stages.runs import store
 from stages.runs.store import GroupCommit
 
 NAME = "ledger.jsonl"
 ROUNDING = 1e-9
 """The relative amount by which a bill may exceed its reservation, through the rounding of floats."""
+ABOUT = ("model", "batch", "shard", "teacher")
+"""Keys that describe a call."""
+CHECK = b',"crc32":'
 
 
 @dataclass(frozen=True)
@@ -48,8 +57,12 @@ class Budget:
     """
 
     def __init__(self, limit: float | None = None, path: Path | None = None) -> None:
+        if limit is not None and not (math.isfinite(limit) and limit >= 0):  # no comparison with NaN is ever true
+            raise UsageError(f"--max-cost is {limit:g}. Give an amount of USD, 0 or more.")
         self.limit, self.path = limit, path
         self.spent, self.possibly = 0.0, 0.0
+        self.understated, self.understated_usd = 0, 0.0
+        """Calls whose server billed less than they cost by our own count, and the difference."""
         self._open: dict[int, float | None] = {}
         self._left: dict[int, dict[str, Any]] = {}  # reservations that earlier attempts left open
         self.calls = 0  # recorded in this and earlier attempts
@@ -90,6 +103,11 @@ class Budget:
             self._open[self.calls] = usd
             return Reservation(self.calls, usd, {"call": self.calls, "reserved": usd, **about})
 
+    def give_back(self, reservation: Reservation) -> None:
+        """Release a reservation whose call is not launched and was not recorded."""
+        with self._lock:
+            del self._open[reservation.call]
+
     def take_up(self, **about: Any) -> Reservation | None:
         """Hold again what an earlier attempt left open for a call of this description; None where it left none.
 
@@ -107,9 +125,12 @@ class Budget:
 
     def write(self, lines: Sequence[dict[str, Any]]) -> None:
         """Make lines durable, then count them."""
+        for line in lines:
+            if fault := _fault(line):  # counting it would make money from nothing
+                raise ValueError(f"a ledger line that {fault}: {line}")
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            store.append_lines(self.path, [store.encode(line) for line in lines])
+            store.append_lines(self.path, [_checked(store.encode(line)) for line in lines])
         with self._lock:
             for line in lines:
                 self._count(line)
@@ -128,21 +149,29 @@ class Budget:
         """Make a reservation durable; only then may its call be launched."""
         await self._durable(reservation.line)
 
-    async def settle(self, reservation: Reservation, usd: float | None) -> None:
+    async def settle(self, reservation: Reservation, usd: float | None, claimed: float | None = None) -> None:
         """Replace a reservation by the bill; `Incomplete` when there is a limit and the bill exceeds the reservation.
 
-        usd: None for a call that ended without a bill; its whole reservation then counts as possibly paid.
+        usd: None for a call that ended without a bill; its whole reservation then counts as possibly paid. claimed: the
+        amount by the server's own bill, which is kept where it is lower.
         """
         bound = reservation.usd
         if usd is None:
             await self._durable({"call": reservation.call, "possibly": bound})
             return
-        await self._durable({"call": reservation.call, "settled": usd})
+        lower = {} if claimed is None or claimed >= usd else {"claimed": max(claimed, 0.0)}
+        await self._durable({"call": reservation.call, "settled": usd, **lower})
         if self.limit is not None and bound is not None and usd > bound * (1 + ROUNDING):
             raise Incomplete(
                 f"A call was billed {usd:.6f} USD, more than the {bound:.6f} USD that were reserved for it, so the "
                 "limit cannot be kept. Correct the prices of that model, then go on with --resume."
             )
+
+    def add(self, other: "Budget") -> None:
+        """Add the sums of another ledger."""
+        self.spent, self.possibly = self.spent + other.spent, self.possibly + other.possibly
+        self.understated += other.understated
+        self.understated_usd += other.understated_usd
 
     def _count(self, line: dict[str, Any]) -> None:
         """Add a line to the sums; a reservation of an earlier attempt is opened by its line."""
@@ -154,13 +183,18 @@ class Budget:
         self._open.pop(call, None)
         self.spent += line.get("settled") or 0.0
         self.possibly += line.get("possibly") or 0.0
+        if "claimed" in line:
+            self.understated += line.get("understated", 1)
+            self.understated_usd += max(line["settled"] - line["claimed"], 0.0)
 
     def _read(self, path: Path) -> None:
         """Count an earlier attempt's lines; reservations that it left open are possibly paid."""
-        # A torn last line is cut off: its writer did not return, so that no call was launched for it.
-        whole = path.read_bytes().rpartition(b"\n")[0]
-        os.truncate(path, len(whole) + 1 if whole else 0)
-        for line in _lines(path, whole):
+        lines, whole, data = _lines(path)
+        if whole > len(data):
+            store.append_lines(path, [b""])  # a kill came between a line and its line break
+        else:
+            os.truncate(path, whole)
+        for line in lines:
             self._count(line)
             if "reserved" in line:
                 self._left[line["call"]] = line
@@ -170,22 +204,100 @@ class Budget:
         self._open.clear()
 
 
-def totals(folder: Path) -> tuple[float, float] | None:
-    """Return USD spent and possibly paid by the ledger of a run folder, which is only read; None without a ledger."""
+def read(folder: Path) -> Budget | None:
+    """Return the sums of the ledger of a run folder, which is not changed; None without a ledger."""
     path = folder / NAME
     if not path.exists():
         return None
     budget = Budget()
-    for line in _lines(path, path.read_bytes().rpartition(b"\n")[0]):
+    for line in _lines(path)[0]:
         budget._count(line)
-    return budget.spent, budget.possibly + budget.reserved
+    budget.possibly += budget.reserved
+    budget._open.clear()
+    return budget
 
 
-def _lines(path: Path, whole: bytes) -> list[dict[str, Any]]:
+def totals(folder: Path) -> tuple[float, float] | None:
+    """Return USD spent and possibly paid by the ledger of a run folder; None without a ledger."""
+    found = read(folder)
+    return None if found is None else (found.spent, found.possibly)
+
+
+def _checked(line: bytes) -> bytes:
+    """Return a line with its check value as the last key."""
+    return line[:-1] + CHECK + str(zlib.crc32(line)).encode() + b"}"
+
+
+def _lines(path: Path) -> tuple[list[dict[str, Any]], int, bytes]:
+    """Return a ledger's lines, the bytes that they take with their line breaks, and the file's bytes.
+
+    `BadInput` with the number of a line that is no line of a ledger. What a kill left of a last line is not counted.
+    """
+    data = path.read_bytes()
+    *texts, rest = data.split(b"\n")
+    whole = len(data) - len(rest)
+    # Without its line break a last line may be complete, or its line break was changed into another byte.
+    if _is_object(rest):
+        texts, whole = [*texts, rest], len(data) + 1
+    elif _is_object(rest[:-1]):
+        raise _damaged(path, len(texts) + 1, "does not end with a line break")
+    found = []
+    for number, text in enumerate(texts, 1):
+        if not text:
+            continue
+        try:
+            line = orjson.loads(text)
+        except ValueError as error:
+            raise _damaged(path, number, f"is malformed ({error})") from None
+        if fault := _fault(line, text):
+            raise _damaged(path, number, fault)
+        line.pop("crc32", None)
+        found.append(line)
+    return found, whole, data
+
+
+def _is_object(text: bytes) -> bool:
     try:
-        return [orjson.loads(line) for line in whole.split(b"\n") if line]
-    except ValueError as error:
-        raise BadInput(
-            f"{path} holds a malformed line ({error}), so what was spent is not known. Restore it, or start anew with "
-            "--clean."
-        ) from None
+        return isinstance(orjson.loads(text), dict)
+    except ValueError:
+        return False
+
+
+def _damaged(path: Path, number: int, fault: str) -> BadInput:
+    return BadInput(
+        f"{path}, line {number}, {fault}, so what was spent is not known. Restore it, or start anew with --clean."
+    )
+
+
+def _fault(line: Any, text: bytes | None = None) -> str | None:
+    """Return what is wrong with a line, None for nothing. text: the line as it was read, with its check value."""
+    if not isinstance(line, dict):
+        return "is no object"
+    if "crc32" in line and text is not None:
+        kept, _, check = text.rpartition(CHECK)
+        if check != str(zlib.crc32(kept + b"}")).encode() + b"}":
+            return "has changed since it was written: its check value is another"
+    kinds = [name for name in ("reserved", "settled", "possibly") if name in line]
+    if kinds not in (["reserved"], ["settled"], ["possibly"], ["settled", "possibly"]):
+        return f"has {' and '.join(kinds) or 'none of reserved, settled and possibly'}"
+    allowed = {"call", "crc32", *kinds, *(ABOUT if kinds == ["reserved"] else ())}
+    allowed |= {"claimed", "understated"} if "settled" in kinds else set()
+    if unknown := sorted(line.keys() - allowed):
+        return f"has the unknown key {unknown[0]!r}"
+    if not _is_count(line.get("call")):
+        return f"has the call {line.get('call')!r}"
+    if "understated" in line and not _is_count(line["understated"]):
+        return f"has understated {line['understated']!r}"
+    for name in (*kinds, "claimed"):
+        unknown_price = line.get(name) is None and name in ("reserved", "possibly")
+        if name in line and not unknown_price and not _is_amount(line[name]):
+            return f"has {name} {line[name]!r}, which is no amount of money"
+    return None
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value > 0
+
+
+def _is_amount(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value) and value >= 0

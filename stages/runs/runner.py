@@ -432,6 +432,9 @@ def _close(out: RunWriter, status: Status, reason: str, seconds: float) -> None:
     record.finished_at = datetime.now(UTC).isoformat(timespec="seconds")
     record.seconds += seconds
     record.cost_usd, record.possibly_usd = out.budget.spent, out.budget.possibly + out.budget.reserved
+    if out.budget.understated:
+        lower = {"answers": out.budget.understated, "usd": out.budget.understated_usd}
+        record.outcome.summary["understated_bills"] = lower
     (out.path / RESERVE).unlink(missing_ok=True)  # frees its bytes for the manifest
     try:
         if status == "complete":

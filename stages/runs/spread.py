@@ -22,7 +22,7 @@ from stages.errors import ComposerError, Incomplete
 from stages.runs import ledger, store
 from stages.runs.artifact import Inputs, Interrupted, Manifest, Run, RunWriter
 from stages.runs.config import StageConfig
-from stages.runs.ledger import Reservation
+from stages.runs.ledger import Budget, Reservation
 from stages.runs.records import Row
 from stages.runs.stage import load_stage
 
@@ -54,8 +54,8 @@ class ShardWriter(RunWriter):
     worker = True
 
     def __init__(self, shard: Shard) -> None:
-        units, spent, possibly = _shard_results(shard.folder)
-        lent = None if shard.lent is None else max(shard.lent - (spent + possibly), 0.0)
+        units, paid = _shard_results(shard.folder)
+        lent = None if shard.lent is None else max(shard.lent - (paid.spent + paid.possibly), 0.0)
         record = Manifest(composer="", stage=shard.stage, stage_version=load_stage(shard.stage).version, fingerprint="")
         # A folder of this process alone: a worker that was declared dead may still be writing into its own.
         super().__init__(shard.folder / uuid4().hex, record, cache=shard.cache, max_cost=lent)
@@ -184,20 +184,26 @@ def _polling(condition: Callable[[], bool], act: Callable[[], object]) -> Iterat
 
 def _merge(folder: Path, out: RunWriter, held: Reservation | None) -> None:
     """Make durable what the workers of a shard finished and spent, then delete the shard's folder."""
-    done, spent, possibly = _shard_results(folder)
+    done, paid = _shard_results(folder)
     out.write_all([(row.pop("unit"), row, row.pop("failed")) for row in done.values()])
     out.attempted.update(done)
     if held is not None:  # None: an attempt settled it, and was killed before it deleted the folder
-        out.budget.write([{"call": held.call, "settled": spent, "possibly": possibly}])
+        line: Row = {"call": held.call, "settled": paid.spent, "possibly": paid.possibly}
+        if paid.understated:
+            claimed = max(paid.spent - paid.understated_usd, 0.0)
+            line |= {"claimed": claimed, "understated": paid.understated}
+        out.budget.write([line])
     rmtree(folder, ignore_errors=True)
 
 
-def _shard_results(folder: Path) -> tuple[dict[str, Row], float, float]:
-    """Return what all workers of a shard did: units by name, USD spent and USD possibly paid."""
+def _shard_results(folder: Path) -> tuple[dict[str, Row], Budget]:
+    """Return what all workers of a shard did: units by name, and the sums of their ledgers."""
     attempts = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.exists() else []
     units: dict[str, Row] = {}
     for row in (row for attempt in attempts for row in store.read_units(attempt / "steps")):
         if row["unit"] not in units or units[row["unit"]]["failed"]:  # a success counts, whichever came last
             units[row["unit"]] = row
-    totals = [total for attempt in attempts if (total := ledger.totals(attempt))]
-    return units, sum(spent for spent, _ in totals), sum(possibly for _, possibly in totals)
+    paid = Budget()
+    for one in filter(None, map(ledger.read, attempts)):
+        paid.add(one)
+    return units, paid

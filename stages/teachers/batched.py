@@ -11,7 +11,9 @@ from itertools import islice
 
 from stages.policy import Sample, background
 from stages.policy.batches import ENDED, Batches, ServerBatch
-from stages.policy.endpoint import EndpointPolicy
+from stages.policy.billing import Asked
+from stages.policy.client import Overlong
+from stages.policy.endpoint import EndpointPolicy, unlimited
 from stages.runs import store
 from stages.runs.artifact import RunWriter
 from stages.runs.records import Row
@@ -82,13 +84,13 @@ class TeacherBatches:
         """Create one batch or find it again, wait for its end, and write its answers."""
         names, batch_id = (self._units()[key]["batch"][name] for name in ("questions", "id"))
         requests = {name: self._policy.request(self._questions[name].turn) for name in names}
-        bounds = {name: self._policy.bound(request) for name, request in requests.items()}
+        asked = {name: Asked.of(request, self._config) for name, request in requests.items()}
         # Money that an earlier attempt reserved under this key; None before the reservation and after the settlement.
         reservation = self._policy.budget.take_up(batch=key)
         if batch_id is None:
             # No id was recorded: the batch may not exist, or a kill came between its creation and the record.
             if reservation is None:
-                usd = sum(self._config.cost(*bound) for bound in bounds.values()) if self._config.priced else None
+                usd = sum(one.usd(self._config) for one in asked.values()) if self._config.priced else None
                 reservation = await self._policy.budget.room(usd, model=self._config.model, batch=key)
                 await self._policy.budget.record(reservation)
             batch_id = await self._server.find_or_create(key, requests.items())
@@ -96,11 +98,18 @@ class TeacherBatches:
         batch = await self._ended(batch_id)
         if batch.refused is not None:
             if reservation is not None:
-                await self._policy.budget.settle(reservation, 0.0)
+                # Free where the server refused the requests as a whole; with files it has done some of them.
+                await self._policy.budget.settle(reservation, None if batch.files else 0.0)
             self._record(key, names, batch_id, ended=True)
             raise self._server.not_taken(batch.refused)
-        lines = await self._server.results(batch)
-        samples = {name: self._server.sample(lines.get(name), bounds[name]) for name in names}
+        lines = await self._server.results(batch, asked)
+        samples: dict[str, Sample] = {}
+        overlong: Overlong | None = None
+        for name in names:
+            try:
+                samples[name] = self._server.sample(lines.get(name), asked[name])
+            except Overlong as error:
+                samples[name], overlong = error.sample, error
         # Answers first, the bill next, the end of the batch last: after a kill in between, the next attempt reads the
         # same files again and repeats only what is idempotent. Errors are not cached: another run may ask again.
         bought = [
@@ -113,8 +122,12 @@ class TeacherBatches:
         self._out.write_all(self._written(self._questions[name], samples[name]) for name in fresh)
         self._out.progress("answers of batches", len(self._questions) - len(self._missing()), len(self._questions))
         if reservation is not None:  # None: an attempt before a kill has settled the bill
-            await self._policy.budget.settle(reservation, sum(sample.cost_usd for sample in samples.values()))
+            claims = [s.cost_usd if s.claimed_usd is None else s.claimed_usd for s in samples.values()]
+            paid = sum(sample.cost_usd for sample in samples.values())
+            await self._policy.budget.settle(reservation, paid, sum(claims))
         self._record(key, names, batch_id, ended=True)
+        if overlong is not None:
+            raise unlimited(self._config, overlong)
 
     async def _ended(self, batch_id: str) -> ServerBatch:
         """Wait for the batch to end; a stop request leaves it running on the server."""

@@ -204,7 +204,7 @@ class TeacherQuestion:
     def price_bound(self) -> float:
         """Return an upper bound of the answer's price in USD."""
         size = len(store.encode(self._read_messages(self.state))) + len(store.encode(self.tools))
-        return self.teacher.cost(prompt_bound(size), self.teacher.longest_answer())
+        return self.teacher.most(prompt_bound(size), self.teacher.longest_answer())
 
     def row(self, sample: Sample) -> Row:
         """Return the `teacher_action` row of an answer."""

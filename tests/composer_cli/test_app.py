@@ -1,9 +1,16 @@
 import json
+import re
 import subprocess
 import sys
+from fnmatch import fnmatchcase
 from pathlib import Path
 
+import pytest
+
+from composer_cli.app import click_command
+from composer_cli.help import first_sentence
 from stages import STAGES
+from stages.runs.stage import load_stage
 
 ROOT = Path(__file__).parents[2]
 HEAVY = {
@@ -55,6 +62,42 @@ def test_a_stage_lists_its_settings_and_only_the_short_options_it_has(composer):
     assert "policy.temperature=1.0" in collect and "--env" in collect and "--teachers" not in collect
     assert "compare=outcome" in pairs and "--env" not in pairs
     assert "--teachers" in composer("replay-teachers", "--help").stdout
+
+
+def test_help_shows_what_most_runs_need_and_with_all_the_rest(composer):
+    from composer_cli.settings import known
+
+    keys = [key for key, _ in known(load_stage("train").config)]
+    short, full = composer("train", "--help").stdout, composer("train", "--help", "--all").stdout
+    shown = [key for key in keys if re.search(rf"^  {re.escape(key)}\b(?!\.)", short, re.MULTILINE)]
+    assert {"arm", "policy.model", "weights.dpo", "optimisation.steps"} <= set(shown) and len(shown) < 30
+    assert "--artifacts" not in short and "--artifacts" in full
+    assert all(re.search(rf"^  {re.escape(key)}\b", full, re.MULTILINE) for key in keys)
+    assert f"lists {len(keys) - len(shown)} settings and" in short and "--help --all" not in full
+    for words in (["--all"], ["--all", "--help"], ["-h", "--all"]):
+        assert composer("train", *words).stdout == full
+    assert len(short.splitlines()) < 90
+    assert "on.python" not in composer("run", "--help").stdout and "on.python" in composer("run", "--all").stdout
+
+
+def test_every_basic_setting_and_rare_option_exists():
+    from composer_cli.help import BASIC_SETTINGS, RARE_OPTIONS
+    from composer_cli.settings import known
+
+    keys = [key for stage in STAGES for key, _ in known(load_stage(stage).config)]
+    assert [basic for basic in BASIC_SETTINGS if not any(fnmatchcase(key, basic) for key in keys)] == []
+    names = {param.name for command in click_command().commands.values() for param in command.params}
+    assert set(RARE_OPTIONS) <= names
+
+
+@pytest.mark.parametrize("group", [[], ["probe"], ["swe"]])
+def test_no_summary_of_a_command_is_cut_off(group, composer):
+    shown = " ".join(composer(*group, "--help", COLUMNS="80").stdout.split())
+    command = click_command()
+    for word in group:
+        command = command.commands[word]
+    assert "..." not in shown.replace("[ARGS]...", "")
+    assert all(first_sentence(one.help) in shown for one in command.commands.values())
 
 
 def test_version_says_which_composer_this_is(composer):

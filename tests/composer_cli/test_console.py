@@ -114,7 +114,7 @@ def test_watching_shows_them_without_a_terminal_too(tmp_path, capfd):
 
 def test_a_chain_and_a_training_can_be_watched_and_an_import_has_nothing_to_watch(tmp_path):
     for words, there in (["run"], True), (["train"], True), (["evaluate"], True), (["import"], False):
-        assert ("--watch" in call(tmp_path, *words, "--help").stdout) is there
+        assert ("--watch" in call(tmp_path, *words, "--help", "--all").stdout) is there
 
 
 SLOWLY = ["-s", "tasks=3", "-s", "samples=1", "-s", "in_flight.episodes=1"]

@@ -42,9 +42,8 @@ def test_every_distinct_state_is_asked_once(tmp_path: Path, collected: Callable[
     assert len(distinct) < len(steps)
     assert len(rows) == len(server.requests) == 2 * len(distinct)
     assert sum(r["num_steps"] for r in rows) == 2 * len(steps)
-    assert (
-        run.manifest.cost_usd == pytest.approx(sum(r["cost_usd"] for r in rows)) == pytest.approx(len(rows) * 15 / 1e6)
-    )
+    assert sum(r["cost_usd"] for r in rows) == pytest.approx(len(rows) * 15 / 1e6)
+    assert run.manifest.cost_usd == pytest.approx((len(rows) * 15 + 2 * 11) / 1e6), "with a probing call a server"
     assert run.manifest.summary["verdict"] == "AFFORDABLE"
 
 
@@ -80,7 +79,8 @@ def test_the_budget_stops_and_resumes_without_paying_twice(tmp_path: Path, colle
         assert len(server.requests) == 2
         run = replay(tmp_path, rollouts, teachers, resume=True)
     assert len(server.requests) == len(run.rows(TEACHER_ACTION))
-    assert run.manifest.cost_usd == pytest.approx(len(server.requests))
+    probe = (10 * 1.0 + 1 * 1e6 / 64) / 1e6
+    assert run.manifest.cost_usd == pytest.approx(len(server.requests) + probe)
 
 
 def test_a_local_model_is_a_teacher_too(tmp_path: Path, tiny: Path, collected: Callable[..., Run]) -> None:

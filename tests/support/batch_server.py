@@ -112,7 +112,7 @@ def serving_batches(server: BatchServer) -> Iterator[BatchServer]:
                     body = json.loads(raw)
                     if body["messages"] != QUESTION:
                         server.singles.append(body)
-                    self.send(200, answer("OK", 0, 0))
+                    self.send(200, answer("OK", 10, 1))
 
         def get(self) -> None:
             with lock:

@@ -82,7 +82,7 @@ def strict(reply: Callable[[dict[str, Any], int], "Reply"]) -> Callable[[dict[st
 class Server:
     """Base URL, the body of every request that came in, and the key that each was sent with.
 
-    Probing calls are answered apart, for nothing, and listed in `probes`.
+    Probing calls are answered apart and listed in `probes`.
     """
 
     url: str
@@ -95,7 +95,7 @@ class Server:
 def serving(
     reply: Callable[[dict[str, Any], int], Reply],
     listing: Reply | None = None,
-    probed: Callable[[dict[str, Any], int], Reply] = lambda body, earlier: Reply(body=answer("OK", 0, 0)),
+    probed: Callable[[dict[str, Any], int], Reply] = lambda body, earlier: Reply(body=answer("OK", 10, 1)),
 ) -> Iterator[Server]:
     """Serve until the block ends; `reply` gets the request's body and how many requests came before it.
 

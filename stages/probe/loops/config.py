@@ -7,6 +7,7 @@ from pydantic import Field
 
 from stages import envs
 from stages.envs.config import EnvStageConfig
+from stages.errors import BadInput
 from stages.policy.base import PolicyConfig
 from stages.probe.adapters.names import DescentConfig
 from stages.probe.checks.prompts import HINTED, Contract
@@ -67,6 +68,13 @@ class RecordedConfig(Settings):
         """Return the settings; the folder enters by the bytes in it."""
         return {**super().identity(), "content": store.folder_sha256(Path(self.folder).expanduser())}
 
+    def check(self) -> list[str]:
+        """Return how many files of recorded rows there are; `BadInput` without any."""
+        files = sorted(Path(self.folder).expanduser().glob("*.jsonl.gz"))
+        if not files:
+            raise BadInput(f"{self.folder} holds no *.jsonl.gz files of recorded rows.")
+        return [f"recorded rows: {len(files)} files in {self.folder}"]
+
 
 class PoolConfig(EnvStageConfig):
     """Which sources answer which problems, and how often."""
@@ -90,6 +98,10 @@ class PoolConfig(EnvStageConfig):
     """One entry for each run of rollouts that is given by --from, in that order."""
     tokenizer: PolicyConfig | None = None
     """The model whose tokenizer rendered the given rollouts; None for the first of `sources`."""
+
+    def check(self) -> list[str]:
+        """Return what was checked: of recorded rows their files alone, since nothing is played or sampled then."""
+        return super().check() if self.recorded is None else self.recorded.check()
 
 
 class ReplayConfig(StageConfig):

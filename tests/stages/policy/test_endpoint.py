@@ -308,7 +308,7 @@ def test_a_bill_above_its_reservation_stops_the_run(tmp_path: Path) -> None:
         (Reply(body=b"<html>busy</html>"), "possibly"),
         (Reply(502, {"error": {"message": "bad gateway"}}), "possibly"),
         (Reply(429, {"error": {"message": "slow down"}}, {"Retry-After": "0"}), "nothing"),
-        (Reply(400, {"error": {"message": "too long"}}), "nothing"),
+        (Reply(400, {"error": {"message": "too long"}}), "possibly"),
         (Reply(body={**answer(""), "choices": []}), "spent"),
     ],
 )

@@ -192,7 +192,7 @@ def test_a_call_waits_for_money_that_others_hold() -> None:
 
 def test_a_malformed_line_is_named(tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(b'{"call":1,"reserved":1.0}\nnonsense\n{"call":1,"settled":1.0}\n')
-    with pytest.raises(BadInput, match="malformed line"):
+    with pytest.raises(BadInput, match="line 2, is malformed"):
         Budget(1.0, tmp_path / NAME)
 
 
@@ -202,6 +202,7 @@ def test_lines_are_readable_without_the_program(tmp_path: Path) -> None:
     assert held is not None
     budget.write([held.line, {"call": held.call, "settled": 0.125}])
     lines = [orjson.loads(line) for line in (tmp_path / NAME).read_bytes().splitlines()]
+    assert all(isinstance(line.pop("crc32"), int) for line in lines)
     assert lines == [{"call": 1, "reserved": 0.5, "teacher": "coder"}, {"call": 1, "settled": 0.125}]
 
 

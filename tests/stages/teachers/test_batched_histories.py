@@ -18,7 +18,8 @@ from support.server import Reply, answer
 
 from stages.errors import Incomplete, UsageError
 from stages.policy import Sample, background
-from stages.policy.endpoint import AnswerCache, EndpointPolicy
+from stages.policy.answers import AnswerCache
+from stages.policy.endpoint import EndpointPolicy
 from stages.runs.artifact import Interrupted, Manifest, RunWriter
 from stages.runs.ledger import Budget, totals
 from stages.runs.records import Row

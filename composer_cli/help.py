@@ -1,0 +1,131 @@
+"""What `--help` shows: the settings and options that most runs need, and with `--help --all` all of them.
+
+A setting is basic where its key fits one of `BASIC_SETTINGS`; a stage with few settings shows them all.
+"""
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from typing import Any, Literal, get_args, get_origin
+
+from typer.core import TyperCommand, TyperGroup
+
+from stages import stages_of
+
+ALL = "--all"
+FEW = 8
+"""Settings of a stage that are shown without choosing among them."""
+BASIC_SETTINGS = (
+    # every stage that plays or asks
+    *("seed", "env.name", "env.options", "max_steps", "tasks", "samples", "temperature"),
+    *("policy.model", "policy.base_url", "policy.api_key_env", "policy.temperature", "policy.max_tokens"),
+    *(f"teachers.N.{key}" for key in ("name", "model", "base_url", "api_key_env", "max_tokens")),
+    *("teachers.N.usd_per_mtok_in", "teachers.N.usd_per_mtok_out", "gate.rule", "batch"),
+    # train
+    *("arm", "weights.*", "optimisation.steps", "optimisation.prompts_per_step", "optimisation.generations"),
+    *("optimisation.learning_rate", "adapter.rank", "pairs.per_step"),
+    # evaluate
+    *("baseline", "treatment", "control", "with_start", "looks", "planning.gain", "planning.seeds"),
+    # tasks, and the probe
+    *("env", "package", "kinds", "difficulty", "proposer.model", "proposer.base_url", "through", "traces"),
+    *("model.model", "student.model", "teacher.model", "sources.N.name", "sources.N.policy.model", "sources.N.samples"),
+    *("sources.N.lora", "sources.N.role", "problems", "recorded.folder", "adapter", "rank", "loss", "pairs.source"),
+    *("pairs.count", "steps", "descent.learning_rate", "seeds", "alpha"),
+)
+"""Keys of settings, with * for any part."""
+RARE_OPTIONS = (
+    *("seed", "out", "clean", "on", "trust", "json", "verbose", "quiet", "watch", "artifacts", "dj", "diloco"),
+    *("replicas", "batch", "tune", "plan"),
+)
+"""Names of a stage's options that only `--help --all` shows."""
+
+
+def is_basic(key: str) -> bool:
+    """Return whether a setting is among those that most runs need."""
+    return any(fnmatchcase(key, basic) for basic in BASIC_SETTINGS)
+
+
+class HelpCommand(TyperCommand):
+    """A command whose help is short unless it is asked for with `--all`, in any order and place."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Note `--all` beside `--help`, which would end the command before a later word is read."""
+        before = args[: args.index("--")] if "--" in args else args
+        ctx.meta[ALL] = ALL in before
+        return list(super().parse_args(ctx, [*(["--help"] if ctx.meta[ALL] else []), *args]))
+
+    def settings(self, ctx: Any) -> Iterable[tuple[str, Any, str]]:
+        """Yield (title, settings, prefix of their keys) for each section of settings."""
+        return ()
+
+    def all_params(self, ctx: Any) -> list[Any]:
+        """Return the options of the command."""
+        return super().get_params(ctx)
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the options: all of them to parse, and to show those that were asked for."""
+        params = self.all_params(ctx)
+        if ctx.meta.get("shown") and not ctx.meta.get(ALL):
+            return [param for param in params if param.name not in RARE_OPTIONS]
+        return params
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """List the options."""
+        ctx.meta["shown"] = True
+        super().format_options(ctx, formatter)
+        ctx.meta["shown"] = False
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """List the settings with their defaults, from their declarations, and how many are not shown."""
+        hidden = 0
+        for title, config, prefix in self.settings(ctx):
+            rows = described(config, prefix)
+            shown = [(name, text) for key, name, text in rows if ctx.meta.get(ALL) or len(rows) <= FEW or is_basic(key)]
+            hidden += len(rows) - len(shown)
+            if shown:
+                with formatter.section(title):
+                    formatter.write_dl(shown)
+        if not ctx.meta.get(ALL):
+            rare = sum(param.name in RARE_OPTIONS and not param.hidden for param in self.all_params(ctx))
+            more = [f"{hidden} settings"] if hidden else []
+            more += [f"{rare} options"] if rare else []
+            if more:
+                formatter.write_paragraph()
+                formatter.write_text(f"`{ctx.command_path} --help --all` lists {' and '.join(more)} more.")
+
+
+class CommandGroup(TyperGroup):
+    """A group whose commands are listed with their whole first sentence; typer cuts a summary off at one line."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the commands, those of the pipeline first."""
+        pipeline, others = list[tuple[str, str]](), list[tuple[str, str]]()
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            if command is not None and not command.hidden:
+                rows = pipeline if name in stages_of("pipeline") else others
+                rows.append((name, first_sentence(command.help or "")))
+        width = max(len(name) for name, _ in [*pipeline, *others])
+        for title, rows in (("The pipeline, in its order", pipeline), ("Commands", others)):
+            if rows:
+                with formatter.section(title):
+                    # Names of one width, so that the summaries of both lists begin below each other.
+                    formatter.write_dl([(f"{name:<{width}}", text) for name, text in rows])
+
+
+def first_sentence(text: str) -> str:
+    """Return the first sentence of a help text."""
+    first, more, _ = text.partition("\n\n")[0].partition(". ")
+    return f"{first}." if more else first
+
+
+def described(config: Any, prefix: str = "") -> list[tuple[str, str, str]]:
+    """Return key, `KEY=DEFAULT` and description of every setting, with the allowed words where there are few."""
+    from composer_cli.settings import default_of, known
+
+    rows = []
+    for name, field in known(config):
+        default = default_of(field)
+        shown = name if default is None else f"{name}={default if default != '' else repr('')}"
+        choices = f"One of {', '.join(get_args(field.annotation))}." if get_origin(field.annotation) is Literal else ""
+        rows.append((name, f"{prefix}{shown}", " ".join(filter(None, [field.description, choices]))))
+    return rows

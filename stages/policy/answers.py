@@ -1,0 +1,257 @@
+"""The cache of paid answers: SQLite files that all runs share, in which no damaged answer is taken for another one.
+
+Each answer is kept with a SHA-256 over its key and its bytes, so that a changed byte, a truncated file or two records
+that changed places are noticed: that answer counts as missing and is bought again. SQLite itself has no checksums. A
+file that SQLite can no longer write is left as it is, and `answers-2.sqlite` takes what comes; both are read.
+
+Files of earlier versions have no digests. Their answers are read once, checked for their fields, and given digests.
+"""
+
+import hashlib
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import orjson
+from pydantic import TypeAdapter
+
+from stages.policy.base import Sample
+from stages.redaction import redacted_bytes
+from stages.runs import store
+
+NO_DAMAGE = {
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_INTERRUPT,
+    sqlite3.SQLITE_IOERR,
+}
+"""SQLite's errors about the machine; those about the file are many, as every byte of it may change."""
+SHORT_READ = sqlite3.SQLITE_IOERR_SHORT_READ
+"""A file that ends too early, which SQLite counts among the errors of the machine."""
+Report = Callable[[str], None]
+
+
+class AnswerCache:
+    """Paid answers by content; safe for several threads and processes.
+
+    The same question with the same sampling settings is never bought twice.
+
+    A key is the digest of server, model, messages, sampling and seed; never of the API key or the time. path: the first
+    file. report: gets a sentence about damage that was found.
+    """
+
+    def __init__(self, path: Path, report: Report = lambda text: None) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.damaged = 0
+        """Answers that were found damaged."""
+        self._path, self._report = path, report
+        self._bad_keys: set[str] = set()
+        self._files: list[_File] = []
+        numbers = [1]
+        for other in path.parent.glob(f"{path.stem}-*{path.suffix}"):
+            word = other.stem.removeprefix(f"{path.stem}-")
+            numbers += [int(word)] if word.isdecimal() else []
+        self._last = max(numbers)
+        for number in sorted(numbers):
+            self._open(number)
+        if not self._files or self._files[-1].number < self._last:
+            self._begin_another()
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        """Return the answer under a key; None where there is none, and where it is damaged."""
+        for file in reversed(self._files):
+            try:
+                row = file.get(key)
+            except sqlite3.Error as error:
+                if not _is_damage(error, file.path):
+                    raise
+                self._tell(key, f"{file.path} is damaged ({error}): an answer in it cannot be read")
+                continue
+            if row is None:
+                continue
+            answer, sha256 = row
+            if file.unchecked and _is_answer(key, answer):
+                sha256 = _digest(key, answer)
+            if (found := _verified(key, answer, sha256)) is not None:
+                return found
+            self._tell(key, f"{file.path} is damaged: the answer {key[:12]} in it has changed since it was paid")
+        return None
+
+    def put_all(self, answers: Sequence[tuple[str, dict[str, Any]]]) -> None:
+        """Store answers durably before returning; an answer that a key already has stays, unless it is damaged."""
+        rows = [(key, redacted_bytes(store.encode(answer))) for key, answer in answers]
+        file, why = self._files[-1], "an answer that was written there cannot be read"
+        try:
+            file.put(rows, self._bad_keys)
+            # A damaged index may hold a key without its row: SQLite then ignores what is inserted.
+            if all(self._readable(file, key) for key, _ in rows):
+                return
+        except sqlite3.Error as error:
+            if not _is_damage(error, file.path):
+                raise
+            why = str(error)
+        self._report(f"{file.path} is damaged ({why}), so paid answers are kept in a new file beside it")
+        self._begin_another()
+        self._files[-1].put(rows, self._bad_keys)
+
+    def _readable(self, file: "_File", key: str) -> bool:
+        row = file.get(key)
+        return row is not None and _verified(key, *row) is not None
+
+    def _open(self, number: int) -> None:
+        path = self._path if number == 1 else self._path.with_stem(f"{self._path.stem}-{number}")
+        try:
+            self._files.append(_File(path, number))
+        except sqlite3.Error as error:
+            if not _is_damage(error, path):
+                raise
+            self._report(f"{path} is damaged ({error}), so the answers in it are bought again")
+
+    def _begin_another(self) -> None:
+        self._last += 1
+        self._open(self._last)
+
+    def _tell(self, key: str, what: str) -> None:
+        if key not in self._bad_keys:
+            self._bad_keys.add(key)
+            self.damaged += 1
+            self._report(f"{what}, so it is asked for again")
+
+
+class _File:
+    """One SQLite file. Reading has a connection of its own, so that it does not wait for a commit."""
+
+    def __init__(self, path: Path, number: int) -> None:
+        self.path, self.number = path, number
+        self.unchecked = False
+        """Whether this is a file of an earlier version, so damaged that no digests could be added."""
+        # A connection may be used by any thread, but by one at a time.
+        self._locks = {"read": threading.Lock(), "write": threading.Lock()}
+        # timeout: seconds that a write waits for one of another process. isolation_level None: transactions begin where
+        # they are written below, not before the first statement.
+        connect = partial(sqlite3.connect, path, check_same_thread=False, timeout=30, isolation_level=None)
+        self._writer: sqlite3.Connection = connect()
+        self._reader: sqlite3.Connection = connect()
+        self._reader.text_factory = bytes  # a changed type may make text of an answer, and not in UTF-8
+        try:
+            self._writer.execute("PRAGMA journal_mode=WAL")  # readers do not wait for a writer
+            self._writer.execute(
+                "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer BLOB NOT NULL, sha256 BLOB)"
+            )
+            try:
+                self._add_digests()
+            except sqlite3.Error as error:
+                if not _is_damage(error, path):
+                    raise
+                self.unchecked = True
+        except BaseException:
+            self._writer.close()
+            self._reader.close()
+            raise
+
+    def get(self, key: str) -> tuple[Any, Any] | None:
+        """Return the answer's bytes and digest under a key, as the file has them."""
+        with self._locks["read"]:
+            digest = "NULL" if self.unchecked else "sha256"
+            asked = f"SELECT answer, {digest} FROM answers WHERE key = ?"  # noqa: S608 (our own words)
+            found = self._reader.execute(asked, (key,)).fetchone()
+        return tuple(found) if found else None
+
+    def put(self, rows: Sequence[tuple[str, bytes]], bad_keys: set[str]) -> None:
+        """Store rows; those of `bad_keys` replace what is there, and their keys are taken out of the set."""
+        with self._locks["write"]:
+            kept = [row for row in rows if row[0] not in bad_keys]
+            mended = [row for row in rows if row[0] in bad_keys]
+            with _transaction(self._writer):
+                for way, some in (("IGNORE", kept), ("REPLACE", mended)):
+                    checked = [(key, answer, _digest(key, answer)) for key, answer in some]
+                    insert = f"INSERT OR {way} INTO answers VALUES (?, ?, ?)"  # noqa: S608 (our own words)
+                    self._writer.executemany(insert, checked)
+            bad_keys.difference_update(key for key, _ in mended)
+
+    def _add_digests(self) -> None:
+        """Give the answers of an earlier version digests, once."""
+        if self._has_digests():
+            return
+        with _transaction(self._writer):
+            if self._has_digests():  # another process was faster
+                return
+            self._writer.execute("ALTER TABLE answers ADD COLUMN sha256 BLOB")
+            ((last,),) = self._writer.execute("SELECT coalesce(max(rowid), 0) FROM answers").fetchall()
+            for start in range(0, last + 1, 1000):
+                some = self._writer.execute(
+                    "SELECT rowid, key, answer FROM answers WHERE rowid BETWEEN ? AND ?", (start, start + 999)
+                ).fetchall()
+                found = [(_digest(key, answer), row) for row, key, answer in some if _is_answer(key, answer)]
+                self._writer.executemany("UPDATE answers SET sha256 = ? WHERE rowid = ?", found)
+
+    def _has_digests(self) -> bool:
+        return any(row[1] == "sha256" for row in self._writer.execute("PRAGMA table_info(answers)"))
+
+
+class _transaction:  # noqa: N801 - used as a function
+    """A transaction that is rolled back on an error; it begins with the lock for writing, where `timeout` applies."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        self._connection.execute("BEGIN IMMEDIATE")  # upgrading a lock for reading fails at once
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if error is None:
+            self._connection.execute("COMMIT")
+        elif self._connection.in_transaction:  # SQLite itself ends some that failed
+            self._connection.execute("ROLLBACK")
+
+
+def _digest(key: str, answer: bytes) -> bytes:
+    return hashlib.sha256(key.encode() + b"\n" + answer).digest()
+
+
+def _verified(key: str, answer: Any, sha256: Any) -> dict[str, Any] | None:
+    """Return an answer whose digest is that of these bytes under this key; None for any other."""
+    if not isinstance(answer, bytes) or sha256 != _digest(key, answer):
+        return None
+    found = orjson.loads(answer)
+    names = {field.name for field in fields(Sample)}
+    return {name: value for name, value in found.items() if name in names}  # a newer version may have more of them
+
+
+REQUIRED = {"text", "finish_reason", "prompt_tokens", "completion_tokens", "cost_usd", "error_type", "usage_by"}
+"""Fields that answers of every version have."""
+
+
+@cache
+def _samples() -> TypeAdapter[Sample]:
+    return TypeAdapter(Sample)
+
+
+def _is_answer(key: Any, answer: Any) -> bool:
+    """Return whether these are a key and the JSON of a sample: all that can be checked without a digest."""
+    try:
+        found = orjson.loads(answer)
+        _samples().validate_json(answer, strict=True)
+    except (ValueError, TypeError):  # pydantic's errors are of the former
+        return False
+    is_key = isinstance(key, str) and len(key) == 64 and not key.strip("0123456789abcdef")
+    return is_key and REQUIRED <= found.keys() <= {field.name for field in fields(Sample)}
+
+
+def _is_damage(error: sqlite3.Error, path: Path) -> bool:
+    """Return whether SQLite's error is about the bytes of this file, and not about the machine."""
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is None or code == SHORT_READ:  # without one: Python could not convert what came
+        return True
+    if code & 0xFF == sqlite3.SQLITE_READONLY:  # a byte of the header may say so, too
+        return os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+    return code & 0xFF not in NO_DAMAGE
