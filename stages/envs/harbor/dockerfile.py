@@ -41,7 +41,7 @@ class CopiedFiles:
 
 
 @dataclass
-class Recipe:
+class DockerRecipe:
     """What a Dockerfile asks for, in order. commands: shell commands with the folder that they are run in."""
 
     image: str = ""
@@ -52,9 +52,9 @@ class Recipe:
     """Absolute folders that are made or copied into."""
 
 
-def follow(text: str) -> Recipe:
+def follow(text: str) -> DockerRecipe:
     """Return what a Dockerfile asks for; `NotFollowed` where it needs an engine."""
-    recipe = Recipe()
+    recipe = DockerRecipe()
     for line, word, rest in instructions(text):
         rest = _substituted(rest, recipe.env) if word in ("COPY", "ADD", "WORKDIR", "ENV") else rest
         if word == "FROM":

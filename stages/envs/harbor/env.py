@@ -19,9 +19,9 @@ from stages.envs.base import Grade, Observation, Split, Task, Work
 from stages.envs.bash import SUBMIT, ActionError, fenced, observation, parse_bash
 from stages.envs.folders import UnwieldyTree
 from stages.envs.harbor import machines, task_folder, verifying
-from stages.envs.harbor.machines import COMMAND_S, Machine, Place
+from stages.envs.harbor.machines import COMMAND_S, Machine, PlayedIn
 from stages.envs.harbor.task_folder import HarborStep, HarborTask
-from stages.envs.harbor.verifying import Verdict
+from stages.envs.harbor.verifying import VerifierVerdict
 from stages.envs.repo.session import TOOLS
 from stages.envs.task_table import MOST_REPORTED, split_rows, unusable
 from stages.errors import BadInput, InfrastructureError, UsageError
@@ -85,7 +85,7 @@ class HarborEnv:
                 raise UsageError(f"env.{key} is {value!r}; choose one of: {', '.join(allowed)}.")
         if sandbox == "none":
             raise UsageError("Tasks of Harbor need a machine with /app and /tests of its own. Leave out sandbox=none.")
-        self._place = Place(_engine(runs_in), network == "task")
+        self._place = PlayedIn(_engine(runs_in), network == "task")
         self._path, self._own_limits, self._skips = path, limits == "task", skip_refused
         self._family, self._split_seed, self._eval_share = family, split_seed, eval_share
         self.sandbox, self.max_chars, self._system = self._place.kind, max_chars, SYSTEM
@@ -161,7 +161,7 @@ class HarborEnv:
         self._workdir = self._machine.run("pwd", COMMAND_S).output.strip() or "/"
         if check := found.config.environment.healthcheck:
             machines.check_health(self._machine, check)
-        self._verdicts: list[Verdict] = []
+        self._verdicts: list[VerifierVerdict] = []
         self._well_formed, self._submitted, self._over = True, False, False
         self._failure: InfrastructureError | None = None
         self._begin(found.steps[0])
@@ -237,7 +237,7 @@ class HarborEnv:
         self._submitted = True
         return Observation("", commands=(command,), stop="submitted")
 
-    def _verified(self) -> Verdict:
+    def _verified(self) -> VerifierVerdict:
         """Return the verdict on the present step; artifacts that are too many make it a zero, the agent caused them."""
         machine, task = self._open()
         timeout_s = self._step.verifier_timeout_s
@@ -246,7 +246,7 @@ class HarborEnv:
             return verifying.verify(task, self._step, machine, start, timeout_s)
         except UnwieldyTree as error:
             log.warning("%s: %s", self._label, error)
-            return Verdict({"reward": 0.0}, str(error), planted=False)
+            return VerifierVerdict({"reward": 0.0}, str(error), planted=False)
 
     def grade(self) -> Grade:
         """Run the verifier of the present step and return the task's reward; null with the reason where it has none."""

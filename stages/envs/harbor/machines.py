@@ -27,7 +27,7 @@ from typing import IO, Protocol
 from stages.envs import folders
 from stages.envs.folders import UnwieldyTree
 from stages.envs.harbor import dockerfile
-from stages.envs.harbor.dockerfile import CopiedFiles, NotFollowed, Recipe
+from stages.envs.harbor.dockerfile import CopiedFiles, DockerRecipe, NotFollowed
 from stages.envs.harbor.task_folder import ARTIFACTS, ContainerSource, HarborTask, Healthcheck, User
 from stages.envs.repo import runner, trees
 from stages.errors import InfrastructureError
@@ -57,7 +57,7 @@ WAITING = "trap exit TERM; while :; do sleep 3600 & wait $!; done"
 
 
 @dataclass(frozen=True)
-class Place:
+class PlayedIn:
     """Where tasks are played. engine: the program of a container engine, None for bubblewrap.
 
     network: containers get the engine's network where their task asks for one, else none does.
@@ -108,7 +108,7 @@ class Machine(Protocol):
         ...
 
 
-def unplayable(task: HarborTask, place: Place) -> list[str]:
+def unplayable(task: HarborTask, place: PlayedIn) -> list[str]:
     """Return why a task cannot be played here; the images that an engine must have are checked by `missing_images`."""
     sources = [(task.container, "environment")]
     sources += [(step.separate, "its verifier") for step in task.steps if step.separate]
@@ -176,7 +176,7 @@ def physical_memory_mb() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
 
 
-def open_machine(task: HarborTask, source: ContainerSource, place: Place) -> Machine:
+def open_machine(task: HarborTask, source: ContainerSource, place: PlayedIn) -> Machine:
     """Start the machine of a task or of its verifier; `InfrastructureError` where that fails."""
     if place.engine is None:
         return BubblewrapMachine(task, source)
@@ -232,7 +232,7 @@ def image_of(task: HarborTask, source: ContainerSource, engine: str) -> str:
 class ContainerMachine:
     """Implements Machine: a container that waits, and a bash in it for every command."""
 
-    def __init__(self, engine: str, image: str, source: ContainerSource, place: Place) -> None:
+    def __init__(self, engine: str, image: str, source: ContainerSource, place: PlayedIn) -> None:
         self.engine, self.settings, self.description = engine, source.settings, image
         self.name = f"composer-{uuid.uuid4().hex[:12]}"
         memory_mb = self.settings.memory_mb or MEMORY_MB
@@ -356,7 +356,7 @@ class ContainerMachine:
 # Bubblewrap.
 
 
-def recipe_of(task: HarborTask, source: ContainerSource) -> Recipe:
+def recipe_of(task: HarborTask, source: ContainerSource) -> DockerRecipe:
     """Return what the container of a task is made of; `NotFollowed` where that needs an engine."""
     file = task.folder / source.context / "Dockerfile"
     settings = source.settings
@@ -373,7 +373,7 @@ def recipe_of(task: HarborTask, source: ContainerSource) -> Recipe:
     return recipe
 
 
-def places(recipe: Recipe, task: HarborTask) -> list[str]:
+def places(recipe: DockerRecipe, task: HarborTask) -> list[str]:
     """Return the folders that a machine in bubblewrap has of its own; `NotFollowed` for one that it cannot have."""
     artifacts = [PurePosixPath(artifact.source) for step in task.steps for artifact in step.artifacts]
     wanted = [recipe.workdir, *recipe.folders, *FIXED]
@@ -435,7 +435,7 @@ class BubblewrapMachine:
             self.close()
             raise
 
-    def _make(self, context: Path, recipe: Recipe) -> None:
+    def _make(self, context: Path, recipe: DockerRecipe) -> None:
         """Carry out what the Dockerfile asks for, in its order."""
         for folder in (*self._places, *recipe.folders, recipe.workdir, f"{LOGS}/agent", f"{LOGS}/verifier", ARTIFACTS):
             self._host(folder).mkdir(parents=True, exist_ok=True)

@@ -37,7 +37,7 @@ class NoReward(InfrastructureError):
 
 
 @dataclass(frozen=True)
-class Verdict:
+class VerifierVerdict:
     """The numbers of a reward file, the verifier's log, and whether a reward file was there before it ran."""
 
     rewards: Mapping[str, float]
@@ -51,7 +51,7 @@ def verify(
     machine: Machine,
     start: Callable[[ContainerSource], Machine],
     timeout_s: float,
-) -> Verdict:
+) -> VerifierVerdict:
     """Run a step's verifier on the agent's machine, or on one that `start` gives, and return its verdict.
 
     `NoReward` with the reason where no attempt leaves a reward; `UnwieldyTree` for artifacts that are too many. The
@@ -66,7 +66,7 @@ def verify(
                 rewards, text = _in(machine, task, step, timeout_s)
             else:
                 rewards, text = _beside(machine, start, task, step, step.separate, timeout_s)
-            return Verdict(rewards, text, planted)
+            return VerifierVerdict(rewards, text, planted)
         except InfrastructureError as error:
             if attempt == ATTEMPTS or not getattr(error, "again", True):
                 raise
