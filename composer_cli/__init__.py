@@ -18,6 +18,7 @@ settings.py      - settings of a stage from defaults, files and arguments; prese
 show/            - `composer show`, `status`, `query`, and the facts about runs
 stage_command.py - the command of a stage
 swe.py           - `composer swe check`: what is missing on a machine for SWE-bench
+tasks.py         - `composer tasks check` and `convert`
 trust.py         - settings files that would send a provider's key to another server
 tuning.py        - `composer run --tune`: one setting of every arm, chosen by equally many trials
 view/            - `composer view`: a local web page over all runs

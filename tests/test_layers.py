@@ -135,7 +135,7 @@ def opens(source: str) -> list[str]:
     """The calls in a source that open, read or write a file."""
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call) and not _other(node)]
     names = [ast.unparse(call.func) for call in calls]
-    through_others = ("store.", "os.")
+    through_others = ("store.", "os.", "formatter.")  # click's formatter of help texts
     return [c.rpartition(".")[2] for c in names if c.rpartition(".")[2] in OPENERS and not c.startswith(through_others)]
 
 

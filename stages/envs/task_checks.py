@@ -124,7 +124,7 @@ FORGERIES = (*CODE, "empty files", *ALONE)
 
 
 @dataclass(frozen=True)
-class Played:
+class PlayResult:
     """The result of one play: reward, and whether it was called a hack; or why there is none.
 
     idle: a forgery found nothing to forge.
@@ -150,7 +150,7 @@ class TaskCheck:
     errors: list[str] = field(default_factory=list)
     has_solution: bool = True
 
-    def add(self, play: Play, played: Played) -> None:
+    def add(self, play: Play, played: PlayResult) -> None:
         """Record a play."""
         if not played.has_solution:
             self.has_solution = False
@@ -246,14 +246,14 @@ def check(config: TaskChecksConfig, tasks: Sequence[Task], workers: int, tell: L
     checks = {task.task_id: TaskCheck(task.task_id, task.split, task.family) for task in tasks}
     make, own, opened = config.opener(), threading.local(), list[Environment]()
 
-    def played(task: Task, play: Play) -> Played:
+    def played(task: Task, play: Play) -> PlayResult:
         if not hasattr(own, "environment"):
             own.environment = make()
             opened.append(own.environment)
         return play_once(own.environment, task, play)
 
     plays, done = plays_of(config), 0
-    results: defaultdict[str, dict[Play, Played]] = defaultdict(dict)
+    results: defaultdict[str, dict[Play, PlayResult]] = defaultdict(dict)
     with ThreadPoolExecutor(workers) as pool:
         try:
             running = {pool.submit(played, task, play): (task, play) for task in tasks for play in plays}
@@ -272,7 +272,7 @@ def check(config: TaskChecksConfig, tasks: Sequence[Task], workers: int, tell: L
     return list(checks.values())
 
 
-def play_once(environment: Environment, task: Task, play: Play) -> Played:
+def play_once(environment: Environment, task: Task, play: Play) -> PlayResult:
     """Play one task once. What the environment raises is the play's error."""
     kind, name = play
     try:
@@ -281,21 +281,21 @@ def play_once(environment: Environment, task: Task, play: Play) -> Played:
             try:
                 solution = list(cast(HasSolutions, environment).solution())  # `drawn` has made sure of it
             except InfrastructureError:
-                return Played(None, has_solution=False)
+                return PlayResult(None, has_solution=False)
             for text in solution if kind == "solution" else forged(name, solution):
                 seen = boundary.observation(environment.step(text))
                 if IDLE in seen.content and kind == "forgery":
-                    return Played(None, idle=True)
+                    return PlayResult(None, idle=True)
                 if seen.stop is not None:
                     break
         grade = boundary.grade(environment.grade())
     except ComposerError as error:
-        return Played(None, error=str(error))
+        return PlayResult(None, error=str(error))
     except Exception as error:  # the environment may be the user's own
-        return Played(None, error=boundary.blamed(error, environment, task.task_id))
+        return PlayResult(None, error=boundary.blamed(error, environment, task.task_id))
     if grade.reward is None:
-        return Played(None, error=grade.error or "it was not graded")
-    return Played(grade.reward, bool(grade.hacked))
+        return PlayResult(None, error=grade.error or "it was not graded")
+    return PlayResult(grade.reward, bool(grade.hacked))
 
 
 def forged(name: str, solution: Sequence[str]) -> Iterator[str]:
