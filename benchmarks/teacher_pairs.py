@@ -26,6 +26,7 @@ import records
 
 from stages.envs import SamplingUnit, sampling_unit
 from stages.evaluation.comparison import compare, holm
+from stages.evaluation.differences import ArmDifference, settings_differences
 from stages.evaluation.paired import top_error
 from stages.evaluation.report import arms_chart
 from stages.evaluation.stats import PairedDifference, quantile
@@ -36,6 +37,8 @@ from stages.runs.records import EVAL_ITEM
 ROOT = Path(__file__).parents[1]
 ARTIFACTS = ROOT / "artifacts" / "experiments" / "teacher-pairs"
 DOCUMENT = ROOT / "docs" / "experiments" / "teacher-pairs.md"
+TUNING = DOCUMENT.with_suffix(".json")
+"""The learning rates that were tried and chosen, as `composer run --tune` wrote them."""
 ITEMS, FIGURE = DOCUMENT.with_suffix(".parquet"), ROOT / "docs" / "images" / "teacher-pairs.svg"
 REGISTRATION = "ee36b55"
 """The commit of the document as it was before the evaluation; a result without it is exploratory."""
@@ -107,8 +110,7 @@ def run(*left_out: str) -> None:
     path = ARTIFACTS / "preset.toml"
     words = ["run", "--preset", str(path), "--resume", "--artifacts", str(ARTIFACTS)]
     if left_out:
-        (tuned,) = (ARTIFACTS / "tuning").glob("*.json")
-        path.write_text(preset([arm for arm in ARMS if arm not in left_out], json.loads(tuned.read_text())["chosen"]))
+        path.write_text(preset([arm for arm in ARMS if arm not in left_out], tuned(ARTIFACTS / "tuning")["chosen"]))
     else:
         path.write_text(preset())
         words += ["--tune", f"optimisation.learning_rate={RATES}"]
@@ -119,7 +121,26 @@ def run(*left_out: str) -> None:
     found = next(one for one in reversed(runs) if one.manifest.config["seed"] == EVAL_SEED)
     rows = [{name: item[name] for name in COLUMNS} for item in found.rows(EVAL_ITEM)]
     pq.write_table(pa.Table.from_pylist(rows), ITEMS, compression="zstd", use_dictionary=True)
+    TUNING.write_text(json.dumps(tuned(ARTIFACTS / "tuning"), indent=1) + "\n")
     result()
+
+
+def tuned(folder: Path) -> dict[str, Any]:
+    """Return the record of the tuning, of which there is one."""
+    (path,) = folder.glob("*.json")
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def differences(items: list[Any]) -> tuple[ArmDifference, ...]:
+    """Return what the evaluated arms differ in: channels, and the learning rates that the tuning chose."""
+    chosen = json.loads(TUNING.read_text())["chosen"]
+    arms = {}
+    for arm in sorted({item["arm"] for item in items} - {"start"}):
+        weights = dict(part.split(" = ") for part in ARMS[arm].split(", ") if part)
+        shown = {f"weights.{name}": f"{float(weights.get(name, 0)):g}" for name in ("sdpo", "dpo", "sft")}
+        arms[arm] = {0: {**shown, "optimisation.learning_rate": str(chosen[arm])}}
+    return settings_differences(arms)
 
 
 def result(table: Path = ITEMS, document: Path = DOCUMENT, figure: Path = FIGURE) -> None:
@@ -127,11 +148,15 @@ def result(table: Path = ITEMS, document: Path = DOCUMENT, figure: Path = FIGURE
     items = read_items(table)
     declared = sampling_unit("kata")
     verdicts = {
-        "these twelve operations": decide(items, sampling=replace(declared, fixed=True)),
-        "other operations": decide(items, sampling=declared),
+        "these twelve operations": decide(
+            items, sampling=replace(declared, fixed=True), differences=differences(items)
+        ),
+        "other operations": decide(items, sampling=declared, differences=differences(items)),
     }
     main = verdicts["these twelve operations"]
-    lines = [*arm_lines(main), "", *verdict_lines(verdicts), "", *secondary_lines(items, replace(declared, fixed=True))]
+    lines = [*arm_lines(main), "", *verdict_lines(verdicts), ""]
+    lines += ["The arms differ in " + "; ".join(map(str, main.differences)) + ".", ""]
+    lines += secondary_lines(items, replace(declared, fixed=True))
     text = document.read_text()
     begin, end = "<!-- result -->\n", "<!-- end of result -->"
     before, _, rest = text.partition(begin)

@@ -5,7 +5,7 @@ import textwrap
 
 from stages.evaluation.arms import ArmSummary
 from stages.evaluation.stats import PairedDifference
-from stages.evaluation.verdict import MIN_GAIN, EvalVerdict, points
+from stages.evaluation.verdict import MIN_GAIN, EvalVerdict, credit_sentence, points
 
 WIDTH = 100
 NAME = 28
@@ -128,7 +128,13 @@ def arms_chart(verdict: EvalVerdict) -> bytes:
         figure = Figure(figsize=(6, 0.4 + sum(heights) + 0.16 * len(caption)), layout="constrained")
         FigureCanvasSVG(figure)
         axes = figure.subplots(len(heights), squeeze=False, height_ratios=heights)
-        figure.suptitle(": ".join(filter(None, (verdict.decision, verdict.claim))), fontsize=10)
+        title = [": ".join(filter(None, (verdict.decision, verdict.claim)))]
+        if verdict.control and verdict.over_control:
+            # Beside the gain, which readers otherwise credit to the preference.
+            gained = verdict.gain is not None and verdict.gain.low > 0
+            credit = credit_sentence(gained, "", shortened(verdict.control), verdict.over_control, ())
+            title.append(f"{treatment} is {credit.partition(': ')[2].partition(';')[0].rstrip('.')}")
+        figure.suptitle("\n".join(title), fontsize=10)
         if caption:
             figure.supxlabel("\n".join(caption), fontsize=8, x=0.02, ha="left")
         for (place,), rows in zip(axes, (arms, differences), strict=False):

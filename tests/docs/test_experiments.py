@@ -3,12 +3,12 @@
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
 from composer_cli import settings
 from stages.envs.kata import tasks
@@ -63,6 +63,19 @@ def table(folder: Path, gains: dict[str, float]) -> Path:
     return folder / "items.parquet"
 
 
+def test_arms_are_dropped_once_all_are_tuned() -> None:
+    """What remains has the rates that the tuning chose, and all else as it was."""
+    whole = tomllib.loads(teacher_pairs.preset())["stage"]
+    left = tomllib.loads(teacher_pairs.preset(["A", "B"], {"A": 4e-4, "B": 8e-4}))["stage"]
+    rates = {"A": 4e-4, "B": 8e-4}
+    for entry in whole:
+        if entry["stage"] == "train" and (rate := rates.get(entry["config"]["arm"])):
+            entry["config"]["optimisation"]["learning_rate"] = rate
+    expected = [entry for entry in whole if entry["stage"] != "train" or entry["config"]["arm"] in rates]
+    expected[-1]["from"] = [f"{arm}-{seed}" for arm in "AB" for seed in range(24)]
+    assert left == expected
+
+
 def test_every_number_follows_from_the_table(tmp_path: Path) -> None:
     shares = {"start": 0.4, "A": 0.5, "B": 0.7, "C": 0.7, "D": 0.5, "E": 0.7, "F": 0.6}
     made = table(tmp_path, shares)
@@ -85,7 +98,6 @@ def test_every_number_follows_from_the_table(tmp_path: Path) -> None:
     assert text.startswith(before), "what was registered stays as it was"
 
 
-@pytest.mark.skipif(not teacher_pairs.ITEMS.exists(), reason="the experiment has no result yet")
 def test_the_published_result_is_what_the_table_gives(tmp_path: Path) -> None:
     document = tmp_path / "teacher-pairs.md"
     document.write_text(teacher_pairs.DOCUMENT.read_text())
