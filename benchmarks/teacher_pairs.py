@@ -184,11 +184,13 @@ def sentence() -> str:
     verdict = decide(read_items(ITEMS), sampling=replace(sampling_unit("kata"), fixed=True))
     rates = {arm.arm: arm.pass_rate for arm in verdict.arms}
     shown = {arm: f"{100 * rate:.0f} %" for arm, rate in rates.items() if rate is not None}
+    chosen = json.loads(TUNING.read_text())["chosen"]
     assert verdict.gain is not None and verdict.over_control is not None
     return (
         f"*[A registered experiment](docs/experiments/teacher-pairs.md) on generated repair tasks, with a small model "
         f"trained on the spot: {verdict.gain.num_seeds} trainings an arm on {verdict.gain.num_collections} collections "
-        f"of pairs, {verdict.gain.num_tasks} held-out tasks. GRPO alone (A) passes {shown['A']}; with preference pairs "
+        f"of pairs, {verdict.gain.num_tasks} held-out tasks, each arm at the learning rate that equal tuning chose for "
+        f"it ({', '.join(f'{arm} {chosen[arm]:g}' for arm in 'ABC')}). GRPO alone (A) passes {shown['A']}; with preference pairs "
         f"and imitation (B) {shown['B']}; with imitation alone beside it (C) {shown['C']}. "
         f"B − A is {points(verdict.gain)}, B − C {points(verdict.over_control)}: "
         f"{SHOWN[_shown(verdict.over_control)]} About larger models it says nothing.*"
