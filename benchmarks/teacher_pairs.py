@@ -14,7 +14,7 @@ the design finds.
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -190,8 +190,9 @@ def sentence() -> str:
         f"*[A registered experiment](docs/experiments/teacher-pairs.md) on generated repair tasks, with a small model "
         f"trained on the spot: {verdict.gain.num_seeds} trainings an arm on {verdict.gain.num_collections} collections "
         f"of pairs, {verdict.gain.num_tasks} held-out tasks, each arm at the learning rate that equal tuning chose for "
-        f"it ({', '.join(f'{arm} {chosen[arm]:g}' for arm in 'ABC')}). GRPO alone (A) passes {shown['A']}; with preference pairs "
-        f"and imitation (B) {shown['B']}; with imitation alone beside it (C) {shown['C']}. "
+        f"it ({', '.join(f'{arm} {chosen[arm]:g}' for arm in 'ABC')}). GRPO alone (A) "
+        f"passes {shown['A']}; with preference pairs and imitation (B) {shown['B']}; "
+        f"with imitation alone beside it (C) {shown['C']}. "
         f"B − A is {points(verdict.gain)}, B − C {points(verdict.over_control)}: "
         f"{SHOWN[_shown(verdict.over_control)]} About larger models it says nothing.*"
     )
@@ -275,4 +276,5 @@ def power(num: int = 4000) -> None:
 
 if __name__ == "__main__":
     word, *left_out = sys.argv[1:] or ["run"]
-    {"run": run, "result": result, "power": power}[word](*left_out)
+    commands: dict[str, Callable[..., None]] = {"run": run, "result": result, "power": power}
+    commands[word](*left_out)
