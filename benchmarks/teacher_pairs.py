@@ -192,7 +192,7 @@ def sentence() -> str:
         f"of pairs, {verdict.gain.num_tasks} held-out tasks, each arm at the learning rate that equal tuning chose for "
         f"it ({', '.join(f'{arm} {chosen[arm]:g}' for arm in 'ABC')}). GRPO alone (A) "
         f"passes {shown['A']}; with preference pairs and imitation (B) {shown['B']}; "
-        f"with imitation alone beside it (C) {shown['C']}. "
+        f"with imitation and no preference loss (C) {shown['C']}. "
         f"B − A is {points(verdict.gain)}, B − C {points(verdict.over_control)}: "
         f"{SHOWN[_shown(verdict.over_control)]} About larger models it says nothing.*"
     )
