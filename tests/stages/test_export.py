@@ -259,5 +259,5 @@ def test_calls_are_numbered_and_results_follow_them() -> None:
 
 def test_every_format_can_be_typed() -> None:
     written = [name for name, format_ in FORMATS.items() if format_.written]
-    assert set(get_args(export.Config.model_fields["format"].annotation)) == {*written, "merged", "hub"}
+    assert set(get_args(export.Config.model_fields["format"].annotation)) == {*written, "merged", "hub", "harbor"}
     assert all(writer(name).lost for name in written)

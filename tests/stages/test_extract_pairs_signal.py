@@ -163,12 +163,12 @@ def test_continuations_are_saved_one_by_one_and_billed_once(tmp_path: Path) -> N
         if body["model"] == "never":
             asked.append(body["messages"][-1]["content"])
             if len(asked) > broken["after"]:
-                return Reply(status=400, body={"error": {"message": "broken"}})
-        return Reply(body=answer(ACTORS[body["model"]](body["messages"])))
+                return Reply(status=429, body={"error": {"message": "broken"}}, headers={"Retry-After": "0"})
+        return Reply(body=answer(ACTORS[body["model"]](body["messages"]), prompt_tokens=450, completion_tokens=50))
 
     with serving(reply) as server:
-        # An answer costs .15 USD, and its tokens are not known before: some 20 USD are reserved for it.
-        prices = {"usd_per_mtok_in": 1e4, "usd_per_mtok_out": 1e4, "max_attempts": 1}
+        # An answer costs .15 USD, and its tokens are not known before: more is reserved for it.
+        prices = {"usd_per_mtok_in": 300.0, "usd_per_mtok_out": 300.0, "max_attempts": 1}
         given = inputs(tmp_path, server.url, "never", ["right"] * 3, tasks=FEW, **prices)
         before, broken["after"] = len(asked), len(asked) + 20
         with pytest.raises(Incomplete, match="continuations failed"):
@@ -184,10 +184,10 @@ def test_continuations_are_saved_one_by_one_and_billed_once(tmp_path: Path) -> N
         # Two requests for each continuation, and none that was answered is asked again.
         assert resumed.manifest.cost_usd == pytest.approx(2 * 2 * FEW * 0.15) and before == FEW * 4
         with pytest.raises(Incomplete) as ended:
-            extracted(tmp_path / "limited", given, 2, max_cost=21.0)
+            extracted(tmp_path / "limited", given, 2, max_cost=5.0)
         (limited,) = [path.parent for path in (tmp_path / "limited" / "extract-pairs").glob("*/manifest.json")]
         stopped = artifact.read_manifest(limited)
-        assert 0 < stopped.cost_usd + stopped.possibly_usd <= 21.0, str(ended.value)
+        assert 0 < stopped.cost_usd + stopped.possibly_usd <= 5.0, str(ended.value)
         assert 0 < sum("continuation" in unit for unit in Run(limited).units()) < 2 * 2 * FEW
 
 

@@ -178,5 +178,5 @@ def test_a_job_that_is_over_is_shown_from_its_record(composer, tmp_path):
 
 
 def test_the_help_lists_what_an_executor_can_be_told(composer):
-    shown = composer("run", "--help", COLUMNS="200").stdout
+    shown = composer("run", "--help", "--all", COLUMNS="200").stdout
     assert "Settings of --on slurm" in shown and "on.options" in shown and os.linesep in shown

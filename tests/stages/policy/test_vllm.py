@@ -157,8 +157,8 @@ def test_an_adapter_is_loaded_on_its_base(model: Path, tmp_path: Path) -> None:
 
 
 def test_without_an_address_it_says_how_to_get_one(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="composer serve Qwen/Qwen3-8B"):
-        open_policy(PolicyConfig(model="vllm:Qwen/Qwen3-8B"), cache=tmp_path, budget=Budget(), listener=lambda *a: None)
+    with pytest.raises(UsageError, match=f"composer serve {tmp_path}"):
+        open_policy(PolicyConfig(model=f"vllm:{tmp_path}"), cache=tmp_path, budget=Budget(), listener=lambda *a: None)
 
 
 def installed(folder: Path, package: str) -> Path:
