@@ -142,7 +142,12 @@ def test_the_blocks_of_a_document_run(path: Path, made: Path, shared: Path, url:
         for job in jobs:
             code, printed = execute(job, tmp_path, env)
             gate = code == 1 and "Collection gate" in printed and "FAIL" in printed  # tiny models say random things
-            assert code == 0 or gate, f"{path}:{block.line}: {job} ended with {code}\n{printed[-4000:]}"
+            undecided = code == 3 and "UNDERPOWERED" in printed  # what so little can show
+            # A chain to the end has the code of the first stage that did not pass its own checks.
+            to_the_end = code == 1 and "Every entry was run." in printed
+            assert code == 0 or gate or undecided or to_the_end, (
+                f"{path}:{block.line}: {job} ended with {code}\n{printed[-4000:]}"
+            )
 
 
 def stand_ins() -> list[str]:
