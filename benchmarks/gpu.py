@@ -430,14 +430,16 @@ def predicted(asked: Asked, size: str) -> float:
     from stages import train as stage
     from stages.training import plan
 
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(plan, "PROMPT_TOKENS", asked.prompt):
+    with tempfile.TemporaryDirectory() as folder:
         shape(size, asked.layers).save_pretrained(folder)
         optimisation = {"prompts_per_step": 1, "generations": asked.rows, "micro_batch": asked.rows}
         policy = {"model": folder, "device": asked.device}
         size_of = stage.Config(
             policy=policy, optimisation={**optimisation, "gradient_checkpointing": True}, adapter={"rank": 16}
         )
-        return plan.estimate_memory(replace(plan.resolve(size_of, 1), episode=asked.answer)).total
+        # A plan allows for PROMPT_TOKENS before the episode; the rows have exactly these.
+        episode = asked.prompt + asked.answer - plan.PROMPT_TOKENS
+        return plan.estimate_memory(replace(plan.resolve(size_of, 1), episode=episode)).total
 
 
 def _predicted(what: str, sum_: float, most: int) -> list[Any]:

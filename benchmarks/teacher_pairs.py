@@ -30,7 +30,7 @@ from stages.evaluation.differences import ArmDifference, settings_differences
 from stages.evaluation.paired import top_error
 from stages.evaluation.report import arms_chart
 from stages.evaluation.stats import PairedDifference, quantile
-from stages.evaluation.verdict import EvalVerdict, decide, points
+from stages.evaluation.verdict import EvalVerdict, credit, decide, points
 from stages.runs.artifact import Run
 from stages.runs.records import EVAL_ITEM
 
@@ -110,7 +110,8 @@ def run(*left_out: str) -> None:
     path = ARTIFACTS / "preset.toml"
     words = ["run", "--preset", str(path), "--resume", "--artifacts", str(ARTIFACTS)]
     if left_out:
-        path.write_text(preset([arm for arm in ARMS if arm not in left_out], tuned(ARTIFACTS / "tuning")["chosen"]))
+        (record,) = (ARTIFACTS / "tuning").glob("*.json")
+        path.write_text(preset([arm for arm in ARMS if arm not in left_out], tuned(record)["chosen"]))
     else:
         path.write_text(preset())
         words += ["--tune", f"optimisation.learning_rate={RATES}"]
@@ -121,20 +122,20 @@ def run(*left_out: str) -> None:
     found = next(one for one in reversed(runs) if one.manifest.config["seed"] == EVAL_SEED)
     rows = [{name: item[name] for name in COLUMNS} for item in found.rows(EVAL_ITEM)]
     pq.write_table(pa.Table.from_pylist(rows), ITEMS, compression="zstd", use_dictionary=True)
-    TUNING.write_text(json.dumps(tuned(ARTIFACTS / "tuning"), indent=1) + "\n")
+    (record,) = (ARTIFACTS / "tuning").glob("*.json")
+    TUNING.write_bytes(record.read_bytes())
     result()
 
 
-def tuned(folder: Path) -> dict[str, Any]:
-    """Return the record of the tuning, of which there is one."""
-    (path,) = folder.glob("*.json")
-    found: dict[str, Any] = json.loads(path.read_text())
+def tuned(record: Path) -> dict[str, Any]:
+    """Return a record of the tuning."""
+    found: dict[str, Any] = json.loads(record.read_text())
     return found
 
 
 def differences(items: list[Any]) -> tuple[ArmDifference, ...]:
     """Return what the evaluated arms differ in: channels, and the learning rates that the tuning chose."""
-    chosen = json.loads(TUNING.read_text())["chosen"]
+    chosen = tuned(TUNING)["chosen"]
     arms = {}
     for arm in sorted({item["arm"] for item in items} - {"start"}):
         weights = dict(part.split(" = ") for part in ARMS[arm].split(", ") if part)
@@ -143,20 +144,27 @@ def differences(items: list[Any]) -> tuple[ArmDifference, ...]:
     return settings_differences(arms)
 
 
+def sampling(*, fixed: bool) -> SamplingUnit:
+    """Return the operations as what tasks are drawn from: these twelve alone, or a sample of possible ones."""
+    return replace(sampling_unit("kata"), fixed=fixed)
+
+
+def decided(items: list[Any], *, fixed: bool) -> EvalVerdict:
+    """Return the verdict about these operations, or about others."""
+    return decide(items, sampling=sampling(fixed=fixed), differences=differences(items))
+
+
 def result(table: Path = ITEMS, document: Path = DOCUMENT, figure: Path = FIGURE) -> None:
     """Compute every published number from the table of outcomes; writes into the document, the figure, the record."""
     items = read_items(table)
-    declared = sampling_unit("kata")
     verdicts = {
-        "these twelve operations": decide(
-            items, sampling=replace(declared, fixed=True), differences=differences(items)
-        ),
-        "other operations": decide(items, sampling=declared, differences=differences(items)),
+        "these twelve operations": decided(items, fixed=True),
+        "other operations": decided(items, fixed=False),
     }
     main = verdicts["these twelve operations"]
     lines = [*arm_lines(main), "", *verdict_lines(verdicts), ""]
     lines += ["The arms differ in " + "; ".join(map(str, main.differences)) + ".", ""]
-    lines += secondary_lines(items, replace(declared, fixed=True))
+    lines += secondary_lines(items, sampling(fixed=True))
     text = document.read_text()
     begin, end = "<!-- result -->\n", "<!-- end of result -->"
     before, _, rest = text.partition(begin)
@@ -181,10 +189,10 @@ def result(table: Path = ITEMS, document: Path = DOCUMENT, figure: Path = FIGURE
 
 def sentence() -> str:
     """Return what the experiment shows in plain words, for README: computed from the table of outcomes."""
-    verdict = decide(read_items(ITEMS), sampling=replace(sampling_unit("kata"), fixed=True))
+    verdict = decided(read_items(ITEMS), fixed=True)
     rates = {arm.arm: arm.pass_rate for arm in verdict.arms}
     shown = {arm: f"{100 * rate:.0f} %" for arm, rate in rates.items() if rate is not None}
-    chosen = json.loads(TUNING.read_text())["chosen"]
+    chosen = tuned(TUNING)["chosen"]
     assert verdict.gain is not None and verdict.over_control is not None
     return (
         f"*[A registered experiment](docs/experiments/teacher-pairs.md) on generated repair tasks, with a small model "
@@ -194,24 +202,8 @@ def sentence() -> str:
         f"passes {shown['A']}; with preference pairs and imitation (B) {shown['B']}; "
         f"with imitation and no preference loss (C) {shown['C']}. "
         f"B − A is {points(verdict.gain)}, B − C {points(verdict.over_control)}: "
-        f"{SHOWN[_shown(verdict.over_control)]} About larger models it says nothing.*"
+        f"B is {credit(bool(verdict.claim), 'C', verdict.over_control)}. About larger models it says nothing.*"
     )
-
-
-SHOWN = {
-    "gain": "preference training adds something to imitation.",
-    "suffices": "a gain of 2 points over imitation is ruled out, so imitation of the chosen actions suffices here.",
-    "loss": "preference training is worse than imitation of the chosen actions here.",
-    "open": "whether preference training adds anything to imitation of the chosen actions is not shown.",
-}
-
-
-def _shown(over_control: PairedDifference) -> str:
-    if over_control.low > 0:
-        return "gain"
-    if over_control.high < 0:
-        return "loss"
-    return "suffices" if over_control.high < 0.02 else "open"
 
 
 def read_items(table: Path) -> list[Any]:

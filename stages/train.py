@@ -92,10 +92,9 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
             check_memory(resolved, room(resolved, started=True))  # the server's share was an estimate until it started
         model, tokenizer = load_model(local, cache=out.cache, listener=out.progress)
         # Before the model is cut into shares, or gets an adapter.
-        directions = [
-            projection.weight_direction(model.eval(), store.read_json(run.folder() / projection.PAIRS))
-            for run in inputs.many("direction")
-        ]
+        direction = None
+        if (run := inputs.optional("direction")) is not None:
+            direction = projection.weight_direction(model.eval(), store.read_json(run.folder() / projection.PAIRS))
         mixed, sharded = distributed.trainable(model, resolved, ranks)
         policy = LocalPolicy(model.eval(), tokenizer, local)
         out.model("policy", **(sampler or policy).facts(), training={**resolved.facts(), "processes": ranks.count})
@@ -114,7 +113,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
                 mixed=mixed,
                 sharded=sharded,
                 outer=outer,
-                directions=directions,
+                direction=direction,
             )
             if sharded is None:
                 ranks.broadcast_weights(policy.model.parameters())
@@ -145,14 +144,14 @@ def _assemble(
     mixed: bool,
     sharded: "Sharded | None",
     outer: "OuterSteps | None",
-    directions: list[dict[str, Any]],
+    direction: dict[str, Any] | None,
 ) -> "ComposedTrainer":
     """Return a trainer that has not begun; `BadInput` and `UsageError` where pairs, teacher or server do not fit.
 
     sampler: the policy behind a server that samples instead of `policy`, None without one. folder: of checkpoints to
     resume from. server: how this process shares it. mixed: whether float32 weights compute under bfloat16
     autocast. sharded: the model cut into shares, None where every process trains all of it. outer: DiLoCo's rounds.
-    directions: those taken out of the training, at most one.
+    direction: what is taken out of the training.
     """
     from stages.training import checkpoints, distributed, projection, served, setup, step
     from stages.training.rollouts import Rollouts, TrainingJournal
@@ -204,9 +203,8 @@ def _assemble(
     callbacks.append(checkpoints.Supervision(out, channels, folder, ranks))
     if size.keep_every:
         callbacks.append(checkpoints.KeptCheckpoints(out, policy, base, size.keep_every, sharded))
-    callbacks += [
-        projection.ProjectionCallback(direction, config.probe.project, config.seed, out) for direction in directions
-    ]
+    if direction is not None:
+        callbacks.append(projection.ProjectionCallback(direction, config.probe.project, config.seed, out))
     parts: dict[str, Any] = {
         "policy": policy,
         "rollouts": rollouts,

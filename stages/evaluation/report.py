@@ -5,7 +5,7 @@ import textwrap
 
 from stages.evaluation.arms import ArmSummary
 from stages.evaluation.stats import PairedDifference
-from stages.evaluation.verdict import MIN_GAIN, EvalVerdict, credit_sentence, points
+from stages.evaluation.verdict import MIN_GAIN, EvalVerdict, credit, points
 
 WIDTH = 100
 NAME = 28
@@ -131,9 +131,8 @@ def arms_chart(verdict: EvalVerdict) -> bytes:
         title = [": ".join(filter(None, (verdict.decision, verdict.claim)))]
         if verdict.control and verdict.over_control:
             # Beside the gain, which readers otherwise credit to the preference.
-            gained = verdict.gain is not None and verdict.gain.low > 0
-            credit = credit_sentence(gained, "", shortened(verdict.control), verdict.over_control, ())
-            title.append(f"{treatment} is {credit.partition(': ')[2].partition(';')[0].rstrip('.')}")
+            credited = credit(bool(verdict.claim), shortened(verdict.control), verdict.over_control)
+            title.append(f"{treatment} is {credited}")
         figure.suptitle("\n".join(title), fontsize=10)
         if caption:
             figure.supxlabel("\n".join(caption), fontsize=8, x=0.02, ha="left")

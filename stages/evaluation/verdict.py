@@ -351,27 +351,29 @@ def credit_sentence(
     alpha: float = ALPHA,
 ) -> str:
     """Return, in a sentence, whether the gain is credited to the preference or to the control's imitation alone."""
-    gain = "the gain" if gained else "a gain"
     if over is None:
+        gain = "the gain" if gained else "a gain"
         return (
             f"There is no control to compare with that only imitates the chosen actions ({'; '.join(problems)}), "
             f"so {gain} cannot be attributed."
         )
-    difference = f"{treatment} - {control} is {points(over)}"
+    undecided = over.low <= 0 and over.high >= MIN_GAIN
+    more = f"; {detectable(over, alpha)}" if undecided else ""
+    return f"{treatment} - {control} is {points(over)}: {credit(gained, str(control), over)}{more}."
+
+
+def credit(gained: bool, control: str, over: PairedDifference) -> str:
+    """Return how the treatment stands to the control, and what that says of imitation: the end of a sentence."""
     if over.high < 0:
-        return f"{difference}: below {control}, so imitation does better without the preference."
+        return f"below {control}, so imitation does better without the preference"
     if over.low > 0 and gained:
-        return f"{difference}: above {control}, so imitation alone does not explain the gain."
+        return f"above {control}, so imitation alone does not explain the gain"
     if over.low > 0:
-        return f"{difference}: above {control}, which is a lead and no test, since no gain is shown first."
+        return f"above {control}, which is a lead and no test, since no gain is shown first"
     if over.high < MIN_GAIN:
-        if not gained:
-            return f"{difference}: less than {BAR} above {control}, and no gain is shown that imitation could explain."
-        return f"{difference}: less than {BAR} above {control}, so imitation suffices."
-    return (
-        f"{difference}: not separated, so {gain} is credited neither to the preference nor to imitation; "
-        f"{detectable(over, alpha)}."
-    )
+        suffices = "so imitation suffices" if gained else "and no gain is shown that imitation could explain"
+        return f"less than {BAR} above {control}, {suffices}"
+    return f"not separated, so {'the' if gained else 'a'} gain is credited neither to the preference nor to imitation"
 
 
 def conduct_sentences(treatment: str, gain: PairedDifference, found: Conduct, alpha: float = ALPHA) -> list[str]:

@@ -344,17 +344,20 @@ def estimate_memory(plan: TrainPlan) -> MemoryEstimate:
     generation = _generation(plan, shape, length)
     # Rollouts are generated before the step is trained on, so the larger of the two counts.
     activations = max(training, generation)
-    direction = 0.0
-    if plan.direction:
-        area = sum(width * height for width, height in shape.linears)
-        # v, and the random direction that is taken out in its place, beside what is trained as it was before a step.
-        copies = 1 + (plan.config.probe.project == "random")
-        shares = plan.processes if plan.sharded else 1
-        held = (copies * shape.bytes * area + 4 * (trained if rank else area)) / shares
-        # v is found before anything is trained: float32 sums, and the gradients of a pair.
-        finding = shape.bytes * shape.parameters + (4 + shape.bytes) * area
-        direction = max(held, finding - weights - gradients - optimiser - activations)
+    direction = _direction(plan, shape, trained, weights + gradients + optimiser + activations) if plan.direction else 0
     return MemoryEstimate(weights, gradients, optimiser, activations, plan.teacher_bytes, direction)
+
+
+def _direction(plan: TrainPlan, shape: ModelShape, trained: int, training: float) -> float:
+    """Return the bytes that a direction takes beside `training`, the bytes of all else."""
+    area = sum(width * height for width, height in shape.linears)
+    # v, and the random direction that is taken out in its place, beside what is trained as it was before a step.
+    copies = 1 + (plan.config.probe.project == "random")
+    shares = plan.processes if plan.sharded else 1
+    held = (copies * shape.bytes * area + 4 * (trained if plan.config.adapter.rank else area)) / shares
+    # v is found before anything is trained: float32 sums, and the gradients of a pair.
+    finding = shape.bytes * shape.parameters + (4 + shape.bytes) * area
+    return max(held, finding - training)
 
 
 def _generation(plan: TrainPlan, shape: ModelShape, length: int) -> float:

@@ -219,7 +219,7 @@ class ProjectionCallback(TrainerCallback):
 
         The records give the cosine with v in both cases, so that the control shows how much of v training took up.
         """
-        self._whole = {"v": toward, "removed": toward if kind == "v" else random_like(toward, seed)}
+        self._whole = (toward, toward if kind == "v" else random_like(toward, seed))
         self._linears: dict[str, TrainedWeight | TrainedAdapter] = {}
         self._toward: list[Tensor] = []
         self._removed: list[Tensor] = []
@@ -235,14 +235,13 @@ class ProjectionCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Find the weights or adapters, which exist by now, and keep this process' share of the directions."""
-        self._linears = trained_linears(model, self._whole["v"])
-        shares = {
-            kind: [linear.cut(direction[name]) for name, linear in self._linears.items()]
-            for kind, direction in self._whole.items()
-            if kind == "v" or direction is not self._whole["v"]
-        }
-        self._toward, self._removed = shares["v"], shares.get("removed", shares["v"])
-        self._whole = {}
+        toward, removed = self._whole
+        self._linears = linears = trained_linears(model, toward)
+        self._toward = [linear.cut(toward[name]) for name, linear in linears.items()]
+        self._removed = self._toward
+        if removed is not toward:
+            self._removed = [linear.cut(removed[name]) for name, linear in linears.items()]
+        self._whole = ({}, {})
 
     @torch.no_grad()
     def on_pre_optimizer_step(

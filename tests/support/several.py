@@ -91,11 +91,16 @@ def train_all(folder: Path, cases: Cases, count: int) -> dict[str, Run]:
     return {name: Run(folder / name) for name in cases}
 
 
+def manifest(stage: str) -> artifact.Manifest:
+    """The manifest of a run that is to be written."""
+    return artifact.Manifest(
+        composer="test", stage=stage, stage_version=1, fingerprint="0", label="", started_at="", config={}
+    )
+
+
 def pairs_run(folder: Path, count: int) -> Run:
     """A finished run that holds preference pairs of different lengths."""
-    record = artifact.Manifest(
-        composer="test", stage="extract-pairs", stage_version=1, fingerprint="0", label="", started_at="", config={}
-    )
+    record = manifest("extract-pairs")
     out = RunWriter(folder, record, cache=folder)
     letters = "abcdefghijkl"
     rows = [
@@ -118,19 +123,9 @@ def pairs_run(folder: Path, count: int) -> Run:
 
 def direction_run(folder: Path, count: int) -> Run:
     """A finished run that holds the pairs of ids of a direction."""
-    record = artifact.Manifest(
-        composer="test",
-        stage="probe-extract-vhack",
-        stage_version=1,
-        fingerprint="0",
-        label="",
-        started_at="",
-        config={},
-        outputs={
-            "direction": {"file": "direction", "kind": str(CHECKPOINT), "rows": 1, "sha256": "", "content_sha256": ""}
-        },
-        status="complete",
-    )
+    record = manifest("probe-extract-vhack")
+    output = {"file": "direction", "kind": str(CHECKPOINT), "rows": 1, "sha256": "", "content_sha256": ""}
+    record.outputs, record.status = {"direction": output}, "complete"
     artifact.write_manifest(folder, record)
 
     def row(*completion: int) -> dict[str, list[Any]]:
