@@ -58,4 +58,6 @@ def find(words: list[str]) -> tuple[str, Any, list[str]]:
     commands_ = click_command().commands
     if words[0] == "probe" and len(words) > 1:
         return f"probe-{words[1]}", commands_["probe"].commands[words[1]], words[2:]
+    if (both := " ".join(words[:2])) in commands_:  # `tasks check`
+        return both, commands_[both], words[2:]
     return words[0], commands_[words[0]], words[1:]

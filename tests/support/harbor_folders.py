@@ -34,7 +34,10 @@ def play(task: Path, *, solve: bool, agent: str = "") -> dict[str, Any] | None:
 def container(binds: list[tuple[str, Path]], shown: tuple[str, Path] | None, command: str) -> int:
     """The exit code of a command in a root of its own, with this Python and its pytest."""
     words = [find_bwrap(), "--unshare-pid", "--die-with-parent", "--tmpfs", "/", "--proc", "/proc", "--dev", "/dev"]
-    words += ["--tmpfs", "/tmp", "--clearenv", "--setenv", "PATH", f"{Path(sys.executable).parent}:/usr/bin:/bin"]
+    # As in a container: the verifier's tests run as another user, who needs both.
+    for place in ("/tmp", "/dev/shm"):
+        words += ["--perms", "1777", "--tmpfs", place]
+    words += ["--clearenv", "--setenv", "PATH", f"{Path(sys.executable).parent}:/usr/bin:/bin"]
     # Open to other users than root, as a container's interpreter is.
     above = {folder for prefix in (sys.prefix, sys.base_prefix) for folder in Path(prefix).parents if folder.name}
     for folder in sorted(above):

@@ -39,7 +39,7 @@ def collect(folder: Path, url: str, env: str, *words: str) -> subprocess.Complet
 
 
 def test_the_documented_environment_runs_from_its_folder(tmp_path: Path, example: str):
-    assert len(example.splitlines()) <= 40
+    assert len(example.splitlines()) <= 56
     (tmp_path / "riddles.py").write_text(example)
     (tmp_path / "json.py").write_text("raise SystemExit('a module of this folder hides an installed one')")
 
@@ -53,6 +53,27 @@ def test_the_documented_environment_runs_from_its_folder(tmp_path: Path, example
     told = json.loads(done.stdout)
     assert told["counts"] == {"planned": 6, "done": 6, "failed": 0, "steps": 10}
     assert told["ok"] and told["summary"]["mean_reward"] == pytest.approx(2 / 3)
+
+
+def test_the_documented_environment_takes_calls(tmp_path: Path, example: str):
+    (tmp_path / "riddles.py").write_text(example)
+
+    def guess(asked, earlier):
+        assert asked["tools"][0]["function"]["name"] == "guess"
+        assert asked["messages"][0]["content"].endswith("letters? Call guess.")
+        words = {"word": "lamp"} if len(asked["messages"]) > 1 else {"wrong": "lamp"}
+        call = {"id": "c", "type": "function", "function": {"name": "guess", "arguments": json.dumps(words)}}
+        reply = answer("")
+        reply["choices"][0]["message"] = {"role": "assistant", "content": None, "tool_calls": [call]}
+        return Reply(body=reply)
+
+    with serving(guess) as server:
+        done = collect(tmp_path, server.url, "riddles:Riddles", "-s", "env.guesses=1", "-s", "policy.tool_calls=native")
+    assert done.returncode in (0, 1), done.stderr
+    told = json.loads(done.stdout)
+    # A call without its argument is answered, and the next one is the guess: two steps an episode.
+    assert told["counts"] == {"planned": 6, "done": 6, "failed": 0, "steps": 12}
+    assert told["summary"]["mean_reward"] == pytest.approx(1 / 3)
 
 
 def test_an_edited_environment_is_another_run(tmp_path: Path, example: str, monkeypatch: pytest.MonkeyPatch):

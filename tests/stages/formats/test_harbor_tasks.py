@@ -15,6 +15,7 @@ from support.shelf import SHELF, write
 from stages import export, make_tasks
 from stages.envs import load
 from stages.envs.base import TWIN, Task
+from stages.envs.harbor import task_folder
 from stages.envs.repo.packing import PackedTask
 from stages.envs.tasks.env import TasksEnv
 from stages.errors import BadInput, UsageError
@@ -84,6 +85,17 @@ def test_a_folder_holds_what_harbor_asks_for_and_the_hidden_tests_in_tests_alone
     ).stat().st_mode & 0o100
     assert sorted(path.name for path in (task / "tests/originals").rglob("*.py")) == ["test_old.py"]
     assert "COPY testbed/ /testbed/" in (task / "environment/Dockerfile").read_text()
+
+
+def test_they_are_read_again_as_the_same_tasks(folders: Path, tasks: tuple[str, list[Task]]) -> None:
+    found, problems = task_folder.load(str(folders))
+    assert problems == []
+    read = {one.config.metadata["task_id"]: one for one in found}
+    assert set(read) == {task.task_id for task in tasks[1]}
+    for task in tasks[1]:
+        one = read[task.task_id]
+        assert (one.steps[0].instruction, one.split, one.family("family")) == (task.prompt, task.split, task.family)
+        assert one.steps[0].solution == "solution" and one.steps[0].separate is None
 
 
 PLAYS: dict[str, tuple[str, bool, str, float]] = {
