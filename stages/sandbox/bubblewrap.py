@@ -8,6 +8,7 @@ import platform
 import shutil
 import struct
 import sys
+import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -163,8 +164,11 @@ def base_python() -> Path:
     return Path(os.path.realpath(Path(sys.base_prefix) / "bin" / f"python3.{sys.version_info.minor}"))
 
 
-def interpreter_arguments() -> Iterator[str]:
-    """Yield bwrap's arguments for the interpreter: executable, standard library, links on PATH, no site-packages."""
+def interpreter_arguments(packages: Iterable[Path] = ()) -> Iterator[str]:
+    """Yield bwrap's arguments for the interpreter: executable, standard library, links on PATH.
+
+    Its site-packages hold `packages`, files and folders of this machine, and nothing else.
+    """
     prefix = Path(sys.base_prefix)
     if not prefix.is_relative_to("/usr"):
         # Only the parts that Python runs from: below a prefix of the user's own may be anything else of the host.
@@ -176,8 +180,12 @@ def interpreter_arguments() -> Iterator[str]:
             yield from ("--symlink", str(real), str(prefix))
     for name in NAMES:
         yield from ("--symlink", str(base_python()), str(LINKS / name))
+    own = Path(sysconfig.get_path("purelib", vars={"base": str(prefix.resolve())}))
     for folder in package_folders(prefix):
-        yield from ("--tmpfs", str(folder), "--remount-ro", str(folder))
+        yield from ("--tmpfs", str(folder))
+        if folder == own:
+            yield from (word for path in packages for word in ("--ro-bind", str(path), str(folder / path.name)))
+        yield from ("--remount-ro", str(folder))
 
 
 def package_folders(prefix: Path) -> Iterator[Path]:
@@ -192,6 +200,8 @@ def package_folders(prefix: Path) -> Iterator[Path]:
 
 
 TESTBED = "/testbed"
+MACHINE = "/opt/composer/machine"
+"""Where the work folder is found whose parts are places of their own: the quota counts what is in it."""
 GUEST = "/opt/composer/guest"
 MB = 1 << 20
 UID = "1000"
@@ -236,10 +246,11 @@ def bwrap_command(
     writable: bool,
     hidden: Iterable[Path] = (),
     places: Mapping[str, Path] | None = None,
+    packages: Iterable[Path] = (),
 ) -> Iterator[tuple[list[str], list[int]]]:
     """Yield the command line and the descriptors that it reads, which are open inside the `with`.
 
-    `places` are writable too: a path inside -> a folder of this machine.
+    `places` are writable too: a path inside -> a folder of this machine. `packages` are importable.
 
     Without a `program` the command line ends before it. bwrap hands its environment on: start it with the one that the
     program is to have.
@@ -255,7 +266,7 @@ def bwrap_command(
         arguments += VAR_TMP
         for name, descriptor in etc.items():
             arguments += ["--ro-bind-data", str(descriptor), f"/etc/{name}"]
-        arguments += interpreter_arguments()
+        arguments += interpreter_arguments(packages)
         for name, descriptor in guest.items():
             arguments += ["--perms", "0444", "--file", str(descriptor), f"{GUEST}/{name}"]
         for path in readonly:
@@ -263,7 +274,8 @@ def bwrap_command(
         for path in hidden:
             empty = ("--tmpfs", str(path), "--remount-ro", str(path))
             arguments += empty if path.is_dir() else ("--ro-bind", os.devnull, str(path))
-        arguments += ["--bind" if writable else "--ro-bind", str(work), TESTBED, "--chdir", TESTBED]
+        root = MACHINE if places else TESTBED
+        arguments += ["--bind" if writable else "--ro-bind", str(work), root, "--chdir", root]
         for inside, place in sorted((places or {}).items()):  # an outer folder before those in it
             arguments += ["--bind", str(place), inside]
         # Last, since everything above makes folders in them. /proc: host root may write sysctls without any capability.

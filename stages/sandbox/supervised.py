@@ -12,7 +12,7 @@ from typing import Any
 
 from stages.errors import InfrastructureError, UsageError
 from stages.sandbox import memory_group
-from stages.sandbox.bubblewrap import GUEST, LINKS, TESTBED, base_python, bwrap_command, guest_folder
+from stages.sandbox.bubblewrap import GUEST, LINKS, MACHINE, TESTBED, base_python, bwrap_command, guest_folder
 from stages.sandbox.contract import CommandResult, Limits
 from stages.sandbox.session import KILLED, Reply, SupervisorLost, SupervisorSession
 
@@ -48,12 +48,13 @@ class SupervisedSandbox(AbstractContextManager["SupervisedSandbox"]):
         writable: bool = True,
         hidden: Sequence[Path] = (),
         places: Mapping[str, Path] | None = None,
+        packages: Sequence[Path] = (),
     ) -> None:
         if not work.is_dir():
             raise UsageError(f"{str(work)!r} is not a folder; a sandbox needs one that exists.")
         self.kind, self.work, self.limits, self.writable = kind, work.resolve(), limits, writable
         self.readonly = [path.absolute() for path in readonly]
-        self.hidden, self.places = list(hidden), dict(places or {})
+        self.hidden, self.places, self.packages = list(hidden), dict(places or {}), list(packages)
         self.env = dict(env or {})
         if missing := [str(path) for path in self.readonly if not path.exists()]:
             raise UsageError(f"The sandbox should show {', '.join(missing)}, which does not exist.")
@@ -96,7 +97,8 @@ class SupervisedSandbox(AbstractContextManager["SupervisedSandbox"]):
     def _start(self) -> SupervisorSession:
         command: AbstractContextManager[tuple[list[str], list[int]]]
         if self.kind == "bubblewrap":
-            fixed, inside, group = FIXED_ENV, TESTBED, memory_group.opened(self.limits)
+            fixed, inside = FIXED_ENV, MACHINE if self.places else TESTBED
+            group = memory_group.opened(self.limits)
             program = [str(LINKS / "python3"), "-sS", GUEST]
             command = bwrap_command(
                 self.work,
@@ -106,6 +108,7 @@ class SupervisedSandbox(AbstractContextManager["SupervisedSandbox"]):
                 writable=self.writable,
                 hidden=self.hidden,
                 places=self.places,
+                packages=self.packages,
             )
         else:
             path = f"{base_python().parent}:{os.defpath}:/usr/local/bin"
@@ -125,17 +128,21 @@ def open_sandbox(
     env: Mapping[str, str] | None = None,
     hidden: Sequence[Path] = (),
     places: Mapping[str, Path] | None = None,
+    packages: Sequence[Path] = (),
 ) -> SupervisedSandbox:
     """Open a sandbox on the folder `work` (/testbed under bubblewrap), with `readonly` visible at their own paths.
 
-    `places`, under bubblewrap alone: a path inside -> the folder in `work` that is also found there, such as /app.
+    `places`, under bubblewrap alone: a path inside -> the folder in `work` that is also found there, such as /app;
+    `work` is then at MACHINE. `packages`: files and folders that every Python of the sandbox can import.
 
     `kind` is one of KINDS, `env` adds variables for commands. `hidden` are files and folders of this machine that would
     be visible inside and are empty there; without isolation they can be read. No folder among them lies in another.
     `UsageError` where no such sandbox works here, or a path does not exist.
     """
     probe(kind)
-    return SupervisedSandbox(kind, work, limits or Limits(), readonly, env, hidden=hidden, places=places)
+    return SupervisedSandbox(
+        kind, work, limits or Limits(), readonly, env, hidden=hidden, places=places, packages=packages
+    )
 
 
 @cache

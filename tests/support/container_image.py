@@ -38,13 +38,13 @@ def libraries(program: Path) -> set[str]:
     return {word for word in shown.split() if word.startswith("/")}
 
 
-def fill(root: Path, packages: Iterable[Path] = (), modules: Iterable[Path] = ()) -> None:
-    """A small system in a folder: a shell, the usual programs, this Python, and further packages of it.
+def fill(root: Path, packages: Iterable[Path] = (), modules: Iterable[Path] = (), programs: Iterable[str] = ()) -> None:
+    """A small system in a folder: a shell, the usual programs and further ones, this Python, and packages of it.
 
     modules: compiled ones that are mounted later; the libraries that they need are put in.
     """
     needed = {library for module in modules for library in libraries(module) if library.startswith("/lib")}
-    for name in PROGRAMS:
+    for name in (*PROGRAMS, *programs):
         program = Path(shutil.which(name) or "").resolve(strict=True)
         (root / "bin").mkdir(parents=True, exist_ok=True)
         shutil.copy(program, root / "bin" / name)

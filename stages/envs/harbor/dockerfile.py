@@ -17,6 +17,7 @@ IMAGES = re.compile(r"^(python|debian|ubuntu|buildpack-deps|composer-[\w.-]+)(:[
 IGNORED = frozenset({"LABEL", "EXPOSE", "MAINTAINER", "CMD", "STOPSIGNAL"})
 """Instructions that change nothing here: a container of Harbor has a command that only waits."""
 PIP = re.compile(r"(pip3?|python3? -m pip) install( -\S+| --\S+)*(?P<names>( [\w.-]+([=<>~!]=?[\w.*]+)?)+)$")
+IMPORT = re.compile(r"python3? -c ['\"]import(?P<names>( \w+)+)['\"]( 2>\s*/dev/null)?$")
 APT = re.compile(r"apt(-get)? (update|clean|(-\S+ )*install( -\S+)*(?P<names>( [\w.+-]+)+))( -\S+)*$")
 PIP_NAMES = frozenset({"pytest", "pluggy", "iniconfig", "packaging", "pygments"})
 """Distributions that the sandbox shows, in the versions of this installation."""
@@ -162,11 +163,11 @@ def _copied(word: str, rest: str, line: int, workdir: str) -> CopiedFiles:
 
 def _commands(rest: str, line: int) -> str:
     """Return the commands of one RUN that are carried out in the sandbox; none for packages that it shows."""
-    if rest.startswith(("[", "--")) or "<<" in rest or re.search(r"[`$|]", rest):
+    if rest.startswith(("[", "--")) or "<<" in rest or re.search(r"[`$]|(?<!\|)\|(?!\|)", rest):
         raise NotFollowed(f"line {line}: RUN {rest[:60]} is not carried out")
     carried_out = []
-    for command in re.split(r"\s*(?:&&|;)\s*", rest):
-        allowed = [(PIP, PIP_NAMES), (APT, APT_NAMES)]
+    for command in re.split(r"\s*(?:&&|\|\||;)\s*", rest):
+        allowed = [(PIP, PIP_NAMES), (IMPORT, PIP_NAMES), (APT, APT_NAMES)]
         if any(
             (found := pattern.match(command))
             and {_distribution(one) for one in (found["names"] or "").split()} <= names

@@ -47,7 +47,7 @@ MANIFEST_S = 30
 LOGS = "/logs"
 FIXED = (LOGS, "/tests", "/solution")
 """Folders of the format."""
-SYSTEM = frozenset({"bin", "dev", "etc", "lib", "lib32", "lib64", "proc", "run", "sbin", "sys", "testbed", "usr"})
+SYSTEM = frozenset({"bin", "dev", "etc", "lib", "lib32", "lib64", "proc", "run", "sbin", "sys", "usr"})
 """Folders at the top that hold this machine's programs, or none of the task's files."""
 SHARED = {"home": ("agent",), "opt": ("composer",), "tmp": (), "var": ("tmp", "run", "lib")}
 """Folders at the top in which a task may have a folder of its own, except these."""
@@ -419,14 +419,7 @@ class BubblewrapMachine:
             disk_mb=settings.storage_mb or DISK_MB,
             output_bytes=OUTPUT_BYTES,
         )
-        tools = runner.distribution_paths(runner.RUNNER)
-        self._readonly = (*tools, programs())
-        own_path = recipe.env.pop("PYTHONPATH", "")
-        self._env = {
-            **recipe.env,
-            "PATH": f"{LINKS}:{programs()}:/usr/local/bin:/usr/bin:/bin",
-            "PYTHONPATH": ":".join(filter(None, (own_path, str(tools[0].parent)))),
-        }
+        self._env = {**recipe.env, "PATH": f"{LINKS}:{programs()}:/usr/local/bin:/usr/bin:/bin"}
         self._sandbox: Sandbox | None = None
         self.root = folders.make("machine")
         try:
@@ -482,14 +475,15 @@ class BubblewrapMachine:
         """Run a command in the working folder; all that it started ends with it."""
         del user  # the sandbox has one, and a task that needs another is not played here
         if self._sandbox is None:
-            # The agent sees the folder around them too (/testbed), where it may have put a link to this machine.
+            # The agent sees the folder around them too (MACHINE), where it may have put a link to this machine.
             for place in self._places:
                 self._clear_way(place)
             self._sandbox = open_sandbox(
                 "bubblewrap",
                 self.root,
                 limits=self._limits,
-                readonly=self._readonly,
+                readonly=(programs(),),
+                packages=runner.distribution_paths(runner.RUNNER),
                 env=self._env,
                 places={place: self._host(place) for place in self._places},
             )

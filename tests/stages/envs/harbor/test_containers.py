@@ -1,0 +1,171 @@
+"""Harbor tasks in real containers: every kind, hostile verifiers and agents, images that cannot be had.
+
+Podman runs them on a base image that is made of this machine's files, without a registry.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import container_image
+from support.harbor import BASE, KINDS, Files, python_task, separate_task, write
+
+from stages.envs.base import Grade, Task
+from stages.envs.bash import fenced
+from stages.envs.harbor.env import HarborEnv
+from stages.envs.repo import runner
+from stages.errors import BadInput, InfrastructureError
+from stages.sandbox import container_engine
+
+pytestmark = pytest.mark.slow
+PROGRAMS = ("base64", "dirname", "find", "head", "ln", "mkfifo", "seq", "sort", "tee", "tr", "truncate", "wc", "yes")
+SETTINGS = """\
+[containers]
+netns = "none"
+default_ulimits = ["nofile=20000:20000", "nproc=10000:10000"]
+[engine]
+runtime = "runc"
+"""
+"""Where the limits of this machine's processes are lower than podman's defaults; crun refuses to start then."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Podman with the base image, or a skip with the reason."""
+    if not shutil.which("podman"):
+        pytest.skip("podman is not installed")
+    folder = tmp_path_factory.mktemp("image")
+    before = os.environ.get("CONTAINERS_CONF")
+    if shutil.which("runc"):
+        (folder / "containers.conf").write_text(SETTINGS)
+        os.environ["CONTAINERS_CONF"] = str(folder / "containers.conf")
+    container_engine.find_engine.cache_clear()
+    try:
+        if subprocess.run(["podman", "image", "inspect", BASE], capture_output=True).returncode:
+            container_image.fill(folder / "root", runner.distribution_paths(runner.RUNNER), programs=PROGRAMS)
+            (folder / "Containerfile").write_text(container_image.FILE)
+            container_image.build(folder, BASE)
+        started = subprocess.run(["podman", "run", "--rm", BASE, "true"], capture_output=True, text=True)
+        if started.returncode:
+            pytest.skip(f"podman cannot run a container here: {started.stderr.strip()[-200:]}")
+        yield
+    finally:
+        os.environ.pop("CONTAINERS_CONF")
+        if before is not None:
+            os.environ["CONTAINERS_CONF"] = before
+        container_engine.find_engine.cache_clear()
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Any]:
+    """Make the environment and the only task of given files."""
+    environments = []
+
+    def make(files: Files, **options: Any) -> tuple[HarborEnv, Task]:
+        root = tmp_path / f"tasks{len(environments)}"
+        toml = files["task.toml"].replace('difficulty = "easy"', 'split = "train"')
+        write(root / "task", {**files, "task.toml": toml})
+        environments.append(HarborEnv(path=str(root), **{"runs_in": "podman", **options}))
+        (task,) = environments[-1].tasks("train", 1, seed=0)
+        return environments[-1], task
+
+    yield make
+    for env in environments:
+        env.close()
+
+
+def play(env: HarborEnv, task: Task, *commands: str) -> Grade:
+    """The grade after these commands."""
+    env.reset(task)
+    for command in commands:
+        env.step(fenced(command))
+    return env.grade()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_solution_passes_and_nothing_does_not(made: Any, kind: str) -> None:
+    env, task = made(KINDS[kind]())
+    env.reset(task)
+    assert env.sandbox == "container"
+    assert [env.step(action).stop for action in env.solution()][-1] == "submitted"
+    grade = env.grade()
+    assert (grade.reward, grade.gt_pass, grade.hacked, grade.protocol_ok) == (1.0, True, False, True)
+    assert grade.work.image and grade.work.image.startswith("localhost/composer-harbor:")
+    nothing = play(env, task)
+    assert (nothing.reward, nothing.gt_pass, nothing.error) == (0.0, False, None)
+
+
+def test_no_container_is_left(made: Any) -> None:
+    env, task = made(separate_task())
+    play(env, task, "true")
+    env.close()
+    listed = subprocess.run(["podman", "ps", "--all", "--format", "{{.Names}}"], capture_output=True, text=True).stdout
+    assert not [name for name in listed.split() if name.startswith("composer-")]
+
+
+BAD = {
+    "nothing": ("true", "wrote no reward"),
+    "NaN": ("echo nan > $R/reward.txt", "reward is nan"),
+    "a huge one": ("truncate -s 1G $R/reward.txt", "bytes; at most"),
+    "a link": ("echo 1 > /app/r; ln -s /app/r $R/reward.txt", "it is a link, or no file"),
+    "a pipe": ("mkfifo $R/reward.txt", "it is a link, or no file"),
+    "a folder": ("mkdir $R/reward.json", "it is a link, or no file"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_no_reward_is_null_with_the_reason(made: Any, case: str) -> None:
+    script, reason = BAD[case]
+    files = {**python_task(), "tests/test.sh": f"#!/bin/bash\nR=/logs/verifier\n{script}\n"}
+    env, task = made(files)
+    grade = play(env, task)
+    assert grade.reward is None and grade.error_type == "NoReward" and grade.error and reason in grade.error
+
+
+def test_a_hanging_verifier_ends_in_its_time(made: Any) -> None:
+    files = {**python_task(), "tests/test.sh": "#!/bin/bash\nsleep 300\n"}
+    files["task.toml"] = files["task.toml"].replace("timeout_sec = 60.0", "timeout_sec = 2")
+    env, task = made(files)
+    assert play(env, task).error == "The verifier did not end within 2 s."
+
+
+def test_a_reward_that_the_agent_wrote_is_deleted_before(made: Any) -> None:
+    env, task = made(python_task())
+    grade = play(env, task, "echo 1 > /logs/verifier/reward.json")
+    assert (grade.reward, grade.hacked) == (0.0, True)
+
+
+def test_only_declared_regular_files_reach_a_separate_verifier(made: Any) -> None:
+    script = "#!/bin/bash\nfind /app /logs /tests ! -type d | sort; echo 1 > /logs/verifier/reward.txt\n"
+    env, task = made({**separate_task(), "tests/test.sh": script})
+    grade = play(
+        env,
+        task,
+        "echo x > report.txt; echo x > other; mkdir -p /tests; echo x > /tests/mine",
+        "mkdir /logs/artifacts/d; echo y > /logs/artifacts/d/f; ln -s /tests/test.sh /logs/artifacts/link",
+    )
+    found = (grade.work.test_log or "").split("[reward")[0].split()
+    assert found == ["/app/report.txt", "/logs/artifacts/d/f", "/logs/artifacts/lines", "/tests/test.sh"]
+
+
+def test_output_and_artifacts_are_bounded(made: Any) -> None:
+    env, task = made(separate_task())
+    env.reset(task)
+    seen = env.step(fenced("yes | head -c 300000000"))
+    assert seen.returncode == 0 and seen.raw_chars < 2 << 20
+    env.step(fenced("truncate -s 300M report.txt"))
+    grade = env.grade()
+    assert grade.reward == 0.0 and "more than 256 MiB" in (grade.work.test_log or "")
+
+
+def test_images_that_cannot_be_had_or_built_are_named(made: Any) -> None:
+    files = python_task()
+    with pytest.raises(BadInput, match="the image localhost:1/none:1 is not here and cannot be fetched: "):
+        made({**files, "environment/Dockerfile": "FROM localhost:1/none:1\n"})
+    env, task = made({**files, "environment/Dockerfile": f"FROM {BASE}\nRUN echo why; false\n"})
+    with pytest.raises(InfrastructureError, match="could not be built"):
+        env.reset(task)

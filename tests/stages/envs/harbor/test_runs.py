@@ -1,0 +1,34 @@
+"""Runs of Harbor tasks: what they record."""
+
+import json
+from pathlib import Path
+
+from support.harbor import KINDS, WITHOUT_ENGINE, write
+
+from stages import collect
+from stages.runs import runner
+from stages.runs.artifact import Run
+from stages.runs.records import ROLLOUT, TASK
+
+
+def test_a_run_records_solutions_and_that_nothing_was_built(tmp_path: Path) -> None:
+    for number, kind in enumerate(WITHOUT_ENGINE):
+        files = KINDS[kind]()
+        files["task.toml"] = files["task.toml"].replace('difficulty = "easy"', 'split = "train"')
+        write(tmp_path / "tasks" / str(number), files)
+    rewards = {}
+    for policy in ("reference", "noop"):
+        config = collect.Config(
+            env={"name": "harbor", "path": str(tmp_path / "tasks"), "runs_in": "bubblewrap"},
+            policy={"model": policy},
+            tasks=4,
+            samples=1,
+            max_steps=8,
+        )
+        run = Run(runner.execute("collect", {}, config, root=tmp_path / policy).path)
+        rows = run.rows(ROLLOUT)
+        rewards[policy] = [row["reward"] for row in rows]
+        assert all("not built" in row["image"] and row["sandbox"] == "bubblewrap" for row in rows)
+        data = [json.loads(row["data_json"]) for row in run.rows(TASK)]
+        assert sorted(one["steps"] for one in data) == [1, 1, 1, 2]
+    assert rewards == {"reference": [1.0] * 4, "noop": [0.0] * 4}
