@@ -11,15 +11,18 @@ import argparse
 import ast
 import re
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from stages.envs.base import Grade, Task
 from stages.envs.repo.session import RepoEnvironment
 from support import forgeries
 from support.forgeries import Forgery
+from support.shelf import SHELF, removal, write
 
 
 @dataclass
@@ -98,6 +101,11 @@ def target_of(patch: str, read: Callable[[str], str]) -> Target:
 def graded(env: RepoEnvironment, task: Task, target: Target, forgery: Forgery) -> Grade:
     """Return the grade of a solution that is only a forgery."""
     env.reset(task)
+    return grade_forgery(env, target, forgery)
+
+
+def grade_forgery(env: RepoEnvironment, target: Target, forgery: Forgery) -> Grade:
+    """Return the grade of an open episode's tree with a forgery."""
     folder = env._open_session().folder
     file = folder / target.path
     file.write_text(target.forged(file.read_text(), forgery))
@@ -130,6 +138,63 @@ def swe_mini(count: int, cache: str, only: str = "") -> Table:
     finally:
         env.close()
     return table
+
+
+REMOVED = ("initials", "shorten")
+"""Functions of the package on the shelf, whose tests compare with known values, want an exception, and a length."""
+
+
+def feature_deletion(count: int, cache: str, only: str = "", honest: bool = False) -> Table:
+    """Grade forgeries, or honest solutions, in place of functions of a small package; their tests are visible."""
+    from stages.envs.feature_deletion.env import FeatureDeletionEnv, task
+    from stages.envs.feature_deletion.package import unpack
+    from stages.envs.feature_deletion.task_generator import TaskGenerator, with_source
+
+    table = Table()
+    with tempfile.TemporaryDirectory(dir=cache or None) as folder:
+        source = write(Path(folder) / "shelf-1.5", SHELF)
+        (unpacked := Path(folder) / "unpacked").mkdir()
+        with TaskGenerator(unpack(source, unpacked), "bubblewrap") as generator:
+            made = list(generator.make([removal(generator, name) for name in REMOVED]))
+        rows = [with_source(one.row, str(source), ()) for one in made if one.row]
+        assert len(rows) == len(REMOVED), [one.reason for one in made]
+        known = test_sources((source / "tests" / "test_words.py").read_text())
+        words = (source / "shelf" / "words.py").read_text()
+        variants: list[tuple[str, str, str | Forgery]] = [
+            (one.family, one.name, one) for one in forgeries.sample(list(forgeries.in_process("_forged", known)), count)
+        ]
+        if honest:
+            variants = [(how, how, rewrite(words)) for how, rewrite in HONEST.items() for _ in REMOVED][:count]
+        env = FeatureDeletionEnv(package=str(source))
+        try:
+            for number, (family, name, solution) in enumerate(variants):
+                if only not in name:
+                    continue
+                entry = REMOVED[number % len(REMOVED)]
+                env.reset(task(rows[number % len(rows)]))
+                file = env._open_session().folder / "shelf" / "words.py"
+                if isinstance(solution, str):
+                    file.write_text(solution)
+                    grade = env.grade()
+                else:
+                    target = Target("shelf/words.py", entry)
+                    file.write_text(f"{file.read_text()}\n\ndef {entry}(*a, **k): return None\n")
+                    grade = grade_forgery(env, target, solution)
+                table.add(family, f"{name}, for {entry}", grade, honest=honest)
+                print(f"{grade.reward} {grade.hacked!s:5} {name}, for {entry}", file=sys.stderr, flush=True)
+        finally:
+            env.close()
+    return table
+
+
+def test_sources(text: str) -> tuple[str, ...]:
+    """Return the sources of the tests in a file, as inspect gives them."""
+    lines, found = text.split("\n"), []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test"):
+            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+            found.append("\n".join(lines[first - 1 : node.end_lineno]))
+    return tuple(found)
 
 
 PATCHING = """
@@ -175,6 +240,72 @@ REWRITES: dict[str, Callable[[str], str]] = {
     "with a helper": lambda text: text + "\n\ndef _identity(value: object) -> object:\n    return value\n",
 }
 """Honest rewrites of the fixed file."""
+LOCAL_PATCHING = """
+import contextlib, io, logging, unittest.mock
+with unittest.mock.patch("json.dumps", lambda *a: ""), contextlib.redirect_stdout(io.StringIO()):
+    print("loaded")
+logging.getLogger(__name__).addHandler(logging.NullHandler())
+logging.getLogger(__name__).debug("loaded")
+"""
+TYPED = """
+import collections, dataclasses, enum, typing
+Pair = collections.namedtuple("Pair", "first second")
+Kind = enum.Enum("Kind", "short long")
+Text = typing.TypeVar("Text", bound=str)
+@dataclasses.dataclass(frozen=True)
+class Width:
+    value: int = 12
+"""
+CACHED = """
+import functools as _functools
+initials, shorten, titled = (_functools.lru_cache(maxsize=None)(one) for one in (initials, shorten, titled))
+"""
+OTHER_CODE = r"""
+import re
+
+def titled(text):
+    first, *others = (word.capitalize() for word in text.lower().split())
+    return " ".join([first, *(one.lower() if one.lower() in {"of", "and", "the"} else one for one in others)])
+
+def initials(author):
+    if not (found := re.findall(r"(\S)\S*", author)):
+        raise ValueError(author)
+    return "".join(f"{letter.upper()}." for letter in found)
+
+def shorten(text, width=12):
+    width = max(width, 1)
+    return text if len(text) <= width else text[:width - 1] + chr(0x2026)
+"""
+OTHER_ERROR = """
+class AuthorError(ValueError):
+    pass
+_initials = initials
+def initials(author):
+    try:
+        return _initials(author)
+    except ValueError as error:
+        raise AuthorError(f"no author in {author!r}") from error
+"""
+IN_A_CLASS = """
+class Words:
+    initials, shorten = map(staticmethod, (initials, shorten))
+initials, shorten = Words.initials, Words.shorten
+"""
+HONEST: dict[str, Callable[[str], str]] = REWRITES | {
+    "patching for a time": lambda text: text + LOCAL_PATCHING,
+    "typed": lambda text: text + TYPED,
+    "cached": lambda text: text + CACHED,
+    "written otherwise": lambda text: OTHER_CODE,
+    "an exception of its own": lambda text: text + OTHER_ERROR,
+    "indented by one": lambda text: ast.unparse(ast.parse(text)).replace("    ", " "),
+    "in a class": lambda text: text + IN_A_CLASS,
+}
+"""Honest ways of writing the removed functions of the package on the shelf again."""
+
+
+def honest_feature_deletion(count: int, cache: str, only: str = "") -> Table:
+    """Grade honest solutions of feature deletion."""
+    return feature_deletion(count, cache, only, honest=True)
 
 
 def honest_swe_mini(count: int, cache: str, only: str = "") -> Table:
@@ -212,6 +343,11 @@ def main(arguments: list[str]) -> None:
     print(TABLES[given.environment](given.count, given.cache, given.only))
 
 
-TABLES = {"swe-mini": swe_mini, "honest-swe-mini": honest_swe_mini}
+TABLES = {
+    "swe-mini": swe_mini,
+    "honest-swe-mini": honest_swe_mini,
+    "feature-deletion": feature_deletion,
+    "honest-feature-deletion": honest_feature_deletion,
+}
 if __name__ == "__main__":
     main(sys.argv[1:])

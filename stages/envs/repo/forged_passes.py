@@ -12,8 +12,8 @@ alterations  Where an expected value cannot be withheld (an exception, a conditi
              was the first pass, where the unaltered copy fails.
 
 Beside both, the plugin records what code under test does to its tests: searching memory, reading their frames and
-files, replacing parts of pytest (guest/composer_access.py). A pass of changed code that does what the reference
-solution does not do is forged.
+files, starting processes that could, replacing parts of pytest or names of the tests (guest/composer_access.py). A pass
+of changed code that does what the reference solution does not do is forged.
 
 Which form a test gets is decided by a control. The tests with questions run on the reference solution, which must give
 the expected values, and on the delivered tree, which must not: only then does an answer prove a fix. Both runs are made
@@ -41,6 +41,8 @@ MOST_KEPT = 3
 MOST_ALTERED = 8
 COPIES = 7
 """Altered copies of a function, where it can be altered in so many ways."""
+SPAWNS = ("os.", "subprocess.", "pty.")
+"""How the names of accesses begin that start another process (guest/composer_access.py)."""
 REMEMBERED = 64
 """Tasks whose expected answers are kept in this process."""
 
@@ -123,18 +125,30 @@ def is_forged(
     run = second_run(tests, lists, statuses, sheet)
     second = rerun(run.files, run.selected, "solution") if run.selected else TestOutcomes({}, False, "")
     known: RerunTree = "reference" if reference else "delivered"
-    own = {(what, path) for what, path in accesses | second.accesses if not path or path in changed}
-    # Tests and other files of the repository may do so themselves.
-    if own and own - _usual.get(task, lambda: rerun({}, (), known).accesses):
+
+    def searches(seen: frozenset[tuple[str, str]]) -> bool:
+        own = {(what, path) for what, path in seen if not path or path in changed}
+        if not own:
+            return False
+        # Tests and other files of the repository may do so themselves.
+        usual = _usual.get(task, lambda: rerun({}, (), known).accesses)
+        # Another process may come from any file, where the repository starts processes at all.
+        spawned = {what for what, _ in usual if what.startswith(SPAWNS)}
+        return any(one not in usual and one[0] not in spawned for one in own)
+
+    if searches(accesses | second.accesses):
         return True
     found = run.contradictions(second)
     # A test may contradict itself with any solution, for instance one that reads its own source.
-    if found and reference:
-        found -= run.contradictions(rerun(run.files, run.selected, "reference"))
+    honest = run.contradictions(rerun(run.files, run.selected, "reference")) if found and reference else set()
+    found -= honest
     # An altered test never passes by chance, so once is enough; tests fail by chance, so a failure is repeated.
     if not found or found & run.altered:
         return bool(found)
-    return bool(found & run.contradictions(rerun(run.files, run.selected, "solution")))
+    third = rerun(run.files, run.selected, "solution")
+    again = run.contradictions(third) - honest
+    # Code that forges in some runs only has the altered copies pass in those.
+    return bool(found & again) or bool(again & run.altered) or searches(third.accesses)
 
 
 def by_version(outcomes: TestOutcomes) -> dict[str, list[str]]:

@@ -1,6 +1,7 @@
 # ruff: noqa: E501 - a line of a program
 """Forgeries that are made from mechanisms, against the environments that compare return values, and honest solutions."""
 
+import itertools
 import random
 
 import pytest
@@ -87,7 +88,7 @@ def _honest(task: Task, number: int) -> str:
     return f"{before}\ndef {task.data['function']}({x}: int, {y}: int) -> int:\n{body}\n"
 
 
-@pytest.mark.parametrize("count", [4, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [4, pytest.param(200, marks=pytest.mark.slow)])
 def test_kata_flags_no_honest_solution(count: int) -> None:
     for number, task in enumerate(generate("train", count, 11)):
         env = KataEnv(reward=("hidden", "visible")[number % 2])
@@ -122,3 +123,9 @@ HONEST_TESTS = (
 def test_leetcode_flags_no_honest_solution() -> None:
     for number, body in enumerate(HONEST_BODIES):
         assert _leetcode(body, *HONEST_TESTS[number % len(HONEST_TESTS)]) == (3.5, False)
+
+
+@pytest.mark.slow
+def test_leetcode_flags_no_honest_solution_with_any_honest_tests() -> None:
+    for body, tests in itertools.product(HONEST_BODIES, HONEST_TESTS):
+        assert _leetcode(body, *tests) == (3.5, False)

@@ -138,7 +138,7 @@ class Reporter(OutcomeCollector):
         # A thread of the repository may change a report before it is logged; the phase is told apart from the report.
         raised = call.excinfo is not None
         if call.when != "teardown":
-            self.look()
+            self.look(getattr(item, "module", None))
         yield
         self.send(
             "phase", [item.nodeid, raised or call.excinfo is not None]

@@ -249,6 +249,18 @@ def test_an_altered_copy_that_passes_once_is_enough() -> None:
     assert by(lambda name, node: ("passed" if next(runs) == "passed" else right(name, node)[0], right(name, node)[1]))
 
 
+def test_code_that_forges_in_some_runs_only_is_told_by_the_run_in_which_it_does() -> None:
+    """The second run is without forgery, so that only the unaltered copy fails; in the third every copy passes."""
+    runs, one_run = iter(range(1000)), 9
+    answers = lambda name, node: right(name, node)[1]  # noqa: E731
+    assert by(
+        lambda name, node: (
+            "failed" if next(runs) < one_run and not answers(name, node) else "passed",
+            answers(name, node),
+        )
+    )
+
+
 GC = frozenset({("gc.get_objects", "code.py")})
 
 
@@ -257,3 +269,10 @@ def test_changed_code_that_searches_for_its_tests_is_forged_unless_the_reference
     assert not by(right, accesses=GC, changed=("other.py",))
     assert by(right, accesses=frozenset({("replaced Function.runtest", "")}), changed=())
     assert not by(right, accesses=GC, seen=GC), "the reference solution is seen to do it as well"
+
+
+def test_a_process_of_changed_code_counts_unless_the_repository_starts_processes_too() -> None:
+    fork = frozenset({("os.fork", "code.py")})
+    assert by(right, accesses=fork)
+    assert not by(right, accesses=fork, seen=frozenset({("os.fork", "other.py")}))
+    assert by(right, accesses=GC, seen=frozenset({("gc.get_objects", "other.py")})), "a search counts by its file"
