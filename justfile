@@ -34,9 +34,9 @@ _lint-and-test WORDS:
     rm "$said"
     exit $tests
 
-# Kill every stage with SIGKILL at random moments, so often in all, resume, and hold the artifacts against undisturbed ones.
+# Disturb stages, chains and workers at random moments, KILLS times in all, by signals and full disks, and compare their artifacts with undisturbed ones.
 crash KILLS="100" *ARGS:
-    {{ one_thread }} COMPOSER_KILLS={{ KILLS }} python -m pytest -q -s tests/crash/test_random_kills.py {{ ARGS }}
+    {{ one_thread }} COMPOSER_KILLS={{ KILLS }} python -m pytest -q -s tests/crash/test_random_kills.py tests/crash/test_ways_killed.py tests/crash/test_paid_calls.py {{ ARGS }}
 
 # Install vLLM into .vllm, apart from everything else, for policies vllm:... and the tests marked vllm: built for CUDA where there is NVIDIA's driver, else for CPUs with AVX-512 (3.5 GB). ./dev vllm cpu takes the latter in any case.
 vllm BUILD=vllm_build:

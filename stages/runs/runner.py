@@ -50,6 +50,11 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 file system that became read-only, and one that fails."""
 SQLITE_FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
 """The same in the cache of paid answers, as primary codes: SQLite's errors carry no errno."""
+FULL_WORDS = (
+    *(os.strerror(code) for code in FULL if code != errno.EIO),
+    "unexpected pos",  # torch.save (2.13) in its own words, where a write was cut short
+)
+"""The same in errors of libraries that carry no errno: safetensors, torch, DuckDB, and the error of a worker."""
 MIN_FREE_BYTES = 64 * 2**20
 """A disk with less free space counts as full before a run begins."""
 
@@ -452,9 +457,13 @@ def _disk_full(error: BaseException, folder: Path) -> ComposerError | None:
     cause: BaseException | None = error
     while cause is not None:
         code = getattr(cause, "sqlite_errorcode", None)  # extended: the primary code is in the low byte
-        if (isinstance(cause, OSError) and cause.errno in FULL) or (code is not None and code & 0xFF in SQLITE_FULL):
+        known = (isinstance(cause, OSError) and cause.errno in FULL) or (
+            code is not None and code & 0xFF in SQLITE_FULL
+        )
+        if known or (not isinstance(cause, ComposerError) and any(words in str(cause) for words in FULL_WORDS)):
+            first = (str(cause).splitlines() or [""])[0].rstrip(".")  # torch adds a trace of its C++ functions
             return ComposerError(
-                f"The disk is full or cannot be written: {cause}. Everything finished is saved in {folder}; free some "
+                f"The disk is full or cannot be written: {first}. Everything finished is saved in {folder}; free some "
                 "room (or raise `ulimit -f`) and rerun with --resume."
             )
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)

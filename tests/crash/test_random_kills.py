@@ -1,26 +1,39 @@
-"""Every stage twice, and killed by `kill -9` at random moments: equal ends, and little is paid twice.
+"""Every stage twice, and disturbed at random moments by signals and by its disk: equal ends, and little is paid twice.
 
-COMPOSER_KILLS is the number of kills over all stages together; `./dev crash 100` sets it.
+COMPOSER_KILLS is the number of kills over all stages and the ways to run them (`test_ways_killed.py`) together;
+`./dev crash 100` sets it.
 """
 
 import json
-import multiprocessing
 import os
-import random
 import shutil
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from functools import cache
 from multiprocessing import get_context
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.command_line import repair
 from support.data_juicer import stand_in
+from support.disturbances import (
+    FULL,
+    PARTS,
+    READ_ONLY,
+    Outcome,
+    Work,
+    contents,
+    disturb,
+    finish,
+    folders,
+    in_own_mounts,
+    on_failing_disk,
+    preload,
+    row,
+    shares,
+)
 from support.models import save_tiny
 from support.server import Reply, Server, answer, serving
 from support.shelf import SHELF, write
@@ -42,107 +55,12 @@ from stages.compare_substrates import Config as Substrates
 from stages.policy.base import PolicyConfig
 from stages.probe import compare, extract_vhack, plot, replay, score, selftest, svd, teacher_pool, uat, watch
 from stages.probe.extract_vhack import PairsConfig
-from stages.runs import runner
 from stages.runs.artifact import Run
-from stages.runs.config import StageConfig
-from stages.runs.stage import assign_inputs, load_stage
 from tests.stages.probe.conftest import chain, models, planted, trained  # noqa: F401  (fixtures)
 from tests.stages.probe.running import carry_out, pool_config
 from tests.stages.probe.test_grpo import config as grpo_config
 
 HEAVY = ["stages.training.report", "stages.probe.checks.validation", "duckdb", "scipy.stats", "openai"]
-PATIENCE_S = 240
-OTHER = {"manifest.json", "ledger.jsonl", ".lock"}
-"""Files that say when and how often a run was begun, and in what order calls were paid for."""
-TIMED = {"metrics.jsonl", "report.txt"}
-"""Files that hold measured seconds where the stage measures some: compared but for those stages."""
-TIMED_STEP = ".diag.json"
-"""How the names of files end that say how long a step took."""
-MEASURING = {"collect", "replay-teachers", "evaluate", "train", "substrates", "probe-replay"}
-
-
-@dataclass(frozen=True)
-class Work:
-    """A stage with what it reads and its settings. in_flight: paid calls that may be on their way at once."""
-
-    stage: str
-    config: StageConfig
-    reads: Sequence[Run] = ()
-    in_flight: int = 0
-    max_cost: float | None = None
-
-    def carry_out(self, root: Path) -> None:
-        """Begin or go on, to the end."""
-        given = assign_inputs(load_stage(self.stage), self.reads)
-        runner.execute(self.stage, given, self.config, root=root, resume=True, max_cost=self.max_cost)
-
-    def start(self, root: Path) -> BaseProcess:
-        """The same in a process, which has begun when this returns."""
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(HEAVY)
-        before = self.attempts(root)
-        process = context.Process(target=self.carry_out, args=(root,))
-        process.start()
-        deadline = time.monotonic() + PATIENCE_S
-        while self.attempts(root) == before and process.is_alive():
-            assert time.monotonic() < deadline, f"{self.stage} does not begin"
-            time.sleep(0.002)
-        return process
-
-    def finish(self, root: Path) -> float:
-        """Carry it out in a process and return how many seconds it took after its start."""
-        process, began = self.start(root), time.monotonic()
-        process.join(PATIENCE_S)
-        assert process.exitcode == 0, f"{self.stage} ended with {process.exitcode}"
-        return time.monotonic() - began
-
-    def folder(self, root: Path) -> Path | None:
-        """The folder of its run, if there is one yet."""
-        return next((path.parent for path in root.glob(f"{self.stage}/2*/manifest.json")), None)
-
-    def attempts(self, root: Path) -> int:
-        """How often it was begun."""
-        folder = self.folder(root)
-        return 0 if folder is None else json.loads((folder / "manifest.json").read_bytes())["attempts"]
-
-    def artifacts(self, root: Path) -> dict[str, Any]:
-        """The content of all outputs, and the bytes of every other file that says no time."""
-        folder = self.folder(root)
-        assert folder is not None
-        run = Run(folder)
-        assert run.manifest.status == "complete" and not run.damage()
-        left_out = OTHER | (TIMED if self.stage in MEASURING else set())
-        files = {
-            str(path.relative_to(folder)): path.read_bytes()
-            for path in folder.rglob("*")
-            if path.is_file() and path.suffix != ".parquet" and path.name not in left_out
-            if not path.name.endswith(TIMED_STEP)
-            if path.relative_to(folder).parts[0] not in ("steps", "logs")
-        }
-        return {"content": {name: out["content_sha256"] for name, out in run.manifest.outputs.items()}, **files}
-
-
-def kill_at_random(work: Work, root: Path, kills: int, lasts_s: float, seed: int) -> list[int]:
-    """Kill the work so many times, begun anew wherever it ends before, and end it; the kills of each of these runs.
-
-    The runs lie in `root/0`, `root/1` and so on. lasts_s: how long it takes undisturbed.
-    """
-    moment, done = random.Random(seed), [0]
-    while sum(done) < kills:
-        at = root / str(len(done) - 1)
-        process = work.start(at)
-        process.join(moment.uniform(0, lasts_s))
-        if process.exitcode is None:
-            process.kill()
-            process.join()
-            done[-1] += 1
-        else:
-            assert process.exitcode == 0, f"{work.stage} ended with {process.exitcode}"
-            assert len(done) < 10 * kills, f"{work.stage} always ends before it can be killed"
-            done.append(0)
-    if done[-1] or not (root / str(len(done) - 1)).exists():
-        work.finish(root / str(len(done) - 1))
-    return done
 
 
 def paid(root: Path) -> float:
@@ -157,7 +75,8 @@ def forget(root: Path) -> None:
 
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
-KILLS = int(os.environ.get("COMPOSER_KILLS", len(STAGES)))
+KILLS = int(os.environ.get("COMPOSER_KILLS", len(PARTS)))
+SHARES = dict(shares(PARTS, KILLS))
 IN_FLIGHT = 4
 ENV = {"name": "support.environments:NumberedEnv"}
 PRICES = {"usd_per_mtok_in": 0.0, "usd_per_mtok_out": 2000.0}
@@ -182,6 +101,7 @@ def works(
     server: Server, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Callable[[], Work]]:
     """Every stage with settings at which it takes a moment; inputs are made when they are first needed."""
+    preload(*HEAVY, *(entry.module for entry in STAGES.values()))
     folder = tmp_path_factory.mktemp("inputs")
     tiny = {"model": str(save_tiny(folder / "tiny")), "max_tokens": 20}
 
@@ -201,9 +121,9 @@ def works(
 
     def made(work: Work, name: str) -> Run:
         root = folder / name
-        if work.folder(root) is None:
+        if not folders(root):
             work.carry_out(root)
-        return Run(work.folder(root) or root)
+        return Run(folders(root)[0])
 
     def collected() -> Work:
         return Work("collect", collect.Config(env=ENV, policy=served("m"), tasks=12, samples=4), (), IN_FLIGHT, 100)
@@ -314,33 +234,62 @@ def test_twice_gives_equal_content(
     work = works[stage]()
     for number, process in enumerate(two_processes):
         process.submit(work.carry_out, tmp_path / str(number)).result(1500)
-    first, second = (work.artifacts(tmp_path / str(number)) for number in range(2))
-    assert first["content"] or len(first) > 1, "there is something to compare"
+    first, second = (contents(tmp_path / str(number)) for number in range(2))
+    assert len(first) > 2, "there is something to compare"
     assert first == second
     forget(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def undisturbed(
+    works: dict[str, Callable[[], Work]], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], tuple[Work, float, dict[str, Any]]]:
+    """A stage's work, the seconds that it takes, and what comes of it when nothing disturbs it; made once."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+
+    @cache
+    def made(stage: str) -> tuple[Work, float, dict[str, Any]]:
+        work = works[stage]()
+        lasts_s = finish(work, folder / stage)
+        found = contents(folder / stage)
+        assert len(found) > 2, "there is something to compare"
+        forget(folder / stage)
+        return work, lasts_s, found
+
+    return made
+
+
+Undisturbed = Callable[[str], tuple[Work, float, dict[str, Any]]]
+
+
 @pytest.mark.parametrize("stage", STAGES)
-def test_killed_at_random(stage: str, works: dict[str, Callable[[], Work]], server: Server, tmp_path: Path) -> None:
-    place = list(STAGES).index(stage)
-    kills = KILLS // len(STAGES) + (place < KILLS % len(STAGES))
-    if not kills:
+def test_killed_at_random(stage: str, undisturbed: Undisturbed, server: Server, tmp_path: Path) -> None:
+    signals = SHARES[stage]
+    if not signals:
         pytest.skip(f"COMPOSER_KILLS={KILLS} leaves no kill for {stage}")
-    work = works[stage]()
-    lasts_s = work.finish(tmp_path / "whole")
-    expected = work.artifacts(tmp_path / "whole")
-    assert expected["content"] or len(expected) > 1, "there is something to compare"
+    work, lasts_s, expected = undisturbed(stage)
     before = len(server.requests)
-    done = kill_at_random(work, tmp_path / "killed", kills, lasts_s, seed=place)
-    for number in range(len(done)):
-        if (tmp_path / "killed" / str(number)).exists():
-            assert work.artifacts(tmp_path / "killed" / str(number)) == expected
+    outcome = disturb(work, tmp_path, signals, lasts_s, seed=list(STAGES).index(stage))
+    for root in outcome.roots:
+        assert contents(root) == expected
     asked = Counter(json.dumps([r["model"], r["messages"], r.get("seed")]) for r in server.requests[before:])
-    runs = sum((tmp_path / "killed" / str(number)).exists() for number in range(len(done)))
-    twice = sum(asked.values()) - runs * len(asked)
-    assert twice <= kills * work.in_flight, "only what was in flight when the process died may be asked again"
+    twice = asked.total() - len(outcome.roots) * len(asked)
+    assert twice <= outcome.in_flight <= outcome.hard * work.in_flight, "only calls in flight may be asked again"
     if work.max_cost is not None:
-        told = paid(tmp_path / "killed")
-        assert 0.01 * sum(asked.values()) - 1e-9 <= told <= runs * work.max_cost, "no call is forgotten"
-    print(f"{stage}: {kills} kills over {runs} runs of {lasts_s:.1f} s, {twice} of {len(asked)} calls repeated")
+        told = paid(tmp_path)
+        assert 0.01 * asked.total() - 1e-9 <= told <= len(outcome.roots) * work.max_cost, "no call is forgotten"
+    print(row(stage, outcome, lasts_s, twice if work.in_flight else None))
+    forget(tmp_path)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_disk_that_fails(stage: str, undisturbed: Undisturbed, tmp_path: Path) -> None:
+    """Full or read-only from a random moment on: one sentence, exit code 1, and the run goes on once it is mended."""
+    if not SHARES[stage]:
+        pytest.skip(f"COMPOSER_KILLS={KILLS} leaves nothing for {stage}")
+    work, lasts_s, expected = undisturbed(stage)
+    faults = [(FULL, READ_ONLY)[n % 2] for n in range(max(2, len(SHARES[stage])))]
+    disturbed, found = in_own_mounts(on_failing_disk, work, tmp_path, faults, lasts_s, list(STAGES).index(stage))
+    assert found and all(one == expected for one in found)
+    print(row(stage, Outcome(disturbed, [tmp_path] * len(found)), lasts_s))
     forget(tmp_path)

@@ -31,6 +31,13 @@ def served() -> Iterator[str]:
 
 
 @contextmanager
+def alone() -> Iterator[str]:
+    """The address of a cluster of two cores, which this process is no part of."""
+    with _started(num_cpus=2) as made:
+        yield made.address
+
+
+@contextmanager
 def _started(**head: int) -> Iterator[Any]:
     import ray
     from ray.cluster_utils import Cluster

@@ -1,10 +1,15 @@
 """The runner on a real stage: up to date, refusals with their ways out, locks, damage, resume, interruption."""
 
 import os
+import resource
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
+import duckdb
 import pytest
+import safetensors.torch
+import torch
 from filelock import FileLock
 from support.models import save_tiny
 
@@ -188,3 +193,31 @@ def test_what_an_attempt_left_is_never_deleted_without_being_asked(left: str, tm
     if left != "ledger.jsonl":  # money that was paid is no work of this folder: it stays in its ledger
         with pytest.raises(UsageError, match="already holds this run"):
             run(tmp_path / "b", model, out=out)
+
+
+def save_with_torch(path: Path) -> None:
+    torch.save(torch.zeros(100_000), path)
+
+
+def save_with_safetensors(path: Path) -> None:
+    safetensors.torch.save_file({"a": torch.zeros(100_000)}, path)
+
+
+def save_with_duckdb(path: Path) -> None:
+    duckdb.sql(f"COPY (SELECT hash(range) FROM range(100000)) TO '{path}.parquet'")
+
+
+@pytest.mark.parametrize("save", [save_with_torch, save_with_safetensors, save_with_duckdb])
+def test_libraries_whose_errors_have_no_errno_report_a_full_disk(save: Callable[[Path], None], tmp_path: Path) -> None:
+    _, hard = before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+    try:
+        with pytest.raises((RuntimeError, safetensors.SafetensorError, duckdb.Error)) as raised:
+            save(tmp_path / "file")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not isinstance(raised.value, OSError)
+    shown = runner._disk_full(raised.value, tmp_path)
+    assert shown is not None and str(shown).startswith("The disk is full or cannot be written: ")
+    assert len(str(shown).splitlines()) == 1 and shown.exit_code == 1
+    assert runner._disk_full(ValueError("the file has 3 columns"), tmp_path) is None

@@ -1,0 +1,157 @@
+"""A chain of stages, workers in processes and on Ray, and two processes that want one run, disturbed at random moments.
+
+The artifacts are those of a run that was left alone, and only calls in flight at a kill are bought again.
+"""
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.chains import entry
+from support.disturbances import (
+    PARTS,
+    Command,
+    Launch,
+    Outcome,
+    Work,
+    contents,
+    disturb,
+    finish,
+    preload,
+    row,
+    shares,
+    two_at_once,
+    workers,
+)
+from support.ray_nodes import alone
+from support.server import Reply, Server, answer, serving
+
+from stages import collect
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+SHARES = dict(shares(PARTS, int(os.environ.get("COMPOSER_KILLS", len(PARTS)))))
+IN_FLIGHT = 2
+TASKS, SAMPLES = 16, 2
+ENV = "support.environments:NumberedEnv"
+ENDS_S = 2.0
+"""Seconds after which a worker has noticed that the process that started it is gone."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """The same letters for the same question, after 50 ms."""
+
+    def reply(body: dict[str, Any], earlier: int) -> Reply:
+        return Reply(body=answer(f"a{body['seed'] % 7}", cost=0.01), delay_s=0.05)
+
+    preload("stages.collect", "pyarrow.parquet", "openai")
+    with serving(reply) as found:
+        yield found
+
+
+def served(server: Server) -> dict[str, Any]:
+    prices = {"usd_per_mtok_in": 0.0, "usd_per_mtok_out": 2000.0}
+    return {"model": "m", "base_url": server.url, "max_tokens": 64, "concurrency": IN_FLIGHT, **prices}
+
+
+def collecting(server: Server, on: str | None = None, workers: int = 1, **environment: str) -> Work:
+    config = collect.Config(
+        env={"name": ENV}, policy=served(server), tasks=TASKS, samples=SAMPLES, in_flight={"episodes": IN_FLIGHT}
+    )
+    return Work("collect", config, (), workers * IN_FLIGHT, None, on, environment)
+
+
+def check(part: str, work: Launch, server: Server, place: Path, outcome: Outcome, whole: tuple[float, Any]) -> None:
+    """Compare every completed run with the undisturbed one, count what was bought twice, and print a line."""
+    lasts_s, expected = whole
+    for root in outcome.roots:
+        assert contents(root) == expected
+    asked = Counter(json.dumps([r["model"], r["messages"], r.get("seed")]) for r in server.requests)
+    twice = asked.total() - len(outcome.roots) * len(asked)
+    assert twice <= outcome.hard * work.in_flight, "only calls in flight may be asked again"
+    print(row(part, outcome, lasts_s, twice))
+
+
+def whole(work: Launch, server: Server, place: Path) -> tuple[float, dict[str, Any]]:
+    """Carry the work out undisturbed; return how long it took, and what came of it."""
+    lasts_s = finish(work, place / "whole")
+    server.requests.clear()
+    return lasts_s, contents(place / "whole")
+
+
+def as_table(values: dict[str, Any]) -> str:
+    """An inline table of TOML."""
+    return "{ " + ", ".join(f"{name} = {json.dumps(value)}" for name, value in values.items()) + " }"
+
+
+def chain_of(server: Server, place: Path) -> Command:
+    """A preset of two stages that follow one another, and three that run at the same time."""
+    sizes = (
+        f'env = {{ name = "{ENV}" }}',
+        f"policy = {as_table(served(server))}",
+        "tasks = 6",
+        "samples = 4",  # fewer are too few for a curriculum
+    )
+    teacher = f"teachers = [{as_table({'name': 't', **served(server), 'model': 'n'})}]"
+    stages = [
+        entry("collect", "first", *sizes),
+        entry("replay-teachers", "asked", teacher, reads=("first",)),
+        entry("curriculum", "ordered", reads=("first",), parallel="end"),
+        entry("export", "exported", 'format = "trl"', reads=("first",), parallel="end"),
+        entry("collect", "second", *sizes, "seed = 1", parallel="end"),
+    ]
+    path = place / "chain.toml"
+    path.write_text("\n".join(stages))
+    return Command(["run", "--preset", str(path), "--quiet"], 2 * IN_FLIGHT)
+
+
+def test_a_chain(server: Server, tmp_path: Path) -> None:
+    work = chain_of(server, tmp_path)
+    undisturbed = whole(work, server, tmp_path)
+    outcome = disturb(work, tmp_path / "killed", SHARES["composer run"], undisturbed[0], 1, settle=settled)
+    check("composer run", work, server, tmp_path, outcome, undisturbed)
+
+
+def settled(root: Path) -> None:
+    """Wait until what a killed process had started has ended: entries of a chain, workers."""
+    del root
+    time.sleep(ENDS_S)
+
+
+@pytest.mark.parametrize("part", ["processes:2", "a worker of processes:2"])
+def test_processes(part: str, server: Server, tmp_path: Path) -> None:
+    work = collecting(server, "processes:2", workers=2)
+    undisturbed = whole(work, server, tmp_path)
+    assert undisturbed[1] == contents_here(server, tmp_path)
+    chosen = {"choose": workers} if part.startswith("a worker") else {}
+    outcome = disturb(work, tmp_path / "killed", SHARES[part], undisturbed[0], 2, settle=settled, **chosen)
+    check(part, work, server, tmp_path, outcome, undisturbed)
+
+
+def contents_here(server: Server, place: Path) -> dict[str, Any]:
+    """What comes of the same collection in one process."""
+    finish(collecting(server), place / "here")
+    server.requests.clear()
+    return contents(place / "here")
+
+
+def test_ray(server: Server, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    with alone() as address:
+        work = collecting(server, "ray", workers=2, RAY_ADDRESS=address)
+        undisturbed = whole(work, server, tmp_path)
+        assert undisturbed[1] == contents_here(server, tmp_path)
+        outcome = disturb(work, tmp_path / "killed", SHARES["ray"], undisturbed[0], 3, settle=settled)
+    check("ray", work, server, tmp_path, outcome, undisturbed)
+
+
+def test_two_processes_at_one_run(server: Server, tmp_path: Path) -> None:
+    work = collecting(server)
+    undisturbed = whole(work, server, tmp_path)
+    outcome = two_at_once(work, tmp_path / "killed", SHARES["two processes at one run"], undisturbed[0], 4)
+    check("two processes at one run", work, server, tmp_path, outcome, undisturbed)
