@@ -19,7 +19,7 @@ from transformers.utils import logging
 from stages.errors import BadInput, UsageError
 from stages.messages import following_ids, opening_ids, pin_settings
 from stages.policy import adapters, base, dialect
-from stages.policy.base import PolicyConfig, Sample, Turn
+from stages.policy.base import UNSTATED, PolicyConfig, Sample, Turn
 from stages.policy.dialect import canonical
 from stages.runs import hub, store
 from stages.runs.activity import doing
@@ -212,7 +212,7 @@ class LocalPolicy:
             self.model,
             prompts,
             seeds=[turn.seed for turn in turns],
-            max_tokens=self.config.max_tokens,
+            max_tokens=self.config.max_tokens or self._room(prompts),
             temperature=self.config.temperature,
             end_ids=self._end_ids,
             pad_id=pad_id(self.tokenizer),
@@ -226,6 +226,11 @@ class LocalPolicy:
             token_sample(self.tokenizer, self._end_ids, prompt, ids, self.config.tool_calls, logprobs=logps, **about)
             for prompt, (ids, logps) in zip(prompts, drawn, strict=True)
         ]
+
+    def _room(self, prompts: list[list[int]]) -> int:
+        """Return the tokens that the context leaves behind the longest prompt, at least one."""
+        context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or UNSTATED
+        return max(int(context) - max(map(len, prompts)), 1)
 
     def count_tokens(self, turn: Turn) -> int:
         """Return the number of tokens in a turn's prompt."""
