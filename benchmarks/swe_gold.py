@@ -19,7 +19,7 @@ import records
 
 from stages.envs.base import Grade, Task
 from stages.envs.bash import fenced
-from stages.envs.repo.grading import PASSING
+from stages.envs.repo.guest.composer_rules import PASSING
 from stages.envs.swe.env import SweEnv
 from stages.errors import InfrastructureError
 

@@ -11,8 +11,10 @@ computes every published number again: the record, the tables in the document, a
 the design finds.
 """
 
+import json
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,8 +65,11 @@ SECONDARY = (("D", "A"), ("E", "A"), ("E", "D"), ("F", "A"), ("C", "A"), ("F", "
 COLUMNS = ("arm", "train_seed", "pair_set", "task_id", "family", "unit", "sample_idx", "passed", "protocol_ok")
 
 
-def preset() -> str:
-    """Return the experiment as a preset: collections with their pairs, all trainings, one evaluation."""
+def preset(arms: Iterable[str] = tuple(ARMS), rates: Mapping[str, float] | None = None) -> str:
+    """Return the experiment as a preset: collections with their pairs, all trainings, one evaluation.
+
+    rates: learning rate by arm where it has been tuned.
+    """
     about = 'about = "The registered experiment docs/experiments/teacher-pairs.md."'
     entries: list[str] = []
 
@@ -79,11 +84,12 @@ def preset() -> str:
         entry("replay-teachers", names[1], names[:1], "")
         entry("extract-pairs", names[2], names[:2], "")
     trained = []
-    for arm, weights in ARMS.items():
+    for arm in arms:
+        weights, rate = ARMS[arm], f", learning_rate = {rates[arm]}" if rates else ""
         for seed in range(COLLECTIONS * SEEDS_EACH):
             on_pairs = "sft" in weights
             config = [f'arm = "{arm}"', f"seed = {seed}", f"weights = {{ {weights} }}"]
-            config.append("optimisation = { steps = 20, prompts_per_step = 2, threads = 1 }")
+            config.append(f"optimisation = {{ steps = 20, prompts_per_step = 2, threads = 1{rate} }}")
             config += ["pairs = { per_step = 32 }"] if on_pairs else []
             trained.append(f"{arm}-{seed}")
             entry("train", trained[-1], [f"pairs-{seed // SEEDS_EACH}"] if on_pairs else [], "\n".join(config))
@@ -92,13 +98,21 @@ def preset() -> str:
     return "\n".join([about, "to_the_end = true", "", *entries])
 
 
-def run() -> None:
-    """Run or resume the experiment, then write the table of outcomes and compute the result from it."""
+def run(*left_out: str) -> None:
+    """Run or resume the experiment, then write the table of outcomes and compute the result from it.
+
+    left_out: arms to drop once all arms are tuned, as the registration allows before the evaluation.
+    """
     ARTIFACTS.mkdir(parents=True, exist_ok=True)
     path = ARTIFACTS / "preset.toml"
-    path.write_text(preset())
-    words = ["run", "--preset", str(path), "--tune", f"optimisation.learning_rate={RATES}", "--resume"]
-    code = subprocess.run([sys.executable, "-m", "composer_cli", *words, "--artifacts", str(ARTIFACTS)]).returncode
+    words = ["run", "--preset", str(path), "--resume", "--artifacts", str(ARTIFACTS)]
+    if left_out:
+        (tuned,) = (ARTIFACTS / "tuning").glob("*.json")
+        path.write_text(preset([arm for arm in ARMS if arm not in left_out], json.loads(tuned.read_text())["chosen"]))
+    else:
+        path.write_text(preset())
+        words += ["--tune", f"optimisation.learning_rate={RATES}"]
+    code = subprocess.run([sys.executable, "-m", "composer_cli", *words]).returncode
     if code not in (0, 1, 3):  # the verdicts
         sys.exit(code)
     runs = [Run(folder) for folder in sorted((ARTIFACTS / "evaluate").glob("2*"))]
@@ -196,4 +210,5 @@ def power(num: int = 4000) -> None:
 
 
 if __name__ == "__main__":
-    {"run": run, "result": result, "power": power}[sys.argv[1] if len(sys.argv) > 1 else "run"]()
+    word, *left_out = sys.argv[1:] or ["run"]
+    {"run": run, "result": result, "power": power}[word](*left_out)

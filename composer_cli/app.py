@@ -182,6 +182,7 @@ def run(
 
 
 app.command("tasks check")(tasks.check)
+app.command("tasks convert")(tasks.convert)
 for _command in (
     commands.status,
     commands.show,

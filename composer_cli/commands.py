@@ -237,6 +237,9 @@ def parity(
 
 @as_sentences
 def view(
+    page: Annotated[
+        str, typer.Argument(metavar="[LINK]", help="The page to open: a link that was copied from a page.")
+    ] = "",
     port: Annotated[int, typer.Option("--port", metavar="N", min=0, help="The port; a free one if left out.")] = 0,
     json: options.Json = False,
     verbose: options.Verbose = False,
@@ -251,7 +254,7 @@ def view(
         sys.stdout.flush()
         say("Open this address in a browser; nobody without it can read the pages. Ctrl-C ends it.")
 
-    app.serve(artifacts, port, announce)
+    app.serve(artifacts, port, announce, app.page_of(page))
 
 
 @as_sentences

@@ -1,4 +1,7 @@
-"""`composer tasks check`: tasks that cannot tell their solution from nothing, are flaky, or reward forgeries."""
+"""`composer tasks check` and `composer tasks convert`: look at tasks before they are played, and write them as folders.
+
+A path is a file of rows (`--env tasks`) or a folder of Harbor tasks (`--env harbor`).
+"""
 
 import os
 from collections import Counter
@@ -13,7 +16,7 @@ from composer_cli.printing import as_sentences
 from stages.errors import BadInput, UsageError
 
 if TYPE_CHECKING:
-    from stages.envs.task_checks import TaskCheck
+    from stages.envs.task_checks import TaskCheck, TaskChecksConfig
 
 COLOURS = {"ok": 32, "fails": 31, "empty": 31, "flaky": 31, "forgeable": 33, "error": 31}
 INCOMPLETE = 3
@@ -41,15 +44,11 @@ def check(
     Settings are `env.KEY=VALUE`, `repeats=5` and `workers=N`. Exit code 0 where all tasks are good, 4 where some are
     bad, 3 where some could not be played.
     """
-    from composer_cli import settings
     from composer_cli.console import Console
     from composer_cli.printing import print_json, print_text
     from stages.envs import task_checks
 
-    where = environment_of(path, env)
-    typed: list[Any] = [{"limit": limit} if limit else {}, {"seed": seed} if seed is not None else {}]
-    layers = [{"env": where}, *map(settings.read_file, config or []), *typed, *map(settings.assignment, set_ or [])]
-    configuration = settings.build("tasks check", task_checks.TaskChecksConfig, layers)
+    configuration = configured("tasks check", path, env, config, set_, limit, seed)
     console = Console(quiet)
     with console.watching() as watch:
         tell = watch.listener("tasks check")
@@ -65,6 +64,69 @@ def check(
         print_text(_page(checks, counts, forged=configuration.sandbox != "none"), COLOURS)
     bad = any(found[verdict] for verdict in task_checks.BAD)
     raise typer.Exit(BadInput.exit_code if bad else INCOMPLETE if found["error"] else 0)
+
+
+@as_sentences
+def convert(
+    path: Words = None,
+    to: Annotated[
+        tuple[str, Path] | None, typer.Option("--to", metavar="harbor DIR", help="The format, and a new folder.")
+    ] = None,
+    env: options.Env = None,
+    config: options.ConfigFiles = None,
+    set_: options.Set = None,
+    limit: Limit = None,
+    seed: options.Seed = None,
+    base_image: Annotated[
+        str, typer.Option("--base-image", metavar="IMAGE", help="What each Dockerfile begins with.")
+    ] = "python:3.11-slim",
+    json: options.Json = False,
+    verbose: options.Verbose = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Write tasks as folders in Harbor's format, each with its verifier and its solution."""
+    from composer_cli.console import Console
+    from composer_cli.printing import print_json, print_text
+    from stages.envs import task_checks
+    from stages.formats import harbor_tasks
+
+    if to is None or to[0] != harbor_tasks.FORMAT:
+        raise UsageError("Into which folder? Write --to harbor DIR; other formats are not written.")
+    configuration = configured("tasks convert", path, env, config, set_, limit, seed)
+    tasks, names = task_checks.drawn(configuration), list[str]()
+    console = Console(quiet)
+    with console.watching() as watch:
+        listen = watch.listener("tasks convert")
+
+        def tell(name: str) -> None:
+            names.append(name)
+            listen("tasks", len(names), len(tasks))
+
+        options_ = configuration.env_options()
+        harbor_tasks.write_tasks(configuration.env.name, options_, tasks, to[1], base_image, tell)
+        watch.ended("tasks convert")
+    if json:
+        print_json({"env": configuration.env.name, "folder": str(to[1]), "tasks": names})
+    else:
+        print_text(f"{len(names)} tasks in {to[1]}")
+
+
+def configured(
+    command: str,
+    path: str | None,
+    env: str | None,
+    files: list[Path] | None,
+    typed: list[str] | None,
+    limit: int | None,
+    seed: int | None,
+) -> "TaskChecksConfig":
+    """Return the configuration that the words of a command make."""
+    from composer_cli import settings
+    from stages.envs.task_checks import TaskChecksConfig
+
+    short = {name: value for name, value in (("limit", limit), ("seed", seed)) if value is not None}
+    layers = [{"env": environment_of(path, env)}, *map(settings.read_file, files or []), short]
+    return settings.build(command, TaskChecksConfig, [*layers, *map(settings.assignment, typed or [])])
 
 
 def environment_of(path: str | None, env: str | None) -> dict[str, Any]:

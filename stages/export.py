@@ -1,23 +1,27 @@
-"""export: write rollouts in the format of another program.
+"""export: write rollouts, or tasks, in the format of another program.
 
 Answers: can others read what was collected here? Reads rollouts, own or imported, writes files in the run's folder and
-a report of what the format has no room for. `merged` reads a trained adapter instead and writes a whole model; `hub`
+a report of what the format has no room for. `harbor` writes the tasks of a run as folders, with solution and verifier.
+`merged` reads a trained adapter instead and writes a whole model; `hub`
 writes any one run as a folder for the Hugging Face hub, and sends it there where a repository is named.
 """
 
 from collections import Counter
+from pathlib import Path
 from typing import Any, Literal
 
 from tabulate import tabulate
 
+from stages.envs import task_table
+from stages.envs.config import EnvStageConfig
 from stages.errors import BadInput, UsageError
-from stages.formats import hub, writer
+from stages.formats import harbor_tasks, hub, writer
 from stages.formats.transcripts import Transcripts
 from stages.policy import adapters
 from stages.policy.adapters import CheckpointInfo
 from stages.runs.artifact import Inputs, Run, RunWriter, Slot
 from stages.runs.config import StageConfig
-from stages.runs.records import CHECKPOINT, PAIR, ROLLOUT, STEP
+from stages.runs.records import CHECKPOINT, PAIR, ROLLOUT, STEP, TASK
 from stages.runs.stage import Plan, Stage
 
 MERGED = "merged"
@@ -26,8 +30,10 @@ MERGED = "merged"
 class Config(StageConfig):
     """What to write."""
 
-    format: Literal["trl", "openenv", "swebench-preds", "verifiers", "inspect", "merged", "hub"]
+    format: Literal["trl", "openenv", "swebench-preds", "verifiers", "inspect", "harbor", "merged", "hub"]
     """The format."""
+    base_image: str = harbor_tasks.BASE_IMAGE
+    """With `harbor`: the image that each task's Dockerfile begins with; it needs python3 of version 3.11 or later."""
     repo: str = ""
     """With `hub`: the repository OWNER/NAME to send the folder to. Without, nothing leaves this machine."""
     private: bool = True
@@ -38,9 +44,10 @@ class Config(StageConfig):
     """The hub, or one that speaks its protocol."""
 
     def identity(self) -> dict[str, Any]:
-        """Return the format, with the settings of the hub only where the folder is sent there."""
-        names = ("repo", "private", "api_key_env", "endpoint")
-        return {name: value for name, value in super().identity().items() if self.repo or name not in names}
+        """Return the format, with the settings of the hub where the folder is sent there, and harbor's for harbor."""
+        absent: tuple[str, ...] = () if self.repo else ("repo", "private", "api_key_env", "endpoint")
+        absent += () if self.format == harbor_tasks.FORMAT else ("base_image",)
+        return {name: value for name, value in super().identity().items() if name not in absent}
 
     def uses_gpu(self) -> bool:
         """Return whether the weights are loaded: `merged` adds an adapter to its base."""
@@ -72,6 +79,8 @@ def plan(inputs: Inputs, config: Config) -> Plan:
         return Plan(units=1, what="folders")
     if config.format == MERGED:
         return Plan(units=1, what="model")
+    if config.format == harbor_tasks.FORMAT:
+        return Plan(units=len(_run_of_tasks(inputs).scan(TASK)), what="tasks")
     _check_rollouts(inputs, config)
     return Plan(units=len(inputs.one("rollouts").scan(ROLLOUT)), what="rollouts")
 
@@ -80,6 +89,9 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Write every file of the format, and a report of what they hold and lack."""
     if config.format == MERGED:
         _export_merged(inputs.optional("checkpoint"), out)
+        return
+    if config.format == harbor_tasks.FORMAT:
+        _export_tasks(_run_of_tasks(inputs), config, out)
         return
     if config.format == hub.FORMAT:
         secret = hub.token(config.api_key_env) if config.sends() else ""  # refused before anything is written
@@ -115,6 +127,47 @@ def _check_rollouts(inputs: Inputs, config: Config) -> None:
         raise UsageError(
             f"{config.format} writes rollouts. Give a run that holds them: --from artifacts/collect/latest."
         )
+
+
+def _run_of_tasks(inputs: Inputs) -> Run:
+    """Return the only run that was given, which must hold tasks."""
+    runs = [run for run in {run.path: run for run in inputs.runs()}.values() if run.holds(TASK)]
+    if len(runs) != 1:
+        raise UsageError(
+            f"harbor writes the tasks of one run, and {len(runs)} runs with tasks were given. Name a run of "
+            "`composer tasks` or `composer collect`."
+        )
+    return runs[0]
+
+
+def _export_tasks(tasks: Run, config: Config, out: RunWriter) -> None:
+    """Write `harbor/`, one folder a task."""
+    found = [task_table.task(row) for row in tasks.scan(TASK).rows()]
+    names = {task.env for task in found}
+    if len(names) != 1:
+        raise BadInput(
+            f"{tasks.path} holds tasks of {', '.join(sorted(names)) or 'no environment'}. Export one at a time."
+        )
+    recorded = tasks.manifest.config
+    env = EnvStageConfig(
+        env=recorded["env"] if isinstance(recorded.get("env"), dict) else {"name": names.pop()},
+        sandbox=recorded.get("sandbox", "bubblewrap"),
+    )
+    written: list[str] = []
+
+    def tell(name: str) -> None:
+        written.append(name)
+        out.raise_if_stopped()
+        out.progress("tasks", len(written), len(found))
+
+    def fill(folder: Path) -> None:
+        harbor_tasks.write_tasks(env.env.name, env.env_options(), found, folder, config.base_image, tell)
+
+    out.checkpoint(fill, harbor_tasks.FORMAT)
+    out.count(tasks=len(written))
+    out.set_summary(format=harbor_tasks.FORMAT, tasks=len(written))
+    lines = [f"{len(written)} tasks in {out.path / harbor_tasks.FORMAT}", *written]
+    out.write_file("report.txt", "\n".join(lines) + "\n")
 
 
 def _export_merged(checkpoint: Run | None, out: RunWriter) -> None:
@@ -163,7 +216,8 @@ STAGE = Stage(
     version=1,
     config=Config,
     inputs={
-        "rollouts": Slot(STEP, unless=(CHECKPOINT, PAIR)),
+        "rollouts": Slot(STEP, unless=(CHECKPOINT, PAIR, TASK)),
+        "tasks": Slot(TASK, optional=True),
         "checkpoint": Slot(CHECKPOINT, optional=True),
         "pairs": Slot(PAIR, optional=True),
     },

@@ -58,7 +58,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     ranks = join()
     resolved = resolve(config, ranks.count, inputs)
     from stages.policy.local import LocalPolicy, load_model
-    from stages.training import distributed, replicas, report, served, setup
+    from stages.training import distributed, projection, replicas, report, served, setup
 
     # Refuse what cannot be trained before a model is made or loaded.
     config = resolved.config
@@ -91,6 +91,11 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         if sampled.served and sampled.base_url is None:
             check_memory(resolved, room(resolved, started=True))  # the server's share was an estimate until it started
         model, tokenizer = load_model(local, cache=out.cache, listener=out.progress)
+        # Before the model is cut into shares, or gets an adapter.
+        directions = [
+            projection.weight_direction(model.eval(), store.read_json(run.folder() / projection.PAIRS))
+            for run in inputs.many("direction")
+        ]
         mixed, sharded = distributed.trainable(model, resolved, ranks)
         policy = LocalPolicy(model.eval(), tokenizer, local)
         out.model("policy", **(sampler or policy).facts(), training={**resolved.facts(), "processes": ranks.count})
@@ -109,6 +114,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
                 mixed=mixed,
                 sharded=sharded,
                 outer=outer,
+                directions=directions,
             )
             if sharded is None:
                 ranks.broadcast_weights(policy.model.parameters())
@@ -139,12 +145,14 @@ def _assemble(
     mixed: bool,
     sharded: "Sharded | None",
     outer: "OuterSteps | None",
+    directions: list[dict[str, Any]],
 ) -> "ComposedTrainer":
     """Return a trainer that has not begun; `BadInput` and `UsageError` where pairs, teacher or server do not fit.
 
     sampler: the policy behind a server that samples instead of `policy`, None without one. folder: of checkpoints to
     resume from. server: how this process shares it. mixed: whether float32 weights compute under bfloat16
     autocast. sharded: the model cut into shares, None where every process trains all of it. outer: DiLoCo's rounds.
+    directions: those taken out of the training, at most one.
     """
     from stages.training import checkpoints, distributed, projection, served, setup, step
     from stages.training.rollouts import Rollouts, TrainingJournal
@@ -197,8 +205,7 @@ def _assemble(
     if size.keep_every:
         callbacks.append(checkpoints.KeptCheckpoints(out, policy, base, size.keep_every, sharded))
     callbacks += [
-        projection.ProjectionCallback(run, config.probe.project, policy.model, config.seed, out)
-        for run in inputs.many("direction")
+        projection.ProjectionCallback(direction, config.probe.project, config.seed, out) for direction in directions
     ]
     parts: dict[str, Any] = {
         "policy": policy,

@@ -84,7 +84,7 @@ def gather(chain: Sequence[Run]) -> dict[str, Any]:
     return {
         "name": f"{last.manifest.stage}-{last.path.name}",
         "compared": compared(chain),
-        "evaluations": [_evaluation(run) for run in by_stage["evaluate"]],
+        "evaluations": [evaluation(run) for run in by_stage["evaluate"]],
         "trainings": [_training(run) for run in by_stage["train"]],
         "collections": [_collection(run) for run in by_stage["collect"]],
         "replays": [{"run": runs.name(run.path), **run.manifest.summary} for run in by_stage["replay-teachers"]],
@@ -178,7 +178,7 @@ def _toml(value: Any) -> str:
 # One section for each stage of the pipeline.
 
 
-def _evaluation(run: Run) -> dict[str, Any]:
+def evaluation(run: Run) -> dict[str, Any]:
     """Return the verdict with every number behind it: differences in rates and in settings as lists."""
     verdict: dict[str, Any] = orjson.loads(run.read_file("verdict.json") or b"{}")
     pairs = (

@@ -219,7 +219,7 @@ def _reason(folder: Path, record: Manifest, versions: bool) -> str:
         return record.reason
     reasons = []
     for ref in references(record):
-        path = Path(ref.path)
+        path = find_input(folder.resolve().parents[1], Path(ref.path))
         if not (path / "manifest.json").is_file():
             reasons.append(f"its input {name(path)} was deleted")
             continue

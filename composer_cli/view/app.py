@@ -1,44 +1,43 @@
-"""The web application of `composer view`: who may ask, the pages, the server on loopback, the list and the curves.
+"""The web application of `composer view`: who may ask, the pages, the server on loopback, the list of runs.
 
-Every answer is made anew from the files on disk, and nothing is ever written.
+Every answer is made anew from the files on disk. The one thing that is written are notes on rollouts, beside the runs,
+and only where a page of this server asks for it.
 """
 
-import math
 import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import MutableHeaders
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from composer_cli.printing import age, duration, visible
-from composer_cli.report.charts import ticks
+from composer_cli.report import charts as report_charts
+from composer_cli.report.document import evaluation
 from composer_cli.show import facts
 from composer_cli.show import runs as run_folders
-from composer_cli.show.facts import METRICS, metric_rows
 from composer_cli.show.runs import RunLine, lines
-from composer_cli.view import transcript
+from composer_cli.view import curves, pairs, transcript
+from composer_cli.view.notes import Note, NoteChanged, Notes
 from stages.errors import BadInput, ComposerError, UsageError
 from stages.runs import queries
 from stages.runs.artifact import Run
-from stages.runs.queries import RolloutFilter
+from stages.runs.queries import PairFilter, RolloutFilter, Side, TaskFilter
 from stages.runs.records import EVAL_ITEM
 
 HEADLINES = ("verdict", "decision", "mean_reward", "pairs", "pairs_per_trace", "arm", "cleaner")
 """The conclusions of a run that its line in the list shows."""
-WIDTH, HEIGHT, LEFT, BOTTOM = 320.0, 150.0, 44.0, 22.0
-MOST = 12
-"""Curves on a page."""
 HOST = "127.0.0.1"
 HOSTS = [HOST, "localhost"]
 POLICY = (
@@ -101,8 +100,9 @@ def plain(value: Any) -> str:
 
 def query(wanted: Mapping[str, Any], **changed: Any) -> str:
     """Return the query string of an address, with some of it changed and what is empty left out."""
-    kept = {name: value for name, value in {**wanted, **changed}.items() if value not in ("", None, False, 0)}
-    return "?" + urlencode({name: "on" if value is True else value for name, value in kept.items()}) if kept else "?"
+    kept = {name: value for name, value in {**wanted, **changed}.items() if value not in ("", None, False, 0, [], ())}
+    values = {name: "on" if value is True else value for name, value in kept.items()}
+    return "?" + urlencode(values, doseq=True) if kept else "?"
 
 
 FILTERS: dict[str, Callable[..., str]] = {
@@ -112,11 +112,37 @@ FILTERS: dict[str, Callable[..., str]] = {
     "age": age,
     "counted": lambda number: f"{number:,}",
     "part": lambda text: quote(text, safe=""),
+    **{name: report_charts.FORMATS[name] for name in ("percent", "points", "small_p", "size", "hue")},
 }
 """Filters of the templates."""
 FOLDER = Path(__file__).parent
-SIZE = 50
-"""Rollouts on a page."""
+SIZE, CARDS = 50, 20
+"""Rollouts or tasks on a page, and pairs."""
+MOST_TRAININGS = 60
+"""Trainings whose curves are drawn on top of each other."""
+MOST_BYTES = 64 * 1024
+"""Length of a form that is read."""
+COLUMNS = {
+    "arm": "arm",
+    "prompt": "prompt",
+    "task": "task",
+    "family": "family",
+    "seed": "seed",
+    "sample": "sample",
+    "steps": "steps",
+    "tokens": "tokens",
+    "cost": "USD",
+    "visible": "visible tests",
+    "hidden": "hidden tests",
+    "protocol": "protocol",
+    "ended": "ended by",
+    "notes": "notes",
+}
+"""The columns of the list of rollouts that can be chosen, with their titles; outcome and id are always there."""
+USUAL = ("arm", "prompt", "family", "steps", "ended", "notes")
+"""The columns without a choice."""
+PAGES = ("run", "rollout", "compare", "curves")
+"""First parts of the addresses that `composer view PAGE` takes."""
 
 
 def build(root: Path, token: str) -> TokenGuard:
@@ -127,10 +153,12 @@ def build(root: Path, token: str) -> TokenGuard:
         Route("/run/{stage}/{folder}", pages.run),
         Route("/rollout/{stage}/{folder}", pages.rollout),
         Route("/compare/{stage}/{folder}", pages.compare),
+        Route("/curves", pages.curves),
+        Route("/note/{stage}/{folder}", pages.note, methods=["POST"]),
         Route("/figure/{stage}/{folder}/{name}", pages.figure),
         Mount("/static", StaticFiles(directory=FOLDER / "static")),
     ]
-    refusals: dict[Any, Any] = {404: pages.refused, 405: pages.refused, ComposerError: pages.refused}
+    refusals: dict[Any, Any] = dict.fromkeys((404, 405, ComposerError, *queries.UNREADABLE), pages.refused)
     app = Starlette(routes=routes, exception_handlers=refusals)
     return TokenGuard(TrustedHostMiddleware(app, allowed_hosts=HOSTS, www_redirect=False), token)
 
@@ -170,57 +198,162 @@ class Pages:
         )
 
     def run(self, request: Request) -> Response:
-        """Show one run: facts, curves, figures, and a page of its rollouts."""
+        """Show one run: its verdict, curves, figures, and a page of its rollouts or pairs."""
         run = self._run(request)
-        wanted, offset = _wanted(request)
-        found = queries.page(run, wanted, offset, SIZE)
         name = run_folders.name(run.path)
-        inputs = [run_folders.name(Path(ref.path)) for ref in run_folders.references(run.manifest)]
+        facts_shown = "\n".join(f"{label:<8}{words}" for label, words in facts.described(run).items()).splitlines()
+        if damage := _damage(run):
+            # The facts are the manifest's, which is intact; rows may not be what the run wrote.
+            return self._page("damaged", title=name, run=run, name=name, damage=damage, facts=facts_shown)
+        notes = Notes(self._root, name)
+        wanted, offset = _wanted(request, notes)
+        found = queries.page(run, wanted, offset, SIZE)
+        about = evaluation(run) if run.manifest.stage == "evaluate" else {}
+        shown_pairs, pair_filter = None, PairFilter()
+        if found is None:
+            pair_filter = PairFilter(**{key: request.query_params.get(key, "") for key in PairFilter.__annotations__})
+            shown_pairs = queries.pairs(run, pair_filter, offset, CARDS)
+        trained = curves.training(run)
+        columns, asked = _columns(request)
         return self._page(
             "run",
             title=name,
             run=run,
             name=name,
-            facts="\n".join(f"{label:<8}{words}" for label, words in facts.described(run).items()).splitlines(),
+            facts=facts_shown,
             report=(run.read_file("report.txt") or b"").decode(errors="replace").strip(),
-            inputs=[(one, (self._root / one / "manifest.json").is_file()) for one in inputs],
+            inputs=[(one, (self._root / one / "manifest.json").is_file()) for one in _inputs(run)],
             made=[run_folders.name(one.path) for one in run_folders.made_from(self._root, run)],
-            curves=curves(run),
+            curves=curves.charts([trained]),
+            alike=self._alike(run) if trained.series else [],
             figures=run.manifest.summary.get("figures", []),
             found=found,
-            wanted=wanted.__dict__,
+            wanted={
+                **{key: value for key, value in wanted.__dict__.items() if key != "ids"},
+                **{key: request.query_params.get(key, "") for key in ("noted", "tag")},
+                "col": asked,
+            },
             size=SIZE,
-            tables={} if found else queries.first_rows(run, 5),
+            columns=columns,
+            titles=COLUMNS,
+            notes=notes.of([row["id"] for row in found.rows]) if found else {},
+            pairs=shown_pairs,
+            pair_filter=pair_filter.__dict__,
+            pair_size=CARDS,
+            cards=pairs.cards(self._root, run, shown_pairs) if shown_pairs else [],
+            tables={} if found or shown_pairs else queries.first_rows(run, 5),
             arms=_arms(run),
+            evaluated=about if about.get("decision") else None,
+            families=_families(run, about) if about else [],
+            parted=_parted(run, about) if about else None,
+            charts=report_charts,
             live=run.manifest.status == "running",
         )
 
     def rollout(self, request: Request) -> Response:
         """Show one rollout, step by step."""
-        run, wanted = self._run(request), request.query_params.get("id", "")
+        run, wanted = self._intact(request), request.query_params.get("id", "")
+        name = run_folders.name(run.path)
         seen = transcript.transcript(self._root, run, wanted)
         if seen is None:
-            raise BadInput(f"{run_folders.name(run.path)} has no rollout {wanted!r}. Its page lists those that it has.")
-        return self._page("rollout", title=wanted, name=run_folders.name(run.path), seen=seen)
+            raise BadInput(f"{name} has no rollout {wanted!r}. Its page lists those that it has.")
+        note = Notes(self._root, name).of([wanted]).get(wanted, Note())
+        return self._page("rollout", title=wanted, name=name, seen=seen, note=note)
+
+    async def note(self, request: Request) -> Response:
+        """Save the note on a rollout that a form of this server's pages sent; refuse everything else."""
+        if not _same_origin(request):
+            return PlainTextResponse("Notes are taken from the pages of this server alone.\n", 403)
+        if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
+            return PlainTextResponse("A note is sent as a form.\n", 415)
+        body = b""
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > MOST_BYTES:
+                return PlainTextResponse(f"A note is at most {MOST_BYTES // 1024} KiB long.\n", 413)
+        try:
+            parsed = parse_qs(body.decode(errors="replace"), max_num_fields=10)
+        except ValueError:
+            return PlainTextResponse("A note has four fields.\n", 400)
+        fields = {key: values[0] for key, values in parsed.items()}
+        return await run_in_threadpool(self._save_note, request, fields)
+
+    def _save_note(self, request: Request, fields: Mapping[str, str]) -> Response:
+        run, wanted = self._run(request), fields.get("id", "")
+        name = run_folders.name(run.path)
+        # Only for rollouts that there are: nobody fills the disk with notes on others.
+        if not wanted or queries.rollout(run, wanted)[0] is None:
+            raise BadInput(f"{name} has no rollout {wanted!r}, so that there is nothing to write a note on.")
+        note = Note.of_form(fields.get("text", ""), fields.get("tags", ""))
+        try:
+            Notes(self._root, name).save(wanted, note, fields.get("seen", ""))
+        except OSError as error:
+            sentence = f"The note could not be written ({error}). Go back, and keep your text."
+            return self._page("refused", title="Not saved", sentence=sentence, code=500)
+        return RedirectResponse(f"{self._base}/rollout/{name}{query({'id': wanted})}#note", 303)
 
     def compare(self, request: Request) -> Response:
-        """Show two arms side by side: the tasks on which they part, and the rollouts of one task."""
-        run, arms = self._run(request), _arms(self._run(request))
-        first = request.query_params.get("a") or run.manifest.config.get("baseline") or next(iter(arms), "")
-        second = request.query_params.get("b") or run.manifest.config.get("treatment") or next(reversed(arms), "")
-        tasks, task = queries.tasks(run), request.query_params.get("task", "")
-        sides = [(arm, [transcript.item(row) for row in queries.of_task(run, task, arm)]) for arm in (first, second)]
-        shown = {"task": task, "a": first, "b": second}
-        title = f"{first} beside {second}"
+        """Show two arms side by side: the tasks on which they differ most, and the rollouts of one task."""
+        run = self._intact(request)
+        arms = _arms(run)
+        if not arms:
+            raise BadInput(f"{run_folders.name(run.path)} is no evaluation, and has no arms to compare.")
+        first, second = _two_arms(run, arms, request.query_params)
+        asked = {key: request.query_params.get(key, "") for key in ("task", "family", "text", "side")}
+        side: Side = asked["side"] if asked["side"] in queries.SIDES else ""  # type: ignore[assignment]  # its keys
+        page = queries.tasks(
+            run, first, second, TaskFilter(side, asked["family"], asked["text"]), _offset(request), SIZE
+        )
+        if side and page.rows and not asked["task"]:
+            asked["task"] = page.rows[0]["task_id"]  # one click from the verdict to a rollout
+        items = {arm: queries.of_task(run, asked["task"], arm) for arm in (first, second)} if asked["task"] else {}
+        opened = _parting(items.get(first, []), items.get(second, []))
+        sides = [
+            (arm, [(transcript.item(row), row["item_id"] in opened) for row in rows]) for arm, rows in items.items()
+        ]
         return self._page(
             "compare",
-            title=title,
+            title=f"{first} and {second}, task by task",
             name=run_folders.name(run.path),
             arms=arms,
-            tasks=tasks,
-            wanted=shown,
-            sides=sides if task else [],
+            first=first,
+            second=second,
+            page=page,
+            size=SIZE,
+            wanted={"a": first, "b": second, **asked},
+            sides=sides,
         )
+
+    def curves(self, request: Request) -> Response:
+        """Show the curves of several trainings on top of each other: arms by colour, seeds as thin lines."""
+        trainings = {run_folders.name(one.path): one for one in run_folders.readable(self._root) if _trains(one)}
+        asked = [one for one in request.query_params.getlist("run") if one in trainings]
+        newest = sorted(trainings, key=lambda one: trainings[one].manifest.started_at)[-1:]
+        chosen = asked or [one for name in newest for one in self._alike(trainings[name])] or newest
+        drawn = [curves.training(trainings[name]) for name in chosen[-MOST_TRAININGS:]]
+        facts_of = [
+            (name, str(run.manifest.config.get("arm", "")), run.manifest.config.get("seed"), run.manifest.status)
+            for name, run in sorted(trainings.items(), key=lambda item: item[1].manifest.started_at, reverse=True)
+        ]
+        return self._page(
+            "curves",
+            title="Curves",
+            trainings=facts_of,
+            chosen=chosen,
+            drawn=drawn,
+            left_out=len(chosen) - len(drawn),
+            charts=curves.charts(drawn),
+            legend=curves.legend(drawn),
+            live=any(one.status == "running" for one in drawn),
+        )
+
+    def _alike(self, run: Run) -> list[str]:
+        """Return the trainings of the same model in the same environment, this one too; empty if it is the only one."""
+        if not _trains(run):
+            return []
+        every = [one for one in run_folders.readable(self._root) if _trains(one)]
+        found = [run_folders.name(one.path) for one in every if _experiment(one) == _experiment(run)]
+        return found[-MOST_TRAININGS:] if len(found) > 1 else []
 
     def figure(self, request: Request) -> Response:
         """Return a figure of the probe, one of those that its manifest names."""
@@ -234,7 +367,11 @@ class Pages:
     def refused(self, request: Request, error: Exception) -> Response:
         """Show a sentence for an address that leads nowhere, or a run that cannot be read."""
         sentence = str(error) if isinstance(error, ComposerError) else "There is no such page."
-        code = getattr(error, "status_code", 404)
+        if isinstance(error, queries.UNREADABLE):
+            sentence = f"A file of this run cannot be read: {str(error).splitlines()[0]}"
+        code = getattr(error, "status_code", 409 if isinstance(error, NoteChanged) else 404)
+        if isinstance(error, UsageError) and request.method == "POST" and code == 404:
+            code = 400
         return self._page("refused", title="Not here", sentence=sentence, code=code)
 
     def _run(self, request: Request) -> Run:
@@ -245,9 +382,21 @@ class Pages:
                 return Run(path)
         raise BadInput(f"There is no run {wanted}. The first page lists those that there are.")
 
+    def _intact(self, request: Request) -> Run:
+        """Return the run of an address; `BadInput` where its files are damaged."""
+        run = self._run(request)
+        if damage := _damage(run):
+            raise BadInput(f"{run_folders.name(run.path)}: {damage}. Rerun that stage, or restore the file.")
+        return run
+
     def _page(self, template: str, /, *, code: int = 200, **values: Any) -> HTMLResponse:
         page = self._templates.get_template(f"{template}.html.j2").render(base=self._base, query=query, **values)
         return HTMLResponse(visible(page).encode(errors="replace"), code)
+
+
+def _damage(run: Run) -> str:
+    """Return the first damaged file of a complete run in words; empty without one."""
+    return (run.damage("sizes") or "") if run.manifest.status == "complete" else ""
 
 
 def _arms(run: Run) -> list[str]:
@@ -257,28 +406,132 @@ def _arms(run: Run) -> list[str]:
     return sorted({role.rpartition("/")[0] for role in run.manifest.models})
 
 
-def _wanted(request: Request) -> tuple[RolloutFilter, int]:
+def _wanted(request: Request, notes: Notes) -> tuple[RolloutFilter, int]:
     """Return the filters of an address and the offset of its page; numbers that are none count as 0."""
     asked = request.query_params
-    offset = asked.get("offset", "0")
-    reward = asked.get("reward", "")
+    reward, tag = asked.get("reward", ""), asked.get("tag", "")
+    ids = None
+    if tag or "noted" in asked:
+        ids = tuple(key for key, note in notes.all().items() if not tag or tag in note.tags)
     # What an address asks for may be anything; an unknown reward or offset counts as none.
     wanted = RolloutFilter(
         text=asked.get("text", ""),
         task=asked.get("task", ""),
+        family=asked.get("family", ""),
         arm=asked.get("arm", ""),
         reward=reward if reward in queries.REWARDS else "",  # type: ignore[arg-type]  # a key of a closed table
         hacked="hacked" in asked,
         error="error" in asked,
         order=asked.get("order", ""),
+        ids=ids,
     )
-    return wanted, int(offset) if offset.isascii() and offset.isdigit() and len(offset) < 12 else 0
+    return wanted, _offset(request)
 
 
-def serve(root: Path, port: int, tell: Callable[[str], None]) -> None:
+def _offset(request: Request) -> int:
+    """Return the offset of an address's page; 0 for one that is no number."""
+    offset = request.query_params.get("offset", "0")
+    return int(offset) if offset.isascii() and offset.isdigit() and len(offset) < 12 else 0
+
+
+def _columns(request: Request) -> tuple[list[str], list[str]]:
+    """Return the columns to show, in the order of COLUMNS, and those that the address asks for."""
+    asked = [name for name in COLUMNS if name in request.query_params.getlist("col")]
+    return asked or list(USUAL), asked
+
+
+def _same_origin(request: Request) -> bool:
+    """Return whether a page of this server sent a request that writes.
+
+    The token in the address is what protects; this holds even where it became known. Browsers name the sender's
+    relation in Sec-Fetch-Site, and its origin in Origin ("null" here, since no page sends a referrer).
+    """
+    if site := request.headers.get("sec-fetch-site"):
+        return site == "same-origin"
+    return request.headers.get("origin") == f"http://{request.headers.get('host')}"
+
+
+def _inputs(run: Run) -> list[str]:
+    """Return the names of the runs that were read, each once."""
+    return list(dict.fromkeys(run_folders.name(Path(ref.path)) for ref in run_folders.references(run.manifest)))
+
+
+def _trains(run: Run) -> bool:
+    """Return whether a run is a training with metrics."""
+    return run.manifest.stage == "train" and (run.path / "metrics.jsonl").is_file()
+
+
+def _experiment(run: Run) -> tuple[str, str]:
+    """Return model and environment of a training, by which its arms and seeds belong together."""
+    config = run.manifest.config
+    policy, env = config.get("policy"), config.get("env")
+    return str(policy.get("model") if isinstance(policy, dict) else ""), str(
+        env.get("name") if isinstance(env, dict) else ""
+    )
+
+
+# The arms of an evaluation.
+
+
+def _two_arms(run: Run, arms: Sequence[str], asked: Mapping[str, str]) -> tuple[str, str]:
+    """Return the two arms that an address asks for: else baseline and treatment, else the first and the last."""
+    config = run.manifest.config
+    first = next((one for one in (asked.get("a"), config.get("baseline")) if one in arms), arms[0])
+    second = next((one for one in (asked.get("b"), config.get("treatment")) if one in arms), arms[-1])
+    return str(first), str(second)
+
+
+def _families(run: Run, about: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return each family with the rates of the arms, and the gain that the verdict tested in it, if it did."""
+    tested = {subset["name"]: subset for subset in about.get("subsets") or () if subset["kind"] == "family"}
+    return [{**row, "tested": tested.get(row["family"])} for row in queries.families(run)]
+
+
+def _parted(run: Run, about: Mapping[str, Any]) -> queries.TaskPage | None:
+    """Return the numbers of tasks on which baseline and treatment differ; None where there are not both."""
+    arms = _arms(run)
+    if about.get("baseline") not in arms or about.get("treatment") not in arms:
+        return None
+    return queries.tasks(run, about["baseline"], about["treatment"], size=0)
+
+
+def _parting(first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Return the ids of the rollouts to open: the first two of equal seed and sample whose outcomes differ, or two."""
+    others = {(row["train_seed"], row["sample_idx"]): row for row in second}
+    for row in first:
+        other = others.get((row["train_seed"], row["sample_idx"]))
+        if other is not None and other["passed"] != row["passed"]:
+            return {row["item_id"], other["item_id"]}
+    # Arms with other seeds: one that passed beside one that failed, where there are such.
+    for passed in (True, False):
+        one = next((row for row in first if row["passed"] is passed), None)
+        other = next((row for row in second if row["passed"] is not None and row["passed"] is not passed), None)
+        if one is not None and other is not None:
+            return {one["item_id"], other["item_id"]}
+    return {row["item_id"] for row in (*first[:1], *second[:1])}
+
+
+def page_of(link: str) -> str:
+    """Return the page that a link means, below the token: a copied one (`run/...`), or a whole address of any server.
+
+    Raises `UsageError` for anything else.
+    """
+    text = link.strip()
+    parts = urlsplit(text)
+    if parts.scheme:
+        # The address of a server that may have ended long ago; its first part was that server's token.
+        path = parts.path.lstrip("/").partition("/")[2]
+        text = path + (f"?{parts.query}" if parts.query else "") + (f"#{parts.fragment}" if parts.fragment else "")
+    text = text.lstrip("/")
+    if text and text.partition("?")[0].partition("#")[0].partition("/")[0] not in PAGES:
+        raise UsageError(f"{link!r} is no page of `composer view`. Give a link that was copied from one of its pages.")
+    return quote(text, safe="/?&=#%+:@,;~!$()*'[]-._")
+
+
+def serve(root: Path, port: int, tell: Callable[[str], None], page: str = "") -> None:
     """Serve the runs below `root` on loopback until interrupted; `tell` is called with the address once it answers.
 
-    port: 0 for one that is free. Raises `UsageError` where the port is taken.
+    port: 0 for one that is free. page: as `page_of` returns it. Raises `UsageError` where the port is taken.
     """
     token = secrets.token_urlsafe(16)
     with socket.socket() as listener:
@@ -294,14 +547,14 @@ def serve(root: Path, port: int, tell: Callable[[str], None]) -> None:
         config = uvicorn.Config(
             build(root, token), log_level="warning", access_log=False, server_header=False, lifespan="off"
         )
-        tell(f"http://{HOST}:{listener.getsockname()[1]}/{token}/")
+        tell(f"http://{HOST}:{listener.getsockname()[1]}/{token}/{page}")
         try:
             uvicorn.Server(config).run(sockets=[listener])
         except KeyboardInterrupt:
             return  # Ctrl-C is how one ends it
 
 
-# The list of runs with its search, and the curves of a training.
+# The list of runs with its search.
 
 
 @dataclass(frozen=True)
@@ -321,53 +574,3 @@ def listed(root: Path) -> list[ListedRun]:
         headline = {name: summary[name] for name in HEADLINES if summary.get(name) is not None}
         found.append(ListedRun(line, line.run.partition("/")[0], headline))
     return sorted(found, key=lambda one: one.line.began, reverse=True)
-
-
-@dataclass(frozen=True)
-class MetricCurve:
-    """One metric as an SVG path without styles, so that a page's colours hold in light and dark.
-
-    Places are in units of the drawing, WIDTH by HEIGHT; marks of both axes are pairs (place, label).
-    """
-
-    title: str
-    last: float
-    path: str
-    marks_x: list[tuple[float, str]]
-    marks_y: list[tuple[float, str]]
-
-
-def curves(run: Run) -> list[MetricCurve]:
-    """Return curves of the metrics logged so far, the report's first; other metrics that are constant are left out."""
-    rows = metric_rows(run)
-    series: dict[str, list[tuple[float, float]]] = {}
-    for name in dict.fromkeys([*METRICS, *(name for row in rows for name in row)]):
-        points = [
-            (float(row.get("step", i)), float(value))
-            for i, row in enumerate(rows)
-            if isinstance(value := row.get(name), (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        ]
-        if name in METRICS or (name not in ("step", "epoch", "num_tokens") and len({y for _, y in points}) > 1):
-            series[name] = points
-    return [_curve(METRICS.get(name, name), points) for name, points in series.items() if len(points) > 1][:MOST]
-
-
-def _curve(title: str, points: Sequence[tuple[float, float]]) -> MetricCurve:
-    axes = []
-    for values, wanted in (([x for x, _ in points], 4), ([y for _, y in points], 3)):
-        low, high = min(values), max(values)
-        # A constant metric still needs an axis of some width.
-        axes.append(ticks(low, high, wanted) if high > low else ticks(low - 0.5, high + 0.5, wanted))
-    across, up = axes
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        """Return a point's place in the drawing; SVG counts down from the top."""
-        return (
-            round(LEFT + (x - across[0]) / (across[-1] - across[0]) * (WIDTH - LEFT - 8), 1),
-            round(6 + (1 - (y - up[0]) / (up[-1] - up[0])) * (HEIGHT - BOTTOM - 6), 1),
-        )
-
-    path = "M" + " L".join("{},{}".format(*place(x, y)) for x, y in points)
-    marks_x = [(place(mark, up[0])[0], f"{mark:g}") for mark in across if mark == int(mark)]
-    marks_y = [(place(across[0], mark)[1], f"{mark:.4g}") for mark in up]
-    return MetricCurve(title, points[-1][1], path, marks_x, marks_y)

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from difflib import unified_diff
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from composer_cli.show.runs import made_from
+from composer_cli.view.lines import MarkedLine, block, difference
 from stages.messages import Message
 from stages.runs import queries
 from stages.runs.artifact import Run
@@ -23,7 +23,6 @@ FIRST = ("reward", "passed", "arm", "gt_pass", "visible_pass", "hacked", "protoc
 """Columns of a rollout that its page shows first."""
 HIDDEN = ("transcript_json", "file_row", "rollout_id", "item_id", "group_id", "source")
 FAILED_TEST = re.compile(r"^(?:FAILED|FAIL:?|ERROR:?) +(.{1,120})", re.M)
-BAD_LINE = re.compile(r"^(?:FAILED|FAIL|ERROR|E  |Traceback|\w*Error\b|\w*Exception\b)")
 LEVELS = (-0.05, -0.3, -1.0, -2.0, -4.0)
 """Natural logs of probabilities at which the colour changes: 95 %, 74 %, 37 %, 14 %, 2 %."""
 UNFINISHED = "\ufffd"
@@ -37,14 +36,6 @@ class TokenPiece:
     text: str
     logprob: float
     level: int
-
-
-@dataclass(frozen=True)
-class MarkedLine:
-    """One line of a block and its kind: "", "add", "del", "hunk" in a diff, "bad" in the output of tests."""
-
-    line: str
-    kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -113,10 +104,7 @@ def transcript(root: Path, run: Run, rollout_id: str) -> TranscriptView | None:
             )
         )
         for pair in pairs.get(step["state_sha256"], []):
-            rejected, chosen = (str(pair[name]).splitlines() for name in ("rejected", "chosen"))
-            # Without the two lines that name files. Equal texts have no diff, and no line.
-            lines = list(unified_diff(rejected, chosen, lineterm="", n=2))[2:]
-            views[-1].pairs.append(ShownPair(pair, block("\n".join(lines)) if lines else []))
+            views[-1].pairs.append(ShownPair(pair, difference(pair["rejected"], pair["chosen"])))
     return TranscriptView(rollout_id, outcome, views, _conversation(row.get("transcript_json")))
 
 
@@ -144,22 +132,6 @@ def _rows_by_state(root: Path, run: Run, kind: Kind, states: Sequence[str]) -> d
 def _conversation(transcript_json: str | None) -> list[tuple[str, list[MarkedLine]]]:
     messages = orjson.loads(transcript_json) if transcript_json else []
     return [(message["role"], block(message["content"])) for message in messages]
-
-
-def block(text: str) -> list[MarkedLine]:
-    """Return the lines of a text; in a diff added and removed lines are marked, elsewhere reports of failures."""
-    lines = text.split("\n")
-    is_diff = any(line.startswith("@@ ") for line in lines)
-    marked = []
-    for line in lines:
-        if not is_diff:
-            kind = "bad" if BAD_LINE.match(line) else ""
-        elif line.startswith(("+++", "---", "diff ", "@@")):
-            kind = "hunk"
-        else:
-            kind = {"+": "add", "-": "del"}.get(line[:1], "")
-        marked.append(MarkedLine(line, kind))
-    return marked
 
 
 def pieces(row: Row, tokenizer: "Tokenizer | None") -> list[TokenPiece]:

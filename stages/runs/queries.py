@@ -4,7 +4,7 @@ Rollouts of a collection, an import or a training and items of an evaluation are
 progress has no tables yet, so its journal is searched instead.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -12,40 +12,67 @@ from pathlib import Path
 from typing import Any, Literal
 
 import duckdb
+import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stages.errors import BadInput, UsageError
+from stages.messages import Message
 from stages.runs import store
 from stages.runs.artifact import Run
-from stages.runs.records import EVAL_ITEM, PAIR, ROLLOUT, STEP, TEACHER_ACTION, Kind, Row
+from stages.runs.records import (
+    CONTINUATION,
+    EVAL_ITEM,
+    PAIR,
+    ROLLOUT,
+    STATE,
+    STEP,
+    TASK,
+    TEACHER_ACTION,
+    Kind,
+    Row,
+)
 
+UNREADABLE = (duckdb.Error, pa.ArrowException, orjson.JSONDecodeError)
+"""Errors of torn files: a run that has not ended has no digests by which they would be found."""
 Reward = Literal["", "passed", "failed", "none"]
-COLUMNS = "task_id, family, sample_idx, num_steps, hacked, gt_pass, visible_pass, terminated_by, error_type, error"
+COLUMNS = (
+    "task_id, family, sample_idx, num_steps, hacked, gt_pass, visible_pass, protocol_ok, terminated_by, error_type, "
+    "error, cost_usd, file_row"
+)
 LISTED = {  # in the order in which a run that holds both is searched
-    EVAL_ITEM.name: f"SELECT item_id AS id, arm, CAST(passed AS DOUBLE) AS reward, {COLUMNS}, file_row FROM eval_item",
-    ROLLOUT.name: f"SELECT rollout_id AS id, NULL AS arm, reward, {COLUMNS}, file_row FROM rollout",
+    EVAL_ITEM.name: "SELECT item_id AS id, arm, CAST(passed AS DOUBLE) AS reward, train_seed AS seed, "
+    f"sampled_tokens AS tokens, {COLUMNS} FROM eval_item",
+    ROLLOUT.name: "SELECT rollout_id AS id, NULL AS arm, reward, seed, "
+    f"completion_tokens AS tokens, {COLUMNS} FROM rollout",
 }
+PREVIEW = 400
+"""Characters of a prompt that a list carries."""
 REWARDS = {"passed": "reward >= 1.0", "failed": "reward < 1.0", "none": "reward IS NULL"}
 ORDERS = {"": "file_row", "reward": "reward DESC NULLS LAST, file_row", "steps": "num_steps DESC, file_row"}
 
 
 @dataclass(frozen=True)
 class RolloutFilter:
-    """Which rollouts to list: every field that is not empty narrows the choice."""
+    """Which rollouts to list: every field that is not empty narrows the choice.
+
+    ids: those to choose from; None for all.
+    """
 
     text: str = ""
     task: str = ""
+    family: str = ""
     arm: str = ""
     reward: Reward = ""
     hacked: bool = False
     error: bool = False
     order: str = ""
+    ids: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
 class RolloutPage:
-    """The number of matching rollouts, and the rows from `offset` on."""
+    """The number of matching rollouts, and the rows from `offset` on, each with the beginning of its `prompt`."""
 
     total: int
     offset: int
@@ -73,7 +100,40 @@ def page(run: Run, wanted: RolloutFilter, offset: int = 0, size: int = 50) -> Ro
         rows = _rows(
             connection, f"SELECT * FROM {listed} ORDER BY {order} LIMIT {int(size)} OFFSET {int(offset)}", values
         )
-    return RolloutPage(total, offset, rows)
+        prompts = _prompts(connection, views, name, rows)
+    return RolloutPage(total, offset, [{**row, "prompt": prompts.get(row["id"])} for row in rows])
+
+
+def _prompts(
+    connection: duckdb.DuckDBPyConnection, views: set[str], name: str, rows: Sequence[Row]
+) -> dict[str, str | None]:
+    """Return the beginning of the prompt of each of these listed rows, as far as it is known, by their ids.
+
+    From the table of tasks where there is one, else from the first message of a user in the conversation.
+    """
+    if TASK.name in views:
+        question = f"SELECT task_id, left(prompt, {PREVIEW}) FROM task WHERE task_id IN (SELECT unnest(?))"
+        known = dict(connection.execute(question, [[row["task_id"] for row in rows]]).fetchall())
+        return {row["id"]: known.get(row["task_id"]) for row in rows}
+    ids, places = [row["id"] for row in rows], [row["file_row"] for row in rows]
+    if not rows:
+        return {}
+    if name == EVAL_ITEM.name:
+        # The range of row numbers spares the groups of rows before and after it: conversations are long.
+        question = "SELECT item_id, transcript_json FROM eval_item WHERE file_row BETWEEN ? AND ? AND item_id IN "
+        values = [min(places), max(places), ids]
+    elif STEP.name in views:
+        question, values = "SELECT rollout_id, new_messages_json FROM step WHERE step = 0 AND rollout_id IN ", [ids]
+    else:
+        return {}
+    found = connection.execute(f"{question}(SELECT unnest(?))", values).fetchall()
+    return {key: first_user_message(text) for key, text in found}
+
+
+def first_user_message(messages_json: str | None) -> str | None:
+    """Return the beginning of the first message of a user; None without one."""
+    messages: list[Message] = orjson.loads(messages_json) if messages_json else []
+    return next((message["content"][:PREVIEW] for message in messages if message["role"] == "user"), None)
 
 
 def rollout(run: Run, rollout_id: str) -> tuple[Row | None, list[Row]]:
@@ -95,23 +155,96 @@ def rollout(run: Run, rollout_id: str) -> tuple[Row | None, list[Row]]:
     return (found[0] if found else None), steps
 
 
-def tasks(run: Run, size: int = 500) -> list[Row]:
-    """Return passed and scored rollouts of an evaluation by task and arm, largest differences first."""
+# Two arms of an evaluation, task by task.
+
+Side = Literal["", "first", "second", "equal"]
+SIDES = {"": "true", "first": "difference < 0", "second": "difference > 0", "equal": "difference = 0"}
+
+
+@dataclass(frozen=True)
+class TaskFilter:
+    """Which tasks of two arms to list; `side`: those that the first or the second passed more often, or equal ones."""
+
+    side: Side = ""
+    family: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class TaskPage:
+    """Tasks of two arms, the largest differences first: the numbers by side, of those that fit, and a page of rows.
+
+    A row has task_id, family, the beginning of its prompt, rollouts passed and scored of either arm, and `difference`:
+    the pass rate of the second arm less that of the first, null where either has no outcome.
+    """
+
+    first_more: int
+    second_more: int
+    equal: int
+    total: int
+    offset: int
+    rows: list[Row]
+
+
+def tasks(
+    run: Run,
+    first: str,
+    second: str,
+    wanted: TaskFilter = TaskFilter(),
+    offset: int = 0,
+    size: int = 50,
+) -> TaskPage:
+    """Return the tasks of an evaluation that two arms played, those first on which their pass rates differ most."""
+    with _views(run) as (connection, views):
+        if EVAL_ITEM.name not in views:
+            return TaskPage(0, 0, 0, 0, 0, [])
+        # count(passed) leaves out null: an item that could not be graded is neither passed nor failed.
+        sides = (
+            "SELECT task_id, any_value(family) AS family, "
+            "count(*) FILTER (passed AND arm = $first) AS first_passed, "
+            "count(passed) FILTER (arm = $first) AS first_scored, "
+            "count(*) FILTER (passed AND arm = $second) AS second_passed, "
+            "count(passed) FILTER (arm = $second) AS second_scored, "
+            "second_passed / nullif(second_scored, 0) - first_passed / nullif(first_scored, 0) AS difference "
+            "FROM eval_item WHERE arm IN ($first, $second) GROUP BY task_id"
+        )
+        connection.execute(
+            f"CREATE TEMP TABLE sides AS SELECT * FROM ({sides}) WHERE $family IN ('', family) AND "
+            "contains(lower(task_id || ' ' || coalesce(family, '')), $text)",
+            {"first": first, "second": second, "family": wanted.family, "text": wanted.text.lower()},
+        )
+        counted = ", ".join(f"count(*) FILTER ({SIDES[side]})" for side in ("first", "second", "equal", wanted.side))
+        ((firsts, seconds, equal, total),) = connection.execute(f"SELECT {counted} FROM sides").fetchall()
+        rows = _rows(
+            connection,
+            f"SELECT * FROM sides WHERE {SIDES[wanted.side]} ORDER BY abs(difference) DESC NULLS LAST, difference, "
+            f"task_id LIMIT {int(size)} OFFSET {int(offset)}",
+            [],
+        )
+        question = "SELECT task_id, any_value(transcript_json) FROM eval_item WHERE task_id IN (SELECT unnest(?)) "
+        texts = connection.execute(f"{question} GROUP BY task_id", [[row["task_id"] for row in rows]]).fetchall()
+    prompts = {task: first_user_message(text) for task, text in texts}
+    return TaskPage(
+        firsts, seconds, equal, total, offset, [{**row, "prompt": prompts.get(row["task_id"])} for row in rows]
+    )
+
+
+def families(run: Run) -> list[Row]:
+    """Return, for each family of an evaluation, its tasks, and the pass rate of each arm: the mean over its tasks."""
     with _views(run) as (connection, views):
         if EVAL_ITEM.name not in views:
             return []
-        rows = _rows(
-            connection,
-            # count(passed) leaves out null: an item that could not be graded is neither passed nor failed.
-            "WITH cells AS (SELECT task_id, arm, count(*) FILTER (passed) AS passed, count(passed) AS scored "
-            "FROM eval_item GROUP BY ALL), "
-            "rates AS (SELECT *, passed / greatest(scored, 1) AS rate FROM cells) "
-            "SELECT task_id, max(rate) - min(rate) AS spread, "
-            "list({'arm': arm, 'passed': passed, 'scored': scored} ORDER BY arm) AS arms "
-            f"FROM rates GROUP BY task_id ORDER BY spread DESC, task_id LIMIT {int(size)}",
-            [],
+        question = (
+            "WITH tasks AS (SELECT family, task_id, arm, avg(CAST(passed AS INT)) AS rate FROM eval_item GROUP BY ALL) "
+            "SELECT family, arm, avg(rate) AS rate, count(*) AS num_tasks FROM tasks WHERE family IS NOT NULL "
+            "GROUP BY family, arm ORDER BY family, arm"
         )
-    return [{"task_id": row["task_id"], "cells": {cell["arm"]: cell for cell in row["arms"]}} for row in rows]
+        found: dict[str, Row] = {}
+        for row in _rows(connection, question, []):
+            family = found.setdefault(row["family"], {"family": row["family"], "num_tasks": 0, "rates": {}})
+            family["num_tasks"] = max(family["num_tasks"], row["num_tasks"])
+            family["rates"][row["arm"]] = row["rate"]
+    return list(found.values())
 
 
 def of_task(run: Run, task: str, arm: str) -> list[Row]:
@@ -119,6 +252,147 @@ def of_task(run: Run, task: str, arm: str) -> list[Row]:
     with _views(run) as (connection, views):
         question = "SELECT * FROM eval_item WHERE task_id = ? AND arm = ? ORDER BY train_seed, sample_idx"
         return _rows(connection, question, [task, arm]) if EVAL_ITEM.name in views else []
+
+
+# Preference pairs.
+
+ACTION = (
+    "coalesce(nullif(regexp_extract({0}, "
+    # of a block or a call: its first word, past `cd FOLDER &&`
+    "'(?:```[a-z]*\\s+|<function=|\"name\":\\s*\")(?:cd\\s+\\S+\\s*&&\\s*)?([\\w./-]+)', 1), ''), 'text')"
+)
+"""The kind of an action as SQL: the first word of its command, the name of the tool that it calls, or `text`."""
+FACETS = {
+    "rule": "rule",
+    "teacher": "unnest(list_distinct(list_append(coalesce(chosen_by, []), rejected_by)))",
+    "family": "family",
+    "action": "unnest(list_distinct([chosen_action, rejected_action]))",
+}
+"""The values by which pairs are filtered, as SQL over `listed`."""
+
+
+@dataclass(frozen=True)
+class PairFilter:
+    """Which pairs to list: every field that is not empty narrows the choice.
+
+    teacher: who did what was chosen or what was rejected, the student too. action: the kind of either.
+    """
+
+    text: str = ""
+    rule: str = ""
+    teacher: str = ""
+    family: str = ""
+    action: str = ""
+
+
+@dataclass(frozen=True)
+class PairPage:
+    """The number of matching pairs, a page of rows from `offset` on, and the values to filter by, with their counts.
+
+    A row is a `pair` row with `chosen_action` and `rejected_action`, the kinds of its actions.
+    """
+
+    total: int
+    offset: int
+    rows: list[Row]
+    values: dict[str, list[tuple[str, int]]]
+
+
+def pairs(
+    run: Run,
+    wanted: PairFilter = PairFilter(),
+    offset: int = 0,
+    size: int = 20,
+) -> PairPage | None:
+    """Return one page of the matching pairs of a run, in their order; None for a run without pairs."""
+    if not run.holds(PAIR):
+        return None
+    with _views(run) as (connection, _):
+        connection.execute(
+            "CREATE TEMP TABLE listed AS SELECT pair_id, rule, family, chosen_by, rejected_by, file_row, "
+            f"{ACTION.format('chosen')} AS chosen_action, {ACTION.format('rejected')} AS rejected_action FROM pair"
+        )
+        where, values = ["true"], list[Any]()
+        for name, value in (("rule", wanted.rule), ("family", wanted.family)):
+            where += [f"{name} = ?"] if value else []
+            values += [value] if value else []
+        if wanted.teacher:
+            where.append("(rejected_by = ? OR list_contains(chosen_by, ?))")
+            values += [wanted.teacher] * 2
+        if wanted.action:
+            where.append("(chosen_action = ? OR rejected_action = ?)")
+            values += [wanted.action] * 2
+        if wanted.text:
+            where.append(
+                "file_row IN (SELECT file_row FROM pair WHERE contains(lower(concat_ws(' ', pair_id, rollout_id, "
+                "task_id, chosen, rejected)), ?))"
+            )
+            values.append(wanted.text.lower())
+        connection.execute(f"CREATE TEMP TABLE fitting AS FROM listed WHERE {' AND '.join(where)}", values)
+        ((total,),) = connection.execute("SELECT count(*) FROM fitting").fetchall()
+        on_page = f"SELECT * FROM fitting ORDER BY file_row LIMIT {int(size)} OFFSET {int(offset)}"
+        rows = _rows(
+            connection,
+            f"SELECT pair.*, chosen_action, rejected_action FROM pair JOIN ({on_page}) AS here USING (file_row) "
+            "ORDER BY file_row",
+            [],
+        )
+        facets = {
+            name: connection.execute(
+                f"SELECT value, count(*) FROM (SELECT {sql} AS value FROM listed) WHERE value IS NOT NULL "
+                "GROUP BY value ORDER BY count(*) DESC, value LIMIT 200"
+            ).fetchall()
+            for name, sql in FACETS.items()
+        }
+    return PairPage(total, offset, rows, facets)
+
+
+def state_messages(run: Run, pairs: Sequence[Row]) -> dict[str, list[Message]]:
+    """Return the messages of the states of these pairs, by `pair_id`; without those that are not known."""
+    path = next(path for name, path in run.tables().items() if name == run.holds(PAIR))
+    if "messages_json" in pq.read_schema(path).names:  # pairs before version 4 have them in their own row
+        question = f"SELECT pair_id, messages_json FROM {_parquet(path)} WHERE pair_id IN (SELECT unnest(?))"
+        with _database().cursor() as connection:
+            old = connection.execute(question, [[pair["pair_id"] for pair in pairs]]).fetchall()
+        return {pair_id: orjson.loads(text) for pair_id, text in old if text}
+    with _views(run) as (connection, views):
+        if STATE.name not in views:
+            return {}
+        before = dict(connection.execute("SELECT state_id, before_id FROM state").fetchall())
+        chains = {pair["pair_id"]: _chain(pair["state_id"], before) for pair in pairs}
+        needed = list({name for chain in chains.values() for name in chain})
+        question = "SELECT state_id, kept_messages, new_messages_json FROM state WHERE state_id IN (SELECT unnest(?))"
+        rows = {name: (kept, text) for name, kept, text in connection.execute(question, [needed]).fetchall()}
+    found = {}
+    for pair_id, chain in chains.items():
+        messages = list[Message]()
+        for name in chain:
+            kept, text = rows[name]
+            messages = [*messages[:kept], *orjson.loads(text)]
+        found[pair_id] = messages
+    return {pair_id: messages for pair_id, messages in found.items() if messages}
+
+
+def _chain(state: str | None, before: Mapping[str, str | None]) -> list[str]:
+    """Return a state and those that it extends, the first one first; empty where it is not in the table."""
+    chain = list[str]()
+    while state is not None and state in before and len(chain) <= len(before):
+        chain.append(state)
+        state = before[state]
+    return chain[::-1]
+
+
+def continuations(run: Run, states: Sequence[str]) -> dict[tuple[str, str], tuple[int, int]]:
+    """Return passed and graded continuations of the actions that were played in these states, by state and action."""
+    with _views(run) as (connection, views):
+        if CONTINUATION.name not in views:
+            return {}
+        question = (
+            "SELECT state_sha256, action, count(*) FILTER (passed), count(passed) FROM continuation "
+            "WHERE state_sha256 IN (SELECT unnest(?)) GROUP BY ALL"
+        )
+        found = connection.execute(question, [list(states)]).fetchall()
+    return {(state, action): (passed, graded) for state, action, passed, graded in found}
 
 
 def at_states(run: Run, kind: Kind, states: Sequence[str]) -> list[Row]:
@@ -156,13 +430,16 @@ def _conditions(wanted: RolloutFilter, name: str) -> tuple[str, list[Any]]:
         else:
             values += [text] * 4
         where.append(f"(contains(lower(id), ?) OR contains(lower(coalesce(error, '')), ?) OR id IN ({inside}))")
-    for column, value in (("task_id", wanted.task), ("arm", wanted.arm)):
+    for column, value in (("task_id", wanted.task), ("family", wanted.family), ("arm", wanted.arm)):
         if value:
             where.append(f"{column} = ?")
             values.append(value)
     where += [REWARDS[wanted.reward]] if wanted.reward in REWARDS else []
     where += ["hacked"] if wanted.hacked else []
     where += ["error_type IS NOT NULL"] if wanted.error else []
+    if wanted.ids is not None:
+        where.append("id IN (SELECT unnest(?))")
+        values.append(list(wanted.ids))
     return " AND ".join(where), values
 
 
@@ -172,7 +449,7 @@ def _rows(connection: duckdb.DuckDBPyConnection, question: str, values: Sequence
     return [dict(zip(names, row, strict=True)) for row in answer.fetchall()]
 
 
-TABLES = (ROLLOUT, STEP, EVAL_ITEM, TEACHER_ACTION, PAIR)
+TABLES = (ROLLOUT, STEP, EVAL_ITEM, TEACHER_ACTION, PAIR, TASK, STATE, CONTINUATION)
 _database = cache(duckdb.connect)
 """Returns the one empty database of this process; views belong to the cursor that makes them."""
 

@@ -197,11 +197,11 @@ def resolve(config: Config, processes: int, inputs: Container[str] = ()) -> Trai
         },
         adapter={"rank": rank},
     )
-    check_sharding(plan.config, processes, direction="direction" in inputs)
-    if "direction" in inputs and rank:
+    check_sharding(plan.config, processes)
+    if "direction" in inputs and config.adapter.dora:
         raise UsageError(
-            "A direction is taken out of the training of all weights, but an adapter is trained here. "
-            "Set adapter.rank=0."
+            "A direction is taken out of W0 + BA, but adapter.dora also trains the magnitudes of its columns. "
+            "Set adapter.dora=false."
         )
     return plan
 
@@ -258,10 +258,10 @@ STEPPED_BY_SHARES = ("adamw_torch", "adamw_torch_fused", "sgd")
 """Optimisers that were measured to take the same step from shares (tests/stages/training/test_sharding.py)."""
 
 
-def check_sharding(config: Config, count: int, *, direction: bool) -> None:
+def check_sharding(config: Config, count: int) -> None:
     """`UsageError` for what needs all weights or all gradients in one place, where `count` processes share them.
 
-    config: with nothing left open. direction: whether one is taken out of the training.
+    config: with nothing left open.
     """
     if count == 1 or config.distribution.sharding == "none":
         return
@@ -273,7 +273,6 @@ def check_sharding(config: Config, count: int, *, direction: bool) -> None:
         "optimisation.gradient_cosine_every, which compares whole gradients; take 0": bool(
             config.optimisation.gradient_cosine_every
         ),
-        "a direction, which is taken out of whole gradients; leave out its run": direction,
         f"trl.optim={optimiser}; take {', '.join(STEPPED_BY_SHARES)}": optimiser not in STEPPED_BY_SHARES,
     }
     for what, asked in needing.items():

@@ -2,8 +2,10 @@
 
 import json
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 from urllib.parse import quote
 
@@ -25,8 +27,12 @@ from support.view_site import (
     unit,
 )
 
+from composer_cli.view.app import page_of
+from composer_cli.view.notes import Note
+from stages.errors import UsageError
+from stages.rollouts.trace import pairs_with_states
 from stages.runs.artifact import Run, RunOutcome
-from stages.runs.records import PAIR, TEACHER_ACTION
+from stages.runs.records import PAIR, ROLLOUT, TASK, TEACHER_ACTION
 
 pytest.importorskip("starlette", reason="starlette is not installed here, so `composer view` cannot be tried")
 pytest.importorskip("uvicorn", reason="uvicorn is not installed here, so `composer view` cannot be tried")
@@ -115,10 +121,247 @@ def test_tests_that_failed_diffs_and_log_probs_are_shown(site: Site) -> None:
 
 
 def test_two_arms_stand_side_by_side_and_tasks_on_which_they_part_come_first(site: Site) -> None:
-    page = site.get(f"compare/{EVALUATION}?task=t-1").text
+    text = shown(site.get(f"compare/{EVALUATION}?task=t-1").text)
+    assert "A and B, task by task" in text and "A did t-1" in text and "B did t-1" in text
+    listed = text[text.index("the largest differences first") :]
+    assert "B passes more often on 1, A on 0, no difference on 1" in text
+    assert listed.index("t-1") < listed.index("t-0") and "family of t-1" in listed and "do t-1" in listed
+    assert "+100.0" in listed and "0 of 1" in listed and "1 of 1" in listed
+
+
+def test_the_two_arms_are_those_that_were_chosen(site: Site) -> None:
+    swapped = shown(site.get(f"compare/{EVALUATION}?a=B&b=A&task=t-1").text)
+    assert "B and A, task by task" in swapped and "\u2212100.0" in swapped
+    assert "A passes more often on 0, B on 1" in swapped
+    assert "A and B, task by task" in shown(site.get(f"compare/{EVALUATION}?a=nobody&b=<script>").text)
+    assert site.get(f"compare/{HOSTILE_RUN}").status == 404
+
+
+@pytest.mark.parametrize(
+    ("asked", "tasks"),
+    [
+        ("side=second", ["t-1"]),
+        ("side=first", []),
+        ("side=equal", ["t-0"]),
+        ("family=family+of+t-0", ["t-0"]),
+        ("text=T-1", ["t-1"]),
+        ("text=%25", []),
+        ("side=odd", ["t-1", "t-0"]),
+    ],
+)
+def test_tasks_of_two_arms_are_filtered(site: Site, asked: str, tasks: list[str]) -> None:
+    page = site.get(f"compare/{EVALUATION}?{asked}").text
+    listed = page[page.index('id="tasks"') :]
+    assert [task for task in ("t-1", "t-0") if f">{task}</a>" in listed] == tasks
+
+
+def test_an_evaluation_begins_with_its_verdict_and_its_failures_are_one_click_away(site: Site) -> None:
+    page = site.get(f"run/{EVALUATION}").text
     text = shown(page)
-    assert "A beside B" in text and "A did t-1" in text and "B did t-1" in text
-    assert text.index("t-1", text.index("Tasks, those")) < text.index("t-0", text.index("Tasks, those"))
+    order = [text.index(words) for words in ("Shown", "Not shown", "Differences between arms", "By family", "Rollouts")]
+    assert order == sorted(order) and "no arm that only imitates" in text
+    (link,) = re.findall(r'<a class="button" href="([^"]+)">B passed, A failed: 1 task<', page)
+    opened = site.get(whole=unescape(link))
+    assert opened.status == 200 and "B did t-1" in shown(opened.text) and "A did t-1" in shown(opened.text)
+    assert re.search(r">family of t-1</a></td><td class=\"n good\">\+100.0<", page)
+
+
+def test_a_list_of_rollouts_shows_the_prompt_and_the_chosen_columns(site: Site, artifacts: Path) -> None:
+    page = site.get(f"run/{collected(artifacts)}").text
+    tasks = {row["task_id"]: row["prompt"] for row in Run(artifacts / "collect" / "latest").rows(TASK)}
+    assert all(prompt.splitlines()[0][:60] in shown(page) for prompt in tasks.values())
+    chosen = site.get(f"run/{collected(artifacts)}?col=task&col=tokens&col=nonsense").text
+    heads = re.findall(r"<th[^>]*>([^<]*)</th>", chosen[chosen.index('class="list rollouts"') :])
+    assert heads[:4] == ["reward", "rollout", "task", "tokens"]
+    kept = site.get(f"run/{collected(artifacts)}?col=task&col=family&reward=failed").text
+    assert "reward=failed&amp;col=task&amp;col=family" in kept, "links within the list keep columns and filters"
+
+
+def test_pairs_are_cards_with_their_difference_in_the_shared_state(site: Site, artifacts: Path) -> None:
+    run = Run(artifacts / "extract-pairs" / "latest")
+    rows = run.rows(PAIR)
+    page = site.get(f"run/extract-pairs/{run.path.resolve().name}").text
+    text = shown(page)
+    assert page.count('<article class="card"') == len(rows)
+    first = rows[0]
+    assert first["chosen_by"][0] in text and first["rule"].replace("_", " ") in text
+    assert "mark>" in page and 'class="add"' in page and 'class="del"' in page
+    state = next(r for r in pairs_with_states(run) if r["pair_id"] == first["pair_id"])
+    last = json.loads(state["messages_json"])[-1]["content"]
+    assert last.splitlines()[0] in text, "the shared state"
+    outcome = next(
+        r for r in Run(artifacts / "collect" / "latest").rows(ROLLOUT) if r["rollout_id"] == first["rollout_id"]
+    )
+    assert f"reward {outcome['reward']:.4g}" in text
+    (link,) = {
+        link
+        for link in links(page)
+        if quote(first["rollout_id"], safe="") in link and link.endswith(f"step-{first['step']}")
+    }
+    assert site.get(whole=link.partition("#")[0]).status == 200
+
+
+def test_pairs_are_filtered_by_kind_teacher_family_action_and_text(site: Site, artifacts: Path) -> None:
+    run = Run(artifacts / "extract-pairs" / "latest")
+    rows, path = run.rows(PAIR), f"run/extract-pairs/{run.path.resolve().name}"
+
+    def listed(asked: str) -> int:
+        return site.get(f"{path}?{asked}").text.count('<article class="card"')
+
+    for rule in {row["rule"] for row in rows}:
+        assert listed(f"rule={rule}") == sum(row["rule"] == rule for row in rows)
+    for who in ("first", "second", "third", "student"):
+        fitting = [row for row in rows if who in (row["chosen_by"] or []) or row["rejected_by"] == who]
+        assert listed(f"teacher={who}") == len(fitting)
+    assert listed(f"family={quote(rows[0]['family'], safe='')}") == sum(r["family"] == rows[0]["family"] for r in rows)
+    kinds = [{re.match(r"```bash\n(\w+)", row[side])[1] for side in ("chosen", "rejected")} for row in rows]
+    for kind in set.union(*kinds):
+        assert listed(f"action={kind}") == sum(kind in one for one in kinds)
+    assert listed(f"text={quote(rows[0]['pair_id'])}") == 1 and listed("text=no-such-text") == 0
+    assert (
+        "There are only" in site.get(f"{path}?offset=9999").text and "No pair fits" in site.get(f"{path}?rule=x").text
+    )
+
+
+def test_curves_of_several_trainings_are_drawn_on_top_of_each_other(site: Site, artifacts: Path) -> None:
+    config = {"policy": {"model": "m"}, "env": {"name": "e"}}
+    names = []
+    for arm, seed in (("A", 0), ("A", 1), ("B", 0)):
+        names.append(f"train/20260103T03040{len(names)}Z-kata-{arm}{seed}")
+        folder = written(artifacts, names[-1], config={**config, "arm": arm, "seed": seed})
+        rows = [{"step": step, "reward": step / 9 + seed} for step in range(4)]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = site.get(f"run/{names[0]}").text
+    (link,) = re.findall(r'<a class="button" href="([^"]+)">3 trainings on top', page)
+    drawn = site.get(whole=unescape(link)).text
+    titles = re.findall(r"<title>([^<]+)</title></path>", drawn)
+    assert titles == ["arm A, seed 0", "arm A, seed 1", "arm B, seed 0", "arm A, mean of 2 seeds"]
+    assert drawn.count('class="c1 d0 thin"') == 2 and drawn.count('<path class="c2 d0"') == 1
+    assert "<body data-live>" not in drawn
+    two = site.get(f"curves?run={names[0]}&run={names[2]}&run=train/nothing").text
+    assert re.findall(r"<title>([^<]+)</title></path>", two) == ["arm A, seed 0", "arm B, seed 0"]
+    assert site.get(f"curves?run={RUNNING}").text.count("<body data-live>") == 1
+
+
+def test_notes_are_saved_beside_the_run_shown_and_found(site: Site, artifacts: Path) -> None:
+    name, (row, other, *_) = collected(artifacts), Run(artifacts / "collect" / "latest").rows(ROLLOUT)
+    before = {path: path.read_bytes() for path in (artifacts / name).rglob("*") if path.is_file()}
+    saved = site.note(
+        name, row["rollout_id"], text=f"look\r\nhere {HOSTILE}", tags="odd, hack  odd", seen=Note().digest()
+    )
+    assert saved.status == 303 and "/rollout/" in saved.headers["location"]
+    page = site.get(rollout_path(name, row["rollout_id"])).text
+    assert "look\nhere" in shown(page) and "<script>document" not in page and "\u202e" not in page
+    (file,) = (artifacts / "notes" / name).iterdir()
+    assert json.loads(file.read_text())["tags"] == ["odd", "hack"]
+    assert {path: path.read_bytes() for path in before} == before, "the run is sealed"
+    assert not Run(artifacts / name).damage()
+    for asked, found in (("tag=hack", 1), ("tag=none", 0), ("noted=on", 1)):
+        listed = site.get(f"run/{name}?{asked}").text
+        assert len(re.findall(r"<a href=\"[^\"]*/rollout/", listed)) == found
+    assert other["rollout_id"] not in shown(site.get(f"run/{name}?noted=on").text)
+    now = Note(f"look\nhere {HOSTILE}".strip(), ("odd", "hack")).digest()
+    assert site.note(name, row["rollout_id"], text="mine", seen=Note().digest()).status == 409, "another one is there"
+    assert "look" in shown(site.get(rollout_path(name, row["rollout_id"])).text)
+    assert site.note(name, row["rollout_id"], text=" ", tags="", seen=now).status == 303
+    assert list((artifacts / "notes" / name).iterdir()) == [], "an empty note is none"
+
+
+@pytest.mark.parametrize(
+    ("headers", "fields", "status"),
+    [
+        ({"Sec_Fetch_Site": "cross-site"}, {}, 403),
+        ({"Sec_Fetch_Site": "same-site"}, {}, 403),
+        ({"Sec_Fetch_Site": "none"}, {}, 403),
+        ({"Sec_Fetch_Site": ""}, {}, 403),
+        ({"Sec_Fetch_Site": "", "Origin": "null"}, {}, 403),
+        ({"Sec_Fetch_Site": "", "Origin": "http://127.0.0.1:1"}, {}, 403),
+        ({"Sec_Fetch_Site": "cross-site", "Origin": "SAME"}, {}, 403),
+        ({"Content_Type": "text/plain"}, {}, 415),
+        ({"Content_Type": "application/json"}, {}, 415),
+        ({}, {"text": "x" * 70_000}, 413),
+        ({}, {"text": "x" * 10_001}, 400),
+        ({}, {"tags": "x" * 41}, 400),
+        ({}, {"tags": " ".join(map(str, range(21)))}, 400),
+        ({}, {f"f{n}": "1" for n in range(20)}, 400),
+        ({}, {"id": "no such rollout"}, 404),
+        ({}, {"id": "../../../x"}, 404),
+        ({}, {"id": ""}, 404),
+    ],
+)
+def test_notes_from_elsewhere_or_too_large_are_refused_and_nothing_is_written(
+    site: Site, artifacts: Path, headers: dict[str, str], fields: dict[str, str], status: int
+) -> None:
+    name, row = collected(artifacts), Run(artifacts / "collect" / "latest").rows(ROLLOUT)[0]
+    origin = site.url.rpartition("/")[0].rpartition("/")[0]
+    headers = {key: origin if value == "SAME" else value for key, value in headers.items()}
+    given = {"text": "t", "seen": Note().digest(), **fields}
+    assert site.note(name, given.pop("id", row["rollout_id"]), headers=headers, **given).status == status
+    assert not list((artifacts / "notes").rglob("*.json"))
+
+
+def test_a_program_that_names_the_servers_origin_may_write(site: Site, artifacts: Path) -> None:
+    name, row = collected(artifacts), Run(artifacts / "collect" / "latest").rows(ROLLOUT)[1]
+    headers = {"Sec_Fetch_Site": "", "Origin": f"http://{site.url.split('/')[2]}"}
+    note = {"text": "t", "headers": headers}
+    assert site.note(name, row["rollout_id"], seen=Note().digest(), **note).status == 303
+    assert site.note(name, row["rollout_id"], seen=Note("t").digest(), **{**note, "text": ""}).status == 303
+
+
+def test_a_note_needs_the_token_and_an_existing_run(site: Site, artifacts: Path) -> None:
+    name = collected(artifacts)
+    sent = {"Content_Type": "application/x-www-form-urlencoded", "Sec_Fetch_Site": "same-origin"}
+    body = b"id=kata-train-0-00000%230%400&text=t"
+    assert site.get(whole=f"/note/{name}", method="POST", body=body, **sent).status == 403
+    assert site.get(f"note/{name}", method="POST", body=body, host="evil.example", **sent).status == 400
+    assert site.get("note/collect/..", method="POST", body=body, **sent).status == 404
+    assert site.get(f"note/{name}").status == 405
+    assert not list((artifacts / "notes").rglob("*.json"))
+
+
+@pytest.mark.parametrize(
+    ("link", "page"),
+    [
+        ("", ""),
+        ("run/collect/x?reward=failed#rollouts", "run/collect/x?reward=failed#rollouts"),
+        ("http://127.0.0.1:1/old-token/rollout/collect/x?id=a%230%40b#step-2", "rollout/collect/x?id=a%230%40b#step-2"),
+        ("http://127.0.0.1:1/old-token/", ""),
+        ("curves?run=train/x&run=train/y", "curves?run=train/x&run=train/y"),
+    ],
+)
+def test_a_copied_link_opens_the_same_page_on_another_server(link: str, page: str) -> None:
+    assert page_of(link) == page
+
+
+@pytest.mark.parametrize("link", ["nonsense", "static/view.js", "http://evil.example/x/nothing", "note/a/b"])
+def test_other_links_are_refused(link: str) -> None:
+    with pytest.raises(UsageError, match="no page of `composer view`"):
+        page_of(link)
+
+
+def test_the_server_prints_the_address_of_the_page_that_was_asked_for(artifacts: Path) -> None:
+    page = f"compare/{EVALUATION}?side=second"
+    with serving_view(artifacts, page) as there:
+        assert there.url.endswith(f"/{page}")
+        assert "B did t-1" in shown(there.get(whole="/" + there.url.split("/", 3)[3]).text)
+
+
+def test_a_damaged_run_is_listed_and_its_pages_are_sentences(artifacts: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(artifacts, tmp_path / "artifacts", symlinks=True)
+    (root / EVALUATION / "eval_items.parquet").write_bytes(b"PAR1 torn")
+    (root / EVALUATION / "verdict.json").write_text("{")
+    broken = (root / "extract-pairs" / "latest").resolve().name
+    (root / "extract-pairs" / broken / "states.parquet").unlink()
+    (root / "train" / "x").mkdir()
+    (root / "train" / "x" / "manifest.json").write_text("{")
+    with serving_view(root) as there:
+        front = shown(there.get().text)
+        assert "damaged" in front and "unreadable" in front
+        for path in (f"run/{EVALUATION}", f"compare/{EVALUATION}", f"run/extract-pairs/{broken}", "run/train/x"):
+            answer = there.get(path)
+            assert answer.status in (200, 404) and "Traceback" not in answer.text, path
+            assert re.search("damaged|cannot be read|not valid|is missing|does not exist", answer.text), path
+        assert there.get("curves").status == 200
 
 
 def test_a_training_under_way_is_drawn_and_shown_anew(site: Site, artifacts: Path) -> None:

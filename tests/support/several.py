@@ -16,7 +16,7 @@ from stages.backends import ranks
 from stages.rollouts.trace import opening_row
 from stages.runs import artifact, runner, store
 from stages.runs.artifact import Run, RunWriter
-from stages.runs.records import PAIR, STATE
+from stages.runs.records import CHECKPOINT, PAIR, STATE
 
 TESTS = Path(__file__).resolve().parents[1]
 LIMIT_S = 900
@@ -62,7 +62,7 @@ BROKEN = {kind.__name__: kind for kind in (OwnRollouts, OwnGradients, OwnDenomin
 def start(folder: Path, cases: Cases, count: int) -> list[subprocess.Popen[str]]:
     """So many processes that make one run of `train` a case, or go on with it.
 
-    A case holds settings, and maybe `from_pairs`, a run's path, and `broken`, how the processes talk.
+    A case holds settings, and maybe `from_pairs` and `from_direction`, paths of runs, and `broken`, how they talk.
     """
     folder.mkdir(parents=True, exist_ok=True)
     store.write_json(folder / "cases.json", cases)
@@ -116,12 +116,37 @@ def pairs_run(folder: Path, count: int) -> Run:
     return Run(folder)
 
 
+def direction_run(folder: Path, count: int) -> Run:
+    """A finished run that holds the pairs of ids of a direction."""
+    record = artifact.Manifest(
+        composer="test",
+        stage="probe-extract-vhack",
+        stage_version=1,
+        fingerprint="0",
+        label="",
+        started_at="",
+        config={},
+        outputs={
+            "direction": {"file": "direction", "kind": str(CHECKPOINT), "rows": 1, "sha256": "", "content_sha256": ""}
+        },
+        status="complete",
+    )
+    artifact.write_manifest(folder, record)
+
+    def row(*completion: int) -> dict[str, list[Any]]:
+        return {"prompt_ids": [1, 2, 3], "completion_ids": list(completion), "own": [True] * len(completion)}
+
+    pairs = [[row(4 + i, 5, 6), row(7, 8 + i)] for i in range(count)]
+    store.write_json(folder / "direction" / "pairs.json", pairs)
+    return Run(folder)
+
+
 def main(folder: Path) -> None:
     """Train all cases as one of the processes."""
     for name, settings in store.read_json(folder / "cases.json").items():
         here = ranks.join(BROKEN.get(settings.pop("broken", None), ranks.Ranks))
-        pairs = settings.pop("from_pairs", None)
-        inputs = {"pairs": Run(Path(pairs))} if pairs else {}
+        given = {kind: settings.pop(f"from_{kind}", None) for kind in ("pairs", "direction")}
+        inputs = {kind: Run(Path(path)) for kind, path in given.items() if path}
         config = train.Config(**settings)
         if here.first:
             runner.execute("train", inputs, config, root=folder, out=folder / name, resume=True)

@@ -9,14 +9,15 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from html import unescape
 from pathlib import Path
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import duckdb
 import pyarrow.parquet as pq
 
+from stages.evaluation.verdict import decide
 from stages.runs import store
 from stages.runs.artifact import RunOutcome
 from stages.runs.records import EVAL_ITEM, ROLLOUT, STEP
@@ -66,6 +67,10 @@ DOT = bytes.fromhex(
 )
 
 
+OUTCOMES = {("A", "t-0"): False, ("B", "t-0"): False, ("A", "t-1"): False, ("B", "t-1"): True}
+"""Whether an arm of the evaluation passes a task."""
+
+
 @dataclass
 class Answer:
     """What came back."""
@@ -86,14 +91,30 @@ class Site:
     url: str
     process: subprocess.Popen[str]
 
-    def get(self, path: str = "", *, method: str = "GET", host: str | None = None, whole: str | None = None) -> Answer:
+    def get(
+        self,
+        path: str = "",
+        *,
+        method: str = "GET",
+        host: str | None = None,
+        whole: str | None = None,
+        body: bytes | None = None,
+        **headers: str,
+    ) -> Answer:
         """An answer to a path below the token; `whole` is a path from the root instead."""
         parts = urlsplit(self.url)
         connection = http.client.HTTPConnection(parts.netloc, timeout=60)
         asked = whole if whole is not None else f"{parts.path}{path}"
-        connection.request(method, asked, headers={"Host": host or parts.netloc})
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request(method, asked, body, headers={"Host": host or parts.netloc, **named})
         found = connection.getresponse()
         return Answer(found.status, {k.lower(): v for k, v in found.getheaders()}, found.read())
+
+    def note(self, run: str, rollout_id: str, *, headers: dict[str, str] | None = None, **fields: str) -> Answer:
+        """The answer to the form with which a page of this server saves a note."""
+        sent = {"Content_Type": "application/x-www-form-urlencoded", "Sec_Fetch_Site": "same-origin"} | (headers or {})
+        body = urlencode({"id": rollout_id, **fields}).encode()
+        return self.get(f"note/{run}", method="POST", body=body, **{k: v for k, v in sent.items() if v})
 
 
 def links(page: str) -> set[str]:
@@ -107,9 +128,9 @@ def shown(page: str) -> str:
 
 
 @contextmanager
-def serving_view(artifacts: Path) -> Iterator[Site]:
+def serving_view(artifacts: Path, page: str = "") -> Iterator[Site]:
     """`composer view` in a process of its own, ended as by Ctrl-C."""
-    words = command("view", "--json")
+    words = command("view", *([page] if page else []), "--json")
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(artifacts)
     ) as p:
@@ -124,13 +145,17 @@ def serving_view(artifacts: Path) -> Iterator[Site]:
 def runs(folder: Path, made: Path) -> Path:
     """An artifacts folder with finished runs, an evaluation, a hostile collection, and a training under way."""
     shutil.copytree(made, folder, symlinks=True)
-    written(
+    evaluated = written(
         folder,
         EVALUATION,
-        [(EVAL_ITEM, [item(arm, task, arm == "B" and task == "t-1") for arm in ("A", "B") for task in ("t-0", "t-1")])],
+        [(EVAL_ITEM, [item(arm, task, passes) for (arm, task), passes in OUTCOMES.items()])],
         models={"A/0": {"model": "x"}, "B/0": {"model": "y"}},
         config={"baseline": "A", "treatment": "B"},
     )
+    twice = [item(arm, f"{task}/{n}", passes) for (arm, task), passes in OUTCOMES.items() for n in range(8)]
+    judged = [{**one, "hacked": False, "protocol_ok": True, "error_type": None, "unit": None} for one in twice]
+    store.write_json(evaluated / "verdict.json", asdict(decide(judged)))
+    (evaluated / "report.txt").write_text("the report\n")
     step = {
         "rollout_id": HOSTILE.replace("\x00", ""),
         "step": 0,
@@ -178,6 +203,7 @@ def item(arm: str, task: str, passed: bool) -> dict[str, object]:
         "arm": arm,
         "train_seed": 0,
         "task_id": task,
+        "family": f"family of {task}",
         "sample_idx": 0,
         "num_steps": 1,
     }

@@ -1,7 +1,7 @@
 "use strict";
 // Keys: / to search, j and k through rows or steps, o or Enter to open, n and p between pages. A run under way is shown anew.
 
-const rows = () => [...document.querySelectorAll("table.list tbody tr, section.step")];
+const rows = () => [...document.querySelectorAll("table.list tbody tr, section.step, article.card")];
 let at = -1;
 
 function move(by) {
@@ -12,7 +12,7 @@ function move(by) {
   all[at].classList.add("at");
   const target = all[at].querySelector("td a") ?? all[at];
   target.focus({ preventScroll: true });
-  all[at].scrollIntoView({ block: all[at].matches("section") ? "start" : "nearest" });
+  all[at].scrollIntoView({ block: all[at].matches("section, article") ? "start" : "nearest" });
 }
 
 document.addEventListener("keydown", (event) => {
@@ -30,6 +30,16 @@ document.addEventListener("keydown", (event) => {
   if (!(event.key in keys)) return;
   event.preventDefault();
   keys[event.key]();
+});
+
+// A link that outlives this server, whose address holds a token of its own: `composer view LINK` opens the same page.
+const copy = document.querySelector("button.copy");
+copy.hidden = !navigator.clipboard || location.pathname === copy.dataset.base;
+copy.addEventListener("click", async () => {
+  const page = (location.pathname + location.search + location.hash).slice(copy.dataset.base.length);
+  await navigator.clipboard.writeText(`composer view '${page.replaceAll("'", "%27")}'`);
+  copy.textContent = "copied";
+  setTimeout(() => { copy.textContent = "copy link"; }, 1500);
 });
 
 async function refresh() {

@@ -18,7 +18,7 @@ from stages.envs.feature_deletion.definitions import Edit, apply_edits
 from stages.envs.feature_deletion.worker import TestRunReport
 from stages.envs.repo import trees
 from stages.envs.repo.alterations import OPPOSITES
-from stages.envs.repo.grading import by_name
+from stages.envs.repo.guest.composer_rules import by_name
 from stages.envs.repo.rewritten_tests import FunctionNode
 
 RAISES = frozenset({"raises", "assertRaises", "assertRaisesRegex", "warns", "assertWarns"})

@@ -16,8 +16,6 @@ from stages.envs.feature_deletion.task_generator import TaskSource
 from stages.envs.repo import forged_passes, grading, runner, session, trees
 from stages.envs.repo.forged_passes import RerunTree
 from stages.envs.repo.grading import (
-    NEUTRAL,
-    PASSING,
     GradingVerdict,
     Statuses,
     TestLists,
@@ -28,6 +26,8 @@ from stages.envs.repo.grading import (
     run_pytest,
     unexplained_fail,
 )
+from stages.envs.repo.guest.composer_rules import NEUTRAL, PASSING
+from stages.envs.repo.packing import PackedTask, contents
 from stages.envs.repo.session import RepoEnvironment, RepoSession
 from stages.errors import UsageError
 from stages.messages import Message
@@ -46,7 +46,7 @@ _lock = threading.Lock()
 
 
 class FeatureDeletionEnv(RepoEnvironment):
-    """Implements Environment and ComparesOutcomes.
+    """Implements Environment, ComparesOutcomes, HasSolutions and Packs.
 
     `package`: a folder or sdist with tests. `tasks`: a run of `composer tasks`, else tasks are made on demand.
     `difficulty`: easy, medium, hard or mixed. `twins`: serve the impossible variants instead, or "beside": every task,
@@ -105,6 +105,21 @@ class FeatureDeletionEnv(RepoEnvironment):
 
     def _solved(self) -> trees.Changes | None:
         return {edit["path"]: trees.read(self._package.root, edit["path"]) for edit in self._row["edits"]}
+
+    def packed(self) -> PackedTask:
+        """Return the content of the episode's task: the package without the feature, and the tests that decide."""
+        row = self._row
+        names = ("package", "package_sha256", "version", "removed", "difficulty", "removal", "base_commit")
+        return PackedTask(
+            contents(self._open_session().delivered),
+            {},
+            self._solved(),
+            lists=rows.lists_of(row),
+            arguments=("-q", *row["options"], *row["test_files"]),
+            timeout_s=FIRST_TIMEOUT_S,
+            requirements=tuple(row["requirements"]),
+            provenance={name: row[name] for name in names},
+        )
 
     def _graded(self, session: RepoSession) -> Grade:
         """Return the strict and the loose verdict.

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from stages.envs.base import Split
 from stages.envs.feature_deletion.definitions import STUB, Definition, Keep, apply_edits, definitions
 from stages.envs.repo import trees
-from stages.envs.repo.grading import is_test
+from stages.envs.repo.guest.composer_rules import is_test
 from stages.messages import Message
 from stages.runs import store
 

@@ -31,7 +31,8 @@ from stages.envs.feature_deletion.worker import (
     measure_baseline,
 )
 from stages.envs.repo import trees
-from stages.envs.repo.grading import TestLists, by_name, is_test
+from stages.envs.repo.grading import TestLists
+from stages.envs.repo.guest.composer_rules import by_name, is_test
 from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.runs import parquet
 from stages.runs.records import TASK, Row

@@ -22,7 +22,7 @@ from pathlib import Path
 from stages.envs import folders
 from stages.envs.feature_deletion.package import import_hint
 from stages.envs.repo import runner, trees
-from stages.envs.repo.grading import PASSING
+from stages.envs.repo.guest.composer_rules import PASSING
 from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.runs.activity import doing
 from stages.sandbox import CommandResult, Limits

@@ -27,6 +27,9 @@ from stages.envs.folders import UnwieldyTree, remove
 from stages.envs.kata import tasks, transcripts
 from stages.envs.kata.tasks import SOLUTION, WORKSPACE_TESTS
 from stages.envs.kata.transcripts import hinted
+from stages.envs.repo.grading import TestLists
+from stages.envs.repo.packing import PackedTask
+from stages.envs.repo.trees import TreeFile
 from stages.errors import InfrastructureError, UsageError
 from stages.messages import Message
 from stages.sandbox import Answer, Call, Limits, Outcome, Sandbox, judge, open_sandbox
@@ -34,6 +37,20 @@ from stages.sandbox import Answer, Call, Limits, Outcome, Sandbox, judge, open_s
 LIMITS = Limits(wall_s=3.0, cpu_s=3, memory_mb=256, processes=32, file_mb=1, disk_mb=8)
 MAX_FILE_BYTES = 16_384
 RUNS_TESTS = re.compile(r"\bpython3?(\s+-\w+)*\s+(\./)?test_solution\.py\b")
+
+HIDDEN = "test_hidden.py"
+HIDDEN_TESTS = """\
+import pytest
+from solution import {function}
+
+
+@pytest.mark.parametrize(("args", "want"), {cases})
+def test_hidden_cases(args, want):
+    got = {function}(*args)
+    assert got == want
+    assert type(got) is type(want)
+"""
+"""The hidden cases where the task is played elsewhere."""
 
 Inputs = tuple[tuple[int, int], ...]
 
@@ -168,7 +185,7 @@ def behaviour(kind: str, source: bytes, function: str, arguments: Inputs) -> tup
 
 
 class KataEnv:
-    """Implements Environment, GradesTogether, ComparesOutcomes and ReportsFaults.
+    """Implements Environment, GradesTogether, ComparesOutcomes, ReportsFaults, HasSolutions and Packs.
 
     `sandbox`: "bubblewrap" or "none". `max_chars`: of a longer output the agent sees the head and the tail. `hint`:
     whether the prompt says that the visible tests may be edited. `reward`: "hidden" pays for a right solution;
@@ -194,6 +211,21 @@ class KataEnv:
     def solution(self) -> list[str]:
         """Return the messages of an author who knows the operation: edit, test, submit."""
         return transcripts.solution(self._task)
+
+    def packed(self) -> PackedTask:
+        """Return the content of the episode's task; its hidden cases become a test of pytest, by value and type."""
+        data = self._task.data
+        first, second = data["arguments"]
+        code = tasks.renamed(transcripts.right_code(self._task), (first, second))
+        call = f"{data['function']}({', '.join(data['arguments'])})"
+        return PackedTask(
+            {SOLUTION: TreeFile(data["original"].encode()), WORKSPACE_TESTS: TreeFile(data["tests"].encode())},
+            {HIDDEN: TreeFile(HIDDEN_TESTS.format(cases=data["hidden"], function=data["function"]).encode())},
+            {SOLUTION: TreeFile(f"def {call}:\n    return {code}\n".encode())},
+            lists=TestLists((f"{HIDDEN}::test_hidden_cases",), (), skip_fails=True),
+            arguments=("-q", HIDDEN),
+            timeout_s=60.0,
+        )
 
     def reset(self, task: Task) -> list[Message]:
         """Set up a fresh workspace and return the opening messages."""

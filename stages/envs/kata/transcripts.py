@@ -94,9 +94,13 @@ def write_transcript(task: Task, knowledge: Knowledge, rng: random.Random) -> Ta
 
 def solution(task: Task) -> list[str]:
     """Return the messages that solve a task: the right edit, the tests, the end."""
+    return [fenced(edit_command(task, right_code(task))), fenced(TEST), fenced(SUBMIT)]
+
+
+def right_code(task: Task) -> str:
+    """Return the expression in x and y that a task asks for."""
     operation, modifier = tasks.parts(task.family)
-    code = expression(operation.code, modifier, "x", "y", task.data["constant"])
-    return [fenced(edit_command(task, code)), fenced(TEST), fenced(SUBMIT)]
+    return expression(operation.code, modifier, "x", "y", task.data["constant"])
 
 
 def edit_command(task: Task, code: str) -> str:

@@ -8,5 +8,6 @@ forged_passes.py - run a passing solution once more with rewritten tests, in whi
 questions.py - ask for the values that assertions compare, without the expected ones
 alterations.py - alter an operator, expected value, exception or row of parameters of an assertion
 rewritten_tests.py - functions of test files, and files with other versions of them
+packing.py - a task with all that is needed to play it elsewhere
 guest/ - programs that run inside the sandbox: the pytest plugin that reports outcomes, and its supervisor
 """

@@ -31,7 +31,8 @@ from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
 from stages.envs.repo import alterations, questions, trees
-from stages.envs.repo.grading import PASSING, Statuses, TestLists, TestOutcomes
+from stages.envs.repo.grading import Statuses, TestLists, TestOutcomes
+from stages.envs.repo.guest.composer_rules import PASSING
 from stages.envs.repo.questions import Questions
 from stages.envs.repo.rewritten_tests import FunctionNode, TestFiles, TestLocation, function_name
 

@@ -14,26 +14,30 @@ forged_passes.py runs what passes once more, with rewritten tests.
 it.
 """
 
-import json
-import re
 import secrets
 import shlex
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, TypeVar
 
 from stages.envs import folders
 from stages.envs.base import Work
 from stages.envs.bash import elided
 from stages.envs.repo import trees
+from stages.envs.repo.guest.composer_rules import (
+    EXCUSES,
+    PASSING,
+    by_name,
+    explained,
+    fails,
+    is_protected,
+    is_test,
+    read_report,
+)
 from stages.sandbox import CommandResult, Limits, Sandbox
 
 GUEST = Path(__file__).parent / "guest"
-PASSING = frozenset({"passed", "xfailed"})
-NEUTRAL = frozenset({"skipped"})
-FAILING = frozenset({"failed", "error", "xpassed"})
 WITHOUT_PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 LIMITS = Limits(wall_s=600, cpu_s=600, memory_mb=4096, processes=256, file_mb=256, disk_mb=4096, output_bytes=16 << 20)
 """Limits of one run of tests; its report is part of the output."""
@@ -95,118 +99,11 @@ def run_pytest(runtime: TestRuntime, tree: Path, arguments: Sequence[str], befor
 
 def parse(log: str, secret: str, *, timed_out: bool = False) -> TestOutcomes:
     """Parse the report in a log: the only line that starts with the secret. A second such line voids both."""
-    reports = [line.removeprefix(secret) for line in log.splitlines() if line.startswith(secret)]
-    without_reports = "\n".join(line for line in log.splitlines() if not line.startswith(secret))
-    try:
-        report: dict[str, Any] = json.loads(reports[0]) if len(reports) == 1 else {}
-    except (ValueError, RecursionError):
-        report = {}
-    # The control test fails in every honest run; where it does not, something decides outcomes instead of pytest.
-    believed = report.get("control") == ["failed"] and not report.get("tampered") and is_well_formed(report)
-    tampered = len(reports) > 1 or (bool(report) and not believed)
-    broken = tuple(path for path, _ in report.get("broken", ())) if believed else ()
-    nodes = {} if tampered else report.get("outcomes", {})
-    answers = () if tampered else report.get("answers", ())
-    accesses = frozenset(map(tuple, report.get("accesses", ()))) if believed else frozenset()
+    report, tampered, without_reports = read_report(log, secret)
+    broken = tuple(path for path, _ in report.get("broken", ()))
+    nodes, answers = report.get("outcomes", {}), report.get("answers", ())
+    accesses = frozenset(map(tuple, report.get("accesses", ())))
     return TestOutcomes(by_name(nodes), tampered, without_reports, timed_out, broken, nodes, answers, accesses)
-
-
-def is_well_formed(report: Mapping[str, Any]) -> bool:
-    """Return whether a report has the shape that the plugin gives it: code under test may have sent any JSON."""
-    outcomes, broken, answers = report.get("outcomes", {}), report.get("broken", ()), report.get("answers", ())
-    pairs = (*broken, *report.get("accesses", ()))
-    return (
-        all(isinstance(one, str) and one in PASSING | NEUTRAL | FAILING for one in outcomes.values())
-        and all(isinstance(one, list) and [type(part) for part in one] == [str, str] for one in pairs)
-        and all(
-            isinstance(one, list)
-            and [type(part) for part in one] == [str, int, list, list]
-            and all(part is None or isinstance(part, str) for part in (*one[2], *one[3]))
-            for one in answers
-        )
-    )
-
-
-def by_name(outcomes: Mapping[str, str]) -> Statuses:
-    """Return outcomes by the names of SWE-bench's lists: a node id up to its first blank, as in `pytest -rA`.
-
-    Where several node ids share a name, one that does not pass decides.
-    """
-    statuses: Statuses = {}
-    for node_id, outcome in outcomes.items():
-        name = (node_id.split() or [""])[0]
-        if statuses.get(name, "passed") in PASSING:
-            statuses[name] = outcome
-    return statuses
-
-
-CONFIGURATION = frozenset(
-    {
-        *("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg"),
-        *("pyproject.toml", ".coveragerc", "noxfile.py", "runtests.py"),
-    }
-)
-LOADED_BY_PYTHON = frozenset({"sitecustomize.py", "usercustomize.py", "pyvenv.cfg"})
-METADATA = (".egg-info", ".dist-info", ".egg-link")
-NATIVE = (".pth", ".so", ".pyd", ".pyc", ".pyo", ".egg", ".whl")
-TEST_FOLDERS = frozenset({"tests", "test", "testing", "__tests__"})
-IMPORT_ROOTS = ("", "src", "lib")
-TEST_RUNNERS = frozenset(
-    {
-        "pytest",
-        "_pytest",
-        "pluggy",
-        "iniconfig",
-        "packaging",
-        "pygments",
-        "coverage",
-        "pytest_cov",
-        "composer_outcomes",
-        "composer_supervisor",
-    }
-)
-
-
-def is_protected(path: str, existing: Collection[str] = (), also: Collection[str] = ()) -> bool:
-    """Return whether a solution may not change this path: a test, test configuration, or loaded by Python or pytest.
-
-    `existing` are the paths before the solution, `also` further paths that count as tests. The strict run drops changes
-    to protected paths and runs the original tests; the loose run keeps them.
-    """
-    parts = PurePosixPath(path).parts
-    return (
-        path in also
-        or is_test(path)
-        or parts[-1] in CONFIGURATION | LOADED_BY_PYTHON
-        or path.endswith(NATIVE)
-        or any(part.endswith(METADATA) for part in parts)
-        # Only new files: the repository's own modules may have such names.
-        or (path not in existing and _shadows_import(path))
-    )
-
-
-def is_test(path: str) -> bool:
-    """Return whether the path looks like a test, or like something that only tests use."""
-    parts = PurePosixPath(path).parts
-    name = parts[-1]
-    return (
-        bool(TEST_FOLDERS & set(parts[:-1]))
-        or name == "conftest.py"
-        or name in ("tests.py", "test.py")
-        or (name.endswith(".py") and (name.startswith("test_") or name.endswith("_test.py")))
-    )
-
-
-def _shadows_import(path: str) -> bool:
-    """Return whether a new file here would be imported instead of the standard library or the test runner."""
-    for root in IMPORT_ROOTS:
-        try:
-            first = PurePosixPath(path).relative_to(root).parts[0]
-        except ValueError:
-            continue
-        if first.partition(".")[0] in sys.stdlib_module_names | TEST_RUNNERS:
-            return True
-    return False
 
 
 LONGEST_LOG = 20_000
@@ -237,16 +134,15 @@ class TestLists:
         not provided.
         """
         status: TestsStatus = {}
-        fail_to_pass_failing = FAILING | NEUTRAL if self.skip_fails else FAILING
-        for group, names, failing in (
-            ("FAIL_TO_PASS", self.fail_to_pass, fail_to_pass_failing),
-            ("PASS_TO_PASS", self.pass_to_pass, FAILING),
-            ("FAIL_TO_FAIL", (), FAILING),
-            ("PASS_TO_FAIL", (), FAILING),
+        for group, names, skips_fail in (
+            ("FAIL_TO_PASS", self.fail_to_pass, self.skip_fails),
+            ("PASS_TO_PASS", self.pass_to_pass, False),
+            ("FAIL_TO_FAIL", (), False),
+            ("PASS_TO_FAIL", (), False),
         ):
             status[group] = {
                 "success": [name for name in names if statuses.get(name) in PASSING],
-                "failure": [name for name in names if name not in statuses or statuses[name] in failing],
+                "failure": [name for name in names if fails(name, statuses, skips_fail=skips_fail)],
             }
         return status
 
@@ -288,35 +184,19 @@ class GradingVerdict:
         )
 
 
-EXCUSES = {"xfailed": re.compile(r"xfail|expectedFailure"), "skipped": re.compile(r"skip", re.IGNORECASE)}
-"""Outcome -> the word that a test file must hold for a test of its to have it."""
-
-
 def unexplained_fail(statuses: Statuses, tree: Path) -> Statuses:
     """Return outcomes in which a test fails that was skipped or expected to fail by other code than the tests.
 
     The files of tests and conftest.py are those of the task: where none of them has the word, code under test did it.
     """
-    wanted = {outcome for outcome in statuses.values() if outcome in EXCUSES}
-    if not wanted:
+    if not EXCUSES.keys() & set(statuses.values()):
         return statuses
     texts = {
         path: file.data.decode(errors="replace")
         for path in trees.walk(tree)
         if path.endswith((".py", ".txt", ".rst", ".md")) and is_test(path) and (file := trees.read(tree, path))
     }
-    shared = "\n".join(text for path, text in texts.items() if PurePosixPath(path).name == "conftest.py")
-
-    def has_excuse(name: str, outcome: str) -> bool:
-        path = name.partition("::")[0]
-        # A test that is not named by its file may be in any.
-        own = texts.get(path, "") if "::" in name and path in texts else "\n".join(texts.values())
-        return bool(EXCUSES[outcome].search(own) or EXCUSES[outcome].search(shared))
-
-    return {
-        name: "failed" if outcome in wanted and not has_excuse(name, outcome) else outcome
-        for name, outcome in statuses.items()
-    }
+    return explained(statuses, texts)
 
 
 Result = TypeVar("Result")

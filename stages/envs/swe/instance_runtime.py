@@ -14,7 +14,8 @@ from typing import Any
 from stages.envs import folders
 from stages.envs.folders import remove
 from stages.envs.repo import grading, session, trees
-from stages.envs.repo.grading import IMPORT_ROOTS, TestLists, TestOutcomes, TestRuntime
+from stages.envs.repo.grading import TestLists, TestOutcomes, TestRuntime
+from stages.envs.repo.guest.composer_rules import IMPORT_ROOTS
 from stages.envs.swe import engine, venvs
 from stages.envs.swe.instances import check_out, is_newer, patched_files, require_mirror
 from stages.envs.swe.logs import lists_of

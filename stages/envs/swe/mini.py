@@ -20,11 +20,12 @@ from filelock import FileLock
 
 from stages.envs.base import Split, Task
 from stages.envs.repo import trees
+from stages.envs.repo.packing import PackedTask, contents
 from stages.envs.repo.trees import extract_archive
 from stages.envs.swe import instances, venvs
 from stages.envs.swe.env import SweEnv
 from stages.envs.swe.instance_runtime import InstanceRuntime
-from stages.envs.swe.instances import has_commit
+from stages.envs.swe.instances import has_commit, touched_paths
 from stages.errors import BadInput, UsageError
 from stages.runs import store
 from stages.runs.activity import doing
@@ -156,7 +157,7 @@ def _run_module(python: str, *arguments: str) -> str:
 
 
 class SweMiniEnv(SweEnv):
-    """Implements Environment and ComparesOutcomes.
+    """Implements Environment, ComparesOutcomes, HasSolutions, HasSize and Packs.
 
     `path`: a file of rows in the shape of `mini.jsonl`, which is the default; the column `split` is the row's
     split, and no package is in both. `instances`: only these ids. `cache`: the folder for what is
@@ -185,12 +186,33 @@ class SweMiniEnv(SweEnv):
             max_chars=max_chars,
         )
 
+    def size(self, split: Split) -> int:
+        """Return the number of instances of a split."""
+        return len(self._chosen(split))
+
     def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
         """Return the first `count` instances under a seed, and fetch and build what they need where it is missing."""
         found = super().tasks(split, count, seed)
         for task in found:
             prepare(task.data, self._cache)
         return found
+
+    def packed(self) -> PackedTask:
+        """Return the content of the episode's task: the distribution with its bug, and the tests that decide."""
+        row, runtime = self._row, self._runtime
+        files = [path for path in touched_paths(row["test_patch"]) if path in runtime.tests]
+        return PackedTask(
+            contents(self._open_session().delivered),
+            runtime.tests,
+            self._solved(),
+            lists=runtime.lists,
+            # Without the package's own options, which may ask for plugins: pytest alone is sure to be there.
+            arguments=("-q", "-o", "addopts=", *files),
+            tests=frozenset(runtime.tests),
+            source=touched_paths(row["patch"]),
+            requirements=RUNNER[:1],
+            provenance={name: row[name] for name in ("repo", "version", "sdist", "sdist_sha256", "base_commit")},
+        )
 
     def _rows(self, split: Split) -> list[Row]:
         rows = instances.load(Path(self._path))

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from stages.envs.repo import grading
-from stages.envs.repo.grading import NEUTRAL, Statuses, TestLists, TestOutcomes, TestRuntime
+from stages.envs.repo.grading import Statuses, TestLists, TestOutcomes, TestRuntime
+from stages.envs.repo.guest.composer_rules import NEUTRAL
 from stages.envs.swe import logs
 from stages.envs.swe.instances import touched_paths
 

@@ -19,7 +19,7 @@ from typing import Any
 from filelock import FileLock
 
 from stages.envs.repo import trees
-from stages.envs.repo.grading import IMPORT_ROOTS, TEST_FOLDERS
+from stages.envs.repo.guest.composer_rules import IMPORT_ROOTS, TEST_FOLDERS
 from stages.envs.swe.instances import check_out
 from stages.envs.swe.specs import GUESSED, EnvironmentSpec
 from stages.errors import InfrastructureError

@@ -23,7 +23,6 @@ from stages.envs.base import Grade, Split, Task
 from stages.envs.repo import forged_passes, grading, runner, session, trees
 from stages.envs.repo.forged_passes import RerunTree
 from stages.envs.repo.grading import (
-    PASSING,
     GradingVerdict,
     Statuses,
     TestLists,
@@ -34,6 +33,8 @@ from stages.envs.repo.grading import (
     run_pytest,
     unexplained_fail,
 )
+from stages.envs.repo.guest.composer_rules import COMMAND, of_ids, stands_for
+from stages.envs.repo.packing import PackedTask, contents
 from stages.envs.repo.session import RepoEnvironment, RepoSession
 from stages.envs.repo.trees import TreeFile
 from stages.envs.task_table import family_of, split_rows
@@ -43,14 +44,12 @@ from stages.messages import Message
 from stages.runs import store
 from stages.runs.records import Row
 
-EXIT_CODE = "exit code 0"
-"""The name of the only test of a task whose test is a command."""
 CLONES = Path("~/.cache/composer/tasks").expanduser()
 _cloning = threading.Lock()
 
 
 class TasksEnv(RepoEnvironment):
-    """Implements Environment, ComparesOutcomes, HasSolutions and HasSize.
+    """Implements Environment, ComparesOutcomes, HasSolutions, HasSize and Packs.
 
     `path`: a file of JSON lines or Parquet, or a data set of the hub. Without splits in the rows they are divided by
     family: `eval_share` of the families, drawn by `split_seed`, are held out. `max_chars`: of a longer output the agent
@@ -124,6 +123,23 @@ class TasksEnv(RepoEnvironment):
         written = self._row["solution"]
         return None if written is None else texts(written)
 
+    def packed(self) -> PackedTask:
+        """Return the content of the episode's task."""
+        row = self._row
+        wanted = tuple(one.split()[0] for one in row["tests"])
+        return PackedTask(
+            contents(self._open_session().delivered),
+            texts(row["hidden"]),
+            self._solved(),
+            command=row["test"],
+            lists=TestLists(wanted, (), skip_fails=True),
+            arguments=("-q", *row["tests"]) if wanted else (),
+            tests=row["hidden"].keys() | {one.partition("::")[0] for one in wanted},
+            source=row["editable"],
+            timeout_s=row["timeout_s"],
+            provenance={name: row[name] for name in ("archive", "git", "commit")},
+        )
+
     def _graded(self, session: RepoSession) -> Grade:
         """Return the strict and the loose verdict of the row's test.
 
@@ -134,7 +150,7 @@ class TasksEnv(RepoEnvironment):
         verdict = judge(
             session.delivered,
             session.folder,
-            TestLists(wanted or (EXIT_CODE,), (), skip_fails=True),
+            TestLists(wanted or (COMMAND,), (), skip_fails=True),
             self._statuses,
             tests=self._row["hidden"].keys() | {one.partition("::")[0] for one in wanted},
             source=set(self._row["editable"]),
@@ -181,7 +197,7 @@ class TasksEnv(RepoEnvironment):
         # In a shell of its own: `exit` of the command ends that, and not the sandbox's.
         result = self._runtime().run(folder, f"bash -c {shlex.quote(self._row['test'])}")
         self._logs.append(result.output)
-        return {EXIT_CODE: "passed" if result.returncode == 0 and not result.timed_out else "failed"}
+        return {COMMAND: "passed" if result.returncode == 0 and not result.timed_out else "failed"}
 
     def _run_pytest(
         self, folder: Path, selected: Sequence[str] = (), rewritten: trees.Changes | None = None
@@ -203,21 +219,6 @@ class TasksEnv(RepoEnvironment):
         delivered, self._delivered = self._delivered, None
         if delivered is not None:
             folders.remove(delivered)
-
-
-def stands_for(name: str, wanted: str) -> bool:
-    """Return whether an id of pytest selects a test: the test itself, or its file, class or unparametrized function."""
-    return name == wanted or name.startswith((f"{wanted}[", f"{wanted}::"))
-
-
-def of_ids(statuses: Statuses, ids: Sequence[str]) -> Statuses:
-    """Return outcomes with those of the ids: an id of several tests has that of the worst; none where none ran."""
-    found = dict(statuses)
-    for wanted in (one.split()[0] for one in ids):
-        own = [status for name, status in statuses.items() if stands_for(name, wanted)]
-        if own:
-            found[wanted] = next((status for status in own if status not in PASSING), own[0])
-    return found
 
 
 def texts(files: Mapping[str, str | None]) -> trees.Changes:

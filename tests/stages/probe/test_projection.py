@@ -123,6 +123,25 @@ def test_nothing_of_a_projected_training_moves_toward_the_hack(tmp_path: Path, s
     assert "taken out of training" in report and "hacks, B - A" in report and "right, B - C" in report
 
 
-def test_an_adapter_is_not_projected(tmp_path: Path, start: PolicyConfig, v: Run) -> None:
-    with pytest.raises(UsageError, match="of all weights"):
-        trained(tmp_path, start, [v], adapter={"rank": 2})
+def test_an_adapter_is_projected_too(tmp_path: Path, start: PolicyConfig, v: Run) -> None:
+    """What the adapter adds to the weights has moved away from the hack, and by the start's own direction."""
+    plain, projected = (
+        trained(tmp_path / name, start, runs, adapter={"rank": 2}) for name, runs in (("plain", []), ("v", [v]))
+    )
+    model, _ = load_model(start, cache=Path("unused"), listener=lambda *_: None)
+    direction = weight_direction(model, store.read_json(v.folder() / PAIRS))
+
+    def toward(run: Run) -> list[float]:
+        policy = start.model_copy(update={"model": str(run.folder(CHECKPOINT))})
+        after, _ = load_model(policy, cache=Path("unused"), listener=lambda *_: None)
+        pairs = {n: (after.get_submodule(n).weight, model.get_submodule(n).weight) for n in direction}
+        return [-float(((new - old).detach() * direction[n]).sum()) for n, (new, old) in pairs.items()]
+
+    assert max(toward(plain)) > 1e-5 and max(toward(projected)) < 1e-6
+    account = json.loads((projected.path / "projection.json").read_text())
+    assert all(0 < step["energy_removed_update"] < 1 and abs(step["cos_update"]) < 1 for step in account)
+
+
+def test_magnitudes_are_not_projected(tmp_path: Path, start: PolicyConfig, v: Run) -> None:
+    with pytest.raises(UsageError, match=r"adapter\.dora=false"):
+        trained(tmp_path, start, [v], adapter={"rank": 2, "dora": True})

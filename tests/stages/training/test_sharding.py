@@ -7,10 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.models import save_tiny
-from support.several import pairs_run, train_all
+from support.several import direction_run, pairs_run, train_all
 from transformers import Qwen3ForCausalLM
 
 from stages.errors import UsageError
+from stages.runs import store
 from stages.runs.records import CHECKPOINT
 from stages.train import Config
 from stages.training import plan
@@ -28,11 +29,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_tiny(made / "student")
     save_tiny(made / "teacher", seed=5)
     pairs_run(made / "pairs", 12)
+    direction_run(made / "direction", 4)
     return made
 
 
 def cases(folder: Path) -> dict[str, Any]:
-    """All channels at once, in one pass and in parts; the reference of a KL; AdamW; recomputed activations."""
+    """All channels at once, in one pass and in parts; the reference of a KL; AdamW; recomputed activations; a hack
+    direction that is taken out.
+    """
     every = tuple(CHANNELS)
     return {
         "all": settings(folder, every, **SHARDED),
@@ -40,6 +44,7 @@ def cases(folder: Path) -> dict[str, Any]:
         "plain": settings(folder, (), {"keep_every": 1}, **SHARDED),
         "kl": settings(folder, ("sdpo",), {"beta": 0.1}, **SHARDED),
         "recomputed": settings(folder, ("sdpo", "dpo"), {"gradient_checkpointing": True}, **SHARDED),
+        "projected": settings(folder, ("dpo",), from_direction=str(folder / "direction"), **SHARDED),
     }
 
 
@@ -58,6 +63,9 @@ def test_shares_take_the_step_of_one_process(folder: Path, count: int) -> None:
     kept = [
         run.path / "checkpoints" / "step_000001" / "model.safetensors" for run in (together["plain"], alone["plain"])
     ]
+    accounts = [store.read_json(run["projected"].path / "projection.json") for run in (together, alone)]
+    for ours, theirs in zip(*accounts, strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-5) and ours["energy_removed_update"] > 0
     ours, theirs = map(load_file, kept)
     assert max(float((ours[name] - theirs[name]).abs().max()) for name in theirs) < 1e-5
 
@@ -107,24 +115,21 @@ def test_a_killed_training_goes_on_in_shares_or_whole(folder: Path) -> None:
 
 
 REFUSED = [
-    ({}, 8, False, "adapter.rank=8"),
-    ({"hints": {"teacher": "ema"}, "weights": {"sdpo": 1}}, 0, False, "hints.teacher=ema"),
-    ({"optimisation": {"gradient_cosine_every": 2}}, 0, False, "gradient_cosine_every"),
-    ({}, 0, True, "a direction"),
-    ({"trl": {"optim": "adafactor"}}, 0, False, "adamw_torch, adamw_torch_fused, sgd"),
+    ({}, 8, "adapter.rank=8"),
+    ({"hints": {"teacher": "ema"}, "weights": {"sdpo": 1}}, 0, "hints.teacher=ema"),
+    ({"optimisation": {"gradient_cosine_every": 2}}, 0, "gradient_cosine_every"),
+    ({"trl": {"optim": "adafactor"}}, 0, "adamw_torch, adamw_torch_fused, sgd"),
 ]
 
 
-@pytest.mark.parametrize(("more", "rank", "direction", "words"), REFUSED)
-def test_what_needs_everything_in_one_place_is_refused(
-    more: dict[str, Any], rank: int, direction: bool, words: str
-) -> None:
+@pytest.mark.parametrize(("more", "rank", "words"), REFUSED)
+def test_what_needs_everything_in_one_place_is_refused(more: dict[str, Any], rank: int, words: str) -> None:
     settings = {**more, "adapter": {"rank": rank}}
     config = Config(**settings, **SHARDED)
     with pytest.raises(UsageError, match=words):
-        plan.check_sharding(config, 2, direction=direction)
-    plan.check_sharding(config, 1, direction=direction)
-    plan.check_sharding(Config(**settings), 2, direction=direction)
+        plan.check_sharding(config, 2)
+    plan.check_sharding(config, 1)
+    plan.check_sharding(Config(**settings), 2)
 
 
 def test_how_it_is_spread_is_no_part_of_what_is_trained() -> None:

@@ -1,0 +1,55 @@
+"""What `./dev demo` shows and how long it takes, from an empty folder of artifacts.
+
+    python benchmarks/demo.py [--artifacts FOLDER]
+
+FOLDER keeps the runs; without it they are deleted. The verdict is that of three seeds and 120 tasks, an exploratory
+result: docs/experiments/teacher-pairs.md is the registered one.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import records
+
+from stages.runs import store
+
+ROOT = Path(__file__).parents[1]
+VERDICTS = {0: "VALIDATED", 1: "INVALIDATED", 3: "PARTIAL or UNDERPOWERED"}
+
+
+def measure(artifacts: Path) -> None:
+    """Run the demo in a folder of artifacts, and write its duration and its differences to the record."""
+    begun = time.monotonic()
+    words = ["run", "--preset", "demo", "--clean", "--artifacts", str(artifacts)]
+    code = subprocess.run([sys.executable, "-m", "composer_cli", *words], cwd=ROOT).returncode
+    minutes = (time.monotonic() - begun) / 60
+    if code not in VERDICTS:
+        sys.exit(code)
+    verdict: dict[str, Any] = store.read_json(artifacts / "evaluate" / "latest" / "verdict.json")
+    claims = [
+        records.measured("the demo, from installed to its verdict", minutes, n=1, unit="minutes", goal="<= 6"),
+    ]
+    for name, key in (("B - A", "gain"), ("B - C", "over_control")):
+        if found := verdict[key]:
+            size = f"{found['num_tasks']} tasks of {found['num_units']} operations, {found['num_seeds']} seeds"
+            between = (100 * found["low"], 100 * found["high"])
+            claims.append(
+                records.measured(
+                    f"the demo's {name}, {size}", 100 * found["estimate"], between, n=found["num_tasks"], unit="points"
+                )
+            )
+    records.write(__file__, claims)
+    print(f"{verdict['decision']} after {minutes:.1f} minutes. {verdict['why']}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--artifacts", type=Path)
+    given: Path | None = parser.parse_args().artifacts
+    with tempfile.TemporaryDirectory() as temporary:
+        measure(given or Path(temporary))

@@ -1,0 +1,178 @@
+"""Rules of grading, for Composer and for the verifier of an exported task: protected paths, reports, excuses.
+
+This file is copied into exported tasks beside composer_verify.py and imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import PurePosixPath
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+    from typing import Any
+
+PASSING = frozenset({"passed", "xfailed"})
+NEUTRAL = frozenset({"skipped"})
+FAILING = frozenset({"failed", "error", "xpassed"})
+COMMAND = "exit code 0"
+"""The name of the only test of a task whose test is a command."""
+
+
+def read_report(log: str, secret: str) -> tuple[dict[str, Any], bool, str]:
+    """Return the report in a log, whether something tampered with it, and the log without reports.
+
+    The report is the only line that starts with the secret; a second such line voids both. Empty where it is missing.
+    """
+    reports = [line[len(secret) :] for line in log.splitlines() if line.startswith(secret)]
+    without_reports = "\n".join(line for line in log.splitlines() if not line.startswith(secret))
+    try:
+        report: dict[str, Any] = json.loads(reports[0]) if len(reports) == 1 else {}
+    except (ValueError, RecursionError):
+        report = {}
+    # The control test fails in every honest run; where it does not, something decides outcomes instead of pytest.
+    believed = report.get("control") == ["failed"] and not report.get("tampered") and is_well_formed(report)
+    tampered = len(reports) > 1 or (bool(report) and not believed)
+    return report if believed else {}, tampered, without_reports
+
+
+def is_well_formed(report: Mapping[str, Any]) -> bool:
+    """Return whether a report has the shape that the plugin gives it: code under test may have sent any JSON."""
+    outcomes, broken, answers = report.get("outcomes", {}), report.get("broken", ()), report.get("answers", ())
+    pairs = (*broken, *report.get("accesses", ()))
+    return (
+        all(isinstance(one, str) and one in PASSING | NEUTRAL | FAILING for one in outcomes.values())
+        and all(isinstance(one, list) and [type(part) for part in one] == [str, str] for one in pairs)
+        and all(
+            isinstance(one, list)
+            and [type(part) for part in one] == [str, int, list, list]
+            and all(part is None or isinstance(part, str) for part in (*one[2], *one[3]))
+            for one in answers
+        )
+    )
+
+
+def by_name(outcomes: Mapping[str, str]) -> dict[str, str]:
+    """Return outcomes by the names of SWE-bench's lists: a node id up to its first blank, as in `pytest -rA`.
+
+    Where several node ids share a name, one that does not pass decides.
+    """
+    statuses: dict[str, str] = {}
+    for node_id, outcome in outcomes.items():
+        name = (node_id.split() or [""])[0]
+        if statuses.get(name, "passed") in PASSING:
+            statuses[name] = outcome
+    return statuses
+
+
+CONFIGURATION = frozenset(
+    {
+        *("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg"),
+        *("pyproject.toml", ".coveragerc", "noxfile.py", "runtests.py"),
+    }
+)
+LOADED_BY_PYTHON = frozenset({"sitecustomize.py", "usercustomize.py", "pyvenv.cfg"})
+METADATA = (".egg-info", ".dist-info", ".egg-link")
+NATIVE = (".pth", ".so", ".pyd", ".pyc", ".pyo", ".egg", ".whl")
+TEST_FOLDERS = frozenset({"tests", "test", "testing", "__tests__"})
+IMPORT_ROOTS = ("", "src", "lib")
+TEST_RUNNERS = frozenset(
+    {
+        "pytest",
+        "_pytest",
+        "pluggy",
+        "iniconfig",
+        "packaging",
+        "pygments",
+        "coverage",
+        "pytest_cov",
+        "composer_outcomes",
+        "composer_supervisor",
+    }
+)
+
+
+def is_protected(path: str, existing: Collection[str] = (), also: Collection[str] = ()) -> bool:
+    """Return whether a solution may not change this path: a test, test configuration, or loaded by Python or pytest.
+
+    `existing` are the paths before the solution, `also` further paths that count as tests. The strict run drops changes
+    to protected paths and runs the original tests; the loose run keeps them.
+    """
+    parts = PurePosixPath(path).parts
+    return (
+        path in also
+        or is_test(path)
+        or parts[-1] in CONFIGURATION | LOADED_BY_PYTHON
+        or path.endswith(NATIVE)
+        or any(part.endswith(METADATA) for part in parts)
+        # Only new files: the repository's own modules may have such names.
+        or (path not in existing and _shadows_import(path))
+    )
+
+
+def is_test(path: str) -> bool:
+    """Return whether the path looks like a test, or like something that only tests use."""
+    parts = PurePosixPath(path).parts
+    name = parts[-1]
+    return (
+        bool(TEST_FOLDERS & set(parts[:-1]))
+        or name == "conftest.py"
+        or name in ("tests.py", "test.py")
+        or (name.endswith(".py") and (name.startswith("test_") or name.endswith("_test.py")))
+    )
+
+
+def _shadows_import(path: str) -> bool:
+    """Return whether a new file here would be imported instead of the standard library or the test runner."""
+    for root in IMPORT_ROOTS:
+        try:
+            first = PurePosixPath(path).relative_to(root).parts[0]
+        except ValueError:
+            continue
+        if first.partition(".")[0] in sys.stdlib_module_names | TEST_RUNNERS:
+            return True
+    return False
+
+
+EXCUSES = {"xfailed": re.compile(r"xfail|expectedFailure"), "skipped": re.compile(r"skip", re.IGNORECASE)}
+"""Outcome -> the word that a test file must hold for a test of its to have it."""
+
+
+def stands_for(name: str, wanted: str) -> bool:
+    """Return whether an id of pytest selects a test: the test itself, or its file, class or unparametrized function."""
+    return name == wanted or name.startswith((f"{wanted}[", f"{wanted}::"))
+
+
+def of_ids(statuses: Mapping[str, str], ids: Sequence[str]) -> dict[str, str]:
+    """Return outcomes with those of the ids: an id of several tests has that of the worst; none where none ran."""
+    found = dict(statuses)
+    for wanted in (one.split()[0] for one in ids):
+        own = [status for name, status in statuses.items() if stands_for(name, wanted)]
+        if own:
+            found[wanted] = next((status for status in own if status not in PASSING), own[0])
+    return found
+
+
+def fails(name: str, statuses: Mapping[str, str], *, skips_fail: bool) -> bool:
+    """Return whether a test fails: it has no outcome or a failing one; a skipped test where `skips_fail`."""
+    return name not in statuses or statuses[name] in (FAILING | NEUTRAL if skips_fail else FAILING)
+
+
+def has_excuse(name: str, outcome: str, texts: Mapping[str, str]) -> bool:
+    """Return whether the texts of a task's test files explain that a test was skipped or expected to fail."""
+    path = name.partition("::")[0]
+    shared = "\n".join(text for other, text in texts.items() if PurePosixPath(other).name == "conftest.py")
+    # A test that is not named by its file may be in any.
+    own = texts.get(path, "") if "::" in name and path in texts else "\n".join(texts.values())
+    return bool(EXCUSES[outcome].search(own) or EXCUSES[outcome].search(shared))
+
+
+def explained(statuses: Mapping[str, str], texts: Mapping[str, str]) -> dict[str, str]:
+    """Return outcomes in which a test fails that was skipped or expected to fail by other code than the tests."""
+    return {
+        name: "failed" if outcome in EXCUSES and not has_excuse(name, outcome, texts) else outcome
+        for name, outcome in statuses.items()
+    }

@@ -1,0 +1,164 @@
+"""Tasks as folders in Harbor's format (schema 1.4), written; `stages.envs.harbor` reads them.
+
+    task.toml            limits, and under [metadata] family, split and where the task is from
+    instruction.md       the prompt
+    environment/         a Dockerfile and testbed/, the files to start from
+    tests/               test.sh, the verifier, and what an agent must not see: hidden files, originals, test names
+    solution/            solve.sh, which writes the files of the task's own solution
+
+The verifier (stages/envs/repo/guest/composer_verify.py) restores tests and test configuration, runs the tests as
+another user, and takes outcomes from the plugin that Composer itself uses. What it does not do: run a pass once more
+with rewritten tests, since expected values would have to be in the container.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, cast
+
+from stages import envs
+from stages.envs.base import TWIN, Task
+from stages.envs.repo import trees
+from stages.envs.repo.grading import GUEST
+from stages.envs.repo.guest.composer_rules import COMMAND, is_protected
+from stages.envs.repo.packing import PackedTask, Packs
+from stages.envs.repo.session import write_script
+from stages.errors import BadInput, InfrastructureError, UsageError
+from stages.runs import store
+
+FORMAT = "harbor"
+ORGANISATION = "composer"
+WORKDIR = "/testbed"
+BASE_IMAGE = "python:3.11-slim"
+RUNNER = "pytest==8.4.2"
+VERIFIER = ("composer_verify.py", "composer_rules.py", "composer_supervisor.py", "composer_outcomes.py")
+PLUGIN_PARTS = ("composer_access.py",)
+LONGEST_NAME = 100
+AGENT_S = 1800.0
+VERIFIER_SLACK_S = 60.0
+TEST_SCRIPT = '#!/bin/bash\nexec python3 -I -S "$(dirname "$0")/composer_verify.py"\n'
+
+
+def write_tasks(
+    env: str, options: dict[str, Any], tasks: Iterable[Task], folder: Path, base_image: str, tell: Callable[[str], None]
+) -> None:
+    """Write one folder a task below `folder`; `tell` is called with the name of each.
+
+    UsageError for an environment whose tasks cannot leave, or where the folder holds something.
+    """
+    environment = envs.load(env, options)
+    if not isinstance(environment, Packs):
+        raise UsageError(
+            f"Tasks of {env!r} cannot be exported: the environment has no method `packed` (stages.envs.repo.packing)."
+        )
+    if folder.exists() and any(folder.iterdir()):
+        raise UsageError(f"{folder} is not empty. Name a new folder.")
+    taken: set[str] = set()
+    try:
+        for task in tasks:
+            name = folder_name(task.task_id, taken)
+            environment.reset(task)
+            try:
+                packed = cast(Packs, environment).packed()
+            except InfrastructureError as error:
+                raise BadInput(f"The task {task.task_id} cannot be exported: {error}") from None
+            write_task(task, packed, folder / name, base_image)
+            tell(name)
+    finally:
+        environment.close()
+
+
+def folder_name(task_id: str, taken: set[str]) -> str:
+    """Return a name for a task that Harbor accepts and no other task has, in any case of letters; it is then taken."""
+    name = re.sub(r"\.{2,}", ".", re.sub(r"[^A-Za-z0-9._-]+", "-", task_id)).strip("._-")
+    if not name or len(name) > LONGEST_NAME or name.casefold() in taken:
+        name = f"{name[:LONGEST_NAME]}-{store.digest(task_id)[:8]}".lstrip("-")
+    taken.add(name.casefold())
+    return name
+
+
+def write_task(task: Task, packed: PackedTask, folder: Path, base_image: str) -> None:
+    """Write the folder of one task."""
+    if task.task_id.endswith(TWIN):
+        raise BadInput(f"{task.task_id} is an impossible variant, which no solution passes. Export without twins.")
+    originals = {
+        path: file
+        for path, file in packed.files.items()
+        if path not in packed.source and is_protected(path, packed.files, packed.tests)
+    }
+    is_command = bool(packed.command)
+    grading = {
+        "workdir": WORKDIR,
+        "command": packed.command,
+        "arguments": packed.arguments,
+        "fail_to_pass": (COMMAND,) if is_command else packed.lists.fail_to_pass,
+        "pass_to_pass": packed.lists.pass_to_pass,
+        "skips_fail": packed.lists.skip_fails,
+        "timeout_s": packed.timeout_s,
+        "existing": sorted(packed.files),
+        "source": sorted(packed.source),
+        "tests": sorted(packed.tests),
+    }
+    guests = {name: _text((GUEST / name).read_text()) for name in (*VERIFIER, *PLUGIN_PARTS)}
+    contents: trees.Changes = {
+        "task.toml": _text(_task_toml(task, packed, folder.name)),
+        "instruction.md": _text(task.prompt),
+        "environment/Dockerfile": _text(_dockerfile(packed, base_image)),
+        **{f"environment/testbed/{path}": file for path, file in packed.files.items()},
+        "tests/test.sh": _text(TEST_SCRIPT, executable=True),
+        "tests/task.json": _text(json.dumps(grading, indent=1) + "\n"),
+        **{f"tests/{name}": file for name, file in guests.items()},
+        **{f"tests/originals/{path}": file for path, file in originals.items()},
+        **{f"tests/hidden/{path}": file for path, file in packed.hidden.items()},
+    }
+    if packed.solution is not None:
+        script = f"#!/bin/bash\nset -e\ncd {WORKDIR}\n{write_script(packed.solution)}\n"
+        contents["solution/solve.sh"] = _text(script, executable=True)
+    folder.mkdir(parents=True)
+    trees.apply({path: file for path, file in contents.items() if file is not None}, folder)
+
+
+def _text(text: str, *, executable: bool = False) -> trees.TreeFile:
+    return trees.TreeFile(text.encode(), executable)
+
+
+def _dockerfile(packed: PackedTask, base_image: str) -> str:
+    """Return a Dockerfile; an image that has pytest already is not changed, so that it needs no network."""
+    lines = [f"FROM {base_image}"]
+    if not packed.command:
+        lines.append(f'RUN python3 -c "import pytest" 2>/dev/null || pip install --no-cache-dir {RUNNER}')
+    if packed.requirements:
+        lines.append(f"RUN pip install --no-cache-dir {shlex.join(packed.requirements)}")
+    lines += [f"ENV PYTHONPATH={WORKDIR}:{WORKDIR}/src PYTHONDONTWRITEBYTECODE=1", f"WORKDIR {WORKDIR}"]
+    if packed.files:
+        lines.append(f"COPY testbed/ {WORKDIR}/")
+    return "\n".join(lines) + "\n"
+
+
+def _task_toml(task: Task, packed: PackedTask, name: str) -> str:
+    """Return the configuration. Harbor's readers ignore what is under [metadata]."""
+    sections: dict[str, dict[str, Any]] = {
+        "task": {
+            "name": f"{ORGANISATION}/{name}",
+            "description": next((line for line in task.prompt.splitlines() if line.strip()), "")[:200],
+            "keywords": [task.env],
+        },
+        "metadata": {"task_id": task.task_id, "family": task.family, "split": task.split, "environment": task.env},
+        "metadata.provenance": {key: value for key, value in packed.provenance.items() if value not in ("", None)},
+        "agent": {"timeout_sec": AGENT_S},
+        # Without a network, as these tasks are played by Composer: a solution may be on a package index.
+        "environment": {"network_mode": "no-network", "workdir": WORKDIR},
+        "verifier": {"timeout_sec": packed.timeout_s + VERIFIER_SLACK_S},
+    }
+    lines = ['schema_version = "1.4"']
+    for title, values in sections.items():
+        if values:
+            lines += ["", f"[{title}]", *(f"{key} = {_toml(value)}" for key, value in values.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    """Return a text, number, truth value or list of them as TOML: as JSON, but for the characters that JSON allows."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,205 @@
+"""Tasks as Harbor folders: what they hold, what stays hidden, and that their verifier gives 1, 0 and nothing else."""
+
+import json
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import real_harbor
+from support.harbor_folders import play
+from support.matrices import few
+from support.shelf import SHELF, write
+
+from stages import export, make_tasks
+from stages.envs import load
+from stages.envs.base import TWIN, Task
+from stages.envs.repo.packing import PackedTask
+from stages.envs.tasks.env import TasksEnv
+from stages.errors import BadInput, UsageError
+from stages.formats.harbor_tasks import BASE_IMAGE, folder_name, write_task, write_tasks
+from stages.runs import runner
+from stages.runs.artifact import Run
+
+ADD = "def add(a, b):\n    return a {} b\n"
+TESTS = "from sums import add\n\ndef test_add():\n    assert add(2, 3) == 5\n"
+ROWS: list[dict[str, Any]] = [
+    {
+        "id": "ids",
+        "family": "sums",
+        "prompt": 'Let add() add. "Quotes", \\ and é\u2028\n\nTwo lines.',
+        "files": {
+            "sums.py": ADD.format("-"),
+            "tests/test_old.py": "def test_old():\n    assert True\n",
+            "run.sh": "#!/bin/sh\n",
+        },
+        "tests": ["tests/test_sums.py"],
+        "hidden": {"tests/test_sums.py": TESTS},
+        "solution": {"sums.py": ADD.format("+"), "run.sh": None},
+        "split": "train",
+    },
+    {
+        "id": "command",
+        "prompt": "Let add() add.",
+        "files": {"sums.py": ADD.format("-"), "test_check.py": "import sums\nassert sums.add(1, 1) == 2\n"},
+        "test": "python3 test_check.py",
+        "solution": {"sums.py": ADD.format("+")},
+        "split": "eval",
+    },
+]
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[Task]]:
+    """The path of rows, and their tasks."""
+    path = tmp_path_factory.mktemp("rows") / "my.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    environment = TasksEnv(path=str(path))
+    return str(path), [*environment.tasks("train", 1, 0), *environment.tasks("eval", 1, 0)]
+
+
+@pytest.fixture(scope="module")
+def folders(tasks: tuple[str, list[Task]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tasks as folders."""
+    path, found = tasks
+    folder = tmp_path_factory.mktemp("harbor") / "out"
+    told: list[str] = []
+    write_tasks("tasks", {"path": path}, found, folder, BASE_IMAGE, told.append)
+    assert told == ["ids", "command"]
+    return folder
+
+
+def test_a_folder_holds_what_harbor_asks_for_and_the_hidden_tests_in_tests_alone(folders: Path) -> None:
+    task = folders / "ids"
+    assert (task / "instruction.md").read_text() == ROWS[0]["prompt"]
+    config = tomllib.loads((task / "task.toml").read_text())
+    assert config["schema_version"] == "1.4" and config["task"]["name"] == "composer/ids"
+    assert config["metadata"] == {"task_id": "ids", "family": "sums", "split": "train", "environment": "tasks"}
+    assert config["environment"]["network_mode"] == "no-network" and config["verifier"]["timeout_sec"] == 120.0
+    holding = sorted(str(path.relative_to(task)) for path in task.rglob("*.py") if "test_add" in path.read_text())
+    assert holding == ["tests/hidden/tests/test_sums.py"]
+    assert (task / "environment/testbed/run.sh").stat().st_mode & 0o100 and (
+        task / "tests/test.sh"
+    ).stat().st_mode & 0o100
+    assert sorted(path.name for path in (task / "tests/originals").rglob("*.py")) == ["test_old.py"]
+    assert "COPY testbed/ /testbed/" in (task / "environment/Dockerfile").read_text()
+
+
+PLAYS: dict[str, tuple[str, bool, str, float]] = {
+    "the solution": ("ids", True, "", 1.0),
+    "nothing": ("ids", False, "", 0.0),
+    "the solution of a command": ("command", True, "", 1.0),
+    "nothing of a command": ("command", False, "", 0.0),
+    "tests that were replaced": ("command", False, "echo pass > test_check.py", 0.0),
+    "hidden tests that were guessed": (
+        "ids",
+        False,
+        "mkdir -p tests; for n in sums old; do echo 'def test_add(): pass' > tests/test_$n.py; done",
+        0.0,
+    ),
+    "a conftest and configuration": (
+        "ids",
+        False,
+        "printf '[pytest]\\naddopts = --collect-only\\n' > pytest.ini; echo 'import os; os._exit(0)' > conftest.py",
+        0.0,
+    ),
+    "a plugin of one's own": (
+        "ids",
+        False,
+        "for n in pytest composer_outcomes composer_rules json _pytest; do echo 'import os; os._exit(0)' > $n.py; done",
+        0.0,
+    ),
+    "a reward that was there before": (
+        "ids",
+        False,
+        "mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt; mkdir /logs/verifier/reward.json",
+        0.0,
+    ),
+    "a link in the way": ("ids", False, "rm -rf tests sums.py; ln -s / tests; ln -s /etc/passwd sums.py", 0.0),
+    "code that ends the process": ("ids", False, "echo 'import os; os._exit(0)' > sums.py", 0.0),
+    "code that writes the reward when it is graded": (
+        "ids",
+        False,
+        "printf 'import os\\nif not os.fork():\\n    os.setsid()\\n    import time\\n    for _ in range(40):\\n"
+        '        open("/logs/verifier/reward.json", "w").write(\'{"reward": 1.0}\')\\n        time.sleep(.05)\\n'
+        "    os._exit(0)\\nadd = lambda a, b: 0\\n' > sums.py",
+        0.0,
+    ),
+    "code that hides the outcome": (
+        "ids",
+        False,
+        "echo 'import pytest; pytest.skip(allow_module_level=True)' > sums.py",
+        0.0,
+    ),
+}
+QUICK = ("the solution", "nothing", "nothing of a command", "a reward that was there before")
+
+
+@pytest.mark.parametrize("name", few(PLAYS, QUICK))
+def test_the_verifier_gives_what_was_deserved(folders: Path, name: str) -> None:
+    task, solve, agent, reward = PLAYS[name]
+    found = play(folders / task, solve=solve, agent=agent)
+    assert found is not None and found["reward"] == reward, found
+    assert all(isinstance(value, float) for value in found.values())
+
+
+def test_names_are_harbors_and_no_two_are_alike() -> None:
+    taken: set[str] = set()
+    made = [folder_name(one, taken) for one in ("a/b:c", "a-b-c", "A-B-C", "..", "x" * 300, "../../etc", "é")]
+    assert made[0] == "a-b-c" and len({one.casefold() for one in made}) == len(made)
+    assert all(one.strip("._-") and "/" not in one and ".." not in one and len(one) < 120 for one in made), made
+
+
+def test_what_cannot_leave_is_refused(tmp_path: Path, tasks: tuple[str, list[Task]]) -> None:
+    path, found = tasks
+    with pytest.raises(UsageError, match="Tasks of 'gsm8k' cannot be exported"):
+        write_tasks("gsm8k", {}, [], tmp_path / "out", BASE_IMAGE, print)
+    with pytest.raises(UsageError, match="is not empty"):
+        write_tasks("tasks", {"path": path}, found, Path(path).parent, BASE_IMAGE, print)
+    with pytest.raises(BadInput, match="is an impossible variant"):
+        write_task(Task(f"a{TWIN}", "e", "train", "f", "p"), PackedTask({}, {}, None), tmp_path / "twin", BASE_IMAGE)
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Iterator[Path]]:
+    """The folders of tasks of kata and of feature deletion, the latter through the stages."""
+
+    def made() -> Iterator[Path]:
+        folder = tmp_path_factory.mktemp("others")
+        kata = load("kata", {}).tasks("train", 2, 0)
+        write_tasks("kata", {}, kata, folder / "kata", BASE_IMAGE, lambda name: None)
+        package = write(folder / "shelf-1.5", SHELF)
+        config = make_tasks.Config(package=str(package), tasks=3)
+        run = Run(runner.execute("tasks", {}, config, root=folder / "runs").path)
+        exported = runner.execute("export", {"tasks": run}, export.Config(format="harbor"), root=folder / "runs").path
+        for place in (folder / "kata", exported / "harbor"):
+            yield from sorted(place.iterdir())
+
+    return made
+
+
+@pytest.mark.slow
+def test_generated_tasks_leave_with_solution_and_verifier(others: Callable[[], Iterator[Path]]) -> None:
+    found = list(others())
+    assert len(found) == 5
+    for folder in found:
+        solved, nothing = play(folder, solve=True), play(folder, solve=False)
+        assert solved and nothing and (solved["reward"], nothing["reward"]) == (1.0, 0.0), folder.name
+    if real_harbor.interpreter() is None:
+        pytest.skip(real_harbor.MISSING)
+    names = [line.split()[0] for line in real_harbor.judged(found)]
+    assert names == [f"composer/{folder.name}" for folder in found]
+
+
+@pytest.mark.slow
+def test_harbors_own_models_accept_the_folders(folders: Path) -> None:
+    if real_harbor.interpreter() is None:
+        pytest.skip(real_harbor.MISSING)
+    paths = [folders / row["id"] for row in ROWS]
+    lengths = [str(len(row["prompt"])) for row in ROWS]
+    assert [line.split()[1] for line in real_harbor.judged(paths)] == lengths
+    (folders / "command" / "tests" / "test.sh").rename(folders / "command" / "tests" / "test.away")
+    with pytest.raises(AssertionError, match=r"test\.sh"):
+        real_harbor.judged(paths)
+    (folders / "command" / "tests" / "test.away").rename(folders / "command" / "tests" / "test.sh")
