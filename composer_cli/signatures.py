@@ -336,7 +336,8 @@ class ImportWords(TypedDict, total=False):
 
 class ExportWords(TypedDict, total=False):
     seed: int
-    format: Literal["trl", "openenv", "swebench-preds", "verifiers", "inspect", "merged", "hub"]
+    format: Literal["trl", "openenv", "swebench-preds", "verifiers", "inspect", "harbor", "merged", "hub"]
+    base_image: str
     repo: str
     private: bool
     api_key_env: str

@@ -417,9 +417,10 @@ def read(raw: bytes, config: PolicyConfig, asked: Asked, *, latency_s: float, at
     try:
         body = orjson.loads(raw)
     except ValueError as error:
-        if hint := web_page(raw, config.base_url):
-            raise Fatal(f"{config.base_url} was asked for an answer, but this is a web page; {hint}") from None
-        raise Retryable("garbage", f"the server's answer is not JSON ({error})", billed_usd=None) from None
+        # Repeated as other garbage is: gateways send pages for a server that is busy, also with status 200.
+        hint = web_page(raw, config.base_url)
+        why = f"this is a web page; {hint}" if hint else str(error)
+        raise Retryable("garbage", f"the server's answer is not JSON ({why})", billed_usd=None) from None
     if not isinstance(body, dict):
         raise Retryable(
             "garbage", f"the server answered something that is no JSON object: {str(body)[:80]!r}", billed_usd=None

@@ -227,7 +227,7 @@ def test_a_web_page_is_named_as_one(path: str, asks: str) -> None:
     config = PolicyConfig(model="m", base_url=url)
     assert client.web_page(PAGE, url) == asks
     assert client.web_page(b'{"error": "<html>"}', url) is None and client.web_page(b"<xml/>", url) is None
-    with pytest.raises(client.Fatal, match="web page"):
+    with pytest.raises(client.Retryable, match="web page"):
         client.read(PAGE, config, Asked(1, 1), latency_s=0.0, attempts=1)
     for status, named in ((404, True), (405, True), (502, False)):
         error = client.classified(client.Response(status, {}, PAGE), config, None)
