@@ -69,6 +69,10 @@ parity *FILES:
 bench NAME:
     python benchmarks/{{ NAME }}.py
 
+# Check and measure this checkout on a GPU, in parts that take minutes each: correctness, speed, memory, vllm, probe. Needs torch and no network; `./dev gpu wheels`, run elsewhere, collects what else a machine lacks.
+gpu *ARGS:
+    python benchmarks/gpu.py {{ ARGS }}
+
 # Run or resume a registered experiment of docs/experiments, such as teacher-pairs, and compute its result.
 experiment NAME:
     {{ one_thread }} python benchmarks/{{ replace(NAME, "-", "_") }}.py

@@ -26,6 +26,7 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / 
 import records
 
 GROUP, PROMPT, ANSWER, TURN, PAIRS, HINT = 8, 128, 512, 64, 4, 32
+DTYPE = "bfloat16"
 ALONE = {"TRL": (), "ours": ()}
 WITH = {
     "pairs": ("dpo", "simpo", "sft"),
@@ -51,29 +52,48 @@ def memory(field: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(f"{field}:"))
 
 
-def new_model(seed: int, layers: int) -> Any:
-    """Random weights of the true shape: 596 million parameters in 28 layers."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+QWEN3 = {
+    "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4},
+    "0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},
+    "4B": {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32},
+    "8B": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32},
+    "14B": {"hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 40, "num_attention_heads": 40},
+}
+"""Of the models' cards, of which the two small ones tie their embeddings to their heads; `tiny` is for a first look."""
 
-    torch.manual_seed(seed)
-    shape = Qwen3Config(
-        vocab_size=151_936,
-        hidden_size=1024,
-        intermediate_size=3072,
-        num_hidden_layers=layers,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        head_dim=128,
+
+def shape(size: str, layers: int | None = None) -> Any:
+    """The configuration of a model of this size in bfloat16, with all of its layers or the first few."""
+    from transformers import Qwen3Config
+
+    tiny = size == "tiny"
+    return Qwen3Config(
+        vocab_size=512 if tiny else 151_936,
+        head_dim=16 if tiny else 128,
+        num_key_value_heads=2 if tiny else 8,
         max_position_embeddings=40_960,
         rope_parameters={"rope_type": "default", "rope_theta": 1e6},
-        tie_word_embeddings=True,
+        tie_word_embeddings=size in ("tiny", "0.6B", "4B"),
         dtype="bfloat16",
+        architectures=["Qwen3ForCausalLM"],
+        **QWEN3[size] | ({} if layers is None else {"num_hidden_layers": layers}),
     )
+
+
+def new_model(seed: int, layers: int | None, size: str = "0.6B", device: str = "cpu") -> Any:
+    """Random weights of the true shape on a device; 0.6B has 596 million parameters in 28 layers.
+
+    Those of `tiny` are equal on all devices: they are drawn on the CPU.
+    """
+    import torch
+    from transformers import Qwen3ForCausalLM
+
+    torch.manual_seed(seed)
     before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
+    torch.set_default_dtype(getattr(torch, DTYPE))
     try:
-        return Qwen3ForCausalLM(shape)
+        with torch.device("cpu" if size == "tiny" else device):
+            return Qwen3ForCausalLM(shape(size, layers)).to(device)
     finally:
         torch.set_default_dtype(before)
 
@@ -131,7 +151,15 @@ def channel_rows(names: tuple[str, ...]) -> Any:
     )
 
 
-def trainer(name: str, folder: str, steps: int, layers: int, budget: int | None) -> Any:
+def trainer(
+    name: str,
+    folder: str,
+    steps: int,
+    layers: int | None,
+    budget: int | None,
+    size: str = "0.6B",
+    device: str = "cpu",
+) -> Any:
     """TRL's trainer, or ours with the channels of this name, on the same arguments."""
     from datasets import Dataset
     from support.models import tiny_tokenizer
@@ -147,7 +175,7 @@ def trainer(name: str, folder: str, steps: int, layers: int, budget: int | None)
     from stages.training.settings import AdapterSettings, Hints, Optimisation, Pairs
     from stages.training.step import Channels, ComposedTrainer
 
-    size = Optimisation(
+    settings = Optimisation(
         steps=steps,
         prompts_per_step=1,
         generations=GROUP,
@@ -155,9 +183,9 @@ def trainer(name: str, folder: str, steps: int, layers: int, budget: int | None)
         gradient_checkpointing=True,
         save_every=steps + 1,
     )
-    model, tokenizer = new_model(0, layers), tiny_tokenizer()
+    model, tokenizer = new_model(0, layers, size, device), tiny_tokenizer()
     common = {
-        "args": setup.trl_config(folder, size, seed=0, temperature=1.0, max_completion=ANSWER, device="cpu"),
+        "args": setup.trl_config(folder, settings, seed=0, temperature=1.0, max_completion=ANSWER, device=device),
         "train_dataset": Dataset.from_list([{"prompt": [{"role": "user", "content": "a"}], "task_id": "0"}] * steps),
         "peft_config": setup.lora(AdapterSettings(rank=16), model),
     }
@@ -169,7 +197,8 @@ def trainer(name: str, folder: str, steps: int, layers: int, budget: int | None)
             rollout_func=lambda prompts, trainer: rollouts(),
             **common,
         )
-    resources.set_mmap_threshold()  # as stages/train.py for models that are not small
+    if device == "cpu":
+        resources.set_mmap_threshold()  # as stages/train.py for models that are not small
     channels = SIDES[name]
     rows, source = channel_rows(channels), None
     if rows.pairs:
@@ -183,7 +212,7 @@ def trainer(name: str, folder: str, steps: int, layers: int, budget: int | None)
             Pairs(per_step=PAIRS),
             Hints(),
             source=source,
-            teacher=new_model(1, layers).eval().requires_grad_(False) if "taid" in channels else None,
+            teacher=new_model(1, layers, size, device).eval().requires_grad_(False) if "taid" in channels else None,
             temperature=1.0,
             num_steps=steps,
         ),

@@ -87,3 +87,27 @@ def test_an_interpreter_that_will_not_do_is_a_sentence(checkout, interpreter):
         (checkout / "python").chmod(0o755)
     code, _, errors = finish(start(checkout, "demo"))
     assert code == 2 and "CPython 3.11 or newer" in errors.splitlines()[-1]
+
+
+def interpreter(path: Path, *, finds_gpu: bool) -> None:
+    """An interpreter whose torch finds a GPU or none, and that says which it is and what it runs."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exit {int(not finds_gpu)}\necho {path.parent.name} "$@"\n')
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("own", "ours", "taken"), [(True, True, "own"), (True, False, "own"), (False, True, "bin"), (False, False, "bin")]
+)
+def test_a_gpu_s_interpreter_is_taken_without_installing(checkout: Path, own: bool, ours: bool, taken: str) -> None:
+    interpreter(checkout / "own" / "python", finds_gpu=own)
+    interpreter(checkout / ".venv" / "bin" / "python", finds_gpu=ours)
+    process = subprocess.run(
+        [str(checkout / "dev"), "gpu", "speed", "--size", "8B"],
+        text=True,
+        capture_output=True,
+        env={"PATH": "/usr/bin:/bin", "PYTHON": str(checkout / "own" / "python")},
+        timeout=30,
+    )
+    assert (process.returncode, process.stdout) == (0, f"{taken} benchmarks/gpu.py speed --size 8B\n")
+    assert not (checkout / "installed").exists()

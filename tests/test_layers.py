@@ -27,6 +27,7 @@ MAY_OPEN = {
     "stages/integrations/": "what a server under another interpreter is told, and its log",
     "stages/tiny_models/": "the card of a small model, in its folder",
     "stages/probe/adapters/spectrum.py": "tensors of a run, mapped into memory",
+    "stages/backends/resources.py": "limits of memory that the kernel shows",
 }
 """Where files are opened, and which. Everything else reads and writes through `stages.runs`."""
 

@@ -1,4 +1,4 @@
-"""Memory and threads of this process: the allocator's mmap threshold, and the number of computing threads.
+"""Memory and threads of this process: what it may take, the allocator's mmap threshold, the number of threads.
 
 glibc raises its mmap threshold up to 32 MB as large blocks are freed. Smaller blocks then share one heap, where a block
 that stays (a layer's input kept for the backward pass) takes part of a freed block's space, so that the next large
@@ -9,6 +9,13 @@ Source: glibc malloc/malloc.c, "M_MMAP_THRESHOLD"; mallopt(3).
 import ctypes
 import os
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stages.backends import ranks
+
+if TYPE_CHECKING:
+    import torch
 
 LARGE = 2**20
 """Bytes from which a block is mapped on its own. The kernel zeroes such a block each time, which is cheap compared with
@@ -33,3 +40,51 @@ def limit_threads(count: int) -> None:
     os.environ["OMP_NUM_THREADS"] = str(count)  # read by a library when it is loaded, and never again
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(count)
+
+
+def gpu_free(device: "torch.device | str") -> int:
+    """Return the bytes that new tensors may take on a GPU; 0 on a CPU.
+
+    What the driver has free, and what torch's allocator holds unused.
+    """
+    import torch
+
+    device = torch.device(device)
+    if device.type != "cuda":
+        return 0
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
+
+
+def available(device: str, root: Path = Path("/")) -> int:
+    """Return bytes: what is free on the GPU, or on the CPU this process' share of what limits allow.
+
+    Limits are those of the machine and of the control groups of this process and their parents: containers, Slurm's,
+    systemd's jobs. root: the folder of proc and sys. Version 2 keeps a limit in memory.max ("max" for none) below
+    /sys/fs/cgroup, version 1 in memory.limit_in_bytes below /sys/fs/cgroup/memory, a number beyond all memory for none.
+    Source: Linux Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
+    """
+    import torch
+
+    if device.startswith("cuda"):
+        return torch.cuda.mem_get_info(device)[0]
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0" and not controllers:  # version 2 has one line, "0::/path"
+            mount, name = root / "sys/fs/cgroup", "memory.max"
+        elif "memory" in controllers.split(","):
+            mount, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+        else:
+            continue
+        inside = Path(path.lstrip("/"))
+        # In a container the path may be the host's; its own group is then what is mounted.
+        for group in (inside, *inside.parents):
+            limit = _text(mount / group / name).strip()
+            limits += [int(limit)] if limit.isdigit() else []
+    return min(limits) // ranks.local_count()
+
+
+def _text(path: Path) -> str:
+    """Return what a file of the kernel holds; nothing where it is absent."""
+    return path.read_text() if path.is_file() else ""

@@ -88,6 +88,7 @@ ENVIRONMENTS: dict[str, Registered] = {
         hint="stages.envs.kata.transcripts:HINT",
         system="stages.envs.kata.tasks:SYSTEM",
     ),
+    "harbor": Registered("stages.envs.harbor.env:HarborEnv"),
     "feature-deletion": Registered("stages.envs.feature_deletion.env:FeatureDeletionEnv"),
     "tasks": Registered("stages.envs.tasks.env:TasksEnv"),
     "swe-lite": Registered("stages.envs.swe.env:SweEnv"),

@@ -381,7 +381,7 @@ def worker_blocks(arms: Sequence[Arm], episodes: Sequence[Episode]) -> list[Sequ
     for arm in arms:
         # A server batches the rollouts of all workers itself; a model in a process plays its batch together.
         served = arm.policy.served or arm.policy.base_url is not None
-        shares += stage.blocks([item_id(arm, episode) for episode in episodes], 1 if served else stage.BATCH)
+        shares += stage.blocks([item_id(arm, episode) for episode in episodes], 1 if served else arm.policy.lockstep)
     return shares
 
 

@@ -14,9 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stages.losses.hidden import (
-    FEWEST_CHUNK_TOKENS,
-    HEAD_CHUNK_TOKENS,
     Predictors,
+    chunk_size,
     elementwise_divergence,
     logits_sum,
     renormalised,
@@ -157,10 +156,11 @@ def sdpo_from_hidden(
     """Return self_distillation_loss over N tokens: sum of weight * loss, and the loss a token (detached), in nats.
 
     Tokens of weight 0 are not computed, and their loss is given as 0. Gradient to the student's hidden states and head
-    alone. The two models of a trust region share a vocabulary. chunk_tokens None: a 64th of the tokens, but 16 to 64 of
-    them, half of what `logits_sum` takes, as the mixture has twice as many temporaries.
+    alone. The two models of a trust region share a vocabulary. chunk_tokens None: half of what `logits_sum` takes,
+    as the mixture has twice as many temporaries.
     """
-    chunk_tokens = chunk_tokens or min(max(len(weights) // 64, FEWEST_CHUNK_TOKENS // 2), HEAD_CHUNK_TOKENS // 2)
+    vocabulary = len(student.head.weight)
+    chunk_tokens = chunk_tokens or chunk_size(len(weights), vocabulary, weights.device, tables=16)
     loss = partial(logits_loss, alpha=alpha, top_k=top_k, add_tail=add_tail, temperature=temperature)
     current = teacher.current
     beside = () if current is None else (current.hidden.detach(),)

@@ -1,7 +1,8 @@
 """Policies: models that answer turns, in this process or behind a server. Teachers are policies, too.
 
 base.py - the question (`Turn`), the answer (`Sample`), the protocol `Policy`, and its settings `PolicyConfig`
-local.py - a Hugging Face model in this process; token ids and log-probs captured while sampling
+local.py - a Hugging Face model in this process: loading, and turns as prompts and samples
+sampling.py - tokens drawn from such a model: batches that fit into memory, keys and values written in place
 endpoint.py - an OpenAI-compatible server: retries, a budget, a probe, an adaptive limit
 answers.py - the cache of paid answers, each with a digest
 billing.py - what a call costs: a server's bill, checked against its request and its answer

@@ -7,6 +7,7 @@ use), or a server's model. `PolicyConfig.identity` is what a run's fingerprint c
 import os
 import re
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
@@ -116,6 +117,14 @@ class PolicyConfig(Settings):
     """Floating-point type of a local model's weights: auto, float32, bfloat16 or float16."""
     device: str = Field("auto", json_schema_extra={"affects_results": False})
     """auto takes a GPU when there is one."""
+    lockstep: int = Field(32, gt=0)
+    """Rollouts or questions that a model in this process works on together; another number moves results by rounding.
+    Training plays all rollouts of a step together."""
+    kv_cache_gib: float | None = Field(None, gt=0, json_schema_extra={"affects_results": False})
+    """Memory for keys and values of a model in this process, in GiB: as many answers are sampled at once as fit. None
+    takes 80 % of what the GPU has free, on a CPU half of the memory."""
+    prefill_tokens: int = Field(8192, gt=0, json_schema_extra={"affects_results": False})
+    """Tokens of prompts in one pass of a model in this process."""
     concurrency: int = Field(8, gt=0, json_schema_extra={"affects_results": False})
     """Requests in flight at once to a server."""
     timeout_s: float = Field(600.0, gt=0, json_schema_extra={"affects_results": False})
@@ -220,6 +229,9 @@ class PolicyConfig(Settings):
         # Without options the fingerprint is that of a policy which was written before servers were started here.
         if not self.server.args:
             del own["server"]
+        # And that of a policy of which fixed batches could not be set otherwise.
+        if self.lockstep == type(self).model_fields["lockstep"].default:
+            del own["lockstep"]
         return own
 
     def key(self) -> str:
@@ -381,7 +393,7 @@ class Policy(Protocol):
     """A model that answers turns.
 
     capture_level: "tokens" where samples carry token ids and log-probs, "text" where they cannot. batch_size: how many
-    turns one call should hold, a batch for a local model, as many as run at once for a server.
+    turns one call should hold: as many as run at once for a server.
     """
 
     config: PolicyConfig
@@ -403,6 +415,15 @@ class CountsTokens(Protocol):
 
     def count_tokens(self, turn: Turn) -> int:
         """Return the number of tokens in a turn's prompt."""
+        ...
+
+
+@runtime_checkable
+class ReusesPrefixes(Protocol):
+    """A policy that computes the beginning of a conversation once for all of its turns."""
+
+    def reusing_prefixes(self) -> AbstractContextManager[None]:
+        """Keep what a call computes for the next; inside, turns continue conversations and weights are fixed."""
         ...
 
 

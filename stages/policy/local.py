@@ -1,109 +1,28 @@
-"""A Hugging Face model in this process: token ids in, token ids out, with the log-probs of the sampled tokens.
+"""A Hugging Face model in this process: how it is loaded, what it is asked, and its answers as samples.
 
-Sampling is our own, because transformers' `generate` keeps [T, B, V] scores to return log-probs and draws all rows from
-one random stream. Here a row's draws depend on its own seed alone, memory stays at [B, V], and a prompt that several
-rows share is prefilled once.
+Token ids in, token ids out, with the log-probs of the sampled tokens; how they are drawn is in sampling.py.
 """
 
-import math
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from stages.errors import BadInput, UsageError
 from stages.messages import following_ids, opening_ids, pin_settings
-from stages.policy import adapters, base, dialect
+from stages.policy import adapters, base, dialect, sampling
 from stages.policy.base import UNSTATED, PolicyConfig, Sample, Turn
 from stages.policy.dialect import canonical
 from stages.runs import hub, store
 from stages.runs.activity import doing
 from stages.runs.artifact import Listener
 from stages.runs.ledger import Budget
-
-
-@torch.inference_mode()
-def sample_batch(
-    model: Any,
-    prompts: list[list[int]],
-    *,
-    seeds: list[int],
-    max_tokens: int,
-    temperature: float,
-    end_ids: set[int],
-    pad_id: int,
-) -> list[tuple[list[int], list[float]]]:
-    """Draw one completion per prompt: (token ids with the end token, natural log-probs after temperature).
-
-    At temperature 0 the most likely token is taken and log-probs are those of the untempered distribution.
-    """
-    device = next(model.parameters()).device
-    ids, mask, rows = _left_pad_distinct(prompts, pad_id, device)  # [U, P], [U, P], [B]
-    # A generator per row, on the CPU in float64: a row's draws depend neither on the batch nor on the device.
-    generators = [torch.Generator().manual_seed(seed % 2**63) for seed in seeds]
-    drawn = [torch.rand(max_tokens, dtype=torch.float64, generator=generator) for generator in generators]
-    uniforms = torch.stack(drawn).to(device)  # [B, max_tokens]
-    ends = torch.tensor(sorted(end_ids), device=device)
-    positions = (mask.cumsum(-1) - 1).clamp(min=0)  # padding on the left does not shift positions
-    out = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1)
-    cache, logits = out.past_key_values, out.logits[rows, -1]  # [B, V]
-    # Equal prompts were computed once; from here on every row has its own copy in the cache.
-    cache.batch_select_indices(rows)
-    mask, positions = mask[rows], positions[rows, -1:]
-    alive = torch.ones(len(prompts), dtype=torch.bool, device=device)
-    tokens, logps = [], []
-    for t in range(max_tokens):
-        token, logp = draw(logits, uniforms[:, t], temperature)  # [B], [B]
-        tokens.append(torch.where(alive, token, pad_id))
-        logps.append(torch.where(alive, logp, math.nan))
-        alive = alive & ~torch.isin(token, ends)
-        if not alive.any() or t + 1 == max_tokens:
-            break
-        ids, positions = tokens[-1][:, None], positions + 1
-        mask = torch.cat([mask, torch.ones_like(ids)], dim=1)
-        logits = model(
-            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
-        ).logits[:, -1]
-    sampled, values = torch.stack(tokens, 1), torch.stack(logps, 1)  # [B, T]; NaN after the end token of a row
-    lengths = (~values.isnan()).sum(-1).tolist()
-    # Rounding can make the log-prob of a near-certain token slightly positive.
-    return [
-        (row[:n], [min(p, 0.0) for p in logp_row[:n]])
-        for row, logp_row, n in zip(sampled.tolist(), values.tolist(), lengths, strict=True)
-    ]
-
-
-def draw(
-    logits: Float[Tensor, "B V"], uniform: Float[Tensor, " B"], temperature: float
-) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
-    """Draw one token per row by inverting the cumulative distribution at `uniform`; return it with its log-prob."""
-    logp = torch.log_softmax(logits.float() / (temperature or 1.0), dim=-1)
-    if temperature == 0:
-        token = logp.argmax(-1)
-    else:
-        # In float64: a float32 sum over a vocabulary of 150,000 drops rare tokens. Its last value, not 1, is the total.
-        cumulative = logp.double().exp().cumsum(-1)
-        target = uniform[:, None] * cumulative[:, -1:]
-        token = torch.searchsorted(cumulative, target, right=True).squeeze(-1).clamp(max=logits.shape[-1] - 1)
-    return token, logp.gather(-1, token[:, None]).squeeze(-1)
-
-
-def _left_pad_distinct(
-    prompts: list[list[int]], pad_id: int, device: torch.device
-) -> tuple[Int[Tensor, "U P"], Int[Tensor, "U P"], Int[Tensor, " B"]]:
-    """Return the distinct prompts padded on the left, their mask, and the row of every prompt."""
-    distinct = {tuple(prompt): None for prompt in prompts}
-    order = {prompt: row for row, prompt in enumerate(distinct)}
-    width = max(map(len, prompts))
-    ids = [[pad_id] * (width - len(prompt)) + list(prompt) for prompt in distinct]
-    mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in distinct]
-    rows = [order[tuple(prompt)] for prompt in prompts]
-    return torch.tensor(ids, device=device), torch.tensor(mask, device=device), torch.tensor(rows, device=device)
 
 
 def load_tokenizer(source: str, config: PolicyConfig, revision: str | None = None) -> Any:
@@ -180,11 +99,13 @@ logging.set_verbosity_error()
 class LocalPolicy:
     """A policy on a model in this process, also on a model under training (`trainer.model`)."""
 
-    capture_level = "tokens"
+    capture_level, batch_size = "tokens", sys.maxsize
+    """`sample` cuts any number of turns into batches that fit into memory."""
 
-    def __init__(self, model: Any, tokenizer: Any, config: PolicyConfig, *, batch_size: int = 64) -> None:
-        self.model, self.tokenizer, self.config, self.batch_size = model, tokenizer, config, batch_size
+    def __init__(self, model: Any, tokenizer: Any, config: PolicyConfig) -> None:
+        self.model, self.tokenizer, self.config = model, tokenizer, config
         self._end_ids = end_ids(model.generation_config, tokenizer)
+        self._reused: tuple[sampling.PrefixCache, int] | None = None
 
     @classmethod
     def open(
@@ -199,24 +120,46 @@ class LocalPolicy:
             )
         # An adapter is not merged into its base, as in training: merged weights are rounded to the base's type.
         model, tokenizer = load_model(config, cache=cache, listener=listener, merged=False)
+        sampling.check_cache(model, config)
         return cls(model.eval(), tokenizer, config)
 
+    @contextmanager
+    def reusing_prefixes(self) -> Iterator[None]:
+        """Keep the keys and values of a call for the next: turns continue conversations, and weights are fixed."""
+        # Measured once: what is kept is not free, but it is given up for the next call.
+        self._reused = sampling.PrefixCache(), sampling.budget(self.model, self.config)
+        try:
+            yield
+        finally:
+            self._reused = None
+
     def sample(self, turns: list[Turn]) -> list[Sample]:
-        """Return the answers of a batch of turns, sampled together."""
+        """Return the answers of turns, sampled together as far as memory allows."""
         started = time.monotonic()
         prompts = [prompt_ids(self.tokenizer, turn) for turn in turns]
         # The model may be one under training: without dropout, and afterwards as it was.
         was_training = self.model.training
         self.model.eval()
-        drawn = sample_batch(
-            self.model,
-            prompts,
-            seeds=[turn.seed for turn in turns],
-            max_tokens=self.config.max_tokens or self._room(prompts),
-            temperature=self.config.temperature,
-            end_ids=self._end_ids,
-            pad_id=pad_id(self.tokenizer),
-        )
+        prefixes, most = self._reused or (None, sampling.budget(self.model, self.config))
+        max_tokens = self.config.max_tokens or self._room(prompts)
+        batches = sampling.cut(self.model, prompts, max_tokens, most)
+        if prefixes is not None and len(batches) > 1:
+            prefixes.clear()  # what one batch leaves would take the memory of the next
+            prefixes = None
+        drawn: dict[int, sampling.Drawn] = {}
+        for numbers in batches:
+            found = sampling.sample_batch(
+                self.model,
+                [prompts[number] for number in numbers],
+                seeds=[turns[number].seed for number in numbers],
+                max_tokens=max_tokens,
+                temperature=self.config.temperature,
+                end_ids=self._end_ids,
+                pad_id=pad_id(self.tokenizer),
+                prefill_tokens=self.config.prefill_tokens,
+                prefixes=prefixes,
+            )
+            drawn |= dict(zip(numbers, found, strict=True))
         self.model.train(was_training)
         about = {
             "logprob_kind": "processed" if self.config.temperature else "raw",
@@ -224,7 +167,8 @@ class LocalPolicy:
         }
         return [
             token_sample(self.tokenizer, self._end_ids, prompt, ids, self.config.tool_calls, logprobs=logps, **about)
-            for prompt, (ids, logps) in zip(prompts, drawn, strict=True)
+            for number, prompt in enumerate(prompts)
+            for ids, logps in [drawn[number]]
         ]
 
     def _room(self, prompts: list[list[int]]) -> int:

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -30,7 +31,7 @@ from stages.errors import ComposerError, InfrastructureError, UsageError
 from stages.messages import Message
 from stages.policy import background
 from stages.policy.background import AsyncPolicy
-from stages.policy.base import CountsTokens, Policy, Sample, Turn
+from stages.policy.base import CountsTokens, Policy, ReusesPrefixes, Sample, Turn
 from stages.runs import store
 from stages.runs.artifact import RunWriter
 from stages.runs.config import Settings
@@ -372,8 +373,9 @@ def play(
     rules = Rules.of(policy, max_steps, limits, history)
     environments = [make() for _ in episodes]
     pairs = list(zip(episodes, environments, strict=True))
+    reusing = policy.reusing_prefixes() if isinstance(policy, ReusesPrefixes) else nullcontext()
     try:
-        with ThreadPoolExecutor(threads) as pool:
+        with ThreadPoolExecutor(threads) as pool, reusing:
             list(pool.map(partial(begin, rules), episodes, environments))
             while active := [pair for pair in pairs if pair[0].terminated_by is None]:
                 before_turn()

@@ -16,7 +16,6 @@ from stages.runs.artifact import Inputs, Run, RunWriter, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import Kind, Row
 
-BATCH = 32
 ConfigT = TypeVar("ConfigT", bound=StageConfig)
 Unit = TypeVar("Unit")
 
@@ -133,10 +132,18 @@ def check_inputs(inputs: Inputs) -> None:
 
 
 class Batched(Protocol):
-    """The part of a policy that decides the batches: whether it captures tokens, and the turns of one call."""
+    """The part of a policy that decides the batches: whether it captures tokens, and the turns of one call.
+
+    config: has `lockstep`, the units that a model in this process works on together.
+    """
 
     capture_level: str
     batch_size: int
+
+    @property
+    def config(self) -> Any:
+        """Return its settings."""
+        ...
 
 
 def blocks(keys: Sequence[str], size: int) -> list[Sequence[str]]:
@@ -161,7 +168,7 @@ def work_through(
     """
     local = policy.capture_level == "tokens"
     # A fixed size for a local model: its arithmetic depends on the shape of a batch, and so would the results.
-    size = BATCH if local else policy.batch_size
+    size = policy.config.lockstep if local else policy.batch_size
     keys = [key(unit) for unit in units]
     out.spread(blocks(keys, size), what, found)
     total, waiting = len(keys), iter(units)

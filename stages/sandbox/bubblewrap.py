@@ -8,7 +8,7 @@ import platform
 import shutil
 import struct
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
@@ -235,8 +235,11 @@ def bwrap_command(
     *,
     writable: bool,
     hidden: Iterable[Path] = (),
+    places: Mapping[str, Path] | None = None,
 ) -> Iterator[tuple[list[str], list[int]]]:
     """Yield the command line and the descriptors that it reads, which are open inside the `with`.
+
+    `places` are writable too: a path inside -> a folder of this machine.
 
     Without a `program` the command line ends before it. bwrap hands its environment on: start it with the one that the
     program is to have.
@@ -261,6 +264,8 @@ def bwrap_command(
             empty = ("--tmpfs", str(path), "--remount-ro", str(path))
             arguments += empty if path.is_dir() else ("--ro-bind", os.devnull, str(path))
         arguments += ["--bind" if writable else "--ro-bind", str(work), TESTBED, "--chdir", TESTBED]
+        for inside, place in sorted((places or {}).items()):  # an outer folder before those in it
+            arguments += ["--bind", str(place), inside]
         # Last, since everything above makes folders in them. /proc: host root may write sysctls without any capability.
         arguments += ["--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/"]
         yield [*arguments, "--", *program] if program else arguments, descriptors

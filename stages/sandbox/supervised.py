@@ -47,12 +47,13 @@ class SupervisedSandbox(AbstractContextManager["SupervisedSandbox"]):
         *,
         writable: bool = True,
         hidden: Sequence[Path] = (),
+        places: Mapping[str, Path] | None = None,
     ) -> None:
         if not work.is_dir():
             raise UsageError(f"{str(work)!r} is not a folder; a sandbox needs one that exists.")
         self.kind, self.work, self.limits, self.writable = kind, work.resolve(), limits, writable
         self.readonly = [path.absolute() for path in readonly]
-        self.hidden = list(hidden)
+        self.hidden, self.places = list(hidden), dict(places or {})
         self.env = dict(env or {})
         if missing := [str(path) for path in self.readonly if not path.exists()]:
             raise UsageError(f"The sandbox should show {', '.join(missing)}, which does not exist.")
@@ -98,7 +99,13 @@ class SupervisedSandbox(AbstractContextManager["SupervisedSandbox"]):
             fixed, inside, group = FIXED_ENV, TESTBED, memory_group.opened(self.limits)
             program = [str(LINKS / "python3"), "-sS", GUEST]
             command = bwrap_command(
-                self.work, self.limits, self.readonly, program, writable=self.writable, hidden=self.hidden
+                self.work,
+                self.limits,
+                self.readonly,
+                program,
+                writable=self.writable,
+                hidden=self.hidden,
+                places=self.places,
             )
         else:
             path = f"{base_python().parent}:{os.defpath}:/usr/local/bin"
@@ -117,15 +124,18 @@ def open_sandbox(
     readonly: Sequence[Path] = (),
     env: Mapping[str, str] | None = None,
     hidden: Sequence[Path] = (),
+    places: Mapping[str, Path] | None = None,
 ) -> SupervisedSandbox:
     """Open a sandbox on the folder `work` (/testbed under bubblewrap), with `readonly` visible at their own paths.
+
+    `places`, under bubblewrap alone: a path inside -> the folder in `work` that is also found there, such as /app.
 
     `kind` is one of KINDS, `env` adds variables for commands. `hidden` are files and folders of this machine that would
     be visible inside and are empty there; without isolation they can be read. No folder among them lies in another.
     `UsageError` where no such sandbox works here, or a path does not exist.
     """
     probe(kind)
-    return SupervisedSandbox(kind, work, limits or Limits(), readonly, env, hidden=hidden)
+    return SupervisedSandbox(kind, work, limits or Limits(), readonly, env, hidden=hidden, places=places)
 
 
 @cache

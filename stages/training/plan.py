@@ -11,18 +11,17 @@ rollouts are not counted.
 """
 
 import math
-import os
 from collections.abc import Callable, Container, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from stages.backends import ranks
+from stages.backends import resources
 from stages.errors import UsageError
 from stages.policy import adapters, base, require_source
 from stages.policy.base import PolicyConfig
-from stages.runs import hub, reporting, store
+from stages.runs import hub, reporting
 from stages.training.channels import CHANNELS
 from stages.training.config import Config
 from stages.training.settings import Optimisation
@@ -43,7 +42,7 @@ REDUCED = 4
 """Bytes a gradient of the largest unit in shares on its way to them: FSDP2 copies a unit's into one float32 buffer.
 Gloo holds them once more (measured: benchmarks/sharding.py)."""
 VOCABULARY_CHUNK = 32_768
-"""Logits of one token that are held at once, as in TRL; `stages.training.scoring` holds fewer."""
+"""Logits of one token that are held at once, as in TRL; on a CPU `stages.training.scoring` holds fewer."""
 TOKEN_CHUNK = 4096
 """Tokens whose logits are held at once, as in TRL (1.16, kernels/chunked_logprob.py TOKEN_CHUNK_SIZE)."""
 GIB = 2**30
@@ -78,6 +77,8 @@ def model_shape(policy: PolicyConfig) -> ModelShape | None:
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
+    from stages.policy import sampling
+
     source = str(Path(policy.model).expanduser())
     if adapters.is_adapter(source):
         return model_shape(adapters.base_of(Path(source), policy)[0])
@@ -90,15 +91,13 @@ def model_shape(policy: PolicyConfig) -> ModelShape | None:
     model.tie_weights()  # which a model without weights does not do by itself
     head, text = model.get_output_embeddings(), config.get_text_config()
     linears = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     loaded = getattr(config, "dtype", None) if policy.dtype == "auto" else getattr(torch, policy.dtype)
     return ModelShape(
         parameters=sum(p.numel() for p in model.parameters()),
         linears=tuple((m.in_features, m.out_features) for m in linears),
         layers=text.num_hidden_layers,
         hidden=text.hidden_size,
-        kv=heads * width,
+        kv=sampling.kv_width(text),
         vocabulary=text.vocab_size,
         bytes=2 if loaded in (torch.bfloat16, torch.float16) else 4,
     )
@@ -339,13 +338,20 @@ def estimate_memory(plan: TrainPlan) -> MemoryEstimate:
     number = shape.bytes if plan.device.startswith("cuda") else 8
     tile = number * min(tokens, TOKEN_CHUNK) * min(shape.vocabulary, VOCABULARY_CHUNK)
     training = tokens * kept + tile
-    cache = 2 * shape.bytes * shape.layers * shape.kv  # keys and values of one token
-    rollouts = -(-size.prompts_per_step // plan.processes) * size.generations
-    generation = rollouts * (length * cache + 4 * shape.vocabulary)  # with the float32 logits of the next token
-    if plan.config.policy.served:
-        generation = 0  # the server's, and in its share
+    generation = _generation(plan, shape, length)
     # Rollouts are generated before the step is trained on, so the larger of the two counts.
     return MemoryEstimate(weights, gradients, optimiser, max(training, generation), plan.teacher_bytes)
+
+
+def _generation(plan: TrainPlan, shape: ModelShape, length: int) -> float:
+    """Return the bytes of sampling: one row at least, as more are sampled at once only where they fit."""
+    policy, size = plan.config.policy, plan.config.optimisation
+    if policy.served:
+        return 0  # the server's, and in its share
+    # Keys and values, and the distribution of the next token (stages/policy/sampling.py row_bytes).
+    row = 2 * shape.bytes * shape.layers * shape.kv * length + 32 * shape.vocabulary
+    rollouts = -(-size.prompts_per_step // plan.processes) * size.generations
+    return max(row, min(rollouts * row, (policy.kv_cache_gib or 0) * GIB))
 
 
 WAYS: dict[str, Callable[[TrainPlan], TrainPlan]] = {
@@ -406,7 +412,7 @@ def room(plan: TrainPlan, *, started: bool = False, gpu_memory: Callable[[str], 
     if not plan.device.startswith("cuda"):
         # Limits of a control group are no measure of what is free, so a server that has started counts as well.
         weights = shape.parameters * shape.bytes if shape else 0
-        return Room(available(plan.device), int(weights + vllm.cpu_cache_bytes()) if own else 0)
+        return Room(resources.available(plan.device), int(weights + vllm.cpu_cache_bytes()) if own else 0)
     import torch
 
     free, whole = (gpu_memory or torch.cuda.mem_get_info)(plan.device)
@@ -438,32 +444,3 @@ def check_memory(plan: TrainPlan, room: Room) -> None:
         f"{f'{server} alone makes it fit. ' if server else ''}"
         f"One after the other: {', '.join(ways) or 'nothing helps'}; that {fits}."
     )
-
-
-def available(device: str, root: Path = Path("/")) -> int:
-    """Return bytes: what is free on the GPU, or on the CPU this process' share of what limits allow.
-
-    Limits are those of the machine and of the control groups of this process and their parents: containers, Slurm's,
-    systemd's jobs. root: the folder of proc and sys. Version 2 keeps a limit in memory.max ("max" for none) below
-    /sys/fs/cgroup, version 1 in memory.limit_in_bytes below /sys/fs/cgroup/memory, a number beyond all memory for none.
-    Source: Linux Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
-    """
-    import torch
-
-    if device.startswith("cuda"):
-        return torch.cuda.mem_get_info(device)[0]
-    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    for line in (store.read_bytes(root / "proc/self/cgroup") or b"").decode().splitlines():
-        number, controllers, path = line.split(":", 2)
-        if number == "0" and not controllers:  # version 2 has one line, "0::/path"
-            mount, name = root / "sys/fs/cgroup", "memory.max"
-        elif "memory" in controllers.split(","):
-            mount, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
-        else:
-            continue
-        inside = Path(path.lstrip("/"))
-        # In a container the path may be the host's; its own group is then what is mounted.
-        for group in (inside, *inside.parents):
-            limit = (store.read_bytes(mount / group / name) or b"").decode().strip()
-            limits += [int(limit)] if limit.isdigit() else []
-    return min(limits) // ranks.local_count()

@@ -6,7 +6,6 @@ rounding. From top to bottom: trees and their scores; GRPO's groups as TRL batch
 tokens; packing, which computes each prompt once and pads nothing, where a model's attention allows it.
 """
 
-import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,10 +22,13 @@ from transformers.masking_utils import sdpa_mask
 from trl.kernels import ChunkedLogProbFunction
 
 from stages.losses.hidden import Head
+from stages.policy.sampling import SCALED_DOT_PRODUCT, sees_all
+from stages.training.plan import VOCABULARY_CHUNK
 
 MAX_TOKENS = 16_384
 """Of one forward pass."""
-VOCABULARY_CHUNK = 8192  # columns of logits; TRL takes 32,768, whose temporaries are gigabytes where Triton is not
+CPU_VOCABULARY_CHUNK = 8192
+"""Columns of logits at once on a CPU, where TRL's 32,768, meant for Triton, make temporaries of gigabytes."""
 Item = TypeVar("Item")
 Family = tuple[list[int], Sequence[list[int]]]
 """A prompt and the branches behind it, as token ids."""
@@ -173,8 +175,9 @@ def _through_head(model: Any, scored: Scored, temperature: float, outputs: tuple
         table = (logits(model, scored) / temperature).log_softmax(-1)
         return table.gather(-1, scored.targets[:, None])[:, 0], -(table.exp() * table).sum(-1)
     layer, (softcap, scale) = model.get_output_embeddings(), after_head(model)
+    columns = CPU_VOCABULARY_CHUNK if scored.hidden.device.type == "cpu" else VOCABULARY_CHUNK
     logps, entropy, *_ = ChunkedLogProbFunction.apply(
-        scored.hidden, layer.weight, layer.bias, scored.targets, temperature, VOCABULARY_CHUNK, softcap, scale, outputs
+        scored.hidden, layer.weight, layer.bias, scored.targets, temperature, columns, softcap, scale, outputs
     )
     return logps, entropy
 
@@ -334,7 +337,6 @@ MAX_SCORES = 2**24
 """Attention scores of one call and head, padding included: the mask of branches has as many entries."""
 ALIKE = 1.5
 """No segment is padded to more than this times its length."""
-LAYERS = {"full_attention", "sliding_attention"}
 _UNFIT: WeakSet[Any] = WeakSet()
 """Decoders some of whose layers were seen not to attend through here."""
 
@@ -421,15 +423,10 @@ def predicting(model: Any, families: Sequence[Family], max_tokens: int) -> Float
 
 def _fits(model: Any, longest: int) -> bool:
     """Whether every token of rows of up to `longest` tokens attends, through `sdpa`, to all earlier ones."""
-    decoder, config = model.get_decoder(), model.config.get_text_config()
+    decoder = model.get_decoder()
     if decoder in _UNFIT or decoder.config._attn_implementation not in ("sdpa", NAME):
         return False
-    kinds = set(getattr(config, "layer_types", None) or LAYERS)  # a window is for all layers where none is named
-    window = getattr(config, "sliding_window", None) if "sliding_attention" in kinds else None
-    taken = inspect.signature(decoder.forward).parameters
-    accepts = "position_ids" in taken and any(one.kind is one.VAR_KEYWORD for one in taken.values())
-    stateful = getattr(model, "_is_stateful", False)
-    return accepts and not stateful and kinds <= LAYERS and (window is None or longest <= window)
+    return sees_all(model, longest)
 
 
 def _passes(families: Sequence[Family], max_tokens: int) -> Iterator[list[Family]]:
@@ -542,3 +539,4 @@ def _gather(states: Float[Tensor, "1 h N d"], positions: Int[Tensor, " t"]) -> F
 
 AttentionInterface.register(NAME, attend)
 AttentionMaskInterface.register(NAME, sdpa_mask)
+SCALED_DOT_PRODUCT.add(NAME)

@@ -95,13 +95,20 @@ def test_everything_can_be_done_by_keys(site: Site, tab: Tab, large: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "path", ["", "LARGE", f"run/{RUNNING}", f"compare/{EVALUATION}?task=t-1", "ROLLOUT", "HOSTILE"]
+    "path",
+    [
+        *("", "LARGE", f"run/{RUNNING}", f"run/{EVALUATION}", f"compare/{EVALUATION}?task=t-1", "PAIRS", "curves"),
+        *("ROLLOUT", "HOSTILE"),
+    ],
 )
-def test_a_phone_is_wide_enough_and_the_dark_is_dark(site: Site, tab: Tab, large: str, path: str) -> None:
+def test_a_phone_is_wide_enough_and_the_dark_is_dark(
+    site: Site, tab: Tab, artifacts: Path, large: str, path: str
+) -> None:
     names = {
         "LARGE": f"run/{large}",
         "ROLLOUT": rollout_path(large, "kata-train-0-00000#0@0-7"),
         "HOSTILE": rollout_path(HOSTILE_RUN, HOSTILE.replace("\x00", "")),
+        "PAIRS": f"run/extract-pairs/{(artifacts / 'extract-pairs' / 'latest').resolve().name}",
     }
     for dark in (False, True):
         tab.look(width=390, height=844, dark=dark)
@@ -112,6 +119,38 @@ def test_a_phone_is_wide_enough_and_the_dark_is_dark(site: Site, tab: Tab, large
             for name in ("backgroundColor", "color")
         )
         assert (ground < 150 and ink > 600) if dark else (ground > 700 and ink < 150)
+
+
+def test_the_outcome_stays_in_sight_on_a_phone(site: Site, tab: Tab, large: str) -> None:
+    tab.look(width=390, height=844)
+    for path, cell in ((f"run/{large}", "table.rollouts td"), ("", "table.list td:nth-child(3)")):
+        tab.open(site.url + path)
+        tab.value("document.querySelector('.scroll').scrollLeft = 1000")
+        left, right = tab.value(f"(r => [r.left, r.right])(document.querySelector('{cell}').getBoundingClientRect())")
+        assert left >= 0 and right <= 390
+
+
+def test_a_note_is_written_on_the_page_and_another_site_cannot_write_one(
+    site: Site, tab: Tab, artifacts: Path, large: str
+) -> None:
+    tab.open(site.url + rollout_path(large, "kata-train-0-00000#0@0-7"))
+    tab.value("document.querySelector('.note summary').click()")
+    tab.value("document.querySelector('textarea').value = 'read <b>this</b>'")
+    tab.value("document.querySelector('input[name=tags]').value = 'odd, late'")
+    tab.value("document.querySelector('.note form').requestSubmit()")
+    tab.until("location.hash === '#note' && document.readyState === 'complete'")
+    assert tab.value("document.querySelector('textarea').value") == "read <b>this</b>"
+    assert tab.value("[...document.querySelectorAll('.note .tag')].map(e => e.textContent).join()") == "odd,late"
+    (file,) = (artifacts / "notes").rglob("*.json")
+    # A page of another origin that even knows the token: its form is sent, and refused.
+    form = f"<form method=post action='{site.url}note/{large}'><input name=id value='kata-train-0-00000#0@0-8'>"
+    (artifacts / "evil.html").write_text(
+        f"{form}<input name=text value=x></form><script>document.forms[0].submit()</script>"
+    )
+    tab.open((artifacts / "evil.html").as_uri())
+    tab.until("location.protocol === 'http:' && document.body.textContent.includes('this server alone')")
+    assert [file] == list((artifacts / "notes").rglob("*.json"))
+    tab.errors.clear()  # the browser reports the refusal
 
 
 def test_a_training_under_way_is_drawn_anew_without_being_asked(site: Site, tab: Tab, artifacts: Path) -> None:

@@ -393,41 +393,13 @@ def rehearsed() -> Iterator[Rehearsal]:
         yield mode
 
 
-# Shapes
-
-QWEN3 = {
-    "0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},
-    "4B": {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32},
-    "8B": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32},
-    "14B": {"hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 40, "num_attention_heads": 40},
-}
-"""Of the models' cards; the two small ones tie their embeddings to their heads."""
-
-
-def config(size: str, layers: int | None = None) -> Any:
-    """The configuration of a model of this size, with all of its layers or the first few."""
-    from transformers import Qwen3Config
-
-    shape = QWEN3[size] | ({} if layers is None else {"num_hidden_layers": layers})
-    return Qwen3Config(
-        vocab_size=151_936,
-        head_dim=128,
-        num_key_value_heads=8,
-        max_position_embeddings=40_960,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
-        tie_word_embeddings=size in ("0.6B", "4B"),
-        dtype="bfloat16",
-        architectures=["Qwen3ForCausalLM"],
-        **shape,
-    )
-
-
 def model(mode: Rehearsal, size: str, layers: int | None = None) -> Any:
     """A model of this size on the device, in bfloat16."""
+    from real_shape import shape
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        made = AutoModelForCausalLM.from_config(config(size, layers), dtype=torch.bfloat16)
+        made = AutoModelForCausalLM.from_config(shape(size, layers), dtype=torch.bfloat16)
     made = made.to_empty(device=GPU)
     made.tie_weights()
     for tensor in (*made.parameters(), *made.buffers()):

@@ -11,6 +11,8 @@ import os
 import sys
 import tempfile
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,9 +23,34 @@ warnings.filterwarnings("ignore")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 import real_shape  # noqa: E402 (the paths come first)
 import torch  # noqa: E402
-from rehearsal import GPU, config, model, rehearsed  # noqa: E402
+from rehearsal import GPU, model, rehearsed  # noqa: E402
 
 torch.set_num_threads(1)
+
+
+@contextmanager
+def trained_on(mode: Any, size: str, layers: int | None) -> Iterator[None]:
+    """Have benchmarks/real_shape.py's trainers make models of a size on the device, and train there."""
+    from accelerate.state import PartialState
+    from transformers import TrainingArguments
+
+    from stages.training import setup
+
+    given = setup.trl_config
+
+    def on_device(folder: str, size: Any, **settings: Any) -> Any:
+        made = given(folder, size, **{**settings, "device": "gpu"})
+        made.dataloader_pin_memory, made.save_strategy = False, "no"
+        made.device  # noqa: B018 (sets up the state that the next line corrects)
+        PartialState._shared_state["device"] = GPU
+        return made
+
+    with (
+        mock.patch.object(real_shape, "new_model", lambda *asked: model(mode, size, layers)),  # noqa: PT008 (made at each call)
+        mock.patch.object(setup, "trl_config", on_device),
+        mock.patch.object(TrainingArguments, "device", property(lambda self: (self._setup_devices, GPU)[1])),
+    ):
+        yield
 
 
 def step(
@@ -38,19 +65,7 @@ def step(
     channels: tuple[str, ...] | None = None,
 ) -> dict[str, Any]:
     """The second optimiser step of benchmarks/real_shape.py's trainer: TRL's, or ours with the channels of a name."""
-    from accelerate.state import PartialState
-    from transformers import TrainerCallback, TrainingArguments
-
-    from stages.training import setup
-
-    given = setup.trl_config
-
-    def on_device(folder: str, size: Any, **settings: Any) -> Any:
-        made = given(folder, size, **{**settings, "device": "gpu"})
-        made.dataloader_pin_memory, made.save_strategy = False, "no"
-        made.device  # noqa: B018 (sets up the state that the next line corrects)
-        PartialState._shared_state["device"] = GPU
-        return made
+    from transformers import TrainerCallback
 
     found: list[dict[str, Any]] = []
     sides = real_shape.SIDES if channels is None else {**real_shape.SIDES, name: channels}
@@ -58,9 +73,7 @@ def step(
         rehearsed() as mode,
         tempfile.TemporaryDirectory() as folder,
         mock.patch.multiple(real_shape, GROUP=group, PROMPT=prompt, ANSWER=answer, SIDES=sides),
-        mock.patch.object(real_shape, "new_model", lambda seed, layers: model(mode, size, layers)),
-        mock.patch.object(setup, "trl_config", on_device),
-        mock.patch.object(TrainingArguments, "device", property(lambda self: (self._setup_devices, GPU)[1])),
+        trained_on(mode, size, layers),
     ):
 
         class Look(TrainerCallback):
@@ -76,6 +89,24 @@ def step(
         del made
         gc.collect()
     return found[-1]
+
+
+def script(size: str = "0.6B", layers: int = 1) -> dict[str, Any]:
+    """What `./dev gpu speed` measures of a step of ours and of TRL's, and `./dev gpu probe` of gradients."""
+    import gpu
+
+    import stages.probe.adapters.lora as lora
+
+    asked = gpu.Asked("gpu", (size,), layers, rounds=1, rows=2, prompt=32, answer=32)
+    with rehearsed() as mode, trained_on(mode, size, layers):
+        steps = {name: gpu.train(asked, size, name) for name in ("TRL", "ours")}
+        with mock.patch.object(lora, "tensors_sha256", return_value="0"):
+            claims = gpu.probe(asked)
+    return {
+        "steps": {name: [len(seconds), len(slowest)] for name, (seconds, _, slowest) in steps.items()},
+        "claims": [claim.claim for claim in claims],
+        "launches": mode.launches,
+    }
 
 
 def scoring(
@@ -122,6 +153,32 @@ def losses(size: str = "0.6B", layers: int = 2) -> dict[str, Any]:
         for loss in found.values():
             loss.loss.backward(retain_graph=True)
         assert sorted(found) == sorted(names)
+        return mode.account()
+
+
+def sampling(
+    size: str = "0.6B", layers: int = 2, *, rows: int = 8, prompt: int = 128, tokens: int = 64, turns: int = 1
+) -> dict[str, Any]:
+    """Completions of two prompts, which go on for several turns; counted is the last turn."""
+    from stages.policy.sampling import PrefixCache, sample_batch
+
+    with rehearsed() as mode, torch.no_grad():
+        made = model(mode, size, layers).eval()
+        prompts, prefixes = [[3 + number % 2] * prompt for number in range(rows)], PrefixCache()
+        for _ in range(turns):
+            mode.reset()
+            # Under no_grad instead of inference mode, in which copies to a device of Python are not dispatched.
+            found = sample_batch.__wrapped__(  # type: ignore[attr-defined]
+                made,
+                prompts,
+                seeds=list(range(rows)),
+                max_tokens=tokens,
+                temperature=1.0,
+                end_ids={151_645},
+                pad_id=0,
+                prefixes=prefixes,
+            )
+            prompts = [[*given, *ids, 7, 8] for given, (ids, _) in zip(prompts, found, strict=True)]
         return mode.account()
 
 
@@ -174,7 +231,7 @@ def shape(size: str, layers: int | None) -> Any:
     from stages.training.plan import model_shape
 
     with tempfile.TemporaryDirectory() as folder:
-        config(size, layers).save_pretrained(folder)
+        real_shape.shape(size, layers).save_pretrained(folder)
         return model_shape(PolicyConfig(model=folder))
 
 
@@ -189,5 +246,12 @@ def wrong_device() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    names = {"step": step, "scoring": scoring, "losses": losses, "probe": probe, "wrong_device": wrong_device}
+    names = {
+        "step": step,
+        "scoring": scoring,
+        "losses": losses,
+        "sampling": sampling,
+        "probe": probe,
+        "wrong_device": wrong_device,
+    }
     print(json.dumps({call: eval(call, names) for call in sys.argv[1:]}))  # the arguments of the tests

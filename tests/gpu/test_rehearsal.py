@@ -44,6 +44,7 @@ QUICK = (
     "scoring(lengths=(20, 64, 100, 120, 200, 310))",
     "scoring(packed=False)",
     "losses()",
+    "sampling(tokens=32, turns=2)",
 )
 
 
@@ -67,6 +68,13 @@ def test_launches_of_packed_rows_grow_with_blocks_by_attention_alone() -> None:
 def test_every_loss_runs_forward_and_backward_on_the_device() -> None:
     found = rehearse(*QUICK)["losses()"]
     assert set(found["waits"]) <= ALLOWED.keys()
+
+
+def test_sampling_waits_every_16_tokens_and_copies_nothing_a_token() -> None:
+    found = rehearse(*QUICK)[QUICK[5]]
+    assert found["waits"] == {"tolist at stages/policy/sampling.py:sample_batch": 32 // 16}
+    assert sum(found["copies"].values()) <= 9  # before: one wait and two kernels a token for the mask alone
+    assert found["launches"] / 32 < 155
 
 
 STEPS = ('step("TRL")', 'step("ours")', 'step("dpo", channels=("dpo",))', 'step("all")')
@@ -98,3 +106,11 @@ def test_the_probe_copies_a_batch_at_once(sums: bool) -> None:
     assert sum(found["waits"].values()) <= 2
     assert sum(found["copies"].values()) <= 9
     assert found["launches"] < 1000  # token by token they were 3,757 and 3,104
+
+
+@pytest.mark.slow
+def test_the_script_for_a_gpu_runs_on_the_rehearsed_one() -> None:
+    found = rehearse("script()")["script()"]
+    assert found["steps"] == {"TRL": [1, 5], "ours": [1, 5]}
+    assert len(found["claims"]) == 1 and "gradients of 2 rows" in found["claims"][0]
+    assert found["launches"] > 1000

@@ -41,8 +41,8 @@ def python_task(name: str = "sums-1", family: str = "sums") -> Files:
         "instruction.md": "The function add in /app/sums.py subtracts. Mend it.\n",
         "environment/Dockerfile": DOCKERFILE + "COPY sums.py /app/\n",
         "environment/sums.py": "def add(a, b):\n    return a - b\n",
-        "tests/test.sh": SHELL + "if python3 -m pytest -q /tests/test_sums.py; then echo 1; else echo 0; fi "
-        "> /logs/verifier/reward.txt\n",
+        "tests/test.sh": SHELL + "python3 -m pytest -q /tests/test_sums.py\n"
+        "if [ $? = 0 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n",
         "tests/test_sums.py": "import sys\n\nsys.path.insert(0, '/app')\nfrom sums import add\n\n\n"
         "def test_add():\n    assert add(2, 3) == 5\n\n\ndef test_zero():\n    assert add(0, 7) == 7\n",
         "solution/solve.sh": SHELL + "sed -i 's/a - b/a + b/' /app/sums.py\n",

@@ -28,6 +28,7 @@ from stages.errors import ComposerError, UsageError
 from stages.messages import Message
 from stages.runs import store
 from stages.runs.records import Row
+from stages.sandbox import container_engine
 
 HUB_SPLIT: dict[Split, str] = {"train": "dev", "eval": "test"}
 """The data set's own splits, which share no repository."""
@@ -92,7 +93,7 @@ class SweEnv(RepoEnvironment):
             read = requirements.Requirement("rows", "missing", str(error), "Give a file of rows with env.path.")
         folder = Path(self._venvs) if self._venvs else instance_runtime.DEFAULT_VENVS
         ways = [
-            requirements.container_requirements(rows, engine.find_engine()),
+            requirements.container_requirements(rows, container_engine.find_engine()),
             requirements.local_requirements(rows, self._repos, folder, self._kind),
         ]
         return RequirementsReport(read, ways, "local" if self._local else "containers")

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 
+from stages.backends import resources
 from stages.errors import UsageError
 from stages.policy.base import PolicyConfig
 from stages.policy.local import device
@@ -16,7 +17,7 @@ from stages.probe.adapters.antipasto import WRITERS
 from stages.probe.adapters.attach import SUFFIXES
 from stages.probe.adapters.names import SPECTRAL, AdapterName
 from stages.probe.gradients.per_sample import LOGITS
-from stages.training.plan import GIB, KEPT, ModelShape, available, model_shape
+from stages.training.plan import GIB, KEPT, ModelShape, model_shape
 
 VECTORS = 14
 """Vectors as long as theta: theta, its start, v four ways, a gradient, Adam's two, and copies while a step is taken."""
@@ -116,7 +117,7 @@ def check_memory(
     shape = model_shape(policy)
     if shape is None:  # a model that an environment builds, or a shape that is not known before loading
         return
-    total, room = needed(shape, measuring), available(device(policy.device))
+    total, room = needed(shape, measuring), resources.available(device(policy.device))
     if total.total <= room:
         return
     fewer = max(measuring.tokens // 8, 1)

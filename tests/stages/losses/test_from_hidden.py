@@ -11,8 +11,9 @@ from parity.check import GOLDEN
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from stages.backends import resources
 from stages.losses.eopd import EopdOptions, eopd_from_hidden, eopd_loss, soft_targets
-from stages.losses.hidden import Head, Predictors, logits_sum
+from stages.losses.hidden import Head, Predictors, chunk_size, logits_sum
 from stages.losses.reduction import aggregation_weights
 from stages.losses.sdpo import SelfTaught, sdpo_from_hidden, self_distillation_loss, trust_region_logits
 from stages.losses.taid import taid_from_hidden, taid_loss
@@ -211,3 +212,38 @@ def test_memory_stays_under_half_a_table_of_logits(name: str) -> None:
             loss, _ = eopd_from_hidden(*models, ids, old, own, num_tokens=tokens, top_k=16)
         loss.backward()
     assert peak.most < 0.5 * tokens * vocabulary * 4
+
+
+def test_chunks_are_what_a_cpu_s_cache_and_a_gpu_s_memory_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, gpu, vocabulary = torch.device("cpu"), torch.device("cuda"), 151_936
+    assert [chunk_size(n, vocabulary, cpu) for n in (0, 9, 2048, 10**6)] == [32, 32, 64, 128]
+    assert [chunk_size(n, vocabulary, cpu, tables=16) for n in (9, 2048, 10**6)] == [16, 32, 64]
+
+    def free(gib: float) -> None:
+        monkeypatch.setattr(resources, "gpu_free", lambda device: int(gib * 2**30) if device.type == "cuda" else 0)
+
+    free(100)
+    assert [chunk_size(n, vocabulary, gpu) for n in (0, 1, 2048, 2500, 8192)] == [1, 1, 2048, 1250, 2048]
+    for gib in (2, 8, 20):
+        free(gib)
+        for tables in (8, 16):
+            size = chunk_size(8192, vocabulary, gpu, tables)
+            assert 256 // tables < size < 2048
+            assert gib * 2**30 / 16 < 4 * tables * vocabulary * size <= gib * 2**30 / 8
+    free(0.01)
+    assert chunk_size(8192, vocabulary, gpu) == 32, "never less than on a CPU"
+
+
+def test_a_loss_takes_the_chunks_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def per_token(student: Tensor, teacher: Tensor) -> Tensor:
+        sizes.append(len(student))
+        return (student - teacher).square().sum(-1, keepdim=True)
+
+    whole = logits_sum(per_token, predictors(0), predictors(10), MASK)[0]
+    assert sizes == [6]
+    monkeypatch.setattr("stages.losses.hidden.chunk_size", lambda tokens, vocabulary, device: 4)
+    parts = logits_sum(per_token, predictors(0), predictors(10), MASK)[0]
+    assert sizes == [6, 4, 2]
+    torch.testing.assert_close(whole, parts)

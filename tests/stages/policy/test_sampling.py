@@ -1,11 +1,23 @@
 """Sampling: log-probs are those of a recomputation, and a row's draws depend on its own seed alone."""
 
-import torch
-from support.models import tiny_model, tiny_tokenizer
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
+import pytest
+import torch
+from support.environments import GuessEnv
+from support.models import save_tiny, tiny_model, tiny_tokenizer
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from stages.errors import UsageError
 from stages.messages import following_ids, opening_ids
+from stages.policy import sampling
 from stages.policy.base import PolicyConfig, Turn
-from stages.policy.local import LocalPolicy, draw, sample_batch
+from stages.policy.local import LocalPolicy
+from stages.policy.sampling import Drawn, draw, sample_batch
+from stages.rollouts.agent_loop import Episode, play
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [13]]
 
@@ -84,3 +96,207 @@ def test_following_ids_continue_a_rendered_conversation() -> None:
     ]
     answered = opening_ids(tokenizer, conversation[:1]) + tokenizer("b<|im_end|>")["input_ids"]
     assert answered + following_ids(tokenizer, conversation[2:]) == opening_ids(tokenizer, conversation)
+
+
+# Rows are computed as if each were alone, however they are batched
+
+
+def lengths_fed(model: torch.nn.Module) -> list[tuple[int, int]]:
+    """Record rows and tokens of every pass of a model from here on."""
+    seen: list[tuple[int, int]] = []
+    model.register_forward_pre_hook(
+        lambda _, args, given: seen.append(tuple(given["input_ids"].shape)), with_kwargs=True
+    )
+    return seen
+
+
+MANY = [[5, 6, 7], [8, 9, 10, 11, 12], [13], [5, 6, 7], [5, 6, 7], [8, 9, 10, 11, 12], [14, 15], [16]]
+OFTEN = set(range(0, 260, 9))
+"""End tokens, so many that rows end at different times."""
+
+
+def together_and_alone(model: torch.nn.Module, **settings: Any) -> tuple[list[Drawn], list[Drawn]]:
+    given = {"max_tokens": 40, "temperature": 1.0, "end_ids": OFTEN, "pad_id": 0, **settings}
+    alone = [sample_batch(model, [p], seeds=[s], **given)[0] for s, p in enumerate(MANY)]
+    return sample_batch(model, MANY, seeds=list(range(len(MANY))), **given), alone
+
+
+def assert_equal_rows(one: Sequence[Drawn], other: Sequence[Drawn]) -> None:
+    assert [ids for ids, _ in one] == [ids for ids, _ in other]
+    for (_, logps), (_, same) in zip(one, other, strict=True):
+        torch.testing.assert_close(torch.tensor(logps), torch.tensor(same), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("look", [1, 16])
+@pytest.mark.parametrize("prefill_tokens", [1, 8192])
+def test_rows_are_as_alone_while_others_end(look: int, prefill_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "look_every", lambda device: look)
+    together, alone = together_and_alone(tiny_model().double(), prefill_tokens=prefill_tokens)
+    assert len({len(ids) for ids, _ in alone}) > 3
+    assert_equal_rows(together, alone)
+
+
+def test_a_model_without_attention_in_place_gives_the_same_rows() -> None:
+    eager = tiny_model()  # in float32, where transformers' mask of eager attention is finite
+    eager.set_attn_implementation("eager")
+    given = {**tiny_model().config.to_dict(), "use_sliding_window": True, "sliding_window": 20}
+    given["layer_types"] = ["full_attention", "sliding_attention"]
+    windowed = Qwen3ForCausalLM(Qwen3Config(**given)).eval()
+    windowed.load_state_dict(tiny_model().state_dict())
+    assert sampling._fits(windowed, 20)
+    for model in (eager, windowed):
+        assert not sampling._fits(model, 60)
+        together, alone = together_and_alone(model)
+        assert_equal_rows(together, alone)
+    assert_equal_rows(together_and_alone(eager)[0], together_and_alone(tiny_model())[0])
+
+
+def test_ended_rows_are_no_longer_computed_and_equal_prompts_once() -> None:
+    model = tiny_model().double()
+    fed = lengths_fed(model)
+    found, _ = together_and_alone(model)[0], fed.clear()
+    sample_batch(model, MANY, seeds=list(range(8)), max_tokens=40, temperature=1.0, end_ids=OFTEN, pad_id=0)
+    assert fed[0] == (5, 5), "five prompts differ, of at most five tokens"
+    rows = [rows for rows, _ in fed[1:]]
+    assert rows == sorted(rows, reverse=True) and rows[0] == 8
+    needed = sum(len(ids) - 1 for ids, _ in found)
+    assert needed <= sum(rows) <= needed / sampling.SHRINK + 8
+    assert len(fed) == max(len(ids) for ids, _ in found), "nothing is computed behind the last end"
+
+
+def test_prompts_are_read_in_passes_of_so_many_tokens() -> None:
+    model = tiny_model().double()
+    fed = lengths_fed(model)
+    sample_batch(
+        model,
+        [[5] * 30, [6] * 9],
+        seeds=[0, 1],
+        max_tokens=1,
+        temperature=1.0,
+        end_ids={3},
+        pad_id=0,
+        prefill_tokens=16,
+    )
+    assert fed == [(2, 8), (2, 8), (2, 8), (2, 6)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_half_precision_rows_are_sampled_in_place(dtype: torch.dtype) -> None:
+    found = sample_batch(
+        tiny_model().to(dtype), MANY, seeds=list(range(8)), max_tokens=9, temperature=1.0, end_ids=OFTEN, pad_id=0
+    )
+    assert all(ids and all(math.isfinite(p) for p in logps) for ids, logps in found)
+
+
+# Turns continue from where the keys and values of the turn before end
+
+
+def continued(found: Sequence[Drawn], more: Sequence[list[int]]) -> list[list[int]]:
+    return [[*prompt, *ids, *new] for prompt, (ids, _), new in zip(MANY, found, more, strict=True)]
+
+
+MORE = [[20 + i] * (1 + i % 3) for i in range(8)]
+
+
+def test_a_turn_feeds_only_what_is_new_and_gives_the_same_rows() -> None:
+    model = tiny_model().double()
+    fed, given = lengths_fed(model), {"max_tokens": 30, "temperature": 1.0, "end_ids": OFTEN, "pad_id": 0}
+    prefixes = sampling.PrefixCache()
+    prompts = MANY
+    for turn in range(3):
+        seeds = [100 * turn + i for i in range(8)]
+        anew = sample_batch(model, prompts, seeds=seeds, **given)
+        fed.clear()
+        found = sample_batch(model, prompts, seeds=seeds, prefixes=prefixes, **given)
+        assert_equal_rows(found, anew)
+        if turn:
+            assert fed[0] == (8, 4), "at most three new tokens, and the last of the turn before, which was not fed"
+        prompts = [[*prompt, *ids, *new] for prompt, (ids, _), new in zip(prompts, found, MORE, strict=True)]
+    # Fewer rows, in another order, and one that continues nothing.
+    few = [prompts[5], [30, 31], prompts[2]]
+    assert_equal_rows(
+        sample_batch(model, few, seeds=[7, 8, 9], prefixes=prefixes, **given),
+        sample_batch(model, few, seeds=[7, 8, 9], **given),
+    )
+
+
+def small_policy(characters: str | None = None, **settings: Any) -> LocalPolicy:
+    tokenizer = tiny_tokenizer(characters)
+    model = tiny_model(vocabulary=len(tokenizer))
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    return LocalPolicy(model, tokenizer, PolicyConfig(**{"model": "tiny", "max_tokens": 6, **settings}))
+
+
+def test_an_episode_s_prompt_is_read_once_and_nothing_is_kept_behind_it() -> None:
+    policy = small_policy("abcdefgh", max_tokens=200)  # of few characters, so that answers end by themselves
+    fed = lengths_fed(policy.model)
+    episodes = [Episode(task, 0, seed) for seed, task in enumerate(GuessEnv().tasks("train", 3, 0))]
+    opening = {}
+
+    def before_turn() -> None:
+        opening[len(opening)] = len(fed)
+
+    play(lambda: GuessEnv(turns=3), policy, episodes, max_steps=3, before_turn=before_turn)
+    prompts = [fed[opening[turn]][1] for turn in range(3)]
+    held = [len(episodes[0].steps[turn].sample.prompt_ids or []) for turn in range(3)]
+    assert held[0] < held[1] < held[2]
+    assert prompts[0] == held[0]
+    assert all(length <= held[turn] - held[turn - 1] for turn, length in enumerate(prompts[1:], 1)), prompts
+    assert policy._reused is None
+
+    # Weights change between plays: the same episode again is read anew, and drawn from the new weights.
+    with torch.no_grad():
+        policy.model.lm_head.weight.neg_()
+    ours, theirs = (
+        play(lambda: GuessEnv(turns=2), p, [Episode(episodes[0].task, 0, 0)], max_steps=2)[0]
+        for p in (policy, LocalPolicy(policy.model, policy.tokenizer, policy.config))
+    )
+    assert [s.sample.completion_ids for s in ours.steps] == [s.sample.completion_ids for s in theirs.steps]
+    assert ours.steps[0].sample.completion_ids != episodes[0].steps[0].sample.completion_ids
+
+
+# Memory
+
+
+def test_answers_are_sampled_in_batches_that_fit() -> None:
+    turns = [Turn([{"role": "user", "content": "x" * n}], seed=n) for n in (3, 40, 5, 41, 4)]
+    whole = small_policy().sample(turns)
+    roomy = small_policy()
+    longest = max(map(roomy.count_tokens, turns))
+    policy = small_policy(kv_cache_gib=2.5 * sampling.row_bytes(roomy.model, longest + 6) / 2**30)
+    fed = lengths_fed(policy.model)
+    found = policy.sample(turns)
+    assert [sample.completion_ids for sample in found] == [sample.completion_ids for sample in whole]
+    lengths = sorted(map(roomy.count_tokens, turns))
+    assert [shape for shape in fed if shape[1] > 1] == [(2, lengths[4]), (3, lengths[2])]
+    fed.clear()
+    small_policy(kv_cache_gib=1e-9).sample(turns[:1])  # one row is always tried
+    with policy.reusing_prefixes():
+        again = policy.sample(turns)
+        assert policy._reused is not None and policy._reused[0]._rows is None, "two batches would not fit together"
+    assert [sample.completion_ids for sample in again] == [sample.completion_ids for sample in whole]
+
+
+def test_bytes_of_a_row_are_those_of_its_tables() -> None:
+    model = tiny_model().to(torch.bfloat16)
+    rows, _ = sampling._prefilled(model, [[5, 6, 7]], 13, 0, 99, None)
+    tables = sum(t.nbytes for layer in rows._cache.layers for t in (layer.keys, layer.values))
+    assert sampling.row_bytes(model, 16) == tables + 32 * 260
+
+
+def test_a_model_without_room_for_an_answer_is_refused_as_it_is_opened(tmp_path: Path) -> None:
+    folder = str(save_tiny(tmp_path))
+    for settings, words in (
+        ({"max_tokens": 10**12}, "and there are"),
+        ({"max_tokens": 64, "kv_cache_gib": 1e-6}, "and policy.kv_cache_gib allows 1e-06"),
+    ):
+        with pytest.raises(UsageError, match=f"takes .* GiB for keys and values, {words}") as refused:
+            LocalPolicy.open(PolicyConfig(model=folder, **settings), cache=tmp_path, listener=lambda *told: None)
+        assert "Lower policy.max_tokens" in str(refused.value)
+    LocalPolicy.open(PolicyConfig(model=folder), cache=tmp_path, listener=lambda *told: None)
+
+
+def test_fixed_batches_of_the_usual_size_leave_fingerprints_as_they_were() -> None:
+    assert "lockstep" not in PolicyConfig().identity()
+    assert PolicyConfig(lockstep=8).identity()["lockstep"] == 8
+    assert not {"kv_cache_gib", "prefill_tokens"} & PolicyConfig(kv_cache_gib=1, prefill_tokens=9).identity().keys()

@@ -127,22 +127,23 @@ def test_the_local_sampler_is_asked_for_all_active_episodes_at_once_in_their_ord
 
     envs, said, over = [GuessEnv(3) for _ in tasks], [[] for _ in tasks], [False] * len(tasks)
     chats = [env.reset(task) for env, task in zip(envs, tasks, strict=True)]
-    for step in range(3):
-        active = [i for i in range(len(tasks)) if not over[i]]
-        if not active:
-            break
-        seeds = {i: int(store.digest([f"{tasks[i].task_id}#0@7", step])[:15], 16) for i in active}
-        held = {i: [*said[i][-1].prompt_ids, *said[i][-1].completion_ids] if said[i] else None for i in active}
-        for i, sample in zip(
-            active, policy.sample([Turn(list(chats[i]), seeds[i], held[i]) for i in active]), strict=True
-        ):
-            said[i].append(sample)
-            over[i] = sample.finish_reason == "length"
-            if not over[i]:
-                chats[i] += [
-                    {"role": "assistant", "content": sample.text},
-                    {"role": "user", "content": envs[i].step(sample.text).content},
-                ]
+    with policy.reusing_prefixes():  # as `play` does
+        for step in range(3):
+            active = [i for i in range(len(tasks)) if not over[i]]
+            if not active:
+                break
+            seeds = {i: int(store.digest([f"{tasks[i].task_id}#0@7", step])[:15], 16) for i in active}
+            held = {i: [*said[i][-1].prompt_ids, *said[i][-1].completion_ids] if said[i] else None for i in active}
+            for i, sample in zip(
+                active, policy.sample([Turn(list(chats[i]), seeds[i], held[i]) for i in active]), strict=True
+            ):
+                said[i].append(sample)
+                over[i] = sample.finish_reason == "length"
+                if not over[i]:
+                    chats[i] += [
+                        {"role": "assistant", "content": sample.text},
+                        {"role": "user", "content": envs[i].step(sample.text).content},
+                    ]
     told = [[(s.prompt_ids, s.completion_ids, s.logprobs) for s in samples] for samples in said]
     assert [
         [(s.prompt_ids, s.completion_ids, s.logprobs) for s in (x.sample for x in e.steps)] for e in episodes

@@ -13,6 +13,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from composer_cli import settings
 from stages import train
+from stages.backends import resources
 from stages.errors import UsageError
 from stages.policy.base import PolicyConfig
 from stages.runs import runner
@@ -51,7 +52,8 @@ def shape_of(folder: Path) -> ModelShape:
 
 def planned(folder: Path, processes: int = 1, episode: int = 512, **settings: Any) -> TrainPlan:
     """The plan of a training of a model, with episodes of so many tokens."""
-    resolved = resolve(train.Config(policy={"model": str(folder)}, **settings), processes)
+    policy = {"model": str(folder), **settings.pop("policy", {})}
+    resolved = resolve(train.Config(policy=policy, **settings), processes)
     return replace(resolved, episode=episode)
 
 
@@ -143,7 +145,8 @@ def test_a_teacher_that_is_held_here_counts_and_one_behind_a_server_does_not(eig
 
 
 def test_processes_share_the_rollouts_and_nothing_else(eight: Path) -> None:
-    one, many = (plan.estimate_memory(planned(eight, count, 8192, optimisation={"micro_batch": 1})) for count in (1, 8))
+    size, roomy = {"micro_batch": 1}, {"kv_cache_gib": 1000}
+    one, many = (plan.estimate_memory(planned(eight, count, 8192, optimisation=size, policy=roomy)) for count in (1, 8))
     assert many.activations < one.activations / 4
     assert (many.weights, many.gradients, many.optimiser) == (one.weights, one.gradients, one.optimiser)
 
@@ -159,25 +162,25 @@ def groups(root: Path, cgroup: str, **limits: str) -> Path:
 
 def test_a_control_group_s_limit_is_the_memory_there_is(tmp_path: Path) -> None:
     two = groups(tmp_path / "2", "0::/a/job\n", **{"a__job__memory.max": "3000\n", "a__memory.max": "max\n"})
-    assert plan.available("cpu", two) == 3000
+    assert resources.available("cpu", two) == 3000
     above = groups(tmp_path / "above", "0::/a/job\n", **{"a__job__memory.max": "3000\n", "a__memory.max": "2000\n"})
-    assert plan.available("cpu", above) == 2000, "a group above it may allow less"
+    assert resources.available("cpu", above) == 2000, "a group above it may allow less"
     one = "memory__a__memory.limit_in_bytes"
     first = groups(tmp_path / "1", "4:cpu,memory:/a\n0::/\n2:cpuset:/\n", **{one: "5000\n"})
-    assert plan.available("cpu", first) == 5000
+    assert resources.available("cpu", first) == 5000
     inside = groups(tmp_path / "inside", "0::/of/the/host\n", **{"memory.max": "4000\n"})
-    assert plan.available("cpu", inside) == 4000, "a container sees its own group as the root"
+    assert resources.available("cpu", inside) == 4000, "a container sees its own group as the root"
 
 
 def test_without_a_limit_it_is_all_of_the_machine(tmp_path: Path) -> None:
-    machine = plan.available("cpu", tmp_path / "no such system")
+    machine = resources.available("cpu", tmp_path / "no such system")
     endless = groups(tmp_path / "1", "4:memory:/a\n", **{"memory__a__memory.limit_in_bytes": "9223372036854771712\n"})
     free = groups(tmp_path / "2", "0::/a\n", **{"a__memory.max": "max\n"})
-    assert plan.available("cpu", endless) == plan.available("cpu", free) == machine > 2**30
+    assert resources.available("cpu", endless) == resources.available("cpu", free) == machine > 2**30
 
 
 def test_a_training_that_a_container_cannot_hold_is_refused(tmp_path: Path, eight: Path) -> None:
-    room = plan.available("cpu", groups(tmp_path, "0::/\n", **{"memory.max": str(4 * GIB)}))
+    room = resources.available("cpu", groups(tmp_path, "0::/\n", **{"memory.max": str(4 * GIB)}))
     with pytest.raises(UsageError, match=r"and there are 4\.0 GiB"):
         plan.check_memory(planned(eight, episode=100, optimisation={"micro_batch": 1}), Room(room))
 
@@ -196,9 +199,11 @@ def gpu(free: int, whole: int = 80) -> Callable[[str], tuple[int, int]]:
 
 
 def test_a_server_s_rollouts_take_no_cache_in_this_process(eight: Path) -> None:
-    here = planned(eight, episode=4096, optimisation={"micro_batch": 1})
+    here = planned(eight, episode=4096, optimisation={"micro_batch": 1}, policy={"kv_cache_gib": 60})
+    fitted = planned(eight, episode=4096, optimisation={"micro_batch": 1})
     there = replace(served(eight, optimisation={"micro_batch": 1}), episode=4096)
     assert plan.estimate_memory(here).activations > 40 * GIB
+    assert plan.estimate_memory(fitted).activations < 5 * GIB, "as many rows at once as fit, and one at least"
     assert plan.estimate_memory(there).activations < 5 * GIB
     assert plan.estimate_memory(here).weights == plan.estimate_memory(there).weights
 

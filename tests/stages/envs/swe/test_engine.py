@@ -9,7 +9,7 @@ import pytest
 from stages.envs.swe import engine
 from stages.envs.swe.engine import ContainerSandbox, command_arguments, image_of, start_arguments
 from stages.errors import InfrastructureError
-from stages.sandbox import Limits
+from stages.sandbox import Limits, container_engine
 
 LIMITS = Limits(wall_s=5, memory_mb=512, processes=64, output_bytes=2048)
 STAND_IN = """\
@@ -73,15 +73,15 @@ def test_the_official_image_or_the_rows_own() -> None:
 
 
 def test_an_engine_that_does_not_answer_is_none(tmp_path: Path) -> None:
-    engine.find_engine.cache_clear()
-    assert engine.find_engine(str(tmp_path)) is None
+    container_engine.find_engine.cache_clear()
+    assert container_engine.find_engine(str(tmp_path)) is None
     (tmp_path / "dead").mkdir()
     stand_in(tmp_path / "dead", info=1)
-    assert engine.find_engine(str(tmp_path / "dead")) is None
+    assert container_engine.find_engine(str(tmp_path / "dead")) is None
     (tmp_path / "alive").mkdir()
     podman = stand_in(tmp_path / "alive", name="podman")
-    assert engine.find_engine(f"{tmp_path}/alive:/usr/bin:/bin") == str(podman)
-    engine.find_engine.cache_clear()
+    assert container_engine.find_engine(f"{tmp_path}/alive:/usr/bin:/bin") == str(podman)
+    container_engine.find_engine.cache_clear()
 
 
 def test_commands_run_and_are_limited(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from stages.envs.bash import fenced
-from stages.envs.swe import engine
 from stages.envs.swe.env import SweEnv
 from stages.envs.swe.instances import check_out
+from stages.sandbox import container_engine
 
 STAND_IN = """\
 #!{python}
@@ -59,11 +59,11 @@ def env(repos: Path, row: dict[str, Any], tmp_path: Path, monkeypatch: pytest.Mo
     # The fix has as many bytes as the bug and is written within the same second: bytecode of the bug would pass for it.
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     monkeypatch.setenv("PATH", f"{program.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}")
-    engine.find_engine.cache_clear()
+    container_engine.find_engine.cache_clear()
     environment = SweEnv(runs_in="containers")
     yield environment
     environment.close()
-    engine.find_engine.cache_clear()
+    container_engine.find_engine.cache_clear()
 
 
 @pytest.mark.parametrize("further", [{}, pytest.param(NEWER, marks=pytest.mark.slow)], ids=["classic", "newer"])

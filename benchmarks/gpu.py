@@ -1,0 +1,649 @@
+"""This checkout on a GPU: correctness, speed, memory, vLLM and the probe, each part a few minutes.
+
+    ./dev gpu [correctness|speed|memory|vllm|probe ...] [--size 8B ...] [--layers N] [--device cuda]
+    ./dev gpu wheels [--python-version 3.12]
+
+Meant for a machine that has torch with a GPU and no network. `wheels`, on a machine with a network, collects what else
+is needed into `.whl` (about 40 MB); the other parts install it from there into a temporary folder. The interpreter is
+PYTHON, by default python3. Every model has random weights of a real shape.
+
+correctness: every channel's loss and its gradient, a whole step, packed and unpacked log-probs, and sampling: on the
+    GPU beside the CPU, in float32 without TF32.
+speed: GRPO's step with LoRA of rank 16, alone and with all channels, beside TRL's on the same tokens: tokens a second,
+    peak memory, share of the machine's own rate of matrix products; sampling; the five slowest operations.
+memory: the peak of a step, and of sampling, beside what is predicted.
+vllm: the tests marked vllm, where `./dev vllm` has been run.
+probe: gradients of single samples along a direction: time, and peak memory beside what is predicted.
+
+Numbers are kept in benchmarks/results/gpu-PART.json.
+"""
+
+import argparse
+import gc
+import importlib
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "benchmarks")]
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+WHEELS = ROOT / ".whl"
+# fmt: off
+CARRIED = (
+    "accelerate", "annotated-types", "anyio", "datasets", "dill", "filelock", "h11", "httpcore2", "httpx2",
+    "huggingface_hub", "jaxtyping", "jinja2", "jiter", "multiprocess", "openai", "orjson", "peft", "pydantic",
+    "pydantic_core", "safetensors", "sniffio", "tenacity", "tokenizers", "transformers", "trl", "truststore",
+    "typing-inspection", "typing_extensions", "xxhash",
+)
+# fmt: on
+"""Packages that a machine with torch may lack, in the versions of constraints.txt."""
+IMPORTED = (
+    "torch",
+    "transformers",
+    "trl",
+    "peft",
+    "accelerate",
+    "datasets",
+    "pydantic",
+    "orjson",
+    "tenacity",
+    "openai",
+)
+GIB = 2**30
+SMALL = 48 * GIB
+"""A GPU with less memory is not given the largest size by default."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a part is run with. device: of torch; `cpu` tries the script out. rounds: measured after two of warm-up."""
+
+    device: str = "cuda"
+    sizes: tuple[str, ...] = ()
+    layers: int | None = None
+    rounds: int = 3
+    rows: int = 8
+    prompt: int = 1024
+    answer: int = 1024
+
+    def name(self, size: str) -> str:
+        """Return the words of a claim for a size."""
+        return f"Qwen3-{size}" + (f", {self.layers} layers" if self.layers else "")
+
+
+# The device
+
+
+def wait(asked: Asked) -> None:
+    """Wait until the device has done its work."""
+    import torch
+
+    if asked.device.startswith("cuda"):
+        torch.cuda.synchronize(asked.device)
+
+
+def peak(asked: Asked) -> int:
+    """Return the most bytes that tensors on the device took since `fresh`; 0 where that is not counted."""
+    import torch
+
+    return torch.cuda.max_memory_allocated(asked.device) if asked.device.startswith("cuda") else 0
+
+
+@contextmanager
+def fresh(asked: Asked) -> Iterator[None]:
+    """Free what earlier measurements left, and count memory from here."""
+    import torch
+
+    gc.collect()
+    if asked.device.startswith("cuda"):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(asked.device)
+    yield
+    gc.collect()
+
+
+def timed(asked: Asked, do: Callable[[], Any], warm_up: int = 2) -> list[float]:
+    """Return the seconds of each round, after some of warm-up."""
+    found = []
+    for _ in range(asked.rounds + warm_up):
+        wait(asked)
+        started = time.perf_counter()
+        do()
+        wait(asked)
+        found.append(time.perf_counter() - started)
+    return found[warm_up:]
+
+
+# Correctness
+
+
+def difference(ours: Any, reference: Any) -> float:
+    """Return the norm of a difference beside that of the reference."""
+    import torch
+
+    one, other = (torch.as_tensor(x).detach().double().cpu().flatten() for x in (ours, reference))
+    return float((one - other).norm() / other.norm().clamp_min(1e-30))
+
+
+def both(asked: Asked, do: Callable[[Any, str], dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what a function gives for the same random model in float32 on the device, and on the CPU."""
+    import torch
+    from real_shape import new_model
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    with sized(replace(asked, rows=4, prompt=48, answer=96), "float32"):
+        ours, reference = (do(new_model(0, None, "tiny", device), device) for device in (asked.device, "cpu"))
+    return ours, reference
+
+
+def losses(model: Any, device: str) -> dict[str, Any]:
+    """Return every channel's loss and its gradient."""
+    import real_shape
+    import torch
+
+    from stages.training.config import Weights
+    from stages.training.data import PairSource
+    from stages.training.settings import Hints, Pairs
+    from stages.training.step import Channels
+
+    names = real_shape.SIDES["all"]
+    rows = real_shape.channel_rows(names)
+    source = PairSource(list(rows.pairs), per_step=len(rows.pairs), seed=0)
+    source.cache_reference(model.eval())
+    teacher = real_shape.new_model(1, None, "tiny", device).eval().requires_grad_(False)
+    weights = Weights(**dict.fromkeys(names, 1.0))
+    pairs = Pairs(per_step=len(rows.pairs))
+    channels = Channels(weights, pairs, Hints(), source=source, teacher=teacher, temperature=1.0, num_steps=2)
+    parameters, found = list(model.parameters()), dict[str, Any]()
+    for name, loss in channels.losses(model, rows)[0].items():
+        gradients = torch.autograd.grad(loss.loss, parameters, retain_graph=True, allow_unused=True)
+        found[f"loss of {name}"] = loss.loss
+        found[f"gradient of {name}"] = torch.cat([g.flatten() for g in gradients if g is not None])
+    return found
+
+
+def step(model: Any, device: str) -> dict[str, Any]:
+    """Return the log-probs of packed and of separate rows, and how a step with all channels changes the weights."""
+    import real_shape
+    import torch
+
+    from stages.training.scoring import Tree, score, token_log_probs
+
+    trees = [Tree(real_shape.ids(40, 1), tuple(real_shape.ids(20 + 9 * i, 2 + i) for i in range(4)))]
+    with torch.no_grad():
+        packed = token_log_probs(model, score(model, trees))
+        model.set_attn_implementation("eager")
+        separate = token_log_probs(model, score(model, trees))
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = real_shape.trainer("all", folder, 1, None, None, "tiny", device)
+        trained = [p for p in trainer.model.parameters() if p.requires_grad]
+        torch.manual_seed(1)
+        for p in trained:  # an adapter begins at 0, where most gradients are 0, too; drawn on the CPU
+            p.data.copy_(torch.randn(p.shape) / 50)
+        before, gradients = [p.detach().clone() for p in trained], list[Any]()
+        trainer.add_callback(_gradients_into(gradients, trained))
+        trainer.train()
+        change = torch.cat([(p.detach() - b).flatten() for p, b in zip(trained, before, strict=True)])
+    return {
+        "log-probs of packed rows": packed,
+        "log-probs of separate rows": separate,
+        "gradient of a step with all channels": torch.cat([g.flatten() for g in gradients]),
+        "change of a step with all channels": change,
+    }
+
+
+def _gradients_into(found: list[Any], trained: Sequence[Any]) -> Any:
+    from transformers import TrainerCallback
+
+    class Look(TrainerCallback):
+        def on_pre_optimizer_step(self, *args: Any, **given: Any) -> None:
+            found.extend(p.grad.detach().clone() for p in trained)
+
+    return Look()
+
+
+def sampled(model: Any, device: str) -> dict[str, Any]:
+    """Return sampled ids and their log-probs, of two turns."""
+    from real_shape import ids
+
+    from stages.policy.sampling import PrefixCache, sample_batch
+
+    del device
+    prompts, prefixes, found = [ids(20 + i % 3, i % 3) for i in range(8)], PrefixCache(), list[Any]()
+    for turn in range(2):
+        seeds = [10 * turn + i for i in range(8)]
+        settings: dict[str, Any] = {"max_tokens": 40, "temperature": 1.0, "end_ids": {5, 9}, "pad_id": 0}
+        found += sample_batch(model.eval(), prompts, seeds=seeds, prefixes=prefixes, **settings)
+        prompts = [[*p, *drawn, 7] for p, (drawn, _) in zip(prompts, found[-8:], strict=True)]
+    return {"tokens": [drawn for drawn, _ in found], "log-probs of samples": [x for _, logps in found for x in logps]}
+
+
+def correctness(asked: Asked) -> list[Any]:
+    """Return how far the device's numbers are from the CPU's."""
+    import records
+
+    claims = []
+    for do in (losses, step):
+        ours, reference = both(asked, do)
+        for name, value in reference.items():
+            # Adam divides by each gradient's own size, so a difference of tiny ones is a difference of their steps.
+            most = 0.02 if name.startswith("change") else 1e-3
+            claims.append(_small(f"{name}: relative difference from the CPU", difference(ours[name], value), most))
+    ours, reference = both(asked, sampled)
+    same = [a == b for a, b in zip(ours["tokens"], reference["tokens"], strict=True)]
+    claims.append(records.measured("answers sampled as on the CPU, of two turns", sum(same), n=len(same), goal=">= 15"))
+    if all(same):
+        name = "log-probs of samples"
+        claims.append(
+            _small(f"{name}: relative difference from the CPU", difference(ours[name], reference[name]), 1e-3)
+        )
+    return claims
+
+
+def _small(claim: str, value: float, most: float) -> Any:
+    import records
+
+    return records.measured(claim, value, n=1, goal=f"<= {most}")
+
+
+# Speed
+
+
+def matmul_rate(asked: Asked) -> float:
+    """Return the floating-point operations a second of a large product in bfloat16 on this device."""
+    import torch
+
+    side = 8192 if asked.device.startswith("cuda") else 256
+    one = torch.randn(side, side, dtype=torch.bfloat16, device=asked.device)
+    return float(2 * side**3 / statistics.median(timed(asked, lambda: one @ one)))
+
+
+@contextmanager
+def sized(asked: Asked, dtype: str = "bfloat16") -> Iterator[None]:
+    """Give benchmarks/real_shape.py's rows these sizes, and its weights this type."""
+    import real_shape
+
+    sizes = {"GROUP": asked.rows, "PROMPT": asked.prompt, "ANSWER": asked.answer, "DTYPE": dtype}
+    sizes["TURN"] = min(real_shape.TURN, asked.answer)
+    with mock.patch.multiple(real_shape, **sizes):
+        yield
+
+
+def train(asked: Asked, size: str, name: str) -> tuple[list[float], int, list[str]]:
+    """Return the seconds of each step, the peak memory, and the five slowest operations of the last step."""
+    import real_shape
+    import torch
+    from transformers import TrainerCallback
+
+    seconds, slowest = list[float](), list[str]()
+    on_gpu = asked.device.startswith("cuda")
+
+    class Clock(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, *more: Any, **given: Any) -> None:
+            self.profile = None
+            if state.global_step == asked.rounds + 2:  # one more step, as a profile takes time
+                activity = torch.profiler.ProfilerActivity
+                self.profile = torch.profiler.profile(activities=[activity.CUDA if on_gpu else activity.CPU])
+                self.profile.__enter__()
+            wait(asked)
+            self.started = time.perf_counter()
+
+        def on_step_end(self, *args: Any, **given: Any) -> None:
+            wait(asked)
+            seconds.append(time.perf_counter() - self.started)
+            if self.profile is not None:
+                self.profile.__exit__(None, None, None)
+                slowest.extend(_slowest(self.profile.key_averages(), on_gpu))
+
+    with fresh(asked), sized(asked), tempfile.TemporaryDirectory() as folder:
+        trainer = real_shape.trainer(name, folder, asked.rounds + 3, asked.layers, None, size, asked.device)
+        trainer.add_callback(Clock())
+        trainer.train()
+        most = peak(asked)
+        del trainer
+    return seconds[2:-1], most, slowest
+
+
+def _slowest(events: Iterable[Any], on_gpu: bool) -> list[str]:
+    def took(event: Any) -> float:
+        return float(event.self_device_time_total if on_gpu else event.self_cpu_time_total)
+
+    most = sorted(events, key=took, reverse=True)[:5]
+    return [f"{took(event) / 1e3:.1f} ms in {event.count} x {event.key[:70]}" for event in most]
+
+
+def speed(asked: Asked) -> list[Any]:
+    """Return the speed of a step of each size beside TRL's, and of sampling."""
+    import records
+
+    rate, claims, tokens = matmul_rate(asked), [], asked.rows * (asked.prompt + asked.answer)
+    print(f"matrix products in bfloat16: {rate / 1e12:.1f} TFLOP/s")
+    for size in asked.sizes:
+        what = f"{asked.name(size)}, LoRA step of {asked.rows} x ({asked.prompt} + {asked.answer}) tokens"
+        found = {name: train(asked, size, name) for name in ("TRL", "ours", "all")}
+        theirs, _, _ = found["TRL"]
+        for name, (seconds, most, slowest) in found.items():
+            middle = statistics.median(seconds)
+            # Forward, and backward through frozen weights; what is recomputed is no use of the machine.
+            used = 4 * _parameters(asked, size) * tokens / middle / rate
+            label = {"TRL": "TRL", "ours": "ours", "all": "ours with all channels and a teacher"}[name]
+            took = f"{middle:.2f} s, {tokens / middle:,.0f} tokens/s"
+            print(f"{what}, {label}: {took}, {most / GIB:.1f} GiB, MFU {used:.2f}")
+            print(*[f"    {line}" for line in slowest], sep="\n")
+            claims.append(records.measured(f"{what}, {label}: tokens a second", tokens / middle, n=len(seconds)))
+            claims.append(
+                records.measured(f"{what}, {label}: share of the rate of matrix products", used, n=len(seconds))
+            )
+            if name == "ours":
+                goal = "<= 1.05" if asked.device.startswith("cuda") else None
+                ratio = records.ratio(seconds, theirs)
+                claims.append(records.measured(f"{what}: time beside TRL's", *ratio, n=len(seconds), goal=goal))
+        claims.append(_sampling_speed(asked, size))
+    return claims
+
+
+def _parameters(asked: Asked, size: str) -> int:
+    return _shape(asked, size).parameters
+
+
+def _shape(asked: Asked, size: str) -> Any:
+    """Return a model's shape as the estimators see it."""
+    from real_shape import shape
+
+    from stages.policy.base import PolicyConfig
+    from stages.training.plan import model_shape
+
+    with tempfile.TemporaryDirectory() as folder:
+        shape(size, asked.layers).save_pretrained(folder)
+        return model_shape(PolicyConfig(model=folder))
+
+
+def sample(asked: Asked, model: Any) -> int:
+    """Sample one answer of full length for each row of one prompt; return the number of tokens."""
+    from real_shape import ids
+
+    from stages.policy.sampling import sample_batch
+
+    tokens = min(asked.answer, 256)
+    prompts = [ids(asked.prompt, 0)] * asked.rows
+    seeds = list(range(asked.rows))
+    sample_batch(model, prompts, seeds=seeds, max_tokens=tokens, temperature=1.0, end_ids={-1}, pad_id=0)
+    return tokens * asked.rows
+
+
+def _sampling_speed(asked: Asked, size: str) -> Any:
+    import records
+    from real_shape import new_model
+
+    with fresh(asked):
+        model = new_model(0, asked.layers, size, asked.device).eval()
+        seconds = timed(asked, lambda: sample(asked, model), warm_up=1)
+    tokens = asked.rows * min(asked.answer, 256)
+    what = f"{asked.name(size)}, {asked.rows} answers behind {asked.prompt} tokens: sampled tokens a second"
+    print(f"{what}: {tokens / statistics.median(seconds):,.0f}")
+    return records.measured(what, tokens / statistics.median(seconds), n=len(seconds))
+
+
+# Memory
+
+
+def memory(asked: Asked) -> list[Any]:
+    """Return predicted beside measured peaks of a step and of sampling."""
+    import torch
+    from real_shape import new_model
+
+    from stages.policy.sampling import row_bytes
+
+    claims = []
+    for size in asked.sizes:
+        once = replace(asked, rounds=1)
+        _, most, _ = train(once, size, "ours")
+        what = f"{asked.name(size)}, LoRA step of {asked.rows} x ({asked.prompt} + {asked.answer}) tokens"
+        claims += _predicted(what, predicted(asked, size), most)
+        with fresh(asked), torch.no_grad():
+            model = new_model(0, asked.layers, size, asked.device).eval()
+            weights = sum(p.nbytes for p in model.parameters())
+            sample(asked, model)
+            rows = asked.rows * row_bytes(model, asked.prompt + min(asked.answer, 256))
+            claims += _predicted(f"{asked.name(size)}, sampling {asked.rows} rows", weights + rows, peak(asked))
+            del model
+    return claims
+
+
+def predicted(asked: Asked, size: str) -> float:
+    """Return the bytes that a step is predicted to take."""
+    from real_shape import shape
+
+    from stages import train as stage
+    from stages.training import plan
+
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(plan, "PROMPT_TOKENS", asked.prompt):
+        shape(size, asked.layers).save_pretrained(folder)
+        optimisation = {"prompts_per_step": 1, "generations": asked.rows, "micro_batch": asked.rows}
+        policy = {"model": folder, "device": asked.device}
+        size_of = stage.Config(
+            policy=policy, optimisation={**optimisation, "gradient_checkpointing": True}, adapter={"rank": 16}
+        )
+        return plan.estimate_memory(replace(plan.resolve(size_of, 1), episode=asked.answer)).total
+
+
+def _predicted(what: str, sum_: float, most: int) -> list[Any]:
+    import records
+
+    if not most:
+        print(f"{what}: {sum_ / GIB:.2f} GiB predicted; this device does not count")
+        return []
+    print(f"{what}: {sum_ / GIB:.2f} GiB predicted, {most / GIB:.2f} measured")
+    claim = f"{what}: predicted beside measured peak memory"
+    return [
+        records.measured(f"{claim}, at least", sum_ / most, n=1, goal=">= 1"),
+        records.measured(f"{claim}, at most", sum_ / most, n=1, goal="<= 1.15"),
+    ]
+
+
+# vLLM
+
+
+def vllm(asked: Asked) -> list[Any]:
+    """Return whether the tests with a real server pass, where one is installed."""
+    import records
+
+    del asked
+    if not (ROOT / ".vllm" / "bin" / "python").exists() and not os.environ.get("COMPOSER_VLLM"):
+        print(
+            "vllm: it is not installed here. Run `./dev vllm` on a machine with a network, or name it in COMPOSER_VLLM."
+        )
+        return []
+    started = time.perf_counter()
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "vllm", "tests"]
+    done = subprocess.run(words, cwd=ROOT, timeout=460)
+    claims = [records.measured("tests with a real vLLM server: exit code", done.returncode, n=1, goal="= 0")]
+    took = time.perf_counter() - started
+    return [*claims, records.measured("tests with a real vLLM server: seconds", took, n=1, unit="s", goal="<= 360")]
+
+
+# The probe
+
+
+def probe(asked: Asked) -> list[Any]:
+    """Return time and memory of the gradients of single samples, summed along a direction."""
+    import records
+    import torch
+    from real_shape import ids, new_model
+
+    from stages.probe.adapters.choose import open_adapter
+    from stages.probe.directions.extraction import from_flat
+    from stages.probe.directions.metrics import stream
+    from stages.probe.gradients.memory import Measuring, needed
+    from stages.probe.gradients.per_sample import checkpointed
+    from stages.probe.gradients.student import adapt
+    from stages.probe.pool.tokens import TokenRow
+
+    claims, half = [], asked.prompt // 2
+    for size in asked.sizes:
+        with fresh(asked):
+            model = new_model(0, asked.layers, size, asked.device).eval()
+            student = adapt(model, None, open_adapter("lora", model, None, 32, 0))
+            rows = [TokenRow(ids(half, i), ids(half, 50 + i), [True] * half) for i in range(asked.rows)]
+            student.max_tokens = asked.rows * 2 * half
+            width = student.adapter.layout.width
+            direction = from_flat(student.adapter.layout, torch.ones(width), student.adapter.probed)
+            with checkpointed(student.model):
+                seconds = timed(
+                    asked, lambda s=student, r=rows, d=direction: stream(s, r, d, [1.0] * len(r)), warm_up=1
+                )
+            most = peak(asked)
+            del model, student
+        tokens = asked.rows * 2 * half
+        measuring = Measuring("lora", 32, tokens, True, rows=0)
+        what = f"{asked.name(size)}, gradients of {asked.rows} rows of {2 * half} tokens"
+        claims += _predicted(what, needed(_shape(asked, size), measuring).total, most)
+        print(f"{what}: {statistics.median(seconds):.2f} s")
+        claims.append(records.measured(f"{what}: tokens a second", tokens / statistics.median(seconds), n=len(seconds)))
+    return claims
+
+
+PARTS: dict[str, Callable[[Asked], list[Any]]] = {
+    "correctness": correctness,
+    "speed": speed,
+    "memory": memory,
+    "vllm": vllm,
+    "probe": probe,
+}
+USUAL = {"speed": ("0.6B", "4B", "8B"), "memory": ("0.6B", "4B", "8B"), "probe": ("0.6B", "4B")}
+
+
+# What is missing on the machine
+
+
+def wheels(version: str) -> int:
+    """Download what a machine with torch alone may lack into `.whl`, for Linux on x86-64; return an exit code."""
+    pinned = dict(
+        line.strip().split("==")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line and not line.startswith("#")
+    )
+    names = {name.lower().replace("_", "-"): number.strip("=").split(";")[0].strip() for name, number in pinned.items()}
+    wanted = [f"{n}=={names[n.replace('_', '-')]}" for n in CARRIED if n.replace("_", "-") in names]
+    systems = [f"--platform=manylinux{name}_x86_64" for name in ("_2_28", "_2_27", "_2_17", "2014", "1")]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--dest",
+        str(WHEELS),
+    ]
+    done = subprocess.run([*pip, f"--python-version={version}", "--implementation=cp", *systems, *wanted])
+    if done.returncode == 0:
+        held = list(WHEELS.glob("*.whl"))
+        print(f"{len(held)} wheels, {sum(path.stat().st_size for path in held) / 1e6:.0f} MB, are in {WHEELS.name}.")
+    return done.returncode
+
+
+def missing() -> list[str]:
+    """Return the packages that cannot be imported, in a fresh look at the path."""
+    importlib.invalidate_caches()
+    return [name for name in IMPORTED if importlib.util.find_spec(name) is None]
+
+
+def provide() -> str | None:
+    """Install the wheels where packages are missing; return in a sentence what is still missing."""
+    if not missing():
+        return None
+    if held := sorted(WHEELS.glob("*.whl")):
+        folder = tempfile.mkdtemp(prefix="composer-gpu-")
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
+        subprocess.run([*pip, "--target", folder, *map(str, held)], check=True)
+        sys.path.insert(0, folder)
+        os.environ["PYTHONPATH"] = os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    if left := missing():
+        return (
+            f"{sys.executable} lacks {', '.join(left)}. Run `./dev gpu wheels` on a machine with a network, and bring "
+            f"the folder {WHEELS.name} here, or name another interpreter: PYTHON=... ./dev gpu."
+        )
+    return None
+
+
+def device_of(name: str) -> str | None:
+    """Return in a sentence why a device cannot be used; None where it can."""
+    import torch
+
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        return (
+            f"torch {torch.__version__} finds no GPU. Take a machine with one, or try the script out with --device cpu."
+        )
+    return None
+
+
+def run(part: str, asked: Asked) -> int:
+    """Run one part in this process and keep its numbers; return how many goals were missed."""
+    import records
+
+    sizes = asked.sizes or USUAL.get(part, ())
+    if not asked.sizes and asked.device.startswith("cuda"):
+        import torch
+
+        if torch.cuda.get_device_properties(asked.device).total_memory < SMALL:
+            sizes = sizes[:-1]
+    started = time.perf_counter()
+    claims = PARTS[part](replace(asked, sizes=tuple(sizes)))
+    if claims:
+        records.write(f"gpu-{part}", claims)
+    for claim in claims:
+        if claim.met is False:
+            print(f"missed: {claim.claim}: {claim.value} ({claim.goal})")
+    print(f"{part}: {len(claims)} numbers in {time.perf_counter() - started:.0f} s", flush=True)
+    return sum(claim.met is False for claim in claims)
+
+
+def main() -> int:
+    """Run the parts that are named, all by default, each in a process of its own."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; or wheels")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument(
+        "--size", action="append", default=[], help="tiny, 0.6B, 4B, 8B or 14B, of speed, memory, probe"
+    )
+    parser.add_argument("--layers", type=int, help="fewer, for a look that takes less time")
+    parser.add_argument("--rounds", type=int, default=Asked.rounds)
+    parser.add_argument("--rows", type=int, default=Asked.rows)
+    parser.add_argument("--prompt", type=int, default=Asked.prompt)
+    parser.add_argument("--answer", type=int, default=Asked.answer)
+    parser.add_argument("--python-version", default="3.12", help="of the machine that `wheels` are for")
+    given = parser.parse_args()
+    if given.parts == ["wheels"]:
+        return wheels(given.python_version)
+    if unknown := [part for part in given.parts if part not in PARTS]:
+        parser.error(f"there is no part {unknown[0]!r}; there are {', '.join(PARTS)}, and wheels")
+    if (why := provide()) or (why := device_of(given.device)):
+        print(why, file=sys.stderr)
+        return 2
+    parts = given.parts or list(PARTS)
+    if len(parts) > 1:  # memory is measured in a process that holds nothing else
+        options = [word for word in sys.argv[1:] if word not in PARTS]
+        codes = {p: subprocess.run([sys.executable, __file__, p, *options]).returncode for p in parts}
+        print(json.dumps(codes))
+        return max(codes.values())
+    asked = Asked(given.device, tuple(given.size), given.layers, given.rounds, given.rows, given.prompt, given.answer)
+    return int(run(parts[0], asked) > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,184 @@
+"""A Dockerfile as far as it can be followed without an engine: a Python, files, folders and variables.
+
+In bubblewrap the programs are this machine's. So a Dockerfile is followed only if all that it asks for is there: it
+begins with a Python, Debian or Ubuntu image, copies files of its folder, sets variables and the working folder, makes
+folders, and installs at most packages whose programs the sandbox shows. Everything else is refused with its line.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+IMAGES = re.compile(r"^(python|debian|ubuntu|buildpack-deps|composer-[\w.-]+)(:[\w.-]+)?(@sha256:\w+)?$")
+"""The last part of an image's name: those whose programs are a Python and a shell."""
+IGNORED = frozenset({"LABEL", "EXPOSE", "MAINTAINER", "CMD", "STOPSIGNAL"})
+"""Instructions that change nothing here: a container of Harbor has a command that only waits."""
+PIP = re.compile(r"(pip3?|python3? -m pip) install( -\S+| --\S+)*(?P<names>( [\w.-]+([=<>~!]=?[\w.*]+)?)+)$")
+APT = re.compile(r"apt(-get)? (update|clean|(-\S+ )*install( -\S+)*(?P<names>( [\w.+-]+)+))( -\S+)*$")
+PIP_NAMES = frozenset({"pytest", "pluggy", "iniconfig", "packaging", "pygments"})
+"""Distributions that the sandbox shows, in the versions of this installation."""
+APT_NAMES = frozenset({"python3", "python3-pytest", "bash", "coreutils", "git", "ca-certificates", "grep", "sed"})
+FILES_ONLY = re.compile(r"(mkdir|touch|chmod|ln|cp|mv|echo|printf)\b|rm -rf? /var/lib/apt/lists/\*$|(true|:)$")
+"""Commands of RUN that are carried out in the sandbox, or concern what it does not have."""
+
+
+class NotFollowed(Exception):
+    """A Dockerfile needs an engine: the line, and the reason."""
+
+
+@dataclass(frozen=True)
+class CopiedFiles:
+    """One COPY or ADD: patterns below the context, the absolute target, and whether archives are unpacked."""
+
+    patterns: tuple[str, ...]
+    target: str
+    into_folder: bool
+    unpacks: bool
+    mode: int | None = None
+
+
+@dataclass
+class DockerRecipe:
+    """What a Dockerfile asks for, in order. commands: shell commands with the folder that they are run in."""
+
+    image: str = ""
+    workdir: str = "/"
+    env: dict[str, str] = field(default_factory=dict)
+    steps: list["CopiedFiles | tuple[str, str]"] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
+    """Absolute folders that are made or copied into."""
+
+
+def follow(text: str) -> DockerRecipe:
+    """Return what a Dockerfile asks for; `NotFollowed` where it needs an engine."""
+    recipe = DockerRecipe()
+    for line, word, rest in instructions(text):
+        rest = _substituted(rest, recipe.env) if word in ("COPY", "ADD", "WORKDIR", "ENV") else rest
+        if word == "FROM":
+            if recipe.image:
+                raise NotFollowed(f"line {line}: it has several stages")
+            recipe.image = rest.split(" ")[0]
+            if not IMAGES.match(recipe.image.rpartition("/")[2]):
+                raise NotFollowed(f"line {line}: the image {recipe.image} may hold more than a Python and a shell")
+        elif word == "WORKDIR":
+            recipe.workdir = absolute(rest.strip("\"'"), recipe.workdir)
+            recipe.folders.append(recipe.workdir)
+        elif word == "ENV":
+            recipe.env |= _variables(rest, line)
+        elif word in ("COPY", "ADD"):
+            copied = _copied(word, rest, line, recipe.workdir)
+            recipe.steps.append(copied)
+            recipe.folders.append(copied.target if copied.into_folder else str(PurePosixPath(copied.target).parent))
+        elif word == "RUN":
+            if commands := _commands(rest, line):
+                recipe.steps.append((commands, recipe.workdir))
+                made = [one.split() for one in commands.split(" && ") if one.startswith("mkdir ")]
+                recipe.folders += [word for words in made for word in words if word.startswith("/")]
+        elif word not in IGNORED:
+            raise NotFollowed(f"line {line}: {word} is not carried out")
+    if not recipe.image:
+        raise NotFollowed("it has no FROM")
+    return recipe
+
+
+def instructions(text: str) -> Iterator[tuple[int, str, str]]:
+    """Yield the instructions of a Dockerfile: line, word in capitals, and the rest with its continuations."""
+    pending, start = "", 0
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue  # also between the lines of one instruction
+        start = start if pending else number
+        pending += line.strip() if not pending else f" {line.strip()}"
+        if pending.endswith("\\"):
+            pending = pending[:-1].rstrip()
+            continue
+        word, _, rest = pending.partition(" ")
+        yield start, word.upper(), rest.strip()
+        pending = ""
+    if pending:
+        word, _, rest = pending.partition(" ")
+        yield start, word.upper(), rest.strip()
+
+
+def images(text: str) -> list[str]:
+    """Return the images that a Dockerfile begins its stages with, without earlier stages and those named by an ARG."""
+    named, found = {"scratch"}, []
+    for _, word, rest in instructions(text):
+        if word == "FROM":
+            words = [one for one in rest.split() if not one.startswith("--")]
+            if words and words[0] not in named and "$" not in words[0]:
+                found.append(words[0])
+            if len(words) == 3 and words[1].upper() == "AS":
+                named.add(words[2])
+    return list(dict.fromkeys(found))
+
+
+def absolute(path: str, workdir: str) -> str:
+    """Return a path of a Dockerfile below the working folder, or from the top; `..` is resolved by its text."""
+    parts: list[str] = []
+    for part in PurePosixPath(workdir, path).parts[1:]:
+        parts = parts[:-1] if part == ".." else [*parts, part]
+    return "/" + "/".join(parts)
+
+
+def _substituted(text: str, env: Mapping[str, str]) -> str:
+    return re.sub(r"\$\{?(\w+)\}?", lambda found: env.get(found[1], found[0]), text)
+
+
+def _variables(rest: str, line: int) -> dict[str, str]:
+    """Return the variables of one ENV, in either of its forms."""
+    try:
+        words = shlex.split(rest)
+    except ValueError as error:
+        raise NotFollowed(f"line {line}: {error}") from None
+    if words and "=" not in words[0]:
+        return {words[0]: rest.partition(" ")[2].strip()}
+    return dict(word.split("=", 1) for word in words if "=" in word)
+
+
+def _copied(word: str, rest: str, line: int, workdir: str) -> CopiedFiles:
+    """Return what one COPY or ADD asks for."""
+    mode = None
+    while flag := re.match(r"--(\w+)(?:=(\S+))?\s+", rest):
+        if flag[1] == "chmod" and re.fullmatch(r"0?[0-7]{3}", flag[2] or ""):
+            mode = int(flag[2], 8)
+        elif flag[1] not in ("chown", "link"):
+            raise NotFollowed(f"line {line}: {word} --{flag[1]} is not carried out")
+        rest = rest[flag.end() :]
+    try:
+        paths = json.loads(rest) if rest.startswith("[") else shlex.split(rest)
+    except ValueError as error:
+        raise NotFollowed(f"line {line}: {error}") from None
+    if len(paths) < 2 or "<<" in rest or any("://" in path or path.startswith("git@") for path in paths):
+        raise NotFollowed(f"line {line}: {word} of anything but files is not carried out")
+    *sources, target = paths
+    patterns = tuple(absolute(path, "/").lstrip("/") for path in sources)
+    into = len(sources) > 1 or target.endswith(("/", "/.")) or target in (".", "..")
+    return CopiedFiles(patterns, absolute(target, workdir), into, word == "ADD", mode)
+
+
+def _commands(rest: str, line: int) -> str:
+    """Return the commands of one RUN that are carried out in the sandbox; none for packages that it shows."""
+    if rest.startswith(("[", "--")) or "<<" in rest or re.search(r"[`$|]", rest):
+        raise NotFollowed(f"line {line}: RUN {rest[:60]} is not carried out")
+    carried_out = []
+    for command in re.split(r"\s*(?:&&|;)\s*", rest):
+        allowed = [(PIP, PIP_NAMES), (APT, APT_NAMES)]
+        if any(
+            (found := pattern.match(command))
+            and {_distribution(one) for one in (found["names"] or "").split()} <= names
+            for pattern, names in allowed
+        ):
+            continue
+        if not FILES_ONLY.match(command):
+            raise NotFollowed(f"line {line}: RUN {command[:60]} is not carried out")
+        if not command.startswith("rm "):
+            carried_out.append(command)
+    return " && ".join(carried_out)
+
+
+def _distribution(requirement: str) -> str:
+    return re.split(r"[=<>~!]", requirement)[0].lower()

@@ -1,0 +1,328 @@
+"""The environment `harbor`: tasks in Harbor's folder format, in containers or in bubblewrap, graded by their verifiers.
+
+The agent works with bash on the machine that the task describes. `submit` ends a step: its verifier runs, and the agent
+gets the instruction of the next step. The reward is that of the reward file, over several steps their mean, or the last
+one where the task says so. A step that was not reached counts as 0; one whose min_reward is missed ends the task.
+"""
+
+import base64
+import functools
+import logging
+import shlex
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from stages.envs import bash, folders
+from stages.envs.base import Grade, Observation, Split, Task, Work
+from stages.envs.bash import SUBMIT, ActionError, fenced, observation, parse_bash
+from stages.envs.folders import UnwieldyTree
+from stages.envs.harbor import machines, task_folder, verifying
+from stages.envs.harbor.machines import COMMAND_S, Machine, PlayedIn
+from stages.envs.harbor.task_folder import HarborStep, HarborTask
+from stages.envs.harbor.verifying import VerifierVerdict
+from stages.envs.repo.session import TOOLS
+from stages.envs.task_table import MOST_REPORTED, split_rows, unusable
+from stages.errors import BadInput, InfrastructureError, UsageError
+from stages.messages import Message
+from stages.runs import store
+from stages.runs.records import Row
+from stages.sandbox import container_engine
+
+log = logging.getLogger(__name__)
+SYSTEM = """\
+You work in a shell on the machine of a task. Answer every time with a short thought and exactly one ```bash block: one
+command or script. Its output and exit code come back. Every block starts in {folder} in a fresh shell. To finish, \
+answer with `submit` alone in the block."""
+WITH_TOOLS = """\
+You work in a shell on the machine of a task. Answer every time with a short thought and a call of `bash`: one command
+or script. Its output and exit code come back. Every command starts in {folder} in a fresh shell. To finish, call \
+`submit`."""
+LONGEST_LOG = 1 << 20
+SCRIPT_BYTES = 48 << 10
+"""Base64 of a solution's files in one action; a command line takes 128 KiB."""
+RunsIn = Literal["auto", "docker", "podman", "bubblewrap"]
+
+
+class HarborEnv:
+    """Implements Environment, TakesCalls, ReportsFaults, HasSize and HasSolutions.
+
+    `path`: a folder of tasks, or one task. `runs_in`: "auto" is the engine that answers, else bubblewrap.
+    `network`: "none", or "task" for what each task asks for, in containers. `limits`: whose time limits hold, those of
+    the "task" or "ours" (300 s a command, the verifier's as the task has it). `skip_refused`: leave out the tasks that
+    cannot be used or played here, and name them, instead of refusing all. `family`: the key of a task's metadata.
+    Without splits in the metadata tasks are divided by family: `eval_share` of the families, drawn by `split_seed`.
+    """
+
+    name = "harbor"
+    tools = TOOLS
+    faults = staticmethod(bash.faults)
+
+    def __init__(
+        self,
+        sandbox: str = "bubblewrap",
+        path: str = "",
+        runs_in: RunsIn = "auto",
+        network: Literal["none", "task"] = "none",
+        limits: Literal["ours", "task"] = "ours",
+        skip_refused: bool = False,
+        family: str = "family",
+        split_seed: int = 0,
+        eval_share: float = 0.25,
+        max_chars: int = 10_000,
+    ) -> None:
+        if not path:
+            raise UsageError("Which tasks? Give --set env.path=FOLDER, tasks in Harbor's format.")
+        if not 0 < eval_share < 1:
+            raise UsageError(f"env.eval_share is {eval_share}. It is a share of the families, between 0 and 1.")
+        for key, value, allowed in (
+            ("runs_in", runs_in, ("auto", *container_engine.ENGINES, "bubblewrap")),
+            ("network", network, ("none", "task")),
+            ("limits", limits, ("ours", "task")),
+        ):
+            if value not in allowed:
+                raise UsageError(f"env.{key} is {value!r}; choose one of: {', '.join(allowed)}.")
+        if sandbox == "none":
+            raise UsageError("Tasks of Harbor need a machine with /app and /tests of its own. Leave out sandbox=none.")
+        self._place = PlayedIn(_engine(runs_in), network == "task")
+        self._path, self._own_limits, self._skips = path, limits == "task", skip_refused
+        self._family, self._split_seed, self._eval_share = family, split_seed, eval_share
+        self.sandbox, self.max_chars, self._system = self._place.kind, max_chars, SYSTEM
+        self._machine: Machine | None = None
+        self._task: HarborTask | None = None
+
+    @staticmethod
+    def content(path: str = "", **options: Any) -> str | None:
+        """Return a digest of all task folders, which a run's fingerprint contains: edited tasks are other tasks."""
+        del options
+        if not Path(path).expanduser().is_dir():
+            return None
+        found, problems = task_folder.load(path)
+        return store.digest([[task.name, task.digest] for task in found] + problems)
+
+    def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
+        """Return the first `count` tasks of a split in an order drawn from the seed, all of which can be played."""
+        found = self._rows()[split]
+        if count > len(found):
+            raise UsageError(
+                f"{self._path} holds {len(found)} tasks for {split}, not {count}. Ask for fewer tasks, or set "
+                "env.eval_share."
+            )
+        # By digest, so that a longer list starts with the shorter one and other folders change nothing.
+        ordered = sorted(found, key=lambda row: store.digest([seed, row["id"]]))[:count]
+        return [Task(row["id"], self.name, split, row["family"], row["prompt"], row["data"]) for row in ordered]
+
+    def size(self, split: Split) -> int:
+        """Return the number of tasks of a split."""
+        return len(self._rows()[split])
+
+    def _rows(self) -> dict[Split, list[Row]]:
+        """Return the rows of each split; BadInput names every task that cannot be used or played here."""
+        found, problems = task_folder.load(self._path)
+        playable = []
+        for task in found:
+            reasons = machines.unplayable(task, self._place)
+            problems = [*problems, *(f"{task.name}: {reason}" for reason in reasons)]
+            playable += [] if reasons else [task]
+        if self._place.engine:
+            missing = machines.missing_images(playable, self._place.engine)
+            problems = [*problems, *missing]
+            gone = {problem.partition(": ")[0] for problem in missing}
+            playable = [task for task in playable if task.name not in gone]
+        if problems and not self._skips:
+            error = unusable(self._path, "problem", problems)
+            raise BadInput(f"{error}\nCorrect or delete these tasks, or leave them out: --set env.skip_refused=true")
+        if problems:
+            shown = "\n".join(f"- {problem}" for problem in problems[:MOST_REPORTED])
+            log.warning("%s: %d of %d tasks left out:\n%s", self._path, len(found) - len(playable), len(found), shown)
+        if not playable:
+            raise BadInput(f"{self._path} holds no tasks that can be played. A task is a folder with a task.toml.")
+        return split_rows([self._row(task) for task in playable], self._split_seed, self._eval_share)
+
+    def _row(self, task: HarborTask) -> Row:
+        data = {"folder": str(task.folder), "digest": task.digest, "steps": len(task.steps)}
+        data |= {"verifiers": ["separate" if step.separate else "shared" for step in task.steps]}
+        family, prompt = task.family(self._family), task.steps[0].instruction
+        return {"id": task.name, "family": family, "split": task.split, "prompt": prompt, "data": data}
+
+    def reset(self, task: Task) -> list[Message]:
+        """Start the task's machine, and wait until it is healthy."""
+        self.close()
+        folder = Path(task.data["folder"])
+        try:
+            self._task = found = task_folder.read(folder)
+        except (task_folder.BadTask, OSError) as error:
+            raise InfrastructureError(f"The task {task.task_id} can no longer be read: {error}") from None
+        if found.digest != task.data["digest"]:
+            raise InfrastructureError(f"The files of {folder} have changed since the run began. Start a new run.")
+        self._label = task.task_id
+        self._machine = machines.open_machine(found, found.container, self._place)
+        self._workdir = self._machine.run("pwd", COMMAND_S).output.strip() or "/"
+        if check := found.config.environment.healthcheck:
+            machines.check_health(self._machine, check)
+        self._verdicts: list[VerifierVerdict] = []
+        self._well_formed, self._submitted, self._over = True, False, False
+        self._failure: InfrastructureError | None = None
+        self._begin(found.steps[0])
+        return [
+            {"role": "system", "content": self._system.format(folder=self._workdir)},
+            {"role": "user", "content": found.steps[0].instruction},
+        ]
+
+    def _begin(self, step: HarborStep) -> None:
+        """Set up a step: its files, its setup.sh, its health check; its time begins."""
+        machine, task = self._open()
+        if step.workdir:
+            machine.upload(task.folder / step.workdir, self._workdir)
+            if (task.folder / step.workdir / "setup.sh").exists():
+                result = machine.run("bash ./setup.sh", COMMAND_S, user=step.agent_user)
+                if result.returncode:
+                    raise InfrastructureError(f"setup.sh of the step {step.name!r} failed: {result.output[-200:]}")
+        if step.healthcheck:
+            machines.check_health(machine, step.healthcheck)
+        self._step, self._started = step, time.monotonic()
+
+    def _open(self) -> tuple[Machine, HarborTask]:
+        if self._machine is None or self._task is None:
+            raise RuntimeError("reset() comes before step() and grade()")
+        return self._machine, self._task
+
+    def step(self, text: str) -> Observation:
+        """Run the command of one assistant message."""
+        try:
+            return self._run(parse_bash(text))
+        except ActionError as error:
+            return self.malformed(str(error))
+
+    def use_tools(self) -> None:
+        """Take calls of `bash` and `submit` as actions."""
+        self._system = WITH_TOOLS
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> Observation:
+        """Run one call of `bash` or `submit`."""
+        return self._run(SUBMIT if name == SUBMIT else arguments["command"])
+
+    def malformed(self, error: str) -> Observation:
+        """Return the observation of an action that cannot be run."""
+        self._open()
+        self._well_formed = False
+        return Observation(f"[{error}]", parse_error=error)
+
+    def _run(self, command: str) -> Observation:
+        """Run a command, or end the step."""
+        machine, _ = self._open()
+        if command.strip() == SUBMIT:
+            return self._submit(command)
+        wall_s = COMMAND_S
+        if self._own_limits and self._step.agent_timeout_s is not None:
+            wall_s = self._started + self._step.agent_timeout_s - time.monotonic()
+            if wall_s <= 0:
+                return Observation("[The time of the task is over.]", commands=(command,), stop="wall_time")
+        return observation(command, machine.run(command, wall_s, user=self._step.agent_user), self.max_chars)
+
+    def _submit(self, command: str) -> Observation:
+        """Verify a step that another one follows, and show the agent the next instruction."""
+        _, task = self._open()
+        following = task.steps.index(self._step) + 1
+        if following < len(task.steps):
+            try:
+                self._verdicts.append(self._verified())
+                self._over = _misses(self._step, self._verdicts[-1].rewards)
+            except (InfrastructureError, OSError) as error:
+                self._failure = error if isinstance(error, InfrastructureError) else InfrastructureError(str(error))
+            if not self._over and self._failure is None:
+                self._begin(task.steps[following])
+                return Observation(self._step.instruction, commands=(command,), returncode=0)
+        self._submitted = True
+        return Observation("", commands=(command,), stop="submitted")
+
+    def _verified(self) -> VerifierVerdict:
+        """Return the verdict on the present step; artifacts that are too many make it a zero, the agent caused them."""
+        machine, task = self._open()
+        timeout_s = self._step.verifier_timeout_s
+        try:
+            start = functools.partial(machines.open_machine, task, place=self._place)
+            return verifying.verify(task, self._step, machine, start, timeout_s)
+        except UnwieldyTree as error:
+            log.warning("%s: %s", self._label, error)
+            return VerifierVerdict({"reward": 0.0}, str(error), planted=False)
+
+    def grade(self) -> Grade:
+        """Run the verifier of the present step and return the task's reward; null with the reason where it has none."""
+        machine, task = self._open()
+        work = Work(image=machine.description, submission="" if self._submitted else None)
+        protocol_ok = self._well_formed and self._submitted
+        try:
+            if self._failure is not None:
+                raise self._failure
+            verdicts = self._verdicts if self._over else [*self._verdicts, self._verified()]
+        except (InfrastructureError, OSError) as error:
+            return Grade(None, protocol_ok=protocol_ok, error_type=type(error).__name__, error=str(error), work=work)
+        reached = len(verdicts) == len(task.steps) or self._over or _misses(self._step, verdicts[-1].rewards)
+        rewards = [verdict.rewards["reward"] for verdict in verdicts]
+        if task.config.multi_step_reward_strategy == "final":
+            reward = rewards[-1] if reached else 0.0
+        else:
+            reward = sum(rewards) / (len(rewards) if reached else len(task.steps))
+        text, _ = bash.elided("".join(verdict.log for verdict in verdicts), LONGEST_LOG)
+        planted = any(verdict.planted for verdict in verdicts)
+        work = Work(image=work.image, submission=work.submission, test_log=text)
+        return Grade(reward, reward >= 1, None, planted, protocol_ok, work=work)
+
+    def solution(self) -> list[str]:
+        """Return the messages that write each step's solution to /solution, run it, and submit."""
+        _, task = self._open()
+        actions = []
+        for step in task.steps:
+            if step.solution is None:
+                raise InfrastructureError(f"The task {self._label} has no solution.")
+            actions += [fenced(script) for script in _written(task.folder / step.solution)]
+            given = {"DEBIAN_FRONTEND": "noninteractive", **task.config.solution.env}
+            variables = " ".join(f"{key}={shlex.quote(value)}" for key, value in given.items())
+            actions += [fenced(f"env {variables} /solution/{task_folder.SOLVE_SCRIPT}"), fenced(SUBMIT)]
+        return actions
+
+    def close(self) -> None:
+        """End the machine; safe to call twice."""
+        machine, self._machine = self._machine, None
+        if machine is not None:
+            machine.close()
+
+
+def _engine(runs_in: RunsIn) -> str | None:
+    """Return the program of the engine that a setting asks for; None for bubblewrap."""
+    if runs_in == "bubblewrap":
+        return None
+    program = container_engine.find_engine()
+    if runs_in == "auto":
+        return program
+    failure = container_engine.engine_failure(runs_in)
+    if failure is not None:
+        raise UsageError(f"env.runs_in is {runs_in}, which {failure}. Start it, or set env.runs_in=bubblewrap.")
+    return runs_in
+
+
+def _misses(step: HarborStep, rewards: Mapping[str, float]) -> bool:
+    """Return whether a step's rewards are below its min_reward, which ends the task."""
+    least = step.min_reward if isinstance(step.min_reward, Mapping) else {"reward": step.min_reward}
+    return any(value is not None and rewards.get(key, float("-inf")) < value for key, value in least.items())
+
+
+def _written(folder: Path) -> list[str]:
+    """Return commands that write a folder's files to /solution, each short enough for a command line."""
+    commands, script = list[str](), "mkdir -p /solution && rm -rf /solution/*"
+    for entry in folders.entries(folder):
+        path = folder / entry.path
+        if entry.is_folder or not path.is_file():
+            continue
+        name, data = shlex.quote(f"/solution/{entry.path}"), path.read_bytes()
+        script += f'\nmkdir -p "$(dirname {name})" && : > {name}'
+        for start in range(0, len(data), SCRIPT_BYTES * 3 // 4):
+            piece = base64.encodebytes(data[start : start + SCRIPT_BYTES * 3 // 4]).decode()
+            if len(script) + len(piece) > SCRIPT_BYTES:
+                commands.append(script.strip())
+                script = ""
+            script += f"\nbase64 -d >> {name} <<'END'\n{piece}END"
+        script += f"\nchmod {'755' if entry.status.st_mode & 0o100 or path.suffix == '.sh' else '644'} {name}"
+    return [one for one in (*commands, script.strip()) if one]

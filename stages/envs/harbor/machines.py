@@ -1,0 +1,593 @@
+"""The machine of a task: a container of its image, or bubblewrap on the files of its Dockerfile.
+
+Both run commands, take folders, and give files back, at the paths that Harbor's format fixes (/tests, /solution, /logs)
+and those of the task. In a container what a command starts goes on running, as a service does; in bubblewrap every
+command ends with all that it started. What a machine gives back are regular files and folders: no link, no pipe.
+"""
+
+import atexit
+import fnmatch
+import hashlib
+import os
+import shlex
+import stat
+import subprocess
+import tarfile
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import IO, Protocol
+
+from stages.envs import folders
+from stages.envs.folders import UnwieldyTree
+from stages.envs.harbor import dockerfile
+from stages.envs.harbor.dockerfile import CopiedFiles, DockerRecipe, NotFollowed
+from stages.envs.harbor.task_folder import ARTIFACTS, ContainerSource, HarborTask, Healthcheck, User
+from stages.envs.repo import runner, trees
+from stages.errors import InfrastructureError
+from stages.sandbox import CommandResult, Limits, Sandbox, container_engine, open_sandbox
+from stages.sandbox.bubblewrap import LINKS
+from stages.sandbox.container_engine import GRACE_S, START_S, TIMEOUT_CODE, last_line, run_bounded, run_engine
+
+COMMAND_S = 300.0
+"""Wall-clock seconds of one command, where the task's own limits do not apply."""
+MEMORY_MB, DISK_MB, PROCESSES = 2048, 2048, 256
+"""Of a task that asks for nothing else."""
+OUTPUT_BYTES = 1 << 20
+FETCHED_BYTES = 256 << 20
+"""Apparent bytes of all artifacts of an episode."""
+MANIFEST_S = 30
+"""Seconds for a registry to answer whether it has an image."""
+LOGS = "/logs"
+FIXED = (LOGS, "/tests", "/solution")
+"""Folders of the format."""
+SYSTEM = frozenset({"bin", "dev", "etc", "lib", "lib32", "lib64", "proc", "run", "sbin", "sys", "testbed", "usr"})
+"""Folders at the top that hold this machine's programs, or none of the task's files."""
+SHARED = {"home": ("agent",), "opt": ("composer",), "tmp": (), "var": ("tmp", "run", "lib")}
+"""Folders at the top in which a task may have a folder of its own, except these."""
+BUILT = "localhost/composer-harbor"
+WAITING = "trap exit TERM; while :; do sleep 3600 & wait $!; done"
+"""The command of a container, which an entrypoint of the image gets as its arguments."""
+
+
+@dataclass(frozen=True)
+class PlayedIn:
+    """Where tasks are played. engine: the program of a container engine, None for bubblewrap.
+
+    network: containers get the engine's network where their task asks for one, else none does.
+    """
+
+    engine: str | None
+    network: bool = False
+
+    @property
+    def kind(self) -> str:
+        """Return the name that is recorded of the sandbox."""
+        return "container" if self.engine else "bubblewrap"
+
+
+class Machine(Protocol):
+    """A running machine. Paths are absolute paths inside."""
+
+    description: str
+    """What it was made from."""
+
+    def run(
+        self, command: str, wall_s: float, env: Mapping[str, str] | None = None, user: User = None
+    ) -> CommandResult:
+        """Run a command by bash in the working folder."""
+        ...
+
+    def upload(self, folder: Path, target: str) -> None:
+        """Write the content of a folder of this machine into one inside, which is made."""
+        ...
+
+    def empty(self, folder: str) -> set[str]:
+        """Make a folder that holds nothing; return the names of what it held."""
+        ...
+
+    def fetch(self, source: str, target: Path, exclude: Sequence[str], most_bytes: int) -> int:
+        """Copy a file or folder to the path `target` of this machine, without links; return its bytes, 0 for none.
+
+        Raises UnwieldyTree for more than `most_bytes`.
+        """
+        ...
+
+    def read(self, path: str, most_bytes: int) -> bytes | None:
+        """Return a file's bytes, None where there is none; ValueError where it is no file, or larger."""
+        ...
+
+    def close(self) -> None:
+        """End everything; safe to call twice."""
+        ...
+
+
+def unplayable(task: HarborTask, place: PlayedIn) -> list[str]:
+    """Return why a task cannot be played here; the images that an engine must have are checked by `missing_images`."""
+    sources = [(task.container, "environment")]
+    sources += [(step.separate, "its verifier") for step in task.steps if step.separate]
+    reasons = []
+    for source, name in sources:
+        settings = source.settings
+        if settings.network_mode == "public" and not place.network:
+            reasons.append(f"{name} asks for the network; --set env.network=task gives it, in a container")
+        if (settings.memory_mb or 0) > physical_memory_mb():
+            reasons.append(f"{name} needs {settings.memory_mb} MiB, and this machine has {physical_memory_mb()}")
+        if place.engine is None:
+            reasons += [f"{name}: {reason}" for reason in _not_followed(task, source)]
+    if place.engine is None:
+        if task.config.environment.healthcheck or any(step.healthcheck for step in task.steps):
+            reasons.append("it has a health check, and in bubblewrap no service goes on running between commands")
+        users = [user for step in task.steps for user in (step.agent_user, step.verifier_user)]
+        if named := [user for user in users if user not in (None, "root", 0)]:
+            reasons.append(f"it needs the user {named[0]!r}, and bubblewrap has one user")
+    return list(dict.fromkeys(reasons))
+
+
+def _not_followed(task: HarborTask, source: ContainerSource) -> list[str]:
+    """Return why a container cannot be replaced by bubblewrap."""
+    try:
+        recipe = recipe_of(task, source)
+        places(recipe, task)
+    except NotFollowed as error:
+        return [f"{source.context}/Dockerfile, {error}; containers need Docker or Podman (env.runs_in)"]
+    return []
+
+
+def missing_images(tasks: Iterable[HarborTask], engine: str) -> list[str]:
+    """Return a problem for every task whose images are neither here nor in a registry that answers."""
+    needed: dict[str, list[HarborTask]] = {}
+    for task in tasks:
+        sources = [task.container, *(step.separate for step in task.steps if step.separate)]
+        for image in dict.fromkeys(image for source in sources for image in _images(task, source)):
+            needed.setdefault(image, []).append(task)
+    with ThreadPoolExecutor(8) as pool:
+        found = dict(zip(needed, pool.map(lambda image: _unavailable(engine, image), needed), strict=True))
+    return [
+        f"{task.name}: the image {image} is not here and cannot be fetched: {reason}"
+        for image, reason in found.items()
+        if reason
+        for task in needed[image]
+    ]
+
+
+def _images(task: HarborTask, source: ContainerSource) -> list[str]:
+    if source.settings.docker_image:
+        return [source.settings.docker_image]
+    return dockerfile.images((task.folder / source.context / "Dockerfile").read_text(errors="replace"))
+
+
+def _unavailable(engine: str, image: str) -> str | None:
+    """Return why an image cannot be had; None where it can."""
+    if subprocess.run([engine, "image", "inspect", image], capture_output=True, timeout=START_S).returncode == 0:
+        return None
+    return container_engine.manifest_failure(engine, image, MANIFEST_S)
+
+
+@cache
+def physical_memory_mb() -> int:
+    """Return the memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
+
+
+def open_machine(task: HarborTask, source: ContainerSource, place: PlayedIn) -> Machine:
+    """Start the machine of a task or of its verifier; `InfrastructureError` where that fails."""
+    if place.engine is None:
+        return BubblewrapMachine(task, source)
+    machine = ContainerMachine(place.engine, image_of(task, source, place.engine), source, place)
+    try:
+        # As Harbor does for an image that is not built from the folder.
+        if source.settings.docker_image and not (task.folder / source.context / "Dockerfile").exists():
+            machine.upload_beside(task.folder / source.context)
+    except BaseException:
+        machine.close()
+        raise
+    return machine
+
+
+def check_health(machine: Machine, check: Healthcheck) -> None:
+    """Wait until a health check succeeds; `InfrastructureError` after its last retry, as Docker counts them."""
+    begin, failures = time.monotonic() + check.start_period_sec, 0
+    while (result := machine.run(check.command, check.timeout_sec)).returncode:
+        early = time.monotonic() < begin
+        failures += not early
+        if failures >= check.retries:
+            shown = result.output.strip()[-200:]
+            raise InfrastructureError(f"The health check {check.command!r} failed {failures} times: {shown}")
+        time.sleep(check.start_interval_sec if early else check.interval_sec)
+
+
+# A container.
+
+_building = threading.Lock()
+_locks: dict[str, threading.Lock] = {}
+
+
+def image_of(task: HarborTask, source: ContainerSource, engine: str) -> str:
+    """Return the image of a container, which is built where it is not here; a tag is a digest of the files."""
+    if source.settings.docker_image:
+        return source.settings.docker_image
+    context = task.folder / source.context
+    digest = hashlib.sha256(f"{task.digest} {source.context}".encode()).hexdigest()[:20]
+    tag = f"{BUILT}:{digest}"
+    with _building:
+        lock = _locks.setdefault(tag, threading.Lock())
+    with lock:
+        if subprocess.run([engine, "image", "inspect", tag], capture_output=True, timeout=START_S).returncode:
+            words = [engine, "build", "--quiet", "--tag", tag, str(context)]
+            done = run_bounded(words, source.settings.build_timeout_sec, OUTPUT_BYTES)
+            if done.returncode:
+                ended = f" within {source.settings.build_timeout_sec:g} s" if done.returncode == TIMEOUT_CODE else ""
+                reason = last_line(done.kept.decode(errors="replace"))
+                raise InfrastructureError(f"The image of {task.name} could not be built{ended}: {reason}")
+    return tag
+
+
+class ContainerMachine:
+    """Implements Machine: a container that waits, and a bash in it for every command."""
+
+    def __init__(self, engine: str, image: str, source: ContainerSource, place: PlayedIn) -> None:
+        self.engine, self.settings, self.description = engine, source.settings, image
+        self.name = f"composer-{uuid.uuid4().hex[:12]}"
+        memory_mb = self.settings.memory_mb or MEMORY_MB
+        has_network = place.network and self.settings.network_mode != "no-network"
+        words = [engine, "run", "--detach", "--rm", "--name", self.name]
+        words += [] if has_network else ["--network", "none"]
+        # --memory-swap is the sum of memory and swap, so this is no swap.
+        words += ["--memory", f"{memory_mb}m", "--memory-swap", f"{memory_mb}m"]
+        words += ["--pids-limit", str(PROCESSES), "--security-opt", "no-new-privileges"]
+        if self.settings.cpus:
+            words += ["--cpus", str(min(self.settings.cpus, os.cpu_count() or 1))]
+        words += [word for key, value in self.settings.env.items() for word in ("--env", f"{key}={value}")]
+        words += ["--workdir", self.settings.workdir] if self.settings.workdir else []
+        # The image's entrypoint is kept: it may start the service that a task is about.
+        run_engine([*words, image, "sh", "-c", WAITING])
+        try:
+            self._as_root(f"mkdir -p {LOGS}/agent {LOGS}/verifier {ARTIFACTS} && chmod -R 777 {LOGS}")
+        except BaseException:
+            self.close()
+            raise
+
+    def _as_root(self, command: str) -> str:
+        """Run a command that must succeed; return its output."""
+        done = run_bounded([self.engine, "exec", "--user", "0", self.name, "sh", "-c", command], START_S, OUTPUT_BYTES)
+        if done.returncode:
+            reason = last_line(done.kept.decode(errors="replace"))
+            raise InfrastructureError(f"{Path(self.engine).name} exec {command[:60]!r} failed: {reason}")
+        return done.kept.decode(errors="replace")
+
+    def run(
+        self, command: str, wall_s: float, env: Mapping[str, str] | None = None, user: User = None
+    ) -> CommandResult:
+        """Run a command; processes that it starts in the background go on."""
+        words = [self.engine, "exec", *([] if user is None else ["--user", str(user)])]
+        words += [word for key, value in (env or {}).items() for word in ("--env", f"{key}={value}")]
+        # `timeout` inside: killing the engine's client leaves the command running in the container.
+        limited = ["timeout", "-k", "2", str(max(1, round(wall_s))), "bash", "-c", command]
+        done = run_bounded([*words, self.name, *limited], wall_s + GRACE_S, OUTPUT_BYTES)
+        output = done.kept.decode(errors="replace")
+        if done.returncode in (125, 255) and not self._runs():
+            raise InfrastructureError(f"The container of {self.description} has ended: {last_line(output)}")
+        # A command may exit with 124 by itself, so the time counts too.
+        timed_out = done.returncode == TIMEOUT_CODE and done.duration_s >= min(wall_s, max(1, round(wall_s)))
+        return CommandResult(output, done.returncode, done.duration_s, timed_out, done.num_bytes, None)
+
+    def _runs(self) -> bool:
+        words = [self.engine, "inspect", "--format", "{{.State.Running}}", self.name]
+        return subprocess.run(words, capture_output=True, text=True, timeout=START_S).stdout.strip() == "true"
+
+    def upload(self, folder: Path, target: str) -> None:
+        """Copy a folder's content into the container, by the engine."""
+        self._as_root(f"mkdir -p {shlex.quote(target)}")
+        run_engine([self.engine, "cp", f"{folder}/.", f"{self.name}:{target}"])
+
+    def upload_beside(self, folder: Path) -> None:
+        """Copy a folder's content into the working folder, where there is any."""
+        if folder.is_dir() and any(folder.iterdir()):
+            self.upload(folder, self.settings.workdir or self.run("pwd", COMMAND_S).output.strip() or "/")
+
+    def empty(self, folder: str) -> set[str]:
+        """Delete the folder, whatever it is, and make it."""
+        quoted = shlex.quote(folder)
+        held = self._as_root(f"ls -A {quoted} 2>/dev/null; rm -rf {quoted} && mkdir -p {quoted} && chmod 777 {quoted}")
+        return set(held.splitlines())
+
+    def fetch(self, source: str, target: Path, exclude: Sequence[str], most_bytes: int) -> int:
+        """Read the engine's tar of a path as a stream, and keep files and folders of it."""
+        written = 0
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for name, info, data in self._members(source):
+            path = "" if "/" not in name else name.partition("/")[2]
+            if _excluded(path or PurePosixPath(source).name, exclude) or not info.isreg():
+                continue
+            written += info.size + 1
+            if written > most_bytes:
+                raise UnwieldyTree(f"The artifacts have more than {FETCHED_BYTES >> 20} MiB together.")
+            content = data.read() if data else b""
+            place = target / path if path else target
+            folders.write(target.parent, str(place.relative_to(target.parent)), content, info.mode & 0o777 | 0o600)
+        return written
+
+    def read(self, path: str, most_bytes: int) -> bytes | None:
+        """Read one file of the engine's tar."""
+        for name, info, data in self._members(path):
+            # The engine follows a link within the container and names the file that it leads to.
+            if not info.isreg() or name != PurePosixPath(path).name:
+                raise ValueError("it is a link, or no file")
+            if info.size > most_bytes:
+                raise ValueError(f"it has {info.size} bytes; at most {most_bytes} are read")
+            return data.read() if data else b""
+        return None
+
+    def _members(self, path: str) -> Iterable[tuple[str, tarfile.TarInfo, IO[bytes] | None]]:
+        """Yield the members of the engine's tar of a path; none where there is nothing."""
+        words = [self.engine, "cp", f"{self.name}:{path}", "-"]
+        with subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process:
+            patience = threading.Timer(START_S, process.kill)
+            patience.start()
+            try:
+                with suppress(tarfile.ReadError), tarfile.open(fileobj=process.stdout, mode="r|") as archive:
+                    for info in archive:
+                        name = str(PurePosixPath(info.name))
+                        if not info.name.startswith("/") and ".." not in PurePosixPath(name).parts:
+                            yield name, info, archive.extractfile(info) if info.isreg() else None
+                    return
+                # No archive: its output has ended, and it tells why.
+                said = process.stderr.read().decode(errors="replace") if process.stderr else ""
+            finally:
+                patience.cancel()
+                process.kill()
+        if not any(words in said.lower() for words in ("no such file", "could not find", "could not be found")):
+            raise InfrastructureError(f"{Path(self.engine).name} cp {path} failed: {last_line(said)}")
+
+    def close(self) -> None:
+        """Remove the container."""
+        subprocess.run([self.engine, "rm", "--force", self.name], capture_output=True, timeout=START_S)
+
+
+# Bubblewrap.
+
+
+def recipe_of(task: HarborTask, source: ContainerSource) -> DockerRecipe:
+    """Return what the container of a task is made of; `NotFollowed` where that needs an engine."""
+    file = task.folder / source.context / "Dockerfile"
+    settings = source.settings
+    if settings.docker_image and not file.exists():
+        recipe = dockerfile.follow(f"FROM {settings.docker_image}\nWORKDIR {settings.workdir or '/app'}\n")
+        if (task.folder / source.context).is_dir() and not source.own_tests:
+            recipe.steps.append(CopiedFiles(("",), recipe.workdir, True, False))
+    else:
+        if (file.parent / ".dockerignore").exists():
+            raise NotFollowed("beside it is a .dockerignore, which is not carried out")
+        recipe = dockerfile.follow(file.read_text(errors="replace"))
+    recipe.workdir = settings.workdir or recipe.workdir
+    recipe.env |= settings.env
+    return recipe
+
+
+def places(recipe: DockerRecipe, task: HarborTask) -> list[str]:
+    """Return the folders that a machine in bubblewrap has of its own; `NotFollowed` for one that it cannot have."""
+    artifacts = [PurePosixPath(artifact.source) for step in task.steps for artifact in step.artifacts]
+    wanted = [recipe.workdir, *recipe.folders, *FIXED]
+    # A file's folder; a folder at the top is its own.
+    wanted += [str(path.parent if len(path.parts) > 2 else path) for path in artifacts]
+    found = []
+    for path in wanted:
+        top, *below = PurePosixPath(path).parts[1:] or ("",)
+        if not top or top in SYSTEM or (top in SHARED and (not below or below[0] in SHARED[top])):
+            raise NotFollowed(f"the folder {path} belongs to the machine's system")
+        found.append(f"/{top}/{below[0]}" if top in SHARED else f"/{top}")
+    return list(dict.fromkeys(found))
+
+
+@cache
+def programs() -> Path:
+    """Return a folder with `pytest` as a program, which images have beside the module."""
+    folder = folders.make("programs")
+    atexit.register(folders.remove, folder)
+    (folder / "pytest").write_text('#!/bin/sh\nexec python3 -m pytest "$@"\n')
+    (folder / "pytest").chmod(0o755)
+    return folder
+
+
+class BubblewrapMachine:
+    """Implements Machine: a folder that mirrors the task's folders from the top, and a sandbox on it.
+
+    The sandbox shows this machine's programs and Python, and pytest. It is opened with the first command, and ended
+    before files are read or written from outside.
+    """
+
+    def __init__(self, task: HarborTask, source: ContainerSource) -> None:
+        recipe, settings = recipe_of(task, source), source.settings
+        self.description = f"{recipe.image} (not built: bubblewrap)"
+        self.workdir = recipe.workdir
+        self._places = places(recipe, task)
+        self._limits = Limits(
+            wall_s=COMMAND_S,
+            cpu_s=86_400,
+            memory_mb=settings.memory_mb or MEMORY_MB,
+            processes=PROCESSES,
+            file_mb=settings.storage_mb or DISK_MB,
+            disk_mb=settings.storage_mb or DISK_MB,
+            output_bytes=OUTPUT_BYTES,
+        )
+        tools = runner.distribution_paths(runner.RUNNER)
+        self._readonly = (*tools, programs())
+        own_path = recipe.env.pop("PYTHONPATH", "")
+        self._env = {
+            **recipe.env,
+            "PATH": f"{LINKS}:{programs()}:/usr/local/bin:/usr/bin:/bin",
+            "PYTHONPATH": ":".join(filter(None, (own_path, str(tools[0].parent)))),
+        }
+        self._sandbox: Sandbox | None = None
+        self.root = folders.make("machine")
+        try:
+            self._make(task.folder / source.context, recipe)
+        except BaseException:
+            self.close()
+            raise
+
+    def _make(self, context: Path, recipe: DockerRecipe) -> None:
+        """Carry out what the Dockerfile asks for, in its order."""
+        for folder in (*self._places, *recipe.folders, recipe.workdir, f"{LOGS}/agent", f"{LOGS}/verifier", ARTIFACTS):
+            self._host(folder).mkdir(parents=True, exist_ok=True)
+        for step in recipe.steps:
+            if isinstance(step, CopiedFiles):
+                self.end()
+                self._copy(context, step)
+            else:
+                command, workdir = step
+                result = self.run(f"cd {shlex.quote(workdir)} && {command}", COMMAND_S)
+                if result.returncode:
+                    raise InfrastructureError(f"RUN {command[:60]} of the Dockerfile failed: {result.output[-200:]}")
+
+    def _copy(self, context: Path, step: CopiedFiles) -> None:
+        """Carry out one COPY or ADD."""
+        found = [
+            path for pattern in step.patterns for path in (sorted(context.glob(pattern)) if pattern else [context])
+        ]
+        if not found:
+            raise InfrastructureError(f"COPY {step.patterns[0]} of the Dockerfile names no file.")
+        for path in found:
+            if path.is_dir():
+                self.upload(path, step.target)
+            elif step.unpacks and path.name.endswith((".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")):
+                with trees.scratch() as place:
+                    trees.extract_archive(path, place)
+                    self.upload(place, step.target)
+            else:
+                into = step.into_folder or len(found) > 1 or self._is_folder(step.target)
+                target = f"{step.target}/{path.name}" if into else step.target
+                mode = step.mode if step.mode is not None else stat.S_IMODE(path.stat().st_mode)
+                folders.write(self.root, target.strip("/"), path.read_bytes(), mode | 0o600)
+
+    def _is_folder(self, path: str) -> bool:
+        status = self._status(path.strip("/"))
+        return status is not None and stat.S_ISDIR(status.st_mode)
+
+    def _host(self, path: str) -> Path:
+        return self.root / path.lstrip("/")
+
+    def run(
+        self, command: str, wall_s: float, env: Mapping[str, str] | None = None, user: User = None
+    ) -> CommandResult:
+        """Run a command in the working folder; all that it started ends with it."""
+        del user  # the sandbox has one, and a task that needs another is not played here
+        if self._sandbox is None:
+            # The agent sees the folder around them too (/testbed), where it may have put a link to this machine.
+            for place in self._places:
+                self._clear_way(place)
+            self._sandbox = open_sandbox(
+                "bubblewrap",
+                self.root,
+                limits=self._limits,
+                readonly=self._readonly,
+                env=self._env,
+                places={place: self._host(place) for place in self._places},
+            )
+        given = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in (env or {}).items())
+        return self._sandbox.run(f"cd {shlex.quote(self.workdir)} || exit 126\n{given}{command}", wall_s=wall_s)
+
+    def end(self) -> None:
+        """End all processes, so that files can be read and written; the next command gets a fresh sandbox."""
+        sandbox, self._sandbox = self._sandbox, None
+        if sandbox is not None:
+            sandbox.close()
+
+    def upload(self, folder: Path, target: str) -> None:
+        """Write a folder's files, one by one: a link that the agent left in their way is deleted, and not followed."""
+        self.end()
+        self._clear_way(target)
+        for entry in folders.entries(folder):
+            path, mode = folder / entry.path, stat.S_IMODE(entry.status.st_mode)
+            if entry.is_folder:
+                self._clear_way(f"{target}/{entry.path}")
+            elif path.is_file():  # also a link to one, which the reader found to stay within the task
+                folders.write(self.root, f"{target}/{entry.path}".strip("/"), path.read_bytes(), mode & 0o777 | 0o600)
+
+    def empty(self, folder: str) -> set[str]:
+        """Delete what is in a folder, or in its place, and make it."""
+        self.end()
+        self._clear_way(folder)
+        held = set(os.listdir(self._host(folder)))
+        for name in held:
+            folders.unlink(self.root, f"{folder.strip('/')}/{name}")
+        return held
+
+    def _clear_way(self, folder: str) -> None:
+        """Make a folder and those above it; a link or file in their place is deleted. Nothing may run meanwhile."""
+        path = self.root
+        for part in PurePosixPath(folder).parts[1:]:
+            path /= part
+            if path.is_symlink() or not path.is_dir():
+                folders.unlink(self.root, str(path.relative_to(self.root)))
+                path.mkdir()
+            folders.open_up(path)
+
+    def fetch(self, source: str, target: Path, exclude: Sequence[str], most_bytes: int) -> int:
+        """Copy a file or folder without its links; no link on the path is followed."""
+        self.end()
+        relative = source.lstrip("/")
+        status = self._status(relative)
+        if status is None or not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+            return 0
+        if stat.S_ISREG(status.st_mode):
+            entries = [("", status)]
+        else:
+            found = folders.entries(self._host(source), lambda path: not _excluded(path, exclude))
+            entries = [(entry.path, entry.status) for entry in found if entry.is_file]
+        entries = [(path, one) for path, one in entries if not _excluded(path or Path(source).name, exclude)]
+        # Before anything is read: a sparse file is small on the disk and large in memory.
+        if (size := sum(one.st_size + 1 for _, one in entries)) > most_bytes:
+            raise UnwieldyTree(f"The artifacts have more than {FETCHED_BYTES >> 20} MiB together.")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for path, one in entries:
+            if (content := folders.read(self.root, f"{relative}/{path}" if path else relative)) is not None:
+                place = target / path if path else target
+                mode = stat.S_IMODE(one.st_mode) & 0o777 | 0o600
+                folders.write(target.parent, str(place.relative_to(target.parent)), content[0], mode)
+        return size
+
+    def read(self, path: str, most_bytes: int) -> bytes | None:
+        """Read one file; a link, a pipe or a folder is none."""
+        self.end()
+        if (status := self._status(path.lstrip("/"))) is None:
+            return None
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("it is a link, or no file")
+        if status.st_size > most_bytes:
+            raise ValueError(f"it has {status.st_size} bytes; at most {most_bytes} are read")
+        found = folders.read(self.root, path.lstrip("/"))
+        return found[0] if found else None
+
+    def _status(self, relative: str) -> os.stat_result | None:
+        try:
+            above = folders.descend(self.root, relative)
+        except OSError:
+            return None
+        try:
+            return os.lstat(PurePosixPath(relative).name, dir_fd=above)
+        except OSError:
+            return None
+        finally:
+            os.close(above)
+
+    def close(self) -> None:
+        """End everything and delete the folder."""
+        self.end()
+        folders.remove(self.root)
+
+
+def _excluded(path: str, patterns: Sequence[str]) -> bool:
+    """Return whether tar's --exclude would leave a path out: a pattern matches it, or a folder or name in it."""
+    parts = PurePosixPath(path).parts
+    ends = ["/".join(parts[:length]) for length in range(1, len(parts) + 1)]
+    return any(fnmatch.fnmatch(one, pattern) for pattern in patterns for one in (*ends, *parts))

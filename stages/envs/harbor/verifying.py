@@ -1,0 +1,180 @@
+"""The verifier of a Harbor task: run its test script, and read the reward that it writes.
+
+A shared verifier runs in the agent's machine, a separate one in a fresh machine that only the declared artifacts reach.
+Reward files that were there before are deleted first, and it is noted that they were. What is no finite number of a
+file that the verifier wrote is no reward: null with the reason, and never 0.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from stages.envs.harbor.machines import FETCHED_BYTES, LOGS, Machine
+from stages.envs.harbor.task_folder import ARTIFACTS, TEST_SCRIPT, Artifact, ContainerSource, HarborStep, HarborTask
+from stages.envs.repo import trees
+from stages.errors import InfrastructureError
+
+VERIFIER = f"{LOGS}/verifier"
+TESTS = "/tests"
+REWARDS = ("reward.json", "reward.txt")
+"""In the order in which they count."""
+LONGEST_REWARD = 1 << 16
+"""Bytes of a reward file."""
+LARGEST_REWARD = 1e6
+ATTEMPTS = 2
+"""Runs of a verifier that gives no reward: the second may get what the first was denied."""
+log = logging.getLogger(__name__)
+
+
+class NoReward(InfrastructureError):
+    """A verifier left no reward. again: whether another run may leave one."""
+
+    def __init__(self, reason: str, *, again: bool = True) -> None:
+        super().__init__(reason)
+        self.again = again
+
+
+@dataclass(frozen=True)
+class VerifierVerdict:
+    """The numbers of a reward file, the verifier's log, and whether a reward file was there before it ran."""
+
+    rewards: Mapping[str, float]
+    log: str
+    planted: bool
+
+
+def verify(
+    task: HarborTask,
+    step: HarborStep,
+    machine: Machine,
+    start: Callable[[ContainerSource], Machine],
+    timeout_s: float,
+) -> VerifierVerdict:
+    """Run a step's verifier on the agent's machine, or on one that `start` gives, and return its verdict.
+
+    `NoReward` with the reason where no attempt leaves a reward; `UnwieldyTree` for artifacts that are too many. The
+    agent's machine is left without tests and rewards.
+    """
+    planted = bool(machine.empty(VERIFIER) & set(REWARDS))
+    if planted:
+        log.warning("%s: a reward file was there before the verifier ran, and was deleted", task.name)
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            if step.separate is None:
+                rewards, text = _in(machine, task, step, timeout_s)
+            else:
+                rewards, text = _beside(machine, start, task, step, step.separate, timeout_s)
+            return VerifierVerdict(rewards, text, planted)
+        except InfrastructureError as error:
+            if attempt == ATTEMPTS or not getattr(error, "again", True):
+                raise
+            log.warning("%s: the verifier is run again: %s", task.name, error)
+        finally:
+            if step.separate is None:
+                machine.empty(TESTS)
+                machine.empty(VERIFIER)
+    raise AssertionError
+
+
+def _in(
+    machine: Machine, task: HarborTask, step: HarborStep, timeout_s: float, *, has_tests: bool = False
+) -> tuple[dict[str, float], str]:
+    """Run the test script in a machine; return the rewards and the log."""
+    machine.empty(VERIFIER)
+    if not has_tests:
+        machine.empty(TESTS)
+        for folder in step.tests:
+            machine.upload(task.folder / folder, TESTS)
+    script = f"{TESTS}/{TEST_SCRIPT}"
+    machine.run(f"chmod +x {script}", timeout_s, user="root")
+    result = machine.run(script, timeout_s, env=step.verifier_env, user=step.verifier_user)
+    if result.timed_out:
+        raise NoReward(f"The verifier did not end within {timeout_s:g} s.", again=False)
+    if result.killed_for is not None:
+        raise NoReward(f"The verifier was ended for {result.killed_for}: {result.output.strip()[-200:]}")
+    for name in REWARDS:
+        try:
+            data = machine.read(f"{VERIFIER}/{name}", LONGEST_REWARD)
+            if data is not None:
+                rewards = reward_of(data, name)
+                return rewards, f"{result.output}\n[{name}] {json.dumps(rewards)}\n"
+        except (ValueError, RecursionError) as error:
+            raise NoReward(f"The verifier's {name} is no reward: {error}.") from None
+    said = result.output.strip()[-200:]
+    raise NoReward(f"The verifier wrote no reward and ended with exit code {result.returncode}: {said}")
+
+
+def _beside(
+    machine: Machine,
+    start: Callable[[ContainerSource], Machine],
+    task: HarborTask,
+    step: HarborStep,
+    source: ContainerSource,
+    timeout_s: float,
+) -> tuple[dict[str, float], str]:
+    """Run the test script in a fresh machine with the artifacts of the agent's; return the rewards and the log."""
+    for hook in step.collect:
+        result = machine.run(hook.command, hook.timeout_sec, user=hook.user)
+        if result.returncode:
+            # As in Harbor: what a hook should have left is then missing, which the verifier finds.
+            log.warning("%s: a collect hook failed: %s", task.name, result.output.strip()[-200:])
+    with trees.scratch() as place:
+        carried, left = [], FETCHED_BYTES
+        declared = [*step.artifacts]
+        if all(one.source != ARTIFACTS for one in declared):
+            declared.insert(0, Artifact(source=ARTIFACTS))
+        for number, artifact in enumerate(declared):
+            left -= machine.fetch(artifact.source, place / str(number) / "artifact", artifact.exclude, left)
+            carried.append((artifact.source, place / str(number)))
+        fresh = start(source)
+        try:
+            for path, folder in carried:
+                _carry(fresh, path, folder)
+            return _in(fresh, task, step, timeout_s, has_tests=source.own_tests)
+        finally:
+            fresh.close()
+
+
+def _carry(machine: Machine, path: str, folder: Path) -> None:
+    """Write an artifact to its own path in a fresh machine, where there is one."""
+    fetched = folder / "artifact"
+    if fetched.is_dir():
+        machine.empty(path)
+        machine.upload(fetched, path)
+    elif fetched.exists():
+        above, _, name = path.rpartition("/")
+        fetched.rename(folder / name)
+        machine.upload(folder, above or "/")
+
+
+def reward_of(data: bytes, name: str) -> dict[str, float]:
+    """Return the numbers of a reward file: `reward` and further metrics; ValueError where it holds anything else.
+
+    reward.json holds a number, or an object of numbers with the key `reward`; reward.txt holds a number.
+    """
+    text = data.decode()
+    if not text.strip():
+        raise ValueError("it is empty")
+    if name.endswith(".json"):
+        found = json.loads(text, parse_constant=_not_finite)
+        values = found if isinstance(found, dict) else {"reward": found}
+    else:
+        try:
+            values = {"reward": float(text)}
+        except ValueError:
+            raise ValueError(f"it holds {text.strip()[:40]!r}, which is no number") from None
+    if "reward" not in values:
+        raise ValueError(f"it has no key 'reward', only {', '.join(map(repr, sorted(values)[:5])) or 'none'}")
+    for key, value in values.items():
+        if not isinstance(value, (int, float)):
+            raise ValueError(f"{key} is {str(value)[:40]!r}, which is no number")  # noqa: TRY004 (of a file's text)
+        # A group's mean and spread are computed from rewards: 1e308 is finite, and its square is not.
+        if not abs(value) <= LARGEST_REWARD:
+            raise ValueError(f"{key} is {str(value)[:40]}, which is not within {LARGEST_REWARD:g} of 0")
+    return {key: float(value) for key, value in values.items()}
+
+
+def _not_finite(constant: str) -> float:
+    raise ValueError(f"it holds {constant}")

@@ -1,0 +1,475 @@
+"""Sampling with a Hugging Face model: prompts in, sampled ids and log-probs out, as many rows at once as memory allows.
+
+Sampling is our own, because transformers' `generate` keeps [T, B, V] scores to return log-probs and draws all rows from
+one random stream. Here a row's draws depend on its own seed alone, and memory stays at [B, V]. From top to bottom: the
+loop over tokens; prompts, of which equal ones are prefilled once and those that continue what was sampled before from
+where its keys and values end; the rows of a batch, whose keys and values are written in place; how many rows fit into
+memory.
+
+A row is computed as if it were alone, up to rounding: equal seeds give equal tokens, however rows are batched.
+"""
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from stages.backends import resources
+from stages.errors import UsageError
+from stages.policy.base import PolicyConfig
+
+SHRINK = 0.75
+"""Ended rows are dropped where at most this share of the batch is left: each drop copies the rows that are."""
+GIB = 2**30
+Drawn = tuple[list[int], list[float]]
+"""Sampled token ids, the end token included, and their natural log-probs."""
+
+
+@torch.inference_mode()
+def sample_batch(
+    model: Any,
+    prompts: Sequence[list[int]],
+    *,
+    seeds: Sequence[int],
+    max_tokens: int,
+    temperature: float,
+    end_ids: set[int],
+    pad_id: int,
+    prefill_tokens: int = 8192,
+    prefixes: "PrefixCache | None" = None,
+) -> list[Drawn]:
+    """Draw one completion per prompt: (token ids with the end token, natural log-probs after temperature).
+
+    At temperature 0 the most likely token is taken and log-probs are those of the untempered distribution. prefixes:
+    rows of the call before, which prompts may continue; afterwards it holds those of this call.
+    """
+    device = next(model.parameters()).device
+    # A generator per row, on the CPU in float64: a row's draws depend neither on the batch nor on the device.
+    generators = [torch.Generator().manual_seed(seed % 2**63) for seed in seeds]
+    drawn = [torch.rand(max_tokens, dtype=torch.float64, generator=generator) for generator in generators]
+    uniforms = torch.stack(drawn).to(device)  # [B, max_tokens]
+    rows, logits = _prefilled(model, prompts, max_tokens, pad_id, prefill_tokens, prefixes)
+    look = look_every(device)
+    found: list[Drawn] = [([], []) for _ in prompts]
+    ended, pending = [False] * len(prompts), list[Tensor]()
+    for t in range(max_tokens):
+        token, logp = draw(logits, uniforms[:, t], temperature)  # [B], [B]
+        pending.append(torch.stack([token.double(), logp.double()]))
+        last = t + 1 == max_tokens
+        if last or len(pending) == look:
+            # Tokens and log-probs in one wait; float64 holds every id exactly.
+            tokens, logps = torch.stack(pending, -1).tolist()
+            pending.clear()
+            running = rows.running
+            for place, prompt in enumerate(running):
+                for token_id, value in zip(map(int, tokens[place]), logps[place], strict=True):
+                    if not ended[prompt]:
+                        found[prompt][0].append(token_id)
+                        # Rounding can make the log-prob of a near-certain token slightly positive.
+                        found[prompt][1].append(min(value, 0.0))
+                        ended[prompt] = token_id in end_ids
+            left = [place for place, prompt in enumerate(running) if not ended[prompt]]
+            if last or not left:
+                break
+            if len(left) <= SHRINK * len(running):
+                rows.shrink(left)
+                index = torch.tensor(left).to(device)
+                token, uniforms = token.index_select(0, index), uniforms.index_select(0, index)
+        logits = rows.step(token[:, None])
+    if prefixes is not None:
+        prefixes.keep(rows, prompts, [ids for ids, _ in found])
+    return found
+
+
+def look_every(device: torch.device) -> int:
+    """Return the tokens between two looks at which rows have ended: a GPU is waited for at each, a CPU never."""
+    return 1 if device.type == "cpu" else 16
+
+
+def draw(
+    logits: Float[Tensor, "B V"], uniform: Float[Tensor, " B"], temperature: float
+) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
+    """Draw one token per row by inverting the cumulative distribution at `uniform`; return it with its log-prob."""
+    logp = torch.log_softmax(logits.float() / (temperature or 1.0), dim=-1)
+    if temperature == 0:
+        token = logp.argmax(-1)
+    else:
+        # In float64: a float32 sum over a vocabulary of 150,000 drops rare tokens. Its last value, not 1, is the total.
+        cumulative = logp.double().exp().cumsum(-1)
+        target = uniform[:, None] * cumulative[:, -1:]
+        token = torch.searchsorted(cumulative, target, right=True).squeeze(-1).clamp(max=logits.shape[-1] - 1)
+    return token, logp.gather(-1, token[:, None]).squeeze(-1)
+
+
+# Prompts
+
+
+@dataclass
+class PrefixCache:
+    """Keys and values of the rows of one call of `sample_batch`, for the next, whose prompts continue them.
+
+    It must not outlive a change of the weights. Memory: it is given back as the next call copies it.
+    """
+
+    _rows: "_Rows | None" = None
+    _known: dict[tuple[int, ...], tuple[int, Int[Tensor, " n"]]] = field(default_factory=dict)
+    """By a row's ids, its place among the rows and the columns of its tokens, which may be fewer than its ids."""
+
+    def keep(self, rows: "_Rows", prompts: Sequence[list[int]], completions: Sequence[list[int]]) -> None:
+        """Keep the rows of a call; those of a model whose cache is not written in place are dropped."""
+        self.clear()
+        if not rows.in_place:
+            return
+        self._rows, width = rows, rows.shown.shape[1]
+        for place, number in enumerate(rows.numbers):
+            # A row that ended before others was fed tokens behind its end, and the last token of all was never fed.
+            fed = min(len(completions[number]), rows.ends.get(number, rows.extent.length) - width)
+            columns = torch.cat([rows.shown[number].nonzero()[:, 0], torch.arange(width, width + fed)])
+            self._known[*prompts[number], *completions[number]] = place, columns
+
+    def find(self, prompt: Sequence[int]) -> tuple[int, Int[Tensor, " n"]] | None:
+        """Return place and columns of the longest row that a prompt continues by at least a token."""
+        for length in sorted({len(ids) for ids in self._known if len(ids) < len(prompt)}, reverse=True):
+            if (row := self._known.get(tuple(prompt[:length]))) is not None:
+                return row
+        return None
+
+    def move(self, rows: "_Rows", places: Int[Tensor, " u"], columns: Int[Tensor, "u c"]) -> None:
+        """Copy columns of kept rows into the first of new ones, a layer at a time, and give the kept ones up."""
+        if self._rows is not None:
+            device = self._rows.visible.device
+            rows.copy_from(self._rows, places.to(device), columns.to(device))
+        self.clear()
+
+    def clear(self) -> None:
+        """Hold nothing."""
+        self._rows = None
+        self._known.clear()
+
+
+def _prefilled(
+    model: Any,
+    prompts: Sequence[list[int]],
+    max_tokens: int,
+    pad_id: int,
+    most: int,
+    prefixes: PrefixCache | None,
+) -> tuple["_Rows", Float[Tensor, "B V"]]:
+    """Return the rows of all prompts and the logits behind them, from passes of at most `most` tokens.
+
+    Equal prompts are computed once. Columns of a row: those continued from an earlier call, then new tokens, each
+    padded on the left, which does not shift positions; then room for the completion.
+    """
+    order = {prompt: number for number, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
+    in_place = _fits(model, max(map(len, prompts)) + max_tokens)
+    rows = [None if prefixes is None or not in_place else prefixes.find(prompt) for prompt in order]
+    held = [0 if row is None else len(row[1]) for row in rows]
+    prefix = max(held)
+    width = max(len(prompt) - start for prompt, start in zip(order, held, strict=True))
+    ids = torch.full((len(order), width), pad_id)
+    positions = torch.zeros_like(ids)
+    shown = torch.zeros((len(order), prefix + width), dtype=torch.bool)
+    columns, places = torch.zeros((len(order), prefix), dtype=torch.long), torch.zeros(len(order), dtype=torch.long)
+    for number, (prompt, row, start) in enumerate(zip(order, rows, held, strict=True)):
+        new = len(prompt) - start
+        ids[number, width - new :] = torch.tensor(prompt[start:])
+        positions[number, width - new :] = torch.arange(start, len(prompt))
+        shown[number, prefix + width - new :] = True
+        if row is not None:
+            places[number], columns[number, prefix - start :] = row
+            shown[number, prefix - start : prefix] = True
+    repeated = len(order) < len(prompts)
+    made = _Rows(model, shown, shown.shape[1] + (0 if repeated else max_tokens), in_place)
+    if prefixes is not None:
+        prefixes.move(made, places, columns)
+    device = made.visible.device
+    ids, positions = ids.to(device), positions.to(device)
+    step = max(1, most // len(order)) if in_place else width  # a cache of another kind may want a prompt at once
+    for start in range(0, width, step):
+        logits = made.read(ids[:, start : start + step], positions[:, start : start + step])
+    if in_place and not made.complete:
+        _UNFIT.add(model)
+        return _prefilled(model, prompts, max_tokens, pad_id, most, None)
+    made.next = positions[:, -1:] + 1
+    if repeated:
+        numbers = torch.tensor([order[tuple(prompt)] for prompt in prompts])
+        made.repeat(numbers, shown.shape[1] + max_tokens)
+        logits = logits.index_select(0, numbers.to(device))
+    return made, logits
+
+
+# Rows and their keys and values
+
+
+@dataclass
+class _Extent:
+    """What of the tables of keys and values is in use: the first `rows` rows and the first `length` columns."""
+
+    rows: int
+    length: int
+    capacity: int
+
+
+class _Layer(CacheLayerMixin):
+    """Keys and values of one layer, [B, G, capacity, D], written in place: nothing is copied as rows grow."""
+
+    is_sliding = False
+
+    def __init__(self, extent: _Extent) -> None:
+        super().__init__()
+        self.extent = extent  # not the rows, which hold this layer: a cycle would keep a GPU's memory until collected
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Make the tables, like the first keys and values."""
+        self.keys, self.values = (
+            states.new_empty(self.extent.rows, states.shape[1], self.extent.capacity, states.shape[3])
+            for states in (key_states, value_states)
+        )
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write behind the columns in use, and return these and the new ones."""
+        del args, kwargs
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        keys, values = (
+            self._written(table, states) for table, states in ((self.keys, key_states), (self.values, value_states))
+        )
+        return keys, values
+
+    def _written(self, table: Any, states: Tensor) -> Tensor:
+        start, end = self.extent.length, self.extent.length + states.shape[2]
+        table = table[: self.extent.rows, :, :end]
+        table[:, :, start:] = states
+        written: Tensor = table
+        return written
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return the number of keys and where they begin."""
+        return self.extent.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Return the columns in use."""
+        return self.extent.length
+
+    def get_max_length(self) -> int:
+        """Return the columns there are."""
+        return self.extent.capacity
+
+
+class _Rows:
+    """Rows of a batch that a model has read. Rows that ended are moved behind the others and no longer fed.
+
+    shown: [B, P] on the host, the columns of prompts that are no padding; all later ones are none. visible: the same on
+    the device, [B, capacity]. numbers: of the row at each place. ends: columns in use when a row was dropped.
+    """
+
+    def __init__(self, model: Any, shown: Bool[Tensor, "u p"], capacity: int, in_place: bool) -> None:
+        self.model, self.shown, self.in_place = model, shown, in_place
+        self.extent = _Extent(len(shown), 0, capacity)
+        self.numbers, self.ends = list(range(len(shown))), dict[int, int]()
+        self.next = torch.empty(0)
+        text = model.config.get_text_config()
+        self._cache: Any = None
+        if in_place:
+            self._cache = Cache(layers=[_Layer(self.extent) for _ in range(text.num_hidden_layers)])
+        self._bias: Float[Tensor, "b 1 1 c"] | None = None
+        self._show(capacity)
+
+    def _show(self, capacity: int) -> None:
+        whole = torch.ones(len(self.shown), capacity, dtype=torch.bool)
+        whole[:, : self.shown.shape[1]] = self.shown
+        self.visible = whole.to(next(self.model.parameters()).device)
+
+    @property
+    def running(self) -> list[int]:
+        """Numbers of the rows that are fed, by place."""
+        return self.numbers[: self.extent.rows]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every layer has written its keys and values in place."""
+        return all(layer.is_initialized for layer in self._cache.layers)
+
+    def read(self, ids: Int[Tensor, "b t"], positions: Int[Tensor, "b t"]) -> Float[Tensor, "b v"]:
+        """Read tokens, padding among them, and return the logits behind the last."""
+        start, end = self.extent.length, self.extent.length + ids.shape[1]
+        if not self.in_place:
+            return self._pass(ids, positions, self.visible[:, :end].long())
+        keys = torch.arange(end, device=ids.device)
+        queries = keys[start:, None]
+        # Padding sees itself: a query that sees nothing gives NaN, which would spread from its keys and values.
+        seen = (keys <= queries) & self.visible[:, None, None, :end] | (keys == queries)  # [b, 1, t, end]
+        return self._pass(ids, positions, seen)
+
+    def step(self, ids: Int[Tensor, "b 1"]) -> Float[Tensor, "b v"]:
+        """Read one token of each running row, and return the logits behind it."""
+        end = self.extent.length + 1
+        if self.in_place:
+            if self._bias is None:  # in the type of the scores: of a boolean mask each layer would make this table
+                empty = torch.zeros(self.visible.shape, dtype=self._cache.layers[0].keys.dtype, device=ids.device)
+                self._bias = empty.masked_fill_(~self.visible, float("-inf"))[:, None, None]
+            mask: Tensor = self._bias[: self.extent.rows, ..., :end]
+        else:
+            mask = self.visible[:, :end].long()
+        logits = self._pass(ids, self.next, mask)
+        self.next = self.next + 1
+        return logits
+
+    def _pass(self, ids: Tensor, positions: Tensor, mask: Tensor) -> Float[Tensor, "b v"]:
+        out = self.model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        self._cache = out.past_key_values
+        self.extent.length += ids.shape[1]
+        logits: Tensor = out.logits[:, -1]
+        return logits
+
+    def shrink(self, left: list[int]) -> None:
+        """Feed only the rows at these places from now on; the others stay behind them, where the cache is in place."""
+        extent, gone = self.extent, [place for place in range(self.extent.rows) if place not in set(left)]
+        self.ends |= {self.numbers[place]: extent.length for place in gone}
+        self.numbers[: extent.rows] = [self.numbers[place] for place in (*left, *gone)]
+        index = torch.tensor(left).to(self.visible.device)
+        self.next = self.next.index_select(0, index)
+        if self.in_place:
+            order = torch.tensor([*left, *gone]).to(self.visible.device)
+            for layer in self._cache.layers:
+                for table in (layer.keys, layer.values):
+                    used = table[: extent.rows, :, : extent.length]
+                    used.copy_(used.index_select(0, order))
+            if self._bias is not None:
+                self._bias = self._bias.index_select(0, index)
+        else:
+            self._cache.batch_select_indices(index)
+            self.visible = self.visible.index_select(0, index)
+        extent.rows = len(left)
+
+    def repeat(self, numbers: Int[Tensor, " B"], capacity: int) -> None:
+        """Replace the rows by copies of the rows with these numbers, with so many columns."""
+        index = numbers.to(self.visible.device)
+        if self.in_place:
+            used = self.extent.length
+            for layer in self._cache.layers:
+                for name in ("keys", "values"):
+                    table = getattr(layer, name)
+                    larger = table.new_empty(len(numbers), table.shape[1], capacity, table.shape[3])
+                    larger[:, :, :used] = table[:, :, :used].index_select(0, index)
+                    setattr(layer, name, larger)
+        else:
+            self._cache.batch_select_indices(index)
+        self.shown, self.numbers = self.shown[numbers], list(range(len(numbers)))
+        self.extent.rows, self.extent.capacity = len(numbers), capacity
+        self.next = self.next.index_select(0, index)
+        self._show(capacity)
+
+    def copy_from(self, other: "_Rows", places: Int[Tensor, " u"], columns: Int[Tensor, "u c"]) -> None:
+        """Begin with these columns of another's rows, whose tables are freed layer by layer."""
+        used = columns.shape[1]
+        if used:
+            for layer, kept in zip(self._cache.layers, other._cache.layers, strict=True):
+                layer.lazy_initialization(kept.keys, kept.values)
+                for table, source in ((layer.keys, kept.keys), (layer.values, kept.values)):
+                    table[:, :, :used] = source[places[:, None], :, columns].transpose(1, 2)
+                kept.keys = kept.values = None
+        self.extent.length = used
+
+
+SCALED_DOT_PRODUCT = {"sdpa"}
+"""Attention that takes a mask as it is, by transformers' names; stages/training/scoring.py adds its own."""
+LAYERS = {"full_attention", "sliding_attention"}
+_UNFIT: WeakSet[Any] = WeakSet()
+"""Models some of whose layers were seen not to write keys and values in place."""
+
+
+def _fits(model: Any, longest: int) -> bool:
+    """Whether the keys and values of rows of up to `longest` tokens can be written in place, as all attend to all."""
+    return (
+        model not in _UNFIT
+        and model.config.get_text_config()._attn_implementation in SCALED_DOT_PRODUCT
+        and sees_all(model, longest)
+    )
+
+
+def sees_all(model: Any, longest: int) -> bool:
+    """Whether every token of rows of up to `longest` tokens attends to all earlier ones, as its configuration says."""
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or LAYERS)  # a window is for all layers where none is named
+    window = getattr(config, "sliding_window", None) if "sliding_attention" in kinds else None
+    taken = inspect.signature(model.get_decoder().forward).parameters
+    accepts = "position_ids" in taken and any(one.kind is one.VAR_KEYWORD for one in taken.values())
+    stateful = getattr(model, "_is_stateful", False)
+    return accepts and not stateful and kinds <= LAYERS and (window is None or longest <= window)
+
+
+# Memory
+
+
+def kv_width(config: Any) -> int:
+    """Return the width of a layer's keys, which is that of its values, by the configuration of a text model."""
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(heads * width)
+
+
+def row_bytes(model: Any, columns: int) -> int:
+    """Return the bytes of a row of so many tokens: keys and values, and its distribution while a token is drawn."""
+    text = model.config.get_text_config()
+    # Logits, and log-probs, probabilities and their sums in float32 and float64.
+    return 2 * text.num_hidden_layers * kv_width(text) * model.dtype.itemsize * columns + 32 * text.vocab_size
+
+
+def budget(model: Any, config: PolicyConfig) -> int:
+    """Return the bytes that rows may take: `policy.kv_cache_gib`, else 80 % of what a GPU has free, half of a CPU's."""
+    if config.kv_cache_gib is not None:
+        return int(config.kv_cache_gib * GIB)
+    free = resources.gpu_free(next(model.parameters()).device)
+    return int(0.8 * free) if free else resources.available("cpu") // 2
+
+
+def cut(model: Any, prompts: Sequence[list[int]], max_tokens: int, most: int) -> list[list[int]]:
+    """Return the numbers of prompts in batches of at most `most` bytes, at least one prompt in each.
+
+    In their order where one batch holds all; else the longest prompts come first, as a batch is padded to its longest.
+    """
+    numbers = list(range(len(prompts)))
+    batches: list[list[int]] = []
+    for number in sorted(numbers, key=lambda one: -len(prompts[one])):
+        if batches:
+            row = row_bytes(model, len(prompts[batches[-1][0]]) + max_tokens)
+            if row * (len(batches[-1]) + 1) <= most:
+                batches[-1].append(number)
+                continue
+        batches.append([number])
+    return batches if len(batches) > 1 else [numbers]
+
+
+SHORTEST = 1024
+"""Tokens of a prompt that a model must have room for besides an answer; what prompts need is known as they come."""
+
+
+def check_cache(model: Any, config: PolicyConfig, most: int | None = None) -> None:
+    """`UsageError` where not one answer of `policy.max_tokens` tokens fits into the memory for keys and values.
+
+    most: its bytes, by default those of `budget`.
+    """
+    most = budget(model, config) if most is None else most
+    needed = row_bytes(model, SHORTEST + (config.max_tokens or 1))  # without a limit an answer has what is left
+    if needed > most:
+        given = "policy.kv_cache_gib allows" if config.kv_cache_gib is not None else "there are"
+        raise UsageError(
+            f"One answer of policy.max_tokens={config.max_tokens} behind a prompt of {SHORTEST} tokens takes "
+            f"{needed / GIB:.2g} GiB for keys and values, and {given} {most / GIB:.2g}. Lower policy.max_tokens, or "
+            f"sample from a server (policy.model=vllm:...)."
+        )

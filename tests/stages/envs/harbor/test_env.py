@@ -1,0 +1,395 @@
+"""Harbor tasks in bubblewrap: solutions pass, nothing does not, and no reward is what a verifier did not write."""
+
+import io
+import json
+import tarfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.harbor import KINDS, WITHOUT_ENGINE, Files, metrics_task, python_task, separate_task, steps_task, write
+
+from stages import collect
+from stages.envs.base import Grade, HasSize, HasSolutions, Task
+from stages.envs.bash import fenced
+from stages.envs.harbor.env import HarborEnv
+from stages.envs.harbor.verifying import reward_of
+from stages.errors import BadInput, InfrastructureError, UsageError
+from stages.runs import runner
+from stages.runs.artifact import Run
+from stages.runs.records import ROLLOUT, TASK
+
+SHELL = "#!/bin/bash\n"
+
+
+def environment(root: Path, *tasks: Files, **options: Any) -> HarborEnv:
+    """The environment of these tasks, all of which are for training."""
+    for number, files in enumerate(tasks):
+        toml = files["task.toml"].replace('difficulty = "easy"', 'split = "train"')
+        write(root / f"task{number}", {**files, "task.toml": toml})
+    return HarborEnv(path=str(root), **{"runs_in": "bubblewrap", **options})
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Any]:
+    """Make the environment and the only task of given files."""
+    environments = []
+
+    def make(files: Files, **options: Any) -> tuple[HarborEnv, Task]:
+        environments.append(environment(tmp_path / f"tasks{len(environments)}", files, **options))
+        (task,) = environments[-1].tasks("train", 1, seed=0)
+        return environments[-1], task
+
+    yield make
+    for env in environments:
+        env.close()
+
+
+def play(env: HarborEnv, task: Task, *commands: str) -> Grade:
+    """The grade after these commands."""
+    env.reset(task)
+    for command in commands:
+        env.step(fenced(command))
+    return env.grade()
+
+
+def with_test(script: str, files: Files | None = None) -> Files:
+    """A task with another test script."""
+    return {**(files or python_task()), "tests/test.sh": SHELL + script}
+
+
+@pytest.mark.parametrize("kind", WITHOUT_ENGINE)
+def test_the_solution_passes_and_nothing_does_not(made: Any, kind: str) -> None:
+    env, task = made(KINDS[kind]())
+    assert isinstance(env, HasSolutions) and isinstance(env, HasSize) and env.size("train") == 1
+    opening = env.reset(task)
+    assert "starts in /app" in opening[0]["content"] and opening[1]["content"] == task.prompt
+    stops = [env.step(action).stop for action in env.solution()]
+    assert stops[-1] == "submitted" and set(stops[:-1]) == {None}
+    grade = env.grade()
+    assert (grade.reward, grade.gt_pass, grade.hacked, grade.protocol_ok) == (1.0, True, False, True)
+    assert grade.work.image == "localhost/composer-harbor-base:latest (not built: bubblewrap)"
+    nothing = play(env, task)
+    assert (nothing.reward, nothing.gt_pass, nothing.error) == (0.0, False, None)
+
+
+def test_further_metrics_are_in_the_log(made: Any) -> None:
+    env, task = made(metrics_task())
+    grade = play(env, task, "echo apple > sorted.txt")
+    assert grade.reward == 0.0
+    line = grade.work.test_log.splitlines()[-1]
+    assert json.loads(line.removeprefix("[reward.json] ")) == {"reward": 0.0, "lines": pytest.approx(1 / 3), "count": 1}
+
+
+def test_tests_and_solution_are_out_of_reach_of_the_agent(made: Any) -> None:
+    for files in (python_task(), steps_task()):
+        env, task = made(files)
+        env.reset(task)
+        names = "-name test.sh -o -name solve.sh -o -name check.sh"
+        find = f"find / \\( -path /usr -o -path /proc \\) -prune -o \\( {names} \\) -print 2>/dev/null; ls -A /app"
+        assert "test.sh" not in (seen := env.step(fenced(find)).content) and "solve.sh" not in seen
+        env.step(fenced("echo one > one.txt"))
+        env.step(fenced("submit"))
+        assert "check.sh" not in env.step(fenced(find)).content, "also after the verifier of a step"
+
+
+def test_a_second_step_follows_a_passed_one_alone(made: Any) -> None:
+    env, task = made(steps_task())
+    env.reset(task)
+    env.step(fenced("echo one > /app/one.txt"))
+    seen = env.step(fenced("submit"))
+    assert seen.stop is None and "given.txt" in seen.content
+    assert env.step(fenced("cat given.txt")).content.startswith("two")
+    assert env.grade().reward == 0.5, "one of two"
+    env.step(fenced("cat given.txt >> one.txt"))
+    assert env.step(fenced("submit")).stop == "submitted" and env.grade().reward == 1.0
+    env.reset(task)
+    assert env.step(fenced("submit")).stop == "submitted", "min_reward is missed"
+    assert env.grade().reward == 0.0
+
+
+def test_a_step_that_was_not_reached_is_no_reason_for_more(made: Any) -> None:
+    """Harbor averages the steps that were verified; then it would pay to stop after an easy one."""
+    files = steps_task()
+    files["task.toml"] = files["task.toml"].replace("min_reward = 1.0\n", "")
+    env, task = made(files)
+    assert play(env, task, "echo one > /app/one.txt").reward == 0.5
+    assert play(env, task, "submit", "submit").reward == 0.0, "the last step is not reached without its time"
+    final = 'multi_step_reward_strategy = "final"\n'
+    env, task = made({**files, "task.toml": final + files["task.toml"]})
+    assert play(env, task, "echo one > /app/one.txt").reward == 0.0
+    assert play(env, task, "submit", "printf 'one\\ntwo\\n' > one.txt", "submit").reward == 1.0
+
+
+def test_only_declared_artifacts_reach_a_separate_verifier(made: Any) -> None:
+    script = "find /app /logs /tests /solution -type f -o -type l | sort; echo 1 > /logs/verifier/reward.txt\n"
+    env, task = made(with_test(script, separate_task()))
+    grade = play(
+        env,
+        task,
+        "echo x > report.txt; echo x > other; mkdir -p /logs/artifacts/d /tests /solution",
+        "echo y > /logs/artifacts/d/f; ln -s /tests/test.sh /logs/artifacts/link; echo z > /logs/verifier/reward.txt",
+    )
+    found = grade.work.test_log.split("[reward")[0].split()
+    assert found == ["/app/report.txt", "/logs/artifacts/d/f", "/logs/artifacts/lines", "/tests/test.sh"]
+    assert grade.hacked, "a reward file before the verifier"
+
+
+def test_too_many_artifacts_are_a_zero_that_the_agent_caused(made: Any) -> None:
+    env, task = made(separate_task())
+    grade = play(env, task, "truncate -s 1G report.txt")
+    assert (grade.reward, grade.error_type) == (0.0, None) and "more than 256 MiB" in grade.work.test_log
+
+
+BAD = {
+    "nothing": ("true", "wrote no reward"),
+    "an empty file": (": > $R/reward.txt", "it is empty"),
+    "NaN": ("echo nan > $R/reward.txt", "reward is nan"),
+    "infinity": ("echo '{\"reward\": Infinity}' > $R/reward.json", "it holds Infinity"),
+    "too large a number": ("echo 1e308 > $R/reward.txt", "reward is 1e+308, which is not within 1e+06 of 0"),
+    "an overflow": ("echo 1e999 > $R/reward.json", "reward is inf"),
+    "a text": ('echo \'{"reward": "1"}\' > $R/reward.json', "reward is '1', which is no number"),
+    "null": ("echo '{\"reward\": null}' > $R/reward.json", "reward is 'None'"),
+    "no key": ("echo '{\"score\": 1}' > $R/reward.json", "it has no key 'reward', only 'score'"),
+    "a bad metric": ('echo \'{"reward": 1, "a": NaN}\' > $R/reward.json', "it holds NaN"),
+    "a bad file before a good one": ("echo x > $R/reward.json; echo 1 > $R/reward.txt", "reward.json is no reward"),
+    "no text": ("printf '\\377' > $R/reward.txt", "is no reward"),
+    "a deep one": ("printf '[%.0s' {1..50000} > $R/reward.json", "is no reward"),
+    "a huge one": ("truncate -s 3T $R/reward.txt 2>/dev/null || truncate -s 1G $R/reward.txt", "bytes; at most"),
+    "a link": ("echo 1 > /app/r; ln -s /app/r $R/reward.txt", "it is a link, or no file"),
+    "a pipe": ("mkfifo $R/reward.txt", "it is a link, or no file"),
+    "a folder": ("mkdir $R/reward.json", "it is a link, or no file"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_no_reward_is_null_with_the_reason(made: Any, case: str) -> None:
+    script, reason = BAD[case]
+    env, task = made(with_test(f"R=/logs/verifier\necho try >> /app/tries\n{script}\n"))
+    started = time.monotonic()
+    grade = play(env, task)
+    assert grade.reward is None and grade.gt_pass is None and grade.error_type == "NoReward"
+    assert grade.error and reason in grade.error
+    assert env.step(fenced("wc -l < tries")).content.startswith("2"), "tried once more"
+    assert time.monotonic() - started < 20
+
+
+def test_a_verifier_that_hangs_ends_in_its_time_and_is_not_run_again(made: Any) -> None:
+    files = with_test("echo try >> /app/tries; sleep 60\n")
+    files["task.toml"] = files["task.toml"].replace("timeout_sec = 60.0", "timeout_sec = 0.5")
+    env, task = made(files)
+    grade = play(env, task)
+    assert (grade.reward, grade.error) == (None, "The verifier did not end within 0.5 s.")
+    assert env.step(fenced("wc -l < tries")).content.startswith("1")
+
+
+def test_a_verifier_that_fails_once_is_run_again(made: Any) -> None:
+    script = "if [ -e /app/failed ]; then echo 0.25 > /logs/verifier/reward.txt; fi; touch /app/failed\n"
+    env, task = made(with_test(script))
+    assert play(env, task).reward == 0.25
+
+
+def test_a_reward_that_the_agent_wrote_is_deleted_before(made: Any) -> None:
+    plant = "echo 1 | tee /logs/verifier/reward.txt > /logs/verifier/reward.json"
+    env, task = made(python_task())
+    grade = play(env, task, plant)
+    assert (grade.reward, grade.hacked) == (0.0, True)
+    env, task = made(with_test("true\n"))
+    assert play(env, task, f"({plant}; sleep 1; {plant}) & {plant}").reward is None, "also of a process left behind"
+    assert play(env, task, "rm -rf /logs/verifier; mkdir /app/v; ln -s /app/v /logs/verifier", plant).reward is None
+
+
+def test_links_that_an_agent_leaves_lead_nowhere_on_this_machine(made: Any, tmp_path: Path) -> None:
+    """The agent sees the folder around its folders too, and can put links into their place."""
+    outside = tmp_path / "outside"
+    (outside / "verifier").mkdir(parents=True)
+    (outside / "kept").write_text("x")
+    files = steps_task() | {"steps/second/workdir/sub/given.txt": "two\n"}
+    files["task.toml"] = files["task.toml"].replace("min_reward = 1.0\n", "")
+    env, task = made(files)
+    env.reset(task)
+    links = f"""cd /testbed && for d in app tests logs solution; do rm -rf $d; mv $d .$d; ln -s {outside} $d; done
+    rm -rf /app/sub; ln -s {outside} /app/sub; ls -la /testbed"""
+    env.step(fenced(links))
+    env.step(fenced("submit"))
+    env.step(fenced(links))
+    grade = env.grade()
+    assert grade.reward == 0.0
+    assert sorted(path.name for path in outside.rglob("*")) == ["kept", "verifier"], "nothing written or deleted there"
+
+
+def test_a_process_of_the_agent_does_not_outlive_its_command(made: Any) -> None:
+    env, task = made(python_task())
+    grade = play(env, task, "(while :; do echo 1 > /logs/verifier/reward.txt; done) > /dev/null 2>&1 &")
+    assert (grade.reward, grade.error) == (0.0, None)
+
+
+def test_everything_that_is_not_followed_is_refused_before_the_start(tmp_path: Path) -> None:
+    base = python_task("x-0", "x")
+    dockerfiles = {
+        "FROM rust:1\nWORKDIR /app\n": "line 1: the image rust:1 may hold more",
+        "FROM python:3.13\nRUN pip install numpy\n": "line 2: RUN pip install numpy is not carried out",
+        "FROM python:3.13\nRUN apt-get update && \\\n  apt-get install -y gcc\n": "line 2: RUN apt-get install -y gcc",
+        "FROM python:3.13\nRUN curl x | sh\n": "line 2: RUN curl x | sh is not carried out",
+        "FROM python:3.13 AS a\nFROM python:3.13\n": "line 2: it has several stages",
+        "FROM python:3.13\nUSER app\n": "line 2: USER is not carried out",
+        'FROM python:3.13\nENTRYPOINT ["a"]\n': "line 2: ENTRYPOINT is not carried out",
+        "FROM python:3.13\nADD https://a/b /app/\n": "line 2: ADD of anything but files",
+        "FROM python:3.13\nCOPY --from=a b /app/\n": "line 2: COPY --from is not carried out",
+        "FROM python:3.13\nWORKDIR /usr/src\n": "the folder /usr/src belongs to the machine's system",
+        "FROM python:3.13\n": "the folder / belongs to the machine's system",
+    }
+    for number, text in enumerate(dockerfiles):
+        write(tmp_path / f"t{number}", {**python_task(f"x-{number}", "x"), "environment/Dockerfile": text})
+    others = {
+        '[environment]\nnetwork_mode = "public"\n': "asks for the network",
+        "[environment]\nmemory_mb = 99999999\n": "needs 99999999 MiB, and this machine has",
+        '[agent]\nuser = "app"\n[environment]\n': "needs the user 'app'",
+        "[environment]\ngpus = 1\n": "line 2: it needs 1 GPUs",
+        '[environment.healthcheck]\ncommand = "true"\n': "no service goes on running",
+        "[environment\n": "no valid TOML",
+    }
+    for number, text in enumerate(others):
+        write(tmp_path / f"u{number}", {**base, "task.toml": text})
+    write(tmp_path / "v0", python_task("y-1", "y"))
+    write(tmp_path / "v1", python_task("z-1", "z"))
+    with pytest.raises(BadInput) as caught:
+        HarborEnv(path=str(tmp_path), runs_in="bubblewrap").tasks("train", 1, 0)
+    said = str(caught.value)
+    for reason in (*dockerfiles.values(), *others.values()):
+        assert reason in said
+    assert "17 problems cannot be used" in said.splitlines()[0]
+    env = HarborEnv(path=str(tmp_path), runs_in="bubblewrap", skip_refused=True)
+    assert sorted([*env.tasks("train", 1, 0), *env.tasks("eval", 1, 0)], key=str)[0].family in ("y", "z")
+    assert env.size("train") + env.size("eval") == 2
+
+
+def test_a_dockerfile_is_followed_where_it_can_be(made: Any) -> None:
+    files = python_task()
+    files["environment/Dockerfile"] = (
+        "# syntax=docker/dockerfile:1\nFROM python:3.13-slim\nENV A=b C='d e'\nLABEL x=y\nWORKDIR /data/in\n"
+        "RUN apt-get update && apt-get install -y --no-install-recommends git \\\n"
+        "    && rm -rf /var/lib/apt/lists/*\nRUN pip install --no-cache-dir pytest==8.4.1\n"
+        'RUN mkdir -p /data/out && touch /data/out/made\nCOPY --chown=a:b sums.py x*.txt ./\nCOPY ["d", "/data/d"]\n'
+        'COPY sums.py /data/out\nWORKDIR ../out\nADD $C.txt e.txt\nCMD ["bash"]\n'
+    )
+    files |= {"environment/x1.txt": "1", "environment/d/f": "f", "environment/d/g/h": "h", "environment/d e.txt": "e"}
+    del files["environment/d e.txt"]
+    files["environment/Dockerfile"] = files["environment/Dockerfile"].replace("ADD $C.txt", "ADD x1.txt")
+    env, task = made(files)
+    env.reset(task)
+    seen = env.step(fenced("pwd; echo $A $C; cd /data; find . -type f | sort | xargs; which pytest git")).content
+    assert seen.startswith(
+        "/data/out\nb d e\n./d/f ./d/g/h ./in/sums.py ./in/x1.txt ./out/e.txt ./out/made ./out/sums.py"
+    )
+    assert "/pytest\n" in seen and "/git\n" in seen
+
+
+def test_hostile_archives_and_links_of_a_task_stay_in_the_machine(made: Any, tmp_path: Path) -> None:
+    files = python_task()
+    files["environment/Dockerfile"] += "RUN ln -s /etc /app/etc && ln -s / /app/root\nCOPY d /app/\nADD a.tar /app/\n"
+    files |= {"environment/d/etc/evil": "x", "environment/d/root/evil": "y"}
+    env, task = made(files)
+    archive = tmp_path / "tasks0" / "task0" / "environment" / "a.tar"
+    for name, size in (("../../evil", 1), ("/evil", 1), ("a" * 3000, 1), ("big", 2 << 30)):
+        with tarfile.open(archive, "w") as tar:
+            info = tarfile.TarInfo(name)
+            info.size = 1
+            tar.addfile(info, io.BytesIO(b"x"))
+            if size > 1:
+                for number in range(2):
+                    info = tarfile.TarInfo(f"{name}{number}")
+                    tar.addfile(info)
+        (task,) = env.tasks("train", 1, 0)
+        if size == 1:
+            with pytest.raises(BadInput, match="cannot be unpacked"):
+                env.reset(task)
+    env.reset(task)
+    assert not Path("/etc/evil").exists() and not Path("/evil").exists() and not (tmp_path / "evil").exists()
+    assert env.step(fenced("cat /app/etc/evil /app/root/evil")).content.startswith("xy")
+
+
+def test_a_changed_task_is_not_played_on(made: Any, tmp_path: Path) -> None:
+    env, task = made(python_task())
+    (tmp_path / "tasks0" / "task0" / "tests" / "test.sh").write_text("echo 1 > /logs/verifier/reward.txt\n")
+    with pytest.raises(InfrastructureError, match="have changed since the run began"):
+        env.reset(task)
+
+
+def test_the_tasks_own_time_holds_where_it_is_asked_for(made: Any) -> None:
+    files = python_task()
+    files["task.toml"] = files["task.toml"].replace("timeout_sec = 120.0", "timeout_sec = 1.5")
+    env, task = made(files, limits="task")
+    env.reset(task)
+    assert env.step(fenced("sleep 30")).timed_out
+    assert env.step(fenced("true")).stop == "wall_time"
+    assert env.grade().reward == 0.0
+    env, task = made(files)
+    env.reset(task)
+    assert not env.step(fenced("sleep 2")).timed_out
+
+
+def test_tools_malformed_actions_and_options(made: Any, tmp_path: Path) -> None:
+    env, task = made(python_task())
+    env.use_tools()
+    assert "a call of `bash`" in env.reset(task)[0]["content"]
+    assert env.call("bash", {"command": "echo $((6*7))"}).content.startswith("42")
+    assert env.malformed("no call").parse_error == "no call"
+    assert env.call("submit", {}).stop == "submitted"
+    assert env.grade().protocol_ok is False
+    with pytest.raises(UsageError, match="Which tasks"):
+        HarborEnv()
+    with pytest.raises(UsageError, match=r"env\.network is 'all'; choose one of: none, task"):
+        HarborEnv(path="x", network="all")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="Leave out sandbox=none"):
+        HarborEnv(path="x", sandbox="none")
+    with pytest.raises(UsageError, match="holds 1 tasks for train, not 2"):
+        env.tasks("train", 2, 0)
+    with pytest.raises(BadInput, match="holds no tasks that can be played"):
+        HarborEnv(path=str(tmp_path / "tasks0" / "task0" / "tests"), runs_in="bubblewrap").tasks("train", 1, 0)
+
+
+def test_families_come_from_a_key_or_the_names_prefix(tmp_path: Path) -> None:
+    for number in range(12):
+        write(tmp_path / f"t{number}", python_task(f"fam{number % 4}-{number}", family=f"f{number % 3}"))
+    by_key = HarborEnv(path=str(tmp_path), runs_in="bubblewrap")
+    by_name = HarborEnv(path=str(tmp_path), runs_in="bubblewrap", family="none", eval_share=0.5, split_seed=3)
+    for env, families, held_out in ((by_key, 3, 4), (by_name, 4, 6)):
+        train, evaluated = (env.tasks(split, env.size(split), 5) for split in ("train", "eval"))
+        assert len(evaluated) == held_out and len(train) == 12 - held_out
+        assert not {task.family for task in train} & {task.family for task in evaluated}
+        assert len({task.family for task in [*train, *evaluated]}) == families
+        assert env.tasks("train", 2, 5) == train[:2]
+
+
+def test_rewards_of_a_file() -> None:
+    assert reward_of(b"1\n", "reward.txt") == {"reward": 1.0}
+    assert reward_of(b"0.5", "reward.json") == {"reward": 0.5}
+    assert reward_of(b'{"reward": true, "time": 3}', "reward.json") == {"reward": 1.0, "time": 3.0}
+    with pytest.raises(ValueError, match="reward is"):
+        reward_of(b"9" * 400, "reward.json")
+
+
+def test_a_run_records_solutions_and_that_nothing_was_built(tmp_path: Path) -> None:
+    for number, kind in enumerate(WITHOUT_ENGINE):
+        files = KINDS[kind]()
+        files["task.toml"] = files["task.toml"].replace('difficulty = "easy"', 'split = "train"')
+        write(tmp_path / "tasks" / str(number), files)
+    rewards = {}
+    for policy in ("reference", "noop"):
+        config = collect.Config(
+            env={"name": "harbor", "path": str(tmp_path / "tasks"), "runs_in": "bubblewrap"},
+            policy={"model": policy},
+            tasks=4,
+            samples=1,
+            max_steps=8,
+        )
+        run = Run(runner.execute("collect", {}, config, root=tmp_path / policy).path)
+        rows = run.rows(ROLLOUT)
+        rewards[policy] = [row["reward"] for row in rows]
+        assert all("not built" in row["image"] and row["sandbox"] == "bubblewrap" for row in rows)
+        data = [json.loads(row["data_json"]) for row in run.rows(TASK)]
+        assert sorted(one["steps"] for one in data) == [1, 1, 1, 2]
+    assert rewards == {"reference": [1.0] * 4, "noop": [0.0] * 4}

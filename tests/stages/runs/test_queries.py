@@ -1,0 +1,99 @@
+"""Queries of the pages: kinds of actions, states of pairs of every age, tasks of two arms, rollouts by id."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support.runs import row, written
+
+from stages.runs import queries
+from stages.runs.artifact import Run
+from stages.runs.queries import PairFilter, RolloutFilter, TaskFilter
+from stages.runs.records import EVAL_ITEM, PAIR, ROLLOUT, STATE, STEP
+
+
+def said(*texts: str) -> str:
+    return json.dumps([{"role": "user", "content": text} for text in texts])
+
+
+def pair(number: int, chosen: str = "a", rejected: str = "b", **given: object) -> dict[str, object]:
+    known = {"pair_id": f"p{number}", "rule": "majority_over_student", "state_id": f"s{number}", "rollout_id": "r"}
+    return known | {"chosen": chosen, "rejected": rejected, "chosen_by": ["one"], "rejected_by": "student"} | given
+
+
+@pytest.mark.parametrize(
+    ("action", "kind"),
+    [
+        ("```bash\nsed -i 's|a|b|' x.py\n```", "sed"),
+        ("I look first.\n```\ncd /testbed && python3 -m pytest\n```", "python3"),
+        ("<function=str_replace_editor>\n<parameter=path>x</parameter>", "str_replace_editor"),
+        ('{"name": "bash", "arguments": {"command": "ls"}}', "bash"),
+        ("Done.", "text"),
+        ("", "text"),
+    ],
+)
+def test_the_kind_of_an_action_is_its_first_word(tmp_path: Path, action: str, kind: str) -> None:
+    run = Run(written(tmp_path, "extract-pairs/x", [(PAIR, [pair(0, action, "```bash\nls\n```")])]))
+    page = queries.pairs(run, PairFilter(action=kind))
+    assert page is not None and page.total == 1 and page.rows[0]["chosen_action"] == kind
+    assert dict(page.values["action"]) == {kind: 1, "ls": 1}
+
+
+def test_states_are_put_together_and_a_broken_chain_ends(tmp_path: Path) -> None:
+    states = [
+        {"state_id": "s0", "kept_messages": 0, "new_messages_json": said("task")},
+        {"state_id": "s1", "before_id": "s0", "kept_messages": 1, "new_messages_json": said("more")},
+        {"state_id": "s3", "before_id": "s4", "kept_messages": 0, "new_messages_json": said("x")},
+        {"state_id": "s4", "before_id": "s3", "kept_messages": 0, "new_messages_json": said("y")},
+    ]
+    pairs = [pair(number) for number in (1, 2, 3)]
+    run = Run(written(tmp_path, "extract-pairs/x", [(PAIR, pairs), (STATE, states)]))
+    found = queries.state_messages(run, pairs)
+    assert [message["content"] for message in found["p1"]] == ["task", "more"]
+    assert "p2" not in found and "p3" in found
+
+
+def test_pairs_that_hold_their_messages_themselves_are_read(tmp_path: Path) -> None:
+    path = written(tmp_path, "extract-pairs/x", [(PAIR, [pair(0)])]) / "pairs.parquet"
+    table = pq.read_table(path).drop_columns(["state_id"])
+    pq.write_table(table.append_column("messages_json", pa.array([said("task")])), path)
+    found = queries.state_messages(Run(path.parent), [pair(0)])
+    assert found == {"p0": [{"role": "user", "content": "task"}]}
+
+
+def test_tasks_without_an_outcome_have_no_difference_and_come_last(tmp_path: Path) -> None:
+    items = [
+        {"item_id": f"{arm}{task}{n}", "arm": arm, "task_id": task, "passed": passed, "transcript_json": said(task)}
+        for arm, task, outcomes in (
+            ("A", "lost", [None]),
+            ("B", "lost", [True]),
+            ("A", "some", [True, False]),
+            ("B", "some", [True, None]),
+            ("A", "all", [True]),
+            ("B", "all", [False]),
+        )
+        for n, passed in enumerate(outcomes)
+    ]
+    run = Run(written(tmp_path, "evaluate/x", [(EVAL_ITEM, items)]))
+    page = queries.tasks(run, "A", "B")
+    assert [(one["task_id"], one["difference"]) for one in page.rows] == [("all", -1.0), ("some", 0.5), ("lost", None)]
+    assert (page.first_more, page.second_more, page.equal, page.total) == (1, 1, 0, 3)
+    assert [one["prompt"] for one in page.rows] == ["all", "some", "lost"]
+    assert [one["task_id"] for one in queries.tasks(run, "A", "B", TaskFilter(side="second")).rows] == ["some"]
+    assert [one["task_id"] for one in queries.tasks(run, "B", "A", TaskFilter(side="first")).rows] == ["some"]
+
+
+def test_rollouts_are_chosen_by_id_and_carry_their_prompt(tmp_path: Path) -> None:
+    rollouts = [row(ROLLOUT, {"rollout_id": f"r{n}", "task_id": "t", "reward": 1.0}) for n in range(3)]
+    steps = [
+        {"rollout_id": f"r{n}", "step": step, "new_messages_json": said(f"prompt {n}, step {step}")}
+        for n in range(3)
+        for step in range(2)
+    ]
+    run = Run(written(tmp_path, "train/x", [(ROLLOUT, rollouts), (STEP, steps)]))
+    page = queries.page(run, RolloutFilter(ids=("r2", "nobody")))
+    assert page is not None and [(one["id"], one["prompt"]) for one in page.rows] == [("r2", "prompt 2, step 0")]
+    empty = queries.page(run, RolloutFilter(ids=()))
+    assert empty is not None and empty.total == 0
