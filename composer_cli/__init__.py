@@ -16,6 +16,7 @@ report/          - `composer report`: one HTML file about a chain of runs
 serve.py         - `composer serve`: a server of a model or of a run's checkpoint
 settings.py      - settings of a stage from defaults, files and arguments; presets
 show/            - `composer show`, `status`, `query`, and the facts about runs
+signatures.py    - the types of api.py's words, generated for editors
 stage_command.py - the command of a stage
 swe.py           - `composer swe check`: what is missing on a machine for SWE-bench
 tasks.py         - `composer tasks check` and `convert`

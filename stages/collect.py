@@ -38,14 +38,14 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     reporting.check(config.report_to)
     scripted.check(config.policy, config.env.name)
     rollouts = config.tasks * config.samples
-    tokens = rollouts * config.max_steps * config.policy.max_tokens
+    tokens = rollouts * config.max_steps * config.policy.longest_answer()
     at_once = () if kind_of(config.policy) in ("local", "scripted") else config.in_flight.notes()
     return Plan(
         units=rollouts,
         what="rollouts",
         max_completion_tokens=tokens,
         max_cost_usd=config.policy.cost(0, tokens),
-        notes=(*config.limits.notes(config.max_steps), f"history {config.history}", *at_once),
+        notes=(*config.limits.notes(config.max_steps), *config.policy.notes(), f"history {config.history}", *at_once),
     )
 
 

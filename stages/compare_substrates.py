@@ -61,7 +61,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     import_module("benchmarks.substrates")  # and its imports fail here, before anything is played
     number = config.tasks * config.samples
     return Plan(
-        units=number, what="rollouts", max_completion_tokens=number * config.max_steps * config.policy.max_tokens
+        units=number, what="rollouts", max_completion_tokens=number * config.max_steps * config.policy.longest_answer()
     )
 
 

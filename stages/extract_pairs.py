@@ -102,7 +102,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     policy, playing = _collected_with(rollouts, config)
     # Every action of a pair is that of a step or of an answer; most of them are in no pair.
     most = (len(rollouts.scan(STEP)) + len(answers.scan(TEACHER_ACTION))) * _samples(policy, config)
-    tokens = most * playing.max_steps * policy.max_tokens
+    tokens = most * playing.max_steps * policy.longest_answer()
     notes = (f"at most {most} continuations", *playing.limits.notes(playing.max_steps))
     return Plan(number, "states", max_completion_tokens=tokens, max_cost_usd=policy.cost(0, tokens), notes=notes)
 

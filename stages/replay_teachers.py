@@ -86,7 +86,8 @@ def plan(inputs: Inputs, config: Config) -> Plan:
         cost = sum(question.price_bound() for t in config.teachers if t.cost(1, 1) for question in asked[t.name])
     unknown = [t.name for t in config.teachers if not t.priced]
     notes = (f"the price of {', '.join(unknown)} is not known",) if unknown else ()
-    return Plan(units=count, what="answers", max_completion_tokens=tokens, max_cost_usd=cost, notes=notes)
+    lengths = tuple(f"{t.name}: {note}" for t in config.teachers for note in t.notes())
+    return Plan(units=count, what="answers", max_completion_tokens=tokens, max_cost_usd=cost, notes=notes + lengths)
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:

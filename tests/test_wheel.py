@@ -19,7 +19,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     copy = folder / "source"
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.split(b"\0")
-    for name in filter(None, map(os.fsdecode, tracked)):  # setuptools leaves a build folder beside what it builds
+    for name in filter(None, map(os.fsdecode, tracked)):
         if name.startswith(("stages/", "composer_cli/", "examples/")) or "/" not in name:
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             if (ROOT / name).is_symlink():
@@ -29,6 +29,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ["-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder), str(copy)]
     subprocess.run([sys.executable, *words], check=True, capture_output=True)
     (built,) = folder.glob("*.whl")
+    assert not (copy / "build").exists(), "setuptools leaves a build folder beside what it builds"
     return built
 
 

@@ -94,7 +94,7 @@ def choose(stage: str, given: Sequence[str], root: Path, tell: Callable[[str], N
         found = [path for s in writers if (path := latest(root, s)) is not None]
         if not found:
             raise BadInput(
-                f"{stage} needs {slot.kind}, and there is no finished run in {root} that holds it. "
+                f"{stage} needs {slot.kind.plural}, and there is no finished run in {root} that holds them. "
                 f"Run {' or '.join(f'`{command_words(writer)}`' for writer in writers)} first, "
                 "or give a run with --from FOLDER."
             )

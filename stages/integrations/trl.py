@@ -176,7 +176,7 @@ def rollouts(
         size,
         seed=seed,
         temperature=policy.config.temperature,
-        max_completion=policy.config.max_tokens,
+        max_completion=policy.config.longest_answer(),
         device=device(policy.config.device),
     )
     trainer = GRPOTrainer(

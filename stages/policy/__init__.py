@@ -6,6 +6,7 @@ sampling.py - tokens drawn from such a model: batches that fit into memory, keys
 endpoint.py - an OpenAI-compatible server: retries, a budget, a probe, an adaptive limit
 answers.py - the cache of paid answers, each with a digest
 billing.py - what a call costs: a server's bill, checked against its request and its answer
+context.py - the longest answer of a model where no setting limits it
 client.py - HTTP requests through openai's client, and responses read as samples or typed errors
 batches.py - many requests to a server in one file, at a lower price
 scripted.py - policies without a model, which check an environment: its own solutions, and nothing

@@ -61,6 +61,10 @@ def learning_rate(model: str) -> float | None:
 
 REFERENCE, NOOP = "reference", "noop"
 """Models that are none: the tasks' own solutions, and nothing (`stages.policy.scripted`)."""
+EMBEDDED_TOKENS = 64
+"""Longest answer of an embedded model in tokens, where none is given."""
+UNSTATED = 32_768
+"""Longest answer of a server that states no context, in tokens. It is sent: without a limit money has no bound."""
 VLLM = "vllm:"
 """Prefix of a model that is sampled from a vLLM server."""
 
@@ -98,8 +102,9 @@ class PolicyConfig(Settings):
     """"unknown" lets a server without prices be asked under --max-cost: a call at a time, by its own bills."""
     temperature: float = Field(1.0, ge=0.0)
     """0 is greedy. Nothing else shapes the distribution, so that log-probs are exact: no top_p, top_k or penalties."""
-    max_tokens: int = Field(64, gt=0)
-    """Longest answer in tokens; one that reaches it counts as truncated."""
+    max_tokens: int | None = Field(None, gt=0)
+    """Longest answer in tokens; one that reaches it counts as truncated. Without it 64 for an environment's own model
+    such as `kata:student`; for all others as long as the context has room for."""
     request: dict[str, Any] = Field(default_factory=dict)
     """Fields of a server's request to set otherwise, or with `false` to leave out: `request = { seed = false }`."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
@@ -127,6 +132,17 @@ class PolicyConfig(Settings):
     max_attempts: int = Field(6, gt=0, json_schema_extra={"affects_results": False})
     """Launches of one request, the first included."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _limit_embedded(cls, given: Any) -> Any:
+        # Models that environments bring along answer in a line, and one that rambles would do so up to its context.
+        if isinstance(given, dict) and given.get("max_tokens") is None:
+            model = given.get("model", cls.model_fields["model"].default)
+            own = isinstance(model, str) and (given.get("base_url") is None or model.startswith(VLLM))
+            if own and (is_embedded(model.removeprefix(VLLM)) or model in (REFERENCE, NOOP)):
+                return {**given, "max_tokens": EMBEDDED_TOKENS}
+        return given
+
     @model_validator(mode="after")
     def _check(self) -> "PolicyConfig":
         prices = (self.usd_per_mtok_in, self.usd_per_mtok_cached_in, self.usd_per_mtok_out)
@@ -135,7 +151,7 @@ class PolicyConfig(Settings):
         if self.base_url is not None and not re.match(r"https?://[^/\s]+", self.base_url):
             raise ValueError(f"base_url {self.base_url!r} is no address; it begins with http:// or https://")
         for name, given in (("request", self.request), ("extra_body", self.extra_body)):
-            if fault := unbounded(name, given, self.longest_answer()):
+            if fault := unbounded(name, given, max(self.limits(), default=0)):
                 raise ValueError(fault)
         for name in LIMITS:
             if name in self.request and name in self.extra_body:
@@ -151,11 +167,28 @@ class PolicyConfig(Settings):
         """Return whether a call's price is known in advance: both prices are given, or the model is our own."""
         return self.base_url is None or None not in (self.usd_per_mtok_in, self.usd_per_mtok_out)
 
-    def longest_answer(self) -> int:
-        """Return the largest number of completion tokens that a request allows."""
+    def limits(self) -> list[int]:
+        """Return the limits of an answer that were given, in tokens; none where only the context limits it."""
         sent = self.request | self.extra_body
-        limits = (sent.get(name) for name in LIMITS)
-        return max([self.max_tokens, *(n for n in limits if isinstance(n, int))])
+        given = (self.max_tokens, *(sent.get(name) for name in LIMITS))
+        return [n for n in given if isinstance(n, int) and not isinstance(n, bool)]
+
+    def longest_answer(self) -> int:
+        """Return the largest number of completion tokens that a request allows.
+
+        Without a limit it is the context, for which a server or the hub may be asked (`stages.policy.context`).
+        """
+        if limits := self.limits():
+            return max(limits)
+        from stages.policy import context  # imports this module
+
+        return context.longest_answer(self)
+
+    def notes(self) -> tuple[str, ...]:
+        """Return for a plan what limits an answer where no setting does."""
+        if self.limits():
+            return ()
+        return (f"an answer at most what a context of {self.longest_answer():,} tokens leaves",)
 
     @property
     def has_price(self) -> bool:

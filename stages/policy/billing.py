@@ -59,7 +59,7 @@ class Asked:
     def of(cls, request: Mapping[str, Any], config: PolicyConfig) -> "Asked":
         """Return the bounds of a request to a server."""
         limits = [request[name] for name in ("max_tokens", "max_completion_tokens") if request.get(name) is not None]
-        longest = max(limits, default=config.longest_answer())
+        longest = max(limits) if limits else config.longest_answer()
         return cls(prompt_bound(len(store.encode(request))), longest, tuple(request.get("messages", ())))
 
     def usd(self, config: PolicyConfig) -> float:

@@ -347,6 +347,17 @@ class Overlong(Exception):
         self.sample = sample
 
 
+WEB_PAGE = re.compile(rb"\s*(<!--.*?-->\s*)*<(!doctype\s+html|html)\b", re.IGNORECASE | re.DOTALL)
+
+
+def web_page(body: bytes, base_url: str | None) -> str | None:
+    """Return what may be wrong with an address whose response is a page for people; None for any other response."""
+    if not WEB_PAGE.match(body[:2000]):
+        return None
+    ends_in_v1 = (base_url or "").rstrip("/").endswith("/v1")
+    return "is the URL that of an API?" if ends_in_v1 else "is /v1 missing from the URL?"
+
+
 def classified(response: Response, config: PolicyConfig, wait_s: float | None) -> Failed:
     """Return the typed error of a response whose status is not 200."""
     try:
@@ -357,6 +368,9 @@ def classified(response: Response, config: PolicyConfig, wait_s: float | None) -
             message = f"{message} ({error['code']})"
     except (ValueError, AttributeError):
         message = response.body[:200].decode(errors="replace")
+        if response.status < 500:  # above, gateways send pages of their own for a server that is down
+            hint = web_page(response.body, config.base_url)
+            message = f"this is a web page; {hint}" if hint else message
     billed = None if billing.perhaps_billed(response.status) else 0.0
     if 300 <= response.status < 400:
         message = f"to {_origin(response.headers.get('location'))}"
@@ -403,7 +417,10 @@ def read(raw: bytes, config: PolicyConfig, asked: Asked, *, latency_s: float, at
     try:
         body = orjson.loads(raw)
     except ValueError as error:
-        raise Retryable("garbage", f"the server's answer is not JSON ({error})", billed_usd=None) from None
+        # Repeated as other garbage is: gateways send pages for a server that is busy, also with status 200.
+        hint = web_page(raw, config.base_url)
+        why = f"this is a web page; {hint}" if hint else str(error)
+        raise Retryable("garbage", f"the server's answer is not JSON ({why})", billed_usd=None) from None
     if not isinstance(body, dict):
         raise Retryable(
             "garbage", f"the server answered something that is no JSON object: {str(body)[:80]!r}", billed_usd=None

@@ -23,9 +23,9 @@ from urllib.parse import urlsplit
 import tenacity
 
 from stages.errors import Incomplete, UsageError
-from stages.policy import background, client, dialect
+from stages.policy import background, client, context, dialect
 from stages.policy.answers import AnswerCache
-from stages.policy.base import PolicyConfig, Sample, Turn
+from stages.policy.base import UNSTATED, PolicyConfig, Sample, Turn
 from stages.policy.billing import Asked
 from stages.policy.client import Broken, Client, Failed, Overlong, Rejected, Response, Retryable, Unreachable
 from stages.policy.dialect import EXTRAS
@@ -204,12 +204,15 @@ class EndpointPolicy:
         self._in_flight: set[asyncio.Task[Sample]] = set()
         self._waits = WaitReport(f"{config.model} at {config.base_url}", listener, quiet_s)
         self._accepted: Accepted | None = None
+        self._max_tokens: int | bool = config.max_tokens or False  # False leaves the field out
+        if not config.limits() and context.context_tokens(config) is None:
+            self._max_tokens = UNSTATED
         self._halted: Incomplete | None = None
         """The error after which nothing more is asked."""
 
     @classmethod
     def open(cls, config: PolicyConfig, *, cache: Path, budget: Budget, listener: Listener) -> "EndpointPolicy":
-        """Make a client of the configured server; send nothing yet. The listener gets reports of slow answers."""
+        """Make a client of the configured server; nothing is paid for yet. The listener gets slow answers."""
         return cls(config, budget=budget, cache=cache, listener=listener)
 
     def sample(self, turns: list[Turn]) -> list[Sample]:
@@ -239,8 +242,8 @@ class EndpointPolicy:
             return self._accepted
         plain = self.request(Turn([], 0), plain=True)
         plain["messages"] = QUESTION
-        for name in {"max_tokens", "max_completion_tokens"} & plain.keys():
-            plain[name] = min(plain[name], LONGEST)
+        for name in ({"max_tokens", "max_completion_tokens"} & plain.keys()) or {"max_tokens"}:
+            plain[name] = min(plain.get(name, LONGEST), LONGEST)
         wanted = {name: value for name, value in EXTRAS.items() if self.config.request.get(name) is not False}
         answered = (None, "no_text")  # error types of requests whose fields were accepted
         sample = await self.send(plain | wanted, 0)
@@ -311,7 +314,7 @@ class EndpointPolicy:
             "messages": dialect.conversation(turn.messages, with_tools=bool(tools)),
             **({"tools": tools} if tools else {}),
             "temperature": self.config.temperature,
-            "max_tokens": self.config.max_tokens,
+            "max_tokens": self._max_tokens,
             "seed": turn.seed % 2**31,
             **({"chat_template_kwargs": self.config.chat_template_kwargs} if self.config.chat_template_kwargs else {}),
         }

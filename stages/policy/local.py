@@ -17,7 +17,7 @@ from transformers.utils import logging
 from stages.errors import BadInput, UsageError
 from stages.messages import following_ids, opening_ids, pin_settings
 from stages.policy import adapters, base, dialect, sampling
-from stages.policy.base import PolicyConfig, Sample, Turn
+from stages.policy.base import UNSTATED, PolicyConfig, Sample, Turn
 from stages.policy.dialect import canonical
 from stages.runs import hub, store
 from stages.runs.activity import doing
@@ -141,7 +141,8 @@ class LocalPolicy:
         was_training = self.model.training
         self.model.eval()
         prefixes, most = self._reused or (None, sampling.budget(self.model, self.config))
-        batches = sampling.cut(self.model, prompts, self.config.max_tokens, most)
+        max_tokens = self.config.max_tokens or self._room(prompts)
+        batches = sampling.cut(self.model, prompts, max_tokens, most)
         if prefixes is not None and len(batches) > 1:
             prefixes.clear()  # what one batch leaves would take the memory of the next
             prefixes = None
@@ -151,7 +152,7 @@ class LocalPolicy:
                 self.model,
                 [prompts[number] for number in numbers],
                 seeds=[turns[number].seed for number in numbers],
-                max_tokens=self.config.max_tokens,
+                max_tokens=max_tokens,
                 temperature=self.config.temperature,
                 end_ids=self._end_ids,
                 pad_id=pad_id(self.tokenizer),
@@ -169,6 +170,11 @@ class LocalPolicy:
             for number, prompt in enumerate(prompts)
             for ids, logps in [drawn[number]]
         ]
+
+    def _room(self, prompts: list[list[int]]) -> int:
+        """Return the tokens that the context leaves behind the longest prompt, at least one."""
+        context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or UNSTATED
+        return max(int(context) - max(map(len, prompts)), 1)
 
     def count_tokens(self, turn: Turn) -> int:
         """Return the number of tokens in a turn's prompt."""

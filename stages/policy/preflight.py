@@ -8,7 +8,7 @@ import orjson
 from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.policy import KINDS, adapters, background, base, kind_of, require_source
 from stages.policy.base import PolicyConfig, weights_identity
-from stages.policy.client import CONNECT_S, Broken, Client, Response, Unreachable, classified
+from stages.policy.client import CONNECT_S, Broken, Client, Response, Unreachable, classified, web_page
 
 REFUSED = (401, 403)
 
@@ -62,6 +62,8 @@ def _listed(config: PolicyConfig) -> Response:
         raise InfrastructureError(
             f"{config.base_url} does not answer ({error or 'no answer in time'}). Start the server, or check base_url."
         ) from None
+    if response.status < 500 and (hint := web_page(response.body, config.base_url)):
+        raise UsageError(f"{config.base_url} was asked for its models, but this is a web page; {hint}")
     if 300 <= response.status < 400:
         raise classified(response, config, None)
     if response.status in REFUSED:

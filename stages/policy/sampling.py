@@ -465,7 +465,7 @@ def check_cache(model: Any, config: PolicyConfig, most: int | None = None) -> No
     most: its bytes, by default those of `budget`.
     """
     most = budget(model, config) if most is None else most
-    needed = row_bytes(model, SHORTEST + config.max_tokens)
+    needed = row_bytes(model, SHORTEST + (config.max_tokens or 1))  # without a limit an answer has what is left
     if needed > most:
         given = "policy.kv_cache_gib allows" if config.kv_cache_gib is not None else "there are"
         raise UsageError(

@@ -314,7 +314,7 @@ class VllmPolicy:
             got = await self._completions.complete(
                 self._name,
                 prompt,
-                max_tokens=min(self.config.max_tokens, room),
+                max_tokens=min(self.config.max_tokens or room, room),
                 temperature=self.config.temperature,
                 seed=turn.seed if self.found.seeds else None,
                 ends=self._ends,

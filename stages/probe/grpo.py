@@ -26,7 +26,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     measuring = _measuring(inputs, config)
     memory = () if measuring is None else memory_notes(config.student, measuring)
     answers = len(config.seeds) * config.steps * config.problems * config.samples
-    tokens = answers * config.max_steps * config.student.max_tokens
+    tokens = answers * config.max_steps * config.student.longest_answer()
     return Plan(
         units=len(config.seeds) * config.steps,
         what="steps",

@@ -37,7 +37,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     if config.recorded is not None:
         return Plan(units=1, what="folder of recorded rows")
     answers = config.problems * sum(source.samples for source in config.sources)
-    longest = max(source.policy.max_tokens for source in config.sources)
+    longest = max(source.policy.longest_answer() for source in config.sources)
     notes = [f"up to {config.max_problems} problems when the buckets stay small", *_power(config)]
     return Plan(
         units=answers, what="answers", max_completion_tokens=answers * config.max_steps * longest, notes=tuple(notes)

@@ -27,7 +27,7 @@ from pydantic import Field, model_validator
 from stages.envs import boundary
 from stages.envs.base import Environment, Grade, GradesTogether, HasSolutions, Observation, Task
 from stages.envs.config import EnvStageConfig
-from stages.errors import ComposerError, InfrastructureError
+from stages.errors import ComposerError, InfrastructureError, UsageError
 from stages.messages import Message
 from stages.policy import background
 from stages.policy.background import AsyncPolicy
@@ -119,6 +119,11 @@ class Rules:
     @classmethod
     def of(cls, policy: Policy, max_steps: int, limits: EpisodeLimits, history: str) -> "Rules":
         """Return the rules for a policy: whether it calls tools, and whether it plays the tasks' solutions."""
+        if limits.context_tokens is not None and not policy.config.limits():
+            raise UsageError(
+                f"limits.context_tokens is {limits.context_tokens}, but an answer of {policy.config.model!r} has no "
+                "limit of its own, so it could exceed it. Give its max_tokens, such as --set policy.max_tokens=1024."
+            )
         calls = policy.config.tool_calls != "none"
         return cls(max_steps, limits, history, calls, getattr(policy, "plays_solutions", False))
 
@@ -220,7 +225,7 @@ def next_turn(episode: Episode, policy: Policy, rules: Rules) -> Turn | None:
 
     The seed of an answer is a function of the task, the sample, the seed of the episode and the step alone.
     """
-    limits, max_tokens = rules.limits, policy.config.max_tokens
+    limits, max_tokens = rules.limits, max(policy.config.limits(), default=0)
     if limits.wall_s is not None and time.monotonic() - episode.started >= limits.wall_s:
         episode.terminated_by = "wall_time"
         return None

@@ -4,6 +4,7 @@ activity.py - what a stage does between two units, for its progress
 artifact.py - the folder of a run: its manifest, and the files that `Run` reads and `RunWriter` writes
 bucket.py   - runs in a bucket or on the Hugging Face hub: fetched, published, uploaded while they run
 config.py   - the settings of a stage
+display.py  - short tables of runs, plans and tables, in terminals and notebooks
 hub.py      - whether the Hugging Face hub answers
 journal.py  - finished units: an open journal and the files it is sealed into
 ledger.py   - the money of a run: reserved, settled, possibly paid

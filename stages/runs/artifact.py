@@ -35,7 +35,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from stages.errors import BadInput, ComposerError, UsageError
 from stages.redaction import redacted_value
-from stages.runs import ledger, parquet, store
+from stages.runs import display, ledger, parquet, store
 from stages.runs.journal import Journal
 from stages.runs.parquet import Scan
 from stages.runs.records import CHECKPOINT, Kind, Row
@@ -226,6 +226,12 @@ class Run:
         self.path = path.resolve()
         self.manifest = read_manifest(self.path)
 
+    def __repr__(self) -> str:
+        return repr(display.of_run(self))
+
+    def _repr_html_(self) -> str:
+        return display.of_run(self)._repr_html_()
+
     def holds(self, kind: Kind) -> str | None:
         """Return the name of the output of this kind, whatever its version; None when there is none."""
         return next(
@@ -256,9 +262,9 @@ class Run:
         """Return the folder output of this kind (a checkpoint); `BadInput` when there is none."""
         name = self.holds(kind)
         if name is None:
-            held = ", ".join(out["kind"] for out in self.manifest.outputs.values()) or "nothing"
+            held = ", ".join(self.manifest.outputs) or "nothing"
             raise BadInput(
-                f"{self.path} holds {held}, but {kind} is needed here. Give the run that holds it with --from."
+                f"{self.path} holds {held}, but {kind.plural} are needed here. Give the run that holds it with --from."
             )
         return self.path / name
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from stages.errors import BadInput
 from stages.redaction import redacted_value
-from stages.runs import store
+from stages.runs import display, store
 from stages.runs.records import Kind, Row, parse_kind
 
 if TYPE_CHECKING:
@@ -32,6 +32,12 @@ class Scan:
     """One table on disk, to be read row by row, in batches, as Arrow, with DuckDB, or as a pandas frame."""
 
     path: Path
+
+    def __repr__(self) -> str:
+        return repr(display.of_scan(self))
+
+    def _repr_html_(self) -> str:
+        return display.of_scan(self)._repr_html_()
 
     def __len__(self) -> int:
         """Return the number of rows without reading them."""

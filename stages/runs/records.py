@@ -33,6 +33,11 @@ class Kind:
         return f"{self.name}/{self.version}"
 
     @property
+    def plural(self) -> str:
+        """Return what people call its rows, which is the name of their table where a run has one: `rollouts`."""
+        return f"{self.name.replace('_', ' ')}s"
+
+    @property
     def schema(self) -> pa.Schema:
         """Return the Arrow schema, with kind and version in its key-value metadata."""
         return pa.schema(list(self.columns.items()), metadata={"composer.kind": str(self)})

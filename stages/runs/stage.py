@@ -11,6 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from stages import STAGES, command_words
 from stages.errors import BadInput, UsageError
+from stages.runs import display
 from stages.runs.artifact import Inputs, Run, RunWriter, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import Kind, Row
@@ -28,6 +29,12 @@ class Plan:
     max_completion_tokens: int = 0
     max_cost_usd: float = 0.0
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return repr(display.of_plan(self))
+
+    def _repr_html_(self) -> str:
+        return display.of_plan(self)._repr_html_()
 
 
 @dataclass(frozen=True)
@@ -82,14 +89,14 @@ def assign_inputs(stage: Stage[Any], runs: Sequence[Run]) -> Inputs:
         fitting = [run for run in runs if run.holds(slot.kind)]
         if len(fitting) > 1 and not slot.many:
             raise BadInput(
-                f"{stage.name} needs one run with {slot.kind}, but {len(fitting)} were given: "
+                f"{stage.name} needs one run with {slot.kind.plural}, but {len(fitting)} were given: "
                 f"{', '.join(str(r.path) for r in fitting)}."
             )
         # `unless`: an export of pairs or of a checkpoint, for example, reads no rollouts.
         spared = any(run.holds(kind) for run in runs for kind in slot.unless)
         if not fitting and not slot.optional and not spared:
             raise BadInput(
-                f"{stage.name} needs a run that holds {slot.kind} ({name}). Give it with --from FOLDER; "
+                f"{stage.name} needs a run that holds {slot.kind.plural}. Give the run with --from FOLDER; "
                 "`composer status` lists the runs."
             )
         if fitting:
@@ -97,10 +104,10 @@ def assign_inputs(stage: Stage[Any], runs: Sequence[Run]) -> Inputs:
     used = [run for fitting in filled.values() for run in fitting]
     for run in runs:
         if run not in used:
-            held = ", ".join(out["kind"] for out in run.manifest.outputs.values()) or "nothing"
+            held = ", ".join(run.manifest.outputs) or "nothing"
             raise BadInput(
                 f"{run.path} holds {held}; {stage.name} has no use for it. "
-                f"It needs {', '.join(str(s.kind) for s in stage.inputs.values())}."
+                f"It needs {', '.join(s.kind.plural for s in stage.inputs.values())}."
             )
     return Inputs(filled)
 

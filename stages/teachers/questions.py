@@ -29,12 +29,10 @@ from stages.runs.store import Spool
 
 
 class TeacherConfig(PolicyConfig):
-    """One teacher: a name and a policy, by default with greedy decoding; the length of answers must be given."""
+    """One teacher: a name and a policy, by default with greedy decoding."""
 
     name: str
     temperature: float = Field(0.0, ge=0.0)
-    max_tokens: int = Field(gt=0)
-    """Longest answer in tokens. There is no default: a truncated answer is paid for and useless."""
     concurrency: int = Field(32, gt=0, json_schema_extra={"affects_results": False})
     """Largest number of requests in flight to a server; the actual number adapts to the server."""
     batch_price: float = Field(0.5, gt=0.0, le=1.0)

@@ -188,9 +188,9 @@ def resolve(config: Config, processes: int, inputs: Container[str] = ()) -> Trai
     rollouts = size.prompts_per_step * size.generations
     teacher = None if config.teacher is None or config.teacher.served else model_shape(config.teacher)
     teacher_bytes = 0 if teacher is None else teacher.parameters * teacher.bytes
-    plan = TrainPlan(
-        config, shape, small, config.max_steps * policy.max_tokens, processes, teacher_bytes, "direction" in inputs
-    ).changed(
+    # Prompt, answers and observations together stay within the context.
+    episode = config.max_steps * policy.max_tokens if policy.max_tokens else policy.longest_answer()
+    plan = TrainPlan(config, shape, small, episode, processes, teacher_bytes, "direction" in inputs).changed(
         optimisation={
             "learning_rate": rate if size.learning_rate is None else size.learning_rate,
             "micro_batch": size.micro_batch or (rollouts if small else size.generations),

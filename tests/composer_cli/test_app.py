@@ -1,11 +1,13 @@
 import json
 import re
+import shutil
 import subprocess
 import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
+from support.command_line import environment
 
 from composer_cli.app import click_command
 from composer_cli.help import first_sentence
@@ -55,6 +57,20 @@ def test_stages_are_light_to_import():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert not (HEAVY - {"pyarrow", "pydantic", "numpy"}) & set(done.stdout.split())
+
+
+def test_looking_at_runs_imports_no_torch(made, tmp_path):
+    """`import`, `query`, `report` and the pages start in the time that Python takes, not torch."""
+    calls = [["query", "select 1"], ["report"], ["import", str(tmp_path)], ["status"], ["show", "collect"]]
+    script = (
+        "import sys\nfrom composer_cli.app import main\n"
+        f"for words in {calls}:\n    try: main(words)\n    except SystemExit: pass\n"
+        "import composer_cli.view.app\nprint(*sys.modules)"
+    )
+    root = Path(shutil.copytree(made, tmp_path / "artifacts", symlinks=True))
+    env = environment(root, PYTHONPATH=str(ROOT))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env, check=True)
+    assert not {"torch", "transformers", "trl"} & set(done.stdout.splitlines()[-1].split())
 
 
 def test_a_stage_lists_its_settings_and_only_the_short_options_it_has(composer):

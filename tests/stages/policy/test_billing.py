@@ -25,7 +25,7 @@ PRICES = {"usd_per_mtok_in": 1000.0, "usd_per_mtok_out": 1000.0}
 
 
 def config(url: str, **more: Any) -> PolicyConfig:
-    usual = {"model": "big", "concurrency": 4, "max_attempts": 1, "timeout_s": 20.0, **PRICES}
+    usual = {"model": "big", "concurrency": 4, "max_tokens": 64, "max_attempts": 1, "timeout_s": 20.0, **PRICES}
     return PolicyConfig(base_url=url, **{**usual, **more})
 
 

@@ -17,7 +17,8 @@ from contextlib import closing, contextmanager, nullcontext, suppress
 
 import pytest
 
-from stages.policy import background
+from stages.policy import PolicyConfig, background, client
+from stages.policy.billing import Asked
 from stages.policy.client import BODY_BYTES, Broken, Client, Response, Unreachable, uses_aiohttp
 
 REQUEST = {"model": "m", "messages": []}
@@ -212,3 +213,22 @@ def test_nothing_is_said_of_open_connections_at_the_end(answering: Callable[[byt
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
     assert (done.stdout, done.stderr) == ("200\n", "")
+
+
+PAGE = b"<!DOCTYPE html><html><body>Welcome to the console</body></html>"
+
+
+@pytest.mark.parametrize(
+    ("path", "asks"), [("", "is /v1 missing from the URL?"), ("/v1", "is the URL that of an API?")]
+)
+def test_a_web_page_is_named_as_one(path: str, asks: str) -> None:
+    """An address without /v1 often leads to a page for people, with status 200, 404 or 405."""
+    url = f"http://127.0.0.1:1{path}"
+    config = PolicyConfig(model="m", base_url=url)
+    assert client.web_page(PAGE, url) == asks
+    assert client.web_page(b'{"error": "<html>"}', url) is None and client.web_page(b"<xml/>", url) is None
+    with pytest.raises(client.Retryable, match="web page"):
+        client.read(PAGE, config, Asked(1, 1), latency_s=0.0, attempts=1)
+    for status, named in ((404, True), (405, True), (502, False)):
+        error = client.classified(client.Response(status, {}, PAGE), config, None)
+        assert ("web page" in str(error)) is named, status

@@ -21,7 +21,8 @@ from stages.runs.ledger import Budget
 
 def open_at(url: str, cache: Path, budget: Budget | None = None, **settings: Any) -> EndpointPolicy:
     """A policy at this address with prices, 1 and 2 USD a million tokens in and out."""
-    config = PolicyConfig(model="big", base_url=url, **{"usd_per_mtok_in": 1.0, "usd_per_mtok_out": 2.0, **settings})
+    usual = {"usd_per_mtok_in": 1.0, "usd_per_mtok_out": 2.0, "max_tokens": 64}
+    config = PolicyConfig(model="big", base_url=url, **{**usual, **settings})
     return EndpointPolicy(config, budget=budget or Budget(), cache=cache)
 
 

@@ -48,6 +48,7 @@ def test_every_call_ends_in_an_answer_or_a_reason(tmp_path: Path) -> None:
             base_url=server.url,
             usd_per_mtok_in=1.0,
             usd_per_mtok_out=1.0,
+            max_tokens=64,
             concurrency=32,
             timeout_s=1.0,
             max_attempts=3,

@@ -132,7 +132,7 @@ def test_inputs_find_their_slots_and_misfits_are_named(tmp_path: Path, model: Pa
     collected = Run(run(tmp_path, model).path)
     stage = load_stage("replay-teachers")
     assert assign_inputs(stage, [collected]) == {"rollouts": [collected]}
-    with pytest.raises(BadInput, match="needs a run that holds step/2"):
+    with pytest.raises(BadInput, match="needs a run that holds steps"):
         assign_inputs(stage, [])
     with pytest.raises(BadInput, match="but 2 were given"):
         assign_inputs(stage, [collected, collected])

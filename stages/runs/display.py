@@ -1,0 +1,102 @@
+"""Short tables of runs, plans and tables on disk, as text in a terminal and as HTML in a notebook."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas
+
+    from stages.runs.artifact import Run
+    from stages.runs.parquet import Scan
+    from stages.runs.stage import Plan
+
+SHOWN_ROWS = 10
+SHOWN_CHARACTERS = 60
+
+
+@dataclass(frozen=True, repr=False)
+class Table(Sequence[dict[str, Any]]):
+    """Rows by column; it shows the first of them, and can be read by index, or as a pandas frame."""
+
+    columns: Sequence[str]
+    cells: Sequence[Sequence[Any]]
+    title: str = ""
+    total: int | None = None
+    """Rows in all, where `cells` holds only the first."""
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return a row as a dictionary, or with a slice a list of them."""
+        found = self.cells[index]
+        if isinstance(index, slice):
+            return [dict(zip(self.columns, cells, strict=True)) for cells in found]
+        return dict(zip(self.columns, found, strict=True))
+
+    def pandas(self) -> "pandas.DataFrame":
+        """Return all rows as a pandas frame."""
+        import pandas
+
+        return pandas.DataFrame([tuple(row) for row in self.cells], columns=list(self.columns))
+
+    def __repr__(self) -> str:
+        from tabulate import tabulate
+
+        aligned = tabulate(self._shown(), list(self.columns), tablefmt="plain", disable_numparse=True)
+        shown = "\n".join(line.rstrip() for line in aligned.splitlines())
+        return "\n".join(filter(None, [self.title, shown, self._rest()]))
+
+    def _repr_html_(self) -> str:
+        """Return the table for a notebook; tabulate's `html` escapes what models wrote."""
+        from tabulate import tabulate
+
+        shown = tabulate(self._shown(), list(self.columns), tablefmt="html", disable_numparse=True)
+        parts = [f"<p>{escape(text)}</p>" if text else "" for text in (self.title, self._rest())]
+        return f"{parts[0]}{shown}{parts[1]}"
+
+    def _shown(self) -> list[list[str]]:
+        return [[shortened(value) for value in row] for row in self.cells[:SHOWN_ROWS]]
+
+    def _rest(self) -> str:
+        more = (len(self.cells) if self.total is None else self.total) - min(len(self.cells), SHOWN_ROWS)
+        return f"and {more:,} rows more" if more > 0 else ""
+
+
+def shortened(value: Any) -> str:
+    """Return a value on one short line."""
+    text = "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    # Characters that steer a terminal, or the direction of writing, are spelt out: models may have written them.
+    text = "".join(one if one.isprintable() else repr(one)[1:-1] for one in text[: SHOWN_CHARACTERS + 1])
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 1]}…"
+
+
+def of_run(run: "Run") -> Table:
+    """Return the facts of a run: what it is, how it ended, its numbers and tables."""
+    record = run.manifest
+    facts: dict[str, Any] = {"stage": record.stage, "status": record.status, "folder": run.path}
+    facts |= {name: number for name, number in record.counts.items() if number}
+    facts |= {name: value for name, value in record.summary.items() if isinstance(value, (str, int, float))}
+    facts |= {"cost_usd": record.cost_usd} if record.cost_usd else {}
+    facts["tables"] = ", ".join(f"{name} ({out['rows']:,})" for name, out in record.outputs.items())
+    return Table(("run", f"{run.path.parent.name}/{run.path.name}"), [*facts.items()])
+
+
+def of_scan(scan: "Scan") -> Table:
+    """Return the first rows of a table on disk."""
+    batch = next(scan.batches(size=SHOWN_ROWS), None)
+    rows = [] if batch is None else batch.to_pylist()
+    columns = scan.columns
+    return Table(columns, [[row[name] for name in columns] for row in rows], total=len(scan))
+
+
+def of_plan(plan: "Plan") -> Table:
+    """Return a plan's bounds."""
+    facts: dict[str, Any] = {plan.what: f"{plan.units:,}"}
+    if plan.max_completion_tokens:
+        facts["sampled tokens, at most"] = f"{plan.max_completion_tokens:,}"
+    if plan.max_cost_usd:
+        facts["USD, at most"] = f"{plan.max_cost_usd:,.2f}" if plan.max_cost_usd >= 0.01 else "less than 0.01"
+    return Table(("plan", ""), [*facts.items(), *(("", note) for note in plan.notes)])

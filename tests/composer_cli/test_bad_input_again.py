@@ -1,0 +1,146 @@
+"""Sixty more bad inputs: of presets, teacher tables, budgets, helps, folders, runs and addresses. One sentence each."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+URL = "policy.base_url=http://127.0.0.1:9/v1"
+COLLECT = ["collect", "--policy", "m", "-s", URL, "-s", "policy.max_attempts=1"]
+REPLAY = ["replay-teachers", "--teachers"]
+PRESETS = {
+    "twice.toml": '[[stage]]\nstage = "collect"\n[[stage]]\nstage = "collect"\n',
+    "later.toml": '[[stage]]\nstage = "extract-pairs"\nfrom = ["collect"]\n[[stage]]\nstage = "collect"\n',
+    "unknown.toml": '[[stage]]\nstage = "colect"\n',
+    "empty.toml": "",
+    "gpus.toml": '[[stage]]\nstage = "collect"\ngpus = -1\n',
+    "text.toml": 'stage = "collect"\n',
+    "config.toml": '[[stage]]\nstage = "collect"\nconfig = 3\n',
+    "key.toml": '[[stage]]\nstage = "collect"\nconfg = {}\n',
+    "value.toml": '[[stage]]\nstage = "collect"\n[stage.config]\ntasks = "many"\n',
+    "date.toml": '[[stage]]\nstage = "collect"\n[stage.config]\ntasks = 2026-01-01\n',
+}
+TEACHERS = {
+    "no-teacher.toml": "teachers = []\n",
+    "one.toml": '[teachers]\nname = "a"\n',
+    "same.toml": '[[teachers]]\nname = "a"\nmodel = "m"\n' * 2,
+    "negative.toml": '[[teachers]]\nname = "a"\nmodel = "m"\nmax_tokens = -5\n',
+    "price.toml": '[[teachers]]\nname = "a"\nmodel = "m"\nusd_per_mtok_in = -1.0\n',
+    "stream.toml": '[[teachers]]\nname = "a"\nmodel = "m"\nextra_body = { stream = true }\n',
+    "scheme.toml": '[[teachers]]\nname = "a"\nmodel = "m"\nbase_url = "file:///etc/passwd"\n',
+    "binary.toml": "\x00\x01",
+}
+OTHERS = {
+    "rows.jsonl": '{"id": 1}\n{"id": \n',
+    "list.json": "[]",
+    "not-a-run/manifest.json": "{}",
+    "number-run/manifest.json": "3",
+    "model/config.json": "{}",
+}
+TABLE: list[tuple[list[str], int, str]] = [
+    *((["run", "--preset", f"{{tmp}}/{name}"], 2, part) for name, part in (
+        ("twice.toml", "two entries are called 'collect'"),
+        ("later.toml", "no earlier entry"),
+        ("unknown.toml", "colect"),
+        ("empty.toml", "is no preset"),
+        ("gpus.toml", "gpus"),
+        ("text.toml", "is no preset"),
+        ("config.toml", "config"),
+        ("key.toml", "confg"),
+        ("value.toml", "tasks"),
+        ("date.toml", "tasks"),
+    )),
+    (["run", "--preset", "{tmp}"], 2, "There is no preset"),
+    (["run", "--preset", ""], 2, "There is no preset"),
+    (["run", "--preset", "examples/no-such.toml"], 2, "no-such.toml"),
+    (["run", "--preset", "demo", "--resume", "--clean"], 2, "Leave out one of them"),
+    (["run", "--preset", "demo", "--on", "slurmm"], 2, "slurmm"),
+    (["run", "--preset", "demo", "--tune", "x"], 2, "--tune"),
+    (["run", "--preset", "demo", "--tune", "no.such=1,2"], 2, "has no setting no"),
+    (["run", "--preset", "demo", "--max-cost", "-3"], 2, "--max-cost"),
+    (["run", "--preset", "demo", "-s", "train.arm=a/b"], 2, "arm"),
+    (["run", "--preset", "demo", "-s", "A-0"], 2, "KEY=VALUE"),
+    (["run", "demo"], 2, "demo"),
+    *(([*REPLAY, f"{{tmp}}/{name}"], 2, part) for name, part in (
+        ("no-teacher.toml", "teachers"),
+        ("one.toml", "teachers"),
+        ("same.toml", "same name"),
+        ("negative.toml", "(of a)"),
+        ("price.toml", "prices cannot be negative"),
+        ("stream.toml", "stream"),
+        ("scheme.toml", "is no address"),
+        ("binary.toml", "not valid TOML"),
+    )),
+    ([*REPLAY, "{tmp}"], 2, "cannot be read"),
+    ([*REPLAY, ""], 2, "cannot be read"),
+    ([*COLLECT, "--resume", "--clean"], 2, "Leave out one of them"),
+    ([*COLLECT, "-s", "policy.max_tokens=null"], 2, "max_tokens"),
+    ([*COLLECT, "-s", "policy.max_tokens=1e9"], 2, "max_tokens"),
+    ([*COLLECT, "-s", "policy.max_tokens=9223372036854775808"], 2, "64 bits"),
+    ([*COLLECT, "-s", "limits.context_tokens=-1"], 2, "context_tokens"),
+    ([*COLLECT, "-s", "limits.context_tokens=1.5"], 2, "context_tokens"),
+    ([*COLLECT, "-s", 'policy.extra_body={n=3}'], 2, "one answer"),
+    ([*COLLECT, "-s", "policy.request={max_tokens=false}"], 2, "max_completion_tokens"),
+    ([*COLLECT, "-s", "policy.server.args={BAD=1}"], 2, "args"),
+    ([*COLLECT, "-s", "policy.chat_template_kwargs={'a b'=1}"], 2, "chat_template_kwargs"),
+    ([*COLLECT, "-s", "policy.price=free"], 2, "unknown"),
+    ([*COLLECT, "-s", "policy.base_url=http:///v1"], 2, "is no address"),
+    ([*COLLECT, "-s", "policy.base_url=127.0.0.1:9"], 2, "is no address"),
+    ([*COLLECT, "-s", "history=last"], 2, "history"),
+    ([*COLLECT, "-s", "env.curriculum=/no/such"], 4, "/no/such"),
+    ([*COLLECT, "--out", ""], 2, ""),
+    ([*COLLECT, "--artifacts", "s3://bucket"], 2, "is an address"),
+    ([*COLLECT, "-s", "\x1b[2J=1"], 2, "no setting"),
+    (["collect", "--policy", "{tmp}/model"], 4, "model"),
+    (["collect", "--policy", "{tmp}/list.json"], 4, "list.json"),
+    (["collect", "--policy", "vllm:", "-s", URL], 2, "model"),
+    (["collect", "--al"], 2, "--al"),
+    (["train", "-s", "weights.dpo=-1"], 2, "weights.dpo"),
+    (["train", "-s", "adapter.rank=-1"], 2, "adapter.rank"),
+    (["train", "-s", "optimisation.steps=0"], 2, "optimisation.steps"),
+    (["evaluate", "--plan", "-s", "planning.power=2"], 2, "planning.power"),
+    (["import", "{tmp}/rows.jsonl"], 4, "rows.jsonl"),
+    (["import", "{tmp}/list.json"], 4, "list.json"),
+    (["show", "{tmp}/not-a-run"], 4, "manifest.json"),
+    (["show", "{tmp}/number-run"], 4, "manifest.json"),
+    (["query", "drop table runs"], 2, "SELECT"),
+    (["query", "select 1; select 2"], 2, "one"),
+    (["query", "copy (select 1) to '/tmp/x'"], 2, "SELECT"),
+    (["publish", "nothing", "s3://bucket/run"], 4, "There is no run 'nothing'"),
+    (["cancel", "nothing"], 4, "nothing"),
+    (["serve", "./nowhere"], 4, "nowhere"),
+    (["curriculum", "nothing"], 4, "There is no run 'nothing'"),
+    (["normalize", "nothing"], 4, "nothing"),
+    (["probe", "compare", "--from", "nothing"], 4, "There is no run 'nothing'"),
+    (["probe", "svd", "--from", "x"], 2, "reads no runs"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(place: Path) -> Path:
+    """The files, beside those of the other bad inputs."""
+    for name, text in (PRESETS | TEACHERS | OTHERS).items():
+        (place / name).parent.mkdir(exist_ok=True)
+        (place / name).write_text(text)
+    return place
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "part"), TABLE, ids=lambda value: repr(" ".join(value)) if isinstance(value, list) else ""
+)
+def test_bad_input_is_one_clear_sentence_within_ten_seconds(
+    say: Callable[..., tuple[int, str, str]], folder: Path, words: list[str], code: int, part: str
+) -> None:
+    started = time.thread_time()
+    found, out, err = say(*words)
+    assert time.thread_time() - started < 10
+    last = (err.splitlines() or [""])[-1]
+    assert found == code, err
+    assert "failed unexpectedly" not in err and "Traceback" not in err and "\x1b" not in err and not out
+    assert part.replace("{tmp}", str(folder)) in last and last.endswith((".", "?", "`", ")")), err
+    assert not list((folder / "artifacts").glob("*/2*"))
+
+
+def test_there_are_sixty() -> None:
+    assert len(TABLE) >= 60

@@ -1,0 +1,141 @@
+"""An answer without `max_tokens`: 64 tokens of an embedded model, else what the context of the model leaves."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from support.command_line import call
+from support.models import save_tiny
+from support.server import Reply, Server, answer, serving
+
+from stages import collect
+from stages.errors import UsageError
+from stages.policy import PolicyConfig, open_policy
+from stages.policy.base import UNSTATED, Turn
+from stages.policy.context import context_tokens
+from stages.rollouts.agent_loop import EpisodeLimits, Rules
+from stages.runs.artifact import Inputs, Run
+from stages.runs.ledger import Budget
+from stages.teachers.questions import TeacherConfig
+
+TURN = Turn([{"role": "user", "content": "hello"}], 1)
+PRICES: dict[str, Any] = {"usd_per_mtok_in": 1.0, "usd_per_mtok_out": 2.0}
+
+
+def listing(**row: Any) -> Reply:
+    return Reply(body={"data": [{"id": "other", "max_model_len": 8}, {"id": "m", **row}]})
+
+
+@pytest.fixture
+def stating() -> Iterator[Server]:
+    """A server whose model `m` has a context of 4,096 tokens."""
+    with serving(lambda body, n: Reply(body=answer("a")), listing(max_model_len=4096)) as server:
+        yield server
+
+
+def sampled(config: PolicyConfig, cache: Path, limit: float | None = None) -> Any:
+    policy = open_policy(config, cache=cache, budget=Budget(limit, cache / "ledger.jsonl"), listener=lambda *_: None)
+    return policy.sample([TURN])[0]
+
+
+@pytest.mark.parametrize("model", ["kata:student", "vllm:kata:student-served", "reference", "noop"])
+def test_a_model_that_an_environment_brings_along_answers_with_64_tokens(model: str) -> None:
+    config = PolicyConfig(model=model)
+    assert (config.max_tokens, config.notes()) == (64, ())
+    assert PolicyConfig(model=model, max_tokens=9).max_tokens == 9
+    assert PolicyConfig().identity()["max_tokens"] == 64, "runs of before are found again"
+    assert PolicyConfig(model=model, base_url="http://127.0.0.1:1/v1").max_tokens in (None, 64)
+
+
+def test_a_model_of_a_server_may_have_the_name_of_an_embedded_one() -> None:
+    assert PolicyConfig(model="kata:student", base_url="http://127.0.0.1:1/v1").max_tokens is None
+
+
+def test_a_server_that_states_its_context_gets_no_limit_and_the_money_is_bounded_by_it(
+    stating: Server, tmp_path: Path
+) -> None:
+    config = PolicyConfig(model="m", base_url=stating.url, **PRICES)
+    assert config.longest_answer() == 4096 and "4,096" in config.notes()[0]
+    assert sampled(config, tmp_path, limit=1.0).text == "a"
+    assert "max_tokens" not in stating.requests[0]
+    reserved = json.loads((tmp_path / "ledger.jsonl").read_text().splitlines()[0])["reserved"]
+    assert 4096 * 2e-6 < reserved < 4096 * 2e-6 + 2000e-6
+
+
+def test_a_server_that_states_none_gets_a_limit(tmp_path: Path) -> None:
+    with serving(lambda body, n: Reply(body=answer("a"))) as server:
+        config = TeacherConfig(name="t", model="m", base_url=server.url, **PRICES)
+        assert config.longest_answer() == UNSTATED
+        sampled(config, tmp_path)
+        assert server.requests[0]["max_tokens"] == UNSTATED
+        other = PolicyConfig(model="m", base_url=server.url, request={"max_completion_tokens": 7}, **PRICES)
+        sampled(other, tmp_path)
+        assert "max_tokens" not in server.requests[1] and other.longest_answer() == 7
+
+
+@pytest.mark.parametrize(
+    ("row", "tokens"),
+    [
+        ({"context_length": 1000, "top_provider": {"max_completion_tokens": 300}}, 300),
+        ({"context_window": 500, "max_completion_tokens": None}, 500),
+        ({"context_length": "many", "top_provider": []}, None),
+        ({"context_length": -1}, None),
+    ],
+)
+def test_lists_of_models_name_the_context_in_several_ways(row: dict[str, Any], tokens: int | None) -> None:
+    with serving(lambda body, n: Reply(), listing(**row)) as server:
+        assert context_tokens(PolicyConfig(model="m", base_url=server.url)) == tokens
+
+
+def test_a_server_that_is_down_may_state_its_context_later() -> None:
+    with serving(lambda body, n: Reply(), listing(max_model_len=99)) as server:
+        url = server.url
+    assert PolicyConfig(model="m", base_url=url).longest_answer() == UNSTATED
+    config = PolicyConfig(model="m", base_url="http://127.0.0.1:9/v1")
+    assert config.longest_answer() == UNSTATED
+
+
+def test_a_folder_states_its_context_and_its_answers_fit_into_it(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "model")
+    shape = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**shape, "max_position_embeddings": 40}))
+    config = PolicyConfig(model=str(folder))
+    assert config.max_tokens is None and config.longest_answer() == 40
+    sample = sampled(config, tmp_path)
+    assert sample.prompt_tokens + sample.completion_tokens <= 40
+
+
+def test_a_plan_names_the_context_as_the_bound(stating: Server) -> None:
+    config = collect.Config(policy={"model": "m", "base_url": stating.url, **PRICES}, tasks=2, samples=3, max_steps=4)
+    plan = collect.plan(Inputs(), config)
+    assert plan.max_completion_tokens == 2 * 3 * 4 * 4096 and plan.max_cost_usd == pytest.approx(24 * 4096 * 2e-6)
+    assert any("4,096" in note for note in plan.notes)
+
+
+def test_a_limit_of_the_context_needs_one_of_the_answer(tmp_path: Path) -> None:
+    policy = open_policy(
+        PolicyConfig(model="m", base_url="http://127.0.0.1:9/v1"),
+        cache=tmp_path,
+        budget=Budget(None, None),
+        listener=lambda *_: None,
+    )
+    with pytest.raises(UsageError, match="max_tokens"):
+        Rules.of(policy, 3, EpisodeLimits(context_tokens=100), "full")
+
+
+def test_a_limit_of_thoughts_needs_one_of_the_answer() -> None:
+    with pytest.raises(ValidationError, match="give max_tokens"):
+        PolicyConfig(model="m", base_url="http://127.0.0.1:9/v1", extra_body={"thinking": {"budget_tokens": 9}})
+
+
+def test_a_model_of_ones_own_passes_the_gate_of_its_collection_without_a_setting(tmp_path: Path) -> None:
+    """It was cut off after 64 tokens and failed the gate."""
+    folder = save_tiny(tmp_path / "model")
+    words = ["collect", "--env", "support.environments:GuessEnv", "--policy", folder, "-n", "2", "-s", "samples=2"]
+    done = call(tmp_path, *words, PYTHONPATH=str(Path(__file__).parents[2]))
+    assert done.returncode == 0, done.stdout + done.stderr
+    steps = Run(next((tmp_path / "collect").glob("2*"))).rows(collect.STEP)
+    assert all(step["finish_reason"] == "stop" for step in steps)
