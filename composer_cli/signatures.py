@@ -53,6 +53,9 @@ class PolicyConfigWords(TypedDict, total=False):
     tool_calls: Literal["none", "native", "qwen3", "llama3", "mistral", "deepseek", "gpt-oss"]
     dtype: str
     device: str
+    lockstep: int
+    kv_cache_gib: float | None
+    prefill_tokens: int
     concurrency: int
     timeout_s: float
     max_attempts: int
@@ -89,6 +92,9 @@ class TeacherConfigWords(TypedDict, total=False):
     tool_calls: Literal["none", "native", "qwen3", "llama3", "mistral", "deepseek", "gpt-oss"]
     dtype: str
     device: str
+    lockstep: int
+    kv_cache_gib: float | None
+    prefill_tokens: int
     concurrency: int
     timeout_s: float
     max_attempts: int
@@ -361,6 +367,9 @@ class ProposerWords(TypedDict, total=False):
     tool_calls: Literal["none", "native", "qwen3", "llama3", "mistral", "deepseek", "gpt-oss"]
     dtype: str
     device: str
+    lockstep: int
+    kv_cache_gib: float | None
+    prefill_tokens: int
     concurrency: int
     timeout_s: float
     max_attempts: int
