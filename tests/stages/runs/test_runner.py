@@ -118,7 +118,7 @@ def test_a_disk_that_fails_outside_the_stage_is_reported_as_one(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / ".reserve"))
 
     monkeypatch.setattr(runner, step, failing)
-    with pytest.raises(ComposerError, match="The disk is full or cannot be written: .*--resume") as raised:
+    with pytest.raises(ComposerError, match=r"The disk is full or cannot be written: .*--resume") as raised:
         run(tmp_path, model)
     assert raised.value.exit_code == 1
     monkeypatch.setattr(runner, step, kept)
