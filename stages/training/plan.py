@@ -335,11 +335,15 @@ def estimate_memory(plan: TrainPlan) -> MemoryEstimate:
     if size.gradient_checkpointing:
         # The input of every layer, and all of one layer at a time while it is recomputed.
         kept = shape.bytes * shape.layers * shape.hidden + kept / shape.layers
+    # On its way back, besides: the gradients of a layer's output and of its input.
+    kept += 2 * shape.bytes * shape.hidden
     tokens = (size.micro_batch or 1) * length
     # One tile of logits, whatever the tokens. On a GPU Triton's kernel writes the gradient over it; elsewhere it goes
     # through float32 logits and their gradients.
     number = shape.bytes if plan.device.startswith("cuda") else 8
     tile = number * min(tokens, TOKEN_CHUNK) * min(shape.vocabulary, VOCABULARY_CHUNK)
+    if plan.teacher_bytes:  # the last hidden states of the teacher and of the student, of all rollouts at once
+        kept += 2 * shape.bytes * shape.hidden
     training = tokens * kept + tile
     generation = _generation(plan, shape, length)
     # Rollouts are generated before the step is trained on, so the larger of the two counts.
