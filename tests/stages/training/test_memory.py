@@ -110,6 +110,21 @@ def test_defaults_fit_eight_billion_on_one_accelerator_and_full_training_does_no
         plan.check_memory(full, Room(8 * GIB))
 
 
+@pytest.mark.parametrize(("generations", "max_tokens", "rows"), [(8, 64, 8), (8, 752, 4), (6, 752, 3), (8, 4096, 1)])
+def test_long_rollouts_share_a_pass_with_fewer_others(
+    eight: Path, generations: int, max_tokens: int, rows: int
+) -> None:
+    policy = {"model": str(eight), "max_tokens": max_tokens, "device": "cuda"}
+    found = resolve(train.Config(policy=policy, optimisation={"generations": generations}), 1)
+    assert found.config.optimisation.micro_batch == rows
+
+
+def test_a_model_without_a_limit_of_answers_is_trained_on_its_whole_context_in_80_gb(eight: Path) -> None:
+    found = resolve(train.Config(policy={"model": str(eight), "device": "cuda"}), 1)
+    assert found.episode == 32_768, "the context of EIGHT"
+    plan.check_memory(found, Room(int(SMALLEST * GIB)))
+
+
 def test_a_training_that_cannot_fit_is_refused_before_loading(tmp_path: Path) -> None:
     """The folder has no weights at all, so that loading would say something else."""
     changes = {"hidden_size": 16384, "intermediate_size": 65536, "num_hidden_layers": 200}
@@ -123,7 +138,7 @@ def test_a_training_that_cannot_fit_is_refused_before_loading(tmp_path: Path) ->
 
 def test_the_plan_says_what_was_chosen_and_why(eight: Path) -> None:
     chosen, needed = train.plan(Inputs(), train.Config(policy={"model": str(eight)})).notes
-    assert "LoRA of rank 16 at learning rate 1e-05, 8 rollouts a pass, activations recomputed" in chosen
+    assert "LoRA of rank 16 at learning rate 1e-05, 1 rollout a pass, activations recomputed" in chosen
     assert "8.2 B parameters" in chosen and "GiB (weights 15.4" in needed
     assert train.plan(Inputs(), train.Config()).notes == ()
 
@@ -341,8 +356,8 @@ def test_the_table_of_several_processes_is_the_estimate(tmp_path: Path) -> None:
 def test_the_example_for_eight_gpus_fits_in_every_process(tmp_path: Path) -> None:
     changes = {"hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 40, "num_attention_heads": 40}
     Qwen3Config(**{**EIGHT.to_dict(), **changes, "layer_types": None}).save_pretrained(tmp_path)
-    table = settings.read_table(Path("examples/eight-gpus.toml"), "train")
+    table = settings.read_file(Path("examples/eight-gpus.toml"))
     policy = {**table["policy"], "model": f"vllm:{tmp_path}", "device": "cuda"}
     resolved = resolve(train.Config(**{**table, "policy": policy}), 6)
     taken = plan.estimate_memory(resolved).total / GIB
-    assert round(taken) == 48 and taken <= 0.95 * SMALLEST
+    assert round(taken) == 61 and taken <= 0.95 * SMALLEST
