@@ -56,11 +56,15 @@ GUESSED = (None, 0, 1, -1, "", b"")  # False == 0, True == 1
 
 @dataclass(frozen=True)
 class Questions:
-    """The versions of one function, and by the number of each question whether it leaks."""
+    """The versions of one function, and by the number of each question whether it leaks.
+
+    `alone`: the questions are all that the function asserts, as far as can be told.
+    """
 
     open: FunctionNode
     withheld: FunctionNode
     leaks: Mapping[int, bool]
+    alone: bool = False
 
 
 def questions(module: ast.Module, function: FunctionNode) -> Questions | None:
@@ -72,7 +76,17 @@ def questions(module: ast.Module, function: FunctionNode) -> Questions | None:
     versions = open_.function(function), withheld.function(function)
     if not open_.expected:
         return None
-    return Questions(*versions, leaks={number: known.leaks(one) for number, one in enumerate(open_.expected)})
+    leaks = {number: known.leaks(one) for number, one in enumerate(open_.expected)}
+    return Questions(*versions, leaks, alone=not any(_may_assert(node, module) for node in ast.walk(versions[1])))
+
+
+def _may_assert(node: ast.AST, module: ast.Module) -> bool:
+    """Return whether a node is an assertion, or a call of what may make one: a function or class of the module."""
+    if not isinstance(node, ast.Call):
+        return isinstance(node, ast.Assert | ast.Raise | ast.Try)
+    name = getattr(node.func, "attr", "") or getattr(node.func, "id", "")
+    own = any(isinstance(one, FunctionNode | ast.ClassDef) and one.name == name for one in ast.walk(module))
+    return own or any(word in name.lower() for word in ("assert", "raises", "warns", "fail", "check", "verify"))
 
 
 class _KnownValues:
