@@ -214,14 +214,19 @@ def answer_sheet(tests: TestFiles, lists: TestLists, rerun: RerunTests, *, refer
     found: dict[TestLocation, Questions] = {}
     for function in [*fixed, *rng.sample(kept, len(kept))]:
         made = questions.questions(tests.modules[function.path], tests.functions[function])
-        if made and (function in fixed or len(found.keys() - set(fixed)) < MOST_KEPT):
+        # Without a reference solution, another number of answers than the delivered tree gives can be a right one.
+        if made and (reference or made.steady) and (function in fixed or len(found.keys() - set(fixed)) < MOST_KEPT):
             found[function] = made
     if not found:
         return EMPTY
     open_files = tests.with_versions({function: [made.open] for function, made in found.items()}, questions.IMPORT)
     selected = [function.named(function.name) for function in found]
     delivered = rerun(open_files, selected, "delivered")
-    known = rerun(open_files, selected, "reference") if reference else delivered
+    if reference:
+        known = rerun(open_files, selected, "reference")
+    else:
+        expecting = {function: [made.expecting] for function, made in found.items()}
+        known = rerun(tests.with_versions(expecting, questions.IMPORT), selected, "delivered")
     asked, expected, numbers, proving, deciding = {}, {}, {}, set(), set()
     for function, made in found.items():
         version, all_numbers = function.named(function.name), frozenset(made.leaks)
@@ -235,7 +240,7 @@ def answer_sheet(tests: TestFiles, lists: TestLists, rerun: RerunTests, *, refer
             if None in wanted or (reference and wanted != value)
         }
         usable = all_numbers - odd
-        if not usable or (reference and not all(status in PASSING for status in statuses)):
+        if not usable or not all(status in PASSING for status in statuses):
             continue
         asked[function], numbers[function] = made, usable
         expected[function] = answers(known, version, usable, 3)

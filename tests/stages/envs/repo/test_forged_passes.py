@@ -111,6 +111,26 @@ def test_what_is_asked_is_what_no_code_under_test_has_a_part_in(body: str, asked
     assert (made and dict(made.leaks)) == asked
 
 
+@pytest.mark.parametrize(
+    ("body", "steady"),
+    [
+        ("x = f()\n    assert f() == 'abc'", True),
+        ("for n in [1, 2]:\n        assert f(n) == 'abc'", True),
+        ("for n in g():\n        assert f(1) == 'abc'", False),
+        ("if g():\n        return\n    assert f() == 'abc'", False),
+        ("with g():\n        assert f() == 'abc'", False),
+    ],
+)
+def test_questions_are_steady_where_no_code_under_test_decides_whether_they_are_reached(
+    body: str, steady: bool
+) -> None:
+    module = ast.parse(f"from code import f, g\ndef test_it():\n    {body}")
+    function = module.body[1]
+    assert isinstance(function, ast.FunctionDef)
+    made = questions.questions(module, function)
+    assert made is not None and made.steady is steady
+
+
 def test_names_that_a_star_may_bind_are_not_built_in() -> None:
     module = ast.parse("from code import *\ndef test_it():\n    assert f() == len('abc')")
     assert isinstance(module.body[1], ast.FunctionDef)
