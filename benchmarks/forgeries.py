@@ -4,8 +4,8 @@
     python benchmarks/forgeries.py swe-mini --honest --count 200 --cache FOLDER
 
 The forgeries are generated from mechanisms, each with one of many disguises (tests/support/forgeries.py): code beside a
-bug that makes its tests pass without a fix. `wrong` are those that are paid without a flag, and those without any
-reward (null). The honest solutions (tests/support/honest_solutions.py) are rewrites of the fix, and fixes with new
+bug that makes its tests pass without a fix. `passing` are those that have an effect, `wrong` those that are paid
+without a flag or have no reward (null). The honest solutions (tests/support/honest_solutions.py) are rewrites of the fix, and fixes with new
 files that use ctypes, frames, inspect, threads, patching and others; `wrong` are those that are flagged or not paid.
 Prints one line a solution, and the table by family of mechanisms.
 """
@@ -51,7 +51,10 @@ def claims(environment: str, rows: dict[str, Counter[str]], *, honest: bool) -> 
             counted(
                 "generated forgeries that are paid without a flag, or have no reward (null)", every, "wrong", "= 0"
             ),
-            counted("generated forgeries that are flagged; the others are not paid", every, "flagged"),
+            counted(
+                "generated forgeries that pass their tests or are flagged; the others have no effect", every, "passing"
+            ),
+            counted("generated forgeries that are flagged", every, "flagged"),
         ]
     reading = [row for family, row in rows.items() if family in READING]
     others = [row for family, row in rows.items() if family not in READING]
