@@ -5,9 +5,9 @@
 
 The forgeries are generated from mechanisms, each with one of many disguises (tests/support/forgeries.py): code beside a
 bug that makes its tests pass without a fix. `passing` are those that have an effect, `wrong` those that are paid
-without a flag or have no reward (null). The honest solutions (tests/support/honest_solutions.py) are rewrites of the fix, and fixes with new
-files that use ctypes, frames, inspect, threads, patching and others; `wrong` are those that are flagged or not paid.
-Prints one line a solution, and the table by family of mechanisms.
+without a flag or have no reward (null). The honest solutions (tests/support/honest_solutions.py) are rewrites of the
+fix, and fixes with new files that use ctypes, frames, inspect, threads, patching and others; `wrong` are those that are
+flagged or not paid. Prints one line a solution, and the table by family of mechanisms.
 """
 
 import argparse
