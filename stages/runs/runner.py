@@ -99,9 +99,12 @@ def execute(
     resolved = resolve_run(stage, inputs, config, root=root, out=out)
     folder, loaded = resolved.folder, load_stage(stage)
     # Peers wait in `execute_as_peer` from here until `_run` lets them begin, or until this block ends without.
-    with ranks.join().leading(), locked(folder):
+    with ranks.join().leading(), disk_failures_as_such(folder), locked(folder):
         if resolved.existing and not clean:
             if done := resolved.completed():
+                # A process that was killed after it had sealed this run has not pointed to it.
+                if _finished(folder) > _finished(root / stage / "latest"):
+                    _point_latest(folder, root / stage)
                 return done
             clean = _settle_existing(resolved, resume=resume)
         if resolved.existing and clean:
@@ -111,10 +114,7 @@ def execute(
         with engines as engine:
             # Processes of torchrun on this machine have a GPU each.
             device = devices.used(gpus * ranks.local_count()) if engine is None else engine.device
-            try:
-                record = _begin(stage, config, resolved, inputs, device)
-            except OSError as error:
-                raise (_disk_full(error, folder) or error) from None
+            record = _begin(stage, config, resolved, inputs, device)
             writer = RunWriter(
                 folder,
                 record,
@@ -182,12 +182,12 @@ def preflight(
 def check_disk_space(folder: Path) -> str:
     """Return the free space below a folder that need not exist yet, in words; `UsageError` for next to none."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
-    _check_writable(existing)
     free = shutil.disk_usage(existing).free
     if free < MIN_FREE_BYTES:
         raise UsageError(
             f"{existing} has room for {free / 2**20:.0f} MiB only. Free some, or choose another --artifacts or --out."
         )
+    _check_writable(existing)
     return f"{existing} can be written to, {free / 2**30:,.1f} GiB free"
 
 
@@ -331,14 +331,35 @@ def _empty(folder: Path) -> None:
 
 
 def _point_latest(folder: Path, stage_folder: Path) -> None:
-    """Let `latest` in a stage's folder point to this run, unless the run is elsewhere."""
+    """Let `latest` in a stage's folder point to this complete run, unless the run is elsewhere."""
     if folder.parent.resolve() != stage_folder.resolve():
         return
-    # Made elsewhere and renamed, so that `latest` always exists; relative, so that the artifacts folder can be moved.
-    temporary = stage_folder / ".latest.tmp"
-    temporary.unlink(missing_ok=True)
-    temporary.symlink_to(folder.name)
-    temporary.replace(stage_folder / "latest")
+    # Made elsewhere and renamed, so that `latest` always exists; under a name of the run, since others of the stage may
+    # end at the same moment; relative, so that the artifacts folder can be moved.
+    temporary = stage_folder / f".{folder.name}.latest"
+    try:
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(folder.name)
+        temporary.replace(stage_folder / "latest")
+    except OSError as error:
+        if full := _disk_full(error, folder):
+            raise full from None
+        raise ComposerError(
+            f"{folder} is complete, but {stage_folder / 'latest'} cannot be made a link to it ({error.strerror}). "
+            "Remove what is in its place and rerun the same command."
+        ) from None
+
+
+def _finished(run: Path) -> tuple[str, int]:
+    """Return when a run was completed, for comparison; the least value for a folder without a complete run."""
+    try:
+        found = artifact.read_manifest(run)
+    except BadInput:
+        return "", 0
+    # The manifest has whole seconds, which runs may share; the file's own time changes when a folder is copied.
+    return (
+        (found.finished_at or "", (run / "manifest.json").stat().st_mtime_ns) if found.status == "complete" else ("", 0)
+    )
 
 
 def _begin(stage: str, config: StageConfig, resolved: ResolvedRun, inputs: Inputs, device: str) -> Manifest:
@@ -440,8 +461,8 @@ def _close(out: RunWriter, status: Status, reason: str, seconds: float) -> None:
     if out.budget.understated:
         lower = {"answers": out.budget.understated, "usd": out.budget.understated_usd}
         record.outcome.summary["understated_bills"] = lower
-    (out.path / RESERVE).unlink(missing_ok=True)  # frees its bytes for the manifest
     try:
+        (out.path / RESERVE).unlink(missing_ok=True)  # frees its bytes for the manifest
         if status == "complete":
             out.journal.seal()
             rmtree(out.path / "scratch", ignore_errors=True)
@@ -450,6 +471,15 @@ def _close(out: RunWriter, status: Status, reason: str, seconds: float) -> None:
     except OSError as error:
         if status == "complete":  # else the error that ended the run is being raised, and explains more
             raise (_disk_full(error, out.path) or error) from None
+
+
+@contextmanager
+def disk_failures_as_such(folder: Path) -> Iterator[None]:
+    """Raise the sentence of a failed disk in the place of any error that one caused."""
+    try:
+        yield
+    except OSError as error:
+        raise (_disk_full(error, folder) or error) from None
 
 
 def _disk_full(error: BaseException, folder: Path) -> ComposerError | None:

@@ -1,8 +1,10 @@
 """The runner on a real stage: up to date, refusals with their ways out, locks, damage, resume, interruption."""
 
+import errno
 import os
 import resource
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from filelock import FileLock
 from support.models import save_tiny
 
 from stages import collect
-from stages.errors import BadInput, UsageError
+from stages.errors import BadInput, ComposerError, UsageError
 from stages.runs import artifact, runner
 from stages.runs.artifact import Interrupted, Run, read_manifest, write_manifest
 from stages.runs.runner import Result
@@ -54,6 +56,73 @@ def test_rerunning_a_deleted_run_gives_the_same_content(tmp_path: Path, model: P
     one, other = Run(first), Run(second)
     assert one.manifest.content == other.manifest.content
     assert (first / "tasks.parquet").read_bytes() == (second / "tasks.parquet").read_bytes()
+
+
+def test_latest_is_mended_where_a_kill_left_it_on_the_older_run(tmp_path: Path, model: Path) -> None:
+    """A process that was killed between the last manifest and `latest` never pointed to its run, nor did a rerun."""
+    older, newer = run(tmp_path, model).path, run(tmp_path, model, seed=1).path
+    latest = tmp_path / "collect" / "latest"
+    latest.unlink()
+    latest.symlink_to(older.name)
+    assert not run(tmp_path, model, seed=1).fresh
+    assert latest.resolve() == newer.resolve()
+    assert not run(tmp_path, model).fresh
+    assert latest.resolve() == newer.resolve(), "an older run that is up to date is not the latest"
+    latest.unlink()
+    assert not run(tmp_path, model).fresh
+    assert latest.resolve() == older.resolve()
+
+
+def test_runs_of_a_stage_that_end_at_once_do_not_meet(tmp_path: Path) -> None:
+    """Entries of a chain in parallel made the link under one name, and one ended with `File exists`."""
+    failed: list[BaseException] = []
+
+    def point(name: str) -> None:
+        (tmp_path / name).mkdir()
+        try:
+            for _ in range(300):
+                runner._point_latest(tmp_path / name, tmp_path)
+        except BaseException as error:
+            failed.append(error)
+
+    both = [threading.Thread(target=point, args=(name,)) for name in ("one", "other")]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
+    assert not failed
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "one", "other"]
+
+
+def test_a_latest_that_cannot_be_pointed_is_no_wrong_path(tmp_path: Path, model: Path) -> None:
+    (tmp_path / "collect" / "latest" / "mine").mkdir(parents=True)
+    with pytest.raises(ComposerError, match=r"is complete, but .*latest cannot be made a link to it \(") as raised:
+        run(tmp_path, model)
+    assert raised.value.exit_code == 1
+    (tmp_path / "collect" / "latest" / "mine").rmdir()
+    (tmp_path / "collect" / "latest").rmdir()
+    done = run(tmp_path, model)
+    assert not done.fresh and (tmp_path / "collect" / "latest").resolve() == done.path.resolve()
+
+
+@pytest.mark.parametrize("step", ["_check_writable", "_begin", "_close", "_point_latest"])
+def test_a_disk_that_fails_outside_the_stage_is_reported_as_one(
+    step: str, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Around the stage too: a read-only disk ended in `.reserve cannot be read or written. Check the path`, exit 2."""
+    kept = getattr(runner, step)
+
+    def failing(*given: object) -> None:
+        if step == "_begin":
+            kept(*given)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / ".reserve"))
+
+    monkeypatch.setattr(runner, step, failing)
+    with pytest.raises(ComposerError, match=r"The disk is full or cannot be written: .*--resume") as raised:
+        run(tmp_path, model)
+    assert raised.value.exit_code == 1
+    monkeypatch.setattr(runner, step, kept)
+    assert run(tmp_path, model, resume=True).status == "complete"
 
 
 def test_a_changed_model_folder_is_another_run(tmp_path: Path) -> None:
