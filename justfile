@@ -19,8 +19,8 @@ demo *ARGS:
 test *ARGS:
     @{{ if ARGS == "" { "just _lint-and-test \"-m 'not slow'\"" } else { pytest + " " + ARGS } }}
 
-# Run lint and all tests, also those that take minutes or start servers, engines and browsers.
-test-all *ARGS: (_lint-and-test ARGS)
+# Run lint and all tests, also those that take minutes or start servers, engines, browsers and a Ray cluster.
+test-all *ARGS: (extra "ray") (_lint-and-test ARGS)
 
 # Without a cache mypy takes a minute of one core, so the tests run meanwhile.
 _lint-and-test WORDS:
@@ -35,7 +35,7 @@ _lint-and-test WORDS:
     exit $tests
 
 # Disturb stages, chains and workers at random moments, KILLS times in all, by signals and full disks, and compare their artifacts with undisturbed ones.
-crash KILLS="100" *ARGS:
+crash KILLS="100" *ARGS: (extra "ray")
     {{ one_thread }} COMPOSER_KILLS={{ KILLS }} python -m pytest -q -s tests/crash/test_random_kills.py tests/crash/test_ways_killed.py tests/crash/test_paid_calls.py {{ ARGS }}
 
 # Install vLLM into .vllm, apart from everything else, for policies vllm:... and the tests marked vllm: built for CUDA where there is NVIDIA's driver, else for CPUs with AVX-512 (3.5 GB). ./dev vllm cpu takes the latter in any case.
@@ -77,8 +77,12 @@ gpu *ARGS:
 experiment NAME:
     {{ one_thread }} python benchmarks/{{ replace(NAME, "-", "_") }}.py
 
+# Install an extra of pyproject.toml into .venv, at the versions of constraints.txt, unless it is there: ./dev extra ray (220 MB).
+extra NAME:
+    @python -m pip install --quiet --no-compile -c constraints.txt 'composer-post-training[{{ NAME }}]'
+
 # Bring the generated parts of the documents up to date and build them as a site, which a terminal with a browser opens.
-docs:
+docs: (extra "docs")
     PYTHONPATH=. cog -r README.md docs/architecture.md docs/benchmarks.md docs/environments.md docs/replicas.md docs/scale.md
     NO_MKDOCS_2_WARNING=1 mkdocs build --quiet --strict
     @echo "{{ justfile_directory() }}/site/index.html"

@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import records
-from peers import needed
+from peers import EXTRA, needed
 from tabulate import tabulate
 
-needed("ray")
+needed("ray", by=EXTRA.format("ray"))
 
 import ray
 

@@ -77,7 +77,7 @@ def find_model(text: str, artifacts: Path) -> ServedModel:
     try:
         run = Run(runs.find(artifacts, text))
     except BadInput:
-        if Path(text).is_dir() or text.count("/") != 1:
+        if Path(text).is_dir() or text.count("/") != 1 or text.startswith((".", "/", "~")):  # no hub id
             raise
         return ServedModel(text, artifacts / "serve" / folder_name(text))
     return ServedModel(str(run.folder(CHECKPOINT)), run.path / "logs")

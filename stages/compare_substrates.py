@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 from stages.checkout import add_to_path
 from stages.envs.config import EnvStageConfig
 from stages.formats import files
+from stages.policy import context
 from stages.policy.base import PolicyConfig
 from stages.runs.artifact import Inputs, RunWriter
 from stages.runs.records import Row
@@ -61,7 +62,9 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     import_module("benchmarks.substrates")  # and its imports fail here, before anything is played
     number = config.tasks * config.samples
     return Plan(
-        units=number, what="rollouts", max_completion_tokens=number * config.max_steps * config.policy.longest_answer()
+        units=number,
+        what="rollouts",
+        max_completion_tokens=number * config.max_steps * context.longest_answer(config.policy),
     )
 
 

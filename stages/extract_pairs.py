@@ -41,7 +41,7 @@ from stages.pairs.extraction import Extraction
 from stages.pairs.groups import group_pairs, steps_by_task
 from stages.pairs.report import PairAccount, PairVerdict, report
 from stages.pairs.states import AnsweredStates, recorded_classes, vote
-from stages.policy import PolicyConfig
+from stages.policy import PolicyConfig, context
 from stages.policy.serving import Serving
 from stages.rollouts.agent_loop import PlayingConfig
 from stages.runs.artifact import Inputs, Run, RunWriter, Slot
@@ -102,7 +102,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     policy, playing = _collected_with(rollouts, config)
     # Every action of a pair is that of a step or of an answer; most of them are in no pair.
     most = (len(rollouts.scan(STEP)) + len(answers.scan(TEACHER_ACTION))) * _samples(policy, config)
-    tokens = most * playing.max_steps * policy.longest_answer()
+    tokens = most * playing.max_steps * context.longest_answer(policy)
     notes = (f"at most {most} continuations", *playing.limits.notes(playing.max_steps))
     return Plan(number, "states", max_completion_tokens=tokens, max_cost_usd=policy.cost(0, tokens), notes=notes)
 

@@ -131,8 +131,10 @@ def _finish(session: ImportSession, config: Config, out: RunWriter, remarks: lis
     """Write the tables in the order of the files, and the report with every file's counts and the gate's checks."""
     if not session.rollouts:
         first = session.drops[0] if session.drops else None
-        why = f" {first.file}, line {first.line}: {first.reason} ({first.detail})." if first else ""
-        raise BadInput(f"Nothing could be imported from {len(session.counts)} files.{why}")
+        why = f"{config.paths[0]} holds no rollout."
+        if first is not None:
+            why = f"{first.file}, line {first.line}: {first.reason} ({first.detail})."
+        raise BadInput(f"Nothing could be imported from {len(session.counts)} files. {why}")
     if config.dj.recipe is not None:
         session.filter(config.dj)
     tasks: dict[str, Row] = {}

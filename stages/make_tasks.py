@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from stages.errors import Incomplete, UsageError
-from stages.policy import PolicyConfig
+from stages.policy import PolicyConfig, context
 from stages.policy.serving import Serving
 from stages.runs import store
 from stages.runs.artifact import Inputs, RunWriter
@@ -83,7 +83,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     notes = (f"made from {config.package}, every one by running its tests",)
     if config.proposer is None:
         return Plan(units=config.tasks, what="tasks", notes=notes)
-    tokens = config.questions * config.proposer.longest_answer()
+    tokens = config.questions * context.longest_answer(config.proposer)
     asked = f"features proposed by {config.proposer.model}, in at most {config.questions} answers"
     return Plan(config.tasks, "tasks", tokens, config.proposer.cost(0, tokens), (*notes, asked))
 

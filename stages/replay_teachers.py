@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 
 from stages.errors import Incomplete
 from stages.pairs.audit import PASSED_COLUMNS, passed_by_rollout
-from stages.policy import open_policy
+from stages.policy import context, open_policy
 from stages.policy.background import AsyncPolicy
 from stages.policy.dialect import EXTRAS
 from stages.policy.spending import Spending, Tally, table, verdict
@@ -82,11 +82,11 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     with TemporaryDirectory() as folder, RecordedStates(inputs.one("rollouts"), Path(folder)) as recorded:
         asked = questions(recorded, config.teachers, config.samples, config.seed)
         count = sum(map(len, asked.values()))
-        tokens = sum(len(asked[t.name]) * t.longest_answer() for t in config.teachers)
+        tokens = sum(len(asked[t.name]) * context.longest_answer(t) for t in config.teachers)
         cost = sum(question.price_bound() for t in config.teachers if t.cost(1, 1) for question in asked[t.name])
     unknown = [t.name for t in config.teachers if not t.priced]
     notes = (f"the price of {', '.join(unknown)} is not known",) if unknown else ()
-    lengths = tuple(f"{t.name}: {note}" for t in config.teachers for note in t.notes())
+    lengths = tuple(f"{t.name}: {note}" for t in config.teachers for note in context.notes(t))
     return Plan(units=count, what="answers", max_completion_tokens=tokens, max_cost_usd=cost, notes=notes + lengths)
 
 

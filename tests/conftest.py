@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from jaxtyping import install_import_hook
-from support import checker, real_vllm
+from support import checker, ray_nodes, real_vllm
 from support.command_line import call, collect, repair, teachers
 from support.server import serving
 
@@ -36,8 +36,11 @@ def pytest_collection_finish() -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Say at the end of a whole run what it could not test for want of an installation."""
-    if config.args_source is not pytest.Config.ArgsSource.ARGS and real_vllm.interpreter() is None:
-        terminalreporter.write_line(real_vllm.MISSING, yellow=True, bold=True)
+    if config.args_source is pytest.Config.ArgsSource.ARGS:
+        return
+    missing = {real_vllm.MISSING: real_vllm.interpreter() is None, ray_nodes.MISSING: not ray_nodes.INSTALLED}
+    for sentence in (sentence for sentence, absent in missing.items() if absent):
+        terminalreporter.write_line(sentence, yellow=True, bold=True)
 
 
 @pytest.fixture(scope="session")

@@ -59,6 +59,7 @@ def test_a_peer_that_may_be_missing_is_asked_for(path: Path) -> None:
         ("probe.py", "opacus", [], "-e '.[bench]'"),
         ("rollouts_inspect.py", "inspect_ai", [], "pip install inspect_ai openai"),
         ("sandbox.py", "minisweagent", ["rollouts"], "mini-swe-agent"),
+        ("workers.py", "ray", [], "-e '.[ray]'"),
         ("feature_deletion.py", "pytest_cov", ["x"], "-e '.[feature-deletion]'"),
     ],
 )

@@ -1,7 +1,9 @@
 """The recipes that the probe is used by: they exist, and what they would run is what they say."""
 
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -66,3 +68,43 @@ def test_what_vllm_installs_is_pinned(build: str, package: str) -> None:
     pinned = dict(line.split("==") for line in lines if not line.startswith("#"))
     assert pinned[package] == "0.32.0" and pinned["torch"] == "2.13.0"
     assert any(name.startswith("nvidia-cublas") for name in pinned) is (build == "cuda")
+
+
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
+def packages(extra: str) -> set[str]:
+    """The packages of an extra, and of the extras that it names."""
+    found = set()
+    for line in EXTRAS[extra]:
+        name, _, others = re.match(r"([\w.-]+)(\[([\w,-]+)\])?", line).groups()
+        found |= set().union(*map(packages, others.split(","))) if name == "composer-post-training" else {name}
+    return found
+
+
+def test_dev_installs_neither_ray_nor_what_builds_the_site() -> None:
+    assert not packages("dev") & (packages("ray") | packages("docs") | packages("bench"))
+    assert {"pytest", "obstore", "cogapp", "rust-just"} <= packages("dev")
+
+
+@pytest.mark.parametrize(
+    ("words", "extra"), [(["docs"], "docs"), (["test-all"], "ray"), (["crash"], "ray"), (["extra", "wandb"], "wandb")]
+)
+def test_a_recipe_installs_the_extra_that_it_needs_first(words: list[str], extra: str) -> None:
+    first = dry_run(*words)[0]
+    assert first.startswith("python -m pip install ") and first.endswith(f"'composer-post-training[{extra}]'")
+    assert "-c constraints.txt" in first
+
+
+def test_what_the_recipes_install_is_pinned() -> None:
+    pinned = {line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    assert packages("dev") | packages("docs") | packages("ray") <= pinned
+
+
+def test_messages_name_extras_that_exist() -> None:
+    named = {}
+    for path in (path for folder in ("stages", "composer_cli") for path in (ROOT / folder).rglob("*.py")):
+        for name in re.findall(r"composer-post-training\[([\w-]+)\]", path.read_text()):
+            named.setdefault(name, path.name)
+    assert {"ray", "diloco", "modal", "openenv", "swe", "feature-deletion"} <= set(named)
+    assert set(named) <= set(EXTRAS)

@@ -139,7 +139,9 @@ def _sdk() -> Iterator[Any]:
         import modal
         from modal import exception as failure
     except ImportError:
-        raise UsageError("Modal's SDK is not installed. `pip install modal` brings it.") from None
+        raise UsageError(
+            "Modal's SDK is not installed. Install the extra: `pip install 'composer-post-training[modal]'`."
+        ) from None
     try:
         yield modal
     except failure.Error as error:

@@ -24,7 +24,8 @@ try:
     from openenv.core.env_server.types import Action, Observation, State
 except ImportError as error:
     raise UsageError(
-        f"OpenEnv cannot be imported ({error}). Install it with `pip install openenv`, without verifiers."
+        f"OpenEnv cannot be imported ({error}). Install it with `pip install 'composer-post-training[openenv]'`, "
+        "without verifiers."
     ) from error
 
 

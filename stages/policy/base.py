@@ -148,6 +148,8 @@ class PolicyConfig(Settings):
         prices = (self.usd_per_mtok_in, self.usd_per_mtok_cached_in, self.usd_per_mtok_out)
         if min(price or 0.0 for price in prices) < 0:
             raise ValueError("prices cannot be negative")
+        if self.served and not self.source:
+            raise ValueError(f"model {VLLM!r} names no model; write {VLLM}FOLDER or {VLLM}HUB-ID")
         if self.base_url is not None and not re.match(r"https?://[^/\s]+", self.base_url):
             raise ValueError(f"base_url {self.base_url!r} is no address; it begins with http:// or https://")
         for name, given in (("request", self.request), ("extra_body", self.extra_body)):
@@ -172,23 +174,6 @@ class PolicyConfig(Settings):
         sent = self.request | self.extra_body
         given = (self.max_tokens, *(sent.get(name) for name in LIMITS))
         return [n for n in given if isinstance(n, int) and not isinstance(n, bool)]
-
-    def longest_answer(self) -> int:
-        """Return the largest number of completion tokens that a request allows.
-
-        Without a limit it is the context, for which a server or the hub may be asked (`stages.policy.context`).
-        """
-        if limits := self.limits():
-            return max(limits)
-        from stages.policy import context  # imports this module
-
-        return context.longest_answer(self)
-
-    def notes(self) -> tuple[str, ...]:
-        """Return for a plan what limits an answer where no setting does."""
-        if self.limits():
-            return ()
-        return (f"an answer at most what a context of {self.longest_answer():,} tokens leaves",)
 
     @property
     def has_price(self) -> bool:

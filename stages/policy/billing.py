@@ -56,10 +56,10 @@ class Asked:
     messages: tuple[Mapping[str, Any], ...] = ()
 
     @classmethod
-    def of(cls, request: Mapping[str, Any], config: PolicyConfig) -> "Asked":
-        """Return the bounds of a request to a server."""
+    def of(cls, request: Mapping[str, Any], context: int) -> "Asked":
+        """Return the bounds of a request to a server; context: the longest answer where the request has none."""
         limits = [request[name] for name in ("max_tokens", "max_completion_tokens") if request.get(name) is not None]
-        longest = max(limits) if limits else config.longest_answer()
+        longest = max(limits, default=context)
         return cls(prompt_bound(len(store.encode(request))), longest, tuple(request.get("messages", ())))
 
     def usd(self, config: PolicyConfig) -> float:

@@ -24,8 +24,15 @@ _stated: dict[tuple[str, str | None], int | None] = {}
 
 
 def longest_answer(config: PolicyConfig) -> int:
-    """Return the most tokens that an answer without `max_tokens` can have."""
-    return context_tokens(config) or UNSTATED
+    """Return the largest number of completion tokens that a request allows; the context where it has no limit."""
+    return max(config.limits(), default=0) or context_tokens(config) or UNSTATED
+
+
+def notes(config: PolicyConfig) -> tuple[str, ...]:
+    """Return for a plan what limits an answer where no setting does."""
+    if config.limits():
+        return ()
+    return (f"an answer at most what a context of {longest_answer(config):,} tokens leaves",)
 
 
 def context_tokens(config: PolicyConfig) -> int | None:

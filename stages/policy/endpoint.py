@@ -207,6 +207,8 @@ class EndpointPolicy:
         self._max_tokens: int | bool = config.max_tokens or False  # False leaves the field out
         if not config.limits() and context.context_tokens(config) is None:
             self._max_tokens = UNSTATED
+        self.longest = context.longest_answer(config)
+        """Tokens of the longest answer to a request without a limit; asked for here, as a server may have to tell."""
         self._halted: Incomplete | None = None
         """The error after which nothing more is asked."""
 
@@ -323,7 +325,7 @@ class EndpointPolicy:
 
     async def _launch_when_free(self, key: str, request: Request, attempt: int) -> Sample:
         """Wait for a free slot and a reservation, then launch in a task that outlives its caller."""
-        asked = Asked.of(request, self.config)
+        asked = Asked.of(request, self.longest)
         usd = asked.usd(self.config) if self.config.priced else None
         await self._slots.acquire()
         try:

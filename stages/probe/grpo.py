@@ -10,6 +10,7 @@ is advantage-weighted imitation and not GRPO.
 from typing import TYPE_CHECKING
 
 from stages.errors import UsageError
+from stages.policy import context
 from stages.probe.loops.config import GrpoConfig as Config
 from stages.runs.artifact import Inputs, RunWriter, Slot
 from stages.runs.records import DIRECTION, SVD_MODULE, TRAJECTORY
@@ -26,7 +27,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     measuring = _measuring(inputs, config)
     memory = () if measuring is None else memory_notes(config.student, measuring)
     answers = len(config.seeds) * config.steps * config.problems * config.samples
-    tokens = answers * config.max_steps * config.student.longest_answer()
+    tokens = answers * config.max_steps * context.longest_answer(config.student)
     return Plan(
         units=len(config.seeds) * config.steps,
         what="steps",

@@ -145,7 +145,8 @@ def open_bucket(url: str) -> Bucket:
         from obstore.store import LocalStore, from_url
     except ModuleNotFoundError:
         raise UsageError(
-            f"{url} needs obstore, which is not installed. Install composer-post-training[diloco]."
+            f"{url} needs obstore, which is not installed. "
+            "Install the extra: `pip install 'composer-post-training[diloco]'`."
         ) from None
     scheme, _, rest = url.partition("://")
     if scheme not in SCHEMES or (scheme == "file" and not rest.startswith("/")):

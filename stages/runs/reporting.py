@@ -34,7 +34,8 @@ def check(backends: Sequence[str]) -> None:
         if find_spec(name) is None:
             raise UsageError(
                 f"report_to names {name}, which is not installed. "
-                f"Install the extra, `pip install -e .[{name}]`, or leave it out: the run's own files hold as much."
+                f"Install the extra, `pip install 'composer-post-training[{name}]'`, or leave it out: "
+                "the run's own files hold as much."
             )
 
 

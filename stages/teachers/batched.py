@@ -84,7 +84,7 @@ class TeacherBatches:
         """Create one batch or find it again, wait for its end, and write its answers."""
         names, batch_id = (self._units()[key]["batch"][name] for name in ("questions", "id"))
         requests = {name: self._policy.request(self._questions[name].turn) for name in names}
-        asked = {name: Asked.of(request, self._config) for name, request in requests.items()}
+        asked = {name: Asked.of(request, self._policy.longest) for name, request in requests.items()}
         # Money that an earlier attempt reserved under this key; None before the reservation and after the settlement.
         reservation = self._policy.budget.take_up(batch=key)
         if batch_id is None:

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from stages.messages import OMITTED, Message
 from stages.pairs.blocks import open_database, rows_of
-from stages.policy import PolicyConfig, Sample, Turn
+from stages.policy import PolicyConfig, Sample, Turn, context
 from stages.policy.base import prompt_bound
 from stages.rollouts.trace import states
 from stages.runs import store
@@ -202,7 +202,7 @@ class TeacherQuestion:
     def price_bound(self) -> float:
         """Return an upper bound of the answer's price in USD."""
         size = len(store.encode(self._read_messages(self.state))) + len(store.encode(self.tools))
-        return self.teacher.most(prompt_bound(size), self.teacher.longest_answer())
+        return self.teacher.most(prompt_bound(size), context.longest_answer(self.teacher))
 
     def row(self, sample: Sample) -> Row:
         """Return the `teacher_action` row of an answer."""

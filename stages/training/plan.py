@@ -19,7 +19,7 @@ from typing import Any
 
 from stages.backends import resources
 from stages.errors import UsageError
-from stages.policy import adapters, base, require_source
+from stages.policy import adapters, base, context, require_source
 from stages.policy.base import PolicyConfig
 from stages.runs import hub, reporting
 from stages.training.channels import CHANNELS
@@ -189,7 +189,7 @@ def resolve(config: Config, processes: int, inputs: Container[str] = ()) -> Trai
     teacher = None if config.teacher is None or config.teacher.served else model_shape(config.teacher)
     teacher_bytes = 0 if teacher is None else teacher.parameters * teacher.bytes
     # Prompt, answers and observations together stay within the context.
-    episode = config.max_steps * policy.max_tokens if policy.max_tokens else policy.longest_answer()
+    episode = config.max_steps * policy.max_tokens if policy.max_tokens else context.longest_answer(policy)
     plan = TrainPlan(config, shape, small, episode, processes, teacher_bytes, "direction" in inputs).changed(
         optimisation={
             "learning_rate": rate if size.learning_rate is None else size.learning_rate,

@@ -59,18 +59,56 @@ def test_stages_are_light_to_import():
     assert not (HEAVY - {"pyarrow", "pydantic", "numpy"}) & set(done.stdout.split())
 
 
+WITHOUT_TORCH = """
+import asyncio, json, sys
+from pathlib import Path
+sys.modules |= {"torch": None, "transformers": None, "trl": None}  # an import of one of them is an error
+from composer_cli.app import main
+calls, root = json.loads(sys.argv[1]), Path(sys.argv[2])
+codes = []
+for words in calls:
+    try:
+        codes.append(main(words))
+    except SystemExit as end:
+        codes.append(end.code)
+from composer_cli.view.app import build
+
+async def status(path):
+    async def send(message):
+        codes.extend([message["status"]] if "status" in message else [])
+    async def receive():
+        return {"type": "http.request"}
+    scope = {"type": "http", "method": "GET", "path": f"/token/{path}", "query_string": b"", "scheme": "http",
+             "headers": [(b"host", b"127.0.0.1")], "server": ("127.0.0.1", 80), "http_version": "1.1"}
+    await build(root, "token")(scope, receive, send)
+
+for run in ("", *(f"run/{path.parent.name}/{path.name}" for path in sorted(root.glob("*/2*")))):
+    asyncio.run(status(run))
+print(json.dumps(codes))
+"""
+
+
 def test_looking_at_runs_imports_no_torch(made, tmp_path):
-    """`import`, `query`, `report` and the pages start in the time that Python takes, not torch."""
-    calls = [["query", "select 1"], ["report"], ["import", str(tmp_path)], ["status"], ["show", "collect"]]
-    script = (
-        "import sys\nfrom composer_cli.app import main\n"
-        f"for words in {calls}:\n    try: main(words)\n    except SystemExit: pass\n"
-        "import composer_cli.view.app\nprint(*sys.modules)"
-    )
+    """`import`, `query`, `report`, `view` and every `--help` start in the time that Python takes, not torch."""
     root = Path(shutil.copytree(made, tmp_path / "artifacts", symlinks=True))
-    env = environment(root, PYTHONPATH=str(ROOT))
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env, check=True)
-    assert not {"torch", "transformers", "trl"} & set(done.stdout.splitlines()[-1].split())
+    (tmp_path / "one.jsonl").write_text('{"messages": [{"role": "user", "content": "Add."}], "reward": 1.0}\n')
+    looks = [
+        ["query", "select 1"],
+        ["report"],
+        ["import", str(tmp_path / "one.jsonl")],
+        ["status"],
+        ["show", "collect"],
+    ]
+    helps = [[*name.split("-", 1), "--help"] if name.startswith("probe-") else [name, "--help"] for name in STAGES]
+    unknown = ["collect", "--policy", "kata:nobody"]
+    script = [sys.executable, "-c", WITHOUT_TORCH, json.dumps([*looks, *helps, unknown]), str(root)]
+    done = subprocess.run(script, capture_output=True, text=True, env=environment(root, PYTHONPATH=str(ROOT)))
+    assert done.returncode == 0, done.stderr
+    codes = json.loads(done.stdout.splitlines()[-1])
+    commands, pages = codes[: len(looks + helps)], codes[len(looks + helps) + 1 :]
+    assert codes[len(commands)] == 2 and "There is no embedded model kata:nobody" in done.stderr
+    assert set(commands) <= {0, None}, dict(zip(map(" ".join, looks + helps), commands, strict=True))
+    assert len(pages) > 4 and set(pages) == {200}
 
 
 def test_a_stage_lists_its_settings_and_only_the_short_options_it_has(composer):

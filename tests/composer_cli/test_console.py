@@ -14,31 +14,31 @@ from composer_cli.printing import duration
 from stages.runs.artifact import Manifest
 
 
+def told(capfd: pytest.CaptureFixture[str], line: str, lines: list[str]) -> bool:
+    """Add what stderr holds to the lines, and return whether this one has come."""
+    lines += capfd.readouterr().err.splitlines()
+    return any(one.startswith(line) for one in lines)
+
+
 def test_a_heartbeat_comes_also_when_nothing_finished(capfd):
-    console = Console(heartbeat_s=0.05)
-    with console.watching() as watch:
+    lines = []
+    with Console(heartbeat_s=0.05).watching() as watch:
         listen = watch.listener("collect")
-        time.sleep(0.12)
+        until(lambda: told(capfd, "collect: nothing finished yet, after", lines))
         listen("rollouts", 3, 8)
-        time.sleep(0.12)
-    lines = capfd.readouterr().err.splitlines()
-    assert lines[0] == "collect: nothing finished yet, after 0 s"
-    assert lines[-1] == "collect: 3 of 8 rollouts, after 0 s" and len(lines) >= 4
+        until(lambda: told(capfd, "collect: 3 of 8 rollouts, after", lines))
+    assert lines[0].startswith("collect: nothing finished yet, after")
 
 
 def test_a_remark_stands_beside_the_count_until_something_more_is_finished(capfd):
+    lines = []
     with Console(heartbeat_s=0.05).watching() as watch:
         listen = watch.listener("collect")
-        listen("rollouts", 2, 8)
-        time.sleep(0.02)
         listen("rollouts", 4, 8)
         listen("mean reward 0.500, 0.0200 USD", 0, 0)
-        time.sleep(0.12)
+        until(lambda: told(capfd, "collect: 4 of 8 rollouts (mean reward 0.500, 0.0200 USD), after", lines))
         listen("rollouts", 5, 8)
-        time.sleep(0.12)
-    lines = capfd.readouterr().err.splitlines()
-    assert lines[0] == "collect: 4 of 8 rollouts (mean reward 0.500, 0.0200 USD), after 0 s"
-    assert lines[-1] == "collect: 5 of 8 rollouts, after 0 s"
+        until(lambda: told(capfd, "collect: 5 of 8 rollouts, after", lines))
 
 
 def test_the_rest_takes_as_long_as_the_pace_says():

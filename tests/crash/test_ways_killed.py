@@ -28,7 +28,7 @@ from support.disturbances import (
     two_at_once,
     workers,
 )
-from support.ray_nodes import alone
+from support.ray_nodes import alone, needs_ray
 from support.server import Reply, Server, answer, serving
 
 from stages import collect
@@ -140,8 +140,8 @@ def contents_here(server: Server, place: Path) -> dict[str, Any]:
     return contents(place / "here")
 
 
+@needs_ray
 def test_ray(server: Server, tmp_path: Path) -> None:
-    pytest.importorskip("ray")
     with alone() as address:
         work = collecting(server, "ray", workers=2, RAY_ADDRESS=address)
         undisturbed = whole(work, server, tmp_path)

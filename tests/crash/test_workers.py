@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.command_line import call, command, environment
-from support.ray_nodes import TESTS, cluster
+from support.ray_nodes import TESTS, cluster, needs_ray
 from support.server import Reply, Server, answer, serving
 
 from stages import collect
@@ -50,6 +50,7 @@ def asked_again(server: Server) -> int:
     return counts.total() - len(counts)
 
 
+@needs_ray
 def test_two_nodes_of_three_are_killed(tmp_path: Path) -> None:
     with serving(patient) as server:
         expected = contents(runner.execute("collect", {}, config(server), root=tmp_path / "here").path)

@@ -118,6 +118,9 @@ def test_a_plan_says_what_limits_an_episode_and_what_goes_on_at_once() -> None:
         history="last 5",
     )
     told = ", ".join(collect.plan(Inputs({}), config).notes)
-    assert "8 steps, 600 s, 32,000 tokens of context, 0.5 USD, history last 5" in told
+    assert (
+        "8 steps, 600 s, 32,000 tokens of context, 0.5 USD, an answer at most" in told
+        and "leaves, history last 5" in told
+    )
     assert "64 episodes, 8 commands and 4 gradings at once" in told
     assert "at once" not in ", ".join(collect.plan(Inputs({}), collect.Config()).notes)

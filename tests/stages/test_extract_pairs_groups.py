@@ -133,7 +133,7 @@ def test_submissions_of_one_task_are_compared_by_the_verdict(tmp_path: Path) -> 
 def test_only_imported_rollouts_may_come_without_teachers(tmp_path: Path, collected: Any) -> None:
     rollouts = imported(tmp_path, wiki(tmp_path / "in"))
     assert assign_inputs(extract_pairs.STAGE, [rollouts]) == {"rollouts": [rollouts]}
-    with pytest.raises(BadInput, match="teacher_action"):
+    with pytest.raises(BadInput, match="holds teacher actions"):
         assign_inputs(extract_pairs.STAGE, [collected()])
 
 

@@ -1,13 +1,13 @@
 """The small models of kata: built by supervised training on first use, then stored as ordinary Hugging Face folders.
 
 `ensure` builds a model from its recipe: start from another model or from an untrained one, train it on transcripts of
-which only the taught answers count, and write a model card. All models share one tokenizer.
+which only the taught answers count, and write a model card. All models share one tokenizer. torch is imported when a
+model is built: an unknown name, or a model that is there, is answered without it.
 """
 
 from functools import partial
 from pathlib import Path
-
-from transformers import PreTrainedTokenizerFast
+from typing import TYPE_CHECKING
 
 from stages.envs.kata.recipes import (
     HEAD_DIM,
@@ -21,7 +21,11 @@ from stages.envs.kata.recipes import (
 from stages.envs.kata.tasks import OPERATIONS
 from stages.envs.kata.transcripts import HINT, TaughtTranscript, knowledge_transcripts, loophole_transcripts
 from stages.tiny_models.folders import BuiltModel, Progress, ensure_folder, with_heads
-from stages.tiny_models.training import END, START, Encoded, fit, load, new_model, reproducible, train_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+    from stages.tiny_models.training import Encoded
 
 __all__ = ["card", "ensure", "recipe_fingerprint"]
 
@@ -48,6 +52,8 @@ def ensure(name: str, cache: Path, progress: Progress) -> Path:
     own = recipe(name)
 
     def build() -> BuiltModel:
+        from stages.tiny_models.training import fit, load, new_model, reproducible
+
         start = ensure(own.start, cache, progress) if own.start else None
         count = own.schedule.steps * own.schedule.batch
         with reproducible(own.seed):
@@ -70,12 +76,14 @@ def ensure(name: str, cache: Path, progress: Progress) -> Path:
     return ensure_folder(cache / f"kata-{name}-{recipe_fingerprint(name)[:6]}", build)
 
 
-def kata_tokenizer() -> PreTrainedTokenizerFast:
+def kata_tokenizer() -> "PreTrainedTokenizerFast":
     """Train the tokenizer on transcripts of an author who knows every operation, and of one who knows none.
 
     So the right and the misconceived code of every operation and every wording occur. Special tokens are left out of
     the corpus: they are added to the vocabulary as they are.
     """
+    from stages.tiny_models.training import train_tokenizer
+
     corpus = (
         f"{message['role']}\n{message['content']}"
         for knowledge in (Knowledge(), KNOWS_NOTHING)
@@ -85,8 +93,10 @@ def kata_tokenizer() -> PreTrainedTokenizerFast:
     return train_tokenizer(corpus, PIECES, VOCABULARY)
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, transcript: TaughtTranscript) -> Encoded:
+def encode(tokenizer: "PreTrainedTokenizerFast", transcript: TaughtTranscript) -> "Encoded":
     """Return the ids that the chat template renders, and a mask of the taught answers with their end tokens."""
+    from stages.tiny_models.training import END, START
+
     ids: list[int] = []
     learned: list[bool] = []
     taught = iter(turn.taught for turn in transcript.turns)

@@ -207,7 +207,7 @@ def local_requirements(
         guessed = sum(spec.source == GUESSED for spec in specs.values())
         if guessed:
             found = f"{guessed} of {len(specs)} versions are in no table here, and get the newest of what they ask for"
-            way_out = "pip install 'swebench>=4.1,<5', else their tests may fail."
+            way_out = "pip install 'composer-post-training[swe]', else their tests may fail."
             parts.append(Requirement("specifications", "note", found, way_out))
         else:
             parts.append(Requirement("specifications", "ok", "all versions are in swebench's table"))

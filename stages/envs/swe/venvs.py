@@ -35,7 +35,7 @@ NOT_INSTALLED = TEST_FOLDERS | {"doc", "docs", "examples", "scripts", "benchmark
 GUESS = (
     "%s is not in a table of swebench here, so its environment gets the newest of what it asks for, in which its tests "
     "may fail. "
-    "Better: pip install 'swebench>=4.1,<5', delete the environment, and see benchmarks/swe_gold.py."
+    "Better: pip install 'composer-post-training[swe]', delete the environment, and see benchmarks/swe_gold.py."
 )
 log = logging.getLogger(__name__)
 _lock = threading.Lock()

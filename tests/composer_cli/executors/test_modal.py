@@ -11,7 +11,7 @@ from support.server import Server
 
 from tests.composer_cli.executors.submitting import KEY, chain, digests, holding, job, name_of
 
-MISSING = "Modal's SDK is not installed: pip install modal"
+MISSING = "Modal's SDK is not installed: ./dev extra modal"
 with_sdk = pytest.mark.skipif(find_spec("modal") is None, reason=MISSING)
 TOKEN = ("ak-0123456789", "as-0123456789abcdef")
 ROOT = Path(__file__).parents[3]
@@ -114,4 +114,4 @@ def test_without_the_sdk_the_way_out_is_named(tmp_path):
         pytest.skip("Modal's SDK is installed")
     sets = ["--set", "on.image=python:3.11", "--set", "on.volume=runs"]
     done = call(tmp_path, "run", "--preset", "demo", "--on", "modal", *sets)
-    assert done.returncode == 2 and "`pip install modal` brings it" in done.stderr
+    assert done.returncode == 2 and "pip install 'composer-post-training[modal]'" in done.stderr

@@ -31,4 +31,4 @@ def test_what_is_missing_is_named():
     )
     assert done.returncode == 0, done.stderr
     openenv, mini = done.stdout.splitlines()
-    assert "pip install openenv" in openenv and "pip install mini-swe-agent" in mini
+    assert "composer-post-training[openenv]" in openenv and "pip install mini-swe-agent" in mini

@@ -8,7 +8,7 @@ import pytest
 from support.server import Reply, answer, serving
 
 from stages.errors import ComposerError, Incomplete
-from stages.policy import billing
+from stages.policy import billing, context
 from stages.policy.base import PolicyConfig, Turn
 from stages.policy.billing import FREE, Asked, MalformedBill, least_tokens, perhaps_billed
 from stages.policy.endpoint import EndpointPolicy
@@ -94,7 +94,7 @@ def test_a_limit_holds_against_every_bill(tmp_path: Path, bill: Any) -> None:
 @pytest.mark.parametrize("bill", [BILLS["nothing"], BILLS["negative cost"], BILLS["negative completion"], None])
 def test_an_impossible_bill_costs_the_upper_bound_and_its_answer_is_kept(tmp_path: Path, bill: Any) -> None:
     (sample,), budget, server = ask(tmp_path, body(bill))
-    bound = Asked.of(server.requests[0], config(server.url))
+    bound = Asked.of(server.requests[0], 4096)
     assert sample.text == TEXT and sample.usage_by == "bound"
     assert sample.cost_usd == budget.spent == bound.usd(config(server.url)) > LIST_PRICE
     assert (budget.understated, budget.understated_usd > 0) == ((0, False) if bill is None else (1, True))
@@ -347,6 +347,6 @@ def test_what_bounds_an_answer_is_taken() -> None:
         "extra_body": {"max_completion_tokens": 500, "reasoning": {"max_tokens": 400, "effort": "high"}},
         "request": {"max_tokens": False},
     }
-    assert PolicyConfig(model="m", base_url="http://h", **taken).longest_answer() == 500
+    assert context.longest_answer(PolicyConfig(model="m", base_url="http://h", **taken)) == 500
     schema = {"response_format": {"json_schema": {"properties": {"n": {"type": "integer"}, "max_tokens": {}}}}}
     PolicyConfig(model="m", base_url="http://h", extra_body={**schema, "provider": {"order": ["a"]}})

@@ -13,7 +13,7 @@ from support.server import Reply, answer, serving
 
 from stages import messages
 from stages.errors import Incomplete, UsageError
-from stages.policy import background
+from stages.policy import background, context
 from stages.policy.base import PolicyConfig, Turn
 from stages.policy.endpoint import EndpointPolicy
 from stages.runs.ledger import Budget
@@ -222,7 +222,7 @@ def test_request_and_extra_body_shape_what_is_sent(tmp_path: Path) -> None:
         samples = policy.sample(same)
     sent = server.requests[0]
     assert "seed" not in sent and "max_tokens" not in sent
-    assert sent["max_completion_tokens"] == 500 and policy.config.longest_answer() == 500
+    assert sent["max_completion_tokens"] == 500 and context.longest_answer(policy.config) == 500
     assert sent["provider"] == {"allow_fallbacks": False} and sent["enable_thinking"] is False
     assert {s.text for s in samples} == {"answer 0", "answer 1"}, "samples stay apart where no seed tells them apart"
 

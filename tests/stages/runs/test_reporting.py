@@ -52,7 +52,9 @@ def test_a_backend_that_is_not_installed_is_refused_before_loading(
 ) -> None:
     settings = make(tiny, *ABSENT)
     for start in (load_stage(stage).plan, lambda _, settings: runner.execute(stage, {}, settings, root=tmp_path)):
-        with pytest.raises(UsageError, match=rf"report_to names {ABSENT[0]}.*pip install -e \.\[{ABSENT[0]}\]"):
+        with pytest.raises(
+            UsageError, match=rf"report_to names {ABSENT[0]}.*pip install 'composer-post-training\[{ABSENT[0]}\]'"
+        ):
             start(Inputs({}), settings)
 
 

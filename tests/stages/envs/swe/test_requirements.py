@@ -99,7 +99,7 @@ def test_an_interpreter_conda_and_an_index_are_needed_for_building_alone(
 
 def test_guessed_specifications_are_a_note(row: dict[str, Any], repos: Path, venvs: Path) -> None:
     way = locally([row], repos, venvs)
-    assert states(way)["specifications"] == "note" and "swebench>=4.1" in found(way, "specifications")
+    assert states(way)["specifications"] == "note" and "post-training[swe]" in found(way, "specifications")
     listed = locally([row], repos, venvs, lambda row: EnvironmentSpec(HERE, source="swebench's table"))
     assert states(listed)["specifications"] == "ok"
 
