@@ -230,8 +230,8 @@ def by(candidate: Behaviour, reference: Behaviour = right, asks: bool = True, **
     options: dict[str, Any] = {"changed": ("code.py",), "visible": {}, "accesses": frozenset()} | {
         k: v for k, v in more.items() if k != "seen"
     }
-    visible = options.pop("visible")
-    return is_forged(FILES, LISTS, ALL, rerun, task=next(_tasks), reference=True, asks=asks, seen=visible, **options)
+    visible, lists = options.pop("visible"), options.pop("lists", LISTS)
+    return is_forged(FILES, lists, ALL, rerun, task=next(_tasks), reference=True, asks=asks, seen=visible, **options)
 
 
 def test_the_honest_is_believed() -> None:
@@ -304,16 +304,20 @@ def test_a_process_of_changed_code_counts_unless_the_repository_starts_processes
     )
 
 
-FRAME = frozenset({("sys._getframe", "code.py")})
+FRAME, CTYPES = (frozenset({(what, "code.py")}) for what in ("sys._getframe", "ctypes.dlopen"))
 
 
-def test_reading_frames_counts_where_a_test_that_was_seen_is_not_decided_by_its_answers() -> None:
-    assert not by(right, accesses=FRAME), "no test was seen"
-    assert by(right, accesses=FRAME, visible=FILES), "test_raises was"
+def test_frames_and_ctypes_count_only_where_they_could_help() -> None:
+    """test_raises has altered copies, test_plain is decided by its answers."""
+    other = {"t.py": trees.TreeFile(SOURCE.replace('match="no"', 'match="n"').encode())}
+    assert not by(right, accesses=FRAME | CTYPES), "no test was seen"
+    assert not by(right, accesses=FRAME | CTYPES, visible=other), "test_raises was another one"
+    assert by(right, accesses=CTYPES, visible=FILES), "test_raises was seen: its text tells it from its copies"
+    assert not by(right, accesses=FRAME, visible=FILES), "its values do not"
+    assert by(right, accesses=CTYPES, visible=other, asks=False), "test_plain was seen, and is not asked"
     assert by(right, accesses=FRAME | GC), "a search always counts"
-    without = {"t.py": trees.TreeFile(SOURCE.replace('match="no"', 'match="n"').encode())}
-    assert not by(right, accesses=FRAME, visible=without), "test_raises was another one, and answers decide test_plain"
-    assert by(right, accesses=FRAME, visible=without, asks=False), "test_plain was seen, and is not asked"
+    unlocated = TestLists((*LISTS.fail_to_pass, "t.py::test_each"), ())
+    assert by(right, accesses=FRAME, lists=unlocated), "a generator has no copies"
 
 
 def test_what_a_function_asserts_besides_its_questions_is_altered() -> None:
