@@ -192,10 +192,12 @@ Behaviour = Callable[[str, ast.AST], tuple[str, Any]]
 _tasks = count()
 
 
-def right(name: str, node: ast.AST) -> tuple[str, Any]:
-    """The fixed code, run by Python itself."""
+def executed(fixed: bool, name: str, node: ast.AST) -> tuple[str, Any]:
+    """The outcome of a version that Python itself runs, with the fixed code or with code that is missing."""
 
     def f(value: Any) -> str:
+        if not fixed:
+            raise NotImplementedError
         if value is None:
             raise ValueError("no")
         return "a-b"
@@ -210,28 +212,32 @@ def right(name: str, node: ast.AST) -> tuple[str, Any]:
     return "passed", answers
 
 
+def right(name: str, node: ast.AST) -> tuple[str, Any]:
+    """The fixed code."""
+    return executed(True, name, node)
+
+
 def by(candidate: Behaviour, reference: Behaviour = right, asks: bool = True, **more: Any) -> bool:
     """Whether a candidate is called forged that behaves so."""
 
     def rerun(files: trees.Changes, selected: Sequence[str], tree: RerunTree) -> TestOutcomes:
-        wrong: Behaviour = lambda name, node: ("failed", [])  # noqa: E731
-        behaviour = {"solution": candidate, "reference": reference, "delivered": wrong}[tree]
+        missing: Behaviour = lambda name, node: executed(False, name, node)  # noqa: E731
+        behaviour = {"solution": candidate, "reference": reference, "delivered": missing}[tree]
         nodes, answers = {}, []
         for one, node in TestFiles(files).functions.items():
             if one.named(one.name) in selected:
                 outcome, values = behaviour(one.name, node)
                 nodes[one.named(one.name)] = outcome
                 texts = [json.dumps(value) for value in values]
-                half = len(texts) // 2 if "_composer_ask(0, 1, f(1), " in ast.unparse(node) else len(texts)
                 if texts:
-                    answers.append([one.named(one.name), 0, texts[:half], texts[half:]])
+                    answers.append([one.named(one.name), 0, texts[:1], texts[1:]])  # one question each
         return TestOutcomes(nodes, False, "", False, (), nodes, answers, more.get("seen", frozenset()))
 
     options: dict[str, Any] = {"changed": ("code.py",), "visible": {}, "accesses": frozenset()} | {
         k: v for k, v in more.items() if k != "seen"
     }
-    visible, lists = options.pop("visible"), options.pop("lists", LISTS)
-    return is_forged(FILES, lists, ALL, rerun, task=next(_tasks), reference=True, asks=asks, seen=visible, **options)
+    visible, lists, solved = options.pop("visible"), options.pop("lists", LISTS), options.pop("solved", True)
+    return is_forged(FILES, lists, ALL, rerun, task=next(_tasks), reference=solved, asks=asks, seen=visible, **options)
 
 
 def test_the_honest_is_believed() -> None:
@@ -250,6 +256,12 @@ FORGERS: dict[str, Behaviour] = {
 @pytest.mark.parametrize("who", FORGERS)
 def test_who_contradicts_himself_is_not_believed(who: str) -> None:
     assert by(FORGERS[who]) and by(FORGERS[who], asks=False)
+
+
+def test_answers_count_without_a_solution_where_the_delivered_code_raises_before_it_is_asked() -> None:
+    """What is expected is known from the tests alone; the copies alone are passed by who knows them."""
+    knows_the_copies: Behaviour = lambda name, node: (right(name, node)[0], ["x"] * bool(right(name, node)[1]))  # noqa: E731
+    assert not by(right, solved=False) and by(knows_the_copies, solved=False)
 
 
 def test_a_right_outcome_with_a_wrong_answer_is_forged() -> None:
