@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stages.envs.repo import alterations, questions, trees
-from stages.envs.repo.forged_passes import AnswerSheet, RerunTree, is_forged, second_run
+from stages.envs.repo.forged_passes import AnswerSheet, RerunTree, answer_sheet, is_forged, second_run
 from stages.envs.repo.grading import TestLists, TestOutcomes
 from stages.envs.repo.rewritten_tests import TestFiles, TestLocation, function_name
 
@@ -262,6 +262,15 @@ def test_answers_count_without_a_solution_where_the_delivered_code_raises_before
     """What is expected is known from the tests alone; the copies alone are passed by who knows them."""
     knows_the_copies: Behaviour = lambda name, node: (right(name, node)[0], ["x"] * bool(right(name, node)[1]))  # noqa: E731
     assert not by(right, solved=False) and by(knows_the_copies, solved=False)
+
+
+@pytest.mark.parametrize("reference", [True, False])
+def test_a_function_is_not_asked_where_the_run_that_tells_what_is_expected_ends_before(reference: bool) -> None:
+    tests = TestFiles(
+        {"t.py": trees.TreeFile(b"from code import f\ndef test_it():\n    x = f(1)\n    assert x == 'abc'\n")}
+    )
+    rerun = lambda *of: TestOutcomes({}, False, "", nodes={"t.py::test_it": "failed"})  # noqa: E731
+    assert not answer_sheet(tests, TestLists(("t.py::test_it",), ()), rerun, reference=reference).asked
 
 
 def test_a_right_outcome_with_a_wrong_answer_is_forged() -> None:
