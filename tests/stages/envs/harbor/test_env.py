@@ -72,12 +72,13 @@ def test_the_solution_passes_and_nothing_does_not(made: Any, kind: str) -> None:
     assert (nothing.reward, nothing.gt_pass, nothing.error) == (0.0, False, None)
 
 
-def test_further_metrics_are_in_the_log(made: Any) -> None:
+def test_further_metrics_are_recorded_and_in_the_log(made: Any) -> None:
     env, task = made(metrics_task())
     grade = play(env, task, "echo apple > sorted.txt")
     assert grade.reward == 0.0
     line = grade.work.test_log.splitlines()[-1]
     assert json.loads(line.removeprefix("[reward.json] ")) == {"reward": 0.0, "lines": pytest.approx(1 / 3), "count": 1}
+    assert grade.work.metrics == {"lines": pytest.approx(1 / 3), "count": 1}
 
 
 def test_tests_and_solution_are_out_of_reach_of_the_agent(made: Any) -> None:
