@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stages.envs.repo import alterations, questions, trees
-from stages.envs.repo.forged_passes import RerunTree, is_forged
+from stages.envs.repo.forged_passes import AnswerSheet, RerunTree, is_forged, second_run
 from stages.envs.repo.grading import TestLists, TestOutcomes
 from stages.envs.repo.rewritten_tests import TestFiles, TestLocation, function_name
 
@@ -111,6 +111,26 @@ def test_what_is_asked_is_what_no_code_under_test_has_a_part_in(body: str, asked
     assert (made and dict(made.leaks)) == asked
 
 
+@pytest.mark.parametrize(
+    ("body", "steady"),
+    [
+        ("x = f()\n    assert f() == 'abc'", True),
+        ("for n in [1, 2]:\n        assert f(n) == 'abc'", True),
+        ("for n in g():\n        assert f(1) == 'abc'", False),
+        ("if g():\n        return\n    assert f() == 'abc'", False),
+        ("with g():\n        assert f() == 'abc'", False),
+    ],
+)
+def test_questions_are_steady_where_no_code_under_test_decides_whether_they_are_reached(
+    body: str, steady: bool
+) -> None:
+    module = ast.parse(f"from code import f, g\ndef test_it():\n    {body}")
+    function = module.body[1]
+    assert isinstance(function, ast.FunctionDef)
+    made = questions.questions(module, function)
+    assert made is not None and made.steady is steady
+
+
 def test_names_that_a_star_may_bind_are_not_built_in() -> None:
     module = ast.parse("from code import *\ndef test_it():\n    assert f() == len('abc')")
     assert isinstance(module.body[1], ast.FunctionDef)
@@ -207,8 +227,11 @@ def by(candidate: Behaviour, reference: Behaviour = right, asks: bool = True, **
                     answers.append([one.named(one.name), 0, texts[:half], texts[half:]])
         return TestOutcomes(nodes, False, "", False, (), nodes, answers, more.get("seen", frozenset()))
 
-    options = {"changed": ("code.py",), "accesses": frozenset()} | {k: v for k, v in more.items() if k != "seen"}
-    return is_forged(FILES, LISTS, ALL, rerun, task=next(_tasks), reference=True, asks=asks, **options)
+    options: dict[str, Any] = {"changed": ("code.py",), "visible": {}, "accesses": frozenset()} | {
+        k: v for k, v in more.items() if k != "seen"
+    }
+    visible = options.pop("visible")
+    return is_forged(FILES, LISTS, ALL, rerun, task=next(_tasks), reference=True, asks=asks, seen=visible, **options)
 
 
 def test_the_honest_is_believed() -> None:
@@ -275,4 +298,40 @@ def test_a_process_of_changed_code_counts_unless_the_repository_starts_processes
     fork = frozenset({("os.fork", "code.py")})
     assert by(right, accesses=fork)
     assert not by(right, accesses=fork, seen=frozenset({("os.fork", "other.py")}))
-    assert by(right, accesses=GC, seen=frozenset({("gc.get_objects", "other.py")})), "a search counts by its file"
+    assert not by(right, accesses=GC, seen=frozenset({("gc.get_objects", "other.py")})), "it could be any of its files"
+    assert by(right, accesses=GC, seen=frozenset({("gc.get_objects", "tests/t.py")})), (
+        "what its tests do is another thing"
+    )
+
+
+FRAME = frozenset({("sys._getframe", "code.py")})
+
+
+def test_reading_frames_counts_where_a_test_that_was_seen_is_not_decided_by_its_answers() -> None:
+    assert not by(right, accesses=FRAME), "no test was seen"
+    assert by(right, accesses=FRAME, visible=FILES), "test_raises was"
+    assert by(right, accesses=FRAME | GC), "a search always counts"
+    without = {"t.py": trees.TreeFile(SOURCE.replace('match="no"', 'match="n"').encode())}
+    assert not by(right, accesses=FRAME, visible=without), "test_raises was another one, and answers decide test_plain"
+    assert by(right, accesses=FRAME, visible=without, asks=False), "test_plain was seen, and is not asked"
+
+
+def test_what_a_function_asserts_besides_its_questions_is_altered() -> None:
+    """Right answers prove a part of the fix: who forges the exception of the same test passes its altered copies."""
+    name = "test_both"
+    text = (
+        SOURCE + f"\n\ndef {name}():\n    assert f(1) == 'a-b'\n    with pytest.raises(ValueError):\n        f(None)\n"
+    )
+    tests = TestFiles({"t.py": trees.TreeFile(text.encode())})
+    made = questions.questions(tests.modules["t.py"], tests.functions[named(name)])
+    assert made is not None and not made.alone
+    plain = questions.questions(tests.modules["t.py"], tests.functions[named("test_plain")])
+    assert plain is not None and plain.alone
+    one = named(name)
+    sheet = AnswerSheet({one: made}, {one: []}, {one: frozenset(made.leaks)}, frozenset({one}), frozenset())
+    lists = TestLists((one.named(name),), ())
+    run = second_run(tests, lists, {one.named(name): "passed"}, sheet)
+    assert run.copied == {one} and len(run.altered) >= 5
+    written = TestFiles(run.files)
+    texts = [ast.unparse(node) for node in written.functions.values() if node.name.startswith(name)]
+    assert len(texts) == len(run.selected) and all("a-b" not in text for text in texts), texts
