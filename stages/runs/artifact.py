@@ -454,6 +454,7 @@ class RunWriter:
         rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         fill(temporary)
+        store.sweep(temporary)  # what is linked from scratch may hold a file that a killed attempt had begun
         rmtree(final, ignore_errors=True)  # rename() replaces a folder only if it is empty
         temporary.rename(final)
         files = store.folder_digests(final)
