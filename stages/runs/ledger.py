@@ -223,6 +223,15 @@ def totals(folder: Path) -> tuple[float, float] | None:
     return None if found is None else (found.spent, found.possibly)
 
 
+def damage(folder: Path) -> str | None:
+    """Return which line of a run folder's ledger is damaged, and how; None for none."""
+    try:
+        read(folder)
+    except DamagedLedger as error:
+        return error.what
+    return None
+
+
 def _checked(line: bytes) -> bytes:
     """Return a line with its check value as the last key."""
     return line[:-1] + CHECK + str(zlib.crc32(line)).encode() + b"}"
@@ -240,7 +249,7 @@ def _lines(path: Path) -> tuple[list[dict[str, Any]], int, bytes]:
     if _is_object(rest):
         texts, whole = [*texts, rest], len(data) + 1
     elif _is_object(rest[:-1]):
-        raise _damaged(path, len(texts) + 1, "does not end with a line break")
+        raise DamagedLedger(path, len(texts) + 1, "does not end with a line break")
     found = []
     for number, text in enumerate(texts, 1):
         if not text:
@@ -248,9 +257,9 @@ def _lines(path: Path) -> tuple[list[dict[str, Any]], int, bytes]:
         try:
             line = orjson.loads(text)
         except ValueError as error:
-            raise _damaged(path, number, f"is malformed ({error})") from None
+            raise DamagedLedger(path, number, f"is malformed ({error})") from None
         if fault := _fault(line, text):
-            raise _damaged(path, number, fault)
+            raise DamagedLedger(path, number, fault)
         line.pop("crc32", None)
         found.append(line)
     return found, whole, data
@@ -263,10 +272,14 @@ def _is_object(text: bytes) -> bool:
         return False
 
 
-def _damaged(path: Path, number: int, fault: str) -> BadInput:
-    return BadInput(
-        f"{path}, line {number}, {fault}, so what was spent is not known. Restore it, or start anew with --clean."
-    )
+class DamagedLedger(BadInput):
+    """A line that is no line of a ledger; `what` names it without the folder."""
+
+    def __init__(self, path: Path, number: int, fault: str) -> None:
+        self.what = f"{NAME}, line {number}, {fault}"
+        super().__init__(
+            f"{path.parent / self.what}, so what was spent is not known. Restore it, or start anew with --clean."
+        )
 
 
 def _fault(line: Any, text: bytes | None = None) -> str | None:
