@@ -465,13 +465,13 @@ ROLLOUT = Kind(
         # since version 3
         "metrics_json": TEXT,
     },
-    frozenset({"wall_s", "test_log"}),
+    frozenset({"wall_s", "test_log", "metrics_json"}),
 )
 """`gt_pass` is the strict verdict and `visible_pass` the loose one, where an environment has both. `tools_json`: what
 could be called. `submission`: what was submitted; `patch`: all that was changed, submitted or not; then the numbers of
 fail-to-pass (f2p) and pass-to-pass (p2p) tests, and the log of their strict run (which has times in it); `canary`: why
-the episode counts as a search for the solution; `metrics_json`: the grader's further numbers by name. All of them are
-null where the environment, or the source of an import, has no value."""
+the episode counts as a search for the solution; `metrics_json`: the grader's further numbers by name, of which some are
+durations. All of them are null where the environment, or the source of an import, has no value."""
 
 STEP = Kind(
     "step",

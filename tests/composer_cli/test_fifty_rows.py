@@ -15,7 +15,7 @@ from stages.envs.repo.session import write_script
 from stages.envs.tasks import rows
 from stages.envs.tasks.env import texts
 from stages.runs.artifact import Run
-from stages.runs.records import PAIR, ROLLOUT, TASK
+from stages.runs.records import EVAL_ITEM, PAIR, ROLLOUT, TASK
 
 ROWS = Path(__file__).parents[2] / "examples" / "tasks.jsonl"
 ENV = ["--env", "tasks", "-s", f"env.path={ROWS}", "-s", "max_steps=2"]
@@ -84,5 +84,5 @@ def test_from_rows_to_a_verdict(composer, tmp_path):
     run("evaluate", *ENV, *given, "-n", "4", codes=(0, 1, 3))
     evaluated = Run(artifacts / "evaluate" / "latest")
     assert evaluated.manifest.status == "complete" and evaluated.manifest.summary["verdict"]
-    held_out = {row["task_id"] for row in evaluated.rows(TASK)}
+    held_out = {row["task_id"] for row in evaluated.rows(EVAL_ITEM)}
     assert len(held_out) == 4 and not held_out & {row["task_id"] for row in collected.rows(TASK)}
