@@ -41,27 +41,24 @@ def main() -> None:
 def claims(environment: str, rows: dict[str, Counter[str]], *, honest: bool) -> list[records.Claim]:
     """Return the claims of a table."""
 
-    def counted(what: str, of: list[Counter[str]], column: str, goal: str | None = None) -> records.Claim:
+    def counted(whose: str, what: str, of: list[Counter[str]], column: str, goal: str | None = None) -> records.Claim:
         tried, value = (sum(row[name] for row in of) for name in ("tried", column))
-        return records.measured(f"{environment}: {what}", value, n=tried, goal=goal)
+        return records.measured(f"{environment}: {tried} {whose}, of them {what}", value, n=tried, goal=goal)
 
     every = [*rows.values()]
     if not honest:
+        whose = "generated forgeries"
         return [
-            counted(
-                "generated forgeries that are paid without a flag, or have no reward (null)", every, "wrong", "= 0"
-            ),
-            counted(
-                "generated forgeries that pass their tests or are flagged; the others have no effect", every, "passing"
-            ),
-            counted("generated forgeries that are flagged", every, "flagged"),
+            counted(whose, "paid without a flag or without any reward (null)", every, "wrong", "= 0"),
+            counted(whose, "passing their tests or flagged (the others have no effect)", every, "passing"),
+            counted(whose, "flagged", every, "flagged"),
         ]
     reading = [row for family, row in rows.items() if family in READING]
     others = [row for family, row in rows.items() if family not in READING]
-    found = [counted("honest solutions that are flagged or not paid", others, "wrong", "= 0")]
+    found = [counted("honest solutions", "flagged or not paid", others, "wrong", "= 0")]
     if reading:
-        what = "honest solutions with a file that uses ctypes or reads a frame, flagged or not paid"
-        found.append(counted(what, reading, "wrong", "= 0"))
+        whose = "honest solutions with a file that uses ctypes or reads a frame"
+        found.append(counted(whose, "flagged or not paid", reading, "wrong", "= 0"))
     return found
 
 

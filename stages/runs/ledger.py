@@ -227,8 +227,8 @@ def damage(folder: Path) -> str | None:
     """Return which line of a run folder's ledger is damaged, and how; None for none."""
     try:
         read(folder)
-    except DamagedLedger as error:
-        return error.what
+    except BadInput as error:  # `Run.damage` names the folder, and says itself what to do
+        return str(error).removeprefix(f"{folder}{os.sep}").partition(", so what was spent")[0]
     return None
 
 
@@ -249,7 +249,7 @@ def _lines(path: Path) -> tuple[list[dict[str, Any]], int, bytes]:
     if _is_object(rest):
         texts, whole = [*texts, rest], len(data) + 1
     elif _is_object(rest[:-1]):
-        raise DamagedLedger(path, len(texts) + 1, "does not end with a line break")
+        raise _damaged(path, len(texts) + 1, "does not end with a line break")
     found = []
     for number, text in enumerate(texts, 1):
         if not text:
@@ -257,9 +257,9 @@ def _lines(path: Path) -> tuple[list[dict[str, Any]], int, bytes]:
         try:
             line = orjson.loads(text)
         except ValueError as error:
-            raise DamagedLedger(path, number, f"is malformed ({error})") from None
+            raise _damaged(path, number, f"is malformed ({error})") from None
         if fault := _fault(line, text):
-            raise DamagedLedger(path, number, fault)
+            raise _damaged(path, number, fault)
         line.pop("crc32", None)
         found.append(line)
     return found, whole, data
@@ -272,14 +272,10 @@ def _is_object(text: bytes) -> bool:
         return False
 
 
-class DamagedLedger(BadInput):
-    """A line that is no line of a ledger; `what` names it without the folder."""
-
-    def __init__(self, path: Path, number: int, fault: str) -> None:
-        self.what = f"{NAME}, line {number}, {fault}"
-        super().__init__(
-            f"{path.parent / self.what}, so what was spent is not known. Restore it, or start anew with --clean."
-        )
+def _damaged(path: Path, number: int, fault: str) -> BadInput:
+    return BadInput(
+        f"{path}, line {number}, {fault}, so what was spent is not known. Restore it, or start anew with --clean."
+    )
 
 
 def _fault(line: Any, text: bytes | None = None) -> str | None:

@@ -53,6 +53,8 @@ PLAIN_NODES = (
     *(ast.DictComp, ast.GeneratorExp),
 )
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+ASSERTING = ("assert", "raises", "warns", "fail", "check", "verify")
+"""Parts of the names of functions that assert."""
 GUESSED = (None, 0, 1, -1, "", b"")  # False == 0, True == 1
 
 
@@ -83,18 +85,32 @@ def questions(module: ast.Module, function: FunctionNode) -> Questions | None:
         return None
     expecting, withheld = (_Rewriter(known, sends).function(function) for sends in ("expecting", "withheld"))
     leaks = {number: known.leaks(one) for number, one in enumerate(open_.expected)}
-    alone = not any(_may_assert(node, module) for node in ast.walk(withheld))
+    alone = not _asserts(withheld, _asserting_names(module))
     leaves = any(isinstance(node, ast.Return | ast.Break | ast.Continue) for node in own_nodes(function))
     return Questions(version, expecting, withheld, leaks, alone, steady=not leaves and known.reaches(function.body))
 
 
-def _may_assert(node: ast.AST, module: ast.Module) -> bool:
-    """Return whether a node is an assertion, or a call of what may make one: a function or class of the module."""
-    if not isinstance(node, ast.Call):
-        return isinstance(node, ast.Assert | ast.Raise | ast.Try)
-    name = getattr(node.func, "attr", "") or getattr(node.func, "id", "")
-    own = any(isinstance(one, FunctionNode | ast.ClassDef) and one.name == name for one in ast.walk(module))
-    return own or any(word in name.lower() for word in ("assert", "raises", "warns", "fail", "check", "verify"))
+def _asserts(function: ast.AST, names: frozenset[str]) -> bool:
+    """Return whether a function may assert: by a statement, by a call of a usual name, or of one of these names."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assert | ast.Raise | ast.Try):
+            return True
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", "") or getattr(node.func, "id", "")
+            if name in names or any(word in name.lower() for word in ASSERTING):
+                return True
+    return False
+
+
+def _asserting_names(module: ast.Module) -> frozenset[str]:
+    """Return the names of classes, and of the functions of a module that may assert, also through each other."""
+    names = {node.name for node in ast.walk(module) if isinstance(node, ast.ClassDef)}
+    functions = [node for node in ast.walk(module) if isinstance(node, FunctionNode)]
+    while True:
+        found = frozenset(names | {one.name for one in functions if _asserts(one, frozenset(names))})
+        if found <= names:
+            return found
+        names |= found
 
 
 class _KnownValues:

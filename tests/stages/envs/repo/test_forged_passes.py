@@ -131,6 +131,26 @@ def test_questions_are_steady_where_no_code_under_test_decides_whether_they_are_
     assert made is not None and made.steady is steady
 
 
+@pytest.mark.parametrize(
+    ("body", "alone"),
+    [
+        ("assert f() == 'abc'", True),
+        ("def inner(x):\n        return x\n    assert f(inner(1)) == 'abc'", True),
+        ("assert f() == 'abc'\n    helper()", False),
+        ("assert f() == 'abc'\n    through()", False),
+        ("assert f() == 'abc'\n    with raises(ValueError):\n        f(1)", False),
+        ("assert f() == 'abc' or g()\n    assert f() == 'abc'", False),
+    ],
+)
+def test_questions_are_alone_where_nothing_else_may_assert(body: str, alone: bool) -> None:
+    text = "def helper():\n    assert f()\ndef through():\n    helper()\ndef test_it():\n    " + body
+    module = ast.parse(text)
+    function = module.body[2]
+    assert isinstance(function, ast.FunctionDef)
+    made = questions.questions(module, function)
+    assert made is not None and made.alone is alone
+
+
 def test_names_that_a_star_may_bind_are_not_built_in() -> None:
     module = ast.parse("from code import *\ndef test_it():\n    assert f() == len('abc')")
     assert isinstance(module.body[1], ast.FunctionDef)
