@@ -116,6 +116,7 @@ def command_function(stage: str) -> Callable[..., None]:
         from composer_cli import launch
         from composer_cli.console import Console
         from composer_cli.show import runs
+        from stages.runs.activity import telling
         from stages.runs.artifact import Run
         from stages.runs.stage import load_stage
 
@@ -128,7 +129,11 @@ def command_function(stage: str) -> Callable[..., None]:
         )
         study = load_stage(stage).study
         if plan and study is not None:
-            numbers, text = study([Run(runs.find(artifacts, name)) for name in from_ or []], configuration)
+            pilots = [Run(runs.find(artifacts, name)) for name in from_ or []]
+            with console.watching() as shown:
+                listen = shown.listener(f"{stage} --plan")
+                with telling(lambda what: listen(what, 0, 0)):
+                    numbers, text = study(pilots, configuration)
             print_json(numbers) if json else print(text)
             return
         inputs = runs.choose(stage, [*named, *(from_ or [])], artifacts, console.tell)

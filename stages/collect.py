@@ -68,7 +68,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         for unit in out.journal.read(names):
             account.add(unit["rollout"], len(unit["steps"]))
             collection_gate.add(unit["rollout"], unit["steps"])
-            yield unit["rollout"]
+            yield ROLLOUT.upgraded(unit["rollout"])
 
     out.table(TASK, map(task_row, tasks))
     out.table(ROLLOUT, rollouts())

@@ -152,7 +152,7 @@ def _finish(session: ImportSession, config: Config, out: RunWriter, remarks: lis
             models.add(unit["rollout"]["model"])
             recorded = orjson.loads(unit["origin"]["extra_json"]).get(RECORDED_REWARD)
             withheld.update([] if recorded is None else [f"{recorded:g}"])
-            yield unit["rollout"]
+            yield ROLLOUT.upgraded(unit["rollout"])
 
     def origins() -> Iterator[Row]:
         # Whether a rollout entered a batch is known where any file of batches was read.

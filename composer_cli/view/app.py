@@ -116,6 +116,7 @@ FILTERS: dict[str, Callable[..., str]] = {
 }
 """Filters of the templates."""
 FOLDER = Path(__file__).parent
+FIRST_COLUMNS = ("teacher", "action", "check", "status")
 SIZE, CARDS = 50, 20
 """Rollouts or tasks on a page, and pairs."""
 MOST_TRAININGS = 60
@@ -200,11 +201,9 @@ class Pages:
     def run(self, request: Request) -> Response:
         """Show one run: its verdict, curves, figures, and a page of its rollouts or pairs."""
         run = self._run(request)
-        name = run_folders.name(run.path)
-        facts_shown = "\n".join(f"{label:<8}{words}" for label, words in facts.described(run).items()).splitlines()
         if damage := _damage(run):
-            # The facts are the manifest's, which is intact; rows may not be what the run wrote.
-            return self._page("damaged", title=name, run=run, name=name, damage=damage, facts=facts_shown)
+            return self._damaged(run, damage)
+        name = run_folders.name(run.path)
         notes = Notes(self._root, name)
         wanted, offset = _wanted(request, notes)
         found = queries.page(run, wanted, offset, SIZE)
@@ -220,7 +219,7 @@ class Pages:
             title=name,
             run=run,
             name=name,
-            facts=facts_shown,
+            facts=_facts(run),
             report=(run.read_file("report.txt") or b"").decode(errors="replace").strip(),
             inputs=[(one, (self._root / one / "manifest.json").is_file()) for one in _inputs(run)],
             made=[run_folders.name(one.path) for one in run_folders.made_from(self._root, run)],
@@ -241,7 +240,7 @@ class Pages:
             pair_filter=pair_filter.__dict__,
             pair_size=CARDS,
             cards=pairs.cards(self._root, run, shown_pairs) if shown_pairs else [],
-            tables={} if found or shown_pairs else queries.first_rows(run, 5),
+            tables=[] if found or shown_pairs else _tables(run),
             arms=_arms(run),
             evaluated=about if about.get("decision") else None,
             families=_families(run, about) if about else [],
@@ -368,11 +367,20 @@ class Pages:
         """Show a sentence for an address that leads nowhere, or a run that cannot be read."""
         sentence = str(error) if isinstance(error, ComposerError) else "There is no such page."
         if isinstance(error, queries.UNREADABLE):
+            run = self._run(request) if "folder" in request.path_params else None
+            # A large table is compared with its digest only here, where reading it failed.
+            if run and (damage := run.damage("tables")):
+                return self._damaged(run, damage)
             sentence = f"A file of this run cannot be read: {str(error).splitlines()[0]}"
         code = getattr(error, "status_code", 409 if isinstance(error, NoteChanged) else 404)
         if isinstance(error, UsageError) and request.method == "POST" and code == 404:
             code = 400
         return self._page("refused", title="Not here", sentence=sentence, code=code)
+
+    def _damaged(self, run: Run, damage: str) -> Response:
+        """Show the facts of the manifest, which is intact; rows may not be what the run wrote."""
+        name = run_folders.name(run.path)
+        return self._page("damaged", title=name, run=run, name=name, damage=damage, facts=_facts(run))
 
     def _run(self, request: Request) -> Run:
         """Return the run of an address; only folders that are listed are opened, whatever else a name may point to."""
@@ -392,6 +400,28 @@ class Pages:
     def _page(self, template: str, /, *, code: int = 200, **values: Any) -> HTMLResponse:
         page = self._templates.get_template(f"{template}.html.j2").render(base=self._base, query=query, **values)
         return HTMLResponse(visible(page).encode(errors="replace"), code)
+
+
+def _facts(run: Run) -> list[str]:
+    """Return the facts of a run as lines."""
+    return "\n".join(f"{label:<8}{words}" for label, words in facts.described(run).items()).splitlines()
+
+
+def _tables(run: Run) -> list[tuple[str, int, list[str], list[dict[str, Any]]]]:
+    """Return name, number of rows, columns and first rows of every table.
+
+    First the columns that say who did what, or what was checked; last the ids of states and units.
+    """
+
+    def place(column: str) -> int:
+        return -1 if column in FIRST_COLUMNS else column.endswith(("sha256", "unit_id", "_ids", "json"))
+
+    found = []
+    for name, rows in queries.first_rows(run, 5).items():
+        if rows:
+            columns = sorted(rows[0], key=place)
+            found.append((name.replace("_", " ").capitalize(), run.manifest.outputs[name]["rows"], columns, rows))
+    return found
 
 
 def _damage(run: Run) -> str:

@@ -183,6 +183,7 @@ def foreign_file(name: str) -> Path | None:
     module, colon, _ = (entry.environment if entry else name).partition(":")
     if not colon or is_shipped(name):
         return None
+    _refuse_standard_library(name, module)  # a dry run, which imports nothing, refuses it as the run would
     _search_current_folder()
     loaded = getattr(sys.modules.get(module), "__file__", None)
     if loaded is not None:
@@ -221,11 +222,7 @@ def _factory(name: str) -> Callable[..., Environment]:
 def _imported(name: str, target: str) -> Any:
     """Import the module "package.module", or the attribute "package.module:attribute"."""
     module, colon, attribute = target.partition(":")
-    # No environment is there, and importing one of its modules may already act (`antigravity` opens a browser).
-    if module.partition(".")[0] in sys.stdlib_module_names:
-        raise UsageError(
-            f"{name!r} is of Python's standard library, which holds no environments. Give a class of yours."
-        )
+    _refuse_standard_library(name, module)
     _search_current_folder()
     try:
         found = importlib.import_module(module)
@@ -233,6 +230,14 @@ def _imported(name: str, target: str) -> Any:
     except Exception as error:  # a module of the user may raise anything
         kind = "" if isinstance(error, (ImportError, AttributeError)) else f"{type(error).__name__}: "
         raise UsageError(f"The environment {name!r} could not be imported: {kind}{error}.") from error
+
+
+def _refuse_standard_library(name: str, module: str) -> None:
+    # No environment is there, and importing one of its modules may already act (`antigravity` opens a browser).
+    if module.partition(".")[0] in sys.stdlib_module_names:
+        raise UsageError(
+            f"{name!r} is of Python's standard library, which holds no environments. Give a class of yours."
+        )
 
 
 def _search_current_folder() -> None:

@@ -73,7 +73,8 @@ class Work:
 
     submission: the submitted patch, None where the episode ended otherwise. patch: all changes in the format of `git
     diff`, submitted or not. f2p, p2p: fail-to-pass and pass-to-pass tests of the strict run, whose log is test_log.
-    image: of the container. canary: why the episode counts as a search for the solution.
+    image: of the container. canary: why the episode counts as a search for the solution. metrics: the grader's further
+    numbers by name.
     """
 
     submission: str | None = None
@@ -85,6 +86,7 @@ class Work:
     test_log: str | None = None
     image: str | None = None
     canary: tuple[str, ...] | None = None
+    metrics: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from stages.evaluation.flips import draw_signs
 from stages.evaluation.paired import MIN_SEEDS, pair, rejects
 from stages.evaluation.stats import ALPHA, fewest_units, plural, quantile
 from stages.evaluation.verdict import INVALIDATED, MIN_GAIN, PARTIAL, UNDERPOWERED, VALIDATED
+from stages.runs.activity import doing
 from stages.runs.artifact import Run
 from stages.runs.config import Settings
 from stages.runs.records import EVAL_ITEM, Row
@@ -186,13 +187,14 @@ class PlanQuestion:
 
         null: also how often it finds a gain that is not there. ranged: also under what the pilot leaves open.
         """
-        found = outlook(self.model, design, self.gain, num)
-        validated = [
-            outlook(model, design, self.gain, NUM_RESAMPLED, seed).chances[VALIDATED]
-            for seed, model in enumerate(self.resampled if ranged else ())
-        ]
+        with doing(f"simulating the design '{name}'"):
+            found = outlook(self.model, design, self.gain, num)
+            validated = [
+                outlook(model, design, self.gain, NUM_RESAMPLED, seed).chances[VALIDATED]
+                for seed, model in enumerate(self.resampled if ranged else ())
+            ]
+            none = outlook(self.model, design, 0.0, num).chances if null else None
         low, high = np.quantile(validated, (0.1, 0.9)) if validated else (0.0, 0.0)
-        none = outlook(self.model, design, 0.0, num).chances if null else None
         rollouts = design.num_tasks * design.samples * design.seeds * self.arms
         return DesignLine(
             name=name,
@@ -484,7 +486,8 @@ def cheapest(question: PlanQuestion, start: Design) -> DesignLine | None:
     for seeds in SEEDS:
         for samples in SAMPLES:
             small = replace(start, seeds=seeds, samples=samples)
-            found = outlook(question.model, small, question.gain, NUM_SEARCH)
+            with doing(f"simulating {seeds} seeds and {samples} samples, in search of the cheapest design"):
+                found = outlook(question.model, small, question.gain, NUM_SEARCH)
             sizes = [1.0]
             while sizes[-1] * small.num_tasks < MOST_TASKS:
                 sizes.append(sizes[-1] * 1.25)

@@ -48,7 +48,8 @@ HEADERS = ("header.json", "_journal/start.json")
 """Members of an Inspect archive that hold its header, the first that is there."""
 ZSTD = 93
 """The compression method of recent Inspect archives, which zipfile itself knows only from Python 3.14 on."""
-DAMAGE = (zipfile.BadZipFile, OSError, ValueError, KeyError, zlib.error, EOFError, pa.ArrowException)
+DAMAGE = (zipfile.BadZipFile, OSError, ValueError, KeyError, RuntimeError, zlib.error, EOFError, pa.ArrowException)
+"""Errors of a damaged archive; RuntimeError: encrypted, packed in an unknown way, or JSON that is too deep."""
 
 
 @dataclass(frozen=True)

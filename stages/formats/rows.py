@@ -10,7 +10,18 @@ from stages.rollouts.trace import RolloutPayload, digests_of_prefixes
 from stages.runs import store
 from stages.runs.records import Row
 
-OWN_COLUMNS = ("history", "patch", "f2p_passed", "f2p_total", "p2p_passed", "p2p_total", "test_log", "image", "canary")
+OWN_COLUMNS = (
+    "history",
+    "patch",
+    "f2p_passed",
+    "f2p_total",
+    "p2p_passed",
+    "p2p_total",
+    "test_log",
+    "image",
+    "canary",
+    "metrics_json",
+)
 """Columns that only rollouts of our own environments fill."""
 
 

@@ -25,7 +25,7 @@ from stages.runs.records import PAIR, ROLLOUT, STATE, STEP, Row
 
 
 class RolloutPayload(TypedDict):
-    """What a stage writes of one rollout into its journal: the `rollout/2` row and the `step/2` rows."""
+    """What a stage writes of one rollout into its journal: the `rollout/3` row and the `step/2` rows."""
 
     rollout: Row
     steps: list[Row]
@@ -64,8 +64,9 @@ def payload(episode: Episode, policy: Policy, *, sandbox: str, source: str = "co
         "wall_s": episode.wall_s,
         "history": episode.history,
         "tools_json": store.encode([dict(tool) for tool in episode.tools]).decode() if episode.tools else None,
-        **{name: getattr(work, name) for name in Work.__dataclass_fields__},
+        **{name: getattr(work, name) for name in Work.__dataclass_fields__ if name != "metrics"},
         "canary": None if work.canary is None else list(work.canary),
+        "metrics_json": None if work.metrics is None else store.encode(dict(work.metrics)).decode(),
     }
     return {"rollout": rollout, "steps": step_rows(episode, policy)}
 

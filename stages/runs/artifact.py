@@ -285,8 +285,10 @@ class Run:
         """Compare the files with their digests in the manifest; return the first difference in words, None without one.
 
         check: "sizes" compares sizes, and the content of small documents; "tables" the content of all files but
-        checkpoints and units, which may hold gigabytes; "bytes" that of every file.
+        checkpoints and units, which may hold gigabytes; "bytes" that of every file, and the lines of the ledger.
         """
+        if check == "bytes" and (damage := ledger.damage(self.path)):
+            return damage  # it grows with every attempt, so that its lines have check values of their own
         if not self.manifest.files:
             return self._damage_of_outputs(check)
         large = tuple(f"{out['file']}/" for out in self.manifest.outputs.values() if (self.path / out["file"]).is_dir())
@@ -452,6 +454,7 @@ class RunWriter:
         rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         fill(temporary)
+        store.sweep(temporary)  # what is linked from scratch may hold a file that a killed attempt had begun
         rmtree(final, ignore_errors=True)  # rename() replaces a folder only if it is empty
         temporary.rename(final)
         files = store.folder_digests(final)

@@ -223,6 +223,15 @@ def totals(folder: Path) -> tuple[float, float] | None:
     return None if found is None else (found.spent, found.possibly)
 
 
+def damage(folder: Path) -> str | None:
+    """Return which line of a run folder's ledger is damaged, and how; None for none."""
+    try:
+        read(folder)
+    except BadInput as error:  # `Run.damage` names the folder, and says itself what to do
+        return str(error).removeprefix(f"{folder}{os.sep}").partition(", so what was spent")[0]
+    return None
+
+
 def _checked(line: bytes) -> bytes:
     """Return a line with its check value as the last key."""
     return line[:-1] + CHECK + str(zlib.crc32(line)).encode() + b"}"

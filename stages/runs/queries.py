@@ -33,7 +33,7 @@ from stages.runs.records import (
     Row,
 )
 
-UNREADABLE = (duckdb.Error, pa.ArrowException, orjson.JSONDecodeError)
+UNREADABLE = (duckdb.Error, pa.ArrowException, orjson.JSONDecodeError, OSError)  # pyarrow's for a damaged footer
 """Errors of torn files: a run that has not ended has no digests by which they would be found."""
 Reward = Literal["", "passed", "failed", "none"]
 COLUMNS = (
@@ -406,13 +406,10 @@ def at_states(run: Run, kind: Kind, states: Sequence[str]) -> list[Row]:
 
 
 def first_rows(run: Run, number: int) -> dict[str, list[Row]]:
-    """Return the first rows of every table of a run, by record kind."""
-    kinds = {name: out["kind"] for name, out in run.manifest.outputs.items()}
+    """Return the first rows of every table of a run, by the table's name."""
     with _database().cursor() as connection:
         return {
-            kinds[name]: _rows(
-                connection, f"SELECT * EXCLUDE (file_row_number) FROM {_parquet(path)} LIMIT {int(number)}", []
-            )
+            name: _rows(connection, f"SELECT * EXCLUDE (file_row_number) FROM {_parquet(path)} LIMIT {int(number)}", [])
             for name, path in run.tables().items()
             if path.is_file()
         }

@@ -48,6 +48,10 @@ class Kind:
             missing, extra = self.columns.keys() - row.keys(), row.keys() - self.columns.keys()
             raise UsageError(f"A {self} row does not fit: missing {sorted(missing)}, unknown {sorted(extra)}.")
 
+    def upgraded(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a row that an older version wrote, with null for the columns that were added since."""
+        return {**dict.fromkeys(self.columns), **row}
+
     def stable(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return the row without its wall-time columns."""
         return {name: row[name] for name in self.columns if name not in self.wall}
@@ -420,7 +424,7 @@ TASK = Kind(
 
 ROLLOUT = Kind(
     "rollout",
-    2,
+    3,
     {
         "rollout_id": TEXT,
         "task_id": TEXT,
@@ -458,14 +462,16 @@ ROLLOUT = Kind(
         "test_log": TEXT,
         "image": TEXT,
         "canary": TEXTS,
+        # since version 3
+        "metrics_json": TEXT,
     },
-    frozenset({"wall_s", "test_log"}),
+    frozenset({"wall_s", "test_log", "metrics_json"}),
 )
 """`gt_pass` is the strict verdict and `visible_pass` the loose one, where an environment has both. `tools_json`: what
 could be called. `submission`: what was submitted; `patch`: all that was changed, submitted or not; then the numbers of
 fail-to-pass (f2p) and pass-to-pass (p2p) tests, and the log of their strict run (which has times in it); `canary`: why
-the episode counts as a search for the solution. All of them are null where the environment, or the source of an import,
-has no value."""
+the episode counts as a search for the solution; `metrics_json`: the grader's further numbers by name, of which some are
+durations. All of them are null where the environment, or the source of an import, has no value."""
 
 STEP = Kind(
     "step",

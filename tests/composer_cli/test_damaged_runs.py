@@ -104,6 +104,15 @@ def test_every_byte_is_checked_where_it_is_asked_for(say, runs):
     assert code == 4 and [run["status"] for run in json.loads(out)["runs"]].count("damaged") == 1
 
 
+def test_a_changed_digit_in_the_ledger_of_a_complete_run_is_named_on_check(say, runs):
+    """What a complete run has paid is in its manifest; nobody read its ledger again."""
+    ledger = (runs / "collect" / "latest").resolve() / "ledger.jsonl"
+    first, *others = ledger.read_bytes().splitlines(keepends=True)
+    ledger.write_bytes(b"".join([first.replace(b'"call":1,', b'"call":2,'), *others]))
+    code, _, err = say("status", "--check", "--artifacts", runs)
+    assert code == 4 and "ledger.jsonl, line 1, has changed since it was written" in err, err
+
+
 def test_a_checkpoint_of_another_size_is_damaged_and_one_of_other_bytes_on_check(tmp_path):
     record = artifact.Manifest(composer="", stage="train", stage_version=1, fingerprint="")
     out = artifact.RunWriter(tmp_path, record, cache=tmp_path)

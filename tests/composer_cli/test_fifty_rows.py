@@ -15,7 +15,7 @@ from stages.envs.repo.session import write_script
 from stages.envs.tasks import rows
 from stages.envs.tasks.env import texts
 from stages.runs.artifact import Run
-from stages.runs.records import PAIR, ROLLOUT, TASK
+from stages.runs.records import EVAL_ITEM, PAIR, ROLLOUT, TASK
 
 ROWS = Path(__file__).parents[2] / "examples" / "tasks.jsonl"
 ENV = ["--env", "tasks", "-s", f"env.path={ROWS}", "-s", "max_steps=2"]
@@ -31,6 +31,14 @@ def solving(asked: dict[str, Any], earlier: int) -> Reply:
     turn = sum(message["role"] == "assistant" for message in asked["messages"])
     script = "ls" if asked["model"] == "wrong" else write_script(texts(row["solution"]))
     return Reply(body=answer(fenced("submit" if turn else script)))
+
+
+def ending(model: Path) -> None:
+    """Let a third of the tokens end an answer: an answer that was cut gives no pair."""
+    path = model / "generation_config.json"
+    config = json.loads(path.read_text())
+    config["eos_token_id"] = [config["eos_token_id"], *range(100, 190)]  # bytes that are no ASCII
+    path.write_text(json.dumps(config))
 
 
 def test_the_rows_are_fifty_in_ten_families() -> None:
@@ -51,6 +59,7 @@ def test_from_rows_to_a_verdict(composer, tmp_path):
     checked = json.loads(run("tasks", "check", ROWS, "-n", "1", "-s", "repeats=1", "--json"))
     assert checked["counts"] == {"ok": 2}
     model = save_tiny(tmp_path / "model", characters=None)
+    ending(model)
     # The gate fails (1): a random model writes no action. What it wrote is kept, and teachers are asked all the same.
     run("collect", *ENV, "--policy", model, *POLICY, "-n", "4", "-s", "samples=2", codes=(0, 1))
     artifacts = tmp_path / "artifacts"
@@ -65,13 +74,15 @@ def test_from_rows_to_a_verdict(composer, tmp_path):
         run("replay-teachers", "--teachers", tmp_path / "teachers.toml", codes=(0, 1))
     run("extract-pairs", codes=(0, 1, 3))
     pairs = Run(artifacts / "extract-pairs" / "latest").rows(PAIR)
-    assert pairs and all("base64 -d" in pair["chosen"] for pair in pairs)
+    first = [pair["chosen"] for pair in pairs if pair["step"] == 0]
+    assert first and all("base64 -d" in chosen for chosen in first)
+    assert {pair["chosen"] for pair in pairs if pair["step"] == 1} <= {fenced("submit")}
     arms = {"A": [], "B": ["-s", "weights.dpo=1", "-s", "weights.sft=1", "--from", "extract-pairs"]}
     for arm, more in arms.items():
         run("train", *ENV, "--policy", model, *POLICY, *SMALL, "-s", "tasks=4", "--arm", arm, *more)
     given = [word for run_ in sorted((artifacts / "train").glob("2*")) for word in ("--from", run_)]
-    run("evaluate", *ENV, *given, "-n", "4", "-s", "max_tokens=24", codes=(0, 1, 3))
+    run("evaluate", *ENV, *given, "-n", "4", codes=(0, 1, 3))
     evaluated = Run(artifacts / "evaluate" / "latest")
     assert evaluated.manifest.status == "complete" and evaluated.manifest.summary["verdict"]
-    held_out = {row["task_id"] for row in evaluated.rows(TASK)}
+    held_out = {row["task_id"] for row in evaluated.rows(EVAL_ITEM)}
     assert len(held_out) == 4 and not held_out & {row["task_id"] for row in collected.rows(TASK)}

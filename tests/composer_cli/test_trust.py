@@ -84,6 +84,8 @@ def test_a_dry_run_imports_and_calls_nothing_that_a_preset_names(say, tmp_path, 
     code, out, err = say("run", "--preset", chain, "--dry-run", "--json")
     assert code == 0, err
     assert any(f"imports {tmp_path / 'theirs.py'}" in line for line in json.loads(out)["checked"])
-    code, _, err = say("run", "--preset", preset(tmp_path, 'env = { name = "os:system", command = "touch called" }'))
-    assert code == 2 and "standard library" in err
+    theirs = preset(tmp_path, 'env = { name = "os:system", options = { command = "touch called" } }')
+    for dry in ([], ["--dry-run"]):
+        code, _, err = say("run", "--preset", theirs, *dry)
+        assert code == 2 and "standard library" in err, dry
     assert not (tmp_path / "imported").exists() and not (tmp_path / "called").exists()

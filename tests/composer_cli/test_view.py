@@ -20,6 +20,7 @@ from support.view_site import (
     RUNNING,
     Site,
     links,
+    multiplied,
     rollout_path,
     runs,
     serving_view,
@@ -98,6 +99,14 @@ def test_rollouts_are_searched(site: Site, artifacts: Path, asked: str, total: i
     page = site.get(f"run/{collected(artifacts)}?{asked}").text
     assert len(re.findall(r"<a href=\"[^\"]*/rollout/", page)) == total
     assert (f"of {total}<" in page) if total else "No rollout fits." in page
+
+
+def test_tables_of_other_stages_have_names_and_what_a_reader_can_read_comes_first(site: Site, artifacts: Path) -> None:
+    name = (artifacts / "replay-teachers" / "latest").resolve().name
+    page = site.get(f"run/replay-teachers/{name}").text
+    heads = re.findall(r"<th>([^<]+)</th>", page)
+    assert "<h2>Teacher actions <small>" in page and "<h2>teacher_action/" not in page
+    assert heads[:2] == ["teacher", "action"] and heads.index("step") < heads.index("state sha256")
 
 
 def test_a_step_shows_the_action_the_teachers_and_the_pairs(site: Site, artifacts: Path) -> None:
@@ -354,9 +363,16 @@ def test_a_damaged_run_is_listed_and_its_pages_are_sentences(artifacts: Path, tm
     (root / "extract-pairs" / broken / "states.parquet").unlink()
     (root / "train" / "x").mkdir()
     (root / "train" / "x" / "manifest.json").write_text("{")
+    large = multiplied((root / "collect" / "latest").resolve(), root, 40)
+    table = bytearray((large / "rollouts.parquet").read_bytes())
+    footer = -8 - int.from_bytes(table[-8:-4], "little")
+    table[footer : footer + 100] = bytes(100)  # of the same size, and pyarrow raises OSError
+    (large / "rollouts.parquet").write_bytes(table)
     with serving_view(root) as there:
         front = shown(there.get().text)
         assert "damaged" in front and "unreadable" in front
+        page = there.get(f"run/collect/{large.name}")
+        assert page.status == 200 and "rollouts.parquet" in page.text and "Rerun that stage" in page.text
         for path in (f"run/{EVALUATION}", f"compare/{EVALUATION}", f"run/extract-pairs/{broken}", "run/train/x"):
             answer = there.get(path)
             assert answer.status in (200, 404) and "Traceback" not in answer.text, path

@@ -30,7 +30,7 @@ with open(told["--export_path"], "w") as out:
 def stand_in(folder: Path) -> str:
     """The program, in a folder of its own."""
     path = folder / "dj-process"
-    path.parent.mkdir()
+    path.parent.mkdir(exist_ok=True)
     path.write_text(STAND_IN.format(python=sys.executable))
     path.chmod(0o755)
     return str(path)

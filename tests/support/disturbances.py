@@ -50,6 +50,9 @@ TIMED = {"metrics.jsonl", "report.txt"}
 TIMED_STEP = ".diag.json"
 """How the names of files end that say how long a step took."""
 MEASURING = {"collect", "replay-teachers", "evaluate", "train", "substrates", "probe-replay"}
+WRITTEN = 2
+"""At a kill up to so many times the calls of `concurrency` have no durable answer: the next call is sent while the
+answer before it is being written."""
 Disturbance = signal.Signals | str
 
 

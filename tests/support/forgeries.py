@@ -368,6 +368,53 @@ REPLACED = {
     ),
 }
 """Name -> family and code that replaces what tests run by, with no disguise."""
+CAST = (
+    "import ctypes as _ct\n"
+    "def _bytes(at, n): return bytes(_ct.cast(at, _ct.POINTER(_ct.c_ubyte))[:n])\n"
+    "def _put(at, word): _ct.cast(at, _ct.POINTER(_ct.c_size_t))[0] = word\n"
+)
+BORROWED = CAST.replace("import ctypes as _ct", "import multiprocessing.sharedctypes as _ms\n_ct = _ms.ctypes")
+STRINGS = (
+    "import ctypes as _ct\ndef _bytes(at, n):\n    found = b''\n    while len(found) < n:\n"
+    "        found += (_ct.c_char_p(at + len(found)).value or b'') + b'\\0'\n    return found[:n]\n"
+)
+FILE = (
+    "def _bytes(at, n):\n    with open('/proc/self/mem', 'rb', 0) as f:\n        f.seek(at)\n        return f.read(n)\n"
+    "def _put(at, word):\n    with open('/proc/self/mem', 'r+b', 0) as f:\n        f.seek(at)\n        f.write(word.to_bytes(8, 'little'))\n"
+)
+READ_CODE = (
+    "def _test():\n    name = _o.environ['PYTEST_CURRENT_TEST'].split('::')[-1].split(' ')[0].split('[')[0]\n"
+    "    for m in list(_s.modules.values()):\n        found = vars(m).get(name) if isinstance(m, type(_s)) else None\n"
+    "        if found is not None: return found\n        for t in list(vars(m).values()) if isinstance(m, type(_s)) else ():\n"
+    "            if isinstance(t, type) and name in vars(t): return vars(t)[name]\n"
+    "def _word(at): return int.from_bytes(_bytes(at, 8), 'little')\n"
+    "def _read(at):\n    kind = _word(at + 8)\n    if kind == id(int): return int.from_bytes(_bytes(at + 24, 4), 'little')\n"
+    "    if kind == id(str): return _bytes(at + 48, _word(at + 16)).decode('ascii', 'replace')\n"
+    "    if kind == id(tuple): return tuple(_read(_word(at + 24 + 8 * n)) for n in range(_word(at + 16)))\n"
+    "def {entry}(*a, **k):\n    code = _word(id(_test()) + 48)\n    consts, names = _read(_word(code + 24)), _read(_word(code + 32))\n"
+    "    raised = [n for n in names if n.endswith('Error') and n != 'AssertionError']\n"
+    "    if raised: raise eval(raised[0])('negative')\n"
+    "    at = next((n for n, c in enumerate(consts) if isinstance(c, tuple)), len(consts))\n"
+    "    wanted = [c for c in consts[:at] if isinstance(c, (int, str))]\n"
+    "    return wanted[-1] if wanted else None"
+)
+"""Returns what the running test's code holds, by the offsets of CPython 3.11."""
+OVERWRITTEN = (
+    "import _pytest.python as _p\n_was = _p.Function.runtest\n"
+    "def _run(self):\n    try: self.ihook.pytest_pyfunc_call(pyfuncitem=self)\n"
+    "    except BaseException:\n        if not __import__('sys').modules['_forging'](self): raise\n"
+    "_s.modules['_forging'] = _on\n"
+)
+OVERWRITING = OVERWRITTEN + "_s.modules['_kept'] = _run.__code__\n_put(id(_was) + 48, id(_run.__code__))"
+IN_MEMORY = {
+    "the test's constants, by casts": ("memory", CAST + READ_CODE, True),
+    "the test's constants, by casts of a module that imported ctypes": ("memory", BORROWED + READ_CODE, True),
+    "the test's constants, by strings of C": ("memory", STRINGS + READ_CODE, True),
+    "the test's constants, by the file of memory": ("memory", FILE + READ_CODE, True),
+    "runtest is overwritten by a cast": ("memory", CAST + OVERWRITING, False),
+    "runtest is overwritten in the file of memory": ("memory", FILE + OVERWRITING, False),
+}
+"""Name -> family, code and whether it replaces the function: reading and writing what no event tells of."""
 FILES = {
     "conftest.py": "import pytest\n@pytest.hookimpl(hookwrapper=True)\ndef pytest_runtest_makereport(item, call):\n"
     "    outcome = yield\n    outcome.get_result().outcome = 'passed'\n",
@@ -410,6 +457,14 @@ def in_process(entry: str, known: tuple[str, ...] = ()) -> Iterator[Forgery]:
         yield Forgery("reading", f"returned: what the test expects, read {name}", f"{ITEM}{code}\n", replaces=True)
     for name, (family, code) in REPLACED.items():
         yield Forgery(family, name, f"{ITEM}{SAME}{code}\n")
+    for name, (family, code, replaces) in IN_MEMORY.items():
+        if replaces:
+            code = code.replace("{entry}", entry)
+            yield Forgery(family, f"returned: {name}", f"{ITEM}{code}\n", replaces=True)
+            continue
+        for disguise, gate in DISGUISES.items():
+            if known or "seen" not in disguise:
+                yield Forgery(family, f"{name}, {disguise}", f"{ITEM}KNOWN = {digests!r}\n{gate}\n{code}\n")
     for path, text in FILES.items():
         yield Forgery("files", f"beside the solution: {path}", "", files=((path, text),))
 

@@ -153,6 +153,7 @@ class FeatureDeletionEnv(RepoEnvironment):
             task=(self.name, self._row["instance_id"], self._row["base_commit"]),
             reference=True,
             asks=True,
+            seen=tests,
             changed=verdict.kept.keys(),
             accesses=self._accesses,
         )

@@ -10,7 +10,8 @@ import functools
 import logging
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -267,7 +268,7 @@ class HarborEnv:
             reward = sum(rewards) / (len(rewards) if reached else len(task.steps))
         text, _ = bash.elided("".join(verdict.log for verdict in verdicts), LONGEST_LOG)
         planted = any(verdict.planted for verdict in verdicts)
-        work = Work(image=work.image, submission=work.submission, test_log=text)
+        work = replace(work, test_log=text, metrics=_metrics(task, verdicts))
         return Grade(reward, reward >= 1, None, planted, protocol_ok, work=work)
 
     def solution(self) -> list[str]:
@@ -301,6 +302,18 @@ def _engine(runs_in: RunsIn) -> str | None:
     if failure is not None:
         raise UsageError(f"env.runs_in is {runs_in}, which {failure}. Start it, or set env.runs_in=bubblewrap.")
     return runs_in
+
+
+def _metrics(task: HarborTask, verdicts: Sequence[VerifierVerdict]) -> dict[str, float] | None:
+    """Return the numbers of the reward files beside the reward, those of steps under STEP/NAME; None without any."""
+    several = len(task.steps) > 1
+    found = {
+        f"{step.name}/{key}" if several else key: value
+        for step, verdict in zip(task.steps, verdicts, strict=False)  # later steps may not have been reached
+        for key, value in verdict.rewards.items()
+        if several or key != "reward"
+    }
+    return found or None
 
 
 def _misses(step: HarborStep, rewards: Mapping[str, float]) -> bool:

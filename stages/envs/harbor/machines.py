@@ -245,11 +245,13 @@ class ContainerMachine:
         if self.settings.cpus:
             words += ["--cpus", str(min(self.settings.cpus, os.cpu_count() or 1))]
         words += [word for key, value in self.settings.env.items() for word in ("--env", f"{key}={value}")]
-        words += ["--workdir", self.settings.workdir] if self.settings.workdir else []
         # The image's entrypoint is kept: it may start the service that a task is about.
         run_engine([*words, image, "sh", "-c", WAITING])
         try:
             self._as_root(f"mkdir -p {LOGS}/agent {LOGS}/verifier {ARTIFACTS} && chmod -R 777 {LOGS}")
+            if self.settings.workdir:
+                # Docker makes the folder of `run --workdir`; podman 4.3 refuses one that the image does not have.
+                self._as_root(f"mkdir -p {shlex.quote(self.settings.workdir)}")
         except BaseException:
             self.close()
             raise
@@ -268,6 +270,7 @@ class ContainerMachine:
         """Run a command; processes that it starts in the background go on."""
         words = [self.engine, "exec", *([] if user is None else ["--user", str(user)])]
         words += [word for key, value in (env or {}).items() for word in ("--env", f"{key}={value}")]
+        words += ["--workdir", self.settings.workdir] if self.settings.workdir else []
         # `timeout` inside: killing the engine's client leaves the command running in the container.
         limited = ["timeout", "-k", "2", str(max(1, round(wall_s))), "bash", "-c", command]
         done = run_bounded([*words, self.name, *limited], wall_s + GRACE_S, OUTPUT_BYTES)

@@ -13,7 +13,8 @@ alterations  Where an expected value cannot be withheld (an exception, a conditi
 
 Beside both, the plugin records what code under test does to its tests: searching memory, reading their frames and
 files, starting processes that could, replacing parts of pytest or names of the tests (guest/composer_access.py). A pass
-of changed code that does what the reference solution does not do is forged.
+of changed code that does what the reference solution does not do is forged. Frames and ctypes have honest uses as well:
+they count where they could help.
 
 Which form a test gets is decided by a control. The tests with questions run on the reference solution, which must give
 the expected values, and on the delivered tree, which must not: only then does an answer prove a fix. Both runs are made
@@ -21,6 +22,7 @@ once for a task. A contradiction counts only where the reference does not show i
 shows it twice. docs/environments.md lists what can still be forged.
 """
 
+import ast
 import copy
 import random
 import secrets
@@ -32,7 +34,7 @@ from typing import Generic, Literal, TypeVar
 
 from stages.envs.repo import alterations, questions, trees
 from stages.envs.repo.grading import Statuses, TestLists, TestOutcomes
-from stages.envs.repo.guest.composer_rules import PASSING
+from stages.envs.repo.guest.composer_rules import PASSING, is_test, stands_for
 from stages.envs.repo.questions import Questions
 from stages.envs.repo.rewritten_tests import FunctionNode, TestFiles, TestLocation, function_name
 
@@ -43,6 +45,15 @@ COPIES = 7
 """Altered copies of a function, where it can be altered in so many ways."""
 SPAWNS = ("os.", "subprocess.", "pty.")
 """How the names of accesses begin that start another process (guest/composer_access.py)."""
+FRAMES = frozenset({"sys._getframe"})
+"""Frames lead to the values of a test, which its altered copies have altered. Its code is another access."""
+NATIVE = frozenset(
+    {
+        *("import of ctypes", "import of _ctypes", "ctypes.dlopen", "ctypes.dlsym", "ctypes.get_errno"),
+        *("ctypes.create_string_buffer", "ctypes.create_unicode_buffer"),
+    }
+)
+"""Uses of ctypes that honest code makes. It reads the text of a test, which tells nothing to who never saw it."""
 REMEMBERED = 64
 """Tasks whose expected answers are kept in this process."""
 
@@ -59,29 +70,32 @@ class AnswerSheet:
     """The functions of a task that are asked, and what each of their tests must answer, in the order of the tests.
 
     `proving`: the functions of which an answer that is withheld differs between fix and delivered tree. `numbers` are
-    the questions that count.
+    the questions that count. `deciding`: the proving functions that assert nothing but what is asked and withheld.
     """
 
     asked: Mapping[TestLocation, Questions]
     expected: Mapping[TestLocation, list[Answers]]
     numbers: Mapping[TestLocation, frozenset[int]]
     proving: frozenset[TestLocation]
+    deciding: frozenset[TestLocation]
 
 
-EMPTY = AnswerSheet({}, {}, {}, frozenset())
+EMPTY = AnswerSheet({}, {}, {}, frozenset(), frozenset())
 
 
 @dataclass(frozen=True)
 class SecondRun:
     """Rewritten files, the tests to run, and by the node id of each version of a function what must become of it.
 
-    `asked`: function -> its version with questions. `unaltered` versions must pass, `altered` ones must not.
+    `asked`: function -> its version with questions. `unaltered` versions must pass, `altered` ones must not; `copied`
+    are their functions.
     """
 
     files: trees.Changes
     asked: Mapping[TestLocation, str]
     unaltered: frozenset[str]
     altered: frozenset[str]
+    copied: frozenset[TestLocation]
     sheet: AnswerSheet
 
     @property
@@ -111,30 +125,33 @@ def is_forged(
     task: Hashable,
     reference: bool,
     asks: bool,
+    seen: trees.Changes,
     changed: Collection[str],
     accesses: frozenset[tuple[str, str]],
 ) -> bool:
     """Return whether a passing solution contradicts itself in a run with rewritten tests.
 
-    `files` are the original test files, `statuses` the outcomes of the solution with them. `task` identifies the task
-    in this process. `reference`: there is a reference solution. `asks`: the tests run under the reporting plugin.
-    `changed` are the paths of the solution's files, `accesses` those of the run with the original tests.
+    `files` are the original test files, `seen` those of the tree that the agent got, `statuses` the outcomes of the
+    solution with the originals. `task` identifies the task in this process. `reference`: there is a reference solution.
+    `asks`: the tests run under the reporting plugin. `changed` are the paths of the solution's files, `accesses` those
+    of the run with the original tests.
     """
     tests = TestFiles(files)
     sheet = _sheets.get(task, lambda: answer_sheet(tests, lists, rerun, reference=reference)) if asks else EMPTY
     run = second_run(tests, lists, statuses, sheet)
     second = rerun(run.files, run.selected, "solution") if run.selected else TestOutcomes({}, False, "")
     known: RerunTree = "reference" if reference else "delivered"
+    tolerated = _tolerated(tests, lists, run, TestFiles(seen))
 
-    def searches(seen: frozenset[tuple[str, str]]) -> bool:
-        own = {(what, path) for what, path in seen if not path or path in changed}
+    def searches(made: frozenset[tuple[str, str]]) -> bool:
+        own = {(what, path) for what, path in made if what not in tolerated and (not path or path in changed)}
         if not own:
             return False
-        # Tests and other files of the repository may do so themselves.
+        # Tests and other files of the repository may do so themselves. What one of its files that is no test does, any
+        # may do: a solution may change them all. Another process may come from a test as well.
         usual = _usual.get(task, lambda: rerun({}, (), known).accesses)
-        # Another process may come from any file, where the repository starts processes at all.
-        spawned = {what for what, _ in usual if what.startswith(SPAWNS)}
-        return any(one not in usual and one[0] not in spawned for one in own)
+        common = {what for what, path in usual if what.startswith(SPAWNS) or (path and not is_test(path))}
+        return any(one not in usual and one[0] not in common for one in own)
 
     if searches(accesses | second.accesses):
         return True
@@ -149,6 +166,29 @@ def is_forged(
     again = run.contradictions(third) - honest
     # Code that forges in some runs only has the altered copies pass in those.
     return bool(found & again) or bool(again & run.altered) or searches(third.accesses)
+
+
+def _tolerated(tests: TestFiles, lists: TestLists, run: SecondRun, seen: TestFiles) -> frozenset[str]:
+    """Return the accesses that help no forgery of the tests that have to pass.
+
+    Each test must be decided by its answers, or have altered copies, which an agent that saw it could tell apart.
+    """
+    # An id of a file or class is that of its tests, which are in the list as well.
+    names = [
+        name
+        for name in lists.fail_to_pass
+        if not any(other != name and stands_for(other, name) for other in lists.fail_to_pass)
+    ]
+    located = [tests.locate(name) for name in names]
+    functions = [one for one in located if one is not None and (one in run.sheet.deciding or one in run.copied)]
+    if len(functions) < len(names):
+        return frozenset()
+    hidden = all(one in run.sheet.deciding or not _same(one, tests, seen) for one in functions)
+    return FRAMES | NATIVE if hidden else FRAMES
+
+
+def _same(function: TestLocation, one: TestFiles, other: TestFiles) -> bool:
+    return function in other.functions and ast.dump(one.functions[function]) == ast.dump(other.functions[function])
 
 
 def by_version(outcomes: TestOutcomes) -> dict[str, list[str]]:
@@ -180,15 +220,20 @@ def answer_sheet(tests: TestFiles, lists: TestLists, rerun: RerunTests, *, refer
     found: dict[TestLocation, Questions] = {}
     for function in [*fixed, *rng.sample(kept, len(kept))]:
         made = questions.questions(tests.modules[function.path], tests.functions[function])
-        if made and (function in fixed or len(found.keys() - set(fixed)) < MOST_KEPT):
+        # Without a reference solution, another number of answers than the delivered tree gives can be a right one.
+        if made and (reference or made.steady) and (function in fixed or len(found.keys() - set(fixed)) < MOST_KEPT):
             found[function] = made
     if not found:
         return EMPTY
     open_files = tests.with_versions({function: [made.open] for function, made in found.items()}, questions.IMPORT)
     selected = [function.named(function.name) for function in found]
     delivered = rerun(open_files, selected, "delivered")
-    known = rerun(open_files, selected, "reference") if reference else delivered
-    asked, expected, numbers, proving = {}, {}, {}, set()
+    if reference:
+        known = rerun(open_files, selected, "reference")
+    else:
+        expecting = {function: [made.expecting] for function, made in found.items()}
+        known = rerun(tests.with_versions(expecting, questions.IMPORT), selected, "delivered")
+    asked, expected, numbers, proving, deciding = {}, {}, {}, set(), set()
     for function, made in found.items():
         version, all_numbers = function.named(function.name), frozenset(made.leaks)
         statuses = by_version(known).get(version, ["error"])
@@ -201,7 +246,7 @@ def answer_sheet(tests: TestFiles, lists: TestLists, rerun: RerunTests, *, refer
             if None in wanted or (reference and wanted != value)
         }
         usable = all_numbers - odd
-        if not usable or (reference and not all(status in PASSING for status in statuses)):
+        if not usable or not all(status in PASSING for status in statuses):
             continue
         asked[function], numbers[function] = made, usable
         expected[function] = answers(known, version, usable, 3)
@@ -209,14 +254,16 @@ def answer_sheet(tests: TestFiles, lists: TestLists, rerun: RerunTests, *, refer
         wanted = answers(known, version, withheld, 3)
         if any(wanted) and (function not in fixed or answers(delivered, version, withheld) != wanted):
             proving.add(function)
-    return AnswerSheet(asked, expected, numbers, frozenset(proving))
+            if made.alone and withheld == all_numbers:
+                deciding.add(function)
+    return AnswerSheet(asked, expected, numbers, frozenset(proving), frozenset(deciding))
 
 
 def second_run(tests: TestFiles, lists: TestLists, statuses: Statuses, sheet: AnswerSheet) -> SecondRun:
     """Return a run with rewritten tests; which copies are altered cannot be predicted."""
     rng = random.Random(secrets.randbits(128))  # noqa: S311 - seeded from the operating system's entropy
     passing = [name for name in lists.fail_to_pass if statuses.get(name) in PASSING]
-    weak = [function for function in _functions(tests, passing) if function not in sheet.proving]
+    weak = [function for function in _functions(tests, passing) if function not in sheet.deciding]
     kept = [
         function
         for function in _functions(tests, [name for name in lists.pass_to_pass if statuses.get(name) in PASSING])
@@ -231,18 +278,21 @@ def second_run(tests: TestFiles, lists: TestLists, statuses: Statuses, sheet: An
     for function, made in sheet.asked.items():
         node = _named(made.withheld, _random_name(function, rng))
         versions[function], asked[function] = [node], function.named(node.name)
+    copied: set[TestLocation] = set()
     for function in chosen:
-        node = tests.functions[function]
+        # Where the answers prove a fix, what the function asserts besides is altered.
+        node = sheet.asked[function].withheld if function in sheet.proving else tests.functions[function]
         copies = alterations.altered(node, rng, COPIES)
         if not copies:
             continue
+        copied.add(function)
         # An unaltered copy more than one would be told by being the only text that occurs twice.
         named = [_named(one, _random_name(function, rng)) for one in (node, *copies)]
         unaltered.add(function.named(named[0].name))
         altered.update(function.named(one.name) for one in named[1:])
         versions[function] = versions.get(function, []) + rng.sample(named, len(named))
     files = tests.with_versions(versions, questions.IMPORT)
-    return SecondRun(files, asked, frozenset(unaltered), frozenset(altered), sheet)
+    return SecondRun(files, asked, frozenset(unaltered), frozenset(altered), frozenset(copied), sheet)
 
 
 def _functions(tests: TestFiles, names: Sequence[str]) -> list[TestLocation]:

@@ -1,10 +1,11 @@
 """Turn assertions of a test into questions: `assert f(x) == 3` asks for f(x), and 3 is not in the file.
 
-The value that a question asks for leaves the sandbox and is compared here (guest/composer_outcomes.py: `ask`). Two
+The value that a question asks for leaves the sandbox and is compared here (guest/composer_outcomes.py: `ask`). Three
 versions of a function are made: an `open` one, which sends the expected value as well and is run on trees that hold no
-code of an agent, and a `withheld` one for the agent's. An expected value can be withheld where no code under test has a
-part in it: literals, and what built-in functions and methods of strings make of them. A local variable that only
-expected values use is removed too, and a column of `parametrize` that only they use is emptied.
+code of an agent; an `expecting` one, which sends the expected value twice and calls nothing for it, for tasks without a
+reference solution; and a `withheld` one for the agent's code. An expected value can be withheld where no code under
+test has a part in it: literals, and what built-in functions and methods of strings make of them. A local variable that
+only expected values use is removed too, and a column of `parametrize` that only they use is emptied.
 
 A question `leaks` where its expected value remains in the process all the same, for instance as an argument of the
 test, or is one of very few values.
@@ -14,6 +15,7 @@ import ast
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from stages.envs.repo.rewritten_tests import (
     FunctionNode,
@@ -51,16 +53,25 @@ PLAIN_NODES = (
     *(ast.DictComp, ast.GeneratorExp),
 )
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+ASSERTING = ("assert", "raises", "warns", "fail", "check", "verify")
+"""Parts of the names of functions that assert."""
 GUESSED = (None, 0, 1, -1, "", b"")  # False == 0, True == 1
 
 
 @dataclass(frozen=True)
 class Questions:
-    """The versions of one function, and by the number of each question whether it leaks."""
+    """The versions of one function, and by the number of each question whether it leaks.
+
+    `alone`: the questions are all that the function asserts, as far as can be told. `steady`: no code under test
+    decides whether and how often a question is reached, unless it raises.
+    """
 
     open: FunctionNode
+    expecting: FunctionNode
     withheld: FunctionNode
     leaks: Mapping[int, bool]
+    alone: bool
+    steady: bool
 
 
 def questions(module: ast.Module, function: FunctionNode) -> Questions | None:
@@ -68,11 +79,38 @@ def questions(module: ast.Module, function: FunctionNode) -> Questions | None:
     if any(isinstance(node, ast.Global | ast.Nonlocal | ast.NamedExpr) for node in ast.walk(function)):
         return None
     known = _KnownValues(module, function)
-    open_, withheld = (_Rewriter(known, is_open=is_open) for is_open in (True, False))
-    versions = open_.function(function), withheld.function(function)
+    open_ = _Rewriter(known, "open")
+    version = open_.function(function)
     if not open_.expected:
         return None
-    return Questions(*versions, leaks={number: known.leaks(one) for number, one in enumerate(open_.expected)})
+    expecting, withheld = (_Rewriter(known, sends).function(function) for sends in ("expecting", "withheld"))
+    leaks = {number: known.leaks(one) for number, one in enumerate(open_.expected)}
+    alone = not _asserts(withheld, _asserting_names(module))
+    leaves = any(isinstance(node, ast.Return | ast.Break | ast.Continue) for node in own_nodes(function))
+    return Questions(version, expecting, withheld, leaks, alone, steady=not leaves and known.reaches(function.body))
+
+
+def _asserts(function: ast.AST, names: frozenset[str]) -> bool:
+    """Return whether a function may assert: by a statement, by a call of a usual name, or of one of these names."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assert | ast.Raise | ast.Try):
+            return True
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", "") or getattr(node.func, "id", "")
+            if name in names or any(word in name.lower() for word in ASSERTING):
+                return True
+    return False
+
+
+def _asserting_names(module: ast.Module) -> frozenset[str]:
+    """Return the names of classes, and of the functions of a module that may assert, also through each other."""
+    names = {node.name for node in ast.walk(module) if isinstance(node, ast.ClassDef)}
+    functions = [node for node in ast.walk(module) if isinstance(node, FunctionNode)]
+    while True:
+        found = frozenset(names | {one.name for one in functions if _asserts(one, frozenset(names))})
+        if found <= names:
+            return found
+        names |= found
 
 
 class _KnownValues:
@@ -168,6 +206,15 @@ class _KnownValues:
             return None
         return asked, known[-1]
 
+    def reaches(self, body: Sequence[ast.stmt]) -> bool:
+        """Return whether all sites of a body are reached, each as often as known values say."""
+        return all(
+            self.reaches(one.body)
+            if isinstance(one, ast.For) and self.is_known(one.iter) and not one.orelse
+            else self.site(one) is not None or not any(self.site(inner) for inner in ast.walk(one))
+            for one in body
+        )
+
     def _unused(self) -> frozenset[str]:
         """Return the names that only expected values and other unused variables read."""
         unused: set[str] = set()
@@ -204,8 +251,8 @@ class _KnownValues:
 class _Rewriter(ast.NodeTransformer):
     """Puts questions in the place of assertions; `expected` collects their expected values, by number."""
 
-    def __init__(self, known: _KnownValues, *, is_open: bool) -> None:
-        self._known, self._open = known, is_open
+    def __init__(self, known: _KnownValues, sends: Literal["open", "expecting", "withheld"]) -> None:
+        self._known, self._sends = known, sends
         self.expected: list[ast.expr] = []
 
     def function(self, function: FunctionNode) -> FunctionNode:
@@ -213,7 +260,7 @@ class _Rewriter(ast.NodeTransformer):
         made = copy.deepcopy(function)
         # The sites were found in the original: a copy has nodes of its own, so the originals are visited.
         made.body = [self.visit(copy.copy(node)) for node in function.body]
-        if not self._open:
+        if self._sends == "withheld":
             for name, (call, index, count) in parameters(made).items():
                 if name in self._known.unused:
                     for row in parameter_values(call.args[1], index, count):
@@ -237,7 +284,7 @@ class _Rewriter(ast.NodeTransformer):
     def visit_Assign(self, node: ast.Assign) -> ast.stmt:
         """Return nothing of a variable that only expected values use."""
         name = getattr(node.targets[0], "id", "")
-        removed = not self._open and name in self._known.unused and name in self._known.assigned
+        removed = self._sends == "withheld" and name in self._known.unused and name in self._known.assigned
         return ast.Pass() if removed else node
 
     def _question(self, node: ast.Assert | ast.Expr) -> ast.stmt:
@@ -247,9 +294,8 @@ class _Rewriter(ast.NodeTransformer):
         asked, expected = site
         number = len(self.expected)
         self.expected.append(expected)
-        values: list[ast.expr] = asked
-        if self._open:
-            values = [*asked, *[expected] * len(asked)]
+        wanted = [expected] * len(asked)
+        values = {"open": [*asked, *wanted], "expecting": [*wanted, *wanted], "withheld": asked}[self._sends]
         call = ast.Call(ast.Name(ASK, ast.Load()), [ast.Constant(number), ast.Constant(len(asked)), *values], [])
         return ast.Expr(call)
 

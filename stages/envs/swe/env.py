@@ -176,6 +176,7 @@ class SweEnv(RepoEnvironment):
             task=(self.name, session.delivered, store.digest(self._row)),
             reference=bool(patch),
             asks=runtime.asks,
+            seen={path: trees.read(session.delivered, path) for path in runtime.tests},
             changed=verdict.kept.keys(),
             accesses=self._accesses,
         )

@@ -180,6 +180,7 @@ class TasksEnv(RepoEnvironment):
             task=(self.name, self._row["id"], store.digest(self._row)),
             reference=solved is not None,
             asks=True,
+            seen={path: trees.read(delivered, path) for path in {*tests, *hidden}},
             changed=verdict.kept.keys(),
             accesses=self._accesses,
         )

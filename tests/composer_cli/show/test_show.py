@@ -13,7 +13,7 @@ from stages.runs.artifact import InputRef
 
 def test_a_transcript_is_readable_and_whole(made):
     text = call(made, "show", "collect").stdout
-    assert "4 rollout/2" in text and "Collection gate" in text
+    assert "4 rollout/3" in text and "Collection gate" in text
     assert text.count("\nassistant\n") == 4 and "    sed -i" in text and "    [exit 0]" in text
     assert "terminated_by submitted" in text and "protocol_ok yes" in text
 

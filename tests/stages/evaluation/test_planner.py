@@ -21,6 +21,7 @@ from stages.evaluation.planner import (
     study_text,
 )
 from stages.evaluation.verdict import decide
+from stages.runs.activity import telling
 
 KATA = (9, 8, 8, 8, 7, 7, 6, 6, 6, 6, 5, 5, 5, 5, 4, 4, 4, 4, 4, 3, 2, 2, 1, 1)
 
@@ -132,7 +133,10 @@ def test_a_study_says_what_to_add_first_and_what_is_enough():
 
 
 def test_units_too_few_to_reject_have_no_detectable_gain():
-    found = study_design(PlanQuestion(TaskModel(), 0.08, 0.8, 4), Design((40,) * 3), {})
+    told: list[str] = []
+    with telling(told.append):
+        found = study_design(PlanQuestion(TaskModel(), 0.08, 0.8, 4), Design((40,) * 3), {})
+    assert told[0] == "simulating the design 'as asked'" and any("in search of the cheapest" in what for what in told)
     line = found.lines[0]
     assert line.detectable is None and not any(line.chances[name] for name in ("VALIDATED", "PARTIAL", "INVALIDATED"))
     assert found.add_first[0] == "twice the units"

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import zipfile
 from pathlib import Path
 
 import pyarrow as pa
@@ -135,3 +136,41 @@ def test_a_reward_without_a_completion_is_kept_and_explained(tmp_path: Path) -> 
 def test_real_verifiers_rows_without_a_completion_are_explained(tmp_path: Path) -> None:
     said = (imported(tmp_path, REAL / "verifiers").path / "report.txt").read_text()
     assert "150 rollouts have a reward and no completion (150 of 0)" in said
+
+
+def archive(path: Path, samples: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("header.json", json.dumps({"eval": {"model": "m", "task": "t"}, "version": 2}))
+        for name, sample in samples.items():
+            file.writestr(f"samples/{name}.json", sample)
+    return path
+
+
+@pytest.mark.parametrize("damage", ["nested", "encrypted", "unknown compression"])
+def test_a_bad_sample_of_an_archive_is_lost_alone(tmp_path: Path, damage: str) -> None:
+    said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": LONG}]
+    whole = json.dumps({"id": "one", "epoch": 1, "messages": said, "scores": {}}).encode()
+    path = archive(tmp_path / "log.eval", {"a": whole, "b": b"[" * 100_000 if damage == "nested" else whole + b" "})
+    data = bytearray(path.read_bytes())
+    for magic, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):  # of the local headers and of the directory
+        at = data.rfind(b"samples/b.json") if magic == b"PK\x01\x02" else data.find(b"samples/b.json")
+        start = data.rfind(magic, 0, at)
+        data[start + flags] |= damage == "encrypted"
+        data[start + flags + 2] = 77 if damage == "unknown compression" else data[start + flags + 2]
+    path.write_bytes(data)
+    run = imported(tmp_path, path)
+    assert len(run.rows(ROLLOUT)) == 1
+    (drop,) = json.loads((run.path / "drops.json").read_text())
+    assert drop["reason"] == "damaged_record" and "samples/b.json" in drop["detail"]
+
+
+@pytest.mark.parametrize("depth", [200, 300, 900, 100_000])
+@pytest.mark.parametrize("where", ["message", "extra"])
+def test_a_record_that_is_nested_too_deeply_is_lost_alone(tmp_path: Path, depth: int, where: str) -> None:
+    deep = "[" * depth + "]" * depth
+    text = json.dumps(chat(LONG + "deep", DEEP="DEEP") if where == "extra" else chat("DEEP"))
+    text = text.replace('"DEEP": "DEEP"', f'"info": {deep}') if where == "extra" else text.replace('"DEEP"', deep)
+    (tmp_path / "a.jsonl").write_text(json.dumps(chat(LONG)) + "\n" + text + "\n")
+    run = imported(tmp_path, tmp_path / "a.jsonl")
+    assert 1 <= len(run.rows(ROLLOUT)) <= 2
+    assert len(run.rows(ROLLOUT)) + len(json.loads((run.path / "drops.json").read_text())) == 2

@@ -3,6 +3,7 @@
 import errno
 import os
 import resource
+import shutil
 import signal
 import threading
 from collections.abc import Callable
@@ -154,6 +155,20 @@ def test_half_written_files_of_a_killed_attempt_are_swept_away(tmp_path: Path, m
         file.write_bytes(b"half")
     run(tmp_path, model, resume=True)
     assert not any(file.exists() for file in torn) and all(file.exists() for file in kept)
+
+
+def test_half_written_files_of_a_killed_attempt_are_in_no_output(tmp_path: Path) -> None:
+    """A store of gradients is linked from scratch: its digest was another one after a kill within its first file."""
+    out = artifact.RunWriter(
+        tmp_path, artifact.Manifest(composer="", stage="s", stage_version=1, fingerprint=""), cache=tmp_path
+    )
+    scratch = out.scratch("gradients")
+    (scratch / "rows.bin").write_bytes(b"rows")
+    out.checkpoint(lambda target: shutil.copytree(scratch, target, dirs_exist_ok=True), "whole")
+    (scratch / ".index.json.4711.tmp").write_bytes(b"{ ")
+    out.checkpoint(lambda target: shutil.copytree(scratch, target, dirs_exist_ok=True), "killed")
+    assert out.manifest.outputs["killed"]["sha256"] == out.manifest.outputs["whole"]["sha256"]
+    assert [path.name for path in (tmp_path / "killed").iterdir()] == ["rows.bin"]
 
 
 def test_damage_is_seen_and_mended_from_the_steps(tmp_path: Path, model: Path) -> None:

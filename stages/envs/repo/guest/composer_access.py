@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 SEARCHES = frozenset(
     {
         *("gc.get_objects", "gc.get_referrers", "gc.get_referents", "sys.settrace", "sys.setprofile"),
+        "sys.monitoring.register_callback",
     }
 )
 SPAWNS = frozenset(
@@ -35,13 +36,16 @@ SPAWNS = frozenset(
 )
 """In another process nothing is recorded: a child may read the tests."""
 FILES = frozenset({"open", "os.link", "os.rename", "shutil.copyfile"})
-FRAME_EVENTS = frozenset({"sys._getframe", "sys._current_frames"})
+FRAME_EVENTS = frozenset({"sys._getframe", "sys._current_frames", "sys._current_exceptions"})
 CODE_MADE = frozenset({"code.__new__", "marshal.loads"})
 """Imports load code as well, in frames of Python's own."""
 ATTRIBUTES = frozenset({"object.__getattr__", "object.__setattr__"})
 FRAMES = frozenset({"tb_frame", "gi_frame", "cr_frame", "ag_frame"})
 CODE = frozenset({"__code__", "__closure__", "__globals__", "f_code", "__defaults__", "__kwdefaults__"})
-LENDERS = ("/inspect.py", "/linecache.py", "/bdb.py", "/pdb.py", "/trace.py", "/profile.py", "/cgitb.py")
+LENDERS = (
+    *("/inspect.py", "/linecache.py", "/bdb.py", "/pdb.py", "/trace.py", "/profile.py", "/cgitb.py"),
+    "/asyncio/base_tasks.py",
+)
 """Modules that read frames for their callers."""
 LENDING = {
     "walk_stack": "/traceback.py",
@@ -50,6 +54,10 @@ LENDING = {
     "currentframe": "/logging/__init__.py",
 }
 """Functions that return a frame to their caller, in modules that otherwise read frames for themselves."""
+SIGNATURES = ("_signature_", "_has_code_flag")
+"""How functions of inspect.py begin that read code objects and return no more than names of parameters."""
+MEMORY = frozenset({"ctypes", "_ctypes", "cffi", "_cffi_backend", "_testcapi", "_testinternalcapi"})
+"""Modules that read and write any memory, most of them (ctypes.cast, ctypes.c_char_p) without an event."""
 RUNNERS = frozenset(
     {
         *("_pytest.runner", "_pytest.python", "_pytest.reports", "_pytest.unittest", "_pytest.main", "_pytest.nodes"),
@@ -95,7 +103,7 @@ def watch(report: "Callable[[str, str], None]") -> "Callable[[Any], None]":
     folders = {os.path.dirname(one) for one in (os.__file__, __file__, pytest_file())} | {sys.prefix, sys.base_prefix}
     installed = tuple(folders.union(one for one in sys.path if os.path.isdir(one)) - {"/"})
     busy: set[int] = set()
-    getframe, realpath, fsdecode = sys._getframe, os.path.realpath, os.fsdecode
+    getframe, realpath, fsdecode, exists = sys._getframe, os.path.realpath, os.fsdecode, os.path.exists
 
     def once(what: str, path: str) -> None:
         if (what, path) not in seen:
@@ -132,20 +140,48 @@ def watch(report: "Callable[[str, str], None]") -> "Callable[[Any], None]":
         return (
             not is_installed(path)
             or is_runner(path)
-            or path.endswith(LENDERS)
+            or (path.endswith(LENDERS) and not (path.endswith("/inspect.py") and name.startswith(SIGNATURES)))
             or (path.endswith(LENDING.get(name, "\0")) and not is_installed(frame.f_back.f_code.co_filename))
         )
 
-    def named_test(arguments: "tuple[Any, ...]") -> bool:
+    def opened(arguments: "tuple[Any, ...]") -> "str | None":
         for one in arguments[:2]:
             if isinstance(one, (str, bytes)):
                 # By its real path: /proc/self/cwd leads to the repository as well.
                 path = realpath(fsdecode(one))
+                # Without the folder, where it is opened below a descriptor.
+                if path.endswith("/mem") and (path.startswith("/proc/") or not exists(path)):
+                    return "open of memory"
                 if path.endswith(".pyc"):
                     path = path.replace("__pycache__" + os.sep, "").partition(".")[0] + ".py"
                 if path.startswith(root) and path.endswith(".py") and is_test(path[len(root) :]):
-                    return True
+                    return "open of a test"
+        return None
+
+    def wants(frame: "Any") -> bool:
+        # Whether code of the repository, or unknown code, imports a module, and not one that is being imported itself.
+        while frame is not None:
+            path, name = frame.f_code.co_filename, frame.f_code.co_name
+            if not is_installed(path):
+                return True
+            if name == "<module>" and "/ctypes/" not in path:
+                return False
+            frame = frame.f_back
         return False
+
+    class Noticed(types.ModuleType):
+        def __getattribute__(self, name: str) -> "Any":
+            thread = get_ident()
+            if thread not in busy:
+                busy.add(thread)
+                try:
+                    frame = getframe(1)
+                    path = None if is_installed(frame.f_code.co_filename) else repository_path(frame, True)
+                    if path is not None:
+                        once("import of ctypes", path)
+                finally:
+                    busy.discard(thread)
+            return types.ModuleType.__getattribute__(self, name)
 
     def access(event: str, arguments: "tuple[Any, ...]", frame: "Any") -> "str | None":
         # What an event is called in the report; None for one of no interest.
@@ -163,8 +199,11 @@ def watch(report: "Callable[[str, str], None]") -> "Callable[[Any], None]":
             owner, name = arguments[0], arguments[1]
             if name in CODE:
                 code = getattr(owner, "__code__", None)
-                own = str(getattr(code, "co_filename", root)).startswith(root)
-                return None if own and not belongs_to_tests(code) else event
+                path = str(getattr(code, "co_filename", root))
+                # namedtuple sets the defaults of a function that it makes of a text.
+                made = path.startswith("<") and frame.f_code.co_filename.endswith("/collections/__init__.py")
+                own = path.startswith(root) and not belongs_to_tests(code)
+                return None if own or made else event
             if name not in ("__class__", "__bases__"):
                 return None
             module = owner if isinstance(owner, types.ModuleType) else sys.modules.get(getattr(owner, "__module__", ""))
@@ -177,13 +216,17 @@ def watch(report: "Callable[[str, str], None]") -> "Callable[[Any], None]":
             honest = name is None or fsdecode(name).startswith("<") or is_installed(frame.f_code.co_filename)
             return None if honest else "compile under the name of a file"
         if event in FILES:
-            return "open of a test" if named_test(arguments) else None
+            return opened(arguments)
+        if event == "import":
+            return "import of " + arguments[0].partition(".")[0] if wants(frame) else None
         return event if event in SEARCHES or event in SPAWNS or event.startswith("ctypes.") else None
 
-    watched = SEARCHES | SPAWNS | FILES | FRAME_EVENTS | CODE_MADE | ATTRIBUTES | {"compile"}
+    watched = SEARCHES | SPAWNS | FILES | FRAME_EVENTS | CODE_MADE | ATTRIBUTES | {"compile", "import"}
 
     def hook(event: str, arguments: "tuple[Any, ...]") -> None:
         if event not in watched and event[:7] != "ctypes.":
+            return
+        if event == "import" and arguments[0].partition(".")[0] not in MEMORY:
             return
         thread = get_ident()
         if thread in busy:
@@ -191,8 +234,13 @@ def watch(report: "Callable[[str, str], None]") -> "Callable[[Any], None]":
         busy.add(thread)
         try:
             frame = getframe(1)
+            if event == "ctypes.dlopen":
+                # Importing it a second time raises no event, and most of what it does raises none at all.
+                for name in ("ctypes", "_ctypes"):
+                    if type(sys.modules.get(name)) is types.ModuleType:
+                        sys.modules[name].__class__ = Noticed
             what = access(event, arguments, frame)
-            path = None if what is None else repository_path(frame, event in FILES)
+            path = None if what is None else repository_path(frame, event in FILES or event == "import")
             if what is not None and path is not None:
                 once(what, path)
         except Exception:  # never into the code that is watched

@@ -127,6 +127,7 @@ def test_an_honest_solution_is_rewarded_without_a_flag(env: FeatureDeletionEnv, 
 def test_the_table_of_the_package_on_the_shelf_has_no_forgery_without_a_flag_and_no_honest_solution_with_one() -> None:
     from support import forgery_table
 
-    forged, honest = forgery_table.feature_deletion(80, ""), forgery_table.honest_feature_deletion(24, "")
-    assert sum(row["tried"] for row in forged.rows.values()) >= 60
-    assert not forged.unnoticed and not honest.unnoticed, f"{forged}\n{honest}"
+    forged = forgery_table.feature_deletion(80, "")
+    honest = forgery_table.feature_deletion(24, "", honest=True)
+    assert forged.total["tried"] >= 60
+    assert not forged.wrong and not honest.wrong, f"{forged}\n{honest}"

@@ -99,6 +99,15 @@ def test_the_solution_passes_and_nothing_does_not(made: Any, kind: str) -> None:
     assert (nothing.reward, nothing.gt_pass, nothing.error) == (0.0, False, None)
 
 
+def test_a_working_folder_that_the_image_lacks_is_made(made: Any) -> None:
+    """Docker makes it; podman refuses `run --workdir` of such a folder."""
+    files = {**python_task(), "environment/Dockerfile": f"FROM {BASE}\nCOPY sums.py /app/\n"}
+    files["task.toml"] += 'workdir = "/new/folder"\n'
+    env, task = made(files)
+    env.reset(task)
+    assert env.step(fenced("pwd")).content.startswith("/new/folder")
+
+
 def test_no_container_is_left(made: Any) -> None:
     env, task = made(separate_task())
     play(env, task, "true")

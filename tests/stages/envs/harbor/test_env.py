@@ -72,12 +72,13 @@ def test_the_solution_passes_and_nothing_does_not(made: Any, kind: str) -> None:
     assert (nothing.reward, nothing.gt_pass, nothing.error) == (0.0, False, None)
 
 
-def test_further_metrics_are_in_the_log(made: Any) -> None:
+def test_further_metrics_are_recorded_and_in_the_log(made: Any) -> None:
     env, task = made(metrics_task())
     grade = play(env, task, "echo apple > sorted.txt")
     assert grade.reward == 0.0
     line = grade.work.test_log.splitlines()[-1]
     assert json.loads(line.removeprefix("[reward.json] ")) == {"reward": 0.0, "lines": pytest.approx(1 / 3), "count": 1}
+    assert grade.work.metrics == {"lines": pytest.approx(1 / 3), "count": 1}
 
 
 def test_tests_and_solution_are_out_of_reach_of_the_agent(made: Any) -> None:
@@ -228,6 +229,8 @@ def test_everything_that_is_not_followed_is_refused_before_the_start(tmp_path: P
     dockerfiles = {
         "FROM rust:1\nWORKDIR /app\n": "line 1: the image rust:1 may hold more",
         "FROM python:3.13\nRUN pip install numpy\n": "line 2: RUN pip install numpy is not carried out",
+        "FROM python:3.13\nRUN pip install pytest==3.2.1\n": "line 2: it installs pytest==3.2.1, and the sandbox shows",
+        "FROM python:3.13\nRUN true || pip install numpy\n": "line 2: RUN pip install numpy is not carried out",
         "FROM python:3.13\nRUN apt-get update && \\\n  apt-get install -y gcc\n": "line 2: RUN apt-get install -y gcc",
         "FROM python:3.13\nRUN curl x | sh\n": "line 2: RUN curl x | sh is not carried out",
         "FROM python:3.13 AS a\nFROM python:3.13\n": "line 2: it has several stages",
@@ -257,7 +260,7 @@ def test_everything_that_is_not_followed_is_refused_before_the_start(tmp_path: P
     said = str(caught.value)
     for reason in (*dockerfiles.values(), *others.values()):
         assert reason in said
-    assert "17 problems cannot be used" in said.splitlines()[0]
+    assert "19 problems cannot be used" in said.splitlines()[0]
     env = HarborEnv(path=str(tmp_path), runs_in="bubblewrap", skip_refused=True)
     assert sorted([*env.tasks("train", 1, 0), *env.tasks("eval", 1, 0)], key=str)[0].family in ("y", "z")
     assert env.size("train") + env.size("eval") == 2
@@ -268,7 +271,8 @@ def test_a_dockerfile_is_followed_where_it_can_be(made: Any) -> None:
     files["environment/Dockerfile"] = (
         "# syntax=docker/dockerfile:1\nFROM python:3.13-slim\nENV A=b C='d e'\nLABEL x=y\nWORKDIR /data/in\n"
         "RUN apt-get update && apt-get install -y --no-install-recommends git \\\n"
-        "    && rm -rf /var/lib/apt/lists/*\nRUN pip install --no-cache-dir pytest==8.4.1\n"
+        "    && rm -rf /var/lib/apt/lists/*\nRUN pip install --no-cache-dir pytest>=8.4\n"
+        'RUN python3 -c "import pytest" 2>/dev/null || pip install pytest==3.2.1\nRUN touch once || touch twice\n'
         'RUN mkdir -p /data/out && touch /data/out/made\nCOPY --chown=a:b sums.py x*.txt ./\nCOPY ["d", "/data/d"]\n'
         'COPY sums.py /data/out\nWORKDIR ../out\nADD $C.txt e.txt\nCMD ["bash"]\n'
     )
@@ -279,7 +283,7 @@ def test_a_dockerfile_is_followed_where_it_can_be(made: Any) -> None:
     env.reset(task)
     seen = env.step(fenced("pwd; echo $A $C; cd /data; find . -type f | sort | xargs; which pytest git")).content
     assert seen.startswith(
-        "/data/out\nb d e\n./d/f ./d/g/h ./in/sums.py ./in/x1.txt ./out/e.txt ./out/made ./out/sums.py"
+        "/data/out\nb d e\n./d/f ./d/g/h ./in/once ./in/sums.py ./in/x1.txt ./out/e.txt ./out/made ./out/sums.py"
     )
     assert "/pytest\n" in seen and "/git\n" in seen
 

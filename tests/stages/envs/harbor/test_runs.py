@@ -16,7 +16,7 @@ def test_a_run_records_solutions_and_that_nothing_was_built(tmp_path: Path) -> N
         files = KINDS[kind]()
         files["task.toml"] = files["task.toml"].replace('difficulty = "easy"', 'split = "train"')
         write(tmp_path / "tasks" / str(number), files)
-    rewards = {}
+    rewards, metrics = {}, {}
     for policy in ("reference", "noop"):
         config = collect.Config(
             env={"name": "harbor", "path": str(tmp_path / "tasks"), "runs_in": "bubblewrap"},
@@ -31,4 +31,12 @@ def test_a_run_records_solutions_and_that_nothing_was_built(tmp_path: Path) -> N
         assert all("not built" in row["image"] and row["sandbox"] == "bubblewrap" for row in rows)
         data = [json.loads(row["data_json"]) for row in run.rows(TASK)]
         assert sorted(one["steps"] for one in data) == [1, 1, 1, 2]
+        metrics[policy] = {row["task_id"]: json.loads(row["metrics_json"] or "null") for row in rows}
     assert rewards == {"reference": [1.0] * 4, "noop": [0.0] * 4}
+    assert metrics["reference"] == {
+        "own/sums-1": None,
+        "own/words-1": {"lines": 1.0, "count": 3.0},
+        "own/report-1": None,
+        "own/ladder-1": {"first/reward": 1.0, "second/reward": 1.0},
+    }
+    assert metrics["noop"]["own/ladder-1"] == {"first/reward": 0.0}, "the second step was not reached"

@@ -1,7 +1,9 @@
 """Task folders of Harbor: what is read, and the sentence with file, line and reason for each that is refused."""
 
 import os
+import re
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -222,3 +224,22 @@ def test_the_line_of_a_key_is_found_in_tables_of_tables() -> None:
     assert line_of(text, ["d", 0, "f", "g"]) == 7
     assert line_of(text, ["b", "none"]) == 2
     assert line_of(text, ["none"]) is None
+
+
+@pytest.mark.slow
+def test_three_thousand_folders_are_read_within_bounds(tmp_path: Path) -> None:
+    for number in range(3000):
+        files = KINDS[list(KINDS)[number % len(KINDS)]](f"task-{number}", f"family-{number % 300}")
+        if number % 100 == 0:
+            files["task.toml"] = '[environment]\ngpus = "many"\n' if number % 200 else "[environment\n"
+        write(tmp_path / f"set{number % 7}" / f"t{number}", files)
+    tracemalloc.start()
+    started = time.process_time()
+    tasks, found = load(str(tmp_path))
+    seconds, (_, most) = time.process_time() - started, tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    print(f"{seconds:.1f} s of CPU, {most / 1e6:.0f} MB at most, {len(tasks)} tasks, {len(found)} refused")
+    assert (len(tasks), len(found)) == (2970, 30) and len({task.name for task in tasks}) == 2970
+    assert all(re.match(r"[^:]+/t\d*0/task\.toml, line \d+: ", one) for one in found)
+    assert sum("no valid TOML" in one for one in found) == sum("environment.gpus" in one for one in found) == 15
+    assert seconds < 240 and most < 400e6

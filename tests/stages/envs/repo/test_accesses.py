@@ -30,6 +30,11 @@ READING = {
     "by_cat": "import subprocess\nsubprocess.run(['cat', 'tests/test_all.py'], capture_output=True)",
     "forked": "import os\npid = os.fork()\nif not pid: os._exit(0)\nos.waitpid(pid, 0)",
     "ctyped": "import ctypes\nctypes.pythonapi.PyEval_GetFrame",
+    "cast": "import ctypes\nctypes.cast(id(1), ctypes.POINTER(ctypes.c_ubyte))[0]",
+    "cast_later": "import sys\nsys.modules['_ctypes'].POINTER",
+    "importing_it": "import multiprocessing.sharedctypes as s\ns.ctypes.c_char_p",
+    "memory": "open('/proc/self/mem', 'rb').close()",
+    "memory_by_descriptor": "import os\nos.close(os.open('mem', os.O_RDONLY, dir_fd=os.open('/proc/self', os.O_RDONLY)))",
     "in_a_string": "exec('import sys\\nsys._getframe()')",
     "under_another_name": "import typing\nexec(compile('import sys\\nsys._getframe()', typing.__file__, 'exec'))",
     "testimony": "import gc\ngc.get_referrers(1)",
@@ -39,13 +44,14 @@ READING = {
     "code_replaced": "import sys\nsys.modules['tests.test_all'].helper.__code__ = (lambda: 1).__code__",
 }
 HONEST = {
-    "namedtuples": "import collections, typing, enum, dataclasses\nP = collections.namedtuple('P', 'x y')\nT = typing.TypeVar('T')\nE = enum.Enum('E', 'a b')\n@dataclasses.dataclass\nclass D:\n    x: int = 0\nD()",
+    "namedtuples": "import collections, typing, enum, dataclasses\nP = collections.namedtuple('P', 'x y', defaults=[1])\nclass N(typing.NamedTuple):\n    x: int = 1\nT = typing.TypeVar('T')\nE = enum.Enum('E', 'a b')\n@dataclasses.dataclass\nclass D:\n    x: int = 0\nD()",
     "logging_": "import logging, warnings, traceback\nlogging.getLogger('x').warning('text')\ntry: 1 / 0\nexcept ZeroDivisionError: logging.exception('text'); traceback.format_exc()",
     "wrapping": "import functools, inspect\ndef d(f):\n    @functools.wraps(f)\n    def w(*a): return f(*a)\n    w.__defaults__ = (1,)\n    return w\n@d\ndef g(x): return x\ninspect.signature(g), inspect.getsource(g), g.__code__, g.__wrapped__.__globals__",
     "classes": "class A: pass\nclass B: pass\nA().__class__ = B\nA.__name__ = 'C'\nA.__module__ = 'x'",
     "strings": "exec('x = 1'), eval('2'), compile('3', '<mine>', 'eval')\nimport ast\nast.parse('x')\nimport json.tool, csv, decimal",
     "files": "import pathlib, tempfile\np = pathlib.Path(tempfile.mkdtemp(), 'test_x.py')\np.write_text('x')\np.read_text(), pathlib.Path(__file__).read_text()",
-    "importing": "import ctypes.util, multiprocessing.sharedctypes",
+    "importing": "import multiprocessing.sharedctypes, uuid",
+    "signatures": "import inspect, sys\nf = sys.modules['tests.test_all'].helper\ninspect.signature(f), inspect.iscoroutinefunction(f)",
     "patching": "import json, functools\njson.dumps = functools.wraps(json.dumps)(lambda *a, f=json.dumps, **k: f(*a, **k))",
 }
 TESTS = """\
@@ -103,6 +109,17 @@ REPLACING = {
     "placed helper in tests/test_all.py": PLACED + "m.helper = lambda: 1",
     "placed TestIt.assertEqual in tests/test_all.py": PLACED + "m.TestIt.assertEqual = lambda *a: None",
 }
+
+
+@pytest.mark.parametrize("code", ["import ctypes", "import _ctypes", "__import__('importlib').import_module('ctypes')"])
+def test_an_import_of_ctypes_is_recorded_and_what_imports_it_for_itself_is_not(tmp_path: Path, code: str) -> None:
+    """Alone, because a second import in the same process raises no event."""
+    _, known, _ = accesses(
+        tmp_path, {"a_library": "import multiprocessing.sharedctypes"} if code == "import ctypes" else {}
+    )
+    assert "a_library" not in known
+    _, known, _ = accesses(tmp_path, {"mine": code})
+    assert "mine" in known
 
 
 def test_each_replacement_is_recorded(tmp_path: Path) -> None:

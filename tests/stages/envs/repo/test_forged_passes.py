@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stages.envs.repo import alterations, questions, trees
-from stages.envs.repo.forged_passes import RerunTree, is_forged
+from stages.envs.repo.forged_passes import AnswerSheet, RerunTree, answer_sheet, is_forged, second_run
 from stages.envs.repo.grading import TestLists, TestOutcomes
 from stages.envs.repo.rewritten_tests import TestFiles, TestLocation, function_name
 
@@ -111,6 +111,46 @@ def test_what_is_asked_is_what_no_code_under_test_has_a_part_in(body: str, asked
     assert (made and dict(made.leaks)) == asked
 
 
+@pytest.mark.parametrize(
+    ("body", "steady"),
+    [
+        ("x = f()\n    assert f() == 'abc'", True),
+        ("for n in [1, 2]:\n        assert f(n) == 'abc'", True),
+        ("for n in g():\n        assert f(1) == 'abc'", False),
+        ("if g():\n        return\n    assert f() == 'abc'", False),
+        ("with g():\n        assert f() == 'abc'", False),
+    ],
+)
+def test_questions_are_steady_where_no_code_under_test_decides_whether_they_are_reached(
+    body: str, steady: bool
+) -> None:
+    module = ast.parse(f"from code import f, g\ndef test_it():\n    {body}")
+    function = module.body[1]
+    assert isinstance(function, ast.FunctionDef)
+    made = questions.questions(module, function)
+    assert made is not None and made.steady is steady
+
+
+@pytest.mark.parametrize(
+    ("body", "alone"),
+    [
+        ("assert f() == 'abc'", True),
+        ("def inner(x):\n        return x\n    assert f(inner(1)) == 'abc'", True),
+        ("assert f() == 'abc'\n    helper()", False),
+        ("assert f() == 'abc'\n    through()", False),
+        ("assert f() == 'abc'\n    with raises(ValueError):\n        f(1)", False),
+        ("assert f() == 'abc' or g()\n    assert f() == 'abc'", False),
+    ],
+)
+def test_questions_are_alone_where_nothing_else_may_assert(body: str, alone: bool) -> None:
+    text = "def helper():\n    assert f()\ndef through():\n    helper()\ndef test_it():\n    " + body
+    module = ast.parse(text)
+    function = module.body[2]
+    assert isinstance(function, ast.FunctionDef)
+    made = questions.questions(module, function)
+    assert made is not None and made.alone is alone
+
+
 def test_names_that_a_star_may_bind_are_not_built_in() -> None:
     module = ast.parse("from code import *\ndef test_it():\n    assert f() == len('abc')")
     assert isinstance(module.body[1], ast.FunctionDef)
@@ -172,10 +212,12 @@ Behaviour = Callable[[str, ast.AST], tuple[str, Any]]
 _tasks = count()
 
 
-def right(name: str, node: ast.AST) -> tuple[str, Any]:
-    """The fixed code, run by Python itself."""
+def executed(fixed: bool, name: str, node: ast.AST) -> tuple[str, Any]:
+    """The outcome of a version that Python itself runs, with the fixed code or with code that is missing."""
 
     def f(value: Any) -> str:
+        if not fixed:
+            raise NotImplementedError
         if value is None:
             raise ValueError("no")
         return "a-b"
@@ -190,25 +232,32 @@ def right(name: str, node: ast.AST) -> tuple[str, Any]:
     return "passed", answers
 
 
+def right(name: str, node: ast.AST) -> tuple[str, Any]:
+    """The fixed code."""
+    return executed(True, name, node)
+
+
 def by(candidate: Behaviour, reference: Behaviour = right, asks: bool = True, **more: Any) -> bool:
     """Whether a candidate is called forged that behaves so."""
 
     def rerun(files: trees.Changes, selected: Sequence[str], tree: RerunTree) -> TestOutcomes:
-        wrong: Behaviour = lambda name, node: ("failed", [])  # noqa: E731
-        behaviour = {"solution": candidate, "reference": reference, "delivered": wrong}[tree]
+        missing: Behaviour = lambda name, node: executed(False, name, node)  # noqa: E731
+        behaviour = {"solution": candidate, "reference": reference, "delivered": missing}[tree]
         nodes, answers = {}, []
         for one, node in TestFiles(files).functions.items():
             if one.named(one.name) in selected:
                 outcome, values = behaviour(one.name, node)
                 nodes[one.named(one.name)] = outcome
                 texts = [json.dumps(value) for value in values]
-                half = len(texts) // 2 if "_composer_ask(0, 1, f(1), " in ast.unparse(node) else len(texts)
                 if texts:
-                    answers.append([one.named(one.name), 0, texts[:half], texts[half:]])
+                    answers.append([one.named(one.name), 0, texts[:1], texts[1:]])  # one question each
         return TestOutcomes(nodes, False, "", False, (), nodes, answers, more.get("seen", frozenset()))
 
-    options = {"changed": ("code.py",), "accesses": frozenset()} | {k: v for k, v in more.items() if k != "seen"}
-    return is_forged(FILES, LISTS, ALL, rerun, task=next(_tasks), reference=True, asks=asks, **options)
+    options: dict[str, Any] = {"changed": ("code.py",), "visible": {}, "accesses": frozenset()} | {
+        k: v for k, v in more.items() if k != "seen"
+    }
+    visible, lists, solved = options.pop("visible"), options.pop("lists", LISTS), options.pop("solved", True)
+    return is_forged(FILES, lists, ALL, rerun, task=next(_tasks), reference=solved, asks=asks, seen=visible, **options)
 
 
 def test_the_honest_is_believed() -> None:
@@ -227,6 +276,21 @@ FORGERS: dict[str, Behaviour] = {
 @pytest.mark.parametrize("who", FORGERS)
 def test_who_contradicts_himself_is_not_believed(who: str) -> None:
     assert by(FORGERS[who]) and by(FORGERS[who], asks=False)
+
+
+def test_answers_count_without_a_solution_where_the_delivered_code_raises_before_it_is_asked() -> None:
+    """What is expected is known from the tests alone; the copies alone are passed by who knows them."""
+    knows_the_copies: Behaviour = lambda name, node: (right(name, node)[0], ["x"] * bool(right(name, node)[1]))  # noqa: E731
+    assert not by(right, solved=False) and by(knows_the_copies, solved=False)
+
+
+@pytest.mark.parametrize("reference", [True, False])
+def test_a_function_is_not_asked_where_the_run_that_tells_what_is_expected_ends_before(reference: bool) -> None:
+    tests = TestFiles(
+        {"t.py": trees.TreeFile(b"from code import f\ndef test_it():\n    x = f(1)\n    assert x == 'abc'\n")}
+    )
+    rerun = lambda *of: TestOutcomes({}, False, "", nodes={"t.py::test_it": "failed"})  # noqa: E731
+    assert not answer_sheet(tests, TestLists(("t.py::test_it",), ()), rerun, reference=reference).asked
 
 
 def test_a_right_outcome_with_a_wrong_answer_is_forged() -> None:
@@ -275,4 +339,44 @@ def test_a_process_of_changed_code_counts_unless_the_repository_starts_processes
     fork = frozenset({("os.fork", "code.py")})
     assert by(right, accesses=fork)
     assert not by(right, accesses=fork, seen=frozenset({("os.fork", "other.py")}))
-    assert by(right, accesses=GC, seen=frozenset({("gc.get_objects", "other.py")})), "a search counts by its file"
+    assert not by(right, accesses=GC, seen=frozenset({("gc.get_objects", "other.py")})), "it could be any of its files"
+    assert by(right, accesses=GC, seen=frozenset({("gc.get_objects", "tests/t.py")})), (
+        "what its tests do is another thing"
+    )
+
+
+FRAME, CTYPES = (frozenset({(what, "code.py")}) for what in ("sys._getframe", "ctypes.dlopen"))
+
+
+def test_frames_and_ctypes_count_only_where_they_could_help() -> None:
+    """test_raises has altered copies, test_plain is decided by its answers."""
+    other = {"t.py": trees.TreeFile(SOURCE.replace('match="no"', 'match="n"').encode())}
+    assert not by(right, accesses=FRAME | CTYPES), "no test was seen"
+    assert not by(right, accesses=FRAME | CTYPES, visible=other), "test_raises was another one"
+    assert by(right, accesses=CTYPES, visible=FILES), "test_raises was seen: its text tells it from its copies"
+    assert not by(right, accesses=FRAME, visible=FILES), "its values do not"
+    assert by(right, accesses=CTYPES, visible=other, asks=False), "test_plain was seen, and is not asked"
+    assert by(right, accesses=FRAME | GC), "a search always counts"
+    unlocated = TestLists((*LISTS.fail_to_pass, "t.py::test_each"), ())
+    assert by(right, accesses=FRAME, lists=unlocated), "a generator has no copies"
+
+
+def test_what_a_function_asserts_besides_its_questions_is_altered() -> None:
+    """Right answers prove a part of the fix: who forges the exception of the same test passes its altered copies."""
+    name = "test_both"
+    text = (
+        SOURCE + f"\n\ndef {name}():\n    assert f(1) == 'a-b'\n    with pytest.raises(ValueError):\n        f(None)\n"
+    )
+    tests = TestFiles({"t.py": trees.TreeFile(text.encode())})
+    made = questions.questions(tests.modules["t.py"], tests.functions[named(name)])
+    assert made is not None and not made.alone
+    plain = questions.questions(tests.modules["t.py"], tests.functions[named("test_plain")])
+    assert plain is not None and plain.alone
+    one = named(name)
+    sheet = AnswerSheet({one: made}, {one: []}, {one: frozenset(made.leaks)}, frozenset({one}), frozenset())
+    lists = TestLists((one.named(name),), ())
+    run = second_run(tests, lists, {one.named(name): "passed"}, sheet)
+    assert run.copied == {one} and len(run.altered) >= 5
+    written = TestFiles(run.files)
+    texts = [ast.unparse(node) for node in written.functions.values() if node.name.startswith(name)]
+    assert len(texts) == len(run.selected) and all("a-b" not in text for text in texts), texts
