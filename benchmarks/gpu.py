@@ -423,8 +423,8 @@ def memory(asked: Asked) -> list[Any]:
     return claims
 
 
-def predicted(asked: Asked, size: str) -> float:
-    """Return the bytes that a step is predicted to take."""
+def predicted(asked: Asked, size: str, *, teacher: bool = False) -> float:
+    """Return the bytes that a step is predicted to take. teacher: whether one of the same size is held besides."""
     from real_shape import shape
 
     from stages import train as stage
@@ -439,7 +439,9 @@ def predicted(asked: Asked, size: str) -> float:
         )
         # A plan allows for PROMPT_TOKENS before the episode; the rows have exactly these.
         episode = asked.prompt + asked.answer - plan.PROMPT_TOKENS
-        return plan.estimate_memory(replace(plan.resolve(size_of, 1), episode=episode)).total
+        resolved = replace(plan.resolve(size_of, 1), episode=episode)
+        held = resolved.shape.parameters * resolved.shape.bytes if teacher and resolved.shape else 0
+        return plan.estimate_memory(replace(resolved, teacher_bytes=held)).total
 
 
 def _predicted(what: str, sum_: float, most: int) -> list[Any]:

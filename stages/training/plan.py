@@ -2,7 +2,8 @@
 
 What the settings leave open is chosen by the size of the model, which is read from config.json alone. A model below
 `SMALL` parameters, such as those that environments bring along, is trained whole in one pass. For others these are the
-usual choices: LoRA at ten times the rate that TRL takes for whole models, one group a pass, activations recomputed.
+usual choices: LoRA at ten times the rate that TRL takes for whole models, activations recomputed, and one group a pass,
+or as much of it as `PASS_TOKENS` hold.
 
 `estimate_memory` gives the memory that a plan takes before anything is loaded, and `check_memory` refuses what does not
 fit. Activations follow Korthikanti et al. 2022 (arXiv 2205.05198) in counting what each layer keeps for its backward
@@ -36,6 +37,8 @@ RANK = 16
 
 PROMPT_TOKENS = 1024
 """Assumed length of a prompt, which is known only when it is played."""
+PASS_TOKENS = 32_768
+"""Tokens of a pass that is not given: with LoRA and activations recomputed, an 8 B model then takes 36 GiB."""
 KEPT = 1.65
 """Numbers that a layer keeps for each number that goes into or comes out of its Linears."""
 REDUCED = 4
@@ -157,8 +160,9 @@ class TrainPlan:
         trained = f"LoRA of rank {rank}" if rank else "all weights"
         known = f"of {self.shape.parameters / 1e9:.2g} B parameters" if self.shape else "whose size is not known yet"
         again = "activations recomputed" if size.gradient_checkpointing else "activations kept"
+        rows = f"{size.micro_batch} rollout{'s' * (size.micro_batch != 1)} a pass"
         choices = (
-            f"{trained} at learning rate {size.learning_rate:g}, {size.micro_batch} rollouts a pass, {again} "
+            f"{trained} at learning rate {size.learning_rate:g}, {rows}, {again} "
             f"(what you left open is chosen for a model {known})"
         )
         return (choices,) if self.shape is None else (choices, f"about {estimate_memory(self)} of memory")
@@ -193,7 +197,7 @@ def resolve(config: Config, processes: int, inputs: Container[str] = ()) -> Trai
     plan = TrainPlan(config, shape, small, episode, processes, teacher_bytes, "direction" in inputs).changed(
         optimisation={
             "learning_rate": rate if size.learning_rate is None else size.learning_rate,
-            "micro_batch": size.micro_batch or (rollouts if small else size.generations),
+            "micro_batch": size.micro_batch or (rollouts if small else _rows_a_pass(size.generations, episode)),
             "gradient_checkpointing": not small if size.gradient_checkpointing is None else size.gradient_checkpointing,
         },
         adapter={"rank": rank},
@@ -205,6 +209,12 @@ def resolve(config: Config, processes: int, inputs: Container[str] = ()) -> Trai
             "Set adapter.dora=false."
         )
     return plan
+
+
+def _rows_a_pass(generations: int, episode: int) -> int:
+    """Return the most rollouts of a group, a divisor of its size, whose longest episodes make up a pass."""
+    fitting = max(1, PASS_TOKENS // (PROMPT_TOKENS + episode))
+    return max(n for n in range(1, generations + 1) if generations % n == 0 and (n == 1 or n <= fitting))
 
 
 def check_pairs(config: Config, inputs: Container[str]) -> None:
@@ -335,11 +345,15 @@ def estimate_memory(plan: TrainPlan) -> MemoryEstimate:
     if size.gradient_checkpointing:
         # The input of every layer, and all of one layer at a time while it is recomputed.
         kept = shape.bytes * shape.layers * shape.hidden + kept / shape.layers
+    # On its way back, besides: the gradients of a layer's output and of its input.
+    kept += 2 * shape.bytes * shape.hidden
     tokens = (size.micro_batch or 1) * length
     # One tile of logits, whatever the tokens. On a GPU Triton's kernel writes the gradient over it; elsewhere it goes
     # through float32 logits and their gradients.
     number = shape.bytes if plan.device.startswith("cuda") else 8
     tile = number * min(tokens, TOKEN_CHUNK) * min(shape.vocabulary, VOCABULARY_CHUNK)
+    if plan.teacher_bytes:  # the last hidden states of the teacher and of the student, of all rollouts at once
+        kept += 2 * shape.bytes * shape.hidden
     training = tokens * kept + tile
     generation = _generation(plan, shape, length)
     # Rollouts are generated before the step is trained on, so the larger of the two counts.

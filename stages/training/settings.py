@@ -108,7 +108,8 @@ class Optimisation(Settings):
     loss_type: str = "dapo"
     """TRL's form of the GRPO loss."""
     micro_batch: int | None = None
-    """Rollouts in one forward and backward pass; None takes all of a step for a small model, else one group."""
+    """Rollouts in one forward and backward pass; None takes all of a step for a small model, else one group,
+    or a part of it where its longest episodes would have more than 32,768 tokens."""
     max_tokens_per_micro_batch: int | None = Field(None, gt=0)
     """Cut micro-batches further, by length: at most so many tokens, padding included, in one forward and backward
     pass. A row longer than that goes by itself, so that it decides the memory of no other. None does not cut."""

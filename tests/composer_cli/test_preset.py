@@ -7,8 +7,9 @@ from stages.errors import UsageError
 from stages.runs.stage import load_stage
 
 FOLDER = Path(__file__).parents[2] / "examples"
-TABLE = FOLDER / "teachers.toml"
-EXAMPLES = sorted(set(FOLDER.glob("*.toml")) - {TABLE})
+NO_PRESETS = {FOLDER / "teachers.toml", FOLDER / "eight-gpus.toml"}
+"""A table of teachers, and the settings of one training."""
+EXAMPLES = sorted(set(FOLDER.glob("*.toml")) - NO_PRESETS)
 
 
 @pytest.mark.parametrize("name", [*settings.preset_names(), *map(str, EXAMPLES)])

@@ -88,7 +88,15 @@ def step(
         made.train()
         del made
         gc.collect()
-    return found[-1]
+    return {**found[-1], "predicted": predicted(name, size, layers, group, prompt, answer)}
+
+
+def predicted(name: str, size: str, layers: int | None, group: int, prompt: int, answer: int) -> float:
+    """The bytes that the estimator gives for such a step on a GPU, those of a teacher beside the model among them."""
+    import gpu
+
+    asked = gpu.Asked("cuda", (size,), layers, rounds=1, rows=group, prompt=prompt, answer=answer)
+    return gpu.predicted(asked, size, teacher="taid" in real_shape.SIDES.get(name, ()))
 
 
 def script(size: str = "0.6B", layers: int = 1) -> dict[str, Any]:

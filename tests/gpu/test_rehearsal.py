@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.gpu_shapes import CASES
+
 HERE = Path(__file__).parent
 ALLOWED = {
     "nonzero at stages/losses/reduction.py:token_sum": "once a loss: tokens of weight 0 are not computed",
@@ -114,3 +116,11 @@ def test_the_script_for_a_gpu_runs_on_the_rehearsed_one() -> None:
     assert found["steps"] == {"TRL": [1, 5], "ours": [1, 5]}
     assert len(found["claims"]) == 1 and "gradients of 2 rows" in found["claims"][0]
     assert found["launches"] > 1000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_the_estimate_is_at_most_15_percent_above_the_tracked_peak(name: str) -> None:
+    _, call = CASES[name]
+    found = rehearse(call)[call]
+    assert 1.0 <= found["predicted"] / found["peak"] <= 1.15

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.models import tiny_model
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen2Config, Qwen3Config, Qwen3ForCausalLM
 
 from composer_cli import settings
 from stages import train
@@ -110,6 +110,21 @@ def test_defaults_fit_eight_billion_on_one_accelerator_and_full_training_does_no
         plan.check_memory(full, Room(8 * GIB))
 
 
+@pytest.mark.parametrize(("generations", "max_tokens", "rows"), [(8, 64, 8), (8, 752, 4), (6, 752, 3), (8, 4096, 1)])
+def test_long_rollouts_share_a_pass_with_fewer_others(
+    eight: Path, generations: int, max_tokens: int, rows: int
+) -> None:
+    policy = {"model": str(eight), "max_tokens": max_tokens, "device": "cuda"}
+    found = resolve(train.Config(policy=policy, optimisation={"generations": generations}), 1)
+    assert found.config.optimisation.micro_batch == rows
+
+
+def test_a_model_without_a_limit_of_answers_is_trained_on_its_whole_context_in_80_gb(eight: Path) -> None:
+    found = resolve(train.Config(policy={"model": str(eight), "device": "cuda"}), 1)
+    assert found.episode == 32_768, "the context of EIGHT"
+    plan.check_memory(found, Room(int(SMALLEST * GIB)))
+
+
 def test_a_training_that_cannot_fit_is_refused_before_loading(tmp_path: Path) -> None:
     """The folder has no weights at all, so that loading would say something else."""
     changes = {"hidden_size": 16384, "intermediate_size": 65536, "num_hidden_layers": 200}
@@ -123,7 +138,7 @@ def test_a_training_that_cannot_fit_is_refused_before_loading(tmp_path: Path) ->
 
 def test_the_plan_says_what_was_chosen_and_why(eight: Path) -> None:
     chosen, needed = train.plan(Inputs(), train.Config(policy={"model": str(eight)})).notes
-    assert "LoRA of rank 16 at learning rate 1e-05, 8 rollouts a pass, activations recomputed" in chosen
+    assert "LoRA of rank 16 at learning rate 1e-05, 1 rollout a pass, activations recomputed" in chosen
     assert "8.2 B parameters" in chosen and "GiB (weights 15.4" in needed
     assert train.plan(Inputs(), train.Config()).notes == ()
 
@@ -262,11 +277,12 @@ SMALLEST = 79.1
 """GiB of a GPU that is sold with 80 GB: 79.2 of an A100, 79.1 of an H100, as torch reports them."""
 
 
-def test_the_example_for_80_gb_fits_with_room_to_spare(eight: Path) -> None:
-    preset = settings.load_preset("examples/real-model.toml")
+@pytest.mark.parametrize(("preset", "entry"), [("real-model", "train"), ("three-arms", "B-4")])
+def test_an_example_for_80_gb_fits_with_room_to_spare(eight: Path, preset: str, entry: str) -> None:
+    preset = settings.load_preset(f"examples/{preset}.toml")
     layers = settings.for_every_entry(preset, "policy.model", str(eight), prefix="vllm:")
-    config = settings.configure_preset(preset, [*layers, {"train": {"policy": {"device": "cuda"}}}])["train"]
-    resolved = resolve(config, 1)
+    config = settings.configure_preset(preset, [*layers, {entry: {"policy": {"device": "cuda"}}}])[entry]
+    resolved = resolve(config, 1, ["pairs"] if entry == "B-4" else [])
     whole = int(SMALLEST * GIB)
     found = plan.room(resolved, gpu_memory=lambda device: (whole, whole))
     plan.check_memory(resolved, found)
@@ -302,3 +318,46 @@ def test_a_direction_of_eight_billion_weights_fits_an_adapters_training(eight: P
     assert v.direction == 2 * area + v.gradients and random.direction == 4 * area + random.gradients
     assert whole.direction == (2 + 4) * area
     assert plan.estimate_memory(planned(eight)).direction == 0
+
+
+QWEN2 = {"7 B": (3584, 18944, 28, 28, 4), "14 B": (5120, 13824, 48, 40, 8), "32 B": (5120, 27648, 64, 40, 8)}
+"""Hidden, intermediate, layers, heads and key-value heads of Qwen2.5, by their cards."""
+
+
+def test_the_table_of_several_processes_is_the_estimate(tmp_path: Path) -> None:
+    def gib(episode: int, rank: int, processes: int = 1, **settings: Any) -> int:
+        size = {"prompts_per_step": processes, "generations": 8, "micro_batch": 1, "gradient_checkpointing": True}
+        policy = {"model": str(tmp_path), "device": "cuda"}
+        config = train.Config(policy=policy, optimisation=size, adapter={"rank": rank}, **settings)
+        found = replace(resolve(config, processes, ["pairs"] if "weights" in settings else []), episode=episode)
+        return round(plan.estimate_memory(found).total / GIB)
+
+    rows = []
+    for name, (hidden, intermediate, layers, heads, kv) in QWEN2.items():
+        Qwen2Config(
+            vocab_size=152_064,
+            hidden_size=hidden,
+            intermediate_size=intermediate,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=kv,
+            tie_word_embeddings=False,
+            dtype="bfloat16",
+            architectures=["Qwen2ForCausalLM"],
+        ).save_pretrained(tmp_path)
+        shared: dict[str, Any] = {"distribution": {"sharding": "fsdp2"}}
+        cells = [gib(3072, 16), gib(9216, 16), gib(3072, 0)]
+        pairs = [(gib(3072, 0, n, **shared), gib(3072, 0, n, weights={"dpo": 1.0}, **shared)) for n in (8, 16, 32)]
+        rows.append(f"| {' | '.join([name, *map(str, cells), *(f'{alone} ({more})' for alone, more in pairs)])} |")
+    page = (Path(__file__).parents[3] / "docs" / "recipes" / "processes.md").read_text()
+    assert [row for row in rows if row not in page] == []
+
+
+def test_the_example_for_eight_gpus_fits_in_every_process(tmp_path: Path) -> None:
+    changes = {"hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 40, "num_attention_heads": 40}
+    Qwen3Config(**{**EIGHT.to_dict(), **changes, "layer_types": None}).save_pretrained(tmp_path)
+    table = settings.read_file(Path("examples/eight-gpus.toml"))
+    policy = {**table["policy"], "model": f"vllm:{tmp_path}", "device": "cuda"}
+    resolved = resolve(train.Config(**{**table, "policy": policy}), 6)
+    taken = plan.estimate_memory(resolved).total / GIB
+    assert round(taken) == 61 and taken <= 0.95 * SMALLEST

@@ -1,0 +1,70 @@
+"""Training steps and the probe at Qwen3's shapes on a rehearsed GPU: predicted beside tracked memory, and launches.
+
+    python benchmarks/gpu_shapes.py [CASE ...]
+
+The GPU is that of tests/gpu/rehearsal.py: tensors have shapes and no numbers, and every operation is counted. Steps
+are LoRA of rank 16 in bfloat16 with activations recomputed. A case takes one to three minutes of a core; without names
+all are run. tests/gpu/test_rehearsal.py holds the ratios to the same bounds.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+SCENARIOS = Path(__file__).parents[1] / "tests" / "gpu" / "scenarios.py"
+LONG = "prompt=1024, answer=2048"
+CASES = {
+    "GRPO 0.6B": ("Qwen3-0.6B, GRPO step of 8 x (128 + 512) tokens", 'step("ours", "0.6B", None)'),
+    "GRPO 0.6B, long": ("Qwen3-0.6B, GRPO step of 8 x (1,024 + 2,048) tokens", f'step("ours", "0.6B", None, {LONG})'),
+    "GRPO 4B": ("Qwen3-4B, GRPO step of 8 x (128 + 512) tokens", 'step("ours", "4B", None)'),
+    "GRPO 8B": ("Qwen3-8B, GRPO step of 8 x (128 + 512) tokens", 'step("ours", "8B", None)'),
+    "GRPO 8B, long": ("Qwen3-8B, GRPO step of 8 x (1,024 + 2,048) tokens", f'step("ours", "8B", None, {LONG})'),
+    "GRPO 14B": ("Qwen3-14B, GRPO step of 8 x (128 + 512) tokens", 'step("ours", "14B", None)'),
+    "all 8B": ("Qwen3-8B, step of all channels with a teacher of 8B", 'step("all", "8B", None)'),
+    "probe 0.6B": ("Qwen3-0.6B, gradients of 4 x 256 tokens", 'probe("lora", "0.6B", None)'),
+    "probe 4B": ("Qwen3-4B, gradients of 4 x 256 tokens", 'probe("lora", "4B", None)'),
+    "probe 8B": ("Qwen3-8B, gradients of 4 x 2,048 tokens", 'probe("lora", "8B", None, tokens=2048)'),
+    "probe 14B": ("Qwen3-14B, gradients of 4 x 256 tokens", 'probe("lora", "14B", None)'),
+}
+"""What is rehearsed, and the call of scenarios.py."""
+TRLS = 'step("TRL", "8B", None)'
+
+
+def rehearse(call: str) -> dict[str, Any]:
+    """Return what a scenario asked of the device, found in a process of its own."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, str(SCENARIOS), call]
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, env=environment)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])[call]
+    return found
+
+
+def main() -> None:
+    import records
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", choices=[*CASES, []], metavar="CASE", help=", ".join(CASES))
+    for name in parser.parse_args().names or CASES:
+        what, call = CASES[name]
+        found = rehearse(call)
+        gib = found["peak"] / 2**30
+        ratio = found["predicted"] / found["peak"]
+        print(f"{what}: {gib:.2f} GiB tracked, {ratio:.3f} of it predicted, {found['launches']:,} launches", flush=True)
+        claims = [
+            records.measured(f"{what}: tracked peak memory", gib, n=1, unit="GiB"),
+            records.measured(f"{what}: predicted beside tracked memory, at least", ratio, n=1, goal=">= 1"),
+            records.measured(f"{what}: predicted beside tracked memory, at most", ratio, n=1, goal="<= 1.15"),
+            records.measured(f"{what}: launches", found["launches"], n=1),
+        ]
+        if name == "GRPO 8B":
+            beside = found["launches"] / rehearse(TRLS)["launches"]
+            claims.append(records.measured(f"{what}: launches beside TRL's step", beside, n=1, goal="<= 1.5"))
+        records.write(__file__, claims)
+
+
+if __name__ == "__main__":
+    main()
