@@ -34,7 +34,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "benchmarks")]
@@ -144,9 +143,16 @@ def both(asked: Asked, do: Callable[[Any, str], dict[str, Any]]) -> tuple[dict[s
 
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
-    with sized(replace(asked, rows=4, prompt=48, answer=96), "float32"):
-        ours, reference = (do(new_model(0, None, "tiny", device), device) for device in (asked.device, "cpu"))
+    models = ((new_model(0, None, "tiny", device, "float32"), device) for device in (asked.device, "cpu"))
+    ours, reference = (do(model, device) for model, device in models)
     return ours, reference
+
+
+def _few() -> Any:
+    """Return the rows on which devices are compared."""
+    from real_shape import Rows
+
+    return Rows(group=4, prompt=48, answer=96)
 
 
 def losses(model: Any, device: str) -> dict[str, Any]:
@@ -160,10 +166,10 @@ def losses(model: Any, device: str) -> dict[str, Any]:
     from stages.training.step import Channels
 
     names = real_shape.SIDES["all"]
-    rows = real_shape.channel_rows(names)
+    rows = real_shape.channel_rows(names, _few())
     source = PairSource(list(rows.pairs), per_step=len(rows.pairs), seed=0)
     source.cache_reference(model.eval())
-    teacher = real_shape.new_model(1, None, "tiny", device).eval().requires_grad_(False)
+    teacher = real_shape.new_model(1, None, "tiny", device, "float32").eval().requires_grad_(False)
     weights = Weights(**dict.fromkeys(names, 1.0))
     pairs = Pairs(per_step=len(rows.pairs))
     channels = Channels(weights, pairs, Hints(), source=source, teacher=teacher, temperature=1.0, num_steps=2)
@@ -188,7 +194,7 @@ def step(model: Any, device: str) -> dict[str, Any]:
         model.set_attn_implementation("eager")
         separate = token_log_probs(model, score(model, trees))
     with tempfile.TemporaryDirectory() as folder:
-        trainer = real_shape.trainer("all", folder, 1, None, None, "tiny", device)
+        trainer = real_shape.trainer("all", folder, 1, None, None, "tiny", device, rows=_few(), dtype="float32")
         trained = [p for p in trainer.model.parameters() if p.requires_grad]
         torch.manual_seed(1)
         for p in trained:  # an adapter begins at 0, where most gradients are 0, too; drawn on the CPU
@@ -271,17 +277,6 @@ def matmul_rate(asked: Asked) -> float:
     return float(2 * side**3 / statistics.median(timed(asked, lambda: one @ one)))
 
 
-@contextmanager
-def sized(asked: Asked, dtype: str = "bfloat16") -> Iterator[None]:
-    """Give benchmarks/real_shape.py's rows these sizes, and its weights this type."""
-    import real_shape
-
-    sizes = {"GROUP": asked.rows, "PROMPT": asked.prompt, "ANSWER": asked.answer, "DTYPE": dtype}
-    sizes["TURN"] = min(real_shape.TURN, asked.answer)
-    with mock.patch.multiple(real_shape, **sizes):
-        yield
-
-
 def train(asked: Asked, size: str, name: str) -> tuple[list[float], int, list[str]]:
     """Return the seconds of each step, the peak memory, and the five slowest operations of the last step."""
     import real_shape
@@ -308,8 +303,9 @@ def train(asked: Asked, size: str, name: str) -> tuple[list[float], int, list[st
                 self.profile.__exit__(None, None, None)
                 slowest.extend(_slowest(self.profile.key_averages(), on_gpu))
 
-    with fresh(asked), sized(asked), tempfile.TemporaryDirectory() as folder:
-        trainer = real_shape.trainer(name, folder, asked.rounds + 3, asked.layers, None, size, asked.device)
+    rows = real_shape.Rows(asked.rows, asked.prompt, asked.answer, turn=min(64, asked.answer))
+    with fresh(asked), tempfile.TemporaryDirectory() as folder:
+        trainer = real_shape.trainer(name, folder, asked.rounds + 3, asked.layers, None, size, asked.device, rows=rows)
         trainer.add_callback(Clock())
         trainer.train()
         most = peak(asked)

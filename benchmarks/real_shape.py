@@ -19,14 +19,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
 import records
 
-GROUP, PROMPT, ANSWER, TURN, PAIRS, HINT = 8, 128, 512, 64, 4, 32
-DTYPE = "bfloat16"
+PAIRS, HINT = 4, 32
 ALONE = {"TRL": (), "ours": ()}
 WITH = {
     "pairs": ("dpo", "simpo", "sft"),
@@ -42,6 +42,19 @@ WHAT = {
     "all": "GRPO, all six channels and a teacher",
 }
 MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rollouts of a step. group: how many; prompt, answer, turn (a hinted one, or a side of a pair): tokens."""
+
+    group: int = 8
+    prompt: int = 128
+    answer: int = 512
+    turn: int = 64
+
+
+ROWS = Rows()
 THRESHOLD = os.environ.get("MALLOC_MMAP_THRESHOLD_")
 """Of glibc: the size from which a block is mapped by itself; a training sets it (stages/backends/resources.py)."""
 
@@ -80,7 +93,7 @@ def shape(size: str, layers: int | None = None) -> Any:
     )
 
 
-def new_model(seed: int, layers: int | None, size: str = "0.6B", device: str = "cpu") -> Any:
+def new_model(seed: int, layers: int | None, size: str = "0.6B", device: str = "cpu", dtype: str = "bfloat16") -> Any:
     """Random weights of the true shape on a device; 0.6B has 596 million parameters in 28 layers.
 
     Those of `tiny` are equal on all devices: they are drawn on the CPU.
@@ -90,7 +103,7 @@ def new_model(seed: int, layers: int | None, size: str = "0.6B", device: str = "
 
     torch.manual_seed(seed)
     before = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, DTYPE))
+    torch.set_default_dtype(getattr(torch, dtype))
     try:
         with torch.device("cpu" if size == "tiny" else device):
             return Qwen3ForCausalLM(shape(size, layers)).to(device)
@@ -105,29 +118,30 @@ def ids(count: int, seed: int) -> list[int]:
     return torch.randint(3, 250, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def rollouts() -> dict[str, list[Any]]:
+def rollouts(rows: Rows) -> dict[str, list[Any]]:
     """One group, in the form that TRL wants of a rollout function."""
     return {
-        "prompt_ids": [ids(PROMPT, 0)] * GROUP,
-        "completion_ids": [ids(ANSWER, 1 + i) for i in range(GROUP)],
-        "logprobs": [[-12.0] * ANSWER] * GROUP,
-        "env_mask": [[1] * ANSWER] * GROUP,
-        "environment_reward": [float(i % 2) for i in range(GROUP)],
+        "prompt_ids": [ids(rows.prompt, 0)] * rows.group,
+        "completion_ids": [ids(rows.answer, 1 + i) for i in range(rows.group)],
+        "logprobs": [[-12.0] * rows.answer] * rows.group,
+        "env_mask": [[1] * rows.answer] * rows.group,
+        "environment_reward": [float(i % 2) for i in range(rows.group)],
     }
 
 
 class Given:
     """In the place of `stages.training.rollouts.Rollouts`: nothing is sampled."""
 
-    def __init__(self) -> None:
+    def __init__(self, rows: Rows) -> None:
         self.latest: list[Any] = []
+        self._rows = rows
 
     def play(self, rows: Any, policy: Any, step: int) -> dict[str, list[Any]]:
         """The same rollouts at every step."""
-        return rollouts()
+        return rollouts(self._rows)
 
 
-def channel_rows(names: tuple[str, ...]) -> Any:
+def channel_rows(names: tuple[str, ...], rows: Rows = ROWS) -> Any:
     """The rows of the channels; those that no channel uses are left out."""
     from stages.training.channels import CHANNELS
     from stages.training.data import OwnEpisode, TokenPair
@@ -137,15 +151,16 @@ def channel_rows(names: tuple[str, ...]) -> Any:
 
     used = {CHANNELS[name].row_source for name in names}
     pairs = [
-        TokenPair(str(i), Tree(ids(PROMPT, 100 + i), (ids(TURN, 200 + i), ids(TURN, 300 + i)))) for i in range(PAIRS)
+        TokenPair(str(i), Tree(ids(rows.prompt, 100 + i), (ids(rows.turn, 200 + i), ids(rows.turn, 300 + i))))
+        for i in range(PAIRS)
     ]
-    given, hint = rollouts(), ids(HINT, 2)
+    given, hint = rollouts(rows), ids(HINT, 2)
     sampled = list(zip(given["prompt_ids"], given["completion_ids"], strict=True))
     hinted = [
-        HintedTurn(Tree(prompt, (answer[:TURN],)), Tree([*prompt, *hint], (answer[:TURN],)))
+        HintedTurn(Tree(prompt, (answer[: rows.turn],)), Tree([*prompt, *hint], (answer[: rows.turn],)))
         for prompt, answer in sampled
     ]
-    own = [OwnEpisode(Tree(prompt, (answer,)), [1] * ANSWER, [-12.0] * ANSWER) for prompt, answer in sampled]
+    own = [OwnEpisode(Tree(prompt, (answer,)), [1] * rows.answer, [-12.0] * rows.answer) for prompt, answer in sampled]
     return ChannelBatch(
         pairs if "pairs" in used else [], hinted if "hinted" in used else [], own if "episodes" in used else []
     )
@@ -159,8 +174,12 @@ def trainer(
     budget: int | None,
     size: str = "0.6B",
     device: str = "cpu",
+    *,
+    rows: Rows = ROWS,
+    dtype: str = "bfloat16",
+    channels: tuple[str, ...] | None = None,
 ) -> Any:
-    """TRL's trainer, or ours with the channels of this name, on the same arguments."""
+    """TRL's trainer, or ours with the channels of this name (or with others), on the same arguments."""
     from datasets import Dataset
     from support.models import tiny_tokenizer
     from trl import GRPOTrainer
@@ -178,14 +197,14 @@ def trainer(
     settings = Optimisation(
         steps=steps,
         prompts_per_step=1,
-        generations=GROUP,
+        generations=rows.group,
         learning_rate=1e-5,
         gradient_checkpointing=True,
         save_every=steps + 1,
     )
-    model, tokenizer = new_model(0, layers, size, device), tiny_tokenizer()
+    model, tokenizer = new_model(0, layers, size, device, dtype), tiny_tokenizer()
     common = {
-        "args": setup.trl_config(folder, settings, seed=0, temperature=1.0, max_completion=ANSWER, device=device),
+        "args": setup.trl_config(folder, settings, seed=0, temperature=1.0, max_completion=rows.answer, device=device),
         "train_dataset": Dataset.from_list([{"prompt": [{"role": "user", "content": "a"}], "task_id": "0"}] * steps),
         "peft_config": setup.lora(AdapterSettings(rank=16), model),
     }
@@ -194,29 +213,31 @@ def trainer(
             model=model,
             processing_class=tokenizer,
             reward_funcs=environment_reward,
-            rollout_func=lambda prompts, trainer: rollouts(),
+            rollout_func=lambda prompts, trainer: rollouts(rows),
             **common,
         )
     if device == "cpu":
         resources.set_mmap_threshold()  # as stages/train.py for models that are not small
-    channels = SIDES[name]
-    rows, source = channel_rows(channels), None
-    if rows.pairs:
-        source = PairSource(list(rows.pairs), per_step=PAIRS, seed=0)
+    channels, teacher = SIDES[name] if channels is None else channels, None
+    if "taid" in channels:
+        teacher = new_model(1, layers, size, device, dtype).eval().requires_grad_(False)
+    beside, source = channel_rows(channels, rows), None
+    if beside.pairs:
+        source = PairSource(list(beside.pairs), per_step=PAIRS, seed=0)
         source.cache_reference(model.eval())
     return ComposedTrainer(
-        policy=LocalPolicy(model, tokenizer, PolicyConfig(model="shape", max_tokens=ANSWER)),
-        rollouts=Given(),
+        policy=LocalPolicy(model, tokenizer, PolicyConfig(model="shape", max_tokens=rows.answer)),
+        rollouts=Given(rows),
         channels=Channels(
             Weights(**dict.fromkeys(channels, 1.0)),
             Pairs(per_step=PAIRS),
             Hints(),
             source=source,
-            teacher=new_model(1, layers, size, device).eval().requires_grad_(False) if "taid" in channels else None,
+            teacher=teacher,
             temperature=1.0,
             num_steps=steps,
         ),
-        channel_rows=lambda episodes, step: rows,
+        channel_rows=lambda episodes, step: beside,
         gradient_cosine_every=0,
         max_tokens=budget,
         **common,

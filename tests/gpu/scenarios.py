@@ -68,11 +68,9 @@ def step(
     from transformers import TrainerCallback
 
     found: list[dict[str, Any]] = []
-    sides = real_shape.SIDES if channels is None else {**real_shape.SIDES, name: channels}
     with (
         rehearsed() as mode,
         tempfile.TemporaryDirectory() as folder,
-        mock.patch.multiple(real_shape, GROUP=group, PROMPT=prompt, ANSWER=answer, SIDES=sides),
         trained_on(mode, size, layers),
     ):
 
@@ -83,7 +81,8 @@ def step(
             def on_step_end(self, *args: Any, **kwargs: Any) -> None:
                 found.append(mode.account())
 
-        made = real_shape.trainer(name, folder, 2, layers, budget)
+        rows = real_shape.Rows(group, prompt, answer)
+        made = real_shape.trainer(name, folder, 2, layers, budget, rows=rows, channels=channels)
         made.add_callback(Look())
         made.train()
         del made
@@ -142,9 +141,9 @@ def losses(size: str = "0.6B", layers: int = 2) -> dict[str, Any]:
     from stages.training.step import Channels
 
     names = real_shape.SIDES["all"]
-    with rehearsed() as mode, mock.patch.multiple(real_shape, GROUP=2, ANSWER=96):
+    with rehearsed() as mode:
         student, teacher = model(mode, size, layers), model(mode, size, layers).eval().requires_grad_(False)
-        rows = real_shape.channel_rows(names)
+        rows = real_shape.channel_rows(names, real_shape.Rows(group=2, answer=96))
         source = PairSource(list(rows.pairs), per_step=len(rows.pairs), seed=0)
         source.cache_reference(student.eval())
         channels = Channels(
@@ -256,6 +255,7 @@ def wrong_device() -> dict[str, Any]:
 if __name__ == "__main__":
     names = {
         "step": step,
+        "script": script,
         "scoring": scoring,
         "losses": losses,
         "sampling": sampling,
