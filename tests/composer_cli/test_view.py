@@ -365,7 +365,8 @@ def test_a_damaged_run_is_listed_and_its_pages_are_sentences(artifacts: Path, tm
     (root / "train" / "x" / "manifest.json").write_text("{")
     large = multiplied((root / "collect" / "latest").resolve(), root, 40)
     table = bytearray((large / "rollouts.parquet").read_bytes())
-    table[-200:-100] = bytes(100)  # of the same size, and its footer cannot be read
+    footer = -8 - int.from_bytes(table[-8:-4], "little")
+    table[footer : footer + 100] = bytes(100)  # of the same size, and pyarrow raises OSError
     (large / "rollouts.parquet").write_bytes(table)
     with serving_view(root) as there:
         front = shown(there.get().text)

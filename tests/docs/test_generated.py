@@ -14,7 +14,6 @@ from composer_cli.app import click_command
 from stages import STAGES
 
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(#[^)\s]+)?\)")
-ROOT_PAGES = ("index.md", "runs.md", "contributing.md", "learned.md", "changelog.md")
 
 
 def test_generated_parts_are_as_the_program_says() -> None:
@@ -57,10 +56,8 @@ def test_an_entry_belongs_to_the_messages_that_hold_its_words(entry: str, messag
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_link_leads_somewhere(path: Path) -> None:
-    site = runpy.run_path(str(ROOT / "docs" / "pages.py")) if find_spec("mkdocs") else {"ROOT_PAGES": ROOT_PAGES}
+    """As files of the repository, since the code host shows them too; the site rewrites its links (docs/pages.py)."""
     for target, _ in LINK.findall(path.read_text()):
-        if path.is_relative_to(ROOT / "docs") and target in site["ROOT_PAGES"]:
-            continue
         assert not target or (path.parent / target).exists(), f"{path}: {target}"
 
 
