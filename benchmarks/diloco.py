@@ -1,7 +1,7 @@
 """Replicas that meet every 20 steps beside synchronous training of as many tokens: kata's supervised fine-tuning.
 
     python benchmarks/diloco.py [--steps 400] [--global-batch 8] [--seed 11] [SPEC ...]
-    python benchmarks/diloco.py --equivalence 8 --rate 2e-3 --steps 1600 --seed 21 synchronous 4:int8:0.9/0.5
+    python benchmarks/diloco.py --equivalence 8 --processes 2 --rate 2e-3 --steps 1600 --seed 21 synchronous 4:int8:0.9/0.5
 
 A SPEC is `synchronous` or REPLICAS:CODEC:OUTER_RATE/MOMENTUM[:INNER_STEPS[:FRAGMENTS]], such as 4:int8:0.9/0.5.
 
@@ -25,10 +25,13 @@ sends every gradient in float32: once a step through a server (S), or 2 (N - 1) 
 import argparse
 import copy
 import math
+import multiprocessing
 import os
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -167,17 +170,26 @@ def equivalence(differences):
     return float(d.mean()), (low, high), max(abs(low), abs(high))
 
 
+def losses_of_seed(asked, seed):
+    """The held-out loss of each SPEC."""
+    torch.set_num_threads(1)
+    start, examples, held_out = prepared(asked, seed)
+    found = []
+    for spec in asked.specs:
+        settings = settings_of(spec)
+        work = (start, examples, asked.global_batch, asked.steps, asked.rate)
+        model, _ = apart(*work, settings) if settings else synchronous(*work)
+        found.append(float(held_out_losses(model, held_out).mean()))
+        print(orjson.dumps({"seed": seed, "spec": spec, "loss": found[-1]}).decode(), flush=True)
+    return found
+
+
 def over_seeds(asked):
     """Ask for each SPEC after the first whether its loss is equivalent to the first's."""
-    found = {spec: [] for spec in asked.specs}
-    for seed in range(asked.seed, asked.seed + asked.equivalence):
-        start, examples, held_out = prepared(asked, seed)
-        for spec in asked.specs:
-            settings = settings_of(spec)
-            work = (start, examples, asked.global_batch, asked.steps, asked.rate)
-            model, _ = apart(*work, settings) if settings else synchronous(*work)
-            found[spec].append(float(held_out_losses(model, held_out).mean()))
-            print(orjson.dumps({"seed": seed, "spec": spec, "loss": found[spec][-1]}).decode(), flush=True)
+    seeds = range(asked.seed, asked.seed + asked.equivalence)
+    with ProcessPoolExecutor(asked.processes, multiprocessing.get_context("spawn")) as pool:
+        losses = list(pool.map(partial(losses_of_seed, asked), seeds))
+    found = dict(zip(asked.specs, zip(*losses, strict=True), strict=True))
     first = np.array(found[asked.specs[0]])
     for spec in asked.specs[1:]:
         settings = settings_of(spec)
@@ -226,6 +238,7 @@ def main():
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=11)
     parser.add_argument("--equivalence", type=int, default=0, help="number of seeds")
+    parser.add_argument("--processes", type=int, default=1, help="seeds of --equivalence that are trained at once")
     parser.add_argument("--models", type=Path, default=Path(tempfile.gettempdir()) / "composer-models")
     asked = parser.parse_args()
     torch.set_num_threads(1)
