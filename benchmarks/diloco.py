@@ -1,7 +1,8 @@
 """Replicas that meet every 20 steps beside synchronous training of as many tokens: kata's supervised fine-tuning.
 
     python benchmarks/diloco.py [--steps 400] [--global-batch 8] [--seed 11] [SPEC ...]
-    python benchmarks/diloco.py --equivalence 8 --processes 2 --rate 2e-3 --steps 1600 --seed 21 synchronous 4:int8:0.9/0.5
+    python benchmarks/diloco.py --equivalence 8 --processes 2 --rate 2e-3 --steps 1600 --seed 21 \\
+        synchronous 4:int8:0.9/0.5
 
 A SPEC is `synchronous` or REPLICAS:CODEC:OUTER_RATE/MOMENTUM[:INNER_STEPS[:FRAGMENTS]], such as 4:int8:0.9/0.5.
 
