@@ -182,13 +182,12 @@ def preflight(
 def check_disk_space(folder: Path) -> str:
     """Return the free space below a folder that need not exist yet, in words; `UsageError` for next to none."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
-    free = shutil.disk_usage(existing).free
-    if free < MIN_FREE_BYTES:
-        raise UsageError(
-            f"{existing} has room for {free / 2**20:.0f} MiB only. Free some, or choose another --artifacts or --out."
-        )
+    usage = shutil.disk_usage(existing)
+    if usage.total and usage.free < MIN_FREE_BYTES:  # a file system such as /proc has no room to speak of
+        left = f"{usage.free / 2**20:.0f} MiB"
+        raise UsageError(f"{existing} has room for {left} only. Free some, or choose another --artifacts or --out.")
     _check_writable(existing)
-    return f"{existing} can be written to, {free / 2**30:,.1f} GiB free"
+    return f"{existing} can be written to, {usage.free / 2**30:,.1f} GiB free"
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,11 @@ def test_a_missing_stderr_changes_neither_exit_code_nor_result(made, redirection
     assert shell(made, ["status", "--json"], redirection).returncode == 0
 
 
-@pytest.mark.parametrize("blocks", [4, 16, 36], ids=["no database", "no answer", "no unit"])
+@pytest.mark.parametrize(
+    "blocks",
+    [4, pytest.param(16, marks=pytest.mark.slow), pytest.param(36, marks=pytest.mark.slow)],
+    ids=["no database", "no answer", "no unit"],
+)
 def test_a_limit_on_the_size_of_files_is_one_sentence_and_nothing_is_lost(server_words, tmp_path, blocks):
     limited = tmp_path / "limited"
     quoted = " ".join(f"'{word}'" for word in command(*server_words))

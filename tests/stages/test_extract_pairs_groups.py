@@ -149,6 +149,7 @@ def test_real_wiki_search_gives_pairs(tmp_path: Path) -> None:
     assert not sides[0] & sides[1]
 
 
+@pytest.mark.slow
 @needs_real
 def test_real_runs_on_the_same_instances_give_pairs(tmp_path: Path) -> None:
     rollouts = imported(tmp_path, REAL / "same-instance")

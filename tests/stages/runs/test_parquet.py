@@ -74,7 +74,7 @@ def task(number: int, prompt: str = "p") -> dict[str, Any]:
     return {**ROWS[0], "task_id": f"t{number}", "prompt": prompt}
 
 
-@pytest.mark.parametrize("number", [0, 1, 8191, 8192, 20_000])
+@pytest.mark.parametrize("number", [0, 1, 8191, 8192, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_rows_that_come_one_by_one_give_the_bytes_and_the_digest_of_a_whole_table(tmp_path: Path, number: int) -> None:
     rows = [task(i) for i in range(number)]
     sink = io.BytesIO()

@@ -18,7 +18,7 @@ def larger(tmp_path: Path) -> PolicyConfig:
     """A config.json of some twenty million parameters."""
     sizes = {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 3}
     Qwen3Config(**sizes, num_attention_heads=8, architectures=["Qwen3ForCausalLM"]).save_pretrained(tmp_path)
-    return PolicyConfig(model=str(tmp_path))
+    return PolicyConfig(model=str(tmp_path), max_tokens=64)
 
 
 def chosen(policy: PolicyConfig, **more: object) -> tuple[object, ...]:

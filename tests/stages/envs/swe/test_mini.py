@@ -106,6 +106,7 @@ def gold(task: Task) -> str:
     return f"cat > /tmp/gold <<'END OF PATCH'\n{task.data['patch']}END OF PATCH\ngit apply /tmp/gold"
 
 
+@pytest.mark.slow
 def test_from_a_source_distribution_to_a_verdict(env: SweMiniEnv) -> None:
     (task,) = env.tasks("train", 5, seed=0)
     assert (task.env, task.family, task.split) == ("swe-mini", "swe-mini/abacus", "train")
