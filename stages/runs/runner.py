@@ -184,8 +184,10 @@ def check_disk_space(folder: Path) -> str:
     existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
     usage = shutil.disk_usage(existing)
     if usage.total and usage.free < MIN_FREE_BYTES:  # a file system such as /proc has no room to speak of
-        left = f"{usage.free / 2**20:.0f} MiB"
-        raise UsageError(f"{existing} has room for {left} only. Free some, or choose another --artifacts or --out.")
+        left = usage.free / 2**20
+        raise UsageError(
+            f"{existing} has room for {left:.0f} MiB only. Free some, or choose another --artifacts or --out."
+        )
     _check_writable(existing)
     return f"{existing} can be written to, {usage.free / 2**30:,.1f} GiB free"
 
