@@ -357,10 +357,10 @@ def _finished(run: Path) -> tuple[str, int]:
         found = artifact.read_manifest(run)
     except BadInput:
         return "", 0
+    if found.status != "complete":
+        return "", 0
     # The manifest has whole seconds, which runs may share; the file's own time changes when a folder is copied.
-    return (
-        (found.finished_at or "", (run / "manifest.json").stat().st_mtime_ns) if found.status == "complete" else ("", 0)
-    )
+    return found.finished_at or "", (run / "manifest.json").stat().st_mtime_ns
 
 
 def _begin(stage: str, config: StageConfig, resolved: ResolvedRun, inputs: Inputs, device: str) -> Manifest:

@@ -87,7 +87,7 @@ MISSING = object()
 
 
 def is_test(path: str) -> bool:
-    """Return whether a path below the repository is that of a test (grading.is_test, under older Pythons)."""
+    """Return whether a path below the repository is that of a test (composer_rules.is_test, under older Pythons)."""
     parts = path.split("/")
     name = parts[-1]
     return (
