@@ -160,19 +160,10 @@ def losses(model: Any, device: str) -> dict[str, Any]:
     import real_shape
     import torch
 
-    from stages.training.config import Weights
-    from stages.training.data import PairSource
-    from stages.training.settings import Hints, Pairs
-    from stages.training.step import Channels
-
     names = real_shape.SIDES["all"]
     rows = real_shape.channel_rows(names, _few())
-    source = PairSource(list(rows.pairs), per_step=len(rows.pairs), seed=0)
-    source.cache_reference(model.eval())
     teacher = real_shape.new_model(1, None, "tiny", device, "float32").eval().requires_grad_(False)
-    weights = Weights(**dict.fromkeys(names, 1.0))
-    pairs = Pairs(per_step=len(rows.pairs))
-    channels = Channels(weights, pairs, Hints(), source=source, teacher=teacher, temperature=1.0, num_steps=2)
+    channels = real_shape.channels(names, rows, model, teacher, 2)
     parameters, found = list(model.parameters()), dict[str, Any]()
     for name, loss in channels.losses(model, rows)[0].items():
         gradients = torch.autograd.grad(loss.loss, parameters, retain_graph=True, allow_unused=True)
@@ -323,6 +314,7 @@ def _slowest(events: Iterable[Any], on_gpu: bool) -> list[str]:
 
 def speed(asked: Asked) -> list[Any]:
     """Return the speed of a step of each size beside TRL's, and of sampling."""
+    import real_shape
     import records
 
     rate, claims, tokens = matmul_rate(asked), [], asked.rows * (asked.prompt + asked.answer)
@@ -334,7 +326,7 @@ def speed(asked: Asked) -> list[Any]:
         for name, (seconds, most, slowest) in found.items():
             middle = statistics.median(seconds)
             # Forward, and backward through frozen weights; what is recomputed is no use of the machine.
-            used = 4 * _parameters(asked, size) * tokens / middle / rate
+            used = 4 * real_shape.model_shape(size, asked.layers).parameters * tokens / middle / rate
             label = {"TRL": "TRL", "ours": "ours", "all": "ours with all channels and a teacher"}[name]
             took = f"{middle:.2f} s, {tokens / middle:,.0f} tokens/s"
             print(f"{what}, {label}: {took}, {most / GIB:.1f} GiB, MFU {used:.2f}")
@@ -349,22 +341,6 @@ def speed(asked: Asked) -> list[Any]:
                 claims.append(records.measured(f"{what}: time beside TRL's", *ratio, n=len(seconds), goal=goal))
         claims.append(_sampling_speed(asked, size))
     return claims
-
-
-def _parameters(asked: Asked, size: str) -> int:
-    return _shape(asked, size).parameters
-
-
-def _shape(asked: Asked, size: str) -> Any:
-    """Return a model's shape as the estimators see it."""
-    from real_shape import shape
-
-    from stages.policy.base import PolicyConfig
-    from stages.training.plan import model_shape
-
-    with tempfile.TemporaryDirectory() as folder:
-        shape(size, asked.layers).save_pretrained(folder)
-        return model_shape(PolicyConfig(model=folder))
 
 
 def sample(asked: Asked, model: Any) -> int:
@@ -482,7 +458,7 @@ def probe(asked: Asked) -> list[Any]:
     """Return time and memory of the gradients of single samples, summed along a direction."""
     import records
     import torch
-    from real_shape import ids, new_model
+    from real_shape import ids, model_shape, new_model
 
     from stages.probe.adapters.choose import open_adapter
     from stages.probe.directions.extraction import from_flat
@@ -510,7 +486,7 @@ def probe(asked: Asked) -> list[Any]:
         tokens = asked.rows * 2 * half
         measuring = Measuring("lora", 32, tokens, True, rows=0)
         what = f"{asked.name(size)}, gradients of {asked.rows} rows of {2 * half} tokens"
-        claims += _predicted(what, needed(_shape(asked, size), measuring).total, most)
+        claims += _predicted(what, needed(model_shape(size, asked.layers), measuring).total, most)
         print(f"{what}: {statistics.median(seconds):.2f} s")
         claims.append(records.measured(f"{what}: tokens a second", tokens / statistics.median(seconds), n=len(seconds)))
     return claims

@@ -34,12 +34,18 @@ CASES = {
 TRLS = 'step("TRL", "8B", None)'
 
 
-def rehearse(call: str) -> dict[str, Any]:
-    """Return what a scenario asked of the device, found in a process of its own."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, str(SCENARIOS), call]
-    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, env=environment)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])[call]
+def rehearse(*calls: str, timeout_s: float | None = None) -> dict[str, Any]:
+    """Return what each of these scenarios asked of the device, found in a process of their own; its error otherwise."""
+    done = subprocess.run(
+        [sys.executable, str(SCENARIOS), *calls],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=timeout_s,
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr[-3000:])
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
@@ -50,7 +56,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", choices=[*CASES, []], metavar="CASE", help=", ".join(CASES))
     for name in parser.parse_args().names or CASES:
         what, call = CASES[name]
-        found = rehearse(call)
+        found = rehearse(call)[call]
         gib = found["peak"] / 2**30
         ratio = found["predicted"] / found["peak"]
         print(f"{what}: {gib:.2f} GiB tracked, {ratio:.3f} of it predicted, {found['launches']:,} launches", flush=True)
@@ -61,7 +67,7 @@ def main() -> None:
             records.measured(f"{what}: launches", found["launches"], n=1),
         ]
         if name == "GRPO 8B":
-            beside = found["launches"] / rehearse(TRLS)["launches"]
+            beside = found["launches"] / rehearse(TRLS)[TRLS]["launches"]
             claims.append(records.measured(f"{what}: launches beside TRL's step", beside, n=1, goal="<= 1.5"))
         records.write(__file__, claims)
 

@@ -166,6 +166,38 @@ def channel_rows(names: tuple[str, ...], rows: Rows = ROWS) -> Any:
     )
 
 
+def channels(names: tuple[str, ...], rows: Any, model: Any, teacher: Any, num_steps: int) -> Any:
+    """The channels of these names at weight 1, on rows of `channel_rows`; the model is their reference, too."""
+    from stages.training.config import Weights
+    from stages.training.data import PairSource
+    from stages.training.settings import Hints, Pairs
+    from stages.training.step import Channels
+
+    source = None
+    if rows.pairs:
+        source = PairSource(list(rows.pairs), per_step=PAIRS, seed=0)
+        source.cache_reference(model.eval())
+    return Channels(
+        Weights(**dict.fromkeys(names, 1.0)),
+        Pairs(per_step=PAIRS),
+        Hints(),
+        source=source,
+        teacher=teacher,
+        temperature=1.0,
+        num_steps=num_steps,
+    )
+
+
+def model_shape(size: str, layers: int | None) -> Any:
+    """The shape of a model as the estimators of memory see it."""
+    from stages.policy.base import PolicyConfig
+    from stages.training import plan
+
+    with tempfile.TemporaryDirectory() as folder:
+        shape(size, layers).save_pretrained(folder)
+        return plan.model_shape(PolicyConfig(model=folder))
+
+
 def trainer(
     name: str,
     folder: str,
@@ -177,7 +209,7 @@ def trainer(
     *,
     rows: Rows = ROWS,
     dtype: str = "bfloat16",
-    channels: tuple[str, ...] | None = None,
+    names: tuple[str, ...] | None = None,
 ) -> Any:
     """TRL's trainer, or ours with the channels of this name (or with others), on the same arguments."""
     from datasets import Dataset
@@ -188,11 +220,9 @@ def trainer(
     from stages.policy.base import PolicyConfig
     from stages.policy.local import LocalPolicy
     from stages.training import setup
-    from stages.training.config import Weights
-    from stages.training.data import PairSource
     from stages.training.rollouts import environment_reward
-    from stages.training.settings import AdapterSettings, Hints, Optimisation, Pairs
-    from stages.training.step import Channels, ComposedTrainer
+    from stages.training.settings import AdapterSettings, Optimisation
+    from stages.training.step import ComposedTrainer
 
     settings = Optimisation(
         steps=steps,
@@ -218,25 +248,14 @@ def trainer(
         )
     if device == "cpu":
         resources.set_mmap_threshold()  # as stages/train.py for models that are not small
-    channels, teacher = SIDES[name] if channels is None else channels, None
-    if "taid" in channels:
+    names, teacher = SIDES[name] if names is None else names, None
+    if "taid" in names:
         teacher = new_model(1, layers, size, device, dtype).eval().requires_grad_(False)
-    beside, source = channel_rows(channels, rows), None
-    if beside.pairs:
-        source = PairSource(list(beside.pairs), per_step=PAIRS, seed=0)
-        source.cache_reference(model.eval())
+    beside = channel_rows(names, rows)
     return ComposedTrainer(
         policy=LocalPolicy(model, tokenizer, PolicyConfig(model="shape", max_tokens=rows.answer)),
         rollouts=Given(rows),
-        channels=Channels(
-            Weights(**dict.fromkeys(channels, 1.0)),
-            Pairs(per_step=PAIRS),
-            Hints(),
-            source=source,
-            teacher=teacher,
-            temperature=1.0,
-            num_steps=steps,
-        ),
+        channels=channels(names, beside, model, teacher, steps),
         channel_rows=lambda episodes, step: beside,
         gradient_cosine_every=0,
         max_tokens=budget,

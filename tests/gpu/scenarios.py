@@ -82,7 +82,7 @@ def step(
                 found.append(mode.account())
 
         rows = real_shape.Rows(group, prompt, answer)
-        made = real_shape.trainer(name, folder, 2, layers, budget, rows=rows, channels=channels)
+        made = real_shape.trainer(name, folder, 2, layers, budget, rows=rows, names=channels)
         made.add_callback(Look())
         made.train()
         del made
@@ -135,26 +135,11 @@ def scoring(
 
 def losses(size: str = "0.6B", layers: int = 2) -> dict[str, Any]:
     """Every channel's loss on the rows of benchmarks/real_shape.py, forward and backward, with a teacher."""
-    from stages.training.config import Weights
-    from stages.training.data import PairSource
-    from stages.training.settings import Hints, Pairs
-    from stages.training.step import Channels
-
     names = real_shape.SIDES["all"]
     with rehearsed() as mode:
         student, teacher = model(mode, size, layers), model(mode, size, layers).eval().requires_grad_(False)
         rows = real_shape.channel_rows(names, real_shape.Rows(group=2, answer=96))
-        source = PairSource(list(rows.pairs), per_step=len(rows.pairs), seed=0)
-        source.cache_reference(student.eval())
-        channels = Channels(
-            Weights(**dict.fromkeys(names, 1.0)),
-            Pairs(per_step=len(rows.pairs)),
-            Hints(),
-            source=source,
-            teacher=teacher,
-            temperature=1.0,
-            num_steps=2,
-        )
+        channels = real_shape.channels(names, rows, student, teacher, 2)
         mode.reset()
         found, _ = channels.losses(student, rows)
         for loss in found.values():
@@ -229,17 +214,7 @@ def probe(
                 student.gradients(batch)
         found = mode.account()
     measuring = Measuring(adapter, rank, rows * tokens, checkpointing, rows=0 if sums else rows)  # type: ignore[arg-type]
-    return {**found, "refold": refold, "predicted": needed(shape(size, layers), measuring).total}
-
-
-def shape(size: str, layers: int | None) -> Any:
-    """The shape of a model as the estimators see it."""
-    from stages.policy.base import PolicyConfig
-    from stages.training.plan import model_shape
-
-    with tempfile.TemporaryDirectory() as folder:
-        real_shape.shape(size, layers).save_pretrained(folder)
-        return model_shape(PolicyConfig(model=folder))
+    return {**found, "refold": refold, "predicted": needed(real_shape.model_shape(size, layers), measuring).total}
 
 
 def wrong_device() -> dict[str, Any]:

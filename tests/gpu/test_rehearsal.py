@@ -3,19 +3,14 @@
 Counts are those of two layers at the width of Qwen3-0.6B. `scenarios.py` runs in a process of its own.
 """
 
-import json
-import os
-import subprocess
-import sys
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks import gpu_shapes
 from benchmarks.gpu_shapes import CASES
 
-HERE = Path(__file__).parent
 ALLOWED = {
     "nonzero at stages/losses/reduction.py:token_sum": "once a loss: tokens of weight 0 are not computed",
     "mask as index at stages/losses/eopd.py:eopd_from_hidden": "once a loss: metrics are of the tokens that count",
@@ -28,16 +23,7 @@ TRLS = ("step.py:_generate_and_score_completions", "step.py:_part_loss", "step.p
 
 @cache
 def rehearse(*calls: str) -> dict[str, Any]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, str(HERE / "scenarios.py"), *calls],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return gpu_shapes.rehearse(*calls, timeout_s=280)
 
 
 QUICK = (
