@@ -122,12 +122,6 @@ def target_of(patch: str, read: Callable[[str], str]) -> Target:
     return Target(path, ".".join(best))
 
 
-def graded(env: RepoEnvironment, task: Task, target: Target, forgery: Forgery) -> Grade:
-    """Return the grade of a solution that is only a forgery."""
-    env.reset(task)
-    return grade_forgery(env, target, forgery)
-
-
 def grade_forgery(env: RepoEnvironment, target: Target, forgery: Forgery) -> Grade:
     """Return the grade of an open episode's tree with a forgery."""
     folder = env._open_session().folder

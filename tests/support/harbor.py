@@ -138,6 +138,11 @@ WITHOUT_ENGINE = ("python", "metrics", "separate", "steps")
 """Kinds that need only a Python and files."""
 
 
+def for_training(files: Files) -> Files:
+    """A task of the split `train`; without a split a task's family decides."""
+    return {**files, "task.toml": files["task.toml"].replace('difficulty = "easy"', 'split = "train"')}
+
+
 def write(folder: Path, files: Files) -> Path:
     """Write the files of a task into a folder; scripts are executable."""
     for path, text in files.items():

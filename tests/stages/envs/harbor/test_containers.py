@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support import container_image
-from support.harbor import BASE, KINDS, Files, python_task, separate_task, write
+from support.harbor import BASE, KINDS, Files, for_training, python_task, separate_task, write
 
 from stages.envs.base import Grade, Task
 from stages.envs.bash import fenced
@@ -67,8 +67,7 @@ def made(tmp_path: Path) -> Iterator[Any]:
 
     def make(files: Files, **options: Any) -> tuple[HarborEnv, Task]:
         root = tmp_path / f"tasks{len(environments)}"
-        toml = files["task.toml"].replace('difficulty = "easy"', 'split = "train"')
-        write(root / "task", {**files, "task.toml": toml})
+        write(root / "task", for_training(files))
         environments.append(HarborEnv(path=str(root), **{"runs_in": "podman", **options}))
         (task,) = environments[-1].tasks("train", 1, seed=0)
         return environments[-1], task

@@ -9,7 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harbor import KINDS, WITHOUT_ENGINE, Files, metrics_task, python_task, separate_task, steps_task, write
+from support.harbor import (
+    KINDS,
+    WITHOUT_ENGINE,
+    Files,
+    for_training,
+    metrics_task,
+    python_task,
+    separate_task,
+    steps_task,
+    write,
+)
 
 from stages.envs.base import Grade, HasSize, HasSolutions, Task
 from stages.envs.bash import fenced
@@ -24,8 +34,7 @@ SHELL = "#!/bin/bash\n"
 def environment(root: Path, *tasks: Files, **options: Any) -> HarborEnv:
     """The environment of these tasks, all of which are for training."""
     for number, files in enumerate(tasks):
-        toml = files["task.toml"].replace('difficulty = "easy"', 'split = "train"')
-        write(root / f"task{number}", {**files, "task.toml": toml})
+        write(root / f"task{number}", for_training(files))
     return HarborEnv(path=str(root), **{"runs_in": "bubblewrap", **options})
 
 

@@ -17,7 +17,7 @@ import pytest
 from support import forgeries
 from support.forgeries import Forgery
 from support.forgery_table import Table, Target
-from support.harbor import SHELL, Files, python_task, write
+from support.harbor import SHELL, Files, for_training, python_task, write
 
 from stages.envs.base import Grade, Task
 from stages.envs.bash import fenced
@@ -43,12 +43,12 @@ TESTS = "from sums import add\n\ndef test_add():\n    assert add(2, 3) == 5\n\nd
 
 def shared(folder: Path) -> None:
     """Tests that import the agent's code, on the agent's machine."""
-    write(folder, train(python_task()))
+    write(folder, for_training(python_task()))
 
 
 def separate(folder: Path) -> None:
     """The same on a fresh machine that gets the one file."""
-    write(folder, apart(train(python_task())))
+    write(folder, apart(for_training(python_task())))
 
 
 def exported(folder: Path) -> None:
@@ -66,13 +66,12 @@ def exported(folder: Path) -> None:
 
 def asked(folder: Path) -> None:
     """Tests that ask the agent's code in a process of its own, on a fresh machine."""
-    files = {**apart(train(python_task())), "tests/test.sh": f"{SHELL}python3 /tests/ask.py\n", "tests/ask.py": ASK}
+    files = {
+        **apart(for_training(python_task())),
+        "tests/test.sh": f"{SHELL}python3 /tests/ask.py\n",
+        "tests/ask.py": ASK,
+    }
     write(folder, files)
-
-
-def train(files: Files) -> Files:
-    """A task for training."""
-    return {**files, "task.toml": files["task.toml"].replace('difficulty = "easy"', 'split = "train"')}
 
 
 def apart(files: Files) -> Files:

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from support.harbor import KINDS, WITHOUT_ENGINE, write
+from support.harbor import KINDS, WITHOUT_ENGINE, for_training, write
 
 from stages import collect
 from stages.runs import runner
@@ -13,9 +13,7 @@ from stages.runs.records import ROLLOUT, TASK
 
 def test_a_run_records_solutions_and_that_nothing_was_built(tmp_path: Path) -> None:
     for number, kind in enumerate(WITHOUT_ENGINE):
-        files = KINDS[kind]()
-        files["task.toml"] = files["task.toml"].replace('difficulty = "easy"', 'split = "train"')
-        write(tmp_path / "tasks" / str(number), files)
+        write(tmp_path / "tasks" / str(number), for_training(KINDS[kind]()))
     rewards, metrics = {}, {}
     for policy in ("reference", "noop"):
         config = collect.Config(
