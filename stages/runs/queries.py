@@ -529,8 +529,11 @@ def query(runs: Sequence[Run], sql: str) -> tuple[list[str], list[tuple[Any, ...
             return [column[0] for column in answer.description or ()], answer.fetchall()
         except duckdb.Error as error:
             tables = ", ".join(sorted([*files, "runs"]))
+            first, *more = str(error).splitlines()
+            # A second line that proposes a table may name one of DuckDB's own, which nobody means.
+            columns = "".join(f" {line}." for line in more[:1] if line.startswith("Candidate bindings"))
             raise UsageError(
-                f"That question cannot be answered: {str(error).splitlines()[0]} There are the tables {tables}."
+                f"That question cannot be answered: {first}{columns} There are the tables {tables}."
             ) from None
 
 
