@@ -309,7 +309,7 @@ def weights_identity(config: PolicyConfig) -> str:
     if config.base_url is not None and not config.served:
         return "endpoint"
     if config.scripted:
-        return "scripted"
+        return "scripted/2"  # 1 went on to the last step with actions that were malformed
     if is_embedded(config.source):
         maker, name = embedded(config.source)
         return maker.recipe_fingerprint(name)
@@ -319,6 +319,10 @@ def weights_identity(config: PolicyConfig) -> str:
     if config.source.startswith(("/", "./", "../", "~")):
         raise BadInput(f"There is no model folder {config.source}. Give a Hugging Face folder, a hub id, or {EXAMPLE}.")
     return "hub"
+
+
+IDLE = "idle"
+"""`Sample.finish_reason` of a policy that ends the episode on purpose without an action."""
 
 
 @dataclass(frozen=True)
@@ -347,7 +351,7 @@ class Sample:
     `error_type` and no text. reasoning: the model's reasoning, where its server separates it. usage_by: source of the
     token counts, "server" or "bound" (an upper bound). price_known: False where `cost_usd` is 0 because no price is
     known. claimed_usd: the cost by the server's own bill, where that is below `cost_usd`. served_model, provider: from
-    the server's response.
+    the server's response. finish_reason: the server's word, "length" where the answer is cut off, or `IDLE`.
     """
 
     text: str = ""

@@ -1,7 +1,8 @@
 """Policies without a model: `reference` plays each task's own solution, `noop` does nothing.
 
 They check an environment before money is spent on it: `reference` should pass every task and `noop` none. The agent
-loop gives each question the next action of the environment's solution (`stages.envs.base.HasSolutions`).
+loop gives each question the next action of the environment's solution (`stages.envs.base.HasSolutions`). Where there is
+none the policy is idle: the episode ends and is graded as it is, without a malformed action that nobody wrote.
 """
 
 from pathlib import Path
@@ -9,13 +10,16 @@ from typing import Any, Self
 
 from stages import envs
 from stages.errors import UsageError
-from stages.policy.base import NOOP, REFERENCE, PolicyConfig, Sample, Turn
+from stages.policy.base import IDLE, NOOP, REFERENCE, PolicyConfig, Sample, Turn
 from stages.runs.artifact import Listener
 from stages.runs.ledger import Budget
 
+OTHER_NAMES = {"gold": REFERENCE, "oracle": REFERENCE, "solution": REFERENCE, "nop": NOOP, "no-op": NOOP, "none": NOOP}
+"""Their names in other tools. They are no ids of models, and the hub takes seconds to tell."""
+
 
 class ScriptedPolicy:
-    """Implements Policy: answers with the solution's next action, or with an empty text that is no action."""
+    """Implements Policy: answers with the solution's next action, or ends the episode."""
 
     capture_level, batch_size = "text", 32
 
@@ -35,8 +39,9 @@ class ScriptedPolicy:
         return cls(config)
 
     def sample(self, turns: list[Turn]) -> list[Sample]:
-        """Return one answer per turn; an empty one where the solution has no further action."""
-        return [Sample(text=(turn.solution or "") if self.plays_solutions else "") for turn in turns]
+        """Return one answer per turn; an idle one where the solution has no further action."""
+        actions = [turn.solution if self.plays_solutions else None for turn in turns]
+        return [Sample(finish_reason=IDLE) if action is None else Sample(text=action) for action in actions]
 
     def facts(self) -> dict[str, Any]:
         """Return the manifest's entry."""
@@ -44,7 +49,17 @@ class ScriptedPolicy:
 
 
 def check(config: PolicyConfig, env: str) -> None:
-    """Raise UsageError where the policy `reference` is to play an environment without solutions."""
+    """Raise UsageError for another tool's name of them, and for `reference` in an environment without solutions.
+
+    Nothing is asked of a server or the hub.
+    """
+    meant = OTHER_NAMES.get(config.model)
+    if meant and config.base_url is None and not config.folder.is_dir():
+        what = "the tasks' own solutions" if meant == REFERENCE else "nothing"
+        raise UsageError(
+            f"There is no model folder {config.model!r} here. To play {what}, give --policy {meant}; for a model its "
+            "folder, or its hub id with the organisation."
+        )
     if config.model == REFERENCE and config.scripted and not envs.has_solutions(env):
         raise UsageError(
             f"The environment {env!r} has no solutions for the policy {REFERENCE!r} to play: it has no method "

@@ -31,7 +31,7 @@ from stages.errors import ComposerError, InfrastructureError, UsageError
 from stages.messages import Message
 from stages.policy import background
 from stages.policy.background import AsyncPolicy
-from stages.policy.base import CountsTokens, Policy, ReusesPrefixes, Sample, Turn
+from stages.policy.base import IDLE, CountsTokens, Policy, ReusesPrefixes, Sample, Turn
 from stages.runs import store
 from stages.runs.artifact import RunWriter
 from stages.runs.config import Settings
@@ -295,6 +295,8 @@ def act(episode: Episode, environment: Environment, turn: Turn, sample: Sample, 
     truncated = sample.finish_reason == "length"
     if truncated:
         observation: Observation | None = Observation("")
+    elif sample.finish_reason == IDLE:
+        observation = Observation("", stop=IDLE)
     elif episode.summarising:
         observation = Observation(AFTER_SUMMARY)
     else:

@@ -74,6 +74,15 @@ class HalfSolvedEnv(GuessEnv):
         return ["a"] * self.turns
 
 
+class ShortSolutionEnv(GuessEnv):
+    """Solutions end before the episode does."""
+
+    def solution(self) -> list[str]:
+        """The letter once."""
+        assert self._task is not None
+        return [self._task.data["letter"]]
+
+
 class OneSplitEnv(GuessEnv):
     """The same tasks in both splits."""
 

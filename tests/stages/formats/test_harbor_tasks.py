@@ -1,27 +1,33 @@
 """Tasks as Harbor folders: what they hold, what stays hidden, and that their verifier gives 1, 0 and nothing else."""
 
 import json
+import os
+import shutil
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import real_harbor
-from support.harbor_folders import play
+from support.harbor_folders import differing, play
 from support.matrices import few
 from support.shelf import SHELF, write
 
 from stages import export, make_tasks
-from stages.envs import load
+from stages.envs import load, task_table
 from stages.envs.base import TWIN, Task
+from stages.envs.bash import fenced
 from stages.envs.harbor import task_folder
-from stages.envs.repo.packing import PackedTask
+from stages.envs.harbor.env import HarborEnv
+from stages.envs.repo.packing import PackedTask, Packs
+from stages.envs.task_checks import SPLITS
 from stages.envs.tasks.env import TasksEnv
 from stages.errors import BadInput, UsageError
 from stages.formats.harbor_tasks import BASE_IMAGE, folder_name, write_task, write_tasks
 from stages.runs import runner
 from stages.runs.artifact import Run
+from stages.runs.records import TASK
 
 ADD = "def add(a, b):\n    return a {} b\n"
 TESTS = "from sums import add\n\ndef test_add():\n    assert add(2, 3) == 5\n"
@@ -87,15 +93,85 @@ def test_a_folder_holds_what_harbor_asks_for_and_the_hidden_tests_in_tests_alone
     assert "COPY testbed/ /testbed/" in (task / "environment/Dockerfile").read_text()
 
 
-def test_they_are_read_again_as_the_same_tasks(folders: Path, tasks: tuple[str, list[Task]]) -> None:
-    found, problems = task_folder.load(str(folders))
-    assert problems == []
-    read = {one.config.metadata["task_id"]: one for one in found}
-    assert set(read) == {task.task_id for task in tasks[1]}
-    for task in tasks[1]:
-        one = read[task.task_id]
-        assert (one.steps[0].instruction, one.split, one.family("family")) == (task.prompt, task.split, task.family)
-        assert one.steps[0].solution == "solution" and one.steps[0].separate is None
+def assert_equal_again(env: str, options: dict[str, Any], tasks: Sequence[Task], folder: Path) -> None:
+    """Assert that tasks which were exported into a folder are the same when they are read again, file by file."""
+    found, problems = task_folder.load(str(folder))
+    read = {one.config.metadata["task_id"]: one.folder for one in found}
+    assert problems == [] and set(read) == {task.task_id for task in tasks} and len(found) == len(tasks)
+    environment = load(env, options)
+    assert isinstance(environment, Packs)
+    try:
+        for task in tasks:
+            environment.reset(task)
+            assert differing(read[task.task_id], task, environment.packed()) == [], task.task_id
+    finally:
+        environment.close()
+
+
+def test_they_are_read_again_as_the_same_tasks(folders: Path, tasks: tuple[str, list[Task]], tmp_path: Path) -> None:
+    assert_equal_again("tasks", {"path": tasks[0]}, tasks[1], folders)
+    kata = load("kata", {}).tasks("train", 1, 0) + load("kata", {}).tasks("eval", 1, 0)
+    write_tasks("kata", {}, kata, tmp_path / "kata", BASE_IMAGE, lambda name: None)
+    assert_equal_again("kata", {}, kata, tmp_path / "kata")
+    # And what an agent finds on the machine of such a task is the same again.
+    env = HarborEnv(path=str(folders), runs_in="bubblewrap")
+    try:
+        (again,) = env.tasks("train", 1, 0)
+        assert (again.prompt, again.split, again.family) == (ROWS[0]["prompt"], "train", "sums")
+        env.reset(again)
+        seen = env.step(fenced("find . -type f | sort; cat $(find . -type f | sort); find . -perm /100 -type f"))
+        names = sorted(ROWS[0]["files"])
+        texts = "".join(ROWS[0]["files"][name] for name in ("run.sh", "sums.py", "tests/test_old.py"))
+        assert seen.content == "".join(f"./{name}\n" for name in names) + texts + "./run.sh\n[exit 0]"
+    finally:
+        env.close()
+
+
+CHANGES = {
+    "prompt": ("instruction.md", "Two", "Three"),
+    "family": ("task.toml", 'family = "sums"', 'family = "other"'),
+    "split": ("task.toml", 'split = "train"', 'split = "eval"'),
+    "files": ("environment/testbed/sums.py", "a - b", "a * b"),
+    "hidden tests": ("tests/hidden/tests/test_sums.py", "== 5", "== 6"),
+    "tests that decide": ("tests/task.json", "tests/test_sums.py", "tests/test_old.py"),
+    "solution": ("solution/solve.sh", "set -e", "exit 0"),
+}
+
+
+def test_a_change_of_any_part_is_a_difference(folders: Path, tasks: tuple[str, list[Task]], tmp_path: Path) -> None:
+    environment = TasksEnv(path=tasks[0])
+    try:
+        environment.reset(tasks[1][0])
+        for part, (path, old, new) in CHANGES.items():
+            folder = Path(shutil.copytree(folders / "ids", tmp_path / part))
+            text = (folder / path).read_text()
+            (folder / path).write_text(text.replace(old, new))
+            assert old in text and part in differing(folder, tasks[1][0], environment.packed())
+    finally:
+        environment.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_twenty_features_of_a_package_and_all_of_swe_mini_are_read_again_as_they_were(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("many")
+    cache = Path(os.environ.get("COMPOSER_SWE_MINI", "") or folder / "cache")
+    try:
+        bugs = [task for split in SPLITS for task in load("swe-mini", {"cache": str(cache)}).tasks(split, 12, 0)]
+        package = next((cache / "sdists").glob("toolz-*.tar.gz"))
+    except UsageError as error:
+        pytest.skip(f"nothing can be fetched on this machine: {error}")
+    assert len(bugs) == 12
+    write_tasks("swe-mini", {"cache": str(cache)}, bugs, folder / "mini", BASE_IMAGE, lambda name: None)
+    assert_equal_again("swe-mini", {"cache": str(cache)}, bugs, folder / "mini")
+    config = make_tasks.Config(package=str(package), tasks=20, scope="covering")
+    run = Run(runner.execute("tasks", {}, config, root=folder / "runs").path)
+    features = [task_table.task(row) for row in run.rows(TASK)]
+    assert len(features) == 20
+    exported = runner.execute("export", {"tasks": run}, export.Config(format="harbor"), root=folder / "runs").path
+    assert_equal_again("feature-deletion", {"tasks": str(run.path)}, features, exported / "harbor")
 
 
 PLAYS: dict[str, tuple[str, bool, str, float]] = {

@@ -1,13 +1,17 @@
 """`reference` solves every task with its own solution and `noop` none; neither needs a model."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.command_line import call_process
+from support.loopback import Handler, listening
+from support.scripted_runs import nothing_done, played
 
 from stages import collect, evaluate
 from stages.errors import Incomplete, UsageError
-from stages.policy import kind_of, open_policy
+from stages.policy import kind_of, open_policy, scripted
 from stages.policy.base import PolicyConfig
 from stages.runs import runner
 from stages.runs.artifact import Inputs, Run
@@ -20,19 +24,57 @@ ENVIRONMENTS: dict[str, dict[str, Any]] = {
 }
 
 
-def played(root: Path, policy: str, env: dict[str, Any], **more: Any) -> Run:
-    """Collect six rollouts of a policy, the same model for all."""
-    config = collect.Config(env=env, policy={"model": policy}, tasks=3, samples=2, **more)
-    return Run(runner.execute("collect", {}, config, root=root / policy).path)
-
-
 @pytest.mark.parametrize("env", ENVIRONMENTS)
 def test_solutions_pass_and_nothing_does_not(tmp_path: Path, env: str) -> None:
     passed = played(tmp_path, "reference", ENVIRONMENTS[env]).rows(ROLLOUT)
     assert [row["reward"] for row in passed] == [1.0] * 6 and all(row["protocol_ok"] for row in passed)
     assert {row["model"] for row in passed} == {"reference"}
-    failed = played(tmp_path, "noop", ENVIRONMENTS[env]).rows(ROLLOUT)
-    assert [row["reward"] for row in failed] == [0.0] * 6
+    assert len(nothing_done(tmp_path, ENVIRONMENTS[env]).rows(ROLLOUT)) == 6
+
+
+def test_an_episode_ends_where_the_solution_does(tmp_path: Path) -> None:
+    """Its one message of two that the environment waits for; the answer is graded as it is."""
+    run = played(tmp_path, "reference", {"name": "support.environments:ShortSolutionEnv"})
+    rows = run.rows(ROLLOUT)
+    assert {(row["reward"], row["terminated_by"], row["num_steps"]) for row in rows} == {(1.0, "idle", 2)}
+    assert run.manifest.outcome.ok and nothing_done(tmp_path, {"name": "support.environments:GuessEnv"})
+
+
+MEANT = "There is no model folder {name!r} here. To play .*, give --policy {meant}"
+
+
+@pytest.mark.parametrize(("name", "meant"), [("gold", "reference"), ("oracle", "reference"), ("nop", "noop")])
+def test_names_of_other_tools_are_refused_unless_a_model_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, meant: str
+) -> None:
+    with pytest.raises(UsageError, match=MEANT.format(name=name, meant=meant)):
+        collect.plan(Inputs(), collect.Config(env={"name": "kata"}, policy={"model": name}))
+    with pytest.raises(UsageError, match=MEANT.format(name=name, meant=meant)):
+        evaluate.plan(Inputs(), evaluate.Config(env={"name": "kata"}, policies={"B": {"model": name}}))
+    scripted.check(PolicyConfig(model=name, base_url="http://127.0.0.1:1/v1"), "kata")
+    (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path)
+    scripted.check(PolicyConfig(model=name), "kata")
+
+
+@pytest.mark.slow
+def test_they_are_refused_in_one_sentence_without_a_request_to_the_hub(tmp_path: Path) -> None:
+    requests: list[str] = []
+
+    class Counting(Handler):
+        def get(self) -> None:
+            requests.append(self.path)
+            self.send(404, {})
+
+        do_HEAD = get  # noqa: N815
+
+    with listening(Counting) as hub:
+        env = {"HF_ENDPOINT": hub, "HF_HOME": str(tmp_path)}
+        done = call_process(tmp_path, "collect", "--env", "kata", "--policy", "gold", **env)
+        assert done.returncode == 2 and not requests
+        assert re.fullmatch(f"{MEANT.format(name='gold', meant='reference')}.*\n", done.stderr), done.stderr
+        call_process(tmp_path, "collect", "--env", "kata", "--policy", "golden", **env)
+        assert requests, "a model of any other name is looked for at this hub"
 
 
 def test_they_are_arms_of_an_evaluation(tmp_path: Path) -> None:

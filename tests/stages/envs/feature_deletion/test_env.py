@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 
 import pytest
+from support.scripted_runs import nothing_done
 
 from stages.envs import load
 from stages.envs.base import TWIN, ComparesOutcomes, Grade
@@ -264,3 +265,8 @@ def test_its_own_solution_resolves_it(env: FeatureDeletionEnv, row: Row) -> None
     env.reset(task(row))
     stops = [env.step(action).stop for action in env.solution()]
     assert stops == [None, "submitted"] and env.grade().gt_pass
+
+
+@pytest.mark.slow
+def test_doing_nothing_is_no_malformed_action(shelf: Path, tmp_path: Path) -> None:
+    nothing_done(tmp_path, {"name": "feature-deletion", "package": str(shelf)}, tasks=2, samples=1)

@@ -4,10 +4,8 @@ import json
 from pathlib import Path
 
 from support.harbor import KINDS, WITHOUT_ENGINE, for_training, write
+from support.scripted_runs import nothing_done, played
 
-from stages import collect
-from stages.runs import runner
-from stages.runs.artifact import Run
 from stages.runs.records import ROLLOUT, TASK
 
 
@@ -15,16 +13,11 @@ def test_a_run_records_solutions_and_that_nothing_was_built(tmp_path: Path) -> N
     for number, kind in enumerate(WITHOUT_ENGINE):
         write(tmp_path / "tasks" / str(number), for_training(KINDS[kind]()))
     rewards, metrics = {}, {}
-    for policy in ("reference", "noop"):
-        config = collect.Config(
-            env={"name": "harbor", "path": str(tmp_path / "tasks"), "runs_in": "bubblewrap"},
-            policy={"model": policy},
-            tasks=4,
-            samples=1,
-            max_steps=8,
-        )
-        run = Run(runner.execute("collect", {}, config, root=tmp_path / policy).path)
+    env = {"name": "harbor", "path": str(tmp_path / "tasks"), "runs_in": "bubblewrap"}
+    sizes = {"tasks": 4, "samples": 1}
+    for run in (played(tmp_path, "reference", env, **sizes), nothing_done(tmp_path, env, **sizes)):
         rows = run.rows(ROLLOUT)
+        policy = rows[0]["model"]
         rewards[policy] = [row["reward"] for row in rows]
         assert all("not built" in row["image"] and row["sandbox"] == "bubblewrap" for row in rows)
         data = [json.loads(row["data_json"]) for row in run.rows(TASK)]

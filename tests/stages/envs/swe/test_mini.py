@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.scripted_runs import nothing_done
 
 from stages.envs import load
 from stages.envs.base import Grade, Task
@@ -119,6 +120,11 @@ def test_from_a_source_distribution_to_a_verdict(env: SweMiniEnv) -> None:
     assert (delivered.work.f2p_passed, delivered.work.p2p_passed) == (0, 1)
     fixed = play(env, task, gold(task))
     assert (fixed.gt_pass, fixed.hacked, fixed.reward, fixed.protocol_ok) == (True, False, 1.0, True)
+
+
+@pytest.mark.slow
+def test_doing_nothing_is_no_malformed_action(rows: Path, cache: Path, tmp_path: Path) -> None:
+    nothing_done(tmp_path, {"name": "swe-mini", "path": str(rows), "cache": str(cache)}, tasks=1, samples=1)
 
 
 def test_a_split_holds_its_own_rows_alone(env: SweMiniEnv) -> None:

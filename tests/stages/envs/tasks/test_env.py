@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.scripted_runs import nothing_done
 
 from stages import collect
 from stages.envs import load
@@ -171,6 +172,7 @@ def test_they_are_collected_and_edited_rows_are_another_run(tmp_path: Path, path
     first = collected()
     assert [row["reward"] for row in first.rows(ROLLOUT)] == [1.0]
     assert collected().path == first.path
+    nothing_done(tmp_path, {"name": "tasks", "path": str(path)}, tasks=1, samples=1)
     path.write_text(path.read_text().replace("Make sums.add add.", "Let sums.add add."))
     second = collected()
     assert second.path != first.path and second.rows(TASK)[0]["prompt"] == "Let sums.add add."
