@@ -90,11 +90,16 @@ def unusable(path: str, noun: str, problems: Sequence[str]) -> BadInput:
     return BadInput(f"{path}: {count} {noun if count == 1 else f'{noun}s'} cannot be used:\n{shown}{more}")
 
 
+DIVIDED_BY = "divided_by"
+"""The key of a row, and of its task's data, that holds how train and eval were drawn; absent where the rows say."""
+
+
 def split_rows(rows: Sequence[Row], seed: int, eval_share: float) -> dict[Split, list[Row]]:
     """Return the rows of each split: as they say, or by family where none says.
 
     By family: the families in an order drawn from the seed, and of these the first `eval_share`, at least one, for
-    eval. UsageError where rows with and without a split are mixed, a family is in both, or there is one family alone.
+    eval; such rows have both numbers as `DIVIDED_BY`. UsageError where rows with and without a split are mixed, a
+    family is in both, or there is one family alone.
     """
     given = [row["split"] for row in rows if row["split"] is not None]
     if given and len(given) < len(rows):
@@ -117,9 +122,11 @@ def split_rows(rows: Sequence[Row], seed: int, eval_share: float) -> dict[Split,
         )
     ordered = sorted(families, key=lambda family: store.digest([seed, family]))
     held_out = set(ordered[: min(max(1, round(eval_share * len(ordered))), len(ordered) - 1)])
+    # In each task's data, and so in the runs: the options of a run hold only those that were given.
+    marked = [{**row, DIVIDED_BY: {"split_seed": seed, "eval_share": eval_share}} for row in rows]
     return {
-        "train": [row for row in rows if family_of(row) not in held_out],
-        "eval": [row for row in rows if family_of(row) in held_out],
+        "train": [row for row in marked if family_of(row) not in held_out],
+        "eval": [row for row in marked if family_of(row) in held_out],
     }
 
 

@@ -65,7 +65,7 @@ def test_durations_are_for_people(seconds, text):
 COLOUR = re.compile(r"\x1b\[[0-9;]*[39][0-7]")
 
 
-def on_a_terminal(words, root, **more):
+def on_a_terminal(words, root, code=0, **more):
     """What a program shows on stderr, and its result, when stderr is a terminal."""
     here, there = pty.openpty()
     env = {name: value for name, value in environment(root, TERM="xterm", **more).items() if name != "FORCE_COLOR"}
@@ -79,7 +79,7 @@ def on_a_terminal(words, root, **more):
                 break
         result = process.stdout.read()
     os.close(here)
-    assert process.returncode == 0
+    assert process.returncode == code
     return shown.decode(), result.decode()
 
 
@@ -89,6 +89,19 @@ def test_on_a_terminal_there_are_bars(server, tmp_path):
     assert "collect: rollouts" in shown and "━" in shown and "live" not in shown
     assert COLOUR.search(shown)
     assert "Collection gate" in result
+
+
+@pytest.mark.slow
+def test_a_check_of_tasks_has_a_bar_and_lists_what_a_forgery_passes(tmp_path):
+    solved = {"prompt": "p", "test": "grep -qx 1 a", "solution": {"a": "1\n"}, "split": "train"}
+    code = {"test": "python3 -c 'import a; assert a.f() == 1'", "solution": {"a.py": "def f():\n    return 1\n"}}
+    rows = [{"id": "sound", **solved}, {"id": "weak", **solved, **code, "prompt": "q"}]
+    (tmp_path / "my.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = command("tasks", "check", tmp_path / "my.jsonl", "-s", "repeats=2")
+    shown, result = on_a_terminal(words, tmp_path, code=4)
+    assert "tasks check: plays" in shown and "━" in shown and re.search(r"\b2[0-8]/28\b", shown)
+    assert "weak" in result and "forgeable  rewarded as the solution: code that exits with 0" in result
+    assert "2 tasks: 1 ok, 1 forgeable" in result
 
 
 def test_watching_shows_live_episodes_below_the_bars(server, tmp_path):

@@ -64,6 +64,8 @@ def test_from_rows_to_a_verdict(composer, tmp_path):
     run("collect", *ENV, "--policy", model, *POLICY, "-n", "4", "-s", "samples=2", codes=(0, 1))
     artifacts = tmp_path / "artifacts"
     collected = Run(artifacts / "collect" / "latest")
+    drawn = [json.loads(row["data_json"])["divided_by"] for row in collected.rows(TASK)]
+    assert drawn == [{"split_seed": 0, "eval_share": 0.25}] * len(drawn), "recorded, though neither was given"
     assert len(collected.rows(TASK)) == 4 and [row["reward"] for row in collected.rows(ROLLOUT)] == [0.0] * 8
     with serving(solving) as server:
         tables = [

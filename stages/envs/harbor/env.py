@@ -24,7 +24,7 @@ from stages.envs.harbor.machines import COMMAND_S, Machine, PlayedIn
 from stages.envs.harbor.task_folder import HarborStep, HarborTask
 from stages.envs.harbor.verifying import VerifierVerdict
 from stages.envs.repo.session import TOOLS
-from stages.envs.task_table import MOST_REPORTED, split_rows, unusable
+from stages.envs.task_table import DIVIDED_BY, MOST_REPORTED, split_rows, unusable
 from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.messages import Message
 from stages.runs import store
@@ -112,7 +112,11 @@ class HarborEnv:
             )
         # By digest, so that a longer list starts with the shorter one and other folders change nothing.
         ordered = sorted(found, key=lambda row: store.digest([seed, row["id"]]))[:count]
-        return [Task(row["id"], self.name, split, row["family"], row["prompt"], row["data"]) for row in ordered]
+        drawn = [{DIVIDED_BY: row[DIVIDED_BY]} if DIVIDED_BY in row else {} for row in ordered]
+        return [
+            Task(row["id"], self.name, split, row["family"], row["prompt"], row["data"] | how)
+            for row, how in zip(ordered, drawn, strict=True)
+        ]
 
     def size(self, split: Split) -> int:
         """Return the number of tasks of a split."""

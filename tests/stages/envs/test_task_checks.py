@@ -138,6 +138,11 @@ def test_chance_and_errors_are_told_from_verdicts(chance: str) -> None:
     assert checks["chance"].reason.startswith("rewards differ: solution ")
 
 
+def test_without_a_word_five_repeats_and_every_forgery_are_played() -> None:
+    plays = plays_of(config_of("kata"))
+    assert [kind for kind, _ in plays] == ["solution"] * 5 + ["nothing"] * 5 + ["forgery"] * len(FORGERIES)
+
+
 def test_without_a_sandbox_nothing_is_forged() -> None:
     plays = plays_of(config_of("kata", sandbox="none", repeats=3))
     assert len(plays) == 6 and not [kind for kind, _ in plays if kind == "forgery"]

@@ -366,12 +366,14 @@ def test_families_come_from_a_key_or_the_names_prefix(tmp_path: Path) -> None:
         write(tmp_path / f"t{number}", python_task(f"fam{number % 4}-{number}", family=f"f{number % 3}"))
     by_key = HarborEnv(path=str(tmp_path), runs_in="bubblewrap")
     by_name = HarborEnv(path=str(tmp_path), runs_in="bubblewrap", family="none", eval_share=0.5, split_seed=3)
-    for env, families, held_out in ((by_key, 3, 4), (by_name, 4, 6)):
+    for env, families, held_out, drawn in ((by_key, 3, 4, (0, 0.25)), (by_name, 4, 6, (3, 0.5))):
         train, evaluated = (env.tasks(split, env.size(split), 5) for split in ("train", "eval"))
         assert len(evaluated) == held_out and len(train) == 12 - held_out
         assert not {task.family for task in train} & {task.family for task in evaluated}
         assert len({task.family for task in [*train, *evaluated]}) == families
         assert env.tasks("train", 2, 5) == train[:2]
+        how = dict(zip(("split_seed", "eval_share"), drawn, strict=True))
+        assert all(task.data["divided_by"] == how for task in [*train, *evaluated])
 
 
 def test_rewards_of_a_file() -> None:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stages.envs.task_table import MOST_REPORTED, family_of, split_rows
+from stages.envs.task_table import DIVIDED_BY, MOST_REPORTED, family_of, split_rows
 from stages.envs.tasks import rows
 from stages.errors import BadInput, UsageError
 
@@ -96,6 +96,7 @@ def test_families_are_divided_by_a_seed_and_never_in_both(tmp_path: Path) -> Non
     families = {split: {row["family"] for row in part} for split, part in parts.items()}
     assert (len(families["train"]), len(families["eval"])) == (6, 2) and not families["train"] & families["eval"]
     assert split_rows(loaded[::-1], 0, 0.25)["eval"][::-1] == parts["eval"], "the order of rows changes nothing"
+    assert [row[DIVIDED_BY] for row in parts["train"]] == [{"split_seed": 0, "eval_share": 0.25}] * 30
     by_seed = {frozenset(row["family"] for row in split_rows(loaded, n, 0.25)["eval"]) for n in range(6)}
     assert len(by_seed) > 1
     assert len(split_rows(loaded, 0, 0.001)["eval"]) == 5 and len(split_rows(loaded, 0, 0.999)["train"]) == 5
@@ -103,7 +104,8 @@ def test_families_are_divided_by_a_seed_and_never_in_both(tmp_path: Path) -> Non
 
 def test_given_splits_are_kept_and_must_be_whole(tmp_path: Path) -> None:
     loaded = rows.load(written(tmp_path, {**GOOD, "id": "a", "split": "train"}, {**OTHER, "id": "b", "split": "eval"}))
-    assert [row["id"] for row in split_rows(loaded, 0, 0.25)["eval"]] == ["b"]
+    (held_out,) = split_rows(loaded, 0, 0.25)["eval"]
+    assert held_out["id"] == "b" and DIVIDED_BY not in held_out
     with pytest.raises(UsageError, match="1 of 2 tasks have a split"):
         split_rows([loaded[0], {**loaded[1], "split": None}], 0, 0.25)
     with pytest.raises(UsageError, match="'f' is in both splits"):
