@@ -137,8 +137,11 @@ def ask(question: Question) -> Answer:
             raise _too_large(f"{question.memory / 2**30:.3g} GB of memory") from None
         except duckdb.Error as error:
             tables = ", ".join(sorted([*question.files, "runs"]))
+            first, *more = str(error).splitlines()
+            # A second line that proposes a table may name one of DuckDB's own, which nobody means.
+            columns = "".join(f" {line}." for line in more[:1] if line.startswith("Candidate bindings"))
             raise UsageError(
-                f"That question cannot be answered: {str(error).splitlines()[0]} There are the tables {tables}."
+                f"That question cannot be answered: {first}{columns} There are the tables {tables}."
             ) from None
 
 
