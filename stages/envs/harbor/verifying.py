@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from stages.envs.folders import UnwieldyTree
 from stages.envs.harbor.machines import FETCHED_BYTES, LOGS, Machine
 from stages.envs.harbor.task_folder import ARTIFACTS, TEST_SCRIPT, Artifact, ContainerSource, HarborStep, HarborTask
 from stages.envs.repo import trees
@@ -126,7 +127,11 @@ def _beside(
         if all(one.source != ARTIFACTS for one in declared):
             declared.insert(0, Artifact(source=ARTIFACTS))
         for number, artifact in enumerate(declared):
-            left -= machine.fetch(artifact.source, place / str(number) / "artifact", artifact.exclude, left)
+            try:
+                left -= machine.fetch(artifact.source, place / str(number) / "artifact", artifact.exclude, left)
+            except UnwieldyTree as error:
+                whole = f"The artifacts have more than {FETCHED_BYTES >> 20} MiB together"
+                raise UnwieldyTree(f"{whole}, of which {FETCHED_BYTES - left} bytes were read: {error}") from None
             carried.append((artifact.source, place / str(number)))
         fresh = start(source)
         try:

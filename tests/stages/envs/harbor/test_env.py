@@ -124,7 +124,10 @@ def test_only_declared_artifacts_reach_a_separate_verifier(made: Any) -> None:
 def test_too_many_artifacts_are_a_zero_that_the_agent_caused(made: Any) -> None:
     env, task = made(separate_task())
     grade = play(env, task, "truncate -s 1G report.txt")
-    assert (grade.reward, grade.error_type) == (0.0, None) and "more than 256 MiB" in grade.work.test_log
+    assert (grade.reward, grade.error_type) == (0.0, None) and grade.work.test_log == (
+        "The artifacts have more than 256 MiB together, of which 3 bytes were read: /app/report.txt has more than "
+        "268435453 bytes."
+    )
 
 
 BAD = {
