@@ -40,8 +40,6 @@ COMMAND_S = 300.0
 MEMORY_MB, DISK_MB, PROCESSES = 2048, 2048, 256
 """Of a task that asks for nothing else."""
 OUTPUT_BYTES = 1 << 20
-FETCHED_BYTES = 256 << 20
-"""Apparent bytes of all artifacts of an episode."""
 MANIFEST_S = 30
 """Seconds for a registry to answer whether it has an image."""
 LOGS = "/logs"

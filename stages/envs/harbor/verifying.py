@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stages.envs.folders import UnwieldyTree
-from stages.envs.harbor.machines import FETCHED_BYTES, LOGS, Machine
+from stages.envs.harbor.machines import LOGS, Machine
 from stages.envs.harbor.task_folder import ARTIFACTS, TEST_SCRIPT, Artifact, ContainerSource, HarborStep, HarborTask
 from stages.envs.repo import trees
 from stages.errors import InfrastructureError
@@ -24,6 +24,8 @@ REWARDS = ("reward.json", "reward.txt")
 LONGEST_REWARD = 1 << 16
 """Bytes of a reward file."""
 LARGEST_REWARD = 1e6
+FETCHED_BYTES = 256 << 20
+"""Apparent bytes of all artifacts of an episode."""
 ATTEMPTS = 2
 """Runs of a verifier that gives no reward: the second may get what the first was denied."""
 log = logging.getLogger(__name__)
