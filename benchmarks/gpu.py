@@ -395,8 +395,12 @@ def memory(asked: Asked) -> list[Any]:
     return claims
 
 
-def predicted(asked: Asked, size: str, *, teacher: bool = False) -> float:
-    """Return the bytes that a step is predicted to take. teacher: whether one of the same size is held besides."""
+def predicted(asked: Asked, size: str, *, teacher: bool = False, rank: int = 16, direction: int = 0) -> float:
+    """Return the bytes that a step is predicted to take.
+
+    teacher: whether one of the same size is held besides. rank: of the adapters; 0 trains all weights. direction:
+    tokens of the longest row of the direction that is taken out of the updates.
+    """
     from real_shape import shape
 
     from stages import train as stage
@@ -407,11 +411,11 @@ def predicted(asked: Asked, size: str, *, teacher: bool = False) -> float:
         optimisation = {"prompts_per_step": 1, "generations": asked.rows, "micro_batch": asked.rows}
         policy = {"model": folder, "device": asked.device}
         size_of = stage.Config(
-            policy=policy, optimisation={**optimisation, "gradient_checkpointing": True}, adapter={"rank": 16}
+            policy=policy, optimisation={**optimisation, "gradient_checkpointing": True}, adapter={"rank": rank}
         )
         # A plan allows for PROMPT_TOKENS before the episode; the rows have exactly these.
         episode = asked.prompt + asked.answer - plan.PROMPT_TOKENS
-        resolved = replace(plan.resolve(size_of, 1), episode=episode)
+        resolved = replace(plan.resolve(size_of, 1, direction=direction), episode=episode)
         held = resolved.shape.parameters * resolved.shape.bytes if teacher and resolved.shape else 0
         return plan.estimate_memory(replace(resolved, teacher_bytes=held)).total
 
@@ -460,11 +464,11 @@ def probe(asked: Asked) -> list[Any]:
     import torch
     from real_shape import ids, model_shape, new_model
 
+    from stages.policy.local import checkpointed
     from stages.probe.adapters.choose import open_adapter
     from stages.probe.directions.extraction import from_flat
     from stages.probe.directions.metrics import stream
     from stages.probe.gradients.memory import Measuring, needed
-    from stages.probe.gradients.per_sample import checkpointed
     from stages.probe.gradients.student import adapt
     from stages.probe.pool.tokens import TokenRow
 

@@ -141,6 +141,28 @@ class Given:
         return rollouts(self._rows)
 
 
+class Unwritten:
+    """In the place of a run: what is written to it is lost."""
+
+    def write(self, unit: str, record: dict[str, Any]) -> None:
+        """Write nothing."""
+
+
+def hack_pairs(rows: Rows) -> list[list[dict[str, Any]]]:
+    """Two pairs of a hack and a clean answer, as a run of `composer probe extract-vhack` records them."""
+    return [
+        [
+            {
+                "prompt_ids": ids(rows.prompt, 400 + i),
+                "completion_ids": ids(rows.turn, side + i),
+                "own": [True] * rows.turn,
+            }
+            for side in (500, 600)
+        ]
+        for i in range(2)
+    ]
+
+
 def channel_rows(names: tuple[str, ...], rows: Rows = ROWS) -> Any:
     """The rows of the channels; those that no channel uses are left out."""
     from stages.training.channels import CHANNELS
@@ -210,16 +232,22 @@ def trainer(
     rows: Rows = ROWS,
     dtype: str = "bfloat16",
     names: tuple[str, ...] | None = None,
+    rank: int = 16,
+    project: bool = False,
 ) -> Any:
-    """TRL's trainer, or ours with the channels of this name (or with others), on the same arguments."""
+    """TRL's trainer, or ours with the channels of this name (or with others), on the same arguments.
+
+    rank: of the adapters; 0 trains all weights, as float32 masters under autocast. project: whether ours takes a
+    direction out of its updates, which it finds first, from two pairs.
+    """
     from datasets import Dataset
     from support.models import tiny_tokenizer
     from trl import GRPOTrainer
 
     from stages.backends import resources
     from stages.policy.base import PolicyConfig
-    from stages.policy.local import LocalPolicy
-    from stages.training import setup
+    from stages.policy.local import LocalPolicy, checkpointed
+    from stages.training import projection, setup
     from stages.training.rollouts import environment_reward
     from stages.training.settings import AdapterSettings, Optimisation
     from stages.training.step import ComposedTrainer
@@ -232,11 +260,25 @@ def trainer(
         gradient_checkpointing=True,
         save_every=steps + 1,
     )
-    model, tokenizer = new_model(0, layers, size, device, dtype), tiny_tokenizer()
+    model, tokenizer = new_model(0, layers, size, device, dtype if rank else "float32"), tiny_tokenizer()
+    callbacks: list[Any] = []
+    if project:
+        with checkpointed(model):
+            direction = projection.weight_direction(model, hack_pairs(rows))
+        callbacks.append(projection.ProjectionCallback(direction, "v", 0, Unwritten()))  # type: ignore[arg-type]
     common = {
-        "args": setup.trl_config(folder, settings, seed=0, temperature=1.0, max_completion=rows.answer, device=device),
+        "args": setup.trl_config(
+            folder,
+            settings,
+            seed=0,
+            temperature=1.0,
+            max_completion=rows.answer,
+            device=device,
+            mixed=not rank,
+        ),
         "train_dataset": Dataset.from_list([{"prompt": [{"role": "user", "content": "a"}], "task_id": "0"}] * steps),
-        "peft_config": setup.lora(AdapterSettings(rank=16), model),
+        "peft_config": setup.lora(AdapterSettings(rank=rank), model),
+        "callbacks": callbacks,
     }
     if name == "TRL":
         return GRPOTrainer(

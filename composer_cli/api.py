@@ -266,10 +266,10 @@ def find(name: str, artifacts: Path | str = ARTIFACTS) -> Run:
 
 def query(sql: str, *reads: Run, artifacts: Path | str = ARTIFACTS) -> Table:
     """Ask the tables of these runs, or of all runs, a question in SQL; every table has a column `run`."""
-    from stages.runs import queries
+    from stages.runs import answering, queries
 
     with errors_in_python():
-        columns, rows = queries.query(list(reads) or runs.readable(Path(artifacts)), sql)
+        columns, rows = answering.answer(queries.question(list(reads) or runs.readable(Path(artifacts)), sql))
         return Table(columns, rows)
 
 

@@ -6,6 +6,7 @@ Heavy imports stay inside commands: `composer --help` and `--version` import nei
 import functools
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from composer_cli import commands, options, swe, tasks
-from composer_cli.help import CommandGroup
+from composer_cli.help import CommandGroup, is_basic
 from composer_cli.printing import (
     FAILED,
     USAGE,
@@ -39,6 +40,9 @@ class ComposerGroup(CommandGroup):
         """Return the command that the first two words name, else that of the first."""
         if (command := self.get_command(ctx, name := " ".join(args[:2]))) is not None:
             return name, command, args[2:]
+        longer = [one for one in self.list_commands(ctx) if one.startswith(f"{args[0]} ")]
+        if near := get_close_matches(name, longer, 1, cutoff=0.8):
+            ctx.fail(f"No such command {name!r}. Did you mean {near[0]!r}?")
         return super().resolve_command(ctx, args)
 
 
@@ -74,11 +78,50 @@ def main(arguments: Sequence[str] | None = None) -> None:
         say(sentence)
         sys.exit(code)
     except typer.TyperException as error:
-        message = error.format_message()
+        message = explained(error, words)
         if "--json" in words:
             tell_json(message, USAGE)
-        say(f"{message}{'' if message.endswith(('.', '?')) else '.'} `composer --help` lists the commands.")
+        say(message)
         sys.exit(USAGE)
+
+
+def explained(error: typer.TyperException, words: Sequence[str]) -> str:
+    """Return what is wrong with the words of a command, and which help lists what there is.
+
+    A setting that was typed like an option is shown as it is written: `--samples 2` is `--set samples=2`.
+    """
+    message, context = error.format_message(), getattr(error, "ctx", None)
+    if context is None or isinstance(context.command, CommandGroup):
+        end, listed = f"`{context.command_path if context else 'composer'} --help`", "commands"
+    else:
+        end, listed = f"`{context.command_path} --help`", "options"
+        option = str(getattr(error, "option_name", None) or "")
+        keys: list[str] = (
+            context.command.settings_keys() if option and isinstance(context.command, StageCommand) else []
+        )
+        if setting := option_as_setting(option, keys, near=not getattr(error, "possibilities", None)):
+            after = words[words.index(option) + 1] if option in words[:-1] else "-"
+            value = "VALUE" if after.startswith("-") else after
+            message = f"No such option: {option}. Did you mean the setting --set {setting}={value}?"
+            listed = "options and settings"
+        elif option and isinstance(context.command, RunCommand):
+            end = f"Settings of its stages are written --set STAGE.KEY=VALUE. {end}"
+    return f"{message}{'' if message.endswith(('.', '?')) else '.'} {end} lists the {listed}."
+
+
+def option_as_setting(option: str, keys: Sequence[str], *, near: bool) -> str:
+    """Return the key of the setting that somebody may mean by an option; empty where none is like it.
+
+    `--samples` and `--learning-rate` are the last parts of keys, `--lr` the initials of one. near: also misspelt ones.
+    """
+    word = option.lstrip("-").replace("-", "_")
+    if word in keys:
+        return word
+    # Of several keys with one last part, the setting that most runs need, and of these the shortest, is found last.
+    leaves = {key.rpartition(".")[2]: key for key in sorted(keys, key=lambda key: (is_basic(key), -key.count(".")))}
+    initials = {"".join(part[:1] for part in leaf.split("_")): key for leaf, key in leaves.items() if "_" in leaf}
+    alike = get_close_matches(word, leaves, 1, cutoff=0.7) if near else []
+    return leaves.get(word) or initials.get(word) or (leaves[alike[0]] if alike else "")
 
 
 @functools.cache

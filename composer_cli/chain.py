@@ -152,10 +152,8 @@ def show(preset: Preset, results: Mapping[str, Result], root: Path, as_json: boo
             print_text(f"\n{title} {verdict}: see {results[title].path}/report.txt")
     print_text(f"\nThe report: {page}")
     if code:
-        named = [
-            (title, o.summary.get("verdict", "failed checks")) for title, o in outcomes.items() if o.exit_code == code
-        ]
-        reasons = ", ".join(f"{title} is {verdict}" for title, verdict in named)
+        named = [(title, one.summary.get("verdict")) for title, one in outcomes.items() if one.exit_code == code]
+        reasons = ", ".join(f"{title} {f'is {word}' if word else 'failed its own checks'}" for title, word in named)
         print_text(f"Every entry was run. Exit code {code}: {reasons}.")
     if preset.next:
         print_text(f"\n{preset.next.strip()}")

@@ -2,9 +2,11 @@
 
     PYTHONPATH=. .venv/bin/python docs/signatures.py
 
-A test compares the file with the settings.
+`./dev docs` does it too. A test compares the file with the settings.
 """
 
+import subprocess
+import sys
 import types
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
@@ -103,3 +105,4 @@ def _type(annotation: Any, groups: dict[str, str]) -> str:
 
 if __name__ == "__main__":
     FILE.write_text(text())
+    subprocess.run([sys.executable, "-m", "ruff", "format", "--quiet", str(FILE)], check=True)

@@ -8,7 +8,7 @@ share of each step's rollouts, and the first one writes the run.
 """
 
 import tempfile
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 def plan(inputs: Inputs, config: Config) -> Plan:
     """Plan the steps and their rollouts; refuses what the settings alone show to be impossible."""
-    resolved = resolve(config, world_size(), inputs)
+    resolved = resolve(config, world_size(), inputs, _longest_row(inputs))
     if config.trl:
         from stages.training.setup import trl_arguments
 
@@ -53,11 +53,21 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     )
 
 
+def _longest_row(inputs: Inputs) -> int:
+    """Return the tokens of the longest row of the direction's pairs; 0 where no direction is given."""
+    if (given := inputs.optional("direction")) is None:
+        return 0
+    from stages.training.projection import PAIRS
+
+    pairs = store.read_json(given.folder() / PAIRS)
+    return max(len(row["prompt_ids"]) + len(row["completion_ids"]) for pair in pairs for row in pair)
+
+
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Train, or resume training, then save the model and the metrics; the first process alone writes to `out`."""
     ranks = join()
-    resolved = resolve(config, ranks.count, inputs)
-    from stages.policy.local import LocalPolicy, load_model
+    resolved = resolve(config, ranks.count, inputs, _longest_row(inputs))
+    from stages.policy.local import LocalPolicy, checkpointed, load_model
     from stages.training import distributed, projection, replicas, report, served, setup
 
     # Refuse what cannot be trained before a model is made or loaded.
@@ -94,7 +104,8 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         # Before the model is cut into shares, or gets an adapter.
         direction = None
         if (run := inputs.optional("direction")) is not None:
-            direction = projection.weight_direction(model.eval(), store.read_json(run.folder() / projection.PAIRS))
+            with checkpointed(model) if config.optimisation.gradient_checkpointing else nullcontext():
+                direction = projection.weight_direction(model, store.read_json(run.folder() / projection.PAIRS))
         mixed, sharded = distributed.trainable(model, resolved, ranks)
         policy = LocalPolicy(model.eval(), tokenizer, local)
         out.model("policy", **(sampler or policy).facts(), training={**resolved.facts(), "processes": ranks.count})

@@ -6,6 +6,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from pathlib import Path
 
 from stages import STAGES, command_words, stage_order
@@ -53,8 +54,11 @@ def find(root: Path, text: str) -> Path:
         return newest
     fitting = [run for run in every if text in (run.name, name(run))] or [run for run in every if text in name(run)]
     if not fitting:
+        words = [*dict.fromkeys(run.parent.name for run in every), *map(name, every)]
+        near = [f" Did you mean {one!r}?" for one in get_close_matches(text, words, 1)]
         raise BadInput(
-            f"There is no run {text!r}, neither a folder nor in {root}. `composer status` lists the runs there are."
+            f"There is no run {text!r}, neither a folder nor in {root}.{''.join(near)} "
+            "`composer status` lists the runs there are."
         )
     if len(fitting) > 1:
         some = ", ".join(map(name, fitting[-3:]))
@@ -156,7 +160,7 @@ def with_ancestors(ends: Sequence[Run]) -> list[Run]:
 
 @dataclass(frozen=True)
 class RunLine:
-    """One run in a list. `reason` is empty when the run is complete and up to date."""
+    """One run in a list. `reason` is empty when the run is complete, up to date, and passed its own checks."""
 
     run: str
     status: str
@@ -171,6 +175,7 @@ class RunLine:
     reason: str = ""
 
 
+FAILED_CHECKS = "it did not pass its own checks"
 DAMAGED = "damaged"
 """The status of a complete run whose files are not those that were written."""
 
@@ -217,7 +222,7 @@ def _reason(folder: Path, record: Manifest, versions: bool) -> str:
             return "in progress"
     if record.status != "complete":
         return record.reason
-    reasons = []
+    reasons = [FAILED_CHECKS] if record.outcome.ok is False else []
     for ref in references(record):
         path = find_input(folder.resolve().parents[1], Path(ref.path))
         if not (path / "manifest.json").is_file():

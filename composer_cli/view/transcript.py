@@ -19,8 +19,11 @@ from stages.runs.records import CHECKPOINT, PAIR, TEACHER_ACTION, Kind, Row
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-FIRST = ("reward", "passed", "arm", "gt_pass", "visible_pass", "hacked", "protocol_ok", "error_type", "error")
-"""Columns of a rollout that its page shows first."""
+FIRST = (
+    *("reward", "passed", "arm", "gt_pass", "visible_pass", "hacked", "protocol_ok", "error_type", "error"),
+    *("num_steps", "terminated_by", "family", "model"),
+)
+"""Columns of a rollout that its page shows at once, in this order; one click opens the others."""
 HIDDEN = ("transcript_json", "file_row", "rollout_id", "item_id", "group_id", "source")
 FAILED_TEST = re.compile(r"^(?:FAILED|FAIL:?|ERROR:?) +(.{1,120})", re.M)
 LEVELS = (-0.05, -0.3, -1.0, -2.0, -4.0)
@@ -67,12 +70,17 @@ class StepView:
 
 @dataclass(frozen=True)
 class TranscriptView:
-    """A rollout or an item: its row, and its steps, or the conversation where steps were not kept."""
+    """A rollout or an item: its row, and its steps, or the conversation where steps were not kept.
+
+    `more` are the columns that are not shown at once, and `texts` those of several lines, such as the log of the tests.
+    """
 
     rollout_id: str
     outcome: dict[str, Any]
     steps: list[StepView]
     said: list[tuple[str, list[MarkedLine]]]
+    more: dict[str, Any] = field(default_factory=dict)
+    texts: dict[str, list[MarkedLine]] = field(default_factory=dict)
 
 
 def transcript(root: Path, run: Run, rollout_id: str) -> TranscriptView | None:
@@ -80,7 +88,10 @@ def transcript(root: Path, run: Run, rollout_id: str) -> TranscriptView | None:
     row, steps = queries.rollout(run, rollout_id)
     if row is None:
         return None
-    outcome = {name: row[name] for name in (*FIRST, *row) if row.get(name) is not None and name not in HIDDEN}
+    held = {name: row[name] for name in (*FIRST, *row) if row.get(name) not in (None, "") and name not in HIDDEN}
+    texts = {name: value for name, value in held.items() if isinstance(value, str) and "\n" in value.strip()}
+    outcome = {name: held[name] for name in FIRST if name in held.keys() - texts.keys()}
+    more = {name: value for name, value in held.items() if name not in outcome and name not in texts}
     states = [step["state_sha256"] for step in steps]
     answers, pairs = (_rows_by_state(root, run, kind, states) for kind in (TEACHER_ACTION, PAIR))
     tokenizer = find_tokenizer(run, root)
@@ -105,7 +116,8 @@ def transcript(root: Path, run: Run, rollout_id: str) -> TranscriptView | None:
         )
         for pair in pairs.get(step["state_sha256"], []):
             views[-1].pairs.append(ShownPair(pair, difference(pair["rejected"], pair["chosen"])))
-    return TranscriptView(rollout_id, outcome, views, _conversation(row.get("transcript_json")))
+    blocks = {name: block(value) for name, value in texts.items()}
+    return TranscriptView(rollout_id, outcome, views, _conversation(row.get("transcript_json")), more, blocks)
 
 
 def item(row: Row) -> TranscriptView:

@@ -219,6 +219,22 @@ def load_model(
     return model.to(device(config.device)), tokenizer
 
 
+@contextmanager
+def checkpointed(model: Any) -> Iterator[None]:
+    """Keep one activation a layer and compute the others again in the backward pass."""
+    # Non-reentrant, under which each module is called once again, and so are its hooks.
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    # transformers checkpoints in training mode only (`GradientCheckpointingLayer`, 5.x); Qwen3 has no dropout by
+    # default, so that nothing else changes.
+    was_training = model.training
+    model.train()
+    try:
+        yield
+    finally:
+        model.gradient_checkpointing_disable()
+        model.train(was_training)
+
+
 def resolve(config: PolicyConfig, *, cache: Path, listener: Listener, revision: str | None = None) -> str:
     """Return the argument of `from_pretrained`: a folder or a hub id.
 

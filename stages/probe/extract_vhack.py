@@ -178,9 +178,9 @@ def _measuring(config: Config) -> "Measuring":
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Measure the pairs, extract the direction and validate it; `UsageError` where memory would not suffice."""
+    from stages.policy.local import checkpointed
     from stages.probe.directions.extraction import PAIRS, PairGradients, extract
     from stages.probe.gradients.memory import check_memory
-    from stages.probe.gradients.per_sample import checkpointed
     from stages.probe.gradients.store import GradientStore
     from stages.probe.gradients.student import open_student
 

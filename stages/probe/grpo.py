@@ -64,8 +64,8 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         )
     from contextlib import nullcontext
 
+    from stages.policy.local import checkpointed
     from stages.probe.gradients.memory import check_memory
-    from stages.probe.gradients.per_sample import checkpointed
     from stages.probe.loops.grpo_loop import GrpoLoop
 
     if (measuring := _measuring(inputs, config)) is not None:

@@ -50,8 +50,8 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """
     from contextlib import nullcontext
 
+    from stages.policy.local import checkpointed
     from stages.probe.gradients.memory import check_memory
-    from stages.probe.gradients.per_sample import checkpointed
     from stages.probe.loops.replay_loop import Replay
 
     rows = inputs.one("pool").rows(POOL_ROW)

@@ -67,11 +67,11 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     from contextlib import nullcontext
 
     from stages.policy.adapters import CheckpointInfo
+    from stages.policy.local import checkpointed
     from stages.probe.checks.check import write_checks
     from stages.probe.checks.contrast_checks import Draws
     from stages.probe.figures import as_csv, watch_png
     from stages.probe.gradients.memory import check_memory
-    from stages.probe.gradients.per_sample import checkpointed
     from stages.probe.loops.watch_loop import WatchLoop, checkpoints
 
     if (measuring := _measuring(inputs, config)) is not None:

@@ -1,6 +1,7 @@
 """A run on disk: what a stage reads and writes, and what executes a stage. Nothing else opens the files of a run.
 
 activity.py - what a stage does between two units, for its progress
+answering.py - a question in SQL, answered in a bounded process of its own
 artifact.py - the folder of a run: its manifest, and the files that `Run` reads and `RunWriter` writes
 bucket.py   - runs in a bucket or on the Hugging Face hub: fetched, published, uploaded while they run
 config.py   - the settings of a stage
@@ -9,7 +10,7 @@ hub.py      - whether the Hugging Face hub answers
 journal.py  - finished units: an open journal and the files it is sealed into
 ledger.py   - the money of a run: reserved, settled, possibly paid
 parquet.py  - tables, written and read in bounded row groups
-queries.py  - rollouts by text and outcome, and the tables of many runs in SQL
+queries.py  - rollouts by text and outcome, and the files that a question in SQL reads
 records.py  - the record kinds of all stages
 reporting.py - the backends that a run is logged to besides its own files
 runner.py   - executes one stage: the run that its work resolves to, one attempt, and its end

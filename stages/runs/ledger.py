@@ -11,8 +11,9 @@ A call without a second line was cut off with the process. It counts as possibly
 bill, so that spent + possibly paid is never less than what a provider may ask for, and never above the limit.
 
 Each line ends with the CRC-32 of what comes before it (`"crc32":...`), as a changed digit would be another amount.
-Lines of earlier versions have none. A line that is damaged, has an unknown key, or an amount that nobody can pay stops
-the run, with its number; the rest of a line that a kill cut off is dropped, because what it announced was not begun.
+Lines of earlier versions have none. A line that is damaged, has an unknown key, a key twice, or an amount that nobody
+can pay stops the run, with its number; the rest of a line that a kill cut off is dropped, because what it announced was
+not begun.
 """
 
 import asyncio
@@ -255,8 +256,8 @@ def _lines(path: Path) -> tuple[list[dict[str, Any]], int, bytes]:
         if not text:
             continue
         try:
-            line = orjson.loads(text)
-        except ValueError as error:
+            line = store.parse_json(text)
+        except (ValueError, RecursionError) as error:
             raise _damaged(path, number, f"is malformed ({error})") from None
         if fault := _fault(line, text):
             raise _damaged(path, number, fault)

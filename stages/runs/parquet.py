@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from stages.errors import BadInput
+from stages.errors import BadInput, UsageError
 from stages.redaction import redacted_value
 from stages.runs import display, store
 from stages.runs.records import Kind, Row, parse_kind
@@ -64,8 +64,14 @@ class Scan:
         return (row for batch in self.batches(columns) for row in batch.to_pylist())
 
     def arrow(self, columns: list[str] | None = None) -> pa.Table:
-        """Read all rows, or these columns of them, as an Arrow table with the kind in its metadata."""
-        return pq.ParquetFile(self.path).read(columns=columns)
+        """Read all rows, or these columns of them, as an Arrow table with the kind in its metadata.
+
+        Raises `UsageError` for a column that there is not, which Arrow would leave out.
+        """
+        file = pq.ParquetFile(self.path)
+        if absent := [name for name in columns or () if name not in (known := file.schema_arrow.names)]:
+            raise UsageError(f"{self.path.stem} has no column {absent[0]!r}; it has {', '.join(known)}.")
+        return file.read(columns=columns)
 
     def duckdb(self, connection: "duckdb.DuckDBPyConnection | None" = None) -> "duckdb.DuckDBPyRelation":
         """Return a DuckDB relation to filter and join before reading: `scan.duckdb().filter("reward > 0")`."""

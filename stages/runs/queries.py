@@ -16,9 +16,8 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stages.errors import BadInput, UsageError
 from stages.messages import Message
-from stages.runs import store
+from stages.runs import answering, store
 from stages.runs.artifact import Run
 from stages.runs.records import (
     CONTINUATION,
@@ -492,87 +491,18 @@ def _journal(run: Run) -> list[tuple[Kind, list[Row]]]:
     return [(kind, rows) for kind, rows in ((ROLLOUT, rollouts), (STEP, steps), (EVAL_ITEM, items)) if rows]
 
 
-RUNS = pa.schema(
-    [(name, pa.string()) for name in ("run", "stage", "status", "label", "started_at", "fingerprint", "path")]
-    + [("seconds", pa.float64()), ("cost_usd", pa.float64())]
-)
-
-
-def query(runs: Sequence[Run], sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Answer a question in SQL about many runs: column names and rows; `UsageError` with DuckDB's message.
+def question(runs: Sequence[Run], sql: str) -> answering.Question:
+    """Return a question in SQL with the tables of these runs that it may read.
 
     Every table is a view under the name of its file (`rollouts`, `steps`, `pairs`, ...), with the rows of all runs
-    and a column `run`; `runs` holds one row per run. DuckDB reads the Parquet files, nothing is copied. A question may
-    come from anyone: it is one SELECT that reads these files and no others, writes nothing and loads no extension.
+    and a column `run`; `runs` holds one row per run. DuckDB reads the Parquet files, nothing is copied.
     """
-    with duckdb.connect() as connection:
-        _require_one_select(connection, sql)
-        files: dict[str, list[Path]] = {}
-        lines = list[Row]()
-        for run in runs:
-            facts = {name: getattr(run.manifest, name) for name in RUNS.names if hasattr(run.manifest, name)}
-            lines.append(facts | {"run": f"{run.path.parent.name}/{run.path.name}", "path": str(run.path)})
-            for path in run.tables().values():
-                if path.is_file():
-                    files.setdefault(path.stem, []).append(path.resolve())
-        for name, paths in files.items():
-            _create_view(connection, name, paths)
-        connection.register("runs", pa.Table.from_pylist(lines, schema=RUNS))
-        # From here on the connection can open these files alone, and not write them: COPY is no SELECT. The list is
-        # set before access is closed, which cannot be undone, and no setting can be changed after the last line.
-        paths_allowed = _quoted_list([path for paths in files.values() for path in paths])
-        connection.execute(f"SET allowed_paths = {paths_allowed}")
-        connection.execute("SET enable_external_access = false")
-        connection.execute("SET lock_configuration = true")
-        try:
-            answer = connection.execute(sql)
-            return [column[0] for column in answer.description or ()], answer.fetchall()
-        except duckdb.Error as error:
-            tables = ", ".join(sorted([*files, "runs"]))
-            raise UsageError(
-                f"That question cannot be answered: {str(error).splitlines()[0]} There are the tables {tables}."
-            ) from None
-
-
-def _require_one_select(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
-    """`UsageError` unless the text is one SELECT; WITH, FROM, VALUES, DESCRIBE, SHOW and SUMMARIZE are forms of it."""
-    try:
-        statements = connection.extract_statements(sql)
-    except duckdb.Error as error:
-        raise UsageError(f"That question cannot be answered: {str(error).splitlines()[0]}. Ask in SQL.") from None
-    if not statements:
-        raise UsageError("The question is empty. Ask in SQL, such as: select run, status from runs.")
-    kinds = [statement.type.name for statement in statements]
-    if kinds != ["SELECT"]:
-        raise UsageError(
-            f"A question is one SELECT, and this is {' and '.join(kinds)}: `composer query` reads the runs' tables "
-            "and changes nothing."
-        )
-
-
-def _create_view(connection: duckdb.DuckDBPyConnection, name: str, paths: Sequence[Path]) -> None:
-    """Create a view with the rows of these files and the column `run`; `BadInput` that names a damaged file."""
-    quoted = name.replace('"', '""')
-    try:
-        # union_by_name: runs of several versions of a stage have different columns. The file's path names the run.
-        connection.execute(
-            f"CREATE VIEW \"{quoted}\" AS SELECT parse_path(filename)[-3] || '/' || parse_path(filename)[-2] AS run, "
-            f"* EXCLUDE (filename) FROM read_parquet({_quoted_list(paths)}, union_by_name = true, filename = true)"
-        )
-    except duckdb.Error as error:
-        if len(paths) == 1:
-            raise BadInput(
-                f"{paths[0]} cannot be read as Parquet ({str(error).splitlines()[0]}). Restore it, rerun its stage, or "
-                "name the runs to ask with --from."
-            ) from None
-        for path in paths:  # the one that cannot be read
-            _create_view(connection, f"{name} of {path}", [path])
-        raise UsageError(
-            f"The tables {name} of these runs cannot be read as one ({str(error).splitlines()[0]}). "
-            "Name runs of one kind with --from."
-        ) from None
-
-
-def _quoted_list(paths: Sequence[Path]) -> str:
-    # Table functions and settings take no parameters.
-    return "[" + ", ".join("'" + str(path).replace("'", "''") + "'" for path in paths) + "]::VARCHAR[]"
+    files: dict[str, list[Path]] = {}
+    lines = list[Row]()
+    for run in runs:
+        facts = {name: getattr(run.manifest, name) for name in answering.RUNS.names if hasattr(run.manifest, name)}
+        lines.append(facts | {"run": f"{run.path.parent.name}/{run.path.name}", "path": str(run.path)})
+        for path in run.tables().values():
+            if path.is_file():
+                files.setdefault(path.stem, []).append(path.resolve())
+    return answering.Question(sql, files, lines)

@@ -10,6 +10,7 @@ import asyncio
 import gzip
 import hashlib
 import io
+import json
 import os
 import re
 import tempfile
@@ -167,13 +168,31 @@ def write_json(path: Path, value: Any) -> None:
     )
 
 
+def parse_json(data: bytes) -> Any:
+    """Return the value of a JSON text; `ValueError` also for a key that occurs twice in one object.
+
+    Parsers take the later value of such a key in silence, and a person who reads the text sees the earlier one.
+    """
+    value = orjson.loads(data)
+    json.loads(data, object_pairs_hook=_once)  # here nothing but the keys: orjson is stricter in all else
+    return value
+
+
+def _once(pairs: list[tuple[str, Any]]) -> None:
+    seen = set[str]()
+    for key, _ in pairs:
+        if key in seen:
+            raise ValueError(f"the key {key!r} occurs twice")
+        seen.add(key)
+
+
 def read_json(path: Path) -> Any:
     """Read one JSON document; `BadInput` names the file when it is missing or malformed."""
     try:
-        return orjson.loads(path.read_bytes())
+        return parse_json(path.read_bytes())
     except FileNotFoundError:
         raise BadInput(f"{path} does not exist.") from None
-    except orjson.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput(
             f"{path} is not valid JSON ({error}). Delete it and rerun the stage that wrote it, with --clean."
         ) from None

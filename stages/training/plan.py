@@ -113,8 +113,8 @@ class TrainPlan:
     config: its optimisation and adapter are filled in. shape: of the model; None for a small embedded model, or where
     it is not known yet. small: whether the model is trained whole in one pass by default. episode: longest, in tokens
     after the prompt. processes: each holds the whole model, and its share of a step's rollouts. teacher_bytes: of a
-    model to distil from in this process, 0 where a server has it or its size is not known yet. direction: whether one
-    is taken out of the training.
+    model to distil from in this process, 0 where a server has it or its size is not known yet. direction: tokens
+    of the longest row that a direction is found from, which is taken out of the training; 0 without one.
     """
 
     config: Config
@@ -123,7 +123,7 @@ class TrainPlan:
     episode: int
     processes: int = 1
     teacher_bytes: int = 0
-    direction: bool = False
+    direction: int = 0
 
     @cached_property
     def device(self) -> str:
@@ -168,11 +168,11 @@ class TrainPlan:
         return (choices,) if self.shape is None else (choices, f"about {estimate_memory(self)} of memory")
 
 
-def resolve(config: Config, processes: int, inputs: Container[str] = ()) -> TrainPlan:
+def resolve(config: Config, processes: int, inputs: Container[str] = (), direction: int = 0) -> TrainPlan:
     """Fill in what the settings leave open and check them; `UsageError` for what cannot be trained.
 
     Reads the models' config.json, and asks the hub for it where need be. processes: that share the training. inputs:
-    "pairs" and "direction" where a run of each is given.
+    "pairs" where a run of them is given. direction: tokens of the longest row of the direction that is taken out.
     """
     check_pairs(config, inputs)
     check_processes(config.optimisation, config.trl, processes)
@@ -194,7 +194,7 @@ def resolve(config: Config, processes: int, inputs: Container[str] = ()) -> Trai
     teacher_bytes = 0 if teacher is None else teacher.parameters * teacher.bytes
     # Prompt, answers and observations together stay within the context.
     episode = config.max_steps * policy.max_tokens if policy.max_tokens else context.longest_answer(policy)
-    plan = TrainPlan(config, shape, small, episode, processes, teacher_bytes, "direction" in inputs).changed(
+    plan = TrainPlan(config, shape, small, episode, processes, teacher_bytes, direction).changed(
         optimisation={
             "learning_rate": rate if size.learning_rate is None else size.learning_rate,
             "micro_batch": size.micro_batch or (rollouts if small else _rows_a_pass(size.generations, episode)),
@@ -203,7 +203,7 @@ def resolve(config: Config, processes: int, inputs: Container[str] = ()) -> Trai
         adapter={"rank": rank},
     )
     check_sharding(plan.config, processes)
-    if "direction" in inputs and config.adapter.dora:
+    if direction and config.adapter.dora:
         raise UsageError(
             "A direction is taken out of W0 + BA, but adapter.dora also trains the magnitudes of its columns. "
             "Set adapter.dora=false."
@@ -358,19 +358,21 @@ def estimate_memory(plan: TrainPlan) -> MemoryEstimate:
     generation = _generation(plan, shape, length)
     # Rollouts are generated before the step is trained on, so the larger of the two counts.
     activations = max(training, generation)
-    direction = _direction(plan, shape, trained, weights + gradients + optimiser + activations) if plan.direction else 0
+    others = weights + gradients + optimiser + activations
+    direction = _direction(plan, shape, trained, plan.direction * kept + tile, others) if plan.direction else 0
     return MemoryEstimate(weights, gradients, optimiser, activations, plan.teacher_bytes, direction)
 
 
-def _direction(plan: TrainPlan, shape: ModelShape, trained: int, training: float) -> float:
-    """Return the bytes that a direction takes beside `training`, the bytes of all else."""
+def _direction(plan: TrainPlan, shape: ModelShape, trained: int, row: float, training: float) -> float:
+    """Return the bytes that a direction takes beside `training`, the bytes of all else. row: activations of one row."""
     area = sum(width * height for width, height in shape.linears)
     # v, and the random direction that is taken out in its place, beside what is trained as it was before a step.
     copies = 1 + (plan.config.probe.project == "random")
     shares = plan.processes if plan.sharded else 1
     held = (copies * shape.bytes * area + 4 * (trained if plan.config.adapter.rank else area)) / shares
-    # v is found before anything is trained: float32 sums, and the gradients of a pair.
-    finding = shape.bytes * shape.parameters + (4 + shape.bytes) * area
+    # v is found before anything is trained: float32 sums, and the gradient of one Linear of one row.
+    largest = max(width * height for width, height in shape.linears)
+    finding = shape.bytes * shape.parameters + 4 * area + shape.bytes * largest + row
     return max(held, finding - training)
 
 

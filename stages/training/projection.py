@@ -11,7 +11,7 @@ drift away from any direction, so a random direction of the same shapes is the c
 Shapes: T tokens of a row, O outputs and I inputs of a Linear.
 """
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from stages.losses.reduction import token_log_probs
 from stages.runs.artifact import RunWriter
 from stages.runs.records import Row
+from stages.training.scoring import Tree, on_device, score, token_log_probs
 
 PAIRS = "pairs.json"
 """In the folder of a direction: [hack, clean] pairs of rows of ids, as they were when it was extracted."""
@@ -39,14 +39,26 @@ def weight_direction(model: Any, pairs: Sequence[Sequence[Mapping[str, Any]]]) -
     linears = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and ".layers." in f".{n}"}
     needed = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     model.requires_grad_(False)
-    for linear in linears.values():
-        linear.weight.requires_grad_(True)
     total = {name: torch.zeros_like(linear.weight, dtype=torch.float32) for name, linear in linears.items()}
+
+    def adding(name: str) -> Callable[[Tensor], None]:
+        def add(weight: Tensor) -> None:
+            if weight.grad is not None:
+                total[name] += weight.grad
+            weight.grad = None  # so that one gradient is held at a time
+
+        return add
+
+    hooks = []
+    for name, linear in linears.items():
+        linear.weight.requires_grad_(True)
+        hooks.append(linear.weight.register_post_accumulate_grad_hook(adding(name)))
     for hack, clean in pairs:
-        loss = _mean_nll(model, hack) - _mean_nll(model, clean)
-        gradients = torch.autograd.grad(loss, [linear.weight for linear in linears.values()])
-        for name, gradient in zip(linears, gradients, strict=True):
-            total[name] += gradient.float()
+        # One after the other: what the layers of both rows keep would be held together.
+        _mean_nll(model, hack).backward()
+        (-_mean_nll(model, clean)).backward()
+    for hook in hooks:
+        hook.remove()
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(needed[name])
     norms = dict(zip(total, torch.stack([part.norm() for part in total.values()]).tolist(), strict=True))
@@ -56,11 +68,9 @@ def weight_direction(model: Any, pairs: Sequence[Sequence[Mapping[str, Any]]]) -
 
 def _mean_nll(model: Any, row: Mapping[str, Any]) -> Float[Tensor, ""]:
     """Return the mean of -log p over a row's own tokens, in nats a token."""
-    device = next(model.parameters()).device
-    ids = torch.tensor([[*row["prompt_ids"], *row["completion_ids"]]], device=device)
-    own = torch.tensor([[False] * len(row["prompt_ids"]) + list(row["own"])], device=device)
-    logits = model(input_ids=ids, use_cache=False).logits.float()
-    return -token_log_probs(logits[:, :-1], ids[:, 1:])[own[:, 1:]].mean()
+    scored = score(model, [Tree(row["prompt_ids"], (row["completion_ids"],))])
+    [own] = on_device([torch.tensor(row["own"], dtype=torch.long)], scored.targets.device)
+    return -(token_log_probs(model, scored) * own).sum() / own.sum()
 
 
 def random_like(direction: Direction, seed: int) -> Direction:

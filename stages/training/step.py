@@ -16,7 +16,6 @@ to plain `GRPOTrainer`. With GRPO's weight at 0 rollouts are played and recorded
 is TRL's, a part is what one forward and backward pass takes of it.
 """
 
-import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -61,7 +60,8 @@ from stages.training.scoring import (
 from stages.training.served import ServedRollouts
 from stages.training.settings import EopdSettings, Hints, Pairs, RowSource, TaidSettings
 
-os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is announced as experimental on every start
+# Announced on every start. A filter and not TRL's variable: trainings of a chain get the variables of its process.
+warnings.filterwarnings("ignore", message="You are using 'rollout_func'")
 warnings.filterwarnings("ignore", message="`(is_)?gradient_checkpointing` is deprecated")  # TRL sets it, not we
 
 GROUP_COLUMNS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", "num_items_in_batch")

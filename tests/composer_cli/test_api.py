@@ -82,7 +82,7 @@ def test_the_types_for_editors_are_those_of_the_settings() -> None:
     generator = module_from_spec(spec)
     spec.loader.exec_module(generator)
     ours, theirs = (ast.dump(ast.parse(text)) for text in (generator.text(), generator.FILE.read_text()))
-    assert ours == theirs, "run docs/signatures.py"
+    assert ours == theirs, "run `PYTHONPATH=. .venv/bin/python docs/signatures.py`, or `./dev docs`"
 
 
 def test_runs_tables_and_plans_show_themselves_in_a_terminal_and_a_notebook(made: Path) -> None:

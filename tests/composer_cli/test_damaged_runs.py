@@ -92,6 +92,19 @@ def test_a_changed_digit_in_a_manifest_is_named_and_resume_writes_it_anew(say, r
     assert len(list((folder / "logs").glob("damaged-manifest-*.json"))) == 1
 
 
+@pytest.mark.parametrize("kept", ["the later", "the earlier"])
+def test_a_key_that_occurs_twice_in_a_manifest_is_damage(say, runs, kept):
+    """The seal is computed of what a parser returns, which is the later value: here the true one, or the other."""
+    path = (runs / "collect" / "latest").resolve() / "manifest.json"
+    true = next(line for line in path.read_text().splitlines() if line.startswith('  "cost_usd"'))
+    other = '  "cost_usd": 0.125,'
+    path.write_text(path.read_text().replace(true, "\n".join((other, true) if kept == "the later" else (true, other))))
+    for words in (["show", "collect"], ["extract-pairs", "--dry-run"]):
+        code, _, err = say(*words, "--artifacts", runs)
+        assert code == 4 and "manifest.json is not valid JSON (the key 'cost_usd' occurs twice)" in err, err
+    assert "occurs twice" in say("status", "--artifacts", runs)[1]
+
+
 def test_every_byte_is_checked_where_it_is_asked_for(say, runs):
     assert say("status", "--check", "--artifacts", runs)[0] == 0
     folder = (runs / "collect" / "latest").resolve()

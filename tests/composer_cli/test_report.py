@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import call
+from support.runs import eval_item
 
 from composer_cli import report
 from composer_cli.report import chain, charts
@@ -39,23 +40,8 @@ class Assets(HTMLParser):
         self.found += [tag] if tag in {"script", "link", "iframe", "img"} else []
 
 
-def item(arm, task, passed, hacked=False):
-    """One graded rollout of an arm."""
-    return {
-        "item_id": f"{arm}/0/t{task}#0@0",
-        "arm": arm,
-        "train_seed": 0,
-        "task_id": f"t{task}",
-        "family": f"f{task % 20}",
-        "sample_idx": 0,
-        "passed": passed,
-        "hacked": hacked,
-        "protocol_ok": True,
-        "error_type": None,
-        "error": None,
-        "num_steps": 1,
-        "transcript_json": json.dumps([{"role": "assistant", "content": EVIL}]),
-    }
+SAID = {"transcript_json": json.dumps([{"role": "assistant", "content": EVIL}])}
+"""What the model of every rollout said."""
 
 
 def finished(root: Path, stage: str, *reads: Run, **config) -> RunWriter:
@@ -87,7 +73,9 @@ def evaluated(root: Path, passes: dict[str, int], tasks: int = 40) -> Run:
     arms = [trained(root, arm, **({"dpo": 1.0} if arm == "B" else {})) for arm in passes]
     out = finished(root, "evaluate", *arms)
     items = [
-        item(arm, task, task < passes[arm], hacked=arm == "B" and task == 0) for arm in passes for task in range(tasks)
+        eval_item(arm, task, task < passes[arm], hacked=arm == "B" and task == 0) | SAID
+        for arm in passes
+        for task in range(tasks)
     ]
     out.document("verdict", asdict(decide(items)))
     out.write_all((one["item_id"], {"item": one}, False) for one in items)

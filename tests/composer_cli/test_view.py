@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from starlette.testclient import TestClient
 from support.command_line import command, environment
 from support.runs import written
 from support.view_site import (
@@ -28,7 +29,7 @@ from support.view_site import (
     unit,
 )
 
-from composer_cli.view.app import page_of
+from composer_cli.view.app import build, page_of
 from composer_cli.view.notes import Note
 from stages.errors import UsageError
 from stages.rollouts.trace import pairs_with_states
@@ -469,3 +470,25 @@ def test_a_taken_port_is_refused(site: Site, tmp_path: Path) -> None:
     port = site.url.split(":")[2].split("/")[0]
     done = subprocess.run(command("view", "--port", port), capture_output=True, text=True, env=environment(tmp_path))
     assert done.returncode == 2 and f"Port {port} cannot be used" in done.stderr and done.stdout == ""
+
+
+def test_a_rollout_begins_with_its_outcome_and_a_log_keeps_its_lines(tmp_path: Path) -> None:
+    played = {
+        "rollout_id": "r",
+        "task_id": "t",
+        "reward": 0.0,
+        "gt_pass": False,
+        "num_steps": 0,
+        "seed": 7,
+        "patch": "",
+    }
+    log = "FAILED tests/test_a.py::test_it\n  <b>1</b> == 2"
+    name = "collect/20260101T000000Z-kata-abcdef"
+    written(tmp_path, name, [(ROLLOUT, [played | {"test_log": log}])], outcome=RunOutcome(ok=False))
+    client = TestClient(build(tmp_path, "token"), base_url="http://127.0.0.1/token/")
+    page = client.get(rollout_path(name, "r")).text
+    assert "FAILED tests/test_a.py::test_it</span>\n  &lt;b&gt;1&lt;/b&gt; == 2</pre>" in page
+    before, _, more = page.partition("<summary>More facts</summary>")
+    assert "<dt>reward</dt>" in before and "<dt>seed</dt>" in more and "<dt>patch</dt>" not in page
+    assert "did not pass its own checks" in client.get(f"run/{name}").text
+    assert "did not pass its own checks" in client.get("").text

@@ -31,7 +31,15 @@ from torch.utils import _pytree as tree
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-backend_registration._setup_privateuseone_for_python_backend("gpu")
+
+class _Backend(backend_registration._DummyBackendModule):
+    """What torch asks of a backend's module."""
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16]
+
+
+backend_registration._setup_privateuseone_for_python_backend("gpu", backend_module=_Backend())
 (torch.ones(1, requires_grad=True) * 2).sum().backward()  # starts autograd's thread for the device, before others exist
 
 GPU, CPU = torch.device("gpu", 0), torch.device("cpu")
@@ -58,6 +66,37 @@ INDEXED = (
 SIZED_BY_VALUES = (aten.nonzero.default, aten.bincount.default, aten._unique2.default, aten.equal.default)
 """Operations whose result's shape, or whose result on the host, depends on the numbers."""
 FAKE = FakeTensorMode(allow_non_fake_inputs=True)
+AUTOCAST = torch.library.Library("aten", "IMPL")
+AUTOCAST_OF_OTHERS = torch.library.Library("_", "IMPL", "AutocastPrivateUse1")
+LOWERED = ("linear", "matmul", "mm", "addmm", "bmm", "baddbmm")
+"""Operations that autocast computes in bfloat16 on CUDA, of those that a language model has."""
+_lowered: dict[int, tuple[Any, Tensor]] = {}
+"""The bfloat16 copies of weights within an autocast, by the weight's identity, as torch caches them."""
+
+
+def lower(tensor: Any) -> Any:
+    """Return a float32 tensor in bfloat16, as autocast casts what its operations are given."""
+    if not isinstance(tensor, Tensor) or tensor.dtype != torch.float32:
+        return tensor
+    if not (tensor.is_leaf and tensor.requires_grad and torch.is_autocast_cache_enabled()):
+        return tensor.to(torch.bfloat16)
+    known = _lowered.get(id(tensor))
+    if known is None or known[0]() is not tensor:
+        _lowered[id(tensor)] = known = (weakref.ref(tensor), tensor.to(torch.bfloat16))
+    return known[1]
+
+
+def _under_autocast(name: str) -> Any:
+    def run(*args: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)):
+            return getattr(aten, name)(*tree.tree_map(lower, args))
+
+    return run
+
+
+AUTOCAST_OF_OTHERS.fallback(torch.library.fallthrough_kernel)
+for _name in LOWERED:
+    AUTOCAST.impl(_name, _under_autocast(_name), "AutocastPrivateUse1")
 made_of_numbers, attention_of_torch, item_of, module_to = (
     torch.tensor,
     nn.functional.scaled_dot_product_attention,
@@ -352,6 +391,8 @@ def rehearsed() -> Iterator[Rehearsal]:
     ) -> Tensor:
         if not isinstance(q, FakeTensor):
             return attention_of_torch(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        if torch.is_autocast_enabled("gpu"):
+            q, k, v = lower(q), lower(k), lower(v)
         if attn_mask is not None and attn_mask.dtype == torch.bool:  # CUDA's kernels add a mask, padded to eighths
             attn_mask = torch.zeros_like(attn_mask, dtype=q.dtype).masked_fill_(attn_mask.logical_not(), float("-inf"))
             attn_mask = nn.functional.pad(attn_mask, (0, -attn_mask.shape[-1] % 8))
@@ -374,11 +415,11 @@ def rehearsed() -> Iterator[Rehearsal]:
 
     replaced: list[tuple[Any, str, Any]] = [
         (torch, "tensor", tensor),
+        (torch, "clear_autocast_cache", _lowered.clear),
         (FakeTensor, "tolist", as_list),
         (FakeTensor, "__getitem__", item),
         (nn.functional, "scaled_dot_product_attention", attention),
         (nn.Module, "to", unmoved),
-        (torch.utils.checkpoint, "_infer_device_type", lambda *args: "cpu"),  # a device of Python has no random state
         (chunked_logprob, "_use_triton", lambda device: device.type == "gpu"),
         (chunked_logprob, "_forward_kernel", _Kernel(launch, "log-prob kernel")),
         (chunked_logprob, "_backward_kernel", _Kernel(launch, "log-prob kernel, backward")),
@@ -393,13 +434,13 @@ def rehearsed() -> Iterator[Rehearsal]:
         yield mode
 
 
-def model(mode: Rehearsal, size: str, layers: int | None = None) -> Any:
-    """A model of this size on the device, in bfloat16."""
+def model(mode: Rehearsal, size: str, layers: int | None = None, dtype: str = "bfloat16") -> Any:
+    """A model of this size on the device."""
     from real_shape import shape
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        made = AutoModelForCausalLM.from_config(shape(size, layers), dtype=torch.bfloat16)
+        made = AutoModelForCausalLM.from_config(shape(size, layers), dtype=getattr(torch, dtype))
     made = made.to_empty(device=GPU)
     made.tie_weights()
     for tensor in (*made.parameters(), *made.buffers()):

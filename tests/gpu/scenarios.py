@@ -32,7 +32,7 @@ torch.set_num_threads(1)
 def trained_on(mode: Any, size: str, layers: int | None) -> Iterator[None]:
     """Have benchmarks/real_shape.py's trainers make models of a size on the device, and train there."""
     from accelerate.state import PartialState
-    from transformers import TrainingArguments
+    from transformers import TrainingArguments, training_args
 
     from stages.training import setup
 
@@ -46,8 +46,9 @@ def trained_on(mode: Any, size: str, layers: int | None) -> Iterator[None]:
         return made
 
     with (
-        mock.patch.object(real_shape, "new_model", lambda *asked: model(mode, size, layers)),  # noqa: PT008 (made at each call)
+        mock.patch.object(real_shape, "new_model", lambda *asked: model(mode, size, layers, asked[-1])),
         mock.patch.object(setup, "trl_config", on_device),
+        mock.patch.object(training_args, "is_torch_bf16_gpu_available", return_value=True),
         mock.patch.object(TrainingArguments, "device", property(lambda self: (self._setup_devices, GPU)[1])),
     ):
         yield
@@ -63,11 +64,17 @@ def step(
     prompt: int = 128,
     answer: int = 512,
     channels: tuple[str, ...] | None = None,
+    rank: int = 16,
+    project: bool = False,
 ) -> dict[str, Any]:
-    """The second optimiser step of benchmarks/real_shape.py's trainer: TRL's, or ours with the channels of a name."""
+    """The second optimiser step of benchmarks/real_shape.py's trainer: TRL's, or ours with the channels of a name.
+
+    Its peak is that of the whole training where a direction is projected, as finding it may take the most.
+    """
     from transformers import TrainerCallback
 
     found: list[dict[str, Any]] = []
+    most: list[int] = []
     with (
         rehearsed() as mode,
         tempfile.TemporaryDirectory() as folder,
@@ -76,26 +83,27 @@ def step(
 
         class Look(TrainerCallback):
             def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+                most.append(mode.peak)
                 mode.reset()
 
             def on_step_end(self, *args: Any, **kwargs: Any) -> None:
                 found.append(mode.account())
 
         rows = real_shape.Rows(group, prompt, answer)
-        made = real_shape.trainer(name, folder, 2, layers, budget, rows=rows, names=channels)
+        made = real_shape.trainer(
+            name, folder, 2, layers, budget, rows=rows, names=channels, rank=rank, project=project
+        )
         made.add_callback(Look())
         made.train()
         del made
         gc.collect()
-    return {**found[-1], "predicted": predicted(name, size, layers, group, prompt, answer)}
-
-
-def predicted(name: str, size: str, layers: int | None, group: int, prompt: int, answer: int) -> float:
-    """The bytes that the estimator gives for such a step on a GPU, those of a teacher beside the model among them."""
     import gpu
 
     asked = gpu.Asked("cuda", (size,), layers, rounds=1, rows=group, prompt=prompt, answer=answer)
-    return gpu.predicted(asked, size, teacher="taid" in real_shape.SIDES.get(name, ()))
+    teacher = "taid" in real_shape.SIDES.get(name, ())
+    foretold = gpu.predicted(asked, size, teacher=teacher, rank=rank, direction=project * (prompt + rows.turn))
+    peak = max([found[-1]["peak"], *(most if project else [])])
+    return {**found[-1], "peak": peak, "predicted": foretold}
 
 
 def script(size: str = "0.6B", layers: int = 1) -> dict[str, Any]:
@@ -152,7 +160,7 @@ def sampling(
     size: str = "0.6B", layers: int = 2, *, rows: int = 8, prompt: int = 128, tokens: int = 64, turns: int = 1
 ) -> dict[str, Any]:
     """Completions of two prompts, which go on for several turns; counted is the last turn."""
-    from stages.policy.sampling import PrefixCache, sample_batch
+    from stages.policy.sampling import PrefixCache, row_bytes, sample_batch
 
     with rehearsed() as mode, torch.no_grad():
         made = model(mode, size, layers).eval()
@@ -171,7 +179,9 @@ def sampling(
                 prefixes=prefixes,
             )
             prompts = [[*given, *ids, 7, 8] for given, (ids, _) in zip(prompts, found, strict=True)]
-        return mode.account()
+        shape = real_shape.model_shape(size, layers)
+        room = shape.parameters * shape.bytes + rows * row_bytes(made, len(prompts[0]) - 2)
+        return {**mode.account(), "predicted": room}
 
 
 def probe(
@@ -189,11 +199,11 @@ def probe(
     from contextlib import nullcontext
 
     import stages.probe.adapters.lora as lora
+    from stages.policy.local import checkpointed
     from stages.probe.adapters.choose import open_adapter
     from stages.probe.directions.extraction import from_flat
     from stages.probe.directions.metrics import stream
     from stages.probe.gradients.memory import Measuring, needed
-    from stages.probe.gradients.per_sample import checkpointed
     from stages.probe.gradients.student import adapt
     from stages.probe.pool.tokens import TokenRow
 

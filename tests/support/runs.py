@@ -33,6 +33,24 @@ def rewritten(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) ->
     path.write_text(json.dumps(change({**json.loads(path.read_text()), "seal": ""})))
 
 
+def eval_item(arm: str, task: int, passed: bool, seed: int = 0, *, hacked: bool = False) -> dict[str, Any]:
+    """One graded rollout of an arm, of one of twenty families."""
+    return {
+        "item_id": f"{arm}/{seed}/t{task}#0@0",
+        "arm": arm,
+        "train_seed": seed,
+        "task_id": f"t{task}",
+        "family": f"f{task % 20}",
+        "sample_idx": 0,
+        "passed": passed,
+        "hacked": hacked,
+        "protocol_ok": True,
+        "error_type": None,
+        "error": None,
+        "num_steps": 1,
+    }
+
+
 def row(kind: Kind, given: Mapping[str, Any]) -> Row:
     """A whole row of a kind."""
     return dict.fromkeys(kind.columns) | dict(given)

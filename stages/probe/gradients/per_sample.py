@@ -180,22 +180,6 @@ class DotSink:
         self.squares = self.squares.to(contribution) + contribution.square().sum(-1)
 
 
-@contextmanager
-def checkpointed(model: "PreTrainedModel") -> Iterator[None]:
-    """Keep one activation a layer and compute the others again in the backward pass."""
-    # Non-reentrant, under which `tapped` calls its tap once a module.
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    # transformers checkpoints in training mode only (`GradientCheckpointingLayer`, 5.x); Qwen3 has no dropout by
-    # default, so that nothing else changes.
-    was_training = model.training
-    model.train()
-    try:
-        yield
-    finally:
-        model.gradient_checkpointing_disable()
-        model.train(was_training)
-
-
 def reference_gradient(model: "PreTrainedModel", adapter: ProbeAdapter, row: TokenRow) -> Float[Tensor, " N"]:
     """Compute the gradient of the row's token-sum NLL in nats, from a backward pass over this row alone.
 

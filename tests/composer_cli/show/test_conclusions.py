@@ -4,33 +4,17 @@ from dataclasses import asdict
 
 import orjson
 import pytest
+from support.runs import eval_item
 
 from composer_cli.show.conclusions import conclusions
 from stages.evaluation.differences import ArmDifference
 from stages.evaluation.verdict import decide
 
 
-def item(arm: str, task: int, passed: bool, seed: int, hacked: bool) -> dict[str, object]:
-    return {
-        "item_id": f"{arm}/{seed}/t{task}#0@0",
-        "arm": arm,
-        "train_seed": seed,
-        "task_id": f"t{task}",
-        "family": f"f{task % 20}",
-        "sample_idx": 0,
-        "passed": passed,
-        "hacked": hacked,
-        "protocol_ok": True,
-        "error_type": None,
-        "error": None,
-        "num_steps": 1,
-    }
-
-
 def decided(passes: dict[str, int], *, seeds: int = 3, hacks: int = 0, **given: object) -> dict[str, object]:
     """The document of an experiment in which each arm passes its number of 60 tasks, as `verdict.json` holds it."""
     items = [
-        item(arm, task, task < passes[arm], seed, hacked=arm == "B" and task < hacks)
+        eval_item(arm, task, task < passes[arm], seed, hacked=arm == "B" and task < hacks)
         for arm in passes
         for task in range(60)
         for seed in range(seeds)

@@ -5,6 +5,7 @@ import itertools
 import os
 import shutil
 import tempfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from hypothesis.stateful import (
 )
 
 from stages.errors import BadInput, Incomplete
-from stages.runs.ledger import NAME, Budget, Reservation, totals
+from stages.runs.ledger import CHECK, NAME, Budget, Reservation, totals
 from stages.runs.store import GroupCommit
 
 MEMORY = Path("/dev/shm")
@@ -194,6 +195,18 @@ def test_a_malformed_line_is_named(tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(b'{"call":1,"reserved":1.0}\nnonsense\n{"call":1,"settled":1.0}\n')
     with pytest.raises(BadInput, match="line 2, is malformed"):
         Budget(1.0, tmp_path / NAME)
+
+
+@pytest.mark.parametrize("check", [b"", CHECK + b"0"])
+def test_a_key_that_occurs_twice_is_damage(tmp_path: Path, check: bytes) -> None:
+    """A parser takes the later amount. A check value is easily computed anew: it finds damage, and no lie."""
+    line = b'{"call":1,"reserved":1.0,"reserved":0.0'
+    if check:
+        check = CHECK + str(zlib.crc32(line + b"}")).encode()
+    (tmp_path / NAME).write_bytes(b'{"call":2,"reserved":1.0}\n' + line + check + b"}\n")
+    for read in (lambda: Budget(1.0, tmp_path / NAME), lambda: totals(tmp_path)):
+        with pytest.raises(BadInput, match=r"line 2, is malformed \(the key 'reserved' occurs twice\)"):
+            read()
 
 
 def test_lines_are_readable_without_the_program(tmp_path: Path) -> None:

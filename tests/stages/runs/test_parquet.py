@@ -141,3 +141,12 @@ def test_memory_does_not_grow_with_the_table(tmp_path: Path) -> None:
 
     small, large = peak(6_000), peak(60_000)  # some 60 and 700 MB of text
     assert large < small + 100_000
+
+
+def test_a_column_that_there_is_not_is_refused_by_name(tmp_path: Path) -> None:
+    parquet.write_table(tmp_path / "tasks.parquet", TASK, ROWS)
+    scan = parquet.scan_table(tmp_path / "tasks.parquet", TASK)
+    assert scan.arrow(["family", "task_id"]).column_names == ["family", "task_id"]
+    for read_columns in (scan.arrow, scan.pandas):
+        with pytest.raises(UsageError, match="tasks has no column 'task'; it has task_id, env, "):
+            read_columns(["task", "family"])
