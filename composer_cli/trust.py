@@ -1,9 +1,9 @@
 """Keys and the servers they are for: a settings file cannot send a provider's key to another server by itself.
 
 A preset or a settings file names an environment variable (`api_key_env`) and an address, and so could send whoever runs
-it the key of one server to another. A variable in `PROVIDERS` holds the key of that provider. It is sent elsewhere
-only where the user typed the address on the command line or gave --trust. A server on this machine (a proxy) is no
-other server. Variables that are not in the table are the user's own names, of which nothing is known.
+it the key of one server to another. A variable in `PROVIDERS` holds the key of that provider. It is sent elsewhere, or
+without TLS, only where the user typed the address on the command line or gave --trust. A server on this machine (a
+proxy) is no other server. Variables that are not in the table are the user's own names, of which nothing is known.
 """
 
 import re
@@ -16,11 +16,11 @@ from stages.runs.config import StageConfig
 
 PROVIDERS = {
     "ANTHROPIC_API_KEY": "anthropic.com",
-    "AWS_ACCESS_KEY_ID": "amazonaws.com",
-    "AWS_BEARER_TOKEN_BEDROCK": "amazonaws.com",
-    "AWS_SECRET_ACCESS_KEY": "amazonaws.com",
-    "AWS_SESSION_TOKEN": "amazonaws.com",
-    "AZURE_OPENAI_API_KEY": "azure.com",
+    "AWS_ACCESS_KEY_ID": "bedrock-runtime.*.amazonaws.com",
+    "AWS_BEARER_TOKEN_BEDROCK": "bedrock-runtime.*.amazonaws.com",
+    "AWS_SECRET_ACCESS_KEY": "bedrock-runtime.*.amazonaws.com",
+    "AWS_SESSION_TOKEN": "bedrock-runtime.*.amazonaws.com",
+    "AZURE_OPENAI_API_KEY": "openai.azure.com",
     "CEREBRAS_API_KEY": "cerebras.ai",
     "COHERE_API_KEY": "cohere.com",
     "DEEPINFRA_API_KEY": "deepinfra.com",
@@ -44,7 +44,10 @@ PROVIDERS = {
     "WANDB_API_KEY": "wandb.ai",
     "XAI_API_KEY": "x.ai",
 }
-"""The domain of the provider whose key a variable holds, by the variable."""
+"""The domain of the provider whose key a variable holds, by the variable; `*` is a region.
+
+Not a whole cloud: anybody's server is in `execute-api.us-east-1.amazonaws.com` or `cloudapp.azure.com`.
+"""
 ADDRESSES = ("base_url", "endpoint")
 """Settings beside `api_key_env` that hold the address to which the key is sent."""
 HOST = re.compile(r"[a-z0-9.-]+|[0-9a-f:.]+")
@@ -74,15 +77,22 @@ def require_trusted_servers(title: str, config: StageConfig, typed: Iterable[Tre
 
 
 def _is_host_of(address: str, domain: str) -> bool:
-    """Whether an address is a server of the domain or of this machine; False for one that programs read differently."""
+    """Whether an address is a server of the domain, reached by TLS, or of this machine.
+
+    False for an address that programs read differently.
+    """
     try:
-        host = (urlsplit(address).hostname or "").rstrip(".")
+        split = urlsplit(address)
+        host = (split.hostname or "").rstrip(".")
     except ValueError:
         return False
     # A backslash or a space ends the host for some programs and not for others.
     if not HOST.fullmatch(host) or re.search(r"[\\\s\x00-\x1f]", address):
         return False
-    return host == domain or host.endswith(f".{domain}") or LOOPBACK.fullmatch(host) is not None
+    if LOOPBACK.fullmatch(host):
+        return True
+    names = re.escape(domain).replace(re.escape("*"), "[a-z0-9-]+")
+    return split.scheme == "https" and re.fullmatch(rf"(.+\.)?{names}", host) is not None
 
 
 def _holds(tree: Tree, key: str) -> bool:

@@ -17,9 +17,9 @@ from composer_cli.printing import age, aligned, duration, visible, visible_line
 from composer_cli.show.runs import RunLine, find_input, name, references
 from stages.errors import UsageError
 from stages.messages import Message
-from stages.rollouts.trace import rollout_units, states
+from stages.rollouts.trace import pairs_with_states, rollout_units, states
 from stages.runs.artifact import Run
-from stages.runs.records import CHECKPOINT, KINDS, Row
+from stages.runs.records import CHECKPOINT, KINDS, PAIR, STATE, Row
 
 
 def described(run: Run) -> dict[str, str]:
@@ -245,7 +245,12 @@ def run_page(run: Run, transcripts: Iterable[Transcript], number: int) -> str:
         messages = [f"\n{message['role']}\n{_indented(message['content'])}" for message in transcript.messages]
         shown.append("\n".join([f"{transcript.rollout_id}: {outcome}", *messages]))
     if not shown:
-        shown = [f"{kind}\n{_row(row)}" for kind, rows in first_rows(run, number).items() for row in rows]
+        tables = first_rows(run, number)
+        if str(PAIR) in tables:  # each with the end of its state; the first states are not those of the first pairs
+            tables.pop(str(STATE), None)
+            pairs = islice(pairs_with_states(run), number)
+            tables[str(PAIR)] = [{"messages_json": pair["messages_json"], **pair} for pair in pairs]
+        shown = [f"{kind}\n{_row(row)}" for kind, rows in tables.items() for row in rows]
     return "\n\n".join(part for part in [verdict_text(run), facts_page(run), result, *shown] if part)
 
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -191,7 +191,8 @@ class RayEngine:
         self._ray: Any = ray
         if not ray.is_initialized():
             try:
-                ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+                with _own_handler(signal.SIGTERM):
+                    ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
             except (ConnectionError, RuntimeError, ValueError) as error:
                 where = address or os.environ.get("RAY_ADDRESS", "of this machine")
                 raise InfrastructureError(
@@ -236,3 +237,12 @@ class RayEngine:
         finally:
             for reference in working:
                 self._ray.cancel(reference, force=True)
+
+
+@contextmanager
+def _own_handler(number: signal.Signals) -> Iterator[None]:
+    """Keep this process's handler of a signal: Ray's (2.60) ends the process at once, whatever it works on."""
+    handler = signal.getsignal(number)
+    yield
+    if threading.current_thread() is threading.main_thread():  # elsewhere neither Ray nor we can set one
+        signal.signal(number, handler)

@@ -18,7 +18,8 @@ Numbered = tuple[int, Any]
 """A record and the line where it begins."""
 STRICT = ConfigDict(strict=True, revalidate_instances="always")
 """`reading.check` validates filled instances and converts nothing: 1 is a float, "1" and True are not."""
-INSTANCE = re.compile(r"(?P<owner>[\w.-]+?)__(?P<name>[\w.-]+?)(?:-\d+|\.[0-9a-f]{8}(?:\.\w+)?)(?![\w-])")
+# GitHub's names have at most 100 characters. Without a bound an id takes the square of its length, or the cube.
+INSTANCE = re.compile(r"(?P<owner>[\w.-]{1,100}?)__(?P<name>[\w.-]{1,100}?)(?:-\d+|\.[0-9a-f]{8}(?:\.\w+)?)(?![\w-])")
 """An instance id: SWE-bench's `owner__name-NUMBER`, or SWE-smith's `owner__name.COMMIT.WHAT` and its environment's."""
 
 

@@ -218,9 +218,10 @@ def advice(checks: list[GateCheck]) -> str:
     failed = [each.name for each in checks if not each.ok]
     if not failed:
         return ""
+    cut = "Answers were cut: raise policy.max_tokens. " if "nothing truncated" in failed else ""
     return (
         f"\nThe gate failed: {', '.join(failed)}. The run is whole, but its trace stream is not clean: exit code 1. "
-        "`composer show RUN -n 4` shows rollouts; mend the cause and collect again with --clean.\n"
+        f"{cut}`composer show RUN -n 4` shows rollouts; mend the cause and collect again with --clean.\n"
     )
 
 

@@ -1,9 +1,14 @@
 """Settings files are read, not obeyed: they run nothing in a dry run, and send no provider's key elsewhere unasked."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+
+from composer_cli.trust import require_trusted_servers
+from stages.errors import UsageError
+from stages.runs.stage import load_stage
 
 EVIL = "https://collect.example/v1"
 HOME = "https://api.openai.com/v1"
@@ -31,6 +36,7 @@ def policy(address: str, variable: str = "OPENAI_API_KEY") -> str:
         "https://localhost.collect.example/v1",
         "http://[2001:db8::1]/v1",
         "http://127.0.0.1.collect.example/v1",
+        "http://api.openai.com/v1",
     ],
 )
 def test_a_preset_cannot_send_a_providers_key_elsewhere(say, tmp_path, monkeypatch, address):
@@ -38,6 +44,23 @@ def test_a_preset_cannot_send_a_providers_key_elsewhere(say, tmp_path, monkeypat
     code, _, err = say("run", "--preset", preset(tmp_path, policy(address)), "--dry-run")
     assert code == 2 and "OPENAI_API_KEY holds the key for openai.com, and policy.base_url would send it to" in err
     assert "--trust" in err and "sk-of-the-user" not in err
+
+
+@pytest.mark.parametrize(
+    ("variable", "address", "trusted"),
+    [
+        ("AWS_BEARER_TOKEN_BEDROCK", "https://bedrock-runtime.eu-west-1.amazonaws.com/openai/v1", True),
+        ("AWS_BEARER_TOKEN_BEDROCK", "https://bedrock-runtime.a.execute-api.us-east-1.amazonaws.com/v1", False),
+        ("AWS_SECRET_ACCESS_KEY", "https://x1.execute-api.us-east-1.amazonaws.com/v1", False),
+        ("AWS_SECRET_ACCESS_KEY", "https://ec2-3-4-5-6.compute-1.amazonaws.com/v1", False),
+        ("AZURE_OPENAI_API_KEY", "https://ours.openai.azure.com/openai/v1", True),
+        ("AZURE_OPENAI_API_KEY", "https://theirs.westeurope.cloudapp.azure.com/v1", False),
+    ],
+)
+def test_anybodys_server_in_a_providers_cloud_is_not_the_provider(variable, address, trusted):
+    config = load_stage("collect").config(policy={"model": "m", "base_url": address, "api_key_env": variable})
+    with nullcontext() if trusted else pytest.raises(UsageError, match=f"holds the key .* would send it to {address}"):
+        require_trusted_servers("collect", config, [], trust=False)
 
 
 @pytest.mark.parametrize("variable", ["ANTHROPIC_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "OPENROUTER_API_KEY"])

@@ -34,7 +34,7 @@ from composer_cli.view.notes import Note
 from stages.errors import UsageError
 from stages.rollouts.trace import pairs_with_states
 from stages.runs.artifact import Run, RunOutcome
-from stages.runs.records import PAIR, ROLLOUT, TASK, TEACHER_ACTION
+from stages.runs.records import PAIR, ROLLOUT, STEP, TASK, TEACHER_ACTION
 
 pytest.importorskip("starlette", reason="starlette is not installed here, so `composer view` cannot be tried")
 pytest.importorskip("uvicorn", reason="uvicorn is not installed here, so `composer view` cannot be tried")
@@ -492,3 +492,14 @@ def test_a_rollout_begins_with_its_outcome_and_a_log_keeps_its_lines(tmp_path: P
     assert "<dt>reward</dt>" in before and "<dt>seed</dt>" in more and "<dt>patch</dt>" not in page
     assert "did not pass its own checks" in client.get(f"run/{name}").text
     assert "did not pass its own checks" in client.get("").text
+
+
+def test_an_empty_run_says_so_and_a_search_without_a_hit_offers_all(tmp_path: Path) -> None:
+    for name, kinds, what in (
+        ("collect/20260101T000000Z-kata-abcdef", (ROLLOUT, STEP), "rollout"),
+        ("extract-pairs/20260101T000000Z-x-abcdef", (PAIR,), "pair"),
+    ):
+        written(tmp_path, name, [(kind, []) for kind in kinds])
+        client = TestClient(build(tmp_path, "token"), base_url="http://127.0.0.1/token/")
+        assert f"This run holds no {what}s." in client.get(f"run/{name}").text
+        assert f"No {what} fits." in client.get(f"run/{name}?text=x").text

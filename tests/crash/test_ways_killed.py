@@ -5,9 +5,11 @@ The artifacts are those of a run that was left alone, and only calls in flight a
 
 import json
 import os
+import random
 import time
 from collections import Counter
 from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from support.disturbances import (
     two_at_once,
     workers,
 )
-from support.ray_nodes import alone, needs_ray
+from support.ray_nodes import alone, jobs, needs_ray
 from support.server import Reply, Server, answer, serving
 
 from stages import collect
@@ -141,14 +143,23 @@ def contents_here(server: Server, place: Path) -> dict[str, Any]:
     return contents(place / "here")
 
 
+def ray_worker(process: BaseProcess, moment: random.Random) -> int | None:
+    """The id of a worker of Ray that is at work; None where none is. This process has started its node."""
+    del process
+    found = jobs()
+    return moment.choice(found) if found else None
+
+
 @needs_ray
-def test_ray(server: Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", ["ray", "a worker of ray"])
+def test_ray(part: str, server: Server, tmp_path: Path) -> None:
     with alone() as address:
         work = collecting(server, "ray", workers=2, RAY_ADDRESS=address)
         undisturbed = whole(work, server, tmp_path)
         assert undisturbed[1] == contents_here(server, tmp_path)
-        outcome = disturb(work, tmp_path / "killed", SHARES["ray"], undisturbed[0], 3, settle=settled)
-    check("ray", work, server, tmp_path, outcome, undisturbed)
+        chosen = {"choose": ray_worker} if part.startswith("a worker") else {}
+        outcome = disturb(work, tmp_path / "killed", SHARES[part], undisturbed[0], 3, settle=settled, **chosen)
+    check(part, work, server, tmp_path, outcome, undisturbed)
 
 
 def test_two_processes_at_one_run(server: Server, tmp_path: Path) -> None:

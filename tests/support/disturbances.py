@@ -33,7 +33,7 @@ from stages.runs.artifact import Run
 from stages.runs.config import StageConfig
 from stages.runs.stage import assign_inputs, load_stage
 
-WAYS = ("composer run", "processes:2", "a worker of processes:2", "ray", "two processes at one run")
+WAYS = ("composer run", "processes:2", "a worker of processes:2", "ray", "a worker of ray", "two processes at one run")
 """Ways to run stages, besides each for itself."""
 PARTS = (*STAGES, *WAYS)
 TESTS = Path(__file__).resolve().parents[1]

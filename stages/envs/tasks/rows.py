@@ -10,6 +10,7 @@ All rows are checked before anything starts, and every one that cannot be used i
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
@@ -93,6 +94,17 @@ class TaskRow(BaseModel):
         return self
 
 
+def _problem(error: Mapping[str, Any]) -> str:
+    """Return why a field of a row cannot be used; of a key that is no field, with the field that may be meant."""
+    place = ".".join(str(part) for part in error["loc"] if part != "[key]") or "the row"  # pydantic marks keys so
+    if error["type"] == "missing":
+        return f"{place}: it is missing"
+    if error["type"] == "extra_forbidden":
+        near = [f"; did you mean {one}?" for one in get_close_matches(place, TaskRow.model_fields, 1)]
+        return f"{place}: rows have no such field{''.join(near)}"
+    return f"{place}: {error['msg'].removeprefix('Value error, ')}"
+
+
 def load(path: str) -> list[Row]:
     """Return all rows of a file or a data set, checked and with their ids.
 
@@ -115,11 +127,7 @@ def load(path: str) -> list[Row]:
         try:
             row = TaskRow.model_validate(_without_nulls(given)).model_dump()
         except ValidationError as error:
-            found = [
-                f"{'.'.join(map(str, one['loc'])) or 'the row'}: {one['msg'].removeprefix('Value error, ')}"
-                for one in error.errors(include_url=False)
-            ]
-            problems.append(f"{where}: {'; '.join(found)}")
+            problems.append(f"{where}: {'; '.join(map(_problem, error.errors(include_url=False)))}")
             continue
         content = store.digest({name: value for name, value in row.items() if name not in LABELS})
         row["id"] = row["id"] or f"task-{store.digest(row)[:12]}"

@@ -1,3 +1,4 @@
+import itertools
 import json
 import re
 import subprocess
@@ -8,7 +9,8 @@ from support.runs import written
 from support.view_site import item
 
 from stages.evaluation.verdict import decide
-from stages.runs.artifact import InputRef
+from stages.rollouts.trace import pairs_with_states
+from stages.runs.artifact import InputRef, Run
 
 
 def test_a_transcript_is_readable_and_whole(made):
@@ -60,7 +62,10 @@ def test_runs_without_rollouts_show_rows(made):
     answers = call(made, "show", "replay-teachers", "-n", "2").stdout
     assert answers.count("\nteacher_action/3\n") == 2 and re.search("teacher +first", answers)
     pairs = call(made, "show", "extract-pairs").stdout
-    assert "chosen\n" in pairs and "rejected\n" in pairs and "messages_json (the last)" in pairs
+    assert "chosen\n" in pairs and "rejected\n" in pairs and "\nstate/" not in pairs
+    (pair,) = itertools.islice(pairs_with_states(Run(made / "extract-pairs" / "latest")), 1)
+    said = json.loads(pair["messages_json"])[-1]["content"].splitlines()[0]
+    assert said in pairs.partition("messages_json (the last)\n")[2].partition("pair_id")[0], "the state of this pair"
 
 
 def test_a_run_that_is_still_going_on_can_be_read_and_is_left_alone(server, tmp_path):

@@ -1,12 +1,13 @@
 """A real Ray cluster of three nodes on this machine: two of them are killed under the jobs."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.jobs import Nap, nap, place
-from support.ray_nodes import cluster, needs_ray, served
+from support.ray_nodes import alone, cluster, needs_ray, served
 
 from stages.backends.engine import TRIES, RayEngine, find_engine
 from stages.errors import InfrastructureError, UsageError
@@ -32,6 +33,15 @@ def test_jobs_outlive_the_nodes_that_they_are_on(nodes: Any, tmp_path: Path) -> 
         if len(done) in (4, 10):
             nodes.remove_node(added.pop(), allow_graceful=False)
     assert sorted(done) == list(range(24))
+
+
+@needs_ray
+def test_a_handler_of_signals_stays() -> None:
+    """Ray's handler of SIGTERM ends the process, so that a run would not save what it has in hand."""
+    before = signal.getsignal(signal.SIGTERM)
+    with alone() as address:
+        RayEngine(address)
+        assert signal.getsignal(signal.SIGTERM) is before
 
 
 @needs_ray

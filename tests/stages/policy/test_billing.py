@@ -1,5 +1,6 @@
 """Servers that lie about what they cost: a limit holds against all of them, and what they claim is told."""
 
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from stages.errors import ComposerError, Incomplete
 from stages.policy import billing, context
 from stages.policy.base import PolicyConfig, Turn
 from stages.policy.billing import FREE, Asked, MalformedBill, least_tokens, perhaps_billed
+from stages.policy.client import Failed, Response, classified, read
 from stages.policy.endpoint import EndpointPolicy
 from stages.runs.ledger import NAME, Budget, totals
 
@@ -191,6 +193,23 @@ def test_the_ledger_keeps_to_the_table(tmp_path: Path, status: int) -> None:
         EndpointPolicy(config(server.url), budget=budget, cache=tmp_path).sample(turns(1))
     assert len(server.requests) == 1 and budget.spent == 0 == budget.reserved
     assert (budget.possibly > 0) == (status not in FREE)
+
+
+@pytest.mark.parametrize("status", [200, 400, 404])
+@pytest.mark.parametrize(
+    "page",
+    [b"<!---->" * 25, b'{"error": {"message": "' + b"input has 1 tokens " * 2000 + b'"}}'],
+    ids=["page", "message"],
+)
+def test_no_error_takes_long_to_read(status: int, page: bytes) -> None:
+    """The first took a minute and its double for ever, the second 48 s: a regular expression tried every division."""
+    began = time.process_time()
+    with suppress(Failed):
+        asked = Asked(1, 1)
+        if status == 200:
+            read(page, config("http://127.0.0.1:9/v1"), asked, latency_s=0.0, attempts=1)
+        raise classified(Response(status, {}, page), config("http://127.0.0.1:9/v1"), None)
+    assert time.process_time() - began < 2
 
 
 @pytest.mark.parametrize("code", [400, 402, 429, 503, "abc", None, True, -1, 10**12])

@@ -33,7 +33,8 @@ def test_a_row_needs_a_prompt_and_a_test_and_gets_an_id(tmp_path: Path) -> None:
 BAD = {
     "no test": ({"prompt": "p"}, "give either test"),
     "two tests": ({**GOOD, "tests": ["t.py::a"]}, "give either test"),
-    "an unknown column": ({**GOOD, "promt": "p"}, "promt: Extra inputs are not permitted"),
+    "an unknown column": ({**GOOD, "promt": "p"}, "promt: rows have no such field; did you mean prompt?"),
+    "no prompt": ({"test": "true"}, "prompt: it is missing"),
     "an empty prompt": ({**GOOD, "prompt": ""}, "prompt: String should have at least 1 character"),
     "a number as a prompt": ({**GOOD, "prompt": 3}, "prompt: Input should be a valid string"),
     "a path that leads out": ({**GOOD, "files": {"../a": "x"}}, "is no path below the task's folder"),
