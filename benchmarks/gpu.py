@@ -395,11 +395,14 @@ def memory(asked: Asked) -> list[Any]:
     return claims
 
 
-def predicted(asked: Asked, size: str, *, teacher: bool = False, rank: int = 16, direction: int = 0) -> float:
+def predicted(
+    asked: Asked, size: str, *, teacher: bool = False, rank: int = 16, direction: int = 0, processes: int = 1
+) -> float:
     """Return the bytes that a step is predicted to take.
 
     teacher: whether one of the same size is held besides. rank: of the adapters; 0 trains all weights. direction:
-    tokens of the longest row of the direction that is taken out of the updates.
+    tokens of the longest row of the direction that is taken out of the updates. processes: over which all weights are
+    in shares; each has the rows.
     """
     from real_shape import shape
 
@@ -408,14 +411,17 @@ def predicted(asked: Asked, size: str, *, teacher: bool = False, rank: int = 16,
 
     with tempfile.TemporaryDirectory() as folder:
         shape(size, asked.layers).save_pretrained(folder)
-        optimisation = {"prompts_per_step": 1, "generations": asked.rows, "micro_batch": asked.rows}
+        optimisation = {"prompts_per_step": processes, "generations": asked.rows, "micro_batch": asked.rows}
         policy = {"model": folder, "device": asked.device}
         size_of = stage.Config(
-            policy=policy, optimisation={**optimisation, "gradient_checkpointing": True}, adapter={"rank": rank}
+            policy=policy,
+            optimisation={**optimisation, "gradient_checkpointing": True},
+            adapter={"rank": rank},
+            distribution={"sharding": "none" if rank else "fsdp2"},
         )
         # A plan allows for PROMPT_TOKENS before the episode; the rows have exactly these.
         episode = asked.prompt + asked.answer - plan.PROMPT_TOKENS
-        resolved = replace(plan.resolve(size_of, 1, direction=direction), episode=episode)
+        resolved = replace(plan.resolve(size_of, processes, direction=direction), episode=episode)
         held = resolved.shape.parameters * resolved.shape.bytes if teacher and resolved.shape else 0
         return plan.estimate_memory(replace(resolved, teacher_bytes=held)).total
 

@@ -32,6 +32,10 @@ CASES = {
     "GRPO 8B": ("Qwen3-8B, GRPO step of 8 x (128 + 512) tokens", 'step("ours", "8B", None)'),
     "GRPO 8B, long": ("Qwen3-8B, GRPO step of 8 x (1,024 + 2,048) tokens", f'step("ours", "8B", None, {LONG})'),
     "GRPO 14B": ("Qwen3-14B, GRPO step of 8 x (128 + 512) tokens", 'step("ours", "14B", None)'),
+    "six 14B": (
+        "Qwen3-14B, GRPO step of 8 x 640 tokens on one of six processes",
+        'step("ours", "14B", None, processes=6)',
+    ),
     "all 0.6B": ("Qwen3-0.6B, step of all channels with a teacher of 0.6B", 'step("all", "0.6B", None)'),
     "all 4B": ("Qwen3-4B, step of all channels with a teacher of 4B", 'step("all", "4B", None)'),
     "all 8B": ("Qwen3-8B, step of all channels with a teacher of 8B", 'step("all", "8B", None)'),

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -234,11 +235,13 @@ def trainer(
     names: tuple[str, ...] | None = None,
     rank: int = 16,
     project: bool = False,
+    ranks: Any = None,
 ) -> Any:
     """TRL's trainer, or ours with the channels of this name (or with others), on the same arguments.
 
     rank: of the adapters; 0 trains all weights, as float32 masters under autocast. project: whether ours takes a
-    direction out of its updates, which it finds first, from two pairs.
+    direction out of its updates, which it finds first, from two pairs. ranks: the processes of a training of ours, over
+    which all weights are in shares.
     """
     from datasets import Dataset
     from support.models import tiny_tokenizer
@@ -260,7 +263,7 @@ def trainer(
         gradient_checkpointing=True,
         save_every=steps + 1,
     )
-    model, tokenizer = new_model(0, layers, size, device, dtype if rank else "float32"), tiny_tokenizer()
+    model, tokenizer = new_model(0, layers, size, device, dtype if rank or ranks else "float32"), tiny_tokenizer()
     callbacks: list[Any] = []
     if project:
         with checkpointed(model):
@@ -293,8 +296,15 @@ def trainer(
     names, teacher = SIDES[name] if names is None else names, None
     if "taid" in names:
         teacher = new_model(1, layers, size, device, dtype).eval().requires_grad_(False)
-    beside = channel_rows(names, rows)
-    return ComposedTrainer(
+    beside, make = channel_rows(names, rows), partial(ComposedTrainer)
+    if ranks is not None:
+        common["ranks"] = ranks
+        if not rank:
+            from stages.training.distributed import Sharded, ShardedTrainer
+
+            sharded = Sharded(model, ranks, mixed=True)
+            make = partial(ShardedTrainer, sharded=sharded)
+    return make(
         policy=LocalPolicy(model, tokenizer, PolicyConfig(model="shape", max_tokens=rows.answer)),
         rollouts=Given(rows),
         channels=channels(names, beside, model, teacher, steps),

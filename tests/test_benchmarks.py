@@ -257,9 +257,9 @@ def test_equivalence_of_replicas_is_claimed_falsely_in_five_per_cent() -> None:
         "import sys; sys.path.insert(0, 'benchmarks'); import diloco, numpy;"
         "random = numpy.random.default_rng(0);"
         "share = lambda true: numpy.mean([diloco.equivalence(random.normal(true, 0.001, 8))[2] <= diloco.MARGIN"
-        " for _ in range(4000)]);"
+        " for _ in range(1000)]);"
         "print(share(diloco.MARGIN), share(-diloco.MARGIN), share(0.0003))"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True)
     at_margin, below, small = map(float, done.stdout.split())
-    assert abs(at_margin - 0.05) < 0.012 and abs(below - 0.05) < 0.012 and small > 0.95
+    assert abs(at_margin - 0.05) < 0.024 and abs(below - 0.05) < 0.024 and small > 0.95

@@ -136,7 +136,7 @@ def deepseek(text: str) -> Spoken:
     calls = []
     for block in re.findall(r"<｜tool▁call▁begin｜>(.*?)(?:<｜tool▁call▁end｜>|$)", rest, re.DOTALL):
         head, _, body = block.partition("<｜tool▁sep｜>")
-        # No regular expression: `\s*` before a line takes the square of the blank lines that a model may end in.
+        # No regular expression: `\s*` before a line takes the square of the blanks that a model may end in.
         line, fence, fenced = body.partition("\n```json\n")
         json_text, end, _ = fenced.partition("```")
         name, arguments = (line, json_text) if fence and end and "\n" not in line.lstrip() else (head, body)

@@ -369,6 +369,8 @@ def _begin(stage: str, config: StageConfig, resolved: ResolvedRun, inputs: Input
     # leaves a folder that `status` reports as ended without finishing, and that --resume continues.
     folder = resolved.folder
     previous = _previous_manifest(folder)
+    if previous is not None:
+        _require_whole_ledger(folder, previous)
     store.sweep(folder)
     record = previous or _new_manifest(stage, config, resolved.identity, resolved.fingerprint, inputs)
     record.status, record.reason, record.attempts = "running", "", record.attempts + 1
@@ -392,6 +394,19 @@ def _previous_manifest(folder: Path) -> Manifest | None:
         (folder / "logs").mkdir(exist_ok=True)
         path.replace(folder / "logs" / f"damaged-manifest-{time.time_ns()}.json")
         return None
+
+
+def _require_whole_ledger(folder: Path, previous: Manifest) -> None:
+    """`BadInput` where the ledger of an unfinished run holds less than was paid by the end of its attempt before.
+
+    Each line has a check value, but a line that is missing has none. A published run has no ledger, and is finished.
+    """
+    paid, _ = ledger.totals(folder) or (0.0, 0.0)
+    if previous.status != "complete" and paid < previous.cost_usd * (1 - ledger.ROUNDING):
+        raise BadInput(
+            f"{folder / ledger.NAME} holds {paid:.4f} USD, and {previous.cost_usd:.4f} USD were paid by the end of the "
+            "attempt before, so lines of it are missing. Restore it, or start anew with --clean."
+        )
 
 
 def _new_manifest(

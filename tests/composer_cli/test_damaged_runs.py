@@ -126,6 +126,20 @@ def test_a_changed_digit_in_the_ledger_of_a_complete_run_is_named_on_check(say, 
     assert code == 4 and "ledger.jsonl, line 1, has changed since it was written" in err, err
 
 
+@pytest.mark.parametrize("left", [None, b'{"call":1,"reserved":1.0}\n{"call":1,"settled":0.25}\n'])
+def test_lines_that_are_missing_at_the_end_of_a_ledger_stop_the_run(say, runs, left):
+    """Without them the next attempt would have their money a second time under --max-cost."""
+    folder = (runs / "extract-pairs" / "latest").resolve()
+    rewritten(folder / "manifest.json", lambda fields: fields | {"status": "interrupted", "files": {}, "cost_usd": 0.5})
+    if left:
+        (folder / "ledger.jsonl").write_bytes(left)
+    code, _, err = say("extract-pairs", "--artifacts", runs, "--resume")
+    assert code == 4 and f"holds {0.25 if left else 0:.4f} USD, and 0.5000 USD were paid" in err, err
+    (folder / "ledger.jsonl").write_bytes(b'{"call":1,"reserved":1.0}\n{"call":1,"settled":0.5}\n')
+    code, _, err = say("extract-pairs", "--artifacts", runs, "--resume")
+    assert code == 0, err
+
+
 def test_a_checkpoint_of_another_size_is_damaged_and_one_of_other_bytes_on_check(tmp_path):
     record = artifact.Manifest(composer="", stage="train", stage_version=1, fingerprint="")
     out = artifact.RunWriter(tmp_path, record, cache=tmp_path)

@@ -32,11 +32,40 @@ from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 
+class _Stream:
+    """A stream, or an event on it, of a device on which everything is done in order."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def __enter__(self) -> "_Stream":
+        return self
+
+    def __exit__(self, *args: Any) -> None:
+        pass
+
+    def _nothing(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    wait_event = wait_stream = wait = record = synchronize = _nothing
+
+    def record_event(self, event: "_Stream | None" = None) -> "_Stream":
+        return event or self
+
+
 class _Backend(backend_registration._DummyBackendModule):
     """What torch asks of a backend's module."""
 
+    Stream = Event = _Stream
+
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16]
+
+    def current_stream(self, *args: Any) -> _Stream:
+        return _Stream()
+
+    def stream(self, stream: _Stream) -> _Stream:
+        return stream
 
 
 backend_registration._setup_privateuseone_for_python_backend("gpu", backend_module=_Backend())
@@ -97,6 +126,7 @@ def _under_autocast(name: str) -> Any:
 AUTOCAST_OF_OTHERS.fallback(torch.library.fallthrough_kernel)
 for _name in LOWERED:
     AUTOCAST.impl(_name, _under_autocast(_name), "AutocastPrivateUse1")
+resize_of = torch.UntypedStorage.resize_
 made_of_numbers, attention_of_torch, item_of, module_to = (
     torch.tensor,
     nn.functional.scaled_dot_product_attention,
@@ -167,6 +197,15 @@ class Rehearsal(TorchDispatchMode):
             self.held += storage.nbytes()
             self.peak = max(self.peak, self.held)
             weakref.finalize(storage, self._free, storage._cdata)
+
+    def resize(self, storage: Any, size: int) -> Any:
+        """Resize a storage, as FSDP2 does to free gathered weights and to have them again."""
+        found = resize_of(storage, size)
+        if storage._cdata in self._live:
+            self.held += storage.nbytes() - self._live[storage._cdata]
+            self._live[storage._cdata] = storage.nbytes()
+            self.peak = max(self.peak, self.held)
+        return found
 
     def _free(self, key: int) -> None:
         self.held -= self._live.pop(key, 0)
@@ -407,6 +446,16 @@ def rehearsed() -> Iterator[Rehearsal]:
                 return module_to(self, *args, **kwargs)
         return self
 
+    def widened(self: nn.Module) -> nn.Module:
+        """Module.float, which cannot exchange a fake parameter's data; tied parameters stay tied."""
+        made: dict[int, nn.Parameter] = {}
+        for module in self.modules():
+            for name, p in list(module._parameters.items()):
+                if p is not None and p.is_floating_point() and p.dtype != torch.float32:
+                    made.setdefault(id(p), nn.Parameter(p.detach().to(torch.float32), p.requires_grad))
+                    module._parameters[name] = made[id(p)]
+        return self
+
     def item(self: Tensor, key: Any) -> Any:
         return item_of(self, tensor(key, device=self.device) if isinstance(key, list) else key)
 
@@ -415,11 +464,13 @@ def rehearsed() -> Iterator[Rehearsal]:
 
     replaced: list[tuple[Any, str, Any]] = [
         (torch, "tensor", tensor),
+        (torch.UntypedStorage, "resize_", lambda storage, size: mode.resize(storage, size)),
         (torch, "clear_autocast_cache", _lowered.clear),
         (FakeTensor, "tolist", as_list),
         (FakeTensor, "__getitem__", item),
         (nn.functional, "scaled_dot_product_attention", attention),
         (nn.Module, "to", unmoved),
+        (nn.Module, "float", widened),
         (chunked_logprob, "_use_triton", lambda device: device.type == "gpu"),
         (chunked_logprob, "_forward_kernel", _Kernel(launch, "log-prob kernel")),
         (chunked_logprob, "_backward_kernel", _Kernel(launch, "log-prob kernel, backward")),

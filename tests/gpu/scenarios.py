@@ -66,9 +66,11 @@ def step(
     channels: tuple[str, ...] | None = None,
     rank: int = 16,
     project: bool = False,
+    processes: int = 1,
 ) -> dict[str, Any]:
     """The second optimiser step of benchmarks/real_shape.py's trainer: TRL's, or ours with the channels of a name.
 
+    With several processes it is that of one of them; what the others send never arrives, so that sums are its own.
     Its peak is that of the whole training where a direction is projected, as finding it may take the most.
     """
     from transformers import TrainerCallback
@@ -89,9 +91,9 @@ def step(
             def on_step_end(self, *args: Any, **kwargs: Any) -> None:
                 found.append(mode.account())
 
-        rows = real_shape.Rows(group, prompt, answer)
+        rows, ranks = real_shape.Rows(group, prompt, answer), None if processes == 1 else together(processes)
         made = real_shape.trainer(
-            name, folder, 2, layers, budget, rows=rows, names=channels, rank=rank, project=project
+            name, folder, 2, layers, budget, rows=rows, names=channels, rank=rank, project=project, ranks=ranks
         )
         made.add_callback(Look())
         made.train()
@@ -101,9 +103,33 @@ def step(
 
     asked = gpu.Asked("cuda", (size,), layers, rounds=1, rows=group, prompt=prompt, answer=answer)
     teacher = "taid" in real_shape.SIDES.get(name, ())
-    foretold = gpu.predicted(asked, size, teacher=teacher, rank=rank, direction=project * (prompt + rows.turn))
+    foretold = gpu.predicted(
+        asked, size, teacher=teacher, rank=rank, direction=project * (prompt + rows.turn), processes=processes
+    )
     peak = max([found[-1]["peak"], *(most if project else [])])
     return {**found[-1], "peak": peak, "predicted": foretold}
+
+
+def together(processes: int) -> Any:
+    """The first of so many processes, of which only this one is there."""
+    from torch import distributed
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from stages.backends.ranks import Ranks
+
+    class First(Ranks):
+        """Sends Python values to itself alone; tensors go through torch's process group that does nothing."""
+
+        def gather(self, value: Any) -> list[Any]:
+            return [value] * self.count
+
+        gather_to_rank0 = gather
+
+        def broadcast_from_rank0(self, make: Any) -> Any:
+            return make()
+
+    distributed.init_process_group("cpu:fake,gpu:fake", rank=0, world_size=processes, store=FakeStore())
+    return First(0, processes)
 
 
 def script(size: str = "0.6B", layers: int = 1) -> dict[str, Any]:

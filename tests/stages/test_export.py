@@ -8,7 +8,6 @@ from typing import Any, get_args
 import pyarrow.parquet as pq
 import pytest
 from support.foreign import INSTANCE, PATCH, REAL, call, document, jsonl, needs_real
-from support.matrices import few
 
 from stages import export, import_traces
 from stages.errors import BadInput, ComposerError
@@ -235,7 +234,8 @@ def test_an_export_is_an_artifact_that_notices_damage(tmp_path: Path, imported: 
 
 
 @needs_real
-@pytest.mark.parametrize("wanted", few(["trl", "openenv", "verifiers"], ["trl"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("wanted", ["trl", "openenv", "verifiers"])
 def test_real_rollouts_round_trip(imported: Any, exported: Exporting, wanted: str) -> None:
     before = imported(
         *(REAL / name for name in ("wiki-search", "nemo-gym", "openhands", "swe-agent", "inspect", "mini-swe-agent"))

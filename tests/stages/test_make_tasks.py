@@ -54,6 +54,7 @@ def test_the_report_names_what_was_rejected_and_which_tests_were_not_run(made: R
     assert made.manifest.counts["tried"] == 2 and "2 candidates were tried, 0 of them rejected\n" in report
 
 
+@pytest.mark.slow
 def test_equal_work_gives_equal_content(made: Run, tmp_path: Path) -> None:
     again = runner.execute("tasks", {}, make_tasks.Config.model_validate(made.manifest.config), root=tmp_path)
     assert Run(again.path).manifest.content == made.manifest.content

@@ -1,6 +1,10 @@
-"""Small tasks in Harbor's format, one of each kind, written into a folder; and single files of a task."""
+"""Small tasks in Harbor's format, one of each kind, written into a folder; single files of a task; and their play."""
 
 from pathlib import Path
+
+from stages.envs.base import Grade, Task
+from stages.envs.bash import fenced
+from stages.envs.harbor.env import HarborEnv
 
 Files = dict[str, str]
 """Path below the folder of a task -> text."""
@@ -151,3 +155,11 @@ def write(folder: Path, files: Files) -> Path:
         place.write_text(text)
         place.chmod(0o755 if text.startswith("#!") else 0o644)
     return folder
+
+
+def play(env: HarborEnv, task: Task, *commands: str) -> Grade:
+    """The grade after these commands."""
+    env.reset(task)
+    for command in commands:
+        env.step(fenced(command))
+    return env.grade()

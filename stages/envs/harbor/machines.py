@@ -40,8 +40,6 @@ COMMAND_S = 300.0
 MEMORY_MB, DISK_MB, PROCESSES = 2048, 2048, 256
 """Of a task that asks for nothing else."""
 OUTPUT_BYTES = 1 << 20
-FETCHED_BYTES = 256 << 20
-"""Apparent bytes of all artifacts of an episode."""
 MANIFEST_S = 30
 """Seconds for a registry to answer whether it has an image."""
 LOGS = "/logs"
@@ -311,7 +309,7 @@ class ContainerMachine:
                 continue
             written += info.size + 1
             if written > most_bytes:
-                raise UnwieldyTree(f"The artifacts have more than {FETCHED_BYTES >> 20} MiB together.")
+                raise UnwieldyTree(f"{source} has more than {most_bytes} bytes.")
             content = data.read() if data else b""
             place = target / path if path else target
             folders.write(target.parent, str(place.relative_to(target.parent)), content, info.mode & 0o777 | 0o600)
@@ -544,7 +542,7 @@ class BubblewrapMachine:
         entries = [(path, one) for path, one in entries if not _excluded(path or Path(source).name, exclude)]
         # Before anything is read: a sparse file is small on the disk and large in memory.
         if (size := sum(one.st_size + 1 for _, one in entries)) > most_bytes:
-            raise UnwieldyTree(f"The artifacts have more than {FETCHED_BYTES >> 20} MiB together.")
+            raise UnwieldyTree(f"{source} has more than {most_bytes} bytes.")
         target.parent.mkdir(parents=True, exist_ok=True)
         for path, one in entries:
             if (content := folders.read(self.root, f"{relative}/{path}" if path else relative)) is not None:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from stages.envs.harbor.machines import FETCHED_BYTES, LOGS, Machine
+from stages.envs.folders import UnwieldyTree
+from stages.envs.harbor.machines import LOGS, Machine
 from stages.envs.harbor.task_folder import ARTIFACTS, TEST_SCRIPT, Artifact, ContainerSource, HarborStep, HarborTask
 from stages.envs.repo import trees
 from stages.errors import InfrastructureError
@@ -23,6 +24,8 @@ REWARDS = ("reward.json", "reward.txt")
 LONGEST_REWARD = 1 << 16
 """Bytes of a reward file."""
 LARGEST_REWARD = 1e6
+FETCHED_BYTES = 256 << 20
+"""Apparent bytes of all artifacts of an episode."""
 ATTEMPTS = 2
 """Runs of a verifier that gives no reward: the second may get what the first was denied."""
 log = logging.getLogger(__name__)
@@ -126,7 +129,11 @@ def _beside(
         if all(one.source != ARTIFACTS for one in declared):
             declared.insert(0, Artifact(source=ARTIFACTS))
         for number, artifact in enumerate(declared):
-            left -= machine.fetch(artifact.source, place / str(number) / "artifact", artifact.exclude, left)
+            try:
+                left -= machine.fetch(artifact.source, place / str(number) / "artifact", artifact.exclude, left)
+            except UnwieldyTree as error:
+                whole = f"The artifacts have more than {FETCHED_BYTES >> 20} MiB together"
+                raise UnwieldyTree(f"{whole}, of which {FETCHED_BYTES - left} bytes were read: {error}") from None
             carried.append((artifact.source, place / str(number)))
         fresh = start(source)
         try:

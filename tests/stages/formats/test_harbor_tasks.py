@@ -1,7 +1,6 @@
 """Tasks as Harbor folders: what they hold, what stays hidden, and that their verifier gives 1, 0 and nothing else."""
 
 import json
-import os
 import shutil
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
@@ -157,7 +156,7 @@ def test_twenty_features_of_a_package_and_all_of_swe_mini_are_read_again_as_they
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     folder = tmp_path_factory.mktemp("many")
-    cache = Path(os.environ.get("COMPOSER_SWE_MINI", "") or folder / "cache")
+    cache = folder / "cache"
     try:
         bugs = [task for split in SPLITS for task in load("swe-mini", {"cache": str(cache)}).tasks(split, 12, 0)]
         package = next((cache / "sdists").glob("toolz-*.tar.gz"))

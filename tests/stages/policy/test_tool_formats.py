@@ -116,10 +116,10 @@ def test_a_model_in_this_process_needs_a_format(tmp_path: Path) -> None:
         LocalPolicy.open(config, cache=tmp_path, budget=Budget(), listener=lambda *told: None)
 
 
-def test_blank_lines_without_end_are_read_in_time() -> None:
-    """A degenerate model writes them up to `max_tokens`."""
+def test_blanks_without_end_are_read_in_time() -> None:
+    """A degenerate model writes them up to `max_tokens`; a regular expression took 15 s for the first."""
     call = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>"
     began = time.process_time()
-    for text in ("\n" * 50_000, "\n" * 25_000 + "bash\n" * 5_000):
+    for text in (" " * 50_000, "\n" * 50_000, "\n" * 25_000 + "bash\n" * 5_000):
         assert [one.name for one in FORMATS["deepseek"](call + text).calls] == ["function"]
     assert time.process_time() - began < 5

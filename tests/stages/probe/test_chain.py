@@ -75,6 +75,7 @@ def honest(models: Models, chain: Chain, tmp_path_factory: pytest.TempPathFactor
     }
 
 
+@pytest.mark.slow
 def test_a_model_without_the_loophole_does_not_pass(honest: Chain, chain: Chain, tmp_path: Path) -> None:
     run = carry_out(uat, [*honest.values(), chain["v"]], uat.Config(), tmp_path / "uat")
     assert checks(run)["T1"]["status"] == "FAIL" and checks(run)["T4e"]["status"] == "INCONCLUSIVE"

@@ -49,6 +49,7 @@ def test_every_guard_has_a_fault() -> None:
     assert {guard.name for guard in GUARDS} == {fault.guard for fault in FAULTS}
 
 
+@pytest.mark.slow
 def test_the_selftest_passes_on_a_sound_world(world: ProbeWorld, tmp_path: Path) -> None:
     record = artifact.Manifest(composer="test", stage="selftest", stage_version=1, fingerprint="0" * 64)
     out = RunWriter(tmp_path / "run", record, cache=tmp_path)

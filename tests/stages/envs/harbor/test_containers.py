@@ -3,86 +3,33 @@
 Podman runs them on a base image that is made of this machine's files, without a registry.
 """
 
-import os
-import shutil
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from support import container_image
-from support.harbor import BASE, KINDS, Files, for_training, python_task, separate_task, write
+from support import harbor_containers
+from support.harbor import BASE, KINDS, play, python_task, separate_task
 
-from stages.envs.base import Grade, Task
 from stages.envs.bash import fenced
-from stages.envs.harbor.env import HarborEnv
-from stages.envs.repo import runner
 from stages.errors import BadInput, InfrastructureError
-from stages.sandbox import container_engine
 
 pytestmark = pytest.mark.slow
-PROGRAMS = ("base64", "dirname", "find", "head", "ln", "mkfifo", "seq", "sort", "tee", "tr", "truncate", "wc", "yes")
-SETTINGS = """\
-[containers]
-netns = "none"
-default_ulimits = ["nofile=20000:20000", "nproc=10000:10000"]
-[engine]
-runtime = "runc"
-"""
-"""Where the limits of this machine's processes are lower than podman's defaults; crun refuses to start then."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Podman with the base image, or a skip with the reason."""
-    if not shutil.which("podman"):
-        pytest.skip("podman is not installed")
-    folder = tmp_path_factory.mktemp("image")
-    before = os.environ.get("CONTAINERS_CONF")
-    if shutil.which("runc"):
-        (folder / "containers.conf").write_text(SETTINGS)
-        os.environ["CONTAINERS_CONF"] = str(folder / "containers.conf")
-    container_engine.find_engine.cache_clear()
-    try:
-        if subprocess.run(["podman", "image", "inspect", BASE], capture_output=True).returncode:
-            container_image.fill(folder / "root", runner.distribution_paths(runner.RUNNER), programs=PROGRAMS)
-            (folder / "Containerfile").write_text(container_image.FILE)
-            container_image.build(folder, BASE)
-        started = subprocess.run(["podman", "run", "--rm", BASE, "true"], capture_output=True, text=True)
-        if started.returncode:
-            pytest.skip(f"podman cannot run a container here: {started.stderr.strip()[-200:]}")
+    with harbor_containers.podman(tmp_path_factory.mktemp("image")) as missing:
+        if missing:
+            pytest.skip(missing)
         yield
-    finally:
-        os.environ.pop("CONTAINERS_CONF")
-        if before is not None:
-            os.environ["CONTAINERS_CONF"] = before
-        container_engine.find_engine.cache_clear()
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Iterator[Any]:
-    """Make the environment and the only task of given files."""
-    environments = []
-
-    def make(files: Files, **options: Any) -> tuple[HarborEnv, Task]:
-        root = tmp_path / f"tasks{len(environments)}"
-        write(root / "task", for_training(files))
-        environments.append(HarborEnv(path=str(root), **{"runs_in": "podman", **options}))
-        (task,) = environments[-1].tasks("train", 1, seed=0)
-        return environments[-1], task
-
-    yield make
-    for env in environments:
-        env.close()
-
-
-def play(env: HarborEnv, task: Task, *commands: str) -> Grade:
-    """The grade after these commands."""
-    env.reset(task)
-    for command in commands:
-        env.step(fenced(command))
-    return env.grade()
+def runs_in() -> str:
+    """What the tasks run in."""
+    return "podman"
 
 
 @pytest.mark.parametrize("kind", KINDS)

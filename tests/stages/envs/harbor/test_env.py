@@ -4,7 +4,6 @@ import io
 import json
 import tarfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,14 @@ from support.harbor import (
     Files,
     for_training,
     metrics_task,
+    play,
     python_task,
     separate_task,
     steps_task,
     write,
 )
 
-from stages.envs.base import Grade, HasSize, HasSolutions, Task
+from stages.envs.base import HasSize, HasSolutions
 from stages.envs.bash import fenced
 from stages.envs.harbor.env import HarborEnv
 from stages.envs.harbor.verifying import reward_of
@@ -36,29 +36,6 @@ def environment(root: Path, *tasks: Files, **options: Any) -> HarborEnv:
     for number, files in enumerate(tasks):
         write(root / f"task{number}", for_training(files))
     return HarborEnv(path=str(root), **{"runs_in": "bubblewrap", **options})
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> Iterator[Any]:
-    """Make the environment and the only task of given files."""
-    environments = []
-
-    def make(files: Files, **options: Any) -> tuple[HarborEnv, Task]:
-        environments.append(environment(tmp_path / f"tasks{len(environments)}", files, **options))
-        (task,) = environments[-1].tasks("train", 1, seed=0)
-        return environments[-1], task
-
-    yield make
-    for env in environments:
-        env.close()
-
-
-def play(env: HarborEnv, task: Task, *commands: str) -> Grade:
-    """The grade after these commands."""
-    env.reset(task)
-    for command in commands:
-        env.step(fenced(command))
-    return env.grade()
 
 
 def with_test(script: str, files: Files | None = None) -> Files:
@@ -147,7 +124,10 @@ def test_only_declared_artifacts_reach_a_separate_verifier(made: Any) -> None:
 def test_too_many_artifacts_are_a_zero_that_the_agent_caused(made: Any) -> None:
     env, task = made(separate_task())
     grade = play(env, task, "truncate -s 1G report.txt")
-    assert (grade.reward, grade.error_type) == (0.0, None) and "more than 256 MiB" in grade.work.test_log
+    assert (grade.reward, grade.error_type) == (0.0, None) and grade.work.test_log == (
+        "The artifacts have more than 256 MiB together, of which 3 bytes were read: /app/report.txt has more than "
+        "268435453 bytes."
+    )
 
 
 BAD = {
