@@ -2,7 +2,7 @@
 
     python benchmarks/demo.py [--artifacts FOLDER]
 
-FOLDER keeps the runs; without it they are deleted. The verdict is that of three seeds and 120 tasks, an exploratory
+FOLDER keeps the runs; without it they are deleted. The verdict is that of three seeds and 96 tasks, an exploratory
 result: docs/experiments/teacher-pairs.md is the registered one.
 """
 

@@ -104,6 +104,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         # Before the model is cut into shares, or gets an adapter.
         direction = None
         if (run := inputs.optional("direction")) is not None:
+            model.eval()
             with checkpointed(model) if config.optimisation.gradient_checkpointing else nullcontext():
                 direction = projection.weight_direction(model, store.read_json(run.folder() / projection.PAIRS))
         mixed, sharded = distributed.trainable(model, resolved, ranks)

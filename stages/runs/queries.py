@@ -89,7 +89,7 @@ def page(run: Run, wanted: RolloutFilter, offset: int = 0, size: int = 50) -> Ro
         name = next((name for name in LISTED if name in views), None)
         if name is None:
             return RolloutPage(0, 0, [])
-        where, values = _conditions(wanted, name)
+        where, values = _conditions(wanted, name, views)
         listed = f"(SELECT * FROM ({LISTED[name]}) WHERE {where})"
         if wanted.text:  # search once, for the count and for the page: the search is most of the work
             connection.execute(f"CREATE TEMP TABLE fitting AS FROM {listed}", values)
@@ -414,18 +414,21 @@ def first_rows(run: Run, number: int) -> dict[str, list[Row]]:
         }
 
 
-def _conditions(wanted: RolloutFilter, name: str) -> tuple[str, list[Any]]:
+def _conditions(wanted: RolloutFilter, name: str, views: set[str]) -> tuple[str, list[Any]]:
     where, values = ["true"], list[Any]()
     if wanted.text:
         text = wanted.text.lower()
-        # transcript_json is searched for the text as JSON writes it, with escapes, since its characters are not parsed.
-        inside = "SELECT rollout_id FROM step WHERE contains(lower(action), ?) OR contains(lower(observation), ?)"
+        places = ["contains(lower(id), ?)", "contains(lower(coalesce(error, '')), ?)"]
+        values += [text, text]
         if name == EVAL_ITEM.name:
-            inside = "SELECT item_id FROM eval_item WHERE contains(lower(transcript_json), ?)"
-            values += [text, text, store.encode(text).decode()[1:-1]]
-        else:
-            values += [text] * 4
-        where.append(f"(contains(lower(id), ?) OR contains(lower(coalesce(error, '')), ?) OR id IN ({inside}))")
+            # Searched for the text as JSON writes it, with escapes, since its characters are not parsed.
+            places.append("id IN (SELECT item_id FROM eval_item WHERE contains(lower(transcript_json), ?))")
+            values.append(store.encode(text).decode()[1:-1])
+        elif STEP.name in views:
+            inside = "SELECT rollout_id FROM step WHERE contains(lower(action), ?) OR contains(lower(observation), ?)"
+            places.append(f"id IN ({inside})")
+            values += [text, text]
+        where.append(f"({' OR '.join(places)})")
     for column, value in (("task_id", wanted.task), ("family", wanted.family), ("arm", wanted.arm)):
         if value:
             where.append(f"{column} = ?")

@@ -199,7 +199,13 @@ def importable(name: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+GENERATED = ROOT / "docs" / "commands.md"
+"""From the declarations of settings and columns themselves."""
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in DOCUMENTS if path != GENERATED], ids=lambda path: str(path.relative_to(ROOT))
+)
 def test_every_name_in_a_document_exists(path: Path) -> None:
     if path.name == "troubleshooting.md":
         pytest.skip("its first column is checked against the messages; the others are checked below")

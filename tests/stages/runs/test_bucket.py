@@ -10,7 +10,7 @@ from support.s3 import s3 as s3
 
 from composer_cli.show import runs
 from stages.errors import BadInput, UsageError
-from stages.runs import artifact, bucket, parquet, queries, store
+from stages.runs import answering, artifact, bucket, parquet, queries, store
 from stages.runs.artifact import Run
 from stages.runs.records import ROLLOUT, STEP
 from stages.runs.stage import check_inputs
@@ -43,7 +43,9 @@ def test_a_published_run_is_read_as_it_was(tmp_path: Path, run: Run) -> None:
     assert held_alike(run, fetched) and fetched.read_file("report.txt") == b"one rollout"
     assert fetched.path.is_relative_to(tmp_path / "artifacts" / "remote")
     check_inputs(artifact.Inputs({"rollouts": fetched}))
-    assert queries.query([fetched], "select run, count(*) from steps group by run")[1] == [("collect/first", 3)]
+    assert answering.ask(queries.question([fetched], "select run, count(*) from steps group by run"))[1] == [
+        ("collect/first", 3)
+    ]
 
 
 def test_what_was_fetched_is_not_fetched_again_until_it_changes(tmp_path: Path, run: Run) -> None:

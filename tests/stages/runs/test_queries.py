@@ -97,3 +97,12 @@ def test_rollouts_are_chosen_by_id_and_carry_their_prompt(tmp_path: Path) -> Non
     assert page is not None and [(one["id"], one["prompt"]) for one in page.rows] == [("r2", "prompt 2, step 0")]
     empty = queries.page(run, RolloutFilter(ids=()))
     assert empty is not None and empty.total == 0
+
+
+def test_a_text_is_looked_for_in_rollouts_whose_steps_are_not_there(tmp_path: Path) -> None:
+    rollouts = [row(ROLLOUT, {"rollout_id": f"r{n}", "task_id": "t", "reward": 1.0}) for n in range(3)]
+    alone = Run(written(tmp_path, "train/alone", [(ROLLOUT, rollouts)]))
+    steps = [{"rollout_id": "r1", "step": 0, "action": "ls R2"}]
+    beside = Run(written(tmp_path, "train/beside", [(ROLLOUT, rollouts), (STEP, steps)]))
+    found = [[one["id"] for one in queries.page(run, RolloutFilter(text="r2")).rows] for run in (alone, beside)]
+    assert found == [["r2"], ["r1", "r2"]]

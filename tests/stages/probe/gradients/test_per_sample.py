@@ -4,12 +4,12 @@ import pytest
 import torch
 from probe_faults.loophole_world import tiny_qwen3
 
+from stages.policy.local import checkpointed
 from stages.probe.adapters.attach import Folded, ProbeAdapter, target_linears
 from stages.probe.adapters.choose import open_adapter
 from stages.probe.adapters.spectrum import Spectrum, factorise
 from stages.probe.gradients.per_sample import (
     DotSink,
-    checkpointed,
     own_log_probs,
     per_sample_gradients,
     reference_gradient,

@@ -1,0 +1,80 @@
+"""The page of all commands with their settings, and of all records with their columns, from their declarations."""
+
+import ast
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from composer_cli.app import click_command
+from composer_cli.help import HelpCommand, described
+from stages.runs import records
+from stages.runs.records import KINDS
+
+
+def commands() -> str:
+    """Return a section for each command: usage, options and settings."""
+    return "\n".join(line for name, command in _named(click_command(), "composer") for line in _section(name, command))
+
+
+def kinds() -> str:
+    """Return a section for each kind of record: what a row is, and its columns with their Arrow types."""
+    told = _docstrings()
+    lines = []
+    for kind in KINDS.values():
+        lines += [f"### {kind.plural}", "", f"`{kind}`. {told.get(kind.name, '')}".rstrip(), ""]
+        lines += ["| column | type |", "| --- | --- |"]
+        lines += [f"| `{name}` | `{type_}` |" for name, type_ in kind.columns.items()]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _named(group: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the commands of a group and of the groups in it, with their whole names."""
+    for name, command in group.commands.items():
+        if command.hidden:
+            continue
+        if hasattr(command, "commands"):
+            yield from _named(command, f"{path} {name}")
+        else:
+            yield f"{path} {name}", command
+
+
+def _section(name: str, command: Any) -> Iterator[str]:
+    context = typer.Context(command, info_name=name)
+    yield from (f"### {name}", "", _cell(command.help or ""), "")
+    yield from ("```", " ".join([name, *command.collect_usage_pieces(context)]), "```", "")
+    given = command.all_params(context) if isinstance(command, HelpCommand) else command.get_params(context)
+    options = [found for param in given if (found := param.get_help_record(context))]
+    yield from _table("option", options)
+    for title, config, prefix in command.settings(context) if isinstance(command, HelpCommand) else ():
+        yield from (f"{title}:", "")
+        yield from _table("setting", [(key, text) for _, key, text in described(config, prefix)])
+
+
+def _table(head: str, rows: list[tuple[str, str]]) -> Iterator[str]:
+    if rows:
+        yield from (f"| {head} | meaning |", "| --- | --- |")
+        yield from (f"| `{_cell(key)}` | {_cell(text)} |" for key, text in rows)
+        yield ""
+
+
+def _cell(text: str) -> str:
+    """Return a text as one line of a table."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def _docstrings() -> dict[str, str]:
+    """Return what is said of each kind: the string below its declaration, by the kind's name."""
+    body = ast.parse(Path(records.__file__).read_text()).body
+    told = {}
+    for one, after in pairwise(body):
+        target = one.targets[0] if isinstance(one, ast.Assign) else None
+        text = after.value if isinstance(after, ast.Expr) else None
+        if isinstance(target, ast.Name) and isinstance(text, ast.Constant) and isinstance(text.value, str):
+            kind = getattr(records, target.id)
+            if isinstance(kind, records.Kind):
+                told[kind.name] = _cell(text.value)
+    return told
