@@ -81,7 +81,7 @@ def test_all_arms_get_equally_many_trials_and_only_what_they_read_is_run() -> No
         titles[:3] == ["collect", "replay-teachers", "extract-pairs"] and titles[-1] == "tuning" and len(titles) == 13
     )
     evaluation: Any = of_trials["tuning"]
-    assert evaluation.env.split == "train" and evaluation.tasks == 120
+    assert evaluation.env.split == "train" and evaluation.tasks == configs["evaluate"].tasks  # type: ignore[attr-defined]
     for trial in trials:
         config: Any = of_trials[f"tuning-{trial.name}"]
         assert config.seed == tuning.TRIAL_SEED and config.optimisation.learning_rate == trial.value
