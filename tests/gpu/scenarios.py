@@ -151,16 +151,23 @@ def script(size: str = "0.6B", layers: int = 1) -> dict[str, Any]:
 
 
 def scoring(
-    size: str = "0.6B", layers: int = 2, lengths: tuple[int, ...] = (64, 100, 120), *, packed: bool = True
+    size: str = "0.6B",
+    layers: int = 2,
+    lengths: tuple[int, ...] = (64, 100, 120),
+    *,
+    packed: bool = True,
+    dtype: str = "bfloat16",
 ) -> dict[str, Any]:
-    """Log-probs of the branches of one prompt, forward and backward."""
+    """Log-probs of the branches of one prompt, forward and backward; in float32 there is no flash attention."""
     from stages.training.scoring import Tree, score, token_log_probs
 
     with rehearsed() as mode:
-        made = model(mode, size, layers)
+        made = model(mode, size, layers, dtype)
         if not packed:
             made.set_attn_implementation("eager")
         trees = [Tree(list(range(3, 131)), tuple([5] * n for n in lengths)), Tree([4] * 70, ([6] * 50,))]
+        with torch.no_grad():
+            score(made, trees[1:])  # flash attention is tried once a process
         mode.reset()
         scored = score(made, trees)
         scored.per_branch(token_log_probs(made, scored)).sum().backward()
