@@ -186,7 +186,7 @@ def resolve(config: Config, processes: int, inputs: Container[str] = (), directi
     shape = model_shape(policy.in_process())
     small = base.is_embedded(policy.source) or (shape is not None and shape.parameters < SMALL)
     if rank is None:
-        rank = 0 if small and not policy.served else RANK  # a server follows the training by its adapter
+        rank = 0 if small and not policy.served else RANK  # a server gets an adapter sooner than all weights
     usual_rate = ADAPTER_RATE if rank else WHOLE_RATE
     rate = (base.learning_rate(policy.source) or SMALL_RATE) if small else usual_rate
     rollouts = size.prompts_per_step * size.generations

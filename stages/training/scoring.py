@@ -28,9 +28,9 @@ from stages.policy.sampling import SCALED_DOT_PRODUCT, kv_width, sees_all
 from stages.training.plan import VOCABULARY_CHUNK
 
 try:
-    from torch.nn.attention.varlen import varlen_attn
+    from torch.nn.attention import varlen
 except ImportError:  # before torch 2.10
-    varlen_attn = None
+    varlen = None  # type: ignore[assignment]
 MAX_TOKENS = 16_384
 """Of one forward pass."""
 CPU_VOCABULARY_CHUNK = 8192
@@ -439,7 +439,7 @@ class Ragged:
         query, key, value = (_by_token(states).to(self.dtype) for states in (query, key, value))
         keys, values = (states.index_select(0, self.keys) for states in (key, value))
         # Causal with more keys than queries: the last query sees all keys, as a branch does behind its prompt.
-        return varlen_attn(
+        attended: Tensor = varlen.varlen_attn(  # type: ignore[assignment]  # its auxiliary outputs are not asked for
             query,
             keys,
             values,
@@ -450,6 +450,7 @@ class Ragged:
             window_size=(-1, 0),
             enable_gqa=True,
         )
+        return attended
 
 
 @dataclass
@@ -637,7 +638,7 @@ def flash_agrees(device: torch.device, dtype: torch.dtype, heads: int, groups: i
     It is tried on three short segments: which devices, types and widths of a head its kernels take depends on torch's
     release and the GPU. heads: of queries. groups: of keys and values.
     """
-    if dtype not in HALF or varlen_attn is None:
+    if dtype not in HALF or varlen is None:
         return False
     segments = [Segment(0, 5, 0, 0), Segment(5, 3, 0, 5), Segment(8, 4, 8, 0)]
     found = []
@@ -653,7 +654,11 @@ def flash_agrees(device: torch.device, dtype: torch.dtype, heads: int, groups: i
                 attended.float().square().sum().backward()
             except (RuntimeError, TypeError):  # no kernel for this device, type or width; torch 2.10's other arguments
                 return False
-            found.append(torch.cat([one.flatten().float() for one in (attended, *(each.grad for each in states))]))
+            found.append(
+                torch.cat(
+                    [one.flatten().float() for one in (attended, *[each.grad for each in states]) if one is not None]
+                )
+            )
     by_blocks, at_once = found
     return bool((by_blocks - at_once).abs().max() <= AGREEING * by_blocks.abs().max())
 

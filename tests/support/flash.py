@@ -41,7 +41,9 @@ def flash_on_cpu(shift: int = 0) -> Iterator[list[tuple[int, int]]]:
         assert (max_q, max_k) == (int(of_q.diff().max()), int(of_k.diff().max()))
         assert len(q) == of_q[-1] and len(k) == len(v) == of_k[-1]
         calls.append((max_q, max_k))
-        parts = [torch.einsum("hqk,khd->qhd", seen, values) for _, _, values, seen in segments(q, k, v, of_q, of_k, scale)]
+        parts = [
+            torch.einsum("hqk,khd->qhd", seen, values) for _, _, values, seen in segments(q, k, v, of_q, of_k, scale)
+        ]
         empty = torch.empty(0)
         return torch.cat(parts).to(q.dtype), torch.zeros(q.shape[1], len(q)), empty, empty, empty
 
