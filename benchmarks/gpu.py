@@ -422,13 +422,20 @@ def memory(asked: Asked) -> list[Any]:
 
 
 def predicted(
-    asked: Asked, size: str, *, teacher: bool = False, rank: int = 16, direction: int = 0, processes: int = 1
+    asked: Asked,
+    size: str,
+    *,
+    teacher: bool = False,
+    rank: int = 16,
+    direction: int = 0,
+    processes: int = 1,
+    checkpointing: bool = True,
 ) -> float:
     """Return the bytes that a step is predicted to take.
 
     teacher: whether one of the same size is held besides. rank: of the adapters; 0 trains all weights. direction:
     tokens of the longest row of the direction that is taken out of the updates. processes: over which all weights are
-    in shares; each has the rows.
+    in shares; each has the rows. checkpointing: whether activations are recomputed.
     """
     from real_shape import shape
 
@@ -441,7 +448,7 @@ def predicted(
         policy = {"model": folder, "device": asked.device}
         size_of = stage.Config(
             policy=policy,
-            optimisation={**optimisation, "gradient_checkpointing": True},
+            optimisation={**optimisation, "gradient_checkpointing": checkpointing},
             adapter={"rank": rank},
             distribution={"sharding": "none" if rank else "fsdp2"},
         )
