@@ -346,7 +346,9 @@ def estimate_memory(plan: TrainPlan) -> MemoryEstimate:
     # peft casts the input of each adapted Linear to the adapter's float32, and autograd keeps that copy.
     # Not of float32 masters under autocast, which keeps copies besides.
     fewer = plan.device.startswith("cuda") and rank and not size.gradient_checkpointing
-    kept = (KEPT_ON_GPU if fewer else KEPT) * shape.bytes * (inputs + outputs) + (4 * inputs if rank and shape.bytes == 2 else 0)
+    kept = (KEPT_ON_GPU if fewer else KEPT) * shape.bytes * (inputs + outputs) + (
+        4 * inputs if rank and shape.bytes == 2 else 0
+    )
     if size.gradient_checkpointing:
         # The input of every layer, and all of one layer at a time while it is recomputed.
         kept = shape.bytes * shape.layers * shape.hidden + kept / shape.layers
