@@ -152,8 +152,11 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     return Plan(units=units, what="rollouts", notes=(*config.limits.notes(config.max_steps), *looked))
 
 
-def study(pilots: Sequence[Run], config: Config) -> tuple[Row, str]:
-    """Return what the evaluation would find and cost, as JSON and as text. Raises `BadInput` for an empty pilot."""
+def study(pilots: Sequence[Run], config: Config, tell: Callable[[str, int, int], None]) -> tuple[Row, str]:
+    """Return what the evaluation would find and cost, as JSON and as text. Raises `BadInput` for an empty pilot.
+
+    `tell` is called with each design in words, the number of those that are simulated, and that of all.
+    """
     sampling = config.sampling()
     tasks = config.draw(config.opener(), config.tasks)
     sizes = Counter(sampling.of_family(task.family) if task.family else task.task_id for task in tasks)
@@ -166,6 +169,7 @@ def study(pilots: Sequence[Run], config: Config) -> tuple[Row, str]:
         unit_sizes=tuple(sizes.values()),
         samples=config.samples,
         sampling=sampling,
+        tell=tell,
     )
 
 

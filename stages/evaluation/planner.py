@@ -12,6 +12,7 @@ gain of a training is normal about the true one.
 Axis names as in `paired`: X experiments, S training seeds, T tasks, F families, U units.
 """
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -41,6 +42,8 @@ NUM_SEARCH = 200
 """Simulated experiments per design in the search for the cheapest one."""
 BATCH_CELLS = 4_000_000
 """Outcomes in memory at once."""
+BLOCK_CELLS = 30_000
+"""Outcomes drawn at once: their probabilities stay in the cache of a core."""
 SEEDS = (3, 4, 5, 6, 8, 10, 15, 20)
 SAMPLES = (1, 4)
 MOST_TASKS = 200_000
@@ -234,10 +237,12 @@ def study(
     unit_sizes: Sequence[int],
     samples: int,
     sampling: SamplingUnit,
+    tell: Callable[[str, int, int], None],
 ) -> tuple[Row, str]:
     """Return what an evaluation of `num_arms` arms would find and cost, as JSON and as text.
 
-    `unit_sizes`: the tasks of each unit. Raises `BadInput` for a pilot without rollouts.
+    `unit_sizes`: the tasks of each unit. `tell` is called with each design in words as it is simulated, the number of
+    those that are, and that of all. Raises `BadInput` for a pilot without rollouts.
     """
     items: list[Row] = []
     for run in pilots:
@@ -263,7 +268,10 @@ def study(
     costs = [item["cost_usd"] for item in items if item["cost_usd"] is not None]
     price = asked.usd_per_rollout if asked.usd_per_rollout is not None else sum(costs) / len(costs) if costs else None
     question = PlanQuestion(model, asked.gain, asked.power, num_arms, price, tuple(resampled))
-    found = replace(study_design(question, design, rates), unit=sampling.noun)
+    found = study_design(
+        question, design, rates, lambda line, done, total: tell(line_in_words(line, sampling.noun), done, total)
+    )
+    found = replace(found, unit=sampling.noun)
     return asdict(found), study_text(found)
 
 
@@ -375,6 +383,7 @@ def correlation_of(one: float, other: float, both: float) -> float:
     return high
 
 
+@functools.cache
 def latent_correlations(model: TaskModel, gain: float) -> tuple[float, float]:
     """Return the latent correlations of two rollouts of one task, and of the arms' difficulties.
 
@@ -405,7 +414,7 @@ def draw(
 
     Fixed units are the same in all experiments: their difficulties come from the seed `strata`.
     """
-    from scipy.stats import norm
+    from scipy.special import ndtr, ndtri
 
     (same_task, r), share = latent_correlations(model, gain), model.family_share
     family_T = np.repeat(np.arange(len(design.sizes)), design.sizes)
@@ -418,11 +427,35 @@ def draw(
     rates_XS = np.full((2, num, design.seeds), model.base)
     rates_XS[1] = np.clip(model.base + gain + model.seed_spread * random.normal(size=rates_XS[1].shape), 1e-4, 1 - 1e-4)
     arms = []
+    block = max(1, BLOCK_CELLS // (design.seeds * len(family_T)))
     for rate_XS, z_XT in zip(rates_XS, difficulty_XT, strict=True):
-        latent_XST = norm.ppf(rate_XS)[:, :, None] + np.sqrt(same_task) * z_XT[:, None, :]
-        p_XST = norm.cdf(latent_XST / np.sqrt(max(1 - same_task, 1e-9)))
-        arms.append(random.binomial(design.samples, p_XST) / design.samples)
+        passed_XST = np.empty((num, design.seeds, len(family_T)))
+        threshold_XS, shared_XT = ndtri(rate_XS), np.sqrt(same_task) * z_XT
+        for x in range(0, num, block):  # draws what one call for all experiments would draw
+            p_XST = threshold_XS[x : x + block, :, None] + shared_XT[x : x + block, None, :]
+            p_XST /= np.sqrt(max(1 - same_task, 1e-9))
+            passed_XST[x : x + block] = binomial(design.samples, ndtr(p_XST, out=p_XST), random)
+        passed_XST /= design.samples
+        arms.append(passed_XST)
     return arms[1], arms[0]
+
+
+def binomial(n: int, p: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Return `random.binomial(n, p)` for n p below 30 and p above 0: its numbers, in a third of its time.
+
+    By inversion, as numpy draws it, but for all p at once: numpy begins anew for each p, and all of them differ here.
+    """
+    upper, left = p > 0.5, random.random(p.shape)
+    rare = np.where(upper, 1 - p, p)
+    odds, chance, num = rare / (1 - rare), (1 - rare) ** n, np.zeros(p.shape, dtype=np.int16)
+    beyond = left > chance
+    for k in range(1, n + 1):
+        num += beyond
+        if k < n:
+            left -= chance
+            chance *= (n - k + 1) / k * odds
+            beyond &= left > chance
+    return np.where(upper, n - num, num)
 
 
 def outlook(
@@ -456,12 +489,17 @@ def outlook(
     return Outlook({decision: count / num for decision, count in counts.items()}, by_unit, by_seed)
 
 
-def study_design(question: PlanQuestion, design: Design, assumed: Rates) -> Study:
-    """Study a design: as it is, with enough seeds for a verdict, with twice of each, and what is enough."""
+def study_design(
+    question: PlanQuestion, design: Design, assumed: Rates, ready: Callable[[DesignLine, int, int], None] | None = None
+) -> Study:
+    """Study a design: as it is, with enough seeds for a verdict, with twice of each, and what is enough.
+
+    `ready` is called with each line as it is simulated, the number of those that are, and that of all.
+    """
     start = replace(design, seeds=max(design.seeds, MIN_SEEDS))
-    lines = [question.line("as asked", design, null=True, ranged=True)]
+    asked = {"as asked": design}
     if start != design:
-        lines.append(question.line(f"with {start.seeds} training seeds", start, null=True, ranged=True))
+        asked[f"with {start.seeds} training seeds"] = start
     more = {
         "twice the seeds": replace(start, seeds=2 * start.seeds),
         "twice the tasks, units as they are": replace(start, sizes=tuple(2 * size for size in start.sizes)),
@@ -469,11 +507,16 @@ def study_design(question: PlanQuestion, design: Design, assumed: Rates) -> Stud
     }
     if not start.fixed:
         more = {"twice the units": replace(start, sizes=start.sizes * 2), **more}
-    doubled = [question.line(name, each, ranged=True) for name, each in more.items()]
+    lines = list[DesignLine]()
+    for name, each in (asked | more).items():
+        lines.append(question.line(name, each, null=name in asked, ranged=True))
+        if ready:
+            ready(lines[-1], len(lines), len(asked) + len(more) + 1)
+    doubled = lines[len(asked) :]
     # A design that cannot reject comes last: nothing but units helps it.
     order = tuple(line.name for line in sorted(doubled, key=lambda line: line.detectable or float("inf")))
     enough = cheapest(question, start)
-    return Study(question.gain, question.power, assumed, (*lines, *doubled), order, enough)
+    return Study(question.gain, question.power, assumed, tuple(lines), order, enough)
 
 
 def cheapest(question: PlanQuestion, start: Design) -> DesignLine | None:
@@ -521,6 +564,14 @@ def with_error(share: float, num: int) -> str:
     """
     smoothed = (share * num + 1) / (num + 2)
     return f"{100 * share:.0f} ± {100 * (smoothed * (1 - smoothed) / num) ** 0.5:.1f}"
+
+
+def line_in_words(line: DesignLine, unit: str) -> str:
+    """Return a simulated design and the chances of its verdicts, in one line."""
+    size = f"{line.tasks} tasks in {line.units} {plural(unit)}, samples {line.samples}, seeds {line.seeds}"
+    chances = ", ".join(f"{name} {100 * line.chances[name]:.0f} %" for name in VERDICTS if line.chances[name] > 0.005)
+    found = "finds no gain" if line.detectable is None else f"finds gains from about {100 * line.detectable:.1f} points"
+    return f"{line.name} ({size}): {chances}; {found}"
 
 
 def study_text(found: Study) -> str:

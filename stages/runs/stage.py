@@ -60,8 +60,11 @@ class Stage(Generic[ConfigT]):
     """The tables and folders that it writes, by name. A run may lack some of them."""
     work: Callable[[Inputs, ConfigT, RunWriter], None] | None = None
     """Do the missing units and nothing else: workers call it (`--on`). None when units cannot be dealt to workers."""
-    study: Callable[[Sequence[Run], ConfigT], tuple[Row, str]] | None = None
-    """Simulate the planned run (`--plan`) from pilot runs, and return the numbers as JSON and as text."""
+    study: Callable[[Sequence[Run], ConfigT, Callable[[str, int, int], None]], tuple[Row, str]] | None = None
+    """Simulate the planned run (`--plan`) from pilot runs, and return the numbers as JSON and as text.
+
+    The function that it is given is called with each design in words, how many are simulated, and how many in all.
+    """
     label: Callable[[Inputs, ConfigT], str] = lambda inputs, config: config.label()
     """Return a word for the name of the run folder; by default the settings' own."""
     limit_setting: str | None = None

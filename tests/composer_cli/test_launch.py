@@ -66,6 +66,11 @@ def test_a_plan_of_an_evaluation_says_how_probable_each_verdict_is(tmp_path: Pat
     done = call(tmp_path, *words)
     assert done.returncode == 0, done.stderr
     assert "A true gain of 30 points" in done.stdout and "What to add first: " in done.stdout
+    ready = [line.partition(" (")[0] for line in done.stderr.splitlines() if "finds" in line]
+    assert ready == [line.partition("  ")[0] for line in done.stdout.splitlines()[3 : 3 + len(ready)]], (
+        "each as it is ready"
+    )
+    assert len(ready) >= 5
     found = json.loads(call(tmp_path, *words, "--json").stdout)
     assert found["enough"]["chances"]["VALIDATED"] >= 0.8 and found["assumed"]["discordance"] == [0.4, "given"]
     assert not list(tmp_path.glob("evaluate/*")), "nothing is run"

@@ -53,7 +53,10 @@ def test_arms_train_and_are_judged(tmp_path: Path, tiny: Path, pairs: Run) -> No
     outcome = run.manifest.outcome
     assert outcome.exit_code == EXIT_CODES[verdict["decision"]] and outcome.ok
     assert all(item["sampled_tokens"] > 0 for item in items)
-    pilot, said = evaluate.study([run], config)
+    told: list[tuple[str, int, int]] = []
+    pilot, said = evaluate.study([run], config, lambda *ready: told.append(ready))
+    assert [(done, total) for _, done, total in told] == [(done, 7) for done in range(1, 7)]
+    assert told[0][0].startswith("as asked (5 tasks in ") and "UNDERPOWERED" in told[0][0]
     assert pilot["assumed"]["base"][1] == "pilot" and pilot["assumed"]["seed_spread"][1] == "assumed"
     assert "What to add first" in said
     assert verdict["decision"] in (run.path / "report.txt").read_text()

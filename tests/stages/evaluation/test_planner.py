@@ -12,6 +12,7 @@ from stages.evaluation.planner import (
     Design,
     PlanQuestion,
     TaskModel,
+    binomial,
     bootstrap,
     complete,
     draw,
@@ -58,6 +59,14 @@ def test_the_model_of_tasks_has_the_rates_it_was_given():
     across = treatment * (1 - baseline) + baseline * (1 - treatment)
     assert across.mean() == pytest.approx(0.22, abs=0.01)
     assert (treatment - baseline).mean(2).std(1, ddof=1).mean() == pytest.approx(0.03, abs=0.02)
+
+
+@pytest.mark.parametrize("n", [1, 2, 8, 40])
+def test_binomial_numbers_are_those_of_numpy(n):
+    p = np.clip(np.random.default_rng(3).random((40, 100)) ** 2, 1e-9, 1 - 1e-9)
+    ours, theirs = np.random.default_rng(1), np.random.default_rng(1)
+    assert (np.concatenate([binomial(n, part, ours) for part in (p[:7], p[7:])]) == theirs.binomial(n, p)).all()
+    assert ours.random() == theirs.random()
 
 
 def test_a_pilot_gives_the_rates_back():

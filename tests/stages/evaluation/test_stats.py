@@ -4,7 +4,7 @@ from scipy.stats import binomtest
 
 from stages.errors import UsageError
 from stages.evaluation.flips import Flips, UnitSums, draw_signs, p_values
-from stages.evaluation.paired import pair, rejects, score, within_strata
+from stages.evaluation.paired import by_unit, pair, rejects, score, within_strata
 from stages.evaluation.stats import FlipTest, cr2, fewest_units, paired_difference, rate_interval, wilson
 
 KATA = [9, 8, 8, 8, 7, 7, 6, 6, 6, 6, 5, 5, 5, 5, 4, 4, 4, 4, 4, 3, 2, 2, 1, 1]
@@ -38,6 +38,15 @@ def test_sign_flips_are_mcnemar_where_every_unit_is_one_task():
 def test_sign_flips_count_all_signs_of_few_units():
     # sums 3, 2, 1, -1 of equal units: |sum| >= 5 among the 16 assignments: 7 once, 5 twice, and their negatives
     assert Flips(units([3.0, 2.0, 1.0, -1.0])).p(0.0) == pytest.approx(6 / 16)
+
+
+def test_sums_by_unit_do_not_depend_on_the_order_of_tasks():
+    """Tasks in the order of their units are summed in place, others by a product of matrices."""
+    values_XT, unit_T = np.random.default_rng(0).normal(size=(3, 7)), np.array([0, 0, 1, 2, 2, 2, 3])
+    order = np.array([6, 2, 0, 5, 1, 3, 4])
+    expected = [values_XT[:, unit_T == unit].sum(1) for unit in range(4)]
+    assert pytest.approx(np.stack(expected)) == by_unit(values_XT, unit_T).T
+    assert pytest.approx(np.stack(expected)) == by_unit(values_XT[:, order], unit_T[order]).T
 
 
 def studentised(s_U, n_U):
