@@ -228,11 +228,37 @@ def sampled(model: Any, device: str) -> dict[str, Any]:
     return {"tokens": [drawn for drawn, _ in found], "log-probs of samples": [x for _, logps in found for x in logps]}
 
 
+def attention(asked: Asked) -> list[Any]:
+    """Return whether packed rows attend by flash attention, and how exactly, in bfloat16, beside rows of their own."""
+    import real_shape
+    import records
+    import torch
+
+    from stages.training.scoring import Tree, flash_agrees, score
+
+    trees = [Tree(real_shape.ids(40, 1), tuple(real_shape.ids(20 + 9 * i, 2 + i) for i in range(4)))]
+    exact = real_shape.new_model(0, None, "tiny", "cpu", "float32")
+    model = real_shape.new_model(0, None, "tiny", asked.device, "bfloat16")
+    with torch.no_grad():
+        truth, packed = score(exact, trees).hidden, score(model, trees).hidden
+        model.set_attn_implementation("eager")
+        separate = score(model, trees).hidden
+    config = model.config
+    taken = flash_agrees(
+        model.device, model.dtype, config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    )
+    beside = difference(packed, truth) / difference(separate, truth)
+    return [
+        records.measured("packed rows attend by flash attention (1), or by blocks (0)", float(taken), n=1),
+        _small("packed rows in bfloat16: error beside that of separate rows", beside, 1.2),
+    ]
+
+
 def correctness(asked: Asked) -> list[Any]:
     """Return how far the device's numbers are from the CPU's."""
     import records
 
-    claims = []
+    claims = attention(asked)
     for do in (losses, step):
         ours, reference = both(asked, do)
         for name, value in reference.items():
@@ -396,13 +422,20 @@ def memory(asked: Asked) -> list[Any]:
 
 
 def predicted(
-    asked: Asked, size: str, *, teacher: bool = False, rank: int = 16, direction: int = 0, processes: int = 1
+    asked: Asked,
+    size: str,
+    *,
+    teacher: bool = False,
+    rank: int = 16,
+    direction: int = 0,
+    processes: int = 1,
+    checkpointing: bool = True,
 ) -> float:
     """Return the bytes that a step is predicted to take.
 
     teacher: whether one of the same size is held besides. rank: of the adapters; 0 trains all weights. direction:
     tokens of the longest row of the direction that is taken out of the updates. processes: over which all weights are
-    in shares; each has the rows.
+    in shares; each has the rows. checkpointing: whether activations are recomputed.
     """
     from real_shape import shape
 
@@ -415,7 +448,7 @@ def predicted(
         policy = {"model": folder, "device": asked.device}
         size_of = stage.Config(
             policy=policy,
-            optimisation={**optimisation, "gradient_checkpointing": True},
+            optimisation={**optimisation, "gradient_checkpointing": checkpointing},
             adapter={"rank": rank},
             distribution={"sharding": "none" if rank else "fsdp2"},
         )

@@ -3,9 +3,9 @@
     python benchmarks/gpu_shapes.py [CASE ...]
 
 The GPU is that of tests/gpu/rehearsal.py: tensors have shapes and no numbers, and every operation is counted. Steps
-are LoRA of rank 16 in bfloat16 with activations recomputed, or all weights as float32 masters under autocast; where a
-direction is taken out, the peak is that of finding it, too. A case takes one to three minutes of a core; without names
-all are run. tests/gpu/test_rehearsal.py holds the ratios to the same bounds.
+are LoRA of rank 16 in bfloat16, or all weights as float32 masters under autocast, with activations recomputed unless
+they are said to be kept; where a direction is taken out, the peak is that of finding it, too. A case takes one to three
+minutes of a core; without names all are run. tests/gpu/test_rehearsal.py holds the ratios to the same bounds.
 """
 
 import argparse
@@ -31,6 +31,14 @@ CASES = {
     "GRPO 4B": ("Qwen3-4B, GRPO step of 8 x (128 + 512) tokens", 'step("ours", "4B", None)'),
     "GRPO 8B": ("Qwen3-8B, GRPO step of 8 x (128 + 512) tokens", 'step("ours", "8B", None)'),
     "GRPO 8B, long": ("Qwen3-8B, GRPO step of 8 x (1,024 + 2,048) tokens", f'step("ours", "8B", None, {LONG})'),
+    "GRPO 0.6B, kept": (
+        "Qwen3-0.6B, GRPO step of 8 x (128 + 512) tokens, activations kept",
+        'step("ours", "0.6B", None, checkpointing=False)',
+    ),
+    "GRPO 8B, kept": (
+        "Qwen3-8B, GRPO step of 8 x (128 + 512) tokens, activations kept",
+        'step("ours", "8B", None, checkpointing=False)',
+    ),
     "GRPO 14B": ("Qwen3-14B, GRPO step of 8 x (128 + 512) tokens", 'step("ours", "14B", None)'),
     "six 14B": (
         "Qwen3-14B, GRPO step of 8 x 640 tokens on one of six processes",

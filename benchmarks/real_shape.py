@@ -236,12 +236,13 @@ def trainer(
     rank: int = 16,
     project: bool = False,
     ranks: Any = None,
+    checkpointing: bool = True,
 ) -> Any:
     """TRL's trainer, or ours with the channels of this name (or with others), on the same arguments.
 
     rank: of the adapters; 0 trains all weights, as float32 masters under autocast. project: whether ours takes a
     direction out of its updates, which it finds first, from two pairs. ranks: the processes of a training of ours, over
-    which all weights are in shares.
+    which all weights are in shares. checkpointing: whether activations are recomputed.
     """
     from datasets import Dataset
     from support.models import tiny_tokenizer
@@ -260,7 +261,7 @@ def trainer(
         prompts_per_step=1,
         generations=rows.group,
         learning_rate=1e-5,
-        gradient_checkpointing=True,
+        gradient_checkpointing=checkpointing,
         save_every=steps + 1,
     )
     model, tokenizer = new_model(0, layers, size, device, dtype if rank or ranks else "float32"), tiny_tokenizer()

@@ -82,7 +82,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     check_memory(resolved, room(resolved))
     if resolved.device == "cpu" and not resolved.small:
         resources.set_mmap_threshold()
-    served.check(config.policy, config.adapter, replicas=config.diloco.store is not None)
+    served.check(config, replicas=config.diloco.store is not None)
     sampled = served.address(config.policy, config.distribution, config.optimisation.max_staleness, ranks)
     tasks = config.draw(config.opener(), config.tasks)
 
@@ -92,7 +92,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         resolved = replace(resolved, config=config.model_copy(update=own_seed))
     local = config.policy.in_process()
     with (
-        Serving(out, [config.policy], rank=config.adapter.rank or 0) as serving,
+        Serving(out, [config.policy], rank=config.adapter.rank) as serving,
         ranks.naming_lost_peers(),
         setup.seeded(resolved.config.seed, config.optimisation.threads),
     ):
@@ -208,7 +208,7 @@ def _assemble(
     from_server = None
     if sampler is not None:
         opening = environment.reset(tasks[0])
-        from_server = served.rollouts(rollouts, sampler, policy, opening, size, out, server)
+        from_server = served.rollouts(rollouts, sampler, policy, opening, config, out, server, mixed=mixed)
     # 3. Callbacks. DiLoCo's precedes Supervision, which marks a checkpoint as complete once the others have written.
     base = checkpoints.adapter_base(config, policy)
     callbacks: list[Any] = [] if outer is None else [outer]

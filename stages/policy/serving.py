@@ -32,10 +32,10 @@ class Serving(AbstractContextManager["Serving"]):
     """Context manager that opens a stage's policies and ends the servers it started.
 
     policies: all that will be opened, so that a server has room for the adapters of each. rank: rank of the adapter
-    under training.
+    under training, 0 where all weights are trained, None without a training.
     """
 
-    def __init__(self, out: RunWriter, policies: Sequence[PolicyConfig], *, rank: int = 0) -> None:
+    def __init__(self, out: RunWriter, policies: Sequence[PolicyConfig], *, rank: int | None = None) -> None:
         self._out, self._policies, self._rank = out, [config for config in policies if config.served], rank
         self._server: ModelServer | None = None
         self._serves = ""
@@ -64,10 +64,16 @@ class Serving(AbstractContextManager["Serving"]):
             # Forget the old server before the new one starts: an error on the way must not leave its name behind.
             self._server, self._serves = None, serves
             # The rank is fixed at the start of a server, so it is the largest of all adapters that will be opened.
-            rank = max([self._rank, *(vllm.rank_of(config.source) for config in self._policies)])
+            rank = max([self._rank or 0, *(vllm.rank_of(config.source) for config in self._policies)])
             log = out.path / "logs" / "vllm.log"
             self._server = vllm.start(
-                config, log, cache=out.cache, rank=rank, listener=out.progress, check=out.raise_if_stopped
+                config,
+                log,
+                cache=out.cache,
+                rank=rank,
+                replaceable=self._rank == 0,
+                listener=out.progress,
+                check=out.raise_if_stopped,
             )
         return vllm.VllmPolicy.connect(
             config, self._server.url, cache=out.cache, listener=out.progress, server=self._server

@@ -4,14 +4,15 @@ Conversations are held as ids and never rebuilt from text, so that each prompt b
 server then has in its prefix cache. `Completions` speaks the protocol, `VllmPolicy` is the policy, `start` launches a
 server with its interpreter and options.
 
-Source: vLLM 0.32, `/v1/completions` with `return_token_ids` and `prompt_logprobs`, `/v1/load_lora_adapter`.
+Source: vLLM 0.32, `/v1/completions` with `return_token_ids` and `prompt_logprobs`, `/v1/load_lora_adapter`, and of its
+development mode `/collective_rpc` with `reload_weights` and `/reset_prefix_cache`.
 """
 
 import asyncio
 import os
 import shutil
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -47,6 +48,8 @@ UNSHAPED = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 """Sampling without changes of the distribution: a server would else take defaults from generation_config.json."""
 PROBED_AT = 2.0
 """Temperature of the probe: log-probs before and after this temperature differ clearly."""
+RELOAD_S = 600.0
+"""Longest wait for a server to read weights from disk, in seconds."""
 SAME = 1e-3
 """Nats up to which two log-probs count as equal; servers compute in 16 bits."""
 
@@ -88,6 +91,8 @@ class Completions:
         self._client, self._server = Client(base_url, config.key(), connect_s=config.timeout_s), server
         self._lock_scoring = scoring_lock(base_url, device(config.device))
         self._adapters: dict[str, dict[str, str]] = {}
+        self._weights: str | None = None
+        """Where the weights are that the server was given; None while it has those that it was started with."""
         self._version: str | None = None
         self._listed: set[str] = set()
         self._lock = asyncio.Lock()
@@ -161,6 +166,33 @@ class Completions:
         del self._adapters[name]
         await self._ask("/unload_lora_adapter", {"lora_name": name}, plain=True)
 
+    async def replace_weights(self, source: str) -> None:
+        """Replace all weights of the server by those of a folder that it can read, or of a model's name.
+
+        No other request may be under way, from any process.
+        """
+
+        async def launch() -> None:
+            await self._revive()
+            await self._replace_weights(source)
+
+        try:
+            await self._repeated(launch)
+        except (UsageError, Rejected) as error:
+            raise UsageError(
+                f"The server at {self._config.base_url} does not load the weights {source}: {error} It needs to read "
+                "that folder, and the environment variable VLLM_SERVER_DEV_MODE=1 at its start."
+            ) from None
+        self._weights = source
+
+    async def _replace_weights(self, source: str) -> None:
+        root = Client((self._config.base_url or "").removesuffix("/v1"), self._config.key())
+        body = {"method": "reload_weights", "kwargs": {"weights_path": source}}
+        await self._once("/collective_rpc", body, root, RELOAD_S)
+        # Without this, prompts go on from keys and values of the weights before.
+        if b"true" not in await self._once("/reset_prefix_cache", {}, root, RELOAD_S):
+            raise Retryable("cache", "the server did not drop the prefixes that it has cached")
+
     async def probe(self, ends: set[int]) -> ServerFacts:
         """Find out what the server serves and which log-probs it returns; `UsageError` for an unsuitable server."""
         listed, _ = await self._ask("/models", None)
@@ -195,6 +227,9 @@ class Completions:
             self._version = read.get("system_fingerprint") or self._version
             return read
 
+        return await self._repeated(launch)
+
+    async def _repeated(self, launch: Callable[[], Awaitable[Any]]) -> tuple[Any, int]:
         launches = tenacity.AsyncRetrying(
             stop=tenacity.stop_after_attempt(self._config.max_attempts),
             retry=tenacity.retry_if_exception_type(Retryable),
@@ -203,13 +238,15 @@ class Completions:
         )
         return await launches(launch), launches.statistics["attempt_number"]
 
-    async def _once(self, path: str, body: Mapping[str, Any] | None) -> bytes:
+    async def _once(
+        self, path: str, body: Mapping[str, Any] | None, at: Client | None = None, timeout_s: float | None = None
+    ) -> bytes:
         """Return the body of a response with status 200; no launch is billed, so a broken connection is repeated."""
-        url = self._config.base_url
+        url, timeout_s = self._config.base_url, timeout_s or self._config.timeout_s
         try:
-            response = await self._client.ask(path, body, self._config.timeout_s)
+            response = await (at or self._client).ask(path, body, timeout_s)
         except TimeoutError:
-            raise Retryable("timeout", f"no answer within {self._config.timeout_s:g} s") from None
+            raise Retryable("timeout", f"no answer within {timeout_s:g} s") from None
         except Unreachable as error:
             raise Retryable("connection", f"{url} cannot be reached ({error})") from None
         except Broken as error:
@@ -233,6 +270,8 @@ class Completions:
                     raise UsageError(
                         f"The server was started again, but without its adapter {body['lora_path']}: {error}"
                     ) from None
+            if self._weights is not None:
+                await self._replace_weights(self._weights)
 
 
 Answer = TypeVar("Answer")
@@ -359,9 +398,13 @@ class VllmPolicy:
         """Load an adapter into the server under this name."""
         self._asked(self._completions.load(name, folder))
 
-    def take(self, name: str, version: int | None = None) -> None:
-        """Sample from a loaded adapter from now on; `version` is written into every sample."""
-        self._name, self.version = name, version
+    def replace_weights(self, source: str) -> None:
+        """Replace all weights of the server, between requests."""
+        self._asked(self._completions.replace_weights(source))
+
+    def take(self, name: str | None, version: int | None = None) -> None:
+        """Sample from a loaded adapter from now on, or without one; `version` is written into every sample."""
+        self._name, self.version = name or self.found.name, version
 
     def unload(self, name: str) -> None:
         """Remove an adapter that is no longer sampled from."""
@@ -393,6 +436,8 @@ UTILISATION = 0.92
 """Part of a GPU that a server takes without --gpu-memory-utilization (vLLM, vllm/config/cache.py)."""
 CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 ENVIRONMENT = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_NO_USAGE_STATS": "1"}
+REPLACEABLE = {"VLLM_SERVER_DEV_MODE": "1"}
+"""Opens the addresses by which weights are replaced; whoever reaches the server may then replace them, too."""
 NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 
 
@@ -403,13 +448,14 @@ def start(
     cache: Path,
     rank: int,
     port: int = 0,
+    replaceable: bool = False,
     listener: Listener,
     check: Callable[[], None],
 ) -> ModelServer:
     """Start a vLLM server with the configured model, or with the base of an adapter, and return when it answers.
 
-    rank: largest rank of its adapters. check: called while waiting, and raises to give up. `UsageError` where vLLM is
-    not installed.
+    rank: largest rank of its adapters. replaceable: whether all its weights will be replaced. check: called while
+    waiting, and raises to give up. `UsageError` where vLLM is not installed.
     """
     python = require_interpreter(config)
     below, revision = base_of(config)
@@ -427,7 +473,7 @@ def start(
         f"{config.source!r}",
         # As a module: the command `vllm` of the package vllm-cpu fails, because it looks for metadata of `vllm`.
         lambda port: [python, "-m", "vllm.entrypoints.openai.api_server", *_words({**options, "port": port})],
-        (CPU_ENVIRONMENT if on_cpu else {}) | ENVIRONMENT | inherited,
+        (CPU_ENVIRONMENT if on_cpu else {}) | ENVIRONMENT | (REPLACEABLE if replaceable else {}) | inherited,
         log,
         port=port,
         listener=listener,
@@ -514,7 +560,7 @@ def _options(source: str, revision: str | None, dtype: str, rank: int, on_cpu: b
         options["revision"] = revision
     options |= CPU_OPTIONS if on_cpu else {}
     with suppress(OSError, ValueError):  # vLLM itself reports a model that cannot be read
-        shape = AutoConfig.from_pretrained(source, revision=revision).get_text_config()
+        shape = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False).get_text_config()
         if dtype == "auto" and shape.dtype == torch.float32:
             options["dtype"] = "float32"  # vLLM takes auto for 16 bits where weights are in float32
         if on_cpu:

@@ -1,12 +1,13 @@
 """probe selftest: every guard on a sound world, then every fault, and whether exactly the right guard fails.
 
 Reads nothing: it builds small models with a planted loophole. Writes `probe_checks`, one row a guard, one a fault, and
-some for weights in half precision. The unit is a fault. Faults and world belong to the tests of the repository
-(tests/probe_faults), so the stage needs a checkout.
+some for weights in half precision. The unit is a fault, or all checks in half precision. Faults and world belong to the
+tests of the repository (tests/probe_faults), so the stage needs a checkout.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from stages.checkout import add_to_path
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from probe_faults.world import ProbeWorld  # type: ignore[import-not-found,unused-ignore]
 
     from stages.probe.checks.check import Check
+
+
+HALF_PRECISION = "half precision"
 
 
 class Config(StageConfig):
@@ -43,27 +47,40 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     out.progress("models", 0, 2)
     base = honest_model(config.seed)
     teacher = loophole_model(copy.deepcopy(base), config.seed)
-    out.progress("half precision", 1, 2)
-    half = half_precision_checks(base, teacher, config.seed)
+    out.progress(HALF_PRECISION, 1, 2)
+    half = judged_once(HALF_PRECISION, lambda: half_precision_checks(base, teacher, config.seed), out)
     judge_faults(build_world(base, teacher, config.seed), out, half)
 
 
-def judge_faults(world: "ProbeWorld", out: RunWriter, others: Sequence["Check"] = ()) -> None:
+def judged_once(unit: str, judge: "Callable[[], Sequence[Check]]", out: RunWriter) -> "list[Check]":
+    """Return the checks of a unit, judged in this attempt or in an earlier one."""
+    from stages.probe.checks.check import Check
+
+    if not out.finished(unit):
+        out.raise_if_stopped()
+        out.write(unit, {"checks": [check.row() for check in judge()]})
+    return [Check.of_row(row) for row in (out.journal.get(unit) or {})["checks"]]
+
+
+def judge_faults(world: "ProbeWorld", out: RunWriter, others: "Sequence[Check]" = ()) -> None:
     """Judge a sound world by all guards, then under every fault; write one table of both and of the checks `others`."""
-    from probe_faults.faults import FAULTS  # type: ignore[import-not-found,unused-ignore]
+    from probe_faults.faults import FAULTS, InjectedFault  # type: ignore[import-not-found,unused-ignore]
     from probe_faults.guard_checks import failing, judge_guards  # type: ignore[import-not-found,unused-ignore]
 
     from stages.probe.checks.check import Check, judged, write_checks
 
     sound = judge_guards(world)
-    checks = [*(check for check in sound.values() if check is not None), *others]
-    for index, fault in enumerate(FAULTS):
-        out.raise_if_stopped()
-        out.progress("faults", index, len(FAULTS))
+
+    def inject(fault: InjectedFault) -> list[Check]:
         # Guards that build on the broken one are not judged, so that one fault shows as one failure.
         failed = failing(judge_guards(fault.inject(world), (world, sound)))
         status, detail = judged(failed == [fault.guard]), f"{fault.name}: {', '.join(failed) or 'nothing'} fails"
-        checks.append(Check("fault", fault.item, status, float(len(failed)), f"only {fault.guard} fails", detail))
+        return [Check("fault", fault.item, status, float(len(failed)), f"only {fault.guard} fails", detail)]
+
+    checks = [*(check for check in sound.values() if check is not None), *others]
+    for index, fault in enumerate(FAULTS):
+        out.progress("faults", index, len(FAULTS))
+        checks += judged_once(fault.name, partial(inject, fault), out)
     out.table(PROBE_CHECK, [check.row() for check in checks])
     out.count(guards=len(sound), faults=len(FAULTS))
     write_checks(out, checks, "selftest")

@@ -15,7 +15,6 @@ from typing import Any
 
 import orjson
 
-from stages.errors import BadInput
 from stages.redaction import redacted_bytes
 from stages.runs import store
 from stages.runs.records import Row
@@ -28,6 +27,7 @@ SHARD_BYTES = 32 * 1024 * 1024
 class Journal:
     """Finished units, one line each, in files of `shard_size` lines: `000000.jsonl.gz`, ..., the last one open.
 
+    A line of the open file ends with a check value, as a changed digit would be another result; gzip has its own.
     A line is durable once `append` returns. A unit written twice (a failure that was retried) counts with its last
     line. `look` is called with every record that exists at the start.
     """
@@ -55,9 +55,9 @@ class Journal:
             stale.unlink()  # its sealed twin was renamed into place just before the process died
         if not self._open_path.exists():
             return []
-        whole = self._open_path.read_bytes().rpartition(b"\n")[0]
-        os.truncate(self._open_path, len(whole) + 1 if whole else 0)
-        return whole.split(b"\n") if whole else []
+        lines = store.open_lines(self._open_path)
+        os.truncate(self._open_path, self._open_path.read_bytes().rfind(b"\n") + 1)
+        return lines
 
     def _index(self) -> Iterator[Row]:
         """Yield every record, after its line number was noted."""
@@ -68,12 +68,7 @@ class Journal:
                 yield record
             self._starts.append(number + 1)
         for number, line in enumerate(self._lines, self._starts[-1]):
-            try:
-                record = orjson.loads(line)
-            except orjson.JSONDecodeError as error:
-                raise BadInput(
-                    f"{self._open_path} holds a malformed line ({error}). Delete that line, or start anew with --clean."
-                ) from None
+            record = orjson.loads(line)
             self._note(number, record["unit"], record.get("failed", False))
             yield record
 
@@ -134,13 +129,13 @@ class Journal:
                 yield orjson.loads(spool.line(places[bisect_left(wanted, number)]))
 
     def append(self, units: Sequence[tuple[str, Mapping[str, Any], bool]]) -> None:
-        """Make units durable, each (name, payload, failed). A payload may not use the keys `unit` and `failed`."""
+        """Make units durable, each (name, payload, failed). Payloads have no keys `unit`, `failed` and `crc32`."""
         lines = [
             redacted_bytes(store.encode({"unit": unit, "failed": failed, **payload})) for unit, payload, failed in units
         ]
         # Durable before it is noted. Outside the lock, so that readers do not wait for an fsync; `RunWriter` lets only
         # one thread write.
-        store.append_lines(self._open_path, lines)
+        store.append_lines(self._open_path, [store.checked(line) for line in lines])
         with self._lock:
             for number, (unit, _, failed) in enumerate(units, self._starts[-1] + len(self._lines)):
                 self._note(number, unit, failed)

@@ -19,7 +19,6 @@ not begun.
 import asyncio
 import math
 import os
-import zlib
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -38,7 +37,6 @@ ROUNDING = 1e-9
 """The relative amount by which a bill may exceed its reservation, through the rounding of floats."""
 ABOUT = ("model", "batch", "shard", "teacher")
 """Keys that describe a call."""
-CHECK = b',"crc32":'
 
 
 @dataclass(frozen=True)
@@ -131,7 +129,7 @@ class Budget:
                 raise ValueError(f"a ledger line that {fault}: {line}")
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            store.append_lines(self.path, [_checked(store.encode(line)) for line in lines])
+            store.append_lines(self.path, [store.checked(store.encode(line)) for line in lines])
         with self._lock:
             for line in lines:
                 self._count(line)
@@ -233,11 +231,6 @@ def damage(folder: Path) -> str | None:
     return None
 
 
-def _checked(line: bytes) -> bytes:
-    """Return a line with its check value as the last key."""
-    return line[:-1] + CHECK + str(zlib.crc32(line)).encode() + b"}"
-
-
 def _lines(path: Path) -> tuple[list[dict[str, Any]], int, bytes]:
     """Return a ledger's lines, the bytes that they take with their line breaks, and the file's bytes.
 
@@ -284,9 +277,10 @@ def _fault(line: Any, text: bytes | None = None) -> str | None:
     if not isinstance(line, dict):
         return "is no object"
     if "crc32" in line and text is not None:
-        kept, _, check = text.rpartition(CHECK)
-        if check != str(zlib.crc32(kept + b"}")).encode() + b"}":
-            return "has changed since it was written: its check value is another"
+        try:
+            store.unchecked(text)
+        except ValueError as error:
+            return str(error)
     kinds = [name for name in ("reserved", "settled", "possibly") if name in line]
     if kinds not in (["reserved"], ["settled"], ["possibly"], ["settled", "possibly"]):
         return f"has {' and '.join(kinds) or 'none of reserved, settled and possibly'}"

@@ -239,16 +239,62 @@ def read_bytes(path: Path) -> bytes | None:
     return path.read_bytes() if path.is_file() else None
 
 
+CHECK = b',"crc32":'
+
+
+def checked(line: bytes) -> bytes:
+    """Return a line of JSON with the CRC-32 of its bytes as the last key."""
+    return line[:-1] + CHECK + str(zlib.crc32(line)).encode() + b"}"
+
+
+def unchecked(line: bytes) -> bytes | None:
+    """Return a line without its check value; None where the line has none, `ValueError` where it has another."""
+    kept, found, check = line.rpartition(CHECK)
+    if not found:
+        return None
+    if check != str(zlib.crc32(kept + b"}")).encode() + b"}":
+        raise ValueError("has changed since it was written: its check value is another")
+    return kept + b"}"
+
+
+def open_lines(path: Path) -> list[bytes]:
+    """Return the lines of an open journal without their check values; none where there is no file.
+
+    What follows the last line break is being written, or was torn by a kill, and is left out. `BadInput` with the
+    number of a line that has changed since it was written, or is no unit.
+    """
+    lines = (read_bytes(path) or b"").split(b"\n")[:-1]
+    found, checks = list[bytes](), False
+    for number, text in enumerate(lines, 1):
+        try:
+            line = unchecked(text)
+            # Journals of earlier versions have no check values, and may be continued by this one.
+            found.append(line or _plain_line(text, checks))
+        except (ValueError, RecursionError) as error:
+            raise BadInput(
+                f"{path}, line {number}, is no line of a journal ({error}). Delete that line, whose unit is then done "
+                "again, or start anew with --clean."
+            ) from None
+        checks = line is not None
+    return found
+
+
+def _plain_line(text: bytes, checks: bool) -> bytes:
+    if checks:
+        raise ValueError("it has no check value, which the line before it has")
+    unit = parse_json(text)
+    if not isinstance(unit, dict) or not isinstance(unit.get("unit"), str):
+        raise ValueError("it has no unit")  # noqa: TRY004 (as for every other fault of a line)
+    return text
+
+
 def read_units(folder: Path) -> Iterator[Row]:
     """Yield a journal's last record of every unit, in the order in which units were first written.
 
     Reads only, so that another process may still write the journal. Memory holds the names of the units, the open file,
     and the records of units that were written twice.
     """
-    opened = list[bytes]()
-    for path in sorted(folder.glob("*.jsonl.open")):
-        # Up to the last line break: what follows is a line that is being written, or was torn by a kill.
-        opened += (read_bytes(path) or b"").rpartition(b"\n")[0].splitlines()
+    opened = [line for path in sorted(folder.glob("*.jsonl.open")) for line in open_lines(path)]
     sealed = sorted(folder.glob("*.jsonl.gz"))  # after the open one: what is sealed meanwhile is read twice, not lost
 
     def records() -> Iterator[Row]:

@@ -28,10 +28,9 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from stages.backends.ranks import Ranks
 from stages.training.plan import TrainPlan
-from stages.training.scoring import Tree, score, token_log_probs
+from stages.training.scoring import HALF, Tree, score, token_log_probs
 from stages.training.step import ChannelBatch, ComposedTrainer
 
-HALF = (torch.bfloat16, torch.float16)
 WITHIN = "composer_within"
 """The model's method that FSDP takes for its forward pass: whatever is computed from its weights before one backward
 pass."""

@@ -41,6 +41,9 @@ PASS_TOKENS = 32_768
 """Tokens of a pass that is not given: with LoRA and activations recomputed, an 8 B model then takes 36 GiB."""
 KEPT = 1.65
 """Numbers that a layer keeps for each number that goes into or comes out of its Linears."""
+KEPT_ON_GPU = 1.28
+"""The same of layers whose activations are not recomputed, on a GPU, whose attention keeps fewer (1.06 for Qwen3-8B,
+1.26 for 0.6B on a rehearsed one)."""
 REDUCED = 4
 """Bytes a gradient of the largest unit in shares on its way to them: FSDP2 copies a unit's into one float32 buffer.
 Gloo holds them once more (measured: benchmarks/sharding.py)."""
@@ -86,7 +89,8 @@ def model_shape(policy: PolicyConfig) -> ModelShape | None:
     if adapters.is_adapter(source):
         return model_shape(adapters.base_of(Path(source), policy)[0])
     try:
-        config: Any = AutoConfig.from_pretrained(source if Path(source).is_dir() else hub.source(policy.model))
+        place = source if Path(source).is_dir() else hub.source(policy.model)
+        config: Any = AutoConfig.from_pretrained(place, trust_remote_code=False)
         with init_empty_weights(), no_init_weights():  # drawing weights that have no memory takes most of the time
             model: Any = AutoModelForCausalLM.from_config(config)
     except (OSError, ValueError):
@@ -186,7 +190,7 @@ def resolve(config: Config, processes: int, inputs: Container[str] = (), directi
     shape = model_shape(policy.in_process())
     small = base.is_embedded(policy.source) or (shape is not None and shape.parameters < SMALL)
     if rank is None:
-        rank = 0 if small and not policy.served else RANK  # a server follows the training by its adapter
+        rank = 0 if small and not policy.served else RANK  # a server gets an adapter sooner than all weights
     usual_rate = ADAPTER_RATE if rank else WHOLE_RATE
     rate = (base.learning_rate(policy.source) or SMALL_RATE) if small else usual_rate
     rollouts = size.prompts_per_step * size.generations
@@ -341,7 +345,11 @@ def estimate_memory(plan: TrainPlan) -> MemoryEstimate:
         optimiser = 2 * masters
     length = PROMPT_TOKENS + plan.episode
     # peft casts the input of each adapted Linear to the adapter's float32, and autograd keeps that copy.
-    kept = KEPT * shape.bytes * (inputs + outputs) + (4 * inputs if rank and shape.bytes == 2 else 0)
+    # Not of float32 masters under autocast, which keeps copies besides.
+    fewer = plan.device.startswith("cuda") and rank and not size.gradient_checkpointing
+    kept = (KEPT_ON_GPU if fewer else KEPT) * shape.bytes * (inputs + outputs) + (
+        4 * inputs if rank and shape.bytes == 2 else 0
+    )
     if size.gradient_checkpointing:
         # The input of every layer, and all of one layer at a time while it is recomputed.
         kept = shape.bytes * shape.layers * shape.hidden + kept / shape.layers

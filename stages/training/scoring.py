@@ -8,8 +8,10 @@ tokens; packing, which computes each prompt once and pads nothing, where a model
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
+from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakSet
 
@@ -22,9 +24,13 @@ from transformers.masking_utils import sdpa_mask
 from trl.kernels import ChunkedLogProbFunction
 
 from stages.losses.hidden import Head
-from stages.policy.sampling import SCALED_DOT_PRODUCT, sees_all
+from stages.policy.sampling import SCALED_DOT_PRODUCT, kv_width, sees_all
 from stages.training.plan import VOCABULARY_CHUNK
 
+try:
+    from torch.nn.attention import varlen
+except ImportError:  # before torch 2.10
+    varlen = None  # type: ignore[assignment]
 MAX_TOKENS = 16_384
 """Of one forward pass."""
 CPU_VOCABULARY_CHUNK = 8192
@@ -327,12 +333,16 @@ def share(loss_type: str, part: Mapping[str, Tensor], whole: Mapping[str, Tensor
 #
 # Linears, norms and activations run over the tokens of all rows as one row [1, N]. Attention cuts it into segments: a
 # prompt, or a branch, which sees its prompt and itself. Segments of like length attend together and are padded for that
-# alone. A prompt is computed once for all its branches, with recomputed activations, too.
+# alone; where torch has flash attention for segments of any length (CUDA, in 16 bits), nothing is padded. A prompt is
+# computed once for all its branches, with recomputed activations, too.
 #
 # It is a kind of attention that models of `transformers` can be set to (AttentionInterface) and that is `sdpa` except
 # in a pass that brings `packed`. Models whose layers do not all attend through `sdpa` to all earlier tokens cannot.
 
 NAME = "composer_packed"
+HALF = (torch.bfloat16, torch.float16)
+AGREEING = 2.0**-5
+"""Largest difference of two ways to attend in 16 bits, as a part of the largest value: some roundings of bfloat16."""
 MAX_SCORES = 2**24
 """Attention scores of one call and head, padding included: the mask of branches has as many entries."""
 ALIKE = 1.5
@@ -378,18 +388,77 @@ class Block:
         return self._bias
 
 
-@dataclass
-class Packed:
-    """How one row attends. queries, keys: indices in the row of those of all blocks, padded, one block after another.
+@dataclass(frozen=True)
+class Padded:
+    """Attention of one row by `sdpa`, block after block.
 
-    order: [N] where each token is among the blocks' results. layers: how many attended.
+    queries, keys: indices in the row of those of all blocks, padded, one block after another. order: [N] where each
+    token is among the blocks' results.
     """
 
     blocks: list[Block]
     queries: Int[Tensor, " q"]
     keys: Int[Tensor, " k"]
     order: Int[Tensor, " N"]
-    layers: int = field(default=0, compare=False)
+
+    def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Float[Tensor, "N h d"]:
+        """Return the attended values of queries [1, H, N, D] over keys and values [1, G, N, D]."""
+        # One gather for all blocks: its gradient is one sum, too, however many blocks a prompt is in.
+        sizes = [(rows * of_queries, rows * of_keys) for rows, of_queries, of_keys in (b.shape for b in self.blocks)]
+        of_queries, of_keys = map(list, zip(*sizes, strict=True))
+        queries = _by_token(query).index_select(0, self.queries).split(of_queries)
+        keys, values = (_by_token(states).index_select(0, self.keys).split(of_keys) for states in (key, value))
+        parts = []
+        for block, *of_block in zip(self.blocks, queries, keys, values, strict=True):
+            q, k, v = (rows.unflatten(0, (block.shape[0], -1)).transpose(1, 2) for rows in of_block)
+            attended, _ = sdpa_attention_forward(module, q, k, v, block.bias(query.dtype), **given)
+            parts.append(attended.flatten(0, 1))
+        return torch.cat(parts).index_select(0, self.order)
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Attention of one row in one call of flash attention, without padding and without masks.
+
+    keys: [K] indices in the row of the keys of one segment after another. query_bounds, key_bounds: [S + 1] int32,
+    where segments begin, and where the last one ends. longest: queries and keys of a segment, at most. dtype: in which
+    it is computed.
+    """
+
+    keys: Int[Tensor, " k"]
+    query_bounds: Int[Tensor, " s"]
+    key_bounds: Int[Tensor, " s"]
+    longest: tuple[int, int]
+    dtype: torch.dtype
+
+    def attend(
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None = None, **given: Any
+    ) -> Float[Tensor, "N h d"]:
+        """Return the attended values of queries [1, H, N, D] over keys and values [1, G, N, D]."""
+        # Under autocast queries and keys come in float32 from their norms.
+        query, key, value = (_by_token(states).to(self.dtype) for states in (query, key, value))
+        keys, values = (states.index_select(0, self.keys) for states in (key, value))
+        # Causal with more keys than queries: the last query sees all keys, as a branch does behind its prompt.
+        attended: Tensor = varlen.varlen_attn(  # type: ignore[assignment]  # its auxiliary outputs are not asked for
+            query,
+            keys,
+            values,
+            self.query_bounds,
+            self.key_bounds,
+            *self.longest,
+            scale=scaling,
+            window_size=(-1, 0),
+            enable_gqa=True,
+        )
+        return attended
+
+
+@dataclass
+class Packed:
+    """How one row attends, and how many layers did."""
+
+    layout: Padded | Ragged
+    layers: int = 0
 
 
 def predicting(model: Any, families: Sequence[Family], max_tokens: int) -> Float[Tensor, "M H"] | None:
@@ -400,12 +469,24 @@ def predicting(model: Any, families: Sequence[Family], max_tokens: int) -> Float
     longest = max(len(prompt) + len(branch) for prompt, branches in families for branch in branches)
     if not _fits(model, longest):
         return None
-    decoder, device, found = model.get_decoder(), next(model.parameters()).device, []
+    decoder, found = model.get_decoder(), []
+    weight = next(model.parameters())
+    device, dtype = weight.device, weight.dtype
+    if torch.is_autocast_enabled(device.type):
+        dtype = torch.get_autocast_dtype(device.type)
+    config = model.config.get_text_config()
+    heads = config.num_attention_heads
+    groups = getattr(config, "num_key_value_heads", None) or heads
+    # Flash attention neither drops weights nor takes values of another width than keys.
+    plain = not getattr(config, "attention_dropout", 0) and not hasattr(config, "v_head_dim")
+    fast = plain and flash_agrees(device, dtype, heads, groups, kv_width(config) // groups)
+    lay_out = ragged if fast else padded
     if decoder.config._attn_implementation != NAME:  # setting it walks through all modules
         decoder.set_attn_implementation(NAME)
     for part in _passes(families, max_tokens):
-        *laid_out, segments = _laid_out(part)
-        (ids, positions, wanted), packed = _packed(segments, laid_out, device)
+        *lists, segments = laid_out(part)
+        (ids, positions, wanted), layout = lay_out(segments, lists, device, dtype)
+        packed = Packed(layout)
         states = decoder(
             input_ids=ids[None],
             position_ids=positions[None],
@@ -413,7 +494,7 @@ def predicting(model: Any, families: Sequence[Family], max_tokens: int) -> Float
             use_cache=False,
             packed=packed,
         ).last_hidden_state
-        if packed.layers != model.config.get_text_config().num_hidden_layers:
+        if packed.layers != config.num_hidden_layers:
             _UNFIT.add(decoder)
             decoder.set_attn_implementation("sdpa")
             return None
@@ -449,7 +530,7 @@ def _passes(families: Sequence[Family], max_tokens: int) -> Iterator[list[Family
         yield list(part)
 
 
-def _laid_out(families: Sequence[Family]) -> tuple[list[int], list[int], list[int], list[Segment]]:
+def laid_out(families: Sequence[Family]) -> tuple[list[int], list[int], list[int], list[Segment]]:
     """Return the row's token ids and positions, the indices that predict the branches' tokens, and its segments.
 
     Nothing is predicted from a branch's last token, so it is left out; a prompt with one branch is one segment.
@@ -470,10 +551,33 @@ def _laid_out(families: Sequence[Family]) -> tuple[list[int], list[int], list[in
     return ids, positions, wanted, segments
 
 
-def _packed(
-    segments: Sequence[Segment], beside: Sequence[Sequence[int]], device: torch.device
-) -> tuple[list[Int[Tensor, " N"]], Packed]:
-    """Return the segments in blocks of like length, branches separate from prompts; copies lists of integers, too."""
+Beside = Sequence[Sequence[int]]
+"""Lists of integers that are copied to the device together with a layout."""
+
+
+def ragged(
+    segments: Sequence[Segment], beside: Beside, device: torch.device, dtype: torch.dtype
+) -> tuple[list[Int[Tensor, " N"]], Ragged]:
+    """Return the segments in the order of the row, of which they are all, and the copied lists."""
+    segments = sorted(segments)
+    keys = [
+        place
+        for one in segments
+        for place in (*range(one.prompt, one.prompt + one.prompt_length), *range(one.start, one.start + one.length))
+    ]
+    seen = [one.prompt_length + one.length for one in segments]
+    ends = [[0, *accumulate(one.length for one in segments)], [0, *accumulate(seen)]]
+    lists = [torch.tensor(values, dtype=torch.long) for values in (*beside, keys, *ends)]
+    *given, of_keys, query_bounds, key_bounds = on_device(lists, device)
+    longest = (max(one.length for one in segments), max(seen))
+    return given, Ragged(of_keys, query_bounds.int(), key_bounds.int(), longest, dtype)
+
+
+def padded(
+    segments: Sequence[Segment], beside: Beside, device: torch.device, dtype: torch.dtype
+) -> tuple[list[Int[Tensor, " N"]], Padded]:
+    """Return the segments in blocks of like length, branches separate from prompts, and the copied lists."""
+    del dtype
     shapes, lengths = list[tuple[int, int, int]](), list[Tensor]()
     queries, keys, places = list[Tensor](), list[Tensor](), list[Tensor]()
     num_padded = 0
@@ -498,7 +602,7 @@ def _packed(
     # Blocks without prompts come first, and have no lengths.
     prompts = [None] * (len(shapes) - len(lengths)) + given[: len(lengths)]
     blocks = [Block(shape, prompt) for shape, prompt in zip(shapes, prompts, strict=True)]
-    return given[len(lengths) :], Packed(blocks, query, key, order)
+    return given[len(lengths) :], Padded(blocks, query, key, order)
 
 
 def _positions(start: Int[Tensor, "b 1"], length: Int[Tensor, "b 1"]) -> Int[Tensor, "b t"]:
@@ -519,22 +623,44 @@ def attend(
     if packed is None:
         return sdpa_attention_forward(module, query, key, value, mask, **given)
     packed.layers += 1
-    # One gather for all blocks: its gradient is one sum, too, however many blocks a prompt is in.
-    sizes = [(rows * of_queries, rows * of_keys) for rows, of_queries, of_keys in (b.shape for b in packed.blocks)]
-    of_queries, of_keys = map(list, zip(*sizes, strict=True))
-    queries = _gather(query, packed.queries).split(of_queries)
-    keys, values = (_gather(states, packed.keys).split(of_keys) for states in (key, value))
-    parts = []
-    for block, *of_block in zip(packed.blocks, queries, keys, values, strict=True):
-        q, k, v = (rows.unflatten(0, (block.shape[0], -1)).transpose(1, 2) for rows in of_block)
-        attended, _ = sdpa_attention_forward(module, q, k, v, block.bias(query.dtype), **given)
-        parts.append(attended.flatten(0, 1))
-    return torch.cat(parts).index_select(0, packed.order)[None], None
+    return packed.layout.attend(module, query, key, value, **given)[None], None
 
 
-def _gather(states: Float[Tensor, "1 h N d"], positions: Int[Tensor, " t"]) -> Float[Tensor, "t h d"]:
+def _by_token(states: Float[Tensor, "1 h N d"]) -> Float[Tensor, "N h d"]:
     # squeeze, not [0]: the gradient of an index is a table of zeros and a copy into it.
-    return states.squeeze(0).transpose(0, 1).index_select(0, positions)
+    return states.squeeze(0).transpose(0, 1)
+
+
+@lru_cache
+def flash_agrees(device: torch.device, dtype: torch.dtype, heads: int, groups: int, width: int) -> bool:
+    """Return whether torch's variable-length attention runs on a device, with the values and gradients of `sdpa`.
+
+    It is tried on three short segments: which devices, types and widths of a head its kernels take depends on torch's
+    release and the GPU. heads: of queries. groups: of keys and values.
+    """
+    if dtype not in HALF or varlen is None:
+        return False
+    segments = [Segment(0, 5, 0, 0), Segment(5, 3, 0, 5), Segment(8, 4, 8, 0)]
+    found = []
+    with torch.inference_mode(False), torch.enable_grad():
+        made = torch.Generator().manual_seed(0)
+        numbers = [torch.randn(1, count, 12, width, generator=made).to(dtype) for count in (heads, groups, groups)]
+        for lay_out in (padded, ragged):
+            states = [one.to(device, copy=True).requires_grad_() for one in numbers]
+            given = {"dropout": 0.0, "scaling": width**-0.5}
+            module = SimpleNamespace(training=False, is_causal=True, num_key_value_groups=heads // groups)
+            try:
+                attended = lay_out(segments, (), device, dtype)[1].attend(module, *states, **given)
+                attended.float().square().sum().backward()
+            except (RuntimeError, TypeError):  # no kernel for this device, type or width; torch 2.10's other arguments
+                return False
+            found.append(
+                torch.cat(
+                    [one.flatten().float() for one in (attended, *[each.grad for each in states]) if one is not None]
+                )
+            )
+    by_blocks, at_once = found
+    return bool((by_blocks - at_once).abs().max() <= AGREEING * by_blocks.abs().max())
 
 
 AttentionInterface.register(NAME, attend)

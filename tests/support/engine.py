@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from support.loopback import Handler, listening
@@ -23,7 +24,8 @@ Body = dict[str, Any]
 
 @dataclass
 class Engine:
-    """faults: `raw` log-probs before temperature; `deaf` says that adapters are loaded and goes on without them;
+    """faults: `raw` log-probs before temperature; `deaf` says that weights are loaded and keeps its own; `closed`
+    is not in development mode, in which all weights can be replaced; `sticky` keeps cached prefixes at the first reset;
     `textual` answers without token ids; `broken` answers 500 to so many completions; `narrow` takes 40 tokens; `lonely`
     answers 500 where a scoring meets another request, as vLLM dies of it on a CPU."""
 
@@ -81,6 +83,20 @@ class Engine:
     def unload_lora_adapter(self, body: Body) -> tuple[int, Any]:
         del self.adapters[body["lora_name"]]
         return 200, "Success"
+
+    def collective_rpc(self, body: Body) -> tuple[int, Any]:
+        if "closed" in self.faults:
+            return 404, {"detail": "Not Found"}
+        assert body["method"] == "reload_weights"
+        files = sorted(Path(body["kwargs"]["weights_path"]).glob("*.safetensors"))
+        found = {name: tensor for file in files for name, tensor in load_file(file).items()}
+        assert found.keys() == dict(self.base.named_parameters()).keys()
+        if "deaf" not in self.faults:
+            self.base.load_state_dict(found)
+        return 200, {"results": [None]}
+
+    def reset_prefix_cache(self, body: Body) -> tuple[int, Any]:
+        return 200, {"success": not self.faults.pop("sticky", 0)}
 
     @torch.no_grad()
     def completions(self, body: Body) -> tuple[int, Any]:

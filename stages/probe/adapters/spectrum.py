@@ -56,7 +56,10 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 class RowFile:
-    """A [rows, width] matrix in one flat file, mapped into memory: any row is read or written without the rest."""
+    """A [rows, width] matrix in one flat file, mapped into memory: any row is read or written without the rest.
+
+    Rows are reserved before they are written.
+    """
 
     def __init__(self, path: Path, rows: int, width: int, dtype: torch.dtype = torch.float32) -> None:
         """Open the file, or create it filled with zeros; `BadInput` when it has another size."""
@@ -64,7 +67,7 @@ class RowFile:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("wb") as file:
-                file.truncate(size)  # sparse: unwritten rows are zeros and take no space on disk
+                file.truncate(size)  # sparse: rows that are not reserved are zeros and take no space on disk
         if path.stat().st_size != size:
             raise BadInput(
                 f"{path} holds {path.stat().st_size} bytes, not the {size} of {rows} rows of {width} {dtype}."
@@ -75,6 +78,16 @@ class RowFile:
             if size
             else torch.zeros(rows, width, dtype=dtype)
         )
+
+    def reserve(self, start: int, count: int) -> None:
+        """Allocate the disk blocks of rows; `OSError` on a full disk.
+
+        Without it a write through the mapping to a full disk ends the process with SIGBUS.
+        """
+        width = self.rows.shape[1] * self.rows.itemsize
+        if count * width:
+            with self.path.open("rb+") as file:
+                os.posix_fallocate(file.fileno(), start * width, count * width)
 
     def flush(self) -> None:
         """Make all rows written so far durable."""

@@ -284,7 +284,9 @@ def weight_direction(student: Student, pairs: Sequence[tuple[TokenRow, TokenRow]
     path.unlink(missing_ok=True)
     linears = target_linears(student.model)
     layout = Layout({name: linear.weight.numel() for name, linear in linears.items()})
-    parts = layout.split(RowFile(path, 1, layout.width).rows[0])
+    file = RowFile(path, 1, layout.width)
+    file.reserve(0, 1)
+    parts = layout.split(file.rows[0])
     direction = {name: part.view(linears[name].weight.shape) for name, part in parts.items()}
     rows = [side for pair in pairs for side in pair]
     signs = torch.tensor([sign / row.num_own for pair in pairs for sign, row in zip((1.0, -1.0), pair, strict=True)])

@@ -60,5 +60,6 @@ class GradientStore:
         return self.file.rows
 
     def put(self, start: int, gradients: Float[Tensor, "B N"]) -> None:
-        """Write consecutive rows from number `start` on; they are durable after `file.flush()`."""
+        """Write consecutive rows from number `start` on, durable after `file.flush()`; `OSError` on a full disk."""
+        self.file.reserve(start, len(gradients))
         self.file.rows[start : start + len(gradients)] = gradients.to("cpu", self.file.rows.dtype)

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from stages.errors import BadInput
 from stages.runs.journal import SHARD_BYTES, Journal
+from stages.runs.store import read_units
 
 
 def test_journal_keeps_what_was_appended(tmp_path: Path) -> None:
@@ -26,6 +28,35 @@ def test_a_torn_line_counts_as_not_written(tmp_path: Path) -> None:
     assert reopened.finished("a") and not reopened.finished("b")
     reopened.append([("b", {"value": 3}, False)])
     assert [r["value"] for r in Journal(tmp_path).records()] == [1, 3]
+
+
+def test_a_changed_byte_of_a_line_is_refused_with_its_number(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    for number in range(3):
+        journal.append([(f"u{number}", {"reward": 0.5}, False)])
+    path = tmp_path / "000000.jsonl.open"
+    whole = path.read_bytes()
+    start, end = whole.index(b"\n") + 1, whole.rindex(b"\n", 0, -1)
+    for place in range(start, end):  # the second line
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(BadInput, match=r"line 2, is no line of a journal .*\. Delete that line"):
+            Journal(tmp_path)
+        with pytest.raises(BadInput, match="line 2, "):
+            list(read_units(tmp_path))
+
+
+@pytest.mark.parametrize("line", [b"3", b"{}", b'{"unit": 3}', b'{"unit":"a","unit":"b"}', b"[" * 10**5, b"\xff"])
+def test_a_line_that_is_no_unit_is_refused_with_its_number(line: bytes, tmp_path: Path) -> None:
+    (tmp_path / "000000.jsonl.open").write_bytes(b'{"unit":"a"}\n' + line + b"\n")
+    with pytest.raises(BadInput, match=r"000000\.jsonl\.open, line 2, is no line of a journal"):
+        Journal(tmp_path)
+
+
+def test_a_journal_of_an_earlier_version_is_continued(tmp_path: Path) -> None:
+    (tmp_path / "000000.jsonl.open").write_bytes(b'{"failed":false,"unit":"a","value":1}\n')
+    Journal(tmp_path).append([("b", {"value": 2}, False)])
+    assert [record["value"] for record in Journal(tmp_path).records()] == [1, 2]
+    assert list(read_units(tmp_path)) == list(Journal(tmp_path).records())
 
 
 def test_a_retried_unit_counts_with_its_last_line(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ from hypothesis.stateful import (
 )
 
 from stages.errors import BadInput, Incomplete
-from stages.runs.ledger import CHECK, NAME, Budget, Reservation, totals
+from stages.runs import store
+from stages.runs.ledger import NAME, Budget, Reservation, totals
 from stages.runs.store import GroupCommit
 
 MEMORY = Path("/dev/shm")
@@ -197,12 +198,12 @@ def test_a_malformed_line_is_named(tmp_path: Path) -> None:
         Budget(1.0, tmp_path / NAME)
 
 
-@pytest.mark.parametrize("check", [b"", CHECK + b"0"])
+@pytest.mark.parametrize("check", [b"", store.CHECK + b"0"])
 def test_a_key_that_occurs_twice_is_damage(tmp_path: Path, check: bytes) -> None:
     """A parser takes the later amount. A check value is easily computed anew: it finds damage, and no lie."""
     line = b'{"call":1,"reserved":1.0,"reserved":0.0'
     if check:
-        check = CHECK + str(zlib.crc32(line + b"}")).encode()
+        check = store.CHECK + str(zlib.crc32(line + b"}")).encode()
     (tmp_path / NAME).write_bytes(b'{"call":2,"reserved":1.0}\n' + line + check + b"}\n")
     for read in (lambda: Budget(1.0, tmp_path / NAME), lambda: totals(tmp_path)):
         with pytest.raises(BadInput, match=r"line 2, is malformed \(the key 'reserved' occurs twice\)"):

@@ -1,9 +1,11 @@
 """A run that lies in a bucket while it goes on: there at its end, and enough of it there after a kill at any moment."""
 
+import itertools
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -161,15 +163,14 @@ def test_what_cannot_go_on_from_its_units_is_sent_whole_at_its_end(tmp_path: Pat
 def test_a_bucket_that_cannot_be_written_is_said_and_the_run_is_kept(tmp_path: Path) -> None:
     (tmp_path / "bucket").mkdir()
     mirror = Mirror(f"file://{tmp_path}/bucket/run", "collect", tmp_path / "remote", EVERY_S)
-    gone = tmp_path / "bucket" / "run"
+    gone, number = tmp_path / "bucket" / "run", itertools.count()
     with serving(says) as server:
 
         def block(what: str, done: int, total: int) -> None:
-            if done == total and gone.is_dir():
-                for path in sorted(gone.rglob("*"), reverse=True):
-                    path.unlink() if path.is_file() else path.rmdir()
-                gone.rmdir()
-                gone.write_text("a file in its place")
+            while done == total and gone.is_dir():  # the thread that uploads may make the folder again meanwhile
+                gone.rename(tmp_path / f"moved-{next(number)}")
+                with suppress(IsADirectoryError):
+                    gone.write_text("a file in its place")
 
         with pytest.raises(InfrastructureError, match="failed at"):
             runner.execute(

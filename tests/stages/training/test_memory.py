@@ -356,11 +356,29 @@ def test_the_table_of_several_processes_is_the_estimate(tmp_path: Path) -> None:
     assert [row for row in rows if row not in page] == []
 
 
-def test_the_example_for_eight_gpus_fits_in_every_process(tmp_path: Path) -> None:
-    changes = {"hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 40, "num_attention_heads": 40}
-    Qwen3Config(**{**EIGHT.to_dict(), **changes, "layer_types": None}).save_pretrained(tmp_path)
+FOURTEEN = {**EIGHT.to_dict(), "hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 40}
+BY_LORA = {"adapter": {"rank": 16}, "distribution": {"sharding": "none"}, "optimisation": {"micro_batch": 4}}
+
+
+@pytest.mark.parametrize(
+    ("shape", "processes", "inputs", "changes", "expected"),
+    [
+        (EIGHT.to_dict(), 6, [], {}, 53),
+        (EIGHT.to_dict(), 6, ["pairs"], {"weights": {"dpo": 1.0}}, 65),
+        (FOURTEEN, 6, [], BY_LORA, 61),
+        (FOURTEEN, 7, [], {"optimisation": {"micro_batch": 1, "prompts_per_step": 14}}, 75),
+    ],
+)
+def test_the_example_for_eight_gpus_fits_in_every_process(
+    tmp_path: Path, shape: dict[str, Any], processes: int, inputs: list[str], changes: dict[str, Any], expected: int
+) -> None:
+    heads = {"num_attention_heads": shape["hidden_size"] // 128, "layer_types": None}
+    Qwen3Config(**{**shape, **heads}).save_pretrained(tmp_path)
     table = settings.read_file(Path("examples/eight-gpus.toml"))
     policy = {**table["policy"], "model": f"vllm:{tmp_path}", "device": "cuda"}
-    resolved = resolve(train.Config(**{**table, "policy": policy}), 6)
+    given = {name: {**table.get(name, {}), **change} for name, change in changes.items()}
+    resolved = resolve(train.Config(**{**table, **given, "policy": policy}), processes, inputs)
     taken = plan.estimate_memory(resolved).total / GIB
-    assert round(taken) == 61 and taken <= 0.95 * SMALLEST
+    assert round(taken) == expected and taken <= 0.95 * SMALLEST
+    page = (Path(__file__).parents[3] / "docs" / "recipes" / "processes.md").read_text()
+    assert f"{expected} GiB" in page

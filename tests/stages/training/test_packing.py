@@ -1,10 +1,12 @@
 """Packed rows score as rows of their own, on every kind of model; what cannot be packed is scored row by row."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from support import trees
+from support.flash import flash_on_cpu
 from support.models import tiny_model
 from support.trees import TREES
 from transformers import (
@@ -169,3 +171,52 @@ def test_everything_else_of_the_model_is_as_it_was(tmp_path: Any) -> None:
 def test_segments_of_like_length_attend_together() -> None:
     groups = scoring.alike([10, 3, 4, 15, 16, 2], lambda length: length, lambda length: length**2, 500)
     assert groups == [[2, 3], [4], [10, 15], [16]]
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (6, 1)])
+def test_one_call_for_segments_of_any_length_attends_as_blocks_do(heads: tuple[int, int]) -> None:
+    families = [(tree.prompt, tree.branches) for tree in TREES]
+    *_, segments = scoring.laid_out(families)
+    size = sum(one.length for one in segments)
+    made = torch.Generator().manual_seed(0)
+    numbers = [torch.randn(1, n, size, 8, dtype=torch.float64, generator=made) for n in (heads[0], heads[1], heads[1])]
+    given = {"dropout": 0.0, "scaling": 0.3}
+    module = SimpleNamespace(training=True, is_causal=True, num_key_value_groups=heads[0] // heads[1])
+    found = []
+    with flash_on_cpu() as calls:
+        for lay_out in (scoring.padded, scoring.ragged):
+            states = [one.clone().requires_grad_() for one in numbers]
+            _, layout = lay_out(segments, (), torch.device("cpu"), torch.float64)
+            attended = layout.attend(module, *states, **given)
+            weighted = attended * torch.arange(attended.numel(), dtype=torch.float64).view_as(attended)
+            found.append([attended, *torch.autograd.grad(weighted.sum(), states)])
+    assert calls == [(31, 31)]  # the prompt of 30 tokens with its one branch
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_flash_attention_is_taken_where_torch_has_it_and_is_as_near_to_the_truth() -> None:
+    def scored(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = score(model, TREES).hidden.float()
+        weights = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(3))
+        gradients = torch.autograd.grad((hidden * weights).sum(), list(model.parameters()), allow_unused=True)
+        return hidden, torch.cat([one.float().flatten() for one in gradients if one is not None])
+
+    truth, model = scored(tiny_model()), tiny_model().to(torch.bfloat16)
+    before = scored(model)
+    with flash_on_cpu() as calls:
+        after = scored(model)
+    layers = model.config.num_hidden_layers
+    assert calls[-layers:] == [(31, 31)] * layers and len(calls) == layers + 1  # it was tried once
+    for ours, theirs, true in zip(after, before, truth, strict=True):
+        assert 0 < (ours - true).norm() < 1.1 * (theirs - true).norm()
+
+
+def test_flash_attention_that_gives_other_numbers_is_not_taken() -> None:
+    shape = (torch.device("cpu"), torch.bfloat16, 4, 2, 8)
+    assert not scoring.flash_agrees(*shape)  # torch has none for a CPU
+    with flash_on_cpu():
+        assert scoring.flash_agrees(*shape)
+        assert not scoring.flash_agrees(torch.device("cpu"), torch.float32, 4, 2, 8)
+    with flash_on_cpu(shift=1):
+        assert not scoring.flash_agrees(*shape)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from support.engine import Engine, running
 from support.models import save_tiny
 from transformers import AutoModelForCausalLM
@@ -16,13 +17,13 @@ from stages.errors import ComposerError, UsageError
 from stages.policy import adapters
 from stages.policy.base import PolicyConfig
 from stages.policy.local import load_model
+from stages.policy.vllm import VllmPolicy
 from stages.runs import runner
 from stages.runs.artifact import Run
 from stages.runs.records import CHECKPOINT, EVAL_ITEM, STEP
 from stages.training import served
 from stages.training.rollouts import Ahead
 from stages.training.scoring import Tree, score, token_log_probs
-from stages.training.settings import AdapterSettings
 
 ENV = "support.environments:GuessEnv"
 SIZE = {"steps": 3, "prompts_per_step": 2, "generations": 4, "learning_rate": 3e-2}
@@ -149,22 +150,82 @@ def test_the_checkpoint_is_what_the_server_had_last_and_evaluates_there(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("policy", "adapter", "words"),
-    [({}, {"rank": 0}, "adapter.rank is 0"), ({"temperature": 0.5}, {}, "log-probs before temperature")],
+    ("policy", "more", "words"),
+    [
+        ({}, {"adapter": {"rank": 0}, "optimisation": {"max_staleness": 1}}, "holds the newest alone"),
+        ({"temperature": 0.5}, {}, "log-probs before temperature"),
+    ],
 )
 def test_what_a_server_cannot_follow_is_refused(
-    tmp_path: Path, model: Path, policy: dict[str, Any], adapter: dict[str, Any], words: str
+    tmp_path: Path, model: Path, policy: dict[str, Any], more: dict[str, Any], words: str
 ) -> None:
     with running(model, raw=1) as engine, pytest.raises(UsageError, match=words):
-        trained(tmp_path, engine, model, policy=policy, adapter=adapter)
+        trained(tmp_path, engine, model, policy=policy, **more)
+
+
+WHOLE: dict[str, Any] = {"adapter": {"rank": 0}, "optimisation": {"learning_rate": 3e-3}}
+"""All weights are trained."""
+
+
+def test_all_weights_are_replaced_after_every_step_and_given_back_at_the_end(tmp_path: Path, model: Path) -> None:
+    before = AutoModelForCausalLM.from_pretrained(model).state_dict()
+    with running(model, sticky=1) as engine:
+        run = trained(tmp_path, engine, model, **WHOLE)
+        places = [body["kwargs"]["weights_path"] for path, body in engine.requests if path == "/collective_rpc"]
+        resets = sum(path == "/reset_prefix_cache" for path, _ in engine.requests)
+        after = engine.base.state_dict()
+    # Once more than there are versions, as the server kept its cached prefixes once.
+    assert [Path(place).name for place in places] == [
+        "version-000000",
+        *(f"version-{n:06d}" for n in range(3)),
+        model.name,
+    ]
+    assert resets == len(places)
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert not Path(places[0]).parent.exists(), "versions are scratch"
+    assert versions(run) == sorted(versions(run)) and set(versions(run)) == {0, 1, 2}
+    for line in metrics(run):
+        assert line["sampling/sync_difference"] < 1e-5 and line["sampling/stale_rollouts"] == 0
+        assert line["sampling/sampling_logp_difference/max"] < 1e-4
+    ended = AutoModelForCausalLM.from_pretrained(run.folder(CHECKPOINT)).state_dict()
+    assert any((ended[name] - value).abs().max() > 1e-3 for name, value in before.items())
+
+
+def test_a_server_that_does_not_replace_its_weights_stops_the_run(tmp_path: Path, model: Path) -> None:
+    with running(model, deaf=1) as engine, pytest.raises(ComposerError, match="After step 1 the server at "):
+        trained(tmp_path, engine, model, **WHOLE)
+    with running(model, closed=1) as engine, pytest.raises(UsageError, match="VLLM_SERVER_DEV_MODE=1 at its start"):
+        trained(tmp_path, engine, model, **WHOLE)
+
+
+def test_a_tied_head_is_not_replaced_on_a_cpu(tmp_path: Path, model: Path) -> None:
+    tied = save_tiny(tmp_path / "tied")
+    settings = json.loads((tied / "config.json").read_text())
+    (tied / "config.json").write_text(json.dumps(settings | {"tie_word_embeddings": True}))
+    with running(model) as engine, pytest.raises(UsageError, match="one table for embeddings and output head"):
+        trained(tmp_path, engine, tied, **WHOLE)
+
+
+def test_weights_are_written_in_several_files_in_the_type_they_compute_in(tmp_path: Path, model: Path) -> None:
+    with running(model) as engine:
+        config = PolicyConfig(model=f"vllm:{model}", base_url=engine.url)
+        sampler = VllmPolicy.open(config, cache=tmp_path, budget=None, listener=print)  # type: ignore[arg-type]
+    own = AutoModelForCausalLM.from_pretrained(model)
+    sync = served.WholeSync(sampler, tmp_path, [1, 2], torch.bfloat16, mixed=True, start="", file_bytes=4000)
+    sync._write(own, tmp_path / "version")
+    files = sorted((tmp_path / "version").iterdir())
+    found = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    assert len(files) > 3 and found.keys() == dict(own.named_parameters()).keys()
+    assert all(torch.equal(found[name], value.bfloat16()) for name, value in own.named_parameters())
 
 
 def test_an_adapter_on_an_adapter_is_refused(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
+    config = train.Config(policy={"model": f"vllm:{tmp_path}"}, adapter={"rank": 4})
     with pytest.raises(UsageError, match="cannot hold another one on top"):
-        served.check(PolicyConfig(model=f"vllm:{tmp_path}"), AdapterSettings(rank=4), replicas=False)
+        served.check(config, replicas=False)
     with pytest.raises(UsageError, match="follows one training, and replicas are several"):
-        served.check(PolicyConfig(model=f"vllm:{tmp_path}"), AdapterSettings(rank=4), replicas=True)
+        served.check(config, replicas=True)
 
 
 def test_staleness_needs_a_server() -> None:

@@ -83,6 +83,24 @@ def test_two_processes_sample_from_the_newest_weights(tmp_path: Path, model: Pat
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("sharding", ["none", "fsdp2"])
+def test_all_weights_of_two_processes_are_replaced_on_their_servers(tmp_path: Path, model: Path, sharding: str) -> None:
+    with ExitStack() as stack:
+        engines = [stack.enter_context(running(model, lonely=1)) for _ in range(2)]
+        given = settings(model, engines, learning_rate=3e-3) | {"adapter": {"rank": 0}}
+        given["distribution"]["sharding"] = sharding
+        run = train_all(tmp_path, {"run": given}, 2)["run"]
+        for engine in engines:
+            loads = [body["kwargs"]["weights_path"] for path, body in engine.requests if path == "/collective_rpc"]
+            assert [Path(place).name for place in loads[:-1]] == [f"version-{number:06d}" for number in range(3)]
+    for line in metrics(run):
+        assert line["sampling/sync_difference"] < 1e-5 and line["sampling/stale_rollouts"] == 0
+        assert line["sampling/sampling_logp_difference/max"] < 1e-4
+    assert (run.folder(CHECKPOINT) / "model.safetensors").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_each_plays_its_own_rollouts_ahead(tmp_path: Path, model: Path) -> None:
     with ExitStack() as stack:
         engines = [stack.enter_context(running(model, lonely=1)) for _ in range(2)]

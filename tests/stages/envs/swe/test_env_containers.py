@@ -77,4 +77,4 @@ def test_both_shapes_are_unresolved_without_the_fix_and_resolved_with_it(
         assert "answer" not in env.step(fenced(command)).content
         grade = env.grade()
         verdicts.append((grade.gt_pass, grade.visible_pass, grade.hacked, grade.error))
-    assert verdicts == [(False, False, False, None), (True, True, False, None)]
+    assert verdicts == [(False, False, False, None), (True, True, False, None)], grade

@@ -219,6 +219,7 @@ def test_rows_on_disk_are_read_back_and_a_wrong_size_is_refused(tmp_path) -> Non
     for dtype in (torch.float32, torch.bfloat16):
         path = tmp_path / f"rows-{dtype}"
         file = RowFile(path, 5, 3, dtype)
+        file.reserve(2, 1)
         file.rows[2] = torch.tensor([1.0, 2.0, 3.0], dtype=dtype)
         file.flush()
         del file
