@@ -216,10 +216,10 @@ class PresetEntry(Settings):
                 if isinstance(reads, str):
                     sentence = f"from of the arm {arm} is {reads!r}, but it should be a list of entries"
                     raise ValueError(sentence)  # noqa: TRY004 (which pydantic turns into a refused setting)
-                named = {"arm": arm} if arm else {}
+                named: dict[str, Any] = {"arm": arm} if arm else {}
                 named |= {} if seed is None else {"seed": seed}
                 title = "-".join(map(str, named.values())) if arm else f"{self.stage}-{seed}"
-                update = {"name": title, "reads": [*self.reads, *reads], "arms": {}, "seeds": None}
+                update: dict[str, Any] = {"name": title, "reads": [*self.reads, *reads], "arms": {}, "seeds": None}
                 config = merge(merge(self.config, more), named)
                 made.append(self.model_copy(update={**update, "config": config}))
         return made
