@@ -28,6 +28,7 @@ MAY_OPEN = {
     "stages/tiny_models/": "the card of a small model, in its folder",
     "stages/probe/adapters/spectrum.py": "tensors of a run, mapped into memory",
     "stages/backends/resources.py": "limits of memory that the kernel shows",
+    "stages/pairs/blocks.py": "rows that are sorted on disk, in a folder for what is temporary",
 }
 """Where files are opened, and which. Everything else reads and writes through `stages.runs`."""
 

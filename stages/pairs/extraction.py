@@ -28,9 +28,20 @@ from stages.pairs.audit import (
     spent,
     worth,
 )
-from stages.pairs.blocks import NOTHING, ActionClasses, AlikeStates, Array, StateBlock, equal_rows, to_numpy
+from stages.pairs.blocks import (
+    NOTHING,
+    ActionClasses,
+    AlikeStates,
+    Array,
+    StateBlock,
+    equal_rows,
+    lists_to_arrow,
+    texts_to_arrow,
+    to_arrow,
+    to_numpy,
+)
 from stages.pairs.continuation import Continued
-from stages.pairs.groups import pair_id
+from stages.pairs.groups import pair_ids
 from stages.pairs.report import PairAccount, PairVerdict, report
 from stages.pairs.states import LOST, AnsweredStates, asked_blindly, decided
 from stages.pairs.voting import STUDENT, Preference
@@ -136,7 +147,7 @@ class Pattern:
 def patterns(block: StateBlock, classes: ActionClasses) -> Iterator[tuple[AlikeStates, Pattern]]:
     """Yield the states of a block, those with one pattern together."""
     truncated = np.zeros(len(block.actions), dtype=bool)
-    truncated[: len(block.steps)] = to_numpy(block.steps["truncated"])
+    truncated[: len(block.steps)] = to_numpy(block.steps["truncated"], null=False)
     class_of = np.where(truncated, NOTHING, classes.class_of)
     for alike in block.alike(MOST_NUMBERS):
         length, students = alike.rows.shape[1], alike.students
@@ -151,8 +162,11 @@ def patterns(block: StateBlock, classes: ActionClasses) -> Iterator[tuple[AlikeS
 
 def _first_equal(values: Array) -> Array:
     """Return the first place [S, L] in each row [S, L] that holds the same; `NOTHING` stays so."""
-    first = (values[:, :, None] == values[:, None, :]).argmax(axis=2)
-    return np.where(values == NOTHING, NOTHING, first)
+    # The states last: NumPy then compares and reduces thousands of them at a time.
+    columns = np.ascontiguousarray(values.T)
+    places = np.arange(len(columns), dtype=np.int32)[:, None, None]
+    first = np.where(columns[:, None] == columns[None], places, len(columns)).min(axis=0)
+    return np.where(columns == NOTHING, NOTHING, first).T
 
 
 @lru_cache(16_384)
@@ -228,65 +242,72 @@ def pair_rows(
     Without those that choose an action which ends the episode and fails.
     """
     coded = block.answers["served"].combine_chunks().dictionary_encode()
-    served_code, served_names = to_numpy(coded.indices), coded.dictionary.to_pylist()
-    served: dict[tuple[int, ...], int] = {}  # the models behind the backers of a pair, by codes -> number of that list
-    parts, kinds = list[Array](), list[PatternPair]()
+    served_code, served_names = to_numpy(coded.indices, null=NOTHING), coded.dictionary.to_pylist()
+    parts, kinds, backers = list[Array](), list[PatternPair](), [np.zeros((0, len(block.teachers)), dtype=np.int64)]
     for alike, pattern in found:
         ends = (alike.students + np.cumsum(alike.samples, dtype=int)).tolist()
         for place, pair in enumerate(pattern.pairs):
             rows, same = alike.rows, np.ones(len(alike.states), dtype=np.int64)
             sides = [rows[:, pair.step], rows[:, pair.chosen], rows[:, pair.rejected]]
             # A server may change its model between answers: that of each backer's last answer is recorded.
-            samples = zip(block.teachers, alike.samples, ends, strict=True)
-            last = [end - 1 for name, number, end in samples if name in pair.chosen_by and number]
-            codes = served_code[rows[:, last] - len(block.steps)]
-            models = np.zeros(len(codes), dtype=np.int64)
-            for equal in equal_rows(np.ascontiguousarray(codes)):
-                models[equal] = served.setdefault(tuple(codes[equal[0]].tolist()), len(served))
+            models = np.full((len(same), len(block.teachers)), NOTHING)
+            for teacher, (name, number, end) in enumerate(zip(block.teachers, alike.samples, ends, strict=True)):
+                if name in pair.chosen_by and number:
+                    models[:, teacher] = served_code[rows[:, end - 1] - len(block.steps)]
+            backers.append(models)
             parts.append(
-                np.column_stack([alike.states, place * same, *sides, len(kinds) * same, pattern.shared * same, models])
+                np.column_stack([alike.states, place * same, *sides, len(kinds) * same, pattern.shared * same])
             )
             kinds.append(pair)
-    order = np.concatenate([np.zeros((0, 8), dtype=np.int64), *parts])
+    models, served = np.concatenate(backers), list[list[str]]()
+    models_of = np.zeros(len(models), dtype=np.int64)  # of each pair: the number of its list of models
+    for equal in equal_rows(models):
+        models_of[equal] = len(served)
+        served.append(sorted({served_names[code] for code in models[equal[0]] if code != NOTHING}))
+    order = np.column_stack([np.concatenate([np.zeros((0, 7), dtype=np.int64), *parts]), models_of])
     order = order[~classes.failing[order[:, 3]]]
-    state, _, step, chosen, rejected, kind, shared, models = order[np.lexsort((order[:, 1], order[:, 0]))].T
+    state, _, step, chosen, rejected, kind, shared, models_of = order[np.lexsort((order[:, 1], order[:, 0]))].T
+    kind_of_row = to_arrow(kind)
 
     def of_step(column: str, at: Array = step) -> pa.Array:
-        return block.steps[column].take(pa.array(at)).combine_chunks()
+        return block.steps[column].take(to_arrow(at)).combine_chunks()
 
-    def of_kind(values: Sequence[object], kind_of: pa.DataType) -> pa.Array:
-        return pa.array(values, kind_of).take(pa.array(kind))
+    def text_of(values: Sequence[str]) -> pa.Array:
+        return texts_to_arrow(values).take(kind_of_row)
+
+    def number_of(values: Sequence[float]) -> pa.Array:
+        return to_arrow(np.array(values, dtype=np.float64)[kind])
 
     # A pair's context is the student's own step where its token ids are known, else that of the rollout which reached
     # the state first: both have the same messages.
     first = block.first_step[state]
     named = np.where(to_numpy(of_step("has_ids")), step, first)
-    name = [of_step("rollout_id", named), of_step("step", named).cast(pa.string()), "/"]
-    task, digest = of_step("task_id", first), of_step("state_sha256")
-    texts = [block.actions.take(pa.array(side)) for side in (chosen, rejected)]
-    served_lists = [sorted({served_names[code] for code in codes}) for codes in served]
+    state_id = of_step("rollout_id", named), of_step("step", named).cast(pa.string()), texts_to_arrow(["/"])[0]
+    task, digest = of_step("task_id", first).dictionary_encode(), of_step("state_sha256")
+    texts = [block.actions.take(to_arrow(side)) for side in (chosen, rejected)]
     preferences, usd = [pair.preference for pair in kinds], block.usd[state]
+    families = [tasks[one].family for one in task.dictionary.to_pylist()]
     columns = {
-        "pair_id": pa.array(map(pair_id, *(column.to_pylist() for column in (digest, *texts))), pa.string()),
-        "rule": of_kind([one.rule for one in preferences], pa.string()),
+        "pair_id": pair_ids(digest, *texts),
+        "rule": text_of([one.rule for one in preferences]),
         "rollout_id": of_step("rollout_id"),
-        "task_id": task,
-        "family": pa.array([tasks[one].family for one in task.to_pylist()], pa.string()),
+        "task_id": task.dictionary_decode(),
+        "family": texts_to_arrow(families).take(task.indices),
         "step": of_step("step"),
         "state_sha256": digest,
-        "state_id": pc.binary_join_element_wise(*name),
+        "state_id": pc.binary_join_element_wise(*state_id),
         "chosen": texts[0],
         "rejected": texts[1],
-        "rejected_by": of_kind([one.rejected_by for one in preferences], pa.string()),
-        "votes_chosen": of_kind([one.votes_chosen for one in preferences], pa.float64()),
-        "votes_rejected": of_kind([one.votes_rejected for one in preferences], pa.float64()),
-        "num_teachers": pa.array(np.full(len(state), len(block.teachers)), pa.int64()),
-        "compared_by": classes.compared_by.take(pa.array(state)),
-        "chosen_by": of_kind([list(pair.chosen_by) for pair in kinds], pa.list_(pa.string())),
-        "served_models": pa.array(served_lists, pa.list_(pa.string())).take(pa.array(models)),
-        "cost_usd": pa.array(usd / shared, pa.float64(), mask=np.isnan(usd)),
+        "rejected_by": text_of([one.rejected_by for one in preferences]),
+        "votes_chosen": number_of([one.votes_chosen for one in preferences]),
+        "votes_rejected": number_of([one.votes_rejected for one in preferences]),
+        "num_teachers": to_arrow(np.full(len(state), len(block.teachers), dtype=np.int64)),
+        "compared_by": classes.compared_by.take(to_arrow(state)),
+        "chosen_by": lists_to_arrow([pair.chosen_by for pair in kinds]).take(kind_of_row),
+        "served_models": lists_to_arrow(served).take(to_arrow(models_of)),
+        "cost_usd": to_arrow(usd / shared, valid=~np.isnan(usd)),
     }
-    return pa.record_batch([columns[column] for column in PAIR.columns], schema=PAIR.schema)
+    return pa.RecordBatch.from_arrays([columns[column] for column in PAIR.columns], schema=PAIR.schema)
 
 
 def tasks_to_test(states_per_task: Mapping[str, int], most: int = MOST_STATES) -> Collection[str]:

@@ -1,7 +1,7 @@
 """The distinct states of a run with the teachers' actions in them, and the vote in each.
 
-DuckDB joins and sorts steps and answers on disk, once and one table after the other, since each may take all of its
-memory; then the states come one by one, or in blocks of arrays, however often they are read.
+DuckDB numbers the states and joins steps and answers with them, once and one table after the other, since each may take
+all of its memory; sorted on disk, the states then come one by one, or in blocks of arrays, however often they are read.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,7 +21,8 @@ from stages.pairs.blocks import (
     NOTHING,
     ActionClasses,
     Array,
-    OrderedRows,
+    CanonicalForms,
+    SortedRows,
     StateBlock,
     open_database,
     rows_of,
@@ -47,29 +48,31 @@ CREATE TABLE rollouts AS SELECT rollout_id, row_number() OVER (ORDER BY rollout_
 FROM (SELECT DISTINCT rollout_id FROM steps)
 """
 STATES = """
-CREATE TABLE states AS SELECT state_sha256, row_number() OVER (ORDER BY first) - 1 AS n FROM (
+CREATE TABLE states AS SELECT state_sha256 FROM (
     SELECT state_sha256, min(place * 4294967296 + step) AS first
     FROM steps JOIN rollouts USING (rollout_id) GROUP BY state_sha256
-)
+) ORDER BY first
 """
-"""Numbered in the order of rollouts and steps."""
+"""In the order of rollouts and steps, which a table keeps: its `rowid` is the number of the state."""
 STEPS = """
-CREATE TABLE sorted_steps AS SELECT n, state_sha256, rollout_id, task_id, step, action, truncated,
+SELECT states.rowid AS n, place * 4294967296 + step AS nth, state_sha256, rollout_id, task_id, step, action, truncated,
 prompt_delta_token_ids IS NOT NULL AS has_ids
-FROM steps JOIN states USING (state_sha256) ORDER BY n, rollout_id, step
+FROM steps JOIN rollouts USING (rollout_id) JOIN states USING (state_sha256)
 """
 ANSWERS = """
-CREATE TABLE sorted_answers AS SELECT n, teacher,
+SELECT states.rowid AS n, file_row_number AS nth, teacher,
 CASE WHEN finish_reason IS DISTINCT FROM 'length' THEN action END AS whole,
 coalesce(nullif(served_model, ''), model) AS served,
 CASE WHEN error_type IS NULL THEN cost_usd ELSE coalesce(cost_usd, 0) END AS cost_usd
-FROM answers JOIN states USING (state_sha256) ORDER BY n, file_row_number
+FROM answers JOIN states USING (state_sha256)
 """
 """A call that failed without a bill cost nothing."""
 MEMORY_MB, MORE_MB = 150, 15
-"""Memory of DuckDB to join and sort, and per million rows where that is more: less was not enough."""
+"""Memory of DuckDB to number and join, and per million rows where that is more: less was not enough."""
 BLOCK_STATES = 8192
 """States whose arrays are in memory together."""
+BATCH_STATES = 256
+"""States whose rows are Python objects together."""
 LOST = "state_not_reproducible"
 
 
@@ -107,7 +110,7 @@ class AnsweredStates:
             )
         steps, given = rollouts.scan(STEP), answers.scan(TEACHER_ACTION)
         memory = max(MEMORY_MB, MORE_MB * (len(steps) + len(given)) // 10**6)
-        self._database = open_database(folder, f"{memory}MB", steps=steps, answers=given)
+        self._database, self._folder = open_database(folder, f"{memory}MB", steps=steps, answers=given), folder
         for table in (ROLLOUTS, STATES):
             self._database.execute(table)
         ordered = "SELECT teacher FROM answers GROUP BY teacher ORDER BY min(file_row_number)"
@@ -133,43 +136,44 @@ class AnsweredStates:
         return int(rollouts), int(steps), dict(self._database.execute(query).fetchall())
 
     @cached_property
-    def _sorted(self) -> tuple[str, str]:
-        """Queries for steps and answers in the order of states: a table keeps the order in which it was made."""
-        # One after the other: each join and sort may take all of DuckDB's memory.
-        for table in (STEPS, ANSWERS):
-            self._database.execute(table)
-        return "FROM sorted_steps", "FROM sorted_answers"
+    def _sorted(self) -> tuple[SortedRows, SortedRows]:
+        """Steps and answers with the numbers of their states."""
+        # One after the other: each join may take all of DuckDB's memory.
+        steps, answers = (
+            SortedRows(self._folder / name, self._database.sql(query).to_arrow_reader(BLOCK_STATES))
+            for name, query in (("steps", STEPS), ("answers", ANSWERS))
+        )
+        return steps, answers
+
+    def _parts(self, most: int) -> Iterator[tuple[int, int, pa.Table, pa.Table]]:
+        """Yield steps and answers of at most `most` states at a time, with the first of the states and their end."""
+        begins = range(0, number := len(self), most)
+        ends = [min(begin + most, number) for begin in begins]
+        yield from zip(begins, ends, *(rows.parts(ends) for rows in self._sorted), strict=True)
 
     def __iter__(self) -> Iterator[AnsweredState]:
-        steps, given_answers = (rows_of(self._database, query) for query in self._sorted)
-        answers = groupby(given_answers, key=itemgetter("n"))
-        at, given = next(answers, (-1, iter(())))
-        for n, rows in groupby(steps, key=itemgetter("n")):
-            recorded = list(rows)
-            state = AnsweredState(recorded[0]["state_sha256"], recorded, {name: [] for name in self.teachers})
-            if at == n:
-                for row in given:
-                    state.teachers[row["teacher"]].append(row["whole"])
-                at, given = next(answers, (-1, iter(())))
-            yield state
+        for _, _, steps, given in self._parts(BATCH_STATES):
+            answers = groupby(given.to_pylist(), key=itemgetter("n"))
+            at, answered = next(answers, (-1, iter(())))
+            for n, rows in groupby(steps.to_pylist(), key=itemgetter("n")):
+                recorded = list(rows)
+                state = AnsweredState(recorded[0]["state_sha256"], recorded, {name: [] for name in self.teachers})
+                if at == n:
+                    for row in answered:
+                        state.teachers[row["teacher"]].append(row["whole"])
+                    at, answered = next(answers, (-1, iter(())))
+                yield state
 
     def digests(self) -> Iterator[str]:
         """Yield the digests of all states, in order."""
-        for row in rows_of(self._database, "SELECT state_sha256 FROM states ORDER BY n"):
+        for row in rows_of(self._database, "SELECT state_sha256 FROM states ORDER BY rowid"):
             yield row["state_sha256"]
 
     def blocks(self, most: int = BLOCK_STATES) -> Iterator[StateBlock]:
         """Yield the same states as arrays, at most `most` at a time."""
-        number = len(self)
-        # Two cursors, as a connection has one open result, and steps and answers are read in step with each other.
-        with self._database.cursor() as recorded, self._database.cursor() as given:
-            steps, answers = (
-                OrderedRows(cursor.sql(query).to_arrow_reader(most))
-                for cursor, query in zip((recorded, given), self._sorted, strict=True)
-            )
-            for begin in range(0, number, most):
-                end = min(begin + most, number)
-                yield StateBlock.from_tables(begin, end, self.teachers, steps.until(end), answers.until(end))
+        forms = CanonicalForms()
+        for begin, end, steps, answers in self._parts(most):
+            yield StateBlock.from_tables(begin, end, self.teachers, steps, answers, forms)
 
     def path(self, state: AnsweredState) -> list[tuple[str, str]]:
         """Return (action, observation) of the steps before a state, in the rollout that reached the state first."""

@@ -1,5 +1,7 @@
 """Votes on arrays are the votes that one counts by hand, state after state, with exact fractions."""
 
+import subprocess
+import sys
 from collections import Counter
 from fractions import Fraction
 from pathlib import Path
@@ -9,13 +11,22 @@ import numpy as np
 import orjson
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stages import extract_pairs
 from stages.envs.base import Task
 from stages.pairs.audit import passed_by_rollout
-from stages.pairs.blocks import OrderedRows, StateBlock, equal_rows
+from stages.pairs.blocks import (
+    CanonicalForms,
+    SortedRows,
+    StateBlock,
+    equal_rows,
+    lists_to_arrow,
+    texts_to_arrow,
+    to_arrow,
+    to_numpy,
+)
 from stages.pairs.extraction import Extraction, patterns
 from stages.pairs.states import AnsweredState, AnsweredStates, recorded_classes, vote
 from stages.pairs.voting import canonical
@@ -171,10 +182,88 @@ def test_blocks_are_the_states_one_after_the_other(tmp_path: Path) -> None:
     assert whole.answers["whole"].to_pylist() == said
 
 
-def test_rows_are_cut_where_one_wants() -> None:
-    batches = [pa.record_batch({"n": pa.array(part, pa.int64())}) for part in ([0, 0, 1], [1, 4], [], [4, 5, 9])]
-    cut = OrderedRows(pa.RecordBatchReader.from_batches(batches[0].schema, batches))
-    assert [cut.until(end)["n"].to_pylist() for end in (1, 3, 4, 5, 10, 11)] == [[0, 0], [1, 1], [], [4, 4], [5, 9], []]
+ROWS = st.lists(st.tuples(st.integers(0, 9), st.text("ab", max_size=3)), max_size=40)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(ROWS, st.integers(1, 200), st.integers(1, 100), st.sets(st.integers(1, 10)))
+def test_rows_come_in_order_however_they_were_batched(
+    tmp_path: Path, rows: list[tuple[int, str]], run_bytes: int, piece_bytes: int, ends: set[int]
+) -> None:
+    columns = {"n": [n for n, _ in rows], "nth": list(range(len(rows)))[::-1], "text": [text for _, text in rows]}
+    schema = pa.schema([("n", pa.int64()), ("nth", pa.int64()), ("text", pa.string())])
+    batches = pa.table(columns, schema).to_batches(max_chunksize=7)
+    stored = SortedRows(
+        tmp_path / "rows",
+        pa.RecordBatchReader.from_batches(schema, batches),
+        run_bytes=run_bytes,
+        piece_bytes=piece_bytes,
+    )
+    expected = sorted((n, -at, text) for at, (n, text) in enumerate(rows))
+    bounds = [*sorted(ends), 10]
+    for _ in range(2):
+        parts = [part.to_pydict() for part in stored.parts(bounds)]
+        assert [(n, text) for part in parts for n, text in zip(part["n"], part["text"], strict=True)] == [
+            (n, text) for n, _, text in expected
+        ]
+        for begin, end, part in zip([0, *bounds], bounds, parts, strict=False):
+            assert all(begin <= n < end for n in part["n"])
+
+
+@given(st.lists(st.none() | st.integers(-3, 3)), st.integers(0, 3))
+def test_columns_are_the_same_in_numpy_and_arrow(values: list[int | None], skipped: int) -> None:
+    column = pa.array(values, pa.int64()).slice(skipped)
+    filled = [0 if value is None else value for value in values[skipped:]]
+    assert to_numpy(column, null=0).tolist() == filled
+    truths = np.array([value is not None and value > 0 for value in values], dtype=bool)
+    assert to_numpy(pa.array(truths).slice(skipped)).tolist() == truths[skipped:].tolist()
+    assert to_arrow(truths).to_pylist() == truths.tolist()
+    valid = np.array([value is not None for value in values[skipped:]], dtype=bool)
+    assert to_arrow(np.array(filled, dtype=np.int64), valid).equals(column)
+    if column.null_count:
+        with pytest.raises(ValueError, match="values are null"):
+            to_numpy(column)
+
+
+@given(st.lists(st.lists(st.text(max_size=3), max_size=3)))
+def test_texts_are_the_same_in_arrow(lists: list[list[str]]) -> None:
+    assert lists_to_arrow(lists).to_pylist() == lists
+    assert [texts_to_arrow(texts).to_pylist() for texts in lists] == lists
+
+
+def test_forms_are_numbered_alike_in_every_block_until_too_many_are_known() -> None:
+    forms = CanonicalForms(most=3)
+    first = forms.numbers(texts_to_arrow(["```bash\nls\n```", "```bash\nls  -l\n```", "nothing"]))
+    names = forms.names
+    assert first.tolist() == [0, 1, -1] and names == ["ls", "ls -l"]
+    again = forms.numbers(texts_to_arrow(["```bash\nls -l\n```"]))
+    assert names == ["ls", "ls -l"], "a block keeps the names that it was numbered by"
+    assert forms.names == ["ls -l"] and again.tolist() == [0]
+    assert forms.numbers(texts_to_arrow(["```bash\nls -l\n```", "```bash\ncd\n```"])).tolist() == [0, 1]
+
+
+def test_voting_does_not_import_pandas(tmp_path: Path) -> None:
+    """Pyarrow does wherever pandas is installed: 0.35 s of processor time."""
+    pytest.importorskip("pandas")
+    runs = drawn(tmp_path, 0)
+    code = f"""
+import sys
+from pathlib import Path
+from stages.envs.base import Task
+from stages.pairs.extraction import pair_rows, patterns
+from stages.pairs.states import AnsweredStates
+from stages.runs.artifact import Run
+from stages.runs.records import TASK
+
+rollouts, answers = Run(Path({str(runs["rollouts"].path)!r})), Run(Path({str(runs["teacher_actions"].path)!r}))
+tasks = {{row["task_id"]: Task(row["task_id"], "e", "s", row["family"], "") for row in rollouts.rows(TASK)}}
+with AnsweredStates(rollouts, answers, Path({str(tmp_path)!r})) as states:
+    (block,) = states.blocks()
+    classes = block.classes_by_text()
+    assert len(pair_rows(block, classes, list(patterns(block, classes)), tasks))
+assert "pandas" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @given(st.lists(st.tuples(st.integers(-1, 2), st.integers(0, 1)), min_size=1, max_size=20))
