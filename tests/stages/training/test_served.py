@@ -217,7 +217,7 @@ def test_a_second_training_on_the_same_server_is_found_out(tmp_path: Path, model
 
         complete = engine.completions
         engine.collective_rpc, engine.completions = overtaken, replaced  # type: ignore[method-assign]
-        with pytest.raises(ComposerError, match="While step 1 was played, .* Give each training of all weights"):
+        with pytest.raises(ComposerError, match=r"While step 1 was played, .* Give each training of all weights"):
             trained(tmp_path, engine, model, **WHOLE)
         assert seen[-1] == str(model), "it is given back"
 
