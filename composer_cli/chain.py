@@ -74,7 +74,8 @@ def at_once(configs: Sequence[StageConfig], run_options: RunOptions) -> bool:
         return True
     from stages.policy.serving import needs_exclusive_server
 
-    replaced = [c for c in configs if hasattr(c, "adapter") and c.adapter.rank == 0 and c.policy.served]
+    trainings: list[Any] = [config for config in configs if hasattr(config, "adapter")]
+    replaced = any(config.adapter.rank == 0 and config.policy.served for config in trainings)
     return not replaced and not any(map(needs_exclusive_server, policies))
 
 
