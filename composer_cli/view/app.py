@@ -417,7 +417,7 @@ def _tables(run: Run) -> list[tuple[str, int, list[str], list[dict[str, Any]]]]:
         return -1 if column in FIRST_COLUMNS else column.endswith(("sha256", "unit_id", "_ids", "json"))
 
     found = []
-    for name, rows in queries.first_rows(run, 5).items():
+    for name, rows in queries.first_rows(run, 20).items():
         if rows:
             columns = sorted(rows[0], key=place)
             found.append((name.replace("_", " ").capitalize(), run.manifest.outputs[name]["rows"], columns, rows))

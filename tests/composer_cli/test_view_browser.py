@@ -69,6 +69,28 @@ def test_pages_are_there_within_a_second_at_100_000_rollouts(site: Site, tab: Ta
         assert "Not here" not in tab.value("document.title")
 
 
+def test_a_text_is_found_within_a_rollout_also_where_it_is_folded(site: Site, tab: Tab, artifacts: Path) -> None:
+    name = f"collect/{(artifacts / 'collect' / 'latest').resolve().name}"
+    tab.open(site.url + rollout_path(name, "kata-train-0-00000#0@0"))
+    folded = tab.value(
+        "[...document.querySelectorAll('details:not([open]) pre')].at(-1)?.textContent.trim().split('\\n').at(-1).slice(-12)"
+    )
+    assert folded and tab.value("document.querySelectorAll('details[open] pre').length") == 0
+    tab.press("/")
+    assert tab.value("document.activeElement.id") == "find"
+    for key in folded.upper():
+        tab.press(key)
+    found = int(tab.value("document.querySelector('.find output').textContent.split(' ')[0]"))
+    assert found >= 1 and tab.value("CSS.highlights.get('found').size") == found
+    for _ in range(found):
+        tab.press("Enter")
+    assert tab.value("document.querySelector('.find output').textContent") == f"{found} of {found}"
+    assert tab.value("[...CSS.highlights.get('here')][0].toString().toLowerCase()") == folded.lower()
+    assert tab.value("document.querySelectorAll('details[open] pre').length") >= 1, "what holds the hit was opened"
+    tab.value("(() => { find.value = 'no such words'; find.dispatchEvent(new Event('input')); })()")
+    assert tab.value("document.querySelector('.find output').textContent") == "0 found"
+
+
 def test_everything_can_be_done_by_keys(site: Site, tab: Tab, large: str) -> None:
     tab.open(f"{site.url}run/{large}")
     tab.press("/")

@@ -114,7 +114,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def executed() -> list[Any]:
     """The documents, all but a few of them marked slow."""
-    marks = {path: [] if path.name in ALWAYS else [pytest.mark.slow] for path in DOCUMENTS}
+    slow = [pytest.mark.slow, pytest.mark.timeout(900)]  # the tutorial trains fifteen times
+    marks = {path: [] if path.name in ALWAYS else slow for path in DOCUMENTS}
     return [pytest.param(path, marks=mark, id=str(path.relative_to(ROOT))) for path, mark in marks.items()]
 
 

@@ -22,7 +22,7 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(PRELOAD)
 
 
-def execute(job: str | Sequence[str], folder: Path, env: Mapping[str, str], timeout_s: float = 240) -> tuple[int, str]:
+def execute(job: str | Sequence[str], folder: Path, env: Mapping[str, str], timeout_s: float = 600) -> tuple[int, str]:
     """Run Python source, or the words after `composer`, in `folder`; returns the exit code and all that was printed."""
     log = folder / ".printed"
     process = _context.Process(target=_run, args=(job, str(folder), dict(env), str(log)))

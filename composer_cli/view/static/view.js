@@ -1,5 +1,5 @@
 "use strict";
-// Keys: / to search, j and k through rows or steps, o or Enter to open, n and p between pages. A run under way is shown anew.
+// Keys: / to search (in a list, or within a rollout), j and k through rows or steps, o or Enter to open, n and p between pages. A run under way is shown anew.
 
 const rows = () => [...document.querySelectorAll("table.list tbody tr, section.step, article.card")];
 let at = -1;
@@ -41,6 +41,61 @@ copy.addEventListener("click", async () => {
   copy.textContent = "copied";
   setTimeout(() => { copy.textContent = "copy link"; }, 1500);
 });
+
+// The search within a rollout: marks every hit, also where a text is folded or cut into tokens; Enter goes to the next
+// and opens what it lies in, Shift and Enter to the one before.
+const find = document.getElementById("find");
+if (find) {
+  const told = document.querySelector(".find output");
+  let hits = [], here = -1;
+
+  const inBlock = (block, wanted) => {
+    const walker = document.createTreeWalker(block, NodeFilter.SHOW_TEXT), pieces = [], starts = [];
+    let length = 0;
+    while (walker.nextNode()) {
+      pieces.push(walker.currentNode);
+      starts.push(length);
+      length += walker.currentNode.length;
+    }
+    const whole = pieces.map((piece) => piece.data).join(""), lower = whole.toLowerCase();
+    const text = lower.length === length ? lower : whole; // a few letters have two in lower case
+    let piece = 0;
+    const place = (offset) => {
+      while (piece + 1 < starts.length && starts[piece + 1] <= offset) piece += 1;
+      return [pieces[piece], offset - starts[piece]];
+    };
+    for (let from = text.indexOf(wanted); from >= 0; from = text.indexOf(wanted, from + wanted.length)) {
+      const range = new Range();
+      range.setStart(...place(from));
+      range.setEnd(...place(from + wanted.length - 1));
+      range.setEnd(range.endContainer, range.endOffset + 1);
+      hits.push(range);
+    }
+  };
+
+  const mark = () => {
+    told.textContent = !find.value ? "" : here < 0 ? `${hits.length} found` : `${here + 1} of ${hits.length}`;
+    if (!window.Highlight) return;
+    CSS.highlights.set("found", new Highlight(...hits));
+    CSS.highlights.set("here", new Highlight(...(here < 0 ? [] : [hits[here]])));
+  };
+
+  document.querySelector(".find").hidden = false;
+  find.addEventListener("input", () => {
+    [hits, here] = [[], -1];
+    const wanted = find.value.toLowerCase();
+    if (wanted) document.querySelectorAll("main pre, main dd").forEach((block) => inBlock(block, wanted));
+    mark();
+  });
+  find.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || !hits.length) return;
+    here = (here + (event.shiftKey ? (here < 0 ? 0 : -1) : 1) + hits.length) % hits.length;
+    let around = hits[here].startContainer.parentElement;
+    for (; around; around = around.parentElement) if (around.matches("details")) around.open = true;
+    window.scrollBy(0, hits[here].getBoundingClientRect().top - window.innerHeight / 2);
+    mark();
+  });
+}
 
 async function refresh() {
   const answer = await fetch(location.href).catch(() => null);
