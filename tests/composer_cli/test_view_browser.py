@@ -72,9 +72,8 @@ def test_pages_are_there_within_a_second_at_100_000_rollouts(site: Site, tab: Ta
 def test_a_text_is_found_within_a_rollout_also_where_it_is_folded(site: Site, tab: Tab, artifacts: Path) -> None:
     name = f"collect/{(artifacts / 'collect' / 'latest').resolve().name}"
     tab.open(site.url + rollout_path(name, "kata-train-0-00000#0@0"))
-    folded = tab.value(
-        "[...document.querySelectorAll('details:not([open]) pre')].at(-1)?.textContent.trim().split('\\n').at(-1).slice(-12)"
-    )
+    last = "[...document.querySelectorAll('details:not([open]) pre')].at(-1)?.textContent.trim()"
+    folded = tab.value(f"{last}.split('\\n').at(-1).slice(-12)")
     assert folded and tab.value("document.querySelectorAll('details[open] pre').length") == 0
     tab.press("/")
     assert tab.value("document.activeElement.id") == "find"
