@@ -242,8 +242,8 @@ def run(
 ) -> Chain:
     """Run a preset, a shipped one by name or a TOML file, and return the runs of its entries.
 
-    chosen: settings by entry, such as `{"collect.tasks": 5, "train": {"seed": 1}}`. policy: the model that every entry
-    starts from. max_cost: USD, which no stage exceeds. quiet: whether progress on stderr is left out.
+    chosen: settings by key, stage or entry, such as `{"env.name": "tasks", "collect.tasks": 5}`. policy: the model that
+    every entry starts from. max_cost: USD, which no stage exceeds. quiet: whether progress on stderr is left out.
     """
     from composer_cli import chain
     from stages.policy.base import VLLM

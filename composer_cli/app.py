@@ -28,7 +28,7 @@ from composer_cli.printing import (
 )
 from composer_cli.stage_command import RunCommand, StageCommand, command_function
 from stages import STAGES
-from stages.errors import UsageError
+from stages.errors import UsageError, refusal
 
 DISTRIBUTION = "composer-post-training"
 
@@ -96,6 +96,10 @@ def explained(error: typer.TyperException, words: Sequence[str]) -> str:
     else:
         end, listed = f"`{context.command_path} --help`", "options"
         option = str(getattr(error, "option_name", None) or "")
+        parameter, refused = getattr(error, "param", None), getattr(error.__cause__, "errors", None)
+        if parameter is not None and refused is not None:
+            problem = refused(include_url=False)[0]
+            message = f"{' / '.join(parameter.opts)} cannot be {problem['input']!r}: {refusal(problem)}."
         keys: list[str] = (
             context.command.settings_keys() if option and isinstance(context.command, StageCommand) else []
         )
@@ -105,7 +109,7 @@ def explained(error: typer.TyperException, words: Sequence[str]) -> str:
             message = f"No such option: {option}. Did you mean the setting --set {setting}={value}?"
             listed = "options and settings"
         elif option and isinstance(context.command, RunCommand):
-            end = f"Settings of its stages are written --set STAGE.KEY=VALUE. {end}"
+            end = f"Settings of its stages are written --set KEY=VALUE or --set STAGE.KEY=VALUE. {end}"
     return f"{message}{'' if message.endswith(('.', '?')) else '.'} {end} lists the {listed}."
 
 
@@ -181,7 +185,7 @@ def run(
     artifacts: options.Artifacts = options.ARTIFACTS,
     all_: options.All = False,
 ) -> None:
-    """Run a preset: a chain of stages. Settings are written ENTRY.KEY=VALUE, or STAGE.KEY=VALUE."""
+    """Run a preset: a chain of stages. Settings are written KEY=VALUE, STAGE.KEY=VALUE or ENTRY.KEY=VALUE."""
     from composer_cli import chain, settings
     from composer_cli.console import Console
     from composer_cli.executors import base, jobs
@@ -198,8 +202,9 @@ def run(
     typed = [*map(settings.assignment, set_ or [])]
     layers, on_settings = jobs.split_on([*map(settings.read_file, config or []), *model, *typed])
     configs = settings.configure_preset(wanted, layers)
+    by_entry = [settings.by_entry(wanted, layer) for layer in layers[len(layers) - len(typed) :]]
     for entry in wanted.stage:
-        trees = [tree[name] for tree in typed for name in (entry.stage, entry.title) if name in tree]
+        trees = [tree[entry.title] for tree in by_entry if entry.title in tree]
         require_trusted_servers(entry.title, configs[entry.title], trees, trust=trust)
     if (executor := base.executor(on)) is not None:
         if tune:

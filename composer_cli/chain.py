@@ -63,7 +63,10 @@ def run(
 
 
 def at_once(configs: Sequence[StageConfig], run_options: RunOptions) -> bool:
-    """Whether entries can run at the same time: workers do one entry at a time, and so do some servers."""
+    """Whether entries can run at the same time: workers do one entry at a time, and so do some servers.
+
+    A server of which all weights are replaced follows one training.
+    """
     if len(configs) == 1 or run_options.on:
         return False
     policies = [policy for config in configs if (policy := getattr(config, "policy", None)) is not None]
@@ -71,7 +74,9 @@ def at_once(configs: Sequence[StageConfig], run_options: RunOptions) -> bool:
         return True
     from stages.policy.serving import needs_exclusive_server
 
-    return not any(map(needs_exclusive_server, policies))
+    trainings: list[Any] = [config for config in configs if hasattr(config, "adapter")]
+    replaced = any(config.adapter.rank == 0 and config.policy.served for config in trainings)
+    return not replaced and not any(map(needs_exclusive_server, policies))
 
 
 def show_plan(preset: Preset, configs: Mapping[str, StageConfig], root: Path, as_json: bool) -> None:

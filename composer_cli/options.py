@@ -33,7 +33,7 @@ def _artifacts(ctx: typer.Context) -> Path:
 
 
 def complete_settings(ctx: typer.Context) -> Iterator[str]:
-    """Yield `KEY=` for every setting of the stage, or `ENTRY.KEY=` for every setting of the preset's entries."""
+    """Yield `KEY=` for every setting of the stage; of a preset's entries both `KEY=` and `ENTRY.KEY=`."""
     from composer_cli import settings
     from stages.errors import ComposerError
     from stages.runs.stage import load_stage
@@ -46,8 +46,9 @@ def complete_settings(ctx: typer.Context) -> Iterator[str]:
             entries = settings.load_preset(wanted).stage
         except ComposerError:
             return
-        for entry in entries:
-            yield from (f"{entry.title}.{key}=" for key, _ in settings.known(load_stage(entry.stage).config))
+        keys = {entry.title: [key for key, _ in settings.known(load_stage(entry.stage).config)] for entry in entries}
+        yield from dict.fromkeys(f"{key}=" for of_entry in keys.values() for key in of_entry)
+        yield from (f"{title}.{key}=" for title, of_entry in keys.items() for key in of_entry)
 
 
 def complete_presets() -> list[str]:

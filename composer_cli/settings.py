@@ -1,8 +1,8 @@
 """Settings of a stage, and presets: chains of stages in TOML.
 
 A stage's configuration is built from layers: defaults underneath, then files in order, then what was typed. A preset
-gives its entries a layer between defaults and files. Presets that are shipped lie in `presets/`; a user's own file
-works the same. Every mistake is one sentence.
+gives its entries a layer between defaults and files, and writes a stage that is run for several arms and seeds once.
+Presets that are shipped lie in `presets/`; a user's own file works the same. Every mistake is one sentence.
 """
 
 import tomllib
@@ -12,12 +12,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
 from stages import command_words
 from stages.backends import engine
-from stages.errors import UsageError
+from stages.errors import UsageError, refusal
 from stages.runs.config import Settings, StageConfig
 from stages.runs.stage import load_stage
 
@@ -172,9 +172,8 @@ def _problem(stage: str, config: type[BaseModel], problem: Mapping[str, Any], gi
         return f"{stage} has no setting {key}{of}. Did you mean {near[0]}? `{command_words(stage)} --help` lists all."
     if problem["type"] == "missing":
         return f"{stage} needs the setting {key}{of}, which is not given."
-    rule = problem["msg"].removeprefix("Value error, ").replace("Input should", "it should")
     where = f"{key} = {problem['input']!r}{of}" if key else "these settings"
-    return f"{stage} cannot take {where}: {rule}."
+    return f"{stage} cannot take {where}: {refusal(problem)}."
 
 
 # Presets.
@@ -195,6 +194,35 @@ class PresetEntry(Settings):
     gpus: int | None = Field(None, ge=0)
     """GPUs that it takes where there are any, or each of its workers; None: one if it loads a model, else none."""
     config: dict[str, Any] = Field(default_factory=dict)
+    arms: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """An entry for each arm, called after it: its settings over `config`, and as `from` what it reads besides."""
+    seeds: int | None = Field(None, gt=0)
+    """An entry for each seed from 0 on, and for each arm: A-0, B-0, A-1, B-1."""
+
+    def entries(self) -> list["PresetEntry"]:
+        """Return the entries that arms and seeds make of this one, else itself alone; `ValueError` for its names."""
+        if not (self.arms or self.seeds):
+            return [self]
+        chosen = {"arm": self.arms, "seed": self.seeds}
+        if self.name or (twice := [key for key, made in chosen.items() if made and key in self.config]):
+            what = "a name" if self.name else f"config.{twice[0]}"
+            raise ValueError(
+                f"{self.title} has {what}, and its arms and seeds give each entry its own; leave {what} out"
+            )
+        made = []
+        for seed in range(self.seeds) if self.seeds else [None]:
+            for arm, own in (self.arms or {"": {}}).items():
+                reads, more = own.get("from", []), {key: value for key, value in own.items() if key != "from"}
+                if isinstance(reads, str):
+                    sentence = f"from of the arm {arm} is {reads!r}, but it should be a list of entries"
+                    raise ValueError(sentence)  # noqa: TRY004 (which pydantic turns into a refused setting)
+                named: dict[str, Any] = {"arm": arm} if arm else {}
+                named |= {} if seed is None else {"seed": seed}
+                title = "-".join(map(str, named.values())) if arm else f"{self.stage}-{seed}"
+                update: dict[str, Any] = {"name": title, "reads": [*self.reads, *reads], "arms": {}, "seeds": None}
+                config = merge(merge(self.config, more), named)
+                made.append(self.model_copy(update={**update, "config": config}))
+        return made
 
     @property
     def title(self) -> str:
@@ -215,6 +243,21 @@ class Preset(Settings):
     to_the_end: bool = False
     """Go on also after an entry that judges itself not ok: its findings are part of what the last entry shows."""
     stage: list[PresetEntry] = Field(min_length=1)
+
+    @field_validator("stage")
+    @classmethod
+    def _each_alone(cls, given: list[PresetEntry]) -> list[PresetEntry]:
+        """Return the entries, of arms and seeds one each; a stage that is read is all entries of it until there."""
+        made = list[PresetEntry]()
+        for entry in (one for each in given for one in each.entries()):
+            titles = [one.title for one in made]
+            read = [
+                title
+                for name in entry.reads
+                for title in ([name] if name in titles else [o.title for o in made if o.stage == name] or [name])
+            ]
+            made.append(entry.model_copy(update={"reads": read}))
+        return made
 
     def groups(self) -> list[list[PresetEntry]]:
         """Return the entries in groups of neighbours that may run at the same time."""
@@ -245,8 +288,10 @@ def load_preset(wanted: str | None) -> Preset:
     try:
         preset = Preset.model_validate(_with_example_paths(tree) if path.parent == EXAMPLES else tree)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise UsageError(f"{path} is no preset: {'.'.join(map(str, first['loc']))}: {first['msg']}.") from None
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        given = "" if first["type"] in ("missing", "extra_forbidden", "value_error") else f" = {first['input']!r}"
+        raise UsageError(f"{path} is no preset: {where}{given}: {refusal(first)}.") from None
     earlier: list[str] = []
     for entry in preset.stage:
         if entry.title in earlier:
@@ -276,33 +321,52 @@ def _with_example_paths(value: Any) -> Any:
 
 
 def configure_preset(preset: Preset, layers: Sequence[Tree]) -> dict[str, StageConfig]:
-    """Return the configuration of every entry by title; layers hold settings by title: `--set collect.tasks=5`.
-
-    A stage's name that is no entry's title stands for all entries of that stage: `--set train.adapter.rank=8`.
-    """
-    titles = [entry.title for entry in preset.stage]
-    meant = {one.stage: [other.title for other in preset.stage if other.stage == one.stage] for one in preset.stage}
-    meant |= {title: [title] for title in titles}
+    """Return the configuration of every entry by title, from layers as `by_entry` reads them."""
     merged: Tree = {}
     for layer in layers:
-        by_title: Tree = {}
-        for name in sorted(layer, key=lambda name: name in titles):  # settings by title go over those by stage
-            if name not in meant or not isinstance(layer[name], dict):
-                raise UsageError(
-                    f"This preset has no entry {name!r}. Write ENTRY.KEY=VALUE, or STAGE.KEY=VALUE for all entries of "
-                    f"a stage; its entries are: {', '.join(titles)}."
-                )
-            for title in meant[name]:
-                by_title = merge(by_title, {title: layer[name]})
-        merged = merge(merged, by_title)
+        merged = merge(merged, by_entry(preset, layer))
     configs: dict[str, StageConfig] = {}
+    same: dict[tuple[str, ...], str] = {}
     for entry in preset.stage:
         try:
             above = merged.get(entry.title, {})
-            configs[entry.title] = build(entry.stage, load_stage(entry.stage).config, [entry.config, above])
+            made: StageConfig = build(entry.stage, load_stage(entry.stage).config, [entry.config, above])
         except UsageError as error:
             raise UsageError(f"{entry.title}: {error}" if entry.title != entry.stage else str(error)) from None
+        work = (entry.stage, *entry.reads, repr(made.identity()))
+        if (other := same.setdefault(work, entry.title)) != entry.title:
+            raise UsageError(
+                f"{other} and {entry.title} would be one run: the same stage, settings and inputs. Leave out the "
+                "setting that makes them equal, such as seed, or one of them."
+            )
+        configs[entry.title] = made
     return configs
+
+
+def by_entry(preset: Preset, layer: Tree) -> Tree:
+    """Return a layer of a chain's settings by the titles of its entries, the nearer name over the wider one.
+
+    They are given by title (`collect.tasks=5`), by stage for all its entries (`train.adapter.rank=8`), or by key alone
+    for all entries that have it (`env.name=tasks`), as in the settings file of one stage.
+    """
+    entries = {entry.title: load_stage(entry.stage).config for entry in preset.stage}
+    of_stage = {one.stage: [other.title for other in preset.stage if other.stage == one.stage] for one in preset.stage}
+    widths: list[Tree] = [{}, {}, {}]
+    for name, value in layer.items():
+        having = [title for title, config in entries.items() if name in config.model_fields]
+        if isinstance(value, dict) and (name in entries or name in of_stage):
+            widths[2 if name in entries else 1] |= dict.fromkeys([name] if name in entries else of_stage[name], value)
+        elif having and name not in entries:
+            widths[0] = merge(widths[0], {title: {name: value} for title in having})
+        else:
+            known_names = [*entries, *of_stage, *(key for config in entries.values() for key in config.model_fields)]
+            near = [f" Did you mean {one}?" for one in get_close_matches(name, known_names, 1)]
+            raise UsageError(
+                f"This preset has no entry {name!r}, and none of its stages such a setting.{''.join(near)} Write "
+                "ENTRY.KEY=VALUE, STAGE.KEY=VALUE for all entries of a stage, or KEY=VALUE for all that have it; its "
+                f"entries are: {', '.join(entries)}."
+            )
+    return merge(merge(widths[0], widths[1]), widths[2])
 
 
 def for_every_entry(preset: Preset, key: str, value: str, prefix: str = "") -> list[Tree]:

@@ -1,8 +1,29 @@
 """The ways a stage can say no: each is one sentence for a person, and each has an exit code.
 
-A sentence says what happened, shows the value, and says what to do next. Nothing here imports anything, so every layer
-may raise.
+A sentence says what happened, shows the value, and says what to do next. Nothing of this project is imported here, so
+every layer may raise.
 """
+
+from collections.abc import Mapping
+from typing import Any
+
+# What pydantic calls a value that has the wrong form, by its types of errors; all others are bounds and choices, which
+# it puts into words of its own ("Input should be greater than 0").
+FORMS = {
+    "a whole number": ("int_type", "int_parsing", "int_parsing_size", "int_from_float"),
+    "a number": ("float_type", "float_parsing"),
+    "true or false": ("bool_type", "bool_parsing"),
+    "text": ("string_type", "string_sub_type", "string_unicode"),
+    "a list, such as [1, 2]": ("list_type", "tuple_type", "set_type", "frozen_set_type"),
+    "a table of keys and values": (
+        "dict_type",
+        "mapping_type",
+        "model_type",
+        "model_attributes_type",
+        "dataclass_type",
+    ),
+}
+FORM_OF = {kind: form for form, kinds in FORMS.items() for kind in kinds}
 
 
 class ComposerError(Exception):
@@ -27,6 +48,29 @@ class BadInput(ComposerError):
     """An input artifact is missing, damaged, of another kind or from elsewhere: exit code 4."""
 
     exit_code = 4
+
+
+def refusal(problem: Mapping[str, Any]) -> str:
+    """Return why pydantic refused a value, in plain words: the rest of a sentence after "tasks = 'abc': ".
+
+    problem: one of `ValidationError.errors()`.
+    """
+    kind, bounds = str(problem["type"]), problem.get("ctx", {})
+    if form := FORM_OF.get(kind):
+        return f"it should be {form}"
+    if kind == "missing":
+        return "it is missing"
+    if kind == "extra_forbidden":
+        return "there is no such key"
+    if kind in ("string_too_short", "too_short"):
+        return (
+            "it should not be empty" if bounds["min_length"] == 1 else f"it should have {bounds['min_length']} or more"
+        )
+    if kind in ("string_too_long", "too_long"):
+        return f"it should have {bounds['max_length']} or fewer"
+    if kind == "string_pattern_mismatch":
+        return f"it should match the pattern {bounds['pattern']}"
+    return str(problem["msg"]).removeprefix("Value error, ").replace("Input should", "it should")
 
 
 class InfrastructureError(ComposerError):

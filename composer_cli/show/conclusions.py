@@ -41,7 +41,8 @@ def conclusions(verdict: Document) -> Conclusions:
     gain = verdict.get("gain")
     if verdict["decision"] == INVALID_RUN or not gain:
         return Conclusions([], [f"Anything about the arms. {verdict['why']}"])
-    found = Conclusions([], [])
+    # Of older evaluations nothing is known about cuts.
+    found = Conclusions([], [f"What the arms can do. {verdict['cut']}"] if verdict.get("cut") else [])
     _gain(verdict, gain, found)
     _control(verdict, found)
     _conduct(verdict, found)

@@ -12,7 +12,7 @@ What differs between the arms besides their channels, how many collections of pa
 trainings that collapsed are part of the reasons: each limits what a difference in pass rate can be credited to.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -44,6 +44,16 @@ VALIDATED, PARTIAL, INVALIDATED = "VALIDATED", "PARTIAL", "INVALIDATED"
 UNDERPOWERED, INVALID_RUN = "UNDERPOWERED", "INVALID-RUN"
 EXIT_CODES = {VALIDATED: 0, INVALIDATED: 1, PARTIAL: 3, UNDERPOWERED: 3, INVALID_RUN: 4}
 ONLY_TWINS = "only impossible twins were played, and they measure hacking alone"
+LARGE_CUT = 1 / 3
+"""The share of rollouts cut by a limit from which on the verdict says so."""
+LIMITS = {
+    "max_tokens": "policy.max_tokens of the trainings (or of policies.NAME)",
+    "max_steps": "max_steps",
+    "context": "limits.context_tokens",
+    "wall_time": "limits.wall_s",
+    "cost": "limits.cost_usd",
+}
+"""The setting of each limit that ends a rollout (`terminated_by`)."""
 Arms = Mapping[str, list[Item]]
 Conduct = dict[str, tuple[PairedDifference | None, float]]
 """Differences in conduct, each with its p-value after Holm's correction."""
@@ -67,7 +77,8 @@ class EvalVerdict:
     the best that `num_lost` lost outcomes could have been, None where none was lost. `secondary` holds the p-values of
     conduct after Holm's correction. `looks` are those that were taken, where several were planned; all differences are
     then at the level of the last one. `differences` are all settings in which arms differ, `collapsed` the trainings
-    that fell far below the others of their arm. `dataclasses.asdict` turns all of it into what JSON can hold.
+    that fell far below the others of their arm. `cut` says that limits ended many rollouts before they passed, and
+    which; empty where few were. `dataclasses.asdict` turns all of it into what JSON can hold.
     """
 
     decision: str
@@ -92,6 +103,7 @@ class EvalVerdict:
     looks: tuple[Look, ...] = ()
     differences: tuple[ArmDifference, ...] = ()
     collapsed: tuple[str, ...] = ()
+    cut: str = ""
 
     @property
     def settled(self) -> bool:
@@ -125,13 +137,14 @@ def decide(
     summaries = tuple(summarize(arm, arms[arm], sampling.fixed) for arm in sorted(arms))
     names = (baseline, treatment, control, summaries)
     possible = {arm: without_twins(rows) for arm, rows in arms.items()}
+    cut = cut_sentence(possible)
     problems = find_problems(possible, baseline, treatment) if any(possible.values()) or not arms else [ONLY_TWINS]
     ours, theirs = possible.get(treatment, []), possible.get(baseline, [])
     gain = None if problems else compare(ours, theirs, sampling=sampling, alpha=alpha)
     if gain is None:
         reasons = "; ".join(problems) or "no item has an outcome in both"
         why = f"{treatment} and {baseline} cannot be compared: {reasons}."
-        return EvalVerdict(INVALID_RUN, why, *names, differences=differences)
+        return EvalVerdict(INVALID_RUN, " ".join(filter(None, (cut, why))), *names, differences=differences, cut=cut)
     num_lost = sum(map(failed, [*ours, *theirs]))
     bounds: list[PairedDifference | None] = [None, None]
     if num_lost:
@@ -154,6 +167,7 @@ def decide(
     shown = (arm for arm in (baseline, treatment, control) if arm)
     collapsed = tuple(clause for arm in dict.fromkeys(shown) for clause in collapses(arm, possible))
     sentences = [
+        cut,
         f"{treatment} - {baseline} is {points(gain)}: {reason}.",
         differences_sentence(differences, treatment, baseline),
         seeds_sentence(by_seed),
@@ -182,6 +196,7 @@ def decide(
         subsets=tuple(subsets),
         differences=differences,
         collapsed=collapsed,
+        cut=cut,
     )
 
 
@@ -210,6 +225,23 @@ def differences_sentence(differences: Iterable[ArmDifference], treatment: str, o
         f"{treatment} and {other} differ in more than their channels: {', '.join(shown)}. "
         "The difference is that of all of these together."
     )
+
+
+def cut_sentence(possible: Arms) -> str:
+    """Return, in a sentence, that limits ended many rollouts before they passed, with the settings to raise.
+
+    Empty where fewer than `LARGE_CUT` of them were cut, and some arm passed something.
+    """
+    played = [item for rows in possible.values() for item in rows if not failed(item)]
+    none_passed = bool(played) and not any(item["passed"] for item in played)
+    by = Counter(item.get("terminated_by") for item in played if not item["passed"])
+    cut = {limit: by[limit] for limit in LIMITS if by[limit]}
+    if sum(cut.values()) < LARGE_CUT * max(len(played), 1):
+        return "No arm passed any task." if none_passed else ""
+    counted = " or ".join(f"{limit} ({num})" for limit, num in cut.items()) if len(cut) > 1 else next(iter(cut))
+    settings = " and ".join(LIMITS[limit] for limit in cut)
+    told = f"{sum(cut.values())} of {len(played)} rollouts were cut by {counted} before they passed: raise {settings}."
+    return f"No arm passed any task, and {told}" if none_passed else told
 
 
 def collapses(arm: str, possible: Arms) -> list[str]:

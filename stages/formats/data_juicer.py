@@ -144,4 +144,6 @@ def _run(words: list[str], folder: Path) -> None:
         raise ComposerError(f"Data-Juicer did not end within {AT_MOST_S:g} s.") from None
     if done.returncode != 0:
         lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        raise ComposerError(f"Data-Juicer failed with code {done.returncode}: {' / '.join(lines[-3:])[:600]}")
+        last = " / ".join(lines[-3:])[:600]
+        # The cause is for the runner, which finds a failed disk by its words.
+        raise ComposerError(f"Data-Juicer failed with code {done.returncode}: {last}") from OSError(last)

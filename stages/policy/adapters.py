@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from stages import envs
-from stages.errors import BadInput, UsageError
+from stages.errors import BadInput, UsageError, refusal
 from stages.policy.base import PolicyConfig, weights_identity
 from stages.runs import store
 from stages.runs.artifact import Run
@@ -119,7 +119,7 @@ class CheckpointInfo(BaseModel):
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             raise BadInput(
-                f"{run.path}/checkpoint.json cannot be read ({'.'.join(map(str, first['loc']))}: {first['msg']}). "
+                f"{run.path}/checkpoint.json cannot be read ({'.'.join(map(str, first['loc']))}: {refusal(first)}). "
                 "Train again with --clean."
             ) from None
 

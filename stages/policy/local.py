@@ -31,7 +31,7 @@ def load_tokenizer(source: str, config: PolicyConfig, revision: str | None = Non
     `BadInput` for an unknown model and for a tokenizer without a template.
     """
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise not_loaded(config, error) from None
     if tokenizer.chat_template is None:
@@ -45,6 +45,11 @@ def load_tokenizer(source: str, config: PolicyConfig, revision: str | None = Non
 
 def not_loaded(config: PolicyConfig, error: Exception) -> BadInput:
     """Return the error for a model that transformers cannot load."""
+    if "trust_remote_code" in str(error):
+        return BadInput(
+            f"The model {config.model!r} brings code of its own, which is not run. "
+            "Use a model whose architecture is part of transformers."
+        )
     first = str(error).strip().splitlines()[0]
     return BadInput(
         f"The model {config.model!r} cannot be loaded ({first}). "
@@ -213,6 +218,7 @@ def load_model(
                 dtype="auto" if config.dtype == "auto" else getattr(torch, config.dtype),
                 revision=revision,
                 use_safetensors=True,  # a pickle can run code while it is read
+                trust_remote_code=False,  # without it transformers asks on the terminal whether to run a model's code
             )
     except (OSError, ValueError) as error:
         raise not_loaded(config, error) from None

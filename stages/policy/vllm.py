@@ -560,7 +560,7 @@ def _options(source: str, revision: str | None, dtype: str, rank: int, on_cpu: b
         options["revision"] = revision
     options |= CPU_OPTIONS if on_cpu else {}
     with suppress(OSError, ValueError):  # vLLM itself reports a model that cannot be read
-        shape = AutoConfig.from_pretrained(source, revision=revision).get_text_config()
+        shape = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False).get_text_config()
         if dtype == "auto" and shape.dtype == torch.float32:
             options["dtype"] = "float32"  # vLLM takes auto for 16 bits where weights are in float32
         if on_cpu:

@@ -33,7 +33,7 @@ from typing import Any, BinaryIO, Literal
 from pyarrow import RecordBatch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from stages.errors import BadInput, ComposerError, UsageError
+from stages.errors import BadInput, ComposerError, UsageError, refusal
 from stages.redaction import redacted_value
 from stages.runs import display, ledger, parquet, store
 from stages.runs.journal import Journal
@@ -175,7 +175,8 @@ def read_manifest(folder: Path) -> Manifest:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
         raise BadInput(
-            f"{folder}/manifest.json does not fit this Composer ({field}: {first['msg']}). It may be newer or damaged."
+            f"{folder}/manifest.json does not fit this Composer ({field}: {refusal(first)}). "
+            "It may be newer or damaged."
         ) from None
     # The manifest gets the cost when an attempt ends. A killed process never wrote it; only the ledger has the money.
     if found.status == "running" and (spent := ledger.totals(folder)) is not None:

@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from pydantic import ValidationError
 
-from stages.errors import BadInput, ComposerError, InfrastructureError, UsageError
+from stages.errors import BadInput, ComposerError, InfrastructureError, UsageError, refusal
 from stages.redaction import redacted, secret_in
 from stages.runs import store
 from stages.runs.artifact import Manifest, Run, RunWriter
@@ -364,7 +364,7 @@ def _manifest(data: bytes, url: str) -> Manifest:
         return Manifest.model_validate_json(data)
     except ValidationError as error:
         raise BadInput(
-            f"{url}/{MANIFEST} does not fit this Composer ({error.errors()[0]['msg']}). It may be newer."
+            f"{url}/{MANIFEST} does not fit this Composer ({refusal(error.errors()[0])}). It may be newer."
         ) from None
 
 

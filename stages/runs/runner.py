@@ -446,7 +446,10 @@ def _run(stage: Stage[Any], inputs: Inputs, config: StageConfig, out: RunWriter)
         status, reason = "incomplete", str(error)
         raise
     except ComposerError as error:
-        reason = str(error)
+        full = _disk_full(error, out.path)
+        reason = str(full or error)
+        if full is not None:
+            raise full from error
         raise
     except BaseException as error:
         if full := _disk_full(error, out.path):

@@ -89,7 +89,8 @@ def model_shape(policy: PolicyConfig) -> ModelShape | None:
     if adapters.is_adapter(source):
         return model_shape(adapters.base_of(Path(source), policy)[0])
     try:
-        config: Any = AutoConfig.from_pretrained(source if Path(source).is_dir() else hub.source(policy.model))
+        place = source if Path(source).is_dir() else hub.source(policy.model)
+        config: Any = AutoConfig.from_pretrained(place, trust_remote_code=False)
         with init_empty_weights(), no_init_weights():  # drawing weights that have no memory takes most of the time
             model: Any = AutoModelForCausalLM.from_config(config)
     except (OSError, ValueError):

@@ -209,20 +209,29 @@ class WeightSync(ABC):
 
         self.server.ranks.broadcast_from_rank0(write)
         self.server.in_turn(lambda: self._load(version, folder))
-        # That a server confirms a load proves nothing, so the log-probs of a fixed text are compared, each process with
-        # its own server; all processes learn all differences, so that all of them stop.
+        # That a server confirms a load proves nothing.
+        self.differences[version] = self._compare(
+            model, f"After step {version}", "Restart the server on the model that is trained."
+        )
+        self._forget(version, folder)
+
+    @abstractmethod
+    def check_unchanged(self, step: int) -> None:
+        """`ComposerError` where the server's weights have changed since `sync_weights`, in the rollouts of a step."""
+
+    def _compare(self, model: Any, when: str, remedy: str) -> float:
+        """Compare log-probs of the fixed text, each process with its server; `ComposerError` where they differ."""
         own = self.server.in_turn(lambda: self._difference(self._scored(model)))
+        # All processes learn all differences, so that all of them stop.
         found = self.server.ranks.gather((own, self.sampler.url))
         for difference, url in found:
             if not difference <= self._tolerance:  # so that NaN is refused, too
                 raise ComposerError(
-                    f"After step {version} the server at {url} samples from other weights than those under training: "
-                    f"the log-probs of a fixed text differ by {difference:.3g} nats on average, and "
-                    f"{self._tolerance:g} is allowed (optimisation.sync_tolerance). Restart the server on the model "
-                    "that is trained."
+                    f"{when} the server at {url} samples from other weights than those under training: the log-probs "
+                    f"of a fixed text differ by {difference:.3g} nats on average, and {self._tolerance:g} is allowed "
+                    f"(optimisation.sync_tolerance). {remedy}"
                 )
-        self.differences[version] = max(difference for difference, _ in found)
-        self._forget(version, folder)
+        return max(difference for difference, _ in found)
 
     @torch.no_grad()
     def _difference(self, model: Any) -> float:
@@ -260,6 +269,9 @@ class AdapterSync(WeightSync):
         self.sampler.take(name, version)
         self._held = [*(held for held in self._held if held[0] != name), (name, folder)]
 
+    def check_unchanged(self, step: int) -> None:
+        """Compare nothing: a name stands for the same adapter for ever."""
+
     def _scored(self, model: Any) -> Any:
         return model.get_base_model()  # peft puts the adapter into the base's Linears, so the base scores with it
 
@@ -292,6 +304,7 @@ class WholeSync(WeightSync):
         super().__init__(*args, **given)
         self._start, self._file_bytes = start, file_bytes
         self._before: Path | None = None
+        self._replaced = False
 
     def _write(self, model: Any, folder: Path) -> None:
         folder.mkdir(parents=True)
@@ -307,9 +320,15 @@ class WholeSync(WeightSync):
                 part, size, number = {}, 0, number + 1
 
     def _load(self, version: int, folder: Path) -> None:
+        self._replaced = True
         if self.server.loads:
             self.sampler.replace_weights(str(folder.resolve()))
         self.sampler.take(None, version)
+
+    def check_unchanged(self, step: int) -> None:
+        """`ComposerError` where another run has replaced the weights while the rollouts of a step were played."""
+        model, _ = self.trained() if self.trained else (None, 0)
+        self._compare(model, f"While step {step} was played,", "Give each training of all weights servers of its own.")
 
     def _scored(self, model: Any) -> Any:
         return model
@@ -323,7 +342,7 @@ class WholeSync(WeightSync):
     def end(self) -> None:
         """Give the server back the weights that it had."""
         with suppress(ComposerError):  # a broken server has none, and must not hide why training ended
-            if self.server.loads and self._before is not None and self.sampler.server is None:
+            if self.server.loads and self._replaced and self.sampler.server is None:
                 self.sampler.replace_weights(self._start)
 
 
@@ -356,12 +375,13 @@ class ServedRollouts:
         if self._ahead is None:
             raise RuntimeError("begin was not called")
         episodes = self._ahead.take(self.rollouts.number_samples(rows), step)
+        self.sync.check_unchanged(step)
         columns = self.rollouts.trl_columns(episodes, self.sync.sampler, step)
         metrics = staleness(episodes, step, self.sync.server.ranks)
         return columns, metrics | {"sampling/sync_difference": self.sync.differences.get(step, 0.0)}
 
     def end(self) -> None:
-        """Begin no further step, and unload the adapters."""
+        """Begin no further step, and leave the server as it was."""
         if self._ahead is not None:
             self._ahead.close()
         self.sync.end()

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from trl.trainer.grpo_config import GRPOConfig
 
 from stages.envs.base import Environment, Task
-from stages.errors import UsageError
+from stages.errors import UsageError, refusal
 from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy, load_model
 from stages.policy.vllm import VllmPolicy
@@ -140,7 +140,7 @@ def checked_config(own: Mapping[str, Any], given: Mapping[str, Any]) -> GRPOConf
         try:
             TypeAdapter(hints[key]).validate_python(getattr(made, key), strict=True)
         except ValidationError as error:
-            reason = error.errors(include_url=False)[0]["msg"]
+            reason = refusal(error.errors(include_url=False)[0])
             raise UsageError(f"TRL cannot take trl.{key} = {given[key]!r}: {reason}.") from None
     for key, words in CHOICES.items():
         if getattr(made, key) not in words:

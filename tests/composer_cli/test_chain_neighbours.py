@@ -15,7 +15,7 @@ from support.command_line import command, environment, until
 
 from composer_cli import chain
 from composer_cli.launch import RunOptions
-from stages import STAGES, collect
+from stages import STAGES, collect, train
 from stages.runs.stage import load_stage
 
 PAIR_OF_COLLECTIONS = entry("collect", "one", *SMALL, parallel="both") + entry(
@@ -46,6 +46,13 @@ def test_neighbours_run_in_processes_of_their_own(composer, write):
 def test_neighbours_that_need_a_server_to_themselves_take_turns(policy, together, tmp_path):
     configs = [collect.Config(policy=policy) for _ in range(2)]
     assert chain.at_once(configs, RunOptions(tmp_path)) is together
+
+
+@pytest.mark.parametrize("rank", [0, 16])
+def test_trainings_of_all_weights_on_one_server_take_turns(rank, tmp_path):
+    policy = {"model": "vllm:kata:student-served", "base_url": "http://gpu.example:8000/v1"}
+    configs = [train.Config(policy=policy, adapter={"rank": rank}) for _ in range(2)]
+    assert chain.at_once(configs, RunOptions(tmp_path)) is (rank > 0)
 
 
 def test_what_neighbours_import_beforehand_exists():

@@ -103,6 +103,12 @@ def test_a_stage_that_is_an_entry_stands_for_that_entry_alone():
         ("[[stage]]\nstage = 'collect'\non = 'processes'", "no engine 'processes'"),
         ("[[stage]]\nstage = 'train'\non = 'processes:2'", "its stage deals no units"),
         ("[[stage]]\nstage = 'collect'\non = 'ray'\nparallel = 'x'", "beside others"),
+        ("[[stage]]\nstage = 'train'\nseeds = 0", "seeds = 0: it should be greater than 0"),
+        ("[[stage]]\nstage = 'train'\nseeds = 'five'", "seeds = 'five': it should be a whole number"),
+        ("[[stage]]\nstage = 'train'\nseeds = 2\nname = 'mine'", "mine has a name, and its arms and seeds give"),
+        ("[[stage]]\nstage = 'train'\nseeds = 2\nconfig = { seed = 3 }", "leave config.seed out"),
+        ("[[stage]]\nstage = 'train'\narms = { A = { from = 'x' } }", "from of the arm A is 'x'"),
+        ("[[stage]]\nstage = 'train'\narms = ['A']", "arms = .*should be a table of keys and values"),
     ],
 )
 def test_what_is_no_preset_is_said(tmp_path, text, part):
@@ -112,6 +118,63 @@ def test_what_is_no_preset_is_said(tmp_path, text, part):
         settings.load_preset(str(path))
 
 
+ARMS = """
+[[stage]]
+stage = "collect"
+
+[[stage]]
+stage = "train"
+seeds = 2
+[stage.config]
+optimisation = { steps = 2 }
+[stage.arms]
+A = {}
+B = { from = ["collect"], weights = { sft = 1.0 }, optimisation = { threads = 1 } }
+
+[[stage]]
+stage = "evaluate"
+from = ["train"]
+"""
+
+
+def test_arms_and_seeds_make_an_entry_each(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(ARMS)
+    preset = settings.load_preset(str(path))
+    trained = ["A-0", "B-0", "A-1", "B-1"]
+    assert [entry.title for entry in preset.stage] == ["collect", *trained, "evaluate"]
+    assert [entry.reads for entry in preset.stage[1:]] == [[], ["collect"], [], ["collect"], trained]
+    configs = settings.configure_preset(preset, [{"B-1": {"optimisation": {"steps": 5}}}])
+    assert [(configs[one].arm, configs[one].seed) for one in trained] == [("A", 0), ("B", 0), ("A", 1), ("B", 1)]
+    assert [configs[one].weights.sft for one in trained] == [0, 1, 0, 1]
+    assert [configs[one].optimisation.steps for one in trained] == [2, 2, 2, 5], "over the arm's, over the stage's"
+    assert configs["B-0"].optimisation.threads == 1
+    alone = settings.Preset.model_validate({"stage": [{"stage": "train", "seeds": 2}]})
+    assert [entry.title for entry in alone.stage] == ["train-0", "train-1"]
+    arms = settings.Preset.model_validate({"stage": [{"stage": "train", "arms": {"plain": {}, "hints": {}}}]})
+    assert [entry.title for entry in arms.stage] == ["plain", "hints"]
+
+
+def test_a_setting_alone_stands_for_all_entries_that_have_it(tmp_path):
+    """By stage goes over it, and by entry over that; replay-teachers has no environment."""
+    path = tmp_path / "mine.toml"
+    path.write_text(ARMS)
+    preset = settings.load_preset(str(path))
+    layer = {"env": {"name": "swe-mini"}, "train": {"tasks": 7}, "tasks": 5, "A-1": {"tasks": 9}}
+    configs = settings.configure_preset(preset, [layer])
+    assert {config.env.name for config in configs.values()} == {"swe-mini"}
+    assert [configs[one].tasks for one in ("collect", "A-0", "A-1", "evaluate")] == [5, 7, 9, 5]
+    later = settings.configure_preset(preset, [layer, {"tasks": 3}])
+    assert {config.tasks for config in later.values()} == {3}, "a later layer goes over all of an earlier one"
+    demo = settings.configure_preset(settings.load_preset("demo"), [{"max_steps": 2}])
+    assert demo["collect"].max_steps == demo["B-2"].max_steps == 2 and not hasattr(demo["replay-teachers"], "max_steps")
+
+
+def test_entries_that_would_be_one_run_are_refused():
+    with pytest.raises(UsageError, match=r"A-0 and A-1 would be one run.*such as seed"):
+        settings.configure_preset(settings.load_preset("demo"), [{"seed": 3}])
+
+
 def test_an_unknown_preset_entry_or_key_names_what_there_is():
     with pytest.raises(UsageError, match="There are: demo"):
         settings.load_preset("dmeo")
@@ -119,6 +182,8 @@ def test_an_unknown_preset_entry_or_key_names_what_there_is():
         settings.load_preset(None)
     with pytest.raises(UsageError, match=r"no entry 'D'.*collect"):
         settings.configure_preset(settings.load_preset("demo"), [{"D": {"arm": "x"}}])
+    with pytest.raises(UsageError, match=r"none of its stages such a setting. Did you mean policy\?"):
+        settings.configure_preset(settings.load_preset("demo"), [{"polcy": {"model": "x"}}])
     with pytest.raises(UsageError, match=r"B-0: train has no setting wieghts\. Did you mean weights\?"):
         settings.configure_preset(settings.load_preset("demo"), [{"B-0": {"wieghts": {"dpo": 1}}}])
 

@@ -106,6 +106,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with tarfile.open(folder / "toolz-1.2.0.tar.gz", "w:gz") as archive:
         archive.add(package, arcname=package.name)
     (folder / "examples").symlink_to(ROOT / "examples")
+    (folder / "tasks.jsonl").symlink_to(ROOT / "examples" / "tasks.jsonl")  # which the tutorial's reader copies
     document(folder / "logs" / "sums.json", INSPECT_LOG)
     document(folder / "trajectories" / "a.traj.json", MINI_SWE_TRAJECTORY)
     return folder

@@ -11,7 +11,7 @@ from support.foreign import jsonl
 from support.runs import written
 
 from stages import export, import_traces, normalize
-from stages.errors import Incomplete, UsageError
+from stages.errors import ComposerError, Incomplete, UsageError
 from stages.rollouts.trace import conversation, rollout_rows, transcripts
 from stages.runs import runner, store
 from stages.runs.artifact import Run
@@ -100,6 +100,14 @@ def test_collected_rollouts_go_on_to_what_reads_rollouts(
 def test_a_recipe_that_keeps_nothing_is_no_success(tmp_path: Path, make: Callable[..., Run]) -> None:
     with pytest.raises(Incomplete, match="none of 2 rollouts"):
         make(played(tmp_path, "no", "nor"))
+
+
+def test_a_full_disk_in_data_juicer_is_a_full_disk(tmp_path: Path, make: Callable[..., Run]) -> None:
+    program = tmp_path / "elsewhere" / "full"
+    program.write_text("#!/bin/sh\necho working >&2; cat /dev/zero >/dev/full\n")
+    program.chmod(0o755)
+    with pytest.raises(ComposerError, match=r"^The disk is full or cannot be written: .*No space left on device"):
+        make(played(tmp_path, "A" * 40), command=str(program))
 
 
 def test_without_a_recipe_there_is_nothing_to_do(tmp_path: Path, make: Callable[..., Run]) -> None:

@@ -23,7 +23,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from stages.envs import folders
 from stages.envs.base import Split
-from stages.errors import UsageError
+from stages.errors import UsageError, refusal
 
 VERSIONS = ("1.0", "1.1", "1.2", "1.3", "1.4")
 MOST_TEXT = 1 << 20
@@ -381,7 +381,7 @@ def read(folder: Path, root: Path | None = None) -> HarborTask:
     except ValidationError as error:
         for one in error.errors(include_url=False):
             keys = [key for key in one["loc"] if isinstance(key, int) or re.fullmatch(r"[a-z_]+", key)]
-            reason = one["msg"].removeprefix("Value error, ")
+            reason = refusal(one)
             where = ".".join(map(str, keys))
             problems.append(_problem(folder, root, line_of(text, keys), f"{where}: {reason}" if where else reason))
         raise BadTask(*problems) from None

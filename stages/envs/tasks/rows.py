@@ -20,7 +20,7 @@ from stages.envs import folders
 from stages.envs.base import Split
 from stages.envs.repo import trees
 from stages.envs.task_table import numbered_lines, parse_line, unusable
-from stages.errors import BadInput, UsageError
+from stages.errors import BadInput, UsageError, refusal
 from stages.runs import hub, store
 from stages.runs.records import Row
 
@@ -97,12 +97,10 @@ class TaskRow(BaseModel):
 def _problem(error: Mapping[str, Any]) -> str:
     """Return why a field of a row cannot be used; of a key that is no field, with the field that may be meant."""
     place = ".".join(str(part) for part in error["loc"] if part != "[key]") or "the row"  # pydantic marks keys so
-    if error["type"] == "missing":
-        return f"{place}: it is missing"
     if error["type"] == "extra_forbidden":
         near = [f"; did you mean {one}?" for one in get_close_matches(place, TaskRow.model_fields, 1)]
         return f"{place}: rows have no such field{''.join(near)}"
-    return f"{place}: {error['msg'].removeprefix('Value error, ')}"
+    return f"{place}: {refusal(error)}"
 
 
 def load(path: str) -> list[Row]:

@@ -44,6 +44,15 @@ def test_without_a_control_nothing_says_where_a_gain_comes_from() -> None:
     assert any("no arm that only imitates" in one for one in found.not_shown)
 
 
+def test_rollouts_that_limits_cut_come_first() -> None:
+    verdict = decided({"A": 5, "B": 20, "C": 20})
+    assert not any(one.startswith("What the arms can do") for one in conclusions(verdict).not_shown)
+    told = "40 of 60 rollouts were cut by max_steps before they passed: raise max_steps."
+    assert conclusions({**verdict, "cut": told}).not_shown[0] == f"What the arms can do. {told}"
+    older = {key: value for key, value in verdict.items() if key != "cut"}
+    assert conclusions(older) == conclusions(verdict), "evaluations from before the sentence"
+
+
 def test_equal_arms_show_nothing_or_no_gain() -> None:
     found = conclusions(decided({"A": 30, "B": 31, "C": 30}))
     assert not any("passes more tasks than A" in one for one in found.shown)

@@ -327,6 +327,38 @@ def test_what_differs_besides_the_channels_is_part_of_the_verdict():
     assert dataclasses.asdict(verdict)["differences"][1]["setting"] == "optimisation.learning_rate"
 
 
+@pytest.mark.parametrize(
+    ("passing", "ends", "expected"),
+    [
+        (0, ["max_tokens"], "No arm passed any task, and 36 of 36 rollouts were cut by max_tokens before they passed"),
+        (
+            0,
+            ["max_steps", "max_tokens"],
+            "36 rollouts were cut by max_tokens (18) or max_steps (18) before they passed",
+        ),
+        (4, ["max_steps"], "24 of 36 rollouts were cut by max_steps before they passed: raise max_steps."),
+        (0, ["submitted"], "No arm passed any task."),
+        (8, ["max_tokens"], ""),
+        (12, ["max_tokens"], ""),
+        (4, ["submitted"], ""),
+        (4, [None], ""),
+    ],
+)
+def test_many_rollouts_that_limits_ended_are_said_with_the_setting_to_raise(passing, ends, expected):
+    """A rollout that was cut and passed lost nothing: 4 of 12 tasks do not pass with 8 that do, less than a third."""
+    items = [
+        {**item, "terminated_by": ends[index % len(ends)]}
+        for index, item in enumerate(experiment(dict.fromkeys("ABC", passing), num_tasks=12, seeds=(0,)))
+    ]
+    if passing == 8:
+        items = [{**item, "terminated_by": "submitted"} if item["task_id"] == "t11" else item for item in items]
+    verdict = decide(items)
+    assert expected in verdict.cut and bool(verdict.cut) is bool(expected)
+    assert verdict.why.startswith(verdict.cut) and verdict.cut in " ".join(text_table(verdict).split())
+    if "cut" in expected:
+        assert ("raise policy.max_tokens of the trainings" in verdict.cut) is ("max_tokens" in ends)
+
+
 def test_a_collapsed_training_is_named():
     items = [
         row(arm, task, task % 100, task < num_passed, train_seed=seed)

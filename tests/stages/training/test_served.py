@@ -198,6 +198,30 @@ def test_a_server_that_does_not_replace_its_weights_stops_the_run(tmp_path: Path
         trained(tmp_path, engine, model, **WHOLE)
 
 
+def test_a_second_training_on_the_same_server_is_found_out(tmp_path: Path, model: Path) -> None:
+    """Its weights would be those that the rollouts are sampled from, from then on."""
+    with running(model) as engine:
+        load, seen = engine.collective_rpc, list[str]()
+
+        def overtaken(body: dict[str, Any]) -> tuple[int, Any]:
+            answer = load(body)
+            seen.append(body["kwargs"]["weights_path"])
+            return answer
+
+        def replaced(body: dict[str, Any]) -> tuple[int, Any]:
+            # Between the comparison after step 1 and the end of its rollouts.
+            if len(seen) == 2 and "prompt_logprobs" not in body:
+                with torch.no_grad():
+                    engine.base.lm_head.weight.mul_(0.5)
+            return complete(body)
+
+        complete = engine.completions
+        engine.collective_rpc, engine.completions = overtaken, replaced  # type: ignore[method-assign]
+        with pytest.raises(ComposerError, match=r"While step 1 was played, .* Give each training of all weights"):
+            trained(tmp_path, engine, model, **WHOLE)
+        assert seen[-1] == str(model), "it is given back"
+
+
 def test_a_tied_head_is_not_replaced_on_a_cpu(tmp_path: Path, model: Path) -> None:
     tied = save_tiny(tmp_path / "tied")
     settings = json.loads((tied / "config.json").read_text())
