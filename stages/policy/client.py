@@ -1,4 +1,4 @@
-"""HTTP requests to a server through openai's own client, and the reading of its responses.
+"""HTTP requests to a server with openai's own client, and the reading of its responses.
 
 `Client` sends a request at most once, to the address that it was given: it neither retries nor follows redirects. A
 call has a limit of wall time and of bytes, compressed or not, and its errors tell whether the request may have arrived,
@@ -21,6 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+import anyio
 import httpx2
 import openai
 import orjson
@@ -38,6 +39,8 @@ NOT_CONNECTED = {
     "aiohttp": ("ClientConnectorError", "ConnectionTimeoutError", "InvalidUrlClientError", "NonHttpUrlClientError"),
 }
 """Connection errors before which nothing was sent, by HTTP library below openai."""
+FAILED_CONNECTIONS = (httpx2.RequestError, ssl.SSLError, anyio.EndOfStream)
+"""What httpx2 raises where a request fails; the last two are errors of TLS that it lets through."""
 CLOSE_S = 1.0
 RAW = {"X-Stainless-Raw-Response": "true", "Content-Type": "application/json"}
 """Headers of openai's `with_raw_response`: return the response unparsed."""
@@ -89,7 +92,11 @@ class Client:
         self._connect_s = connect_s
         # openai 3.51 repeats 408, 409, 429, 5xx and lost connections on its own and sends no idempotency key, so that
         # a request which timed out would be executed and billed again without an entry in the ledger.
-        self._client = openai.AsyncOpenAI(base_url=base_url, api_key=key, max_retries=0, http_client=_http_client())
+        self._http = _http_client()
+        self._client = openai.AsyncOpenAI(base_url=base_url, api_key=key, max_retries=0, http_client=self._http)
+        self._key = key
+        self._posts: dict[str, httpx2.Request] = {}
+        """By path a request without a body: the address and the headers of all its requests."""
         weakref.finalize(self, _close, self._client)
 
     async def ask(
@@ -101,21 +108,46 @@ class Client:
         """
         # Shorter than the call's, so that a server which cannot be reached is not taken for one that is slow.
         timeout = openai.Timeout(timeout_s, connect=min(self._connect_s, 0.9 * timeout_s))
-        options: Any = {"timeout": timeout, "headers": RAW}
-        # Not `chat.completions.create`, which transforms every message again: a third of the CPU time of a call. Nor
-        # its typed result: an answer with 200 tokens and 20 log-probs each takes pydantic 31 ms.
         sending: Awaitable[Any]
         if body is None:
-            sending = self._client.get(path, cast_to=object, options=options)
+            sending = self._client.get(path, cast_to=object, options={"timeout": timeout, "headers": RAW})
         else:
-            sending = self._client.post(path, cast_to=object, content=orjson.dumps(dict(body)), options=options)
+            sending = self._http.send(self._post(path, orjson.dumps(dict(body)), timeout))
         try:
             with _bounded(most_bytes), _typed_errors():
                 # The timeouts of HTTP libraries bound the silence between two bytes, not the call.
                 async with asyncio.timeout(timeout_s):
-                    return _response((await sending).http_response)
+                    answered = await sending
+                    return _response(answered if body is not None else answered.http_response)
         except Refused as error:
             return error.response
+
+    def _post(self, path: str, content: bytes, timeout: openai.Timeout) -> httpx2.Request:
+        """Return a POST with openai's address and headers."""
+        # Not through openai's own `post`, which makes address and headers anew for each request: half of the CPU time
+        # of a call. `chat.completions.create` also transforms every message again, and pydantic takes 31 ms for an
+        # answer with 200 tokens and 20 log-probs each.
+        if path not in self._posts:
+            base = self._client.base_url
+            headers = {name: value for name, value in self._client.default_headers.items() if isinstance(value, str)}
+            self._posts[path] = self._http.build_request(
+                "POST",
+                base.copy_with(raw_path=base.raw_path + path.lstrip("/").encode()),
+                headers={"Authorization": f"Bearer {self._key}", **headers},
+            )
+            del self._posts[path].headers["Content-Length"]  # of no body
+        same = self._posts[path]
+        request = httpx2.Request(
+            "POST",
+            same.url,
+            headers=[*same.headers.raw, (b"Content-Length", b"%d" % len(content))],
+            stream=httpx2.ByteStream(content),
+            extensions={"timeout": timeout.as_dict()},
+        )
+        request.read()  # else aiohttp would be given a stream, which takes longer than bytes
+        # httpx2 would try encodings at every look at a header.
+        request.headers.encoding = "utf-8"
+        return request
 
     async def find_or_create_batch(self, lines: bytes, metadata: Mapping[str, str]) -> str:
         """Return the id of the batch with these metadata; without one, upload `lines` and make it.
@@ -229,20 +261,24 @@ def _close(client: openai.AsyncOpenAI) -> None:
 
 @contextmanager
 def _typed_errors() -> Iterator[None]:
-    """Raise openai's errors as `Refused`, `Unreachable`, `TimeoutError` or `Broken`, their text redacted."""
+    """Raise errors of the libraries as `Refused`, `Unreachable`, `TimeoutError` or `Broken`, their text redacted."""
     try:
         yield
     except openai.APIStatusError as error:
         raise Refused(_response(error.response)) from None
-    except openai.APIConnectionError as error:
-        cause = error.__cause__ or error
+    except (openai.APIConnectionError, *FAILED_CONNECTIONS) as error:
+        cause: BaseException = error
+        if isinstance(error, openai.APIConnectionError):
+            cause = error.__cause__ or error
+        timed_out = isinstance(error, (openai.APITimeoutError, httpx2.TimeoutException))
         library = "httpx2"
-        # openai reports a lost connection of aiohttp as one that was not made; aiohttp's own error lies one deeper.
+        # openai's transport reports a lost connection of aiohttp as one that was not made; aiohttp's own error lies one
+        # deeper.
         if cause.__cause__ is not None and _of_aiohttp(cause.__cause__):
             cause, library = cause.__cause__, "aiohttp"
         if any(kind.__name__ in NOT_CONNECTED[library] for kind in type(cause).__mro__):
             raise Unreachable(redacted(str(cause)) or type(cause).__name__) from None
-        if isinstance(cause, TimeoutError) if library == "aiohttp" else isinstance(error, openai.APITimeoutError):
+        if isinstance(cause, TimeoutError) if library == "aiohttp" else timed_out:
             raise TimeoutError from None
         raise Broken(redacted(str(cause)) or type(cause).__name__) from None
     except Exception as error:

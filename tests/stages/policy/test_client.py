@@ -112,6 +112,32 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return str(request.param)
 
 
+def test_a_request_has_openais_address_and_headers_and_its_own_body_in_one_part(library: str) -> None:
+    seen = list[bytes]()
+
+    def serve(connection: socket.socket) -> None:
+        with connection:
+            data = b""
+            while not data.endswith(b"}"):
+                data += connection.recv(65_536)
+            seen.append(data)
+            connection.sendall(OK.replace(b"X-Served: Yes", b"Connection: close"))
+
+    with handled(serve) as url:
+        asked = Client(f"{url}/", "secret")
+        for text in ("a", "longer"):
+            background.run(asked.ask("/chat/completions", {"model": text}, 10.0))
+    for data, text in zip(seen, ("a", "longer"), strict=True):
+        head, _, body = data.partition(b"\r\n\r\n")
+        first, *lines = head.decode().split("\r\n")
+        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+        assert first == "POST /v1/chat/completions HTTP/1.1" and body == b'{"model":"%s"}' % text.encode()
+        assert len(headers) == len(lines) and url.startswith(f"http://{headers['host']}/")
+        assert headers["content-length"] == str(len(body)) and "transfer-encoding" not in headers
+        assert headers["authorization"] == "Bearer secret" and headers["content-type"] == "application/json"
+        assert headers["user-agent"].startswith("AsyncOpenAI/Python") and "gzip" in headers["accept-encoding"]
+
+
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 DRIPS = {
     "a body": (b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n", b"x"),
