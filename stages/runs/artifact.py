@@ -18,6 +18,7 @@ import functools
 import hashlib
 import importlib.metadata
 import platform
+import re
 import signal
 import subprocess
 import threading
@@ -155,6 +156,11 @@ def find_folder(stage_folder: Path, label: str, fingerprint: str, out: Path | No
         return (complete or same)[-1], True
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")  # folder names sort by time
     return stage_folder / f"{stamp}-{store.folder_name(label)}-{fingerprint[:6]}", False
+
+
+def without_time(name: str) -> str:
+    """Return the name of a run folder without the time that `find_folder` puts before it; other names as they are."""
+    return re.sub(r"^\d{8}T\d{6}Z-", "", name)
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -20,7 +20,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -96,10 +96,13 @@ def execute(
     """
     inputs = Inputs(given)
     gpus = int(config.uses_gpu()) if gpus is None else gpus
-    resolved = resolve_run(stage, inputs, config, root=root, out=out)
-    folder, loaded = resolved.folder, load_stage(stage)
+    resolved, loaded = resolve_run(stage, inputs, config, root=root, out=out), load_stage(stage)
     # Peers wait in `execute_as_peer` from here until `_run` lets them begin, or until this block ends without.
-    with ranks.join().leading(), disk_failures_as_such(folder), locked(folder):
+    with ranks.join().leading(), disk_failures_as_such(resolved.folder), locked(resolved.folder):
+        # Again, as another process may have done the work, in a folder with another time in its name.
+        found = artifact.find_folder(root / stage, loaded.label(inputs, config), resolved.fingerprint, out)
+        resolved = replace(resolved, folder=found[0], existing=found[1])
+        folder = resolved.folder
         if resolved.existing and not clean:
             if done := resolved.completed():
                 # A process that was killed after it had sealed this run has not pointed to it.
@@ -298,10 +301,13 @@ def holds_work(run: Run, *, paid: bool = True) -> bool:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a run folder for this process; `UsageError` when another process holds it."""
+    """Hold a run folder for this process; `UsageError` when another process holds it.
+
+    Folders of one work, whose names differ in their time alone, are held together.
+    """
     _check_writable(folder.parent)
     # Next to the folder: inside it, --clean would delete the lock that this process holds.
-    lock = FileLock(folder.parent / f".{folder.name}.lock")
+    lock = FileLock(folder.parent / f".{artifact.without_time(folder.name)}.lock")
     try:
         with lock.acquire(timeout=0):
             yield

@@ -19,7 +19,7 @@ from support.models import save_tiny
 from stages import collect
 from stages.errors import BadInput, ComposerError, UsageError
 from stages.runs import artifact, runner
-from stages.runs.artifact import Interrupted, Run, read_manifest, write_manifest
+from stages.runs.artifact import Inputs, Interrupted, Run, read_manifest, write_manifest
 from stages.runs.runner import Result
 from stages.runs.stage import assign_inputs, check_inputs, load_stage
 
@@ -198,6 +198,18 @@ def test_a_folder_with_another_run_says_what_differs(tmp_path: Path, model: Path
 def test_a_folder_in_use_is_refused(tmp_path: Path, model: Path) -> None:
     with FileLock(tmp_path / ".here.lock"), pytest.raises(UsageError, match="in use by another process"):
         run(tmp_path, model, out=tmp_path / "here")
+
+
+def test_the_same_work_is_in_use_whatever_time_is_in_its_folders_name(tmp_path: Path, model: Path) -> None:
+    """Two processes that are started together name their folders a second apart."""
+    folder = runner.resolve_run("collect", Inputs({}), config(model), root=tmp_path).folder
+    earlier = folder.with_name(f"20200101T000000Z-{folder.name.partition('-')[2]}")
+    with runner.locked(earlier), pytest.raises(UsageError, match="in use by another process"):
+        run(tmp_path, model)
+    assert not list(tmp_path.glob("collect/2*"))
+    other = folder.with_name(f"{folder.name[:-6]}000000")
+    with runner.locked(other):
+        assert run(tmp_path, model).fresh
 
 
 def test_ctrl_c_keeps_what_is_finished(tmp_path: Path, model: Path) -> None:
