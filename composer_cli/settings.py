@@ -333,7 +333,8 @@ def configure_preset(preset: Preset, layers: Sequence[Tree]) -> dict[str, StageC
             made: StageConfig = build(entry.stage, load_stage(entry.stage).config, [entry.config, above])
         except UsageError as error:
             raise UsageError(f"{entry.title}: {error}" if entry.title != entry.stage else str(error)) from None
-        work = (entry.stage, *entry.reads, repr(made.identity()))
+        # Not `identity`, which reads models' folders: those of an executor are on another machine.
+        work = (entry.stage, *entry.reads, made.model_dump_json())
         if (other := same.setdefault(work, entry.title)) != entry.title:
             raise UsageError(
                 f"{other} and {entry.title} would be one run: the same stage, settings and inputs. Leave out the "

@@ -112,7 +112,8 @@ def test_what_needs_no_gpu_does_not_count(tmp_path, monkeypatch, capsys):
         "placed: here to none: 1 of these 2: at most 1 at the same time, one GPU each, of GPU 0"
     ]
     served = "".join(
-        entry("train", f"seed-{n}", 'policy = { model = "vllm:kata:student-served" }', parallel="all") for n in range(2)
+        entry("train", f"seed-{n}", f"seed = {n}", 'policy = { model = "vllm:kata:student-served" }', parallel="all")
+        for n in range(2)
     )
     preset = settings.Preset.model_validate(settings.read_file(_file(tmp_path, served)))
     configs = settings.configure_preset(preset, [])
