@@ -328,6 +328,8 @@ class WholeSync(WeightSync):
     def check_unchanged(self, step: int) -> None:
         """`ComposerError` where another run has replaced the weights while the rollouts of a step were played."""
         model, _ = self.trained() if self.trained else (None, 0)
+        # Not before all have played: a server on a CPU must not score for one while it samples for another.
+        self.server.ranks.gather(None)
         self._compare(model, f"While step {step} was played,", "Give each training of all weights servers of its own.")
 
     def _scored(self, model: Any) -> Any:

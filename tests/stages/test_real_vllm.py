@@ -148,6 +148,7 @@ def test_a_killed_engine_is_survived_with_its_adapter(root: Path, server: ModelS
     config = PolicyConfig(model=f"vllm:{STUDENT}", max_tokens=16)
     opened = VllmPolicy.connect(config, server.url, cache=root / "models", listener=quiet, server=server)
     opened.load("trained", adapter)
+    opened.take("trained")
     turns = [Turn([{"role": "user", "content": f"question {i}"}], i) for i in range(8)]
     before = opened.sample(turns)
     assert not [sample.error for sample in before if sample.error_type]
