@@ -41,6 +41,7 @@ def test_a_run_of_the_command_line_is_found_done(made: Path, server: str, tmp_pa
         ("Use --resume to go on, --clean to start anew.", "Use resume=True to go on, clean=True to start anew."),
         ("Give it with --set policy.max_tokens=8.", "Give it with policy.max_tokens=8."),
         ("Give the run that holds it with --from.", "Pass the run that holds it."),
+        ("Give both: --from a/collect/x --from a/y.", 'Give both: find("a/collect/x"), find("a/y").'),
         ("Run `composer replay-teachers` first.", "Run `replay_teachers()` first."),
         ("`composer probe teacher-pool --help` lists all.", "`probe.teacher_pool.settings()` lists all."),
         ("a larger --max-cost", "a larger max_cost"),
