@@ -34,7 +34,7 @@ def test_an_evaluation_returns_its_differences(evaluation):
         assert getattr(gain, name) == verdict["gain"][name] and getattr(over, name) == verdict["over_control"][name]
     assert (over.baseline, over.estimate, over.verdict, gain.estimate) == ("C", 0.0, None, 1.0)
     assert gain.units == "7 families" and gain.p_holm is None
-    assert list(run.differences.pandas()["p_value"])[0] == gain.p_value
+    assert run.differences.pandas()["p_value"].tolist()[0] == gain.p_value
     assert [one.rate for one in api.find("evaluate", root).differences] == [one.rate for one in run.differences]
 
 
