@@ -15,13 +15,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from composer_cli import launch, settings
 from composer_cli.console import Console
+from composer_cli.help import described, is_basic
 from composer_cli.show import runs
 from stages import STAGES, command_words
 from stages.errors import BadInput, ComposerError, Incomplete, UsageError
+from stages.evaluation.result import Difference, Differences, Evaluation
 from stages.runs import runner
 from stages.runs.artifact import Inputs, Run
 from stages.runs.config import StageConfig
@@ -35,6 +37,9 @@ __all__ = [
     "BadInput",
     "Chain",
     "ComposerError",
+    "Difference",
+    "Differences",
+    "Evaluation",
     "Incomplete",
     "Run",
     "UsageError",
@@ -55,6 +60,12 @@ __all__ = [
     "view",
 ]
 
+
+def __dir__() -> list[str]:
+    """Return the names of the interface alone, for `dir()` and completion."""
+    return __all__
+
+
 Listener = Callable[[str, int, int], None]
 """Called with (what, units done, units in all); with 0 in all, `what` is a remark on the state of the work."""
 ARTIFACTS = Path("artifacts")
@@ -62,7 +73,9 @@ PYTHON = (
     (r"Add --from(?: RUN)?", "Pass the runs to read"),
     (r"\b[Gg]ive the run(?P<which>[^.]*?) with --from", r"Pass the run\g<which>"),
     (r"--from (?:RUN|chooses another)", "pass another run as an argument"),
+    (r"--from (?P<first>\S+/\S+) --from (?P<second>\S+/\S*\w)", r'find("\g<first>"), find("\g<second>")'),
     (r"--from", "the runs passed"),
+    (r"add --teachers FILE \(or -c FILE\)", "pass teachers=[...]"),
     (r"--set (?P<key>[\w.]+)=", r"\g<key>="),
     (r"--set ", ""),
     (r"--(?P<flag>resume|clean)\b", r"\g<flag>=True"),
@@ -103,7 +116,15 @@ class StageFunction:
     """
 
     def __init__(self, name: str) -> None:
-        self.name, self.__doc__ = name, STAGES[name].help
+        self.name = name
+
+    @property
+    def __doc__(self) -> str:  # type: ignore[override]
+        """Return what the stage does, and its settings with their defaults: what `help` prints."""
+        rows = [row for row in described(load_stage(self.name).config) if is_basic(row[0])]
+        listed = ["    " + "  - ".join(filter(None, (shown, " ".join(text.split())))) for _, shown, text in rows]
+        every = f"{self.name.replace('-', '_')}.settings()".replace("probe_", "probe.", 1)
+        return "\n".join([STAGES[self.name].help, "", *listed, "", f"{every} returns all settings."])
 
     def __call__(
         self,
@@ -128,7 +149,7 @@ class StageFunction:
             result = runner.execute(
                 self.name, inputs, config, **where.where(), max_cost=max_cost, listener=listener, mirror=where.mirror
             )
-            return Run(result.path)
+            return _opened(result.path)
 
     def plan(self, *reads: Run, artifacts: Path | str = ARTIFACTS, **chosen: Any) -> Plan:
         """Return what would be done and at most what it would cost, as `--dry-run` prints."""
@@ -153,7 +174,7 @@ class StageFunction:
         return Signature([*own[:-1], *chosen, own[-1]], return_annotation=Run)
 
     def __repr__(self) -> str:
-        return f"<{command_words(self.name)}: {self.__doc__}>"
+        return f"<{command_words(self.name)}>"
 
     def _configure(
         self, reads: tuple[Run, ...], artifacts: Path | str, chosen: dict[str, Any]
@@ -164,6 +185,12 @@ class StageFunction:
             raise UsageError(f"{wrong[0]!r} is no run. Pass runs, such as find({str(wrong[0])!r}).")
         named = [str(run.path) for run in reads]
         return config, runs.choose(self.name, named, Path(artifacts), _tell)
+
+
+def _opened(path: Path) -> Run:
+    """Return the run of a folder, with its verdict where it is an evaluation."""
+    opened = Run(path)
+    return Evaluation(path) if opened.manifest.stage == "evaluate" else opened
 
 
 def _tell(text: str) -> None:
@@ -216,6 +243,14 @@ class Chain(Mapping[str, Run]):
     def __len__(self) -> int:
         return len(self.runs)
 
+    @property
+    def differences(self) -> Differences:
+        """Return the differences of the last evaluation in the chain; `UsageError` where it has none."""
+        evaluations = [one for one in self.runs.values() if isinstance(one, Evaluation)]
+        if not evaluations:
+            raise UsageError(f"No entry of this chain is an evaluation; it has {', '.join(self.runs) or 'none'}.")
+        return evaluations[-1].differences
+
     def table(self) -> Table:
         """Return a row for each run."""
         records = [(name, run, run.manifest) for name, run in self.runs.items()]
@@ -255,13 +290,17 @@ def run(
         configs = settings.configure_preset(wanted, [*model, *layers])
         asked = launch.RunOptions(Path(artifacts), resume=resume, clean=clean, max_cost=max_cost)
         results = chain.run(wanted, configs, asked, Console(quiet))
-        return Chain({title: Run(result.path) for title, result in results.items()})
+        return Chain({title: _opened(result.path) for title, result in results.items()})
 
 
+@overload
+def find(name: Literal["evaluate"], artifacts: Path | str = ...) -> Evaluation: ...
+@overload
+def find(name: str, artifacts: Path | str = ...) -> Run: ...
 def find(name: str, artifacts: Path | str = ARTIFACTS) -> Run:
     """Return a run by its folder, its name in `composer status`, part of it, or a stage's name for its latest."""
     with errors_in_python():
-        return Run(runs.find(Path(artifacts), name))
+        return _opened(runs.find(Path(artifacts), name))
 
 
 def query(sql: str, *reads: Run, artifacts: Path | str = ARTIFACTS) -> Table:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypedDict, Unpack
 
+from stages.evaluation.result import Evaluation
 from stages.runs.artifact import Run
 from stages.runs.stage import Plan
 
@@ -691,7 +692,7 @@ class Evaluate(Protocol):
         max_cost: float | None = ...,
         listener: Listener | None = ...,
         **chosen: Unpack[EvaluateWords],
-    ) -> Run: ...
+    ) -> Evaluation: ...
 
     def plan(self, *reads: Run, artifacts: Path | str = ..., **chosen: Unpack[EvaluateWords]) -> Plan: ...
 

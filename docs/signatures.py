@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypedDict, Unpack
 
+from stages.evaluation.result import Evaluation
 from stages.runs.artifact import Run
 from stages.runs.stage import Plan
 
@@ -47,7 +48,7 @@ class {name}(Protocol):
         max_cost: float | None = ...,
         listener: Listener | None = ...,
         **chosen: Unpack[{name}Words],
-    ) -> Run: ...
+    ) -> {returns}: ...
 
     def plan(self, *reads: Run, artifacts: Path | str = ..., **chosen: Unpack[{name}Words]) -> Plan: ...
 
@@ -62,7 +63,8 @@ def text() -> str:
     for stage, entry in STAGES.items():
         name = "".join(word.capitalize() for word in stage.split("-"))
         _group(f"{name}Words", load_stage(stage).config, groups)
-        functions.append(FUNCTION.format(name=name, help=entry.help))
+        returns = "Evaluation" if stage == "evaluate" else "Run"
+        functions.append(FUNCTION.format(name=name, help=entry.help, returns=returns))
     return HEAD + "".join(groups.values()) + "".join(functions)
 
 

@@ -13,7 +13,11 @@ from stages import STAGES, command_words, stage_order
 from stages.errors import BadInput, UsageError
 from stages.runs import artifact, bucket, runner
 from stages.runs.artifact import Check, InputRef, Inputs, Manifest, Run
+from stages.runs.records import Kind
 from stages.runs.stage import assign_inputs, load_stage
+
+TRAINING = "train"
+"""The stage whose runs hold rollouts beside what they were made for."""
 
 
 def folders(root: Path) -> list[Path]:
@@ -83,30 +87,51 @@ def latest(root: Path, stage: str) -> Path | None:
 def choose(stage: str, given: Sequence[str], root: Path, tell: Callable[[str], None]) -> Inputs:
     """Return the inputs of a stage: the runs that were named, or else the latest of the stages that write its inputs.
 
-    Optional inputs and those that take many runs are never chosen unasked.
+    Where one of the latest was made from a run that fits another slot, that run and not the latest is read: pairs come
+    from the rollouts that the teachers answered. Rollouts of a training are read only where they are named. Optional
+    inputs and those that take many runs are never chosen unasked.
     """
     loaded = load_stage(stage)
     if given and not loaded.inputs:
         raise UsageError(f"{stage} reads no runs. Leave out --from {given[0]}.")
     if given:
         return assign_inputs(loaded, [Run(find(root, text)) for text in given])
-    runs: dict[Path, Run] = {}
-    for slot in loaded.inputs.values():
-        if slot.many or slot.optional:
-            continue
-        writers = [s for s in STAGES if any(kind.name == slot.kind.name for kind in load_stage(s).outputs.values())]
-        found = [path for s in writers if (path := latest(root, s)) is not None]
-        if not found:
-            raise BadInput(
-                f"{stage} needs {slot.kind.plural}, and there is no finished run in {root} that holds them. "
-                f"Run {' or '.join(f'`{command_words(writer)}`' for writer in writers)} first, "
-                "or give a run with --from FOLDER."
-            )
-        newest = max(found, key=lambda path: path.name)  # names begin with the time
-        runs[newest] = Run(newest)
-    for path in runs:
-        tell(f"{stage}: reads {path} (the latest; --from chooses another)")
-    return assign_inputs(loaded, list(runs.values()))
+    wanted = {name: slot.kind for name, slot in loaded.inputs.items() if not (slot.many or slot.optional)}
+    first = sorted(wanted, key=lambda name: min(map(stage_order, _writers(wanted[name]))))
+    newest = {name: [path for s in _writers(wanted[name]) if (path := latest(root, s)) is not None] for name in first}
+    for name in (name for name in wanted if not newest[name]):
+        training = latest(root, TRAINING)
+        held = training is not None and Run(training).holds(wanted[name])
+        raise BadInput(
+            f"{stage} needs {wanted[name].plural}, and there is no finished run in {root} that holds them. "
+            f"Run {' or '.join(f'`{command_words(writer)}`' for writer in _writers(wanted[name]))} first, "
+            f"or give a run with --from FOLDER{f', such as the training {training}' if held else ''}."
+        )
+    chosen: dict[str, tuple[Run, str]] = {}  # by slot, with the reason
+    for name in reversed(first):  # runs of later stages say what they were made from
+        read = _read_by([run for run, _ in chosen.values()], wanted[name], root)
+        # Names begin with the time.
+        chosen[name] = read or (Run(max(newest[name], key=lambda path: path.name)), "the latest")
+    in_order = {chosen[name][0].path: chosen[name] for name in wanted}
+    for path, (_, reason) in in_order.items():
+        tell(f"{stage}: reads {path} ({reason}; --from chooses another)")
+    return assign_inputs(loaded, [run for run, _ in in_order.values()])
+
+
+def _writers(kind: Kind) -> list[str]:
+    """Return the stages that write this kind, training only where no other does: its rollouts were played to learn."""
+    writers = [stage for stage in STAGES if any(one.name == kind.name for one in load_stage(stage).outputs.values())]
+    return [stage for stage in writers if stage != TRAINING] or writers
+
+
+def _read_by(runs: Sequence[Run], kind: Kind, root: Path) -> tuple[Run, str] | None:
+    """Return the run of this kind that one of these was made from, with that as the reason; None where none is left."""
+    for run in runs:
+        for ref in references(run.manifest):
+            path = find_input(root, Path(ref.path))
+            if (path / "manifest.json").is_file() and (found := Run(path)).holds(kind):
+                return found, f"which {name(run.path)} was made from"
+    return None
 
 
 # The runs that a run read, and those that read it.

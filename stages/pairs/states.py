@@ -4,6 +4,7 @@ DuckDB numbers the states and joins steps and answers with them, once and one ta
 all of its memory; sorted on disk, the states then come one by one, or in blocks of arrays, however often they are read.
 """
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -104,9 +105,12 @@ class AnsweredStates:
     def __init__(self, rollouts: Run, answers: Run, folder: Path) -> None:
         asked = answers.manifest.inputs["rollouts"][0]
         if asked.content != rollouts.manifest.content:
+            # By its name in the folder of artifacts, where that was moved.
+            of = Path(asked.path) if Path(asked.path).is_dir() else Path(*Path(asked.path).parts[-2:])
+            together = " ".join(f"--from {shlex.quote(str(path))}" for path in (of, answers.path))
             raise BadInput(
                 f"{answers.path} answers the rollouts of {asked.path}, not those of {rollouts.path}. "
-                "Give the rollouts it was asked about, or rerun replay-teachers on these."
+                f"Give both: {together}. Or rerun replay-teachers on these rollouts."
             )
         steps, given = rollouts.scan(STEP), answers.scan(TEACHER_ACTION)
         memory = max(MEMORY_MB, MORE_MB * (len(steps) + len(given)) // 10**6)

@@ -14,6 +14,20 @@ if TYPE_CHECKING:
 
 SHOWN_ROWS = 10
 SHOWN_CHARACTERS = 60
+SHOWN_COLUMNS = 8
+MAIN_COLUMNS = {
+    "rollout": "rollout_id task_id reward hacked num_steps terminated_by completion_tokens error_type",
+    "step": "rollout_id step action observation returncode reward terminated_by completion_tokens",
+    "teacher_action": "task_id rollout_id step teacher action finish_reason cost_usd error_type",
+    "pair": "pair_id rule task_id step chosen rejected votes_chosen votes_rejected",
+    "continuation": "task_id step action sample_idx passed num_steps terminated_by error_type",
+    "eval_item": "arm train_seed task_id sample_idx passed hacked terminated_by error_type",
+    "pool_row": "row_uid src_pool family label reward hacked gt_pass completion",
+    "probe_row": "row_uid src_pool family label reward hacked cos_S_contrib advantage",
+    "trajectory": "arm train_seed step hack_rate_student gt_rate_student reward_mean cos_in cos_out",
+    "watched": "step rows hack_rate gt_rate reward_mean push z_policy alarm",
+}
+"""Columns that a table shows of a kind with many, by the name of the kind; other kinds show their first."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -25,6 +39,8 @@ class Table(Sequence[dict[str, Any]]):
     title: str = ""
     total: int | None = None
     """Rows in all, where `cells` holds only the first."""
+    note: str = ""
+    """A sentence below the rows."""
 
     def __len__(self) -> int:
         return len(self.cells)
@@ -47,15 +63,15 @@ class Table(Sequence[dict[str, Any]]):
 
         aligned = tabulate(self._shown(), list(self.columns), tablefmt="plain", disable_numparse=True)
         shown = "\n".join(line.rstrip() for line in aligned.splitlines())
-        return "\n".join(filter(None, [self.title, shown, self._rest()]))
+        return "\n".join(filter(None, [self.title, shown, self._rest(), self.note]))
 
     def _repr_html_(self) -> str:
         """Return the table for a notebook; tabulate's `html` escapes what models wrote."""
         from tabulate import tabulate
 
         shown = tabulate(self._shown(), list(self.columns), tablefmt="html", disable_numparse=True)
-        parts = [f"<p>{escape(text)}</p>" if text else "" for text in (self.title, self._rest())]
-        return f"{parts[0]}{shown}{parts[1]}"
+        parts = [f"<p>{escape(text)}</p>" if text else "" for text in (self.title, self._rest(), self.note)]
+        return f"{parts[0]}{shown}{''.join(parts[1:])}"
 
     def _shown(self) -> list[list[str]]:
         return [[shortened(value) for value in row] for row in self.cells[:SHOWN_ROWS]]
@@ -85,11 +101,15 @@ def of_run(run: "Run") -> Table:
 
 
 def of_scan(scan: "Scan") -> Table:
-    """Return the first rows of a table on disk."""
-    batch = next(scan.batches(size=SHOWN_ROWS), None)
+    """Return the first rows of a table on disk, with the columns that matter most, and how to see the others."""
+    every = scan.columns
+    main = [name for name in MAIN_COLUMNS.get(scan.kind, "").split() if name in every]
+    columns = (main or every)[:SHOWN_COLUMNS]
+    batch = next(scan.batches(columns, size=SHOWN_ROWS), None)
     rows = [] if batch is None else batch.to_pylist()
-    columns = scan.columns
-    return Table(columns, [[row[name] for name in columns] for row in rows], total=len(scan))
+    hidden = len(every) - len(columns)
+    note = f"and {hidden} columns more: .columns names them, .pandas() and .arrow() read them" if hidden else ""
+    return Table(columns, [[row[name] for name in columns] for row in rows], total=len(scan), note=note)
 
 
 def of_plan(plan: "Plan") -> Table:

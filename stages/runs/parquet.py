@@ -48,6 +48,12 @@ class Scan:
         """Return the column names; a file of an older version may have other columns than its kind."""
         return list(pq.read_schema(self.path).names)
 
+    @property
+    def kind(self) -> str:
+        """Return the name of the rows' kind, such as `rollout`; empty for a file of another program."""
+        metadata = pq.read_schema(self.path).metadata or {}
+        return metadata.get(b"composer.kind", b"").decode().partition("/")[0]
+
     def batches(self, columns: list[str] | None = None, size: int = BATCH_ROWS) -> Iterator[pa.RecordBatch]:
         """Yield all rows in order, or these columns of them, `size` at a time; `BadInput` for a damaged file."""
         try:

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import pydoc
 import shutil
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -11,14 +12,14 @@ from support.command_line import TEACHERS
 
 from composer_cli import api
 from stages import stages_of
-from stages.runs.display import Table
+from stages.runs.display import MAIN_COLUMNS, SHOWN_COLUMNS, Table
+from stages.runs.records import KINDS
 
 
 def test_every_stage_of_the_pipeline_has_its_function() -> None:
     for stage in stages_of("pipeline"):
         function = getattr(api, stage.replace("-", "_"))
         assert function.name == stage and function.__doc__ and f"composer {stage}" in repr(function)
-    assert set(api.__all__) <= set(dir(api))
 
 
 def test_a_run_of_the_command_line_is_found_done(made: Path, server: str, tmp_path: Path) -> None:
@@ -40,6 +41,7 @@ def test_a_run_of_the_command_line_is_found_done(made: Path, server: str, tmp_pa
         ("Use --resume to go on, --clean to start anew.", "Use resume=True to go on, clean=True to start anew."),
         ("Give it with --set policy.max_tokens=8.", "Give it with policy.max_tokens=8."),
         ("Give the run that holds it with --from.", "Pass the run that holds it."),
+        ("Give both: --from a/collect/x --from a/y.", 'Give both: find("a/collect/x"), find("a/y").'),
         ("Run `composer replay-teachers` first.", "Run `replay_teachers()` first."),
         ("`composer probe teacher-pool --help` lists all.", "`probe.teacher_pool.settings()` lists all."),
         ("a larger --max-cost", "a larger max_cost"),
@@ -137,3 +139,26 @@ def test_mistakes_are_the_sentences_of_the_command_line(tmp_path: Path) -> None:
     with pytest.raises(api.BadInput, match=r"Run `collect\(\)`"):
         api.extract_pairs(artifacts=tmp_path)
     assert api.collect.settings()["tasks"] == 25
+
+
+def test_completion_shows_the_interface_alone() -> None:
+    assert dir(api) == sorted(api.__all__)
+    help_text = pydoc.render_doc(api.collect, renderer=pydoc.plaintext)
+    assert help_text.count("Play a policy in an environment") == 1
+    assert (
+        "\n        tasks=25  - Number of tasks of the split." in help_text
+        and "collect.settings() returns all settings." in help_text
+    )
+    assert "probe.teacher_pool.settings()" in str(api.probe.teacher_pool.__doc__)
+
+
+def test_a_wide_table_shows_the_columns_that_matter_and_names_the_way_to_the_others(made: Path) -> None:
+    rollouts = api.find("collect", made).scan("rollouts")
+    head = repr(rollouts).splitlines()[0].split()
+    assert len(head) == SHOWN_COLUMNS < len(rollouts.columns) and {"task_id", "reward", "error_type"} <= set(head)
+    assert f"and {len(rollouts.columns) - SHOWN_COLUMNS} columns more: .columns" in repr(rollouts)
+    assert "columns more" in rollouts._repr_html_() and "columns more" not in repr(
+        api.find("collect", made).scan("task")
+    )
+    for kind, names in MAIN_COLUMNS.items():
+        assert set(names.split()) <= set(KINDS[kind].columns) and len(names.split()) == SHOWN_COLUMNS

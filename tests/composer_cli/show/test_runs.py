@@ -1,7 +1,10 @@
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.command_line import call
+from support.runs import rewritten
 
 from composer_cli.show import runs
 from stages.errors import BadInput, UsageError
@@ -40,7 +43,45 @@ def test_without_from_the_latest_runs_that_fit_are_taken_and_told(made: Path):
         "rollouts": "collect",
         "teacher_actions": "replay-teachers",
     }
-    assert len(told) == 2 and all("latest" in line for line in told)
+    assert "which replay-teachers/" in told[0] and "(the latest;" in told[1] and len(told) == 2
+
+
+def copied(run: Path, to: Path, **facts: Any) -> Path:
+    """Another run of these files, the latest of its stage."""
+    shutil.copytree(run, to)
+    rewritten(to / "manifest.json", lambda fields: fields | facts)
+    (to.parent / "latest").unlink(missing_ok=True)
+    (to.parent / "latest").symlink_to(to.name)
+    return to
+
+
+def test_rollouts_of_a_training_are_read_only_where_it_is_named(made: Path, tmp_path: Path):
+    root = tmp_path / "artifacts"
+    shutil.copytree(made, root, symlinks=True)
+    first = (root / "collect" / "latest").resolve()
+    training = copied(first, root / "train" / "20990101T000000Z-kata-B-s1-abcdef", stage="train")
+    told: list[str] = []
+    assert runs.choose("replay-teachers", [], root, told.append).one("rollouts").path == first
+    assert told == [f"replay-teachers: reads {first} (the latest; --from chooses another)"]
+    assert runs.choose("replay-teachers", ["train"], root, print).one("rollouts").path == training
+    shutil.rmtree(root / "collect")
+    with pytest.raises(BadInput, match=rf"such as the training {training}\.$"):
+        runs.choose("replay-teachers", [], root, print)
+
+
+def test_pairs_come_from_the_rollouts_that_were_answered(made: Path, tmp_path: Path):
+    root = tmp_path / "artifacts"
+    shutil.copytree(made, root, symlinks=True)
+    first, answers = ((root / stage / "latest").resolve() for stage in ("collect", "replay-teachers"))
+    outputs = runs.Run(first).manifest.outputs
+    outputs["steps"]["content_sha256"] = "0" * 64
+    newer = copied(first, root / "collect" / "20990101T000000Z-kata-abcdef", outputs=outputs, fingerprint="ab" * 32)
+    found = runs.choose("extract-pairs", [], root, print)
+    assert [run.path.name for run in found.runs()] == [first.name, answers.name]
+    done = call(root, "extract-pairs", "--dry-run", "--from", "collect", "--from", "replay-teachers")
+    assert done.returncode == 4 and f"not those of {newer}. Give both: --from " in done.stderr
+    words = done.stderr.partition("Give both: ")[2].partition(". Or rerun")[0].split()
+    assert len(words) == 4 and call(root, "extract-pairs", "--dry-run", *words).returncode == 0
 
 
 def test_optional_inputs_are_not_taken_unasked(made: Path):

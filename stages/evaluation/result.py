@@ -1,0 +1,134 @@
+"""The run of an evaluation with its verdict and differences as values, read from `verdict.json`.
+
+What `evaluate` returns in Python: `verdict.json` holds every number of an evaluation, and these are the ones that most
+scripts need, by the names that they have there.
+"""
+
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, fields
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from stages.evaluation.stats import plural
+from stages.runs import store
+from stages.runs.artifact import Run
+from stages.runs.display import Table
+
+if TYPE_CHECKING:
+    import pandas
+
+RATES = (
+    ("gain", "pass@1", "baseline"),
+    ("over_control", "pass@1", "control"),
+    ("hacked", "hacked", "baseline"),
+    ("hacked_loose", "hacked_loose", "baseline"),
+    ("protocol", "protocol", "baseline"),
+)
+"""Field of `verdict.json`, the rate that it compares, and the field that names the arm compared with."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The treatment's rate minus the baseline's, as fractions of one: 0.25 is 25 points.
+
+    `low` and `high` are the 95 % interval and `p_value` its test, paired by task and training seed. `p_holm`: the
+    p-value after Holm's correction, for conduct alone. `units`: what was drawn independently, such as "12 operations".
+    `verdict`: that of the evaluation, which rests on this difference; None for all but the first.
+    """
+
+    rate: str
+    treatment: str
+    baseline: str
+    estimate: float
+    low: float
+    high: float
+    p_value: float
+    p_holm: float | None
+    units: str
+    num_tasks: int
+    num_seeds: int
+    verdict: str | None
+
+
+class Differences(tuple[Difference, ...]):
+    """The differences between the arms of an evaluation; they show themselves as a table in points."""
+
+    __slots__ = ()
+
+    def table(self) -> Table:
+        """Return a row for each difference, in points."""
+        head = ("rate", "difference", "points", "95 % interval", "p", "units", "tasks", "verdict")
+        return Table(
+            head,
+            [
+                (
+                    one.rate,
+                    f"{one.treatment} - {one.baseline}",
+                    f"{100 * one.estimate:+.1f}",
+                    f"[{100 * one.low:+.1f}, {100 * one.high:+.1f}]",
+                    f"{one.p_value:.3f}",
+                    one.units,
+                    one.num_tasks,
+                    one.verdict,
+                )
+                for one in self
+            ],
+        )
+
+    def pandas(self) -> "pandas.DataFrame":
+        """Return a pandas frame with the fields of `Difference` as columns."""
+        import pandas
+
+        return pandas.DataFrame([astuple(one) for one in self], columns=[one.name for one in fields(Difference)])
+
+    def __repr__(self) -> str:
+        return repr(self.table()) if self else "no differences: the arms could not be compared"
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
+
+
+class Evaluation(Run):
+    """The run of an evaluation: its verdict, and the differences between its arms."""
+
+    @cached_property
+    def document(self) -> Mapping[str, Any]:
+        """Return the content of `verdict.json`; empty where the evaluation has not ended."""
+        path = self.path / "verdict.json"
+        found: dict[str, Any] = store.read_json(path) if path.is_file() else {}
+        return found
+
+    @property
+    def verdict(self) -> str | None:
+        """Return the decision, such as "VALIDATED"; None where the evaluation has not ended."""
+        return self.document.get("decision")
+
+    @property
+    def differences(self) -> Differences:
+        """Return treatment - baseline in pass@1, which the verdict rests on, treatment - control, then the conduct.
+
+        Empty where the arms could not be compared (INVALID-RUN), or the evaluation has not ended.
+        """
+        return Differences(_difference(self.document, *one) for one in RATES if self.document.get(one[0]))
+
+    def __repr__(self) -> str:
+        shown = [super().__repr__(), *([repr(self.differences)] if self.differences else [])]
+        return "\n\n".join(shown)
+
+    def _repr_html_(self) -> str:
+        return super()._repr_html_() + (self.differences._repr_html_() if self.differences else "")
+
+
+def _difference(document: Mapping[str, Any], field: str, rate: str, other: str) -> Difference:
+    """Return one difference of a verdict. Those of 46e634e count families, without a noun."""
+    found, adjusted = document[field], document.get("secondary") or {}
+    noun, number = found.get("unit", "family"), found.get("num_units", found.get("num_families"))
+    return Difference(
+        rate=rate,
+        treatment=document["treatment"],
+        baseline=document[other],
+        **{name: found[name] for name in ("estimate", "low", "high", "p_value", "num_tasks", "num_seeds")},
+        p_holm=adjusted.get(field),
+        units=f"{number} {noun if number == 1 else plural(noun)}",
+        verdict=document["decision"] if field == "gain" else None,
+    )

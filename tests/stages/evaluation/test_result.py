@@ -1,0 +1,70 @@
+"""The differences of an evaluation as values: those that its `verdict.json` holds, by the names there."""
+
+import orjson
+import pytest
+from support.server import Reply, answer, serving
+
+from composer_cli import api
+from stages.evaluation.result import Difference, Evaluation, _difference
+
+
+@pytest.fixture(scope="module")
+def evaluation(tmp_path_factory):
+    """Three models behind a server on fourteen tasks: B and C always right, A always wrong."""
+
+    def reply(body, earlier):
+        return Reply(body=answer("z" if body["model"] == "A" else body["messages"][0]["content"][-1]))
+
+    root = tmp_path_factory.mktemp("evaluation")
+    with serving(reply) as server:
+        policies = {name: {"model": name, "base_url": server.url} for name in "ABC"}
+        env = {"name": "support.environments:GuessEnv", "split": "train"}
+        run = api.evaluate(artifacts=root, policies=policies, env=env, tasks=14)
+    return run, root
+
+
+def test_an_evaluation_returns_its_differences(evaluation):
+    run, root = evaluation
+    verdict = orjson.loads((run.path / "verdict.json").read_bytes())
+    assert isinstance(run, Evaluation) and run.verdict == verdict["decision"] == "PARTIAL"
+    gain, over = run.differences[:2]
+    assert isinstance(gain, Difference)
+    assert (gain.rate, gain.treatment, gain.baseline, gain.verdict) == ("pass@1", "B", "A", "PARTIAL")
+    for name in ("estimate", "low", "high", "p_value", "num_tasks", "num_seeds"):
+        assert getattr(gain, name) == verdict["gain"][name] and getattr(over, name) == verdict["over_control"][name]
+    assert (over.baseline, over.estimate, over.verdict, gain.estimate) == ("C", 0.0, None, 1.0)
+    assert gain.units == "7 families" and gain.p_holm is None
+    assert run.differences.pandas()["p_value"].tolist()[0] == gain.p_value
+    assert [one.rate for one in api.find("evaluate", root).differences] == [one.rate for one in run.differences]
+
+
+def test_they_show_themselves_as_a_table_in_points(evaluation):
+    run, _ = evaluation
+    lines = repr(run.differences).splitlines()
+    assert lines[0].split()[:2] == ["rate", "difference"] and "+100.0" in lines[1] and "PARTIAL" in lines[1]
+    assert "7 families" in lines[1] and "B - C" in lines[2] and lines[2].endswith("-")
+    assert repr(run).endswith(repr(run.differences)) and run._repr_html_().count("<table>") == 2
+
+
+def test_a_chain_gives_the_differences_of_its_evaluation(evaluation):
+    run, _ = evaluation
+    assert api.Chain({"collect": run, "evaluate": run}).differences == run.differences
+    with pytest.raises(api.UsageError, match="No entry of this chain is an evaluation; it has collect"):
+        _ = api.Chain({"collect": api.Run(run.path)}).differences
+
+
+def test_an_evaluation_that_compared_nothing_has_no_differences(evaluation):
+    run, _ = evaluation
+    ended = Evaluation(run.path)
+    ended.document = {**run.document, "decision": "INVALID-RUN"} | dict.fromkeys(
+        ("gain", "over_control", "hacked", "hacked_loose", "protocol")
+    )
+    assert ended.differences == () and "could not be compared" in repr(ended.differences)
+    ended.document = {}
+    assert ended.differences == () and ended.verdict is None
+
+
+def test_evaluations_of_46e634e_count_families():
+    numbers = {"estimate": 0.1, "low": 0.0, "high": 0.2, "p_value": 0.04, "num_tasks": 9, "num_seeds": 1}
+    document = {"treatment": "B", "baseline": "A", "decision": "PARTIAL", "gain": {**numbers, "num_families": 3}}
+    assert _difference(document, "gain", "pass@1", "baseline").units == "3 families"
