@@ -505,7 +505,8 @@ def study_design(
 ) -> Study:
     """Study a design: as it is, with enough seeds for a verdict, with twice of each, and what is enough.
 
-    `unit` is the noun of a sampling unit. `ready` is called with each line as it is simulated, the number of those that are, and that of all.
+    `unit` is the noun of a sampling unit. `ready` is called with each line as it is simulated, the number of those that
+    are, and that of all.
     """
     start = replace(design, seeds=max(design.seeds, MIN_SEEDS))
     asked = {"as asked": design}
