@@ -75,6 +75,7 @@ PYTHON = (
     (r"--from (?:RUN|chooses another)", "pass another run as an argument"),
     (r"--from (?P<first>\S+/\S+) --from (?P<second>\S+/\S*\w)", r'find("\g<first>"), find("\g<second>")'),
     (r"--from", "the runs passed"),
+    (r"add --teachers FILE \(or -c FILE\)", "pass teachers=[...]"),
     (r"--set (?P<key>[\w.]+)=", r"\g<key>="),
     (r"--set ", ""),
     (r"--(?P<flag>resume|clean)\b", r"\g<flag>=True"),

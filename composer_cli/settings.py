@@ -331,6 +331,8 @@ def configure_preset(preset: Preset, layers: Sequence[Tree]) -> dict[str, StageC
         try:
             above = merged.get(entry.title, {})
             made: StageConfig = build(entry.stage, load_stage(entry.stage).config, [entry.config, above])
+            reads = [(other.stage, configs[other.title]) for other in preset.stage if other.title in entry.reads]
+            load_stage(entry.stage).check_reads(made, reads)
         except UsageError as error:
             raise UsageError(f"{entry.title}: {error}" if entry.title != entry.stage else str(error)) from None
         # Not `identity`, which reads models' folders: those of an executor are on another machine.

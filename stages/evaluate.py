@@ -17,9 +17,10 @@ from pydantic import Field
 from stages import envs
 from stages.envs.base import Environment, SamplingUnit, Task
 from stages.envs.config import HeldOutEnvConfig
-from stages.errors import BadInput, Incomplete
+from stages.errors import BadInput, Incomplete, UsageError
 from stages.evaluation import comparison, planner
 from stages.evaluation.arms import (
+    START,
     Arm,
     arms_to_play,
     item_id,
@@ -44,6 +45,7 @@ from stages.policy.serving import Serving
 from stages.rollouts.agent_loop import Episode, PlayingConfig, play_missing
 from stages.runs import reporting
 from stages.runs.artifact import Inputs, Run, RunWriter, Slot
+from stages.runs.config import StageConfig
 from stages.runs.records import CHECKPOINT, EVAL_ITEM, ROLLOUT, Row
 from stages.runs.stage import Plan, Stage
 
@@ -90,7 +92,11 @@ class Config(PlayingConfig):
 
 
 def arms(inputs: Inputs, config: Config) -> list[Arm]:
-    """Return every model to play. Raises `BadInput` when there is nothing to compare, or arms cannot be compared."""
+    """Return every model to play.
+
+    Raises `BadInput` when there is nothing to compare, or arms cannot be compared, and `UsageError` where the baseline
+    or the treatment is none of them.
+    """
     trained = inputs.many("arms")
     if not (trained or config.policies or inputs.many("recorded")):
         raise BadInput(
@@ -98,17 +104,30 @@ def arms(inputs: Inputs, config: Config) -> list[Arm]:
             "or models with --set policies.NAME.model=MODEL."
         )
     played = arms_to_play(trained, config.policies, temperature=config.temperature, with_start=config.with_start)
-    names = sorted({arm.name for arm in played} | _recorded(inputs, "model"))
-    compared = {"baseline": config.baseline, "treatment": config.treatment}
-    # Trained arms may be evaluated one by one: their names are the settings' own, and the rates of one are of use.
-    for setting, name in () if trained else compared.items():
-        if names and name not in names:
-            given = " ".join(f"--set {key}={each}" for key, each in zip(compared, names, strict=False))
-            raise BadInput(
-                f"The {setting} is to be the arm {name!r}, and the arms here are {', '.join(names)}. "
-                f"Name two of them, for example: {given}."
-            )
+    names = {arm.name for arm in played} | _recorded(inputs, "model")
+    if names:
+        _require_compared(names, config, "Add --from RUN, one for each training")
     return played
+
+
+def _require_compared(names: set[str], config: Config, remedy: str) -> None:
+    """Raise `UsageError` where baseline or treatment is none of these arms."""
+    there = sorted(names, key=lambda name: (name != START, name))
+    for setting, name in (("baseline", config.baseline), ("treatment", config.treatment)):
+        if name not in names:
+            two = f"--set baseline={there[0]} --set treatment={there[1]}" if len(there) > 1 else ""
+            raise UsageError(
+                f"The {setting} is to be the arm {name!r}, and the arms here are {', '.join(there)}. "
+                f"{remedy}{f', or name two of these arms, for example: {two}' if two else ''}."
+            )
+
+
+def check_reads(config: Config, reads: Sequence[tuple[str, StageConfig]]) -> None:
+    """Raise `UsageError` where baseline or treatment is none of the arms that a chain trains."""
+    trained = {str(getattr(read, "arm", "")) for stage, read in reads if stage == "train"}
+    if trained and all(stage == "train" for stage, _ in reads):  # the models of recorded rollouts are not known yet
+        start = {START} if config.with_start else set()
+        _require_compared(trained | start | {*config.policies}, config, "Add its training to the preset")
 
 
 def _recorded(inputs: Inputs, column: str) -> set[str]:
@@ -302,6 +321,7 @@ STAGE = Stage(
     work=work,
     study=study,
     label=label,
+    check_reads=check_reads,
     limit_setting="tasks",
     shows_progress=True,
 )

@@ -15,13 +15,14 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from stages.errors import Incomplete
+from stages.envs.config import EnvStageConfig
+from stages.errors import Incomplete, UsageError
 from stages.pairs.audit import PASSED_COLUMNS, passed_by_rollout
 from stages.policy import context, open_policy
 from stages.policy.background import AsyncPolicy
 from stages.policy.dialect import EXTRAS
 from stages.policy.spending import Spending, Tally, table, verdict
-from stages.runs.artifact import Inputs, RunWriter, Slot
+from stages.runs.artifact import Inputs, Run, RunWriter, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import ROLLOUT, STEP, TEACHER_ACTION, Row
 from stages.runs.stage import Plan, Stage
@@ -38,13 +39,17 @@ WHY_SPARED = {
 }
 
 
+KATA = "kata"
+"""The environment that the built-in teachers know."""
+
+
 class Config(StageConfig):
     """Which teachers to ask, and how often."""
 
     teachers: list[TeacherConfig] = Field(
         [TeacherConfig(name=f"teacher-{x}", model=f"kata:teacher-{x}", max_tokens=64) for x in "abc"], min_length=1
     )
-    """The teacher table."""
+    """The teacher table. The default is for rollouts of kata alone."""
     samples: int = Field(1, gt=0)
     """Answers of every teacher to one state; more than one makes sense with a temperature above 0."""
     gate: GateConfig = GateConfig()
@@ -77,8 +82,28 @@ class Config(StageConfig):
         return f"{len(self.teachers)}-teachers"
 
 
+def _require_teachers(config: Config, envs: set[str | None]) -> None:
+    """Raise `UsageError` where rollouts of these environments would be shown to teachers that know another one."""
+    if "teachers" not in config.model_fields_set and envs - {KATA}:
+        raise UsageError(
+            "No teachers are given, and the built-in ones know kata alone: add --teachers FILE (or -c FILE)."
+        )
+
+
+def check_reads(config: Config, reads: Sequence[tuple[str, StageConfig]]) -> None:
+    """Raise `UsageError` where a chain collects in another environment than the built-in teachers'."""
+    _require_teachers(config, {read.env.name for _, read in reads if isinstance(read, EnvStageConfig)})
+
+
+def _environments(rollouts: Run) -> set[str | None]:
+    """Return the names of the rollouts' environments: that of the settings, else those that imported rows name."""
+    env = rollouts.manifest.config.get("env")
+    return {env["name"]} if env else {row["env"] for row in rollouts.scan(ROLLOUT).rows(["env"])}
+
+
 def plan(inputs: Inputs, config: Config) -> Plan:
     """Return the number of answers and an upper bound of their cost."""
+    _require_teachers(config, _environments(inputs.one("rollouts")))
     with TemporaryDirectory() as folder, RecordedStates(inputs.one("rollouts"), Path(folder)) as recorded:
         asked = questions(recorded, config.teachers, config.samples, config.seed)
         count = sum(map(len, asked.values()))
@@ -92,6 +117,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Ask every question that has no answer yet, then write the table of answers and the report of their cost."""
+    _require_teachers(config, _environments(inputs.one("rollouts")))
     with RecordedStates(inputs.one("rollouts"), out.scratch("asked")) as recorded:
         asked = questions(recorded, config.teachers, config.samples, config.seed)
         policies = _opened(recorded, asked, config.teachers, out)
@@ -190,10 +216,14 @@ def _report(answers: AnswerSummary, omitting: int, spared: Counter[str], config:
     notes = _notes(answers, spent, omitting, spared, out)
     out.write_file("report.txt", f"{table(spent)}\n\n{found.word}: {found.why}\n{notes}")
     if answers.first is not None:
-        rest = "All others are" if answers.unfinished < total.answers else "There are no others, nothing is"
+        name = answers.first["teacher"]
+        asked = next(teacher for teacher in config.teachers if teacher.name == name)
+        unnamed = asked.base_url and asked.base_url not in answers.first["error"]
+        where = f" at {asked.base_url}" if unnamed else ""
+        rest = " The others are saved." if answers.unfinished < total.answers else ""
         raise Incomplete(
-            f"{answers.unfinished} of {total.answers} answers failed, the first of {answers.first['teacher']}: "
-            f"{answers.first['error']}. {rest} saved; ask for the rest with --resume."
+            f"{answers.unfinished} of {total.answers} answers failed, the first of {name} ({asked.model}{where}): "
+            f"{answers.first['error']}.{rest} The same command with --resume asks again for what failed."
         )
 
 
@@ -241,4 +271,5 @@ STAGE = Stage(
     plan=plan,
     run=run,
     work=work,
+    check_reads=check_reads,
 )

@@ -1,5 +1,6 @@
 """What several folders of tests share: the command line, a model server, and a set of finished runs."""
 
+import copy
 import gc
 import os
 import subprocess
@@ -12,6 +13,8 @@ from jaxtyping import install_import_hook
 from support import checker, ray_nodes, real_vllm
 from support.command_line import call, collect, repair, teachers
 from support.server import serving
+
+from stages import redaction
 
 # Containers often forbid to write bytecode; every process that a test starts would then compile torch and TRL again,
 # which takes 20 s where reading the bytecode takes 6 s.
@@ -41,6 +44,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     missing = {real_vllm.MISSING: real_vllm.interpreter() is None, ray_nodes.MISSING: not ray_nodes.INSTALLED}
     for sentence in (sentence for sentence, absent in missing.items() if absent):
         terminalreporter.write_line(sentence, yellow=True, bold=True)
+
+
+@pytest.fixture(autouse=True)
+def own_secrets() -> Iterator[None]:
+    """Let no test search its texts for the keys of all tests before it."""
+    # A command is a process with a key or two; here thousands of commands run in one.
+    before = copy.deepcopy(vars(redaction._OF_THIS_PROCESS))
+    yield
+    vars(redaction._OF_THIS_PROCESS).update(before)
 
 
 @pytest.fixture(scope="session")

@@ -67,6 +67,8 @@ class Stage(Generic[ConfigT]):
     """
     label: Callable[[Inputs, ConfigT], str] = lambda inputs, config: config.label()
     """Return a word for the name of the run folder; by default the settings' own."""
+    check_reads: Callable[[ConfigT, Sequence[tuple[str, StageConfig]]], None] = lambda config, reads: None
+    """Refuse settings that cannot fit the entries of a chain that it reads, given as stage and settings of each."""
     limit_setting: str | None = None
     """The setting that `--limit` sets; None when there is nothing to cut short."""
     shows_progress: bool = False

@@ -25,7 +25,6 @@ FILES = {
     2: ("memory.max", "memory.swap.max", "memory.events"),
 }
 """Version of the interface -> files of the limit, of the limit of swap, and of the counted events."""
-ENTER = 'echo 0 > "$0" && exec "$@"'
 PATIENCE_S = 0.2
 _number = itertools.count()
 
@@ -44,9 +43,6 @@ class MemoryGroup:
         self.version = place.version
         self.folder = place.folder / f"composer-{os.getpid()}-{next(_number)}"
         self.folder.mkdir()
-        self.entering = ("/bin/sh", "-c", ENTER, str(self.folder / "cgroup.procs"))
-        # Put before a command line: joins the group and then executes the rest, so that every child starts in the
-        # group.
         limit, swap, self.events = FILES[place.version]
         try:
             (self.folder / limit).write_text(str(memory_mb * MB))
@@ -56,6 +52,12 @@ class MemoryGroup:
         with suppress(OSError):  # a kernel without accounting of swap lacks the file
             # Version 1 counts memory and swap together here, version 2 swap alone: either way none is left to swap to.
             (self.folder / swap).write_text(str(memory_mb * MB if place.version == 1 else 0))
+
+    def enter(self, pid: int) -> None:
+        """Move a process into the group, where whatever it starts from then on is too. `OSError` where none may."""
+        # The kernel waits about 10 ms for all processors before it moves a process: whoever starts one moves it while
+        # it is loading.
+        (self.folder / "cgroup.procs").write_text(str(pid))
 
     def killed(self) -> int:
         """Return the number of processes that the kernel has killed in this group for lack of memory."""
@@ -95,7 +97,12 @@ def usable() -> GroupParent | None:
                     _removed(folder)
             # Limited and entered in earnest: a group may be made where its files may not be written.
             group = MemoryGroup(place, HEADROOM_MB)
-            entered = subprocess.run([*group.entering, "true"], capture_output=True).returncode == 0
+            with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as waiting:
+                try:
+                    group.enter(waiting.pid)
+                    entered = True
+                except OSError:
+                    entered = False
             group.close()
             if entered:
                 return place

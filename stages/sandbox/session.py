@@ -1,13 +1,15 @@
 """The host's side of one supervisor: start it, send requests, detect that it was lost."""
 
+import json
 import os
+import select
 import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from stages.errors import InfrastructureError
 from stages.sandbox.contract import Limits
@@ -38,7 +40,8 @@ class Reply(NamedTuple):
 class SupervisorSession:
     """One supervisor process, started by `command` in the environment `env`, and the channel to it.
 
-    The supervisor and its processes are in `group`, where there is one, which is removed with the session.
+    The supervisor, once it takes jobs, and their processes are in `group`, which is removed with the session; where
+    there is one `command` is bwrap's.
     """
 
     def __init__(
@@ -51,10 +54,13 @@ class SupervisorSession:
     ) -> None:
         self.limits, self.group = limits, group
         self.channel, theirs = socket.socketpair()
-        with theirs, command as (argv, descriptors), _realtime_priority():
-            argv = [*argv, str(theirs.fileno())]
+        told, telling = os.pipe()
+        with theirs, command as (argv, descriptors), os.fdopen(telling, "wb"), _realtime_priority():
+            if group is not None:
+                argv = [argv[0], "--info-fd", str(telling), *argv[1:]]
+                descriptors = [*descriptors, telling]
             self.process = subprocess.Popen(
-                argv if group is None else [*group.entering, *argv],
+                [*argv, str(theirs.fileno())],
                 pass_fds=[*descriptors, theirs.fileno()],
                 env=env,
                 stdin=subprocess.DEVNULL,
@@ -63,9 +69,12 @@ class SupervisorSession:
                 start_new_session=True,  # no Ctrl-C in the user's terminal reaches a job; `close` kills the group
             )
         try:
+            with os.fdopen(told, "rb") as said:
+                if group is not None:
+                    group.enter(_child(said))
             self._send(pack_request({**settings, "limits": asdict(limits)}))
             self._receive(len(READY), time.monotonic() + START_PATIENCE_S)
-        except SupervisorLost as error:
+        except (SupervisorLost, OSError) as error:
             stderr = self.close()
             raise InfrastructureError(f"The sandbox did not start: {stderr or error}") from None
 
@@ -119,6 +128,22 @@ class SupervisorSession:
         if self.group is not None:
             self.group.close()
         return bytes(stderr).decode(errors="replace").strip()
+
+
+def _child(said: BinaryIO) -> int:
+    """Return the process that bwrap started, from what its --info-fd says. Raises SupervisorLost."""
+    deadline, answer = time.monotonic() + START_PATIENCE_S, b""
+    waiting = select.poll()
+    waiting.register(said, select.POLLIN)
+    while waiting.poll(1000 * max(0.0, deadline - time.monotonic())):
+        chunk = os.read(said.fileno(), 4096)
+        answer += chunk
+        if not chunk:
+            break
+    try:
+        return int(json.loads(answer)["child-pid"])
+    except (ValueError, KeyError):
+        raise SupervisorLost(f"bwrap named no process ({answer!r})") from None
 
 
 @contextmanager

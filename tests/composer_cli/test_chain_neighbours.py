@@ -184,6 +184,11 @@ def test_a_failure_that_cannot_travel_is_still_told(composer, write, tmp_path):
         "class Env:\n"
         "    def __init__(self):\n"
         "        raise Odd('salt', 'pepper')\n"
+        "    def tasks(self, split, count, seed): ...\n"
+        "    def reset(self, task): ...\n"
+        "    def step(self, text): ...\n"
+        "    def grade(self): ...\n"
+        "    def close(self): ...\n"
     )
     odd = entry("collect", "two", "SCRIPTED", 'env = { name = "odd_env:Env" }', parallel="both")
     preset = write(entry("collect", "one", *SMALL, parallel="both") + odd)

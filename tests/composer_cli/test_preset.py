@@ -170,6 +170,18 @@ def test_a_setting_alone_stands_for_all_entries_that_have_it(tmp_path):
     assert demo["collect"].max_steps == demo["B-2"].max_steps == 2 and not hasattr(demo["replay-teachers"], "max_steps")
 
 
+def test_what_a_chain_cannot_fit_together_is_refused_before_it_begins(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(f"{ARMS}config.treatment = 'C'\n")
+    with pytest.raises(UsageError, match=r"the arm 'C', and the arms here are start, A, B\. Add its training to the"):
+        settings.configure_preset(settings.load_preset(str(path)), [])
+    demo, elsewhere = settings.load_preset("demo"), {"env": {"name": "tasks", "path": "tasks.jsonl"}}
+    with pytest.raises(UsageError, match=r"^No teachers are given, and the built-in ones know kata alone: add --teach"):
+        settings.configure_preset(demo, [elsewhere])
+    own = {"teachers": [{"name": "one", "model": "kata:teacher-a", "max_tokens": 64}]}
+    assert settings.configure_preset(demo, [elsewhere, own])["replay-teachers"].teachers[0].name == "one"
+
+
 def test_entries_that_would_be_one_run_are_refused():
     with pytest.raises(UsageError, match=r"A-0 and A-1 would be one run.*such as seed"):
         settings.configure_preset(settings.load_preset("demo"), [{"seed": 3}])

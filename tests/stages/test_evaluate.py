@@ -8,7 +8,7 @@ from support.server import Reply, answer, serving
 
 from composer_cli.show.runs import folders, name
 from stages import collect, evaluate
-from stages.errors import BadInput
+from stages.errors import BadInput, UsageError
 from stages.runs import runner
 from stages.runs.artifact import Inputs, Run
 from stages.runs.records import EVAL_ITEM
@@ -96,9 +96,9 @@ def test_arms_that_do_not_exist_are_refused_with_the_names_that_do(tmp_path, url
     inputs = assign_inputs(evaluate.STAGE, [recorded(tmp_path, url, model) for model in ("right", "wrong")])
     asked = "arm 'A', and the arms here are right, wrong.* --set baseline=right --set treatment=wrong"
     for do in (evaluate.plan, lambda inputs, config: runner.execute("evaluate", inputs, config, root=tmp_path)):
-        with pytest.raises(BadInput, match=asked):
+        with pytest.raises(UsageError, match=asked):
             do(inputs, evaluate.Config(env={"name": ENV}))
-    with pytest.raises(BadInput, match="The treatment is to be the arm 'B'"):
+    with pytest.raises(UsageError, match="The treatment is to be the arm 'B'"):
         evaluate.plan(inputs, evaluate.Config(baseline="right"))
     assert not list((tmp_path / "evaluate").glob("*/manifest.json"))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import scripted_runs
 from support.engine import running
 from support.recorded_states import states_by_digest
 from support.server import Reply, answer, serving
@@ -15,7 +16,7 @@ from support.server import Reply, answer, serving
 from stages import replay_teachers
 from stages.errors import BadInput, Incomplete, UsageError
 from stages.runs import runner, store
-from stages.runs.artifact import Run
+from stages.runs.artifact import Inputs, Run
 from stages.runs.records import STEP, TEACHER_ACTION
 from stages.teachers.questions import RecordedStates, questions
 
@@ -62,7 +63,7 @@ def test_failures_are_kept_apart_and_resumed(tmp_path: Path, collected: Callable
 
     with serving(reply) as server:
         teachers = [endpoint("one", server.url, max_attempts=1)]
-        with pytest.raises(Incomplete, match=r"answers failed, the first of one: .*down"):
+        with pytest.raises(Incomplete, match=r"answers failed, the first of one \(one at http://.*\): .*down"):
             replay(tmp_path, rollouts, teachers)
         asked, broken[0] = len(server.requests), False
         rows = replay(tmp_path, rollouts, teachers, resume=True).rows(TEACHER_ACTION)
@@ -109,6 +110,25 @@ def test_a_model_behind_vllm_is_a_teacher_too(
 def test_two_teachers_of_one_name_are_refused() -> None:
     with pytest.raises(ValueError, match="same name"):
         replay_teachers.Config(teachers=[endpoint("one", "http://x"), endpoint("one", "http://y")])
+
+
+def test_the_built_in_teachers_answer_kata_alone(
+    tmp_path: Path, collected: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where rollouts were imported: their rows name the environment, and no settings do."""
+    asked = {"rollouts": collected()}
+    refused = r"^No teachers are given, and the built-in ones know kata alone: add --teachers FILE \(or -c FILE\)\.$"
+    for _ in ("played", "imported"):
+        with pytest.raises(UsageError, match=refused):
+            replay_teachers.plan(Inputs(asked), replay_teachers.Config())
+        with pytest.raises(UsageError, match=refused):
+            runner.execute("replay-teachers", asked, replay_teachers.Config(), root=tmp_path)
+        monkeypatch.setattr(asked["rollouts"].manifest, "config", {})
+    assert not list(tmp_path.glob("replay-teachers/2*"))
+    named = replay_teachers.Config(teachers=[{"name": "a", "model": "kata:teacher-a", "max_tokens": 64}])
+    assert replay_teachers.plan(Inputs(asked), named).units > 0
+    rollouts = scripted_runs.played(tmp_path, "noop", {"name": "kata"}, tasks=1, samples=1)
+    assert replay_teachers.plan(Inputs({"rollouts": rollouts}), replay_teachers.Config()).units == 3
 
 
 def test_a_refused_key_stops_at_once(tmp_path: Path, collected: Callable[..., Run]) -> None:

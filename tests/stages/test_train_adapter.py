@@ -154,7 +154,7 @@ def test_collect_and_evaluate_take_it_as_a_policy(tmp_path: Path, tiny: Path) ->
     folder = str(arm.folder(CHECKPOINT))
     rollouts = collect.Config(env={"name": ENV}, policy={"model": folder, "max_tokens": 16}, tasks=2, samples=2)
     assert len(Run(runner.execute("collect", {}, rollouts, root=tmp_path).path).rows(ROLLOUT)) == 4
-    compare = evaluate.Config(env={"name": ENV, "split": "eval"}, tasks=2)
+    compare = evaluate.Config(env={"name": ENV, "split": "eval"}, tasks=2, baseline="start", treatment="A")
     items = Run(runner.execute("evaluate", {"arms": arm}, compare, root=tmp_path).path).rows(EVAL_ITEM)
     assert {item["arm"] for item in items} == {"A", "start"} and not [i for i in items if i["error_type"]]
 

@@ -188,6 +188,11 @@ def test_choosing_an_environment_does_not_choose_its_training_tasks() -> None:
 def test_tasks_that_an_arm_was_trained_on_are_refused(tmp_path: Path, tiny: Path) -> None:
     a = trained(tmp_path, tiny, "A")
     config = evaluate.Config(env={"name": ENV, "split": "train"}, tasks=6)
+    alone = "treatment is to be the arm 'B', and the arms here are start, A.*--set baseline=start --set treatment=A"
+    for do in (evaluate.plan, lambda inputs, config: runner.execute("evaluate", inputs, config, root=tmp_path)):
+        with pytest.raises(UsageError, match=alone):
+            do(Inputs({"arms": a}), config)
+    config = config.model_copy(update={"baseline": "start", "treatment": "A"})
     with pytest.raises(UsageError, match=r"4 of 6 tasks, for example guess-\d, are among those that arm .A. was"):
         runner.execute("evaluate", {"arms": a}, config, root=tmp_path)
     assert not list((tmp_path / "evaluate").glob("2*"))

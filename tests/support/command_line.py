@@ -11,11 +11,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
 from composer_cli.__main__ import main
+from support.blocks import PRELOAD
 from support.server import Reply, answer
 
 COMMANDS = ("cat solution.py", "sed -i 's|return .*|return u + v|' solution.py", "python3 test_solution.py", "submit")
@@ -57,6 +59,8 @@ def call(artifacts: Path, *words: object, **more: str) -> subprocess.CompletedPr
     numbers, threads of torch and `sys.path` are afterwards what they were before.
     """
     arguments = ["composer", *map(str, words)]
+    if "run" in words:
+        _start_fork_server()
     with _isolated(environment(artifacts, **more)), _captured() as streams:
         sys.argv = arguments
         try:
@@ -73,6 +77,14 @@ def call(artifacts: Path, *words: object, **more: str) -> subprocess.CompletedPr
     for stream in streams:
         stream.close()
     return subprocess.CompletedProcess(arguments, code or 0, out, err)
+
+
+@cache
+def _start_fork_server() -> None:
+    """Start what forks the workers of chains, once in this process and not in each command, with all imports done."""
+    # A worker gets its variables, folder and sys.path from the chain, so that none depends on where this started.
+    multiprocessing.set_forkserver_preload(PRELOAD)
+    forkserver.ensure_running()
 
 
 @contextmanager
@@ -107,8 +119,6 @@ def _isolated(env: dict[str, str]) -> Iterator[None]:
     state = (torch.get_rng_state(), torch.get_num_threads()) if torch else None
     numbers = numpy.random.get_state() if numpy else None
     own = [place for place in env.get("PYTHONPATH", "").split(os.pathsep) if place and place not in sys.path]
-    if env != variables | {"COMPOSER_ARTIFACTS": env["COMPOSER_ARTIFACTS"]}:
-        forkserver._forkserver._stop()  # its children would have the variables that it was started with
     os.environ.clear()
     os.environ.update(env)
     sys.path[:0] = own
