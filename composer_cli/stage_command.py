@@ -125,7 +125,7 @@ def command_function(stage: str) -> Callable[..., None]:
         values = {"env.name": env, "policy.model": policy, "arm": arm, "dj.recipe": dj, "seed": seed}
         values |= {"diloco.store": diloco, "diloco.replicas": replicas, "batch": batch or None}
         configuration = launch.configure(
-            stage, config or [], positionals, values, teachers, limit, set_ or [], trust=trust
+            stage, config or [], positionals, values, teachers, limit, set_ or [], console.tell, trust=trust
         )
         study = load_stage(stage).study
         if plan and study is not None:
@@ -145,7 +145,7 @@ def command_function(stage: str) -> Callable[..., None]:
         job = launch.StageJob(stage, stage, inputs, configuration)
         run_options = launch.with_out(stage, out, launch.RunOptions(artifacts, None, resume, clean, max_cost, on))
         if dry_run:
-            launch.show_plan(job, run_options, json)
+            launch.show_plan(job, run_options, console, json)
         elif not launch.follow(job, run_options):
             raise typer.Exit(launch.show(launch.execute(job, run_options, console), json))
 
