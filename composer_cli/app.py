@@ -20,6 +20,7 @@ from composer_cli.printing import (
     USAGE,
     as_sentences,
     discard,
+    interrupt_leaves,
     is_output_failure,
     open_missing_streams,
     say,
@@ -212,9 +213,10 @@ def run(
         if tune:
             raise UsageError("--tune runs here, and --on submits a chain elsewhere. Tune without --on first.")
         request = jobs.RunRequest(str(preset), config or [], policy, set_ or [], max_cost, trust)
-        jobs.submit_or_show(
-            on, executor, request, configs, on_settings, artifacts, clean=clean, dry_run=dry_run, json=json
-        )
+        with interrupt_leaves("`composer status` lists the chain if it was submitted by then; else start it again."):
+            jobs.submit_or_show(
+                on, executor, request, configs, on_settings, artifacts, clean=clean, dry_run=dry_run, json=json
+            )
     elif dry_run:
         if tune:
             from composer_cli import tuning

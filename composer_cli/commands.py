@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from composer_cli import options
-from composer_cli.printing import as_sentences, say
+from composer_cli.printing import as_sentences, interrupt_leaves, say
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from composer_cli.executors.jobs import SubmittedJob
+
+WATCHED = "Only the watching has ended; what was watched goes on."
 
 
 @as_sentences
@@ -83,9 +85,10 @@ def show(
                 raise
     if isinstance(target, jobs.SubmittedJob):
         if follow:
-            for line in jobs.log(target, follow=True):
-                print_text(line)
-                sys.stdout.flush()
+            with interrupt_leaves(WATCHED):
+                for line in jobs.log(target, follow=True):
+                    print_text(line)
+                    sys.stdout.flush()
             return
         target = jobs.refreshed(target)
         if json:
@@ -94,7 +97,7 @@ def show(
             print_text(jobs.page(target))
         return
     if follow:
-        with views() as draw:
+        with interrupt_leaves(WATCHED), views() as draw:
             follow_run(target, draw)
         return
     found = Run(target)
@@ -205,7 +208,8 @@ def publish(
     from stages.runs.artifact import Run
 
     folder = runs.find(artifacts, run)
-    sent = bucket.publish(Run(folder), address)
+    with interrupt_leaves(f"What was sent stays at {address} and is no run yet; the same command sends it anew."):
+        sent = bucket.publish(Run(folder), address)
     if json:
         print_json({"run": str(folder), "url": address, "sent_bytes": sent})
     else:

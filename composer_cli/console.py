@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from composer_cli.printing import duration, say, visible
 from composer_cli.show.follow import Views, repeating
+from stages.runs.activity import Notice
 from stages.runs.artifact import Interrupted, stop_signals
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Console:
         """Show progress until the block ends; what libraries print goes to stderr, since stdout is for results."""
         with redirect_stdout(sys.stderr), announcing_interrupts(self.tell):
             if self.quiet:
-                yield HeartbeatLines()  # nothing prints the lines that it keeps
+                yield HeartbeatLines(silent=True)
                 return
             views = Views() if self.watch else None
             with repeating(views.refresh, VIEWS_S) if views else nullcontext():
@@ -111,6 +112,8 @@ class HeartbeatLines:
     counts: dict[str, Callable[[], str]] = field(default_factory=dict)
     """By title, how far the work is now."""
     remarks: dict[str, str] = field(default_factory=dict)
+    silent: bool = False
+    """Print nothing."""
 
     def listener(self, title: str, folder: FindFolder | None = None) -> Listener:
         """Return a function that keeps how far the work is, for the next line."""
@@ -123,6 +126,8 @@ class HeartbeatLines:
                 pace.left(what, done, total)  # the first report starts the clock
                 self.counts[title] = lambda: f"{done} of {total} {what}{pace.left(what, done, total)}"
             self.remarks[title] = "" if total else what
+            if isinstance(what, Notice) and not self.silent:
+                say(f"{title}: {what}")
 
         self.counts[title] = lambda: "nothing finished yet"
         return listen
@@ -203,6 +208,8 @@ class Bars:
                 if (title, "") in self._tasks:
                     self._progress.remove_task(self._tasks.pop((title, "")))
                 return
+            if isinstance(what, Notice):
+                say(f"{title}: {what}")  # stays above the bars
             if not total:
                 if (title, "") not in self._tasks:
                     self._tasks[title, ""] = self._progress.add_task("", total=None, count="")

@@ -177,7 +177,9 @@ def as_sentences(command: Callable[..., None]) -> Callable[..., None]:
         except BaseException as error:
             if options.get("verbose"):
                 say(traceback.format_exc().rstrip())
-            sentence, code = sentence_and_code(error)
+            # Only commands of runs have --resume, and neither a plan nor a dry run makes one.
+            resumes = "resume" in options and not (options.get("plan") or options.get("dry_run"))
+            sentence, code = sentence_and_code(error, resumes=resumes)
             if options.get("json"):
                 tell_json(sentence, code)
             if is_output_failure(error):
@@ -193,8 +195,21 @@ def is_output_failure(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.filename is None and error.errno in (*FULL, errno.EBADF)
 
 
-def sentence_and_code(error: BaseException) -> tuple[str, int]:
+@contextmanager
+def interrupt_leaves(sentence: str) -> Iterator[None]:
+    """Tell by this sentence what an interrupt leaves, in a command that is no run but leaves something."""
+    from stages.runs.artifact import Interrupted
+
+    try:
+        yield
+    except (KeyboardInterrupt, Interrupted) as error:
+        raise Interrupted(getattr(error, "signal_number", signal.SIGINT), sentence) from None
+
+
+def sentence_and_code(error: BaseException, *, resumes: bool = False) -> tuple[str, int]:
     """Return what happened and what to do, in one line, and the exit code.
+
+    resumes: whether the command is that of a run, which goes on with --resume.
 
     The codes: 1 failed, 2 usage or refusal, 3 incomplete but saved, 4 bad input; 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM.
     """
@@ -203,9 +218,14 @@ def sentence_and_code(error: BaseException) -> tuple[str, int]:
     if isinstance(error, (KeyboardInterrupt, Interrupted)):
         number = int(getattr(error, "signal_number", signal.SIGINT))
         # 128 + the signal's number, as a shell reports a process that the signal ended.
-        return (
-            "Interrupted." if number == signal.SIGINT else f"Stopped by {signal.Signals(number).name}."
-        ) + " Everything finished is saved; the same command with --resume goes on.", 128 + number
+        left = getattr(error, "left", "")
+        return ("Interrupted. " if number == signal.SIGINT else f"Stopped by {signal.Signals(number).name}. ") + (
+            left
+            if left
+            else "Everything finished is saved; the same command with --resume goes on."
+            if resumes
+            else "Nothing was kept; start it again."
+        ), 128 + number
     if isinstance(error, ComposerError):
         return str(error), error.exit_code
     if is_output_failure(error):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from composer_cli import options
-from composer_cli.printing import as_sentences
+from composer_cli.printing import as_sentences, interrupt_leaves
 from stages.errors import BadInput, UsageError
 
 if TYPE_CHECKING:
@@ -103,7 +103,8 @@ def convert(
             listen("tasks", len(names), len(tasks))
 
         options_ = configuration.env_options()
-        harbor_tasks.write_tasks(configuration.env.name, options_, tasks, to[1], base_image, tell)
+        with interrupt_leaves(f"{to[1]} holds the tasks written by then; delete it and start again."):
+            harbor_tasks.write_tasks(configuration.env.name, options_, tasks, to[1], base_image, tell)
         watch.ended("tasks convert")
     if json:
         print_json({"env": configuration.env.name, "folder": str(to[1]), "tasks": names})

@@ -92,10 +92,10 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     head = f"{num} rollouts, {account.steps} steps, {failed} failed, {shown}"
     out.write_file("report.txt", f"{head}\n\n{gate.table(checks)}\n{gate.advice(checks)}")
     if account.first_failure is not None:
-        rest = "There are no others, nothing is saved but these errors" if failed >= num else "The others are saved"
+        rest = "" if failed >= num else " The others are saved."
         raise Incomplete(
-            f"{failed} of {num} rollouts failed, the first with {account.first_failure}. "
-            f"{rest}; retry these with --resume."
+            f"{failed} of {num} rollouts failed, the first with {account.first_failure}.{rest} "
+            "The same command with --resume plays again what failed."
         )
 
 

@@ -216,10 +216,14 @@ def _report(answers: AnswerSummary, omitting: int, spared: Counter[str], config:
     notes = _notes(answers, spent, omitting, spared, out)
     out.write_file("report.txt", f"{table(spent)}\n\n{found.word}: {found.why}\n{notes}")
     if answers.first is not None:
-        rest = "All others are" if answers.unfinished < total.answers else "There are no others, nothing is"
+        name = answers.first["teacher"]
+        asked = next(teacher for teacher in config.teachers if teacher.name == name)
+        unnamed = asked.base_url and asked.base_url not in answers.first["error"]
+        where = f" at {asked.base_url}" if unnamed else ""
+        rest = " The others are saved." if answers.unfinished < total.answers else ""
         raise Incomplete(
-            f"{answers.unfinished} of {total.answers} answers failed, the first of {answers.first['teacher']}: "
-            f"{answers.first['error']}. {rest} saved; ask for the rest with --resume."
+            f"{answers.unfinished} of {total.answers} answers failed, the first of {name} ({asked.model}{where}): "
+            f"{answers.first['error']}.{rest} The same command with --resume asks again for what failed."
         )
 
 

@@ -9,6 +9,7 @@ one without they are wrong answers.
 A play that the machine prevents has no reward and is an error of the check, never a verdict on the task.
 """
 
+import re
 import secrets
 import threading
 from collections import defaultdict
@@ -127,7 +128,7 @@ FORGERIES = (*CODE, "empty files", *ALONE)
 class PlayResult:
     """The result of one play: reward, and whether it was called a hack; or why there is none.
 
-    idle: a forgery found nothing to forge.
+    idle: a forgery found nothing to forge. why: the line of the tests' output that tells most about a failure.
     """
 
     reward: float | None
@@ -135,11 +136,16 @@ class PlayResult:
     error: str = ""
     idle: bool = False
     has_solution: bool = True
+    why: str = ""
 
 
 @dataclass
 class TaskCheck:
-    """The plays of one task. `forgeries`: the reward of each, null where the pass was flagged as a hack."""
+    """The plays of one task.
+
+    `forgeries`: the reward of each, null where the pass was flagged as a hack. `why`: as in `PlayResult`, of the first
+    play of the solution that has no reward.
+    """
 
     task_id: str
     split: str
@@ -149,6 +155,7 @@ class TaskCheck:
     forgeries: dict[str, float | None] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
     has_solution: bool = True
+    why: str = ""
 
     def add(self, play: Play, played: PlayResult) -> None:
         """Record a play."""
@@ -160,6 +167,8 @@ class TaskCheck:
             if not played.idle:
                 self.forgeries[play[1]] = None if played.hacked else played.reward
         else:
+            if play[0] == "solution" and not _number(played.reward):
+                self.why = self.why or played.why
             (self.solution if play[0] == "solution" else self.nothing).append(played.reward)
 
     @property
@@ -188,11 +197,12 @@ class TaskCheck:
     @property
     def reason(self) -> str:
         """Return the verdict's reason, in one line; empty where all is well."""
+        why = f": {self.why}" if self.why else ""
         return {
             "ok": "",
-            "fails": f"its solution gets {_shown(self.solution)}, and nothing {_shown(self.nothing)}",
+            "fails": f"its solution gets {_shown(self.solution)}, and nothing {_shown(self.nothing)}{why}",
             "empty passes": f"an empty solution gets {_shown(self.nothing)}",
-            "flaky": f"rewards differ: solution {_shown(self.solution)}; nothing {_shown(self.nothing)}",
+            "flaky": f"rewards differ: solution {_shown(self.solution)}; nothing {_shown(self.nothing)}{why}",
             "forgeable": f"rewarded as the solution: {'; '.join(self.passing)}",
             "no solution": "it has none, so that only nothing was played",
             "error": self.errors[0] if self.errors else "",
@@ -295,7 +305,21 @@ def play_once(environment: Environment, task: Task, play: Play) -> PlayResult:
         return PlayResult(None, error=boundary.blamed(error, environment, task.task_id))
     if grade.reward is None:
         return PlayResult(None, error=grade.error or "it was not graded")
-    return PlayResult(grade.reward, bool(grade.hacked))
+    return PlayResult(grade.reward, bool(grade.hacked), why=telling_line(grade.work.test_log or ""))
+
+
+COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+TELLING = (re.compile(r"(FAILED|ERROR) "), re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt)\b"), re.compile(""))
+"""The beginnings of lines that tell why tests failed: pytest's summary, the end of a traceback, any line."""
+LONGEST_LINE = 200
+
+
+def telling_line(log: str) -> str:
+    """Return the last line of a test log that tells why it failed, without control characters, cut where it is long."""
+    lines = ["".join(filter(str.isprintable, COLOUR.sub("", line))).strip() for line in log.splitlines()]
+    found = (line for begins in TELLING for line in reversed(lines) if line and begins.match(line))
+    line = next(found, "")
+    return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 1]}…"
 
 
 def forged(name: str, solution: Sequence[str]) -> Iterator[str]:

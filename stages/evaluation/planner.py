@@ -158,7 +158,10 @@ class DesignLine:
 
 @dataclass(frozen=True)
 class Study:
-    """Everything that is printed; `assumed` holds each rate of the task model and its source; `unit` is the noun."""
+    """Everything that is printed; `assumed` holds each rate of the task model and its source; `unit` is the noun.
+
+    `too_few`: why no gain can be found, where the test needs more units; empty where it has them.
+    """
 
     gain: float
     power: float
@@ -167,6 +170,7 @@ class Study:
     add_first: tuple[str, ...]
     enough: DesignLine | None
     unit: str = "family"
+    too_few: str = ""
 
 
 @dataclass(frozen=True)
@@ -269,9 +273,12 @@ def study(
     price = asked.usd_per_rollout if asked.usd_per_rollout is not None else sum(costs) / len(costs) if costs else None
     question = PlanQuestion(model, asked.gain, asked.power, num_arms, price, tuple(resampled))
     found = study_design(
-        question, design, rates, lambda line, done, total: tell(line_in_words(line, sampling.noun), done, total)
+        question,
+        design,
+        rates,
+        lambda line, done, total: tell(line_in_words(line, sampling.noun), done, total),
+        sampling.noun,
     )
-    found = replace(found, unit=sampling.noun)
     return asdict(found), study_text(found)
 
 
@@ -490,11 +497,16 @@ def outlook(
 
 
 def study_design(
-    question: PlanQuestion, design: Design, assumed: Rates, ready: Callable[[DesignLine, int, int], None] | None = None
+    question: PlanQuestion,
+    design: Design,
+    assumed: Rates,
+    ready: Callable[[DesignLine, int, int], None] | None = None,
+    unit: str = "family",
 ) -> Study:
     """Study a design: as it is, with enough seeds for a verdict, with twice of each, and what is enough.
 
-    `ready` is called with each line as it is simulated, the number of those that are, and that of all.
+    `unit` is the noun of a sampling unit. `ready` is called with each line as it is simulated, the number of those that
+    are, and that of all.
     """
     start = replace(design, seeds=max(design.seeds, MIN_SEEDS))
     asked = {"as asked": design}
@@ -513,10 +525,13 @@ def study_design(
         if ready:
             ready(lines[-1], len(lines), len(asked) + len(more) + 1)
     doubled = lines[len(asked) :]
-    # A design that cannot reject comes last: nothing but units helps it.
     order = tuple(line.name for line in sorted(doubled, key=lambda line: line.detectable or float("inf")))
+    too_few, flipped = "", "tasks" if start.fixed else plural(unit)
+    if start.num_flipped < (least := fewest_units()):  # nothing else helps a design that cannot reject
+        order = (f"{flipped} until there are {least}",)
+        too_few = f"{start.num_flipped} {flipped} cannot show anything: the test can reject from {least} on."
     enough = cheapest(question, start)
-    return Study(question.gain, question.power, assumed, tuple(lines), order, enough)
+    return Study(question.gain, question.power, assumed, tuple(lines), order, enough, unit, too_few)
 
 
 def cheapest(question: PlanQuestion, start: Design) -> DesignLine | None:
@@ -578,7 +593,7 @@ def study_text(found: Study) -> str:
     """Return the study for a terminal."""
     from tabulate import tabulate
 
-    cells, noun = [], plural(found.unit)
+    cells = []
     for line in (*found.lines, *([found.enough] if found.enough else [])):
         usd = "-" if line.usd is None else f"{line.usd:,.2f}"
         chances = [with_error(line.chances[name], line.simulated) for name in VERDICTS]
@@ -590,7 +605,6 @@ def study_text(found: Study) -> str:
     rates = ", ".join(f"{name} {value:.3g} ({source})" for name, (value, source) in found.assumed.items())
     null = [line for line in found.lines if line.false_gain is not None]
     false_gains = "; ".join(f"{line.name} {with_error(line.false_gain or 0, line.simulated)} %" for line in null)
-    short = next((line for line in found.lines if line.detectable is None), None)
     enough = (
         "The last line is the cheapest design found that reaches it."
         if found.enough
@@ -605,11 +619,7 @@ def study_text(found: Study) -> str:
             "Chances of each verdict are in %, with the standard error of the simulation; `pilot` is the 10th to 90th "
             "percentile of VALID. over what the pilot leaves open, - without one.",
             f"`from`: about the gain, in points, that the design finds with {100 * found.power:g} % power. {enough}",
-            *(
-                [f"{short.units} units cannot show anything: the test can reject from {fewest_units()} {noun} on."]
-                if short
-                else []
-            ),
+            *(["-: no gain can be found with this design.", found.too_few] if found.too_few else []),
             f"Found where there is no gain: {false_gains}.",
             f"What to add first: {', then '.join(found.add_first)}.",
             "Rollouts and costs are those of evaluation, all arms; training a seed costs extra.",

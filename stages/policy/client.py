@@ -7,6 +7,7 @@ into a `Sample` or a typed error with its bill (`stages.policy.billing`).
 """
 
 import asyncio
+import errno
 import functools
 import math
 import re
@@ -211,15 +212,13 @@ def _http_client() -> Any:
                 body = await _whole(response)
             finally:
                 await response.aclose()
-            headers = [
-                (name, value) for name, value in response.headers.multi_items() if name.lower() not in OF_TRANSFER
-            ]
+            headers = [(name, value) for name, value in response.headers.raw if name.lower() not in OF_TRANSFER]
             return httpx2.Response(response.status_code, headers=headers, content=body, request=request)
 
     return Bounded(verify=_ssl_context())
 
 
-OF_TRANSFER = ("content-encoding", "content-length", "transfer-encoding")
+OF_TRANSFER = (b"content-encoding", b"content-length", b"transfer-encoding")
 """Headers about the bytes that were sent, which are not those of the body as it is kept."""
 
 
@@ -277,7 +276,7 @@ def _typed_errors() -> Iterator[None]:
         if cause.__cause__ is not None and _of_aiohttp(cause.__cause__):
             cause, library = cause.__cause__, "aiohttp"
         if any(kind.__name__ in NOT_CONNECTED[library] for kind in type(cause).__mro__):
-            raise Unreachable(redacted(str(cause)) or type(cause).__name__) from None
+            raise Unreachable(_why(cause)) from None
         if isinstance(cause, TimeoutError) if library == "aiohttp" else timed_out:
             raise TimeoutError from None
         raise Broken(redacted(str(cause)) or type(cause).__name__) from None
@@ -296,17 +295,30 @@ def _well_formed() -> Iterator[None]:
         raise Broken(f"its answer is malformed: {redacted(str(error))[:200]}") from None
 
 
+def _why(failed: BaseException) -> str:
+    """Return why no connection was made: that it was refused, where the libraries wrap this in words of their own."""
+    cause: BaseException | None = failed
+    while cause is not None:
+        if isinstance(cause, ConnectionRefusedError) or getattr(cause, "errno", None) == errno.ECONNREFUSED:
+            return "connection refused"
+        cause = cause.__cause__ or cause.__context__
+    return redacted(str(failed)) or type(failed).__name__
+
+
 def _of_aiohttp(error: BaseException) -> bool:
     return type(error).__module__.partition(".")[0] == "aiohttp"
 
 
 def _response(answered: Any) -> Response:
-    headers = {name.lower(): value for name, value in answered.headers.items()}
+    # httpx2 tries several encodings at every look at its headers, which takes a twentieth of a call's processor time.
+    headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in answered.headers.raw}
     # A server may send the key back, in an error message for example: redacted here, where its text enters.
     return Response(answered.status_code, headers, redacted_bytes(answered.content))
 
 
 RETRYABLE = {408, 409, 425, 429, 500, 502, 503, 504, 529}
+NO_SUCH_METHOD = {405, 501}
+"""Answers of servers of files and pages to a POST."""
 PUSHES_BACK = {429, 503, 529}
 """Statuses of an overloaded server."""
 TOO_LONG = re.compile(
@@ -350,6 +362,16 @@ class Retryable(Failed):
     ) -> None:
         super().__init__(message)
         self.kind, self.wait_s, self.billed_usd, self.claimed_usd = kind, wait_s, billed_usd, claimed_usd
+
+
+class WebPage(Retryable):
+    """A page for people in the place of an answer: a wrong address, or a gateway's for a server that is busy."""
+
+    def __init__(self, config: PolicyConfig, hint: str) -> None:
+        super().__init__("garbage", f"the server's answer is not JSON (this is a web page; {hint})", billed_usd=None)
+        self.permanent = Fatal(
+            f"{config.base_url} was asked for an answer of {config.model!r}, but this is a web page; {hint}"
+        )
 
 
 class Rejected(Failed):
@@ -405,9 +427,13 @@ def classified(response: Response, config: PolicyConfig, wait_s: float | None) -
             message = f"{message} ({error['code']})"
     except (ValueError, AttributeError):
         message = response.body[:200].decode(errors="replace")
-        if response.status < 500:  # above, gateways send pages of their own for a server that is down
+        if (
+            response.status < 500 or response.status in NO_SUCH_METHOD
+        ):  # above, gateways send pages of their own for a server that is down
             hint = web_page(response.body, config.base_url)
             message = f"this is a web page; {hint}" if hint else message
+            if hint and response.status in NO_SUCH_METHOD:
+                return WebPage(config, hint)
     billed = None if billing.perhaps_billed(response.status) else 0.0
     if 300 <= response.status < 400:
         message = f"to {_origin(response.headers.get('location'))}"
@@ -456,9 +482,9 @@ def read(raw: bytes, config: PolicyConfig, asked: Asked, *, latency_s: float, at
         body = orjson.loads(raw)
     except ValueError as error:
         # Repeated as other garbage is: gateways send pages for a server that is busy, also with status 200.
-        hint = web_page(raw, config.base_url)
-        why = f"this is a web page; {hint}" if hint else str(error)
-        raise Retryable("garbage", f"the server's answer is not JSON ({why})", billed_usd=None) from None
+        if hint := web_page(raw, config.base_url):
+            raise WebPage(config, hint) from None
+        raise Retryable("garbage", f"the server's answer is not JSON ({error})", billed_usd=None) from None
     if not isinstance(body, dict):
         raise Retryable(
             "garbage", f"the server answered something that is no JSON object: {str(body)[:80]!r}", billed_usd=None

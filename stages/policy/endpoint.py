@@ -27,9 +27,21 @@ from stages.policy import background, client, context, dialect
 from stages.policy.answers import AnswerCache
 from stages.policy.base import UNSTATED, PolicyConfig, Sample, Turn
 from stages.policy.billing import Asked
-from stages.policy.client import Broken, Client, Failed, Overlong, Rejected, Response, Retryable, Unreachable
+from stages.policy.client import (
+    CONNECT_S,
+    Broken,
+    Client,
+    Failed,
+    Overlong,
+    Rejected,
+    Response,
+    Retryable,
+    Unreachable,
+    WebPage,
+)
 from stages.policy.dialect import EXTRAS
 from stages.runs import store
+from stages.runs.activity import Notice
 from stages.runs.artifact import Interrupted, Listener
 from stages.runs.ledger import Budget, Reservation
 from stages.runs.store import GroupCommit
@@ -165,7 +177,8 @@ class Accepted:
 
 
 MAX_WAIT_S = 120.0
-BACKOFF = tenacity.wait_exponential(0.5, max=8.0) + tenacity.wait_random(0.0, 0.5)
+FIRST_WAIT_S, LONGEST_WAIT_S, JITTER_S = 0.5, 8.0, 0.5
+BACKOFF = tenacity.wait_exponential(FIRST_WAIT_S, max=LONGEST_WAIT_S) + tenacity.wait_random(0.0, JITTER_S)
 """Waits as openai's own client has them: 0.5 s, doubled up to 8 s, with jitter."""
 Request = dict[str, Any]
 
@@ -209,6 +222,9 @@ class EndpointPolicy:
             self._max_tokens = UNSTATED
         self.longest = context.longest_answer(config)
         """Tokens of the longest answer to a request without a limit; asked for here, as a server may have to tell."""
+        self._answered = False
+        self._told = False
+        """Whether the first failure was told."""
         self._halted: Incomplete | None = None
         """The error after which nothing more is asked."""
 
@@ -290,6 +306,7 @@ class EndpointPolicy:
                 stop=tenacity.stop_after_attempt(self.config.max_attempts),
                 retry=tenacity.retry_if_exception_type(Retryable),
                 wait=_pause,
+                before_sleep=self._tell_once,
                 reraise=True,
             ):
                 with launch:
@@ -300,6 +317,19 @@ class EndpointPolicy:
         except Retryable as error:
             return Sample(error_type=error.kind, error=f"{error} (after {attempt} attempts)", attempts=attempt)
         raise AssertionError("tenacity ends with a result or an error")
+
+    def _tell_once(self, state: tenacity.RetryCallState) -> None:
+        """Tell the listener at once of the first failure, where the server does not merely ask to go slower."""
+        error = state.outcome.exception() if state.outcome else None
+        if self._told or self._waits.listener is None or not isinstance(error, Retryable) or error.kind == "rate_limit":
+            return
+        self._told = True
+        most = self.config.max_attempts
+        waits_s = sum(min(FIRST_WAIT_S * 2**n, LONGEST_WAIT_S) + JITTER_S for n in range(most - 1))
+        bound = f" in {waits_s + most * CONNECT_S:.0f} s" if error.kind == "connection" and error.wait_s is None else ""
+        whom = self.config.model if str(self.config.base_url) in str(error) else self._waits.whom
+        with suppress(Interrupted):  # the stage gets the same interrupt at its next report
+            self._waits.listener(Notice(f"{whom}: {error}; trying again, {most} times{bound} at most"), 0, 0)
 
     async def drain(self) -> None:
         """Wait for all requests in flight, so that no paid answer is lost."""
@@ -369,7 +399,11 @@ class EndpointPolicy:
         except Failed as error:
             # Without a bill the server may have done the work: the bound counts as possibly spent.
             await self.budget.settle(reservation, error.billed_usd, error.claimed_usd)
+            # From a server that has answered before, a page is a gateway's, and the server will be back.
+            if isinstance(error, WebPage) and not self._answered:
+                raise error.permanent from None
             raise
+        self._answered = True
         await self._store_answer((key, vars(sample)))
         await self.budget.settle(reservation, sample.cost_usd, sample.claimed_usd)
         if overlong is not None:

@@ -10,6 +10,11 @@ from contextlib import contextmanager, suppress
 Told = Callable[[str], None]
 """Called with an activity when it begins, and with the one before it (empty for none) when it ends."""
 
+
+class Notice(str):
+    """What people should read at once, and not with the next line of progress; a listener gets it as a remark."""
+
+
 _told: list[Told] = []
 
 

@@ -377,9 +377,13 @@ Listener = Callable[[str, int, int], None]
 
 @dataclass(eq=False, repr=False)
 class Interrupted(Exception):
-    """A signal asked the run to stop; finished units are saved. The exit code is 128 plus the signal's number."""
+    """A signal asked the run to stop; finished units are saved. The exit code is 128 plus the signal's number.
+
+    left: a sentence about what is left, from a command that is no run.
+    """
 
     signal_number: int = signal.SIGINT
+    left: str = ""
 
 
 def stop_signals() -> list[signal.Signals]:

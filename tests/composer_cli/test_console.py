@@ -11,6 +11,7 @@ from support.command_line import call, collect, command, environment, model, unt
 
 from composer_cli.console import Console, Pace
 from composer_cli.printing import duration
+from stages.runs.activity import Notice
 from stages.runs.artifact import Manifest
 
 
@@ -39,6 +40,13 @@ def test_a_remark_stands_beside_the_count_until_something_more_is_finished(capfd
         until(lambda: told(capfd, "collect: 4 of 8 rollouts (mean reward 0.500, 0.0200 USD), after", lines))
         listen("rollouts", 5, 8)
         until(lambda: told(capfd, "collect: 5 of 8 rollouts, after", lines))
+
+
+def test_a_notice_is_printed_at_once_unless_quiet(capfd):
+    for quiet in (False, True):
+        with Console(quiet).watching() as watch:
+            watch.listener("collect")(Notice("the server is away"), 0, 0)
+            assert capfd.readouterr().err == ("" if quiet else "collect: the server is away\n")
 
 
 def test_the_rest_takes_as_long_as_the_pace_says():

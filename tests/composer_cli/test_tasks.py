@@ -1,7 +1,14 @@
 """`composer tasks check`: a table, JSON, and exit codes."""
 
 import json
+import signal
 from pathlib import Path
+
+import pytest
+import typer
+
+from composer_cli.printing import as_sentences, interrupt_leaves
+from stages.runs.artifact import Interrupted
 
 GOOD = {"id": "good", "prompt": "p", "test": "grep -qx 1 a", "solution": {"a": "1\n"}, "split": "train"}
 
@@ -42,3 +49,34 @@ def test_words_that_name_no_tasks_are_a_sentence(composer, tmp_path):
 def test_tasks_alone_is_still_the_stage(composer):
     done = composer("tasks", "feature-deletion")
     assert done.returncode == 2 and "From which package?" in done.stderr
+
+
+def test_an_interrupted_command_promises_to_go_on_only_if_it_keeps_a_run(say, tmp_path, monkeypatch):
+    (tmp_path / "interrupting_env.py").write_text("raise KeyboardInterrupt")
+    monkeypatch.syspath_prepend(tmp_path)
+    of = ["--env", "interrupting_env:Env"]
+    collect = ["collect", *of, "--policy", "noop", "-n", "1"]
+    nothing, saved = "Interrupted. Nothing was kept; start it again.", "the same command with --resume goes on."
+    for words, said in (
+        (["tasks", "check", *of], nothing),
+        (collect, saved),
+        (["tasks", "convert", *of, "--to", "harbor", tmp_path / "new"], nothing),
+    ):
+        code, _, errors = say(*words)
+        assert code == 130 and errors.rstrip().endswith(said), (words, errors)
+
+
+def test_an_interrupt_of_a_plan_or_of_what_leaves_something_has_its_own_sentence(capsys):
+    @as_sentences
+    def command(*, resume: bool, plan: bool, leaves: str) -> None:
+        with interrupt_leaves(leaves):
+            raise Interrupted(signal.SIGTERM)
+
+    for plan, leaves, said in (
+        (False, "", "Everything finished is saved; the same command with --resume goes on."),
+        (True, "", "Nothing was kept; start it again."),
+        (False, "The folder holds some.", "The folder holds some."),
+    ):
+        with pytest.raises(typer.Exit) as found:
+            command(resume=False, plan=plan, leaves=leaves)
+        assert found.value.exit_code == 143 and capsys.readouterr().err == f"Stopped by SIGTERM. {said}\n"

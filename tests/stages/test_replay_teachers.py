@@ -63,7 +63,7 @@ def test_failures_are_kept_apart_and_resumed(tmp_path: Path, collected: Callable
 
     with serving(reply) as server:
         teachers = [endpoint("one", server.url, max_attempts=1)]
-        with pytest.raises(Incomplete, match=r"answers failed, the first of one: .*down"):
+        with pytest.raises(Incomplete, match=r"answers failed, the first of one \(one at http://.*\): .*down"):
             replay(tmp_path, rollouts, teachers)
         asked, broken[0] = len(server.requests), False
         rows = replay(tmp_path, rollouts, teachers, resume=True).rows(TEACHER_ACTION)

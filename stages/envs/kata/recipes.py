@@ -8,6 +8,7 @@ teachers that guess differently where they are wrong leave no majority.
 import hashlib
 import json
 from dataclasses import asdict, dataclass, replace
+from difflib import get_close_matches
 from typing import Any
 
 from stages.envs.kata.tasks import OPERATIONS
@@ -94,8 +95,9 @@ RECIPES[SERVED] = replace(RECIPES["student"], start=NOVICE_SERVED)
 def recipe(name: str) -> Recipe:
     """Return the recipe of a model; raise UsageError for an unknown one."""
     if name not in RECIPES:
-        exist = ", ".join(f"kata:{known}" for known in (*NAMES, SERVED, *PROBED))
-        raise UsageError(f"There is no embedded model kata:{name}. There is {exist}.")
+        near = "".join(f" Did you mean kata:{known}?" for known in get_close_matches(name, RECIPES, 1))
+        exist = ", ".join(f"kata:{known}" for known in RECIPES)
+        raise UsageError(f"There is no embedded model kata:{name}.{near} There is {exist}.")
     return RECIPES[name]
 
 

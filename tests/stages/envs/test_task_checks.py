@@ -12,7 +12,16 @@ from support.environments import GuessEnv
 from stages import envs
 from stages.envs import Registered
 from stages.envs.base import Grade, Split, Task
-from stages.envs.task_checks import FORGERIES, TaskCheck, TaskChecksConfig, check, drawn, play_once, plays_of
+from stages.envs.task_checks import (
+    FORGERIES,
+    TaskCheck,
+    TaskChecksConfig,
+    check,
+    drawn,
+    play_once,
+    plays_of,
+    telling_line,
+)
 from stages.errors import InfrastructureError, UsageError
 
 ADD = "def add(a, b):\n    return a {} b\n"
@@ -70,6 +79,31 @@ def test_code_that_exits_passes_a_command_and_no_id_of_pytest(rows: str, name: s
     finally:
         environment.close()
     assert [one.reward for one in played] == [1.0, float(passes)] and not any(one.idle for one in played)
+
+
+def test_a_failing_solution_is_shown_with_the_line_that_tells_why(rows: str) -> None:
+    config = config_of("tasks", env={"path": rows})
+    (task,) = (one for one in drawn(config) if one.task_id == "ok")
+    environment = config.opener()()
+    try:
+        nothing = play_once(environment, task, ("nothing", "1"))
+        grade = environment.grade()
+    finally:
+        environment.close()
+    assert nothing.why == "FAILED test_sums.py::test_add - assert -1 == 5"
+    # The control against forged passes always fails, and is no news for people.
+    assert "1 failed in" in grade.work.test_log and "control" not in grade.work.test_log
+    checked = TaskCheck("t", "train", "t")
+    checked.add(("solution", "1"), nothing)
+    checked.add(("nothing", "1"), nothing)
+    assert checked.reason == f"its solution gets 0, and nothing 0: {nothing.why}"
+    for log, line in (
+        ("Traceback\n  File\nValueError: \x1b[31mred\x1b[0m\x07\nafterwards\n", "ValueError: red"),
+        ("first\nno such file\n\n", "no such file"),
+        (f"FAILED a - {'x' * 300}\n1 failed in 2 s", f"FAILED a - {'x' * 188}…"),
+        ("", ""),
+    ):
+        assert telling_line(log) == line
 
 
 @pytest.mark.slow

@@ -137,7 +137,7 @@ def test_a_study_says_what_to_add_first_and_what_is_enough():
     assert by_name["with 3 training seeds"].false_gain <= 0.025 + 0.02
     assert found.enough.chances["VALIDATED"] >= 0.8 and found.enough.seeds >= 3
     said = study_text(found)
-    assert "base 0.4 (given)" in said and "What to add first: twice the" in said
+    assert "base 0.4 (given)" in said and "What to add first: twice the" in said and "-: no gain" not in said
     assert max(map(len, said.splitlines()[2:-6])) <= 150
 
 
@@ -148,8 +148,11 @@ def test_units_too_few_to_reject_have_no_detectable_gain():
     assert told[0] == "simulating the design 'as asked'" and any("in search of the cheapest" in what for what in told)
     line = found.lines[0]
     assert line.detectable is None and not any(line.chances[name] for name in ("VALIDATED", "PARTIAL", "INVALIDATED"))
-    assert found.add_first[0] == "twice the units"
-    assert "3 units cannot show anything: the test can reject from 6 families on." in study_text(found)
+    # Twice 3 families would do, but twice 2 would not.
+    assert found.add_first == ("families until there are 6",)
+    said = study_text(found)
+    assert "3 families cannot show anything: the test can reject from 6 on." in said
+    assert "\n-: no gain can be found with this design.\n" in said and "until there are" in said
 
 
 def test_the_pilots_own_uncertainty_is_in_the_plan():

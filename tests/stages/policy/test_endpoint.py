@@ -16,6 +16,7 @@ from stages.errors import Incomplete, UsageError
 from stages.policy import background, context
 from stages.policy.base import PolicyConfig, Turn
 from stages.policy.endpoint import EndpointPolicy
+from stages.runs.activity import Notice
 from stages.runs.ledger import Budget
 
 
@@ -120,7 +121,6 @@ def test_a_rejected_request_fails_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        b"<html>busy</html>",
         b"[1, 2]",
         {"choices": []},
         {"choices": [{"finish_reason": "error", "message": {"content": None}}]},
@@ -131,6 +131,34 @@ def test_garbage_is_an_error_and_not_an_answer(tmp_path: Path, body: Any) -> Non
     with serving(lambda request, n: Reply(body=body)) as server:
         sample = open_at(server.url, tmp_path, max_attempts=1).sample(turns("a"))[0]
     assert sample.error_type in {"garbage", "server"} and sample.text == ""
+
+
+@pytest.mark.parametrize("status", [200, 405, 501])
+def test_a_web_page_ends_the_run_at_once_unless_the_server_has_answered_before(tmp_path: Path, status: int) -> None:
+    with serving(lambda request, n: Reply(status, b"<!doctype html><html>hi</html>")) as server:
+        with pytest.raises(UsageError, match=r"asked for an answer of 'big', but this is a web page; is the URL"):
+            open_at(server.url, tmp_path).sample(turns("a"))
+        assert len(server.requests) == 1
+    with serving(
+        lambda request, n: Reply(status, b"<html>busy</html>") if n == 1 else Reply(body=answer("x"))
+    ) as server:
+        policy = open_at(server.url, tmp_path)
+        assert [policy.sample(turns(text))[0].text for text in "ab"] == ["x", "x"]
+        assert len(server.requests) == 3
+
+
+def test_a_refused_connection_is_told_at_once_and_once(tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    config = PolicyConfig(model="big", base_url="http://127.0.0.1:9/v1", max_attempts=2, max_tokens=64)
+    policy = EndpointPolicy(
+        config, budget=Budget(), cache=tmp_path, listener=lambda what, done, total: told.append((what, done, total))
+    )
+    policy.sample(turns("a", "b"))
+    (what, *counts), *others = told
+    assert isinstance(what, Notice) and counts == [0, 0] and not others
+    assert what == (
+        "big: http://127.0.0.1:9/v1 cannot be reached (connection refused); trying again, 2 times in 21 s at most"
+    )
 
 
 def test_the_key_is_sent_and_never_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

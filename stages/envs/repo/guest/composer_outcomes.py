@@ -70,6 +70,11 @@ class OutcomeCollector:
         if outcome is not None and self.outcomes.get(report.nodeid) not in ("failed", "error"):
             self.outcomes[report.nodeid] = outcome
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self, report: "pytest.TestReport") -> "tuple[str, str, str] | None":
+        """Leave the control out of what pytest prints for people: its failures, its summary, its counts."""
+        return ("", "", "") if report.nodeid.endswith(CONTROL) else None
+
     def result(self, status: int) -> "dict[str, Any]":
         """Return the report, JSON-able; `status` is pytest's exit status."""
         control = [self.outcomes.pop(name) for name in list(self.outcomes) if name.endswith(CONTROL)]
