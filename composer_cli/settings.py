@@ -351,6 +351,25 @@ def load_preset(wanted: str | None) -> Preset:
     return preset
 
 
+def unlike_presets(config: StageConfig) -> str | None:
+    """Return which channels a training has that the shipped presets' arm of its name lacks, in words; else None.
+
+    The name is a label alone: what an arm learns from are its weights.
+    """
+    weights, arm = getattr(config, "weights", None), getattr(config, "arm", None)
+    if weights is None:
+        return None
+    trainings = [one.config for name in preset_names() for one in load_preset(name).stage if one.stage == "train"]
+    known_arms = {own["arm"]: own.get("weights", {}) for own in trainings if "arm" in own}
+    more = [f"{name} = {weight:g}" for name, weight in weights.active().items() if name not in known_arms.get(arm, {})]
+    if arm not in known_arms or not more:
+        return None
+    return (
+        f"arm {arm} has {', '.join(more)}, while the shipped presets' arm {arm} has none. The name is a label alone: "
+        "what the arm learns from are its weights."
+    )
+
+
 def _with_example_paths(value: Any) -> Any:
     """Return settings of a shipped example with full paths for the files in its folder."""
     if isinstance(value, dict):

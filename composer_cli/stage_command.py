@@ -115,6 +115,7 @@ def command_function(stage: str) -> Callable[..., None]:
     ) -> None:
         from composer_cli import launch
         from composer_cli.console import Console
+        from composer_cli.settings import unlike_presets
         from composer_cli.show import runs
         from stages.runs.activity import telling
         from stages.runs.artifact import Run
@@ -127,6 +128,8 @@ def command_function(stage: str) -> Callable[..., None]:
         configuration = launch.configure(
             stage, config or [], positionals, values, teachers, limit, set_ or [], console.tell, trust=trust
         )
+        if stage == "train" and (note := unlike_presets(configuration)):
+            console.tell(f"train: {note}")
         study = load_stage(stage).study
         if plan and study is not None:
             pilots = [Run(runs.find(artifacts, name)) for name in from_ or []]

@@ -121,6 +121,11 @@ def test_one_settings_file_serves_all_stages(composer, server, tmp_path):
     assert done.returncode == 0 and "teachers left out, which other stages have and this preset" in done.stderr
 
 
+def test_an_arm_unlike_the_presets_is_noted_before_anything_is_loaded(composer):
+    words = ["train", "--arm", "A", "-s", "weights.sdpo=1", "-s", "policy.model=./nowhere", "--dry-run"]
+    assert composer(*words).stderr.startswith("train: arm A has sdpo = 1, while the shipped presets' arm A has none.")
+
+
 def test_inputs_are_the_latest_runs_unless_named(composer, server, made, tmp_path):
     shutil.copytree(made, tmp_path / "artifacts", symlinks=True)
     run = latest(tmp_path, "collect")
