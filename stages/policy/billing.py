@@ -168,14 +168,20 @@ def _fewer(tokens: int, texts: Iterator[str] | list[str], count: Any) -> bool:
     """Return whether a number of tokens is too small for these texts."""
     held = list(texts)
     # The count of all words, quickly made, is at least that of `least_tokens`: most bills need no more.
-    words, size = (sum(map(measure, held)) for measure in (_words, len))
+    words, size = (sum(map(measure, held)) for measure in (most_words, len))
     if (words > tokens or size * 4 > tokens * LONGEST_TOKEN) and sum(map(least_tokens, held)) > tokens:
         return True
     return count is not None and sum(map(count, held)) > tokens
 
 
-def _words(text: str) -> int:
-    return len(text.split())
+ASCII_SPACES = " \t\n\r\v\f\x1c\x1d\x1e\x1f"
+"""The ASCII characters at which `str.split` splits."""
+
+
+def most_words(text: str) -> int:
+    """Return a number that is at least that of the words between spaces."""
+    # To split 8 kB takes 60 us, a twentieth of a call's processor time; to count the spaces takes 5.
+    return 1 + sum(map(text.count, ASCII_SPACES)) if text.isascii() else len(text.split())
 
 
 def _least(texts: list[str], asked: Asked, config: PolicyConfig) -> tuple[int, int]:

@@ -22,6 +22,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -48,6 +49,35 @@ class Reservation:
     line: dict[str, Any]
 
 
+class OpenCalls:
+    """The reservations of calls under way, in USD, and their exact sum; None is an unknown price.
+
+    The sum does not depend on the order in which calls came. It is kept, not made: a thousand calls may be under way.
+    """
+
+    def __init__(self) -> None:
+        self.usd = Fraction()
+        self.unpriced = 0
+        self._calls: dict[int, float | None] = {}
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def add(self, call: int, usd: float | None) -> None:
+        """Add a call; one that is held already stays as it is."""
+        if call not in self._calls:
+            self._calls[call] = usd
+            self.usd += Fraction(usd or 0.0)
+            self.unpriced += usd is None
+
+    def remove(self, call: int) -> None:
+        """Remove a call, if it is held."""
+        if call in self._calls:
+            usd = self._calls.pop(call)
+            self.usd -= Fraction(usd or 0.0)
+            self.unpriced -= usd is None
+
+
 class Budget:
     """The money that a run has spent, may have spent and has reserved; `limit` bounds their sum, None for no bound.
 
@@ -62,7 +92,7 @@ class Budget:
         self.spent, self.possibly = 0.0, 0.0
         self.understated, self.understated_usd = 0, 0.0
         """Calls whose server billed less than they cost by our own count, and the difference."""
-        self._open: dict[int, float | None] = {}
+        self._open = OpenCalls()
         self._left: dict[int, dict[str, Any]] = {}  # reservations that earlier attempts left open
         self.calls = 0  # recorded in this and earlier attempts
         self._lock = Lock()
@@ -74,9 +104,7 @@ class Budget:
     @property
     def reserved(self) -> float:
         """Return the sum of the reservations of calls under way."""
-        # fsum() is exact, so that the sum does not depend on the order in which calls came; list() takes a copy, as
-        # another thread may add a call meanwhile.
-        return math.fsum(usd or 0.0 for usd in list(self._open.values()))
+        return float(self._open.usd)
 
     @property
     def left(self) -> float:
@@ -87,7 +115,7 @@ class Budget:
         """Set money aside in memory; None when it fits only after others have settled, `Incomplete` when never."""
         with self._lock:
             # Under a limit, calls of unknown price run one at a time, so that at most one bill exceeds the limit.
-            if self.limit is not None and usd is None and None in self._open.values():
+            if self.limit is not None and usd is None and self._open.unpriced:
                 return None
             taken = self.spent + self.possibly + self.reserved
             if self.limit is not None and (taken >= self.limit if usd is None else taken + usd > self.limit):
@@ -99,13 +127,13 @@ class Budget:
                     "Go on with --resume and a larger --max-cost."
                 )
             self.calls += 1
-            self._open[self.calls] = usd
+            self._open.add(self.calls, usd)
             return Reservation(self.calls, usd, {"call": self.calls, "reserved": usd, **about})
 
     def give_back(self, reservation: Reservation) -> None:
         """Release a reservation whose call is not launched and was not recorded."""
         with self._lock:
-            del self._open[reservation.call]
+            self._open.remove(reservation.call)
 
     def take_up(self, **about: Any) -> Reservation | None:
         """Hold again what an earlier attempt left open for a call of this description; None where it left none.
@@ -116,7 +144,7 @@ class Budget:
             for call, line in self._left.items():
                 if about.items() <= line.items():
                     del self._left[call]
-                    self._open[call] = line["reserved"]
+                    self._open.add(call, line["reserved"])
                     # `_read` counted it as possibly paid. max(): the difference of two float sums may be below 0.
                     self.possibly = max(self.possibly - (line["reserved"] or 0.0), 0.0)
                     return Reservation(call, line["reserved"], line)
@@ -176,10 +204,10 @@ class Budget:
         """Add a line to the sums; a reservation of an earlier attempt is opened by its line."""
         call = line["call"]
         if "reserved" in line:
-            self._open.setdefault(call, line["reserved"])
+            self._open.add(call, line["reserved"])
             self.calls = max(self.calls, call)
             return
-        self._open.pop(call, None)
+        self._open.remove(call)
         self.spent += line.get("settled") or 0.0
         self.possibly += line.get("possibly") or 0.0
         if "claimed" in line:
@@ -200,7 +228,7 @@ class Budget:
             else:
                 self._left.pop(line["call"], None)
         self.possibly += self.reserved
-        self._open.clear()
+        self._open = OpenCalls()
 
 
 def read(folder: Path) -> Budget | None:
@@ -212,7 +240,7 @@ def read(folder: Path) -> Budget | None:
     for line in _lines(path)[0]:
         budget._count(line)
     budget.possibly += budget.reserved
-    budget._open.clear()
+    budget._open = OpenCalls()
     return budget
 
 

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from support.server import Reply, answer, serving
 
 from stages.errors import ComposerError, Incomplete
 from stages.policy import billing, context
 from stages.policy.base import PolicyConfig, Turn
-from stages.policy.billing import FREE, Asked, MalformedBill, least_tokens, perhaps_billed
+from stages.policy.billing import FREE, Asked, MalformedBill, least_tokens, most_words, perhaps_billed
 from stages.policy.client import Failed, Response, classified, read
 from stages.policy.endpoint import EndpointPolicy
 from stages.runs.ledger import NAME, Budget, totals
@@ -369,3 +371,9 @@ def test_what_bounds_an_answer_is_taken() -> None:
     assert context.longest_answer(PolicyConfig(model="m", base_url="http://h", **taken)) == 500
     schema = {"response_format": {"json_schema": {"properties": {"n": {"type": "integer"}, "max_tokens": {}}}}}
     PolicyConfig(model="m", base_url="http://h", extra_body={**schema, "provider": {"order": ["a"]}})
+
+
+@given(st.text(st.characters(max_codepoint=127)) | st.text())
+@example(" ".join(chr(code) + "a" for code in range(128)))
+def test_the_quick_count_of_words_is_never_too_small(text: str) -> None:
+    assert most_words(text) >= len(text.split())
