@@ -15,10 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import records
+from pydantic import TypeAdapter
 
+from stages.evaluation.report import text_table
+from stages.evaluation.verdict import EvalVerdict
 from stages.runs import store
 
 ROOT = Path(__file__).parents[1]
+VERDICT = ROOT / "docs" / "experiments" / "demo.json"
+"""`verdict.json` of the demo that the record is about, from which README prints the demo's result."""
 
 
 def measure(artifacts: Path) -> None:
@@ -43,7 +48,18 @@ def measure(artifacts: Path) -> None:
                 )
             )
     records.write(__file__, claims)
+    store.write_json(VERDICT, verdict)
     print(f"{verdict['decision']} after {minutes:.1f} minutes. {verdict['why']}")
+
+
+def session() -> str:
+    """Return what the demo prints at its end, for README: arms, differences and decision, with `...` for the rest."""
+    verdict = TypeAdapter(EvalVerdict).validate_python(store.read_json(VERDICT))
+    lines = text_table(verdict).splitlines()
+    arms = lines[: 1 + len(verdict.arms)]
+    differences = [line for line in lines if line.startswith("pass@1, ")]
+    decision = lines[lines.index(verdict.decision) :][:4]
+    return "\n".join(["```", "$ ./dev demo", "...", *arms, "...", *differences, "...", *decision, "...", "```"])
 
 
 if __name__ == "__main__":

@@ -192,16 +192,13 @@ def sentence() -> str:
     verdict = decided(read_items(ITEMS), fixed=True)
     rates = {arm.arm: arm.pass_rate for arm in verdict.arms}
     shown = {arm: f"{100 * rate:.0f} %" for arm, rate in rates.items() if rate is not None}
-    chosen = tuned(TUNING)["chosen"]
     assert verdict.gain is not None and verdict.over_control is not None
     return (
-        f"*[A registered experiment](docs/experiments/teacher-pairs.md) on generated repair tasks, with a small model "
-        f"trained on the spot: {verdict.gain.num_seeds} trainings an arm on {verdict.gain.num_collections} collections "
-        f"of pairs, {verdict.gain.num_tasks} held-out tasks, each arm at the learning rate that equal tuning chose for "
-        f"it ({', '.join(f'{arm} {chosen[arm]:g}' for arm in 'ABC')}). GRPO alone (A) "
-        f"passes {shown['A']}; with preference pairs and imitation (B) {shown['B']}; "
-        f"with imitation and no preference loss (C) {shown['C']}. "
-        f"B − A is {points(verdict.gain)}, B − C {points(verdict.over_control)}: "
+        f"*In [a registered experiment](docs/experiments/teacher-pairs.md) on generated repair tasks, "
+        f"{verdict.gain.num_seeds} trainings an arm of a small model passed, of {verdict.gain.num_tasks} held-out "
+        f"tasks, {shown['A']} after GRPO alone (A), {shown['B']} with preference pairs and "
+        f"imitation added (B), and {shown['C']} with imitation alone added (C). "
+        f"B − A is {points(verdict.gain)}; B − C is {points(verdict.over_control)}: "
         f"B is {credit(bool(verdict.claim), 'C', verdict.over_control)}. About larger models it says nothing.*"
     )
 

@@ -146,6 +146,8 @@ class StageFunction:
             config, inputs = self._configure(reads, artifacts, chosen)
             asked = launch.RunOptions(Path(artifacts), None, resume, clean, max_cost)
             where = launch.with_out(self.name, None if out is None else str(out), asked)
+            if note := launch.StageJob(self.name, self.name, inputs, config).nothing_to_resume(where):
+                _tell(note)
             result = runner.execute(
                 self.name, inputs, config, **where.where(), max_cost=max_cost, listener=listener, mirror=where.mirror
             )

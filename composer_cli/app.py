@@ -201,7 +201,9 @@ def run(
     wanted = settings.load_preset(preset)
     model = settings.for_every_entry(wanted, "policy.model", policy, prefix=VLLM) if policy else []
     typed = [*map(settings.assignment, set_ or [])]
-    layers, on_settings = jobs.split_on([*map(settings.read_file, config or []), *model, *typed])
+    console = Console(quiet, watch=watch)
+    files = settings.read_for_preset(wanted, config or [], console.tell)
+    layers, on_settings = jobs.split_on([*files, *model, *typed])
     configs = settings.configure_preset(wanted, layers)
     by_entry = [settings.by_entry(wanted, layer) for layer in layers[len(layers) - len(typed) :]]
     for entry in wanted.stage:
@@ -220,9 +222,8 @@ def run(
             from composer_cli import tuning
 
             _, wanted, configs = tuning.trial_entries(wanted, configs, *tuning.parse(tune))
-        chain.show_plan(wanted, configs, artifacts, json)
+        chain.show_plan(wanted, configs, run_options, console, json)
     else:
-        console = Console(quiet, watch=watch)
         if tune:
             from composer_cli import tuning  # with the statistics and numpy, which a chain without trials does not need
 

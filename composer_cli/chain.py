@@ -15,10 +15,10 @@ from composer_cli.printing import print_json, print_text
 from composer_cli.settings import Preset, PresetEntry
 from stages.backends import devices
 from stages.errors import ComposerError
-from stages.runs.artifact import Inputs, Run
+from stages.runs.artifact import Run
 from stages.runs.config import StageConfig
 from stages.runs.runner import Result, check_disk_space
-from stages.runs.stage import assign_inputs, load_stage
+from stages.runs.stage import Plan, assign_inputs, load_stage
 
 
 def run(
@@ -30,11 +30,7 @@ def run(
     """
 
     def job(entry: PresetEntry, results: Mapping[str, Result]) -> StageJob:
-        runs = [Run(results[name].path) for name in entry.reads]
-        inputs = assign_inputs(load_stage(entry.stage), runs)
-        position = f" (stage {preset.stage.index(entry) + 1} of {len(preset.stage)})"
-        config = configs[entry.title]
-        return StageJob(entry.title, entry.stage, inputs, config, position, entry.gpus_for(config))
+        return job_of(preset, entry, configs[entry.title], results)
 
     def require(title: str, result: Result) -> None:
         if not preset.to_the_end and Run(result.path).manifest.outcome.ok is False:
@@ -62,6 +58,13 @@ def run(
     return results
 
 
+def job_of(preset: Preset, entry: PresetEntry, config: StageConfig, results: Mapping[str, Result]) -> StageJob:
+    """Return an entry as a job, once the results of what it reads are there."""
+    inputs = assign_inputs(load_stage(entry.stage), [Run(results[name].path) for name in entry.reads])
+    position = f" (stage {preset.stage.index(entry) + 1} of {len(preset.stage)})"
+    return StageJob(entry.title, entry.stage, inputs, config, position, entry.gpus_for(config))
+
+
 def at_once(configs: Sequence[StageConfig], run_options: RunOptions) -> bool:
     """Whether entries can run at the same time: workers do one entry at a time, and so do some servers.
 
@@ -79,29 +82,45 @@ def at_once(configs: Sequence[StageConfig], run_options: RunOptions) -> bool:
     return not replaced and not any(map(needs_exclusive_server, policies))
 
 
-def show_plan(preset: Preset, configs: Mapping[str, StageConfig], root: Path, as_json: bool) -> None:
-    """Print which entries each entry reads, its plan where it reads nothing, its place, and what was checked for all.
+def show_plan(
+    preset: Preset, configs: Mapping[str, StageConfig], run_options: RunOptions, console: Console, as_json: bool
+) -> None:
+    """Print which entries each entry reads, whether it is up to date or its plan, its place, and what was checked.
 
-    Checked is what they need of servers and the machine; raises for the first lack.
+    An entry has a plan once what it reads is there. Checked is what the entries that are to run need of servers and the
+    machine; raises for the first lack.
     """
     pool = _check_gpus(preset, configs)
     lines, entries = list[str](), list[dict[str, Any]]()
+    done = dict[str, Result]()
     for entry in preset.stage:
-        stage = load_stage(entry.stage)
-        # The plan of an entry that reads runs depends on runs that are not made yet.
-        free = not entry.reads and all(slot.optional for slot in stage.inputs.values())
-        plan = stage.plan(Inputs(), configs[entry.title]) if free else None
+        needs_none = all(slot.optional for slot in load_stage(entry.stage).inputs.values())
+        plan: Plan | None = None
+        if done.keys() >= set(entry.reads) and (entry.reads or needs_none):
+            job = job_of(preset, entry, configs[entry.title], done)
+            # Settings of work that was never done are not compared: that may load a model.
+            begun = any((run_options.root / entry.stage).glob("*/manifest.json"))
+            if begun and (found := job.completed(run_options)):
+                done[entry.title] = found
+            else:
+                if begun and (note := job.nothing_to_resume(run_options)):
+                    console.tell(f"{entry.title}: {note}")
+                plan = job.plan()
         reads = f"after {', '.join(entry.reads)}" if entry.reads else "reads nothing"
         planned = f", {launch.plan_in_words(plan)}" if plan else ""
+        if entry.title in done:
+            failed = Run(done[entry.title].path).manifest.outcome.ok is False
+            planned = f", {done[entry.title].reason}{', did not pass its own checks' if failed else ''}"
         workers = f", on {entry.on}" if entry.on else ""
         lines.append(f"{entry.title:<18}{entry.stage:<18}{reads}{planned}{workers}")
         gpus = pool.needs(entry.gpus_for(configs[entry.title]))
         about = {"name": entry.title, "stage": entry.stage, "reads": entry.reads, "gpus": gpus}
-        entries.append({**about, "plan": asdict(plan) if plan else None})
+        up_to_date = str(done[entry.title].path) if entry.title in done else None
+        entries.append({**about, "plan": asdict(plan) if plan else None, "up_to_date": up_to_date})
     placed = [line for group in preset.groups() if (line := placement(group, configs, pool))]
     # Entries with one server give one line.
-    checks = [line for config in configs.values() for line in config.check()]
-    checked = list(dict.fromkeys([*checks, check_disk_space(root)]))
+    checks = [line for title, config in configs.items() if title not in done for line in config.check()]
+    checked = list(dict.fromkeys([*checks, check_disk_space(run_options.root)]))
     if as_json:
         print_json({"entries": entries, "placed": placed, "checked": checked})
     else:

@@ -1,7 +1,7 @@
 """One stage from words to result: build its settings, run it or find it done, print what it gave."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -65,16 +65,17 @@ def configure(
     teachers: Path | None,
     limit: int | None,
     assignments: Sequence[str],
+    tell: Callable[[str], None],
     *,
     trust: bool = False,
 ) -> StageConfig:
     """Return the stage's configuration: defaults, files, bare words, the short options, then --set.
 
     values: the short options that stand for one setting, by its key. teachers: a file with [[teachers]] tables. limit:
-    the value of the setting that the stage names LIMIT; raises `UsageError` for a stage without one. trust: whether
-    files may send a provider's key elsewhere.
+    the value of the setting that the stage names LIMIT; raises `UsageError` for a stage without one. tell: is told what
+    is left out of files, as settings of other stages. trust: whether files may send a provider's key elsewhere.
     """
-    read = [*map(settings.read_file, files)]
+    read = settings.read_for_stage(stage, files, tell)
     layers = [*positionals]
     layers += [settings.nested(key, value) for key, value in values.items() if value is not None]
     if teachers is not None:
@@ -122,6 +123,13 @@ class StageJob:
         root, out = run_options.root, run_options.out
         return runner.resolve_run(self.stage, self.inputs, self.config, root=root, out=out).completed()
 
+    def nothing_to_resume(self, run_options: RunOptions) -> str | None:
+        """Return why --resume resumes nothing, where a run of other settings may have been meant."""
+        if not run_options.resume:
+            return None
+        root, out = run_options.root, run_options.out
+        return runner.nothing_to_resume(self.stage, self.inputs, self.config, root=root, out=out)
+
     def folder(self, run_options: RunOptions) -> Path | None:
         """Return the run folder, once the run has begun."""
         root, out = run_options.root, run_options.out
@@ -159,6 +167,8 @@ def execute(job: StageJob, run_options: RunOptions, console: Console) -> Result:
         if done := job.completed(run_options):
             console.tell(f"{job.title}: {done.reason}")
             return done
+        if note := job.nothing_to_resume(run_options):
+            console.tell(f"{job.title}: {note}")
         started = time.monotonic()
         console.tell(f"{job.title}: starts{job.position}, {plan_in_words(job.plan())}")
         with console.watching() as watch:
@@ -185,8 +195,10 @@ def plan_in_words(plan: Plan) -> str:
     return ", ".join([*parts, *plan.notes])
 
 
-def show_plan(job: StageJob, run_options: RunOptions, as_json: bool) -> None:
+def show_plan(job: StageJob, run_options: RunOptions, console: Console, as_json: bool) -> None:
     """Print what would be done and what was checked for it; raises what running it would raise before its work."""
+    if note := job.nothing_to_resume(run_options):
+        console.tell(note)
     plan, checked = job.plan(), preflight(job.stage, job.inputs, job.config, **run_options.where())
     if as_json:
         print_json({**asdict(plan), "checked": checked})

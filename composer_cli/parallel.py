@@ -161,6 +161,8 @@ class Neighbours:
                     self._console.tell(f"{job.title}: {done.reason}")
                     self._ended(job.title, done)
                     continue
+                if note := job.nothing_to_resume(self._run_options):
+                    self._console.tell(f"{job.title}: {note}")
                 on = f" on {devices.used(len(gpus), gpus)}" if gpus else ""
                 self._console.tell(f"{job.title}: starts{job.position}{on}, {plan_in_words(job.plan())}")
                 listener = watch.listener(job.title, partial(job.folder, self._run_options))

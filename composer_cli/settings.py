@@ -6,7 +6,7 @@ Presets that are shipped lie in `presets/`; a user's own file works the same. Ev
 """
 
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import groupby
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
-from stages import command_words
+from stages import STAGES, command_words
 from stages.backends import engine
 from stages.errors import UsageError, refusal
 from stages.runs.config import Settings, StageConfig
@@ -57,6 +57,49 @@ def read_file(path: Path) -> Tree:
         return tomllib.loads(read_toml_text(path))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not valid TOML: {error}.") from None
+
+
+def read_files(paths: Iterable[Path], own: Container[str], whose: str, tell: Callable[[str], None]) -> list[Tree]:
+    """Return TOML files as trees, without the settings that other stages have and none of these; says what is left out.
+
+    One file can so serve all stages. own: the names that mean something here; what no stage knows stays, and is refused
+    as unknown. whose: who lacks the others, for people.
+    """
+    trees = list[Tree]()
+    for path in paths:
+        tree = read_file(path)
+        # Other stages are imported for such keys alone.
+        others = [key for key, value in tree.items() if key not in own and _of_a_stage(key, value)]
+        if others:
+            tell(f"{path}: {', '.join(others)} left out, which other stages have and {whose} does not.")
+        trees.append({key: value for key, value in tree.items() if key not in others})
+    return trees
+
+
+def _of_a_stage(key: str, value: Any) -> bool:
+    """Return whether a key is a setting of some stage, or a stage's own table."""
+    return (key in STAGES and isinstance(value, dict)) or any(
+        key in load_stage(stage).config.model_fields for stage in STAGES
+    )
+
+
+def read_for_stage(stage: str, paths: Iterable[Path], tell: Callable[[str], None]) -> list[Tree]:
+    """Return TOML files as layers of a stage's settings: those of all stages, and over them the stage's own table."""
+    fields = load_stage(stage).config.model_fields
+    return [
+        merge({key: value for key, value in tree.items() if key != stage}, tree[stage])
+        if isinstance(tree.get(stage), dict) and stage not in fields
+        else tree
+        for tree in read_files(paths, {*fields, stage}, stage, tell)
+    ]
+
+
+def read_for_preset(preset: "Preset", paths: Iterable[Path], tell: Callable[[str], None]) -> list[Tree]:
+    """Return TOML files as layers of a chain's settings, as `by_entry` reads them, and the table of its executor."""
+    stages = {entry.stage for entry in preset.stage}
+    fields = {key for stage in stages for key in load_stage(stage).config.model_fields}
+    titles = {entry.title for entry in preset.stage}
+    return read_files(paths, {*stages, *fields, *titles, "on"}, "this preset", tell)
 
 
 def read_toml_text(path: Path) -> str:
@@ -306,6 +349,25 @@ def load_preset(wanted: str | None) -> Preset:
                 raise UsageError(f"{path}: {entry.title} has on = {entry.on!r}, but {why}. Remove `on` there.")
         earlier.append(entry.title)
     return preset
+
+
+def unlike_presets(config: StageConfig) -> str | None:
+    """Return which channels a training has that the shipped presets' arm of its name lacks, in words; else None.
+
+    The name is a label alone: what an arm learns from are its weights.
+    """
+    weights, arm = getattr(config, "weights", None), getattr(config, "arm", None)
+    if weights is None:
+        return None
+    trainings = [one.config for name in preset_names() for one in load_preset(name).stage if one.stage == "train"]
+    known_arms = {own["arm"]: own.get("weights", {}) for own in trainings if "arm" in own}
+    more = [f"{name} = {weight:g}" for name, weight in weights.active().items() if name not in known_arms.get(arm, {})]
+    if arm not in known_arms or not more:
+        return None
+    return (
+        f"arm {arm} has {', '.join(more)}, while the shipped presets' arm {arm} has none. The name is a label alone: "
+        "what the arm learns from are its weights."
+    )
 
 
 def _with_example_paths(value: Any) -> Any:

@@ -115,6 +115,7 @@ def command_function(stage: str) -> Callable[..., None]:
     ) -> None:
         from composer_cli import launch
         from composer_cli.console import Console
+        from composer_cli.settings import unlike_presets
         from composer_cli.show import runs
         from stages.runs.activity import telling
         from stages.runs.artifact import Run
@@ -125,8 +126,10 @@ def command_function(stage: str) -> Callable[..., None]:
         values = {"env.name": env, "policy.model": policy, "arm": arm, "dj.recipe": dj, "seed": seed}
         values |= {"diloco.store": diloco, "diloco.replicas": replicas, "batch": batch or None}
         configuration = launch.configure(
-            stage, config or [], positionals, values, teachers, limit, set_ or [], trust=trust
+            stage, config or [], positionals, values, teachers, limit, set_ or [], console.tell, trust=trust
         )
+        if stage == "train" and (note := unlike_presets(configuration)):
+            console.tell(f"train: {note}")
         study = load_stage(stage).study
         if plan and study is not None:
             pilots = [Run(runs.find(artifacts, name)) for name in from_ or []]
@@ -145,7 +148,7 @@ def command_function(stage: str) -> Callable[..., None]:
         job = launch.StageJob(stage, stage, inputs, configuration)
         run_options = launch.with_out(stage, out, launch.RunOptions(artifacts, None, resume, clean, max_cost, on))
         if dry_run:
-            launch.show_plan(job, run_options, json)
+            launch.show_plan(job, run_options, console, json)
         elif not launch.follow(job, run_options):
             raise typer.Exit(launch.show(launch.execute(job, run_options, console), json))
 

@@ -185,7 +185,7 @@ def evaluation(run: Run) -> dict[str, Any]:
         ("pass@1", verdict.get("baseline"), "gain"),
         ("pass@1", verdict.get("control"), "over_control"),
         ("hacked", verdict.get("baseline"), "hacked"),
-        ("hacked loosely", verdict.get("baseline"), "hacked_loose"),
+        ("suspect", verdict.get("baseline"), "hacked_loose"),
         ("protocol", verdict.get("baseline"), "protocol"),
     )
     differences = [

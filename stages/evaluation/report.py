@@ -8,12 +8,24 @@ from stages.evaluation.stats import PairedDifference
 from stages.evaluation.verdict import MIN_GAIN, EvalVerdict, credit, points
 
 WIDTH = 100
-NAME = 28
+NAME = 25
 """Longest printed name of an arm."""
 wrap = textwrap.TextWrapper(WIDTH).wrap
 """Return a text in lines of the report's width."""
 LINE, DOT = "#5b7c99", "#1f3a52"
-HEAD = ("arm", "pass@1", "95 % interval", "hacked", "loosely", "protocol", "tasks", "items", "errors", "USD", "tokens")
+HEAD = (
+    "arm",
+    "pass@1",
+    "95 % interval",
+    "hacked",
+    "suspect",
+    "protocol",
+    "tasks",
+    "rollouts",
+    "errors",
+    "USD",
+    "tokens",
+)
 
 
 def text_table(verdict: EvalVerdict) -> str:
@@ -24,7 +36,7 @@ def text_table(verdict: EvalVerdict) -> str:
     measured = [index for index in range(len(head)) if any(row[index] != "-" for row in cells[1:])]
     lines = aligned([tuple(row[index] for index in measured) for row in cells])
     if any(arm.cost_usd or arm.sampled_tokens for arm in verdict.arms):
-        lines += wrap("USD and sampled tokens are means of a rollout.")
+        lines += wrap("USD and tokens: the mean cost and the mean number of sampled tokens of a rollout.")
     if judged := [arm for arm in verdict.arms if arm.strict_rate is not None]:
         rates = (f"{arm.arm} {percent(arm.strict_rate)} / {percent(arm.loose_rate)}" for arm in judged)
         lines += wrap(f"strict / loose verdicts: {', '.join(rates)}")
@@ -37,7 +49,7 @@ def text_table(verdict: EvalVerdict) -> str:
         ("pass@1", verdict.baseline, verdict.gain),
         ("pass@1", verdict.control, verdict.over_control),
         ("hacked", verdict.baseline, verdict.hacked),
-        ("hacked loosely", verdict.baseline, verdict.hacked_loose),
+        ("suspect", verdict.baseline, verdict.hacked_loose),
         ("protocol", verdict.baseline, verdict.protocol),
     ]
     for rate, other, difference in rows:
@@ -83,9 +95,9 @@ def difference_lines(title: str, difference: PairedDifference) -> list[str]:
     power = "too few to reject anything"
     if difference.mde is not None:
         power = f"80 % power from {100 * difference.mde:.1f} points"
-    size = f"{difference.num_tasks} tasks in {difference.units}, {difference.num_seeds} training seeds"
+    size = f"{difference.num_tasks} tasks in {difference.units}, {counted(difference.num_seeds, 'training seed')}"
     if difference.num_collections:
-        size += f", {difference.num_collections} sets of pairs"
+        size += f", {counted(difference.num_collections, 'set')} of pairs"
     lines = [
         "",
         *wrap(f"{title}: {points(difference)}"),
@@ -98,6 +110,11 @@ def difference_lines(title: str, difference: PairedDifference) -> list[str]:
             f"  in other units: [{100 * low:+.1f}, {100 * high:+.1f}]{'' if low > 0 or high < 0 else ', undecided'}"
         )
     return lines
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural where it is not one."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def shortened(name: str) -> str:

@@ -203,8 +203,8 @@ def failure_text(found: Alignment | None) -> str:
     lacking = f", and {MIN_TASKS} tasks are needed" if found.tasks < MIN_TASKS else ""
     lacking += "" if found.differ else ", and all rollouts ended alike"
     return (
-        f"outcomes are in line with {found.right:.1%} of {found.pairs} preferences in {found.tasks} tasks, with "
-        f"{found.by_chance:.1%} by chance (p = {found.p_value:.3f}){lacking}; {HEURISTIC}"
+        f"outcomes are in line with {found.right:.1%} of {found.pairs} preferences in {found.tasks} tasks; chance "
+        f"alone would give {found.by_chance:.1%} (p = {found.p_value:.3f}){lacking}; {HEURISTIC}"
     )
 
 

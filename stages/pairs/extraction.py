@@ -58,6 +58,10 @@ CHOSEN_FAILS = "chosen_ends_in_failure"
 CONTINUATIONS_FAIL = "chosen_continuations_fail"
 COST_COLUMNS = ["teacher", "cost_usd", "error_type"]
 AUDIT_HEAD = ("teacher", "agrees", "with student", "backs", "lost", "won", "minority", "right", "wrong", "USD/backed")
+AUDIT_LEGEND = """
+agrees, with student: how often its action equals that of another teacher, or of the student, from 0 to 1
+backs: pairs that it voted for; lost, won: pairs that would disappear, or appear, without it
+minority: its votes against the majority; right, wrong: how many of these the outcomes support, or contradict"""
 
 Places = tuple[int, ...]
 
@@ -376,12 +380,11 @@ class PairEvidence:
         if tests is not None:
             kappa, roles = tests.kappa, tests.roles
             described = (
-                f"teachers agree in {kappa.agreement:.1%} of states, {kappa.chance:.1%} by chance "
+                f"teachers agree in {kappa.agreement:.1%} of states; chance alone would give {kappa.chance:.1%} "
                 f"(kappa {kappa.kappa:.2f}, p = {kappa.p_value:.3f}); a majority of the others is against the student "
                 f"in {roles.against_student:.1%}, against a teacher in its place in {roles.against_teacher:.1%} "
                 f"(p = {roles.p_value:.3f})"
             )
-        # backs: pairs; lost, won: pairs without the teacher; right, wrong: its votes against the majority, by outcomes.
         cells = []
         for line in audits:
             with_student, with_teachers = tests.teachers[line.teacher] if tests else (None, None)
@@ -390,5 +393,5 @@ class PairEvidence:
             counts = (line.backed, line.lost_without, line.won_without, line.minority, right, wrong)
             cells.append((line.teacher, with_teachers, with_student, *counts, line.usd_per_backed))
         formats = ("", ".2f", ".2f", *[""] * 6, ".4f")
-        table = tabulate(cells, AUDIT_HEAD, tablefmt="plain", floatfmt=formats, missingval="-")
+        table = tabulate(cells, AUDIT_HEAD, tablefmt="plain", floatfmt=formats, missingval="-") + AUDIT_LEGEND
         return PairVerdict(failure_verdict(aligned), numbers, (failure_text(aligned), described), table)

@@ -238,6 +238,50 @@ def resolve_run(
     return ResolvedRun(fingerprint, identity, folder, existing)
 
 
+def nothing_to_resume(
+    stage: str, inputs: Inputs, config: StageConfig, *, root: Path, out: Path | None = None
+) -> str | None:
+    """Return why no run is resumed, where the newest run of the same label and inputs has other settings; else None."""
+    resolved = resolve_run(stage, inputs, config, root=root, out=out, check=False)
+    if resolved.existing or out is not None:
+        return None
+    wanted = _new_manifest(stage, config, resolved.identity, resolved.fingerprint, inputs)
+    for path in sorted((root / stage).glob("*/manifest.json"), reverse=True):  # names begin with the time
+        if path.parent.is_symlink():
+            continue
+        with suppress(BadInput):
+            found = artifact.read_manifest(path.parent)
+            if found.label == wanted.label and _read(found) == _read(wanted):
+                changed = differences(found.identity, wanted.identity)
+                if not changed:
+                    return None
+                where = [f"the newest run {stage}/{path.parent.name} has", "it has", "it has"]
+                said = [
+                    f"{key} is {ours}, {it} {theirs}" for it, (key, theirs, ours) in zip(where, changed, strict=False)
+                ]
+                more = f"; {len(changed) - len(said)} more settings differ" if len(changed) > len(said) else ""
+                return f"Nothing to resume with these settings: {'; '.join(said)}{more}. A new run starts."
+    return None
+
+
+def _read(manifest: Manifest) -> dict[str, list[str]]:
+    """Return the contents of what a run read."""
+    return {name: [ref.content for ref in refs] for name, refs in manifest.inputs.items()}
+
+
+def differences(found: Mapping[str, Any], asked: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str, str]]:
+    """Return the settings that differ: the key, what was found and what is asked, as text."""
+    changed = list[tuple[str, str, str]]()
+    for key in dict.fromkeys([*asked, *found]):
+        theirs, ours = found.get(key), asked.get(key)
+        if isinstance(theirs, Mapping) and isinstance(ours, Mapping):
+            changed += differences(theirs, ours, f"{prefix}{key}.")
+        elif theirs != ours:
+            theirs, ours = (text if len(text) <= 60 else f"{text[:57]}..." for text in map(repr, (theirs, ours)))
+            changed.append((f"{prefix}{key}", theirs, ours))
+    return changed
+
+
 def _settle_existing(resolved: ResolvedRun, *, resume: bool) -> bool:
     """Return whether the folder is to be emptied first; `UsageError` where it holds work that this run may not touch.
 
@@ -256,9 +300,8 @@ def _settle_existing(resolved: ResolvedRun, *, resume: bool) -> bool:
         if not holds_work(run):
             return True
         changed = [
-            f"{key}: {found.identity.get(key)!r} there, {value!r} asked"
-            for key, value in resolved.identity.items()
-            if found.identity.get(key) != value
+            f"{key}: {theirs} there, {ours} asked"
+            for key, theirs, ours in differences(found.identity, resolved.identity)
         ]
         difference = "; ".join(changed[:3]) or "its inputs or the stage's version differ"
         raise UsageError(

@@ -42,6 +42,15 @@ def test_a_chain_runs_in_order_ends_with_the_last_result_and_is_then_up_to_date(
     assert "pairs from" in done.stdout and done.stdout.endswith("Type something.\n")
     again = composer("run", "--preset", write(CHAIN))
     assert re.findall(r"^(\w+): up to date", again.stderr, re.M) == ["collect", "ask", "pairs"]
+    planned = composer("run", "--preset", write(CHAIN), "--dry-run").stdout.splitlines()
+    assert [line.endswith(", up to date") for line in planned[:3]] == [True] * 3 and len(planned) == 4, planned
+    entries = json.loads(composer("run", "--preset", write(CHAIN), "--dry-run", "--json", "--clean").stdout)["entries"]
+    assert [entry["up_to_date"] for entry in entries] == [None] * 3 and entries[0]["plan"]["units"] == 4
+    changed = composer("run", "--preset", write(CHAIN), "--dry-run", "--resume", "--set", "pairs.compare=canonical")
+    assert re.search(r"^pairs .*after collect, ask, \d+ states$", changed.stdout, re.M) and not changed.stderr
+    other = composer("run", "--preset", write(CHAIN), "--dry-run", "--resume", "--set", "pairs.seed=3").stderr
+    newest = r"seed is 3, the newest run extract-pairs/\S+ has 0"
+    assert re.fullmatch(rf"pairs: Nothing to resume with these settings: {newest}\. A new run starts\.\n", other)
 
 
 def test_a_deleted_run_alone_is_done_again_with_the_same_content(composer, write, tmp_path):

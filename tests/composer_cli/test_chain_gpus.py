@@ -80,7 +80,8 @@ def placed(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> lis
     """What a dry run says about the places of a preset's entries."""
     (tmp_path / "preset.toml").write_text(text)
     preset = settings.load_preset(str(tmp_path / "preset.toml"))
-    chain.show_plan(preset, settings.configure_preset(preset, []), tmp_path, as_json=False)
+    configs = settings.configure_preset(preset, [])
+    chain.show_plan(preset, configs, RunOptions(tmp_path), Console(quiet=True), as_json=False)
     return [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("  placed:")]
 
 

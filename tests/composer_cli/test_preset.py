@@ -63,6 +63,20 @@ def test_the_probes_replays_differ_in_the_arm_alone():
     assert arms[0] == arms[1] == arms[2]
 
 
+@pytest.mark.parametrize(
+    ("arm", "weights", "said"),
+    [
+        ("C", {"dpo": 1.0, "sft": 2.0}, "arm C has dpo = 1, while the shipped presets' arm C has none."),
+        ("A", {"sft": 2.0, "dpo": 0.5}, "arm A has "),
+        ("rlvr", {"sdpo": 1.0}, "arm rlvr has sdpo = 1, while"),
+        *((arm, weights, "") for arm, weights in (("A", {}), ("B", {"dpo": 1}), ("C", {"sft": 1}), ("X", {"dpo": 1}))),
+    ],
+)
+def test_an_arm_that_learns_from_more_than_the_presets_arm_of_its_name_is_noted(arm, weights, said):
+    found = settings.unlike_presets(load_stage("train").config(arm=arm, weights=weights)) or ""
+    assert found.startswith(said) and bool(found) == bool(said)
+
+
 def test_settings_are_written_under_the_entry():
     preset = settings.load_preset("demo")
     configs = settings.configure_preset(preset, [{"collect": {"tasks": 3}, "B-0": {"optimisation": {"steps": 2}}}])

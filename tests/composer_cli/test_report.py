@@ -105,7 +105,7 @@ def test_a_verdict_stands_on_top_with_its_intervals_and_what_it_looks_like(tmp_p
     run = evaluated(tmp_path, {"start": 4, "A": 12, "B": 38, "C": 14})
     page, twin = pages(report.write(tmp_path, chain(tmp_path, [str(run.path)])))
     assert f"<h1>{PARTIAL}: a gain of 2 points</h1>" in page and twin["evaluations"][0]["decision"] == PARTIAL
-    assert "CR2 interval" in page and "hacked loosely" in page and "these checkpoints" in page
+    assert "CR2 interval" in page and "suspect" in page and "these checkpoints" in page
     assert [arm["arm"] for arm in twin["evaluations"][0]["arms"]] == ["start", "A", "B", "C"]
     assert "95.0 %" in page and "arm B: GRPO + 1 dpo" in page and '<g id="c2:' in page
     assert [x["why"] for x in twin["examples"]] == [

@@ -68,12 +68,62 @@ def test_dry_run_says_of_work_that_is_done_that_there_is_nothing_to_do(composer,
     assert done.returncode == 0 and "up to date: there is nothing to do" in done.stdout
 
 
+def test_resume_says_where_it_finds_a_run_of_other_settings_alone(composer, server, made, tmp_path):
+    """Such a run may have been meant; the new one starts all the same."""
+    shutil.copytree(made, tmp_path / "artifacts", symlinks=True)
+    words = collect(server, "-s", "samples=1", "-s", "policy.temperature=0.5", "--resume")
+    note = (
+        f"Nothing to resume with these settings: policy.temperature is 0.5, the newest run "
+        f"collect/{latest(tmp_path, 'collect').name} has 1.0; samples is 1, it has 2. A new run starts."
+    )
+    planned = composer(*words, "--dry-run")
+    assert planned.returncode == 0 and planned.stderr == f"{note}\n"
+    done = composer(*words)
+    assert done.returncode == 0 and done.stderr.startswith(f"collect: {note}\ncollect: starts, 2 rollouts")
+    for other in (
+        words[:-1],
+        [*words, "--seed", "1", "--env", "kata", "--out", tmp_path / "own"],
+        collect(server, "--resume"),
+    ):
+        assert "Nothing to resume" not in composer(*other, "--dry-run").stderr
+
+
 def test_a_file_and_the_short_options_reach_the_settings(composer, server, tmp_path):
     (tmp_path / "small.toml").write_text("tasks = 9\nsamples = 1\n")
     words = ["collect", *model(server), "-c", tmp_path / "small.toml", "-n", "3", "--seed", "5", "--env", "kata"]
     assert composer(*words).returncode == 0
     config = json.loads((latest(tmp_path, "collect") / "config.json").read_text())
     assert (config["tasks"], config["samples"], config["seed"], config["env"]["name"]) == (3, 1, 5, "kata")
+
+
+def test_one_settings_file_serves_all_stages(composer, server, tmp_path):
+    """Of other stages' settings a stage takes none, and says so once; what no stage has stays an error."""
+    study, also = tmp_path / "study.toml", tmp_path / "teachers.toml"
+    study.write_text(
+        "max_steps = 3\n[env]\nname = 'kata'\n[policy]\nmodel = 'x'\n[evaluate]\ntasks = 2\n[train]\ntasks = 9\n"
+    )
+    also.write_text("[[teachers]]\nname = 'one'\nmodel = 'm'\nmax_tokens = 9\n")
+    arms = [word for name in "AB" for word in ("-s", f"policies.{name}.model=noop")]
+    done = composer("evaluate", "-c", study, "-c", also, *arms, "--dry-run")
+    assert done.returncode == 0 and done.stdout.startswith("4 rollouts"), done.stderr
+    assert done.stderr.splitlines() == [
+        f"{study}: policy, train left out, which other stages have and evaluate does not.",
+        f"{also}: teachers left out, which other stages have and evaluate does not.",
+    ]
+    typed = composer("evaluate", *arms, "-s", "policy.model=x", "--dry-run")
+    assert typed.returncode == 2 and "evaluate has no setting policy" in typed.stderr
+    study.write_text("polcy = 3\ncollect = 3\n")
+    done = composer("evaluate", "-c", study, *arms, "--dry-run")
+    assert done.returncode == 2 and "no setting polcy" in done.stderr and "no setting collect" in done.stderr
+    preset = tmp_path / "mine.toml"
+    preset.write_text(f"[[stage]]\nstage = 'collect'\nconfig.policy.base_url = '{server}'\nconfig.tasks = 2\n")
+    done = composer("run", "--preset", preset, "-c", also, "--dry-run")
+    assert done.returncode == 0 and "teachers left out, which other stages have and this preset" in done.stderr
+
+
+def test_an_arm_unlike_the_presets_is_noted_before_anything_is_loaded(composer):
+    words = ["train", "--arm", "A", "-s", "weights.sdpo=1", "-s", "policy.model=./nowhere", "--dry-run"]
+    assert composer(*words).stderr.startswith("train: arm A has sdpo = 1, while the shipped presets' arm A has none.")
 
 
 def test_inputs_are_the_latest_runs_unless_named(composer, server, made, tmp_path):

@@ -12,8 +12,15 @@ from support.documents import BIN, DOCUMENTS, ROOT
 
 from composer_cli.app import click_command
 from stages import STAGES
+from stages.evaluation import report
+from stages.pairs import extraction
 
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(#[^)\s]+)?\)")
+PLAIN = {
+    *("pass@1", "95 % interval", "tasks", "rollouts", "errors", "USD", "tokens"),
+    *("agrees", "with student", "USD/backed"),
+}
+"""Columns of reports that need no entry: words of the field, and those that the report itself explains."""
 
 
 def test_generated_parts_are_as_the_program_says() -> None:
@@ -65,3 +72,12 @@ def test_every_link_leads_somewhere(path: Path) -> None:
 def test_the_reference_holds_every_package() -> None:
     site = runpy.run_path(str(ROOT / "docs" / "pages.py"))
     assert set(site["PACKAGES"]) == {path.parent.name for path in (ROOT / "stages").glob("*/__init__.py")}
+
+
+def test_the_glossary_is_in_alphabetical_order_and_explains_the_words_of_reports() -> None:
+    text = (ROOT / "docs" / "glossary.md").read_text()
+    terms = re.findall(r"^\| \*\*(.+?)\*\* \|", text, re.M)
+    assert terms == sorted(terms, key=str.lower) and len(terms) > 30
+    explained = {word for term in terms for word in term.split(", ")}
+    missing = {*report.HEAD, *extraction.AUDIT_HEAD} - explained - PLAIN
+    assert missing == set(), "docs/glossary.md explains none of these words of a report"

@@ -139,4 +139,4 @@ def test_no_measured_ratio_is_typed_into_the_readme() -> None:
 )
 def test_a_typed_ratio_is_found(sentence: str) -> None:
     text = (ROOT / "README.md").read_text()
-    assert typed(text.replace("## Quick start", f"{sentence}\n\n## Quick start", 1))
+    assert typed(text.replace("## Install", f"{sentence}\n\n## Install", 1))
