@@ -28,7 +28,7 @@ from stages.runs.records import ROLLOUT, STEP, TEACHER_ACTION, Row
 from stages.runs.stage import Plan, Stage
 from stages.teachers.asking import FINAL, Policies, ask_all, probe_servers
 from stages.teachers.gate import GateConfig, ask_gated
-from stages.teachers.questions import QuestionsByTeacher, RecordedStates, TeacherConfig, questions
+from stages.teachers.questions import QuestionsByTeacher, RecordedStates, TeacherConfig, dependent_votes, questions
 
 WHY_SPARED = {
     "passed": "of rollouts that passed",
@@ -112,7 +112,10 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     unknown = [t.name for t in config.teachers if not t.priced]
     notes = (f"the price of {', '.join(unknown)} is not known",) if unknown else ()
     lengths = tuple(f"{t.name}: {note}" for t in config.teachers for note in context.notes(t))
-    return Plan(units=count, what="answers", max_completion_tokens=tokens, max_cost_usd=cost, notes=notes + lengths)
+    same = tuple(dependent_votes(config.teachers, inputs.one("rollouts")))
+    return Plan(
+        units=count, what="answers", max_completion_tokens=tokens, max_cost_usd=cost, notes=notes + lengths + same
+    )
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
@@ -141,7 +144,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     for name, policy in policies.items():
         if isinstance(policy, AsyncPolicy):
             out.model(name, **policy.facts())  # what was found while asking
-    _report(answers, omitting, spared, config, out)
+    _report(answers, omitting, spared, dependent_votes(config.teachers, inputs.one("rollouts")), config, out)
 
 
 def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
@@ -183,7 +186,9 @@ class AnswerSummary:
         return row
 
 
-def _report(answers: AnswerSummary, omitting: int, spared: Counter[str], config: Config, out: RunWriter) -> None:
+def _report(
+    answers: AnswerSummary, omitting: int, spared: Counter[str], same: Sequence[str], config: Config, out: RunWriter
+) -> None:
     """Write the counts, the verdict and the report; raise `Incomplete` when answers are to be asked for again."""
     # By teacher in the order of the table, and a last line for all of them.
     total = answers.total.line("all")
@@ -214,6 +219,7 @@ def _report(answers: AnswerSummary, omitting: int, spared: Counter[str], config:
         possibly_usd=out.budget.possibly,
     )
     notes = _notes(answers, spent, omitting, spared, out)
+    notes += "".join(f"Note: {note}.\n" for note in same)
     out.write_file("report.txt", f"{table(spent)}\n\n{found.word}: {found.why}\n{notes}")
     if answers.first is not None:
         name = answers.first["teacher"]

@@ -4,6 +4,7 @@ A run may be larger than memory. DuckDB sorts the states on disk; conversations 
 because the table holds the rollouts in another order than teachers are asked.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Container, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from pydantic import Field
 from stages.messages import OMITTED, Message
 from stages.pairs.blocks import open_database, rows_of
 from stages.policy import PolicyConfig, Sample, Turn, context
-from stages.policy.base import prompt_bound
+from stages.policy.base import VLLM, prompt_bound
 from stages.rollouts.trace import states
 from stages.runs import store
 from stages.runs.artifact import Run
@@ -39,6 +40,35 @@ class TeacherConfig(PolicyConfig):
     """Price of an answer in a batch, as a share of the price of a single answer."""
     batch_poll_s: float = Field(30.0, gt=0.0, json_schema_extra={"affects_results": False})
     """Seconds between two status requests for a batch."""
+
+
+def dependent_votes(teachers: Sequence[TeacherConfig], rollouts: Run) -> list[str]:
+    """Return notes on teachers that are one model, and on one that is the policy which collected these rollouts."""
+    same = defaultdict[tuple[str, str], list[TeacherConfig]](list)
+    for teacher in teachers:
+        same[_model_and_server(teacher.model, teacher.base_url)].append(teacher)
+    notes = []
+    for shared in same.values():
+        if len(shared) > 1:
+            *names, last = [teacher.name for teacher in shared]
+            server = " at the same server" if shared[0].base_url else ""
+            notes.append(
+                f"teachers {', '.join(names)} and {last} ask the same model {shared[0].model}{server}: their votes are "
+                "not independent"
+            )
+    # Only there: a training's rollouts were sampled from weights that its settings do not name.
+    if rollouts.manifest.stage == "collect" and (policy := rollouts.manifest.config.get("policy")):
+        for teacher in same.get(_model_and_server(policy["model"], policy["base_url"]), []):
+            notes.append(
+                f"teacher {teacher.name} is the model {teacher.model} that collected the rollouts: its votes are not "
+                "independent of the student"
+            )
+    return notes
+
+
+def _model_and_server(model: str, base_url: str | None) -> tuple[str, str]:
+    """Return what two settings of one model share: its name, and the server unless that is vLLM's of this model."""
+    return model.removeprefix(VLLM), "" if model.startswith(VLLM) else (base_url or "").rstrip("/")
 
 
 FIRST = "row(rollout_id, step)"

@@ -48,6 +48,28 @@ def test_every_distinct_state_is_asked_once(tmp_path: Path, collected: Callable[
     assert run.manifest.summary["verdict"] == "AFFORDABLE"
 
 
+def test_teachers_that_share_a_model_or_are_the_students_are_noted(
+    tmp_path: Path, collected: Callable[..., Run]
+) -> None:
+    rollouts = collected()
+    url = "http://127.0.0.1:9/v1"
+    student = {"name": "s", **{key: rollouts.manifest.config["policy"][key] for key in ("model", "base_url")}}
+    teachers = [endpoint("a", url), endpoint("b", f"{url}/", model="a"), endpoint("a2", "http://other/v1", model="a")]
+    config = replay_teachers.Config(teachers=[*teachers, {**student, "max_tokens": 64}])
+    notes = replay_teachers.plan(Inputs({"rollouts": [rollouts]}), config).notes
+    assert [note for note in notes if "independent" in note] == [
+        "teachers a and b ask the same model a at the same server: their votes are not independent",
+        f"teacher s is the model {student['model']} that collected the rollouts: its votes are not independent of the "
+        "student",
+    ]
+    apart = replay_teachers.Config(teachers=[endpoint("one", url), endpoint("two", url)])
+    assert "independent" not in str(replay_teachers.plan(Inputs({"rollouts": [rollouts]}), apart).notes)
+    with serving(lambda body, n: Reply(body=answer("x"))) as server:
+        teachers = [endpoint("one", server.url), endpoint("two", server.url, model="one")]
+        report = (replay(tmp_path, rollouts, teachers).path / "report.txt").read_text()
+    assert "Note: teachers one and two ask the same model one at the same server" in report
+
+
 def test_too_dear_is_said(tmp_path: Path, collected: Callable[..., Run]) -> None:
     with serving(lambda body, n: Reply(body=answer("x", cost=20.0))) as server:
         run = replay(tmp_path, collected(), [endpoint("one", server.url)])
