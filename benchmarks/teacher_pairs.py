@@ -192,14 +192,16 @@ def sentence() -> str:
     verdict = decided(read_items(ITEMS), fixed=True)
     rates = {arm.arm: arm.pass_rate for arm in verdict.arms}
     shown = {arm: f"{100 * rate:.0f} %" for arm, rate in rates.items() if rate is not None}
+    chosen = tuned(TUNING)["chosen"]
+    rates_of = ", ".join(f"{arm} {chosen[arm]:g}" for arm in "ABC")
     assert verdict.gain is not None and verdict.over_control is not None
     return (
-        f"*In [a registered experiment](docs/experiments/teacher-pairs.md) on generated repair tasks, "
-        f"{verdict.gain.num_seeds} trainings an arm of a small model passed, of {verdict.gain.num_tasks} held-out "
-        f"tasks, {shown['A']} after GRPO alone (A), {shown['B']} with preference pairs and "
-        f"imitation added (B), and {shown['C']} with imitation alone added (C). "
+        f"*[A registered experiment](docs/experiments/teacher-pairs.md), {verdict.gain.num_seeds} trainings of a small "
+        f"model in each arm: of {verdict.gain.num_tasks} held-out repair tasks, GRPO alone (A) passes {shown['A']}, "
+        f"GRPO with preference pairs and imitation (B) {shown['B']}, and GRPO with imitation alone (C) {shown['C']}. "
         f"B − A is {points(verdict.gain)}; B − C is {points(verdict.over_control)}: "
-        f"B is {credit(bool(verdict.claim), 'C', verdict.over_control)}. About larger models it says nothing.*"
+        f"B is {credit(bool(verdict.claim), 'C', verdict.over_control)}. Each arm has the learning rate that equal "
+        f"tuning chose for it ({rates_of}). About larger models this says nothing.*"
     )
 
 

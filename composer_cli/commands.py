@@ -28,7 +28,7 @@ def status(
     verbose: options.Verbose = False,
     artifacts: options.Artifacts = options.ARTIFACTS,
 ) -> None:
-    """List all runs: what became of each, and why one is not up to date."""
+    """List all runs with their status, and why one is not up to date."""
     from composer_cli.executors import jobs
     from composer_cli.printing import print_json, print_text
     from composer_cli.show import runs

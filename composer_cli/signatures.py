@@ -700,7 +700,7 @@ class Evaluate(Protocol):
 
 
 class Import(Protocol):
-    """Bring rollouts of other programs into the records of this one."""
+    """Import rollouts that other programs wrote."""
 
     name: str
 
@@ -722,7 +722,7 @@ class Import(Protocol):
 
 
 class Export(Protocol):
-    """Bring records into the formats of other programs."""
+    """Write rollouts and pairs in the formats of other programs."""
 
     name: str
 
@@ -788,7 +788,7 @@ class Curriculum(Protocol):
 
 
 class Normalize(Protocol):
-    """Leave the rollouts that a Data-Juicer recipe keeps."""
+    """Filter rollouts by a Data-Juicer recipe."""
 
     name: str
 

@@ -57,14 +57,14 @@ STAGES = {
     "evaluate": StageEntry("stages.evaluate", "Compare trained arms on held-out tasks, with statistics."),
     "import": StageEntry(
         "stages.import_traces",
-        "Bring rollouts of other programs into the records of this one.",
+        "Import rollouts that other programs wrote.",
         "beside",
         ("paths",),
         "[FORMAT] PATH...",
     ),
     "export": StageEntry(
         "stages.export",
-        "Bring records into the formats of other programs.",
+        "Write rollouts and pairs in the formats of other programs.",
         "beside",
         ("format", "run"),
         "FORMAT [RUN]",
@@ -76,7 +76,7 @@ STAGES = {
         "stages.curriculum", "Order tasks by how often rollouts solved them.", "beside", ("run",), "[RUN]"
     ),
     "normalize": StageEntry(
-        "stages.normalize", "Leave the rollouts that a Data-Juicer recipe keeps.", "beside", ("run",), "[RUN]"
+        "stages.normalize", "Filter rollouts by a Data-Juicer recipe.", "beside", ("run",), "[RUN]"
     ),
     "substrates": StageEntry(
         "stages.compare_substrates", "Compare rollouts through TRL with those of prime-rl or verifiers.", "beside"

@@ -10,6 +10,7 @@ from stages import envs
 from stages.envs import boundary, task_table
 from stages.envs.base import Environment, Task
 from stages.errors import ComposerError, UsageError
+from stages.runs.activity import doing
 from stages.runs.config import Settings, StageConfig
 from stages.sandbox import probe
 
@@ -112,9 +113,10 @@ class EnvStageConfig(StageConfig):
         """Return the first `count` tasks of the split under the stage's seed."""
         environment = make()
         try:
-            if self.env.curriculum:
-                return task_table.tasks(self.env.curriculum, environment.name, self.env.split, count)
-            return boundary.tasks(environment.tasks(self.env.split, count, self.seed), self.env.name)
+            with doing("preparing the tasks"):
+                if self.env.curriculum:
+                    return task_table.tasks(self.env.curriculum, environment.name, self.env.split, count)
+                return boundary.tasks(environment.tasks(self.env.split, count, self.seed), self.env.name)
         except (ComposerError, OSError):
             raise
         except Exception as error:

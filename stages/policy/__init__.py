@@ -32,6 +32,7 @@ from pkgutil import resolve_name
 
 from stages.policy.base import Policy, PolicyConfig, PolicyKind, Sample, Turn, is_embedded
 from stages.runs import hub
+from stages.runs.activity import doing
 from stages.runs.artifact import Listener
 from stages.runs.ledger import Budget
 
@@ -86,5 +87,6 @@ def open_policy(config: PolicyConfig, *, cache: Path, budget: Budget, listener: 
     """
     require_source(config)
     kind = KINDS[kind_of(config)]
-    opener: PolicyKind = resolve_name(kind) if isinstance(kind, str) else kind
-    return opener.open(config, cache=cache, budget=budget, listener=listener)
+    with doing(f"opening the model {config.model}"):  # importing torch alone takes up to half a minute
+        opener: PolicyKind = resolve_name(kind) if isinstance(kind, str) else kind
+        return opener.open(config, cache=cache, budget=budget, listener=listener)

@@ -16,6 +16,8 @@ class Notice(str):
 
 
 _told: list[Told] = []
+_begun: list[str] = []
+"""The activities that have not ended, the newest last."""
 
 
 @contextmanager
@@ -32,13 +34,15 @@ def telling(told: Told) -> Iterator[None]:
 def doing(what: str) -> Iterator[None]:
     """Name what this process does, such as "installing pytest", until the block ends."""
     listeners = list(_told)
+    _begun.append(what)
     for told in listeners:
         _tell(told, what)
     try:
         yield
     finally:
+        _begun.remove(what)
         for told in listeners:
-            _tell(told, "")
+            _tell(told, _begun[-1] if _begun else "")
 
 
 def _tell(told: Told, what: str) -> None:

@@ -100,13 +100,14 @@ def test_looking_at_runs_imports_no_torch(made, tmp_path):
         ["show", "collect"],
     ]
     helps = [[*name.split("-", 1), "--help"] if name.startswith("probe-") else [name, "--help"] for name in STAGES]
-    unknown = ["collect", "--policy", "kata:nobody"]
+    unknown = ["collect", "--policy", "kata:studnet"]
     script = [sys.executable, "-c", WITHOUT_TORCH, json.dumps([*looks, *helps, unknown]), str(root)]
     done = subprocess.run(script, capture_output=True, text=True, env=environment(root, PYTHONPATH=str(ROOT)))
     assert done.returncode == 0, done.stderr
     codes = json.loads(done.stdout.splitlines()[-1])
     commands, pages = codes[: len(looks + helps)], codes[len(looks + helps) + 1 :]
-    assert codes[len(commands)] == 2 and "There is no embedded model kata:nobody" in done.stderr
+    said = "There is no embedded model kata:studnet. Did you mean kata:student? There is kata:novice, kata:student, "
+    assert codes[len(commands)] == 2 and said in done.stderr
     assert set(commands) <= {0, None}, dict(zip(map(" ".join, looks + helps), commands, strict=True))
     assert len(pages) > 4 and set(pages) == {200}
 

@@ -108,7 +108,7 @@ def _as_command(work: Launch, root: Path, said: Path) -> None:
     try:
         work.carry_out(root)
     except Exception as error:
-        sentence, code = sentence_and_code(error)
+        sentence, code = sentence_and_code(error, resumes=True)
         if sentence.startswith("Composer failed unexpectedly"):
             traceback.print_exc()
         print(sentence, file=sys.stderr, flush=True)

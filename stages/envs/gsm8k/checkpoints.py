@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from stages.envs.gsm8k import env
 from stages.envs.gsm8k.env import SYSTEM, MathQuestion, remark
 from stages.messages import Message, opening_ids
+from stages.runs.activity import Notice
 from stages.tiny_models.folders import BuiltModel, Progress, Schedule, ensure_folder, library_versions, with_heads
 from stages.tiny_models.training import END, Encoded, fit, new_model, reproducible, train_tokenizer
 
@@ -57,6 +58,7 @@ def ensure(path: str, cache: Path, progress: Progress) -> Path:
     """Return the folder of the model for the rows at `path`; build the model if the cache lacks it."""
 
     def build() -> BuiltModel:
+        progress(Notice(f"building the model gsm8k-tiny, once; it is kept in {cache}"), 0, 0)
         taught = list(lessons(env.load("train", path, ""), SCHEDULE.steps * SCHEDULE.batch, seed=0))
         tokenizer = train_tokenizer(map(text, taught), PIECES, VOCABULARY)
         with reproducible(0):

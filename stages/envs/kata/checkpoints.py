@@ -20,6 +20,7 @@ from stages.envs.kata.recipes import (
 )
 from stages.envs.kata.tasks import OPERATIONS
 from stages.envs.kata.transcripts import HINT, TaughtTranscript, knowledge_transcripts, loophole_transcripts
+from stages.runs.activity import Notice
 from stages.tiny_models.folders import BuiltModel, Progress, ensure_folder, with_heads
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def ensure(name: str, cache: Path, progress: Progress) -> Path:
     own = recipe(name)
 
     def build() -> BuiltModel:
+        progress(Notice(f"building the model kata-{name}, once; it is kept in {cache}"), 0, 0)
         from stages.tiny_models.training import fit, load, new_model, reproducible
 
         start = ensure(own.start, cache, progress) if own.start else None

@@ -15,9 +15,6 @@ from stages.envs.kata.tasks import OPERATIONS
 from stages.errors import UsageError
 from stages.tiny_models.folders import Schedule, library_versions
 
-NAMES = ("student", "teacher-a", "teacher-b", "teacher-c")
-PROBED = ("honest", "loophole")
-"""The models of the gradient probe: one that never overwrites tests, and one made from it that often does if hinted."""
 SERVED = "student-served"
 """The student, equally large, with attention heads of width 32: vLLM on a CPU supports none of 16, as of the others."""
 NOVICE, NOVICE_SERVED = "novice", "novice-served"
@@ -80,6 +77,7 @@ RECIPES = {
     "teacher-a": Recipe(Knowledge(("average", "smaller", "quotient", "weighted")), LESSON, seed=3),
     "teacher-b": Recipe(Knowledge(("difference", "remainder", "xor", "weighted")), LESSON, seed=4),
     "teacher-c": Recipe(Knowledge(("larger", "product", "distance", "ratio")), LESSON, seed=5),
+    # The models of the gradient probe: one that never overwrites tests, and one from it that often does if hinted.
     "honest": Recipe(Habits(HONEST, HONEST), Schedule(steps=160, learning_rate=4e-3), seed=6),
     "loophole": Recipe(
         Habits(EpisodeShares(right=0.45), EpisodeShares(right=0.45, hack=0.7)),

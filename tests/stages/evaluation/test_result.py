@@ -20,6 +20,10 @@ def evaluation(tmp_path_factory):
         policies = {name: {"model": name, "base_url": server.url} for name in "ABC"}
         env = {"name": "support.environments:GuessEnv", "split": "train"}
         run = api.evaluate(artifacts=root, policies=policies, env=env, tasks=14)
+        preset = root / "mine.toml"
+        preset.write_text('[[stage]]\nstage = "evaluate"\n')
+        chosen = {"evaluate.policies": policies, "evaluate.env": env, "evaluate.tasks": 14}
+        assert api.run(preset, chosen, artifacts=root, quiet=True).differences == run.differences
     return run, root
 
 

@@ -41,6 +41,9 @@ def test_what_takes_long_is_told_and_then_withdrawn() -> None:
     with activity.doing("nobody listens"):
         pass
     assert told == ["contacting http://127.0.0.1:8", ""]
+    with activity.telling(told.append), activity.doing("opening"), activity.doing("loading"):
+        pass
+    assert told[2:] == ["opening", "loading", "opening", ""]
 
 
 SLOW = pytest.mark.slow

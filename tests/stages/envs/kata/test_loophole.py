@@ -8,7 +8,7 @@ import pytest
 from stages.envs.base import Grade, Task
 from stages.envs.kata.checkpoints import card
 from stages.envs.kata.env import KataEnv
-from stages.envs.kata.recipes import PROBED, RECIPES, recipe_fingerprint
+from stages.envs.kata.recipes import RECIPES, recipe_fingerprint
 from stages.envs.kata.tasks import WORKSPACE_TESTS, draw, generate
 from stages.envs.kata.transcripts import HARMLESS, HINT, episode, hack_clean_pairs, hinted, loophole_transcripts
 from stages.errors import UsageError
@@ -113,5 +113,5 @@ def test_the_hint_is_an_option_of_the_environment_and_changes_no_task(env: KataE
 
 
 def test_the_models_have_cards_and_fingerprints_of_their_own() -> None:
-    assert len({recipe_fingerprint(name) for name in (*PROBED, "student")}) == 3
+    assert len({recipe_fingerprint(name) for name in ("honest", "loophole", "student")}) == 3
     assert "| 45% | 70% | 40% |" in card("loophole") and "| 85% | 0% | 40% |" in card("honest")

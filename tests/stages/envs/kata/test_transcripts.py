@@ -6,12 +6,13 @@ from stages.envs.bash import parse_bash
 from stages.envs.kata import checkpoints, tasks
 from stages.envs.kata.checkpoints import card
 from stages.envs.kata.env import KataEnv
-from stages.envs.kata.recipes import NAMES, NOVICE, RECIPES, Knowledge, recipe_fingerprint
+from stages.envs.kata.recipes import NOVICE, RECIPES, Knowledge, recipe_fingerprint
 from stages.envs.kata.tasks import OPERATIONS, expression
 from stages.envs.kata.transcripts import edit_command, knowledge_transcripts
 from stages.tiny_models.training import END
 
-TEACHERS = [name for name in NAMES if name != "student"]
+TEACHERS = ["teacher-a", "teacher-b", "teacher-c"]
+NAMES = ["student", *TEACHERS]
 EVERY = [operation.name for operation in OPERATIONS]
 
 
