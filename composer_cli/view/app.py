@@ -105,9 +105,17 @@ def query(wanted: Mapping[str, Any], **changed: Any) -> str:
     return "?" + urlencode(values, doseq=True) if kept else "?"
 
 
+NAMES = {
+    "gt_pass": "hidden tests pass",
+    "visible_pass": "visible tests pass",
+    "protocol_ok": "followed the protocol",
+    "num_steps": "steps",
+    "terminated_by": "ended by",
+}
+"""Columns whose names do not say to a reader what they are."""
 FILTERS: dict[str, Callable[..., str]] = {
     "plain": plain,
-    "words": lambda name: name.replace("_", " "),
+    "words": lambda name: NAMES.get(name, name.replace("_", " ")),
     "duration": duration,
     "age": age,
     "counted": lambda number: f"{number:,}",

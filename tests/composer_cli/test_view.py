@@ -170,6 +170,8 @@ def test_an_evaluation_begins_with_its_verdict_and_its_failures_are_one_click_aw
     text = shown(page)
     order = [text.index(words) for words in ("Shown", "Not shown", "Differences between arms", "By family", "Rollouts")]
     assert order == sorted(order) and "no arm that only imitates" in text
+    buttons = re.findall(r'<a class="button"[^>]*>([^<]*)<', page)
+    assert not [words for words in buttons if "task by task" in words], "there is no arm C to compare with"
     (link,) = re.findall(r'<a class="button" href="([^"]+)">B passed, A failed: 1 task<', page)
     opened = site.get(whole=unescape(link))
     assert opened.status == 200 and "B did t-1" in shown(opened.text) and "A did t-1" in shown(opened.text)
@@ -487,6 +489,7 @@ def test_a_rollout_begins_with_its_outcome_and_a_log_keeps_its_lines(tmp_path: P
     written(tmp_path, name, [(ROLLOUT, [played | {"test_log": log}])], outcome=RunOutcome(ok=False))
     client = TestClient(build(tmp_path, "token"), base_url="http://127.0.0.1/token/")
     page = client.get(rollout_path(name, "r")).text
+    assert "<dt>hidden tests pass</dt><dd>no</dd>" in page and "<dt>steps</dt>" in page
     assert "FAILED tests/test_a.py::test_it</span>\n  &lt;b&gt;1&lt;/b&gt; == 2</pre>" in page
     before, _, more = page.partition("<summary>More facts</summary>")
     assert "<dt>reward</dt>" in before and "<dt>seed</dt>" in more and "<dt>patch</dt>" not in page
