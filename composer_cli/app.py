@@ -104,7 +104,9 @@ def explained(error: typer.TyperException, words: Sequence[str]) -> str:
         keys: list[str] = (
             context.command.settings_keys() if option and isinstance(context.command, StageCommand) else []
         )
-        if setting := option_as_setting(option, keys, near=not getattr(error, "possibilities", None)):
+        if option and (read := _kind_of_input(context.command, option)):
+            message = f"No such option: {option}. A run of {read[0]}, made by {read[1]}, is given with --from RUN."
+        elif setting := option_as_setting(option, keys, near=not getattr(error, "possibilities", None)):
             after = words[words.index(option) + 1] if option in words[:-1] else "-"
             value = "VALUE" if after.startswith("-") else after
             message = f"No such option: {option}. Did you mean the setting --set {setting}={value}?"
@@ -112,6 +114,18 @@ def explained(error: typer.TyperException, words: Sequence[str]) -> str:
         elif option and isinstance(context.command, RunCommand):
             end = f"Settings of its stages are written --set KEY=VALUE or --set STAGE.KEY=VALUE. {end}"
     return f"{message}{'' if message.endswith(('.', '?')) else '.'} {end} lists the {listed}."
+
+
+def _kind_of_input(command: Any, option: str) -> tuple[str, str] | None:
+    """Return what a stage reads under the name of an option, and the commands that make it; None for other words."""
+    if not isinstance(command, StageCommand):
+        return None
+    from stages.runs.stage import commands as makers
+
+    kinds = {name: slot.kind for name, slot in command.inputs().items()}
+    kinds |= {kind.plural: kind for kind in kinds.values()}
+    kind = kinds.get(option.lstrip("-").replace("-", "_"))
+    return kind and (kind.plural, makers(kind))
 
 
 def option_as_setting(option: str, keys: Sequence[str], *, near: bool) -> str:

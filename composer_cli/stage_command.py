@@ -1,6 +1,6 @@
 """The command of a stage. All stages take the same words; options for settings that a stage lacks are not offered."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import typer
@@ -50,6 +50,12 @@ class StageCommand(HelpCommand):
         from stages.runs.stage import load_stage
 
         return [name for name, _ in known(load_stage(self._stage()).config)]
+
+    def inputs(self) -> Mapping[str, Any]:
+        """Return the slots of the runs that the stage reads, by name."""
+        from stages.runs.stage import load_stage
+
+        return load_stage(self._stage()).inputs
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Name the positional words by their meaning in the usage line."""

@@ -9,15 +9,12 @@ from datetime import UTC, datetime
 from difflib import get_close_matches
 from pathlib import Path
 
-from stages import STAGES, command_words, stage_order
+from stages import STAGES, stage_order
 from stages.errors import BadInput, UsageError
 from stages.runs import artifact, bucket, runner
 from stages.runs.artifact import Check, InputRef, Inputs, Manifest, Run
 from stages.runs.records import Kind
-from stages.runs.stage import assign_inputs, load_stage
-
-TRAINING = "train"
-"""The stage whose runs hold rollouts beside what they were made for."""
+from stages.runs.stage import TRAINING, assign_inputs, commands, load_stage, writers
 
 
 def folders(root: Path) -> list[Path]:
@@ -97,14 +94,14 @@ def choose(stage: str, given: Sequence[str], root: Path, tell: Callable[[str], N
     if given:
         return assign_inputs(loaded, [Run(find(root, text)) for text in given])
     wanted = {name: slot.kind for name, slot in loaded.inputs.items() if not (slot.many or slot.optional)}
-    first = sorted(wanted, key=lambda name: min(map(stage_order, _writers(wanted[name]))))
-    newest = {name: [path for s in _writers(wanted[name]) if (path := latest(root, s)) is not None] for name in first}
+    first = sorted(wanted, key=lambda name: min(map(stage_order, writers(wanted[name]))))
+    newest = {name: [path for s in writers(wanted[name]) if (path := latest(root, s)) is not None] for name in first}
     for name in (name for name in wanted if not newest[name]):
         training = latest(root, TRAINING)
         held = training is not None and Run(training).holds(wanted[name])
         raise BadInput(
             f"{stage} needs {wanted[name].plural}, and there is no finished run in {root} that holds them. "
-            f"Run {' or '.join(f'`{command_words(writer)}`' for writer in _writers(wanted[name]))} first, "
+            f"Run {commands(wanted[name])} first, "
             f"or give a run with --from FOLDER{f', such as the training {training}' if held else ''}."
         )
     chosen: dict[str, tuple[Run, str]] = {}  # by slot, with the reason
@@ -116,12 +113,6 @@ def choose(stage: str, given: Sequence[str], root: Path, tell: Callable[[str], N
     for path, (_, reason) in in_order.items():
         tell(f"{stage}: reads {path} ({reason}; --from chooses another)")
     return assign_inputs(loaded, [run for run, _ in in_order.values()])
-
-
-def _writers(kind: Kind) -> list[str]:
-    """Return the stages that write this kind, training only where no other does: its rollouts were played to learn."""
-    writers = [stage for stage in STAGES if any(one.name == kind.name for one in load_stage(stage).outputs.values())]
-    return [stage for stage in writers if stage != TRAINING] or writers
 
 
 def _read_by(runs: Sequence[Run], kind: Kind, root: Path) -> tuple[Run, str] | None:

@@ -50,7 +50,7 @@ def read_rows(path: Path) -> list[Row]:
     A file named *.gz is unpacked. The tokens NaN, Infinity and -Infinity, which are no JSON but which Python and others
     write, are read as None: the number is unknown. Raises BadInput with the file, and the line where there is one.
     """
-    return [parse_line(path, number, line) for number, line in numbered_lines(path)]
+    return [parse_line(line, f"{path}, line {number}: ") for number, line in numbered_lines(path)]
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -66,15 +66,17 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     yield from ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
 
 
-def parse_line(path: Path, number: int, line: str) -> Row:
-    """Return the JSON object of a line; BadInput names file and line where it is none."""
+def parse_line(line: str, place: str = "") -> Row:
+    """Return the JSON object of a line; `BadInput` says why it is none, after the place."""
     try:
         # json and not orjson: orjson refuses the tokens NaN and Infinity, which parse_constant maps to None.
         row = json.loads(line, parse_constant=lambda _: None)
+    except json.JSONDecodeError as error:  # its own line is that within the text, which is always the first
+        raise BadInput(f"{place}it is not JSON ({error.msg} in column {error.colno}).") from None
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"{path}, line {number}, is not JSON ({error}).") from None
+        raise BadInput(f"{place}it is not JSON ({error}).") from None
     if not isinstance(row, dict):
-        raise BadInput(f"{path}, line {number}, is {line.strip()[:40]!r}, not a JSON object.")
+        raise BadInput(f"{place}it is {line.strip()[:40]!r}, not a JSON object.")
     return row
 
 
@@ -88,6 +90,18 @@ def unusable(path: str, noun: str, problems: Sequence[str]) -> BadInput:
     shown = "\n".join(f"- {problem}" for problem in problems[:MOST_REPORTED])
     more = f"\n- and {count - MOST_REPORTED} more" if count > MOST_REPORTED else ""
     return BadInput(f"{path}: {count} {noun if count == 1 else f'{noun}s'} cannot be used:\n{shown}{more}")
+
+
+def too_many(path: str, splits: Mapping[Split, Sequence[Row]], split: Split, count: int) -> UsageError:
+    """Return the error for more tasks of a split than there are, with how many may be asked for."""
+    most, rest = (
+        len(splits[split]),
+        ", ".join(f"{len(rows)} for {name}" for name, rows in splits.items() if name != split),
+    )
+    how = next((row[DIVIDED_BY] for rows in splits.values() for row in rows if DIVIDED_BY in row), None)
+    divided = f" (and {rest}: env.eval_share is {how['eval_share']:g})" if how else f" (and {rest})"
+    wanted = f"Ask for {most} at most, with tasks={most}." if most else "Give some tasks this split."
+    return UsageError(f"{path} holds {most} tasks for {split}{divided}, not {count}. {wanted}")
 
 
 DIVIDED_BY = "divided_by"

@@ -111,10 +111,25 @@ def assign_inputs(stage: Stage[Any], runs: Sequence[Run]) -> Inputs:
         if run not in used:
             held = ", ".join(run.manifest.outputs) or "nothing"
             raise BadInput(
-                f"{run.path} holds {held}; {stage.name} has no use for it. "
-                f"It needs {', '.join(s.kind.plural for s in stage.inputs.values())}."
+                f"{run.path} holds {held}; {stage.name} has no use for it. It reads "
+                f"{', '.join(f'{s.kind.plural} (made by {commands(s.kind)})' for s in stage.inputs.values())}."
             )
     return Inputs(filled)
+
+
+TRAINING = "train"
+"""The stage whose runs hold rollouts beside what they were made for."""
+
+
+def writers(kind: Kind) -> list[str]:
+    """Return the stages that write this kind, training only where no other does: its rollouts were played to learn."""
+    found = [stage for stage in STAGES if any(one.name == kind.name for one in load_stage(stage).outputs.values())]
+    return [stage for stage in found if stage != TRAINING] or found
+
+
+def commands(kind: Kind) -> str:
+    """Return the commands that make this kind, for a message."""
+    return " or ".join(f"`{command_words(writer)}`" for writer in writers(kind))
 
 
 def check_inputs(inputs: Inputs) -> None:

@@ -177,3 +177,12 @@ def test_another_package_called_stages_is_named(tmp_path):
     script = f"import sys\nsys.path[:0] = [{str(tmp_path)!r}]\nfrom composer_cli.__main__ import main\nmain()"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 2 and str(tmp_path / "stages") in done.stderr and "Traceback" not in done.stderr
+
+
+def test_an_option_named_after_what_a_stage_reads_is_answered_with_the_run_to_give(composer):
+    for stage, option, said in (
+        ("train", "--pairs", "A run of pairs, made by `composer extract-pairs`, is given with --from RUN."),
+        ("replay-teachers", "--rollouts", "A run of steps, made by `composer collect` or"),
+    ):
+        done = composer(stage, option, "collect")
+        assert done.returncode == 2 and f"No such option: {option}. {said}" in done.stderr, done.stderr

@@ -24,7 +24,7 @@ from stages.envs.harbor.machines import COMMAND_S, Machine, PlayedIn
 from stages.envs.harbor.task_folder import HarborStep, HarborTask
 from stages.envs.harbor.verifying import VerifierVerdict
 from stages.envs.repo.session import TOOLS
-from stages.envs.task_table import DIVIDED_BY, MOST_REPORTED, split_rows, unusable
+from stages.envs.task_table import DIVIDED_BY, MOST_REPORTED, split_rows, too_many, unusable
 from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.messages import Message
 from stages.runs import store
@@ -104,12 +104,10 @@ class HarborEnv:
 
     def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
         """Return the first `count` tasks of a split in an order drawn from the seed, all of which can be played."""
-        found = self._rows()[split]
+        splits = self._rows()
+        found = splits[split]
         if count > len(found):
-            raise UsageError(
-                f"{self._path} holds {len(found)} tasks for {split}, not {count}. Ask for fewer tasks, or set "
-                "env.eval_share."
-            )
+            raise too_many(self._path, splits, split, count)
         # By digest, so that a longer list starts with the shorter one and other folders change nothing.
         ordered = sorted(found, key=lambda row: store.digest([seed, row["id"]]))[:count]
         drawn = [{DIVIDED_BY: row[DIVIDED_BY]} if DIVIDED_BY in row else {} for row in ordered]

@@ -37,7 +37,7 @@ from stages.envs.repo.guest.composer_rules import COMMAND, of_ids, stands_for
 from stages.envs.repo.packing import PackedTask, contents
 from stages.envs.repo.session import RepoEnvironment, RepoSession
 from stages.envs.repo.trees import TreeFile
-from stages.envs.task_table import family_of, split_rows
+from stages.envs.task_table import family_of, split_rows, too_many
 from stages.envs.tasks import rows
 from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.messages import Message
@@ -87,19 +87,17 @@ class TasksEnv(RepoEnvironment):
 
     def size(self, split: Split) -> int:
         """Return the number of tasks of a split."""
-        return len(self._rows(split))
+        return len(self._splits()[split])
 
-    def _rows(self, split: Split) -> list[Row]:
-        return split_rows(rows.load(self._path), self._split_seed, self._eval_share)[split]
+    def _splits(self) -> dict[Split, list[Row]]:
+        return split_rows(rows.load(self._path), self._split_seed, self._eval_share)
 
     def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
         """Return the first `count` tasks of a split in an order drawn from the seed."""
-        found = self._rows(split)
+        splits = self._splits()
+        found = splits[split]
         if count > len(found):
-            raise UsageError(
-                f"{self._path} holds {len(found)} tasks for {split}, not {count}. Ask for fewer tasks, or set "
-                "env.eval_share."
-            )
+            raise too_many(self._path, splits, split, count)
         # By digest, so that a longer list starts with the shorter one and another order of rows changes nothing.
         ordered = sorted(found, key=lambda row: store.digest([seed, row["id"]]))
         return [Task(row["id"], self.name, split, family_of(row), row["prompt"], row) for row in ordered[:count]]

@@ -114,7 +114,7 @@ def load(path: str) -> list[Row]:
     contents: dict[str, str] = {}
     for where, given in _read(path):
         if isinstance(given, BadInput):
-            problems.append(f"{where}: {given}")
+            problems.append(f"{where}: {given}".removesuffix("."))
             continue
         try:
             json.dumps(given, ensure_ascii=False).encode()
@@ -132,9 +132,9 @@ def load(path: str) -> list[Row]:
         row["folder"] = str(Path(path).expanduser().absolute().parent)
         # Under two ids one task would count twice, and could be trained on and evaluated.
         if (other := contents.setdefault(content, where)) != where:
-            problems.append(f"{where}: it is the task of {other} again")
+            problems.append(f"{where}: it is the task of {other} again; remove one of the two")
         elif (other := seen.setdefault(row["id"], where)) != where:
-            problems.append(f"{where}: it has the id {row['id']!r} of {other}")
+            problems.append(f"{where}: it has the id {row['id']!r} of {other}; change the id or remove one")
         if missing := _missing_source(row):
             problems.append(f"{where}: {missing}")
         rows.append(row)
@@ -151,7 +151,7 @@ def _read(path: str) -> Iterator[tuple[str, Row | BadInput]]:
     if file.name.endswith((".jsonl", ".jsonl.gz", ".json.gz", ".ndjson")):
         for number, line in numbered_lines(file):
             try:
-                yield f"line {number}", parse_line(file, number, line)
+                yield f"line {number}", parse_line(line)
             except BadInput as error:
                 yield f"line {number}", error
     elif file.suffix == ".parquet":

@@ -18,9 +18,9 @@ def test_rows_plain_and_gzipped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b'{"a": 1}\n{"a": \n', "line 2, is not JSON"),
-        (b'{"a": 1}\n[1]\n', r"line 2, is '\[1\]', not a JSON object"),
-        (b"[" * 100_000, "line 1, is not JSON"),
+        (b'{"a": 1}\n{"a": \n', r"line 2: it is not JSON \(Expecting value in column 7\)"),
+        (b'{"a": 1}\n[1]\n', r"line 2: it is '\[1\]', not a JSON object"),
+        (b"[" * 100_000, "line 1: it is not JSON"),
         (b"\xff", "is damaged"),
     ],
 )

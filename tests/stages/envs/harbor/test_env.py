@@ -335,7 +335,9 @@ def test_tools_malformed_actions_and_options(made: Any, tmp_path: Path) -> None:
         HarborEnv(path="x", network="all")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="Leave out sandbox=none"):
         HarborEnv(path="x", sandbox="none")
-    with pytest.raises(UsageError, match="holds 1 tasks for train, not 2"):
+    with pytest.raises(
+        UsageError, match=r"holds 1 tasks for train \(and 0 for eval\), not 2\. Ask for 1 at most, with tasks=1\."
+    ):
         env.tasks("train", 2, 0)
     with pytest.raises(BadInput, match="holds no tasks that can be played"):
         HarborEnv(path=str(tmp_path / "tasks0" / "task0" / "tests"), runs_in="bubblewrap").tasks("train", 1, 0)

@@ -46,7 +46,10 @@ BAD = {
     "a test with a null byte": ({**GOOD, "test": "true\0"}, "holds the character NUL"),
     "a file in a file": ({**GOOD, "files": {"a": "x", "a/b/c": "y"}}, "'a/b/c' lies in another file of the row"),
     "half of a character": ({**GOOD, "files": {"a": "\ud800"}}, "half of a character"),
-    "the same task again": ({**GOOD, "id": "other", "family": "f"}, "it is the task of line 1 again"),
+    "the same task again": (
+        {**GOOD, "id": "other", "family": "f"},
+        "line 2: it is the task of line 1 again; remove one",
+    ),
     "a commit without git": ({**GOOD, "commit": "0123456789"}, "git and commit belong together"),
     "no hex commit": ({**GOOD, "git": ".", "commit": "--output=/tmp/x"}, "commit: it should match the pattern ^("),
     "an id with a slash": ({**GOOD, "id": "a/b"}, "id: it should match the pattern ^["),
@@ -71,7 +74,9 @@ def test_all_bad_rows_are_reported_at_once(tmp_path: Path) -> None:
             written(tmp_path, *[{**GOOD, "id": "same", "prompt": f"{n}"} for n in range(3)], *[{"prompt": ""}] * 30)
         )
     lines = str(refused.value).splitlines()
-    assert lines[0].endswith("32 rows cannot be used:") and lines[1].endswith("it has the id 'same' of line 1")
+    assert lines[0].endswith("32 rows cannot be used:") and lines[1].endswith(
+        "it has the id 'same' of line 1; change the id or remove one"
+    )
     assert len(lines) == 1 + MOST_REPORTED + 1 and lines[-1] == "- and 12 more"
 
 
@@ -121,6 +126,7 @@ def test_lines_that_are_no_rows_are_reported_with_the_others(tmp_path: Path) -> 
     with pytest.raises(BadInput) as refused:
         rows.load(str(path))
     heads = [line.split(":")[0] for line in str(refused.value).splitlines()[1:]]
+    assert "- line 3: it is not JSON (Expecting value in column 12)\n- line 4: it is '[1]'" in str(refused.value)
     assert heads == ["- line 3", "- line 4", "- line 5"], "counted as an editor counts, with the empty line"
 
 
