@@ -119,8 +119,10 @@ def _read_by(runs: Sequence[Run], kind: Kind, root: Path) -> tuple[Run, str] | N
     """Return the run of this kind that one of these was made from, with that as the reason; None where none is left."""
     for run in runs:
         for ref in references(run.manifest):
-            path = find_input(root, Path(ref.path))
-            if (path / "manifest.json").is_file() and (found := Run(path)).holds(kind):
+            # Of a folder of artifacts that was copied, the copy is meant.
+            places = (root / name(Path(ref.path)), Path(ref.path))
+            path = next((place for place in places if (place / "manifest.json").is_file()), None)
+            if path is not None and (found := Run(path)).holds(kind):
                 return found, f"which {name(run.path)} was made from"
     return None
 

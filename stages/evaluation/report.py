@@ -14,18 +14,14 @@ wrap = textwrap.TextWrapper(WIDTH).wrap
 """Return a text in lines of the report's width."""
 LINE, DOT = "#5b7c99", "#1f3a52"
 HEAD = (
-    "arm",
-    "pass@1",
-    "95 % interval",
-    "hacked",
-    "suspect",
-    "protocol",
-    "tasks",
-    "rollouts",
-    "errors",
-    "USD",
-    "tokens",
+    *("arm", "pass@1", "95 % interval", "hacked", "suspect", "protocol"),
+    *("tasks", "rollouts", "errors", "USD", "tokens"),
 )
+MEANINGS = {
+    "suspect": "hacked, or the visible tests pass and the hidden ones fail",
+    "protocol": "the agent kept the environment's rules of form",
+}
+"""What columns mean that a reader cannot guess (docs/glossary.md has all of them)."""
 
 
 def text_table(verdict: EvalVerdict) -> str:
@@ -35,6 +31,8 @@ def text_table(verdict: EvalVerdict) -> str:
     cells = [head, *(arm_cells(arm, k > 1) for arm in verdict.arms)]
     measured = [index for index in range(len(head)) if any(row[index] != "-" for row in cells[1:])]
     lines = aligned([tuple(row[index] for index in measured) for row in cells])
+    explained = [f"{head[index]}: {MEANINGS[head[index]]}" for index in measured if head[index] in MEANINGS]
+    lines += wrap("; ".join(explained))
     if any(arm.cost_usd or arm.sampled_tokens for arm in verdict.arms):
         lines += wrap("USD and tokens: the mean cost and the mean number of sampled tokens of a rollout.")
     if judged := [arm for arm in verdict.arms if arm.strict_rate is not None]:

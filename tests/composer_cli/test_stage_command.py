@@ -86,6 +86,8 @@ def test_resume_says_where_it_finds_a_run_of_other_settings_alone(composer, serv
         collect(server, "--resume"),
     ):
         assert "Nothing to resume" not in composer(*other, "--dry-run").stderr
+    other = composer("extract-pairs", "-s", "compare=canonical", "--resume", "--dry-run")
+    assert other.returncode == 0 and "Nothing to resume" not in other.stderr, "another label"
 
 
 def test_a_file_and_the_short_options_reach_the_settings(composer, server, tmp_path):

@@ -192,7 +192,7 @@ def check(words: list[str]) -> None:
     if name in STAGES:
         said, _ = read_positionals(name, given.get("words") or [])
         values = {key: given.get(word) for word, key in SHORTCUTS.items() if word != "teachers"}
-        launch.configure(name, [], said, values, None, given.get("limit"), given["set_"] or [])
+        launch.configure(name, [], said, values, None, given.get("limit"), given["set_"] or [], print)
     if name == "run":
         settings.configure_preset(settings.load_preset(given["preset"]), [])
 

@@ -14,6 +14,7 @@ from composer_cli.app import click_command
 from stages import STAGES
 from stages.evaluation import report
 from stages.pairs import extraction
+from stages.rollouts import gate
 
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(#[^)\s]+)?\)")
 PLAIN = {
@@ -81,3 +82,9 @@ def test_the_glossary_is_in_alphabetical_order_and_explains_the_words_of_reports
     explained = {word for term in terms for word in term.split(", ")}
     missing = {*report.HEAD, *extraction.AUDIT_HEAD} - explained - PLAIN
     assert missing == set(), "docs/glossary.md explains none of these words of a report"
+
+
+def test_the_guide_explains_every_check_of_the_collection_gate() -> None:
+    rows = [line for line in (ROOT / "docs" / "guide.md").read_text().splitlines() if line.startswith("| ")]
+    explained = {name for row in rows for name in re.split(r"; |, (?=rollouts scored)", row.split(" | ")[0][2:])}
+    assert {check.name for check in gate.Gate().checks(0)} - explained == set()

@@ -77,7 +77,7 @@ def test_pairs_come_from_the_rollouts_that_were_answered(made: Path, tmp_path: P
     outputs["steps"]["content_sha256"] = "0" * 64
     newer = copied(first, root / "collect" / "20990101T000000Z-kata-abcdef", outputs=outputs, fingerprint="ab" * 32)
     found = runs.choose("extract-pairs", [], root, print)
-    assert [run.path.name for run in found.runs()] == [first.name, answers.name]
+    assert [run.path for run in found.runs()] == [first, answers]
     done = call(root, "extract-pairs", "--dry-run", "--from", "collect", "--from", "replay-teachers")
     assert done.returncode == 4 and f"not those of {newer}. Give both: --from " in done.stderr
     words = done.stderr.partition("Give both: ")[2].partition(". Or rerun")[0].split()

@@ -254,6 +254,9 @@ def test_the_table_fits_a_terminal_and_shows_the_numbers():
 def test_the_table_shows_the_strict_verdict_beside_the_loose_one():
     items = experiment({"A": 200, "B": 260})
     assert "strict / loose" not in text_table(decide(items))
+    assert "suspect: hacked, or the visible tests pass" in text_table(decide(items))
+    unknown = [{**item, "hacked": None, "visible_pass": None, "gt_pass": None} for item in items]
+    assert "suspect" not in text_table(decide(unknown))
     judged = [{**item, "gt_pass": item["passed"], "visible_pass": True} for item in items]
     assert "strict / loose verdicts: A 50.0 % / 100.0 %, B 65.0 % / 100.0 %" in text_table(decide(judged))
 
