@@ -58,11 +58,11 @@ def dependent_votes(teachers: Sequence[TeacherConfig], rollouts: Run) -> list[st
             )
     # Only there: a training's rollouts were sampled from weights that its settings do not name.
     if rollouts.manifest.stage == "collect" and (policy := rollouts.manifest.config.get("policy")):
-        for teacher in same.get(_model_and_server(policy["model"], policy["base_url"]), []):
-            notes.append(
-                f"teacher {teacher.name} is the model {teacher.model} that collected the rollouts: its votes are not "
-                "independent of the student"
-            )
+        notes += [
+            f"teacher {teacher.name} is the model {teacher.model} that collected the rollouts: its votes are not "
+            "independent of the student"
+            for teacher in same.get(_model_and_server(policy["model"], policy["base_url"]), [])
+        ]
     return notes
 
 
