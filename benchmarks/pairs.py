@@ -199,7 +199,8 @@ def vote(folder: Path) -> Tell:
 def whole_stage(folder: Path) -> Tell:
     """The stage; told are those of its pairs that the others look for as well."""
     given = {"rollouts": Run(folder / "rollouts"), "teacher_actions": Run(folder / "answers")}
-    run = Run(runner.execute("extract-pairs", given, extract_pairs.Config(compare="canonical"), root=folder).path)
+    root = Path(tempfile.mkdtemp(dir=folder))  # of each round its own, else the first round's run would be found
+    run = Run(runner.execute("extract-pairs", given, extract_pairs.Config(compare="canonical"), root=root).path)
     rows = run.scan(PAIR).rows(["rule", *OF_PAIRS])
     return lambda: against(row for row in rows if row["rule"] == "majority_over_student")
 

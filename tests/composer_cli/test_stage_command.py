@@ -210,7 +210,7 @@ def test_a_mistake_in_ones_own_environment_names_file_and_line(composer, server,
     assert done.returncode == 3 and "Traceback" not in done.stderr
     assert f"the author made a mistake ({broken}, line 4, in reset, task" in done.stderr
     assert "code of the environment broken_env:Broken, not of Composer" in done.stderr
-    assert "nothing is saved but these errors" in done.stderr and "The others are saved" not in done.stderr
+    assert "--resume plays again what failed" in done.stderr and "The others are saved" not in done.stderr
 
 
 def test_a_run_that_judges_itself_not_ok_exits_1(composer, server, tmp_path):
