@@ -72,6 +72,7 @@ ARTIFACTS = Path("artifacts")
 PYTHON = (
     (r"Add --from(?: RUN)?", "Pass the runs to read"),
     (r"\b[Gg]ive the run(?P<which>[^.]*?) with --from", r"Pass the run\g<which>"),
+    (r"with --from RUN\b", "as arguments"),
     (r"--from (?:RUN|chooses another)", "pass another run as an argument"),
     (r"--from (?P<first>\S+/\S+) --from (?P<second>\S+/\S*\w)", r'find("\g<first>"), find("\g<second>")'),
     (r"--from", "the runs passed"),

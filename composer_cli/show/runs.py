@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import get_close_matches
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from stages import STAGES, stage_order
 from stages.errors import BadInput, UsageError
+from stages.policy.base import NOOP, REFERENCE
 from stages.runs import artifact, bucket, runner
 from stages.runs.artifact import Check, InputRef, Inputs, Manifest, Run
 from stages.runs.records import Kind
@@ -67,26 +69,36 @@ def find(root: Path, text: str) -> Path:
     return fitting[0]
 
 
-def latest(root: Path, stage: str) -> Path | None:
-    """Return the newest finished run of a stage: the target of `latest`, or the last by name where that was deleted."""
+def latest(root: Path, stage: str, usable: Callable[[Manifest], bool] = lambda record: True) -> Path | None:
+    """Return the newest finished run of a stage: the target of `latest`, or the last by name where that was deleted.
+
+    usable: runs for whose record it returns False are left out.
+    """
     # `latest` is a link, which may point to a folder that was deleted since.
-    if (root / stage / "latest" / "manifest.json").is_file():
-        return (root / stage / "latest").resolve()
-    for path in sorted((p.parent for p in (root / stage).glob("*/manifest.json")), reverse=True):
-        try:
-            if not path.is_symlink() and artifact.read_manifest(path).status == "complete":
+    linked = (root / stage / "latest").resolve()
+    others = sorted((path.parent for path in (root / stage).glob("*/manifest.json")), reverse=True)
+    for path in (linked, *others):
+        with suppress(BadInput):
+            if path.is_symlink() or not (path / "manifest.json").is_file():
+                continue
+            record = artifact.read_manifest(path)
+            if (record.status == "complete" or path == linked) and usable(record):
                 return path
-        except BadInput:
-            continue
     return None
+
+
+def _of_a_model(record: Manifest) -> bool:
+    """Return whether a model played, and not the tasks' own solutions or nobody."""
+    return (record.config.get("policy") or {}).get("model") not in (REFERENCE, NOOP)
 
 
 def choose(stage: str, given: Sequence[str], root: Path, tell: Callable[[str], None]) -> Inputs:
     """Return the inputs of a stage: the runs that were named, or else the latest of the stages that write its inputs.
 
     Where one of the latest was made from a run that fits another slot, that run and not the latest is read: pairs come
-    from the rollouts that the teachers answered. Rollouts of a training are read only where they are named. Optional
-    inputs and those that take many runs are never chosen unasked.
+    from the rollouts that the teachers answered. Rollouts of a training are read only where they are named, and those
+    of the policies `reference` and `noop` only where there are no others. Optional inputs and those that take many
+    runs are never chosen unasked.
     """
     loaded = load_stage(stage)
     if given and not loaded.inputs:
@@ -95,7 +107,10 @@ def choose(stage: str, given: Sequence[str], root: Path, tell: Callable[[str], N
         return assign_inputs(loaded, [Run(find(root, text)) for text in given])
     wanted = {name: slot.kind for name, slot in loaded.inputs.items() if not (slot.many or slot.optional)}
     first = sorted(wanted, key=lambda name: min(map(stage_order, writers(wanted[name]))))
-    newest = {name: [path for s in writers(wanted[name]) if (path := latest(root, s)) is not None] for name in first}
+    newest = {
+        name: [path for s in writers(wanted[name]) if (path := latest(root, s, _of_a_model) or latest(root, s))]
+        for name in first
+    }
     for name in (name for name in wanted if not newest[name]):
         training = latest(root, TRAINING)
         held = training is not None and Run(training).holds(wanted[name])

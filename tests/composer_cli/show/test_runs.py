@@ -69,6 +69,20 @@ def test_rollouts_of_a_training_are_read_only_where_it_is_named(made: Path, tmp_
         runs.choose("replay-teachers", [], root, print)
 
 
+@pytest.mark.parametrize("policy", ["reference", "noop"])
+def test_rollouts_that_no_model_played_are_passed_over(made: Path, tmp_path: Path, policy: str):
+    root = tmp_path / "artifacts"
+    shutil.copytree(made, root, symlinks=True)
+    first = (root / "collect" / "latest").resolve()
+    config = runs.Run(first).manifest.config
+    facts = {"config": {**config, "policy": {**config["policy"], "model": policy}}}
+    checked = copied(first, root / "collect" / "20990101T000000Z-kata-abcdef", **facts)
+    assert runs.choose("replay-teachers", [], root, print).one("rollouts").path == first
+    assert runs.choose("replay-teachers", ["collect"], root, print).one("rollouts").path == checked
+    shutil.rmtree(first)
+    assert runs.choose("replay-teachers", [], root, print).one("rollouts").path == checked
+
+
 def test_pairs_come_from_the_rollouts_that_were_answered(made: Path, tmp_path: Path):
     root = tmp_path / "artifacts"
     shutil.copytree(made, root, symlinks=True)
