@@ -130,7 +130,7 @@ def test_a_slow_answer_delays_no_other_episode() -> None:
     slow = [True]
 
     def once(turn: Turn) -> float:
-        return slow.pop() * 0.6 if slow else 0.0
+        return slow.pop() * 2.0 if slow else 0.0
 
     ended = played(Asked(once), 12, in_flight=InFlight(episodes=2))
     assert [e.task.task_id for e in ended][-1] == "guess-0" and len(ended) == 12
