@@ -76,13 +76,16 @@ def latest(root: Path, stage: str, usable: Callable[[Manifest], bool] = lambda r
     """
     # `latest` is a link, which may point to a folder that was deleted since.
     linked = (root / stage / "latest").resolve()
-    others = sorted((path.parent for path in (root / stage).glob("*/manifest.json")), reverse=True)
-    for path in (linked, *others):
+    if (linked / "manifest.json").is_file():
+        try:
+            if usable(artifact.read_manifest(linked)):
+                return linked
+        except BadInput:
+            return linked  # whoever reads it says what is damaged
+    for path in sorted((p.parent for p in (root / stage).glob("*/manifest.json")), reverse=True):
         with suppress(BadInput):
-            if path.is_symlink() or not (path / "manifest.json").is_file():
-                continue
-            record = artifact.read_manifest(path)
-            if (record.status == "complete" or path == linked) and usable(record):
+            record = None if path.is_symlink() else artifact.read_manifest(path)
+            if record is not None and record.status == "complete" and usable(record):
                 return path
     return None
 
