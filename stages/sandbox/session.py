@@ -55,28 +55,28 @@ class SupervisorSession:
         self.limits, self.group = limits, group
         self.channel, theirs = socket.socketpair()
         told, telling = os.pipe()
-        with theirs, command as (argv, descriptors), os.fdopen(telling, "wb"), _realtime_priority():
-            if group is not None:
-                argv = [argv[0], "--info-fd", str(telling), *argv[1:]]
-                descriptors = [*descriptors, telling]
-            self.process = subprocess.Popen(
-                [*argv, str(theirs.fileno())],
-                pass_fds=[*descriptors, theirs.fileno()],
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                start_new_session=True,  # no Ctrl-C in the user's terminal reaches a job; `close` kills the group
-            )
-        try:
-            with os.fdopen(told, "rb") as said:
+        with os.fdopen(told, "rb") as said:
+            with theirs, os.fdopen(telling, "wb"), command as (argv, descriptors), _realtime_priority():
+                if group is not None:
+                    argv = [argv[0], "--info-fd", str(telling), *argv[1:]]
+                    descriptors = [*descriptors, telling]
+                self.process = subprocess.Popen(
+                    [*argv, str(theirs.fileno())],
+                    pass_fds=[*descriptors, theirs.fileno()],
+                    env=env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    start_new_session=True,  # no Ctrl-C in the user's terminal reaches a job; `close` kills the group
+                )
+            try:
                 if group is not None:
                     group.enter(_child(said))
-            self._send(pack_request({**settings, "limits": asdict(limits)}))
-            self._receive(len(READY), time.monotonic() + START_PATIENCE_S)
-        except (SupervisorLost, OSError) as error:
-            stderr = self.close()
-            raise InfrastructureError(f"The sandbox did not start: {stderr or error}") from None
+                self._send(pack_request({**settings, "limits": asdict(limits)}))
+                self._receive(len(READY), time.monotonic() + START_PATIENCE_S)
+            except (SupervisorLost, OSError) as error:
+                stderr = self.close()
+                raise InfrastructureError(f"The sandbox did not start: {stderr or error}") from None
 
     def ask(self, request: dict[str, Any], wall_s: float, content: Any = None) -> Reply:
         """Run one job for at most `wall_s` seconds; only its process sees `content`. Raises SupervisorLost."""
