@@ -95,6 +95,15 @@ def _of_a_model(record: Manifest) -> bool:
     return (record.config.get("policy") or {}).get("model") not in (REFERENCE, NOOP)
 
 
+def _newest(root: Path, kind: Kind) -> list[Path]:
+    """Return the newest run of each stage that writes this kind: those of models, or else of any policy."""
+
+    def found(*usable: Callable[[Manifest], bool]) -> list[Path]:
+        return [path for stage in writers(kind) if (path := latest(root, stage, *usable)) is not None]
+
+    return found(_of_a_model) or found()
+
+
 def choose(stage: str, given: Sequence[str], root: Path, tell: Callable[[str], None]) -> Inputs:
     """Return the inputs of a stage: the runs that were named, or else the latest of the stages that write its inputs.
 
@@ -110,10 +119,7 @@ def choose(stage: str, given: Sequence[str], root: Path, tell: Callable[[str], N
         return assign_inputs(loaded, [Run(find(root, text)) for text in given])
     wanted = {name: slot.kind for name, slot in loaded.inputs.items() if not (slot.many or slot.optional)}
     first = sorted(wanted, key=lambda name: min(map(stage_order, writers(wanted[name]))))
-    newest = {
-        name: [path for s in writers(wanted[name]) if (path := latest(root, s, _of_a_model) or latest(root, s))]
-        for name in first
-    }
+    newest = {name: _newest(root, wanted[name]) for name in first}
     for name in (name for name in wanted if not newest[name]):
         training = latest(root, TRAINING)
         held = training is not None and Run(training).holds(wanted[name])

@@ -79,7 +79,13 @@ def test_rollouts_that_no_model_played_are_passed_over(made: Path, tmp_path: Pat
     checked = copied(first, root / "collect" / "20990101T000000Z-kata-abcdef", **facts)
     assert runs.choose("replay-teachers", [], root, print).one("rollouts").path == first
     assert runs.choose("replay-teachers", ["collect"], root, print).one("rollouts").path == checked
+    imported = root / "import" / "20260101T000000Z-x-abcdef"
+    copied(first, imported, stage="import")
     shutil.rmtree(first)
+    assert runs.choose("replay-teachers", [], root, print).one("rollouts").path == imported, (
+        "of another stage, and older"
+    )
+    shutil.rmtree(root / "import")
     assert runs.choose("replay-teachers", [], root, print).one("rollouts").path == checked
 
 
