@@ -63,6 +63,9 @@ class OpenCalls:
     def __len__(self) -> int:
         return len(self._calls)
 
+    def __contains__(self, call: int) -> bool:
+        return call in self._calls
+
     def add(self, call: int, usd: float | None) -> None:
         """Add a call; one that is held already stays as it is."""
         if call not in self._calls:
@@ -71,11 +74,10 @@ class OpenCalls:
             self.unpriced += usd is None
 
     def remove(self, call: int) -> None:
-        """Remove a call, if it is held."""
-        if call in self._calls:
-            usd = self._calls.pop(call)
-            self.usd -= Fraction(usd or 0.0)
-            self.unpriced -= usd is None
+        """Remove a call; `KeyError` for one that is not held."""
+        usd = self._calls.pop(call)
+        self.usd -= Fraction(usd or 0.0)
+        self.unpriced -= usd is None
 
 
 class Budget:
@@ -207,7 +209,8 @@ class Budget:
             self._open.add(call, line["reserved"])
             self.calls = max(self.calls, call)
             return
-        self._open.remove(call)
+        if call in self._open:  # not of an earlier attempt
+            self._open.remove(call)
         self.spent += line.get("settled") or 0.0
         self.possibly += line.get("possibly") or 0.0
         if "claimed" in line:
