@@ -147,7 +147,7 @@ class TrainPlan:
         return replace(self, config=self.config.model_copy(update=tables))
 
     def facts(self) -> dict[str, Any]:
-        """Return the choices, for the manifest."""
+        """Return the settings that were chosen, by name, as the run's manifest keeps them."""
         size = self.config.optimisation
         return {
             "adapter_rank": self.config.adapter.rank,

@@ -4,7 +4,7 @@ import asyncio
 import gc
 import sqlite3
 import time
-from contextlib import suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -331,11 +331,14 @@ def test_a_bill_above_its_reservation_stops_the_run(tmp_path: Path) -> None:
     assert budget.spent == 0.25 * len(server.requests) <= 0.5, "one more may have been on its way"
 
 
+PAGE = b"<html>busy</html>"
+
+
 @pytest.mark.parametrize(
     ("reply", "paid"),
     [
         (Reply(body=answer("late"), delay_s=1.0), "possibly"),
-        (Reply(body=b"<html>busy</html>"), "possibly"),
+        (Reply(body=PAGE), "possibly"),
         (Reply(502, {"error": {"message": "bad gateway"}}), "possibly"),
         (Reply(429, {"error": {"message": "slow down"}}, {"Retry-After": "0"}), "nothing"),
         (Reply(400, {"error": {"message": "too long"}}), "possibly"),
@@ -344,8 +347,8 @@ def test_a_bill_above_its_reservation_stops_the_run(tmp_path: Path) -> None:
 )
 def test_calls_without_an_answer_are_not_free(tmp_path: Path, reply: Reply, paid: str) -> None:
     budget = Budget(100.0)
-    # A web page also ends the run: `UsageError`.
-    with serving(lambda body, n: reply) as server, suppress(UsageError):
+    ends = pytest.raises(UsageError, match="web page") if reply.body == PAGE else nullcontext()
+    with serving(lambda body, n: reply) as server, ends:
         open_at(server.url, tmp_path, budget, timeout_s=0.3, max_attempts=1).sample(turns("a"))
     assert (budget.spent > 0, budget.possibly > 0) == (paid == "spent", paid == "possibly")
     assert budget.reserved == 0
