@@ -133,10 +133,17 @@ def discard(stream: TextIO) -> None:
 
 def aligned(cells: Iterable[Sequence[object]], headers: Sequence[str], sides: Sequence[str] | None = None) -> str:
     """Return a table as text without trailing spaces; `sides` are "left" or "right" for each column."""
-    from tabulate import tabulate
+    from rich.cells import cell_len  # the width in a terminal, where some characters take two columns
 
-    shown = tabulate(cells, headers, tablefmt="plain", colalign=sides, disable_numparse=True)
-    return "\n".join(line.rstrip() for line in shown.splitlines())
+    rows = [list(map(str, headers)), *(list(map(str, row)) for row in cells)]
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+
+    def padded(cell: str, side: str, width: int) -> str:
+        space = " " * (width - cell_len(cell))
+        return f"{space}{cell}" if side == "right" else f"{cell}{space}"
+
+    aligned_sides = sides or ["left"] * len(headers)
+    return "\n".join("  ".join(map(padded, row, aligned_sides, widths)).rstrip() for row in rows)
 
 
 def duration(seconds: float) -> str:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 FIRST = (
-    *("reward", "passed", "arm", "gt_pass", "visible_pass", "hacked", "protocol_ok", "error_type", "error"),
+    *("outcome", "reward", "passed", "arm", "gt_pass", "visible_pass", "hacked", "protocol_ok", "error_type", "error"),
     *("num_steps", "terminated_by", "family", "model"),
 )
 """Columns of a rollout that its page shows at once, in this order; one click opens the others."""

@@ -184,7 +184,7 @@ def test_a_list_of_rollouts_shows_the_prompt_and_the_chosen_columns(site: Site, 
     assert all(prompt.splitlines()[0][:60] in shown(page) for prompt in tasks.values())
     chosen = site.get(f"run/{collected(artifacts)}?col=task&col=tokens&col=nonsense").text
     heads = re.findall(r"<th[^>]*>([^<]*)</th>", chosen[chosen.index('class="list rollouts"') :])
-    assert heads[:4] == ["reward", "rollout", "task", "tokens"]
+    assert heads[:5] == ["reward", "outcome", "rollout", "task", "tokens"]
     kept = site.get(f"run/{collected(artifacts)}?col=task&col=family&reward=failed").text
     assert "reward=failed&amp;col=task&amp;col=family" in kept, "links within the list keep columns and filters"
 
