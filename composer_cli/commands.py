@@ -124,7 +124,7 @@ def show(
         raise typer.Exit(BadInput.exit_code)
     if rollout is not None:
         one = rollouts.transcript(found, rollout)
-        print_json(one) if json else print_text(rollouts.transcript_text(found, one))
+        print_json(one) if json else print_text(rollouts.transcript_text(found, one), bold_titles=True)
         return
     wanted = RolloutFilter(reward="passed" if passed else "failed" if failed else "")
     listed = rollouts.index(found, wanted, rollouts.NUMBER if number is None else number)
@@ -147,7 +147,7 @@ def show(
         )
     else:
         every = sum(listed.outcomes.values())
-        print_text(facts.run_page(found, rollouts.index_text(listed, wanted, run), every))
+        print_text(facts.run_page(found, rollouts.index_text(listed, wanted, run), every), rollouts.COLOURS)
 
 
 @as_sentences

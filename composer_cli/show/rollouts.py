@@ -13,7 +13,7 @@ import orjson
 from rich.cells import cell_len, set_cell_size
 
 from composer_cli.printing import aligned, visible, visible_line
-from composer_cli.show.facts import NAMES, indented, plain, shown_path
+from composer_cli.show.facts import GREEN, NAMES, RED, indented, plain, shown_path
 from stages.errors import UsageError
 from stages.messages import Message
 from stages.rollouts.agent_loop import SUMMARY_REQUEST
@@ -32,6 +32,8 @@ LEAST_PROMPT = 12
 """Width below which prompts are left out."""
 LEAST_SHARED = 24
 """Characters from which the beginning that all prompts share is left out."""
+COLOURS = {"passed": GREEN, "failed": RED, "hacked": RED, "error": RED, "FAIL": RED}
+"""The colours of outcomes and of checks of the gate."""
 VERDICTS = ("reward", "passed", "gt_pass", "visible_pass", "hacked", "protocol_ok")
 """Columns that say how a rollout was graded, in this order."""
 
@@ -124,14 +126,14 @@ class SaidMessage:
 
 
 @dataclass(frozen=True)
-class Transcript:
+class RolloutTranscript:
     """One rollout: its row with its `outcome`, and the conversation without the patch that ended it."""
 
     rollout: Row
     messages: list[SaidMessage]
 
 
-def transcript(run: Run, wanted: str) -> Transcript:
+def transcript(run: Run, wanted: str) -> RolloutTranscript:
     """Return the rollout with this id, or part of an id; `UsageError` unless exactly one fits."""
     fitting = queries.rollout_ids(run, wanted)
     if wanted not in fitting and len(fitting) > 1:
@@ -147,7 +149,7 @@ def transcript(run: Run, wanted: str) -> Transcript:
     assert row is not None  # noqa: S101 (its id was just found)
     said = list(_of_steps(steps, row.get("submission")) if steps else _of_conversation(row))
     held = {name: value for name, value in row.items() if name not in ("transcript_json", "file_row")}
-    return Transcript(held, said)
+    return RolloutTranscript(held, said)
 
 
 def _of_steps(steps: Sequence[Row], submission: str | None) -> Iterator[SaidMessage]:
@@ -202,7 +204,7 @@ def _observation_notes(step: Row) -> list[str]:
     return notes
 
 
-def transcript_text(run: Run, one: Transcript) -> str:
+def transcript_text(run: Run, one: RolloutTranscript) -> str:
     """Return a rollout as text: its outcome, the conversation, what was submitted, and how it was graded."""
     row = one.rollout
     parts = [_opening(run, row)]
