@@ -23,7 +23,7 @@ LITE = (114, 77, 23, 23, 17, 16, 6, 6, 6, 5, 4, 3)
 MIDDLE = TaskModel(pass_rate=0.41, samples_differ=0.06, arms_differ=0.15, family_correlation=0.9, seed_sd=0.0)
 PLAIN = TaskModel(pass_rate=0.25, samples_differ=0.2, arms_differ=0.22, family_correlation=0.1, seed_sd=0.0)
 LOW = TaskModel(pass_rate=0.03, samples_differ=0.03, arms_differ=0.04, family_correlation=0.3, seed_sd=0.0)
-HIGH = replace(LOW, base=0.96)
+HIGH = replace(LOW, pass_rate=0.96)
 LAYOUTS = {
     "operations": (MIDDLE, Design(OPERATIONS), 0.0),
     "operations, 3 seeds, spread 5": (replace(MIDDLE, seed_sd=0.05), Design(OPERATIONS, seeds=3), 0.0),
