@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "troubleshooting.md"
 RAISED = {
     *("ComposerError", "UsageError", "BadInput", "Incomplete", "InfrastructureError"),
-    *("Retryable", "Rejected", "Fatal", "NoteChanged", "interrupt_leaves"),
+    *("Retryable", "Rejected", "Fatal", "NoteChanged", "TooManyTasks", "interrupt_leaves"),
 }
 """What is raised with a sentence for people. `Retryable` and `Rejected` are what a server did: a row's `error`."""
 VALIDATORS = {"model_validator", "field_validator"}

@@ -100,8 +100,8 @@ def arms(inputs: Inputs, config: Config) -> list[Arm]:
     trained = inputs.many("arms")
     if not (trained or config.policies or inputs.many("recorded")):
         raise BadInput(
-            "There is nothing to compare. Give trained arms or recorded rollouts with --from RUN, "
-            "or models with --set policies.NAME.model=MODEL."
+            "There is nothing to compare. Train arms with `composer train` and give each training with --from RUN; "
+            "or give recorded rollouts with --from RUN, or models with --set policies.NAME.model=MODEL."
         )
     played = arms_to_play(trained, config.policies, temperature=config.temperature, with_start=config.with_start)
     names = {arm.name for arm in played} | _recorded(inputs, "model")
