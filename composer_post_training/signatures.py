@@ -279,11 +279,11 @@ class PlanningWords(TypedDict, total=False):
     gain: float
     power: float
     seeds: int
-    base: float | None
-    repeat: float | None
-    discordance: float | None
-    family_share: float | None
-    seed_spread: float | None
+    pass_rate: float | None
+    samples_differ: float | None
+    arms_differ: float | None
+    family_correlation: float | None
+    seed_sd: float | None
     usd_per_rollout: float | None
 
 

@@ -174,7 +174,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 def study(pilots: Sequence[Run], config: Config, tell: Callable[[str, int, int], None]) -> tuple[Row, str]:
     """Return what the evaluation would find and cost, as JSON and as text. Raises `BadInput` for an empty pilot.
 
-    `tell` is called with each design in words, the number of those that are simulated, and that of all.
+    `tell` is called with what is counted, how many designs are simulated, and how many there are.
     """
     sampling = config.sampling()
     tasks = config.draw(config.opener(), config.tasks)
