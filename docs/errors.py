@@ -64,7 +64,11 @@ def messages() -> list[Message]:
 
 def sources() -> list[Path]:
     """The program's own files, without those that run inside a sandbox."""
-    paths = [p for package in ("stages", "composer_cli") for p in sorted((ROOT / package).rglob("*.py"))]
+    paths = [
+        p
+        for package in ("stages", "composer_cli", "composer_post_training")
+        for p in sorted((ROOT / package).rglob("*.py"))
+    ]
     paths.append(ROOT / "benchmarks" / "substrates.py")  # the code of a command
     paths.append(ROOT / "tests" / "parity" / "against.py")  # what `composer parity --against` refuses
     return [p for p in paths if "guest" not in p.parts]

@@ -115,13 +115,30 @@ def metric_titles(names: Iterable[str]) -> dict[str, str]:
     return {one: title for one, title in {**METRICS, **others}.items() if one in logged}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Transcript:
-    """The whole conversation of one rollout; `outcome` holds what is known of how it ended."""
+    """The whole conversation of one rollout; `outcome` holds what is known of how it ended, `row` all its columns."""
 
     rollout_id: str
     outcome: dict[str, Any]
     messages: list[Message]
+    row: Row
+
+    @property
+    def task_id(self) -> str:
+        """Return the name of its task."""
+        return str(self.row["task_id"])
+
+    @property
+    def reward(self) -> float | None:
+        """Return its reward, 1.0 or 0.0 where an evaluation recorded whether it passed; None where it has none."""
+        reward = self.row["reward"] if "reward" in self.row else self.row["passed"]
+        return None if reward is None else float(reward)
+
+    def __repr__(self) -> str:
+        outcome = (f"{label} {_plain(value)}" for label, value in self.outcome.items() if label != "error")
+        facts = ", ".join([*outcome, f"{len(self.messages)} messages"])
+        return f"<rollout {visible_line(f'{self.rollout_id}: {facts}')}>"
 
 
 OUTCOME = ("arm", "reward", "passed", "gt_pass", "visible_pass", "hacked", "protocol_ok", "num_steps", "terminated_by")
@@ -147,7 +164,7 @@ def transcripts(run: Run) -> list[Transcript]:
     for rollout_id, row, messages in played:
         outcome = {column: row[column] for column in OUTCOME if row.get(column) is not None}
         outcome |= {column: row[column] for column in ("error_type", "error") if row[column] is not None}
-        found.append(Transcript(rollout_id, outcome, messages))
+        found.append(Transcript(rollout_id, outcome, messages, row))
     return found
 
 
