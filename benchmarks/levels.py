@@ -27,8 +27,8 @@ from stages.evaluation.planner import Design, TaskModel, draw, outlook
 
 OPERATIONS = (17, 15, 13, 12, 11, 11, 10, 9, 8, 7, 5, 2)
 LITE = (114, 77, 23, 23, 17, 16, 6, 6, 6, 5, 4, 3)
-ALIKE = TaskModel(base=0.41, repeat=0.06, discordance=0.2, family_share=0.9, seed_spread=0.03)
-UNLIKE = TaskModel(base=0.25, repeat=0.2, discordance=0.24, family_share=0.1, seed_spread=0.03)
+ALIKE = TaskModel(pass_rate=0.41, samples_differ=0.06, arms_differ=0.2, family_correlation=0.9, seed_sd=0.03)
+UNLIKE = TaskModel(pass_rate=0.25, samples_differ=0.2, arms_differ=0.24, family_correlation=0.1, seed_sd=0.03)
 LAYOUTS = {
     "kata, 120 tasks in 12 sampled operations": (ALIKE, Design(OPERATIONS)),
     "kata, 360 tasks in 12 fixed operations": (ALIKE, Design((30,) * 12, fixed=True)),
@@ -44,7 +44,7 @@ def true_mean(model: TaskModel, design: Design, gain: float) -> float:
     if not design.fixed:
         return gain
     many = replace(design, sizes=tuple(400 * size for size in design.sizes), seeds=1)
-    treatment, baseline = draw(replace(model, seed_spread=0.0), many, gain, 1, np.random.default_rng(5))
+    treatment, baseline = draw(replace(model, seed_sd=0.0), many, gain, 1, np.random.default_rng(5))
     return float((treatment - baseline).mean())
 
 
@@ -70,7 +70,7 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for name, (model, design) in LAYOUTS.items():
         for seeds in (1, 3, 5):
-            shown = replace(model, seed_spread=0.0) if seeds == 1 else model
+            shown = replace(model, seed_sd=0.0) if seeds == 1 else model
             for gain in GAINS:
                 played = replace(design, seeds=seeds)
                 truth = true_mean(shown, played, gain)

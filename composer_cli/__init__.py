@@ -1,6 +1,7 @@
 """The command line: commands parse arguments, execute stages and print results. All science is in `stages`.
 
-api.py           - the stages as Python functions
+In Python, the same is done by `import composer_post_training`.
+
 app.py           - the program: one command for each stage, and `composer run`
 chain.py         - executes a preset
 commands.py      - the commands about runs, submitted jobs and served models
@@ -16,7 +17,6 @@ report/          - `composer report`: one HTML file about a chain of runs
 serve.py         - `composer serve`: a server of a model or of a run's checkpoint
 settings.py      - settings of a stage from defaults, files and arguments; presets
 show/            - `composer show`, `status`, `query`, and the facts about runs
-signatures.py    - the types of api.py's words, generated for editors
 stage_command.py - the command of a stage
 swe.py           - `composer swe check`: what is missing on a machine for SWE-bench
 tasks.py         - `composer tasks check` and `convert`

@@ -204,25 +204,17 @@ def run(
     from composer_cli import chain, settings
     from composer_cli.console import Console
     from composer_cli.executors import base, jobs
-    from composer_cli.launch import RunOptions, require_one_process
-    from composer_cli.trust import require_trusted_servers
-    from stages.policy.base import VLLM
+    from composer_cli.launch import RunOptions, configure_preset, require_one_process
 
     require_one_process("composer run")
     run_options = RunOptions(
         artifacts, resume=resume, clean=clean, max_cost=max_cost, on=None if on == base.LOCAL else on
     )
     wanted = settings.load_preset(preset)
-    model = settings.for_every_entry(wanted, "policy.model", policy, prefix=VLLM) if policy else []
-    typed = [*map(settings.assignment, set_ or [])]
     console = Console(quiet, watch=watch)
     files = settings.read_for_preset(wanted, config or [], console.tell)
-    layers, on_settings = jobs.split_on([*files, *model, *typed])
-    configs = settings.configure_preset(wanted, layers)
-    by_entry = [settings.by_entry(wanted, layer) for layer in layers[len(layers) - len(typed) :]]
-    for entry in wanted.stage:
-        trees = [tree[entry.title] for tree in by_entry if entry.title in tree]
-        require_trusted_servers(entry.title, configs[entry.title], trees, trust=trust)
+    layers, on_settings = jobs.split_on([*files, *map(settings.assignment, set_ or [])])
+    configs = configure_preset(wanted, layers[: len(files)], policy, layers[len(files) :], trust=trust)
     if (executor := base.executor(on)) is not None:
         if tune:
             raise UsageError("--tune runs here, and --on submits a chain elsewhere. Tune without --on first.")

@@ -33,7 +33,7 @@ BASIC_SETTINGS = (
 )
 """Keys of settings, with * for any part."""
 RARE_OPTIONS = (
-    *("seed", "out", "clean", "on", "trust", "json", "verbose", "quiet", "watch", "artifacts", "dj", "diloco"),
+    *("seed", "out", "on", "trust", "json", "verbose", "quiet", "watch", "artifacts", "dj", "diloco"),
     *("replicas", "batch", "tune", "plan"),
 )
 """Names of a stage's options that only `--help --all` shows."""

@@ -14,6 +14,7 @@ from composer_cli.trust import require_trusted_servers
 from stages import command_words
 from stages.backends import ranks
 from stages.errors import UsageError
+from stages.policy.base import VLLM
 from stages.runs import bucket, runner
 from stages.runs.artifact import Inputs, Run
 from stages.runs.bucket import Mirror
@@ -84,13 +85,34 @@ def configure(
         key = load_stage(stage).limit_setting
         if key is None:
             raise UsageError(
-                f"{stage} has nothing that --limit could cut short. `{command_words(stage)} --help` lists its settings."
+                f"{stage} has no work that a limit could cut short. `{command_words(stage)} --help` lists its settings."
             )
         layers.append(settings.nested(key, limit))
     typed = [*layers, *map(settings.assignment, assignments)]
     configuration = settings.build(stage, load_stage(stage).config, [*read, *typed])
-    require_trusted_servers(command_words(stage), configuration, typed, trust=trust)
+    require_trusted_servers(stage, configuration, typed, trust=trust)
     return configuration
+
+
+def configure_preset(
+    preset: settings.Preset,
+    files: Sequence[settings.Tree],
+    policy: str | None,
+    typed: Sequence[settings.Tree],
+    *,
+    trust: bool,
+) -> dict[str, StageConfig]:
+    """Return the configurations of a preset's entries, from its own settings, files, `--policy`, then what was typed.
+
+    trust: as `configure` takes it; the preset is a file like the others.
+    """
+    model = settings.for_every_entry(preset, "policy.model", policy, prefix=VLLM) if policy else []
+    configs = settings.configure_preset(preset, [*files, *model, *typed])
+    by_entry = [settings.by_entry(preset, layer) for layer in typed]
+    for entry in preset.stage:
+        trees = [tree[entry.title] for tree in by_entry if entry.title in tree]
+        require_trusted_servers(entry.title, configs[entry.title], trees, trust=trust)
+    return configs
 
 
 def require_one_process(what: str) -> None:

@@ -141,13 +141,8 @@ def command_function(stage: str) -> Callable[..., None]:
             pilots = [Run(runs.find(artifacts, name)) for name in from_ or []]
             with console.watching() as shown:
                 listen = shown.listener(f"{stage} --plan")
-
-                def ready(design: str, done: int, total: int) -> None:
-                    console.tell(design)
-                    listen("designs", done, total)
-
                 with telling(lambda what: listen(what, 0, 0)):
-                    numbers, text = study(pilots, configuration, ready)
+                    numbers, text = study(pilots, configuration, listen)
             print_json(numbers) if json else print(text)
             return
         inputs = runs.choose(stage, [*named, *(from_ or [])], artifacts, console.tell)

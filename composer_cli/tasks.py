@@ -4,6 +4,7 @@ A path is a file of rows (`--env tasks`) or a folder of Harbor tasks (`--env har
 """
 
 import os
+import signal
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,26 +43,44 @@ def check(
     """Play each task's solution, nothing, and cheap forgeries, and list the tasks that do not tell them apart.
 
     Settings are `env.KEY=VALUE`, `repeats=5` and `workers=N`. Exit code 0 where all tasks are good, 4 where some are
-    bad, 3 where some could not be played.
+    bad, 3 where some could not be played. Ctrl-C prints the tasks that were checked by then.
     """
     from composer_cli.console import Console
-    from composer_cli.printing import print_json, print_text
+    from composer_cli.printing import print_json, print_text, say, sentence_and_code
     from stages.envs import task_checks
+    from stages.runs.artifact import Interrupted
 
     configuration = configured("tasks check", path, env, config, set_, limit, seed)
-    console = Console(quiet)
+    console, checks, interrupted = Console(quiet), list["TaskCheck"](), None
     with console.watching() as watch:
         tell = watch.listener("tasks check")
         tell("reading tasks", 0, 0)
         tasks = task_checks.drawn(configuration)
-        checks = task_checks.check(configuration, tasks, configuration.workers or os.cpu_count() or 1, tell)
+        try:
+            for one in task_checks.check(configuration, tasks, configuration.workers or os.cpu_count() or 1, tell):
+                checks.append(one)  # one by one: an interrupt keeps those before it
+        except (KeyboardInterrupt, Interrupted) as error:
+            if not checks:
+                raise
+            interrupted = sentence_and_code(
+                Interrupted(
+                    getattr(error, "signal_number", signal.SIGINT),
+                    f"{len(checks)} of {len(tasks)} tasks were checked by then.",
+                )
+            )
         watch.ended("tasks check")
+    order = {task.task_id: number for number, task in enumerate(tasks)}
+    checks.sort(key=lambda one: order[one.task_id])
     found = Counter(one.verdict for one in checks)
     counts = {verdict: found[verdict] for verdict in get_args(task_checks.Verdict) if found[verdict]}
     if json:
-        print_json({"env": configuration.env.name, "counts": counts, "tasks": [_document(one) for one in checks]})
+        of = {"interrupted": interrupted is not None, "of": len(tasks), "counts": counts}
+        print_json({"env": configuration.env.name, **of, "tasks": [_document(one) for one in checks]})
     else:
         print_text(_page(checks, counts, forged=configuration.sandbox != "none"), COLOURS)
+    if interrupted:
+        say(interrupted[0])
+        raise typer.Exit(interrupted[1])
     bad = any(found[verdict] for verdict in task_checks.BAD)
     raise typer.Exit(BadInput.exit_code if bad else INCOMPLETE if found["error"] else 0)
 

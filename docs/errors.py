@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "troubleshooting.md"
 RAISED = {
     *("ComposerError", "UsageError", "BadInput", "Incomplete", "InfrastructureError"),
-    *("Retryable", "Rejected", "Fatal", "NoteChanged", "interrupt_leaves"),
+    *("Retryable", "Rejected", "Fatal", "NoteChanged", "TooManyTasks", "interrupt_leaves"),
 }
 """What is raised with a sentence for people. `Retryable` and `Rejected` are what a server did: a row's `error`."""
 VALIDATORS = {"model_validator", "field_validator"}
@@ -64,7 +64,11 @@ def messages() -> list[Message]:
 
 def sources() -> list[Path]:
     """The program's own files, without those that run inside a sandbox."""
-    paths = [p for package in ("stages", "composer_cli") for p in sorted((ROOT / package).rglob("*.py"))]
+    paths = [
+        p
+        for package in ("stages", "composer_cli", "composer_post_training")
+        for p in sorted((ROOT / package).rglob("*.py"))
+    ]
     paths.append(ROOT / "benchmarks" / "substrates.py")  # the code of a command
     paths.append(ROOT / "tests" / "parity" / "against.py")  # what `composer parity --against` refuses
     return [p for p in paths if "guest" not in p.parts]

@@ -1,4 +1,4 @@
-"""Write composer_cli/signatures.py: what every stage's function takes, for editors and type checkers.
+"""Write composer_post_training/signatures.py: what every stage's function takes, for editors and type checkers.
 
     PYTHONPATH=. .venv/bin/python docs/signatures.py
 
@@ -13,10 +13,12 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
+from composer_cli.settings import known
+from composer_cli.stage_command import SHORTCUTS
 from stages import STAGES
 from stages.runs.stage import load_stage
 
-FILE = Path(__file__).parents[1] / "composer_cli" / "signatures.py"
+FILE = Path(__file__).parents[1] / "composer_post_training" / "signatures.py"
 HEAD = '''"""The words of the Python interface with their types, for type checkers. docs/signatures.py generates it."""
 
 # ruff: noqa: D101, D102, D400
@@ -25,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypedDict, Unpack
 
-from stages.evaluation.result import Evaluation
+from composer_post_training.results import Evaluation, ReadableRun
 from stages.runs.artifact import Run
 from stages.runs.stage import Plan
 
@@ -41,16 +43,27 @@ class {name}(Protocol):
     def __call__(
         self,
         *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
         resume: bool = ...,
         clean: bool = ...,
+        on: str | None = ...,
         max_cost: float | None = ...,
+        trust: bool = ...,
+        quiet: bool = ...,
         listener: Listener | None = ...,
         **chosen: Unpack[{name}Words],
     ) -> {returns}: ...
 
-    def plan(self, *reads: Run, artifacts: Path | str = ..., **chosen: Unpack[{name}Words]) -> Plan: ...
+    def plan(
+        self,
+        *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
+        artifacts: Path | str = ...,
+        trust: bool = ...,
+        **chosen: Unpack[{name}Words],
+    ) -> Plan: ...
 
     def settings(self) -> dict[str, Any]: ...
 '''
@@ -62,18 +75,23 @@ def text() -> str:
     functions = []
     for stage, entry in STAGES.items():
         name = "".join(word.capitalize() for word in stage.split("-"))
-        _group(f"{name}Words", load_stage(stage).config, groups)
-        returns = "Evaluation" if stage == "evaluate" else "Run"
+        _group(f"{name}Words", load_stage(stage).config, groups, "Path | str | ")
+        returns = "Evaluation" if stage == "evaluate" else "ReadableRun"
         functions.append(FUNCTION.format(name=name, help=entry.help, returns=returns))
     return HEAD + "".join(groups.values()) + "".join(functions)
 
 
-def _group(name: str, model: type[BaseModel], groups: dict[str, str]) -> None:
-    """Add the typed dictionary of a group of settings after those that it holds."""
+def _group(name: str, model: type[BaseModel], groups: dict[str, str], short: str = "") -> None:
+    """Add the typed dictionary of a group of settings after those that it holds.
+
+    short: the other types of those groups for which a text may be given, as for short options.
+    """
     if name in groups:
         return
+    keys = {key.partition(".")[0] for key, _ in known(model) if key in SHORTCUTS.values() and "." in key}
+    texts = {*keys, *({"teachers"} & model.model_fields.keys())} & SHORTCUTS.keys()
     lines = [
-        f"    {field}: {_type(about.annotation, groups)}"
+        f"    {field}: {short if field in texts else ''}{_type(about.annotation, groups)}"
         for field, about in model.model_fields.items()
         if field.isidentifier()
     ]

@@ -33,7 +33,7 @@ class ComposerError(Exception):
 
 
 class UsageError(ComposerError):
-    """The request cannot be carried out as asked (unknown name, bad value, folder in use): exit code 2."""
+    """The request cannot be carried out as asked (name, value, settings file, folder in use): exit code 2."""
 
     exit_code = 2
 
@@ -45,7 +45,7 @@ class Incomplete(ComposerError):
 
 
 class BadInput(ComposerError):
-    """An input artifact is missing, damaged, of another kind or from elsewhere: exit code 4."""
+    """What a command works on (runs, tasks, rollouts, models) is missing, damaged or of another kind: exit code 4."""
 
     exit_code = 4
 

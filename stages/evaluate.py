@@ -100,8 +100,8 @@ def arms(inputs: Inputs, config: Config) -> list[Arm]:
     trained = inputs.many("arms")
     if not (trained or config.policies or inputs.many("recorded")):
         raise BadInput(
-            "There is nothing to compare. Give trained arms or recorded rollouts with --from RUN, "
-            "or models with --set policies.NAME.model=MODEL."
+            "There is nothing to compare. Train arms with `composer train` and give each training with --from RUN; "
+            "or give recorded rollouts with --from RUN, or models with --set policies.NAME.model=MODEL."
         )
     played = arms_to_play(trained, config.policies, temperature=config.temperature, with_start=config.with_start)
     names = {arm.name for arm in played} | _recorded(inputs, "model")
@@ -174,7 +174,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 def study(pilots: Sequence[Run], config: Config, tell: Callable[[str, int, int], None]) -> tuple[Row, str]:
     """Return what the evaluation would find and cost, as JSON and as text. Raises `BadInput` for an empty pilot.
 
-    `tell` is called with each design in words, the number of those that are simulated, and that of all.
+    `tell` is called with what is counted, how many designs are simulated, and how many there are.
     """
     sampling = config.sampling()
     tasks = config.draw(config.opener(), config.tasks)

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from stages.errors import Incomplete, UsageError
+from stages.errors import BadInput, Incomplete, UsageError
 from stages.policy import PolicyConfig, context
 from stages.policy.serving import Serving
 from stages.runs import store
@@ -66,6 +66,16 @@ class Config(StageConfig):
     time_limit_s: float = Field(1800.0, gt=0, json_schema_extra={"affects_results": False})
     """Wall time of one attempt; what is found by then is saved, and --resume goes on."""
 
+    @field_validator("env", mode="before")
+    @classmethod
+    def _makes_tasks(cls, given: Any) -> Any:
+        if given != "feature-deletion":
+            raise ValueError(
+                "tasks are made by 'feature-deletion', from a package. "
+                f"To check tasks that there are: `composer tasks check {given}`"
+            )
+        return given
+
     def identity(self) -> dict[str, Any]:
         """Return the settings; those of a proposer count where there is one."""
         own = super().identity()
@@ -94,7 +104,7 @@ def _check_package(config: Config) -> None:
             "From which package? Give a folder or sdist with tests: `composer tasks feature-deletion PACKAGE`."
         )
     if not Path(config.package).expanduser().exists():
-        raise UsageError(f"There is no package {config.package!r}. Give a folder or sdist with tests.")
+        raise BadInput(f"There is no package {config.package!r}. Give a folder or sdist with tests.")
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:

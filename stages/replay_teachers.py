@@ -86,7 +86,7 @@ def _require_teachers(config: Config, envs: set[str | None]) -> None:
     """Raise `UsageError` where rollouts of these environments would be shown to teachers that know another one."""
     if "teachers" not in config.model_fields_set and envs - {KATA}:
         raise UsageError(
-            "No teachers are given, and the built-in ones know kata alone: add --teachers FILE (or -c FILE)."
+            "No teachers are given, and the built-in ones know kata alone: add --teachers FILE or --config FILE."
         )
 
 

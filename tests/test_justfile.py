@@ -103,7 +103,8 @@ def test_what_the_recipes_install_is_pinned() -> None:
 
 def test_messages_name_extras_that_exist() -> None:
     named = {}
-    for path in (path for folder in ("stages", "composer_cli") for path in (ROOT / folder).rglob("*.py")):
+    folders = ("stages", "composer_cli", "composer_post_training")
+    for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
         for name in re.findall(r"composer-post-training\[([\w-]+)\]", path.read_text()):
             named.setdefault(name, path.name)
     assert {"ray", "diloco", "modal", "openenv", "swe", "feature-deletion"} <= set(named)

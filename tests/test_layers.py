@@ -16,7 +16,8 @@ from stages.runs.stage import load_stage
 
 ROOT = Path(__file__).parents[1]
 CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-SOURCES = sorted(path for package in ("composer_cli", "stages") for path in (ROOT / package).rglob("*.py"))
+INTERFACES = ("composer_cli", "composer_post_training")
+SOURCES = sorted(path for package in (*INTERFACES, "stages") for path in (ROOT / package).rglob("*.py"))
 OPENERS = {"open", "read_text", "read_bytes", "write_text", "write_bytes"}
 MAY_OPEN = {
     "composer_cli/settings.py": "settings that a user wrote",
@@ -51,7 +52,7 @@ def lint(folder: Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """The sources and the contracts, to be broken."""
-    for package in ("composer_cli", "stages"):
+    for package in (*INTERFACES, "stages"):
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     return tmp_path
@@ -75,7 +76,7 @@ def test_the_contracts_know_every_stage():
     missing += [f'add "{module}" to `source_modules`' for module in modules if module not in without_files]
     assert not missing, f"In [tool.importlinter] of pyproject.toml: {'; '.join(missing)}."
     assert layers == {*modules, "stages.probe"} - {*of_probe} and probe_layers == {*of_probe}
-    assert {*without_files} == {"composer_cli", *modules}
+    assert {*without_files} == {*INTERFACES, *modules}
 
 
 def test_a_stage_has_the_name_of_its_entry():
@@ -84,7 +85,7 @@ def test_a_stage_has_the_name_of_its_entry():
 
 def upward(module: str) -> str | None:
     """A module that this one may not import: another stage, or one of a layer above; None for the command line."""
-    if module.startswith("composer_cli"):
+    if module.startswith(INTERFACES):
         return None
     if module in {stage.module for stage in STAGES.values()}:
         return "stages.collect" if module != "stages.collect" else "stages.train"
@@ -93,11 +94,11 @@ def upward(module: str) -> str | None:
 
 WRONG = {
     "another stage, or a layer above": upward,
-    "the command line": lambda module: None if module.startswith("composer_cli") else "composer_cli.options",
-    "a terminal": lambda module: None if module.startswith("composer_cli") else "typer",
+    "the command line": lambda module: None if module.startswith(INTERFACES) else "composer_cli.options",
+    "a terminal": lambda module: None if module.startswith(INTERFACES) else "typer",
     "a provider's client": lambda module: None if module == "stages.policy.client" else "openai",
     "a file format": lambda module: (
-        "pyarrow" if module.startswith("composer_cli") or module in {s.module for s in STAGES.values()} else None
+        "pyarrow" if module.startswith(INTERFACES) or module in {s.module for s in STAGES.values()} else None
     ),
 }
 
@@ -107,7 +108,7 @@ def test_every_import_in_a_wrong_direction_is_found(copy: Path):
     broken = []
     for path in SOURCES:
         module = module_of(path)
-        if "guest" in module or module in ("stages", "composer_cli"):
+        if "guest" in module or module in ("stages", *INTERFACES):
             continue
         targets = [target for wrong in WRONG.values() if (target := wrong(module)) and target != module]
         broken += [f"{module} -> {target}" for target in targets]

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SOURCES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-    for package in ("composer_cli", "stages")
+    for package in ("composer_post_training", "composer_cli", "stages")
     for path in sorted((ROOT / package).rglob("*.py"))
 }
 OF_EVERY_STAGE = {"Config"}

@@ -20,7 +20,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = folder / "source"
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.split(b"\0")
     for name in filter(None, map(os.fsdecode, tracked)):
-        if name.startswith(("stages/", "composer_cli/", "examples/")) or "/" not in name:
+        if name.startswith(("stages/", "composer_cli/", "composer_post_training/", "examples/")) or "/" not in name:
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             if (ROOT / name).is_symlink():
                 (copy / name).symlink_to(os.readlink(ROOT / name))

@@ -7,7 +7,6 @@ trainings and the gradient probe found, examples worth reading, and where the nu
 import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,12 @@ import orjson
 from composer_cli.settings import assignment, default_of, known, nested
 from composer_cli.show import runs
 from composer_cli.show.conclusions import conclusions
-from composer_cli.show.facts import manifest_values, metric_rows, metric_titles
+from composer_cli.show.facts import Transcript, manifest_values, metric_rows, metric_titles, transcripts
 from stages import STAGES, command_words, stages_of
 from stages.errors import BadInput
-from stages.messages import Message
 from stages.probe.checks.check import QUESTIONS
-from stages.rollouts.trace import rollout_units, states
 from stages.runs.artifact import Run
-from stages.runs.records import PAIR, Row
+from stages.runs.records import PAIR
 from stages.runs.stage import load_stage
 from stages.training.config import GRPO
 
@@ -302,42 +299,6 @@ def _checks(run: Run, document: str) -> list[dict[str, Any]]:
 
 
 # The few transcripts worth reading first.
-
-
-@dataclass(frozen=True)
-class Transcript:
-    """The whole conversation of one rollout; `outcome` holds what is known of how it ended."""
-
-    rollout_id: str
-    outcome: dict[str, Any]
-    messages: list[Message]
-
-
-OUTCOME = ("arm", "reward", "passed", "gt_pass", "visible_pass", "hacked", "protocol_ok", "num_steps", "terminated_by")
-"""Columns of a rollout or an evaluated item that make up its outcome, as far as they are there."""
-
-
-def transcripts(run: Run) -> list[Transcript]:
-    """Return the transcripts that a run holds; none for stages that play no rollouts."""
-    played: list[tuple[str, Row, list[Message]]] = []
-    for unit in rollout_units(run.units()).values():
-        steps, messages = unit["steps"], list[Message]()
-        if steps:
-            # The state before the last action holds all messages but that action and what was observed after it.
-            action, observation = steps[-1]["action"], steps[-1]["observation"]
-            messages = [*states(steps)[-1], {"role": "assistant", "content": action}]
-            messages += [{"role": "user", "content": observation}] if observation else []
-        played.append((unit["rollout"]["rollout_id"], unit["rollout"], messages))
-    # An evaluation keeps each conversation as a text in its item, without steps.
-    if run.manifest.stage == "evaluate":
-        items = (unit["item"] for unit in run.units())
-        played += [(item["item_id"], item, orjson.loads(item["transcript_json"])) for item in items]
-    found = []
-    for rollout_id, row, messages in played:
-        outcome = {column: row[column] for column in OUTCOME if row.get(column) is not None}
-        outcome |= {column: row[column] for column in ("error_type", "error") if row[column] is not None}
-        found.append(Transcript(rollout_id, outcome, messages))
-    return found
 
 
 def examples(played: Sequence[Run]) -> list[dict[str, Any]]:

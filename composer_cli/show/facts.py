@@ -1,4 +1,4 @@
-"""What one run tells: its manifest in words and values, how far it is, the metrics it logged, rows of its tables.
+"""What one run tells: its manifest in words and values, how far it is, its metrics, transcripts, rows of its tables.
 
 `composer show`, `composer report` and `composer view` render these facts as text, as a file and as pages.
 """
@@ -6,6 +6,7 @@
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -18,6 +19,8 @@ from composer_cli.show.runs import RunLine, find_input, name, references
 from composer_cli.show.runs import reason as reason_of
 from stages import STAGES
 from stages.errors import ComposerError
+from stages.messages import Message
+from stages.rollouts.trace import rollout_units, states
 from stages.runs import queries
 from stages.runs.artifact import Inputs, Run
 from stages.runs.queries import PairFilter
@@ -152,6 +155,59 @@ def metric_titles(names: Iterable[str]) -> dict[str, str]:
     logged = set(names)
     others = {one: one.replace("/", " ") for one in sorted(logged) if one.endswith("/loss") and one not in METRICS}
     return {one: title for one, title in {**METRICS, **others}.items() if one in logged}
+
+
+@dataclass(frozen=True, repr=False)
+class Transcript:
+    """The whole conversation of one rollout; `outcome` holds what is known of how it ended, `row` all its columns."""
+
+    rollout_id: str
+    outcome: dict[str, Any]
+    messages: list[Message]
+    row: Row
+
+    @property
+    def task_id(self) -> str:
+        """Return the name of its task."""
+        return str(self.row["task_id"])
+
+    @property
+    def reward(self) -> float | None:
+        """Return its reward, 1.0 or 0.0 where an evaluation recorded whether it passed; None where it has none."""
+        reward = self.row["reward"] if "reward" in self.row else self.row["passed"]
+        return None if reward is None else float(reward)
+
+    def __repr__(self) -> str:
+        outcome = (f"{label} {plain(value)}" for label, value in self.outcome.items() if label != "error")
+        facts = ", ".join([*outcome, f"{len(self.messages)} messages"])
+        return f"<rollout {visible_line(f'{self.rollout_id}: {facts}')}>"
+
+
+OUTCOME = ("arm", "reward", "passed", "gt_pass", "visible_pass", "hacked", "protocol_ok", "num_steps", "terminated_by")
+"""Columns of a rollout or an evaluated item that make up its outcome, as far as they are there."""
+
+
+def transcripts(run: Run) -> list[Transcript]:
+    """Return the transcripts that a run holds, finished or not; none for stages that play no rollouts."""
+    played: list[tuple[str, Row, list[Message]]] = []
+    for unit in rollout_units(run.units()).values():
+        steps, messages = unit["steps"], list[Message]()
+        if steps:
+            # The state before the last action holds all messages but that action and what was observed after it.
+            action, observation = steps[-1]["action"], steps[-1]["observation"]
+            messages = [*states(steps)[-1], {"role": "assistant", "content": action}]
+            messages += [{"role": "user", "content": observation}] if observation else []
+        played.append((unit["rollout"]["rollout_id"], unit["rollout"], messages))
+    # An evaluation keeps each conversation as a text in its item, without steps.
+    if run.manifest.stage == "evaluate":
+        items = (unit["item"] for unit in run.units())
+        played += [(item["item_id"], item, orjson.loads(item["transcript_json"])) for item in items]
+    found = []
+    for rollout_id, row, messages in played:
+        outcome = {column: row[column] for column in OUTCOME if row.get(column) is not None}
+        outcome |= {column: row[column] for column in ("error_type", "error") if row[column] is not None}
+        found.append(Transcript(rollout_id, outcome, messages, row))
+    return found
 
 
 def first_rows(run: Run, number: int) -> dict[str, list[Row]]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from stages import STAGES, stage_order
 from stages.errors import BadInput, UsageError
@@ -16,7 +17,7 @@ from stages.policy.base import NOOP, REFERENCE
 from stages.runs import artifact, bucket, runner
 from stages.runs.artifact import Check, InputRef, Inputs, Manifest, Run
 from stages.runs.records import Kind
-from stages.runs.stage import TRAINING, assign_inputs, commands, load_stage, writers
+from stages.runs.stage import TRAINING, Stage, assign_inputs, commands, load_stage, writers
 
 
 def folders(root: Path) -> list[Path]:
@@ -107,16 +108,17 @@ def _newest(root: Path, kind: Kind) -> list[Path]:
 def choose(stage: str, given: Sequence[str], root: Path, tell: Callable[[str], None]) -> Inputs:
     """Return the inputs of a stage: the runs that were named, or else the latest of the stages that write its inputs.
 
-    Where one of the latest was made from a run that fits another slot, that run and not the latest is read: pairs come
-    from the rollouts that the teachers answered. Rollouts of a training are read only where they are named, and those
-    of the policies `reference` and `noop` only where there are no others. Optional inputs and those that take many
-    runs are never chosen unasked.
+    Where one of the latest, or one that was named, was made from a run that fits another slot, that run is read: pairs
+    come from the rollouts that the teachers answered. Rollouts of a training are read only where they are named, and
+    those of the policies `reference` and `noop` only where there are no others. Optional inputs and those that take
+    many runs are never chosen unasked.
     """
     loaded = load_stage(stage)
     if given and not loaded.inputs:
         raise UsageError(f"{stage} reads no runs. Leave out --from {given[0]}.")
     if given:
-        return assign_inputs(loaded, [Run(find(root, text)) for text in given])
+        named = [Run(find(root, text)) for text in given]
+        return assign_inputs(loaded, [*named, *_read_by_named(loaded, named, root, tell)])
     wanted = {name: slot.kind for name, slot in loaded.inputs.items() if not (slot.many or slot.optional)}
     first = sorted(wanted, key=lambda name: min(map(stage_order, writers(wanted[name]))))
     newest = {name: _newest(root, wanted[name]) for name in first}
@@ -137,6 +139,18 @@ def choose(stage: str, given: Sequence[str], root: Path, tell: Callable[[str], N
     for path, (_, reason) in in_order.items():
         tell(f"{stage}: reads {path} ({reason}; --from chooses another)")
     return assign_inputs(loaded, [run for run, _ in in_order.values()])
+
+
+def _read_by_named(stage: Stage[Any], named: Sequence[Run], root: Path, tell: Callable[[str], None]) -> list[Run]:
+    """Return the runs that these were made from, for the required slots that none of these fills."""
+    found: list[Run] = []
+    named = [run for run in named if any(run.holds(slot.kind) for slot in stage.inputs.values())]
+    for slot in stage.inputs.values():
+        filled = any(run.holds(kind) for run in named for kind in (slot.kind, *slot.unless))
+        if not (slot.optional or filled) and (read := _read_by(named, slot.kind, root)):
+            tell(f"{stage.name}: reads {read[0].path} ({read[1]}; --from chooses another)")
+            found.append(read[0])
+    return found
 
 
 def _read_by(runs: Sequence[Run], kind: Kind, root: Path) -> tuple[Run, str] | None:

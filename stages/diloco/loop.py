@@ -177,7 +177,7 @@ class OuterLoop:
             if time.monotonic() > deadline:
                 raise InfrastructureError(
                     f"Fewer than {self._settings.least} replicas came to round {self.state.round} within "
-                    f"{self._settings.timeout_s:g} s. Start more and --resume, or set diloco.quorum."
+                    f"{self._settings.timeout_s:g} s. Start more and go on with --resume, or set diloco.quorum."
                 )
             time.sleep(pause)
             pause = min(1.5 * pause, longest)

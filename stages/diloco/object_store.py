@@ -127,7 +127,7 @@ class ObjectStore:
             except (orjson.JSONDecodeError, KeyError, TypeError):
                 raise InfrastructureError(
                     f"{self._bucket.url}/r/{round_:06d}/commit.json is damaged, so nobody knows whose weights count. "
-                    "Delete it while no replica runs, then --resume."
+                    "Delete it while no replica runs, then go on with --resume."
                 ) from None
         return self._commits[round_]
 

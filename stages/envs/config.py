@@ -117,6 +117,10 @@ class EnvStageConfig(StageConfig):
                 if self.env.curriculum:
                     return task_table.tasks(self.env.curriculum, environment.name, self.env.split, count)
                 return boundary.tasks(environment.tasks(self.env.split, count, self.seed), self.env.name)
+        except task_table.TooManyTasks as error:
+            if "tasks" in self.model_fields_set or "tasks" not in type(self).model_fields:
+                raise
+            raise task_table.TooManyTasks(f"{error} {count} is the default of the setting tasks.") from None
         except (ComposerError, OSError):
             raise
         except Exception as error:

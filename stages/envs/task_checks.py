@@ -251,9 +251,8 @@ def plays_of(config: TaskChecksConfig) -> list[Play]:
     return plays if config.sandbox == "none" else [*plays, *(("forgery", name) for name in FORGERIES)]
 
 
-def check(config: TaskChecksConfig, tasks: Sequence[Task], workers: int, tell: Listener) -> list[TaskCheck]:
-    """Play every task, `workers` plays at a time, and return the checks in the order of the tasks."""
-    checks = {task.task_id: TaskCheck(task.task_id, task.split, task.family) for task in tasks}
+def check(config: TaskChecksConfig, tasks: Sequence[Task], workers: int, tell: Listener) -> Iterator[TaskCheck]:
+    """Play every task, `workers` plays at a time, and yield each task's check when all of its plays are finished."""
     make, own, opened = config.opener(), threading.local(), list[Environment]()
 
     def played(task: Task, play: Play) -> PlayResult:
@@ -269,17 +268,19 @@ def check(config: TaskChecksConfig, tasks: Sequence[Task], workers: int, tell: L
             running = {pool.submit(played, task, play): (task, play) for task in tasks for play in plays}
             for future in as_completed(running):
                 task, play = running[future]
-                results[task.task_id][play] = future.result()
+                found = results[task.task_id]
+                found[play] = future.result()
                 done += 1
                 tell("plays", done, len(running))
+                if len(found) == len(plays):
+                    one = TaskCheck(task.task_id, task.split, task.family)
+                    for each in plays:  # in one order, whichever ended first
+                        one.add(each, found[each])
+                    yield one
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
             for environment in opened:
                 environment.close()
-    for task_id, found in results.items():
-        for play in plays:
-            checks[task_id].add(play, found[play])
-    return list(checks.values())
 
 
 def play_once(environment: Environment, task: Task, play: Play) -> PlayResult:

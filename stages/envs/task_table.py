@@ -92,7 +92,11 @@ def unusable(path: str, noun: str, problems: Sequence[str]) -> BadInput:
     return BadInput(f"{path}: {count} {noun if count == 1 else f'{noun}s'} cannot be used:\n{shown}{more}")
 
 
-def too_many(path: str, splits: Mapping[Split, Sequence[Row]], split: Split, count: int) -> UsageError:
+class TooManyTasks(UsageError):
+    """More tasks of a split were asked for than there are."""
+
+
+def too_many(path: str, splits: Mapping[Split, Sequence[Row]], split: Split, count: int) -> TooManyTasks:
     """Return the error for more tasks of a split than there are, with how many may be asked for."""
     most, rest = (
         len(splits[split]),
@@ -101,7 +105,7 @@ def too_many(path: str, splits: Mapping[Split, Sequence[Row]], split: Split, cou
     how = next((row[DIVIDED_BY] for rows in splits.values() for row in rows if DIVIDED_BY in row), None)
     divided = f" (and {rest}: env.eval_share is {how['eval_share']:g})" if how else f" (and {rest})"
     wanted = f"Ask for {most} at most, with tasks={most}." if most else "Give some tasks this split."
-    return UsageError(f"{path} holds {most} tasks for {split}{divided}, not {count}. {wanted}")
+    return TooManyTasks(f"{path} holds {most} tasks for {split}{divided}, not {count}. {wanted}")
 
 
 DIVIDED_BY = "divided_by"

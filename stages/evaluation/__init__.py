@@ -8,7 +8,6 @@ paired.py     - outcomes of two arms as statistics of that test, training seeds 
 stats.py      - the paired difference of two arms and the rate of one, with interval and p-value
 verdict.py    - evaluation items in, a verdict with its reasons out
 report.py     - the verdict as text for a terminal, and as a chart
-result.py     - the run of an evaluation in Python: its verdict and differences as values
 planner.py    - what an experiment would show, before it is paid for
 projected.py  - the effect of projecting a hack direction out of training, next to its controls
 """

@@ -9,10 +9,12 @@ model), so that four measurable rates fix everything: the baseline's pass rate, 
 one task differ, how often rollouts of the two arms differ, and how much of difficulty is shared within a family. The
 gain of a training is normal about the true one.
 
+A sampling unit is what tasks are drawn in, as the environment declares it: `unit` is short for it in this module.
 Axis names as in `paired`: X experiments, S training seeds, T tasks, F families, U units.
 """
 
 import functools
+import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -28,6 +30,7 @@ from stages.evaluation.arms import START, Item, evaluated_items, failed, rollout
 from stages.evaluation.comparison import gain_by_seed, outcomes
 from stages.evaluation.flips import draw_signs
 from stages.evaluation.paired import MIN_SEEDS, pair, rejects
+from stages.evaluation.report import aligned, wrap
 from stages.evaluation.stats import ALPHA, fewest_units, plural, quantile
 from stages.evaluation.verdict import INVALIDATED, MIN_GAIN, PARTIAL, UNDERPOWERED, VALIDATED
 from stages.runs.activity import doing
@@ -51,16 +54,12 @@ MOST_TASKS = 200_000
 NUM_PILOTS, NUM_RESAMPLED = 40, 100
 """Bootstrap samples of a pilot, and simulated experiments for each: 4,000 in all, in seconds."""
 BETWEEN = "between"
-"""How often rollouts of two tasks of one unit differ: measured, and turned into `family_share` by `complete`."""
+"""How often rollouts of two tasks of one unit differ: measured, and turned into `family_correlation` by `complete`."""
 
 PILOT, ASSUMED, GIVEN = "pilot", "assumed", "given"
 Rates = dict[str, tuple[float, str]]
 """A rate and its source (`PILOT`, `ASSUMED` or `GIVEN`), by the name of its field in `TaskModel`."""
 VERDICTS = (VALIDATED, PARTIAL, INVALIDATED, UNDERPOWERED)
-HEAD = (
-    *("design", "tasks", "units", "smp.", "seeds", "rollouts", "USD"),
-    *("VALID.", "pilot", "PART.", "INVAL.", "UNDERP.", "from"),
-)
 
 
 class Planning(Settings):
@@ -71,16 +70,16 @@ class Planning(Settings):
     power: float = Field(0.8, gt=0.5, lt=1)
     seeds: int = Field(1, gt=0)
     """Training seeds."""
-    base: float | None = Field(None, gt=0, lt=1)
-    """The baseline's pass rate."""
-    repeat: float | None = Field(None, gt=0, lt=1)
-    """How often two rollouts of one model on one task differ."""
-    discordance: float | None = Field(None, gt=0, le=1)
-    """How often rollouts of the two arms on one task differ."""
-    family_share: float | None = Field(None, ge=0, le=1)
-    """The part of a task's difficulty that its sampling unit has: its family, or what the environment declares."""
-    seed_spread: float | None = Field(None, ge=0, lt=1)
-    """The standard deviation of the gain from training to training."""
+    pass_rate: float | None = Field(None, gt=0, lt=1)
+    """The baseline's pass rate, a fraction."""
+    samples_differ: float | None = Field(None, gt=0, lt=1)
+    """How often one of two rollouts of one model on one task passes and the other fails."""
+    arms_differ: float | None = Field(None, gt=0, le=1)
+    """How often a rollout of one arm passes and one of the other arm on the same task fails."""
+    family_correlation: float | None = Field(None, ge=0, le=1)
+    """The correlation of two tasks' difficulty within a family, or within what the environment declares instead."""
+    seed_sd: float | None = Field(None, ge=0, lt=1)
+    """The standard deviation of the gain from training seed to training seed, a fraction."""
     usd_per_rollout: float | None = Field(None, ge=0)
 
 
@@ -88,16 +87,16 @@ class Planning(Settings):
 class TaskModel:
     """Assumptions on tasks and training; rates and differences are fractions of one.
 
-    base: the baseline's pass rate. repeat: how often two rollouts of one model on one task differ. discordance: how
-    often one of each arm do. family_share: the part of a task's difficulty that its unit has. seed_spread: the standard
-    deviation of the gain from training to training.
+    pass_rate: that of the baseline. samples_differ: how often one of two rollouts of one model on one task passes and
+    the other fails. arms_differ: the same for a rollout of each arm. family_correlation: that of two tasks' difficulty
+    within a unit. seed_sd: the standard deviation of the gain from training to training.
     """
 
-    base: float = 0.4
-    repeat: float = 0.15
-    discordance: float = 0.2
-    family_share: float = 0.3
-    seed_spread: float = 0.02
+    pass_rate: float = 0.4
+    samples_differ: float = 0.15
+    arms_differ: float = 0.2
+    family_correlation: float = 0.3
+    seed_sd: float = 0.02
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,7 @@ class DesignLine:
 
     name: str
     tasks: int
-    units: int
+    sampling_units: int
     samples: int
     seeds: int
     rollouts: int
@@ -158,19 +157,21 @@ class DesignLine:
 
 @dataclass(frozen=True)
 class Study:
-    """Everything that is printed; `assumed` holds each rate of the task model and its source; `unit` is the noun.
+    """Everything that is printed; `rates` holds each rate of the task model and its source.
 
-    `too_few`: why no gain can be found, where the test needs more units; empty where it has them.
+    `pilots`: the names of the runs that rates come from. `sampling_unit`: its noun. `add_first`: what to double, or the
+    units where the test needs more of them; then `fewest_units` is how many it needs, else None.
     """
 
     gain: float
     power: float
-    assumed: Rates
+    rates: Rates
     lines: tuple[DesignLine, ...]
     add_first: tuple[str, ...]
     enough: DesignLine | None
-    unit: str = "family"
-    too_few: str = ""
+    sampling_unit: str = "family"
+    fewest_units: int | None = None
+    pilots: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -200,13 +201,13 @@ class PlanQuestion:
                 outlook(model, design, self.gain, NUM_RESAMPLED, seed).chances[VALIDATED]
                 for seed, model in enumerate(self.resampled if ranged else ())
             ]
-            none = outlook(self.model, design, 0.0, num).chances if null else None
+            none = outlook(self.without_gain, design, 0.0, num).chances if null else None
         low, high = np.quantile(validated, (0.1, 0.9)) if validated else (0.0, 0.0)
         rollouts = design.num_tasks * design.samples * design.seeds * self.arms
         return DesignLine(
             name=name,
             tasks=design.num_tasks,
-            units=len(design.sizes),
+            sampling_units=len(design.sizes),
             samples=design.samples,
             seeds=design.seeds,
             rollouts=rollouts,
@@ -218,12 +219,18 @@ class PlanQuestion:
             validated_range=(float(low), float(high)) if validated else None,
         )
 
+    @property
+    def without_gain(self) -> TaskModel:
+        """Return the task model where the arms have one pass rate, at which they differ by chance less often."""
+        most = chance_of_difference(self.model.pass_rate, self.model.pass_rate)
+        return replace(self.model, arms_differ=min(self.model.arms_differ, most))
+
     def detectable(self, found: Outlook, seeds: int, times: float = 1.0) -> float:
         """Return about the gain found with the wanted power by `times` as many tasks.
 
         The limits of seeds and units add in squares.
         """
-        lasting = min(self.model.seed_spread**2 / seeds, found.seed_variance) if seeds >= MIN_SEEDS else 0.0
+        lasting = min(self.model.seed_sd**2 / seeds, found.seed_variance) if seeds >= MIN_SEEDS else 0.0
         by_seed = lasting + (found.seed_variance - lasting) / times
         by_unit = found.unit_variance / times
         of_seeds = quantile(1 - ALPHA / 2, seeds - 1) if seeds >= MIN_SEEDS else 0.0
@@ -245,8 +252,8 @@ def study(
 ) -> tuple[Row, str]:
     """Return what an evaluation of `num_arms` arms would find and cost, as JSON and as text.
 
-    `unit_sizes`: the tasks of each unit. `tell` is called with each design in words as it is simulated, the number of
-    those that are, and that of all. Raises `BadInput` for a pilot without rollouts.
+    `unit_sizes`: the tasks of each unit. `tell` is called with what is counted, how many designs are simulated, and how
+    many there are. Raises `BadInput` for a pilot without rollouts.
     """
     items: list[Row] = []
     for run in pilots:
@@ -272,13 +279,8 @@ def study(
     costs = [item["cost_usd"] for item in items if item["cost_usd"] is not None]
     price = asked.usd_per_rollout if asked.usd_per_rollout is not None else sum(costs) / len(costs) if costs else None
     question = PlanQuestion(model, asked.gain, asked.power, num_arms, price, tuple(resampled))
-    found = study_design(
-        question,
-        design,
-        rates,
-        lambda line, done, total: tell(line_in_words(line, sampling.noun), done, total),
-        sampling.noun,
-    )
+    found = study_design(question, design, rates, lambda done, total: tell("designs", done, total), sampling.noun)
+    found = replace(found, pilots=tuple(f"{run.path.parent.name}/{run.path.name}" for run in pilots))
     return asdict(found), study_text(found)
 
 
@@ -312,10 +314,10 @@ def measure(items: Sequence[Item], baseline: str, treatment: str) -> Rates:
     if not of_one:
         return {}
     base = float(np.clip(np.mean([item["passed"] for item in of_one]), 0.5 / len(of_one), 1 - 0.5 / len(of_one)))
-    rates: Rates = {"base": (base, PILOT)}
+    rates: Rates = {"pass_rate": (base, PILOT)}
     differing = share_differing(of_one, lambda item: (item["train_seed"], item["task_id"]))
     if differing is not None:
-        rates["repeat"] = (float(np.clip(differing, 0.01, 2 * base * (1 - base))), PILOT)
+        rates["samples_differ"] = (float(np.clip(differing, 0.01, 2 * base * (1 - base))), PILOT)
     between = share_differing(
         of_one, lambda item: (item["train_seed"], sampling_unit(item)), lambda item: item["task_id"]
     )
@@ -323,10 +325,10 @@ def measure(items: Sequence[Item], baseline: str, treatment: str) -> Rates:
         rates[BETWEEN] = (between, PILOT)
     if found := outcomes(arms.get(treatment, []), arms.get(baseline, []), "passed"):
         a, b = found.treatment_ST, found.baseline_ST
-        rates["discordance"] = (float(np.nanmean(a * (1 - b) + b * (1 - a))), PILOT)
+        rates["arms_differ"] = (float(np.nanmean(a * (1 - b) + b * (1 - a))), PILOT)
         gains = list(gain_by_seed(arms[treatment], arms[baseline]).values())
         if len(gains) >= MIN_SEEDS:
-            rates["seed_spread"] = (float(np.std(gains, ddof=1)), PILOT)
+            rates["seed_sd"] = (float(np.std(gains, ddof=1)), PILOT)
     return rates
 
 
@@ -350,25 +352,41 @@ def share_differing(
 def complete(rates: Rates, gain: float) -> Rates:
     """Return all rates of a task model: the known ones, and assumptions for the rest."""
     default = TaskModel()
-    base = rates.get("base", (default.base, ASSUMED))
-    chance = base[0] + (base[0] + gain) - 2 * base[0] * (base[0] + gain)
-    known = rates.get("discordance", (1.25 * rates["repeat"][0] + abs(gain) if "repeat" in rates else None, ASSUMED))
-    least, most = abs(gain) + 1e-3, max(chance, abs(gain) + 1e-3)
-    discordance = float(np.clip(default.discordance if known[0] is None else known[0], least, most))
-    repeat = rates.get("repeat", (min(default.repeat, 0.8 * discordance), ASSUMED))
-    share = rates.get("family_share", (default.family_share, ASSUMED))
-    if BETWEEN in rates and "family_share" not in rates:
-        # Without repeats in the pilot the share rests on an assumed rate of repeats, but not on nothing.
-        same_task = correlation_of(base[0], base[0], base[0] - min(repeat[0], 2 * base[0] * (1 - base[0])) / 2)
+    base = rates.get("pass_rate", (default.pass_rate, ASSUMED))
+    if "samples_differ" in rates and rates["samples_differ"][1] != GIVEN:
+        # A pilot's rate may contradict a pass rate that was given.
+        most = chance_of_difference(base[0], base[0])
+        rates = {**rates, "samples_differ": (min(rates["samples_differ"][0], most), PILOT)}
+    if "arms_differ" in rates:
+        arms_differ, source = rates["arms_differ"]
+    else:
+        more = 1.25 * rates["samples_differ"][0] + abs(gain) if "samples_differ" in rates else default.arms_differ
+        arms_differ, source = more, ASSUMED
+    if source != GIVEN:  # a given rate that contradicts the others is refused, by `latent_correlations`
+        least = abs(gain) + 1e-3
+        arms_differ = float(np.clip(arms_differ, least, max(chance_of_difference(base[0], base[0] + gain), least)))
+    assumed = min(default.samples_differ, 0.8 * arms_differ, chance_of_difference(base[0], base[0]))
+    samples_differ = rates.get("samples_differ", (assumed, ASSUMED))
+    share = rates.get("family_correlation", (default.family_correlation, ASSUMED))
+    if BETWEEN in rates and "family_correlation" not in rates:
+        # Without repeated rollouts in the pilot the correlation rests on an assumed rate, but not on nothing.
+        same_task = correlation_of(
+            base[0], base[0], base[0] - min(samples_differ[0], chance_of_difference(base[0], base[0])) / 2
+        )
         same_unit = correlation_of(base[0], base[0], base[0] - rates[BETWEEN][0] / 2)
         share = (float(np.clip(same_unit / max(same_task, 1e-6), 0, 1)), PILOT)
     return {
-        "base": base,
-        "repeat": repeat,
-        "discordance": (discordance, known[1]),
-        "family_share": share,
-        "seed_spread": rates.get("seed_spread", (default.seed_spread, ASSUMED)),
+        "pass_rate": base,
+        "samples_differ": samples_differ,
+        "arms_differ": (arms_differ, source),
+        "family_correlation": share,
+        "seed_sd": rates.get("seed_sd", (default.seed_sd, ASSUMED)),
     }
+
+
+def chance_of_difference(one: float, other: float) -> float:
+    """Return how often one of two independent outcomes with these rates passes and the other fails."""
+    return one + other - 2 * one * other
 
 
 def correlation_of(one: float, other: float, both: float) -> float:
@@ -396,22 +414,31 @@ def latent_correlations(model: TaskModel, gain: float) -> tuple[float, float]:
 
     Raises `UsageError` where the rates contradict each other.
     """
-    reached = model.base + gain
-    if not (0 < model.base < 1 and 0 < reached < 1):
+    reached = model.pass_rate + gain
+    if not (0 < model.pass_rate < 1 and 0 < reached < 1):
         raise UsageError(
-            f"A gain of {gain:g} at a pass rate of {model.base:g} leads to {reached:g}, and rates lie between 0 and 1. "
-            "Plan with another planning.gain or planning.base."
+            f"A gain of {gain:g} at a pass rate of {model.pass_rate:g} leads to {reached:g}, and rates lie between 0 "
+            "and 1. Plan with another planning.gain or planning.pass_rate."
         )
-    chance = model.base + reached - 2 * model.base * reached
-    if not (model.repeat > 0 and abs(gain) <= model.discordance <= chance + 1e-9):
+    same, chance = (
+        chance_of_difference(model.pass_rate, model.pass_rate),
+        chance_of_difference(model.pass_rate, reached),
+    )
+    if not 0 < model.samples_differ <= same + 1e-9:
         raise UsageError(
-            f"Rollouts of the two arms cannot differ in {model.discordance:g} of the tasks: at pass rates of "
-            f"{model.base:g} and {reached:g} it is at least {abs(gain):g} and, by chance alone, at most {chance:.3g}. "
-            "Plan with another planning.discordance."
+            f"Two rollouts of one model cannot differ in {model.samples_differ:g} of the tasks: at a pass rate of "
+            f"{model.pass_rate:g} it is, by chance alone, at most {same:.3g}. Plan with another "
+            "planning.samples_differ."
         )
-    same = correlation_of(model.base, model.base, model.base - model.repeat / 2)
-    across = correlation_of(model.base, reached, (model.base + reached - model.discordance) / 2)
-    return same, min(across / max(same, 1e-9), 1.0)
+    if not abs(gain) <= model.arms_differ <= chance + 1e-9:
+        raise UsageError(
+            f"Rollouts of the two arms cannot differ in {model.arms_differ:g} of the tasks: at pass rates of "
+            f"{model.pass_rate:g} and {reached:g} it is at least {abs(gain):g} and, by chance alone, at most "
+            f"{chance:.3g}. Plan with another planning.arms_differ."
+        )
+    same_task = correlation_of(model.pass_rate, model.pass_rate, model.pass_rate - model.samples_differ / 2)
+    across = correlation_of(model.pass_rate, reached, (model.pass_rate + reached - model.arms_differ) / 2)
+    return same_task, min(across / max(same_task, 1e-9), 1.0)
 
 
 def draw(
@@ -423,7 +450,7 @@ def draw(
     """
     from scipy.special import ndtr, ndtri
 
-    (same_task, r), share = latent_correlations(model, gain), model.family_share
+    (same_task, r), share = latent_correlations(model, gain), model.family_correlation
     family_T = np.repeat(np.arange(len(design.sizes)), design.sizes)
     num_models, num_families = 1 if design.fixed else num, len(design.sizes)
     of_families = np.random.default_rng(strata) if design.fixed else random
@@ -431,8 +458,10 @@ def draw(
     own_2XT = random.normal(size=(2, num, len(family_T)))
     z_2XT = np.sqrt(share) * family_2XF[:, :, family_T] + np.sqrt(1 - share) * own_2XT
     difficulty_XT = (z_2XT[0], r * z_2XT[0] + np.sqrt(1 - r**2) * z_2XT[1])
-    rates_XS = np.full((2, num, design.seeds), model.base)
-    rates_XS[1] = np.clip(model.base + gain + model.seed_spread * random.normal(size=rates_XS[1].shape), 1e-4, 1 - 1e-4)
+    rates_XS = np.full((2, num, design.seeds), model.pass_rate)
+    rates_XS[1] = np.clip(
+        model.pass_rate + gain + model.seed_sd * random.normal(size=rates_XS[1].shape), 1e-4, 1 - 1e-4
+    )
     arms = []
     block = max(1, BLOCK_CELLS // (design.seeds * len(family_T)))
     for rate_XS, z_XT in zip(rates_XS, difficulty_XT, strict=True):
@@ -499,14 +528,14 @@ def outlook(
 def study_design(
     question: PlanQuestion,
     design: Design,
-    assumed: Rates,
-    ready: Callable[[DesignLine, int, int], None] | None = None,
+    rates: Rates,
+    ready: Callable[[int, int], None] | None = None,
     unit: str = "family",
 ) -> Study:
     """Study a design: as it is, with enough seeds for a verdict, with twice of each, and what is enough.
 
-    `unit` is the noun of a sampling unit. `ready` is called with each line as it is simulated, the number of those that
-    are, and that of all.
+    `unit` is the noun of a sampling unit. `ready` is called with the number of designs that are simulated, and that of
+    all.
     """
     start = replace(design, seeds=max(design.seeds, MIN_SEEDS))
     asked = {"as asked": design}
@@ -514,24 +543,24 @@ def study_design(
         asked[f"with {start.seeds} training seeds"] = start
     more = {
         "twice the seeds": replace(start, seeds=2 * start.seeds),
-        "twice the tasks, units as they are": replace(start, sizes=tuple(2 * size for size in start.sizes)),
+        f"twice the tasks of each {unit}": replace(start, sizes=tuple(2 * size for size in start.sizes)),
         "twice the samples": replace(start, samples=2 * start.samples),
     }
     if not start.fixed:
-        more = {"twice the units": replace(start, sizes=start.sizes * 2), **more}
+        more = {f"twice the {plural(unit)}": replace(start, sizes=start.sizes * 2), **more}
     lines = list[DesignLine]()
     for name, each in (asked | more).items():
         lines.append(question.line(name, each, null=name in asked, ranged=True))
         if ready:
-            ready(lines[-1], len(lines), len(asked) + len(more) + 1)
+            ready(len(lines), len(asked) + len(more) + 1)
     doubled = lines[len(asked) :]
     order = tuple(line.name for line in sorted(doubled, key=lambda line: line.detectable or float("inf")))
-    too_few, flipped = "", "tasks" if start.fixed else plural(unit)
-    if start.num_flipped < (least := fewest_units()):  # nothing else helps a design that cannot reject
-        order = (f"{flipped} until there are {least}",)
-        too_few = f"{start.num_flipped} {flipped} cannot show anything: the test can reject from {least} on."
+    least = fewest_units()
+    if too_few := start.num_flipped < least:  # nothing else helps a design that cannot reject
+        order = ("tasks" if start.fixed else plural(unit),)
     enough = cheapest(question, start)
-    return Study(question.gain, question.power, assumed, tuple(lines), order, enough, unit, too_few)
+    fewest = least if too_few else None
+    return Study(question.gain, question.power, rates, tuple(lines), order, enough, unit, fewest)
 
 
 def cheapest(question: PlanQuestion, start: Design) -> DesignLine | None:
@@ -581,47 +610,96 @@ def with_error(share: float, num: int) -> str:
     return f"{100 * share:.0f} ± {100 * (smoothed * (1 - smoothed) / num) ** 0.5:.1f}"
 
 
-def line_in_words(line: DesignLine, unit: str) -> str:
-    """Return a simulated design and the chances of its verdicts, in one line."""
-    size = f"{line.tasks} tasks in {line.units} {plural(unit)}, samples {line.samples}, seeds {line.seeds}"
-    chances = ", ".join(f"{name} {100 * line.chances[name]:.0f} %" for name in VERDICTS if line.chances[name] > 0.005)
-    found = "finds no gain" if line.detectable is None else f"finds gains from about {100 * line.detectable:.1f} points"
-    return f"{line.name} ({size}): {chances}; {found}"
-
-
 def study_text(found: Study) -> str:
-    """Return the study for a terminal."""
-    from tabulate import tabulate
+    """Return the study for a terminal of 120 columns: the rates, and a column for each design."""
+    lines = [f"A true gain of {100 * found.gain:g} points, {100 * found.power:g} % power wanted, and these rates:", ""]
+    lines += aligned([("rate", "value", "source", "setting"), *rate_cells(found)])
+    lines += [f"pilot: {name}" for name in found.pilots]
+    lines += [
+        "",
+        *aligned(design_cells(found), right=True),
+        "",
+        *(line for remark in remarks(found) for line in wrap(remark)),
+    ]
+    return "\n".join(lines)
 
-    cells = []
-    for line in (*found.lines, *([found.enough] if found.enough else [])):
-        usd = "-" if line.usd is None else f"{line.usd:,.2f}"
-        chances = [with_error(line.chances[name], line.simulated) for name in VERDICTS]
-        low, high = line.validated_range or (None, None)
-        ranged = "-" if low is None or high is None else f"{100 * low:.0f} to {100 * high:.0f}"
-        size = (line.tasks, line.units, line.samples, line.seeds, f"{line.rollouts:,}")
-        detectable = "-" if line.detectable is None else f"{100 * line.detectable:.1f}"
-        cells.append((line.name, *size, usd, chances[0], ranged, *chances[1:], detectable))
-    rates = ", ".join(f"{name} {value:.3g} ({source})" for name, (value, source) in found.assumed.items())
-    null = [line for line in found.lines if line.false_gain is not None]
-    false_gains = "; ".join(f"{line.name} {with_error(line.false_gain or 0, line.simulated)} %" for line in null)
+
+def rate_cells(found: Study) -> list[tuple[str, ...]]:
+    """Return each rate in words, its value, its source and the setting that changes it."""
+    words = {
+        "pass_rate": "pass rate of the baseline",
+        "samples_differ": "two rollouts of one model on one task differ (one passes, one fails)",
+        "arms_differ": "rollouts of the two arms on one task differ",
+        "family_correlation": f"correlation of difficulty between tasks of one {found.sampling_unit}",
+        "seed_sd": "standard deviation of the gain between training seeds",
+    }
+    values = {name: f"{100 * value:.3g} %" for name, (value, _) in found.rates.items()}
+    if "family_correlation" in values:
+        values["family_correlation"] = f"{found.rates['family_correlation'][0]:.2f}"
+    if "seed_sd" in values:
+        values["seed_sd"] = f"{100 * found.rates['seed_sd'][0]:.3g} points"
+    return [(words[name], values[name], source, f"planning.{name}") for name, (_, source) in found.rates.items()]
+
+
+def design_cells(found: Study) -> list[tuple[str, ...]]:
+    """Return the designs, a column for each: its name over several lines, its size, and what it would find."""
+    lines = [*found.lines, *([found.enough] if found.enough else [])]
+    heads = [textwrap.wrap(line.name, 10) for line in lines]
+    height = max(map(len, heads))
+    padded = [[""] * (height - len(head)) + head for head in heads]
+    rows: list[tuple[str, list[str]]] = [("", list(words)) for words in zip(*padded, strict=True)]
+    rows += [
+        ("tasks", [f"{line.tasks:,}" for line in lines]),
+        (f"{plural(found.sampling_unit)} of these tasks", [f"{line.sampling_units:,}" for line in lines]),
+        ("samples (rollouts of a task by a model)", [f"{line.samples}" for line in lines]),
+        ("training seeds of each arm", [f"{line.seeds}" for line in lines]),
+        ("rollouts, all arms", [f"{line.rollouts:,}" for line in lines]),
+    ]
+    if any(line.usd for line in lines):
+        rows.append(("cost of these rollouts, USD", [shown(line.usd, "{:,.2f}") for line in lines]))
+    for name in VERDICTS:
+        rows.append((f"chance of {name}, %", [with_error(line.chances[name], line.simulated) for line in lines]))
+        if name == VALIDATED and found.pilots:
+            ranges = [line.validated_range for line in lines]
+            cells = [f"{100 * both[0]:.0f} to {100 * both[1]:.0f}" if both else "-" for both in ranges]
+            rows.append(("  over what the pilot leaves open, %", cells))
+    false = [None if line.false_gain is None else with_error(line.false_gain, line.simulated) for line in lines]
+    rows += [
+        ("chance of a gain where there is none, %", [cell or "-" for cell in false]),
+        (
+            f"smallest gain found with {100 * found.power:g} % power, points",
+            ["none" if line.detectable is None else f"{100 * line.detectable:.1f}" for line in lines],
+        ),
+    ]
+    return [(label, *cells) for label, cells in rows]
+
+
+def shown(value: float | None, form: str) -> str:
+    """Return a number in this format, "-" for none."""
+    return "-" if value is None else form.format(value)
+
+
+def remarks(found: Study) -> list[str]:
+    """Return what to add first, what is enough, and how to read the table, a sentence or two each."""
+    gain, power = f"{100 * found.gain:g} points", f"{100 * found.power:g} %"
+    first = f"What to add first: {', then '.join(found.add_first)}."
+    if (least := found.fewest_units) is not None:
+        first += f" With fewer than {least} the test cannot reject, however large the gain. {least} are the minimum "
+        first += "for a test and no recommendation: what the wanted gain takes is in the column `enough`."
     enough = (
-        "The last line is the cheapest design found that reaches it."
+        f"`enough` is the design of fewest rollouts that was found to reach {power} power for {gain}."
         if found.enough
-        else f"No design of up to {MOST_TASKS:,} tasks and {SEEDS[-1]} training seeds reaches it."
+        else f"No design of up to {MOST_TASKS:,} tasks and {SEEDS[-1]} training seeds reaches {power} power for {gain}."
     )
-    return "\n".join(
-        [
-            f"A true gain of {100 * found.gain:g} points, {100 * found.power:g} % power wanted. Assumed: {rates}.",
-            "",
-            tabulate(cells, HEAD, tablefmt="plain", disable_numparse=True),
-            "",
-            "Chances of each verdict are in %, with the standard error of the simulation; `pilot` is the 10th to 90th "
-            "percentile of VALID. over what the pilot leaves open, - without one.",
-            f"`from`: about the gain, in points, that the design finds with {100 * found.power:g} % power. {enough}",
-            *(["-: no gain can be found with this design.", found.too_few] if found.too_few else []),
-            f"Found where there is no gain: {false_gains}.",
-            f"What to add first: {', then '.join(found.add_first)}.",
-            "Rollouts and costs are those of evaluation, all arms; training a seed costs extra.",
-        ]
+    of_pilot = (
+        "What the pilot leaves open: the 10th to 90th percentile of that chance over bootstrap samples of the pilot."
+        if found.pilots
+        else "With `--from RUN` a pilot gives rates: rollouts of the start model, or an earlier evaluation."
     )
+    return [
+        first,
+        enough,
+        of_pilot,
+        "±: the standard error of the simulation.",
+        "Rollouts and their cost are those of the evaluation; training another seed costs extra.",
+    ]

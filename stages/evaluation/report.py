@@ -2,6 +2,7 @@
 
 import io
 import textwrap
+from collections.abc import Sequence
 
 from stages.evaluation.arms import ArmSummary
 from stages.evaluation.stats import PairedDifference
@@ -71,10 +72,14 @@ def text_table(verdict: EvalVerdict) -> str:
     return "\n".join([*lines, "", decision, *wrap(" ".join(filter(None, (verdict.why, verdict.estimand))))])
 
 
-def aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    """Return rows as lines, their columns two spaces apart."""
+def aligned(rows: Sequence[Sequence[str]], *, right: bool = False) -> list[str]:
+    """Return rows as lines, their columns two spaces apart; `right` aligns all columns but the first to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    sides = [str.ljust, *[str.rjust if right else str.ljust] * (len(widths) - 1)]
+    return [
+        "  ".join(side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
 
 
 def arm_cells(arm: ArmSummary, with_k: bool) -> tuple[str, ...]:

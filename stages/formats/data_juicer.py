@@ -20,7 +20,7 @@ from typing import Any
 
 import orjson
 
-from stages.errors import BadInput, ComposerError, UsageError
+from stages.errors import ComposerError, UsageError
 from stages.messages import Message
 from stages.runs import store
 from stages.runs.config import Settings
@@ -111,7 +111,7 @@ def _recipe(path: str) -> bytes:
     try:
         return Path(path).expanduser().read_bytes()
     except OSError as error:
-        raise BadInput(f"The Data-Juicer recipe {path} cannot be read: {error.strerror}.") from None
+        raise UsageError(f"The Data-Juicer recipe {path} cannot be read: {error.strerror}.") from None
 
 
 def program(command: str) -> str:

@@ -37,6 +37,8 @@ NO_DAMAGE = {
 """SQLite's errors about the machine; those about the file are many, as every byte of it may change."""
 SHORT_READ = sqlite3.SQLITE_IOERR_SHORT_READ
 """A file that ends too early, which SQLite counts among the errors of the machine."""
+FAILURES = (sqlite3.Error, UnicodeDecodeError)
+"""What a statement raises; the last where SQLite's sentence quotes bytes of a damaged file that are not UTF-8."""
 Report = Callable[[str], None]
 
 
@@ -71,7 +73,7 @@ class AnswerCache:
         for file in reversed(self._files):
             try:
                 row = file.get(key)
-            except sqlite3.Error as error:
+            except FAILURES as error:
                 if not _is_damage(error, file.path):
                     raise
                 self._tell(key, f"{file.path} is damaged ({error}): an answer in it cannot be read")
@@ -95,7 +97,7 @@ class AnswerCache:
             # A damaged index may hold a key without its row: SQLite then ignores what is inserted.
             if all(self._readable(file, key) for key, _ in rows):
                 return
-        except sqlite3.Error as error:
+        except FAILURES as error:
             if not _is_damage(error, file.path):
                 raise
             why = str(error)
@@ -111,7 +113,7 @@ class AnswerCache:
         path = self._path if number == 1 else self._path.with_stem(f"{self._path.stem}-{number}")
         try:
             self._files.append(_File(path, number))
-        except sqlite3.Error as error:
+        except FAILURES as error:
             if not _is_damage(error, path):
                 raise
             self._report(f"{path} is damaged ({error}), so the answers in it are bought again")
@@ -149,7 +151,7 @@ class _File:
             )
             try:
                 self._add_digests()
-            except sqlite3.Error as error:
+            except FAILURES as error:
                 if not _is_damage(error, path):
                     raise
                 self.unchecked = True
@@ -247,7 +249,7 @@ def _is_answer(key: Any, answer: Any) -> bool:
     return is_key and REQUIRED <= found.keys() <= {field.name for field in fields(Sample)}
 
 
-def _is_damage(error: sqlite3.Error, path: Path) -> bool:
+def _is_damage(error: Exception, path: Path) -> bool:
     """Return whether SQLite's error is about the bytes of this file, and not about the machine."""
     code = getattr(error, "sqlite_errorcode", None)
     if code is None or code == SHORT_READ:  # without one: Python could not convert what came

@@ -129,7 +129,7 @@ def failed(url: str, what: str, message: str) -> InfrastructureError:
     """Return the error to raise when a store fails at an operation with this message."""
     return InfrastructureError(
         f"{url} failed at {what} ({message}). Check the address, the keys in the environment "
-        "and the network, then --resume."
+        "and the network, then go on with --resume."
     )
 
 
@@ -473,7 +473,7 @@ class Mirror:
         if not self._send():
             raise UsageError(
                 f"{self.url} was taken over by another process, so this one stopped. "
-                "Leave the run to that one, or end it and --resume here."
+                "Leave the run to that one, or end it and go on here with --resume."
             )
         over = out.manifest.status == "complete" or not self.folder.exists()
         # Read again, since sending takes a while in which another process may have begun.

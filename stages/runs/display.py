@@ -41,6 +41,8 @@ class Table(Sequence[dict[str, Any]]):
     """Rows in all, where `cells` holds only the first."""
     note: str = ""
     """A sentence below the rows."""
+    shown: int = SHOWN_ROWS
+    """How many rows it shows."""
 
     def __len__(self) -> int:
         return len(self.cells)
@@ -74,10 +76,10 @@ class Table(Sequence[dict[str, Any]]):
         return f"{parts[0]}{shown}{''.join(parts[1:])}"
 
     def _shown(self) -> list[list[str]]:
-        return [[shortened(value) for value in row] for row in self.cells[:SHOWN_ROWS]]
+        return [[shortened(value) for value in row] for row in self.cells[: self.shown]]
 
     def _rest(self) -> str:
-        more = (len(self.cells) if self.total is None else self.total) - min(len(self.cells), SHOWN_ROWS)
+        more = (len(self.cells) if self.total is None else self.total) - min(len(self.cells), self.shown)
         return f"and {more:,} rows more" if more > 0 else ""
 
 

@@ -33,7 +33,7 @@ from filelock import FileLock, Timeout
 from stages.backends import devices, ranks
 from stages.backends.engine import Engine, find_engine
 from stages.errors import BadInput, ComposerError, Incomplete, UsageError
-from stages.runs import artifact, ledger, store
+from stages.runs import activity, artifact, ledger, store
 from stages.runs.activity import telling
 from stages.runs.artifact import Inputs, Interrupted, Listener, Manifest, Run, RunWriter, Status, stop_signals
 from stages.runs.bucket import Mirror
@@ -573,9 +573,9 @@ def stop_on_signals(out: RunWriter) -> Iterator[list[int]]:
     """Ask the stage to stop between units at the first signal; a Ctrl-C after that raises KeyboardInterrupt at once.
 
     SIGTERM may come often: schedulers send it to every process of a job, and it never cuts a unit off. SIGHUP, which a
-    closed terminal sends, does the same, unless it is ignored as under nohup. The first
-    signal also calls the handler that the caller had set, so that it can tell people. Yields a list to which the number
-    of the first signal is added.
+    closed terminal sends, does the same, unless it is ignored as under nohup. The first signal ends work of which
+    nothing is kept (`activity.dropped_on_stop`), else it also calls the handler that the caller had set, so that it can
+    tell people. Yields a list to which the number of the first signal is added.
     """
     caught: list[int] = []
     if threading.current_thread() is not threading.main_thread():  # where `signal.signal` raises ValueError
@@ -589,6 +589,8 @@ def stop_on_signals(out: RunWriter) -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for again in previous.keys() - {signal.SIGINT}:
             signal.signal(again, lambda *_: None)
+        if activity.is_dropped_on_stop():
+            raise activity.Dropped
         handler = previous[number]
         if callable(handler) and handler is not signal.default_int_handler:
             handler(number, frame)
@@ -596,7 +598,10 @@ def stop_on_signals(out: RunWriter) -> Iterator[list[int]]:
     for number in previous:
         signal.signal(number, stop_between_units)
     try:
-        yield caught
+        with activity.stopped_by(out.stop):
+            yield caught
+    except activity.Dropped:
+        raise Interrupted from None
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -63,7 +63,7 @@ class Stage(Generic[ConfigT]):
     study: Callable[[Sequence[Run], ConfigT, Callable[[str, int, int], None]], tuple[Row, str]] | None = None
     """Simulate the planned run (`--plan`) from pilot runs, and return the numbers as JSON and as text.
 
-    The function that it is given is called with each design in words, how many are simulated, and how many in all.
+    The function that it is given is called with what is counted, how many are simulated, and how many in all.
     """
     label: Callable[[Inputs, ConfigT], str] = lambda inputs, config: config.label()
     """Return a word for the name of the run folder; by default the settings' own."""

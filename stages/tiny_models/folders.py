@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
+from stages.runs.activity import dropped_on_stop
+
 if TYPE_CHECKING:
     from transformers import Qwen3ForCausalLM
 
@@ -44,22 +46,23 @@ def ensure_folder(folder: Path, build: Callable[[], BuiltModel]) -> Path:
 
     Of several processes that call this at the same time one builds and the others wait. The model is saved under a
     temporary name and renamed, so that a folder of that name is complete. An error of `build` or of the saving is
-    raised, and leaves no folder of that name.
+    raised, and leaves no folder; a signal that stops the run does the same at once.
     """
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(f".{folder.name}.lock")):
         if not folder.is_dir():
-            model, tokenizer, card = build()
             unfinished = folder.with_name(f".{folder.name}.{os.getpid()}")
-            model.save_pretrained(unfinished)
-            tokenizer.save_pretrained(unfinished)
-            (unfinished / "README.md").write_text(card)
-            try:
-                unfinished.rename(folder)
-            finally:
-                rmtree(unfinished, ignore_errors=True)
+            with dropped_on_stop():
+                try:
+                    model, tokenizer, card = build()
+                    model.save_pretrained(unfinished)
+                    tokenizer.save_pretrained(unfinished)
+                    (unfinished / "README.md").write_text(card)
+                    unfinished.rename(folder)
+                finally:
+                    rmtree(unfinished, ignore_errors=True)
     return folder
 
 

@@ -234,7 +234,7 @@ def check_pairs(config: Config, inputs: Container[str]) -> None:
     if "pairs" in inputs and not needing:
         *names, last = [f"weights.{name}" for name in on_pairs]
         raise UsageError(
-            f"Pairs were given, but no channel uses them. Set {', '.join(names)} or {last}, or leave out --from."
+            f"Pairs were given, but no channel uses them. Set {', '.join(names)} or {last}, or leave the pairs out."
         )
 
 

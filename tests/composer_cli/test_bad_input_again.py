@@ -126,6 +126,23 @@ TABLE: list[tuple[list[str], int, str]] = [
     (["normalize", "nothing"], 4, "nothing"),
     (["probe", "compare", "--from", "nothing"], 4, "There is no run 'nothing'"),
     (["probe", "svd", "--from", "x"], 2, "reads no runs"),
+    # What a command works on and cannot find: 4.
+    (["collect", "--env", "tasks", "-s", "env.path=nowhere.jsonl"], 4, "nowhere.jsonl cannot be read"),
+    (["collect", "--env", "harbor", "-s", "env.path=nowhere"], 4, "no such folder"),
+    (["collect", "--env", "gsm8k", "-s", "env.path=nowhere.jsonl"], 4, "nowhere.jsonl cannot be read"),
+    (["collect", "--env", "swe-lite", "-s", "env.path=nowhere.jsonl"], 4, "nowhere.jsonl"),
+    (["collect", "--env", "feature-deletion", "-s", "env.package=nowhere"], 4, "no package at"),
+    (["tasks", "check", "nowhere.jsonl"], 4, "nowhere.jsonl cannot be read"),
+    (["tasks", "feature-deletion", "nowhere"], 4, "There is no package 'nowhere'"),
+    (["import", "nowhere.jsonl"], 4, "neither a file nor a folder"),
+    (["evaluate"], 4, "`composer train`"),
+    (["evaluate", "--plan", "--from", "nowhere"], 4, "There is no run 'nowhere'"),
+    # Settings that it cannot find, in files too: 2.
+    (["collect", "-c", "nowhere.toml"], 2, "nowhere.toml cannot be read"),
+    (["replay-teachers", "--teachers", "nowhere.toml"], 2, "nowhere.toml cannot be read"),
+    (["run", "--preset", "nowhere.toml"], 2, "nowhere.toml cannot be read"),
+    (["run", "--preset", "nowhere"], 2, "There is no preset 'nowhere'"),
+    (["tasks", "rows.jsonl"], 2, "`composer tasks check rows.jsonl`"),
 ]  # fmt: skip
 
 

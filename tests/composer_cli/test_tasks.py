@@ -66,6 +66,29 @@ def test_an_interrupted_command_promises_to_go_on_only_if_it_keeps_a_run(say, tm
         assert code == 130 and errors.rstrip().endswith(said), (words, errors)
 
 
+OWN = """
+from stages.envs.kata.env import KataEnv
+
+class Env(KataEnv):
+    def reset(self, task):
+        if task.split == "eval":
+            raise KeyboardInterrupt
+        return super().reset(task)
+"""
+
+
+def test_an_interrupt_prints_the_tasks_that_were_checked_by_then(say, tmp_path, monkeypatch):
+    (tmp_path / "stopping_env.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ["tasks", "check", "--env", "stopping_env:Env", "-n", "1", "-s", "repeats=1", "-s", "workers=1"]
+    code, printed, errors = say(*words, "-s", "sandbox=none")
+    assert code == 130 and printed.splitlines()[-2] == "1 tasks: 1 ok", (printed, errors)
+    assert errors.rstrip().endswith("Interrupted. 1 of 2 tasks were checked by then.")
+    code, printed, _ = say(*words, "-s", "sandbox=none", "--json")
+    found = json.loads(printed)
+    assert code == 130 and found["interrupted"] and found["of"] == 2 and len(found["tasks"]) == 1
+
+
 def test_an_interrupt_of_a_plan_or_of_what_leaves_something_has_its_own_sentence(capsys):
     @as_sentences
     def command(*, resume: bool, plan: bool, leaves: str) -> None:

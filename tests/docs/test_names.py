@@ -41,6 +41,7 @@ FOREIGN = {
     "shell": {"PATH", "PYTHONPATH", "zcat steps/*.jsonl.gz", ">/dev/null"},
 }
 """Words of other programs, by whose they are."""
+PACKAGES = ("stages", "composer_cli", "composer_post_training")
 
 
 def spans(path: Path) -> list[str]:
@@ -52,7 +53,8 @@ def spans(path: Path) -> list[str]:
 @cache
 def source() -> frozenset[str]:
     """Every word of the program, its tests' support, its recipes and settings files."""
-    patterns = ("stages/**/*.py", "stages/**/*.toml", "composer_cli/**/*.*", "tests/support/**/*.py", "docs/*.py")
+    own = ("stages/**/*.py", "stages/**/*.toml", "composer_cli/**/*.*", "composer_post_training/*.py")
+    patterns = (*own, "tests/support/**/*.py", "docs/*.py")
     single = ("justfile", "dev", "pyproject.toml", "mkdocs.yml", "tests/conftest.py", "constraints.txt")
     paths = [*(path for pattern in patterns for path in ROOT.glob(pattern)), *(ROOT / name for name in single)]
     texts = [path.read_text(errors="replace") for path in paths if path.is_file() and path.suffix != ".pyc"]
@@ -128,7 +130,7 @@ def there(name: str, path: Path) -> bool:
         return True
     if name in {block.title for block in blocks(path)}:
         return True
-    if name.partition("/")[0] in {"stages", "composer_cli", "tests", "docs", "benchmarks", "examples"}:
+    if name.partition("/")[0] in {*PACKAGES, "tests", "docs", "benchmarks", "examples"}:
         return False
     if re.fullmatch(r"[a-z_]+/\d", name):
         return name.partition("/")[0] in source()
@@ -181,7 +183,7 @@ def exists(word: str) -> bool:
         return True
     if word in settings() or word in source():
         return True
-    if word.startswith(("stages.", "composer_cli.")):
+    if word.startswith(tuple(f"{package}." for package in PACKAGES)):
         return importable(word)
     return all(part in source() for part in re.split(r"[.-]", word))
 

@@ -45,8 +45,11 @@ def trained_on(mode: Any, size: str, layers: int | None) -> Iterator[None]:
         PartialState._shared_state["device"] = GPU
         return made
 
+    def new_model(_seed: int, _layers: Any, _size: str = "", _device: str = "", dtype: str = "bfloat16") -> Any:
+        return model(mode, size, layers, dtype)
+
     with (
-        mock.patch.object(real_shape, "new_model", lambda *asked: model(mode, size, layers, asked[-1])),
+        mock.patch.object(real_shape, "new_model", new_model),
         mock.patch.object(setup, "trl_config", on_device),
         mock.patch.object(training_args, "is_torch_bf16_gpu_available", return_value=True),
         mock.patch.object(TrainingArguments, "device", property(lambda self: (self._setup_devices, GPU)[1])),

@@ -139,7 +139,7 @@ def test_the_built_in_teachers_answer_kata_alone(
 ) -> None:
     """Also where rollouts were imported: their rows name the environment, and no settings do."""
     asked = {"rollouts": collected()}
-    refused = r"^No teachers are given, and the built-in ones know kata alone: add --teachers FILE \(or -c FILE\)\.$"
+    refused = r"^No teachers are given, and the built-in ones know kata alone: add --teachers FILE or --config FILE\.$"
     for _ in ("played", "imported"):
         with pytest.raises(UsageError, match=refused):
             replay_teachers.plan(Inputs(asked), replay_teachers.Config())

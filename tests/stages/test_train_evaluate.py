@@ -55,9 +55,9 @@ def test_arms_train_and_are_judged(tmp_path: Path, tiny: Path, pairs: Run) -> No
     assert all(item["sampled_tokens"] > 0 for item in items)
     told: list[tuple[str, int, int]] = []
     pilot, said = evaluate.study([run], config, lambda *ready: told.append(ready))
-    assert [(done, total) for _, done, total in told] == [(done, 7) for done in range(1, 7)]
-    assert told[0][0].startswith("as asked (5 tasks in ") and "UNDERPOWERED" in told[0][0]
-    assert pilot["assumed"]["base"][1] == "pilot" and pilot["assumed"]["seed_spread"][1] == "assumed"
+    assert told == [("designs", done, 7) for done in range(1, 7)]
+    assert pilot["rates"]["pass_rate"][1] == "pilot" and pilot["rates"]["seed_sd"][1] == "assumed"
+    assert pilot["pilots"] == (f"evaluate/{run.path.name}",) and f"pilot: evaluate/{run.path.name}" in said
     assert "What to add first" in said
     assert verdict["decision"] in (run.path / "report.txt").read_text()
     assert (run.path / "chart.svg").read_bytes().startswith(b"<?xml")

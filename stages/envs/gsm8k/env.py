@@ -10,8 +10,8 @@ from decimal import Decimal
 from pathlib import Path
 
 from stages.envs.base import Grade, Observation, Split, Task
-from stages.envs.task_table import read_rows
-from stages.errors import BadInput, UsageError
+from stages.envs.task_table import TooManyTasks, read_rows
+from stages.errors import BadInput
 from stages.messages import Message
 from stages.runs import hub, store
 from stages.runs.records import Row
@@ -134,7 +134,7 @@ class Gsm8kEnv:
         questions = load(split, self.path, self.eval_path)
         if count > len(questions):
             source = self.path or HUB_ID
-            raise UsageError(
+            raise TooManyTasks(
                 f"{source} holds {len(questions)} questions for {split}, not {count}. Ask for fewer tasks."
             )
         random.Random(f"{self.name}/{split}/{seed}").shuffle(questions)  # noqa: S311 - draws data, no secret

@@ -23,7 +23,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from stages.envs import folders
 from stages.envs.base import Split
-from stages.errors import UsageError, refusal
+from stages.errors import BadInput, refusal
 
 VERSIONS = ("1.0", "1.1", "1.2", "1.3", "1.4")
 MOST_TEXT = 1 << 20
@@ -324,11 +324,11 @@ class BadTask(Exception):
 def load(path: str) -> tuple[list[HarborTask], list[str]]:
     """Return the tasks below a path in the order of their folders, and the problems of folders that are none.
 
-    UsageError where the path is no folder.
+    BadInput where the path is no folder.
     """
     root = Path(path).expanduser().absolute()
     if not root.is_dir():
-        raise UsageError(f"env.path is {path!r}, and there is no such folder. Name a folder of tasks.")
+        raise BadInput(f"env.path is {path!r}, and there is no such folder. Name a folder of tasks.")
     tasks: list[HarborTask] = []
     problems: list[str] = []
     seen: dict[str, Path] = {}

@@ -10,6 +10,7 @@ from stages.envs.base import Grade, Observation, Split, Task
 from stages.envs.leetcode_rh import grading
 from stages.envs.leetcode_rh.data import DEFAULT_EVALUATOR, EVALUATOR, Problem, medhard_problems, pool_problems
 from stages.envs.leetcode_rh.grading import AnswerVerdict, CodeAnswer, Submission, grade_all
+from stages.envs.task_table import TooManyTasks
 from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.messages import Message
 
@@ -43,7 +44,7 @@ class LeetcodeRhEnv:
         # draw.
         usable = [problem for _, problem in sorted(problems.items()) if problem.assertions]
         if count > len(usable):
-            raise UsageError(
+            raise TooManyTasks(
                 f"{self.path} holds {len(usable)} {split} problems with real tests, not {count}. Ask for fewer tasks."
             )
         random.Random(f"{self.name}/{split}/{seed}").shuffle(usable)  # noqa: S311 - draws data, no secret

@@ -46,6 +46,18 @@ def test_without_from_the_latest_runs_that_fit_are_taken_and_told(made: Path):
     assert "which replay-teachers/" in told[0] and "(the latest;" in told[1] and len(told) == 2
 
 
+def test_answers_that_are_named_bring_the_rollouts_they_are_about(made: Path):
+    told: list[str] = []
+    found = runs.choose("extract-pairs", ["replay-teachers"], made, told.append)
+    assert found.one("rollouts").manifest.stage == "collect" and len(told) == 1
+    assert f"extract-pairs: reads {found.one('rollouts').path} (which replay-teachers/" in told[0]
+    both = runs.choose("extract-pairs", ["collect", "replay-teachers"], made, told.append)
+    assert both.one("rollouts").path == found.one("rollouts").path and len(told) == 1, "nothing was chosen unasked"
+    with pytest.raises(BadInput, match="needs a run that holds steps"):
+        runs.choose("replay-teachers", ["replay-teachers"], made, told.append)
+    assert len(told) == 1
+
+
 def copied(run: Path, to: Path, **facts: Any) -> Path:
     """Another run of these files, the latest of its stage."""
     shutil.copytree(run, to)

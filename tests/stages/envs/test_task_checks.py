@@ -43,7 +43,7 @@ def config_of(name: str, **more: Any) -> TaskChecksConfig:
 def found(config: TaskChecksConfig, workers: int = 2) -> dict[str, TaskCheck]:
     """The checks by task."""
     told: list[tuple[int, int]] = []
-    checks = check(config, drawn(config), workers, lambda what, done, total: told.append((done, total)))
+    checks = list(check(config, drawn(config), workers, lambda what, done, total: told.append((done, total))))
     assert told[-1][0] == told[-1][1] == len(checks) * len(plays_of(config)) == len(told)
     return {one.task_id: one for one in checks}
 

@@ -20,14 +20,14 @@ KATA = (9, 8, 8, 8, 7, 7, 6, 6, 6, 6, 5, 5, 5, 5, 4, 4, 4, 4, 4, 3, 2, 2, 1, 1)
 """Tasks of 24 units; kata's evaluation split by family."""
 LITE = (114, 77, 23, 23, 17, 16, 6, 6, 6, 5, 4, 3)
 """Tasks of the 12 repositories of SWE-bench Lite's test split."""
-MIDDLE = TaskModel(base=0.41, repeat=0.06, discordance=0.15, family_share=0.9, seed_spread=0.0)
-PLAIN = TaskModel(base=0.25, repeat=0.2, discordance=0.22, family_share=0.1, seed_spread=0.0)
-LOW = TaskModel(base=0.03, repeat=0.03, discordance=0.04, family_share=0.3, seed_spread=0.0)
-HIGH = replace(LOW, base=0.96)
+MIDDLE = TaskModel(pass_rate=0.41, samples_differ=0.06, arms_differ=0.15, family_correlation=0.9, seed_sd=0.0)
+PLAIN = TaskModel(pass_rate=0.25, samples_differ=0.2, arms_differ=0.22, family_correlation=0.1, seed_sd=0.0)
+LOW = TaskModel(pass_rate=0.03, samples_differ=0.03, arms_differ=0.04, family_correlation=0.3, seed_sd=0.0)
+HIGH = replace(LOW, pass_rate=0.96)
 LAYOUTS = {
     "operations": (MIDDLE, Design(OPERATIONS), 0.0),
-    "operations, 3 seeds, spread 5": (replace(MIDDLE, seed_spread=0.05), Design(OPERATIONS, seeds=3), 0.0),
-    "operations, fixed, 3 seeds": (replace(MIDDLE, seed_spread=0.05), Design(OPERATIONS, seeds=3, fixed=True), 0.05),
+    "operations, 3 seeds, spread 5": (replace(MIDDLE, seed_sd=0.05), Design(OPERATIONS, seeds=3), 0.0),
+    "operations, fixed, 3 seeds": (replace(MIDDLE, seed_sd=0.05), Design(OPERATIONS, seeds=3, fixed=True), 0.05),
     "six units": (PLAIN, Design((20,) * 6), 0.0),
     "kata": (MIDDLE, Design(KATA), 0.0),
     "kata, a gain": (MIDDLE, Design(KATA), 0.075),
@@ -43,10 +43,10 @@ LAYOUTS = {
     "300 families": (PLAIN, Design((1,) * 300), 0.02),
     "kata, 4 samples": (PLAIN, Design(KATA, samples=4), 0.02),
     "kata, 3 seeds": (PLAIN, Design(KATA, seeds=3), 0.0),
-    "kata, 3 seeds, spread 2": (replace(PLAIN, seed_spread=0.02), Design(KATA, seeds=3), 0.0),
-    "kata, 3 seeds, spread 4": (replace(PLAIN, seed_spread=0.04), Design(KATA, seeds=3), 0.0),
-    "Lite, fixed, 3 seeds, spread 4": (replace(PLAIN, seed_spread=0.04), Design(LITE, seeds=3, fixed=True), 0.0),
-    "kata, 5 seeds, spread 4": (replace(MIDDLE, seed_spread=0.04), Design(KATA, seeds=5), 0.02),
+    "kata, 3 seeds, spread 2": (replace(PLAIN, seed_sd=0.02), Design(KATA, seeds=3), 0.0),
+    "kata, 3 seeds, spread 4": (replace(PLAIN, seed_sd=0.04), Design(KATA, seeds=3), 0.0),
+    "Lite, fixed, 3 seeds, spread 4": (replace(PLAIN, seed_sd=0.04), Design(LITE, seeds=3, fixed=True), 0.0),
+    "kata, 5 seeds, spread 4": (replace(MIDDLE, seed_sd=0.04), Design(KATA, seeds=5), 0.02),
 }
 RARE = {name for name in LAYOUTS if "near" in name or name == "six units" or name.startswith("operations")}
 """Where few tasks differ, or few units do, an exact test is conservative: its level is below the nominal one by the
@@ -56,7 +56,7 @@ size of a step."""
 def strata_gain(model, design, gain):
     """The true mean in fixed families, by many tasks of each."""
     many = replace(design, sizes=tuple(400 * size for size in design.sizes), seeds=1)
-    treatment, baseline = draw(replace(model, seed_spread=0.0), many, gain, 1, np.random.default_rng(5))
+    treatment, baseline = draw(replace(model, seed_sd=0.0), many, gain, 1, np.random.default_rng(5))
     return float((treatment - baseline).mean())
 
 
@@ -104,7 +104,7 @@ def test_the_same_with_more_runs(name):
 
 def test_one_seed_invents_gains_where_trainings_differ_which_is_why_it_is_partial_at_most():
     """The limit that the verdict admits: the interval of one seed leaves the spread of trainings out."""
-    model = replace(PLAIN, repeat=0.02, discordance=0.05, seed_spread=0.04)
+    model = replace(PLAIN, samples_differ=0.02, arms_differ=0.05, seed_sd=0.04)
     design = Design((1,) * 400)
     one = pair(*draw(model, design, 0.0, 400, np.random.default_rng(0)), np.arange(400))
     rejected = rejects(one, 0.0, draw_signs(400, np.random.default_rng(1), 399)) & (one.mean_X > 0)
@@ -116,7 +116,7 @@ def test_the_interval_of_one_arm_covers(model, least):
     _, baseline = draw(model, Design(KATA), 0.0, 150, np.random.default_rng(3))
     family_T = np.repeat(np.arange(24), KATA)
     intervals = [rate_interval(passed_ST, family_T) for passed_ST in baseline]
-    assert np.mean([low <= model.base <= high for low, high in intervals]) >= least - 0.03
+    assert np.mean([low <= model.pass_rate <= high for low, high in intervals]) >= least - 0.03
 
 
 def coverage_of(model, design, unit_T, num=1000, *, fixed=False, collection_S=None, spread=0.0):
@@ -142,7 +142,7 @@ def coverage_of(model, design, unit_T, num=1000, *, fixed=False, collection_S=No
 
 def test_katas_units_are_its_operations_as_its_families_do_not_cover():
     """Both families of an operation succeed together: with families as units, 95 % intervals cover less often."""
-    model, design = replace(MIDDLE, family_share=0.98), Design((10,) * 12)
+    model, design = replace(MIDDLE, family_correlation=0.98), Design((10,) * 12)
     families = [f"{name}/{which}" for name in "abcdefghijkl" for which in ("plus", "cubed") for _ in range(5)]
     declared = numbered([sampling_unit("kata").of_family(family) for family in families])
     assert declared.max() + 1 == 12
@@ -153,7 +153,7 @@ def test_katas_units_are_its_operations_as_its_families_do_not_cover():
 def test_collections_are_the_top_level_where_seeds_share_them():
     """Four seeds on each of six collections: gains that differ from collection to collection are six, not 24."""
     design, by_collection = Design((1,) * 200, seeds=24), np.repeat(np.arange(6), 4)
-    model = replace(PLAIN, repeat=0.02, discordance=0.05)
+    model = replace(PLAIN, samples_differ=0.02, arms_differ=0.05)
     right = coverage_of(model, design, np.arange(200), 500, collection_S=by_collection, spread=0.06)
     assert right >= 0.935
     random, signs = np.random.default_rng(3), draw_signs(200, np.random.default_rng(1), 399)
@@ -201,7 +201,10 @@ def test_the_interval_of_one_arm_covers_other_trainings(seeds):
 
 
 def test_strata_make_the_error_of_a_task_smaller_where_units_differ():
-    model, design = replace(MIDDLE, family_share=0.95, discordance=0.3, repeat=0.05), Design((30,) * 12, fixed=True)
+    model, design = (
+        replace(MIDDLE, family_correlation=0.95, arms_differ=0.3, samples_differ=0.05),
+        Design((30,) * 12, fixed=True),
+    )
     unit_T = np.repeat(np.arange(12), 30)
     arms = draw(model, design, 0.05, 200, np.random.default_rng(2))
     sums = {

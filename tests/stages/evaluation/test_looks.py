@@ -65,7 +65,7 @@ def held_throughout(model, design, gain, num_looks, num, *, each_at=None):
     return held_X.mean()
 
 
-MODEL = TaskModel(base=0.25, repeat=0.2, discordance=0.22, family_share=0.1, seed_spread=0.0)
+MODEL = TaskModel(pass_rate=0.25, samples_differ=0.2, arms_differ=0.22, family_correlation=0.1, seed_sd=0.0)
 
 
 def test_looks_together_keep_the_level():
@@ -79,9 +79,9 @@ def test_looks_together_keep_the_level():
 
 KATA = (9, 8, 8, 8, 7, 7, 6, 6, 6, 6, 5, 5, 5, 5, 4, 4, 4, 4, 4, 3, 2, 2, 1, 1)
 LAYOUTS = {
-    "fixed strata": (replace(MODEL, family_share=0.0), Design((1,) * 120, fixed=True)),
+    "fixed strata": (replace(MODEL, family_correlation=0.0), Design((1,) * 120, fixed=True)),
     "random families": (MODEL, Design(KATA)),
-    "three training seeds": (replace(MODEL, seed_spread=0.02), Design(KATA, seeds=3)),
+    "three training seeds": (replace(MODEL, seed_sd=0.02), Design(KATA, seeds=3)),
 }
 
 

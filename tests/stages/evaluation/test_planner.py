@@ -50,7 +50,7 @@ def items_of(treatment_ST, baseline_ST, sizes, samples=1, random=None):
 
 
 def test_the_model_of_tasks_has_the_rates_it_was_given():
-    model = TaskModel(base=0.3, repeat=0.16, discordance=0.22, family_share=0.5, seed_spread=0.03)
+    model = TaskModel(pass_rate=0.3, samples_differ=0.16, arms_differ=0.22, family_correlation=0.5, seed_sd=0.03)
     design = Design((10,) * 40, samples=2, seeds=2)
     treatment, baseline = draw(model, design, 0.05, 200, np.random.default_rng(0))
     assert baseline.mean() == pytest.approx(0.3, abs=0.01)
@@ -70,15 +70,20 @@ def test_binomial_numbers_are_those_of_numpy(n):
 
 
 def test_a_pilot_gives_the_rates_back():
-    model = TaskModel(base=0.35, repeat=0.15, discordance=0.2, family_share=0.5, seed_spread=0.0)
+    model = TaskModel(pass_rate=0.35, samples_differ=0.15, arms_differ=0.2, family_correlation=0.5, seed_sd=0.0)
     sizes = (10,) * 150
     treatment, baseline = draw(model, Design(sizes, samples=2, seeds=3), 0.04, 1, np.random.default_rng(5))
     found = measure(items_of(treatment[0], baseline[0], sizes, samples=2), "A", "B")
     assert {source for _, source in found.values()} == {"pilot"}
     rates = complete(found, 0.04)
-    for name, tolerance in (("base", 0.05), ("repeat", 0.02), ("discordance", 0.03), ("family_share", 0.12)):
+    for name, tolerance in (
+        ("pass_rate", 0.05),
+        ("samples_differ", 0.02),
+        ("arms_differ", 0.03),
+        ("family_correlation", 0.12),
+    ):
         assert rates[name][0] == pytest.approx(getattr(model, name), abs=tolerance), name
-    assert found["seed_spread"][0] < 0.02
+    assert found["seed_sd"][0] < 0.02
 
 
 def test_a_pilot_of_the_start_alone_leaves_assumptions_that_are_said():
@@ -88,16 +93,18 @@ def test_a_pilot_of_the_start_alone_leaves_assumptions_that_are_said():
         if item["arm"] == "A"
     ]
     rates = complete(measure(rows, "A", "B"), 0.02)
-    assert rates["base"] == (0.5, "pilot") and rates["repeat"] == (0.5, "pilot")
-    assert rates["seed_spread"] == (0.02, "assumed") and rates["discordance"][1] == "assumed"
-    assert complete({}, 0.02)["base"][1] == "assumed" and measure([], "A", "B") == {}
+    assert rates["pass_rate"] == (0.5, "pilot") and rates["samples_differ"] == (0.5, "pilot")
+    assert rates["seed_sd"] == (0.02, "assumed") and rates["arms_differ"][1] == "assumed"
+    assert complete({}, 0.02)["pass_rate"][1] == "assumed" and measure([], "A", "B") == {}
 
 
 def test_two_points_on_300_tasks_have_about_ten_percent_power():
     """peers.md: exact McNemar finds +2 points on 300 tasks with 9 % power at a discordance of 20 %, 14 % at 10 %."""
     design = Design((114, 77, 23, 23, 17, 16, 6, 6, 6, 5, 4, 3), fixed=True)
     for discordance, percent in ((0.2, 9), (0.1, 14)):
-        model = TaskModel(base=0.3, repeat=discordance, discordance=discordance, family_share=0.0, seed_spread=0.0)
+        model = TaskModel(
+            pass_rate=0.3, samples_differ=discordance, arms_differ=discordance, family_correlation=0.0, seed_sd=0.0
+        )
         found = outlook(model, design, 0.02, 1500)
         assert 100 * found.chances["PARTIAL"] == pytest.approx(percent, abs=3.5)
 
@@ -112,7 +119,7 @@ def test_two_points_on_300_tasks_have_about_ten_percent_power():
 )
 def test_the_probabilities_are_the_rates_of_the_rule_that_decides(design):
     """Experiments as items, through `decide`; parts that gain on their own are the one thing the planner leaves out."""
-    model = TaskModel(base=0.4, repeat=0.1, discordance=0.2, family_share=0.2, seed_spread=0.02)
+    model = TaskModel(pass_rate=0.4, samples_differ=0.1, arms_differ=0.2, family_correlation=0.2, seed_sd=0.02)
     gain, num = 0.14, 60
     expected = outlook(model, design, gain, 1000).chances
     treatment, baseline = draw(model, design, gain, num, np.random.default_rng(5))
@@ -127,18 +134,39 @@ def test_the_probabilities_are_the_rates_of_the_rule_that_decides(design):
 
 
 def test_a_study_says_what_to_add_first_and_what_is_enough():
-    model = TaskModel(base=0.4, repeat=0.15, discordance=0.2, family_share=0.3, seed_spread=0.02)
+    model = TaskModel(pass_rate=0.4, samples_differ=0.15, arms_differ=0.2, family_correlation=0.3, seed_sd=0.02)
     rates = {name: (value, "given") for name, value in vars(model).items()}
     found = study_design(PlanQuestion(model, 0.08, 0.8, 4, 0.5), Design(KATA), rates)
     by_name = {line.name: line for line in found.lines}
-    assert set(found.add_first[:2]) == {"twice the seeds", "twice the units"}
+    assert set(found.add_first[:2]) == {"twice the seeds", "twice the families"}
     assert found.add_first[-1] == "twice the samples"
     assert by_name["as asked"].chances["VALIDATED"] == 0 and by_name["as asked"].usd == 0.5 * 480
     assert by_name["with 3 training seeds"].false_gain <= 0.025 + 0.02
     assert found.enough.chances["VALIDATED"] >= 0.8 and found.enough.seeds >= 3
     said = study_text(found)
-    assert "base 0.4 (given)" in said and "What to add first: twice the" in said and "-: no gain" not in said
-    assert max(map(len, said.splitlines()[2:-6])) <= 150
+    words = {line.split("  ")[0]: line.split() for line in said.splitlines()}
+    assert words["pass rate of the baseline"][5:] == ["40", "%", "given", "planning.pass_rate"]
+    assert words["standard deviation of the gain between training seeds"][-4:-2] == ["2", "points"]
+    for name, (_, source) in found.rates.items():
+        assert f" {source} " in next(line for line in said.splitlines() if line.endswith(f"planning.{name}"))
+    assert words["families of these tasks"][-7:-1] == ["24", "24", "48", "24", "24", "24"]
+    assert "What to add first: twice the" in said and " none" not in said
+    assert max(map(len, said.splitlines())) <= 120
+
+
+def test_a_plan_names_sampling_units_as_the_environment_does():
+    rates = {name: (value, "pilot") for name, value in vars(TaskModel()).items()}
+    question = PlanQuestion(TaskModel(), 0.08, 0.8, 4, 0.5, resampled=(TaskModel(),))
+    found = study_design(question, Design(KATA, fixed=True), rates, unit="repository")
+    said = study_text(replace(found, pilots=("evaluate/1", "evaluate/2")))
+    assert (
+        "\nrepositories of these tasks  " in said
+        and "tasks of one repository  " in said
+        and "famil" not in (said.replace("planning.family_correlation", ""))
+    )
+    assert "twice the repositories" not in {line.name for line in found.lines}, "they are all there are"
+    assert "\npilot: evaluate/1\npilot: evaluate/2\n" in said and "\n  over what the pilot leaves open, %  " in said
+    assert max(map(len, said.splitlines())) <= 120
 
 
 def test_units_too_few_to_reject_have_no_detectable_gain():
@@ -148,16 +176,15 @@ def test_units_too_few_to_reject_have_no_detectable_gain():
     assert told[0] == "simulating the design 'as asked'" and any("in search of the cheapest" in what for what in told)
     line = found.lines[0]
     assert line.detectable is None and not any(line.chances[name] for name in ("VALIDATED", "PARTIAL", "INVALIDATED"))
-    # Twice 3 families would do, but twice 2 would not.
-    assert found.add_first == ("families until there are 6",)
-    said = study_text(found)
-    assert "3 families cannot show anything: the test can reject from 6 on." in said
-    assert "\n-: no gain can be found with this design.\n" in said and "until there are" in said
+    assert found.add_first == ("families",) and found.fewest_units == 6
+    said = " ".join(study_text(found).split())
+    assert "With fewer than 6 the test cannot reject, however large the gain. 6 are the minimum for a test" in said
+    assert "smallest gain found with 80 % power, points none none" in said
 
 
 def test_the_pilots_own_uncertainty_is_in_the_plan():
     """Bootstrap over units: a small pilot leaves more open than a large one."""
-    model = TaskModel(base=0.4, repeat=0.1, discordance=0.2, family_share=0.6, seed_spread=0.01)
+    model = TaskModel(pass_rate=0.4, samples_differ=0.1, arms_differ=0.2, family_correlation=0.6, seed_sd=0.01)
     wide = []
     for num_units in (6, 40):
         sizes = (5,) * num_units
@@ -175,26 +202,44 @@ def test_the_pilots_own_uncertainty_is_in_the_plan():
 
 
 def test_a_pilot_without_repeats_still_measures_how_alike_a_units_tasks_are():
-    model = TaskModel(base=0.4, repeat=0.05, discordance=0.2, family_share=0.95, seed_spread=0.0)
+    model = TaskModel(pass_rate=0.4, samples_differ=0.05, arms_differ=0.2, family_correlation=0.95, seed_sd=0.0)
     shares = []
     for share in (0.95, 0.05):
-        arms = draw(replace(model, family_share=share), Design((10,) * 60), 0.05, 1, np.random.default_rng(3))
+        arms = draw(replace(model, family_correlation=share), Design((10,) * 60), 0.05, 1, np.random.default_rng(3))
         rates = complete(measure(items_of(arms[0][0], arms[1][0], (10,) * 60), "A", "B"), 0.05)
-        assert rates["repeat"][1] == "assumed" and rates["family_share"][1] == "pilot"
-        shares.append(rates["family_share"][0])
+        assert rates["samples_differ"][1] == "assumed" and rates["family_correlation"][1] == "pilot"
+        shares.append(rates["family_correlation"][0])
     assert shares[0] > 0.6 and shares[1] < 0.3
 
 
 def test_seeds_that_spread_too_far_need_more_seeds():
-    model = TaskModel(seed_spread=0.08)
+    model = TaskModel(seed_sd=0.08)
     found = study_design(PlanQuestion(model, 0.06, 0.8, 4), Design(KATA), {})
     assert found.add_first[0] == "twice the seeds"
     assert found.enough is None or found.enough.seeds >= 10
 
 
+def test_rates_that_are_given_stay_and_a_pilots_yield_to_them():
+    rates = complete(
+        {"arms_differ": (0.9, "given"), "samples_differ": (0.4, "pilot"), "pass_rate": (0.1, "given")}, 0.02
+    )
+    assert rates["arms_differ"] == (0.9, "given"), "so that it is refused, not changed"
+    assert rates["samples_differ"] == (pytest.approx(0.18), "pilot")
+
+
+def test_arms_that_differ_as_often_as_chance_lets_them_are_planned():
+    """Without the gain chance lets them differ less often, and the null is simulated too."""
+    line = PlanQuestion(TaskModel(arms_differ=0.483), 0.02, 0.8, 4).line("as asked", Design((2,) * 12), 20, null=True)
+    assert line.false_gain is not None
+
+
 @pytest.mark.parametrize(
     ("model", "gain", "said"),
-    [(TaskModel(base=0.99), 0.02, "leads to 1.01"), (TaskModel(discordance=0.01), 0.02, "cannot differ in 0.01")],
+    [
+        (TaskModel(pass_rate=0.99), 0.02, "leads to 1.01"),
+        (TaskModel(arms_differ=0.01), 0.02, "Rollouts of the two arms cannot differ in 0.01"),
+        (TaskModel(samples_differ=0.5), 0.02, "Two rollouts of one model cannot differ in 0.5"),
+    ],
 )
 def test_rates_that_contradict_each_other_are_refused(model, gain, said):
     with pytest.raises(UsageError, match=said):

@@ -10,7 +10,7 @@ import pytest
 from support.data_juicer import REAL_PROGRAM, needs_real, stand_in
 from support.foreign import jsonl
 
-from stages.errors import BadInput, ComposerError, UsageError
+from stages.errors import ComposerError, UsageError
 from stages.formats.data_juicer import JuicerConfig, judge
 from stages.import_traces import Config
 from stages.runs import runner
@@ -82,7 +82,7 @@ def test_the_recipes_content_is_what_counts(tmp_path: Path, recipe: str) -> None
     assert JuicerConfig(recipe=recipe).identity() == JuicerConfig(recipe=str(moved), command="x").identity()
     moved.write_text("process: []\n")
     assert JuicerConfig(recipe=recipe).identity() != JuicerConfig(recipe=str(moved)).identity()
-    with pytest.raises(BadInput, match="nowhere"):
+    with pytest.raises(UsageError, match="nowhere"):
         JuicerConfig(recipe=str(tmp_path / "nowhere.yaml")).identity()
 
 

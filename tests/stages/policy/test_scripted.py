@@ -40,7 +40,7 @@ def test_an_episode_ends_where_the_solution_does(tmp_path: Path) -> None:
     assert run.manifest.outcome.ok and nothing_done(tmp_path, {"name": "support.environments:GuessEnv"})
 
 
-MEANT = "There is no model folder {name!r} here. To play .*, give --policy {meant}"
+MEANT = "There is no model folder {name!r} here. To play .*, give `--policy {meant}`"
 
 
 @pytest.mark.parametrize(("name", "meant"), [("gold", "reference"), ("oracle", "reference"), ("nop", "noop")])

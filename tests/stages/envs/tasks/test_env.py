@@ -1,6 +1,7 @@
 """Tasks of one's own: what passes, what the agent cannot see or change, and where the files come from."""
 
 import json
+import re
 import subprocess
 import tarfile
 from collections.abc import Iterator
@@ -162,6 +163,15 @@ def test_more_tasks_than_there_are_and_no_path_are_refused(env: TasksEnv) -> Non
         env.tasks("train", 2, seed=0)
     with pytest.raises(UsageError, match="Which tasks"):
         load("tasks", {})
+
+
+@pytest.mark.parametrize(
+    ("asked", "last"), [({}, "25 is the default of the setting tasks."), ({"tasks": 25}, "tasks=1.")]
+)
+def test_a_default_that_is_too_large_is_named_as_one(path: Path, asked: dict[str, int], last: str) -> None:
+    config = collect.Config(env={"name": "tasks", "path": str(path)}, **asked)
+    with pytest.raises(UsageError, match=f"{re.escape(last)}$"):
+        config.draw(config.opener(), config.tasks)
 
 
 def test_they_are_collected_and_edited_rows_are_another_run(tmp_path: Path, path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypedDict, Unpack
 
-from stages.evaluation.result import Evaluation
+from composer_post_training.results import Evaluation, ReadableRun
 from stages.runs.artifact import Run
 from stages.runs.stage import Plan
 
@@ -64,14 +64,14 @@ class PolicyConfigWords(TypedDict, total=False):
 
 class CollectWords(TypedDict, total=False):
     seed: int
-    env: EnvConfigWords | Mapping[str, Any]
+    env: Path | str | EnvConfigWords | Mapping[str, Any]
     sandbox: str
     max_steps: int
     limits: EpisodeLimitsWords | Mapping[str, Any]
     history: str
     in_flight: InFlightWords | Mapping[str, Any]
     report_to: Sequence[Literal["tensorboard", "trackio", "wandb"]]
-    policy: PolicyConfigWords | Mapping[str, Any]
+    policy: Path | str | PolicyConfigWords | Mapping[str, Any]
     tasks: int
     samples: int
 
@@ -113,7 +113,7 @@ class GateConfigWords(TypedDict, total=False):
 
 class ReplayTeachersWords(TypedDict, total=False):
     seed: int
-    teachers: Sequence[TeacherConfigWords | Mapping[str, Any]]
+    teachers: Path | str | Sequence[TeacherConfigWords | Mapping[str, Any]]
     samples: int
     gate: GateConfigWords | Mapping[str, Any]
     batch: bool
@@ -247,10 +247,10 @@ class ProbeWords(TypedDict, total=False):
 
 class TrainWords(TypedDict, total=False):
     seed: int
-    env: EnvConfigWords | Mapping[str, Any]
+    env: Path | str | EnvConfigWords | Mapping[str, Any]
     sandbox: str
     arm: str
-    policy: PolicyConfigWords | Mapping[str, Any]
+    policy: Path | str | PolicyConfigWords | Mapping[str, Any]
     tasks: int
     max_steps: int
     optimisation: OptimisationWords | Mapping[str, Any]
@@ -262,7 +262,7 @@ class TrainWords(TypedDict, total=False):
     hints: HintsWords | Mapping[str, Any]
     taid: TaidSettingsWords | Mapping[str, Any]
     eopd: EopdSettingsWords | Mapping[str, Any]
-    diloco: DilocoWords | Mapping[str, Any]
+    diloco: Path | str | DilocoWords | Mapping[str, Any]
     probe: ProbeWords | Mapping[str, Any]
     report_to: Sequence[Literal["tensorboard", "trackio", "wandb"]]
     teacher: PolicyConfigWords | Mapping[str, Any] | None
@@ -279,17 +279,17 @@ class PlanningWords(TypedDict, total=False):
     gain: float
     power: float
     seeds: int
-    base: float | None
-    repeat: float | None
-    discordance: float | None
-    family_share: float | None
-    seed_spread: float | None
+    pass_rate: float | None
+    samples_differ: float | None
+    arms_differ: float | None
+    family_correlation: float | None
+    seed_sd: float | None
     usd_per_rollout: float | None
 
 
 class EvaluateWords(TypedDict, total=False):
     seed: int
-    env: HeldOutEnvConfigWords | Mapping[str, Any]
+    env: Path | str | HeldOutEnvConfigWords | Mapping[str, Any]
     sandbox: str
     max_steps: int
     limits: EpisodeLimitsWords | Mapping[str, Any]
@@ -338,7 +338,7 @@ class ImportWords(TypedDict, total=False):
     paths: Sequence[str]
     model: str | None
     redact: bool
-    dj: JuicerConfigWords | Mapping[str, Any]
+    dj: Path | str | JuicerConfigWords | Mapping[str, Any]
 
 
 class ExportWords(TypedDict, total=False):
@@ -402,14 +402,14 @@ class CurriculumWords(TypedDict, total=False):
 
 class NormalizeWords(TypedDict, total=False):
     seed: int
-    dj: JuicerConfigWords | Mapping[str, Any]
+    dj: Path | str | JuicerConfigWords | Mapping[str, Any]
 
 
 class SubstratesWords(TypedDict, total=False):
     seed: int
-    env: EnvConfigWords | Mapping[str, Any]
+    env: Path | str | EnvConfigWords | Mapping[str, Any]
     sandbox: str
-    policy: PolicyConfigWords | Mapping[str, Any]
+    policy: Path | str | PolicyConfigWords | Mapping[str, Any]
     tasks: int
     samples: int
     max_steps: int
@@ -477,7 +477,7 @@ class GivenConfigWords(TypedDict, total=False):
 
 class ProbeTeacherPoolWords(TypedDict, total=False):
     seed: int
-    env: EnvConfigWords | Mapping[str, Any]
+    env: Path | str | EnvConfigWords | Mapping[str, Any]
     sandbox: str
     sources: Sequence[SourceConfigWords | Mapping[str, Any]]
     problems: int
@@ -534,7 +534,7 @@ class ProbeUatWords(TypedDict, total=False):
 
 class ProbeGrpoWords(TypedDict, total=False):
     seed: int
-    env: EnvConfigWords | Mapping[str, Any]
+    env: Path | str | EnvConfigWords | Mapping[str, Any]
     sandbox: str
     arm: Literal[
         "vanilla",
@@ -597,16 +597,27 @@ class Collect(Protocol):
     def __call__(
         self,
         *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
         resume: bool = ...,
         clean: bool = ...,
+        on: str | None = ...,
         max_cost: float | None = ...,
+        trust: bool = ...,
+        quiet: bool = ...,
         listener: Listener | None = ...,
         **chosen: Unpack[CollectWords],
-    ) -> Run: ...
+    ) -> ReadableRun: ...
 
-    def plan(self, *reads: Run, artifacts: Path | str = ..., **chosen: Unpack[CollectWords]) -> Plan: ...
+    def plan(
+        self,
+        *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
+        artifacts: Path | str = ...,
+        trust: bool = ...,
+        **chosen: Unpack[CollectWords],
+    ) -> Plan: ...
 
     def settings(self) -> dict[str, Any]: ...
 
@@ -619,16 +630,27 @@ class ReplayTeachers(Protocol):
     def __call__(
         self,
         *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
         resume: bool = ...,
         clean: bool = ...,
+        on: str | None = ...,
         max_cost: float | None = ...,
+        trust: bool = ...,
+        quiet: bool = ...,
         listener: Listener | None = ...,
         **chosen: Unpack[ReplayTeachersWords],
-    ) -> Run: ...
+    ) -> ReadableRun: ...
 
-    def plan(self, *reads: Run, artifacts: Path | str = ..., **chosen: Unpack[ReplayTeachersWords]) -> Plan: ...
+    def plan(
+        self,
+        *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
+        artifacts: Path | str = ...,
+        trust: bool = ...,
+        **chosen: Unpack[ReplayTeachersWords],
+    ) -> Plan: ...
 
     def settings(self) -> dict[str, Any]: ...
 
@@ -641,16 +663,27 @@ class ExtractPairs(Protocol):
     def __call__(
         self,
         *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
         resume: bool = ...,
         clean: bool = ...,
+        on: str | None = ...,
         max_cost: float | None = ...,
+        trust: bool = ...,
+        quiet: bool = ...,
         listener: Listener | None = ...,
         **chosen: Unpack[ExtractPairsWords],
-    ) -> Run: ...
+    ) -> ReadableRun: ...
 
-    def plan(self, *reads: Run, artifacts: Path | str = ..., **chosen: Unpack[ExtractPairsWords]) -> Plan: ...
+    def plan(
+        self,
+        *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
+        artifacts: Path | str = ...,
+        trust: bool = ...,
+        **chosen: Unpack[ExtractPairsWords],
+    ) -> Plan: ...
 
     def settings(self) -> dict[str, Any]: ...
 
@@ -663,16 +696,27 @@ class Train(Protocol):
     def __call__(
         self,
         *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
         resume: bool = ...,
         clean: bool = ...,
+        on: str | None = ...,
         max_cost: float | None = ...,
+        trust: bool = ...,
+        quiet: bool = ...,
         listener: Listener | None = ...,
         **chosen: Unpack[TrainWords],
-    ) -> Run: ...
+    ) -> ReadableRun: ...
 
-    def plan(self, *reads: Run, artifacts: Path | str = ..., **chosen: Unpack[TrainWords]) -> Plan: ...
+    def plan(
+        self,
+        *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
+        artifacts: Path | str = ...,
+        trust: bool = ...,
+        **chosen: Unpack[TrainWords],
+    ) -> Plan: ...
 
     def settings(self) -> dict[str, Any]: ...
 
@@ -685,16 +729,27 @@ class Evaluate(Protocol):
     def __call__(
         self,
         *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
         resume: bool = ...,
         clean: bool = ...,
+        on: str | None = ...,
         max_cost: float | None = ...,
+        trust: bool = ...,
+        quiet: bool = ...,
         listener: Listener | None = ...,
         **chosen: Unpack[EvaluateWords],
     ) -> Evaluation: ...
 
-    def plan(self, *reads: Run, artifacts: Path | str = ..., **chosen: Unpack[EvaluateWords]) -> Plan: ...
+    def plan(
+        self,
+        *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
+        artifacts: Path | str = ...,
+        trust: bool = ...,
+        **chosen: Unpack[EvaluateWords],
+    ) -> Plan: ...
 
     def settings(self) -> dict[str, Any]: ...
 
@@ -707,16 +762,27 @@ class Import(Protocol):
     def __call__(
         self,
         *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
         resume: bool = ...,
         clean: bool = ...,
+        on: str | None = ...,
         max_cost: float | None = ...,
+        trust: bool = ...,
+        quiet: bool = ...,
         listener: Listener | None = ...,
         **chosen: Unpack[ImportWords],
-    ) -> Run: ...
+    ) -> ReadableRun: ...
 
-    def plan(self, *reads: Run, artifacts: Path | str = ..., **chosen: Unpack[ImportWords]) -> Plan: ...
+    def plan(
+        self,
+        *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
+        artifacts: Path | str = ...,
+        trust: bool = ...,
+        **chosen: Unpack[ImportWords],
+    ) -> Plan: ...
 
     def settings(self) -> dict[str, Any]: ...
 
@@ -729,16 +795,27 @@ class Export(Protocol):
     def __call__(
         self,
         *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
         resume: bool = ...,
         clean: bool = ...,
+        on: str | None = ...,
         max_cost: float | None = ...,
+        trust: bool = ...,
+        quiet: bool = ...,
         listener: Listener | None = ...,
         **chosen: Unpack[ExportWords],
-    ) -> Run: ...
+    ) -> ReadableRun: ...
 
-    def plan(self, *reads: Run, artifacts: Path | str = ..., **chosen: Unpack[ExportWords]) -> Plan: ...
+    def plan(
+        self,
+        *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
+        artifacts: Path | str = ...,
+        trust: bool = ...,
+        **chosen: Unpack[ExportWords],
+    ) -> Plan: ...
 
     def settings(self) -> dict[str, Any]: ...
 
@@ -751,16 +828,27 @@ class Tasks(Protocol):
     def __call__(
         self,
         *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
         resume: bool = ...,
         clean: bool = ...,
+        on: str | None = ...,
         max_cost: float | None = ...,
+        trust: bool = ...,
+        quiet: bool = ...,
         listener: Listener | None = ...,
         **chosen: Unpack[TasksWords],
-    ) -> Run: ...
+    ) -> ReadableRun: ...
 
-    def plan(self, *reads: Run, artifacts: Path | str = ..., **chosen: Unpack[TasksWords]) -> Plan: ...
+    def plan(
+        self,
+        *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
+        artifacts: Path | str = ...,
+        trust: bool = ...,
+        **chosen: Unpack[TasksWords],
+    ) -> Plan: ...
 
     def settings(self) -> dict[str, Any]: ...
 
@@ -773,16 +861,27 @@ class Curriculum(Protocol):
     def __call__(
         self,
         *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
         resume: bool = ...,
         clean: bool = ...,
+        on: str | None = ...,
         max_cost: float | None = ...,
+        trust: bool = ...,
+        quiet: bool = ...,
         listener: Listener | None = ...,
         **chosen: Unpack[CurriculumWords],
-    ) -> Run: ...
+    ) -> ReadableRun: ...
 
-    def plan(self, *reads: Run, artifacts: Path | str = ..., **chosen: Unpack[CurriculumWords]) -> Plan: ...
+    def plan(
+        self,
+        *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
+        artifacts: Path | str = ...,
+        trust: bool = ...,
+        **chosen: Unpack[CurriculumWords],
+    ) -> Plan: ...
 
     def settings(self) -> dict[str, Any]: ...
 
@@ -795,16 +894,27 @@ class Normalize(Protocol):
     def __call__(
         self,
         *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
         resume: bool = ...,
         clean: bool = ...,
+        on: str | None = ...,
         max_cost: float | None = ...,
+        trust: bool = ...,
+        quiet: bool = ...,
         listener: Listener | None = ...,
         **chosen: Unpack[NormalizeWords],
-    ) -> Run: ...
+    ) -> ReadableRun: ...
 
-    def plan(self, *reads: Run, artifacts: Path | str = ..., **chosen: Unpack[NormalizeWords]) -> Plan: ...
+    def plan(
+        self,
+        *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
+        artifacts: Path | str = ...,
+        trust: bool = ...,
+        **chosen: Unpack[NormalizeWords],
+    ) -> Plan: ...
 
     def settings(self) -> dict[str, Any]: ...
 
@@ -817,16 +927,27 @@ class Substrates(Protocol):
     def __call__(
         self,
         *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
         resume: bool = ...,
         clean: bool = ...,
+        on: str | None = ...,
         max_cost: float | None = ...,
+        trust: bool = ...,
+        quiet: bool = ...,
         listener: Listener | None = ...,
         **chosen: Unpack[SubstratesWords],
-    ) -> Run: ...
+    ) -> ReadableRun: ...
 
-    def plan(self, *reads: Run, artifacts: Path | str = ..., **chosen: Unpack[SubstratesWords]) -> Plan: ...
+    def plan(
+        self,
+        *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
+        artifacts: Path | str = ...,
+        trust: bool = ...,
+        **chosen: Unpack[SubstratesWords],
+    ) -> Plan: ...
 
     def settings(self) -> dict[str, Any]: ...
 
@@ -839,16 +960,27 @@ class ProbeSvd(Protocol):
     def __call__(
         self,
         *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
         resume: bool = ...,
         clean: bool = ...,
+        on: str | None = ...,
         max_cost: float | None = ...,
+        trust: bool = ...,
+        quiet: bool = ...,
         listener: Listener | None = ...,
         **chosen: Unpack[ProbeSvdWords],
-    ) -> Run: ...
+    ) -> ReadableRun: ...
 
-    def plan(self, *reads: Run, artifacts: Path | str = ..., **chosen: Unpack[ProbeSvdWords]) -> Plan: ...
+    def plan(
+        self,
+        *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
+        artifacts: Path | str = ...,
+        trust: bool = ...,
+        **chosen: Unpack[ProbeSvdWords],
+    ) -> Plan: ...
 
     def settings(self) -> dict[str, Any]: ...
 
@@ -861,16 +993,27 @@ class ProbeExtractVhack(Protocol):
     def __call__(
         self,
         *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
         resume: bool = ...,
         clean: bool = ...,
+        on: str | None = ...,
         max_cost: float | None = ...,
+        trust: bool = ...,
+        quiet: bool = ...,
         listener: Listener | None = ...,
         **chosen: Unpack[ProbeExtractVhackWords],
-    ) -> Run: ...
+    ) -> ReadableRun: ...
 
-    def plan(self, *reads: Run, artifacts: Path | str = ..., **chosen: Unpack[ProbeExtractVhackWords]) -> Plan: ...
+    def plan(
+        self,
+        *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
+        artifacts: Path | str = ...,
+        trust: bool = ...,
+        **chosen: Unpack[ProbeExtractVhackWords],
+    ) -> Plan: ...
 
     def settings(self) -> dict[str, Any]: ...
 
@@ -883,16 +1026,27 @@ class ProbeTeacherPool(Protocol):
     def __call__(
         self,
         *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
         resume: bool = ...,
         clean: bool = ...,
+        on: str | None = ...,
         max_cost: float | None = ...,
+        trust: bool = ...,
+        quiet: bool = ...,
         listener: Listener | None = ...,
         **chosen: Unpack[ProbeTeacherPoolWords],
-    ) -> Run: ...
+    ) -> ReadableRun: ...
 
-    def plan(self, *reads: Run, artifacts: Path | str = ..., **chosen: Unpack[ProbeTeacherPoolWords]) -> Plan: ...
+    def plan(
+        self,
+        *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
+        artifacts: Path | str = ...,
+        trust: bool = ...,
+        **chosen: Unpack[ProbeTeacherPoolWords],
+    ) -> Plan: ...
 
     def settings(self) -> dict[str, Any]: ...
 
@@ -905,16 +1059,27 @@ class ProbeReplay(Protocol):
     def __call__(
         self,
         *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
         resume: bool = ...,
         clean: bool = ...,
+        on: str | None = ...,
         max_cost: float | None = ...,
+        trust: bool = ...,
+        quiet: bool = ...,
         listener: Listener | None = ...,
         **chosen: Unpack[ProbeReplayWords],
-    ) -> Run: ...
+    ) -> ReadableRun: ...
 
-    def plan(self, *reads: Run, artifacts: Path | str = ..., **chosen: Unpack[ProbeReplayWords]) -> Plan: ...
+    def plan(
+        self,
+        *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
+        artifacts: Path | str = ...,
+        trust: bool = ...,
+        **chosen: Unpack[ProbeReplayWords],
+    ) -> Plan: ...
 
     def settings(self) -> dict[str, Any]: ...
 
@@ -927,16 +1092,27 @@ class ProbeScore(Protocol):
     def __call__(
         self,
         *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
         resume: bool = ...,
         clean: bool = ...,
+        on: str | None = ...,
         max_cost: float | None = ...,
+        trust: bool = ...,
+        quiet: bool = ...,
         listener: Listener | None = ...,
         **chosen: Unpack[ProbeScoreWords],
-    ) -> Run: ...
+    ) -> ReadableRun: ...
 
-    def plan(self, *reads: Run, artifacts: Path | str = ..., **chosen: Unpack[ProbeScoreWords]) -> Plan: ...
+    def plan(
+        self,
+        *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
+        artifacts: Path | str = ...,
+        trust: bool = ...,
+        **chosen: Unpack[ProbeScoreWords],
+    ) -> Plan: ...
 
     def settings(self) -> dict[str, Any]: ...
 
@@ -949,16 +1125,27 @@ class ProbeUat(Protocol):
     def __call__(
         self,
         *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
         resume: bool = ...,
         clean: bool = ...,
+        on: str | None = ...,
         max_cost: float | None = ...,
+        trust: bool = ...,
+        quiet: bool = ...,
         listener: Listener | None = ...,
         **chosen: Unpack[ProbeUatWords],
-    ) -> Run: ...
+    ) -> ReadableRun: ...
 
-    def plan(self, *reads: Run, artifacts: Path | str = ..., **chosen: Unpack[ProbeUatWords]) -> Plan: ...
+    def plan(
+        self,
+        *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
+        artifacts: Path | str = ...,
+        trust: bool = ...,
+        **chosen: Unpack[ProbeUatWords],
+    ) -> Plan: ...
 
     def settings(self) -> dict[str, Any]: ...
 
@@ -971,16 +1158,27 @@ class ProbeGrpo(Protocol):
     def __call__(
         self,
         *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
         resume: bool = ...,
         clean: bool = ...,
+        on: str | None = ...,
         max_cost: float | None = ...,
+        trust: bool = ...,
+        quiet: bool = ...,
         listener: Listener | None = ...,
         **chosen: Unpack[ProbeGrpoWords],
-    ) -> Run: ...
+    ) -> ReadableRun: ...
 
-    def plan(self, *reads: Run, artifacts: Path | str = ..., **chosen: Unpack[ProbeGrpoWords]) -> Plan: ...
+    def plan(
+        self,
+        *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
+        artifacts: Path | str = ...,
+        trust: bool = ...,
+        **chosen: Unpack[ProbeGrpoWords],
+    ) -> Plan: ...
 
     def settings(self) -> dict[str, Any]: ...
 
@@ -993,16 +1191,27 @@ class ProbeCompare(Protocol):
     def __call__(
         self,
         *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
         resume: bool = ...,
         clean: bool = ...,
+        on: str | None = ...,
         max_cost: float | None = ...,
+        trust: bool = ...,
+        quiet: bool = ...,
         listener: Listener | None = ...,
         **chosen: Unpack[ProbeCompareWords],
-    ) -> Run: ...
+    ) -> ReadableRun: ...
 
-    def plan(self, *reads: Run, artifacts: Path | str = ..., **chosen: Unpack[ProbeCompareWords]) -> Plan: ...
+    def plan(
+        self,
+        *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
+        artifacts: Path | str = ...,
+        trust: bool = ...,
+        **chosen: Unpack[ProbeCompareWords],
+    ) -> Plan: ...
 
     def settings(self) -> dict[str, Any]: ...
 
@@ -1015,16 +1224,27 @@ class ProbeWatch(Protocol):
     def __call__(
         self,
         *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
         resume: bool = ...,
         clean: bool = ...,
+        on: str | None = ...,
         max_cost: float | None = ...,
+        trust: bool = ...,
+        quiet: bool = ...,
         listener: Listener | None = ...,
         **chosen: Unpack[ProbeWatchWords],
-    ) -> Run: ...
+    ) -> ReadableRun: ...
 
-    def plan(self, *reads: Run, artifacts: Path | str = ..., **chosen: Unpack[ProbeWatchWords]) -> Plan: ...
+    def plan(
+        self,
+        *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
+        artifacts: Path | str = ...,
+        trust: bool = ...,
+        **chosen: Unpack[ProbeWatchWords],
+    ) -> Plan: ...
 
     def settings(self) -> dict[str, Any]: ...
 
@@ -1037,16 +1257,27 @@ class ProbePlot(Protocol):
     def __call__(
         self,
         *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
         resume: bool = ...,
         clean: bool = ...,
+        on: str | None = ...,
         max_cost: float | None = ...,
+        trust: bool = ...,
+        quiet: bool = ...,
         listener: Listener | None = ...,
         **chosen: Unpack[ProbePlotWords],
-    ) -> Run: ...
+    ) -> ReadableRun: ...
 
-    def plan(self, *reads: Run, artifacts: Path | str = ..., **chosen: Unpack[ProbePlotWords]) -> Plan: ...
+    def plan(
+        self,
+        *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
+        artifacts: Path | str = ...,
+        trust: bool = ...,
+        **chosen: Unpack[ProbePlotWords],
+    ) -> Plan: ...
 
     def settings(self) -> dict[str, Any]: ...
 
@@ -1059,15 +1290,26 @@ class ProbeSelftest(Protocol):
     def __call__(
         self,
         *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
         resume: bool = ...,
         clean: bool = ...,
+        on: str | None = ...,
         max_cost: float | None = ...,
+        trust: bool = ...,
+        quiet: bool = ...,
         listener: Listener | None = ...,
         **chosen: Unpack[ProbeSelftestWords],
-    ) -> Run: ...
+    ) -> ReadableRun: ...
 
-    def plan(self, *reads: Run, artifacts: Path | str = ..., **chosen: Unpack[ProbeSelftestWords]) -> Plan: ...
+    def plan(
+        self,
+        *reads: Run,
+        config: Path | str | Sequence[Path | str] = ...,
+        artifacts: Path | str = ...,
+        trust: bool = ...,
+        **chosen: Unpack[ProbeSelftestWords],
+    ) -> Plan: ...
 
     def settings(self) -> dict[str, Any]: ...

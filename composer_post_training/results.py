@@ -1,7 +1,7 @@
-"""The run of an evaluation with its verdict and differences as values, read from `verdict.json`.
+"""Runs with what they hold as Python objects: rollouts with their messages, pairs, differences of an evaluation.
 
-What `evaluate` returns in Python: `verdict.json` holds every number of an evaluation, and these are the ones that most
-scripts need, by the names that they have there.
+`verdict.json` holds every number of an evaluation; a `Difference` has the ones that most scripts need, by the names
+that they have there.
 """
 
 from collections.abc import Mapping
@@ -9,10 +9,16 @@ from dataclasses import astuple, dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
+from composer_cli.show import facts
+from composer_post_training.phrasing import errors_in_python
 from stages.evaluation.stats import plural
+from stages.rollouts.trace import pairs_with_states
 from stages.runs import store
 from stages.runs.artifact import Run
 from stages.runs.display import Table
+from stages.runs.records import EVAL_ITEM, ROLLOUT, Row
 
 if TYPE_CHECKING:
     import pandas
@@ -88,7 +94,33 @@ class Differences(tuple[Difference, ...]):
         return self.table()._repr_html_()
 
 
-class Evaluation(Run):
+class ReadableRun(Run):
+    """A run folder, read-only. It shows itself as a short table."""
+
+    def rollouts(self) -> list[facts.Transcript]:
+        """Return the rollouts with their messages, in the order of their table; empty without any.
+
+        Each has `messages`, `reward` and `task_id`, and all columns of its table in `row`. An evaluated one has the
+        reward 1.0 where it passed. Those of an unfinished run are in the order in which they ended. All are held in
+        memory: `scan("steps").batches()` reads a larger run.
+        """
+        tables = [(kind, key) for kind, key in ((ROLLOUT, "rollout_id"), (EVAL_ITEM, "item_id")) if self.holds(kind)]
+        with errors_in_python():
+            ids = [row[key] for kind, key in tables for row in self.scan(kind).rows([key])]
+            place = {name: number for number, name in enumerate(ids)}
+            return sorted(facts.transcripts(self), key=lambda one: place.get(one.rollout_id, len(place)))
+
+    def pairs(self) -> list[Row]:
+        """Return the preference pairs, each with the `messages` before its `chosen` and `rejected` action.
+
+        Raises `BadInput` for a run without pairs.
+        """
+        with errors_in_python():
+            found = [dict(row) for row in pairs_with_states(self)]
+        return [{"messages": orjson.loads(row.pop("messages_json")), **row} for row in found]
+
+
+class Evaluation(ReadableRun):
     """The run of an evaluation: its verdict, and the differences between its arms."""
 
     @cached_property

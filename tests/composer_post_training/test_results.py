@@ -4,8 +4,8 @@ import orjson
 import pytest
 from support.server import Reply, answer, serving
 
-from composer_cli import api
-from stages.evaluation.result import Difference, Evaluation, _difference
+import composer_post_training as composer
+from composer_post_training.results import Difference, Evaluation, _difference
 
 
 @pytest.fixture(scope="module")
@@ -19,11 +19,11 @@ def evaluation(tmp_path_factory):
     with serving(reply) as server:
         policies = {name: {"model": name, "base_url": server.url} for name in "ABC"}
         env = {"name": "support.environments:GuessEnv", "split": "train"}
-        run = api.evaluate(artifacts=root, policies=policies, env=env, tasks=14)
+        run = composer.evaluate(artifacts=root, policies=policies, env=env, tasks=14)
         preset = root / "mine.toml"
         preset.write_text('[[stage]]\nstage = "evaluate"\n')
         chosen = {"evaluate.policies": policies, "evaluate.env": env, "evaluate.tasks": 14}
-        assert api.run(preset, chosen, artifacts=root, quiet=True).differences == run.differences
+        assert composer.run(preset, chosen, artifacts=root, quiet=True).differences == run.differences
     return run, root
 
 
@@ -39,7 +39,7 @@ def test_an_evaluation_returns_its_differences(evaluation):
     assert (over.baseline, over.estimate, over.verdict, gain.estimate) == ("C", 0.0, None, 1.0)
     assert gain.units == "7 families" and gain.p_holm is None
     assert run.differences.pandas()["p_value"].tolist()[0] == gain.p_value
-    assert [one.rate for one in api.find("evaluate", root).differences] == [one.rate for one in run.differences]
+    assert [one.rate for one in composer.find("evaluate", root).differences] == [one.rate for one in run.differences]
 
 
 def test_they_show_themselves_as_a_table_in_points(evaluation):
@@ -52,9 +52,9 @@ def test_they_show_themselves_as_a_table_in_points(evaluation):
 
 def test_a_chain_gives_the_differences_of_its_evaluation(evaluation):
     run, _ = evaluation
-    assert api.Chain({"collect": run, "evaluate": run}).differences == run.differences
-    with pytest.raises(api.UsageError, match="No entry of this chain is an evaluation; it has collect"):
-        _ = api.Chain({"collect": api.Run(run.path)}).differences
+    assert composer.Chain({"collect": run, "evaluate": run}).differences == run.differences
+    with pytest.raises(composer.UsageError, match="No entry of this chain is an evaluation; it has collect"):
+        _ = composer.Chain({"collect": composer.Run(run.path)}).differences
 
 
 def test_an_evaluation_that_compared_nothing_has_no_differences(evaluation):

@@ -1,0 +1,145 @@
+"""Messages of the command line in the words of Python: `--resume` becomes `resume=True`.
+
+All messages are written for the command line, which also keeps them in manifests. An option or a command in a message
+is read as the command line reads it, and written as the argument or call that does the same. Sentences stay as they
+are, so they are written such that either fits: "Go on with --resume.", "`composer collect --help` lists all."
+
+A value of an option has an equals sign, a slash or a colon, or is a placeholder in capitals (`--out FOLDER`); between
+backticks it may be any word (`--env kata`).
+"""
+
+import re
+import shlex
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from composer_cli import settings
+from composer_cli.printing import sentence_and_code
+from composer_cli.stage_command import SHORTCUTS, read_positionals
+from stages import STAGES, command_words
+from stages.errors import ComposerError, UsageError
+from stages.runs.artifact import Interrupted
+
+FLAGS = ("resume", "clean", "trust", "batch")
+"""Options without a value."""
+VALUED = ("artifacts", "config", "from", "max-cost", "on", "out", "port", "preset", "set", *SHORTCUTS)
+"""Options with a value; those of other programs stay as they are."""
+FUNCTIONS = {"status": "runs", "show": "find", "query": "query", "report": "report", "view": "view", "run": "run"}
+"""The functions of commands that are no stages; other commands exist on the command line alone."""
+ONLY_COMMANDS = ("tasks check", "tasks convert")
+"""Commands that begin with the name of a stage."""
+VALUE = r"(?:[\w.]+=)?(?:'[^']*'|\"[^\"]*\")|[^\s`]*[=/:][^\s`]*|[A-Z][A-Z_]*\b"
+NAME = rf"--(?:{'|'.join((*FLAGS, *VALUED))})(?![\w-])"
+OPTION = rf"{NAME}(?:[ =](?:{VALUE}))?"
+OTHER_WORDS = {
+    "same command": "same call",
+    "it should be a table of keys and values": "it should be a dictionary",
+    "it should be true or false": "it should be True or False",
+}
+WORDS = re.compile(
+    rf"`(?P<quoted>(?:composer |{NAME})[^`]*)`|with --from(?: (?:RUN|FOLDER)\b)?|(?<![\w-]){OPTION}(?: {OPTION})*"
+)
+
+
+def in_python(message: str) -> str:
+    """Return a message of the command line with the words of the Python interface."""
+    said = WORDS.sub(_phrase, message)
+    for words, instead in OTHER_WORDS.items():
+        said = said.replace(words, instead)
+    return said
+
+
+@contextmanager
+def errors_in_python() -> Iterator[None]:
+    """Raise the errors of the block with the words of this interface, and `KeyboardInterrupt` with what is saved."""
+    try:
+        yield
+    except ComposerError as error:
+        error.args = (in_python(str(error)),)
+        raise
+    except (KeyboardInterrupt, Interrupted) as error:
+        sentence = in_python(sentence_and_code(error, resumes=True)[0])
+        if getattr(error, "signal_number", signal.SIGINT) == signal.SIGINT:
+            raise KeyboardInterrupt(sentence) from None
+        error.args = (sentence,)
+        raise
+
+
+def function_name(stage: str) -> str:
+    """Return the function of a stage: `probe.teacher_pool` for probe-teacher-pool."""
+    name = "import_traces" if stage == "import" else stage.replace("-", "_")
+    return name.replace("probe_", "probe.", 1)
+
+
+def _phrase(found: re.Match[str]) -> str:
+    """Return what to write for options, or for a command or options between backticks."""
+    quoted = found["quoted"]
+    if quoted is None:
+        if found[0].startswith("with --from"):
+            return "as an argument"
+        # A sentence ends after the last value: its point is no part of it.
+        text = found[0].rstrip(".,;:)")
+        arguments = _arguments(_split(text))
+        said = f"`{arguments[0]}`" if arguments[0].isidentifier() else ", ".join(arguments)
+        return said + found[0][len(text) :]
+    words = _split(quoted)
+    call = _call(words[1:]) if words[0] == "composer" else ", ".join(_arguments(words))
+    return found[0] if call is None else f"`{call}`"
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:  # a quotation mark of the sentence
+        return text.split()
+
+
+def _call(words: Sequence[str]) -> str | None:
+    """Return the call that does what a command does; None where there is none."""
+    stages = {command_words(stage).removeprefix("composer "): stage for stage in STAGES}
+    named = " ".join(words[:2])
+    if named in ONLY_COMMANDS:
+        return None
+    stage = stages.get(named) or stages.get(words[0])
+    rest = list(words[len((named if named in stages else words[0]).split()) :])
+    first = next((number for number, word in enumerate(rest) if word.startswith("-")), len(rest))
+    bare, options = rest[:first], rest[first:]
+    if stage is None:
+        function = FUNCTIONS.get(words[0])
+        named_run = options[1:2] if options[:1] == ["--preset"] else bare
+        return function and f"{function}({', '.join(map(repr, named_run))})"
+    if options == ["--help"]:
+        return f"{function_name(stage)}.settings()"
+    try:
+        layers, runs = read_positionals(stage, bare)
+    except UsageError:  # a message about a command that takes no such words
+        return None
+    chosen = [f"{key}={value!r}" for layer in layers for key, value in layer.items()]
+    return f"{function_name(stage)}({', '.join([*(f'find({run!r})' for run in runs), *chosen, *_arguments(options)])})"
+
+
+def _arguments(words: Sequence[str]) -> list[str]:
+    """Return options with their values as the arguments of a call."""
+    said = list[str]()
+    for number, word in enumerate(words):
+        if not word.startswith("--"):
+            continue
+        option, equals, value = word.partition("=")
+        if not equals and number + 1 < len(words) and not words[number + 1].startswith("--"):
+            value = words[number + 1]
+        name = option.removeprefix("--").replace("-", "_")
+        if name in FLAGS:
+            said.append(f"{name}=True")
+        elif name == "from":
+            said.append(f"find({value!r})" if value else "an argument")
+        elif name == "set" and "=" in value:
+            said += [f"{key}={tree!r}" for key, tree in settings.assignment(value).items()]
+        elif value:
+            # A group takes the value of its short option in its own place: `policy="MODEL"`.
+            key = SHORTCUTS.get(name, name)
+            tree = {name: value} if key.partition(".")[0] == name else settings.nested(key, value)
+            said += [f"{group}={one!r}" for group, one in tree.items()]
+        else:
+            said.append(name)
+    return said

@@ -1,0 +1,254 @@
+"""The Python interface does what the command line does: the same run, the same sentences."""
+
+import ast
+import inspect
+import pydoc
+import shutil
+import signal
+from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+from support.command_line import TEACHERS
+
+import composer_post_training as composer
+from stages import stages_of
+from stages.runs.display import MAIN_COLUMNS, SHOWN_COLUMNS, Table
+from stages.runs.records import KINDS
+
+
+def test_every_stage_of_the_pipeline_has_its_function() -> None:
+    for stage in stages_of("pipeline"):
+        function = getattr(composer, stage.replace("-", "_"))
+        assert function.name == stage and function.__doc__ and stage.replace("-", "_") in repr(function)
+
+
+def test_a_run_of_the_command_line_is_found_done(made: Path, server: str, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(made, tmp_path / "artifacts", symlinks=True))
+    policy = {"model": "scripted", "base_url": server}
+    run = composer.collect(artifacts=root, policy=policy, tasks=2, samples=2)
+    assert run.path == (root / "collect" / "latest").resolve() == composer.find("collect", root).path
+    dotted = {f"policy.{key}": value for key, value in policy.items()}
+    assert composer.collect(artifacts=root, tasks=2, samples=2, **dotted).path == run.path
+    teachers = [{"name": n, "model": m, "base_url": server, "max_tokens": 64} for n, m in TEACHERS.items()]
+    answers = composer.replay_teachers(run, artifacts=root, teachers=teachers)
+    assert answers.path == (root / "replay-teachers" / "latest").resolve()
+    assert composer.replay_teachers.plan(run, artifacts=root, teachers=teachers).units == 24
+
+
+def test_no_error_of_a_call_names_an_option(made: Path, tmp_path: Path) -> None:
+    run = composer.find("collect", made)
+    for call, reads, words in (
+        (composer.collect, (run,), {}),
+        (composer.evaluate, (), {}),
+        (composer.extract_pairs, (run, run), {}),
+        (composer.collect, (), {"resume": True, "clean": True}),
+        (composer.collect, (), {"env": {"name": "gsm8k", "options": {"path": "/no/such/file"}}}),
+        (composer.tasks, (), {}),
+    ):
+        with pytest.raises(composer.ComposerError) as error:
+            call(*reads, artifacts=tmp_path, **words)
+        assert " --" not in str(error.value), str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: composer.extract_pairs("collect"), "^'collect' is no run. Positional arguments are runs"),
+        (lambda: composer.replay_teachers([1]), "^A list is no run"),
+        (lambda: composer.query("select 1", Path("collect")), "^'collect' is no run"),
+        (lambda: composer.report("collect"), "^'collect' is no run"),
+        (lambda: composer.find(3), r"^A int is no name of a run. `runs\(\)` lists"),
+        (lambda: composer.collect(max_cost="five"), "^max_cost = 'five': it should be a number"),
+        (lambda: composer.collect(artifacts=3), "^artifacts = 3: it should be the path of a folder"),
+        (lambda: composer.run("demo", max_cost="five"), "^max_cost = 'five'"),
+        (lambda: composer.collect(config={"tasks": 2}), "^config = {'tasks': 2}: it should be the path of a TOML file"),
+        (lambda: composer.collect(policy=3), "^collect cannot take policy = 3: it should be a dictionary"),
+        (
+            lambda: composer.collect.plan(task=3),
+            r"has no setting task. Did you mean tasks\? `collect.settings",
+        ),
+        (lambda: composer.collect(on="nowhere", tasks=1), "^There is no engine 'nowhere'"),
+        (lambda: composer.export(format="trl", on="processes:2"), "^export deals no work to workers"),
+        (lambda: composer.run("demo", {"collct.tasks": 3}), "Did you mean collect"),
+    ],
+)
+def test_a_mistake_is_answered_with_what_to_pass(
+    call: Callable[[], object], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(composer.UsageError, match=message):
+        call()
+
+
+def test_every_function_has_the_settings_of_its_stage_as_its_words() -> None:
+    for name in composer.__all__:
+        if isinstance(function := getattr(composer, name), composer.StageFunction):
+            words = inspect.signature(function).parameters
+            assert set(words) >= {key.partition(".")[0] for key in function.settings()} | {"reads", "artifacts", "out"}
+    assert inspect.signature(composer.collect).parameters["tasks"].default == 25
+
+
+def test_the_types_for_editors_are_those_of_the_settings() -> None:
+    path = Path(__file__).parents[2] / "docs" / "signatures.py"
+    spec = spec_from_file_location("signatures_of_docs", path)
+    assert spec and spec.loader
+    generator = module_from_spec(spec)
+    spec.loader.exec_module(generator)
+    ours, theirs = (ast.dump(ast.parse(text)) for text in (generator.text(), generator.FILE.read_text()))
+    assert ours == theirs, "run `PYTHONPATH=. .venv/bin/python docs/signatures.py`, or `./dev docs`"
+
+
+def test_runs_tables_and_plans_show_themselves_in_a_terminal_and_a_notebook(made: Path) -> None:
+    run = composer.find("collect", made)
+    assert "mean_reward" in repr(run) and "rollouts (4)" in repr(run) and len(repr(run).splitlines()) < 25
+    assert "<table>" in run._repr_html_() and run.path.name in run._repr_html_()
+    steps = run.scan("steps")
+    assert f"and {len(steps) - 10:,} rows more" in repr(steps) and "\x1b" not in repr(steps)
+    assert max(map(len, steps._repr_html_().split("<td>")[1:])) < 400
+    assert "at most" in repr(composer.collect.plan(tasks=2))
+
+
+def test_what_models_wrote_cannot_steer_a_terminal_or_a_notebook() -> None:
+    table = Table(("text",), [("\x1b[2J\u202e<script>alert(1)</script>\nnext",), (None,), (0.123456,)])
+    assert "\x1b" not in repr(table) and "\u202e" not in repr(table) and "0.1235" in repr(table)
+    assert "<script>" not in table._repr_html_()
+    assert table[1] == {"text": None} and len(table[:2]) == 2 and list(table.pandas()["text"])[1] is None
+
+
+def test_questions_reports_and_presets_are_functions(made: Path, server: str, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(made, tmp_path / "artifacts", symlinks=True))
+    found = composer.query("select run, count(*) as n from rollouts group by run", artifacts=root)
+    assert found[0]["n"] == 4 and "n" in repr(found)
+    assert composer.query("select count(*) as n from steps", composer.find("collect", root))[0]["n"] == len(
+        composer.find("collect", root).scan("steps")
+    )
+    page = composer.report(composer.find("collect", root), artifacts=root)
+    assert page.is_file() and page.suffix == ".html"
+    preset = tmp_path / "mine.toml"
+    preset.write_text('[[stage]]\nstage = "collect"\n')
+    chosen = {"collect.tasks": 2, "collect.samples": 2, "collect.policy": {"base_url": server}}
+    chain = composer.run(preset, chosen, policy="scripted", artifacts=root, quiet=True)
+    assert chain["collect"].path == (root / "collect" / "latest").resolve()
+    assert list(chain) == ["collect"] and "complete" in repr(chain) and "<table>" in chain._repr_html_()
+    with pytest.raises(composer.UsageError, match="no preset 'dmeo'"):
+        composer.run("dmeo")
+
+
+def test_a_table_is_the_same_as_arrow_duckdb_and_pandas(made: Path) -> None:
+    run = composer.find("collect", made)
+    rows = [row["rollout_id"] for row in run.scan("rollouts").arrow().to_pylist()]
+    assert len(rows) == 4 and run.scan("rollout").arrow(["rollout_id"]).column_names == ["rollout_id"]
+    assert [row[0] for row in run.scan("rollouts").duckdb().project("rollout_id").fetchall()] == rows
+    assert list(run.scan("rollouts").pandas()["rollout_id"]) == rows
+    with pytest.raises(composer.BadInput, match="has no table 'pairs'; it has rollouts, steps, tasks"):
+        run.scan("pairs")
+
+
+def test_mistakes_are_the_sentences_of_the_command_line(tmp_path: Path) -> None:
+    with pytest.raises(composer.UsageError, match=r"Did you mean tasks\?"):
+        composer.collect(artifacts=tmp_path, taks=3)
+    with pytest.raises(composer.BadInput, match=r"Run `collect\(\)`"):
+        composer.extract_pairs(artifacts=tmp_path)
+    assert composer.collect.settings()["tasks"] == 25
+
+
+def test_completion_shows_the_interface_alone() -> None:
+    assert dir(composer) == sorted(composer.__all__)
+    help_text = pydoc.render_doc(composer.collect, renderer=pydoc.plaintext)
+    assert help_text.count("Play a policy in an environment") == 1
+    assert (
+        "\n        tasks=25  - Number of tasks of the split." in help_text
+        and "collect.settings() returns all settings" in help_text
+        and "resume=False  - Go on" in help_text
+    )
+    assert "probe.teacher_pool.settings()" in str(composer.probe.teacher_pool.__doc__)
+    assert pydoc.render_doc(composer, renderer=pydoc.plaintext).index("composer.find(") < 400
+
+
+def test_what_help_lists_of_every_stage_are_its_arguments() -> None:
+    words = inspect.signature(composer.collect).parameters
+    listed = {name.partition("=")[0] for name in composer.ARGUMENTS}
+    assert listed == set(words) - {"reads", "chosen"} - {key.partition(".")[0] for key in composer.collect.settings()}
+
+
+def test_runs_are_listed_as_a_table(made: Path, tmp_path: Path) -> None:
+    table = composer.runs(made)
+    assert [row["stage"] for row in table] == ["collect", "replay-teachers", "extract-pairs"]
+    assert table[0]["status"] == "complete" and table[0]["units"] == "4/4"
+    assert composer.find(table[0]["run"], made).path.name in repr(table) and "<table>" in table._repr_html_()
+    assert "`run('demo')` makes some" in repr(composer.runs(tmp_path))
+
+
+def test_a_run_holds_rollouts_with_messages_and_pairs(made: Path) -> None:
+    run = composer.find("collect", made)
+    rollouts, table = run.rollouts(), run.scan("rollouts").pandas()
+    assert [one.rollout_id for one in rollouts] == list(table["rollout_id"])
+    assert [one.reward for one in rollouts] == list(table["reward"])
+    assert {m["role"] for m in rollouts[0].messages} >= {"user", "assistant"} and rollouts[0].task_id == table[
+        "task_id"
+    ][0]
+    assert rollouts[0].row["terminated_by"] == table["terminated_by"][0] and "messages>" in repr(rollouts[0])
+    pairs = composer.find("extract-pairs", made).pairs()
+    assert pairs and pairs[0]["messages"][-1]["role"] == "user" and pairs[0]["chosen"] != pairs[0]["rejected"]
+    with pytest.raises(composer.BadInput, match=r"Give the run that holds it as an argument\."):
+        run.pairs()
+
+
+def test_settings_files_are_read_as_on_the_command_line(made: Path, server: str, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(made, tmp_path / "artifacts", symlinks=True))
+    study, teachers = tmp_path / "study.toml", tmp_path / "teachers.toml"
+    study.write_text(f'tasks = 3\nsamples = 2\npolicy = {{ model = "scripted", base_url = "{server}" }}\n')
+    rows = [
+        f'[[teachers]]\nname = "{n}"\nmodel = "{m}"\nbase_url = "{server}"\nmax_tokens = 64\n'
+        for n, m in TEACHERS.items()
+    ]
+    teachers.write_text("".join(rows))
+    run = composer.collect(artifacts=root, config=str(study), tasks=2, policy="scripted")
+    assert run.path == composer.find("collect", root).path
+    answers = composer.replay_teachers(run, artifacts=root, config=[], teachers=str(teachers))
+    assert answers.path == composer.find("replay-teachers", root).path
+    with pytest.raises(composer.UsageError, match=r"but \[\[teachers\]\] tables are needed"):
+        composer.replay_teachers(run, artifacts=root, teachers=study)
+    with pytest.raises(composer.UsageError, match="collect has no setting teachers"):
+        composer.collect(artifacts=root, teachers=teachers)
+
+
+def test_a_file_sends_no_key_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
+    policy = 'policy = { model = "m", base_url = "https://example.com/v1", api_key_env = "OPENROUTER_API_KEY" }\n'
+    settings, preset = tmp_path / "study.toml", tmp_path / "preset.toml"
+    settings.write_text(policy)
+    preset.write_text(f'[[stage]]\nstage = "collect"\n[stage.config]\n{policy}')
+    for call in (lambda: composer.collect.plan(config=settings), lambda: composer.run(preset, artifacts=tmp_path)):
+        with pytest.raises(composer.UsageError, match="or give trust=True if that server"):
+            call()
+    with pytest.raises(composer.UsageError, match=r"OPENROUTER_API_KEY.* is not set"):
+        composer.collect.plan(config=settings, trust=True, tasks=1)
+
+
+def test_an_interrupt_says_what_is_saved_and_how_to_go_on(
+    server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = {"artifacts": tmp_path, "policy": {"model": "scripted", "base_url": server}, "tasks": 1, "samples": 2}
+    with pytest.raises(KeyboardInterrupt, match=r"saved; the same call with resume=True goes on\."):
+        composer.collect(**words, listener=lambda *_: signal.raise_signal(signal.SIGINT))
+    assert composer.runs(tmp_path)[0]["status"] == "interrupted"
+    assert composer.collect(**words, resume=True).manifest.status == "complete"
+    shown = capsys.readouterr().err
+    assert "collect: starts, 2 " in shown and "done in" in shown and "\x1b" not in shown
+    composer.collect(**words, quiet=True)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_wide_table_shows_the_columns_that_matter_and_names_the_way_to_the_others(made: Path) -> None:
+    rollouts = composer.find("collect", made).scan("rollouts")
+    head = repr(rollouts).splitlines()[0].split()
+    assert len(head) == SHOWN_COLUMNS < len(rollouts.columns) and {"task_id", "reward", "error_type"} <= set(head)
+    assert f"and {len(rollouts.columns) - SHOWN_COLUMNS} columns more: .columns" in repr(rollouts)
+    assert "columns more" in rollouts._repr_html_() and "columns more" not in repr(
+        composer.find("collect", made).scan("task")
+    )
+    for kind, names in MAIN_COLUMNS.items():
+        assert set(names.split()) <= set(KINDS[kind].columns) and len(names.split()) == SHOWN_COLUMNS
