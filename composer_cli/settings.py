@@ -215,7 +215,9 @@ def _problem(stage: str, config: type[BaseModel], problem: Mapping[str, Any], gi
         return f"{stage} has no setting {key}{of}. Did you mean {near[0]}? `{command_words(stage)} --help` lists all."
     if problem["type"] == "missing":
         return f"{stage} needs the setting {key}{of}, which is not given."
-    where = f"{key} = {problem['input']!r}{of}" if key else "these settings"
+    # The text of a whole object, such as a run, is cut.
+    first, *more = repr(problem["input"]).splitlines() or [""]
+    where = f"{key} = {first}{'…' if more else ''}{of}" if key else "these settings"
     return f"{stage} cannot take {where}: {refusal(problem)}."
 
 
@@ -427,9 +429,9 @@ def by_entry(preset: Preset, layer: Tree) -> Tree:
             known_names = [*entries, *of_stage, *(key for config in entries.values() for key in config.model_fields)]
             near = [f" Did you mean {one}?" for one in get_close_matches(name, known_names, 1)]
             raise UsageError(
-                f"This preset has no entry {name!r}, and none of its stages such a setting.{''.join(near)} Write "
-                "ENTRY.KEY=VALUE, STAGE.KEY=VALUE for all entries of a stage, or KEY=VALUE for all that have it; its "
-                f"entries are: {', '.join(entries)}."
+                f"This preset has no entry {name!r}, and none of its stages such a setting.{''.join(near)} A setting "
+                "is named ENTRY.KEY, STAGE.KEY for all entries of a stage, or KEY for all that have it; the entries "
+                f"are: {', '.join(entries)}."
             )
     return merge(merge(widths[0], widths[1]), widths[2])
 

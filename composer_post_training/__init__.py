@@ -162,9 +162,10 @@ class StageFunction:
         """
         console = PythonConsole(quiet or listener is not None)
         with errors_in_python():
-            configuration, inputs = self._configure(reads, config, artifacts, chosen, console, trust=trust)
+            _check_arguments(artifacts, out, max_cost)
             if on is not None and load_stage(self.name).work is None:
                 raise UsageError(f"{self.name} deals no work to workers. Leave out on = {on!r}.")
+            configuration, inputs = self._configure(reads, config, artifacts, chosen, console, trust=trust)
             job = launch.StageJob(self.name, self.name, inputs, configuration)
             asked = launch.RunOptions(Path(artifacts), None, resume, clean, max_cost, on)
             where = launch.with_out(self.name, None if out is None else str(out), asked)
@@ -226,11 +227,8 @@ class StageFunction:
                 layers.append(settings.nested(str(short), str(value)))
             else:
                 layers.append(settings.nested(key, value))
-        if wrong := [one for one in reads if not isinstance(one, Run)]:
-            raise UsageError(f"{wrong[0]!r} is no run. Pass runs, such as find({str(wrong[0])!r}).")
-        files = _paths(config)
+        named, files = _paths_of_runs(reads), _paths(config)
         made = launch.configure(self.name, files, layers, {}, teachers, None, [], console.tell, trust=trust)
-        named = [str(run.path) for run in reads]
         return made, run_folders.choose(self.name, named, Path(artifacts), console.tell)
 
 
@@ -240,8 +238,36 @@ def _entry(shown: str, text: str) -> str:
     return textwrap.fill(words, 110, initial_indent="    ", subsequent_indent=" " * 8)
 
 
+def _paths_of_runs(reads: Sequence[object]) -> list[str]:
+    """Return the folders of runs that were passed; `UsageError` where one is something else."""
+    found = []
+    for one in reads:
+        if not isinstance(one, Run):
+            shown = repr(str(one)) if isinstance(one, (str, Path)) else f"A {type(one).__name__}"
+            raise UsageError(
+                f'{shown} is no run. Positional arguments are runs, such as find("collect"); all others have a name.'
+            )
+        found.append(str(one.path))
+    return found
+
+
 def _paths(config: Path | str | Sequence[Path | str]) -> list[Path]:
-    return [Path(config)] if isinstance(config, (str, Path)) else [Path(one) for one in config]
+    """Return the paths of settings files; `UsageError` for something else."""
+    files = [config] if isinstance(config, (str, Path)) else config
+    if not isinstance(files, (list, tuple)) or not all(isinstance(one, (str, Path)) for one in files):
+        raise UsageError(f"config = {config!r}: it should be the path of a TOML file, or a list of them.")
+    return [Path(one) for one in files]
+
+
+def _check_arguments(artifacts: object, out: object, max_cost: object) -> None:
+    """Raise `UsageError` for an argument of every stage that has another type."""
+    for name, value, types, form in (
+        ("artifacts", artifacts, (str, Path), "the path of a folder"),
+        ("out", out, (str, Path, type(None)), "the path of a folder"),
+        ("max_cost", max_cost, (int, float, type(None)), "a number"),
+    ):
+        if not isinstance(value, types):
+            raise UsageError(f"{name} = {value!r}: it should be {form}.")
 
 
 def _opened(path: Path) -> ReadableRun:
@@ -341,6 +367,7 @@ def run(
     from composer_cli import chain
 
     with errors_in_python():
+        _check_arguments(artifacts, None, max_cost)
         console = PythonConsole(quiet)
         wanted = settings.load_preset(str(preset))
         files = settings.read_for_preset(wanted, _paths(config), console.tell)
@@ -378,6 +405,8 @@ def find(name: str, artifacts: Path | str = ...) -> ReadableRun: ...
 def find(name: str, artifacts: Path | str = ARTIFACTS) -> ReadableRun:
     """Return a run by its folder, its name in `runs()`, part of it, or a stage's name for its latest."""
     with errors_in_python():
+        if not isinstance(name, (str, Path)):
+            raise UsageError(f"A {type(name).__name__} is no name of a run. `composer status` lists the runs.")
         return _opened(run_folders.find(Path(artifacts), str(name)))
 
 
@@ -386,6 +415,7 @@ def query(sql: str, *reads: Run, artifacts: Path | str = ARTIFACTS) -> Table:
     from stages.runs import answering, queries
 
     with errors_in_python():
+        _paths_of_runs(reads)
         columns, rows = answering.answer(queries.question(list(reads) or run_folders.readable(Path(artifacts)), sql))
         return Table(columns, rows)
 
@@ -395,7 +425,7 @@ def report(*reads: Run, artifacts: Path | str = ARTIFACTS) -> Path:
     from composer_cli import report as reports
 
     with errors_in_python():
-        return reports.write(Path(artifacts), reports.chain(Path(artifacts), [str(run.path) for run in reads]))
+        return reports.write(Path(artifacts), reports.chain(Path(artifacts), _paths_of_runs(reads)))
 
 
 def view(artifacts: Path | str = ARTIFACTS, port: int = 0, tell: Callable[[str], None] = print) -> None:

@@ -32,6 +32,11 @@ ONLY_COMMANDS = ("tasks check", "tasks convert")
 VALUE = r"(?:[\w.]+=)?(?:'[^']*'|\"[^\"]*\")|[^\s`]*[=/:][^\s`]*|[A-Z][A-Z_]*\b"
 NAME = rf"--(?:{'|'.join((*FLAGS, *VALUED))})(?![\w-])"
 OPTION = rf"{NAME}(?:[ =](?:{VALUE}))?"
+OTHER_WORDS = {
+    "same command": "same call",
+    "it should be a table of keys and values": "it should be a dictionary",
+    "it should be true or false": "it should be True or False",
+}
 WORDS = re.compile(
     rf"`(?P<quoted>(?:composer |{NAME})[^`]*)`|with --from(?: (?:RUN|FOLDER)\b)?|(?<![\w-]){OPTION}(?: {OPTION})*"
 )
@@ -39,7 +44,10 @@ WORDS = re.compile(
 
 def in_python(message: str) -> str:
     """Return a message of the command line with the words of the Python interface."""
-    return WORDS.sub(_phrase, message).replace("same command", "same call")
+    said = WORDS.sub(_phrase, message)
+    for words, instead in OTHER_WORDS.items():
+        said = said.replace(words, instead)
+    return said
 
 
 @contextmanager

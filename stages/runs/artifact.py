@@ -229,8 +229,8 @@ def program_versions() -> tuple[dict[str, str], dict[str, str | None]]:
 class Run:
     """A finished run folder, read-only; `live` and `units` work on a run in progress, too."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path.resolve()
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path).resolve()
         self.manifest = read_manifest(self.path)
 
     def __repr__(self) -> str:

@@ -5,6 +5,7 @@ import inspect
 import pydoc
 import shutil
 import signal
+from collections.abc import Callable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -49,8 +50,36 @@ def test_no_error_of_a_call_names_an_option(made: Path, tmp_path: Path) -> None:
         with pytest.raises(composer.ComposerError) as error:
             call(*reads, artifacts=tmp_path, **words)
         assert " --" not in str(error.value), str(error.value)
-    with pytest.raises(composer.UsageError, match="Pass runs, such as find"):
-        composer.extract_pairs("collect", artifacts=tmp_path)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: composer.extract_pairs("collect"), "^'collect' is no run. Positional arguments are runs"),
+        (lambda: composer.replay_teachers([1]), "^A list is no run"),
+        (lambda: composer.query("select 1", Path("collect")), "^'collect' is no run"),
+        (lambda: composer.report("collect"), "^'collect' is no run"),
+        (lambda: composer.find(3), r"^A int is no name of a run. `runs\(\)` lists"),
+        (lambda: composer.collect(max_cost="five"), "^max_cost = 'five': it should be a number"),
+        (lambda: composer.collect(artifacts=3), "^artifacts = 3: it should be the path of a folder"),
+        (lambda: composer.run("demo", max_cost="five"), "^max_cost = 'five'"),
+        (lambda: composer.collect(config={"tasks": 2}), "^config = {'tasks': 2}: it should be the path of a TOML file"),
+        (lambda: composer.collect(policy=3), "^collect cannot take policy = 3: it should be a dictionary"),
+        (
+            lambda: composer.collect.plan(task=3),
+            r"has no setting task. Did you mean tasks\? `collect.settings",
+        ),
+        (lambda: composer.collect(on="nowhere", tasks=1), "^There is no engine 'nowhere'"),
+        (lambda: composer.export(format="trl", on="processes:2"), "^export deals no work to workers"),
+        (lambda: composer.run("demo", {"collct.tasks": 3}), "Did you mean collect"),
+    ],
+)
+def test_a_mistake_is_answered_with_what_to_pass(
+    call: Callable[[], object], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(composer.UsageError, match=message):
+        call()
 
 
 def test_every_function_has_the_settings_of_its_stage_as_its_words() -> None:
