@@ -161,7 +161,7 @@ class StageFunction:
         reads: the runs that it reads. The others are in `ARGUMENTS`, and in what `help` prints.
         """
         console = PythonConsole(quiet or listener is not None)
-        with errors_in_python():
+        with errors_in_python(resumes=True):
             _check_arguments(artifacts, out, max_cost)
             if on is not None and load_stage(self.name).work is None:
                 raise UsageError(f"{self.name} deals no work to workers. Leave out on = {on!r}.")
@@ -366,7 +366,7 @@ def run(
     """
     from composer_cli import chain
 
-    with errors_in_python():
+    with errors_in_python(resumes=True):
         _check_arguments(artifacts, None, max_cost)
         console = PythonConsole(quiet)
         wanted = settings.load_preset(str(preset))

@@ -136,7 +136,8 @@ class Transcript:
         return None if reward is None else float(reward)
 
     def __repr__(self) -> str:
-        outcome = (f"{label} {_plain(value)}" for label, value in self.outcome.items() if label != "error")
+        shown = ("arm", "reward", "passed", "hacked", "terminated_by", "error_type")
+        outcome = (f"{label} {_plain(value)}" for label, value in self.outcome.items() if label in shown)
         facts = ", ".join([*outcome, f"{len(self.messages)} messages"])
         return f"<rollout {visible_line(f'{self.rollout_id}: {facts}')}>"
 

@@ -59,7 +59,14 @@ FILE_BYTES = 2**30
 
 
 class Unreachable(Exception):
-    """No connection was made, so nothing was sent."""
+    """No connection was made, so nothing was sent.
+
+    refused: nothing listens at the address, or something on the way says so.
+    """
+
+    def __init__(self, reason: str, *, refused: bool = False) -> None:
+        super().__init__(reason)
+        self.refused = refused
 
 
 class Broken(Exception):
@@ -276,7 +283,9 @@ def _typed_errors() -> Iterator[None]:
         if cause.__cause__ is not None and _of_aiohttp(cause.__cause__):
             cause, library = cause.__cause__, "aiohttp"
         if any(kind.__name__ in NOT_CONNECTED[library] for kind in type(cause).__mro__):
-            raise Unreachable(_why(cause)) from None
+            refused = _is_refused(cause)
+            reason = "connection refused" if refused else redacted(str(cause)) or type(cause).__name__
+            raise Unreachable(reason, refused=refused) from None
         if isinstance(cause, TimeoutError) if library == "aiohttp" else timed_out:
             raise TimeoutError from None
         raise Broken(redacted(str(cause)) or type(cause).__name__) from None
@@ -295,14 +304,14 @@ def _well_formed() -> Iterator[None]:
         raise Broken(f"its answer is malformed: {redacted(str(error))[:200]}") from None
 
 
-def _why(failed: BaseException) -> str:
-    """Return why no connection was made: that it was refused, where the libraries wrap this in words of their own."""
+def _is_refused(failed: BaseException) -> bool:
+    """Return whether a connection was refused, which the libraries wrap in words of their own."""
     cause: BaseException | None = failed
     while cause is not None:
         if isinstance(cause, ConnectionRefusedError) or getattr(cause, "errno", None) == errno.ECONNREFUSED:
-            return "connection refused"
+            return True
         cause = cause.__cause__ or cause.__context__
-    return redacted(str(failed)) or type(failed).__name__
+    return False
 
 
 def _of_aiohttp(error: BaseException) -> bool:
@@ -362,6 +371,18 @@ class Retryable(Failed):
     ) -> None:
         super().__init__(message)
         self.kind, self.wait_s, self.billed_usd, self.claimed_usd = kind, wait_s, billed_usd, claimed_usd
+
+
+class NotListening(Retryable):
+    """A refused connection: a server that is being restarted, or an address at which there is none."""
+
+    def __init__(self, config: PolicyConfig) -> None:
+        super().__init__("connection", f"{config.base_url} cannot be reached (connection refused)")
+        self.permanent = Fatal(
+            f"{config.base_url} refuses every connection, and no server has answered there. Start the server of "
+            f"{config.model!r}, or correct base_url; what is finished is saved.",
+            billed_usd=0.0,
+        )
 
 
 class WebPage(Retryable):

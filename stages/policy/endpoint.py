@@ -10,6 +10,7 @@ which request fields a server accepts.
 """
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -32,6 +33,7 @@ from stages.policy.client import (
     Broken,
     Client,
     Failed,
+    NotListening,
     Overlong,
     Rejected,
     Response,
@@ -64,6 +66,8 @@ class HostLimit:
 
     def __init__(self) -> None:
         self.limit, self.in_flight = float(START), 0
+        self.has_answered = False
+        """Whether the server has answered anything, so that it will be back after a refused connection."""
         self._growing = True
         self._closed_until = 0.0
         self._fell_at = -PUSH_BACK_WINDOW_S
@@ -178,6 +182,8 @@ class Accepted:
 
 MAX_WAIT_S = 120.0
 FIRST_WAIT_S, LONGEST_WAIT_S, JITTER_S = 0.5, 8.0, 0.5
+REFUSALS = 3
+"""Refused connections after which a server that has never answered is given up, within 3 s."""
 BACKOFF = tenacity.wait_exponential(FIRST_WAIT_S, max=LONGEST_WAIT_S) + tenacity.wait_random(0.0, JITTER_S)
 """Waits as openai's own client has them: 0.5 s, doubled up to 8 s, with jitter."""
 Request = dict[str, Any]
@@ -303,7 +309,7 @@ class EndpointPolicy:
         attempt = 0
         try:
             async for launch in tenacity.AsyncRetrying(
-                stop=tenacity.stop_after_attempt(self.config.max_attempts),
+                stop=self._is_last,
                 retry=tenacity.retry_if_exception_type(Retryable),
                 wait=_pause,
                 before_sleep=self._tell_once,
@@ -315,8 +321,18 @@ class EndpointPolicy:
         except Rejected as error:
             return Sample(error_type=error.kind, error=str(error), attempts=attempt, **error.usage)
         except Retryable as error:
+            if isinstance(error, NotListening) and attempt >= REFUSALS and not self._host.has_answered:
+                raise error.permanent from None
             return Sample(error_type=error.kind, error=f"{error} (after {attempt} attempts)", attempts=attempt)
         raise AssertionError("tenacity ends with a result or an error")
+
+    def _is_last(self, state: tenacity.RetryCallState) -> bool:
+        """Return whether a launch that failed was the last: a server that never answered is not waited for as long."""
+        error = state.outcome.exception() if state.outcome else None
+        given_up = isinstance(error, NotListening) and not self._host.has_answered
+        return state.attempt_number >= (
+            min(REFUSALS, self.config.max_attempts) if given_up else self.config.max_attempts
+        )
 
     def _tell_once(self, state: tenacity.RetryCallState) -> None:
         """Tell the listener at once of the first failure, where the server does not merely ask to go slower."""
@@ -324,9 +340,15 @@ class EndpointPolicy:
         if self._told or self._waits.listener is None or not isinstance(error, Retryable) or error.kind == "rate_limit":
             return
         self._told = True
-        most = self.config.max_attempts
+        most, connect_s = self.config.max_attempts, CONNECT_S
+        if isinstance(error, NotListening) and not self._host.has_answered:
+            most, connect_s = min(most, REFUSALS), 0.0
         waits_s = sum(min(FIRST_WAIT_S * 2**n, LONGEST_WAIT_S) + JITTER_S for n in range(most - 1))
-        bound = f" in {waits_s + most * CONNECT_S:.0f} s" if error.kind == "connection" and error.wait_s is None else ""
+        bound = (
+            f" in {math.ceil(waits_s + most * connect_s)} s"
+            if error.kind == "connection" and error.wait_s is None
+            else ""
+        )
         whom = self.config.model if str(self.config.base_url) in str(error) else self._waits.whom
         with suppress(Interrupted):  # the stage gets the same interrupt at its next report
             self._waits.listener(Notice(f"{whom}: {error}; trying again, {most} times{bound} at most"), 0, 0)
@@ -422,6 +444,7 @@ class EndpointPolicy:
                 response = await self.client.ask(
                     "/chat/completions", request, self.config.timeout_s, client.most_bytes(asked.completion_tokens)
                 )
+            self._host.has_answered = True
             if response.status != 200:
                 wait_s = client.retry_after_s(response.headers.get("retry-after"))
                 pushed_back = response.status in client.PUSHES_BACK
@@ -431,6 +454,8 @@ class EndpointPolicy:
             pushed_back = True
             raise Retryable("timeout", f"no answer within {self.config.timeout_s:g} s", billed_usd=None) from None
         except Unreachable as error:
+            if error.refused:
+                raise NotListening(self.config) from None
             raise Retryable("connection", f"{self.config.base_url} cannot be reached ({error})") from None
         except Broken as error:
             raise Retryable(

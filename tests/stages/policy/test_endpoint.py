@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import socket
 import sqlite3
 import time
 from contextlib import nullcontext
@@ -158,8 +159,23 @@ def test_a_refused_connection_is_told_at_once_and_once(tmp_path: Path) -> None:
     (what, *counts), *others = told
     assert isinstance(what, Notice) and counts == [0, 0] and not others
     assert what == (
-        "big: http://127.0.0.1:9/v1 cannot be reached (connection refused); trying again, 2 times in 21 s at most"
+        "big: http://127.0.0.1:9/v1 cannot be reached (connection refused); trying again, 2 times in 1 s at most"
     )
+
+
+def test_a_server_that_never_answered_is_given_up_in_seconds_and_one_that_did_is_waited_for(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+    started = time.monotonic()
+    with pytest.raises(UsageError, match=f"^{url} refuses every connection, and no server has answered there"):
+        open_at(url, tmp_path, max_attempts=50).sample(turns("a", "b"))
+    assert time.monotonic() - started < 5
+    with serving(lambda body, n: Reply(body=answer("x"))) as server:
+        policy = open_at(server.url, tmp_path, max_attempts=4)
+        assert policy.sample(turns("a"))[0].text == "x"
+    sample = policy.sample(turns("b"))[0]  # the server is down now
+    assert sample.error_type == "connection" and sample.attempts == 4
 
 
 def test_the_key_is_sent_and_never_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
