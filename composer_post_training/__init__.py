@@ -309,6 +309,16 @@ class ProbeFunctions:
 probe = ProbeFunctions()
 
 
+if not TYPE_CHECKING:  # for a type checker, a name that is not above is a mistake
+
+    def __getattr__(name: str) -> StageFunction:
+        """Return the function of a stage that was added to `STAGES` from outside."""
+        for stage in STAGES:
+            if function_name(stage) == name:
+                return StageFunction(stage)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 @dataclass(frozen=True, repr=False)
 class Chain(Mapping[str, ReadableRun]):
     """The runs of a preset by the names of its entries; it shows them as a table."""
