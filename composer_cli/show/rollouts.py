@@ -251,9 +251,14 @@ def _grading(row: Row) -> str:
     for name, words in (("f2p", "fail-to-pass tests"), ("p2p", "pass-to-pass tests")):
         if row.get(f"{name}_total") is not None:
             found[words] = f"{row[f'{name}_passed']} of {row[f'{name}_total']} pass"
-    found |= orjson.loads(row.get("metrics_json") or "{}")
+    for name, value in orjson.loads(row.get("metrics_json") or "{}").items():
+        found.setdefault(name, value)
     found["searched for the solution"] = ", ".join(row.get("canary") or ())
-    lines = [f"  {visible_line(name):<24} {plain(value)}" for name, value in found.items() if value not in (None, "")]
+    lines = [
+        f"  {visible_line(name):<25} {visible_line(plain(value))}"
+        for name, value in found.items()
+        if value not in (None, "")
+    ]
     return "\n".join(["grading", *(lines or ["  not graded"])])
 
 
