@@ -61,21 +61,34 @@ def show(
             autocompletion=lambda ctx: [*options.complete_runs(ctx), *options.complete_jobs(ctx)],
         ),
     ],
-    rollout: Annotated[str | None, typer.Option("--rollout", metavar="ID", help="Only this rollout.")] = None,
-    number: Annotated[int, typer.Option("-n", metavar="K", min=0, help="How many rollouts or rows.")] = 1,
+    rollout: Annotated[
+        str | None,
+        typer.Argument(metavar="ROLLOUT", help="Print this rollout: its id, or a part that no other id has."),
+    ] = None,
+    number: Annotated[
+        int | None,
+        typer.Option("-n", metavar="K", min=0, help="List K rollouts (20 if not given), or K rows of each table (1)."),
+    ] = None,
+    passed: Annotated[bool, typer.Option("--passed", help="List only rollouts with a reward of 1 or more.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="List only rollouts with a reward below 1.")] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Watch episodes, or a job's log, until it ends.")] = False,
     json: options.Json = False,
     verbose: options.Verbose = False,
     artifacts: options.Artifacts = options.ARTIFACTS,
 ) -> None:
-    """Read a run: its facts, its result, and transcripts or rows of it."""
+    """Read a run: its result, the list of its rollouts or rows of its tables; or one rollout."""
     from composer_cli.executors import jobs
     from composer_cli.printing import print_json, print_text, views
-    from composer_cli.show import facts, runs
+    from composer_cli.show import facts, rollouts, runs
     from composer_cli.show.follow import follow as follow_run
-    from stages.errors import BadInput
+    from stages.errors import BadInput, UsageError
     from stages.runs.artifact import Run
+    from stages.runs.queries import RolloutFilter
 
+    if passed and failed:
+        raise UsageError("Give --passed or --failed, not both: without them all rollouts are listed.")
+    if rollout is not None and (passed or failed or number is not None):
+        raise UsageError("-n, --passed and --failed choose from the list of rollouts. Leave them out with a ROLLOUT.")
     target: Path | SubmittedJob | None = jobs.find(artifacts, run, part=False)
     if target is None:
         try:
@@ -109,12 +122,32 @@ def show(
             print_text(facts.facts_page(found))
         say(f"{found.path}: {damage}. Rerun that stage, or restore the file.")
         raise typer.Exit(BadInput.exit_code)
-    transcripts = facts.choose_transcripts(found, rollout, number)
-    if json:
-        rows = {} if transcripts else facts.first_rows(found, number)
-        print_json({"manifest": found.manifest.model_dump(), "transcripts": transcripts, "rows": rows})
+    if rollout is not None:
+        one = rollouts.transcript(found, rollout)
+        print_json(one) if json else print_text(rollouts.transcript_text(found, one), bold_titles=True)
+        return
+    wanted = RolloutFilter(reward="passed" if passed else "failed" if failed else "")
+    listed = rollouts.index(found, wanted, rollouts.NUMBER if number is None else number)
+    if listed is None and wanted.reward:
+        raise UsageError(f"{found.path} holds no rollouts. Leave out --{wanted.reward}.")
+    if listed is None:
+        rows = 1 if number is None else number
+        if json:
+            print_json({"manifest": found.manifest.model_dump(), "rows": facts.first_rows(found, rows)})
+        else:
+            print_text(facts.run_page(found, facts.rows_text(found, rows)))
+    elif json:
+        print_json(
+            {
+                "manifest": found.manifest.model_dump(),
+                "outcomes": listed.outcomes,
+                "fitting": listed.total,
+                "rollouts": listed.rows,
+            }
+        )
     else:
-        print_text(facts.run_page(found, transcripts, number))
+        every = sum(listed.outcomes.values())
+        print_text(facts.run_page(found, rollouts.index_text(listed, wanted, run), every), rollouts.COLOURS)
 
 
 @as_sentences

@@ -58,15 +58,19 @@ def print_json(value: Any) -> None:
     print(visible_json(orjson.dumps(value, default=str).decode()))
 
 
-def print_text(text: str, colours: Mapping[str, int] | None = None) -> None:
+def print_text(text: str, colours: Mapping[str, int] | None = None, *, bold_titles: bool = False) -> None:
     """Print a result for people on stdout.
 
-    colours: words that get a colour, by its number in a terminal. NO_COLOR forbids colours and FORCE_COLOR asks for
-    them, each where it is not empty; otherwise a terminal gets them.
+    colours: words that get a colour, by its number in a terminal. bold_titles: whether lines that are not indented are
+    bold. NO_COLOR forbids both and FORCE_COLOR asks for them, each where it is not empty; otherwise a terminal gets
+    them.
     """
     shown = visible(text)
-    if colours and not os.environ.get("NO_COLOR") and (os.environ.get("FORCE_COLOR") or sys.stdout.isatty()):
-        shown = re.sub(rf"\b({'|'.join(colours)})\b", lambda m: f"\x1b[{colours[m[0]]}m{m[0]}\x1b[0m", shown)
+    if not os.environ.get("NO_COLOR") and (os.environ.get("FORCE_COLOR") or sys.stdout.isatty()):
+        if colours:
+            shown = re.sub(rf"\b({'|'.join(colours)})\b", lambda m: f"\x1b[{colours[m[0]]}m{m[0]}\x1b[0m", shown)
+        if bold_titles:
+            shown = re.sub(r"^\S.*$", lambda m: f"\x1b[1m{m[0]}\x1b[0m", shown, flags=re.M)
     print(shown)
 
 
@@ -133,10 +137,17 @@ def discard(stream: TextIO) -> None:
 
 def aligned(cells: Iterable[Sequence[object]], headers: Sequence[str], sides: Sequence[str] | None = None) -> str:
     """Return a table as text without trailing spaces; `sides` are "left" or "right" for each column."""
-    from tabulate import tabulate
+    from rich.cells import cell_len  # the width in a terminal, where some characters take two columns
 
-    shown = tabulate(cells, headers, tablefmt="plain", colalign=sides, disable_numparse=True)
-    return "\n".join(line.rstrip() for line in shown.splitlines())
+    rows = [list(map(str, headers)), *(list(map(str, row)) for row in cells)]
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+
+    def padded(cell: str, side: str, width: int) -> str:
+        space = " " * (width - cell_len(cell))
+        return f"{space}{cell}" if side == "right" else f"{cell}{space}"
+
+    aligned_sides = sides or ["left"] * len(headers)
+    return "\n".join("  ".join(map(padded, row, aligned_sides, widths)).rstrip() for row in rows)
 
 
 def duration(seconds: float) -> str:

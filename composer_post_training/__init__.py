@@ -161,7 +161,7 @@ class StageFunction:
         reads: the runs that it reads. The others are in `ARGUMENTS`, and in what `help` prints.
         """
         console = PythonConsole(quiet or listener is not None)
-        with errors_in_python():
+        with errors_in_python(resumes=True):
             _check_arguments(artifacts, out, max_cost)
             if on is not None and load_stage(self.name).work is None:
                 raise UsageError(f"{self.name} deals no work to workers. Leave out on = {on!r}.")
@@ -309,6 +309,16 @@ class ProbeFunctions:
 probe = ProbeFunctions()
 
 
+if not TYPE_CHECKING:  # for a type checker, a name that is not above is a mistake
+
+    def __getattr__(name: str) -> StageFunction:
+        """Return the function of a stage that was added to `STAGES` from outside."""
+        for stage in STAGES:
+            if function_name(stage) == name:
+                return StageFunction(stage)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 @dataclass(frozen=True, repr=False)
 class Chain(Mapping[str, ReadableRun]):
     """The runs of a preset by the names of its entries; it shows them as a table."""
@@ -366,7 +376,7 @@ def run(
     """
     from composer_cli import chain
 
-    with errors_in_python():
+    with errors_in_python(resumes=True):
         _check_arguments(artifacts, None, max_cost)
         console = PythonConsole(quiet)
         wanted = settings.load_preset(str(preset))

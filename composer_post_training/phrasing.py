@@ -34,6 +34,7 @@ NAME = rf"--(?:{'|'.join((*FLAGS, *VALUED))})(?![\w-])"
 OPTION = rf"{NAME}(?:[ =](?:{VALUE}))?"
 OTHER_WORDS = {
     "same command": "same call",
+    "Ctrl-C again stops": "A second interrupt stops",
     "it should be a table of keys and values": "it should be a dictionary",
     "it should be true or false": "it should be True or False",
 }
@@ -51,15 +52,19 @@ def in_python(message: str) -> str:
 
 
 @contextmanager
-def errors_in_python() -> Iterator[None]:
-    """Raise the errors of the block with the words of this interface, and `KeyboardInterrupt` with what is saved."""
+def errors_in_python(*, resumes: bool = False) -> Iterator[None]:
+    """Raise the errors of the block with the words of this interface, and `KeyboardInterrupt` with what is saved.
+
+    resumes: whether the block is that of a run, which goes on with resume=True.
+    """
     try:
         yield
     except ComposerError as error:
         error.args = (in_python(str(error)),)
-        raise
+        # An expected failure: a notebook shows the call and the sentence.
+        raise error.with_traceback(None) from error.__cause__
     except (KeyboardInterrupt, Interrupted) as error:
-        sentence = in_python(sentence_and_code(error, resumes=True)[0])
+        sentence = in_python(sentence_and_code(error, resumes=resumes)[0])
         if getattr(error, "signal_number", signal.SIGINT) == signal.SIGINT:
             raise KeyboardInterrupt(sentence) from None
         error.args = (sentence,)

@@ -251,6 +251,7 @@ def test_gating_serves_recorded_rollouts_again(tmp_path: Path) -> None:
     assert told["known pairs"][-1] == "0.4"
 
 
+@pytest.mark.slow
 def test_equivalence_of_replicas_is_claimed_falsely_in_five_per_cent() -> None:
     """A true difference just at the margin is called equivalent in at most 5 %, a small one nearly always."""
     program = (

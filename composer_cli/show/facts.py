@@ -1,12 +1,13 @@
-"""What one run tells: its manifest in words and values, the metrics it logged, its transcripts, rows of its tables.
+"""What one run tells: its manifest in words and values, how far it is, its metrics, transcripts, rows of its tables.
 
 `composer show`, `composer report` and `composer view` render these facts as text, as a file and as pages.
 """
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from difflib import get_close_matches
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,16 @@ import orjson
 
 from composer_cli.printing import age, aligned, duration, visible, visible_line
 from composer_cli.show.runs import RunLine, find_input, name, references
-from stages.errors import UsageError
+from composer_cli.show.runs import reason as reason_of
+from stages import STAGES
+from stages.errors import ComposerError
 from stages.messages import Message
-from stages.rollouts.trace import pairs_with_states, rollout_units, states
-from stages.runs.artifact import Run
+from stages.rollouts.trace import rollout_units, states
+from stages.runs import queries
+from stages.runs.artifact import Inputs, Run
+from stages.runs.queries import PairFilter
 from stages.runs.records import CHECKPOINT, KINDS, PAIR, STATE, Row
+from stages.runs.stage import load_stage
 
 
 def described(run: Run) -> dict[str, str]:
@@ -34,9 +40,12 @@ def described(run: Run) -> dict[str, str]:
     attempts = f"{m.attempts} attempt{'s' if m.attempts > 1 else ''}"
     perhaps = f", {m.possibly_usd:.4f} USD possibly paid" if m.possibly_usd else ""
     log = run.path / f"logs/attempt-{m.attempts}.log"
+    reason, took = m.reason, f"{attempts}, {duration(m.seconds)}"
+    if m.status == "running":  # its manifest has neither a reason nor a duration until the attempt ends
+        reason, took = reason_of(run.path, m), f"{_since(m.started_at)} ago, {attempts}"
     labelled = {
-        "status": f"{m.status}{f', {m.reason}' if m.reason else ''}",
-        "began": f"{m.started_at}, {attempts}, {m.seconds:.0f} s, {m.cost_usd:.4f} USD{perhaps}",
+        "status": f"{m.status}{f', {reason}' if reason else ''}",
+        "began": f"{m.started_at}, {took}, {m.cost_usd:.4f} USD{perhaps}",
         "models": ", ".join(f"{role} = {model}" for role, model in models.items()),
         "reads": ", ".join(one for one in inputs.values() if one not in models.values()),
         "holds": ", ".join(f"{out['rows']} {out['kind']}" for out in m.outputs.values()),
@@ -45,6 +54,31 @@ def described(run: Run) -> dict[str, str]:
         "code": f"{(m.code.get('commit') or 'no commit')[:12]}{' with changes' if m.code.get('dirty_sha256') else ''}",
     }
     return {label: words for label, words in labelled.items() if words}
+
+
+def _since(started_at: str) -> str:
+    return duration(max((datetime.now(UTC) - datetime.fromisoformat(started_at)).total_seconds(), 0.0))
+
+
+def progress(run: Run, done: int | None = None) -> str:
+    """Return how much of the planned work of an unfinished run is done: "5 of 12 rollouts done".
+
+    Empty for a complete run, and where the plan cannot be made again. done: as `facts_page` takes it.
+    """
+    m = run.manifest
+    if m.status == "complete" or m.stage not in STAGES:
+        return ""
+    # The plan is made again: a run writes its manifest when it begins and when it ends, without what it planned.
+    with suppress(ComposerError, OSError, ValueError):  # an input that was deleted, settings of another version
+        stage, root = load_stage(m.stage), run.path.parents[1]
+        inputs = {slot: [Run(find_input(root, Path(ref.path))) for ref in refs] for slot, refs in m.inputs.items()}
+        plan = stage.plan(Inputs(inputs), stage.config(**m.config))
+        if m.stage == "train":  # it plans steps, and its units are of steps with rollouts alone
+            done = len(metric_rows(run))
+        elif done is None:
+            done = sum(not unit.get("failed") for unit in run.units())
+        return f"{done:,} of {plan.units:,} {plan.what} done"
+    return ""
 
 
 def inputs_in_words(run: Run) -> dict[str, str]:
@@ -85,6 +119,14 @@ def manifest_values(run: Run) -> dict[str, Any]:
     }
 
 
+NAMES = {
+    "gt_pass": "hidden tests pass",
+    "visible_pass": "visible tests pass",
+    "protocol_ok": "followed the protocol",
+    "num_steps": "steps",
+    "terminated_by": "ended by",
+}
+"""Columns whose names do not say to a reader what they are."""
 METRICS = {
     "reward": "reward",
     "loss": "loss, all channels",
@@ -136,7 +178,8 @@ class Transcript:
         return None if reward is None else float(reward)
 
     def __repr__(self) -> str:
-        outcome = (f"{label} {_plain(value)}" for label, value in self.outcome.items() if label != "error")
+        shown = ("arm", "reward", "passed", "hacked", "terminated_by", "error_type")
+        outcome = (f"{label} {plain(value)}" for label, value in self.outcome.items() if label in shown)
         facts = ", ".join([*outcome, f"{len(self.messages)} messages"])
         return f"<rollout {visible_line(f'{self.rollout_id}: {facts}')}>"
 
@@ -166,24 +209,6 @@ def transcripts(run: Run) -> list[Transcript]:
         outcome |= {column: row[column] for column in ("error_type", "error") if row[column] is not None}
         found.append(Transcript(rollout_id, outcome, messages, row))
     return found
-
-
-def choose_transcripts(run: Run, wanted: str | None, number: int) -> list[Transcript]:
-    """Return the transcript of this id or part of one, or the first `number`; `UsageError` unless exactly one fits."""
-    found = transcripts(run)
-    if wanted is None:
-        return found[:number]
-    fitting = [t for t in found if t.rollout_id == wanted] or [t for t in found if wanted in t.rollout_id]
-    if len(fitting) == 1:
-        return fitting
-    if fitting:
-        some = ", ".join(t.rollout_id for t in fitting[:3])
-        raise UsageError(f"{len(fitting)} rollouts fit {wanted!r}, for example {some}. Give more of the id.")
-    if not found:
-        raise UsageError(f"{run.path} holds no rollouts. `composer show {run.path}` shows what it holds.")
-    ids = [t.rollout_id for t in found]
-    near = get_close_matches(wanted, ids, n=1) or ids[:1]
-    raise UsageError(f"{run.path} has no rollout {wanted!r}; it has {len(ids)}, for example {near[0]}.")
 
 
 def first_rows(run: Run, number: int) -> dict[str, list[Row]]:
@@ -245,30 +270,105 @@ def query_table(columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> str:
     return aligned(cells, columns, ["right" if number else "left" for number in numeric] if rows else None)
 
 
-def facts_page(run: Run) -> str:
-    """Return the facts of a run's manifest as text."""
-    return "\n".join([str(shown_path(run.path)), *(f"  {label:<8}{words}" for label, words in described(run).items())])
+SHORT = ("status", "began", "models", "reads")
+"""The facts of a run that begin the list of its rollouts."""
 
 
-def run_page(run: Run, transcripts: Iterable[Transcript], number: int) -> str:
-    """Return a run as text: facts, result, then these transcripts, or the first rows of its tables without any.
+def facts_page(run: Run, labels: Collection[str] | None = None, done: int | None = None) -> str:
+    """Return the facts of a run's manifest as text, all or those with these labels, and how far it is.
 
-    An evaluation begins with its verdict, and with what that shows and does not show.
+    done: the units that are finished, where that is known already.
     """
-    result = (run.read_file("report.txt") or b"").decode().strip()
-    shown = []
-    for transcript in transcripts:
-        outcome = ", ".join(f"{label} {_plain(value)}" for label, value in transcript.outcome.items())
-        messages = [f"\n{message['role']}\n{_indented(message['content'])}" for message in transcript.messages]
-        shown.append("\n".join([f"{transcript.rollout_id}: {outcome}", *messages]))
-    if not shown:
-        tables = first_rows(run, number)
-        if str(PAIR) in tables:  # each with the end of its state; the first states are not those of the first pairs
-            tables.pop(str(STATE), None)
-            pairs = islice(pairs_with_states(run), number)
-            tables[str(PAIR)] = [{"messages_json": pair["messages_json"], **pair} for pair in pairs]
-        shown = [f"{kind}\n{_row(row)}" for kind, rows in tables.items() for row in rows]
-    return "\n\n".join(part for part in [verdict_text(run), facts_page(run), result, *shown] if part)
+    found = {label: words for label, words in described(run).items() if labels is None or label in labels}
+    if far := progress(run, done):
+        found["status"] += f": {far}"
+    if "in progress" in found["status"]:
+        found["status"] += "; --follow watches it"
+    if labels is not None and (run.path / "report.txt").exists():
+        found["report"] = str(shown_path(run.path / "report.txt"))
+    return "\n".join([str(shown_path(run.path)), *(f"  {label:<8}{words}" for label, words in found.items())])
+
+
+def run_page(run: Run, listed: str, rollouts: int | None = None) -> str:
+    """Return a run as text: its facts, its result, then what is listed of it.
+
+    An evaluation begins with its verdict, and with what that shows and does not show. rollouts: how many there are, in
+    a run with rollouts, of which the most important facts and results are enough.
+    """
+    if rollouts is None:
+        facts, result = facts_page(run), (run.read_file("report.txt") or b"").decode(errors="replace").strip()
+    else:
+        facts, result = facts_page(run, SHORT, rollouts), short_result(run)
+    return "\n\n".join(filter(None, [verdict_text(run), facts, result, listed]))
+
+
+GATE = "\nCollection gate\n"
+"""The title of the table of checks in a report."""
+
+
+def short_result(run: Run) -> str:
+    """Return the first paragraph of a run's report, and of its collection gate what failed."""
+    report = (run.read_file("report.txt") or b"").decode(errors="replace").strip()
+    head, gate, rest = report.partition(GATE)
+    head = head.strip().partition("\n\n")[0]
+    if not gate:
+        return head
+    table, _, advice = rest.partition("\n\n")
+    checks = table.splitlines()
+    failed = [line for line in checks if line.startswith("FAIL")]
+    unrecorded = sum(line.startswith("-") for line in checks)
+    some = f"{len(checks) - len(failed) - unrecorded} of {len(checks)}"
+    passed = some if failed or unrecorded else f"all {len(checks)}"
+    without = f", {unrecorded} are about what is not recorded" if unrecorded else ""
+    lines = [head, f"gate: {passed} checks passed{without}", *failed]
+    return "\n\n".join(filter(None, ["\n".join(lines), advice.strip()]))
+
+
+def rows_text(run: Run, number: int) -> str:
+    """Return the first rows of the tables of a run without rollouts; pairs each with the end of its state."""
+    tables = first_rows(run, number)
+    if str(PAIR) in tables:
+        tables.pop(str(STATE), None)  # the first states are not those of the first pairs
+        tables.pop(str(PAIR))
+    of = {out["kind"].partition("/")[0]: out["rows"] for out in run.manifest.outputs.values()}
+    shown = [
+        f"{kind}, row {place:,} of {of[kind.partition('/')[0]]:,}\n{_row(row)}"
+        for kind, rows in tables.items()
+        for place, row in enumerate(rows, start=1)
+    ]
+    return "\n\n".join([*pairs_text(run, number), *shown])
+
+
+def pairs_text(run: Run, number: int) -> list[str]:
+    """Return the first pairs of a run as texts: the end of the state, the chosen and the rejected action, the votes."""
+    page = queries.pairs(run, PairFilter(), size=number)
+    if page is None:
+        return []
+    states = queries.state_messages(run, page.rows) if page.rows else {}
+    texts = []
+    for place, row in enumerate(page.rows, start=1):
+        lines = [
+            f"pair {place} of {page.total:,}: {row['pair_id']}",
+            f"  state   step {row['step'] + 1} of {row['rollout_id']}" if row["step"] is not None else "",
+            f"  rule    {row['rule']}{_votes(row)}",
+        ]
+        blocks = {}
+        if state := states.get(row["pair_id"]):
+            blocks[f"state, the last of {len(state)} messages, {state[-1]['role']}"] = state[-1]["content"]
+        by = row["chosen_by"] or ()
+        blocks["chosen" + (f", by {', '.join(by)}" if len(by) else "")] = row["chosen"]
+        blocks["rejected" + (f", by {row['rejected_by']}" if row["rejected_by"] else "")] = row["rejected"]
+        texts.append("\n\n".join(["\n".join(filter(None, lines)), *(f"{t}\n{indented(c)}" for t, c in blocks.items())]))
+    if (more := page.total - len(page.rows)) > 0:
+        texts.append(f"and {more:,} more pairs: -n {page.total}")
+    return texts
+
+
+def _votes(row: Row) -> str:
+    if row["votes_chosen"] is None:
+        return ""
+    against = "" if row["votes_rejected"] is None else f" to {row['votes_rejected']:g}"
+    return f", {row['votes_chosen']:g}{against} votes of {row['num_teachers']} teachers"
 
 
 def verdict_text(run: Run) -> str:
@@ -287,25 +387,38 @@ def verdict_text(run: Run) -> str:
     return "\n".join(lines)
 
 
+def readable_first(columns: Iterable[str]) -> list[str]:
+    """Return columns of a table: first who did what or what was checked, last the ids of states and units."""
+
+    def place(column: str) -> int:
+        ids = column.endswith(("sha256", "unit_id", "_ids", "json"))
+        return -1 if column in ("teacher", "action", "check", "status") else ids
+
+    return sorted(columns, key=place)
+
+
 def _row(row: Row) -> str:
     """Return short values on one line each, long ones as a block, the last message of conversations; no token lists."""
     lines = []
-    for column, value in row.items():
+    for column in readable_first(row):
+        value = row[column]
         if value is None or (isinstance(value, list) and value and isinstance(value[0], (int, float))):
             continue
         if column.endswith("messages_json") and (messages := orjson.loads(value)):
-            lines.append(f"{column} (the last)\n{_indented(messages[-1]['content'])}")
+            lines.append(f"{column} (the last)\n{indented(messages[-1]['content'])}")
             continue
-        text = _plain(value)
-        lines.append(f"{column}\n{_indented(text)}" if "\n" in text or len(text) > 90 else f"{column:<18}{text}")
+        text = plain(value)
+        lines.append(f"{column}\n{indented(text)}" if "\n" in text or len(text) > 90 else f"{column:<18}{text}")
     return "\n".join(lines)
 
 
-def _plain(value: Any) -> str:
+def plain(value: Any) -> str:
+    """Return a value in a few characters: yes and no, numbers without trailing zeros."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _indented(content: str) -> str:
+def indented(content: str) -> str:
+    """Return the lines of a text behind four spaces, so that none looks like a title."""
     return "\n".join(f"    {line}" for line in visible(content).removesuffix("\n").split("\n"))

@@ -261,13 +261,13 @@ def lines(root: Path, *, versions: bool = True, check: Check = "sizes") -> list[
             cost_usd=record.cost_usd,
             seconds=record.seconds,
             device=record.device,
-            reason="; ".join(filter(None, [damage, _reason(folder, record, versions)])),
+            reason="; ".join(filter(None, [damage, reason(folder, record, versions)])),
         )
         found.append(line)
     return found
 
 
-def _reason(folder: Path, record: Manifest, versions: bool) -> str:
+def reason(folder: Path, record: Manifest, versions: bool = False) -> str:
     """Return why a run is not complete, or no longer up to date; empty when it is both."""
     if record.status == "running":
         try:

@@ -105,17 +105,9 @@ def query(wanted: Mapping[str, Any], **changed: Any) -> str:
     return "?" + urlencode(values, doseq=True) if kept else "?"
 
 
-NAMES = {
-    "gt_pass": "hidden tests pass",
-    "visible_pass": "visible tests pass",
-    "protocol_ok": "followed the protocol",
-    "num_steps": "steps",
-    "terminated_by": "ended by",
-}
-"""Columns whose names do not say to a reader what they are."""
 FILTERS: dict[str, Callable[..., str]] = {
     "plain": plain,
-    "words": lambda name: NAMES.get(name, name.replace("_", " ")),
+    "words": lambda name: facts.NAMES.get(name, name.replace("_", " ")),
     "duration": duration,
     "age": age,
     "counted": lambda number: f"{number:,}",
@@ -124,7 +116,6 @@ FILTERS: dict[str, Callable[..., str]] = {
 }
 """Filters of the templates."""
 FOLDER = Path(__file__).parent
-FIRST_COLUMNS = ("teacher", "action", "check", "status")
 SIZE, CARDS = 50, 20
 """Rollouts or tasks on a page, and pairs."""
 MOST_TRAININGS = 60
@@ -416,18 +407,11 @@ def _facts(run: Run) -> list[str]:
 
 
 def _tables(run: Run) -> list[tuple[str, int, list[str], list[dict[str, Any]]]]:
-    """Return name, number of rows, columns and first rows of every table.
-
-    First the columns that say who did what, or what was checked; last the ids of states and units.
-    """
-
-    def place(column: str) -> int:
-        return -1 if column in FIRST_COLUMNS else column.endswith(("sha256", "unit_id", "_ids", "json"))
-
+    """Return name, number of rows, columns and first rows of every table."""
     found = []
     for name, rows in queries.first_rows(run, 20).items():
         if rows:
-            columns = sorted(rows[0], key=place)
+            columns = facts.readable_first(rows[0])
             found.append((name.replace("_", " ").capitalize(), run.manifest.outputs[name]["rows"], columns, rows))
     return found
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 FIRST = (
-    *("reward", "passed", "arm", "gt_pass", "visible_pass", "hacked", "protocol_ok", "error_type", "error"),
+    *("outcome", "reward", "passed", "arm", "gt_pass", "visible_pass", "hacked", "protocol_ok", "error_type", "error"),
     *("num_steps", "terminated_by", "family", "model"),
 )
 """Columns of a rollout that its page shows at once, in this order; one click opens the others."""
@@ -53,8 +53,8 @@ class ShownPair:
 class StepView:
     """One step.
 
-    `failed` names tests; `by_id`: tokens could not be turned into text; `answers` are the teachers' rows by action, the
-    most frequent first.
+    `failed` names tests; `by_id`: tokens could not be turned into text; `submitted`: the observation is the submitted
+    patch; `answers` are the teachers' rows by action, the most frequent first.
     """
 
     row: Row
@@ -64,6 +64,7 @@ class StepView:
     observation: list[MarkedLine]
     failed: list[str]
     by_id: bool
+    submitted: bool = False
     answers: list[tuple[str, list[Row]]] = field(default_factory=list)
     pairs: list[ShownPair] = field(default_factory=list)
 
@@ -110,6 +111,7 @@ def transcript(root: Path, run: Run, rollout_id: str) -> TranscriptView | None:
                 observation=block(observation),
                 failed=FAILED_TEST.findall(observation),
                 by_id=tokenizer is None,
+                submitted=bool(observation) and observation == row.get("submission"),
                 answers=sorted(by_action.items(), key=lambda item: -len(item[1])),
                 pairs=[],
             )

@@ -31,7 +31,7 @@ def text_table(verdict: EvalVerdict) -> str:
     head = (*HEAD[:3], f"pass@{k}", *HEAD[3:]) if k > 1 else HEAD
     cells = [head, *(arm_cells(arm, k > 1) for arm in verdict.arms)]
     measured = [index for index in range(len(head)) if any(row[index] != "-" for row in cells[1:])]
-    lines = aligned([tuple(row[index] for index in measured) for row in cells])
+    lines = aligned([tuple(row[index] for index in measured) for row in cells]) if verdict.arms else []
     explained = [f"{head[index]}: {MEANINGS[head[index]]}" for index in measured if head[index] in MEANINGS]
     lines += wrap("; ".join(explained))
     if any(arm.cost_usd or arm.sampled_tokens for arm in verdict.arms):

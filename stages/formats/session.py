@@ -328,7 +328,8 @@ def report(
         gate={check.name: [check.total - check.failed, check.total, check.unrecorded] for check in checks},
     )
     lines = [
-        f"{account.rollouts} rollouts ({account.failed} failed), {account.steps} steps, {about}, "
+        f"{account.rollouts} rollouts ({account.failed} error{'' if account.failed == 1 else 's'}), "
+        f"{account.steps} steps, {about}, "
         f"from {len(counts)} files",
         f"{traces} traces in = {account.rollouts} rollouts out + {dropped.total()} dropped; "
         f"{account.rewards.number} rollouts scored",

@@ -426,6 +426,8 @@ class EndpointPolicy:
                 raise error.permanent from None
             raise
         self._answered = True
+        # Before the next `await`, as above: writing what was answered takes time, in which others would be launched.
+        self._halted = self._halted or self.budget.exceeded(reservation, sample.cost_usd)
         await self._store_answer((key, vars(sample)))
         await self.budget.settle(reservation, sample.cost_usd, sample.claimed_usd)
         if overlong is not None:

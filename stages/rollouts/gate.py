@@ -221,7 +221,7 @@ def advice(checks: list[GateCheck]) -> str:
     cut = "Answers were cut: raise policy.max_tokens. " if "nothing truncated" in failed else ""
     return (
         f"\nThe gate failed: {', '.join(failed)}. The run is whole, but its trace stream is not clean: exit code 1. "
-        f"{cut}`composer show RUN -n 4` shows rollouts. Change the setting that is the cause and collect again; where "
+        f"{cut}`composer show RUN` lists the rollouts. Change the setting that is the cause and collect again; where "
         "no setting is the cause but a server, for example, collect again with --clean.\n"
     )
 

@@ -184,17 +184,23 @@ class Budget:
         usd: None for a call that ended without a bill; its whole reservation then counts as possibly paid. claimed: the
         amount by the server's own bill, which is kept where it is lower.
         """
-        bound = reservation.usd
         if usd is None:
-            await self._durable({"call": reservation.call, "possibly": bound})
+            await self._durable({"call": reservation.call, "possibly": reservation.usd})
             return
         lower = {} if claimed is None or claimed >= usd else {"claimed": max(claimed, 0.0)}
         await self._durable({"call": reservation.call, "settled": usd, **lower})
-        if self.limit is not None and bound is not None and usd > bound * (1 + ROUNDING):
-            raise Incomplete(
-                f"A call was billed {usd:.6f} USD, more than the {bound:.6f} USD that were reserved for it, so the "
-                "limit cannot be kept. Correct the prices of that model, then go on with --resume."
-            )
+        if (error := self.exceeded(reservation, usd)) is not None:
+            raise error
+
+    def exceeded(self, reservation: Reservation, usd: float) -> Incomplete | None:
+        """Return the error of a bill above its reservation, where there is a limit; None for any other bill."""
+        bound = reservation.usd
+        if self.limit is None or bound is None or usd <= bound * (1 + ROUNDING):
+            return None
+        return Incomplete(
+            f"A call was billed {usd:.6f} USD, more than the {bound:.6f} USD that were reserved for it, so the "
+            "limit cannot be kept. Correct the prices of that model, then go on with --resume."
+        )
 
     def add(self, other: "Budget") -> None:
         """Add the sums of another ledger."""

@@ -39,11 +39,18 @@ COLUMNS = (
     "task_id, family, sample_idx, num_steps, hacked, gt_pass, visible_pass, protocol_ok, terminated_by, error_type, "
     "error, cost_usd, file_row"
 )
-LISTED = {  # in the order in which a run that holds both is searched
+OUTCOME = (
+    "concat_ws(', ', CASE WHEN {0} >= 1 THEN 'passed' WHEN {0} < 1 THEN 'failed' WHEN error_type IS NULL "
+    "THEN 'not graded' END, CASE WHEN hacked THEN 'hacked' END, CASE WHEN error_type IS NOT NULL THEN 'error' END)"
+)
+"""The outcome of a rollout in words, as SQL over its reward: `passed`, `failed`, `failed, hacked`, `error`."""
+ID_AND_REWARD = {EVAL_ITEM.name: ("item_id", "CAST(passed AS DOUBLE)"), ROLLOUT.name: ("rollout_id", "reward")}
+"""The columns of an id and of a reward, in the order in which a run that holds both kinds is searched."""
+LISTED = {
     EVAL_ITEM.name: "SELECT item_id AS id, arm, CAST(passed AS DOUBLE) AS reward, train_seed AS seed, "
-    f"sampled_tokens AS tokens, {COLUMNS} FROM eval_item",
+    f"sampled_tokens AS tokens, {OUTCOME.format('CAST(passed AS DOUBLE)')} AS outcome, {COLUMNS} FROM eval_item",
     ROLLOUT.name: "SELECT rollout_id AS id, NULL AS arm, reward, seed, "
-    f"completion_tokens AS tokens, {COLUMNS} FROM rollout",
+    f"completion_tokens AS tokens, {OUTCOME.format('reward')} AS outcome, {COLUMNS} FROM rollout",
 }
 PREVIEW = 400
 """Characters of a prompt that a list carries."""
@@ -71,24 +78,28 @@ class RolloutFilter:
 
 @dataclass(frozen=True)
 class RolloutPage:
-    """The number of matching rollouts, and the rows from `offset` on, each with the beginning of its `prompt`."""
+    """The number of matching rollouts, and the rows from `offset` on, each with the beginning of its `prompt`.
+
+    `outcomes` are the numbers of all rollouts of the run by outcome, the most frequent first.
+    """
 
     total: int
     offset: int
     rows: list[Row]
+    outcomes: dict[str, int]
 
 
 def page(run: Run, wanted: RolloutFilter, offset: int = 0, size: int = 50) -> RolloutPage | None:
     """Return one page of the matching rollouts, in the order of the run or of the filter.
 
-    None for a run that has neither rollouts nor items, and is not writing its first ones.
+    None for a run that holds neither rollouts nor items, and has not finished any.
     """
-    if not run.holds(ROLLOUT) and not run.holds(EVAL_ITEM) and not any((run.path / "steps").glob("*.jsonl.open")):
+    if not run.holds(ROLLOUT) and not run.holds(EVAL_ITEM) and run.manifest.status == "complete":
         return None
     with _views(run) as (connection, views):
         name = next((name for name in LISTED if name in views), None)
         if name is None:
-            return RolloutPage(0, 0, [])
+            return None
         where, values = _conditions(wanted, name, views)
         listed = f"(SELECT * FROM ({LISTED[name]}) WHERE {where})"
         if wanted.text:  # search once, for the count and for the page: the search is most of the work
@@ -100,7 +111,9 @@ def page(run: Run, wanted: RolloutFilter, offset: int = 0, size: int = 50) -> Ro
             connection, f"SELECT * FROM {listed} ORDER BY {order} LIMIT {int(size)} OFFSET {int(offset)}", values
         )
         prompts = _prompts(connection, views, name, rows)
-    return RolloutPage(total, offset, [{**row, "prompt": prompts.get(row["id"])} for row in rows])
+        counted = f"SELECT outcome, count(*) FROM ({LISTED[name]}) GROUP BY outcome ORDER BY count(*) DESC, outcome"
+        outcomes = dict(connection.execute(counted).fetchall())
+    return RolloutPage(total, offset, [{**row, "prompt": prompts.get(row["id"])} for row in rows], outcomes)
 
 
 def _prompts(
@@ -136,14 +149,15 @@ def first_user_message(messages_json: str | None) -> str | None:
 
 
 def rollout(run: Run, rollout_id: str) -> tuple[Row | None, list[Row]]:
-    """Return the full row of one rollout or item, and its steps in order; items have none."""
+    """Return the full row of one rollout or item with its `outcome`, and its steps in order; items have none."""
     steps = list[Row]()
     with _views(run) as (connection, views):
         name = next((name for name in LISTED if name in views), None)
         if name is None:
             return None, steps
-        key = "item_id" if name == EVAL_ITEM.name else "rollout_id"
-        found = _rows(connection, f"SELECT * FROM {name} WHERE {key} = ? LIMIT 1", [rollout_id])
+        key, reward = ID_AND_REWARD[name]
+        question = f"SELECT *, {OUTCOME.format(reward)} AS outcome FROM {name} WHERE {key} = ? LIMIT 1"
+        found = _rows(connection, question, [rollout_id])
         if found and name == ROLLOUT.name and STEP.name in views:
             # Row numbers first, from the one narrow column: the wide ones (observations) are then read only there.
             question = "SELECT min(file_row), max(file_row) FROM step WHERE rollout_id = ?"
@@ -152,6 +166,17 @@ def rollout(run: Run, rollout_id: str) -> tuple[Row | None, list[Row]]:
                 question = "SELECT * FROM step WHERE file_row BETWEEN ? AND ? AND rollout_id = ? ORDER BY step"
                 steps = _rows(connection, question, [first, last, rollout_id])
     return (found[0] if found else None), steps
+
+
+def rollout_ids(run: Run, part: str = "") -> list[str]:
+    """Return the ids of the rollouts or items with this text in their id, in the order of the run."""
+    with _views(run) as (connection, views):
+        name = next((name for name in LISTED if name in views), None)
+        if name is None:
+            return []
+        key, _ = ID_AND_REWARD[name]
+        question = f"SELECT {key} FROM {name} WHERE contains({key}, ?) ORDER BY file_row"
+        return [rollout_id for (rollout_id,) in connection.execute(question, [part]).fetchall()]
 
 
 # Two arms of an evaluation, task by task.

@@ -165,6 +165,7 @@ def test_a_neighbour_that_is_killed_is_reported(composer, write, tmp_path):
     assert process.returncode == 1 and "died (exit code -9)" in errors and "--resume" in errors
 
 
+@pytest.mark.slow
 def test_neighbours_whose_chain_is_killed_stop_by_themselves(write, tmp_path):
     root = tmp_path / "artifacts"
     with subprocess.Popen(

@@ -48,6 +48,7 @@ def preset(tmp_path: Path, env: str = "EndlessGuessEnv") -> tuple[Any, Any]:
     return loaded, settings.configure_preset(loaded, [])
 
 
+@pytest.mark.slow
 def test_every_arm_keeps_the_value_whose_trial_passes_most(tmp_path: Path) -> None:
     wanted, configs = preset(tmp_path)
     rate = "optimisation.learning_rate"

@@ -184,7 +184,7 @@ def test_a_list_of_rollouts_shows_the_prompt_and_the_chosen_columns(site: Site, 
     assert all(prompt.splitlines()[0][:60] in shown(page) for prompt in tasks.values())
     chosen = site.get(f"run/{collected(artifacts)}?col=task&col=tokens&col=nonsense").text
     heads = re.findall(r"<th[^>]*>([^<]*)</th>", chosen[chosen.index('class="list rollouts"') :])
-    assert heads[:4] == ["reward", "rollout", "task", "tokens"]
+    assert heads[:5] == ["reward", "outcome", "rollout", "task", "tokens"]
     kept = site.get(f"run/{collected(artifacts)}?col=task&col=family&reward=failed").text
     assert "reward=failed&amp;col=task&amp;col=family" in kept, "links within the list keep columns and filters"
 
@@ -486,14 +486,20 @@ def test_a_rollout_begins_with_its_outcome_and_a_log_keeps_its_lines(tmp_path: P
     }
     log = "FAILED tests/test_a.py::test_it\n  <b>1</b> == 2"
     name = "collect/20260101T000000Z-kata-abcdef"
-    written(tmp_path, name, [(ROLLOUT, [played | {"test_log": log}])], outcome=RunOutcome(ok=False))
+    diff = {"submission": "diff --git a/x b/x"}
+    step = {"rollout_id": "r", "step": 0, "new_messages_json": "[]", "action": "submit", "elided_chars": 1234}
+    tables = [(ROLLOUT, [played | diff | {"test_log": log}]), (STEP, [step | {"observation": diff["submission"]}])]
+    written(tmp_path, name, tables, outcome=RunOutcome(ok=False))
     client = TestClient(build(tmp_path, "token"), base_url="http://127.0.0.1/token/")
     page = client.get(rollout_path(name, "r")).text
+    assert '<div class="bad"><dt>outcome</dt><dd>failed</dd>' in page and '"role">submitted patch<' in page
+    assert "1,234 characters of the output cut" in page and '"role">observation<' not in page
     assert "<dt>hidden tests pass</dt><dd>no</dd>" in page and "<dt>steps</dt>" in page
     assert "FAILED tests/test_a.py::test_it</span>\n  &lt;b&gt;1&lt;/b&gt; == 2</pre>" in page
     before, _, more = page.partition("<summary>More facts</summary>")
     assert "<dt>reward</dt>" in before and "<dt>seed</dt>" in more and "<dt>patch</dt>" not in page
-    assert "did not pass its own checks" in client.get(f"run/{name}").text
+    run = client.get(f"run/{name}").text
+    assert "did not pass its own checks" in run and "<small>1 failed</small>" in run
     assert "did not pass its own checks" in client.get("").text
 
 

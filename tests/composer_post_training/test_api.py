@@ -13,7 +13,7 @@ import pytest
 from support.command_line import TEACHERS
 
 import composer_post_training as composer
-from stages import stages_of
+from stages import STAGES, stages_of
 from stages.runs.display import MAIN_COLUMNS, SHOWN_COLUMNS, Table
 from stages.runs.records import KINDS
 
@@ -144,6 +144,13 @@ def test_a_table_is_the_same_as_arrow_duckdb_and_pandas(made: Path) -> None:
     assert list(run.scan("rollouts").pandas()["rollout_id"]) == rows
     with pytest.raises(composer.BadInput, match="has no table 'pairs'; it has rollouts, steps, tasks"):
         run.scan("pairs")
+
+
+def test_a_stage_from_outside_is_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STAGES, "collect-again", STAGES["collect"])
+    assert composer.collect_again.settings()["tasks"] == 25
+    with pytest.raises(AttributeError, match="has no attribute 'colect'"):
+        composer.colect  # noqa: B018
 
 
 def test_mistakes_are_the_sentences_of_the_command_line(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import composer_post_training as composer
 from composer_cli.app import click_command
-from composer_post_training.phrasing import FUNCTIONS, ONLY_COMMANDS, in_python
+from composer_post_training.phrasing import FUNCTIONS, ONLY_COMMANDS, errors_in_python, in_python
 from stages import STAGES, command_words
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +22,7 @@ WITHOUT_FUNCTION = ("serve", "publish", "swe check", *ONLY_COMMANDS, "…")
 """Commands that exist on the command line alone, or that the source does not name."""
 FOREIGN = ("git clone --mirror", "--version is equivalent", "bin/test -C")
 """Words of other programs, which have options of the same names."""
-NOT_RAISED = ("--set … is not understood", "--limit")
+NOT_RAISED = ("--set … is not understood", "--limit", "--follow watches it")
 """Sentences about words that only the command line reads."""
 
 
@@ -99,3 +99,18 @@ def test_the_functions_that_messages_name_exist() -> None:
         assert attrgetter(said)(composer).name == stage
     for command in FUNCTIONS.values():
         assert callable(getattr(composer, command))
+
+
+def test_an_interrupt_of_what_is_no_run_promises_nothing() -> None:
+    with (
+        pytest.raises(KeyboardInterrupt, match=r"^Interrupted\. Nothing was kept; start it again\.$"),
+        errors_in_python(),
+    ):
+        raise KeyboardInterrupt
+    assert in_python("Ctrl-C again stops at once.") == "A second interrupt stops at once."
+
+
+def test_an_error_is_shown_with_the_call_alone() -> None:
+    with pytest.raises(composer.UsageError) as error:
+        composer.collect(task=2)
+    assert len(error.traceback) < 6

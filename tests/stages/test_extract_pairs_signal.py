@@ -119,6 +119,7 @@ def test_teachers_that_know_more_give_signal(tmp_path: Path, url: str) -> None:
     assert "original criterion: FAIL, 1.00 pairs a trace (5 needed)" in report and "it does not decide: " in report
 
 
+@pytest.mark.slow
 def test_teachers_that_share_a_wrong_answer_give_none(tmp_path: Path, url: str) -> None:
     """By the rule that every other action in a failed rollout is right, these pairs were SIGNAL."""
     given = inputs(tmp_path, url, "sometimes", ["shared", "shared", "shared"])
@@ -136,6 +137,7 @@ def test_teachers_that_share_a_wrong_answer_give_none(tmp_path: Path, url: str) 
     assert "chosen_continuations_fail" in (played.path / "report.txt").read_text()
 
 
+@pytest.mark.slow
 def test_an_action_that_ends_the_episode_and_fails_is_not_chosen(tmp_path: Path, url: str) -> None:
     """After the same test teachers submit and the student looks again: only a right solution is worth submitting."""
     given = inputs(tmp_path, url, "looks", ["sometimes"] * 3, tasks=FEW)

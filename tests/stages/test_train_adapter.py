@@ -121,6 +121,7 @@ def test_only_an_adapter_can_be_merged(tmp_path: Path, tiny: Path) -> None:
         runner.execute("export", {"checkpoint": whole}, export.Config(format="trl"), root=tmp_path)
 
 
+@pytest.mark.slow
 def test_a_stopped_training_ends_in_the_same_adapter(tmp_path: Path, tiny: Path) -> None:
     config = train.Config(
         env={"name": ENV}, policy={"model": str(tiny), "max_tokens": 20}, tasks=4, optimisation=SMALL, adapter=LORA

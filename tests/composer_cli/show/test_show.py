@@ -4,6 +4,7 @@ import re
 import subprocess
 from dataclasses import asdict
 
+from rich.cells import cell_len
 from support.command_line import call, command, environment, model, until
 from support.runs import written
 from support.view_site import item
@@ -11,13 +12,61 @@ from support.view_site import item
 from stages.evaluation.verdict import decide
 from stages.rollouts.trace import pairs_with_states
 from stages.runs.artifact import InputRef, Run
+from stages.runs.records import EVAL_ITEM, ROLLOUT, STEP, TASK
 
 
-def test_a_transcript_is_readable_and_whole(made):
-    text = call(made, "show", "collect").stdout
-    assert "4 rollout/3" in text and "Collection gate" in text
-    assert text.count("\nassistant\n") == 4 and "    sed -i" in text and "    [exit 0]" in text
-    assert "terminated_by submitted" in text and "protocol_ok yes" in text
+def test_a_run_begins_with_a_few_facts_and_lists_its_rollouts(made):
+    facts, result, _, table, how = call(made, "show", "collect", COLUMNS="100").stdout.strip().split("\n\n")
+    assert [line.split()[0] for line in facts.splitlines()[1:]] == ["status", "began", "models", "report"]
+    assert "0 errors" in result and "gate: 13 of 15 checks passed, 2 are about what is not recorded" in result
+    titles, *lines = table.splitlines()
+    assert titles.split() == ["rollout", "reward", "outcome", "steps", "ended", "by", "prompt"]
+    ids = [f"kata-train-0-0000{task}#{sample}@0" for task in (0, 1) for sample in (0, 1)]
+    assert [line.split()[0] for line in lines] == ids and all(" failed " in line for line in lines)
+    assert len({line.partition("submitted")[2] for line in lines}) == 2, "two tasks, each with two samples"
+    assert max(map(len, lines)) <= 100 and how.startswith("composer show collect ID prints one")
+
+
+def test_a_rollout_is_its_conversation_between_outcome_and_grading(made):
+    text = call(made, "show", "collect", "00001#1").stdout
+    assert text.startswith("kata-train-0-00001#1@0: failed, reward 0\n") and "status" not in text
+    assert "  task      kata-train-0-00001, sample 1" in text and "  ended by  submitted" in text
+    titles = [line for line in text.splitlines()[1:] if line and not line.startswith(" ")]
+    steps = [f"{who}, step {n}" for n in (1, 2, 3) for who in ("assistant", "observation")]
+    assert titles == ["system", "user", *steps, "assistant, step 4", "grading"]
+    assert "    sed -i" in text and "    [exit 0]" in text and text.count("hidden tests pass") == 1
+    coloured = call(made, "show", "collect", "00001#1", FORCE_COLOR="1", NO_COLOR="").stdout
+    assert "\x1b[1massistant, step 1\x1b[0m\n    ```bash" in coloured
+    found = json.loads(call(made, "show", "collect", "00001#1", "--json").stdout)
+    assert found["rollout"]["rollout_id"] == "kata-train-0-00001#1@0" and found["rollout"]["outcome"] == "failed"
+    assert [(one["role"], one["step"]) for one in found["messages"][:4]] == [
+        ("system", None),
+        ("user", None),
+        ("assistant", 1),
+        ("user", 1),
+    ]
+
+
+def test_what_was_cut_and_what_was_submitted_is_said_where_it_happened(tmp_path):
+    opening = [{"role": "user", "content": "Fix it."}]
+    first = {"step": 0, "action": "cat big", "observation": "head\n...\ntail", "elided_chars": 900, "raw_chars": 1000}
+    second = {"step": 1, "action": "submit", "observation": "diff --git a/x b/x", "truncated": True}
+    gained = [{"role": "assistant", "content": "cat big"}, {"role": "user", "content": first["observation"]}]
+    messages = [opening, gained]
+    steps = [
+        {**step, "rollout_id": "r", "new_messages_json": json.dumps(new), "sampling_json": '{"max_tokens": 16}'}
+        for step, new in zip((first, second), messages, strict=True)
+    ]
+    rollout = {"rollout_id": "r", "task_id": "t", "reward": 0.0, "num_steps": 2, "submission": second["observation"]}
+    rollout |= {"f2p_passed": 0, "f2p_total": 2, "test_log": "FAILED test_x", "metrics_json": '{"time": 1.5}'}
+    run = written(tmp_path, "collect/20260102T030405Z-repo", [(ROLLOUT, [rollout]), (STEP, steps)])
+    text = call(tmp_path, "show", run, "r").stdout
+    parts = dict(part.partition("\n")[::2] for part in text.strip().split("\n\n")[1:])
+    assert parts["observation, step 1 \u00b7 cut by the environment: 900 of 1,000 characters left out"]
+    assert parts["assistant, step 2 \u00b7 cut off at max_tokens = 16"] == "    submit"
+    assert parts["submitted patch"] == "    diff --git a/x b/x" and text.count("diff --git") == 1
+    assert re.search("fail-to-pass tests +0 of 2 pass\n +time +1.5", parts["grading"])
+    assert list(parts)[-1] == "log of the tests" and "observation, step 2" not in parts
 
 
 def test_an_evaluation_begins_with_its_verdict_and_names_each_input_once(tmp_path, monkeypatch):
@@ -42,41 +91,81 @@ def test_an_evaluation_begins_with_its_verdict_and_names_each_input_once(tmp_pat
     assert text.count("kata-A") == 1 and "reads   /elsewhere/collect/x\n" in text and str(tmp_path) not in text
 
 
-def test_n_and_rollout_choose(made):
-    assert call(made, "show", "collect", "-n", "3").stdout.count("\nsystem\n") == 3
-    assert call(made, "show", "collect", "-n", "0").stdout.count("\nsystem\n") == 0
-    one = json.loads(call(made, "show", "collect", "--rollout", "00001#1", "--json").stdout)["transcripts"]
-    assert [t["rollout_id"] for t in one] == ["kata-train-0-00001#1@0"] and one[0]["messages"][2]["role"] == "assistant"
+def test_rollouts_are_listed_by_number_and_outcome(tmp_path):
+    outcomes = [(1.0, False, None), (1.0, True, None), (0.0, False, None), (None, None, "Timeout"), (None, None, None)]
+    rows = [
+        {"rollout_id": f"r{n}", "task_id": f"task-{n}", "reward": reward, "hacked": hacked, "error_type": error}
+        for n, (reward, hacked, error) in enumerate(outcomes * 5)
+    ]
+    run = written(tmp_path, "import/20260102T030405Z-x", [(ROLLOUT, rows)])
+    text = call(tmp_path, "show", run).stdout
+    assert "25 rollouts: 5 error, 5 failed, 5 not graded, 5 passed, 5 passed, hacked" in text
+    assert "and 5 more: -n 25" in text and re.search("r4 +task-4 +not graded", text)
+    failed = call(tmp_path, "show", run, "--failed", "-n", "2").stdout
+    assert re.findall("^r[0-9]+", failed, re.M) == ["r2", "r7"] and "and 3 more: -n 5" in failed
+    found = json.loads(call(tmp_path, "show", run, "--passed", "--json").stdout)
+    assert found["fitting"] == 10 and {row["outcome"] for row in found["rollouts"]} == {"passed", "passed, hacked"}
+    assert "r0" not in call(tmp_path, "show", run, "-n", "0").stdout
+    refused = [("--passed", "--failed"), ("r1", "--failed"), ("r1", "-n", "3")]
+    assert [call(tmp_path, "show", run, *words).returncode for words in refused] == [2, 2, 2]
+
+
+def test_items_of_an_evaluation_have_their_arm(tmp_path):
+    items = [item(arm, "t-0", arm == "B") for arm in "AB"]
+    run = written(tmp_path, "evaluate/20260102T030405Z-kata", [(EVAL_ITEM, items)])
+    failed = call(tmp_path, "show", run, "--failed").stdout
+    assert re.search("A/0/t-0#0@0 +A +failed +1 +do t-0\n", failed) and "B/0/t-0" not in failed
+    one = call(tmp_path, "show", run, "B/0").stdout
+    assert "  arm       B, training seed 0" in one and "assistant, step 1\n    B did t-0" in one
+
+
+def test_prompts_are_shown_from_where_they_differ_and_no_wider_than_the_terminal(tmp_path):
+    same = "You are an agent that repairs programs in a terminal. "
+    tasks = [
+        {"task_id": f"t{n}", "prompt": f"{same}\x1b[2J{word} it\n{'x' * 300}"} for n, word in enumerate(("Fix", "修复"))
+    ]
+    rows = [{"rollout_id": f"{task['task_id']}#0", "task_id": task["task_id"], "reward": 1.0} for task in tasks]
+    run = written(tmp_path, "collect/20260102T030405Z-x", [(ROLLOUT, rows), (TASK, tasks)])
+    shown = call(tmp_path, "show", run, COLUMNS="60").stdout
+    lines = [line for line in shown.splitlines() if "#0" in line]
+    assert "\u2026 \\x1b[2JFix it xxx" in lines[0] and "\u2026 \\x1b[2J修复 it xxx" in lines[1]
+    assert max(map(cell_len, lines)) == 60 and all(line.endswith("\u2026") for line in lines)
+    assert "  prompt\n" in shown and "  prompt\n" not in call(tmp_path, "show", run, COLUMNS="30").stdout
 
 
 def test_an_unknown_rollout_is_said_with_one_that_exists(made):
-    done = call(made, "show", "collect", "--rollout", "zebra")
+    done = call(made, "show", "collect", "zebra")
     assert done.returncode == 2 and "it has 4, for example kata-train" in done.stderr
-    several = call(made, "show", "collect", "--rollout", "kata")
+    several = call(made, "show", "collect", "kata")
     assert several.returncode == 2 and "4 rollouts fit" in several.stderr
-    pairs = call(made, "show", "extract-pairs", "--rollout", "kata")
+    pairs = call(made, "show", "extract-pairs", "kata")
     assert pairs.returncode == 2 and "holds no rollouts" in pairs.stderr
 
 
 def test_runs_without_rollouts_show_rows(made):
     answers = call(made, "show", "replay-teachers", "-n", "2").stdout
-    assert answers.count("\nteacher_action/3\n") == 2 and re.search("teacher +first", answers)
+    assert re.search("\nteacher_action/3, row 2 of [0-9]+\nteacher +", answers)
+    assert call(made, "show", "replay-teachers", "--failed").returncode == 2
     pairs = call(made, "show", "extract-pairs").stdout
-    assert "chosen\n" in pairs and "rejected\n" in pairs and "\nstate/" not in pairs
     (pair,) = itertools.islice(pairs_with_states(Run(made / "extract-pairs" / "latest")), 1)
-    said = json.loads(pair["messages_json"])[-1]["content"].splitlines()[0]
-    assert said in pairs.partition("messages_json (the last)\n")[2].partition("pair_id")[0], "the state of this pair"
+    state = json.loads(pair["messages_json"])
+    shown = pairs.partition("pair 1 of ")[2]
+    assert f"\nstate, the last of {len(state)} messages, user\n    {state[-1]['content'].splitlines()[0]}" in shown
+    assert ", 2 to 1 votes of 3 teachers\n" in shown and "\nchosen, by second, third\n" in shown
+    assert "\nrejected, by student\n" in shown and "more pairs: -n " in shown and "state/1" not in shown
 
 
 def test_a_run_that_is_still_going_on_can_be_read_and_is_left_alone(server, tmp_path):
     root = tmp_path / "artifacts"
-    words = ["collect", *model(server, "slow"), "-s", "tasks=8", "-s", "in_flight.episodes=1"]
+    words = ["collect", *model(server, "slow"), "-s", "tasks=8", "-s", "samples=1", "-s", "in_flight.episodes=1"]
     with subprocess.Popen(command(*words), env=environment(root), stderr=subprocess.DEVNULL) as process:
         until(lambda: [p for p in root.glob("collect/2*/steps/*.open") if p.stat().st_size])
         folder = next(root.glob("collect/2*"))
         before = next(folder.glob("steps/*.open")).read_bytes()
-        shown = call(root, "show", folder, "-n", "1")
+        shown = call(root, "show", folder)
         after = next(folder.glob("steps/*.open")).read_bytes()
         process.kill()
-    assert "status  running" in shown.stdout and shown.stdout.count("\nassistant\n") == 4
+    said = re.search("status  running, in progress: ([0-9]) of 8 rollouts done; --follow watches it\n", shown.stdout)
+    assert said and f"\n{said[1]} rollout" in shown.stdout and " failed " in shown.stdout
+    assert re.search("began .* [0-9]+ s ago, 1 attempt", shown.stdout)
     assert after[: len(before)] == before

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.foreign import jsonl, payloads, read
 
 from stages.formats import claude_code
@@ -141,6 +142,7 @@ def test_a_session_with_too_many_lines_is_cut_with_a_word() -> None:
     assert isinstance(session, tuple) and len(session[1][claude_code.SESSION]) == claude_code.LONGEST
 
 
+@pytest.mark.slow
 def test_branches_that_repeat_a_long_session_are_cut_with_a_word(tmp_path: Path) -> None:
     trunk = [says(str(n), str(n - 1), f"m{n}", text("x")) for n in range(2000)]
     twigs = [says(f"t{n}", "1999", f"t{n}", text("y")) for n in range(110)]

@@ -82,6 +82,7 @@ def test_ids_of_swe_bench_and_swe_smith_name_their_repository(name: str, family:
     assert not INSTANCE.fullmatch("a_file__of_mine") and family_of("x__y") == "x__y"
 
 
+@pytest.mark.slow
 def test_what_workers_read_counts_as_in_one_process(tmp_path: Path) -> None:
     """Samples of a task over several files, duplicates, secrets, damaged lines, reports, and a file of no format."""
     folder = tmp_path / "in"

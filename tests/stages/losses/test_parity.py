@@ -192,6 +192,7 @@ def test_the_command_ends_non_zero_on_a_failure(tmp_path: Path) -> None:
     assert result.returncode == 1 and result.stdout.splitlines()[-1] == "0 passed, 1 failed, 0 skipped"
 
 
+@pytest.mark.slow
 def test_a_missing_package_is_a_failure_not_a_skip(tmp_path: Path) -> None:
     """TRL made unimportable in another process: GRPO's cases, which call it, must fail."""
     (tmp_path / "trl.py").write_text("raise ModuleNotFoundError(\"No module named 'trl'\")")

@@ -189,6 +189,7 @@ def test_the_rule_about_failed_rollouts_fails_the_calibration() -> None:
     assert rates(guessing, runs)[2]["SIGNAL"] >= 0.35 * runs
 
 
+@pytest.mark.slow
 def test_shared_wrong_answers_are_no_signal_and_were_one_by_failed_rollouts() -> None:
     """A small version of the simulations above."""
     played, heuristic, by_rollout = rates(shared_wrong, 10)

@@ -13,6 +13,7 @@ from stages.runs.records import Row
 from tests.stages.probe.running import carry_out
 
 
+@pytest.mark.slow
 def test_figures_have_twins_and_equal_runs_give_equal_bytes(chain: dict[str, Run], tmp_path: Path) -> None:
     given = [chain[name] for name in ("vanilla", "projected", "projected_random", "score")]
     one, other = (carry_out(plot, given, plot.Config(), tmp_path / name) for name in ("one", "other"))

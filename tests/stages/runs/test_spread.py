@@ -67,6 +67,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_a_servers_rollouts_are_those_of_one_process(tmp_path: Path) -> None:
     with serving(letters) as server:
         here = played(tmp_path / "here", settings(server.url))
@@ -232,6 +233,7 @@ def test_what_fails_in_a_worker_fails_once(tmp_path: Path) -> None:
     assert len(list(Run(run).units())) == 12
 
 
+@pytest.mark.slow
 def test_what_stops_a_worker_stops_the_run(tmp_path: Path) -> None:
     with (
         serving(lambda body, earlier: Reply(402, {"error": {"message": "no credit"}})) as server,
@@ -273,6 +275,7 @@ class Forgetful(ProcessEngine):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine_of_the_next", [ProcessEngine(1), None], ids=["by workers", "without workers"])
 def test_an_attempt_that_was_killed_is_taken_over(tmp_path: Path, engine_of_the_next: ProcessEngine | None) -> None:
     with serving(letters) as server:

@@ -93,6 +93,7 @@ def test_a_pair_of_little_worth_buys_no_dear_answers(world: Any) -> None:
     assert all(explored(row["state_sha256"], 0.1) for row in rows if row["teacher"] == "dear")
 
 
+@pytest.mark.slow
 def test_disagreement_keeps_every_pair_over_the_student(world: Any) -> None:
     everybody, full = gated(world, "full")
     answers, found = gated(world, "disagreement", rule="disagreement")
@@ -136,6 +137,7 @@ def test_what_a_dear_answer_brings_depends_on_whom_the_student_is_with() -> None
     assert lonely < other < backed, "where nothing like it was seen, what holds of all open states"
 
 
+@pytest.mark.slow
 def test_a_gated_run_is_the_same_again(world: Any) -> None:
     first, second = (gated(world, name, rule="value", usd_per_pair=50.0)[0] for name in ("value", "again"))
     keys = [[row["unit_id"] for row in run.rows(TEACHER_ACTION)] for run in (first, second)]

@@ -85,6 +85,7 @@ def test_a_server_of_another_model_stops_the_run_before_the_first_rollout(tmp_pa
         assert {body["model"] for _, body in engine.requests if "logprobs" in body} == {"base"}
 
 
+@pytest.mark.slow
 def test_the_tolerance_is_a_setting(tmp_path: Path, model: Path) -> None:
     with running(model, deaf=1) as engine:
         run = trained(tmp_path, engine, model, optimisation={"sync_tolerance": 100.0})

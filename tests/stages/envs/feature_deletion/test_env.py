@@ -153,6 +153,7 @@ def test_outcomes_are_compared_by_what_is_left(env: FeatureDeletionEnv, row: Row
     assert digests[0] == digests[1] != digests[2]
 
 
+@pytest.mark.slow
 def test_tasks_are_made_on_demand_and_so_are_twins(shelf: Path) -> None:
     env = FeatureDeletionEnv(package=str(shelf), difficulty="easy", twins="beside")
     task_, twin = env.tasks("eval", 2, seed=0)

@@ -69,6 +69,7 @@ def test_the_statement_quotes_a_test_and_not_the_code(accepted: dict[str, Row]) 
     assert "initials in shelf/words.py" in said and "def test_" in said and "letters_of_names" not in said
 
 
+@pytest.mark.slow
 def test_both_scopes_agree_where_nothing_but_coverage_decides(
     accepted: dict[str, Row], generator: TaskGenerator
 ) -> None:
@@ -204,6 +205,7 @@ def test_a_test_that_never_ends_is_named_and_the_others_play_on(tmp_path: Path) 
     assert not done.timed_out
 
 
+@pytest.mark.slow
 def test_no_task_holds_what_was_measured(package: Package, accepted: dict[str, Row]) -> None:
     with TaskGenerator(package, "bubblewrap") as again:
         (made,) = again.make([removal(again, "shorten")])

@@ -153,6 +153,7 @@ def test_a_rootless_engine_needs_user_ids(row: dict[str, Any], docker: Path) -> 
     assert states(way)["disk"] == "ok", "a folder that is not there yet counts as the one above it"
 
 
+@pytest.mark.slow
 def test_the_environment_reports_on_the_way_that_it_takes(path: Path, repos: Path, venvs: Path) -> None:
     report = SweEnv(path=str(path), repos=str(repos), venvs=str(venvs)).requirements("eval")
     assert report.ready and report.chosen == "local" and report.rows.found.startswith("1 of ")

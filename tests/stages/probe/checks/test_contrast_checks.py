@@ -103,6 +103,7 @@ def test_length_alone_is_caught_by_the_nuisance_regression() -> None:
     assert found["T4a"].status == "PASS" and found["T4d"].status == "FAIL"
 
 
+@pytest.mark.slow
 def test_the_planned_effect_passes_about_four_times_in_five() -> None:
     """Of a problem's eight rows, six are the teacher's and 60 % of those hacks; half of the variance lies within."""
     effect = detectable_effect(60, 6, 0.6) * 0.5**0.5

@@ -1,0 +1,261 @@
+"""The rollouts of a run in the terminal: an index of them, and one rollout as a transcript; as values and as text.
+
+`composer show RUN` prints the index, `composer show RUN ROLLOUT` the transcript. Only what is printed is read.
+"""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from itertools import takewhile
+
+import orjson
+from rich.cells import cell_len, set_cell_size
+
+from composer_cli.printing import aligned, visible, visible_line
+from composer_cli.show.facts import GREEN, NAMES, RED, indented, plain, shown_path
+from stages.errors import UsageError
+from stages.messages import Message
+from stages.rollouts.agent_loop import SUMMARY_REQUEST
+from stages.runs import queries
+from stages.runs.artifact import Run
+from stages.runs.queries import RolloutFilter, RolloutPage
+from stages.runs.records import Row
+
+NUMBER = 20
+"""Rollouts that are listed where no number is asked for."""
+COLUMNS = ("id", "arm", "task_id", "sample_idx", "reward", "outcome", "num_steps", "terminated_by", "prompt")
+"""Columns of the index."""
+WIDTH = 120
+"""Width of the index where stdout is no terminal."""
+LEAST_PROMPT = 12
+"""Width below which prompts are left out."""
+LEAST_SHARED = 24
+"""Characters from which the beginning that all prompts share is left out."""
+COLOURS = {"passed": GREEN, "failed": RED, "hacked": RED, "error": RED, "FAIL": RED}
+"""The colours of outcomes and of checks of the gate."""
+VERDICTS = ("reward", "passed", "gt_pass", "visible_pass", "hacked", "protocol_ok")
+"""Columns that say how a rollout was graded, in this order."""
+
+
+# The index.
+
+
+def index(run: Run, wanted: RolloutFilter, number: int) -> RolloutPage | None:
+    """Return the first `number` rollouts that fit, with the columns of the index; None for a run without rollouts."""
+    found = queries.page(run, wanted, size=number)
+    if found is None:
+        return None
+    return RolloutPage(
+        found.total, found.offset, [{name: row[name] for name in COLUMNS} for row in found.rows], found.outcomes
+    )
+
+
+def index_text(found: RolloutPage, wanted: RolloutFilter, called: str) -> str:
+    """Return an index as text, as wide as the terminal. `called`: the run as the user called it."""
+    every = sum(found.outcomes.values())
+    counted = ", ".join(f"{number:,} {outcome}" for outcome, number in found.outcomes.items())
+    title = f"{every:,} rollout{'' if every == 1 else 's'}{f': {counted}' if counted else ''}"
+    if wanted.reward:
+        title += f"; only those that {wanted.reward}" if found.rows else f"; none {wanted.reward}"
+    lines = [title]
+    if found.rows:
+        lines += ["", _table(found.rows)]
+        if (more := found.total - len(found.rows)) > 0:
+            lines.append(f"and {more:,} more: -n {found.total}")
+        lines += [
+            "",
+            f"composer show {visible_line(called)} ID prints one; a part of its id that no other has will do.",
+        ]
+    return "\n".join(lines)
+
+
+def _table(rows: Sequence[Row]) -> str:
+    """Return rollouts as a table. Columns without a value are left out; prompts get what is left of the width."""
+    columns = [
+        ("rollout", "left", [row["id"] for row in rows]),
+        ("arm", "left", [row["arm"] for row in rows]),
+        # The ids of rollouts that were collected hold the task, the sample and the seed; those of imported ones do not.
+        ("task", "left", ["" if (row["task_id"] or "") in row["id"] else row["task_id"] for row in rows]),
+        # An item of an evaluation has passed or failed, and no other reward.
+        ("reward", "right", ["" if row["arm"] or row["reward"] is None else f"{row['reward']:.3g}" for row in rows]),
+        ("outcome", "left", [row["outcome"] for row in rows]),
+        ("steps", "right", [row["num_steps"] for row in rows]),
+        ("ended by", "left", [row["terminated_by"] for row in rows]),
+    ]
+    shown = [
+        (title, side, ["" if value is None else visible_line(str(value)) for value in values])
+        for title, side, values in columns
+        if any(value not in (None, "") for value in values)
+    ]
+    room = shutil.get_terminal_size((WIDTH, 0)).columns
+    room -= sum(max(map(cell_len, (title, *cells))) + 2 for title, _, cells in shown)
+    previews = _previews([row["prompt"] or "" for row in rows])
+    if room >= LEAST_PROMPT and any(previews):
+        cut = [one if cell_len(one) <= room else f"{set_cell_size(one, room - 1).rstrip()}\u2026" for one in previews]
+        shown.append(("prompt", "left", cut))
+    cells = zip(*(values for _, _, values in shown), strict=True)
+    return aligned(cells, [title for title, _, _ in shown], [side for _, side, _ in shown])
+
+
+def _previews(prompts: Sequence[str]) -> list[str]:
+    """Return prompts on one line each, without a long beginning that all tasks share."""
+    lines = [visible(" ".join(prompt.split())) for prompt in prompts]
+    different = set(filter(None, lines))
+    if len(different) < 2:
+        return lines
+    # What the first and the last in alphabetical order share, all others share.
+    alike = takewhile(lambda pair: pair[0] == pair[1], zip(min(different), max(different), strict=False))
+    shared = "".join(character for character, _ in alike).rpartition(" ")[0]
+    if len(shared) < LEAST_SHARED:
+        return lines
+    return [line and f"\u2026{line[len(shared) :]}" for line in lines]
+
+
+# One rollout.
+
+
+@dataclass(frozen=True)
+class SaidMessage:
+    """A message of a rollout; `step`: of an action and of what was observed after it, from 1; `notes`: what was cut."""
+
+    role: str
+    content: str
+    step: int | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class RolloutTranscript:
+    """One rollout: its row with its `outcome`, and the conversation without the patch that ended it."""
+
+    rollout: Row
+    messages: list[SaidMessage]
+
+
+def transcript(run: Run, wanted: str) -> RolloutTranscript:
+    """Return the rollout with this id, or part of an id; `UsageError` unless exactly one fits."""
+    fitting = queries.rollout_ids(run, wanted)
+    if wanted not in fitting and len(fitting) > 1:
+        some = ", ".join(fitting[:3])
+        raise UsageError(f"{len(fitting)} rollouts fit {wanted!r}, for example {some}. Give more of the id.")
+    if not fitting:
+        ids = queries.rollout_ids(run)
+        if not ids:
+            raise UsageError(f"{run.path} holds no rollouts. `composer show {run.path}` shows what it holds.")
+        near = get_close_matches(wanted, ids, n=1) or ids[:1]
+        raise UsageError(f"{run.path} has no rollout {wanted!r}; it has {len(ids)}, for example {near[0]}.")
+    row, steps = queries.rollout(run, wanted if wanted in fitting else fitting[0])
+    assert row is not None  # noqa: S101 (its id was just found)
+    said = list(_of_steps(steps, row.get("submission")) if steps else _of_conversation(row))
+    held = {name: value for name, value in row.items() if name not in ("transcript_json", "file_row")}
+    return RolloutTranscript(held, said)
+
+
+def _of_steps(steps: Sequence[Row], submission: str | None) -> Iterator[SaidMessage]:
+    """Yield the messages of a rollout from its steps; of the last observation not the submitted patch."""
+    before: Row | None = None
+    for number, step in enumerate(steps, start=1):
+        gained: list[Message] = orjson.loads(step["new_messages_json"])
+        if before is not None and gained[:1] == [{"role": "assistant", "content": before["action"]}]:
+            gained = gained[1:]
+        notes = _observation_notes(before) if before is not None else []
+        for message in gained:
+            observed = before is not None and message["role"] in ("user", "tool") and message != SUMMARY_REQUEST
+            yield SaidMessage(
+                message["role"], message["content"], number - 1 if observed else None, notes if observed else []
+            )
+            notes = [] if observed else notes
+        yield SaidMessage("assistant", step["action"], number, _action_notes(step))
+        before = step
+    last = steps[-1]
+    if last["observation"] and last["observation"] != submission:
+        yield SaidMessage("user", last["observation"], len(steps), _observation_notes(last))
+
+
+def _of_conversation(row: Row) -> Iterator[SaidMessage]:
+    """Yield the messages of an item, whose steps were not kept: the last answers are its actions."""
+    messages: list[Message] = orjson.loads(row.get("transcript_json") or "[]")
+    step = (row.get("num_steps") or 0) - sum(message["role"] == "assistant" for message in messages)
+    for message in messages:
+        step += message["role"] == "assistant"
+        yield SaidMessage(message["role"], message["content"], step if step > 0 else None)
+
+
+def _action_notes(step: Row) -> list[str]:
+    """Return what a reader has to know about an action."""
+    notes = []
+    if step["truncated"]:
+        limit = orjson.loads(step["sampling_json"] or "{}").get("max_tokens")
+        notes.append(f"cut off at max_tokens{f' = {limit}' if limit else ''}")
+    return [*notes, *([f"not well-formed: {step['parse_error']}"] if step["parse_error"] else [])]
+
+
+def _observation_notes(step: Row) -> list[str]:
+    """Return what a reader has to know about an observation, as far as the observation itself does not tell it."""
+    notes = []
+    if step["elided_chars"]:
+        of = f" of {step['raw_chars']:,}" if step["raw_chars"] else ""
+        notes.append(f"cut by the environment: {step['elided_chars']:,}{of} characters left out")
+    if step["timed_out"]:
+        notes.append("timed out")
+    if step["returncode"] is not None and f"[exit {step['returncode']}" not in (step["observation"] or ""):
+        notes.append(f"exit code {step['returncode']}")
+    return notes
+
+
+def transcript_text(run: Run, one: RolloutTranscript) -> str:
+    """Return a rollout as text: its outcome, the conversation, what was submitted, and how it was graded."""
+    row = one.rollout
+    parts = [_opening(run, row)]
+    for said in one.messages:
+        acted = said.step is not None
+        title = "observation" if acted and said.role != "assistant" else said.role
+        title += f", step {said.step}" if acted else ""
+        parts.append(_block(" \u00b7 ".join([title, *said.notes]), said.content))
+    if row.get("submission"):
+        parts.append(_block("submitted patch", row["submission"]))
+    elif row.get("patch"):
+        parts.append(_block("changes, not submitted", row["patch"]))
+    parts.append(_grading(row))
+    if row.get("test_log"):
+        parts.append(_block("log of the tests", row["test_log"]))
+    if row["error_type"] or row["error"]:
+        parts.append(_block(": ".join(filter(None, ("error", row["error_type"]))), row["error"] or ""))
+    return "\n\n".join(parts)
+
+
+def _opening(run: Run, row: Row) -> str:
+    reward = row.get("reward")
+    sample = "" if row["sample_idx"] is None else f", sample {row['sample_idx']}"
+    family = f", family {row['family']}" if row["family"] not in (None, row["task_id"]) else ""
+    tokens = row.get("completion_tokens") if row.get("arm") is None else row.get("sampled_tokens")
+    facts = {
+        "run": str(shown_path(run.path)),
+        "arm": "" if row.get("arm") is None else f"{row['arm']}, training seed {row['train_seed']}",
+        "task": f"{row['task_id']}{sample}{family}",
+        "model": row.get("model"),
+        "steps": ""
+        if row["num_steps"] is None
+        else f"{row['num_steps']}{f', {tokens:,} sampled tokens' if tokens else ''}",
+        "ended by": row["terminated_by"],
+    }
+    title = f"{row.get('rollout_id') or row['item_id']}: {row['outcome']}"
+    lines = [f"  {label:<9} {visible_line(str(value))}" for label, value in facts.items() if value]
+    return "\n".join([visible_line(title) + ("" if reward is None else f", reward {reward:g}"), *lines])
+
+
+def _grading(row: Row) -> str:
+    """Return the numbers and verdicts behind a reward, a line each."""
+    found = {NAMES.get(name, name): row.get(name) for name in VERDICTS}
+    for name, words in (("f2p", "fail-to-pass tests"), ("p2p", "pass-to-pass tests")):
+        if row.get(f"{name}_total") is not None:
+            found[words] = f"{row[f'{name}_passed']} of {row[f'{name}_total']} pass"
+    found |= orjson.loads(row.get("metrics_json") or "{}")
+    found["searched for the solution"] = ", ".join(row.get("canary") or ())
+    lines = [f"  {visible_line(name):<24} {plain(value)}" for name, value in found.items() if value not in (None, "")]
+    return "\n".join(["grading", *(lines or ["  not graded"])])
+
+
+def _block(title: str, content: str) -> str:
+    return f"{visible_line(title)}\n{indented(content)}"
