@@ -282,7 +282,7 @@ def facts_page(run: Run, labels: Collection[str] | None = None, done: int | None
     found = {label: words for label, words in described(run).items() if labels is None or label in labels}
     if far := progress(run, done):
         found["status"] += f": {far}"
-    if run.manifest.status == "running":
+    if "in progress" in found["status"]:
         found["status"] += "; --follow watches it"
     if labels is not None and (run.path / "report.txt").exists():
         found["report"] = str(shown_path(run.path / "report.txt"))

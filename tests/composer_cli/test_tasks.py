@@ -28,7 +28,7 @@ def test_good_tasks_exit_with_0_and_bad_ones_with_4(composer, tmp_path):
     written(tmp_path, GOOD, {**GOOD, "id": "open", "prompt": "q", "test": "true"})
     done = composer(*words)
     assert done.returncode == 4 and "good" not in done.stdout
-    assert "open    train    empty passes  an empty solution gets 1\n2 tasks: 1 ok, 1 empty passes\n" in done.stdout
+    assert "open  train  empty passes  an empty solution gets 1\n2 tasks: 1 ok, 1 empty passes\n" in done.stdout
     found = json.loads(composer(*words, "--json").stdout)
     assert found["counts"] == {"ok": 1, "empty passes": 1} and found["env"] == "tasks"
     assert {one["task_id"]: one["verdict"] for one in found["tasks"]} == {"good": "ok", "open": "empty passes"}
