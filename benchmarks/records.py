@@ -224,13 +224,27 @@ def show_all(cog: Any) -> None:
 def page() -> str:
     """Return how many goals were met, then a section for each record, with a row for each of its claims."""
     held = {path: claims for path in sorted(_folder().glob("*.json")) if (claims := read(path))}
-    goals = [_goal(claim).rpartition(": ")[2].strip("*") for claims in held.values() for claim in claims if claim.goal]
-    told = ", ".join(f"{goals.count(word)} {word}" for word in ("met", "not shown", "missed"))
+    told, num_goals = _outcomes(held.values())
     scripts = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if "records.write(" in path.read_text()}
     without = sorted(scripts - {path.stem for path in held} - {"records"})
-    lines = [f"{sum(map(len, held.values()))} claims, {len(goals)} of them with a goal: {told}."]
+    lines = [f"{sum(map(len, held.values()))} claims, {num_goals} of them with a goal: {told}."]
     lines += [f"Without a record at present: {', '.join(without)}."] if without else []
     return "\n\n".join([" ".join(lines), *map(_section, held)])
+
+
+def goals(cog: Any) -> None:
+    """Print how many of all goals were met, in a sentence; cog: the module of the block in the document."""
+    try:
+        told, number = _outcomes([read(path) for path in sorted(_folder().glob("*.json"))])
+    except Unreadable as error:
+        cog.error(str(error))
+    cog.outl(f"{number} goals were set before they were measured: {told}.")
+
+
+def _outcomes(records: Iterable[Sequence[Claim]]) -> tuple[str, int]:
+    """Return how many goals were met, not shown and missed, in words, and their number."""
+    found = [_goal(claim).rpartition(": ")[2].strip("*") for claims in records for claim in claims if claim.goal]
+    return ", ".join(f"{found.count(word)} {word}" for word in ("met", "not shown", "missed")), len(found)
 
 
 def _section(path: Path) -> str:
@@ -252,11 +266,13 @@ def _section(path: Path) -> str:
 def show(cog: Any, wanted: str) -> None:
     """Print a table of the claims that a document asks for, a line `NAME: claim` for each.
 
-    cog: the module of the block. A claim that was withdrawn, or a record that cannot be used, ends the generation.
+    A line may end in ` => WORDS`, which are shown in the place of the claim's own. cog: the module of the block. A
+    claim that was withdrawn, or a record that cannot be used, ends the generation.
     """
     cog.outl("| measured | value | goal |\n| --- | --- | --- |")
     for line in wanted.strip().splitlines():
-        name, _, words = line.partition(": ")
+        name, _, rest = line.partition(": ")
+        words, _, shown = rest.partition(" => ")
         path = _folder() / f"{name}.json"
         try:
             held = {claim.claim: claim for claim in read(path)} if path.exists() else {}
@@ -267,7 +283,7 @@ def show(cog: Any, wanted: str) -> None:
                 f"{cog.inFile} asks for a claim that benchmarks/results/{path.name} does not hold, withdrawn or "
                 f"reworded: {words!r}. Delete the line from {cog.inFile}, or run ./dev bench {name}."
             )
-        cog.outl(f"| {_cell(words)} | {_value(held[words])} | {_goal(held[words])} |")
+        cog.outl(f"| {_cell(shown or words)} | {_value(held[words])} | {_goal(held[words])} |")
 
 
 def _cell(text: str) -> str:

@@ -115,7 +115,7 @@ TABLE: list[tuple[list[str], int, str]] = [
     (["collect", "--policy", ""], 2, "model"),
     (["tasks"], 2, "From which package?"),
     (["tasks", "feature-deletion"], 2, "From which package?"),
-    (["tasks", "feature-deletion", "/no/such/package"], 2, "/no/such/package"),
+    (["tasks", "feature-deletion", "/no/such/package"], 4, "/no/such/package"),
     (["tasks", "no-such-env", "x"], 2, "no-such-env"),
     (["tasks", "feature-deletion", "x", "y"], 2, "one word too many"),
     (["import"], 2, "import"),

@@ -23,7 +23,7 @@ WITHOUT_FUNCTION = ("serve", "publish", "swe check", *ONLY_COMMANDS, "…")
 FOREIGN = ("git clone --mirror", "--version is equivalent", "bin/test -C")
 """Words of other programs, which have options of the same names."""
 NOT_RAISED = ("--set … is not understood", "--limit", "--follow watches it")
-"""Sentences about words that only the command line reads."""
+"""Sentences that only the command line prints, about words that it alone reads."""
 
 
 def options(command) -> set[str]:

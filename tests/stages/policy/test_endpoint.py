@@ -172,9 +172,8 @@ def test_a_server_that_never_answered_is_given_up_in_seconds_and_one_that_did_is
         open_at(url, tmp_path, max_attempts=50).sample(turns("a", "b"))
     assert time.monotonic() - started < 5
     with serving(lambda body, n: Reply(body=answer("x"))) as server:
-        policy = open_at(server.url, tmp_path, max_attempts=4)
-        assert policy.sample(turns("a"))[0].text == "x"
-    sample = policy.sample(turns("b"))[0]  # the server is down now
+        assert open_at(server.url, tmp_path).sample(turns("a"))[0].text == "x"
+    sample = open_at(server.url, tmp_path, max_attempts=4).sample(turns("b"))[0]  # the server is down now
     assert sample.error_type == "connection" and sample.attempts == 4
 
 

@@ -11,7 +11,7 @@ from support.harbor import KINDS, Files, python_task, separate_task, steps_task,
 
 from stages.envs.harbor import task_folder
 from stages.envs.harbor.task_folder import HarborTask, line_of, load, without_canary
-from stages.errors import UsageError
+from stages.errors import BadInput
 
 
 def one(root: Path, files: Files) -> HarborTask:
@@ -153,7 +153,7 @@ def test_all_bad_tasks_are_named_and_no_good_one_is_lost(tmp_path: Path) -> None
 
 
 def test_a_path_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is no such folder"):
+    with pytest.raises(BadInput, match="there is no such folder"):
         load(str(tmp_path / "none"))
 
 
