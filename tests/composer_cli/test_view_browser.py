@@ -196,7 +196,9 @@ def test_drawings_of_a_report_do_not_overlap(tab: Tab, tmp_path: Path, width: in
     steps = [{"step": n, "reward": n / 9, "loss": 1 / (n + 1), "kl": n / 5, "entropy": 2.0} for n in range(9)]
     for number, arm in enumerate("ABC"):
         folder = written(
-            tmp_path, f"train/20260102T03040{number}Z-kata-{arm}", config={"arm": arm, "seed": 0} | WEIGHTS
+            tmp_path,
+            f"train/20260102T03040{number}Z-kata-{arm}",
+            config={"arm": arm, "seed": 0, "weights": {"grpo": 1.0}},
         )
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in steps))
     page = report.write(tmp_path, chain(tmp_path, ["kata-A", "kata-B", "kata-C"]))
