@@ -342,7 +342,7 @@ class _Rows:
         self.ends |= {self.numbers[place]: extent.length for place in gone}
         self.numbers[: extent.rows] = [self.numbers[place] for place in (*left, *gone)]
         index = torch.tensor(left).to(self.visible.device)
-        self.next = self.next.index_select(0, index)
+        self.next, self.visible = self.next.index_select(0, index), self.visible.index_select(0, index)
         if self.in_place:
             order = torch.tensor([*left, *gone]).to(self.visible.device)
             for layer in self._cache.layers:
@@ -353,7 +353,6 @@ class _Rows:
                 self._bias = self._bias.index_select(0, index)
         else:
             self._cache.batch_select_indices(index)
-            self.visible = self.visible.index_select(0, index)
         extent.rows = len(left)
 
     def repeat(self, numbers: Int[Tensor, " B"], capacity: int) -> None:

@@ -136,6 +136,23 @@ def test_rows_are_as_alone_while_others_end(look: int, prefill_tokens: int, monk
     assert_equal_rows(together, alone)
 
 
+def test_rows_are_as_alone_where_others_end_at_their_first_token() -> None:
+    """Rows are dropped before anything but prompts was read, and the prompts left are padded differently."""
+    prompts, seeds = [[13], *PROMPTS], [4, 14, 2, 3]
+    firsts = [ids[0] for ids, _ in sampled(prompts, seeds, max_tokens=1)]
+    ends = set(firsts[:2])
+    assert not ends & set(firsts[2:])
+
+    def ended(numbers: Sequence[int]) -> list[Drawn]:
+        chosen = {"seeds": [seeds[n] for n in numbers], "end_ids": ends, "pad_id": 0}
+        model = tiny_model().double()
+        return sample_batch(model, [prompts[n] for n in numbers], max_tokens=12, temperature=1.0, **chosen)
+
+    together = ended(range(4))
+    assert [len(ids) for ids, _ in together[:2]] == [1, 1] and len(together[3][0]) > 2
+    assert_equal_rows(together, [ended([n])[0] for n in range(4)])
+
+
 def test_a_model_without_attention_in_place_gives_the_same_rows() -> None:
     eager = tiny_model()  # in float32, where transformers' mask of eager attention is finite
     eager.set_attn_implementation("eager")
