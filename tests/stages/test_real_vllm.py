@@ -35,131 +35,14 @@ pytestmark = [
     pytest.mark.skipif(real_vllm.interpreter() is None, reason=real_vllm.MISSING),
 ]
 ROOT = Path(__file__).parents[2]
-STUDENT = "kata:student-served"
+VARIED = {"name": "support.environments:VariedEnv"}
+"""Where rewards are all equal, no step changes a weight, and a server that is never updated goes unnoticed."""
+ANSWER = 24
+"""Tokens of an answer at most."""
 
 
 def quiet(what: str, done: int, of: int) -> None:
     """Nobody listens."""
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Artifacts of this module; COMPOSER_TEST_MODELS may name a folder with models that were made before."""
-    folder = tmp_path_factory.mktemp("artifacts")
-    if made := os.environ.get("COMPOSER_TEST_MODELS"):
-        (folder / "models").symlink_to(made)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def server(root: Path) -> Iterator[ModelServer]:
-    config = PolicyConfig(model=f"vllm:{STUDENT}")
-    log = root / "vllm.log"
-    made = vllm.start(config, log, cache=root / "models", rank=8, listener=quiet, check=lambda: None)
-    yield made
-    made.stop()
-
-
-@pytest.fixture(scope="module")
-def adapter(root: Path, server: ModelServer) -> Path:
-    """The folder of an adapter that one step of training made."""
-    size = {"steps": 1, "prompts_per_step": 2, "generations": 4, "learning_rate": 1e-2}
-    config = train.Config(env={"name": "kata"}, policy=policy(server), tasks=4, optimisation=size, adapter={"rank": 8})
-    return runner.execute("train", {}, config, root=root).path / "checkpoint"
-
-
-def policy(server: ModelServer, **more: Any) -> dict[str, Any]:
-    return {"model": f"vllm:{STUDENT}", "base_url": server.url, **more}
-
-
-@torch.no_grad()
-def forward(model: Any, prompt: list[int], ids: list[int], temperature: float) -> torch.Tensor:
-    return token_log_probs(model, score(model, [Tree(prompt, (ids,))]), temperature)
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_rollouts_of_kata_have_the_log_probs_of_a_forward_pass(
-    root: Path, server: ModelServer, temperature: float
-) -> None:
-    config = collect.Config(env={"name": "kata"}, policy=policy(server, temperature=temperature), tasks=4, samples=2)
-    run = Run(runner.execute("collect", {}, config, root=root).path)
-    assert run.manifest.outcome.ok and len(run.rows(ROLLOUT)) == 8
-    assert run.manifest.models["policy"]["server"]["logprob_kind"] == "processed"
-    model, _ = load_model(PolicyConfig(model=STUDENT), cache=root / "models", listener=quiet)
-    asked = VllmPolicy.open(config.policy, cache=root / "models", budget=None, listener=quiet)  # type: ignore[arg-type]
-    compared = 0
-    for steps in by_rollout(run.rows(STEP)).values():
-        for row, prompt in zip(steps, prompt_ids(steps), strict=True):
-            assert row["prefix_ok"] and prompt is not None
-            ids = row["completion_token_ids"]
-            own = forward(model, prompt, ids, temperature)
-            torch.testing.assert_close(torch.tensor(row["logprobs"]), own, atol=1e-5, rtol=0)
-            compared += len(ids)
-        given = torch.tensor(asked.score(prompt or [], ids))
-        torch.testing.assert_close(given, forward(model, prompt or [], ids, 1.0), atol=1e-5, rtol=0)
-    assert compared > 200
-
-
-@pytest.mark.parametrize("max_staleness", [0, 1])
-def test_three_steps_of_training_keep_both_sides_equal(root: Path, server: ModelServer, max_staleness: int) -> None:
-    size = {"steps": 3, "prompts_per_step": 2, "generations": 4, "learning_rate": 1e-2, "max_staleness": max_staleness}
-    config = train.Config(env={"name": "kata"}, policy=policy(server), tasks=4, optimisation=size, adapter={"rank": 8})
-    run = Run(runner.execute("train", {}, config, root=root).path)
-    lines = [json.loads(line) for line in (run.read_file("metrics.jsonl") or b"").splitlines()]
-    steps = [line for line in lines if "sampling/sync_difference" in line]
-    assert [line["sampling/sync_difference"] < 1e-5 for line in steps] == [True] * 3
-    assert [line["sampling/stale_rollouts"] for line in steps] == [0, 8 * max_staleness, 8 * max_staleness]
-    off = [line["sampling/sampling_logp_difference/max"] for line in steps]
-    assert off[0] < 1e-4 and (max(off) < 1e-4) == (max_staleness == 0)
-
-
-def test_two_processes_train_on_one_server(root: Path, server: ModelServer) -> None:
-    """On a CPU it dies where one's comparison meets the other's rollouts."""
-    size = {"steps": 3, "prompts_per_step": 4, "generations": 4, "learning_rate": 1e-2, "threads": 1}
-    case = {"env": {"name": "kata"}, "policy": policy(server), "tasks": 4, "optimisation": size, "adapter": {"rank": 8}}
-    run = train_all(root, {"several": case}, 2)["several"]
-    lines = [json.loads(line) for line in (run.read_file("metrics.jsonl") or b"").splitlines()]
-    steps = [line for line in lines if "sampling/sync_difference" in line]
-    assert [line["sampling/sync_difference"] < 1e-5 for line in steps] == [True] * 3
-    assert max(line["sampling/sampling_logp_difference/max"] for line in steps) < 1e-4
-    assert len(run.rows(ROLLOUT)) == 3 * 16
-
-
-def test_a_teacher_behind_the_server_scores_the_rollouts_of_a_training(root: Path, server: ModelServer) -> None:
-    """It is the model that training starts from: at first it says what sampling said, and then no more."""
-    size = {"steps": 3, "prompts_per_step": 2, "generations": 4, "learning_rate": 1e-2, "threads": 1}
-    config = train.Config(
-        env={"name": "kata"},
-        policy={"model": STUDENT},
-        tasks=4,
-        optimisation=size,
-        weights={"eopd": 1.0},
-        eopd={"coefficient": 0.0},
-        teacher=policy(server),
-    )
-    run = Run(runner.execute("train", {}, config, root=root).path)
-    lines = [json.loads(line) for line in (run.read_file("metrics.jsonl") or b"").splitlines()]
-    apart = [abs(line["eopd/rev_kl"]) for line in lines if "eopd/rev_kl" in line]
-    assert apart[0] < 1e-5 and apart[-1] > 1e-4  # one step alone may move these tokens by less
-    assert run.manifest.models["teacher"]["server"]["capture_level"] == "tokens"
-
-
-def test_a_killed_engine_is_survived_with_its_adapter(root: Path, server: ModelServer, adapter: Path) -> None:
-    config = PolicyConfig(model=f"vllm:{STUDENT}", max_tokens=16)
-    opened = VllmPolicy.connect(config, server.url, cache=root / "models", listener=quiet, server=server)
-    opened.load("trained", adapter)
-    opened.take("trained")
-    turns = [Turn([{"role": "user", "content": f"question {i}"}], i) for i in range(8)]
-    before = opened.sample(turns)
-    assert not [sample.error for sample in before if sample.error_type]
-    engine = int(subprocess.check_output(["pgrep", "-g", str(server.pid), "-f", "EngineCore"]).split()[0])
-    os.kill(engine, signal.SIGKILL)
-    after = opened.sample(turns)
-    assert not [sample.error for sample in after if sample.error_type] and server.restarts == 1
-    prompt, ids = before[0].prompt_ids or [], before[0].completion_ids or []
-    trained, _ = load_model(PolicyConfig(model=str(adapter)), cache=root / "models", listener=quiet)
-    given = torch.tensor(opened.score(prompt, ids))
-    torch.testing.assert_close(given, forward(trained, prompt, ids, 1.0), atol=1e-4, rtol=0)
 
 
 def real_architecture(folder: Path) -> Path:
@@ -180,18 +63,154 @@ def real_architecture(folder: Path) -> Path:
         bos_token_id=None,
         tie_word_embeddings=False,
     )
-    Qwen3ForCausalLM(shape).save_pretrained(folder)
+    made = Qwen3ForCausalLM(shape)
+    # An answer that is cut is not carried out and is worth nothing, so 17 of the 259 tokens end one.
+    made.generation_config.eos_token_id = [tokenizer.eos_token_id, *range(1, 17)]
+    made.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
 
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Artifacts of this module."""
+    return tmp_path_factory.mktemp("artifacts")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return real_architecture(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def server(root: Path, model: Path) -> Iterator[ModelServer]:
+    config = PolicyConfig(model=f"vllm:{model}", max_tokens=ANSWER)
+    log = root / "vllm.log"
+    made = vllm.start(config, log, cache=root / "models", rank=8, listener=quiet, check=lambda: None)
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def policy(server: ModelServer, model: Path) -> dict[str, Any]:
+    """Settings of the policy behind the server."""
+    return {"model": f"vllm:{model}", "base_url": server.url, "max_tokens": ANSWER}
+
+
+@pytest.fixture(scope="module")
+def adapter(root: Path, policy: dict[str, Any]) -> Path:
+    """The folder of an adapter that one step of training made."""
+    size = {"steps": 1, "prompts_per_step": 2, "generations": 4, "learning_rate": 1e-2}
+    config = train.Config(env=VARIED, policy=policy, tasks=4, optimisation=size, adapter={"rank": 8})
+    return runner.execute("train", {}, config, root=root).path / "checkpoint"
+
+
+def metrics(run: Run, logged: str) -> list[dict[str, Any]]:
+    """The lines of a training's metrics that hold this one."""
+    lines = [json.loads(line) for line in (run.read_file("metrics.jsonl") or b"").splitlines()]
+    return [line for line in lines if logged in line]
+
+
+def synchronised(run: Run) -> list[dict[str, Any]]:
+    """The three steps of a training, each of which changed the weights and found them on the server afterwards."""
+    steps = metrics(run, "sampling/sync_difference")
+    assert [line["sampling/sync_difference"] < 1e-5 and line["grad_norm"] > 1e-4 for line in steps] == [True] * 3
+    return steps
+
+
+@torch.no_grad()
+def forward(model: Any, prompt: list[int], ids: list[int], temperature: float) -> torch.Tensor:
+    return token_log_probs(model, score(model, [Tree(prompt, (ids,))]), temperature)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_rollouts_have_the_log_probs_of_a_forward_pass(
+    root: Path, policy: dict[str, Any], model: Path, temperature: float
+) -> None:
+    config = collect.Config(env=VARIED, policy={**policy, "temperature": temperature}, tasks=4, samples=2)
+    run = Run(runner.execute("collect", {}, config, root=root).path)
+    assert not any(row["error_type"] for row in run.rows(ROLLOUT)) and len(run.rows(ROLLOUT)) == 8
+    assert run.manifest.models["policy"]["server"]["logprob_kind"] == "processed"
+    loaded, _ = load_model(PolicyConfig(model=str(model)), cache=root / "models", listener=quiet)
+    asked = VllmPolicy.open(config.policy, cache=root / "models", budget=None, listener=quiet)  # type: ignore[arg-type]
+    compared = 0
+    for steps in by_rollout(run.rows(STEP)).values():
+        for row, prompt in zip(steps, prompt_ids(steps), strict=True):
+            assert row["prefix_ok"] and prompt is not None
+            ids = row["completion_token_ids"]
+            own = forward(loaded, prompt, ids, temperature)
+            torch.testing.assert_close(torch.tensor(row["logprobs"]), own, atol=1e-5, rtol=0)
+            compared += len(ids)
+        given = torch.tensor(asked.score(prompt or [], ids))
+        torch.testing.assert_close(given, forward(loaded, prompt or [], ids, 1.0), atol=1e-5, rtol=0)
+    assert compared > 100
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1])
+def test_three_steps_of_training_keep_both_sides_equal(root: Path, policy: dict[str, Any], max_staleness: int) -> None:
+    size = {"steps": 3, "prompts_per_step": 2, "generations": 4, "learning_rate": 1e-2, "max_staleness": max_staleness}
+    config = train.Config(env=VARIED, policy=policy, tasks=4, optimisation=size, adapter={"rank": 8})
+    steps = synchronised(Run(runner.execute("train", {}, config, root=root).path))
+    assert [line["sampling/stale_rollouts"] for line in steps] == [0, 8 * max_staleness, 8 * max_staleness]
+    off = [line["sampling/sampling_logp_difference/max"] for line in steps]
+    assert off[0] < 1e-4 and (max(off) < 1e-4) == (max_staleness == 0)
+
+
+def test_two_processes_train_on_one_server(root: Path, policy: dict[str, Any]) -> None:
+    """On a CPU it dies where one's comparison meets the other's rollouts."""
+    size = {"steps": 3, "prompts_per_step": 4, "generations": 4, "learning_rate": 1e-2, "threads": 1}
+    case = {"env": VARIED, "policy": policy, "tasks": 4, "optimisation": size, "adapter": {"rank": 8}}
+    run = train_all(root, {"several": case}, 2)["several"]
+    assert max(line["sampling/sampling_logp_difference/max"] for line in synchronised(run)) < 1e-4
+    assert len(run.rows(ROLLOUT)) == 3 * 16
+
+
+def test_a_teacher_behind_the_server_scores_the_rollouts_of_a_training(
+    root: Path, policy: dict[str, Any], model: Path
+) -> None:
+    """It is the model that training starts from: at first it says what sampling said, and then no more."""
+    size = {"steps": 3, "prompts_per_step": 2, "generations": 4, "learning_rate": 1e-2, "threads": 1}
+    config = train.Config(
+        env=VARIED,
+        policy={"model": str(model), "max_tokens": ANSWER},
+        tasks=4,
+        optimisation=size,
+        weights={"eopd": 1.0},
+        eopd={"coefficient": 0.0},
+        teacher=policy,
+    )
+    run = Run(runner.execute("train", {}, config, root=root).path)
+    apart = [abs(line["eopd/rev_kl"]) for line in metrics(run, "eopd/rev_kl")]
+    assert apart[0] < 1e-5 and apart[-1] > 1e-4  # one step alone may move these tokens by less
+    assert run.manifest.models["teacher"]["server"]["capture_level"] == "tokens"
+
+
+def test_a_killed_engine_is_survived_with_its_adapter(
+    root: Path, server: ModelServer, model: Path, adapter: Path
+) -> None:
+    config = PolicyConfig(model=f"vllm:{model}", max_tokens=16)
+    opened = VllmPolicy.connect(config, server.url, cache=root / "models", listener=quiet, server=server)
+    opened.load("trained", adapter)
+    opened.take("trained")
+    turns = [Turn([{"role": "user", "content": f"question {i}"}], i) for i in range(8)]
+    before = opened.sample(turns)
+    assert not [sample.error for sample in before if sample.error_type]
+    engine = int(subprocess.check_output(["pgrep", "-g", str(server.pid), "-f", "EngineCore"]).split()[0])
+    os.kill(engine, signal.SIGKILL)
+    after = opened.sample(turns)
+    assert not [sample.error for sample in after if sample.error_type] and server.restarts == 1
+    prompt, ids = before[0].prompt_ids or [], before[0].completion_ids or []
+    trained, _ = load_model(PolicyConfig(model=str(adapter)), cache=root / "models", listener=quiet)
+    given = torch.tensor(opened.score(prompt, ids))
+    torch.testing.assert_close(given, forward(trained, prompt, ids, 1.0), atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize("processes", [1, 2])
-def test_all_weights_are_replaced_on_the_server(tmp_path: Path, processes: int) -> None:
+def test_all_weights_are_replaced_on_the_server(tmp_path: Path, model: Path, processes: int) -> None:
     """One process starts its server itself; two train in shares on one that is there."""
-    model = real_architecture(tmp_path / "model")
     size = {"steps": 3, "prompts_per_step": 2, "generations": 4, "learning_rate": 1e-3, "threads": 1}
     played: dict[str, Any] = {"model": f"vllm:{model}", "max_tokens": 16}
-    case = {"env": {"name": "kata"}, "policy": played, "tasks": 4, "max_steps": 2, "optimisation": size}
+    case = {"env": VARIED, "policy": played, "tasks": 4, "max_steps": 2, "optimisation": size}
     case["adapter"] = {"rank": 0}
     if processes == 1:
         run = Run(runner.execute("train", {}, train.Config.model_validate(case), root=tmp_path).path)
@@ -204,12 +223,16 @@ def test_all_weights_are_replaced_on_the_server(tmp_path: Path, processes: int) 
             run = train_all(tmp_path, {"run": case}, processes)["run"]
         finally:
             made.stop()
-    lines = [json.loads(line) for line in (run.read_file("metrics.jsonl") or b"").splitlines()]
-    steps = [line for line in lines if "sampling/sync_difference" in line]
-    assert [line["sampling/sync_difference"] < 1e-5 for line in steps] == [True] * 3
-    assert max(line["sampling/sampling_logp_difference/max"] for line in steps) < 1e-4
-    versions = {json.loads(row["sampling_json"])["policy_version"] for row in run.rows(STEP)}
-    assert versions == {0, 1, 2}
+    assert max(line["sampling/sampling_logp_difference/max"] for line in synchronised(run)) < 1e-4
+    # The last rollouts are not those of the model that the server began with.
+    start, _ = load_model(PolicyConfig(model=str(model)), cache=tmp_path, listener=quiet)
+    apart = dict.fromkeys(range(3), 0.0)
+    for steps in by_rollout(run.rows(STEP)).values():
+        for row, prompt in zip(steps, prompt_ids(steps), strict=True):
+            given = torch.tensor(row["logprobs"]) - forward(start, prompt or [], row["completion_token_ids"], 1.0)
+            version = json.loads(row["sampling_json"])["policy_version"]
+            apart[version] = max(apart[version], float(given.abs().max()))
+    assert apart[0] < 1e-5 and 1e-3 < apart[1] < apart[2]
 
 
 def test_a_real_architecture_goes_through_the_preset_to_a_verdict(tmp_path: Path) -> None:

@@ -118,6 +118,15 @@ class IndifferentEnv(GuessEnv):
         return Grade(reward=0.5)
 
 
+class VariedEnv(GuessEnv):
+    """Different characters are what is asked for: answers of a random model differ in their number."""
+
+    def grade(self) -> Grade:
+        """A hundredth for each."""
+        said = "".join(self._said)
+        return Grade(reward=min(len(set(said)) / 100, 1.0), gt_pass=False, protocol_ok=True)
+
+
 class SlowEnv(GuessEnv):
     """Every action takes a moment, so that a test can kill the program in the middle."""
 
