@@ -12,7 +12,7 @@ PROGRAM = {Path(__file__).resolve().parents[2], Path(sys.prefix)}
 
 
 def container(mounts: Mapping[str, Path]) -> list[str]:
-    """What to put before a command. It sees this machine's programs, this checkout, a /tmp of its own, and the mounts."""
+    """What to put before a command. It sees programs, this checkout, a /tmp of its own, and the mounts."""
     words = [find_bwrap(), "--die-with-parent", "--chdir", "/"]
     for name in sorted(os.listdir("/")):
         path = f"/{name}"
