@@ -54,14 +54,10 @@ def kill_when(words: list[str], ready: Callable[[], bool]) -> None:
 
 
 def lines(root: Path, stage: str) -> list[bytes]:
-    """Whole lines of all journals below a stage's folder, sealed or open."""
+    """Whole lines of all journals below a stage's folder, sealed or open, without check values."""
     found: list[bytes] = []
     for path in sorted(root.glob(f"{stage}/2*/steps/*")):
-        found += (
-            [store.encode(r) for r in store.read_lines(path)]
-            if path.suffix == ".gz"
-            else path.read_bytes().split(b"\n")[:-1]
-        )
+        found += store.sealed_lines(path) if path.suffix == ".gz" else store.open_lines(path)
     return found
 
 

@@ -259,6 +259,16 @@ def here(composer, tmp_path: Path) -> dict[str, str]:
     return digests(tmp_path / "here")
 
 
+def until_seventh(service: Jobs, model: Server) -> None:
+    """Wait for the job's seventh question, which is held; a job that ends before it fails the test with its log."""
+
+    def asked() -> bool:
+        assert not service.jobs[0].over, service.jobs[0].events
+        return len(model.requests) == 7
+
+    until(asked, seconds=200)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_killed_job_is_tried_again_and_ends_in_the_same_content_without_keys(
@@ -266,7 +276,7 @@ def test_a_killed_job_is_tried_again_and_ends_in_the_same_content_without_keys(
 ):
     held.first = 6
     name = name_of(composer(*words, "--json"))
-    until(lambda: len(model.requests) == 7, seconds=200)  # the seventh is held
+    until_seventh(service, model)
     assert job(composer, name)["status"] == "running"
     service.jobs[0].kill()
     held.let.set()
@@ -297,7 +307,7 @@ def test_a_job_whose_units_are_dealt_to_workers_ends_in_the_same_content(compose
 def test_a_cancelled_job_stays_so_and_the_same_command_goes_on(composer, words, service, model, held, tmp_path):
     held.first = 6
     name = name_of(composer(*words, "--json"))
-    until(lambda: len(model.requests) == 7, seconds=200)
+    until_seventh(service, model)
     stopped = composer("cancel", name)
     held.let.set()
     assert stopped.returncode == 0 and (service.jobs[0].stage, service.jobs[0].launches) == ("CANCELED", 1)

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from support.command_line import call, until
+from support.command_line import call, call_process, until
 from support.server import Server
 
 from tests.composer_cli.executors.submitting import KEY, chain, digests, holding, job, name_of
@@ -35,7 +35,8 @@ def composer(service, model: Server, tmp_path: Path) -> Callable:
         "MODAL_TOKEN_SECRET": TOKEN[1],
         "MODAL_CONFIG_PATH": str(tmp_path / "modal.toml"),
     }
-    return lambda *words, at="artifacts", **more: call(tmp_path / at, *words, **{**mine, **more})
+    # In processes of their own: the SDK keeps the client of a process's first call, with its address and its token.
+    return lambda *words, at="artifacts", **more: call_process(tmp_path / at, *words, **{**mine, **more})
 
 
 @pytest.fixture
