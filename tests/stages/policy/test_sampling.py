@@ -1,6 +1,7 @@
 """Sampling: log-probs are those of a recomputation, and a row's draws depend on its own seed alone."""
 
 import math
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from stages.messages import following_ids, opening_ids
 from stages.policy import sampling
 from stages.policy.base import PolicyConfig, Turn
 from stages.policy.local import LocalPolicy
-from stages.policy.sampling import Drawn, draw, sample_batch
+from stages.policy.sampling import Drawn, PrefixCache, draw, sample_batch
 from stages.rollouts.agent_loop import Episode, play
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [13]]
@@ -151,6 +152,31 @@ def test_rows_are_as_alone_where_others_end_at_their_first_token() -> None:
     together = ended(range(4))
     assert [len(ids) for ids, _ in together[:2]] == [1, 1] and len(together[3][0]) > 2
     assert_equal_rows(together, [ended([n])[0] for n in range(4)])
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_any_batch_of_any_turns_gives_the_rows_of_each_alone(number: int) -> None:
+    """Any lengths, numbers of end tokens, passes over prompts, and rows that continue or are left out."""
+    chosen, model = random.Random(number), tiny_model().double()
+    size = model.config.vocab_size
+    ends = set(chosen.sample(range(3, size), chosen.choice([3, 20, 60, 120])))
+
+    def words(most: int) -> list[int]:
+        return [chosen.randrange(3, size) for _ in range(chosen.randint(1, most))]
+
+    prompts, prefixes = [words(14) for _ in range(chosen.randint(2, 10))], PrefixCache()
+    prompts[1] = prompts[0] if number % 2 else prompts[1]
+    for _ in range(3):
+        seeds = [chosen.randrange(10**6) for _ in prompts]
+        settings: dict[str, Any] = {"end_ids": ends, "pad_id": 0, "temperature": chosen.choice([1.0, 0.7])}
+        settings |= {"max_tokens": chosen.choice([1, 2, 8, 20]), "prefill_tokens": chosen.choice([1, 7, 8192])}
+        found = sample_batch(model, prompts, seeds=seeds, prefixes=prefixes, **settings)
+        alone = [
+            sample_batch(model, [one], seeds=[seed], **settings)[0] for one, seed in zip(prompts, seeds, strict=True)
+        ]
+        assert_equal_rows(found, alone)
+        goes_on = [prompt + ids + words(5) for prompt, (ids, _) in zip(prompts, found, strict=True)]
+        prompts = [prompt for prompt in goes_on if chosen.random() < 0.8] or goes_on
 
 
 def test_a_model_without_attention_in_place_gives_the_same_rows() -> None:
