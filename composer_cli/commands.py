@@ -81,6 +81,7 @@ def show(
     from composer_cli.printing import print_json, print_text, views
     from composer_cli.show import facts, rollouts, runs
     from composer_cli.show.follow import follow as follow_run
+    from stages import STAGES
     from stages.errors import BadInput, UsageError
     from stages.runs.artifact import Run
     from stages.runs.queries import RolloutFilter
@@ -113,6 +114,8 @@ def show(
         with interrupt_leaves(WATCHED), views() as draw:
             follow_run(target, draw)
         return
+    if run in STAGES and (newer := runs.unfinished_since(target.resolve())) is not None:
+        say(f"{runs.name(newer)} is newer and {Run(newer).manifest.status}; this is {runs.name(target.resolve())}.")
     found = Run(target)
     if found.manifest.status == "complete" and (damage := found.damage()):
         # The facts are the manifest's, which is intact; rows and transcripts may not be what the run wrote.

@@ -89,6 +89,8 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     shown = "nothing scored" if mean is None else f"mean reward {mean:.3f}"
     if strict is not None and loose is not None:
         shown += f", strict {100 * strict:.1f} %, loose {100 * loose:.1f} %"
+    if account.out_of_steps:
+        shown += f"; {account.out_of_steps} of {num} ended by max_steps={config.max_steps}"
     head = f"{num} rollouts, {account.steps} steps, {failed} error{'' if failed == 1 else 's'}, {shown}"
     out.write_file("report.txt", f"{head}\n\n{gate.table(checks)}\n{gate.advice(checks)}")
     if account.first_failure is not None:

@@ -91,6 +91,16 @@ def latest(root: Path, stage: str, usable: Callable[[Manifest], bool] = lambda r
     return None
 
 
+def unfinished_since(run: Path) -> Path | None:
+    """Return the newest run of the same stage that began after a run and is not complete; None without one."""
+    for path in sorted(folders(run.parent.parent), reverse=True):
+        if path.parent.name == run.parent.name and path.name > run.name:
+            with suppress(BadInput):
+                if artifact.read_manifest(path).status != "complete":
+                    return path
+    return None
+
+
 def _of_a_model(record: Manifest) -> bool:
     """Return whether a model played, and not the tasks' own solutions or nobody."""
     return (record.config.get("policy") or {}).get("model") not in (REFERENCE, NOOP)

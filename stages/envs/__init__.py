@@ -204,8 +204,11 @@ def foreign_file(name: str) -> Path | None:
 def _factory(name: str) -> Callable[..., Environment]:
     entry = ENVIRONMENTS.get(name)
     if entry is None and ":" not in name:
+        near = "".join(f" Did you mean {one!r}?" for one in get_close_matches(name, ENVIRONMENTS, 1))
         exist = ", ".join(sorted(ENVIRONMENTS))
-        raise UsageError(f"There is no environment {name!r}. There is {exist}, or any class as package.module:Class.")
+        raise UsageError(
+            f"There is no environment {name!r}.{near} There is {exist}, or any class as package.module:Class."
+        )
     factory: Any = _imported(name, entry.environment if entry else name)
     missing = [method for method in METHODS if not callable(getattr(factory, method, None))]
     is_class = inspect.isclass(factory)

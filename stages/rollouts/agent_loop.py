@@ -60,6 +60,8 @@ MOST_GRADED_TOGETHER = 32
 
 NOT_RESTORED = "not_restored"
 """`Episode.terminated_by` where a recorded state was not reached again: there is nothing to grade then."""
+OUT_OF_STEPS = "max_steps"
+"""`Episode.terminated_by` where the limit of steps ended it."""
 
 Result = TypeVar("Result")
 FinishedUnit = tuple[str, Mapping[str, Any], bool]
@@ -317,7 +319,7 @@ def act(episode: Episode, environment: Environment, turn: Turn, sample: Sample, 
     elif observation.stop is not None:
         episode.terminated_by = observation.stop
     elif sum(not step.summary for step in episode.steps) >= rules.max_steps:
-        episode.terminated_by = "max_steps"
+        episode.terminated_by = OUT_OF_STEPS
 
 
 def grade(pairs: Sequence[EpisodePair], pool: ThreadPoolExecutor | None = None) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from tabulate import tabulate
 
 from stages.rollouts import missing
-from stages.rollouts.agent_loop import FULL, SUMMARISE, SUMMARY_REQUEST
+from stages.rollouts.agent_loop import FULL, OUT_OF_STEPS, SUMMARISE, SUMMARY_REQUEST
 from stages.rollouts.missing import Fact
 from stages.rollouts.trace import by_rollout, prompt_ids, state_digests, transcripts
 from stages.runs.records import Row
@@ -254,6 +254,8 @@ class Account:
     rollouts: int = 0
     steps: int = 0
     failed: int = 0
+    out_of_steps: int = 0
+    """Rollouts that the limit of steps ended."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     first_failure: str | None = None
@@ -265,6 +267,7 @@ class Account:
         """Add one rollout and the number of its steps."""
         self.rollouts += 1
         self.steps += steps
+        self.out_of_steps += rollout["terminated_by"] == OUT_OF_STEPS
         self.prompt_tokens += rollout["prompt_tokens"] or 0
         self.completion_tokens += rollout["completion_tokens"] or 0
         if rollout["error_type"] is not None:

@@ -90,6 +90,16 @@ def test_a_server_is_a_policy_too(tmp_path: Path) -> None:
     assert [r["reward"] for r in run.rows(ROLLOUT)] == [1.0, 1.0, 0.0, 0.0]
 
 
+@pytest.mark.parametrize(("max_steps", "said"), [(1, "; 2 of 2 ended by max_steps=1\n"), (2, "mean reward 1.000\n")])
+def test_the_report_says_how_many_rollouts_the_limit_of_steps_ended(tmp_path: Path, max_steps: int, said: str) -> None:
+    with serving(lambda body, number: Reply(body=answer(body["messages"][0]["content"][-1]))) as server:
+        policy = {"model": "m", "base_url": server.url, "max_tokens": 64}
+        guess = {"name": "support.environments:GuessEnv"}
+        config = collect.Config(env=guess, policy=policy, tasks=2, samples=1, max_steps=max_steps)
+        run = Run(runner.execute("collect", {}, config, root=tmp_path).path)
+    assert said in (run.path / "report.txt").read_text().partition("\n")[0] + "\n"
+
+
 def test_a_paid_rollout_is_not_paid_again_after_a_failure(tmp_path: Path) -> None:
     fail = [True]
 

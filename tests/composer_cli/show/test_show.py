@@ -1,6 +1,7 @@
 import itertools
 import json
 import re
+import shutil
 import subprocess
 from dataclasses import asdict
 
@@ -11,6 +12,7 @@ from support.view_site import item
 
 from stages.evaluation.verdict import decide
 from stages.rollouts.trace import pairs_with_states
+from stages.runs import artifact
 from stages.runs.artifact import InputRef, Run
 from stages.runs.records import EVAL_ITEM, ROLLOUT, STEP, TASK
 
@@ -140,6 +142,19 @@ def test_an_unknown_rollout_is_said_with_one_that_exists(made):
     assert several.returncode == 2 and "4 rollouts fit" in several.stderr
     pairs = call(made, "show", "extract-pairs", "kata")
     assert pairs.returncode == 2 and "holds no rollouts" in pairs.stderr
+
+
+def test_a_newer_run_that_failed_is_named_beside_the_one_that_is_shown(made, tmp_path):
+    shutil.copytree(made, tmp_path / "copy", symlinks=True)
+    stage = tmp_path / "copy" / "collect"
+    whole = (stage / "latest").resolve()
+    later = shutil.copytree(whole, stage / "29991231T000000Z-later")
+    record = artifact.read_manifest(later)
+    record.status = "failed"
+    artifact.write_manifest(later, record)
+    shown = call(tmp_path / "copy", "show", "collect")
+    assert shown.stderr == f"collect/29991231T000000Z-later is newer and failed; this is collect/{whole.name}.\n"
+    assert whole.name in shown.stdout and call(tmp_path / "copy", "show", whole.name).stderr == ""
 
 
 def test_runs_without_rollouts_show_rows(made):

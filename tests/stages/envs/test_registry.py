@@ -117,7 +117,7 @@ def test_a_name_is_given_once(outside: Registered) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
-        ("kat", {}, "There is no environment 'kat'. There is .*kata"),
+        ("kat", {}, r"There is no environment 'kat'\. Did you mean 'kata'\? There is .*kata"),
         ("kata", {"max_char": 3}, "Did you mean 'max_chars'"),
         ("nowhere.at.all:Env", {}, "could not be imported"),
         ("stages.envs.kata.env:Missing", {}, "could not be imported"),
