@@ -115,7 +115,7 @@ def show(
             follow_run(target, draw)
         return
     if run in STAGES and (newer := runs.unfinished_since(target.resolve())) is not None:
-        say(f"{runs.name(newer)} is newer and {Run(newer).manifest.status}; this is {runs.name(target.resolve())}.")
+        say(f"{runs.name(newer.path)} is newer and {newer.manifest.status}; this is {runs.name(target.resolve())}.")
     found = Run(target)
     if found.manifest.status == "complete" and (damage := found.damage()):
         # The facts are the manifest's, which is intact; rows and transcripts may not be what the run wrote.

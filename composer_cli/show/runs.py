@@ -91,13 +91,13 @@ def latest(root: Path, stage: str, usable: Callable[[Manifest], bool] = lambda r
     return None
 
 
-def unfinished_since(run: Path) -> Path | None:
+def unfinished_since(run: Path) -> Run | None:
     """Return the newest run of the same stage that began after a run and is not complete; None without one."""
     for path in sorted(folders(run.parent.parent), reverse=True):
         if path.parent.name == run.parent.name and path.name > run.name:
             with suppress(BadInput):
-                if artifact.read_manifest(path).status != "complete":
-                    return path
+                if (found := Run(path)).manifest.status != "complete":
+                    return found
     return None
 
 

@@ -419,6 +419,7 @@ class EndpointPolicy:
             self._halted = overlong = unlimited(self.config, error)
             sample = error.sample
         except Failed as error:
+            self._halted = self._halted or self.budget.exceeded(reservation, error.billed_usd)
             # Without a bill the server may have done the work: the bound counts as possibly spent.
             await self.budget.settle(reservation, error.billed_usd, error.claimed_usd)
             # From a server that has answered before, a page is a gateway's, and the server will be back.

@@ -192,10 +192,10 @@ class Budget:
         if (error := self.exceeded(reservation, usd)) is not None:
             raise error
 
-    def exceeded(self, reservation: Reservation, usd: float) -> Incomplete | None:
-        """Return the error of a bill above its reservation, where there is a limit; None for any other bill."""
+    def exceeded(self, reservation: Reservation, usd: float | None) -> Incomplete | None:
+        """Return the error of a bill above its reservation, where there is a limit; None for other calls."""
         bound = reservation.usd
-        if self.limit is None or bound is None or usd <= bound * (1 + ROUNDING):
+        if self.limit is None or bound is None or usd is None or usd <= bound * (1 + ROUNDING):
             return None
         return Incomplete(
             f"A call was billed {usd:.6f} USD, more than the {bound:.6f} USD that were reserved for it, so the "

@@ -338,8 +338,9 @@ def test_a_bill_is_never_above_the_reservation_of_a_long_or_foreign_text(tmp_pat
     assert budget.spent <= 4.5
 
 
-def test_a_bill_above_its_reservation_stops_the_run(tmp_path: Path) -> None:
-    with serving(lambda body, n: Reply(body=answer("x", cost=0.25))) as server:
+@pytest.mark.parametrize("more", [{}, {"choices": []}], ids=["an answer", "no choice"])
+def test_a_bill_above_its_reservation_stops_the_run(tmp_path: Path, more: dict[str, Any]) -> None:
+    with serving(lambda body, n: Reply(body={**answer("x", cost=0.25), **more})) as server:
         budget = Budget(10.0)
         with pytest.raises(Incomplete, match=r"billed 0\.250000 USD, more than"):
             open_at(server.url, tmp_path, budget, concurrency=1).sample(turns(*map(str, range(9))))
