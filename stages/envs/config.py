@@ -140,7 +140,8 @@ class EnvStageConfig(StageConfig):
 
     def notes_on_tasks(self) -> tuple[str, ...]:
         """Return what a plan says about the number of tasks, which is only the largest where nobody set it."""
-        return ("fewer where the environment has fewer tasks",) if self._counts_by_default() else ()
+        count = getattr(self, "tasks", 0)
+        return (f"fewer if the split has fewer than {count} tasks",) if self._counts_by_default() else ()
 
 
 def _place(error: BaseException) -> str:
