@@ -165,4 +165,4 @@ def arm_of(preset: Preset, title: str, config: StageConfig) -> str:
 
 def with_value(config: Config, key: str, value: Any) -> Config:
     """Return a configuration with one setting changed; raises `UsageError` for a setting that it cannot take."""
-    return settings.build("train", type(config), [config.model_dump(), settings.nested(key, value)])
+    return settings.build("train", type(config), [config.model_dump(exclude_unset=True), settings.nested(key, value)])

@@ -47,6 +47,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
         max_completion_tokens=tokens,
         max_cost_usd=config.policy.cost(0, tokens),
         notes=(
+            *config.notes_on_tasks(),
             *config.limits.notes(config.max_steps),
             *context.notes(config.policy),
             f"history {config.history}",

@@ -169,7 +169,8 @@ def plan(inputs: Inputs, config: Config) -> Plan:
         scripted.check(policy, config.env.name)
     units = len(arms(inputs, config)) * config.tasks * config.samples
     looked = (f"in {config.looks} looks, the later ones only while nothing is decided",) if config.looks > 1 else ()
-    return Plan(units=units, what="rollouts", notes=(*config.limits.notes(config.max_steps), *looked))
+    notes = (*config.notes_on_tasks(), *config.limits.notes(config.max_steps), *looked)
+    return Plan(units=units, what="rollouts", notes=notes)
 
 
 def study(pilots: Sequence[Run], config: Config, tell: Callable[[str, int, int], None]) -> tuple[Row, str]:

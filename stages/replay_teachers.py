@@ -21,6 +21,7 @@ from stages.pairs.audit import PASSED_COLUMNS, passed_by_rollout
 from stages.policy import context, open_policy
 from stages.policy.background import AsyncPolicy
 from stages.policy.dialect import EXTRAS
+from stages.policy.requests import price_bound, probe_price_bound
 from stages.policy.spending import Spending, Tally, table, verdict
 from stages.runs.artifact import Inputs, Run, RunWriter, Slot
 from stages.runs.config import StageConfig
@@ -108,7 +109,9 @@ def plan(inputs: Inputs, config: Config) -> Plan:
         asked = questions(recorded, config.teachers, config.samples, config.seed)
         count = sum(map(len, asked.values()))
         tokens = sum(len(asked[t.name]) * context.longest_answer(t) for t in config.teachers)
-        cost = sum(question.price_bound() for t in config.teachers if t.cost(1, 1) for question in asked[t.name])
+        paid = [t for t in config.teachers if t.cost(1, 1) and asked[t.name]]
+        cost = sum(price_bound(t, (question.turn for question in asked[t.name])) for t in paid)
+        cost += sum(map(probe_price_bound, paid))
     unknown = [t.name for t in config.teachers if not t.priced]
     notes = (f"the price of {', '.join(unknown)} is not known",) if unknown else ()
     lengths = tuple(f"{t.name}: {note}" for t in config.teachers for note in context.notes(t))

@@ -111,23 +111,38 @@ class EnvStageConfig(StageConfig):
         return [shown + sandbox, *super().check(cache)]
 
     def draw(self, make: Callable[[], Environment], count: int) -> list[Task]:
-        """Return the first `count` tasks of the split under the stage's seed."""
+        """Return the first `count` tasks of the split under the stage's seed.
+
+        Where nobody set `tasks`, so that `count` is a default, a split with fewer tasks gives all that it has.
+        """
         environment = make()
         try:
             with doing(Checking("preparing the tasks")):
-                if self.env.curriculum:
-                    return task_table.tasks(self.env.curriculum, environment.name, self.env.split, count)
-                return boundary.tasks(environment.tasks(self.env.split, count, self.seed), self.env.name)
-        except task_table.TooManyTasks as error:
-            if "tasks" in self.model_fields_set or "tasks" not in type(self).model_fields:
-                raise
-            raise task_table.TooManyTasks(f"{error} {count} is the default of the setting tasks.") from None
+                try:
+                    return self._tasks(environment, count)
+                except task_table.TooManyTasks as error:
+                    if not (self._counts_by_default() and error.most):
+                        raise
+                    return self._tasks(environment, error.most)
         except (ComposerError, OSError):
             raise
         except Exception as error:
             raise UsageError(f"The environment {self.env.name!r} gives no tasks: {_place(error)}.") from error
         finally:
             environment.close()
+
+    def _tasks(self, environment: Environment, count: int) -> list[Task]:
+        if self.env.curriculum:
+            return task_table.tasks(self.env.curriculum, environment.name, self.env.split, count)
+        return boundary.tasks(environment.tasks(self.env.split, count, self.seed), self.env.name)
+
+    def _counts_by_default(self) -> bool:
+        return "tasks" in type(self).model_fields and "tasks" not in self.model_fields_set
+
+    def notes_on_tasks(self) -> tuple[str, ...]:
+        """Return what a plan says about the number of tasks, which is only the largest where nobody set it."""
+        count = getattr(self, "tasks", 0)
+        return (f"fewer if the split has fewer than {count} tasks",) if self._counts_by_default() else ()
 
 
 def _place(error: BaseException) -> str:

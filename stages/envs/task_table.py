@@ -94,7 +94,14 @@ def unusable(path: str, noun: str, problems: Sequence[str]) -> BadInput:
 
 
 class TooManyTasks(UsageError):
-    """More tasks of a split were asked for than there are."""
+    """More tasks of a split were asked for than there are.
+
+    most: how many there are.
+    """
+
+    def __init__(self, most: int, message: str) -> None:
+        super().__init__(message)
+        self.most = most
 
 
 def too_many(path: str, splits: Mapping[Split, Sequence[Row]], split: Split, count: int) -> TooManyTasks:
@@ -106,7 +113,7 @@ def too_many(path: str, splits: Mapping[Split, Sequence[Row]], split: Split, cou
     how = next((row[DIVIDED_BY] for rows in splits.values() for row in rows if DIVIDED_BY in row), None)
     divided = f" (and {rest}: env.eval_share is {how['eval_share']:g})" if how else f" (and {rest})"
     wanted = f"Ask for {most} at most, with tasks={most}." if most else "Give some tasks this split."
-    return TooManyTasks(f"{path} holds {counted(most, 'task')} for {split}{divided}, not {count}. {wanted}")
+    return TooManyTasks(most, f"{path} holds {counted(most, 'task')} for {split}{divided}, not {count}. {wanted}")
 
 
 DIVIDED_BY = "divided_by"

@@ -4,6 +4,7 @@ base.py - the question (`Turn`), the answer (`Sample`), the protocol `Policy`, a
 local.py - a Hugging Face model in this process: loading, and turns as prompts and samples
 sampling.py - tokens drawn from such a model: batches that fit into memory, keys and values written in place
 endpoint.py - an OpenAI-compatible server: retries, a budget, a probe, an adaptive limit
+requests.py - the bodies of requests to a server, and the most that their answers can cost
 answers.py - the cache of paid answers, each with a digest
 billing.py - what a call costs: a server's bill, checked against its request and its answer
 context.py - the longest answer of a model where no setting limits it

@@ -25,9 +25,9 @@ import tenacity
 
 from stages.errors import Incomplete, UsageError
 from stages.plurals import counted
-from stages.policy import background, client, context, dialect
+from stages.policy import background, client, context
 from stages.policy.answers import AnswerCache
-from stages.policy.base import UNSTATED, PolicyConfig, Sample, Turn
+from stages.policy.base import PolicyConfig, Sample, Turn
 from stages.policy.billing import Asked
 from stages.policy.client import (
     CONNECT_S,
@@ -43,6 +43,7 @@ from stages.policy.client import (
     WebPage,
 )
 from stages.policy.dialect import EXTRAS
+from stages.policy.requests import Request, limit, probing, request_body
 from stages.runs import store
 from stages.runs.activity import Notice
 from stages.runs.artifact import Interrupted, Listener
@@ -165,11 +166,6 @@ class WaitReport:
         self._watching = None
 
 
-QUESTION = [{"role": "user", "content": "Answer with the word OK."}]
-LONGEST = 16
-"""Tokens of the probe's answer at most."""
-
-
 @dataclass(frozen=True)
 class Accepted:
     """Which request fields a server accepts; None where that is unknown. `error`: its answer to a plain question."""
@@ -187,7 +183,6 @@ REFUSALS = 3
 """Refused connections after which a server that has never answered is given up, within 3 s."""
 BACKOFF = tenacity.wait_exponential(FIRST_WAIT_S, max=LONGEST_WAIT_S) + tenacity.wait_random(0.0, JITTER_S)
 """Waits as openai's own client has them: 0.5 s, doubled up to 8 s, with jitter."""
-Request = dict[str, Any]
 
 
 class EndpointPolicy:
@@ -224,9 +219,7 @@ class EndpointPolicy:
         self._in_flight: set[asyncio.Task[Sample]] = set()
         self._waits = WaitReport(f"{config.model} at {config.base_url}", listener, quiet_s)
         self._accepted: Accepted | None = None
-        self._max_tokens: int | bool = config.max_tokens or False  # False leaves the field out
-        if not config.limits() and context.context_tokens(config) is None:
-            self._max_tokens = UNSTATED
+        self._max_tokens = limit(config)
         self.longest = context.longest_answer(config)
         """Tokens of the longest answer to a request without a limit; asked for here, as a server may have to tell."""
         self._answered = False
@@ -265,11 +258,7 @@ class EndpointPolicy:
         """
         if self._accepted is not None:
             return self._accepted
-        plain = self.request(Turn([], 0), plain=True)
-        plain["messages"] = QUESTION
-        for name in ({"max_tokens", "max_completion_tokens"} & plain.keys()) or {"max_tokens"}:
-            plain[name] = min(plain.get(name, LONGEST), LONGEST)
-        wanted = {name: value for name, value in EXTRAS.items() if self.config.request.get(name) is not False}
+        plain, wanted = probing(self.config, self._max_tokens)
         answered = (None, "no_text")  # error types of requests whose fields were accepted
         sample = await self.send(plain | wanted, 0)
         known: dict[str, bool | None] = dict.fromkeys(wanted, True if sample.error_type in answered else None)
@@ -295,6 +284,11 @@ class EndpointPolicy:
         When this is cancelled, a request in flight continues: `drain` waits for it, and its answer is stored.
         """
         return await self.send(self.request(turn), turn.seed)
+
+    def request(self, turn: Turn) -> Request:
+        """Return the body of the request for a turn, without the fields that the server was found not to accept."""
+        refused = [name for name in EXTRAS if getattr(self._accepted, name, None) is False]
+        return request_body(self.config, self._max_tokens, turn, refused)
 
     def cache_key(self, request: Request, seed: int) -> str:
         """Return the cache key of a request; `seed` distinguishes samples where the request has no seed field."""
@@ -359,23 +353,6 @@ class EndpointPolicy:
         """Wait for all requests in flight, so that no paid answer is lost."""
         while self._in_flight:
             await asyncio.gather(*self._in_flight, return_exceptions=True)
-
-    def request(self, turn: Turn, *, plain: bool = False) -> Request:
-        """Return the request body for a turn; `plain`: without the fields that a server may not accept."""
-        refused = {name: False for name in EXTRAS if plain or getattr(self._accepted, name, None) is False}
-        settings = self.config.request | refused
-        tools = [] if settings.get("tools") is False else dialect.declared(turn.tools)
-        ours = {
-            "model": self.config.model,
-            "messages": dialect.conversation(turn.messages, with_tools=bool(tools)),
-            **({"tools": tools} if tools else {}),
-            "temperature": self.config.temperature,
-            "max_tokens": self._max_tokens,
-            "seed": turn.seed % 2**31,
-            **({"chat_template_kwargs": self.config.chat_template_kwargs} if self.config.chat_template_kwargs else {}),
-        }
-        wanted = {name: value for name, value in (ours | settings).items() if value is not False}
-        return wanted | self.config.extra_body
 
     async def _launch_when_free(self, key: str, request: Request, attempt: int) -> Sample:
         """Wait for a free slot and a reservation, then launch in a task that outlives its caller."""

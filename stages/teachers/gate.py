@@ -24,6 +24,7 @@ from pydantic import Field
 
 from stages.pairs.states import explored
 from stages.pairs.voting import ROUNDING, Ballot, canonical, decide
+from stages.policy.requests import price_bound
 from stages.runs.artifact import RunWriter
 from stages.runs.config import Settings
 from stages.runs.records import Row
@@ -169,7 +170,7 @@ class ExpectedGains:
         """Return the price of asking in USD: the average so far, else the upper bound."""
         questions = state.questions[name]
         if not self._cost:
-            return sum(question.price_bound() for question in questions)
+            return price_bound(questions[0].teacher, (question.turn for question in questions))
         return len(questions) * sum(self._cost) / len(self._cost)
 
 

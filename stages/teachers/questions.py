@@ -20,8 +20,8 @@ from pydantic import Field
 
 from stages.messages import OMITTED, Message
 from stages.pairs.blocks import open_database, rows_of
-from stages.policy import PolicyConfig, Sample, Turn, context
-from stages.policy.base import VLLM, prompt_bound
+from stages.policy import PolicyConfig, Sample, Turn
+from stages.policy.base import VLLM
 from stages.rollouts.trace import states
 from stages.runs import store
 from stages.runs.artifact import Run
@@ -228,11 +228,6 @@ class TeacherQuestion:
     def turn(self) -> Turn:
         """Return the turn that the policy is asked."""
         return Turn(self._read_messages(self.state), int(self.key[:15], 16), tools=self.tools)
-
-    def price_bound(self) -> float:
-        """Return an upper bound of the answer's price in USD."""
-        size = len(store.encode(self._read_messages(self.state))) + len(store.encode(self.tools))
-        return self.teacher.most(prompt_bound(size), context.longest_answer(self.teacher))
 
     def row(self, sample: Sample) -> Row:
         """Return the `teacher_action` row of an answer."""

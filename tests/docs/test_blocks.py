@@ -1,12 +1,15 @@
 """Every block of the documents is executed.
 
 The blocks of a document are executed in their order, in one folder, as a reader would. A block with a title is a file
-and is written there. A model's name that a document uses is a folder there with a tiny model in it; the servers that it
-names are one on loopback. Recipes of `./dev` that take minutes stand in blocks marked `<!-- recipes -->`: they are
-expanded by `just`, and every command that they would run is held against the program.
+and is written there. A block of the language `text` is what the block before it prints, as doctest compares: `...` may
+be anything; names of runs, dates and durations may differ. A model's name that a document uses is a folder there with a
+tiny model in it; the servers that it names are one on loopback. Recipes of `./dev` that take minutes stand in blocks
+marked `<!-- recipes -->`: `just` expands them, and every command that they would run is held against the program.
 """
 
+import doctest
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -32,14 +35,57 @@ from composer_cli.stage_command import SHORTCUTS, read_positionals
 from stages import STAGES
 from stages.errors import UsageError
 
-FRESH = {"guide.md", "tutorial.md"}
+FRESH = {"guide.md", "quickstart.md", "tutorial.md"}
 """Documents that begin with no runs at all."""
 ALWAYS = {"README.md", "python.md", "environments.md", "workers.md"}
 """Documents that are executed in every run of the tests: one of commands, one of Python, one of each kind of file."""
 MODELS = ("Qwen/Qwen3-8B",)
 SERVERS = ("https://openrouter.ai/api/v1", "http://127.0.0.1:8000/v1")
+VARYING = re.compile(
+    r"\d{8}T\d{6}Z|(?<=[\w]-)[0-9a-f]{6}\b|\d{4}-\d\d-\d\dT[\d:]+\S*|[\d.]+ (?P<unit>ms|s|min|minutes)\b", re.ASCII
+)
+"""What differs from run to run: the date and the fingerprint in a run's name, dates, and durations."""
 STUDENT = ("cat solution.py", "sed -i 's|return .*|return u + v|' solution.py", "python3 test_solution.py", "submit")
 TEACHER = ("cat solution.py", "sed -i 's|return .*|return u * v|' solution.py", "cat test_solution.py", "ls")
+QUICKSTART = {
+    "median()": (
+        "Let me look at the function first.\n\n```bash\ncat stats.py\n```",
+        """The even case needs the mean of both middle numbers.
+
+```bash
+cat > stats.py <<'EOF'
+def median(numbers):
+    ordered = sorted(numbers)
+    half = len(ordered) // 2
+    if len(ordered) % 2:
+        return ordered[half]
+    return (ordered[half - 1] + ordered[half]) / 2
+EOF
+python3 -c "from stats import median; print(median([4, 1, 3, 2]))"
+```""",
+        "```bash\nsubmit\n```",
+    ),
+    "slug(title)": (
+        """```bash
+cat > slug.py <<'EOF'
+def slug(title):
+    return title.lower().replace(" ", "-")
+EOF
+python3 -c "from slug import slug; print(slug('Hello World'))"
+```""",
+        "```bash\nsubmit\n```",
+    ),
+    "is_leap()": (
+        "```bash\nsed -i 's/year % 100 != 0/(year % 100 != 0 or year % 400 == 0)/' years.py && cat years.py\n```",
+        "```bash\nsubmit\n```",
+    ),
+    "chunks(items, size)": (
+        "Rounding up is enough.\n\n```bash\nsed -i 's|len(items) // size|-(-len(items) // size)|' chunks.py\n```",
+        "```bash\nsubmit\n```",
+    ),
+    "roman(number)": ("Let me see what is there.\n\n```bash\nls -l; cat roman.py\n```",),
+}
+"""A word of each prompt of the quickstart, and what the model says there, turn by turn; at last it repeats itself."""
 INSPECT_LOG = {
     "version": 2,
     "status": "success",
@@ -85,6 +131,16 @@ def reply(asked: dict[str, Any], earlier: int) -> Reply:
     """Teachers disagree with the student at every step but the first."""
     del earlier
     turn = sum(message["role"] == "assistant" for message in asked["messages"])
+    prompt = asked["messages"][1]["content"]
+    for word, turns in QUICKSTART.items():
+        if word in prompt:
+            # Half of the rollouts know that signs are to be left out.
+            said = turns[min(turn, len(turns) - 1)]
+            if asked["seed"] % 2:
+                said = said.replace(
+                    "title.lower()", '"".join(c for c in title.lower() if c.isalnum() or c == " ").strip()'
+                )
+            return Reply(body=answer(said, 100 + len(str(asked["messages"])) // 4, len(said) // 4))
     said = STUDENT if asked["model"] in MODELS else TEACHER
     return Reply(body=answer(f"```bash\n{said[min(turn, 3)]}\n```"))
 
@@ -127,13 +183,18 @@ def test_the_blocks_of_a_document_run(path: Path, made: Path, shared: Path, url:
         shutil.copytree(made, tmp_path / "artifacts", symlinks=True)
     search = os.pathsep.join([str(ROOT), *stand_ins()])
     env = environment(tmp_path / "artifacts", PYTHONPATH=search, OPENROUTER_API_KEY="k", TRL_EXPERIMENTAL_SILENCE="1")
+    said = ""
     for block in blocks(path):
         if block.mark == "recipes":
             continue
-        text = block.text
+        if block.language == "text":
+            assert (wrong := difference(block.text, said)) == "", f"{path}:{block.line}: {wrong}"
+            continue
+        said, text = "", block.text
         for server in SERVERS:
             text = text.replace(server, url)
         if block.title:
+            (tmp_path / block.title).unlink(missing_ok=True)  # not the file that a link leads to
             (tmp_path / block.title).write_text(text)
         jobs: list[str | list[str]] = [text] if block.language == "python" else []
         if block.language == "sh":
@@ -144,6 +205,7 @@ def test_the_blocks_of_a_document_run(path: Path, made: Path, shared: Path, url:
         )
         for job in jobs:
             code, printed = execute(job, tmp_path, env)
+            said += printed.replace(str(tmp_path) + "/", "")
             gate = code == 1 and "Collection gate" in printed and "FAIL" in printed  # tiny models say random things
             undecided = code == 3 and "UNDERPOWERED" in printed  # what so little can show
             # A chain to the end has the code of the first stage that did not pass its own checks.
@@ -151,6 +213,39 @@ def test_the_blocks_of_a_document_run(path: Path, made: Path, shared: Path, url:
             assert code == 0 or gate or undecided or to_the_end, (
                 f"{path}:{block.line}: {job} ended with {code}\n{printed[-4000:]}"
             )
+
+
+def difference(shown: str, printed: str) -> str:
+    """Say how what a document shows differs from what was printed; "" where it does not."""
+    texts = [VARYING.sub(lambda found: found["unit"] or "run", text) for text in (shown, printed)]
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    if doctest.OutputChecker().check_output(*texts, flags):
+        return ""
+    return f"the document shows\n{shown}\nand the program printed\n{printed}"
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "same"),
+    [
+        ("a 1\n...\nd\n", "a 1\nb\nc\nd\n", True),
+        ("a 1\n...\nd\n", "a 2\nb\nd\n", False),
+        ("...\nb\n", "a\nb\nc\n", False),
+        ("artifacts/collect/20261123T205120Z-kata-af4ef9\n", "artifacts/collect/20270101T000000Z-kata-000000\n", True),
+        (
+            "artifacts/collect/20261123T205120Z-kata-af4ef9\n",
+            "artifacts/collect/20270101T000000Z-gsm8k-000000\n",
+            False,
+        ),
+        (
+            "began 2026-11-23T20:51:20+00:00, 1 attempt, 1 s\n",
+            "began 2027-01-01T00:00:00+00:00, 1 attempt, 25 s\n",
+            True,
+        ),
+        ("began 2026-11-23T20:51:20+00:00, 1 attempt\n", "began 2027-01-01T00:00:00+00:00, 2 attempts\n", False),
+    ],
+)
+def test_what_a_document_shows_is_compared_with_what_was_printed(shown: str, printed: str, same: bool) -> None:
+    assert (difference(shown, printed) == "") == same
 
 
 def stand_ins() -> list[str]:
@@ -171,7 +266,8 @@ def test_marked_recipes_exist_and_run_what_exists(path: Path) -> None:
         assert block.mark in (None, "recipes"), f"{path}:{block.line}: no such mark"
         if block.mark == "recipes":
             for words in commands(block.text):
-                check(words)
+                if words != ["source", ".venv/bin/activate"]:
+                    check(words)
 
 
 def check(words: list[str]) -> None:

@@ -1,5 +1,6 @@
 """replay-teachers: distinct states once, costs as billed, failures resumable, the verdict."""
 
+import json
 import shutil
 import sys
 import time
@@ -68,6 +69,22 @@ def test_teachers_that_share_a_model_or_are_the_students_are_noted(
         teachers = [endpoint("one", server.url), endpoint("two", server.url, model="one")]
         report = (replay(tmp_path, rollouts, teachers).path / "report.txt").read_text()
     assert "Note: teachers one and two ask the same model one at the same server" in report
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"request": {"top_p": 0.5, "seed": False}, "extra_body": {"provider": {"only": ["x"]}}}]
+)
+def test_the_cost_of_a_plan_is_what_its_calls_reserve(
+    tmp_path: Path, collected: Callable[..., Run], more: dict[str, Any]
+) -> None:
+    rollouts = collected()
+    with serving(lambda body, n: Reply(body=answer("x"))) as server:
+        teachers = [endpoint("one", server.url, **more), endpoint("two", server.url)]
+        plan = replay_teachers.plan(Inputs({"rollouts": [rollouts]}), replay_teachers.Config(teachers=teachers))
+        run = replay(tmp_path, rollouts, teachers, max_cost=plan.max_cost_usd)
+    ledger = [json.loads(line) for line in (run.path / "ledger.jsonl").read_text().splitlines()]
+    reserved = sum(entry.get("reserved", 0.0) for entry in ledger)
+    assert reserved == pytest.approx(plan.max_cost_usd, rel=1e-9)
 
 
 def test_too_dear_is_said(tmp_path: Path, collected: Callable[..., Run]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from email import message_from_bytes
 from typing import Any
 
-from stages.policy.endpoint import QUESTION
+from stages.policy.requests import QUESTION
 from support.loopback import Handler, listening
 from support.server import Reply, answer
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from stages.policy.endpoint import QUESTION
+from stages.policy.requests import QUESTION
 from support.loopback import Handler, listening
 
 

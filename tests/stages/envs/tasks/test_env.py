@@ -1,17 +1,17 @@
 """Tasks of one's own: what passes, what the agent cannot see or change, and where the files come from."""
 
 import json
-import re
 import subprocess
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 from support.scripted_runs import nothing_done
 
-from stages import collect
+from stages import collect, evaluate, train
 from stages.envs import load
 from stages.envs.base import Grade, HasSolutions, Task
 from stages.envs.bash import fenced
@@ -165,13 +165,15 @@ def test_more_tasks_than_there_are_and_no_path_are_refused(env: TasksEnv) -> Non
         load("tasks", {})
 
 
-@pytest.mark.parametrize(
-    ("asked", "last"), [({}, "25 is the default of the setting tasks."), ({"tasks": 25}, "tasks=1.")]
-)
-def test_a_default_that_is_too_large_is_named_as_one(path: Path, asked: dict[str, int], last: str) -> None:
-    config = collect.Config(env={"name": "tasks", "path": str(path)}, **asked)
-    with pytest.raises(UsageError, match=f"{re.escape(last)}$"):
-        config.draw(config.opener(), config.tasks)
+@pytest.mark.parametrize("stage", [collect, evaluate, train])
+def test_a_default_takes_all_tasks_of_a_smaller_split_and_a_number_asked_for_is_refused(
+    path: Path, stage: ModuleType
+) -> None:
+    config = stage.Config(env={"name": "tasks", "path": str(path)})
+    assert len(config.draw(config.opener(), config.tasks)) == 1
+    asked = stage.Config(env={"name": "tasks", "path": str(path)}, tasks=25)
+    with pytest.raises(UsageError, match=r"tasks=1\.$"):
+        asked.draw(asked.opener(), asked.tasks)
 
 
 def test_they_are_collected_and_edited_rows_are_another_run(tmp_path: Path, path: Path) -> None:

@@ -1,0 +1,61 @@
+"""What a server is sent: the bodies of requests, and the most that their answers can cost.
+
+An answer is reserved at the bound of its request before that is sent, so the sum of these bounds is what a plan says.
+"""
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from stages.policy import context, dialect
+from stages.policy.base import UNSTATED, PolicyConfig, Turn
+from stages.policy.billing import Asked
+from stages.policy.dialect import EXTRAS
+
+QUESTION = [{"role": "user", "content": "Answer with the word OK."}]
+LONGEST = 16
+"""Tokens of the probe's answer at most."""
+Request = dict[str, Any]
+
+
+def limit(config: PolicyConfig) -> int | bool:
+    """Return the `max_tokens` of a model's requests, False to leave the field out; a server may have to be asked."""
+    if not config.limits() and context.context_tokens(config) is None:
+        return UNSTATED
+    return config.max_tokens or False
+
+
+def request_body(config: PolicyConfig, max_tokens: int | bool, turn: Turn, refused: Collection[str] = ()) -> Request:
+    """Return the body of the request for a turn; refused: fields that are left out, as the server refuses them."""
+    settings = config.request | dict.fromkeys(refused, False)
+    tools = [] if settings.get("tools") is False else dialect.declared(turn.tools)
+    ours = {
+        "model": config.model,
+        "messages": dialect.conversation(turn.messages, with_tools=bool(tools)),
+        **({"tools": tools} if tools else {}),
+        "temperature": config.temperature,
+        "max_tokens": max_tokens,
+        "seed": turn.seed % 2**31,
+        **({"chat_template_kwargs": config.chat_template_kwargs} if config.chat_template_kwargs else {}),
+    }
+    return {name: value for name, value in (ours | settings).items() if value is not False} | config.extra_body
+
+
+def probing(config: PolicyConfig, max_tokens: int | bool) -> tuple[Request, Request]:
+    """Return the request that probes a server, without the fields that it may not accept, and these fields."""
+    plain = request_body(config, max_tokens, Turn([], 0), EXTRAS)
+    plain["messages"] = QUESTION
+    for name in ({"max_tokens", "max_completion_tokens"} & plain.keys()) or {"max_tokens"}:
+        plain[name] = min(plain.get(name, LONGEST), LONGEST)
+    return plain, {name: value for name, value in EXTRAS.items() if config.request.get(name) is not False}
+
+
+def price_bound(config: PolicyConfig, turns: Iterable[Turn]) -> float:
+    """Return the most in USD that a server asks for the answers to these turns, where no call is repeated."""
+    longest, max_tokens = context.longest_answer(config), limit(config)
+    return sum(Asked.of(request_body(config, max_tokens, turn), longest).usd(config) for turn in turns)
+
+
+def probe_price_bound(config: PolicyConfig) -> float:
+    """Return the most in USD that a server asks for the probe, where it accepts all fields."""
+    plain, wanted = probing(config, limit(config))
+    return Asked.of(plain | wanted, context.longest_answer(config)).usd(config)
