@@ -14,7 +14,7 @@ from rich.cells import cell_len, set_cell_size
 
 from composer_cli.printing import aligned, visible, visible_line
 from composer_cli.show.facts import GREEN, NAMES, RED, indented, plain, shown_path
-from stages.errors import UsageError
+from stages.errors import BadInput
 from stages.messages import Message
 from stages.plurals import counted
 from stages.rollouts.agent_loop import SUMMARY_REQUEST
@@ -135,17 +135,17 @@ class RolloutTranscript:
 
 
 def transcript(run: Run, wanted: str) -> RolloutTranscript:
-    """Return the rollout with this id, or part of an id; `UsageError` unless exactly one fits."""
+    """Return the rollout with this id, or part of an id; `BadInput` unless exactly one fits."""
     fitting = queries.rollout_ids(run, wanted)
     if wanted not in fitting and len(fitting) > 1:
         some = ", ".join(fitting[:3])
-        raise UsageError(f"{len(fitting)} rollouts fit {wanted!r}, for example {some}. Give more of the id.")
+        raise BadInput(f"{len(fitting)} rollouts fit {wanted!r}, for example {some}. Give more of the id.")
     if not fitting:
         ids = queries.rollout_ids(run)
         if not ids:
-            raise UsageError(f"{run.path} holds no rollouts. `composer show {run.path}` shows what it holds.")
+            raise BadInput(f"{run.path} holds no rollouts. `composer show {run.path}` shows what it holds.")
         near = get_close_matches(wanted, ids, n=1) or ids[:1]
-        raise UsageError(f"{run.path} has no rollout {wanted!r}; it has {len(ids)}, for example {near[0]}.")
+        raise BadInput(f"{run.path} has no rollout {wanted!r}; it has {len(ids)}, for example {near[0]}.")
     row, steps = queries.rollout(run, wanted if wanted in fitting else fitting[0])
     assert row is not None  # noqa: S101 (its id was just found)
     said = list(_of_steps(steps, row.get("submission")) if steps else _of_conversation(row))

@@ -52,7 +52,7 @@ def is_embedded(model: str) -> bool:
 def embedded(model: str) -> tuple[ModelMaker, str]:
     """Return the maker of an embedded model and the model's name within its environment.
 
-    The maker raises `UsageError` for a name that it does not know.
+    The maker raises `BadInput` for a name that it does not know.
     """
     environment, _, name = model.partition(":")
     return envs.attached(environment, "models"), name

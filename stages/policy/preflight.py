@@ -43,14 +43,14 @@ def check(config: PolicyConfig, cache: Path) -> str:
 
 
 def _server(config: PolicyConfig) -> str:
-    """Return a line about a model of a server; `UsageError` when the server lists models, and not this one."""
+    """Return a line about a model of a server; `BadInput` when the server lists models, and not this one."""
     response = _listed(config)
     try:
         names = [str(row["id"]) for row in orjson.loads(response.body)["data"]] if response.status == 200 else []
     except (orjson.JSONDecodeError, KeyError, TypeError):
         names = []  # servers need not have a list of models
     if names and config.model not in names:
-        raise UsageError(
+        raise BadInput(
             f"{config.base_url} has no model {config.model!r}; it lists {len(names)}, for example {names[0]!r}. "
             "Give one of these."
         )

@@ -144,7 +144,7 @@ def test_inputs_are_the_latest_runs_unless_named(composer, server, made, tmp_pat
         (["collect", "--env", "no-such-env"], 2, "no environment 'no-such-env'"),
         (["collect", "--env", "tasks"], 2, "Which tasks? Give --set env.path=FILE"),
         (["train", "--env", "tasks", "-s", "env.path=no.jsonl"], 4, "no.jsonl cannot be read"),
-        (["collect", "--policy", "kata:studnt"], 2, "Did you mean kata:student?"),
+        (["collect", "--policy", "kata:studnt"], 4, "Did you mean kata:student?"),
         (["collect", "--policy", "./nowhere"], 4, "no model folder ./nowhere"),
         (
             ["collect", "-s", "policy.base_url=http://127.0.0.1:9/v1", "-s", "policy.api_key_env=NO_SUCH_KEY"],

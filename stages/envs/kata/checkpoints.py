@@ -48,7 +48,7 @@ PIECES = "|".join(
 def ensure(name: str, cache: Path, progress: Progress) -> Path:
     """Return the folder of a model; build the model and those that it starts from if the cache lacks them.
 
-    `progress` is called with (what, steps done, steps in all). Raises UsageError for an unknown model.
+    `progress` is called with (what, steps done, steps in all). Raises BadInput for an unknown model.
     """
     own = recipe(name)
 

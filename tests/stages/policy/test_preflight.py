@@ -31,7 +31,7 @@ def never(body: dict[str, Any], number: int) -> Reply:
 def test_a_server_that_lists_the_model_passes_and_one_that_does_not_is_refused() -> None:
     with serving(never, listing("big", "small")) as server:
         assert "lists the model" in check(PolicyConfig(model="big", base_url=server.url), Path())
-        with pytest.raises(UsageError, match="has no model 'bgi'; it lists 2, for example 'big'"):
+        with pytest.raises(BadInput, match="has no model 'bgi'; it lists 2, for example 'big'"):
             check(PolicyConfig(model="bgi", base_url=server.url), Path())
     assert server.requests == []
 
