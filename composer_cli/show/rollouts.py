@@ -16,6 +16,7 @@ from composer_cli.printing import aligned, visible, visible_line
 from composer_cli.show.facts import GREEN, NAMES, RED, indented, plain, shown_path
 from stages.errors import UsageError
 from stages.messages import Message
+from stages.plurals import counted
 from stages.rollouts.agent_loop import SUMMARY_REQUEST
 from stages.runs import queries
 from stages.runs.artifact import Run
@@ -54,8 +55,8 @@ def index(run: Run, wanted: RolloutFilter, number: int) -> RolloutPage | None:
 def index_text(found: RolloutPage, wanted: RolloutFilter, called: str) -> str:
     """Return an index as text, as wide as the terminal. `called`: the run as the user called it."""
     every = sum(found.outcomes.values())
-    counted = ", ".join(f"{number:,} {outcome}" for outcome, number in found.outcomes.items())
-    title = f"{every:,} rollout{'' if every == 1 else 's'}{f': {counted}' if counted else ''}"
+    each = ", ".join(f"{number:,} {outcome}" for outcome, number in found.outcomes.items())
+    title = f"{counted(every, 'rollout')}{f': {each}' if each else ''}"
     if wanted.reward:
         title += f"; only those that {wanted.reward}" if found.rows else f"; none {wanted.reward}"
     lines = [title]
