@@ -120,7 +120,6 @@ def show_plan(
     placed = [line for group in preset.groups() if (line := placement(group, configs, pool))]
     # Entries with one server give one line.
     waiting = [config for title, config in configs.items() if title not in done]
-    waiting = [config for title, config in configs.items() if title not in done]
     checks = [line for config in waiting for line in config.check(run_options.root / MODELS)]
     checked = list(dict.fromkeys([*checks, check_disk_space(run_options.root)]))
     if as_json:
