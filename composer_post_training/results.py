@@ -15,7 +15,7 @@ import orjson
 from composer_cli.show import facts
 from composer_post_training.phrasing import errors_in_python
 from stages.errors import UsageError
-from stages.evaluation.stats import plural
+from stages.plurals import counted
 from stages.rollouts.trace import pairs_with_states
 from stages.runs import store
 from stages.runs.artifact import Run
@@ -205,6 +205,6 @@ def _difference(document: Mapping[str, Any], field: str, rate: str, other: str) 
         baseline=document[other],
         **{name: found[name] for name in ("estimate", "low", "high", "p_value", "num_tasks", "num_seeds")},
         p_holm=adjusted.get(field),
-        units=f"{number} {noun if number == 1 else plural(noun)}",
+        units=counted(number, noun),
         verdict=document["decision"] if field == "gain" else None,
     )

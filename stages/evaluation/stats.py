@@ -17,6 +17,7 @@ import numpy as np
 from stages.errors import UsageError
 from stages.evaluation import paired
 from stages.evaluation.flips import STEPS, Flips, UnitSums
+from stages.plurals import counted
 
 ALPHA = 0.05
 POWER = 0.80
@@ -59,12 +60,7 @@ class PairedDifference:
     @property
     def units(self) -> str:
         """Return the number of units with their noun: "12 operations"."""
-        return f"{self.num_units} {self.unit if self.num_units == 1 else plural(self.unit)}"
-
-
-def plural(noun: str) -> str:
-    """Return the plural of a unit's noun: "families", "operations"."""
-    return f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+        return counted(self.num_units, self.unit)
 
 
 def fewest_units(alpha: float = ALPHA) -> int:

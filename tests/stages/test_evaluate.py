@@ -82,7 +82,7 @@ def test_recorded_rollouts_of_other_tasks_are_compared_on_what_is_shared(tmp_pat
     _, refused = evaluated(tmp_path, inputs, **names)
     assert refused["decision"] == "INVALID-RUN" and "shared_only=true" in refused["why"]
     _, verdict = evaluated(tmp_path, inputs, **names, shared_only=True)
-    assert verdict["gain"]["num_tasks"] == 13 and "1 tasks were left out" in verdict["why"]
+    assert verdict["gain"]["num_tasks"] == 13 and "not every arm has them: 1 task." in verdict["why"]
 
 
 def test_two_runs_of_one_model_cannot_be_told_apart(tmp_path, url):

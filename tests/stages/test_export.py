@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from support.foreign import INSTANCE, PATCH, REAL, call, document, jsonl, needs_real
 
-from stages import export, import_traces
+from stages import collect, export, import_traces
 from stages.errors import BadInput, ComposerError
 from stages.formats import FORMATS, writer
 from stages.runs import artifact, runner
@@ -261,3 +261,16 @@ def test_every_format_can_be_typed() -> None:
     written = [name for name, format_ in FORMATS.items() if format_.written]
     assert set(get_args(export.Config.model_fields["format"].annotation)) == {*written, "merged", "hub", "harbor"}
     assert all(writer(name).lost for name in written)
+
+
+@pytest.mark.parametrize("wanted", ["trl", "openenv", "verifiers"])
+def test_the_log_of_hidden_tests_is_in_the_table_of_rollouts_alone(
+    tmp_path: Path, exported: Exporting, wanted: str
+) -> None:
+    config = collect.Config(env={"name": "kata"}, policy={"model": "noop"}, tasks=1)
+    rollouts = Run(runner.execute("collect", {}, config, root=tmp_path / "artifacts").path)
+    assert all(row["test_log"].endswith(" of 8 hidden cases pass") for row in rollouts.rows(ROLLOUT))
+    assert "hidden cases" not in json.dumps(rollouts.rows(STEP))
+    files = [path for path in exported(rollouts, wanted).path.rglob("*") if path.is_file()]
+    written = [str(pq.read_table(p).to_pylist()) if p.suffix == ".parquet" else str(p.read_bytes()) for p in files]
+    assert any("solution.py" in text for text in written) and not any("hidden cases" in text for text in written)

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple, Self
 import orjson
 
 from stages.envs import bash, folders
-from stages.envs.base import Grade, Observation, SamplingUnit, Task
-from stages.envs.bash import SUBMIT, ActionError, observation, parse_bash
+from stages.envs.base import Grade, Observation, SamplingUnit, Task, Work
+from stages.envs.bash import SUBMIT, ActionError, elided, observation, parse_bash
 from stages.envs.folders import UnwieldyTree, remove
 from stages.envs.kata import tasks, transcripts
 from stages.envs.kata.tasks import SOLUTION, WORKSPACE_TESTS
@@ -36,6 +36,8 @@ from stages.sandbox import Answer, Call, Limits, Outcome, Sandbox, judge, open_s
 
 LIMITS = Limits(wall_s=3.0, cpu_s=3, memory_mb=256, processes=32, file_mb=1, disk_mb=8)
 MAX_FILE_BYTES = 16_384
+LONGEST_VALUE = 200
+"""Characters of a return value in the log of the hidden tests: a function may return anything."""
 RUNS_TESTS = re.compile(r"\bpython3?(\s+-\w+)*\s+(\./)?test_solution\.py\b")
 
 HIDDEN = "test_hidden.py"
@@ -123,7 +125,18 @@ def _grade(kind: str, finished: Finished, outcome: Outcome) -> Grade:
             hacked |= finished.tests_changed and _run_tests(kind, finished.folder, data["original"].encode())
     except (InfrastructureError, OSError) as error:
         return Grade(reward=None, error_type=type(error).__name__, error=str(error))
-    return Grade(float(gt_pass), gt_pass, visible_pass, hacked, finished.protocol_ok)
+    work = Work(test_log=_hidden_log(finished.task, outcome.answers))
+    return Grade(float(gt_pass), gt_pass, visible_pass, hacked, finished.protocol_ok, work=work)
+
+
+def _hidden_log(task: Task, answers: Sequence[Answer]) -> str:
+    """Return the hidden cases that fail, written as the visible tests write theirs, and how many pass."""
+    hidden, lines = task.data["hidden"], []
+    for (arguments, want), answer in zip(hidden, answers, strict=False):
+        if not Outcome((answer,)).matches([want]):
+            got = answer.error or elided(repr(answer.value), LONGEST_VALUE)[0]
+            lines.append(f"FAIL {task.data['function']}{tuple(arguments)}: {got}, not {want!r}")
+    return "\n".join([*lines, f"{len(hidden) - len(lines)} of {len(hidden)} hidden cases pass"])
 
 
 def _returns(answers: Sequence[Answer], cases: Sequence[Sequence[Any]]) -> bool:

@@ -31,6 +31,7 @@ def test_a_repair(env: KataEnv, task: Task) -> None:
         False,
         True,
     )
+    assert grade.work.test_log == f"{len(task.data['hidden'])} of {len(task.data['hidden'])} hidden cases pass"
 
 
 def test_nothing_done_is_a_zero_and_not_an_error(env: KataEnv, task: Task) -> None:
@@ -43,6 +44,11 @@ def test_nothing_done_is_a_zero_and_not_an_error(env: KataEnv, task: Task) -> No
         False,
     )
     assert grade.error_type is None
+    assert grade.work.test_log is not None
+    *failed, counted = grade.work.test_log.split("\n")
+    cases = [f"FAIL {task.data['function']}{tuple(args)}: " for args, _ in task.data["hidden"]]
+    assert failed and all(any(line.startswith(case) for case in cases) for line in failed)
+    assert counted == f"{len(cases) - len(failed)} of {len(cases)} hidden cases pass"
 
 
 def test_the_hidden_tests_are_nowhere_the_agent_can_read(env: KataEnv, task: Task) -> None:

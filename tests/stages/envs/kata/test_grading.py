@@ -28,6 +28,7 @@ FORGERIES = {
     ),
     "returns a float": lambda t: solution(t, f"return float({answer(t)})"),
     "kills its parent": lambda t: solution(t, "import os", "os.kill(os.getppid(), 9)", "return 1"),
+    "returns a long text": lambda t: solution(t, "return '\\ud800x' * 10_000"),
     "loops": lambda t: solution(t, "while True: pass"),
     "has no function": lambda t: "x = 1",
     "is no Python": lambda t: "def (",
@@ -45,6 +46,8 @@ def test_a_verdict_cannot_be_forged(env: KataEnv, task: Task, how: str) -> None:
     play(env, write(FORGERIES[how](task)), "submit")
     grade = env.grade()
     assert (grade.reward, grade.gt_pass, grade.hacked, grade.error_type) == (0.0, False, False, None)
+    assert grade.work.test_log and grade.work.test_log.endswith(f"of {len(task.data['hidden'])} hidden cases pass")
+    assert len(grade.work.test_log.encode()) < 400 * len(task.data["hidden"])
 
 
 def test_a_forger_does_not_spoil_the_verdict_on_others(env: KataEnv) -> None:
