@@ -50,7 +50,7 @@ class ComposerGroup(CommandGroup):
 app = typer.Typer(
     name="composer",
     cls=ComposerGroup,
-    help="Post-train coding agents, one stage at a time. Every stage reads and writes runs that last.",
+    help="Post-train coding agents, one stage at a time. Every stage reads and writes run folders.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 1000},
@@ -160,10 +160,10 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def composer(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Say which one.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Post-train coding agents, one stage at a time. Every stage reads and writes runs that last."""
+    """Post-train coding agents, one stage at a time. Every stage reads and writes run folders."""
 
 
 probe = typer.Typer(

@@ -17,7 +17,7 @@ from stages.backends import devices
 from stages.errors import ComposerError
 from stages.runs.artifact import Run
 from stages.runs.config import StageConfig
-from stages.runs.runner import Result, check_disk_space
+from stages.runs.runner import MODELS, Result, check_disk_space
 from stages.runs.stage import Plan, assign_inputs, load_stage
 
 
@@ -119,7 +119,8 @@ def show_plan(
         entries.append({**about, "plan": asdict(plan) if plan else None, "up_to_date": up_to_date})
     placed = [line for group in preset.groups() if (line := placement(group, configs, pool))]
     # Entries with one server give one line.
-    checks = [line for title, config in configs.items() if title not in done for line in config.check()]
+    waiting = [config for title, config in configs.items() if title not in done]
+    checks = [line for config in waiting for line in config.check(run_options.root / MODELS)]
     checked = list(dict.fromkeys([*checks, check_disk_space(run_options.root)]))
     if as_json:
         print_json({"entries": entries, "placed": placed, "checked": checked})

@@ -63,11 +63,21 @@ def show(
     ],
     rollout: Annotated[
         str | None,
-        typer.Argument(metavar="ROLLOUT", help="Print this rollout: its id, or a part that no other id has."),
+        typer.Argument(
+            metavar="ROLLOUT",
+            help="Print this rollout: its id, or a part that no other id has.",
+            autocompletion=options.complete_rollouts,
+        ),
     ] = None,
     number: Annotated[
         int | None,
-        typer.Option("-n", metavar="K", min=0, help="List K rollouts (20 if not given), or K rows of each table (1)."),
+        typer.Option(
+            "--limit",
+            "-n",
+            metavar="N",
+            min=0,
+            help="List N rollouts (20 if not given), or N rows of each table (1).",
+        ),
     ] = None,
     passed: Annotated[bool, typer.Option("--passed", help="List only rollouts with a reward of 1 or more.")] = False,
     failed: Annotated[bool, typer.Option("--failed", help="List only rollouts with a reward below 1.")] = False,
@@ -89,7 +99,9 @@ def show(
     if passed and failed:
         raise UsageError("Give --passed or --failed, not both: without them all rollouts are listed.")
     if rollout is not None and (passed or failed or number is not None):
-        raise UsageError("-n, --passed and --failed choose from the list of rollouts. Leave them out with a ROLLOUT.")
+        raise UsageError(
+            "--limit (-n), --passed and --failed choose from the list of rollouts. Leave them out with a ROLLOUT."
+        )
     target: Path | SubmittedJob | None = jobs.find(artifacts, run, part=False)
     if target is None:
         try:

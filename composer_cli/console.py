@@ -1,4 +1,7 @@
-"""Progress on stderr while stages work: bars on a terminal, elsewhere one line every 30 seconds."""
+"""Progress on stderr while stages work: bars on a terminal, elsewhere one line every 30 seconds.
+
+In the first half minute, and while a small model is made on first use, a line comes every 10 seconds.
+"""
 
 import signal
 import sys
@@ -12,13 +15,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from composer_cli.printing import duration, say, visible
 from composer_cli.show.follow import Views, repeating
-from stages.runs.activity import Notice
+from stages.runs.activity import Notice, Preparation
 from stages.runs.artifact import Interrupted, stop_signals
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
 HEARTBEAT_S = 30.0
+BEATS = 3
+"""Beats in that time: the first of them all print a line, and so do those while something is prepared."""
 VIEWS_S = 1.0
 """Between two readings of the runs for --watch."""
 STOPPING = "Finishing what has begun, then stopping. Ctrl-C again stops at once."
@@ -60,7 +65,7 @@ class Console:
                         yield bars
                 else:
                     lines = HeartbeatLines(views)
-                    with repeating(lines.print_line, self.heartbeat_s):
+                    with repeating(lines.beat, self.heartbeat_s / BEATS):
                         yield lines
 
 
@@ -112,6 +117,9 @@ class HeartbeatLines:
     counts: dict[str, Callable[[], str]] = field(default_factory=dict)
     """By title, how far the work is now."""
     remarks: dict[str, str] = field(default_factory=dict)
+    preparing: set[str] = field(default_factory=set)
+    """Titles of the works that count what comes before the work itself."""
+    beats: int = 0
     silent: bool = False
     """Print nothing."""
 
@@ -125,6 +133,8 @@ class HeartbeatLines:
             if total:
                 pace.left(what, done, total)  # the first report starts the clock
                 self.counts[title] = lambda: f"{done} of {total} {what}{pace.left(what, done, total)}"
+                self.preparing -= {title}
+                self.preparing |= {title} if isinstance(what, Preparation) and done < total else set()
             self.remarks[title] = "" if total else what
             if isinstance(what, Notice) and not self.silent:
                 say(f"{title}: {what}")
@@ -138,6 +148,13 @@ class HeartbeatLines:
             self.views.remove(title)
         self.counts.pop(title, None)
         self.remarks.pop(title, None)
+        self.preparing.discard(title)
+
+    def beat(self) -> None:
+        """Print a line if one is due."""
+        self.beats += 1
+        if self.beats <= BEATS or self.beats % BEATS == 0 or self.preparing:
+            self.print_line()
 
     def print_line(self) -> None:
         """Print one line about all works, and the views of their runs. Called in a thread, hence the copies."""
@@ -223,7 +240,7 @@ class Bars:
                 )  # with what an earlier attempt finished, which took no time of this one
             self._progress.update(self._tasks[title, what], completed=done, total=total, count=f"{done}/{total}")
 
-        listen("starting", 0, 0)
+        listen("checking", 0, 0)
         return listen
 
     def ended(self, title: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 from typer.core import TyperCommand, TyperGroup
 
 from stages import stages_of
+from stages.plurals import counted
 
 ALL = "--all"
 FEW = 8
@@ -86,8 +87,8 @@ class HelpCommand(TyperCommand):
                     formatter.write_dl(shown)
         if not ctx.meta.get(ALL):
             rare = sum(param.name in RARE_OPTIONS and not param.hidden for param in self.all_params(ctx))
-            more = [f"{hidden} settings"] if hidden else []
-            more += [f"{rare} options"] if rare else []
+            more = [counted(hidden, "setting")] if hidden else []
+            more += [counted(rare, "option")] if rare else []
             if more:
                 formatter.write_paragraph()
                 formatter.write_text(f"`{ctx.command_path} --help --all` lists {' and '.join(more)} more.")

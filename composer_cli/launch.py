@@ -14,8 +14,10 @@ from composer_cli.trust import require_trusted_servers
 from stages import command_words
 from stages.backends import ranks
 from stages.errors import UsageError
+from stages.plurals import singular
 from stages.policy.base import VLLM
 from stages.runs import bucket, runner
+from stages.runs.activity import Checking
 from stages.runs.artifact import Inputs, Run
 from stages.runs.bucket import Mirror
 from stages.runs.config import StageConfig
@@ -152,6 +154,12 @@ class StageJob:
         root, out = run_options.root, run_options.out
         return runner.nothing_to_resume(self.stage, self.inputs, self.config, root=root, out=out)
 
+    def first_lines(self, run_options: RunOptions, place: str = "") -> list[str]:
+        """Return what is printed when the work begins. place: the GPUs, as " on GPU 0"."""
+        note = self.nothing_to_resume(run_options)
+        starts = f"starts{self.position}{place}, {plan_in_words(self.plan())}"
+        return [f"{self.title}: {line}" for line in (note, starts) if line]
+
     def folder(self, run_options: RunOptions) -> Path | None:
         """Return the run folder, once the run has begun."""
         root, out = run_options.root, run_options.out
@@ -189,15 +197,28 @@ def execute(job: StageJob, run_options: RunOptions, console: Console) -> Result:
         if done := job.completed(run_options):
             console.tell(f"{job.title}: {done.reason}")
             return done
-        if note := job.nothing_to_resume(run_options):
-            console.tell(f"{job.title}: {note}")
+        lines = job.first_lines(run_options)
         started = time.monotonic()
-        console.tell(f"{job.title}: starts{job.position}, {plan_in_words(job.plan())}")
         with console.watching() as watch:
             listener = watch.listener(job.title, partial(job.folder, run_options))
-            result = job.run(run_options, listener)
+            result = job.run(run_options, telling_of_the_start(listener, console, lines))
         console.tell(f"{job.title}: {ending(result, time.monotonic() - started)}")
         return result
+
+
+def telling_of_the_start(listener: Listener, console: Console, lines: Sequence[str]) -> Listener:
+    """Return a listener that prints these lines when the work begins: before its first report that is no `Checking`.
+
+    A run that its checks refuse has then printed nothing that looks like a start.
+    """
+    waiting = list(lines)
+
+    def listen(what: str, done: int, total: int) -> None:
+        while waiting and what and not isinstance(what, Checking):
+            console.tell(waiting.pop(0))
+        listener(what, done, total)
+
+    return listen
 
 
 def ending(result: Result, seconds: float) -> str:
@@ -208,7 +229,7 @@ def ending(result: Result, seconds: float) -> str:
 
 def plan_in_words(plan: Plan) -> str:
     """Return a plan in a few words."""
-    parts = [f"{plan.units:,} {plan.what}"]
+    parts = [f"1 {singular(plan.what)}" if plan.units == 1 else f"{plan.units:,} {plan.what}"]
     if plan.max_completion_tokens:
         parts.append(f"at most {plan.max_completion_tokens:,} sampled tokens")
     if plan.max_cost_usd:

@@ -22,6 +22,19 @@ def complete_runs(ctx: typer.Context) -> list[str]:
     return [*dict.fromkeys(name.partition("/")[0] for name in names), *names]
 
 
+def complete_rollouts(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the ids of the rollouts of the run that was typed before, of those that hold what was typed."""
+    from composer_cli.show import runs
+    from stages.errors import ComposerError
+    from stages.runs import queries
+    from stages.runs.artifact import Run
+
+    try:
+        return queries.rollout_ids(Run(runs.find(_artifacts(ctx), ctx.params["run"])), incomplete)
+    except ComposerError:  # a job, or no run
+        return []
+
+
 def complete_jobs(ctx: typer.Context) -> list[str]:
     """Return the names of the jobs that were submitted from here."""
     return [path.parent.name for path in sorted(_artifacts(ctx).glob("submitted/*/job.json"))]
@@ -154,7 +167,11 @@ OnOrSubmit = Annotated[
         autocompletion=complete_executors,
     ),
 ]
-Limit = Annotated[int | None, typer.Option("--limit", "-n", metavar="N", help="Limit the amount of work.")]
+Limit = Annotated[
+    int | None,
+    # A stage's command names the setting.
+    typer.Option("--limit", "-n", metavar="N", min=1, help="Short for the setting of how much work."),
+]
 Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Short for --set seed=N.")]
 OutFolder = Annotated[
     str | None,

@@ -27,7 +27,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 from composer_cli.console import Console, Listener, Watch, handling_interrupts, stopping
-from composer_cli.launch import RunOptions, StageJob, ending, plan_in_words
+from composer_cli.launch import RunOptions, StageJob, ending, telling_of_the_start
 from stages.backends import devices
 from stages.backends.resources import limit_threads
 from stages.errors import ComposerError
@@ -161,12 +161,9 @@ class Neighbours:
                     self._console.tell(f"{job.title}: {done.reason}")
                     self._ended(job.title, done)
                     continue
-                if note := job.nothing_to_resume(self._run_options):
-                    self._console.tell(f"{job.title}: {note}")
-                on = f" on {devices.used(len(gpus), gpus)}" if gpus else ""
-                self._console.tell(f"{job.title}: starts{job.position}{on}, {plan_in_words(job.plan())}")
+                lines = job.first_lines(self._run_options, f" on {devices.used(len(gpus), gpus)}" if gpus else "")
                 listener = watch.listener(job.title, partial(job.folder, self._run_options))
-                worker = self._start(job, listener, gpus)
+                worker = self._start(job, telling_of_the_start(listener, self._console, lines), gpus)
                 self._working[worker.pipe] = worker
             except ComposerError as error:
                 self._pool.give_back(gpus)

@@ -42,7 +42,11 @@ class StageCommand(HelpCommand):
         }
         for option, key in SHORTCUTS.items():
             absent[option] = not any(name == key or name.startswith(f"{key}.") for name in keys)
-        return [param for param in super().all_params(ctx) if not absent.get(param.name)]
+        params = [param for param in super().all_params(ctx) if not absent.get(param.name)]
+        for param in params:
+            if param.name == "limit":
+                param.help = f"Short for --set {stage.limit_setting}=N."
+        return params
 
     def settings_keys(self) -> list[str]:
         """Return the keys of the stage's settings, also for completion in a shell."""

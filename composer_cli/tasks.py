@@ -15,6 +15,7 @@ import typer
 from composer_cli import options
 from composer_cli.printing import as_sentences, interrupt_leaves
 from stages.errors import BadInput, UsageError
+from stages.plurals import counted
 
 if TYPE_CHECKING:
     from stages.envs.task_checks import TaskCheck, TaskChecksConfig
@@ -128,7 +129,7 @@ def convert(
     if json:
         print_json({"env": configuration.env.name, "folder": str(to[1]), "tasks": names})
     else:
-        print_text(f"{len(names)} tasks in {to[1]}")
+        print_text(f"{counted(len(names), 'task')} in {to[1]}")
 
 
 def configured(
@@ -183,7 +184,7 @@ def _page(checks: "list[TaskCheck]", counts: Mapping[str, int], *, forged: bool)
     table = aligned(rows, ("task", "split", "verdict", "reason")) if rows else ""
     sums = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     lines = [table] if rows else []
-    lines.append(f"{len(checks)} tasks: {sums}")
+    lines.append(f"{counted(len(checks), 'task')}: {sums}")
     if not forged:
         lines.append("No forgeries were tried: without a sandbox they would work on this machine.")
     return "\n".join(lines)

@@ -1,19 +1,21 @@
-"""Runs with what they hold as Python objects: rollouts with their messages, pairs, differences of an evaluation.
+"""Runs and chains with what they hold as Python objects: rollouts with messages, pairs, differences of an evaluation.
 
 `verdict.json` holds every number of an evaluation; a `Difference` has the ones that most scripts need, by the names
 that they have there.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass, fields
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from composer_cli.show import facts
 from composer_post_training.phrasing import errors_in_python
-from stages.evaluation.stats import plural
+from stages.errors import UsageError
+from stages.plurals import counted
 from stages.rollouts.trace import pairs_with_states
 from stages.runs import store
 from stages.runs.artifact import Run
@@ -151,6 +153,48 @@ class Evaluation(ReadableRun):
         return super()._repr_html_() + (self.differences._repr_html_() if self.differences else "")
 
 
+@dataclass(frozen=True, repr=False)
+class Chain(Mapping[str, ReadableRun]):
+    """The runs of a preset by the names of its entries; it shows them as a table."""
+
+    runs: Mapping[str, ReadableRun]
+
+    def __getitem__(self, name: str) -> ReadableRun:
+        return self.runs[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.runs)
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    @property
+    def differences(self) -> Differences:
+        """Return the differences of the last evaluation in the chain; `UsageError` where it has none."""
+        evaluations = [one for one in self.runs.values() if isinstance(one, Evaluation)]
+        if not evaluations:
+            raise UsageError(f"No entry of this chain is an evaluation; it has {', '.join(self.runs) or 'none'}.")
+        return evaluations[-1].differences
+
+    def table(self) -> Table:
+        """Return a row for each run."""
+        records = [(name, run, run.manifest) for name, run in self.runs.items()]
+        cells = [(name, one.stage, one.status, one.summary.get("verdict"), run.path) for name, run, one in records]
+        return Table(("entry", "stage", "status", "verdict", "folder"), cells)
+
+    def __repr__(self) -> str:
+        return repr(self.table())
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
+
+
+def opened(path: Path) -> ReadableRun:
+    """Return the run of a folder, with its verdict where it is an evaluation."""
+    found = ReadableRun(path)
+    return Evaluation(path) if found.manifest.stage == "evaluate" else found
+
+
 def _difference(document: Mapping[str, Any], field: str, rate: str, other: str) -> Difference:
     """Return one difference of a verdict. Those of 46e634e count families, without a noun."""
     found, adjusted = document[field], document.get("secondary") or {}
@@ -161,6 +205,6 @@ def _difference(document: Mapping[str, Any], field: str, rate: str, other: str) 
         baseline=document[other],
         **{name: found[name] for name in ("estimate", "low", "high", "p_value", "num_tasks", "num_seeds")},
         p_holm=adjusted.get(field),
-        units=f"{number} {noun if number == 1 else plural(noun)}",
+        units=counted(number, noun),
         verdict=document["decision"] if field == "gain" else None,
     )

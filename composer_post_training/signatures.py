@@ -596,7 +596,7 @@ class Collect(Protocol):
 
     def __call__(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
@@ -612,7 +612,7 @@ class Collect(Protocol):
 
     def plan(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         trust: bool = ...,
@@ -629,7 +629,7 @@ class ReplayTeachers(Protocol):
 
     def __call__(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
@@ -645,7 +645,7 @@ class ReplayTeachers(Protocol):
 
     def plan(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         trust: bool = ...,
@@ -662,7 +662,7 @@ class ExtractPairs(Protocol):
 
     def __call__(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
@@ -678,7 +678,7 @@ class ExtractPairs(Protocol):
 
     def plan(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         trust: bool = ...,
@@ -695,7 +695,7 @@ class Train(Protocol):
 
     def __call__(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
@@ -711,7 +711,7 @@ class Train(Protocol):
 
     def plan(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         trust: bool = ...,
@@ -728,7 +728,7 @@ class Evaluate(Protocol):
 
     def __call__(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
@@ -744,7 +744,7 @@ class Evaluate(Protocol):
 
     def plan(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         trust: bool = ...,
@@ -761,7 +761,7 @@ class Import(Protocol):
 
     def __call__(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
@@ -777,7 +777,7 @@ class Import(Protocol):
 
     def plan(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         trust: bool = ...,
@@ -794,7 +794,7 @@ class Export(Protocol):
 
     def __call__(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
@@ -810,7 +810,7 @@ class Export(Protocol):
 
     def plan(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         trust: bool = ...,
@@ -827,7 +827,7 @@ class Tasks(Protocol):
 
     def __call__(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
@@ -843,7 +843,7 @@ class Tasks(Protocol):
 
     def plan(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         trust: bool = ...,
@@ -860,7 +860,7 @@ class Curriculum(Protocol):
 
     def __call__(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
@@ -876,7 +876,7 @@ class Curriculum(Protocol):
 
     def plan(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         trust: bool = ...,
@@ -893,7 +893,7 @@ class Normalize(Protocol):
 
     def __call__(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
@@ -909,7 +909,7 @@ class Normalize(Protocol):
 
     def plan(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         trust: bool = ...,
@@ -926,7 +926,7 @@ class Substrates(Protocol):
 
     def __call__(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
@@ -942,7 +942,7 @@ class Substrates(Protocol):
 
     def plan(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         trust: bool = ...,
@@ -959,7 +959,7 @@ class ProbeSvd(Protocol):
 
     def __call__(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
@@ -975,7 +975,7 @@ class ProbeSvd(Protocol):
 
     def plan(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         trust: bool = ...,
@@ -992,7 +992,7 @@ class ProbeExtractVhack(Protocol):
 
     def __call__(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
@@ -1008,7 +1008,7 @@ class ProbeExtractVhack(Protocol):
 
     def plan(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         trust: bool = ...,
@@ -1025,7 +1025,7 @@ class ProbeTeacherPool(Protocol):
 
     def __call__(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
@@ -1041,7 +1041,7 @@ class ProbeTeacherPool(Protocol):
 
     def plan(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         trust: bool = ...,
@@ -1058,7 +1058,7 @@ class ProbeReplay(Protocol):
 
     def __call__(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
@@ -1074,7 +1074,7 @@ class ProbeReplay(Protocol):
 
     def plan(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         trust: bool = ...,
@@ -1091,7 +1091,7 @@ class ProbeScore(Protocol):
 
     def __call__(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
@@ -1107,7 +1107,7 @@ class ProbeScore(Protocol):
 
     def plan(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         trust: bool = ...,
@@ -1124,7 +1124,7 @@ class ProbeUat(Protocol):
 
     def __call__(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
@@ -1140,7 +1140,7 @@ class ProbeUat(Protocol):
 
     def plan(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         trust: bool = ...,
@@ -1157,7 +1157,7 @@ class ProbeGrpo(Protocol):
 
     def __call__(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
@@ -1173,7 +1173,7 @@ class ProbeGrpo(Protocol):
 
     def plan(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         trust: bool = ...,
@@ -1190,7 +1190,7 @@ class ProbeCompare(Protocol):
 
     def __call__(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
@@ -1206,7 +1206,7 @@ class ProbeCompare(Protocol):
 
     def plan(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         trust: bool = ...,
@@ -1223,7 +1223,7 @@ class ProbeWatch(Protocol):
 
     def __call__(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
@@ -1239,7 +1239,7 @@ class ProbeWatch(Protocol):
 
     def plan(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         trust: bool = ...,
@@ -1256,7 +1256,7 @@ class ProbePlot(Protocol):
 
     def __call__(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
@@ -1272,7 +1272,7 @@ class ProbePlot(Protocol):
 
     def plan(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         trust: bool = ...,
@@ -1289,7 +1289,7 @@ class ProbeSelftest(Protocol):
 
     def __call__(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
@@ -1305,7 +1305,7 @@ class ProbeSelftest(Protocol):
 
     def plan(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         trust: bool = ...,

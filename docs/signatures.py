@@ -42,7 +42,7 @@ class {name}(Protocol):
 
     def __call__(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         out: Path | str | None = ...,
@@ -58,7 +58,7 @@ class {name}(Protocol):
 
     def plan(
         self,
-        *reads: Run,
+        *runs: Run,
         config: Path | str | Sequence[Path | str] = ...,
         artifacts: Path | str = ...,
         trust: bool = ...,

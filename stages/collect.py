@@ -11,6 +11,7 @@ from pydantic import Field
 
 from stages.envs.base import Task
 from stages.errors import Incomplete
+from stages.plurals import counted
 from stages.policy import PolicyConfig, context, kind_of, scripted
 from stages.policy.serving import Serving
 from stages.rollouts import gate, trace
@@ -92,7 +93,8 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         shown += f", strict {100 * strict:.1f} %, loose {100 * loose:.1f} %"
     if account.out_of_steps:
         shown += f"; {account.out_of_steps} of {num} ended by max_steps={config.max_steps}"
-    head = f"{num} rollouts, {account.steps} steps, {failed} error{'' if failed == 1 else 's'}, {shown}"
+    counts = (counted(num, "rollout"), counted(account.steps, "step"), counted(failed, "error"))
+    head = ", ".join([*counts, shown])
     out.write_file("report.txt", f"{head}\n\n{gate.table(checks)}\n{gate.advice(checks)}")
     if account.first_failure is not None:
         rest = "" if failed >= num else " The others are saved."

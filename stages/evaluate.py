@@ -40,6 +40,7 @@ from stages.evaluation.planner import Planning
 from stages.evaluation.projected import ProjectionResult, projected
 from stages.evaluation.report import arms_chart, text_table
 from stages.evaluation.verdict import INVALID_RUN, EvalVerdict, Look, after_looks, decide
+from stages.plurals import counted
 from stages.policy import PolicyConfig, scripted
 from stages.policy.adapters import CheckpointInfo, refuse_trained
 from stages.policy.serving import Serving
@@ -287,7 +288,8 @@ def _finish(
     failed = sum(item["error_type"] is not None for item in items)
     out.count(planned=len(items), done=len(items) - failed, failed=failed)
     if left_out:
-        verdict = replace(verdict, why=f"{verdict.why} {left_out} tasks were left out, which not every arm has.")
+        lacking = f"Left out, since not every arm has them: {counted(left_out, 'task')}."
+        verdict = replace(verdict, why=f"{verdict.why} {lacking}")
     out.set_summary(
         ok=verdict.decision != INVALID_RUN,
         exit_code=verdict.exit_code,

@@ -17,6 +17,7 @@ from stages.envs.config import EnvStageConfig
 from stages.errors import BadInput, UsageError
 from stages.formats import harbor_tasks, hub, writer
 from stages.formats.transcripts import Transcripts
+from stages.plurals import counted
 from stages.policy import adapters
 from stages.policy.adapters import CheckpointInfo
 from stages.runs.artifact import Inputs, Run, RunWriter, Slot
@@ -53,8 +54,9 @@ class Config(StageConfig):
         """Return whether the weights are loaded: `merged` adds an adapter to its base."""
         return self.format == "merged"
 
-    def check(self) -> list[str]:
+    def check(self, cache: Path) -> list[str]:
         """Return a line about the token for sending; `UsageError` without one, and for another format than hub."""
+        del cache
         if not self.sends():
             return []
         hub.token(self.api_key_env)
@@ -73,7 +75,8 @@ class Config(StageConfig):
 
 def plan(inputs: Inputs, config: Config) -> Plan:
     """Return the number of rollouts to write, or one model or folder."""
-    config.check()
+    if config.sends():
+        hub.token(config.api_key_env)
     if config.format == hub.FORMAT:
         hub.one_run(inputs)
         return Plan(units=1, what="folders")
@@ -111,12 +114,12 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         out.raise_if_stopped()
         written.append((out.write_export(file.name, file.fill), file.name))
     if not written:
-        counted = ", ".join(f"{number} {reason}" for reason, number in (+dropped).items())
-        raise BadInput(f"{rollouts.path} holds nothing that {config.format} could hold: {counted}.")
+        why = ", ".join(f"{number} {reason}" for reason, number in (+dropped).items())
+        raise BadInput(f"{rollouts.path} holds nothing that {config.format} could hold: {why}.")
     reasons = sorted((+dropped).items())
     out.count(rollouts=number, files=len(written), **{f"dropped_{reason}": number for reason, number in reasons})
     out.set_summary(format=config.format, lost=list(format_writer.lost), dropped=dict(+dropped))
-    lines = [f"{number} rollouts as {config.format}", tabulate(written, tablefmt="plain")]
+    lines = [f"{counted(number, 'rollout')} as {config.format}", tabulate(written, tablefmt="plain")]
     lines += ["not in these files", *(f"  {number} {reason}" for reason, number in reasons)]
     lines += [f"  {fact}" for fact in format_writer.lost]
     out.write_file("report.txt", "\n".join(lines) + "\n")
@@ -166,7 +169,7 @@ def _export_tasks(tasks: Run, config: Config, out: RunWriter) -> None:
     out.checkpoint(fill, harbor_tasks.FORMAT)
     out.count(tasks=len(written))
     out.set_summary(format=harbor_tasks.FORMAT, tasks=len(written))
-    lines = [f"{len(written)} tasks in {out.path / harbor_tasks.FORMAT}", *written]
+    lines = [f"{counted(len(written), 'task')} in {out.path / harbor_tasks.FORMAT}", *written]
     out.write_file("report.txt", "\n".join(lines) + "\n")
 
 

@@ -27,7 +27,6 @@ from stages.envs import task_table
 from stages.envs.base import ComparesOutcomes, Environment, Task
 from stages.envs.config import EnvStageConfig
 from stages.errors import BadInput, Incomplete, UsageError
-from stages.evaluation.stats import plural
 from stages.pairs.audit import (
     PASSED_COLUMNS,
     OutcomeJudgement,
@@ -41,6 +40,7 @@ from stages.pairs.extraction import Extraction
 from stages.pairs.groups import group_pairs, steps_by_task
 from stages.pairs.report import PairAccount, PairVerdict, report
 from stages.pairs.states import AnsweredStates, recorded_classes, vote
+from stages.plurals import counted, plural
 from stages.policy import PolicyConfig, context
 from stages.policy.serving import Serving
 from stages.rollouts.agent_loop import PlayingConfig
@@ -312,7 +312,7 @@ def _compare_groups(imported: Run, config: Config, out: RunWriter) -> None:
     out.table(PAIR, pairs())
     out.table(STATE, account.states.rows(imported, tasks.values()))
     models = len({row["model"] for row in rollouts})
-    about = f"{len(tasks)} tasks, {models} models, "
+    about = f"{counted(len(tasks), 'task')}, {counted(models, 'model')}, "
     about += f"{shared['shared']} of {shared['states']} states shared by several rollouts"
     aligned = judgement.alignment()
     numbers = {"alignment": aligned and vars(aligned)}

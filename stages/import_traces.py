@@ -21,6 +21,7 @@ from stages.formats.data_juicer import JuicerConfig
 from stages.formats.files import Source
 from stages.formats.reports import Sidecars
 from stages.formats.session import ImportSession, WorkerFiles, read_into_journal, report, unit_of
+from stages.plurals import counted
 from stages.rollouts import gate
 from stages.rollouts.gate import Account
 from stages.runs.artifact import Inputs, RunWriter
@@ -134,7 +135,7 @@ def _finish(session: ImportSession, config: Config, out: RunWriter, remarks: lis
         why = f"{config.paths[0]} holds no rollout."
         if first is not None:
             why = f"{first.file}, line {first.line}: {first.reason} ({first.detail})."
-        raise BadInput(f"Nothing could be imported from {len(session.counts)} files. {why}")
+        raise BadInput(f"Nothing could be imported from {counted(len(session.counts), 'file')}. {why}")
     if config.dj.recipe is not None:
         session.filter(config.dj)
     tasks: dict[str, Row] = {}
@@ -165,7 +166,7 @@ def _finish(session: ImportSession, config: Config, out: RunWriter, remarks: lis
     out.table(TASK, tasks.values())
     out.table(STEP, (step for unit in session.units() for step in unit["steps"]))
     out.table(ORIGIN, origins())
-    about = f"{len(tasks)} tasks, {len(models)} models"
+    about = f"{counted(len(tasks), 'task')}, {counted(len(models), 'model')}"
     if withheld:
         shown = ", ".join(f"{number} of {reward}" for reward, number in sorted(withheld.items()))
         remarks = [
@@ -174,10 +175,8 @@ def _finish(session: ImportSession, config: Config, out: RunWriter, remarks: lis
             f"nothing about the model; `extra_json` of the origins keeps it as {RECORDED_REWARD}",
         ]
     if session.repeated:
-        remarks = [
-            *remarks,
-            f"{session.repeated} rollouts are short and alike in every word with another: kept as samples of their own",
-        ]
+        alike = f"{counted(session.repeated, 'rollout')}, short and alike in every word with another"
+        remarks = [*remarks, f"kept as samples of their own: {alike}"]
     report(session.counts, session.drops, account, about, checks.checks(account.rollouts), remarks, out)
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, field_validator
 
 from stages.errors import BadInput, Incomplete, UsageError
+from stages.plurals import counted
 from stages.policy import PolicyConfig, context
 from stages.policy.serving import Serving
 from stages.runs import store
@@ -289,7 +290,8 @@ def _report(
 ) -> str:
     """Return the report: the number of tasks, why candidates were rejected, and which tests were no help."""
     more = f", {beyond} more accepted than asked for" if beyond else ""
-    lines = [f"{len(rows)} tasks; {num_tried} candidates were tried, {sum(reasons.values())} of them rejected{more}"]
+    rejected = f"of {counted(num_tried, 'candidate')} tried {sum(reasons.values())} rejected"
+    lines = [f"{counted(len(rows), 'task')}; {rejected}{more}"]
     lines += [f"{number:>6}  {reason}" for reason, number in reasons.most_common()]
     # Tests that hang without the code of some task are left out of that task.
     hanging = Counter(test for row in rows for test in row["set_aside"])

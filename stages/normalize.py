@@ -9,6 +9,7 @@ steps has nothing to judge and stays.
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
@@ -38,8 +39,9 @@ class Config(StageConfig):
         """Replace the path of the recipe by its content."""
         return {"dj": self.dj.identity()}
 
-    def check(self) -> list[str]:
+    def check(self, cache: Path) -> list[str]:
         """Return a line about the program that will run the recipe; `UsageError` without a recipe."""
+        del cache
         _require_recipe(self)
         return [f"{data_juicer.program(self.dj.command)} will run {self.dj.recipe}"]
 

@@ -67,6 +67,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Train, or resume training, then save the model and the metrics; the first process alone writes to `out`."""
     ranks = join()
     resolved = resolve(config, ranks.count, inputs, _longest_row(inputs))
+    tasks = resolved.config.draw(resolved.config.opener(), resolved.config.tasks)
     from stages.policy.local import LocalPolicy, checkpointed, load_model
     from stages.training import distributed, projection, replicas, report, served, setup
 
@@ -84,7 +85,6 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         resources.set_mmap_threshold()
     served.check(config, replicas=config.diloco.store is not None)
     sampled = served.address(config.policy, config.distribution, config.optimisation.max_staleness, ranks)
-    tasks = config.draw(config.opener(), config.tasks)
 
     replica = replicas.join(config.diloco, out)
     if replica is not None:

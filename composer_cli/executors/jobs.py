@@ -94,7 +94,7 @@ def find(root: Path, text: str, *, part: bool = True) -> SubmittedJob | None:
         fitting = [job for job in jobs if text in job.name]
     if len(fitting) > 1:
         some = ", ".join(job.name for job in fitting[-3:])
-        raise UsageError(f"{len(fitting)} jobs fit {text!r}, for example {some}. Give more of the name.")
+        raise BadInput(f"{len(fitting)} jobs fit {text!r}, for example {some}. Give more of the name.")
     return fitting[0] if fitting else None
 
 

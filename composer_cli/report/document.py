@@ -18,6 +18,7 @@ from composer_cli.show.conclusions import conclusions
 from composer_cli.show.facts import Transcript, manifest_values, metric_rows, metric_titles, transcripts
 from stages import STAGES, command_words, stages_of
 from stages.errors import BadInput
+from stages.plurals import counted
 from stages.probe.checks.check import QUESTIONS
 from stages.runs.artifact import Run
 from stages.runs.records import PAIR
@@ -121,7 +122,7 @@ def compared(chain: Sequence[Run]) -> dict[str, Any]:
     for run in (run for run in chain if run.manifest.stage == "train"):
         config = run.manifest.config
         steps = config.get("optimisation", {}).get("steps")
-        arms[config["arm"]] = losses(config["weights"]) + (f", {steps} steps" if steps else "")
+        arms[config["arm"]] = losses(config["weights"]) + (f", {counted(steps, 'step')}" if steps else "")
     found = {
         "model": ", ".join(dict.fromkeys(models)),
         "environment": f"{environments[0]['name']}, {environments[0]['split']} tasks" if environments else "",

@@ -20,6 +20,7 @@ from composer_cli.show.runs import reason as reason_of
 from stages import STAGES
 from stages.errors import ComposerError
 from stages.messages import Message
+from stages.plurals import counted
 from stages.rollouts.trace import rollout_units, states
 from stages.runs import queries
 from stages.runs.artifact import Inputs, Run
@@ -37,7 +38,7 @@ def described(run: Run) -> dict[str, str]:
         role: next((words for path, words in inputs.items() if model == f"{path}/checkpoint"), model)
         for role, model in ((role, str(about.get("model", "?"))) for role, about in m.models.items())
     }
-    attempts = f"{m.attempts} attempt{'s' if m.attempts > 1 else ''}"
+    attempts = counted(m.attempts, "attempt")
     perhaps = f", {m.possibly_usd:.4f} USD possibly paid" if m.possibly_usd else ""
     log = run.path / f"logs/attempt-{m.attempts}.log"
     reason, took = m.reason, f"{attempts}, {duration(m.seconds)}"

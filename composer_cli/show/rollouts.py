@@ -14,8 +14,9 @@ from rich.cells import cell_len, set_cell_size
 
 from composer_cli.printing import aligned, visible, visible_line
 from composer_cli.show.facts import GREEN, NAMES, RED, indented, plain, shown_path
-from stages.errors import UsageError
+from stages.errors import BadInput
 from stages.messages import Message
+from stages.plurals import counted
 from stages.rollouts.agent_loop import SUMMARY_REQUEST
 from stages.rollouts.trace import item_steps
 from stages.runs import queries
@@ -55,8 +56,8 @@ def index(run: Run, wanted: RolloutFilter, number: int) -> RolloutPage | None:
 def index_text(found: RolloutPage, wanted: RolloutFilter, called: str) -> str:
     """Return an index as text, as wide as the terminal. `called`: the run as the user called it."""
     every = sum(found.outcomes.values())
-    counted = ", ".join(f"{number:,} {outcome}" for outcome, number in found.outcomes.items())
-    title = f"{every:,} rollout{'' if every == 1 else 's'}{f': {counted}' if counted else ''}"
+    each = ", ".join(f"{number:,} {outcome}" for outcome, number in found.outcomes.items())
+    title = f"{counted(every, 'rollout')}{f': {each}' if each else ''}"
     if wanted.reward:
         title += f"; only those that {wanted.reward}" if found.rows else f"; none {wanted.reward}"
     lines = [title]
@@ -142,17 +143,17 @@ class RolloutTranscript:
 
 
 def transcript(run: Run, wanted: str) -> RolloutTranscript:
-    """Return the rollout with this id, or part of an id; `UsageError` unless exactly one fits."""
+    """Return the rollout with this id, or part of an id; `BadInput` unless exactly one fits."""
     fitting = queries.rollout_ids(run, wanted)
     if wanted not in fitting and len(fitting) > 1:
         some = ", ".join(fitting[:3])
-        raise UsageError(f"{len(fitting)} rollouts fit {wanted!r}, for example {some}. Give more of the id.")
+        raise BadInput(f"{len(fitting)} rollouts fit {wanted!r}, for example {some}. Give more of the id.")
     if not fitting:
         ids = queries.rollout_ids(run)
         if not ids:
-            raise UsageError(f"{run.path} holds no rollouts. `composer show {run.path}` shows what it holds.")
+            raise BadInput(f"{run.path} holds no rollouts. `composer show {run.path}` shows what it holds.")
         near = get_close_matches(wanted, ids, n=1) or ids[:1]
-        raise UsageError(f"{run.path} has no rollout {wanted!r}; it has {len(ids)}, for example {near[0]}.")
+        raise BadInput(f"{run.path} has no rollout {wanted!r}; it has {len(ids)}, for example {near[0]}.")
     row, steps = queries.rollout(run, wanted if wanted in fitting else fitting[0])
     assert row is not None  # noqa: S101 (its id was just found)
     held = {name: value for name, value in row.items() if name not in ("transcript_json", "steps_json", "file_row")}

@@ -66,7 +66,7 @@ def find(root: Path, text: str) -> Path:
         )
     if len(fitting) > 1:
         some = ", ".join(map(name, fitting[-3:]))
-        raise UsageError(f"{len(fitting)} runs fit {text!r}, for example {some}. Give more of the name.")
+        raise BadInput(f"{len(fitting)} runs fit {text!r}, for example {some}. Give more of the name.")
     return fitting[0]
 
 

@@ -2,6 +2,7 @@
 
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -10,7 +11,7 @@ from stages import envs
 from stages.envs import boundary, task_table
 from stages.envs.base import Environment, Task
 from stages.errors import ComposerError, UsageError
-from stages.runs.activity import doing
+from stages.runs.activity import Checking, doing
 from stages.runs.config import Settings, StageConfig
 from stages.sandbox import probe
 
@@ -94,7 +95,7 @@ class EnvStageConfig(StageConfig):
         """Return the arguments of the environment's constructor, with the sandbox where it takes one."""
         return {**self.env.options, **({"sandbox": self.sandbox} if envs.takes(self.env.name, "sandbox") else {})}
 
-    def check(self) -> list[str]:
+    def check(self, cache: Path) -> list[str]:
         """Make the environment, run a real command in its sandbox, draw its tasks, and report all three.
 
         An environment that does not ship with Composer is code of its author: it is found, and not imported.
@@ -103,11 +104,11 @@ class EnvStageConfig(StageConfig):
             if (path := envs.foreign_file(self.env.name)) is None:
                 raise UsageError(f"The environment {self.env.name!r} could not be imported: there is no such module.")
             unseen = f"environment {self.env.name}: the run imports {path}; a dry run executes no code but Composer's"
-            return [unseen, *super().check()]
+            return [unseen, *super().check(cache)]
         drawn = self.draw(self.opener(), getattr(self, "tasks", 1))
         shown = f"environment {self.env.name}: {len(drawn)} of its {self.env.split} tasks drawn"
         sandbox = f", a command run under {self.sandbox}" if envs.takes(self.env.name, "sandbox") else ""
-        return [shown + sandbox, *super().check()]
+        return [shown + sandbox, *super().check(cache)]
 
     def draw(self, make: Callable[[], Environment], count: int) -> list[Task]:
         """Return the first `count` tasks of the split under the stage's seed.
@@ -116,7 +117,7 @@ class EnvStageConfig(StageConfig):
         """
         environment = make()
         try:
-            with doing("preparing the tasks"):
+            with doing(Checking("preparing the tasks")):
                 try:
                     return self._tasks(environment, count)
                 except task_table.TooManyTasks as error:

@@ -15,6 +15,7 @@ import orjson
 
 from stages.envs.base import Split, Task
 from stages.errors import BadInput, UsageError
+from stages.plurals import counted
 from stages.runs import store
 from stages.runs.artifact import Run
 from stages.runs.records import TASK, Row
@@ -112,7 +113,7 @@ def too_many(path: str, splits: Mapping[Split, Sequence[Row]], split: Split, cou
     how = next((row[DIVIDED_BY] for rows in splits.values() for row in rows if DIVIDED_BY in row), None)
     divided = f" (and {rest}: env.eval_share is {how['eval_share']:g})" if how else f" (and {rest})"
     wanted = f"Ask for {most} at most, with tasks={most}." if most else "Give some tasks this split."
-    return TooManyTasks(most, f"{path} holds {most} tasks for {split}{divided}, not {count}. {wanted}")
+    return TooManyTasks(most, f"{path} holds {counted(most, 'task')} for {split}{divided}, not {count}. {wanted}")
 
 
 DIVIDED_BY = "divided_by"

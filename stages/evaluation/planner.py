@@ -31,8 +31,9 @@ from stages.evaluation.comparison import gain_by_seed, outcomes
 from stages.evaluation.flips import draw_signs
 from stages.evaluation.paired import MIN_SEEDS, pair, rejects
 from stages.evaluation.report import aligned, wrap
-from stages.evaluation.stats import ALPHA, fewest_units, plural, quantile
+from stages.evaluation.stats import ALPHA, fewest_units, quantile
 from stages.evaluation.verdict import INVALIDATED, MIN_GAIN, PARTIAL, UNDERPOWERED, VALIDATED
+from stages.plurals import plural
 from stages.runs.activity import doing
 from stages.runs.artifact import Run
 from stages.runs.config import Settings

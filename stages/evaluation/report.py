@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from stages.evaluation.arms import ArmSummary
 from stages.evaluation.stats import PairedDifference
 from stages.evaluation.verdict import MIN_GAIN, EvalVerdict, credit, points
+from stages.plurals import counted
 
 WIDTH = 100
 NAME = 25
@@ -64,7 +65,7 @@ def text_table(verdict: EvalVerdict) -> str:
         lines += ["", *wrap("looks, whose intervals hold all together with 95 %:")]
     for look in verdict.looks:
         seen = "no difference" if look.gain is None else points(look.gain)
-        lines.append(f"  {look.tasks} tasks, at the level of {look.level:.2g}: {seen}, {look.decision}")
+        lines.append(f"  {counted(look.tasks, 'task')}, at the level of {look.level:.2g}: {seen}, {look.decision}")
     if verdict.differences:
         lines += ["", "the arms differ in:"]
         lines += [line for each in verdict.differences for line in wrap(f"- {each}")]
@@ -98,14 +99,16 @@ def difference_lines(title: str, difference: PairedDifference) -> list[str]:
     power = "too few to reject anything"
     if difference.mde is not None:
         power = f"80 % power from {100 * difference.mde:.1f} points"
-    size = f"{difference.num_tasks} tasks in {difference.units}, {counted(difference.num_seeds, 'training seed')}"
+    size = f"{counted(difference.num_tasks, 'task')} in {difference.units}"
+    size += f", {counted(difference.num_seeds, 'training seed')}"
     if difference.num_collections:
         size += f", {counted(difference.num_collections, 'set')} of pairs"
+    interval = f"[{100 * difference.cr2_low:+.1f}, {100 * difference.cr2_high:+.1f}]"
     lines = [
         "",
         *wrap(f"{title}: {points(difference)}"),
-        f"  {difference.method}; CR2 [{100 * difference.cr2_low:+.1f}, {100 * difference.cr2_high:+.1f}]",
-        f"  {size}; {difference.wins} tasks up, {difference.losses} down; {power}",
+        *textwrap.wrap(f"{difference.method}; CR2 {interval}", WIDTH, initial_indent="  ", subsequent_indent="  "),
+        f"  {size}; {counted(difference.wins, 'task')} up, {difference.losses} down; {power}",
     ]
     if difference.elsewhere:
         low, high = difference.elsewhere
@@ -113,11 +116,6 @@ def difference_lines(title: str, difference: PairedDifference) -> list[str]:
             f"  in other units: [{100 * low:+.1f}, {100 * high:+.1f}]{'' if low > 0 or high < 0 else ', undecided'}"
         )
     return lines
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural where it is not one."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def shortened(name: str) -> str:

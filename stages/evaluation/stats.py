@@ -17,6 +17,7 @@ import numpy as np
 from stages.errors import UsageError
 from stages.evaluation import paired
 from stages.evaluation.flips import STEPS, Flips, UnitSums
+from stages.plurals import counted
 
 ALPHA = 0.05
 POWER = 0.80
@@ -59,12 +60,7 @@ class PairedDifference:
     @property
     def units(self) -> str:
         """Return the number of units with their noun: "12 operations"."""
-        return f"{self.num_units} {self.unit if self.num_units == 1 else plural(self.unit)}"
-
-
-def plural(noun: str) -> str:
-    """Return the plural of a unit's noun: "families", "operations"."""
-    return f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+        return counted(self.num_units, self.unit)
 
 
 def fewest_units(alpha: float = ALPHA) -> int:
@@ -110,15 +106,16 @@ def paired_difference(
     elsewhere = None
     if fixed:
         elsewhere = FlipTest(paired.pair(*arms, unit_T, collection_S=collection_S), seed).interval(alpha)
-    top = ""
+    of = f"each task's difference within its {unit}" if fixed else f"each {unit}'s difference"
+    method = f"paired permutation test (sign flips of {of}, {test.flips.draws}) and a score test; the larger p counts"
     if test.one.top_error_X is not None:
-        level = "training seeds" if test.one.num_top == test.one.num_seeds else "collections"
-        top = f", {test.one.num_top} {level} on top"
+        level = "training seeds" if test.one.num_top == test.one.num_seeds else "collections of pairs"
+        method += f"; Student's t over {test.one.num_top} {level}"
     return PairedDifference(
         estimate=test.units.mean,
         low=low,
         high=high,
-        method=f"studentised sign flips over {'tasks within fixed strata' if fixed else 'units'}{top}",
+        method=method,
         num_tasks=len(units),
         num_units=int(unit_T.max()) + 1,
         num_seeds=len(treatment_ST),

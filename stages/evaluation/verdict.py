@@ -32,7 +32,8 @@ from stages.evaluation.arms import (
 from stages.evaluation.comparison import Subset, by_family, compare, gain_by_seed, holm
 from stages.evaluation.differences import ArmDifference
 from stages.evaluation.paired import MIN_SEEDS
-from stages.evaluation.stats import ALPHA, PairedDifference, fewest_units, plural
+from stages.evaluation.stats import ALPHA, PairedDifference, fewest_units
+from stages.plurals import counted, plural
 
 MIN_GAIN = 0.02
 BAR = f"{100 * MIN_GAIN:g} points"
@@ -344,7 +345,7 @@ def points(difference: PairedDifference) -> str:
 
 def detectable(difference: PairedDifference, alpha: float = ALPHA) -> str:
     """Return the difference that an experiment with this spread could have detected, or why it could detect none."""
-    size = f"{difference.num_tasks} tasks in {difference.units}"
+    size = f"{counted(difference.num_tasks, 'task')} in {difference.units}"
     if difference.mde is None:
         return (
             f"{difference.units} are too few to show anything, whatever is observed: the test can reject from "

@@ -25,6 +25,7 @@ from stages.formats.reading import FileCount, ReadTrajectory
 from stages.formats.reports import Sidecars, stem
 from stages.formats.rows import ImportedPayload
 from stages.formats.swebench import LOGS, PREDICTIONS
+from stages.plurals import counted
 from stages.rollouts import gate
 from stages.rollouts.gate import Account
 from stages.rollouts.trace import conversation
@@ -328,11 +329,11 @@ def report(
         gate={check.name: [check.total - check.failed, check.total, check.unrecorded] for check in checks},
     )
     lines = [
-        f"{account.rollouts} rollouts ({account.failed} error{'' if account.failed == 1 else 's'}), "
-        f"{account.steps} steps, {about}, "
-        f"from {len(counts)} files",
-        f"{traces} traces in = {account.rollouts} rollouts out + {dropped.total()} dropped; "
-        f"{account.rewards.number} rollouts scored",
+        f"{counted(account.rollouts, 'rollout')} ({counted(account.failed, 'error')}), "
+        f"{counted(account.steps, 'step')}, {about}, "
+        f"from {counted(len(counts), 'file')}",
+        f"{counted(traces, 'trace')} in = {counted(account.rollouts, 'rollout')} out + {dropped.total():,} dropped; "
+        f"{counted(account.rewards.number, 'rollout')} scored",
         *remarks,
         *_file_lines(counts, drops, dropped, redacted),
         "",

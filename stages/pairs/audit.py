@@ -21,6 +21,7 @@ from stages.envs.base import Grade
 from stages.pairs.agreement import DRAWS, LEVEL, MIN_TASKS, Labels, Shuffles, p_value
 from stages.pairs.blocks import NOTHING, Array, to_numpy
 from stages.pairs.voting import STUDENT, Ballot, Preference, decide
+from stages.plurals import counted
 from stages.runs.records import Row
 
 PASSED_COLUMNS = ["rollout_id", "gt_pass", "reward"]
@@ -202,8 +203,9 @@ def failure_text(found: Alignment | None) -> str:
         return "no vote was taken on a rollout with a known outcome"
     lacking = f", and {MIN_TASKS} tasks are needed" if found.tasks < MIN_TASKS else ""
     lacking += "" if found.differ else ", and all rollouts ended alike"
+    of = f"{counted(found.pairs, 'preference')} in {counted(found.tasks, 'task')}"
     return (
-        f"outcomes are in line with {found.right:.1%} of {found.pairs} preferences in {found.tasks} tasks; chance "
+        f"outcomes are in line with {found.right:.1%} of {of}; chance "
         f"alone would give {found.by_chance:.1%} (p = {found.p_value:.3f}){lacking}; {HEURISTIC}"
     )
 

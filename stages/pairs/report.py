@@ -11,6 +11,7 @@ from pyarrow import RecordBatch
 from tabulate import tabulate
 
 from stages.pairs.groups import NamedStates
+from stages.plurals import counted
 from stages.runs.artifact import RunWriter
 from stages.runs.records import Row
 
@@ -212,7 +213,8 @@ def report(
         shown = {name: "not known" if usd is None else f"{usd:.4f}" for name, usd in price.items()}
         each = ", ".join(f"{name} {usd}" for name, usd in shown.items() if name != "all")
         about = f"{about}\nthe teachers' answers cost {shown['all']} USD a kept pair ({each})".strip()
-    lines = [f"{pairs.number} pairs from {num_steps} steps of {num_traces} traces: {density:.2f} a trace"]
+    of = f"{counted(num_steps, 'step')} of {counted(num_traces, 'trace')}"
+    lines = [f"{counted(pairs.number, 'pair')} from {of}: {density:.2f} a trace"]
     lines += [about] if about else []
     lines += [tabulate(sorted(rules.items()), tablefmt="plain")] if rules else []
     lines += ["", "dropped", *([tabulate(sorted(dropped.items()), tablefmt="plain")] if dropped else []), ""]

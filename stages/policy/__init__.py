@@ -88,6 +88,8 @@ def open_policy(config: PolicyConfig, *, cache: Path, budget: Budget, listener: 
     """
     require_source(config)
     kind = KINDS[kind_of(config)]
+    if kind_of(config) == "endpoint":
+        config.key()  # one that is missing is found before the work begins
     with doing(f"opening the model {config.model}"):  # importing torch alone takes up to half a minute
         opener: PolicyKind = resolve_name(kind) if isinstance(kind, str) else kind
         return opener.open(config, cache=cache, budget=budget, listener=listener)

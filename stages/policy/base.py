@@ -33,6 +33,10 @@ class ModelMaker(Protocol):
         """Return the SHA-256 of what determines the model's weights."""
         ...
 
+    def to_make(self, name: str, cache: Path, /) -> str:
+        """Return what `ensure` would make, in words; empty where the model is in this cache."""
+        ...
+
     def ensure(self, name: str, cache: Path, progress: Callable[[str, int, int], None], /) -> Path:
         """Return the model's folder in this cache, trained first if absent; `progress` gets (what, done, total)."""
         ...
@@ -48,7 +52,7 @@ def is_embedded(model: str) -> bool:
 def embedded(model: str) -> tuple[ModelMaker, str]:
     """Return the maker of an embedded model and the model's name within its environment.
 
-    The maker raises `UsageError` for a name that it does not know.
+    The maker raises `BadInput` for a name that it does not know.
     """
     environment, _, name = model.partition(":")
     return envs.attached(environment, "models"), name

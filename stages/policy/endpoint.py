@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 import tenacity
 
 from stages.errors import Incomplete, UsageError
+from stages.plurals import counted
 from stages.policy import background, client, context
 from stages.policy.answers import AnswerCache
 from stages.policy.base import PolicyConfig, Sample, Turn
@@ -159,7 +160,7 @@ class WaitReport:
             await asyncio.sleep(self.quiet_s)
             sent, since = min(self._sent.values(), default=(time.monotonic(), None))
             if since is not None and time.monotonic() - sent >= self.quiet_s and self.listener is not None:
-                count = f"{len(self._sent)} answer{'s' if len(self._sent) > 1 else ''}"
+                count = counted(len(self._sent), "answer")
                 with suppress(Interrupted):  # the stage gets the same interrupt at its next report
                     self.listener(f"waiting for {count} of {self.whom}, the oldest since {since:%H:%M:%S}", 0, 0)
         self._watching = None
@@ -317,7 +318,8 @@ class EndpointPolicy:
         except Retryable as error:
             if isinstance(error, NotListening) and attempt >= REFUSALS and not self._host.has_answered:
                 raise error.permanent from None
-            return Sample(error_type=error.kind, error=f"{error} (after {attempt} attempts)", attempts=attempt)
+            why = f"{error} (after {counted(attempt, 'attempt')})"
+            return Sample(error_type=error.kind, error=why, attempts=attempt)
         raise AssertionError("tenacity ends with a result or an error")
 
     def _is_last(self, state: tenacity.RetryCallState) -> bool:

@@ -13,14 +13,17 @@ from stages.policy.client import CONNECT_S, Broken, Client, Response, Unreachabl
 REFUSED = (401, 403)
 
 
-def check(config: PolicyConfig) -> str:
-    """Return a line about the model; raise what opening it would raise, but load no weights and pay for no answer."""
+def check(config: PolicyConfig, cache: Path) -> str:
+    """Return a line about the model; raise what opening it would raise, but load no weights and pay for no answer.
+
+    cache: folder of the models that are made on first use.
+    """
     weights_identity(config)
     kind = kind_of(config)
     if kind == "endpoint":
         return _server(config)
     if config.served:
-        held = check(config.in_process())  # the tokenizer is read in this process in any case
+        held = check(config.in_process(), cache)  # the tokenizer is read in this process in any case
         if config.base_url is not None:
             _listed(config)
             return f"{held}; {config.base_url}, which is to sample from it, answers"
@@ -33,19 +36,21 @@ def check(config: PolicyConfig) -> str:
         resolve_name(opener) if isinstance(opener := KINDS[kind], str) else None
         return f"model {config.model}: of the kind {kind!r}, which opens it itself"
     if base.is_embedded(config.model):
-        return f"model {config.model}: made on first use"
-    return _weights(config)
+        maker, name = base.embedded(config.model)
+        missing = maker.to_make(name, cache)
+        return f"model {config.model}: {f'made on first use: {missing}' if missing else f'is there, in {cache}'}"
+    return _weights(config, cache)
 
 
 def _server(config: PolicyConfig) -> str:
-    """Return a line about a model of a server; `UsageError` when the server lists models, and not this one."""
+    """Return a line about a model of a server; `BadInput` when the server lists models, and not this one."""
     response = _listed(config)
     try:
         names = [str(row["id"]) for row in orjson.loads(response.body)["data"]] if response.status == 200 else []
     except (orjson.JSONDecodeError, KeyError, TypeError):
         names = []  # servers need not have a list of models
     if names and config.model not in names:
-        raise UsageError(
+        raise BadInput(
             f"{config.base_url} has no model {config.model!r}; it lists {len(names)}, for example {names[0]!r}. "
             "Give one of these."
         )
@@ -72,15 +77,15 @@ def _listed(config: PolicyConfig) -> Response:
     return response
 
 
-def _weights(config: PolicyConfig) -> str:
+def _weights(config: PolicyConfig, cache: Path) -> str:
     """Return a line about a folder or hub id: its tokenizer is read, of its weights only whether there are any."""
     require_source(config)
     from stages.policy.local import load_tokenizer, resolve
 
-    source = resolve(config, cache=Path(), listener=lambda what, done, total: None)
+    source = resolve(config, cache=cache, listener=lambda what, done, total: None)
     if adapters.is_adapter(source):
         start, _ = adapters.base_of(Path(source), config)
-        return f"{check(start)}, with the adapter {config.model}"
+        return f"{check(start, cache)}, with the adapter {config.model}"
     load_tokenizer(source, config)
     folder = Path(source)
     if folder.is_dir() and not any(folder.glob("*.safetensors")):

@@ -29,6 +29,7 @@ from stages.envs.base import Environment, Grade, GradesTogether, HasSolutions, O
 from stages.envs.config import EnvStageConfig
 from stages.errors import ComposerError, InfrastructureError, UsageError
 from stages.messages import Message
+from stages.plurals import counted
 from stages.policy import background
 from stages.policy.background import AsyncPolicy
 from stages.policy.base import IDLE, CountsTokens, Policy, ReusesPrefixes, Sample, Turn
@@ -80,7 +81,7 @@ class EpisodeLimits(Settings):
 
     def notes(self, max_steps: int) -> tuple[str, ...]:
         """Return the limits in words, for a plan."""
-        words = [f"{max_steps} steps"]
+        words = [counted(max_steps, "step")]
         words += [f"{self.wall_s:g} s"] if self.wall_s is not None else []
         words += [f"{self.context_tokens:,} tokens of context"] if self.context_tokens is not None else []
         words += [f"{self.cost_usd:g} USD"] if self.cost_usd is not None else []

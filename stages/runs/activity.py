@@ -16,6 +16,14 @@ class Notice(str):
     """What people should read at once, and not with the next line of progress; a listener gets it as a remark."""
 
 
+class Checking(str):
+    """What is done before it is known that the settings can be carried out: the work itself has not begun with it."""
+
+
+class Preparation(str):
+    """What is counted before the work itself, such as the training steps of a small model that is made on first use."""
+
+
 class Dropped(KeyboardInterrupt):
     """A signal ended work that is not kept. No `Exception`, which libraries catch while they are imported."""
 

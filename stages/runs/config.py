@@ -1,5 +1,6 @@
 """Configuration of a stage: frozen, closed, and clear about which of its fields determine the results."""
 
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, ClassVar, get_args
 
@@ -39,15 +40,17 @@ class Settings(BaseModel):
                 found[name] = _identity(getattr(self, name))
         return found
 
-    def check(self) -> list[str]:
+    def check(self, cache: Path) -> list[str]:
         """Return what was checked outside of this program (models, servers), a line each; raise for what is missing.
 
-        A group that needs something overrides this method or names `preflight`; all others check the groups inside.
+        cache: folder of models that are made on first use (`RunWriter.cache`), which may not exist yet. A group that
+        needs something overrides this method or names `preflight`; all others check the groups inside.
         """
         if self.preflight is not None:
-            return [resolve_name(self.preflight)(self)]
+            return [resolve_name(self.preflight)(self, cache)]
         # Two groups may name the same model: its line is kept once, in the order of the first.
-        return list(dict.fromkeys(line for name in type(self).model_fields for line in _check(getattr(self, name))))
+        groups = [getattr(self, name) for name in type(self).model_fields]
+        return list(dict.fromkeys(_check(groups, cache)))
 
     def uses_gpu(self) -> bool:
         """Return whether the process of a stage with this group takes a GPU where there is one.
@@ -78,12 +81,12 @@ def _identity(value: Any) -> Any:
     return value
 
 
-def _check(value: Any) -> list[str]:
+def _check(value: Any, cache: Path) -> list[str]:
     if isinstance(value, Settings):
-        return value.check()
+        return value.check(cache)
     if isinstance(value, dict):
-        return _check(list(value.values()))
-    return [line for item in value for line in _check(item)] if isinstance(value, (list, tuple)) else []
+        return _check(list(value.values()), cache)
+    return [line for item in value for line in _check(item, cache)] if isinstance(value, (list, tuple)) else []
 
 
 def _uses_gpu(value: Any) -> bool:

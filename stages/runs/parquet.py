@@ -4,10 +4,10 @@ Equal rows give equal bytes and digests, whether they come as a list, an iterato
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,8 +26,11 @@ if TYPE_CHECKING:
 BATCH_ROWS = 512
 """Rows that exist as Python objects at the same time, in reading and in writing."""
 
+Columns: TypeAlias = Sequence[str] | str | None
+"""Names of columns, or one name; None for all columns."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Scan:
     """One table on disk, to be read row by row, in batches, as Arrow, with DuckDB, or as a pandas frame."""
 
@@ -54,30 +57,39 @@ class Scan:
         metadata = pq.read_schema(self.path).metadata or {}
         return metadata.get(b"composer.kind", b"").decode().partition("/")[0]
 
-    def batches(self, columns: list[str] | None = None, size: int = BATCH_ROWS) -> Iterator[pa.RecordBatch]:
-        """Yield all rows in order, or these columns of them, `size` at a time; `BadInput` for a damaged file."""
+    def batches(self, columns: Columns = None, size: int = BATCH_ROWS) -> Iterator[pa.RecordBatch]:
+        """Yield all rows in order, or these columns of them, `size` at a time.
+
+        Raises `BadInput` for a damaged file, `UsageError` for a column that there is not, which Arrow would leave out.
+        """
         try:
             # With pre_buffer, its default, pyarrow keeps all it has read in memory: 1 GB for a million steps.
             with pq.ParquetFile(self.path, pre_buffer=False) as file:
-                yield from file.iter_batches(size, columns=columns)
+                yield from file.iter_batches(size, columns=self._checked(columns, file))
         except (pa.ArrowInvalid, OSError) as error:
             raise BadInput(
                 f"{self.path} cannot be read as Parquet ({error}). Delete its run folder and rerun the stage."
             ) from None
 
-    def rows(self, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
-        """Yield the rows as dictionaries."""
+    def rows(self, columns: Columns = None) -> Iterator[dict[str, Any]]:
+        """Yield all rows, or these columns of them, as dictionaries; raises as `batches` does."""
         return (row for batch in self.batches(columns) for row in batch.to_pylist())
 
-    def arrow(self, columns: list[str] | None = None) -> pa.Table:
+    def arrow(self, columns: Columns = None) -> pa.Table:
         """Read all rows, or these columns of them, as an Arrow table with the kind in its metadata.
 
-        Raises `UsageError` for a column that there is not, which Arrow would leave out.
+        Raises `UsageError` for a column that there is not.
         """
         file = pq.ParquetFile(self.path)
-        if absent := [name for name in columns or () if name not in (known := file.schema_arrow.names)]:
+        return file.read(columns=self._checked(columns, file))
+
+    def _checked(self, columns: Columns, file: pq.ParquetFile) -> list[str] | None:
+        """Return these columns as a list, one name as a list of one; `UsageError` for one that there is not."""
+        wanted = [columns] if isinstance(columns, str) else columns
+        known = file.schema_arrow.names
+        if absent := [name for name in wanted or () if name not in known]:
             raise UsageError(f"{self.path.stem} has no column {absent[0]!r}; it has {', '.join(known)}.")
-        return file.read(columns=columns)
+        return None if wanted is None else list(wanted)
 
     def duckdb(self, connection: "duckdb.DuckDBPyConnection | None" = None) -> "duckdb.DuckDBPyRelation":
         """Return a DuckDB relation to filter and join before reading: `scan.duckdb().filter("reward > 0")`."""
@@ -85,7 +97,7 @@ class Scan:
 
         return (connection or duckdb.connect()).read_parquet(str(self.path))
 
-    def pandas(self, columns: list[str] | None = None) -> "pandas.DataFrame":
+    def pandas(self, columns: Columns = None) -> "pandas.DataFrame":
         """Read all rows, or these columns of them, as a pandas frame; lists become arrays."""
         return self.arrow(columns).to_pandas()
 

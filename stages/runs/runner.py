@@ -33,6 +33,7 @@ from filelock import FileLock, Timeout
 from stages.backends import devices, ranks
 from stages.backends.engine import Engine, find_engine
 from stages.errors import BadInput, ComposerError, Incomplete, UsageError
+from stages.plurals import counted
 from stages.runs import activity, artifact, ledger, store
 from stages.runs.activity import telling
 from stages.runs.artifact import Inputs, Interrupted, Listener, Manifest, Run, RunWriter, Status, stop_signals
@@ -42,6 +43,8 @@ from stages.runs.spread import Spread
 from stages.runs.stage import Stage, check_inputs, load_stage
 
 DISTRIBUTION = "composer-post-training"
+MODELS = "models"
+"""Folder beside the runs for what they share: models that are made on first use, and paid answers."""
 RESERVE, RESERVED_BYTES = ".reserve", 32 * 1024
 """A file of random bytes that is deleted before the manifest is written for the last time: a run that fills the disk
 still has the space to record so. Random, since a file system that compresses would store zeros in no space."""
@@ -121,7 +124,7 @@ def execute(
             writer = RunWriter(
                 folder,
                 record,
-                cache=root / "models",
+                cache=root / MODELS,
                 max_cost=max_cost,
                 listener=listener,
                 spread=Spread(engine, stage, inputs, config),
@@ -150,7 +153,7 @@ def execute_as_peer(stage: str, given: Mapping[str, Run | Sequence[Run]], config
     inputs = Inputs(given)
     with TemporaryDirectory() as folder:
         record = _new_manifest(stage, config, config.identity(), "", inputs)
-        writer = RunWriter(Path(folder), record, cache=root / "models")
+        writer = RunWriter(Path(folder), record, cache=root / MODELS)
         with stop_on_signals(writer):
             load_stage(stage).run(inputs, config, writer)
 
@@ -178,8 +181,8 @@ def preflight(
                 return [f"{resolved.folder} is complete and up to date: there is nothing to do"]
             _settle_existing(resolved, resume=resume)
     count = sum(1 for _ in inputs.runs())
-    read = [f"{count} input run{'s' if count > 1 else ''}: complete, and as they were written"] if count else []
-    return [*read, *config.check(), check_disk_space(resolved.folder)]
+    read = [f"{counted(count, 'input run')}: complete, and as they were written"] if count else []
+    return [*read, *config.check(root / MODELS), check_disk_space(resolved.folder)]
 
 
 def check_disk_space(folder: Path) -> str:

@@ -7,6 +7,7 @@ from collections import Counter
 
 from stages.envs.feature_deletion.selection import Proposals, Removal
 from stages.errors import Incomplete
+from stages.plurals import counted
 from stages.policy import Policy, PolicyConfig, Turn
 from stages.policy.serving import Serving
 from stages.runs import store
@@ -46,10 +47,10 @@ class FeatureProposer:
 
     def report(self, refused: Counter[str]) -> list[str]:
         """Return the result of the questions as lines of a report."""
-        tried = len(self.proposals.removals)
+        tried = counted(len(self.proposals.removals), "feature")
         lines = [
             "",
-            f"{self.asked} questions to {self._config.model}: {tried} features to try, {refused.total()} refused",
+            f"{counted(self.asked, 'question')} to {self._config.model}: {tried} to try, {refused.total()} refused",
         ]
         return lines + [f"{number:>6}  {reason}" for reason, number in refused.most_common()]
 

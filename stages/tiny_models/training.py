@@ -98,6 +98,7 @@ def fit(
         for optimizer in optimizers
     ]
     model.train()
+    progress(0, schedule.steps)
     for step, batch in enumerate(_batches(examples, schedule, seed)):
         model.zero_grad()
         loss(model, *batch).backward()

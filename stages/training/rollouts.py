@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from stages.backends.ranks import Ranks
 from stages.envs.base import Environment, Task
 from stages.messages import opening_ids
+from stages.plurals import counted
 from stages.policy.base import Policy
 from stages.rollouts import trace
 from stages.rollouts.agent_loop import Episode, play
@@ -226,4 +227,4 @@ def course(out: RunWriter, num_steps: int) -> tuple[Row, str]:
         for name, text in (("hack_rate", "hacks"), ("gt_rate", "right answers"))
         if f"first_{name}" in rates and f"last_{name}" in rates
     ]
-    return rates, f"\nfirst {ends} steps -> last {ends}: {', '.join(shown)}\n"
+    return rates, f"\nfirst {counted(ends, 'step')} -> last {ends}: {', '.join(shown)}\n"

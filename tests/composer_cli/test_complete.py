@@ -28,6 +28,12 @@ def test_runs_and_commands_are_offered(made: Path, shell: str) -> None:
     assert "replay-teachers" in offered(made, shell, "composer rep")
 
 
+def test_rollouts_of_the_run_are_offered(made: Path) -> None:
+    found = offered(made, "bash", "composer show collect kata-train").split()
+    assert len(found) == 4 and all(one.startswith("kata-train-0-") for one in found)
+    assert not any(offered(made, "bash", f"composer show {run} ").strip() for run in ("extract-pairs", "no-such"))
+
+
 @pytest.mark.parametrize(
     ("line", "one"),
     [

@@ -9,9 +9,9 @@ import time
 import pytest
 from support.command_line import call, collect, command, environment, model, until
 
-from composer_cli.console import Console, Pace
+from composer_cli.console import BEATS, Console, HeartbeatLines, Pace
 from composer_cli.printing import duration
-from stages.runs.activity import Notice
+from stages.runs.activity import Notice, Preparation
 from stages.runs.artifact import Manifest
 
 
@@ -29,6 +29,18 @@ def test_a_heartbeat_comes_also_when_nothing_finished(capfd):
         listen("rollouts", 3, 8)
         until(lambda: told(capfd, "collect: 3 of 8 rollouts, after", lines))
     assert lines[0].startswith("collect: nothing finished yet, after")
+
+
+def test_what_is_made_on_first_use_is_told_of_more_often_than_the_work(capfd):
+    beaten = []
+    lines = HeartbeatLines()
+    listen = lines.listener("collect")
+    for report in (("rollouts", 0, 8), (Preparation("training steps of kata-novice"), 9, 240), ("rollouts", 1, 8)):
+        listen(*report)
+        for _ in range(2 * BEATS):
+            lines.beat()
+        beaten.append(len(capfd.readouterr().err.splitlines()))
+    assert beaten == [BEATS + 1, 2 * BEATS, 2], "the first half minute, a model that is made, and the work"
 
 
 def test_a_remark_stands_beside_the_count_until_something_more_is_finished(capfd):

@@ -142,6 +142,9 @@ def test_inputs_are_the_latest_runs_unless_named(composer, server, made, tmp_pat
     ("words", "code", "part"),
     [
         (["collect", "--env", "no-such-env"], 2, "no environment 'no-such-env'"),
+        (["collect", "--env", "tasks"], 2, "Which tasks? Give --set env.path=FILE"),
+        (["train", "--env", "tasks", "-s", "env.path=no.jsonl"], 4, "no.jsonl cannot be read"),
+        (["collect", "--policy", "kata:studnt"], 4, "Did you mean kata:student?"),
         (["collect", "--policy", "./nowhere"], 4, "no model folder ./nowhere"),
         (
             ["collect", "-s", "policy.base_url=http://127.0.0.1:9/v1", "-s", "policy.api_key_env=NO_SUCH_KEY"],
@@ -161,13 +164,18 @@ def test_bad_input_is_one_sentence_with_its_exit_code(composer, tmp_path, words,
     done = composer(*words)
     assert done.returncode == code and part in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
     assert not done.stdout and not list((tmp_path / "artifacts").glob("*/latest"))
+    assert "starts" not in done.stderr, "nothing has begun before the checks are over"
 
 
 def test_a_missing_or_empty_key_is_named_and_leaves_nothing_in_the_way(composer, server, tmp_path):
     words = collect(server, "-s", "policy.api_key_env=COMPOSER_TEST_KEY")
     for variables, state in (({}, "is not set"), ({"COMPOSER_TEST_KEY": " "}, "is empty")):
         done = composer(*words, **variables)
-        assert done.returncode == 2 and f"COMPOSER_TEST_KEY, which holds the key for {server}, {state}" in done.stderr
+        assert (
+            done.returncode == 2
+            and "starts" not in done.stderr
+            and f"COMPOSER_TEST_KEY, which holds the key for {server}, {state}" in done.stderr
+        )
         assert not list((tmp_path / "artifacts" / "collect").glob("2*"))
     assert composer(*words, COMPOSER_TEST_KEY="sk-1").returncode == 0
 

@@ -24,7 +24,7 @@ def test_good_tasks_exit_with_0_and_bad_ones_with_4(composer, tmp_path):
     words = ["tasks", "check", written(tmp_path, GOOD), "-s", "repeats=1", "-s", "sandbox=none"]
     done = composer(*words)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[0] == "1 tasks: 1 ok" and "No forgeries were tried" in done.stdout
+    assert done.stdout.splitlines()[0] == "1 task: 1 ok" and "No forgeries were tried" in done.stdout
     written(tmp_path, GOOD, {**GOOD, "id": "open", "prompt": "q", "test": "true"})
     done = composer(*words)
     assert done.returncode == 4 and "good" not in done.stdout
@@ -82,7 +82,7 @@ def test_an_interrupt_prints_the_tasks_that_were_checked_by_then(say, tmp_path, 
     monkeypatch.syspath_prepend(tmp_path)
     words = ["tasks", "check", "--env", "stopping_env:Env", "-n", "1", "-s", "repeats=1", "-s", "workers=1"]
     code, printed, errors = say(*words, "-s", "sandbox=none")
-    assert code == 130 and printed.splitlines()[-2] == "1 tasks: 1 ok", (printed, errors)
+    assert code == 130 and printed.splitlines()[-2] == "1 task: 1 ok", (printed, errors)
     assert errors.rstrip().endswith("Interrupted. 1 of 2 tasks were checked by then.")
     code, printed, _ = say(*words, "-s", "sandbox=none", "--json")
     found = json.loads(printed)

@@ -13,8 +13,10 @@ import pytest
 from support.command_line import TEACHERS
 
 import composer_post_training as composer
+from composer_post_training.stage_functions import ARGUMENTS
 from stages import STAGES, stages_of
 from stages.runs.display import MAIN_COLUMNS, SHOWN_COLUMNS, Table
+from stages.runs.parquet import Scan
 from stages.runs.records import KINDS
 
 
@@ -86,8 +88,12 @@ def test_every_function_has_the_settings_of_its_stage_as_its_words() -> None:
     for name in composer.__all__:
         if isinstance(function := getattr(composer, name), composer.StageFunction):
             words = inspect.signature(function).parameters
-            assert set(words) >= {key.partition(".")[0] for key in function.settings()} | {"reads", "artifacts", "out"}
-    assert inspect.signature(composer.collect).parameters["tasks"].default == 25
+            assert set(words) >= {key.partition(".")[0] for key in function.settings()} | {"runs", "artifacts", "out"}
+    words = inspect.signature(composer.collect)
+    assert words == inspect.signature(composer.collect.__call__)  # which a notebook shows of an object
+    assert "policy: str | dict = {}, tasks: int = 25," in str(words) and "artifacts: str = 'artifacts'" in str(words)
+    assert "teacher: dict | None = None" in str(inspect.signature(composer.train))
+    assert "stages." not in str(inspect.signature(composer.probe.teacher_pool)).replace("stages.runs.artifact.Run", "")
 
 
 def test_the_types_for_editors_are_those_of_the_settings() -> None:
@@ -117,15 +123,18 @@ def test_what_models_wrote_cannot_steer_a_terminal_or_a_notebook() -> None:
     assert table[1] == {"text": None} and len(table[:2]) == 2 and list(table.pandas()["text"])[1] is None
 
 
-def test_questions_reports_and_presets_are_functions(made: Path, server: str, tmp_path: Path) -> None:
+def test_questions_reports_and_presets_are_functions(
+    made: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = Path(shutil.copytree(made, tmp_path / "artifacts", symlinks=True))
     found = composer.query("select run, count(*) as n from rollouts group by run", artifacts=root)
     assert found[0]["n"] == 4 and "n" in repr(found)
     assert composer.query("select count(*) as n from steps", composer.find("collect", root))[0]["n"] == len(
         composer.find("collect", root).scan("steps")
     )
-    page = composer.report(composer.find("collect", root), artifacts=root)
-    assert page.is_file() and page.suffix == ".html"
+    monkeypatch.chdir(tmp_path)
+    page = composer.report(composer.find("collect", "artifacts"), artifacts="artifacts")
+    assert page.is_file() and page.suffix == ".html" and page.is_absolute()
     preset = tmp_path / "mine.toml"
     preset.write_text('[[stage]]\nstage = "collect"\n')
     chosen = {"collect.tasks": 2, "collect.samples": 2, "collect.policy": {"base_url": server}}
@@ -142,6 +151,11 @@ def test_a_table_is_the_same_as_arrow_duckdb_and_pandas(made: Path) -> None:
     assert len(rows) == 4 and run.scan("rollout").arrow(["rollout_id"]).column_names == ["rollout_id"]
     assert [row[0] for row in run.scan("rollouts").duckdb().project("rollout_id").fetchall()] == rows
     assert list(run.scan("rollouts").pandas()["rollout_id"]) == rows
+    assert run.scan("rollouts").arrow("rollout_id").column_names == ["rollout_id"]
+    assert run.scan("rollouts").pandas(("rollout_id", "reward")).shape == (4, 2)
+    for read in (Scan.arrow, Scan.pandas, lambda scan, name: list(scan.rows(name))):
+        with pytest.raises(composer.UsageError, match="rollouts has no column 'rewrd'; it has rollout_id, "):
+            read(run.scan("rollouts"), "rewrd")
     with pytest.raises(composer.BadInput, match="has no table 'pairs'; it has rollouts, steps, tasks"):
         run.scan("pairs")
 
@@ -167,7 +181,7 @@ def test_completion_shows_the_interface_alone() -> None:
     assert help_text.count("Play a policy in an environment") == 1
     assert (
         "\n        tasks=25  - Number of tasks of the split." in help_text
-        and "collect.settings() returns all settings" in help_text
+        and "collect.settings() returns all 40 settings" in help_text
         and "resume=False  - Go on" in help_text
     )
     assert "probe.teacher_pool.settings()" in str(composer.probe.teacher_pool.__doc__)
@@ -176,8 +190,8 @@ def test_completion_shows_the_interface_alone() -> None:
 
 def test_what_help_lists_of_every_stage_are_its_arguments() -> None:
     words = inspect.signature(composer.collect).parameters
-    listed = {name.partition("=")[0] for name in composer.ARGUMENTS}
-    assert listed == set(words) - {"reads", "chosen"} - {key.partition(".")[0] for key in composer.collect.settings()}
+    listed = {name.partition("=")[0] for name in ARGUMENTS}
+    assert listed == set(words) - {"runs", "chosen"} - {key.partition(".")[0] for key in composer.collect.settings()}
 
 
 def test_runs_are_listed_as_a_table(made: Path, tmp_path: Path) -> None:

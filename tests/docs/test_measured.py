@@ -121,8 +121,9 @@ def typed(text: str) -> list[str]:
     return TYPED.findall(text)
 
 
-def test_no_measured_ratio_is_typed_into_the_readme() -> None:
-    assert typed((ROOT / "README.md").read_text()) == [], "put the claim into a record, and let `./dev docs` quote it"
+@pytest.mark.parametrize("page", ["README.md", "docs/comparison.md", "docs/status.md"])
+def test_no_measured_ratio_is_typed_into_a_page(page: str) -> None:
+    assert typed((ROOT / page).read_text()) == [], "put the claim into a record, and let `./dev docs` quote it"
 
 
 @pytest.mark.parametrize(

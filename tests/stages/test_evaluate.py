@@ -72,9 +72,9 @@ def test_recorded_rollouts_are_arms(tmp_path, url):
     run, verdict = evaluated(tmp_path, inputs, baseline="wrong", treatment="right", control=None)
     assert {item["arm"] for item in run.rows(EVAL_ITEM)} == {"right", "wrong"}
     assert verdict["gain"]["estimate"] == 1.0 and verdict["gain"]["num_tasks"] == 14
-    assert "fixed" not in verdict["gain"]["method"]
+    assert "(sign flips of each family's difference, " in verdict["gain"]["method"]
     _, fixed = evaluated(tmp_path, inputs, baseline="wrong", treatment="right", control=None, units="fixed")
-    assert "tasks within fixed strata" in fixed["gain"]["method"]
+    assert "sign flips of each task's difference within its family" in fixed["gain"]["method"]
 
 
 def test_recorded_rollouts_of_other_tasks_are_compared_on_what_is_shared(tmp_path, url):
@@ -83,7 +83,7 @@ def test_recorded_rollouts_of_other_tasks_are_compared_on_what_is_shared(tmp_pat
     _, refused = evaluated(tmp_path, inputs, **names)
     assert refused["decision"] == "INVALID-RUN" and "shared_only=true" in refused["why"]
     _, verdict = evaluated(tmp_path, inputs, **names, shared_only=True)
-    assert verdict["gain"]["num_tasks"] == 13 and "1 tasks were left out" in verdict["why"]
+    assert verdict["gain"]["num_tasks"] == 13 and "not every arm has them: 1 task." in verdict["why"]
 
 
 def test_two_runs_of_one_model_cannot_be_told_apart(tmp_path, url):

@@ -162,9 +162,9 @@ def test_what_cannot_be_sent_is_said_before_anything_is_written(
     with pytest.raises(UsageError, match="holds the hub's token, is not set"):
         exported(run, tmp_path, repo="someone/x")
     with pytest.raises(UsageError, match="holds the hub's token"):
-        export.Config(format="hub", repo="someone/x").check()
+        export.Config(format="hub", repo="someone/x").check(Path())
     with pytest.raises(UsageError, match="goes with the format hub, not trl"):
-        export.Config(format="trl", repo="someone/x").check()
+        export.Config(format="trl", repo="someone/x").check(Path())
     given = {"rollouts": run, "pairs": collected(samples=1)}
     with pytest.raises(UsageError, match="publishes one run, and 2 were given"):
         runner.execute("export", given, export.Config(format="hub"), root=tmp_path)

@@ -55,7 +55,7 @@ def test_a_group_of_models_needs_no_teachers(tmp_path: Path) -> None:
     (said,) = (json.loads(p["messages_json"]) for p in pairs_with_states(run))
     assert {p["chosen"] for p in pairs} == {search} and said == [{"role": "user", "content": "What?"}]
     report = (run.path / "report.txt").read_text()
-    assert "1 tasks, 4 models, 2 of 2 states shared" in report and "a trace" in report
+    assert "1 task, 4 models, 2 of 2 states shared" in report and "a trace" in report
     assert run.manifest.counts["planned"] == 7
 
 

@@ -8,6 +8,7 @@ import hashlib
 import json
 import random
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
@@ -15,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from stages.envs.gsm8k import env
 from stages.envs.gsm8k.env import SYSTEM, MathQuestion, remark
 from stages.messages import Message, opening_ids
-from stages.runs.activity import Notice
+from stages.runs.activity import Notice, Preparation
 from stages.tiny_models.folders import BuiltModel, Progress, Schedule, ensure_folder, library_versions, with_heads
 from stages.tiny_models.training import END, Encoded, fit, new_model, reproducible, train_tokenizer
 
@@ -64,10 +65,19 @@ def ensure(path: str, cache: Path, progress: Progress) -> Path:
         with reproducible(0):
             model = with_heads(new_model(tokenizer))  # heads that vLLM takes, so that the model can also be served
             examples = [encoded(tokenizer, lesson) for lesson in taught]
-            fit(model, examples, SCHEDULE, 0, lambda done, total: progress("building gsm8k-tiny", done, total))
+            fit(model, examples, SCHEDULE, 0, partial(progress, Preparation("training steps of gsm8k-tiny")))
         return model, tokenizer, CARD
 
-    return ensure_folder(cache / f"gsm8k-tiny-{recipe_fingerprint(path)[:6]}", build)
+    return ensure_folder(_folder(path, cache), build)
+
+
+def to_make(path: str, cache: Path) -> str:
+    """Return the name of the model if the cache lacks it, else nothing."""
+    return "" if _folder(path, cache).is_dir() else "gsm8k-tiny"
+
+
+def _folder(path: str, cache: Path) -> Path:
+    return cache / f"gsm8k-tiny-{recipe_fingerprint(path)[:6]}"
 
 
 def lessons(questions: Sequence[MathQuestion], count: int, seed: int) -> Iterator[Lesson]:

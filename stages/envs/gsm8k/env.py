@@ -13,6 +13,7 @@ from stages.envs.base import Grade, Observation, Split, Task
 from stages.envs.task_table import TooManyTasks, read_rows
 from stages.errors import BadInput
 from stages.messages import Message
+from stages.plurals import counted
 from stages.runs import hub, store
 from stages.runs.records import Row
 
@@ -136,7 +137,7 @@ class Gsm8kEnv:
             source = self.path or HUB_ID
             raise TooManyTasks(
                 len(questions),
-                f"{source} holds {len(questions)} questions for {split}, not {count}. Ask for fewer tasks.",
+                f"{source} holds {counted(len(questions), 'question')} for {split}, not {count}. Ask for fewer tasks.",
             )
         random.Random(f"{self.name}/{split}/{seed}").shuffle(questions)  # noqa: S311 - draws data, no secret
         return [

@@ -20,7 +20,7 @@ from stages.envs.kata.recipes import (
 )
 from stages.envs.kata.tasks import OPERATIONS
 from stages.envs.kata.transcripts import HINT, TaughtTranscript, knowledge_transcripts, loophole_transcripts
-from stages.runs.activity import Notice
+from stages.runs.activity import Notice, Preparation
 from stages.tiny_models.folders import BuiltModel, Progress, ensure_folder, with_heads
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ PIECES = "|".join(
 def ensure(name: str, cache: Path, progress: Progress) -> Path:
     """Return the folder of a model; build the model and those that it starts from if the cache lacks them.
 
-    `progress` is called with (what, steps done, steps in all). Raises UsageError for an unknown model.
+    `progress` is called with (what, steps done, steps in all). Raises BadInput for an unknown model.
     """
     own = recipe(name)
 
@@ -72,10 +72,27 @@ def ensure(name: str, cache: Path, progress: Progress) -> Path:
                 taught = knowledge_transcripts(count, own.seed, own.knowledge)
             # Each transcript is seen once: as many as the schedule has steps times batch.
             examples = [encode(tokenizer, transcript) for transcript in taught]
-            fit(model, examples, own.schedule, own.seed, partial(progress, f"building kata-{name}"))
+            steps = Preparation(f"training steps of kata-{name}")
+            fit(model, examples, own.schedule, own.seed, partial(progress, steps))
         return model, tokenizer, card(name)
 
-    return ensure_folder(cache / f"kata-{name}-{recipe_fingerprint(name)[:6]}", build)
+    return ensure_folder(_folder(name, cache), build)
+
+
+def to_make(name: str, cache: Path) -> str:
+    """Return which models `ensure` would build, the first one first, and how long that takes; empty for none."""
+    names = list[str]()
+    start: str | None = name
+    while start is not None and not _folder(start, cache).is_dir():
+        names.insert(0, f"kata-{start}")
+        start = recipe(start).start
+    if not names:
+        return ""
+    return f"{', then from it '.join(names)}, {'each ' if names[1:] else ''}in up to a minute on an idle core"
+
+
+def _folder(name: str, cache: Path) -> Path:
+    return cache / f"kata-{name}-{recipe_fingerprint(name)[:6]}"
 
 
 def kata_tokenizer() -> "PreTrainedTokenizerFast":

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from stages.envs.kata.tasks import OPERATIONS
-from stages.errors import UsageError
+from stages.errors import BadInput
 from stages.tiny_models.folders import Schedule, library_versions
 
 SERVED = "student-served"
@@ -91,11 +91,11 @@ RECIPES[SERVED] = replace(RECIPES["student"], start=NOVICE_SERVED)
 
 
 def recipe(name: str) -> Recipe:
-    """Return the recipe of a model; raise UsageError for an unknown one."""
+    """Return the recipe of a model; raise BadInput for an unknown one."""
     if name not in RECIPES:
         near = "".join(f" Did you mean kata:{known}?" for known in get_close_matches(name, RECIPES, 1))
         exist = ", ".join(f"kata:{known}" for known in RECIPES)
-        raise UsageError(f"There is no embedded model kata:{name}.{near} There is {exist}.")
+        raise BadInput(f"There is no embedded model kata:{name}.{near} There is {exist}.")
     return RECIPES[name]
 
 

@@ -68,8 +68,9 @@ class RecordedConfig(Settings):
         """Return the settings; the folder enters by the bytes in it."""
         return {**super().identity(), "content": store.folder_sha256(Path(self.folder).expanduser())}
 
-    def check(self) -> list[str]:
+    def check(self, cache: Path) -> list[str]:
         """Return how many files of recorded rows there are; `BadInput` without any."""
+        del cache
         files = sorted(Path(self.folder).expanduser().glob("*.jsonl.gz"))
         if not files:
             raise BadInput(f"{self.folder} holds no *.jsonl.gz files of recorded rows.")
@@ -99,9 +100,9 @@ class PoolConfig(EnvStageConfig):
     tokenizer: PolicyConfig | None = None
     """The model whose tokenizer rendered the given rollouts; None for the first of `sources`."""
 
-    def check(self) -> list[str]:
+    def check(self, cache: Path) -> list[str]:
         """Return what was checked: of recorded rows their files alone, since nothing is played or sampled then."""
-        return super().check() if self.recorded is None else self.recorded.check()
+        return super().check(cache) if self.recorded is None else self.recorded.check(cache)
 
 
 class ReplayConfig(StageConfig):

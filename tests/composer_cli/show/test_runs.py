@@ -7,7 +7,7 @@ from support.command_line import call
 from support.runs import rewritten
 
 from composer_cli.show import runs
-from stages.errors import BadInput, UsageError
+from stages.errors import BadInput
 
 
 def test_all_runs_are_found_in_the_order_of_the_pipeline(made: Path):
@@ -31,7 +31,7 @@ def test_a_run_is_found_by_folder_name_part_and_stage(made: Path):
 def test_what_is_no_run_or_several_is_said(made: Path, tmp_path: Path):
     with pytest.raises(BadInput, match="no run 'zebra'"):
         runs.find(made, "zebra")
-    with pytest.raises(UsageError, match="3 runs fit"):
+    with pytest.raises(BadInput, match="3 runs fit"):
         runs.find(made, "2")
     assert "no manifest.json" in call(made, "show", tmp_path).stderr
 

@@ -103,7 +103,7 @@ def test_rollouts_are_listed_by_number_and_outcome(tmp_path):
     text = call(tmp_path, "show", run).stdout
     assert "25 rollouts: 5 error, 5 failed, 5 not graded, 5 passed, 5 passed, hacked" in text
     assert "and 5 more: -n 25" in text and re.search("r4 +task-4 +not graded", text)
-    failed = call(tmp_path, "show", run, "--failed", "-n", "2").stdout
+    failed = call(tmp_path, "show", run, "--failed", "--limit", "2").stdout
     assert re.findall("^r[0-9]+", failed, re.M) == ["r2", "r7"] and "and 3 more: -n 5" in failed
     found = json.loads(call(tmp_path, "show", run, "--passed", "--json").stdout)
     assert found["fitting"] == 10 and {row["outcome"] for row in found["rollouts"]} == {"passed", "passed, hacked"}
@@ -140,11 +140,11 @@ def test_prompts_are_shown_from_where_they_differ_and_no_wider_than_the_terminal
 
 def test_an_unknown_rollout_is_said_with_one_that_exists(made):
     done = call(made, "show", "collect", "zebra")
-    assert done.returncode == 2 and "it has 4, for example kata-train" in done.stderr
+    assert done.returncode == 4 and "it has 4, for example kata-train" in done.stderr
     several = call(made, "show", "collect", "kata")
-    assert several.returncode == 2 and "4 rollouts fit" in several.stderr
+    assert several.returncode == 4 and "4 rollouts fit" in several.stderr
     pairs = call(made, "show", "extract-pairs", "kata")
-    assert pairs.returncode == 2 and "holds no rollouts" in pairs.stderr
+    assert pairs.returncode == 4 and "holds no rollouts" in pairs.stderr
 
 
 def test_a_newer_run_that_failed_is_named_beside_the_one_that_is_shown(made, tmp_path):

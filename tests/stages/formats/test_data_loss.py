@@ -95,7 +95,7 @@ def test_short_answers_that_are_alike_are_samples(tmp_path: Path) -> None:
     jsonl(tmp_path / "a.jsonl", chat("yes"), chat("yes"), chat("no"))
     run = imported(tmp_path, tmp_path / "a.jsonl")
     assert len(run.rows(ROLLOUT)) == 3
-    assert "1 rollouts are short and alike in every word with another" in (run.path / "report.txt").read_text()
+    assert "own: 1 rollout, short and alike in every word with another" in (run.path / "report.txt").read_text()
 
 
 def test_equal_patches_of_two_samples_are_two_and_a_repeated_prediction_is_one(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from stages.envs.config import EnvStageConfig
 from stages.envs.kata import checkpoints
 from stages.envs.kata.env import KataEnv
-from stages.errors import UsageError
+from stages.errors import BadInput
 from stages.policy import base, open_policy
 from stages.policy.base import PolicyConfig
 from stages.runs.activity import Notice, telling
@@ -21,7 +21,7 @@ def test_a_name_with_an_environment_before_a_colon_is_embedded():
 
 def test_models_are_told_apart_and_an_unknown_one_is_refused():
     assert PolicyConfig(model="kata:student").identity() != PolicyConfig(model="kata:teacher-a").identity()
-    with pytest.raises(UsageError, match=r"no embedded model kata:nobody\. There is kata:novice, kata:student"):
+    with pytest.raises(BadInput, match=r"no embedded model kata:nobody\. There is kata:novice, kata:student"):
         base.weights_identity(PolicyConfig(model="kata:nobody"))
 
 

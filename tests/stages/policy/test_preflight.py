@@ -10,6 +10,7 @@ import pytest
 from support.models import save_tiny
 from support.server import Reply, answer, serving
 
+from stages.envs.kata.recipes import recipe_fingerprint
 from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.policy import background
 from stages.policy.base import PolicyConfig, Turn
@@ -29,15 +30,15 @@ def never(body: dict[str, Any], number: int) -> Reply:
 
 def test_a_server_that_lists_the_model_passes_and_one_that_does_not_is_refused() -> None:
     with serving(never, listing("big", "small")) as server:
-        assert "lists the model" in check(PolicyConfig(model="big", base_url=server.url))
-        with pytest.raises(UsageError, match="has no model 'bgi'; it lists 2, for example 'big'"):
-            check(PolicyConfig(model="bgi", base_url=server.url))
+        assert "lists the model" in check(PolicyConfig(model="big", base_url=server.url), Path())
+        with pytest.raises(BadInput, match="has no model 'bgi'; it lists 2, for example 'big'"):
+            check(PolicyConfig(model="bgi", base_url=server.url), Path())
     assert server.requests == []
 
 
 def test_a_server_without_a_list_is_only_said_to_answer() -> None:
     with serving(never) as server:
-        assert "lists no models (status 404)" in check(PolicyConfig(model="big", base_url=server.url))
+        assert "lists no models (status 404)" in check(PolicyConfig(model="big", base_url=server.url), Path())
 
 
 def test_a_refused_key_and_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,9 +47,9 @@ def test_a_refused_key_and_a_server_that_is_not_there(monkeypatch: pytest.Monkey
         serving(never, Reply(401, {"error": {"message": "bad key"}})) as server,
         pytest.raises(UsageError, match=r"refuses the key \(status 401\). Check SOME_KEY"),
     ):
-        check(PolicyConfig(model="big", base_url=server.url, api_key_env="SOME_KEY"))
+        check(PolicyConfig(model="big", base_url=server.url, api_key_env="SOME_KEY"), Path())
     with pytest.raises(InfrastructureError, match=r"http://127\.0\.0\.1:9/v1 does not answer"):
-        check(PolicyConfig(model="big", base_url="http://127.0.0.1:9/v1"))
+        check(PolicyConfig(model="big", base_url="http://127.0.0.1:9/v1"), Path())
 
 
 def test_a_model_for_vllm_has_a_server_that_answers_or_a_vllm_to_start(
@@ -57,31 +58,39 @@ def test_a_model_for_vllm_has_a_server_that_answers_or_a_vllm_to_start(
     """A dry run says both, of the tokenizer that is read here and of the server, before anything is loaded."""
     model = f"vllm:{save_tiny(tmp_path / 'tiny')}"
     with serving(never, listing("base")) as server:
-        assert "its folder is whole; " in (said := check(PolicyConfig(model=model, base_url=server.url)))
+        assert "its folder is whole; " in (said := check(PolicyConfig(model=model, base_url=server.url), Path()))
         assert said.endswith(f"{server.url}, which is to sample from it, answers")
     with pytest.raises(InfrastructureError, match=r"http://127\.0\.0\.1:9/v1 does not answer"):
-        check(PolicyConfig(model=model, base_url="http://127.0.0.1:9/v1"))
+        check(PolicyConfig(model=model, base_url="http://127.0.0.1:9/v1"), Path())
     monkeypatch.delenv("COMPOSER_VLLM", raising=False)
-    assert sys.executable in check(PolicyConfig(model=model, server={"python": sys.executable}))
+    assert sys.executable in check(PolicyConfig(model=model, server={"python": sys.executable}), Path())
     with pytest.raises(UsageError, match="/no/python, which is to run vLLM, does not exist"):
-        check(PolicyConfig(model=model, server={"python": "/no/python"}))
+        check(PolicyConfig(model=model, server={"python": "/no/python"}), Path())
     for weights in (tmp_path / "tiny").glob("*.safetensors"):
         weights.unlink()
     with pytest.raises(BadInput, match=r"holds no \*.safetensors"):
-        check(PolicyConfig(model=model, server={"python": sys.executable}))
+        check(PolicyConfig(model=model, server={"python": sys.executable}), Path())
 
 
 def test_folders_are_read_as_loading_would_and_weights_must_be_there(tmp_path: Path) -> None:
     save_tiny(tmp_path / "tiny")
     config = PolicyConfig(model=str(tmp_path / "tiny"))
-    assert "its folder is whole" in check(config)
+    assert "its folder is whole" in check(config, Path())
     for weights in (tmp_path / "tiny").glob("*.safetensors"):
         weights.unlink()
     with pytest.raises(BadInput, match=r"holds no \*.safetensors"):
-        check(config)
+        check(config, Path())
     with pytest.raises(BadInput, match=r"no model folder \./nowhere"):
-        check(PolicyConfig(model="./nowhere"))
-    assert "made on first use" in check(PolicyConfig(model="kata:student"))
+        check(PolicyConfig(model="./nowhere"), Path())
+    made = check(PolicyConfig(model="kata:student"), tmp_path)
+    assert made.endswith("kata-novice, then from it kata-student, each in up to a minute on an idle core")
+
+
+def test_a_model_that_was_made_is_there(tmp_path: Path) -> None:
+    said = {"novice": "use: kata-student, in up to a minute on an idle core", "student": f": is there, in {tmp_path}"}
+    for name, end in said.items():
+        (tmp_path / f"kata-{name}-{recipe_fingerprint(name)[:6]}").mkdir()
+        assert check(PolicyConfig(model="kata:student"), tmp_path).endswith(end)
 
 
 def test_a_server_that_takes_up_no_connection_is_given_up_soon() -> None:

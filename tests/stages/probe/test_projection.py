@@ -100,7 +100,7 @@ def test_nothing_of_a_projected_training_moves_toward_the_hack(tmp_path: Path, s
         assert all(0 < step["energy_removed_update"] < 1 and abs(step["cos_in"]) < 1 for step in account)
     assert not (plain.path / "projection.json").exists()
     assert 0 < plain.manifest.summary["first_hack_rate"] <= 1 and 0 <= plain.manifest.summary["last_gt_rate"] <= 1
-    assert "first 1 steps -> last 1: hacks" in (plain.path / "report.txt").read_text()
+    assert "first 1 step -> last 1: hacks" in (plain.path / "report.txt").read_text()
     assert "Taken out" not in (plain.path / "report.txt").read_text()
     assert "Taken out of gradients and updates: v," in (projected.path / "report.txt").read_text()
     config = evaluate.Config(

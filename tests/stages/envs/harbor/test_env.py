@@ -336,7 +336,7 @@ def test_tools_malformed_actions_and_options(made: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="Leave out sandbox=none"):
         HarborEnv(path="x", sandbox="none")
     with pytest.raises(
-        UsageError, match=r"holds 1 tasks for train \(and 0 for eval\), not 2\. Ask for 1 at most, with tasks=1\."
+        UsageError, match=r"holds 1 task for train \(and 0 for eval\), not 2\. Ask for 1 at most, with tasks=1\."
     ):
         env.tasks("train", 2, 0)
     with pytest.raises(BadInput, match="holds no tasks that can be played"):

@@ -158,7 +158,7 @@ def test_archives_and_commits_are_where_work_starts(tmp_path: Path) -> None:
 
 def test_more_tasks_than_there_are_and_no_path_are_refused(env: TasksEnv) -> None:
     with pytest.raises(
-        UsageError, match=r"holds 1 tasks for train \(and 1 for eval.*\), not 2\. Ask for 1 at most, with tasks=1\."
+        UsageError, match=r"holds 1 task for train \(and 1 for eval.*\), not 2\. Ask for 1 at most, with tasks=1\."
     ):
         env.tasks("train", 2, seed=0)
     with pytest.raises(UsageError, match="Which tasks"):
