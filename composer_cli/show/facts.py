@@ -126,6 +126,8 @@ NAMES = {
     "protocol_ok": "followed the protocol",
     "num_steps": "steps",
     "terminated_by": "ended by",
+    "test_log": "log of the tests",
+    "submission": "submitted patch",
 }
 """Columns whose names do not say to a reader what they are."""
 METRICS = {

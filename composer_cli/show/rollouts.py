@@ -18,6 +18,7 @@ from stages.errors import BadInput
 from stages.messages import Message
 from stages.plurals import counted
 from stages.rollouts.agent_loop import SUMMARY_REQUEST
+from stages.rollouts.trace import item_steps
 from stages.runs import queries
 from stages.runs.artifact import Run
 from stages.runs.queries import RolloutFilter, RolloutPage
@@ -125,6 +126,13 @@ class SaidMessage:
     step: int | None = None
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def title(self) -> str:
+        """Return who said it, at which step, and what was cut."""
+        who = "observation" if self.step is not None and self.role != "assistant" else self.role
+        at = "" if self.step is None else f", step {self.step}"
+        return " \u00b7 ".join([f"{who}{at}", *self.notes])
+
 
 @dataclass(frozen=True)
 class RolloutTranscript:
@@ -148,9 +156,16 @@ def transcript(run: Run, wanted: str) -> RolloutTranscript:
         raise BadInput(f"{run.path} has no rollout {wanted!r}; it has {len(ids)}, for example {near[0]}.")
     row, steps = queries.rollout(run, wanted if wanted in fitting else fitting[0])
     assert row is not None  # noqa: S101 (its id was just found)
-    said = list(_of_steps(steps, row.get("submission")) if steps else _of_conversation(row))
-    held = {name: value for name, value in row.items() if name not in ("transcript_json", "file_row")}
-    return RolloutTranscript(held, said)
+    held = {name: value for name, value in row.items() if name not in ("transcript_json", "steps_json", "file_row")}
+    return RolloutTranscript(held, said(row, steps))
+
+
+def said(row: Row, steps: Sequence[Row]) -> list[SaidMessage]:
+    """Return the messages of a rollout, or of an item of an evaluation, of which `steps` may be empty."""
+    if steps := steps or item_steps(row):
+        return list(_of_steps(steps, row.get("submission")))
+    messages: list[Message] = orjson.loads(row.get("transcript_json") or "[]")
+    return [SaidMessage(message["role"], message["content"]) for message in messages]
 
 
 def _of_steps(steps: Sequence[Row], submission: str | None) -> Iterator[SaidMessage]:
@@ -172,15 +187,6 @@ def _of_steps(steps: Sequence[Row], submission: str | None) -> Iterator[SaidMess
     last = steps[-1]
     if last["observation"] and last["observation"] != submission:
         yield SaidMessage("user", last["observation"], len(steps), _observation_notes(last))
-
-
-def _of_conversation(row: Row) -> Iterator[SaidMessage]:
-    """Yield the messages of an item, whose steps were not kept: the last answers are its actions."""
-    messages: list[Message] = orjson.loads(row.get("transcript_json") or "[]")
-    step = (row.get("num_steps") or 0) - sum(message["role"] == "assistant" for message in messages)
-    for message in messages:
-        step += message["role"] == "assistant"
-        yield SaidMessage(message["role"], message["content"], step if step > 0 else None)
 
 
 def _action_notes(step: Row) -> list[str]:
@@ -209,11 +215,7 @@ def transcript_text(run: Run, one: RolloutTranscript) -> str:
     """Return a rollout as text: its outcome, the conversation, what was submitted, and how it was graded."""
     row = one.rollout
     parts = [_opening(run, row)]
-    for said in one.messages:
-        acted = said.step is not None
-        title = "observation" if acted and said.role != "assistant" else said.role
-        title += f", step {said.step}" if acted else ""
-        parts.append(_block(" \u00b7 ".join([title, *said.notes]), said.content))
+    parts += [_block(message.title, message.content) for message in one.messages]
     if row.get("submission"):
         parts.append(_block("submitted patch", row["submission"]))
     elif row.get("patch"):

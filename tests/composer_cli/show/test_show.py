@@ -35,7 +35,7 @@ def test_a_rollout_is_its_conversation_between_outcome_and_grading(made):
     assert "  task      kata-train-0-00001, sample 1" in text and "  ended by  submitted" in text
     titles = [line for line in text.splitlines()[1:] if line and not line.startswith(" ")]
     steps = [f"{who}, step {n}" for n in (1, 2, 3) for who in ("assistant", "observation")]
-    assert titles == ["system", "user", *steps, "assistant, step 4", "grading"]
+    assert titles == ["system", "user", *steps, "assistant, step 4", "grading", "log of the tests"]
     assert "    sed -i" in text and "    [exit 0]" in text and text.count("hidden tests pass") == 1
     coloured = call(made, "show", "collect", "00001#1", FORCE_COLOR="1", NO_COLOR="").stdout
     assert "\x1b[1massistant, step 1\x1b[0m\n    ```bash" in coloured
@@ -113,8 +113,11 @@ def test_rollouts_are_listed_by_number_and_outcome(tmp_path):
 
 
 def test_items_of_an_evaluation_have_their_arm(tmp_path):
-    items = [item(arm, "t-0", arm == "B") for arm in "AB"]
+    kept = {"steps_json": '[{"message": 1, "truncated": true}]', "test_log": "FAIL f(1): 2, not 3"}
+    items = [item(arm, "t-0", arm == "B") | (kept if arm == "A" else {}) for arm in "AB"]
     run = written(tmp_path, "evaluate/20260102T030405Z-kata", [(EVAL_ITEM, items)])
+    cut = call(tmp_path, "show", run, "A/0").stdout
+    assert "assistant, step 1 \u00b7 cut off at max_tokens\n" in cut and cut.endswith("    FAIL f(1): 2, not 3\n")
     failed = call(tmp_path, "show", run, "--failed").stdout
     assert re.search("A/0/t-0#0@0 +A +failed +1 +do t-0\n", failed) and "B/0/t-0" not in failed
     one = call(tmp_path, "show", run, "B/0").stdout
