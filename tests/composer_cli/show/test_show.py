@@ -35,7 +35,7 @@ def test_a_rollout_is_its_conversation_between_outcome_and_grading(made):
     assert "  task      kata-train-0-00001, sample 1" in text and "  ended by  submitted" in text
     titles = [line for line in text.splitlines()[1:] if line and not line.startswith(" ")]
     steps = [f"{who}, step {n}" for n in (1, 2, 3) for who in ("assistant", "observation")]
-    assert titles == ["system", "user", *steps, "assistant, step 4", "grading"]
+    assert titles == ["system", "user", *steps, "assistant, step 4", "grading", "log of the tests"]
     assert "    sed -i" in text and "    [exit 0]" in text and text.count("hidden tests pass") == 1
     coloured = call(made, "show", "collect", "00001#1", FORCE_COLOR="1", NO_COLOR="").stdout
     assert "\x1b[1massistant, step 1\x1b[0m\n    ```bash" in coloured
