@@ -37,7 +37,7 @@ class Rollout:
     messages: list[Message]
     """The conversation: dictionaries with `role` and `content`."""
     steps: list[Row]
-    """The steps by the columns of the table `steps`, such as `action` and `observation`; an evaluation keeps none."""
+    """The steps by the columns of the table `steps`, such as `action` and `observation`."""
     row: Row
     """All columns of its table by name."""
     folder: Path
@@ -73,7 +73,7 @@ class Rollout:
         parts = [
             f"<p><b>{escape(visible(rollouts.title(one.rollout)))}</b></p>",
             _table(rollouts.opening(self.folder, one.rollout)),
-            *(_block(title, text) for title, text in rollouts.said(one)),
+            *(_block(title, text) for title, text in rollouts.blocks(one)),
             "<p><b>grading</b></p>",
             _table(grades),
             *(_block(title, text) for title, text in rollouts.logs(one.rollout)),

@@ -20,6 +20,7 @@ from stages.envs.config import HeldOutEnvConfig
 from stages.errors import BadInput, Incomplete, UsageError
 from stages.evaluation import comparison, planner
 from stages.evaluation.arms import (
+    LONG,
     START,
     Arm,
     arms_to_play,
@@ -268,10 +269,10 @@ def _play(
 def _items(played: list[Arm], known: list[Row], tasks: list[Task], config: Config, out: RunWriter) -> list[Row]:
     """Return the items of these tasks, arm by arm; without a model to play, all recorded ones.
 
-    Transcripts stay on disk: the other columns of an item are small.
+    Transcripts, patches and logs stay on disk: the other columns of an item are small.
     """
     names = [item_id(arm, episode) for arm in played for episode in _episodes(tasks, config)]
-    items = [record["item"] | {"transcript_json": None} for record in out.journal.read(names)]
+    items = [record["item"] | dict.fromkeys(LONG) for record in out.journal.read(names)]
     here = {task.task_id for task in tasks}
     return [*items, *(item for item in known if not played or item["task_id"] in here)]
 
@@ -281,7 +282,8 @@ def _finish(
 ) -> None:
     """Write the items, the verdict, the chart and the report; raise `Incomplete` where rollouts failed."""
     names = [item["item_id"] for item in items]
-    played = (record["item"] for record in out.journal.read(names))
+    # An attempt of an older version may have played some.
+    played = (EVAL_ITEM.upgraded(record["item"]) for record in out.journal.read(names))
     out.table(EVAL_ITEM, chain(played, (item for item in items if item["item_id"] not in out.journal)))
     failed = sum(item["error_type"] is not None for item in items)
     out.count(planned=len(items), done=len(items) - failed, failed=failed)

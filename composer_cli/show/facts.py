@@ -21,7 +21,7 @@ from stages import STAGES
 from stages.errors import ComposerError
 from stages.messages import Message
 from stages.plurals import counted
-from stages.rollouts.trace import rollout_units, states
+from stages.rollouts.trace import item_steps, rollout_units, states
 from stages.runs import queries
 from stages.runs.artifact import Inputs, Run
 from stages.runs.queries import PairFilter
@@ -126,6 +126,8 @@ NAMES = {
     "protocol_ok": "followed the protocol",
     "num_steps": "steps",
     "terminated_by": "ended by",
+    "test_log": "log of the tests",
+    "submission": "submitted patch",
 }
 """Columns whose names do not say to a reader what they are."""
 METRICS = {
@@ -162,7 +164,7 @@ def metric_titles(names: Iterable[str]) -> dict[str, str]:
 class Transcript:
     """The conversation of one rollout; `outcome` holds what is known of how it ended, `row` all its columns.
 
-    steps: the rows of its steps; empty for an item of an evaluation, which keeps none.
+    steps: the rows of its steps.
     """
 
     rollout_id: str
@@ -187,10 +189,10 @@ def transcripts(run: Run) -> list[Transcript]:
             messages = [*states(steps)[-1], {"role": "assistant", "content": action}]
             messages += [{"role": "user", "content": observation}] if observation else []
         played.append((unit["rollout"]["rollout_id"], unit["rollout"], messages, steps))
-    # An evaluation keeps each conversation as a text in its item, without steps.
+    # An evaluation keeps each conversation as a text in its item.
     if run.manifest.stage == "evaluate":
         items = (unit["item"] for unit in run.units())
-        played += [(item["item_id"], item, orjson.loads(item["transcript_json"]), []) for item in items]
+        played += [(item["item_id"], item, orjson.loads(item["transcript_json"]), item_steps(item)) for item in items]
     found = []
     for rollout_id, row, messages, steps in played:
         outcome = {column: row[column] for column in OUTCOME if row.get(column) is not None}

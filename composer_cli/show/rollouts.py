@@ -19,6 +19,7 @@ from stages.errors import BadInput
 from stages.messages import Message
 from stages.plurals import counted
 from stages.rollouts.agent_loop import SUMMARY_REQUEST
+from stages.rollouts.trace import item_steps
 from stages.runs import queries
 from stages.runs.artifact import Run
 from stages.runs.queries import RolloutFilter, RolloutPage
@@ -126,6 +127,13 @@ class SaidMessage:
     step: int | None = None
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def title(self) -> str:
+        """Return who said it, at which step, and what was cut."""
+        who = "observation" if self.step is not None and self.role != "assistant" else self.role
+        at = "" if self.step is None else f", step {self.step}"
+        return " \u00b7 ".join([f"{who}{at}", *self.notes])
+
 
 @dataclass(frozen=True)
 class RolloutTranscript:
@@ -154,9 +162,16 @@ def transcript(run: Run, wanted: str) -> RolloutTranscript:
 
 def as_transcript(row: Row, steps: Sequence[Row]) -> RolloutTranscript:
     """Return a rollout or an item as a transcript, from its row with its `outcome` and its steps, if there are any."""
-    messages = list(_of_steps(steps, row.get("submission")) if steps else _of_conversation(row))
-    held = {name: value for name, value in row.items() if name not in ("transcript_json", "file_row")}
-    return RolloutTranscript(held, messages)
+    held = {name: value for name, value in row.items() if name not in ("transcript_json", "steps_json", "file_row")}
+    return RolloutTranscript(held, said(row, steps))
+
+
+def said(row: Row, steps: Sequence[Row]) -> list[SaidMessage]:
+    """Return the messages of a rollout, or of an item of an evaluation, of which `steps` may be empty."""
+    if steps := steps or item_steps(row):
+        return list(_of_steps(steps, row.get("submission")))
+    messages: list[Message] = orjson.loads(row.get("transcript_json") or "[]")
+    return [SaidMessage(message["role"], message["content"]) for message in messages]
 
 
 def _of_steps(steps: Sequence[Row], submission: str | None) -> Iterator[SaidMessage]:
@@ -178,15 +193,6 @@ def _of_steps(steps: Sequence[Row], submission: str | None) -> Iterator[SaidMess
     last = steps[-1]
     if last["observation"] and last["observation"] != submission:
         yield SaidMessage("user", last["observation"], len(steps), _observation_notes(last))
-
-
-def _of_conversation(row: Row) -> Iterator[SaidMessage]:
-    """Yield the messages of an item, whose steps were not kept: the last answers are its actions."""
-    messages: list[Message] = orjson.loads(row.get("transcript_json") or "[]")
-    step = (row.get("num_steps") or 0) - sum(message["role"] == "assistant" for message in messages)
-    for message in messages:
-        step += message["role"] == "assistant"
-        yield SaidMessage(message["role"], message["content"], step if step > 0 else None)
 
 
 def _action_notes(step: Row) -> list[str]:
@@ -221,7 +227,7 @@ def transcript_text(folder: Path, one: RolloutTranscript) -> str:
     grades = [f"  {visible_line(name):<25} {visible_line(text)}" for name, text in grading(row).items()]
     parts = [
         "\n".join([visible_line(title(row)), *facts]),
-        *(_block(*part) for part in said(one)),
+        *(_block(*part) for part in blocks(one)),
         "\n".join(["grading", *(grades or ["  not graded"])]),
         *(_block(*part) for part in logs(row)),
     ]
@@ -254,13 +260,9 @@ def opening(folder: Path, row: Row) -> dict[str, str]:
     return {label: str(value) for label, value in facts.items() if value}
 
 
-def said(one: RolloutTranscript) -> Iterator[tuple[str, str]]:
+def blocks(one: RolloutTranscript) -> Iterator[tuple[str, str]]:
     """Yield the messages of a rollout and the patch that it made, each with its title."""
-    for message in one.messages:
-        acted = message.step is not None
-        name = "observation" if acted and message.role != "assistant" else message.role
-        name += f", step {message.step}" if acted else ""
-        yield " \u00b7 ".join([name, *message.notes]), message.content
+    yield from ((message.title, message.content) for message in one.messages)
     if patch := one.rollout.get("submission"):
         yield "submitted patch", patch
     elif patch := one.rollout.get("patch"):

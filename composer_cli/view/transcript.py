@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from composer_cli.show.rollouts import SaidMessage, said
 from composer_cli.show.runs import made_from
 from composer_cli.view.lines import MarkedLine, block, difference
 from stages.messages import Message
+from stages.rollouts.trace import item_steps
 from stages.runs import queries
 from stages.runs.artifact import Run
 from stages.runs.records import CHECKPOINT, PAIR, TEACHER_ACTION, Kind, Row
@@ -24,7 +26,7 @@ FIRST = (
     *("num_steps", "terminated_by", "family", "model"),
 )
 """Columns of a rollout that its page shows at once, in this order; one click opens the others."""
-HIDDEN = ("transcript_json", "file_row", "rollout_id", "item_id", "group_id", "source")
+HIDDEN = ("transcript_json", "steps_json", "file_row", "rollout_id", "item_id", "group_id", "source")
 FAILED_TEST = re.compile(r"^(?:FAILED|FAIL:?|ERROR:?) +(.{1,120})", re.M)
 LEVELS = (-0.05, -0.3, -1.0, -2.0, -4.0)
 """Natural logs of probabilities at which the colour changes: 95 %, 74 %, 37 %, 14 %, 2 %."""
@@ -79,7 +81,7 @@ class TranscriptView:
     rollout_id: str
     outcome: dict[str, Any]
     steps: list[StepView]
-    said: list[tuple[str, list[MarkedLine]]]
+    said: list[tuple[SaidMessage, list[MarkedLine]]]
     more: dict[str, Any] = field(default_factory=dict)
     texts: dict[str, list[MarkedLine]] = field(default_factory=dict)
 
@@ -89,11 +91,12 @@ def transcript(root: Path, run: Run, rollout_id: str) -> TranscriptView | None:
     row, steps = queries.rollout(run, rollout_id)
     if row is None:
         return None
+    steps = steps or item_steps(row)
     held = {name: row[name] for name in (*FIRST, *row) if row.get(name) not in (None, "") and name not in HIDDEN}
     texts = {name: value for name, value in held.items() if isinstance(value, str) and "\n" in value.strip()}
     outcome = {name: held[name] for name in FIRST if name in held.keys() - texts.keys()}
     more = {name: value for name, value in held.items() if name not in outcome and name not in texts}
-    states = [step["state_sha256"] for step in steps]
+    states = [step["state_sha256"] for step in steps if step["state_sha256"]]
     answers, pairs = (_rows_by_state(root, run, kind, states) for kind in (TEACHER_ACTION, PAIR))
     tokenizer = find_tokenizer(run, root)
     views = []
@@ -119,14 +122,15 @@ def transcript(root: Path, run: Run, rollout_id: str) -> TranscriptView | None:
         for pair in pairs.get(step["state_sha256"], []):
             views[-1].pairs.append(ShownPair(pair, difference(pair["rejected"], pair["chosen"])))
     blocks = {name: block(value) for name, value in texts.items()}
-    return TranscriptView(rollout_id, outcome, views, _conversation(row.get("transcript_json")), more, blocks)
+    return TranscriptView(rollout_id, outcome, views, [] if views else _conversation(row, steps), more, blocks)
 
 
 def item(row: Row) -> TranscriptView:
     """Return an item of an evaluation as the comparison of two arms shows it."""
     names = ("passed", "hacked", "num_steps", "terminated_by", "error_type", "error")
     outcome = {name: row[name] for name in names if row[name] is not None}
-    return TranscriptView(row["item_id"], outcome, [], _conversation(row["transcript_json"]))
+    texts = {name: block(row[name]) for name in ("submission", "test_log") if row[name]}
+    return TranscriptView(row["item_id"], outcome, [], _conversation(row, []), texts=texts)
 
 
 def _rows_by_state(root: Path, run: Run, kind: Kind, states: Sequence[str]) -> dict[str, list[Row]]:
@@ -143,9 +147,8 @@ def _rows_by_state(root: Path, run: Run, kind: Kind, states: Sequence[str]) -> d
     return found
 
 
-def _conversation(transcript_json: str | None) -> list[tuple[str, list[MarkedLine]]]:
-    messages = orjson.loads(transcript_json) if transcript_json else []
-    return [(message["role"], block(message["content"])) for message in messages]
+def _conversation(row: Row, steps: Sequence[Row]) -> list[tuple[SaidMessage, list[MarkedLine]]]:
+    return [(one, block(one.content)) for one in said(row, steps)]
 
 
 def pieces(row: Row, tokenizer: "Tokenizer | None") -> list[TokenPiece]:

@@ -23,7 +23,8 @@ from stages.evaluation.stats import numbered, rate_interval
 from stages.policy.adapters import CheckpointInfo
 from stages.policy.base import VLLM, PolicyConfig
 from stages.rollouts.agent_loop import Episode
-from stages.runs import stage, store
+from stages.rollouts.trace import action_facts, work_columns
+from stages.runs import stage
 from stages.runs.artifact import Run
 from stages.runs.records import CHECKPOINT, EVAL_ITEM, ROLLOUT, Row
 
@@ -34,6 +35,9 @@ PAIR_SET = 12
 """Hexadecimal digits of the digest that names a set of pairs."""
 SWE_BENCH = "swe-bench"
 """The environment name that importers write for benchmarks of SWE-bench's family."""
+
+LONG = frozenset({"transcript_json", "steps_json", "submission", "patch", "test_log", "metrics_json"})
+"""Columns of an item that are not read where many items are."""
 
 Item = Mapping[str, Any]
 
@@ -336,8 +340,7 @@ def rollout_items(run: Run, arm: str | None = None) -> Iterator[tuple[Row, Row]]
     A pilot's are of the arm `START`. Columns that a rollout lacks are null.
     """
     table = run.scan(ROLLOUT)
-    # Without the columns that hold patches and logs.
-    needed = {*EVAL_ITEM.columns, "rollout_id", "model", "env", "reward", "completion_tokens"}
+    needed = {*EVAL_ITEM.columns, "rollout_id", "model", "env", "reward", "completion_tokens"} - LONG
     rows = list(table.rows([name for name in table.columns if name in needed]))
     for row in rows:
         name = row["model"] if arm is None else arm
@@ -402,7 +405,8 @@ def played_item(arm: Arm, episode: Episode, sampling: SamplingUnit) -> Row:
         **{name: getattr(episode.grade, name) for name in ("gt_pass", "visible_pass", "hacked", "protocol_ok")},
         "num_steps": len(episode.steps),
         "terminated_by": episode.terminated_by,
-        "transcript_json": store.encode(episode.messages).decode(),
+        **action_facts(episode),
+        **work_columns(episode.grade.work),
         "error_type": error_type,
         "error": error,
         "cost_usd": sum(step.sample.cost_usd for step in episode.steps),

@@ -81,6 +81,9 @@ class Flips:
             signs_RU, (s, n) = draw_signs(len(s_U), random), (s_U, n_U)
         self.s_R, self.n_R, self.ns_R, self.nn_R = (signs_RU @ weight for weight in (s, n, n * s, n * n))
         self.sums, self.sizes = s_U, n_U
+        exact = len(s_U) <= MAX_EXACT_UNITS
+        self.draws = f"all {len(self.s_R):,}" if exact else f"{len(self.s_R) - 1:,} draws"
+        """How many assignments of signs there are, in words."""
 
     def p(self, mean: float) -> float:
         """Return the two-sided p of the hypothesis that the mean is `mean`."""

@@ -103,10 +103,11 @@ def difference_lines(title: str, difference: PairedDifference) -> list[str]:
     size += f", {counted(difference.num_seeds, 'training seed')}"
     if difference.num_collections:
         size += f", {counted(difference.num_collections, 'set')} of pairs"
+    interval = f"[{100 * difference.cr2_low:+.1f}, {100 * difference.cr2_high:+.1f}]"
     lines = [
         "",
         *wrap(f"{title}: {points(difference)}"),
-        f"  {difference.method}; CR2 [{100 * difference.cr2_low:+.1f}, {100 * difference.cr2_high:+.1f}]",
+        *textwrap.wrap(f"{difference.method}; CR2 {interval}", WIDTH, initial_indent="  ", subsequent_indent="  "),
         f"  {size}; {counted(difference.wins, 'task')} up, {difference.losses} down; {power}",
     ]
     if difference.elsewhere:

@@ -106,15 +106,16 @@ def paired_difference(
     elsewhere = None
     if fixed:
         elsewhere = FlipTest(paired.pair(*arms, unit_T, collection_S=collection_S), seed).interval(alpha)
-    top = ""
+    of = f"each task's difference within its {unit}" if fixed else f"each {unit}'s difference"
+    method = f"paired permutation test (sign flips of {of}, {test.flips.draws}) and a score test; the larger p counts"
     if test.one.top_error_X is not None:
-        level = "training seeds" if test.one.num_top == test.one.num_seeds else "collections"
-        top = f", {test.one.num_top} {level} on top"
+        level = "training seeds" if test.one.num_top == test.one.num_seeds else "collections of pairs"
+        method += f"; Student's t over {test.one.num_top} {level}"
     return PairedDifference(
         estimate=test.units.mean,
         low=low,
         high=high,
-        method=f"studentised sign flips over {'tasks within fixed strata' if fixed else 'units'}{top}",
+        method=method,
         num_tasks=len(units),
         num_units=int(unit_T.max()) + 1,
         num_seeds=len(treatment_ST),

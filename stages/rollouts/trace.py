@@ -18,7 +18,7 @@ from stages.envs.base import Work
 from stages.errors import BadInput
 from stages.messages import Message
 from stages.policy.base import Policy
-from stages.rollouts.agent_loop import FULL, Episode, shown
+from stages.rollouts.agent_loop import FULL, SUMMARY_REQUEST, Episode, shown
 from stages.runs import store
 from stages.runs.artifact import Run
 from stages.runs.records import PAIR, ROLLOUT, STATE, STEP, Row
@@ -39,7 +39,7 @@ class RolloutUnit(RolloutPayload):
 
 def payload(episode: Episode, policy: Policy, *, sandbox: str, source: str = "collect") -> RolloutPayload:
     """Return the journal record of one episode. An episode with an error has a null reward."""
-    grade, work, samples = episode.grade, episode.grade.work, [step.sample for step in episode.steps]
+    grade, samples = episode.grade, [step.sample for step in episode.steps]
     error_type, error = episode.error or (None, grade.error)
     rollout = {
         **_identity(episode),
@@ -64,11 +64,18 @@ def payload(episode: Episode, policy: Policy, *, sandbox: str, source: str = "co
         "wall_s": episode.wall_s,
         "history": episode.history,
         "tools_json": store.encode([dict(tool) for tool in episode.tools]).decode() if episode.tools else None,
+        **work_columns(grade.work),
+    }
+    return {"rollout": rollout, "steps": step_rows(episode, policy)}
+
+
+def work_columns(work: Work) -> Row:
+    """Return the result of an episode as columns of a rollout or of an item of an evaluation."""
+    return {
         **{name: getattr(work, name) for name in Work.__dataclass_fields__ if name != "metrics"},
         "canary": None if work.canary is None else list(work.canary),
         "metrics_json": None if work.metrics is None else store.encode(dict(work.metrics)).decode(),
     }
-    return {"rollout": rollout, "steps": step_rows(episode, policy)}
 
 
 def step_rows(episode: Episode, policy: Policy) -> list[Row]:
@@ -127,6 +134,61 @@ def step_rows(episode: Episode, policy: Policy) -> list[Row]:
         }
         rows.append(row)
         held = [*(prompt or []), *(sample.completion_ids or [])]
+    return rows
+
+
+def action_facts(episode: Episode) -> Row:
+    """Return the columns of an item that hold its conversation, and what this does not hold of each action.
+
+    `message`: the place of the action among the messages. Facts that are null, zero or false are left out.
+    """
+    facts = []
+    for step in episode.steps:
+        observation = step.observation
+        found = {
+            "completion_tokens": step.sample.completion_tokens,
+            "truncated": step.sample.finish_reason == "length",
+            "parse_error": observation.parse_error,
+            "returncode": observation.returncode,
+            "timed_out": observation.timed_out,
+            "raw_chars": observation.raw_chars,
+            "elided_chars": observation.elided_chars,
+        }
+        # An exit code of 0 is a fact.
+        kept = {name: value for name, value in found.items() if value or (name == "returncode" and value is not None)}
+        facts.append({"message": step.num_messages, **kept})
+    return {
+        "transcript_json": store.encode(episode.messages).decode(),
+        "steps_json": store.encode(facts).decode(),
+    }
+
+
+def item_steps(item: Row) -> list[Row]:
+    """Return the `step/2` rows of an item of an evaluation, as far as it holds them; token ids are null.
+
+    In items before version 4 the last answers of the conversation are the actions.
+    """
+    messages: list[Message] = orjson.loads(item.get("transcript_json") or "[]")
+    if item.get("steps_json"):
+        facts: list[Row] = orjson.loads(item["steps_json"])
+    else:
+        answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+        number = item["num_steps"] or 0
+        facts = [{"message": place} for place in (answers[-number:] if number else [])]
+    places = [fact["message"] for fact in facts]
+    rows = []
+    for number, (start, place, end) in enumerate(zip([0, *places], places, [*places[1:], len(messages)], strict=False)):
+        observed = [one for one in messages[place + 1 : end] if one["role"] != "assistant" and one != SUMMARY_REQUEST]
+        row = {
+            **{name: value for name, value in facts[number].items() if name != "message"},
+            "step": number,
+            "num_steps": len(facts),
+            "new_messages_json": store.encode(messages[start:place]).decode(),
+            "num_messages": place,
+            "action": messages[place]["content"],
+            "observation": "\n".join(message["content"] for message in observed),
+        }
+        rows.append(STEP.upgraded(row))
     return rows
 
 

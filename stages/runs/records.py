@@ -61,7 +61,7 @@ class Kind:
 
 EVAL_ITEM = Kind(
     "eval_item",
-    3,
+    4,
     {
         "item_id": TEXT,
         "arm": TEXT,
@@ -84,9 +84,24 @@ EVAL_ITEM = Kind(
         "cost_usd": FLOAT,
         "sampled_tokens": INT,  # since version 2
         "wall_s": FLOAT,
+        # since version 4
+        "steps_json": TEXT,
+        "submission": TEXT,
+        "patch": TEXT,
+        "f2p_passed": INT,
+        "f2p_total": INT,
+        "p2p_passed": INT,
+        "p2p_total": INT,
+        "test_log": TEXT,
+        "image": TEXT,
+        "canary": TEXTS,
+        "metrics_json": TEXT,
     },
-    frozenset({"wall_s"}),
+    frozenset({"wall_s", "test_log", "metrics_json"}),
 )
+"""`transcript_json` is the conversation, and `steps_json` what it does not hold of each action: its place, its tokens,
+the exit code, and what was cut. From `submission` on the columns are those of a rollout; they are null for rollouts
+that were recorded elsewhere, whose own run has them."""
 
 TRAINING_REWARD = Kind(
     "training_reward",

@@ -54,6 +54,7 @@ def test_models_behind_a_server_are_arms_and_play_no_more_than_needed(tmp_path, 
     said = (run.path / "report.txt").read_text()
     assert "10 tasks, at the level of 5.2e-05: " in said and "30 tasks, at the level of 0.019: +100.0" in said
     assert len(run.rows(EVAL_ITEM)) == 60 and "Decided at look 3 of 4, after 30 of 40 tasks" in verdict["why"]
+    assert all(len(orjson.loads(item["steps_json"])) == item["num_steps"] for item in run.rows(EVAL_ITEM))
     whole, at_once = evaluated(tmp_path, {}, policies=models(url), tasks=30, control=None)
     assert whole.rows(EVAL_ITEM) and at_once["looks"] == [] and at_once["gain"]["estimate"] == 1.0
 
@@ -71,9 +72,9 @@ def test_recorded_rollouts_are_arms(tmp_path, url):
     run, verdict = evaluated(tmp_path, inputs, baseline="wrong", treatment="right", control=None)
     assert {item["arm"] for item in run.rows(EVAL_ITEM)} == {"right", "wrong"}
     assert verdict["gain"]["estimate"] == 1.0 and verdict["gain"]["num_tasks"] == 14
-    assert "fixed" not in verdict["gain"]["method"]
+    assert "(sign flips of each family's difference, " in verdict["gain"]["method"]
     _, fixed = evaluated(tmp_path, inputs, baseline="wrong", treatment="right", control=None, units="fixed")
-    assert "tasks within fixed strata" in fixed["gain"]["method"]
+    assert "sign flips of each task's difference within its family" in fixed["gain"]["method"]
 
 
 def test_recorded_rollouts_of_other_tasks_are_compared_on_what_is_shared(tmp_path, url):

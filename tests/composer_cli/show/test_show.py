@@ -113,8 +113,11 @@ def test_rollouts_are_listed_by_number_and_outcome(tmp_path):
 
 
 def test_items_of_an_evaluation_have_their_arm(tmp_path):
-    items = [item(arm, "t-0", arm == "B") for arm in "AB"]
+    kept = {"steps_json": '[{"message": 1, "truncated": true}]', "test_log": "FAIL f(1): 2, not 3"}
+    items = [item(arm, "t-0", arm == "B") | (kept if arm == "A" else {}) for arm in "AB"]
     run = written(tmp_path, "evaluate/20260102T030405Z-kata", [(EVAL_ITEM, items)])
+    cut = call(tmp_path, "show", run, "A/0").stdout
+    assert "assistant, step 1 \u00b7 cut off at max_tokens\n" in cut and cut.endswith("    FAIL f(1): 2, not 3\n")
     failed = call(tmp_path, "show", run, "--failed").stdout
     assert re.search("A/0/t-0#0@0 +A +failed +1 +do t-0\n", failed) and "B/0/t-0" not in failed
     one = call(tmp_path, "show", run, "B/0").stdout

@@ -384,9 +384,12 @@ def test_one_set_of_pairs_makes_the_interval_conditional():
 
     one, four = decide(on_pairs(lambda seed: "p")), decide(on_pairs(lambda seed: f"p{seed}"))
     assert "conditional on these pairs" in one.estimand and one.gain.num_collections == 1
-    assert "other collections of pairs like these" in four.estimand and "4 training seeds on top" in four.gain.method
+    assert (
+        "other collections of pairs like these" in four.estimand
+        and "Student's t over 4 training seeds" in four.gain.method
+    )
     shared = decide(on_pairs(lambda seed: f"p{min(seed, 2)}"))
-    assert "3 collections on top" in shared.gain.method
+    assert "Student's t over 3 collections of pairs" in shared.gain.method
 
 
 def test_secondary_questions_have_the_level_of_their_look():

@@ -1,14 +1,28 @@
 """States are stored as what they gained and read back as shown; rollouts are read one after the other."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.runs import row, written
 
+from stages.envs.base import Observation, Task
 from stages.errors import BadInput
-from stages.rollouts.agent_loop import state_sha256
-from stages.rollouts.trace import pairs_with_states, prompt_ids, read_states, rollout_rows, state_id, state_rows, states
+from stages.messages import Message
+from stages.policy.base import Sample
+from stages.rollouts.agent_loop import SUMMARY_REQUEST, Episode, Step, state_sha256
+from stages.rollouts.trace import (
+    action_facts,
+    item_steps,
+    pairs_with_states,
+    prompt_ids,
+    read_states,
+    rollout_rows,
+    state_id,
+    state_rows,
+    states,
+)
 from stages.runs import store
 from stages.runs.artifact import Run
 from stages.runs.records import PAIR, ROLLOUT, STATE, STEP, TEXT, TOKENS, Kind
@@ -86,3 +100,51 @@ def test_each_rollout_comes_with_its_steps_in_order(tmp_path: Path) -> None:
 def test_steps_in_another_order_than_the_rollouts_are_refused(tmp_path: Path, steps: list[tuple[str, int]]) -> None:
     with pytest.raises(BadInput, match="do not lie in the order of the rollouts"):
         list(rollout_rows(run(tmp_path, ["b", "a"], steps)))
+
+
+def played() -> Episode:
+    """A request for a summary, two results of one answer, and an answer that was cut off."""
+    task = Task("t", "env", "train", "f", {})
+    messages: list[Message] = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
+    episode = Episode(task, 0, 0, messages)
+    turns: list[tuple[str, list[str], Observation]] = [
+        ("look", ["head [9 characters left out] tail"], Observation("", returncode=1, raw_chars=18, elided_chars=9)),
+        ("summary", ["go on"], Observation("go on")),
+        ("two calls", ["one", "two"], Observation("one\ntwo", returncode=0, parse_error="no call")),
+        ("cut o", [], Observation("")),
+    ]
+    for text, results, observation in turns:
+        if text == "summary":
+            episode.messages.append(SUMMARY_REQUEST)
+        recorded = episode.steps[-1].num_messages if episode.steps else 0
+        sample = Sample(text, completion_tokens=len(text), finish_reason="length" if text == "cut o" else "stop")
+        new = episode.messages[recorded:]
+        episode.steps.append(Step(new, len(episode.messages), "", sample, observation, 0))
+        episode.messages.append({"role": "assistant", "content": text})
+        episode.messages += [{"role": "tool", "content": result} for result in results]
+    return episode
+
+
+def test_an_item_of_an_evaluation_gives_back_its_steps_with_what_was_cut() -> None:
+    episode = played()
+    item: dict[str, Any] = {**action_facts(episode), "num_steps": len(episode.steps)}
+    found = item_steps(item)
+    assert [one["action"] for one in found] == ["look", "summary", "two calls", "cut o"]
+    assert [one["observation"] for one in found] == [
+        "head [9 characters left out] tail",
+        "go on",
+        "one\ntwo",
+        "",
+    ]
+    assert [json.loads(one["new_messages_json"]) for one in found] == [step.new_messages for step in episode.steps]
+    facts = ("returncode", "raw_chars", "elided_chars", "truncated", "parse_error", "completion_tokens")
+    assert [tuple(one[name] for name in facts) for one in found] == [
+        (1, 18, 9, None, None, 4),
+        (None, None, None, None, None, 7),
+        (0, None, None, None, "no call", 9),
+        (None, None, None, True, None, 5),
+    ]
+    # Before version 4 the last answers were the actions.
+    older = item_steps({**item, "steps_json": None, "num_steps": 2})
+    assert [one["action"] for one in older] == ["two calls", "cut o"] and older[0]["returncode"] is None
+    assert item_steps({"transcript_json": None, "num_steps": 0}) == []
