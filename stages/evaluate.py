@@ -175,10 +175,19 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 
 def study(pilots: Sequence[Run], config: Config, tell: Callable[[str, int, int], None]) -> tuple[Row, str]:
-    """Return what the evaluation would find and cost, as JSON and as text. Raises `BadInput` for an empty pilot.
+    """Return what the evaluation would find and cost, as JSON and as text.
 
-    `tell` is called with what is counted, how many designs are simulated, and how many there are.
+    Raises `BadInput` for an empty pilot, and `UsageError` for one that was played in another environment. `tell` is
+    called with what is counted, how many designs are simulated, and how many there are.
     """
+    for pilot in pilots:
+        played = (pilot.manifest.config.get("env") or {}).get("name")  # None for imported rollouts
+        if played is not None and not envs.same(played, config.env.name):
+            raise UsageError(
+                f"The pilot {pilot.path} was played in the environment {played!r}, and the evaluation is planned in "
+                f"{config.env.name!r}, of which it gives no rates. Give --env {played}, or a pilot in "
+                f"{config.env.name!r}."
+            )
     sampling = config.sampling()
     tasks = config.draw(config.opener(), config.tasks)
     sizes = Counter(sampling.of_family(task.family) if task.family else task.task_id for task in tasks)
