@@ -21,6 +21,7 @@ each a `ComposerError`. The page docs/python.md has an executed example of every
 
 The modules of this package:
 
+jobs.py            - a submitted chain: its state, log and end
 phrasing.py        - messages of the command line in the words of Python
 results.py         - a run and a chain with what they hold as Python objects
 rollouts.py        - one rollout as an object that shows itself as a conversation
@@ -35,6 +36,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, overload
 from composer_cli import launch, settings
 from composer_cli.printing import age
 from composer_cli.show import runs as run_folders
+from composer_post_training.jobs import Job
 from composer_post_training.phrasing import errors_in_python, function_name, in_python
 from composer_post_training.results import Chain, Difference, Differences, Evaluation, ReadableRun, opened
 from composer_post_training.rollouts import Rollout
@@ -43,6 +45,7 @@ from composer_post_training.stage_functions import (
     PythonConsole,
     StageFunction,
     check_arguments,
+    checked_settings,
     paths,
     paths_of_runs,
 )
@@ -65,6 +68,7 @@ __all__ = [
     "Evaluation",
     "Incomplete",
     "InfrastructureError",
+    "Job",
     "Plan",
     "ReadableRun",
     "Rollout",
@@ -78,6 +82,7 @@ __all__ = [
     "extract_pairs",
     "find",
     "import_traces",
+    "job",
     "normalize",
     "probe",
     "query",
@@ -140,43 +145,110 @@ if not TYPE_CHECKING:  # for a type checker, a name that is not above is a mista
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+@overload
+def run(
+    preset: str | Path,
+    chosen: Mapping[str, Any] | None = ...,
+    *,
+    config: Path | str | Sequence[Path | str] = ...,
+    policy: str | None = ...,
+    on: Literal["local"] | None = ...,
+    artifacts: Path | str = ...,
+    resume: bool = ...,
+    clean: bool = ...,
+    max_cost: float | None = ...,
+    trust: bool = ...,
+    quiet: bool = ...,
+) -> Chain: ...
+@overload
+def run(
+    preset: str | Path,
+    chosen: Mapping[str, Any] | None = ...,
+    *,
+    config: Path | str | Sequence[Path | str] = ...,
+    policy: str | None = ...,
+    on: Literal["slurm", "hf-jobs", "modal"],
+    artifacts: Path | str = ...,
+    resume: bool = ...,
+    clean: bool = ...,
+    max_cost: float | None = ...,
+    trust: bool = ...,
+    quiet: bool = ...,
+) -> Job: ...
+@overload
+def run(
+    preset: str | Path,
+    chosen: Mapping[str, Any] | None = ...,
+    *,
+    config: Path | str | Sequence[Path | str] = ...,
+    policy: str | None = ...,
+    on: str,
+    artifacts: Path | str = ...,
+    resume: bool = ...,
+    clean: bool = ...,
+    max_cost: float | None = ...,
+    trust: bool = ...,
+    quiet: bool = ...,
+) -> Chain | Job: ...
 def run(
     preset: str | Path,
     chosen: Mapping[str, Any] | None = None,
     *,
     config: Path | str | Sequence[Path | str] = (),
     policy: str | None = None,
+    on: str | None = None,
     artifacts: Path | str = ARTIFACTS,
     resume: bool = False,
     clean: bool = False,
     max_cost: float | None = None,
     trust: bool = False,
     quiet: bool = False,
-) -> Chain:
+) -> Chain | Job:
     """Run a preset, a shipped one by name or a TOML file, and return the runs of its entries.
 
     chosen: settings by key, stage or entry, such as `{"env.name": "tasks", "collect.tasks": 5}`. config: TOML files
-    with settings for its stages. policy: the model that every entry starts from. max_cost: USD, which no stage exceeds.
-    quiet: whether progress on stderr is left out.
+    with settings for its stages. policy: the model that every entry starts from. on: "processes:4" deals the work to
+    workers here; "slurm", "hf-jobs" or "modal" submits the chain there, with settings such as
+    `{"on.options.partition": "gpu"}`, and the job is returned at once. resume: go on with unfinished runs. clean:
+    delete what the runs' folders hold. max_cost: USD, which no stage exceeds. trust: send a provider's key to another
+    server where a file says so. quiet: whether progress on stderr is left out.
+
+    Raises `UsageError` for a preset or settings that cannot be run, `BadInput` for an input that a stage cannot read,
+    `Incomplete` if part of a stage failed and the rest is saved, and `ComposerError` where an entry did not pass its
+    own checks.
     """
     from composer_cli import chain
+    from composer_cli.executors import base, jobs
 
     with errors_in_python(resumes=True):
         check_arguments(artifacts, None, max_cost)
-        console = PythonConsole(quiet)
+        root, console = Path(artifacts).resolve(), PythonConsole(quiet)
         wanted = settings.load_preset(str(preset))
         files = settings.read_for_preset(wanted, paths(config), console.tell)
-        typed = [settings.nested(key, value) for key, value in (chosen or {}).items()]
-        configs = launch.configure_preset(wanted, files, policy, typed, trust=trust)
-        asked = launch.RunOptions(Path(artifacts), resume=resume, clean=clean, max_cost=max_cost)
+        given = checked_settings(chosen)
+        layers, on_settings = jobs.split_on([*files, *(settings.nested(*one) for one in given.items())])
+        configs = launch.configure_preset(wanted, layers[: len(files)], policy, layers[len(files) :], trust=trust)
+        asked = launch.RunOptions(
+            root, resume=resume, clean=clean, max_cost=max_cost, on=None if on == base.LOCAL else on
+        )
+        if on is not None and (executor := base.executor(on)) is not None:
+            texts = [settings.assignment_text(*one) for one in given.items()]
+            request = jobs.RunRequest(str(preset), paths(config), policy, texts, max_cost, trust)
+            return Job(jobs.submit(on, executor, request, configs, on_settings, root, clean=clean))
         results = chain.run(wanted, configs, asked, console)
         return Chain({title: opened(result.path) for title, result in results.items()})
 
 
 def runs(artifacts: Path | str = ARTIFACTS) -> Table:
-    """Return a table of all runs: name, stage, status, age, units, cost, and why one is not up to date."""
+    """Return a table of all runs, and of the chains that were submitted with `on=`.
+
+    Its columns: name, stage, status, age, units, cost in USD, where it runs, and why it is not up to date.
+    """
+    from composer_cli.executors import jobs
+
     with errors_in_python():
-        cells = [
+        root = Path(artifacts)
+        cells: list[tuple[Any, ...]] = [
             (
                 one.run,
                 one.run.partition("/")[0],
@@ -184,13 +256,31 @@ def runs(artifacts: Path | str = ARTIFACTS) -> Table:
                 age(one.age_s) if one.began else None,
                 f"{one.done}/{one.planned}" if one.planned else None,
                 one.cost_usd,
+                one.device or None,
                 in_python(one.reason),
             )
-            for one in run_folders.lines(Path(artifacts))
+            for one in run_folders.lines(root)
+        ]
+        cells += [
+            (one["job"], "run", one["status"], age(one["age_s"]), None, None, one["on"], in_python(one["reason"]))
+            for one in jobs.lines(root)
         ]
         note = "" if cells else f"There are no runs in {artifacts} yet. `run('demo')` makes some."
-        names = ("run", "stage", "status", "age", "units", "cost_usd", "reason")
+        names = ("run", "stage", "status", "age", "units", "cost_usd", "device", "reason")
         return Table(names, cells, note=note, shown=len(cells))
+
+
+def job(name: str, artifacts: Path | str = ARTIFACTS) -> Job:
+    """Return the submitted chain of this name in `runs()`, or of a part of the name that no other has.
+
+    Raises `BadInput` where there is none, `UsageError` where several fit.
+    """
+    from composer_cli.executors import jobs
+
+    with errors_in_python():
+        if (found := jobs.find(Path(artifacts).resolve(), name)) is None:
+            raise BadInput(f"No job {name!r} was submitted from {artifacts}. `composer status` lists those that were.")
+        return Job(found)
 
 
 @overload
@@ -198,10 +288,17 @@ def find(name: Literal["evaluate"], artifacts: Path | str = ...) -> Evaluation: 
 @overload
 def find(name: str, artifacts: Path | str = ...) -> ReadableRun: ...
 def find(name: str, artifacts: Path | str = ARTIFACTS) -> ReadableRun:
-    """Return a run by its folder, its name in `runs()`, part of it, or a stage's name for its latest."""
+    """Return a run by its folder, its name in `runs()`, part of the name, or a stage's name for its latest.
+
+    Raises `BadInput` where there is none, `UsageError` where several fit.
+    """
+    from composer_cli.executors import jobs
+
     with errors_in_python():
         if not isinstance(name, (str, Path)):
             raise UsageError(f"A {type(name).__name__} is no name of a run. `composer status` lists the runs.")
+        if submitted := jobs.find(Path(artifacts), str(name), part=False):
+            raise BadInput(f"{submitted.name} is a submitted job, not a run. `job({submitted.name!r})` returns it.")
         return opened(run_folders.find(Path(artifacts), str(name)))
 
 

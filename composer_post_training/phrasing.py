@@ -110,6 +110,8 @@ def _call(words: Sequence[str]) -> str | None:
     rest = list(words[len((named if named in stages else words[0]).split()) :])
     first = next((number for number, word in enumerate(rest) if word.startswith("-")), len(rest))
     bare, options = rest[:first], rest[first:]
+    if words[0] == "cancel":
+        return f"job({bare[0]!r}).cancel()"
     if stage is None:
         function = FUNCTIONS.get(words[0])
         named_run = options[1:2] if options[:1] == ["--preset"] else bare

@@ -5,7 +5,7 @@ stage when it is asked for, so that importing this package imports no stage.
 """
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -277,3 +277,10 @@ def check_arguments(artifacts: object, out: object, max_cost: object) -> None:
     ):
         if not isinstance(value, types):
             raise UsageError(f"{name} = {value!r}: it should be {form}.")
+
+
+def checked_settings(chosen: object) -> dict[str, Any]:
+    """Return the settings of a chain by their keys; `UsageError` for something else."""
+    if not isinstance(chosen, (Mapping, type(None))) or not all(isinstance(key, str) for key in chosen or ()):
+        raise UsageError(f'chosen = {chosen!r}: it should be a dictionary, such as {{"collect.tasks": 5}}.')
+    return dict(chosen or {})
