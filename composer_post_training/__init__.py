@@ -23,6 +23,7 @@ The modules of this package:
 
 phrasing.py        - messages of the command line in the words of Python
 results.py         - a run and a chain with what they hold as Python objects
+rollouts.py        - one rollout as an object that shows itself as a conversation
 signatures.py      - the types of the stages' arguments, generated for editors
 stage_functions.py - a stage as a function: its arguments, signature and help
 """
@@ -36,6 +37,7 @@ from composer_cli.printing import age
 from composer_cli.show import runs as run_folders
 from composer_post_training.phrasing import errors_in_python, function_name, in_python
 from composer_post_training.results import Chain, Difference, Differences, Evaluation, ReadableRun, opened
+from composer_post_training.rollouts import Rollout
 from composer_post_training.stage_functions import (
     ARTIFACTS,
     PythonConsole,
@@ -65,6 +67,7 @@ __all__ = [
     "InfrastructureError",
     "Plan",
     "ReadableRun",
+    "Rollout",
     "Scan",
     "Table",
     "UsageError",

@@ -14,6 +14,7 @@ import orjson
 
 from composer_cli.show import facts
 from composer_post_training.phrasing import errors_in_python
+from composer_post_training.rollouts import Rollout
 from stages.errors import UsageError
 from stages.plurals import counted
 from stages.rollouts.trace import pairs_with_states
@@ -99,18 +100,18 @@ class Differences(tuple[Difference, ...]):
 class ReadableRun(Run):
     """A run folder, read-only. It shows itself as a short table."""
 
-    def rollouts(self) -> list[facts.Transcript]:
+    def rollouts(self) -> list[Rollout]:
         """Return the rollouts with their messages, in the order of their table; empty without any.
 
-        Each has `messages`, `reward` and `task_id`, and all columns of its table in `row`. An evaluated one has the
-        reward 1.0 where it passed. Those of an unfinished run are in the order in which they ended. All are held in
-        memory: `scan("steps").batches()` reads a larger run.
+        An evaluated one has the reward 1.0 where it passed. Those of an unfinished run are in the order in which they
+        ended. All are held in memory: `scan("steps").batches()` reads a larger run.
         """
         tables = [(kind, key) for kind, key in ((ROLLOUT, "rollout_id"), (EVAL_ITEM, "item_id")) if self.holds(kind)]
         with errors_in_python():
             ids = [row[key] for kind, key in tables for row in self.scan(kind).rows([key])]
             place = {name: number for number, name in enumerate(ids)}
-            return sorted(facts.transcripts(self), key=lambda one: place.get(one.rollout_id, len(place)))
+            found = sorted(facts.transcripts(self), key=lambda one: place.get(one.rollout_id, len(place)))
+        return [Rollout(**vars(one), folder=self.path) for one in found]
 
     def pairs(self) -> list[Row]:
         """Return the preference pairs, each with the `messages` before its `chosen` and `rejected` action.
