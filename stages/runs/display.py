@@ -116,7 +116,7 @@ def of_scan(scan: "Scan") -> Table:
 
 def of_plan(plan: "Plan") -> Table:
     """Return a plan's bounds."""
-    facts: dict[str, Any] = {plan.what: f"{plan.units:,}"}
+    facts: dict[str, Any] = {plan.what: f"up to {plan.units:,}" if plan.up_to else f"{plan.units:,}"}
     if plan.max_completion_tokens:
         facts["sampled tokens, at most"] = f"{plan.max_completion_tokens:,}"
     if plan.max_cost_usd:

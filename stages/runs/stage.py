@@ -29,6 +29,8 @@ class Plan:
     max_completion_tokens: int = 0
     max_cost_usd: float = 0.0
     notes: tuple[str, ...] = ()
+    up_to: bool = False
+    """There may be fewer units: the number of tasks is a default, and the split may have fewer."""
 
     def __repr__(self) -> str:
         return repr(display.of_plan(self))
