@@ -21,6 +21,7 @@ each a `ComposerError`. The page docs/python.md has an executed example of every
 
 The modules of this package:
 
+examples.py        - a call of each stage, for help and the reference
 jobs.py            - a submitted chain: its state, log and end
 phrasing.py        - messages of the command line in the words of Python
 results.py         - a run and a chain with what they hold as Python objects
@@ -36,6 +37,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, overload
 from composer_cli import launch, settings
 from composer_cli.printing import age
 from composer_cli.show import runs as run_folders
+from composer_post_training.examples import EXAMPLES
 from composer_post_training.jobs import Job
 from composer_post_training.phrasing import errors_in_python, function_name, in_python
 from composer_post_training.results import Chain, Difference, Differences, Evaluation, ReadableRun, opened
@@ -103,17 +105,17 @@ def __dir__() -> list[str]:
 
 
 # Their types name every setting for editors and type checkers; `signatures.py` is generated from the settings.
-collect = cast("signatures.Collect", StageFunction("collect"))
-replay_teachers = cast("signatures.ReplayTeachers", StageFunction("replay-teachers"))
-extract_pairs = cast("signatures.ExtractPairs", StageFunction("extract-pairs"))
-train = cast("signatures.Train", StageFunction("train"))
-evaluate = cast("signatures.Evaluate", StageFunction("evaluate"))
-import_traces = cast("signatures.Import", StageFunction("import"))
-export = cast("signatures.Export", StageFunction("export"))
-tasks = cast("signatures.Tasks", StageFunction("tasks"))
-curriculum = cast("signatures.Curriculum", StageFunction("curriculum"))
-normalize = cast("signatures.Normalize", StageFunction("normalize"))
-substrates = cast("signatures.Substrates", StageFunction("substrates"))
+collect = cast("signatures.Collect", StageFunction("collect", EXAMPLES["collect"]))
+replay_teachers = cast("signatures.ReplayTeachers", StageFunction("replay-teachers", EXAMPLES["replay-teachers"]))
+extract_pairs = cast("signatures.ExtractPairs", StageFunction("extract-pairs", EXAMPLES["extract-pairs"]))
+train = cast("signatures.Train", StageFunction("train", EXAMPLES["train"]))
+evaluate = cast("signatures.Evaluate", StageFunction("evaluate", EXAMPLES["evaluate"]))
+import_traces = cast("signatures.Import", StageFunction("import", EXAMPLES["import"]))
+export = cast("signatures.Export", StageFunction("export", EXAMPLES["export"]))
+tasks = cast("signatures.Tasks", StageFunction("tasks", EXAMPLES["tasks"]))
+curriculum = cast("signatures.Curriculum", StageFunction("curriculum", EXAMPLES["curriculum"]))
+normalize = cast("signatures.Normalize", StageFunction("normalize", EXAMPLES["normalize"]))
+substrates = cast("signatures.Substrates", StageFunction("substrates", EXAMPLES["substrates"]))
 
 
 class ProbeFunctions:
@@ -204,18 +206,22 @@ def run(
     trust: bool = False,
     quiet: bool = False,
 ) -> Chain | Job:
-    """Run a preset, a shipped one by name or a TOML file, and return the runs of its entries.
+    """Run a preset and return the runs of its entries, or the job where it was submitted elsewhere.
 
-    chosen: settings by key, stage or entry, such as `{"env.name": "tasks", "collect.tasks": 5}`. config: TOML files
-    with settings for its stages. policy: the model that every entry starts from. on: "processes:4" deals the work to
-    workers here; "slurm", "hf-jobs" or "modal" submits the chain there, with settings such as
-    `{"on.options.partition": "gpu"}`, and the job is returned at once. resume: go on with unfinished runs. clean:
-    delete what the runs' folders hold. max_cost: USD, which no stage exceeds. trust: send a provider's key to another
-    server where a file says so. quiet: whether progress on stderr is left out.
+    preset: the name of a preset that is shipped, or the path of a TOML file. chosen: settings by key, stage or entry,
+    such as `{"env.name": "tasks", "collect.tasks": 5}`. config: TOML files with settings for its stages. policy: the
+    model that every entry starts from. on: "processes:4" deals the work to workers here; "slurm", "hf-jobs" or "modal"
+    submits the chain there, with settings such as `{"on.options.partition": "gpu"}`, and returns at once. resume: go on
+    with unfinished runs. clean: delete what the runs' folders hold and start anew. max_cost: USD, which no stage
+    exceeds. trust: send a provider's key to another server where a file says so. quiet: no progress on stderr.
 
     Raises `UsageError` for a preset or settings that cannot be run, `BadInput` for an input that a stage cannot read,
     `Incomplete` if part of a stage failed and the rest is saved, and `ComposerError` where an entry did not pass its
     own checks.
+
+    >>> chain = composer.run("chain.toml", {"collect.samples": 1}, policy="reference", quiet=True)
+    >>> chain["collect"].manifest.counts["done"]
+    2
     """
     from composer_cli import chain
     from composer_cli.executors import base, jobs
@@ -243,6 +249,11 @@ def runs(artifacts: Path | str = ARTIFACTS) -> Table:
     """Return a table of all runs, and of the chains that were submitted with `on=`.
 
     Its columns: name, stage, status, age, units, cost in USD, where it runs, and why it is not up to date.
+
+    >>> composer.runs().columns
+    ('run', 'stage', 'status', 'age', 'units', 'cost_usd', 'device', 'reason')
+    >>> composer.runs()[0]["status"]
+    'complete'
     """
     from composer_cli.executors import jobs
 
@@ -271,9 +282,16 @@ def runs(artifacts: Path | str = ARTIFACTS) -> Table:
 
 
 def job(name: str, artifacts: Path | str = ARTIFACTS) -> Job:
-    """Return the submitted chain of this name in `runs()`, or of a part of the name that no other has.
+    """Return a chain that was submitted with `run(..., on="slurm")`.
+
+    name: its name in `runs()`, or a part of the name that no other has.
 
     Raises `BadInput` where there is none, `UsageError` where several fit.
+
+    >>> composer.job("demo")
+    Traceback (most recent call last):
+    ...
+    stages.errors.BadInput: No job 'demo' was submitted from artifacts. `runs()` lists those that were.
     """
     from composer_cli.executors import jobs
 
@@ -288,9 +306,16 @@ def find(name: Literal["evaluate"], artifacts: Path | str = ...) -> Evaluation: 
 @overload
 def find(name: str, artifacts: Path | str = ...) -> ReadableRun: ...
 def find(name: str, artifacts: Path | str = ARTIFACTS) -> ReadableRun:
-    """Return a run by its folder, its name in `runs()`, part of the name, or a stage's name for its latest.
+    """Return a run, with its verdict where it is an evaluation.
 
-    Raises `BadInput` where there is none, `UsageError` where several fit.
+    name: its folder, its name in `runs()`, a part of the name that no other has, or a stage's name for the latest run
+    of that stage. A run in a bucket has the name `s3://BUCKET/RUN`.
+
+    Raises `BadInput` where there is none or it is damaged, `UsageError` where several fit.
+
+    >>> run = composer.find("collect")
+    >>> run.manifest.stage, run.manifest.status
+    ('collect', 'complete')
     """
     from composer_cli.executors import jobs
 
@@ -303,7 +328,16 @@ def find(name: str, artifacts: Path | str = ARTIFACTS) -> ReadableRun:
 
 
 def query(sql: str, *runs: Run, artifacts: Path | str = ARTIFACTS) -> Table:
-    """Ask the tables of these runs, or of all runs, a question in SQL; every table has a column `run`."""
+    """Ask the tables of runs a question in SQL. A table has the name of its kind, and a column `run` in addition.
+
+    sql: a question in DuckDB's SQL, which may read and not write. runs: those that are asked; without them, all.
+
+    Raises `UsageError` for a question that DuckDB refuses, `BadInput` for a damaged table.
+
+    >>> answer = composer.query("select count(*) as n, avg(reward) as mean from rollouts", composer.find("collect"))
+    >>> answer[0]
+    {'n': 2, 'mean': 1.0}
+    """
     from stages.runs import answering, queries
 
     with errors_in_python():
@@ -313,7 +347,15 @@ def query(sql: str, *runs: Run, artifacts: Path | str = ARTIFACTS) -> Table:
 
 
 def report(*runs: Run, artifacts: Path | str = ARTIFACTS) -> Path:
-    """Write one HTML file about these runs and all that they were made from, or the newest run; returns its path."""
+    """Write one HTML file about runs and all that they were made from; returns its path, which is absolute.
+
+    runs: those that the report is about; without them, the newest.
+
+    Raises `BadInput` where there is no run, or one is damaged.
+
+    >>> composer.report(composer.find("collect")).suffix
+    '.html'
+    """
     from composer_cli import report as reports
 
     with errors_in_python():
@@ -324,7 +366,9 @@ def report(*runs: Run, artifacts: Path | str = ARTIFACTS) -> Path:
 def view(artifacts: Path | str = ARTIFACTS, port: int = 0, tell: Callable[[str], None] = print) -> None:
     """Show all runs and rollouts on a local web page until Ctrl-C, or until a notebook's cell is interrupted.
 
-    tell: called with the page's address once it answers. port: 0 for a free one.
+    port: the port of the page; 0 for a free one. tell: called with the page's address once it answers.
+
+    Raises `UsageError` where the port is not free.
     """
     from composer_cli.view import app
 

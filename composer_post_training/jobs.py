@@ -8,7 +8,10 @@ from stages.runs.display import Table
 
 
 class Job:
-    """A submitted chain, as `run(..., on="slurm")` and `job` return it. It shows itself as a short table."""
+    """A submitted chain, as `run(..., on="slurm")` and `job` return it. It shows itself as a short table.
+
+    Each method raises `InfrastructureError` where the service does not answer.
+    """
 
     def __init__(self, record: jobs.SubmittedJob) -> None:
         self._record = record

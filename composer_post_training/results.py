@@ -40,27 +40,43 @@ RATES = (
 class Difference:
     """The treatment's rate minus the baseline's, as fractions of one: 0.25 is 25 points.
 
-    `low` and `high` are the 95 % interval and `p_value` its test, paired by task and training seed. `p_holm`: the
-    p-value after Holm's correction, for conduct alone. `units`: what was drawn independently, such as "12 operations".
-    `verdict`: that of the evaluation, which rests on this difference; None for all but the first.
+    >>> gain = compared.differences[0]
+    >>> gain.rate, gain.treatment, gain.baseline, gain.num_tasks
+    ('pass@1', 'B', 'A', 2)
     """
 
     rate: str
+    """The rate that is compared: "pass@1", "hacked", "hacked_loose" or "protocol"."""
     treatment: str
+    """The arm whose rate is the minuend."""
     baseline: str
+    """The arm whose rate is subtracted."""
     estimate: float
+    """The difference, a fraction of one."""
     low: float
+    """The lower end of its 95 % interval."""
     high: float
+    """The upper end of its 95 % interval."""
     p_value: float
+    """The p-value of its test, paired by task and training seed."""
     p_holm: float | None
+    """The p-value after Holm's correction, for conduct alone."""
     units: str
+    """What was drawn independently, such as "12 operations"."""
     num_tasks: int
+    """Tasks that were compared."""
     num_seeds: int
+    """Training seeds that were compared."""
     verdict: str | None
+    """The verdict of the evaluation, which rests on this difference; None for all but the first."""
 
 
 class Differences(tuple[Difference, ...]):
-    """The differences between the arms of an evaluation; they show themselves as a table in points."""
+    """The differences between the arms of an evaluation, a tuple; it shows itself as a table in points.
+
+    >>> compared.differences.pandas()[["rate", "treatment", "baseline"]].values.tolist()[0]
+    ['pass@1', 'B', 'A']
+    """
 
     __slots__ = ()
 
@@ -98,7 +114,14 @@ class Differences(tuple[Difference, ...]):
 
 
 class ReadableRun(Run):
-    """A run folder, read-only. It shows itself as a short table."""
+    """The run of a stage, as its functions and `find` return it, read-only. It shows itself as a short table.
+
+    >>> run = composer.find("extract-pairs")
+    >>> sorted(run.tables())
+    ['pairs', 'states']
+    >>> run.scan("pairs").columns[:2], len(run.pairs()) == len(run.scan("pairs"))
+    (['pair_id', 'rule'], True)
+    """
 
     def rollouts(self) -> list[Rollout]:
         """Return the rollouts with their messages, in the order of their table; empty without any.
@@ -124,7 +147,12 @@ class ReadableRun(Run):
 
 
 class Evaluation(ReadableRun):
-    """The run of an evaluation: its verdict, and the differences between its arms."""
+    """The run of an evaluation: a `ReadableRun` with its verdict, and the differences between its arms.
+
+    >>> compared = composer.find("evaluate")
+    >>> compared.verdict, compared.differences[0].num_tasks
+    ('UNDERPOWERED', 2)
+    """
 
     @cached_property
     def document(self) -> Mapping[str, Any]:
@@ -156,9 +184,14 @@ class Evaluation(ReadableRun):
 
 @dataclass(frozen=True, repr=False)
 class Chain(Mapping[str, ReadableRun]):
-    """The runs of a preset by the names of its entries; it shows them as a table."""
+    """The runs of a preset by the names of its entries, a mapping; it shows them as a table.
+
+    >>> list(chain), chain["collect"].manifest.status
+    (['collect'], 'complete')
+    """
 
     runs: Mapping[str, ReadableRun]
+    """The runs by the names of the entries."""
 
     def __getitem__(self, name: str) -> ReadableRun:
         return self.runs[name]

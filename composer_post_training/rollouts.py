@@ -27,7 +27,14 @@ ACTION_BORDER = "border-left: 3px solid rgba(64, 128, 255, 0.8)"
 class Rollout:
     """One rollout: a policy's attempt at a task. `print` shows its conversation, and so does a notebook.
 
-    Its `repr` is one line. `row` has all columns of its table by name, and `outcome` those that say how it ended.
+    Its `repr` is one line.
+
+    >>> rollout = composer.find("collect").rollouts()[0]
+    >>> rollout.reward, rollout.messages[0]["role"], rollout.row["terminated_by"]
+    (1.0, 'system', 'submitted')
+    >>> print(rollout)
+    kata-train-0-00000#0@0: passed, reward 1
+    ...
     """
 
     rollout_id: str

@@ -20,7 +20,9 @@ class EnvConfig(Settings):
     """An environment by name (`kata`) or import path (`mypkg.my_env:MyEnv`), with the options of its constructor."""
 
     name: str = "kata"
+    """A name in the table of environments, or `package.module:Class`."""
     split: Literal["train", "eval"] = "train"
+    """The tasks to play: those for training, or those that are held out."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the environment's constructor; `env.KEY` is short for `env.options.KEY`."""
     curriculum: str = ""

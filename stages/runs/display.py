@@ -32,11 +32,19 @@ MAIN_COLUMNS = {
 
 @dataclass(frozen=True, repr=False)
 class Table(Sequence[dict[str, Any]]):
-    """Rows by column; it shows the first of them, and can be read by index, or as a pandas frame."""
+    """Rows by column, a sequence of dictionaries; it shows the first of them.
+
+    >>> table = composer.query("select task_id, reward from rollouts", composer.find("collect"))
+    >>> len(table), table[0]["reward"], table.pandas().shape
+    (2, 1.0, (2, 2))
+    """
 
     columns: Sequence[str]
+    """The names of the columns."""
     cells: Sequence[Sequence[Any]]
+    """The values, row by row."""
     title: str = ""
+    """A line above the rows."""
     total: int | None = None
     """Rows in all, where `cells` holds only the first."""
     note: str = ""
