@@ -304,8 +304,8 @@ def job(name: str, artifacts: Path | str = ARTIFACTS) -> Job:
 @overload
 def find(name: Literal["evaluate"], artifacts: Path | str = ...) -> Evaluation: ...
 @overload
-def find(name: str, artifacts: Path | str = ...) -> ReadableRun: ...
-def find(name: str, artifacts: Path | str = ARTIFACTS) -> ReadableRun:
+def find(name: str | Path, artifacts: Path | str = ...) -> ReadableRun: ...
+def find(name: str | Path, artifacts: Path | str = ARTIFACTS) -> ReadableRun:
     """Return a run, with its verdict where it is an evaluation.
 
     name: its folder, its name in `runs()`, a part of the name that no other has, or a stage's name for the latest run

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 if TYPE_CHECKING:
     import pandas
@@ -55,12 +55,15 @@ class Table(Sequence[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self.cells)
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
         """Return a row as a dictionary, or with a slice a list of them."""
-        found = self.cells[index]
         if isinstance(index, slice):
-            return [dict(zip(self.columns, cells, strict=True)) for cells in found]
-        return dict(zip(self.columns, found, strict=True))
+            return [dict(zip(self.columns, cells, strict=True)) for cells in self.cells[index]]
+        return dict(zip(self.columns, self.cells[index], strict=True))
 
     def pandas(self) -> "pandas.DataFrame":
         """Return all rows as a pandas frame."""
