@@ -121,6 +121,13 @@ substrates = cast("signatures.Substrates", StageFunction("substrates", EXAMPLES[
 class ProbeFunctions:
     """The stages of the gradient probe, as `composer probe` lists them."""
 
+    def __dir__(self) -> list[str]:
+        """Return the functions alone, for `dir()` and completion."""
+        return [name for name in vars(type(self)) if not name.startswith("_")]
+
+    def __repr__(self) -> str:
+        return f"<stage functions {', '.join(dir(self))}>"
+
     svd = cast("signatures.ProbeSvd", StageFunction("probe-svd"))
     extract_vhack = cast("signatures.ProbeExtractVhack", StageFunction("probe-extract-vhack"))
     teacher_pool = cast("signatures.ProbeTeacherPool", StageFunction("probe-teacher-pool"))
@@ -258,7 +265,7 @@ def runs(artifacts: Path | str = ARTIFACTS) -> Table:
     from composer_cli.executors import jobs
 
     with errors_in_python():
-        root = Path(artifacts)
+        root = Path(artifacts).resolve()
         cells: list[tuple[Any, ...]] = [
             (
                 one.run,
@@ -276,7 +283,7 @@ def runs(artifacts: Path | str = ARTIFACTS) -> Table:
             (one["job"], "run", one["status"], age(one["age_s"]), None, None, one["on"], in_python(one["reason"]))
             for one in jobs.lines(root)
         ]
-        note = "" if cells else f"There are no runs in {artifacts} yet. `run('demo')` makes some."
+        note = "" if cells else f"There are no runs in {root} yet. `run('demo')` makes some."
         names = ("run", "stage", "status", "age", "units", "cost_usd", "device", "reason")
         return Table(names, cells, note=note, shown=len(cells))
 
@@ -322,13 +329,14 @@ def find(name: str | Path, artifacts: Path | str = ARTIFACTS) -> ReadableRun:
     with errors_in_python():
         if not isinstance(name, (str, Path)):
             raise UsageError(f"A {type(name).__name__} is no name of a run. `composer status` lists the runs.")
-        if submitted := jobs.find(Path(artifacts), str(name), part=False):
+        root = Path(artifacts).resolve()
+        if submitted := jobs.find(root, str(name), part=False):
             raise BadInput(f"{submitted.name} is a submitted job, not a run. `job({submitted.name!r})` returns it.")
-        return opened(run_folders.find(Path(artifacts), str(name)))
+        return opened(run_folders.find(root, str(name)))
 
 
 def query(sql: str, *runs: Run, artifacts: Path | str = ARTIFACTS) -> Table:
-    """Ask the tables of runs a question in SQL. A table has the name of its kind, and a column `run` in addition.
+    """Ask the tables of runs a question in SQL. A table has its name in `run.tables()`, and a column `run` in addition.
 
     sql: a question in DuckDB's SQL, which may read and not write. runs: those that are asked; without them, all.
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 if TYPE_CHECKING:
@@ -95,11 +96,12 @@ class Table(Sequence[dict[str, Any]]):
 
 
 def shortened(value: Any) -> str:
-    """Return a value on one short line."""
+    """Return a value on one short line; a path is not cut."""
+    most = len(str(value)) if isinstance(value, Path) else SHOWN_CHARACTERS
     text = "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
     # Characters that steer a terminal, or the direction of writing, are spelt out: models may have written them.
-    text = "".join(one if one.isprintable() else repr(one)[1:-1] for one in text[: SHOWN_CHARACTERS + 1])
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 1]}…"
+    text = "".join(one if one.isprintable() else repr(one)[1:-1] for one in text[: most + 1])
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def of_run(run: "Run") -> Table:
