@@ -170,8 +170,8 @@ def plan(inputs: Inputs, config: Config) -> Plan:
         scripted.check(policy, config.env.name)
     units = len(arms(inputs, config)) * config.tasks * config.samples
     looked = (f"in {config.looks} looks, the later ones only while nothing is decided",) if config.looks > 1 else ()
-    notes = (*config.notes_on_tasks(), *config.limits.notes(config.max_steps), *looked)
-    return Plan(units=units, what="rollouts", notes=notes)
+    notes = (*config.limits.notes(config.max_steps), *looked)
+    return Plan(units=units, what="rollouts", notes=notes, up_to=config.counts_by_default())
 
 
 def study(pilots: Sequence[Run], config: Config, tell: Callable[[str, int, int], None]) -> tuple[Row, str]:

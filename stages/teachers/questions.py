@@ -33,6 +33,7 @@ class TeacherConfig(PolicyConfig):
     """One teacher: a name and a policy, by default with greedy decoding."""
 
     name: str
+    """The teacher's name in tables and reports."""
     model: str = Field(min_length=1)
     """Hugging Face folder, hub id, `kata:NAME`, or with `base_url` the server's name for it."""
     temperature: float = Field(0.0, ge=0.0)

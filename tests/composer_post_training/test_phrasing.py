@@ -113,4 +113,7 @@ def test_an_interrupt_of_what_is_no_run_promises_nothing() -> None:
 def test_an_error_is_shown_with_the_call_alone() -> None:
     with pytest.raises(composer.UsageError) as error:
         composer.collect(task=2)
-    assert len(error.traceback) < 6
+    assert len(error.traceback) == 3  # this call, the function of Python, and the end of its block
+    with pytest.raises(composer.BadInput) as error:
+        composer.find("nowhere")
+    assert len(error.traceback) == 3 and error.value.__context__ is None
