@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))  # a test imports this as a part of `benchmarks`
 import records
 
-from stages.envs.leetcode_rh.data import DEFAULT_EVALUATOR, Problem, Rollout, pool_problems, rollouts
+from stages.envs.leetcode_rh.data import DEFAULT_EVALUATOR, Problem, RecordedRollout, pool_problems, rollouts
 from stages.envs.leetcode_rh.grading import AnswerVerdict, CodeAnswer, Submission, grade_all
 from stages.errors import ComposerError
 
@@ -27,7 +27,7 @@ NEEDED = 0.99
 class Compared:
     """A recorded rollout and our verdict on it."""
 
-    rollout: Rollout
+    rollout: RecordedRollout
     verdict: AnswerVerdict
     num_tests: int
 
@@ -80,7 +80,7 @@ def compare(folder: Path, sandbox: str = "bubblewrap") -> Agreement:
     return Agreement([Compared(r, verdict, len(s.tests or ())) for r, s, verdict in graded], left_out)
 
 
-def _missing(rollout: Rollout, problems: dict[int, Problem]) -> str | None:
+def _missing(rollout: RecordedRollout, problems: dict[int, Problem]) -> str | None:
     """What grading needs and this row lacks; None when nothing is missing."""
     if rollout.mode != DEFAULT_EVALUATOR:
         return f"recorded under the loophole {rollout.mode}, which is not judged by {DEFAULT_EVALUATOR}()"
@@ -89,7 +89,7 @@ def _missing(rollout: Rollout, problems: dict[int, Problem]) -> str | None:
     return None if rollout.problem_id in problems else "the prompt is not known"
 
 
-def _submission(rollout: Rollout, problem: Problem) -> Submission:
+def _submission(rollout: RecordedRollout, problem: Problem) -> Submission:
     tests = problem.assertions
     return Submission(CodeAnswer(rollout.completion or ""), problem.method, DEFAULT_EVALUATOR, tests, problem.reference)
 

@@ -142,7 +142,10 @@ def show(
         raise typer.Exit(BadInput.exit_code)
     if rollout is not None:
         one = rollouts.transcript(found, rollout)
-        print_json(one) if json else print_text(rollouts.transcript_text(found, one, full=full), bold_titles=True)
+        if json:
+            print_json(one)
+        else:
+            print_text(rollouts.transcript_text(found.path, one, full=full), bold_titles=True)
         return
     wanted = RolloutFilter(reward="passed" if passed else "failed" if failed else "")
     listed = rollouts.index(found, wanted, rollouts.NUMBER if number is None else number)

@@ -229,7 +229,8 @@ def ending(result: Result, seconds: float) -> str:
 
 def plan_in_words(plan: Plan) -> str:
     """Return a plan in a few words."""
-    parts = [f"1 {singular(plan.what)}" if plan.units == 1 else f"{plan.units:,} {plan.what}"]
+    units = f"1 {singular(plan.what)}" if plan.units == 1 else f"{plan.units:,} {plan.what}"
+    parts = [f"up to {units}" if plan.up_to else units]
     if plan.max_completion_tokens:
         parts.append(f"at most {plan.max_completion_tokens:,} sampled tokens")
     if plan.max_cost_usd:

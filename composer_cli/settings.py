@@ -5,6 +5,7 @@ gives its entries a layer between defaults and files, and writes a stage that is
 Presets that are shipped lie in `presets/`; a user's own file works the same. Every mistake is one sentence.
 """
 
+import json
 import tomllib
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -132,6 +133,20 @@ def assignment(text: str) -> Tree:
     except tomllib.TOMLDecodeError:
         parsed = {}
     return nested(key, parsed["value"] if parsed.keys() == {"value"} else value)
+
+
+def assignment_text(key: str, value: Any) -> str:
+    """Return a setting as the text that `assignment` reads; `UsageError` for a value that TOML lacks."""
+    if value is None:
+        raise UsageError(f"{key} = None cannot be written as KEY=VALUE. Give it in a preset of your own.")
+    if isinstance(value, Mapping):
+        held = (assignment_text(json.dumps(name), one) for name, one in value.items())
+        return f"{key}={{{', '.join(held)}}}"
+    if isinstance(value, (list, tuple)):
+        return f"{key}=[{', '.join(assignment_text('', one)[1:] for one in value)}]"
+    # A text of JSON is one of TOML without its pairs of surrogates, and so are its numbers and truth values.
+    text = json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
+    return f"{key}={text}".replace("\x7f", "\\u007f")
 
 
 def nested(key: str, value: Any) -> Tree:

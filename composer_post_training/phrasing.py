@@ -11,8 +11,8 @@ backticks it may be any word (`--env kata`).
 import re
 import shlex
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from types import TracebackType
 
 from composer_cli import settings
 from composer_cli.printing import sentence_and_code
@@ -51,24 +51,33 @@ def in_python(message: str) -> str:
     return said
 
 
-@contextmanager
-def errors_in_python(*, resumes: bool = False) -> Iterator[None]:
-    """Raise the errors of the block with the words of this interface, and `KeyboardInterrupt` with what is saved.
+class errors_in_python:  # noqa: N801 (used as a function)
+    """Raise the errors of a block with the words of this interface, and `KeyboardInterrupt` with what is saved.
+
+    An expected failure is shown as the call and the sentence, without the frames in between. A generator with
+    `contextmanager` could not do that: it gives an error its traceback back.
 
     resumes: whether the block is that of a run, which goes on with resume=True.
     """
-    try:
-        yield
-    except ComposerError as error:
-        error.args = (in_python(str(error)),)
-        # An expected failure: a notebook shows the call and the sentence.
-        raise error.with_traceback(None) from error.__cause__
-    except (KeyboardInterrupt, Interrupted) as error:
-        sentence = in_python(sentence_and_code(error, resumes=resumes)[0])
-        if getattr(error, "signal_number", signal.SIGINT) == signal.SIGINT:
-            raise KeyboardInterrupt(sentence) from None
-        error.args = (sentence,)
-        raise
+
+    def __init__(self, *, resumes: bool = False) -> None:
+        self._resumes = resumes
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        __tracebackhide__ = True  # read by IPython and pytest
+        if isinstance(error, ComposerError):
+            error.args = (in_python(str(error)),)
+            raise error.with_traceback(None) from error.__cause__
+        if isinstance(error, (KeyboardInterrupt, Interrupted)):
+            sentence = in_python(sentence_and_code(error, resumes=self._resumes)[0])
+            if getattr(error, "signal_number", signal.SIGINT) == signal.SIGINT:
+                raise KeyboardInterrupt(sentence) from None
+            error.args = (sentence,)
 
 
 def function_name(stage: str) -> str:
@@ -110,6 +119,8 @@ def _call(words: Sequence[str]) -> str | None:
     rest = list(words[len((named if named in stages else words[0]).split()) :])
     first = next((number for number, word in enumerate(rest) if word.startswith("-")), len(rest))
     bare, options = rest[:first], rest[first:]
+    if words[0] == "cancel":
+        return f"job({bare[0]!r}).cancel()"
     if stage is None:
         function = FUNCTIONS.get(words[0])
         named_run = options[1:2] if options[:1] == ["--preset"] else bare

@@ -14,6 +14,7 @@ import orjson
 
 from composer_cli.show import facts
 from composer_post_training.phrasing import errors_in_python
+from composer_post_training.rollouts import Rollout
 from stages.errors import UsageError
 from stages.plurals import counted
 from stages.rollouts.trace import pairs_with_states
@@ -39,27 +40,43 @@ RATES = (
 class Difference:
     """The treatment's rate minus the baseline's, as fractions of one: 0.25 is 25 points.
 
-    `low` and `high` are the 95 % interval and `p_value` its test, paired by task and training seed. `p_holm`: the
-    p-value after Holm's correction, for conduct alone. `units`: what was drawn independently, such as "12 operations".
-    `verdict`: that of the evaluation, which rests on this difference; None for all but the first.
+    >>> gain = compared.differences[0]
+    >>> gain.rate, gain.treatment, gain.baseline, gain.num_tasks
+    ('pass@1', 'B', 'A', 2)
     """
 
     rate: str
+    """The rate that is compared: "pass@1", "hacked", "hacked_loose" or "protocol"."""
     treatment: str
+    """The arm whose rate is the minuend."""
     baseline: str
+    """The arm whose rate is subtracted."""
     estimate: float
+    """The difference, a fraction of one."""
     low: float
+    """The lower end of its 95 % interval."""
     high: float
+    """The upper end of its 95 % interval."""
     p_value: float
+    """The p-value of its test, paired by task and training seed."""
     p_holm: float | None
+    """The p-value after Holm's correction, for conduct alone."""
     units: str
+    """What was drawn independently, such as "12 operations"."""
     num_tasks: int
+    """Tasks that were compared."""
     num_seeds: int
+    """Training seeds that were compared."""
     verdict: str | None
+    """The verdict of the evaluation, which rests on this difference; None for all but the first."""
 
 
 class Differences(tuple[Difference, ...]):
-    """The differences between the arms of an evaluation; they show themselves as a table in points."""
+    """The differences between the arms of an evaluation, a tuple; it shows itself as a table in points.
+
+    >>> compared.differences.pandas()[["rate", "treatment", "baseline"]].values.tolist()[0]
+    ['pass@1', 'B', 'A']
+    """
 
     __slots__ = ()
 
@@ -97,20 +114,27 @@ class Differences(tuple[Difference, ...]):
 
 
 class ReadableRun(Run):
-    """A run folder, read-only. It shows itself as a short table."""
+    """The run of a stage, as its functions and `find` return it, read-only. It shows itself as a short table.
 
-    def rollouts(self) -> list[facts.Transcript]:
+    >>> run = composer.find("extract-pairs")
+    >>> sorted(run.tables())
+    ['pairs', 'states']
+    >>> run.scan("pairs").columns[:2], len(run.pairs()) == len(run.scan("pairs"))
+    (['pair_id', 'rule'], True)
+    """
+
+    def rollouts(self) -> list[Rollout]:
         """Return the rollouts with their messages, in the order of their table; empty without any.
 
-        Each has `messages`, `reward` and `task_id`, and all columns of its table in `row`. An evaluated one has the
-        reward 1.0 where it passed. Those of an unfinished run are in the order in which they ended. All are held in
-        memory: `scan("steps").batches()` reads a larger run.
+        An evaluated one has the reward 1.0 where it passed. Those of an unfinished run are in the order in which they
+        ended. All are held in memory: `scan("steps").batches()` reads a larger run.
         """
         tables = [(kind, key) for kind, key in ((ROLLOUT, "rollout_id"), (EVAL_ITEM, "item_id")) if self.holds(kind)]
         with errors_in_python():
             ids = [row[key] for kind, key in tables for row in self.scan(kind).rows([key])]
             place = {name: number for number, name in enumerate(ids)}
-            return sorted(facts.transcripts(self), key=lambda one: place.get(one.rollout_id, len(place)))
+            found = sorted(facts.transcripts(self), key=lambda one: place.get(one.rollout_id, len(place)))
+        return [Rollout(**vars(one), folder=self.path) for one in found]
 
     def pairs(self) -> list[Row]:
         """Return the preference pairs, each with the `messages` before its `chosen` and `rejected` action.
@@ -123,7 +147,12 @@ class ReadableRun(Run):
 
 
 class Evaluation(ReadableRun):
-    """The run of an evaluation: its verdict, and the differences between its arms."""
+    """The run of an evaluation: a `ReadableRun` with its verdict, and the differences between its arms.
+
+    >>> compared = composer.find("evaluate")
+    >>> compared.verdict, compared.differences[0].num_tasks
+    ('UNDERPOWERED', 2)
+    """
 
     @cached_property
     def document(self) -> Mapping[str, Any]:
@@ -155,9 +184,14 @@ class Evaluation(ReadableRun):
 
 @dataclass(frozen=True, repr=False)
 class Chain(Mapping[str, ReadableRun]):
-    """The runs of a preset by the names of its entries; it shows them as a table."""
+    """The runs of a preset by the names of its entries, a mapping; it shows them as a table.
+
+    >>> list(chain), chain["collect"].manifest.status
+    (['collect'], 'complete')
+    """
 
     runs: Mapping[str, ReadableRun]
+    """The runs by the names of the entries."""
 
     def __getitem__(self, name: str) -> ReadableRun:
         return self.runs[name]

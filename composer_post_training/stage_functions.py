@@ -5,7 +5,7 @@ stage when it is asked for, so that importing this package imports no stage.
 """
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -30,7 +30,7 @@ from stages.runs.stage import Plan, load_stage
 
 Listener = Callable[[str, int, int], None]
 """Called with (what, units done, units in all); with 0 in all, `what` is a remark on the state of the work."""
-ARTIFACTS = Path("artifacts")
+ARTIFACTS = "artifacts"
 ARGUMENTS = {
     "config=()": "A TOML file with settings, or several; later ones and keywords win.",
     "artifacts='artifacts'": "The folder where runs are kept.",
@@ -92,7 +92,7 @@ class StageFunction:
         """Return in a sentence which runs the stage reads."""
         slots = load_stage(self.name).inputs.values()
         kinds = ", ".join(f"{slot.kind.plural}{' (optional)' * slot.optional}" for slot in slots)
-        return f"Runs with what it reads: {kinds}. Without them, the newest." if kinds else "None: it reads no runs."
+        return f"It reads runs that hold {kinds}; the newest, where none are given." if kinds else "It reads no runs."
 
     def main_settings(self) -> list[tuple[str, str]]:
         """Return the settings that most runs need, as `KEY=DEFAULT` and what each means."""
@@ -160,8 +160,7 @@ class StageFunction:
         A group of settings is a dictionary whose default is empty: what it leaves out has its own default.
         """
         own = [*Signature.from_callable(self._run).parameters.values()]
-        own = [one.replace(annotation=_plain(one.annotation)) for one in own]
-        own = [one.replace(default=str(ARTIFACTS)) if one.name == "artifacts" else one for one in own]
+        own = [one.replace(annotation=plain_type(one.annotation)) for one in own]
         fields = load_stage(self.name).config.model_fields.items()
         chosen = [
             Parameter(name, Parameter.KEYWORD_ONLY, default=_shown_default(field), annotation=_shown_type(name, field))
@@ -209,7 +208,7 @@ def _entry(shown: str, text: str) -> str:
 
 def _shown_type(name: str, field: FieldInfo) -> Any:
     """Return the type of a setting in plain types; a text is short for a group with a short option, or for its file."""
-    found = _plain(field.annotation)
+    found = plain_type(field.annotation)
     takes_text = name == "teachers" or SHORTCUTS.get(name, name) != name
     return str | found if takes_text and found in (dict, list) else found
 
@@ -226,18 +225,18 @@ def _shown_default(field: FieldInfo) -> Any:
     return str(default) if isinstance(default, Path) else default
 
 
-def _plain(annotation: Any) -> Any:
+def plain_type(annotation: Any) -> Any:
     """Return a type in terms of bool, int, float, str, list and dict; choices among words stay as they are."""
     origin = get_origin(annotation)
     if origin in (Union, UnionType):
-        *others, joined = dict.fromkeys(map(_plain, get_args(annotation)))
+        *others, joined = dict.fromkeys(map(plain_type, get_args(annotation)))
         for one in reversed(others):
             joined = one | joined
         return joined
     if origin is Literal or annotation in (Run, bool, int, float, str, Any, type(None)):
         return annotation
     if hasattr(annotation, "__metadata__"):
-        return _plain(annotation.__origin__)
+        return plain_type(annotation.__origin__)
     made = origin or annotation
     if made is Callable:
         return made
@@ -277,3 +276,10 @@ def check_arguments(artifacts: object, out: object, max_cost: object) -> None:
     ):
         if not isinstance(value, types):
             raise UsageError(f"{name} = {value!r}: it should be {form}.")
+
+
+def checked_settings(chosen: object) -> dict[str, Any]:
+    """Return the settings of a chain by their keys; `UsageError` for something else."""
+    if not isinstance(chosen, (Mapping, type(None))) or not all(isinstance(key, str) for key in chosen or ()):
+        raise UsageError(f'chosen = {chosen!r}: it should be a dictionary, such as {{"collect.tasks": 5}}.')
+    return dict(chosen or {})

@@ -47,12 +47,12 @@ def plan(inputs: Inputs, config: Config) -> Plan:
         max_completion_tokens=tokens,
         max_cost_usd=config.policy.cost(0, tokens),
         notes=(
-            *config.notes_on_tasks(),
             *config.limits.notes(config.max_steps),
             *context.notes(config.policy),
             f"history {config.history}",
             *at_once,
         ),
+        up_to=config.counts_by_default(),
     )
 
 

@@ -170,15 +170,24 @@ def plan(inputs: Inputs, config: Config) -> Plan:
         scripted.check(policy, config.env.name)
     units = len(arms(inputs, config)) * config.tasks * config.samples
     looked = (f"in {config.looks} looks, the later ones only while nothing is decided",) if config.looks > 1 else ()
-    notes = (*config.notes_on_tasks(), *config.limits.notes(config.max_steps), *looked)
-    return Plan(units=units, what="rollouts", notes=notes)
+    notes = (*config.limits.notes(config.max_steps), *looked)
+    return Plan(units=units, what="rollouts", notes=notes, up_to=config.counts_by_default())
 
 
 def study(pilots: Sequence[Run], config: Config, tell: Callable[[str, int, int], None]) -> tuple[Row, str]:
-    """Return what the evaluation would find and cost, as JSON and as text. Raises `BadInput` for an empty pilot.
+    """Return what the evaluation would find and cost, as JSON and as text.
 
-    `tell` is called with what is counted, how many designs are simulated, and how many there are.
+    Raises `BadInput` for an empty pilot, and `UsageError` for one that was played in another environment. `tell` is
+    called with what is counted, how many designs are simulated, and how many there are.
     """
+    for pilot in pilots:
+        played = (pilot.manifest.config.get("env") or {}).get("name")  # None for imported rollouts
+        if played is not None and not envs.same(played, config.env.name):
+            raise UsageError(
+                f"The pilot {pilot.path} was played in the environment {played!r}, and the evaluation is planned in "
+                f"{config.env.name!r}, of which it gives no rates. Give --env {played}, or a pilot in "
+                f"{config.env.name!r}."
+            )
     sampling = config.sampling()
     tasks = config.draw(config.opener(), config.tasks)
     sizes = Counter(sampling.of_family(task.family) if task.family else task.task_id for task in tasks)

@@ -135,10 +135,35 @@ def submit_or_show(
     dry_run: bool,
     json: bool,
 ) -> None:
-    """Submit a chain, or with `dry_run` show what would be submitted, and print the result.
+    """Submit a chain, or with `dry_run` show what would be submitted, and print the result; else as `submit`."""
+    if dry_run:
+        chain, where = _checked(word, executor, request, configs, tree, artifacts, clean=clean)
+        spec = _spec(executor, chain, where)
+        head = [f"{key}: {value}" for key, value in spec.items() if key != "script"]
+        text = "\n".join([*head, "script:", *(f"  {line}" for line in spec["script"].splitlines())])
+        print_json({"on": word, "spec": spec}) if json else print_text(text)
+        return
+    job = submit(word, executor, request, configs, tree, artifacts, clean=clean)
+    if json:
+        print_json({"job": job})
+        return
+    print_text(
+        f"{job.name} is submitted to {word}.\n`composer status` says how it stands, "
+        f"`composer show {job.name} --follow` what it prints, `composer cancel {job.name}` stops it."
+    )
 
-    word: the executor's name. tree: its settings. Raises `UsageError` for what the executor cannot take.
-    """
+
+def _checked(
+    word: str,
+    executor: Executor,
+    request: RunRequest,
+    configs: Mapping[str, StageConfig],
+    tree: settings.Tree,
+    artifacts: Path,
+    *,
+    clean: bool,
+) -> tuple[SubmittedChain, Any]:
+    """Return what would be submitted, and the settings of its executor; raises as `submit`."""
     if clean:
         raise UsageError("--clean would delete at every launch what the one before did. Leave it out with --on.")
     model = create_model("On", __base__=Settings, on=(executor.settings, ...))
@@ -153,21 +178,7 @@ def submit_or_show(
                 f"{key} = {value} lies on this machine, which {word} does not see. Give what it can reach: a hub id, "
                 "an address, or a path in its image or below /artifacts."
             )
-    chain = _prepare(request, configs, where, artifacts)
-    if dry_run:
-        spec = _spec(executor, chain, where)
-        head = [f"{key}: {value}" for key, value in spec.items() if key != "script"]
-        text = "\n".join([*head, "script:", *(f"  {line}" for line in spec["script"].splitlines())])
-        print_json({"on": word, "spec": spec}) if json else print_text(text)
-        return
-    job = _submit(word, executor, chain, where)
-    if json:
-        print_json({"job": job})
-        return
-    print_text(
-        f"{job.name} is submitted to {word}.\n`composer status` says how it stands, "
-        f"`composer show {job.name} --follow` what it prints, `composer cancel {job.name}` stops it."
-    )
+    return _prepare(request, configs, where, artifacts), where
 
 
 def _prepare(request: RunRequest, configs: Mapping[str, StageConfig], where: Any, artifacts: Path) -> SubmittedChain:
@@ -183,7 +194,7 @@ def _prepare(request: RunRequest, configs: Mapping[str, StageConfig], where: Any
         words += ["--config", f"settings-{number}.toml"]
     words += ["--policy", request.policy] if request.policy else []
     for text in request.set_:
-        words += [] if text.strip().startswith(f"{ON}.") else ["--set", text]
+        words += [] if re.match(rf"\s*{ON}[.=\s]", text) else ["--set", text]
     words += ["--max-cost", str(request.max_cost)] if request.max_cost is not None else []
     words += ["--on", where.workers] if where.workers else []
     words += ["--trust"] if request.trust else []
@@ -212,8 +223,22 @@ def _spec(executor: Executor, chain: SubmittedChain, where: Any) -> dict[str, An
     return spec
 
 
-def _submit(word: str, executor: Executor, chain: SubmittedChain, where: Any) -> SubmittedJob:
-    """Submit a chain once, and keep its record; refused while the same chain is queued or running there."""
+def submit(
+    word: str,
+    executor: Executor,
+    request: RunRequest,
+    configs: Mapping[str, StageConfig],
+    tree: settings.Tree,
+    artifacts: Path,
+    *,
+    clean: bool,
+) -> SubmittedJob:
+    """Submit a chain once, and keep its record.
+
+    word: the executor's name. tree: its settings. Raises `UsageError` for what the executor cannot take, and while the
+    same chain is queued or running there.
+    """
+    chain, where = _checked(word, executor, request, configs, tree, artifacts, clean=clean)
     for job in every(chain.folder.parents[1]):
         # Names end with "-" and six digits of a digest of words, files and keys, after time and preset.
         same = job.executor == word and job.name[-7:] == chain.name[-7:]

@@ -21,7 +21,7 @@ from stages import STAGES
 from stages.errors import ComposerError
 from stages.messages import Message
 from stages.plurals import counted
-from stages.rollouts.trace import rollout_units, states
+from stages.rollouts.trace import item_steps, rollout_units, states
 from stages.runs import queries
 from stages.runs.artifact import Inputs, Run
 from stages.runs.queries import PairFilter, RolloutPage
@@ -164,29 +164,16 @@ def metric_titles(names: Iterable[str]) -> dict[str, str]:
 
 @dataclass(frozen=True, repr=False)
 class Transcript:
-    """The whole conversation of one rollout; `outcome` holds what is known of how it ended, `row` all its columns."""
+    """The conversation of one rollout; `outcome` holds what is known of how it ended, `row` all its columns.
+
+    steps: the rows of its steps.
+    """
 
     rollout_id: str
     outcome: dict[str, Any]
     messages: list[Message]
     row: Row
-
-    @property
-    def task_id(self) -> str:
-        """Return the name of its task."""
-        return str(self.row["task_id"])
-
-    @property
-    def reward(self) -> float | None:
-        """Return its reward, 1.0 or 0.0 where an evaluation recorded whether it passed; None where it has none."""
-        reward = self.row["reward"] if "reward" in self.row else self.row["passed"]
-        return None if reward is None else float(reward)
-
-    def __repr__(self) -> str:
-        shown = ("arm", "reward", "passed", "hacked", "terminated_by", "error_type")
-        outcome = (f"{label} {plain(value)}" for label, value in self.outcome.items() if label in shown)
-        facts = ", ".join([*outcome, f"{len(self.messages)} messages"])
-        return f"<rollout {visible_line(f'{self.rollout_id}: {facts}')}>"
+    steps: list[Row]
 
 
 OUTCOME = ("arm", "reward", "passed", "gt_pass", "visible_pass", "hacked", "protocol_ok", "num_steps", "terminated_by")
@@ -195,7 +182,7 @@ OUTCOME = ("arm", "reward", "passed", "gt_pass", "visible_pass", "hacked", "prot
 
 def transcripts(run: Run) -> list[Transcript]:
     """Return the transcripts that a run holds, finished or not; none for stages that play no rollouts."""
-    played: list[tuple[str, Row, list[Message]]] = []
+    played: list[tuple[str, Row, list[Message], list[Row]]] = []
     for unit in rollout_units(run.units()).values():
         steps, messages = unit["steps"], list[Message]()
         if steps:
@@ -203,16 +190,16 @@ def transcripts(run: Run) -> list[Transcript]:
             action, observation = steps[-1]["action"], steps[-1]["observation"]
             messages = [*states(steps)[-1], {"role": "assistant", "content": action}]
             messages += [{"role": "user", "content": observation}] if observation else []
-        played.append((unit["rollout"]["rollout_id"], unit["rollout"], messages))
-    # An evaluation keeps each conversation as a text in its item, without steps.
+        played.append((unit["rollout"]["rollout_id"], unit["rollout"], messages, steps))
+    # An evaluation keeps each conversation as a text in its item.
     if run.manifest.stage == "evaluate":
         items = (unit["item"] for unit in run.units())
-        played += [(item["item_id"], item, orjson.loads(item["transcript_json"])) for item in items]
+        played += [(item["item_id"], item, orjson.loads(item["transcript_json"]), item_steps(item)) for item in items]
     found = []
-    for rollout_id, row, messages in played:
+    for rollout_id, row, messages, steps in played:
         outcome = {column: row[column] for column in OUTCOME if row.get(column) is not None}
         outcome |= {column: row[column] for column in ("error_type", "error") if row[column] is not None}
-        found.append(Transcript(rollout_id, outcome, messages, row))
+        found.append(Transcript(rollout_id, outcome, messages, row, steps))
     return found
 
 

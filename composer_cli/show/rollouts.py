@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import takewhile
+from pathlib import Path
 
 import orjson
 from rich.cells import cell_len, set_cell_size
@@ -165,6 +166,11 @@ def transcript(run: Run, wanted: str) -> RolloutTranscript:
         raise BadInput(f"{run.path} has no rollout {wanted!r}; it has {len(ids)}, for example {near[0]}.")
     row, steps = queries.rollout(run, fitting[0])
     assert row is not None  # noqa: S101 (its id was just found)
+    return as_transcript(row, steps)
+
+
+def as_transcript(row: Row, steps: Sequence[Row]) -> RolloutTranscript:
+    """Return a rollout or an item as a transcript, from its row with its `outcome` and its steps, if there are any."""
     held = {name: value for name, value in row.items() if name not in ("transcript_json", "steps_json", "file_row")}
     return RolloutTranscript(held, said(row, steps))
 
@@ -220,27 +226,24 @@ def _observation_notes(step: Row) -> list[str]:
     return notes
 
 
-def transcript_text(run: Run, one: RolloutTranscript, *, full: bool = False) -> str:
+def transcript_text(folder: Path, one: RolloutTranscript, *, full: bool) -> str:
     """Return a rollout as text: its outcome, the conversation, what was submitted, and how it was graded.
 
-    full: whether long texts are printed as they are.
+    folder: that of its run. full: whether long texts are written as they are.
     """
     row = one.rollout
 
     def section(title: str, content: str) -> str:
         return f"{visible_line(title)}\n{indented(content if full else _shortened(content))}"
 
-    parts = [_opening(run, row)]
-    parts += [section(message.title, message.content) for message in one.messages]
-    if row.get("submission"):
-        parts.append(section("submitted patch", row["submission"]))
-    elif row.get("patch"):
-        parts.append(section("changes, not submitted", row["patch"]))
-    parts.append(_grading(row))
-    if row.get("test_log"):
-        parts.append(section("log of the tests", row["test_log"]))
-    if row["error_type"] or row["error"]:
-        parts.append(section(": ".join(filter(None, ("error", row["error_type"]))), row["error"] or ""))
+    facts = [f"  {label:<9} {visible_line(text)}" for label, text in opening(folder, row).items()]
+    grades = [f"  {visible_line(name):<25} {visible_line(text)}" for name, text in grading(row).items()]
+    parts = [
+        "\n".join([visible_line(title(row)), *facts]),
+        *(section(*part) for part in blocks(one)),
+        "\n".join(["grading", *(grades or ["  not graded"])]),
+        *(section(*part) for part in logs(row)),
+    ]
     return "\n\n".join(parts)
 
 
@@ -257,13 +260,21 @@ def _shortened(content: str) -> str:
     return "\n".join(lines)
 
 
-def _opening(run: Run, row: Row) -> str:
+def title(row: Row) -> str:
+    """Return the id of a rollout with its outcome and its reward."""
     reward = row.get("reward")
+    return f"{row.get('rollout_id') or row['item_id']}: {row['outcome']}" + (
+        "" if reward is None else f", reward {reward:g}"
+    )
+
+
+def opening(folder: Path, row: Row) -> dict[str, str]:
+    """Return what a rollout is, by label, as far as it is known."""
     sample = "" if row["sample_idx"] is None else f", sample {row['sample_idx']}"
     family = f", family {row['family']}" if row["family"] not in (None, row["task_id"]) else ""
     tokens = row.get("completion_tokens") if row.get("arm") is None else row.get("sampled_tokens")
     facts = {
-        "run": str(shown_path(run.path)),
+        "run": str(shown_path(folder)),
         "arm": "" if row.get("arm") is None else f"{row['arm']}, training seed {row['train_seed']}",
         "task": f"{row['task_id']}{sample}{family}",
         "model": row.get("model"),
@@ -272,13 +283,20 @@ def _opening(run: Run, row: Row) -> str:
         else f"{row['num_steps']}{f', {tokens:,} sampled tokens' if tokens else ''}",
         "ended by": row["terminated_by"],
     }
-    title = f"{row.get('rollout_id') or row['item_id']}: {row['outcome']}"
-    lines = [f"  {label:<9} {visible_line(str(value))}" for label, value in facts.items() if value]
-    return "\n".join([visible_line(title) + ("" if reward is None else f", reward {reward:g}"), *lines])
+    return {label: str(value) for label, value in facts.items() if value}
 
 
-def _grading(row: Row) -> str:
-    """Return the numbers and verdicts behind a reward, a line each."""
+def blocks(one: RolloutTranscript) -> Iterator[tuple[str, str]]:
+    """Yield the messages of a rollout and the patch that it made, each with its title."""
+    yield from ((message.title, message.content) for message in one.messages)
+    if patch := one.rollout.get("submission"):
+        yield "submitted patch", patch
+    elif patch := one.rollout.get("patch"):
+        yield "changes, not submitted", patch
+
+
+def grading(row: Row) -> dict[str, str]:
+    """Return the numbers and verdicts behind a reward by their names; empty for a rollout that was not graded."""
     found = {NAMES.get(name, name): row.get(name) for name in VERDICTS}
     for name, words in (("f2p", "fail-to-pass tests"), ("p2p", "pass-to-pass tests")):
         if row.get(f"{name}_total") is not None:
@@ -286,9 +304,12 @@ def _grading(row: Row) -> str:
     for name, value in orjson.loads(row.get("metrics_json") or "{}").items():
         found.setdefault(name, value)
     found["searched for the solution"] = ", ".join(row.get("canary") or ())
-    lines = [
-        f"  {visible_line(name):<25} {visible_line(plain(value))}"
-        for name, value in found.items()
-        if value not in (None, "")
-    ]
-    return "\n".join(["grading", *(lines or ["  not graded"])])
+    return {name: plain(value) for name, value in found.items() if value not in (None, "")}
+
+
+def logs(row: Row) -> Iterator[tuple[str, str]]:
+    """Yield why a rollout was graded so, each text with its title: the log of the tests, and the error."""
+    if row.get("test_log"):
+        yield "log of the tests", row["test_log"]
+    if row["error_type"] or row["error"]:
+        yield ": ".join(filter(None, ("error", row["error_type"]))), row["error"] or ""

@@ -20,7 +20,9 @@ class EnvConfig(Settings):
     """An environment by name (`kata`) or import path (`mypkg.my_env:MyEnv`), with the options of its constructor."""
 
     name: str = "kata"
+    """A name in the table of environments, or `package.module:Class`."""
     split: Literal["train", "eval"] = "train"
+    """The tasks to play: those for training, or those that are held out."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the environment's constructor; `env.KEY` is short for `env.options.KEY`."""
     curriculum: str = ""
@@ -121,7 +123,7 @@ class EnvStageConfig(StageConfig):
                 try:
                     return self._tasks(environment, count)
                 except task_table.TooManyTasks as error:
-                    if not (self._counts_by_default() and error.most):
+                    if not (self.counts_by_default() and error.most):
                         raise
                     return self._tasks(environment, error.most)
         except (ComposerError, OSError):
@@ -136,13 +138,9 @@ class EnvStageConfig(StageConfig):
             return task_table.tasks(self.env.curriculum, environment.name, self.env.split, count)
         return boundary.tasks(environment.tasks(self.env.split, count, self.seed), self.env.name)
 
-    def _counts_by_default(self) -> bool:
+    def counts_by_default(self) -> bool:
+        """Return whether nobody set the number of tasks, so that a split with fewer gives all that it has."""
         return "tasks" in type(self).model_fields and "tasks" not in self.model_fields_set
-
-    def notes_on_tasks(self) -> tuple[str, ...]:
-        """Return what a plan says about the number of tasks, which is only the largest where nobody set it."""
-        count = getattr(self, "tasks", 0)
-        return (f"fewer if the split has fewer than {count} tasks",) if self._counts_by_default() else ()
 
 
 def _place(error: BaseException) -> str:

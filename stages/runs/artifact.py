@@ -229,6 +229,11 @@ def program_versions() -> tuple[dict[str, str], dict[str, str | None]]:
 class Run:
     """A finished run folder, read-only; `live` and `units` work on a run in progress, too."""
 
+    path: Path
+    """The folder, absolute."""
+    manifest: Manifest
+    """What was asked, read, produced and spent: `status`, `reason`, `config`, `counts`, `summary`, `cost_usd`."""
+
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path).resolve()
         self.manifest = read_manifest(self.path)

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
 
 if TYPE_CHECKING:
     import pandas
@@ -32,11 +33,19 @@ MAIN_COLUMNS = {
 
 @dataclass(frozen=True, repr=False)
 class Table(Sequence[dict[str, Any]]):
-    """Rows by column; it shows the first of them, and can be read by index, or as a pandas frame."""
+    """Rows by column, a sequence of dictionaries; it shows the first of them.
+
+    >>> table = composer.query("select task_id, reward from rollouts", composer.find("collect"))
+    >>> len(table), table[0]["reward"], table.pandas().shape
+    (2, 1.0, (2, 2))
+    """
 
     columns: Sequence[str]
+    """The names of the columns."""
     cells: Sequence[Sequence[Any]]
+    """The values, row by row."""
     title: str = ""
+    """A line above the rows."""
     total: int | None = None
     """Rows in all, where `cells` holds only the first."""
     note: str = ""
@@ -47,12 +56,15 @@ class Table(Sequence[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self.cells)
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
         """Return a row as a dictionary, or with a slice a list of them."""
-        found = self.cells[index]
         if isinstance(index, slice):
-            return [dict(zip(self.columns, cells, strict=True)) for cells in found]
-        return dict(zip(self.columns, found, strict=True))
+            return [dict(zip(self.columns, cells, strict=True)) for cells in self.cells[index]]
+        return dict(zip(self.columns, self.cells[index], strict=True))
 
     def pandas(self) -> "pandas.DataFrame":
         """Return all rows as a pandas frame."""
@@ -84,11 +96,12 @@ class Table(Sequence[dict[str, Any]]):
 
 
 def shortened(value: Any) -> str:
-    """Return a value on one short line."""
+    """Return a value on one short line; a path is not cut."""
+    most = len(str(value)) if isinstance(value, Path) else SHOWN_CHARACTERS
     text = "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
     # Characters that steer a terminal, or the direction of writing, are spelt out: models may have written them.
-    text = "".join(one if one.isprintable() else repr(one)[1:-1] for one in text[: SHOWN_CHARACTERS + 1])
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 1]}…"
+    text = "".join(one if one.isprintable() else repr(one)[1:-1] for one in text[: most + 1])
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def of_run(run: "Run") -> Table:
@@ -116,7 +129,7 @@ def of_scan(scan: "Scan") -> Table:
 
 def of_plan(plan: "Plan") -> Table:
     """Return a plan's bounds."""
-    facts: dict[str, Any] = {plan.what: f"{plan.units:,}"}
+    facts: dict[str, Any] = {plan.what: f"up to {plan.units:,}" if plan.up_to else f"{plan.units:,}"}
     if plan.max_completion_tokens:
         facts["sampled tokens, at most"] = f"{plan.max_completion_tokens:,}"
     if plan.max_cost_usd:

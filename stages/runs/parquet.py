@@ -32,9 +32,17 @@ Columns: TypeAlias = Sequence[str] | str | None
 
 @dataclass(frozen=True, repr=False)
 class Scan:
-    """One table on disk, to be read row by row, in batches, as Arrow, with DuckDB, or as a pandas frame."""
+    """One table on disk, to be read row by row, in batches, as Arrow, with DuckDB, or as a pandas frame.
+
+    `columns`, where a method takes it, are the names of those to read, or one name; without it, all.
+
+    >>> steps = composer.find("collect").scan("steps")
+    >>> steps.arrow(["task_id", "step"]).num_rows == len(steps)
+    True
+    """
 
     path: Path
+    """The Parquet file."""
 
     def __repr__(self) -> str:
         return repr(display.of_scan(self))

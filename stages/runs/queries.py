@@ -204,6 +204,15 @@ def rollout(run: Run, rollout_id: str) -> tuple[Row | None, list[Row]]:
     return (found[0] if found else None), steps
 
 
+def outcome(row: Row) -> str:
+    """Return the outcome of a rollout or an item in words, as `OUTCOME` does: `passed`, `failed, hacked`, `error`."""
+    reward = row["reward"] if "reward" in row else row["passed"]
+    error = row["error_type"] is not None
+    graded = "" if reward is None else "passed" if reward >= 1 else "failed"
+    words = (graded or ("" if error else "not graded"), "hacked" if row["hacked"] else "", "error" if error else "")
+    return ", ".join(filter(None, words))
+
+
 def rollout_ids(run: Run, part: str = "") -> list[str]:
     """Return the ids of the rollouts or items with this text in their id, in the order of the run.
 

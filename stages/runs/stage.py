@@ -22,13 +22,25 @@ Unit = TypeVar("Unit")
 
 @dataclass(frozen=True)
 class Plan:
-    """Units of work with upper bounds: tokens as if every answer took its full length, prompts not counted."""
+    """Units of work with upper bounds: tokens as if every answer took its full length, prompts not counted.
+
+    >>> plan = composer.collect.plan(tasks=100, samples=4, policy="reference")
+    >>> plan.units, plan.what
+    (400, 'rollouts')
+    """
 
     units: int
+    """Units of work."""
     what: str
+    """What a unit is, such as "rollouts"."""
     max_completion_tokens: int = 0
+    """Most tokens that are sampled; 0 where they are not known."""
     max_cost_usd: float = 0.0
+    """Most that it costs in USD; 0 where nothing is paid or no price is known."""
     notes: tuple[str, ...] = ()
+    """Remarks, each a sentence."""
+    up_to: bool = False
+    """There may be fewer units: the number of tasks is a default, and the split may have fewer."""
 
     def __repr__(self) -> str:
         return repr(display.of_plan(self))

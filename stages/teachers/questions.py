@@ -33,6 +33,7 @@ class TeacherConfig(PolicyConfig):
     """One teacher: a name and a policy, by default with greedy decoding."""
 
     name: str
+    """The teacher's name in tables and reports."""
     temperature: float = Field(0.0, ge=0.0)
     concurrency: int = Field(32, gt=0, json_schema_extra={"affects_results": False})
     """Largest number of requests in flight to a server; the actual number adapts to the server."""

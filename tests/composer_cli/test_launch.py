@@ -77,6 +77,13 @@ def test_a_plan_with_rates_that_contradict_each_other_is_refused(tmp_path: Path)
     assert done.returncode == 2 and "leads to 1.01" in done.stderr
 
 
+def test_a_pilot_of_another_environment_is_refused(made: Path) -> None:
+    done = call(made, "evaluate", "--plan", "--from", "collect", "--env", "tasks")
+    assert done.returncode == 2 and not done.stdout
+    assert "played in the environment 'kata', and the evaluation is planned in 'tasks'" in done.stderr
+    assert "Give --env kata, or a pilot" in done.stderr
+
+
 def test_only_what_can_be_planned_offers_a_plan(tmp_path: Path) -> None:
     done = call(tmp_path, "collect", "--plan")
     assert done.returncode == 2 and "--plan" in done.stderr

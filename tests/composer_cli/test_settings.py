@@ -121,3 +121,23 @@ def test_a_teacher_file_holds_teachers_alone(tmp_path):
 def test_every_setting_has_a_dotted_name():
     names = [name for name, _ in settings.known(replay_teachers.Config)]
     assert {"seed", "samples", "teachers.N.model", "teachers.N.name"} <= set(names)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        3,
+        -0.5,
+        1e-9,
+        True,
+        "",
+        "3",
+        "true",
+        "a = 'b' \"c\" \\ \n\x1b\x7f \u2603 \U0001f600",
+        [1, ["a"]],
+        {},
+        {"a.b=": {"c d": [True]}},
+    ],
+)
+def test_a_setting_as_text_is_read_as_the_same_value(value):
+    assert settings.assignment(settings.assignment_text("env.options", value)) == {"env": {"options": value}}

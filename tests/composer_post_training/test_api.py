@@ -108,7 +108,12 @@ def test_the_types_for_editors_are_those_of_the_settings() -> None:
 
 def test_runs_tables_and_plans_show_themselves_in_a_terminal_and_a_notebook(made: Path) -> None:
     run = composer.find("collect", made)
-    assert "mean_reward" in repr(run) and "rollouts (4)" in repr(run) and len(repr(run).splitlines()) < 25
+    assert (
+        f" {run.path}\n" in repr(run)
+        and "mean_reward" in repr(run)
+        and "rollouts (4)" in repr(run)
+        and len(repr(run).splitlines()) < 25
+    )
     assert "<table>" in run._repr_html_() and run.path.name in run._repr_html_()
     steps = run.scan("steps")
     assert f"and {len(steps) - 10:,} rows more" in repr(steps) and "\x1b" not in repr(steps)
@@ -184,6 +189,7 @@ def test_completion_shows_the_interface_alone() -> None:
         and "collect.settings() returns all 40 settings" in help_text
         and "resume=False  - Go on" in help_text
     )
+    assert "svd" in dir(composer.probe) == sorted(dir(composer.probe)) and "svd" in repr(composer.probe)
     assert "probe.teacher_pool.settings()" in str(composer.probe.teacher_pool.__doc__)
     assert pydoc.render_doc(composer, renderer=pydoc.plaintext).index("composer.find(") < 400
 

@@ -22,7 +22,7 @@ WITHOUT_FUNCTION = ("serve", "publish", "swe check", *ONLY_COMMANDS, "…")
 """Commands that exist on the command line alone, or that the source does not name."""
 FOREIGN = ("git clone --mirror", "--version is equivalent", "bin/test -C")
 """Words of other programs, which have options of the same names."""
-NOT_RAISED = ("--set … is not understood", "--limit", "--follow watches it")
+NOT_RAISED = ("--set … is not understood", "--limit", "--follow watches it", "--full prints them")
 """Sentences that only the command line prints, about words that it alone reads."""
 
 
@@ -113,4 +113,7 @@ def test_an_interrupt_of_what_is_no_run_promises_nothing() -> None:
 def test_an_error_is_shown_with_the_call_alone() -> None:
     with pytest.raises(composer.UsageError) as error:
         composer.collect(task=2)
-    assert len(error.traceback) < 6
+    assert len(error.traceback) == 3  # this call, the function of Python, and the end of its block
+    with pytest.raises(composer.BadInput) as error:
+        composer.find("nowhere")
+    assert len(error.traceback) == 3 and error.value.__context__ is None

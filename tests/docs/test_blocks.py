@@ -37,7 +37,7 @@ from stages.errors import UsageError
 
 FRESH = {"guide.md", "quickstart.md", "tutorial.md"}
 """Documents that begin with no runs at all."""
-ALWAYS = {"README.md", "python.md", "environments.md", "workers.md"}
+ALWAYS = {"README.md", "python.md", "python-reference.md", "environments.md", "workers.md"}
 """Documents that are executed in every run of the tests: one of commands, one of Python, one of each kind of file."""
 MODELS = ("Qwen/Qwen3-8B",)
 SERVERS = ("https://openrouter.ai/api/v1", "http://127.0.0.1:8000/v1")
@@ -183,20 +183,20 @@ def test_the_blocks_of_a_document_run(path: Path, made: Path, shared: Path, url:
         shutil.copytree(made, tmp_path / "artifacts", symlinks=True)
     search = os.pathsep.join([str(ROOT), *stand_ins()])
     env = environment(tmp_path / "artifacts", PYTHONPATH=search, OPENROUTER_API_KEY="k", TRL_EXPERIMENTAL_SILENCE="1")
-    said = ""
+    said, examples = "", [block for block in blocks(path) if block.language == "pycon"]
     for block in blocks(path):
-        if block.mark == "recipes":
+        if block.mark == "recipes" or block in examples[:-1]:  # the examples are one session
             continue
         if block.language == "text":
             assert (wrong := difference(block.text, said)) == "", f"{path}:{block.line}: {wrong}"
             continue
-        said, text = "", block.text
+        said, text = "", session([one.text for one in examples]) if block in examples else block.text
         for server in SERVERS:
             text = text.replace(server, url)
         if block.title:
             (tmp_path / block.title).unlink(missing_ok=True)  # not the file that a link leads to
             (tmp_path / block.title).write_text(text)
-        jobs: list[str | list[str]] = [text] if block.language == "python" else []
+        jobs: list[str | list[str]] = [text] if block.language in ("python", "pycon") else []
         if block.language == "sh":
             assert all(words[0] == "composer" for words in commands(text)), f"{path}:{block.line}: only composer is run"
             jobs = [words[1:] for words in commands(text)]
@@ -213,6 +213,16 @@ def test_the_blocks_of_a_document_run(path: Path, made: Path, shared: Path, url:
             assert code == 0 or gate or undecided or to_the_end, (
                 f"{path}:{block.line}: {job} ended with {code}\n{printed[-4000:]}"
             )
+
+
+def session(examples: list[str]) -> str:
+    """Python source that executes the examples of a session in their order, and compares what is printed as doctest."""
+    lines = (
+        "import doctest, sys",
+        f"test = doctest.DocTestParser().get_doctest({(chr(10) * 2).join(examples)!r}, {{}}, 'session', None, 0)",
+        "sys.exit(doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test).failed)",
+    )
+    return "\n".join(lines)
 
 
 def difference(shown: str, printed: str) -> str:

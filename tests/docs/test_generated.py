@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.documents import BIN, DOCUMENTS, ROOT
 
+import composer_post_training as composer
 from composer_cli.app import click_command
 from stages import STAGES
 from stages.evaluation import report
@@ -67,6 +68,24 @@ def test_every_link_leads_somewhere(path: Path) -> None:
     """As files of the repository, since the code host shows them too; the site rewrites its links (docs/pages.py)."""
     for target, _ in LINK.findall(path.read_text()):
         assert not target or (path.parent / target).exists(), f"{path}: {target}"
+
+
+def test_the_python_reference_has_every_name_and_every_argument() -> None:
+    text = (ROOT / "docs" / "python-reference.md").read_text()
+    missing = [
+        name for name in composer.__all__ if f"`composer.{name}`" not in text and f"### composer.{name}\n" not in text
+    ]
+    assert missing == []
+    tool = runpy.run_path(str(ROOT / "docs" / "python_reference.py"))
+    for owner, members in tool["MEMBERS"].items():
+        own = {name for name in vars(getattr(composer, owner)) if not name.startswith("_")}
+        assert own <= {*members}, f"docs/python_reference.py names no {own - {*members}} of {owner}"
+
+    def call(first: int, second: int) -> None:
+        """Add numbers. first: the first one."""
+
+    with pytest.raises(ValueError, match="The docstring of call explains no second"):
+        assert tool["Entry"]("call", call).meanings
 
 
 @pytest.mark.skipif(find_spec("mkdocs") is None, reason="mkdocs is absent: the reference's packages were not compared")

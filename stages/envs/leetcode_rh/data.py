@@ -61,7 +61,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Rollout:
+class RecordedRollout:
     """One recorded answer with its labels. `mode` names the loophole; a field is None where the row lacks it."""
 
     problem_id: int
@@ -116,11 +116,11 @@ def medhard_problems(folder: Path) -> dict[int, Problem]:
     return problems
 
 
-def rollouts(folder: Path) -> list[Rollout]:
+def rollouts(folder: Path) -> list[RecordedRollout]:
     """Read every recorded rollout, those of the substrate last."""
     substrate = sorted((folder / "substrate").glob("prompt_*.jsonl.gz"))
     return [
-        Rollout(
+        RecordedRollout(
             row["problem_id"],
             row.get("sample_id", index),
             row.get("completion"),

@@ -1,0 +1,56 @@
+"""A user's script is checked by mypy --strict against the types of the interface."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = """
+from pathlib import Path
+from typing import Any, assert_type
+
+import composer_post_training as composer
+
+run = composer.collect(policy="reference", env={"name": "kata"}, tasks=2, **dict[str, Any]({"policy.max_tokens": 3}))
+assert_type(run, composer.ReadableRun)
+assert_type(run.path, Path)
+assert_type(run.rollouts(), list[composer.Rollout])
+assert_type(run.rollouts()[0].messages, list[dict[str, str]])
+assert_type(run.rollouts()[0].steps, list[dict[str, Any]])
+assert_type(run.scan("steps"), composer.Scan)
+assert_type(composer.collect.plan(tasks=3), composer.Plan)
+compared = composer.evaluate(run, policies={"A": {"model": "a"}})
+assert_type(compared.differences[0].p_value, float)
+assert_type(composer.find("evaluate").verdict, str | None)
+assert_type(composer.find(Path("artifacts/collect/latest")), composer.ReadableRun)
+assert_type(composer.query("select 1", run)[0], dict[str, Any])
+assert_type(composer.runs(), composer.Table)
+assert_type(composer.report(run), Path)
+assert_type(composer.run("demo", {"collect.tasks": 3}), composer.Chain)
+assert_type(composer.run("demo", on="slurm"), composer.Job)
+assert_type(composer.probe.teacher_pool(problems=3), composer.ReadableRun)
+try:
+    composer.replay_teachers(run, teachers="teachers.toml", listener=lambda what, done, total: print(what))
+except composer.UsageError as error:
+    print(error.exit_code)
+composer.collect(tusks=3)
+composer.collect(tasks="3")
+"""
+
+
+@pytest.mark.slow
+def test_a_script_sees_the_types_of_what_it_calls(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    words = (sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "script.py")
+    done = subprocess.run(
+        words, cwd=tmp_path, env={**os.environ, "MYPYPATH": str(ROOT)}, capture_output=True, text=True, timeout=280
+    )
+    wrong = [line for line in done.stdout.splitlines() if ": error: " in line]
+    assert len(wrong) == 2, done.stdout + done.stderr
+    assert 'Unexpected keyword argument "tusks"' in wrong[0] and 'incompatible type "str"; expected "int"' in wrong[1]
+    assert all(
+        (ROOT / package / "py.typed").is_file() for package in ("composer_post_training", "composer_cli", "stages")
+    )
