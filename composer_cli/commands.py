@@ -81,6 +81,7 @@ def show(
     ] = None,
     passed: Annotated[bool, typer.Option("--passed", help="List only rollouts with a reward of 1 or more.")] = False,
     failed: Annotated[bool, typer.Option("--failed", help="List only rollouts with a reward below 1.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Print long texts of a ROLLOUT in full.")] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Watch episodes, or a job's log, until it ends.")] = False,
     json: options.Json = False,
     verbose: options.Verbose = False,
@@ -102,6 +103,8 @@ def show(
         raise UsageError(
             "--limit (-n), --passed and --failed choose from the list of rollouts. Leave them out with a ROLLOUT."
         )
+    if full and rollout is None:
+        raise UsageError("--full is for one rollout: give a ROLLOUT too.")
     target: Path | SubmittedJob | None = jobs.find(artifacts, run, part=False)
     if target is None:
         try:
@@ -139,7 +142,10 @@ def show(
         raise typer.Exit(BadInput.exit_code)
     if rollout is not None:
         one = rollouts.transcript(found, rollout)
-        print_json(one) if json else print_text(rollouts.transcript_text(found.path, one), bold_titles=True)
+        if json:
+            print_json(one)
+        else:
+            print_text(rollouts.transcript_text(found.path, one, full=full), bold_titles=True)
         return
     wanted = RolloutFilter(reward="passed" if passed else "failed" if failed else "")
     listed = rollouts.index(found, wanted, rollouts.NUMBER if number is None else number)

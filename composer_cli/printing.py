@@ -151,7 +151,11 @@ def aligned(cells: Iterable[Sequence[object]], headers: Sequence[str], sides: Se
 
 
 def duration(seconds: float) -> str:
-    """Return wall time for people: 8 s, 3 min 20 s, 2 h 5 min."""
+    """Return wall time for people: 24 ms, 2.4 s, 8 s, 3 min 20 s, 2 h 5 min."""
+    if 0 < seconds < 0.995:
+        return f"{float(f'{1000 * seconds:.2g}'):g} ms"
+    if seconds < 9.95:
+        return f"{float(f'{seconds:.2g}'):g} s"
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -71,7 +71,7 @@ class Rollout:
         return f"<rollout {visible_line(f'{self.rollout_id}: {facts}')}>"
 
     def __str__(self) -> str:
-        return rollouts.transcript_text(self.folder, self._transcript())
+        return rollouts.transcript_text(self.folder, self._transcript(), full=True)
 
     def _repr_html_(self) -> str:
         """Return the conversation for a notebook, without scripts and without anything from elsewhere."""

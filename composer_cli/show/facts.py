@@ -24,7 +24,7 @@ from stages.plurals import counted
 from stages.rollouts.trace import item_steps, rollout_units, states
 from stages.runs import queries
 from stages.runs.artifact import Inputs, Run
-from stages.runs.queries import PairFilter
+from stages.runs.queries import PairFilter, RolloutPage
 from stages.runs.records import CHECKPOINT, KINDS, PAIR, STATE, Row
 from stages.runs.stage import load_stage
 
@@ -58,7 +58,8 @@ def described(run: Run) -> dict[str, str]:
 
 
 def _since(started_at: str) -> str:
-    return duration(max((datetime.now(UTC) - datetime.fromisoformat(started_at)).total_seconds(), 0.0))
+    # In whole seconds, as the manifest has the start.
+    return duration(round(max((datetime.now(UTC) - datetime.fromisoformat(started_at)).total_seconds(), 0.0)))
 
 
 def progress(run: Run, done: int | None = None) -> str:
@@ -128,6 +129,7 @@ NAMES = {
     "terminated_by": "ended by",
     "test_log": "log of the tests",
     "submission": "submitted patch",
+    "wall_s": "took",
 }
 """Columns whose names do not say to a reader what they are."""
 METRICS = {
@@ -292,6 +294,43 @@ def run_page(run: Run, listed: str, rollouts: int | None = None) -> str:
     return "\n\n".join(filter(None, [verdict_text(run), facts, result, listed]))
 
 
+NEXT = {
+    "collect": "replay-teachers",
+    "import": "replay-teachers",
+    "replay-teachers": "extract-pairs",
+    "extract-pairs": "train",
+    "train": "evaluate",
+}
+"""The stage that usually reads a run of a stage."""
+
+
+def summary(run: Run, found: RolloutPage | None) -> dict[str, str]:
+    """Return in words what is asked first about a run, by label; `found`: any page of its rollouts."""
+    m, known = run.manifest, described(run)
+    env = m.config.get("env")
+    words = {
+        "models": known.get("models", ""),
+        "environment": f"{env['name']}, {env['split']} tasks" if isinstance(env, dict) and "split" in env else "",
+    }
+    if found is None:
+        words["holds"] = known.get("holds", "")
+    else:
+        ended = {what: sum(n for o, n in found.outcomes.items() if o.startswith(what)) for what in ("passed", "failed")}
+        graded = sum(ended.values())
+        words["rollouts"] = f"{sum(found.outcomes.values()):,}"
+        # Of several arms together the share says nothing.
+        if graded and m.stage != "evaluate":
+            words["passed"] = f"{ended['passed']:,} of {graded:,}, {100 * ended['passed'] / graded:.1f} %"
+    result = short_result(run).splitlines()
+    gate = [line.removeprefix("gate: ") for line in result if line.startswith(("gate: ", "FAIL"))]
+    words["collection gate"] = "\n".join(gate)
+    words["cost"] = f"{m.cost_usd:.2f} USD"
+    words["took"] = duration(m.seconds) if m.seconds else ""
+    if m.status == "complete" and m.outcome.ok is not False and m.stage in NEXT:
+        words["next"] = f"composer {NEXT[m.stage]} --from {name(run.path)}"
+    return {label: value for label, value in words.items() if value}
+
+
 GATE = "\nCollection gate\n"
 """The title of the table of checks in a report."""
 
@@ -397,7 +436,7 @@ def _row(row: Row) -> str:
         if column.endswith("messages_json") and (messages := orjson.loads(value)):
             lines.append(f"{column} (the last)\n{indented(messages[-1]['content'])}")
             continue
-        text = plain(value)
+        text = duration(value) if column.endswith("_s") else plain(value)
         lines.append(f"{column}\n{indented(text)}" if "\n" in text or len(text) > 90 else f"{column:<18}{text}")
     return "\n".join(lines)
 

@@ -3,6 +3,7 @@
 `composer show RUN` prints the index, `composer show RUN ROLLOUT` the transcript. Only what is printed is read.
 """
 
+import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,9 @@ from stages.runs.records import Row
 
 NUMBER = 20
 """Rollouts that are listed where no number is asked for."""
-COLUMNS = ("id", "arm", "task_id", "sample_idx", "reward", "outcome", "num_steps", "terminated_by", "prompt")
+CANDIDATES = 10
+"""Rollouts that are named where a part of an id fits several."""
+COLUMNS = ("id", "short", "arm", "task_id", "sample_idx", "reward", "outcome", "num_steps", "terminated_by", "prompt")
 """Columns of the index."""
 WIDTH = 120
 """Width of the index where stdout is no terminal."""
@@ -37,6 +40,10 @@ LEAST_SHARED = 24
 """Characters from which the beginning that all prompts share is left out."""
 COLOURS = {"passed": GREEN, "failed": RED, "hacked": RED, "error": RED, "FAIL": RED}
 """The colours of outcomes and of checks of the gate."""
+HEAD, TAIL = 20, 10
+"""Lines of a long text that are printed of its beginning and its end."""
+LONGEST_LINE = 1_000
+"""Characters of a line that are printed."""
 VERDICTS = ("reward", "passed", "gt_pass", "visible_pass", "hacked", "protocol_ok")
 """Columns that say how a rollout was graded, in this order."""
 
@@ -68,7 +75,8 @@ def index_text(found: RolloutPage, wanted: RolloutFilter, called: str) -> str:
             lines.append(f"and {more:,} more: -n {found.total}")
         lines += [
             "",
-            f"composer show {visible_line(called)} ID prints one; a part of its id that no other has will do.",
+            f"composer show {visible_line(called)} {shlex.quote(visible_line(found.rows[0]['short']))} prints the "
+            "first; any part of an id will do that no other id has.",
         ]
     return "\n".join(lines)
 
@@ -76,7 +84,7 @@ def index_text(found: RolloutPage, wanted: RolloutFilter, called: str) -> str:
 def _table(rows: Sequence[Row]) -> str:
     """Return rollouts as a table. Columns without a value are left out; prompts get what is left of the width."""
     columns = [
-        ("rollout", "left", [row["id"] for row in rows]),
+        ("rollout", "left", [row["short"] for row in rows]),
         ("arm", "left", [row["arm"] for row in rows]),
         # The ids of rollouts that were collected hold the task, the sample and the seed; those of imported ones do not.
         ("task", "left", ["" if (row["task_id"] or "") in row["id"] else row["task_id"] for row in rows]),
@@ -146,16 +154,17 @@ class RolloutTranscript:
 def transcript(run: Run, wanted: str) -> RolloutTranscript:
     """Return the rollout with this id, or part of an id; `BadInput` unless exactly one fits."""
     fitting = queries.rollout_ids(run, wanted)
-    if wanted not in fitting and len(fitting) > 1:
-        some = ", ".join(fitting[:3])
-        raise BadInput(f"{len(fitting)} rollouts fit {wanted!r}, for example {some}. Give more of the id.")
+    if len(fitting) > 1:
+        some = ", ".join(queries.short_ids(run, fitting[:CANDIDATES]))
+        more = f" and {len(fitting) - CANDIDATES:,} more" if len(fitting) > CANDIDATES else ""
+        raise BadInput(f"{len(fitting):,} rollouts fit {wanted!r}: {some}{more}. Give one of these, or more of the id.")
     if not fitting:
         ids = queries.rollout_ids(run)
         if not ids:
             raise BadInput(f"{run.path} holds no rollouts. `composer show {run.path}` shows what it holds.")
         near = get_close_matches(wanted, ids, n=1) or ids[:1]
         raise BadInput(f"{run.path} has no rollout {wanted!r}; it has {len(ids)}, for example {near[0]}.")
-    row, steps = queries.rollout(run, wanted if wanted in fitting else fitting[0])
+    row, steps = queries.rollout(run, fitting[0])
     assert row is not None  # noqa: S101 (its id was just found)
     return as_transcript(row, steps)
 
@@ -217,21 +226,38 @@ def _observation_notes(step: Row) -> list[str]:
     return notes
 
 
-def transcript_text(folder: Path, one: RolloutTranscript) -> str:
+def transcript_text(folder: Path, one: RolloutTranscript, *, full: bool) -> str:
     """Return a rollout as text: its outcome, the conversation, what was submitted, and how it was graded.
 
-    folder: that of its run.
+    folder: that of its run. full: whether long texts are written as they are.
     """
     row = one.rollout
+
+    def section(title: str, content: str) -> str:
+        return f"{visible_line(title)}\n{indented(content if full else _shortened(content))}"
+
     facts = [f"  {label:<9} {visible_line(text)}" for label, text in opening(folder, row).items()]
     grades = [f"  {visible_line(name):<25} {visible_line(text)}" for name, text in grading(row).items()]
     parts = [
         "\n".join([visible_line(title(row)), *facts]),
-        *(_block(*part) for part in blocks(one)),
+        *(section(*part) for part in blocks(one)),
         "\n".join(["grading", *(grades or ["  not graded"])]),
-        *(_block(*part) for part in logs(row)),
+        *(section(*part) for part in logs(row)),
     ]
     return "\n\n".join(parts)
+
+
+def _shortened(content: str) -> str:
+    """Return the beginning and the end of a long text, and of its long lines the beginnings, with what was left out."""
+    lines = [
+        line
+        if len(line) <= LONGEST_LINE
+        else f"{line[:LONGEST_LINE]} ({len(line) - LONGEST_LINE:,} more characters, --full prints them)"
+        for line in content.split("\n")
+    ]
+    if (left_out := len(lines) - HEAD - TAIL) > 1:
+        lines[HEAD:-TAIL] = [f"... {left_out:,} lines left out here, --full prints them ..."]
+    return "\n".join(lines)
 
 
 def title(row: Row) -> str:
@@ -287,7 +313,3 @@ def logs(row: Row) -> Iterator[tuple[str, str]]:
         yield "log of the tests", row["test_log"]
     if row["error_type"] or row["error"]:
         yield ": ".join(filter(None, ("error", row["error_type"]))), row["error"] or ""
-
-
-def _block(title: str, content: str) -> str:
-    return f"{visible_line(title)}\n{indented(content)}"

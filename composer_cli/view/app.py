@@ -4,6 +4,7 @@ Every answer is made anew from the files on disk. The one thing that is written 
 and only where a page of this server asks for it.
 """
 
+import re
 import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -105,13 +106,14 @@ def query(wanted: Mapping[str, Any], **changed: Any) -> str:
     return "?" + urlencode(values, doseq=True) if kept else "?"
 
 
-FILTERS: dict[str, Callable[..., str]] = {
+FILTERS: dict[str, Callable[..., Any]] = {
     "plain": plain,
     "words": lambda name: facts.NAMES.get(name, name.replace("_", " ")),
     "duration": duration,
     "age": age,
     "counted": lambda number: f"{number:,}",
     "part": lambda text: quote(text, safe=""),
+    "parts": lambda run: re.findall(r"[^/]*/|\w+Z-|.+", run),
     **{name: report_charts.FORMATS[name] for name in ("percent", "points", "small_p", "size", "hue")},
 }
 """Filters of the templates."""
@@ -219,6 +221,7 @@ class Pages:
             run=run,
             name=name,
             facts=_facts(run),
+            summary=facts.summary(run, found),
             report=(run.read_file("report.txt") or b"").decode(errors="replace").strip(),
             inputs=[(one, (self._root / one / "manifest.json").is_file()) for one in _inputs(run)],
             made=[run_folders.name(one.path) for one in run_folders.made_from(self._root, run)],
@@ -226,11 +229,7 @@ class Pages:
             alike=self._alike(run) if trained.series else [],
             figures=run.manifest.summary.get("figures", []),
             found=found,
-            wanted={
-                **{key: value for key, value in wanted.__dict__.items() if key != "ids"},
-                **{key: request.query_params.get(key, "") for key in ("noted", "tag")},
-                "col": asked,
-            },
+            wanted={**_asked(request, wanted), "col": asked},
             size=SIZE,
             columns=columns,
             titles=COLUMNS,
@@ -255,8 +254,17 @@ class Pages:
         seen = transcript.transcript(self._root, run, wanted)
         if seen is None:
             raise BadInput(f"{name} has no rollout {wanted!r}. Its page lists those that it has.")
-        note = Notes(self._root, name).of([wanted]).get(wanted, Note())
-        return self._page("rollout", title=wanted, name=name, seen=seen, note=note)
+        notes = Notes(self._root, name)
+        chosen, _ = _wanted(request, notes)
+        return self._page(
+            "rollout",
+            title=wanted,
+            name=name,
+            seen=seen,
+            note=notes.of([wanted]).get(wanted, Note()),
+            place=queries.place(run, chosen, wanted),
+            wanted=_asked(request, chosen),
+        )
 
     async def note(self, request: Request) -> Response:
         """Save the note on a rollout that a form of this server's pages sent; refuse everything else."""
@@ -448,6 +456,12 @@ def _wanted(request: Request, notes: Notes) -> tuple[RolloutFilter, int]:
         ids=ids,
     )
     return wanted, _offset(request)
+
+
+def _asked(request: Request, wanted: RolloutFilter) -> dict[str, Any]:
+    """Return the filters as an address holds them."""
+    fields = {key: value for key, value in wanted.__dict__.items() if key != "ids"}
+    return fields | {key: request.query_params.get(key, "") for key in ("noted", "tag")}
 
 
 def _offset(request: Request) -> int:

@@ -36,11 +36,15 @@ UNFINISHED = "\ufffd"
 
 @dataclass(frozen=True)
 class TokenPiece:
-    """Some text, its log-prob (the sum where several tokens make one character), and its level, 0 for the surest."""
+    """Some text, its log-prob (the sum where several tokens make one character), and its level, 0 for the surest.
+
+    special: whether it is a mark of the chat template, such as the end of a turn, and no text.
+    """
 
     text: str
     logprob: float
     level: int
+    special: bool = False
 
 
 @dataclass(frozen=True)
@@ -164,7 +168,8 @@ def pieces(row: Row, tokenizer: "Tokenizer | None") -> list[TokenPiece]:
         text = tokenizer.decode(held, skip_special_tokens=False) if tokenizer else f"{token} "
         if number == len(ids) or not text.endswith(UNFINISHED):
             # Level 0 is for what was nearly certain, 5 for what was nearly impossible.
-            found.append(TokenPiece(text, total, sum(total < edge for edge in LEVELS)))
+            special = tokenizer is not None and bool(text) and not tokenizer.decode(held, skip_special_tokens=True)
+            found.append(TokenPiece(text, total, sum(total < edge for edge in LEVELS), special))
             held, total = [], 0.0
     return found
 

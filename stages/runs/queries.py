@@ -4,10 +4,12 @@ Rollouts of a collection, an import or a training and items of an evaluation are
 progress has no tables yet, so its journal is searched instead.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -52,6 +54,8 @@ LISTED = {
     ROLLOUT.name: "SELECT rollout_id AS id, NULL AS arm, reward, seed, "
     f"completion_tokens AS tokens, {OUTCOME.format('reward')} AS outcome, {COLUMNS} FROM rollout",
 }
+SHORTEST = 4
+"""Characters to which an id is shortened at most, as far as words at its beginning allow."""
 PREVIEW = 400
 """Characters of a prompt that a list carries."""
 REWARDS = {"passed": "reward >= 1.0", "failed": "reward < 1.0", "none": "reward IS NULL"}
@@ -80,7 +84,8 @@ class RolloutFilter:
 class RolloutPage:
     """The number of matching rollouts, and the rows from `offset` on, each with the beginning of its `prompt`.
 
-    `outcomes` are the numbers of all rollouts of the run by outcome, the most frequent first.
+    `short` of a row is its id without what all ids of the run share. `outcomes` are the numbers of all rollouts of the
+    run by outcome, the most frequent first.
     """
 
     total: int
@@ -111,9 +116,40 @@ def page(run: Run, wanted: RolloutFilter, offset: int = 0, size: int = 50) -> Ro
             connection, f"SELECT * FROM {listed} ORDER BY {order} LIMIT {int(size)} OFFSET {int(offset)}", values
         )
         prompts = _prompts(connection, views, name, rows)
+        short = _differing(connection, name) if rows else str
         counted = f"SELECT outcome, count(*) FROM ({LISTED[name]}) GROUP BY outcome ORDER BY count(*) DESC, outcome"
         outcomes = dict(connection.execute(counted).fetchall())
-    return RolloutPage(total, offset, [{**row, "prompt": prompts.get(row["id"])} for row in rows], outcomes)
+    listed_rows = [{**row, "short": short(row["id"]), "prompt": prompts.get(row["id"])} for row in rows]
+    return RolloutPage(total, offset, listed_rows, outcomes)
+
+
+def short_ids(run: Run, ids: Sequence[str]) -> list[str]:
+    """Return these ids of rollouts or items without what all ids of the run share; `rollout_ids` finds them by that."""
+    with _views(run) as (connection, views):
+        name = next((name for name in LISTED if name in views), None)
+        return list(ids) if name is None else list(map(_differing(connection, name), ids))
+
+
+def _differing(connection: duckdb.DuckDBPyConnection, name: str) -> Callable[[str], str]:
+    """Return a function that leaves out of an id the words at its beginning and end that all ids of the run share.
+
+    No two ids are shortened to the same text, as the same is left out of all.
+    """
+    key, _ = ID_AND_REWARD[name]
+    ends = f"SELECT min({key}), max({key}), min(reverse({key})), max(reverse({key})), min(length({key})) FROM {name}"
+    ((first, last, first_end, last_end, shortest),) = connection.execute(ends).fetchall()
+    if first == last:
+        return str
+    end = _shared_words(first_end, last_end)[-1]
+    starts = [start for start in _shared_words(first, last) if shortest - start - end >= SHORTEST]
+    start = max(starts, default=0)
+    return lambda one: one[start : len(one) - end]
+
+
+def _shared_words(one: str, other: str) -> list[int]:
+    """Return where words begin in the beginning that two texts share, which is shared by all texts between them."""
+    alike = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    return [0, *(found.end() for found in re.finditer(r"[\W_]+", "".join(character for character, _ in alike)))]
 
 
 def _prompts(
@@ -178,14 +214,48 @@ def outcome(row: Row) -> str:
 
 
 def rollout_ids(run: Run, part: str = "") -> list[str]:
-    """Return the ids of the rollouts or items with this text in their id, in the order of the run."""
+    """Return the ids of the rollouts or items with this text in their id, in the order of the run.
+
+    Only one where the text is an id, or what `short_ids` makes of it.
+    """
     with _views(run) as (connection, views):
         name = next((name for name in LISTED if name in views), None)
         if name is None:
             return []
         key, _ = ID_AND_REWARD[name]
         question = f"SELECT {key} FROM {name} WHERE contains({key}, ?) ORDER BY file_row"
-        return [rollout_id for (rollout_id,) in connection.execute(question, [part]).fetchall()]
+        found = [rollout_id for (rollout_id,) in connection.execute(question, [part]).fetchall()]
+        if part in found or len(found) < 2:
+            return [part] if part in found else found
+        short = _differing(connection, name)
+        return [one for one in found if short(one) == part] or found
+
+
+@dataclass(frozen=True)
+class RolloutPlace:
+    """The place of a rollout among the `total` that fit a filter, from 1, and the ids of its neighbours there."""
+
+    number: int
+    total: int
+    before: str | None
+    after: str | None
+
+
+def place(run: Run, wanted: RolloutFilter, rollout_id: str) -> RolloutPlace | None:
+    """Return the place of a rollout or item in the list that `page` returns; None where it does not fit the filter."""
+    with _views(run) as (connection, views):
+        name = next((name for name in LISTED if name in views), None)
+        if name is None:
+            return None
+        where, values = _conditions(wanted, name, views)
+        order = f"ORDER BY {ORDERS.get(wanted.order, ORDERS[''])}"
+        question = (
+            f"SELECT number, total, before, after FROM (SELECT id, row_number() OVER ({order}) AS number, "
+            f"count(*) OVER () AS total, lag(id) OVER ({order}) AS before, lead(id) OVER ({order}) AS after "
+            f"FROM ({LISTED[name]}) WHERE {where}) WHERE id = ?"
+        )
+        found = connection.execute(question, [*values, rollout_id]).fetchone()
+    return None if found is None else RolloutPlace(*found)
 
 
 # Two arms of an evaluation, task by task.

@@ -77,7 +77,18 @@ def test_quiet_is_quiet_and_what_libraries_print_is_no_result(capfd):
     assert shown.out == "" and shown.err == "a library is talkative\n"
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.2, "0 s"), (59, "59 s"), (200, "3 min 20 s"), (7500, "2 h 5 min")])
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"),
+        (0.02434, "24 ms"),
+        (2.44, "2.4 s"),
+        (9.96, "10 s"),
+        (59, "59 s"),
+        (200, "3 min 20 s"),
+        (7500, "2 h 5 min"),
+    ],
+)
 def test_durations_are_for_people(seconds, text):
     assert duration(seconds) == text
 

@@ -22,7 +22,7 @@ WITHOUT_FUNCTION = ("serve", "publish", "swe check", *ONLY_COMMANDS, "…")
 """Commands that exist on the command line alone, or that the source does not name."""
 FOREIGN = ("git clone --mirror", "--version is equivalent", "bin/test -C")
 """Words of other programs, which have options of the same names."""
-NOT_RAISED = ("--set … is not understood", "--limit", "--follow watches it")
+NOT_RAISED = ("--set … is not understood", "--limit", "--follow watches it", "--full prints them")
 """Sentences that only the command line prints, about words that it alone reads."""
 
 

@@ -13,7 +13,9 @@ from stages.runs import queries
 def test_a_rollout_is_printed_as_the_command_line_prints_it(made: Path) -> None:
     run = composer.find("collect", made)
     for rollout in run.rollouts():
-        assert str(rollout) == rollouts.transcript_text(run.path, rollouts.transcript(run, rollout.rollout_id))
+        assert str(rollout) == rollouts.transcript_text(
+            run.path, rollouts.transcript(run, rollout.rollout_id), full=True
+        )
         assert "    cat solution.py" in str(rollout) and "\n" not in repr(rollout)
         assert queries.outcome(rollout.row) == queries.rollout(run, rollout.rollout_id)[0]["outcome"]
 

@@ -1,5 +1,5 @@
 "use strict";
-// Keys: / to search (in a list, or within a rollout), j and k through rows or steps, o or Enter to open, n and p between pages. A run under way is shown anew.
+// Keys: / to search (in a list, or within a rollout), j and k through rows or steps, o or Enter to open, n and p between pages or rollouts, u from a rollout to its list. A run under way is shown anew.
 
 const rows = () => [...document.querySelectorAll("table.list tbody tr, section.step, article.card")];
 let at = -1;
@@ -26,11 +26,30 @@ document.addEventListener("keydown", (event) => {
     o: () => rows()[at]?.querySelector("td a, summary")?.click(),
     n: () => document.querySelector("a[rel=next]")?.click(),
     p: () => document.querySelector("a[rel=prev]")?.click(),
+    u: () => document.querySelector("a[rel=up]")?.click(),
   };
   if (!(event.key in keys)) return;
   event.preventDefault();
   keys[event.key]();
 });
+
+// A choice in the form of a list is followed at once; texts wait for Enter.
+document.querySelectorAll(".filters[role=search] select").forEach((choice) => choice.addEventListener("change", () => choice.form.requestSubmit()));
+
+// Long texts are folded until they are asked for.
+const TALLEST = 480; // px
+for (const block of document.querySelectorAll(".said pre:not(.clip), .texts pre")) {
+  if (block.scrollHeight <= TALLEST) continue;
+  const box = document.createElement("div"), button = document.createElement("button");
+  block.replaceWith(box);
+  box.append(block, button);
+  block.classList.add("folded");
+  if (box.closest(".texts")) block.scrollTop = block.scrollHeight; // a log of tests ends with what failed
+  button.className = "unfold";
+  button.type = "button";
+  button.textContent = `show all ${block.textContent.split("\n").length} lines`;
+  button.addEventListener("click", () => { block.classList.remove("folded"); button.remove(); });
+}
 
 // A link that outlives this server, whose address holds a token of its own: `composer view LINK` opens the same page.
 const copy = document.querySelector("button.copy");
@@ -91,7 +110,10 @@ if (find) {
     if (event.key !== "Enter" || !hits.length) return;
     here = (here + (event.shiftKey ? (here < 0 ? 0 : -1) : 1) + hits.length) % hits.length;
     let around = hits[here].startContainer.parentElement;
-    for (; around; around = around.parentElement) if (around.matches("details")) around.open = true;
+    for (; around; around = around.parentElement) {
+      if (around.matches("details")) around.open = true;
+      if (around.matches(".folded")) around.nextElementSibling.click();
+    }
     window.scrollBy(0, hits[here].getBoundingClientRect().top - window.innerHeight / 2);
     mark();
   });

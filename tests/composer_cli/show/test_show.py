@@ -23,10 +23,10 @@ def test_a_run_begins_with_a_few_facts_and_lists_its_rollouts(made):
     assert "0 errors" in result and "gate: 13 of 15 checks passed, 2 are about what is not recorded" in result
     titles, *lines = table.splitlines()
     assert titles.split() == ["rollout", "reward", "outcome", "steps", "ended", "by", "prompt"]
-    ids = [f"kata-train-0-0000{task}#{sample}@0" for task in (0, 1) for sample in (0, 1)]
+    ids = [f"0000{task}#{sample}" for task in (0, 1) for sample in (0, 1)]
     assert [line.split()[0] for line in lines] == ids and all(" failed " in line for line in lines)
     assert len({line.partition("submitted")[2] for line in lines}) == 2, "two tasks, each with two samples"
-    assert max(map(len, lines)) <= 100 and how.startswith("composer show collect ID prints one")
+    assert max(map(len, lines)) <= 100 and how.startswith("composer show collect '00000#0' prints the first")
 
 
 def test_a_rollout_is_its_conversation_between_outcome_and_grading(made):
@@ -69,6 +69,18 @@ def test_what_was_cut_and_what_was_submitted_is_said_where_it_happened(tmp_path)
     assert parts["submitted patch"] == "    diff --git a/x b/x" and text.count("diff --git") == 1
     assert re.search("fail-to-pass tests +0 of 2 pass\n +time +1.5", parts["grading"])
     assert list(parts)[-1] == "log of the tests" and "observation, step 2" not in parts
+
+
+def test_long_texts_are_shortened_unless_they_are_asked_for(tmp_path):
+    log = "\n".join([*(f"line {n}" for n in range(100)), "x" * 5000])
+    rollout = {"rollout_id": "r", "task_id": "t", "reward": 0.0, "test_log": log}
+    run = written(tmp_path, "collect/20260102T030405Z-repo", [(ROLLOUT, [rollout])])
+    shown = call(tmp_path, "show", run, "r").stdout
+    assert "line 19\n    ... 71 lines left out here, --full prints them ...\n    line 91\n" in shown
+    assert shown.endswith(f"    {'x' * 1000} (4,000 more characters, --full prints them)\n")
+    full = call(tmp_path, "show", run, "r", "--full").stdout
+    assert "    line 50\n" in full and full.endswith("x" * 5000 + "\n") and "left out" not in full
+    assert call(tmp_path, "show", run, "--full").returncode == 2
 
 
 def test_an_evaluation_begins_with_its_verdict_and_names_each_input_once(tmp_path, monkeypatch):
@@ -119,7 +131,7 @@ def test_items_of_an_evaluation_have_their_arm(tmp_path):
     cut = call(tmp_path, "show", run, "A/0").stdout
     assert "assistant, step 1 \u00b7 cut off at max_tokens\n" in cut and cut.endswith("    FAIL f(1): 2, not 3\n")
     failed = call(tmp_path, "show", run, "--failed").stdout
-    assert re.search("A/0/t-0#0@0 +A +failed +1 +do t-0\n", failed) and "B/0/t-0" not in failed
+    assert re.search("\nA +A +failed +1 +do t-0\n", failed) and "\nB " not in failed
     one = call(tmp_path, "show", run, "B/0").stdout
     assert "  arm       B, training seed 0" in one and "assistant, step 1\n    B did t-0" in one
 
@@ -132,7 +144,7 @@ def test_prompts_are_shown_from_where_they_differ_and_no_wider_than_the_terminal
     rows = [{"rollout_id": f"{task['task_id']}#0", "task_id": task["task_id"], "reward": 1.0} for task in tasks]
     run = written(tmp_path, "collect/20260102T030405Z-x", [(ROLLOUT, rows), (TASK, tasks)])
     shown = call(tmp_path, "show", run, COLUMNS="60").stdout
-    lines = [line for line in shown.splitlines() if "#0" in line]
+    lines = [line for line in shown.splitlines() if "\u2026" in line]
     assert "\u2026 \\x1b[2JFix it xxx" in lines[0] and "\u2026 \\x1b[2J修复 it xxx" in lines[1]
     assert max(map(cell_len, lines)) == 60 and all(line.endswith("\u2026") for line in lines)
     assert "  prompt\n" in shown and "  prompt\n" not in call(tmp_path, "show", run, COLUMNS="30").stdout
@@ -142,6 +154,7 @@ def test_an_unknown_rollout_is_said_with_one_that_exists(made):
     done = call(made, "show", "collect", "zebra")
     assert done.returncode == 4 and "it has 4, for example kata-train" in done.stderr
     several = call(made, "show", "collect", "kata")
+    assert "fit 'kata': 00000#0, 00000#1, 00001#0, 00001#1. Give one of these" in several.stderr
     assert several.returncode == 4 and "4 rollouts fit" in several.stderr
     pairs = call(made, "show", "extract-pairs", "kata")
     assert pairs.returncode == 4 and "holds no rollouts" in pairs.stderr

@@ -10,7 +10,7 @@ from support.runs import row, written
 
 from stages.runs import queries
 from stages.runs.artifact import Run
-from stages.runs.queries import PairFilter, RolloutFilter, TaskFilter
+from stages.runs.queries import PairFilter, RolloutFilter, RolloutPlace, TaskFilter
 from stages.runs.records import EVAL_ITEM, PAIR, ROLLOUT, STATE, STEP
 
 
@@ -97,6 +97,26 @@ def test_rollouts_are_chosen_by_id_and_carry_their_prompt(tmp_path: Path) -> Non
     assert page is not None and [(one["id"], one["prompt"]) for one in page.rows] == [("r2", "prompt 2, step 0")]
     empty = queries.page(run, RolloutFilter(ids=()))
     assert empty is not None and empty.total == 0
+    assert queries.place(run, RolloutFilter(), "r1") == RolloutPlace(2, 3, "r0", "r2")
+    assert queries.place(run, RolloutFilter(ids=("r0", "r2")), "r2") == RolloutPlace(2, 2, "r0", None)
+    assert queries.place(run, RolloutFilter(ids=("r0",)), "r2") is None
+
+
+@pytest.mark.parametrize(
+    ("ids", "short"),
+    [
+        (["kata-train-0-00001#0@0", "kata-train-0-00001#1@0"], ["00001#0", "00001#1"]),
+        (["kata-0-00001#0@0", "kata-0-00002#1@0"], ["00001#0", "00002#1"]),
+        (["A/0/t-1#0", "B/0/t-1#0"], ["A", "B"]),
+        (["sample-1001", "sample-10011"], ["1001", "10011"]),
+        (["alone"], ["alone"]),
+        (["x-1", "x-11"], ["x-1", "x-11"]),
+    ],
+)
+def test_an_id_is_found_by_what_tells_it_from_the_others(tmp_path: Path, ids: list[str], short: list[str]) -> None:
+    run = Run(written(tmp_path, "train/x", [(ROLLOUT, [row(ROLLOUT, {"rollout_id": one}) for one in ids])]))
+    assert queries.short_ids(run, ids) == short
+    assert [queries.rollout_ids(run, part) for part in [*short, *ids]] == [[one] for one in [*ids, *ids]]
 
 
 def test_a_text_is_looked_for_in_rollouts_whose_steps_are_not_there(tmp_path: Path) -> None:
