@@ -293,7 +293,7 @@ def job(name: str, artifacts: Path | str = ARTIFACTS) -> Job:
 
     name: its name in `runs()`, or a part of the name that no other has.
 
-    Raises `BadInput` where there is none, `UsageError` where several fit.
+    Raises `BadInput` where there is none, or several fit.
 
     >>> composer.job("demo")
     Traceback (most recent call last):
@@ -318,7 +318,7 @@ def find(name: str | Path, artifacts: Path | str = ARTIFACTS) -> ReadableRun:
     name: its folder, its name in `runs()`, a part of the name that no other has, or a stage's name for the latest run
     of that stage. A run in a bucket has the name `s3://BUCKET/RUN`.
 
-    Raises `BadInput` where there is none or it is damaged, `UsageError` where several fit.
+    Raises `BadInput` where there is none, where several fit, and for a manifest that cannot be read.
 
     >>> run = composer.find("collect")
     >>> run.manifest.stage, run.manifest.status
