@@ -101,6 +101,8 @@ def explained(error: typer.TyperException, words: Sequence[str]) -> str:
         if parameter is not None and refused is not None:
             problem = refused(include_url=False)[0]
             message = f"{' / '.join(parameter.opts)} cannot be {problem['input']!r}: {refusal(problem)}."
+        if message.startswith(TOO_MANY):
+            message = _too_many_words(context.command, message.removeprefix(TOO_MANY).strip("() "), words)
         keys: list[str] = (
             context.command.settings_keys() if option and isinstance(context.command, StageCommand) else []
         )
@@ -114,6 +116,29 @@ def explained(error: typer.TyperException, words: Sequence[str]) -> str:
         elif option and isinstance(context.command, RunCommand):
             end = f"Settings of its stages are written --set KEY=VALUE or --set STAGE.KEY=VALUE. {end}"
     return f"{message}{'' if message.endswith(('.', '?')) else '.'} {end} lists the {listed}."
+
+
+TOO_MANY = "Got unexpected extra argument"
+"""How Click begins a message about words that no argument takes."""
+
+
+def _too_many_words(command: Any, extra: str, words: Sequence[str]) -> str:
+    """Return what is wrong with words that no argument takes, given as Click lists them, and what may be meant."""
+    from stages import envs
+
+    extra = extra.removeprefix("s) (")
+    first = extra.partition(" ")[0]
+    message = f"{command.name} does not take {extra!r}."
+    if any(word.startswith("=") for word in words) or ("--set" in words and any(word.endswith("=") for word in words)):
+        return f"{message} A setting is written without spaces: --set KEY=VALUE."
+    if isinstance(command, RunCommand):
+        return f"{message} Did you mean --preset {first}?"
+    if isinstance(command, StageCommand) and "env.name" in command.settings_keys():
+        if envs.is_task_file(first):
+            return f"{message} Tasks in a file are given with --env tasks --set env.path={first}."
+        if first in envs.ENVIRONMENTS:
+            return f"{message} Did you mean --env {first}?"
+    return f"{message} Quote what is one argument." if command.name == "query" else message
 
 
 def _kind_of_input(command: Any, option: str) -> tuple[str, str] | None:

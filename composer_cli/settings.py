@@ -229,10 +229,14 @@ def _problem(stage: str, config: type[BaseModel], problem: Mapping[str, Any], gi
             return f"{stage} has no setting {key}{of}. It has: {', '.join(groups)}."
         return f"{stage} has no setting {key}{of}. Did you mean {near[0]}? `{command_words(stage)} --help` lists all."
     if problem["type"] == "missing":
+        if stage in STAGES and key in STAGES[stage].positionals:
+            return f"{stage} needs {key}. Write `{command_words(stage)} {STAGES[stage].usage}`."
         return f"{stage} needs the setting {key}{of}, which is not given."
     # The text of a whole object, such as a run, is cut.
     first, *more = repr(problem["input"]).splitlines() or [""]
-    where = f"{key} = {first}{'…' if more else ''}{of}" if key else "these settings"
+    # Of a table with several settings the reason names those that are meant.
+    value = "" if isinstance(problem["input"], dict) and problem["type"] == "value_error" else f" = {first}"
+    where = f"{key}{value}{'…' if more else ''}{of}" if key else "these settings"
     return f"{stage} cannot take {where}: {refusal(problem)}."
 
 
@@ -343,8 +347,11 @@ def load_preset(wanted: str | None) -> Preset:
     if not path.exists() and path.parent == Path("examples") and shipped_example.exists():
         path = shipped_example
     if path.suffix != ".toml":
-        raise UsageError(f"There is no preset {wanted!r}. There are: {', '.join(names)}; or give a TOML file.")
+        near = "".join(f" Did you mean {one!r}?" for one in get_close_matches(wanted, names, 1))
+        raise UsageError(f"There is no preset {wanted!r}.{near} There are: {', '.join(names)}; or give a TOML file.")
     tree = read_file(path)
+    if not tree.get("stage"):
+        raise UsageError(f"{path} is no preset: it has no [[stage]] tables. `-c FILE` reads a file of settings.")
     try:
         preset = Preset.model_validate(_with_example_paths(tree) if path.parent == EXAMPLES else tree)
     except ValidationError as error:

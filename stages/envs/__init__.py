@@ -49,6 +49,7 @@ __all__ = [
     "foreign_file",
     "has_solutions",
     "is_shipped",
+    "is_task_file",
     "load",
     "register",
     "same",
@@ -111,6 +112,11 @@ def load(name: str, options: Mapping[str, Any]) -> Environment:
         meant = [f" Did you mean {near!r}?" for near in get_close_matches(unknown[0], known, 1)]
         raise UsageError(f"{name} has no option {unknown[0]!r}; it has {', '.join(known) or 'none'}.{''.join(meant)}")
     return factory(**options)
+
+
+def is_task_file(name: str) -> bool:
+    """Return whether a name is that of a file of rows, which the environment `tasks` plays."""
+    return name.endswith((".jsonl", ".parquet"))
 
 
 def takes(name: str, option: str) -> bool:
@@ -204,6 +210,10 @@ def foreign_file(name: str) -> Path | None:
 def _factory(name: str) -> Callable[..., Environment]:
     entry = ENVIRONMENTS.get(name)
     if entry is None and ":" not in name:
+        if is_task_file(name):
+            raise UsageError(
+                f"There is no environment {name!r}. Tasks in a file are given with --env tasks --set env.path={name}."
+            )
         near = "".join(f" Did you mean {one!r}?" for one in get_close_matches(name, ENVIRONMENTS, 1))
         exist = ", ".join(sorted(ENVIRONMENTS))
         raise UsageError(

@@ -145,6 +145,8 @@ def _describe(record: Any) -> str:
     if not isinstance(record, dict):
         return f"it is of the type {type(record).__name__}"
     more = f" and {len(record) - SHOWN} more" if len(record) > SHOWN else ""
+    if "prompt" in record and ("test" in record or "tests" in record):
+        return "it is a task and no rollout: `composer tasks check FILE` reads tasks"
     return f"its keys are {', '.join(sorted(map(str, record))[:SHOWN])}{more}"
 
 

@@ -31,6 +31,7 @@ A model `sglang:Qwen/Qwen3-8B` is then opened by that class, in every stage that
 from pathlib import Path
 from pkgutil import resolve_name
 
+from stages.errors import BadInput
 from stages.policy.base import Policy, PolicyConfig, PolicyKind, Sample, Turn, is_embedded
 from stages.runs import hub
 from stages.runs.activity import doing
@@ -73,11 +74,18 @@ def kind_of(config: PolicyConfig) -> str:
 
 
 def require_source(config: PolicyConfig) -> None:
-    """Raise `BadInput` for a model of the hub that cannot be had, before anything as slow as torch is imported."""
+    """Raise `BadInput` for a model that cannot be had, before anything as slow as torch is imported."""
     if config.base_url is None or config.served:
         source = config.in_process()
-        if kind_of(source) == "local" and not is_embedded(source.model) and not source.folder.is_dir():
+        if kind_of(source) != "local" or is_embedded(source.model):
+            return
+        if not source.folder.is_dir():
             hub.source(source.model)
+        elif not any((source.folder / name).is_file() for name in ("config.json", "adapter_config.json")):
+            raise BadInput(
+                f"The folder {source.model} holds no model: it has neither config.json nor adapter_config.json. "
+                "Give a Hugging Face folder, a hub id, or kata:student."
+            )
 
 
 def open_policy(config: PolicyConfig, *, cache: Path, budget: Budget, listener: Listener) -> Policy:

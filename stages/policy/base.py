@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -230,6 +231,11 @@ class PolicyConfig(Settings):
         """
         if not self.api_key_env:
             return "EMPTY"
+        if not re.fullmatch(r"[A-Za-z_]\w*", self.api_key_env):
+            raise UsageError(
+                "api_key_env takes the name of an environment variable, and what was given is none. It is not shown, "
+                "since it may be the key itself: export that, as in `export MY_KEY=...`, and give api_key_env=MY_KEY."
+            )
         key = secret_in(self.api_key_env)
         if not key:
             state = "is empty" if self.api_key_env in os.environ else "is not set"
@@ -308,7 +314,7 @@ def weights_identity(config: PolicyConfig) -> str:
     """Return what distinguishes two models of one name: an embedded model's recipe, a folder's digest, else a constant.
 
     A folder may have the word of a registered kind before it: `vllm:./model`. Raises `BadInput` for a path without
-    folder and `UsageError` for an unknown embedded model.
+    folder, a file, an unknown embedded model, and a misspelt policy without a model.
     """
     if config.base_url is not None and not config.served:
         return "endpoint"
@@ -320,8 +326,12 @@ def weights_identity(config: PolicyConfig) -> str:
     for place in (config.model, config.model.partition(":")[2]):
         if place and Path(place).is_dir():
             return store.folder_sha256(Path(place))
+    if Path(config.source).is_file():
+        raise BadInput(f"The model {config.source} is a file. Give a Hugging Face folder, a hub id, or {EXAMPLE}.")
     if config.source.startswith(("/", "./", "../", "~")):
         raise BadInput(f"There is no model folder {config.source}. Give a Hugging Face folder, a hub id, or {EXAMPLE}.")
+    if near := get_close_matches(config.source, (REFERENCE, NOOP), 1, cutoff=0.8):
+        raise BadInput(f"There is no model {config.source!r}. Did you mean {near[0]!r}?")
     return "hub"
 
 

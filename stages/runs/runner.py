@@ -262,7 +262,7 @@ def nothing_to_resume(
                 said = [
                     f"{key} is {ours}, {it} {theirs}" for it, (key, theirs, ours) in zip(where, changed, strict=False)
                 ]
-                more = f"; {len(changed) - len(said)} more settings differ" if len(changed) > len(said) else ""
+                more = f"; and {counted(len(changed) - len(said), 'setting')} more" if len(changed) > len(said) else ""
                 return f"Nothing to resume with these settings: {'; '.join(said)}{more}. A new run starts."
     return None
 

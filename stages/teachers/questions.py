@@ -34,6 +34,8 @@ class TeacherConfig(PolicyConfig):
 
     name: str
     """The teacher's name in tables and reports."""
+    model: str = Field(min_length=1)
+    """Hugging Face folder, hub id, `kata:NAME`, or with `base_url` the server's name for it."""
     temperature: float = Field(0.0, ge=0.0)
     concurrency: int = Field(32, gt=0, json_schema_extra={"affects_results": False})
     """Largest number of requests in flight to a server; the actual number adapts to the server."""

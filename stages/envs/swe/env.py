@@ -69,11 +69,14 @@ class SweEnv(RepoEnvironment):
 
     def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
         """Return the first `count` instances under a seed, of those that can be set up here."""
-        # Without an engine the sentence comes before anything is fetched.
+        # Without an engine the sentence comes before anything is fetched, but not before a file that may be missing.
+        chosen = self._chosen(split) if self._path else []
         if not self._local:
             engine.require_engine()
         # By digest, so that a longer list starts with the shorter one and another file order changes nothing.
-        ordered = sorted(self._possible(self._chosen(split)), key=lambda row: store.digest([seed, row["instance_id"]]))
+        ordered = sorted(
+            self._possible(chosen or self._chosen(split)), key=lambda row: store.digest([seed, row["instance_id"]])
+        )
         return [self._task(row, split) for row in ordered[:count]]
 
     def _chosen(self, split: Split) -> list[Row]:

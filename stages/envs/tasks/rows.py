@@ -20,7 +20,7 @@ from stages.envs import folders
 from stages.envs.base import Split
 from stages.envs.repo import trees
 from stages.envs.task_table import numbered_lines, parse_line, unusable
-from stages.errors import BadInput, UsageError, refusal
+from stages.errors import BadInput, refusal
 from stages.runs import hub, store
 from stages.runs.records import Row
 
@@ -164,8 +164,9 @@ def _read(path: str) -> Iterator[tuple[str, Row | BadInput]]:
         # Structs of Parquet have the fields of all rows, so that mappings may travel as JSON text.
         yield from ((f"row {number}", _parsed(row)) for number, row in enumerate(table.to_pylist(), 1))
     elif file.exists() or file.suffix or path.count("/") != 1:
-        raise UsageError(
-            f"env.path is {path!r}. Name a .jsonl or .parquet file, or a data set of the hub as OWNER/NAME."
+        what = "a folder" if file.is_dir() else "no .jsonl or .parquet file"
+        raise BadInput(
+            f"env.path is {path!r}, {what}. Name a .jsonl or .parquet file, or a data set of the hub as OWNER/NAME."
         )
     else:
         try:
