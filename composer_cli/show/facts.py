@@ -313,7 +313,8 @@ def summary(run: Run, found: RolloutPage | None) -> dict[str, str]:
         "environment": f"{env['name']}, {env['split']} tasks" if isinstance(env, dict) and "split" in env else "",
     }
     if found is None:
-        words["holds"] = known.get("holds", "")
+        tables = [(out["rows"], KINDS.get(out["kind"].partition("/")[0])) for out in m.outputs.values()]
+        words["holds"] = ", ".join(f"{rows:,} {kind.plural}" for rows, kind in tables if kind and kind != CHECKPOINT)
     else:
         ended = {what: sum(n for o, n in found.outcomes.items() if o.startswith(what)) for what in ("passed", "failed")}
         graded = sum(ended.values())
