@@ -8,10 +8,7 @@ from stages.runs.display import Table
 
 
 class Job:
-    """A submitted chain, as `run(..., on="slurm")` and `job` return it. It shows itself as a short table.
-
-    Each method raises `InfrastructureError` where the service does not answer.
-    """
+    """A submitted chain, as `run(..., on="slurm")` and `job` return it. It shows itself as a short table."""
 
     def __init__(self, record: jobs.SubmittedJob) -> None:
         self._record = record
@@ -31,18 +28,22 @@ class Job:
         """Return its state, as the service reports it now.
 
         One of "queued", "running", "complete", "failed", "interrupted", "cancelled" and "lost".
+        Raises `InfrastructureError` where the service does not answer.
         """
         with errors_in_python():
             self._record = jobs.refreshed(self._record)
         return self._record.state.status
 
     def log(self) -> str:
-        """Return what it has printed so far."""
+        """Return what it has printed so far. Raises `InfrastructureError` where the service does not answer."""
         with errors_in_python():
             return "".join(f"{line}\n" for line in jobs.log(self._record, follow=False))
 
     def cancel(self) -> None:
-        """Stop it; what it finished stays. Raises `UsageError` where it is over."""
+        """Stop it; what it finished stays.
+
+        Raises `UsageError` where it is over, `InfrastructureError` where the service does not answer.
+        """
         with errors_in_python():
             self._record = jobs.cancel(Path(self._record.folder).parents[1], self.name)
 

@@ -159,9 +159,7 @@ def errors() -> str:
         kind: type[ComposerError] = getattr(composer, name)
         stages = ["all stages"] if name in ("UsageError", "BadInput", "Incomplete") else []
         raised = [*stages, *(f"`{one.name}`" for one in entries if name in Entry(one.name, one.function).errors)]
-        rows.append(
-            (f"`composer.{name}`", " ".join((kind.__doc__ or "").split()), ", ".join(raised) or "its subclasses")
-        )
+        rows.append((f"`composer.{name}`", " ".join((kind.__doc__ or "").split()), ", ".join(raised)))
     return "\n".join(_table(("error", "meaning, and the exit code of the command line", "raised by"), rows))
 
 
