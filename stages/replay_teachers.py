@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 from stages.envs.config import EnvStageConfig
 from stages.errors import Incomplete, UsageError
 from stages.pairs.audit import PASSED_COLUMNS, passed_by_rollout
+from stages.plurals import counted
 from stages.policy import context, open_policy
 from stages.policy.background import AsyncPolicy
 from stages.policy.dialect import EXTRAS
@@ -112,8 +113,12 @@ def plan(inputs: Inputs, config: Config) -> Plan:
         paid = [t for t in config.teachers if t.cost(1, 1) and asked[t.name]]
         cost = sum(price_bound(t, (question.turn for question in asked[t.name])) for t in paid)
         cost += sum(map(probe_price_bound, paid))
+        states = len({question.state.digest for of_teacher in asked.values() for question in of_teacher})
     unknown = [t.name for t in config.teachers if not t.priced]
-    notes = (f"the price of {', '.join(unknown)} is not known",) if unknown else ()
+    notes: tuple[str, ...] = (f"from {counted(len(asked), 'teacher')} in {counted(states, 'distinct state')}",)
+    if unknown:
+        prices = "a limit in USD needs usd_per_mtok_in and usd_per_mtok_out, 0 where it is free"
+        notes += (f"the price of {', '.join(unknown)} is not known ({prices})",)
     lengths = tuple(f"{t.name}: {note}" for t in config.teachers for note in context.notes(t))
     same = tuple(dependent_votes(config.teachers, inputs.one("rollouts")))
     return Plan(

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from stages import STAGES, stage_order
+from stages import STAGES, command_words, stage_order
 from stages.errors import BadInput, UsageError
 from stages.policy.base import NOOP, REFERENCE
 from stages.runs import artifact, bucket, runner
@@ -59,6 +59,8 @@ def find(root: Path, text: str) -> Path:
     fitting = [run for run in every if text in (run.name, name(run))] or [run for run in every if text in name(run)]
     if not fitting:
         words = [*dict.fromkeys(run.parent.name for run in every), *map(name, every)]
+        if text in STAGES and text not in words:
+            raise BadInput(f"There is no run of {text} in {root} yet. `{command_words(text)}` makes one.")
         near = [f" Did you mean {one!r}?" for one in get_close_matches(text, words, 1)]
         raise BadInput(
             f"There is no run {text!r}, neither a folder nor in {root}.{''.join(near)} "

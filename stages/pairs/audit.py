@@ -206,7 +206,7 @@ def failure_text(found: Alignment | None) -> str:
     of = f"{counted(found.pairs, 'preference')} in {counted(found.tasks, 'task')}"
     return (
         f"outcomes are in line with {found.right:.1%} of {of}; chance "
-        f"alone would give {found.by_chance:.1%} (p = {found.p_value:.3f}){lacking}; {HEURISTIC}"
+        f"alone would give {found.by_chance:.1%} (p = {found.p_value:.3f}, {LEVEL:g} needed){lacking}; {HEURISTIC}"
     )
 
 

@@ -93,7 +93,8 @@ class PolicyConfig(Settings):
     One of the first three behind `vllm:` is sampled from a vLLM server, token by token. `reference` plays each task's
     own solution, `noop` does nothing."""
     base_url: str | None = None
-    """Root of an OpenAI-compatible server, for example https://api.openai.com/v1."""
+    """Root of an OpenAI-compatible server, for example https://api.openai.com/v1; empty for none, where a file gives
+    one."""
     server: Server = Server()
     api_key_env: str = ""
     """Name of the environment variable that holds the key; empty for a server that needs none."""
@@ -140,6 +141,9 @@ class PolicyConfig(Settings):
     @model_validator(mode="before")
     @classmethod
     def _limit_embedded(cls, given: Any) -> Any:
+        # TOML has no word for nothing: an empty address takes back the one that a file gives for all stages.
+        if isinstance(given, dict) and given.get("base_url") == "":
+            given = {**given, "base_url": None}
         # Models that environments bring along answer in a line, and one that rambles would do so up to its context.
         if isinstance(given, dict) and given.get("max_tokens") is None:
             model = given.get("model", cls.model_fields["model"].default)

@@ -18,12 +18,15 @@ class Settings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _check_numbers(cls, given: Any) -> Any:
-        # pydantic turns `true` into 1 without an error; orjson, which writes digests and manifests, takes integers of
-        # 64 bits only, and would fail after the work has begun.
+        # pydantic turns `true` and "1" into 1 without an error; orjson, which writes digests and manifests, takes
+        # integers of 64 bits only, and would fail after the work has begun.
         for name, field in cls.model_fields.items() if isinstance(given, dict) else ():
             numbers = {field.annotation, *get_args(field.annotation)}
             if isinstance(given.get(name), bool) and numbers & {int, float} and bool not in numbers:
                 raise ValueError(f"{name} is a number, but {str(given[name]).lower()} was given")
+            text = given.get(name)
+            if isinstance(text, str) and numbers & {int, float} and str not in numbers and _is_number(text):
+                raise ValueError(f"{name} is a number, but the text {text!r} was given; leave out the quotation marks")
             if isinstance(given.get(name), int) and not -(2**63) <= given[name] < 2**63:
                 raise ValueError(f"{name} is {given[name]}, more than 64 bits hold")
         return given
@@ -69,6 +72,14 @@ class StageConfig(Settings):
     def label(self) -> str:
         """Return a word for the name of the run folder."""
         return "run"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _identity(value: Any) -> Any:

@@ -124,7 +124,8 @@ class Config(EnvStageConfig):
             raise ValueError('hints.source = "llm" needs hints.llm: set hints.llm.model and its base_url')
         if self.policy.base_url is not None and not self.policy.served:
             raise ValueError(
-                "policy.base_url: a model behind a server cannot be trained; give a local folder or a hub id"
+                "policy.base_url: a model behind a server cannot be trained; give the folder or hub id of its weights "
+                'as policy.model, and base_url = "" where a file gives an address: in the file, below [train.policy]'
             )
         if self.distribution.servers and not (self.policy.served and self.policy.base_url):
             raise ValueError(

@@ -31,7 +31,7 @@ FLOATS = [
 TABLE: list[tuple[list[str], int, str]] = [
     *settings(COLLECT, *NUMBERS, *FLOATS),
     *settings(COLLECT, "tasks=100000000", "samples=100000000", "seed=true", "seed=x", "env.split=test", "nonsense=1"),
-    *settings(COLLECT, "policy.base_url=localhost:8000/v1", "policy.base_url=ftp://x", "policy.base_url=''"),
+    *settings(COLLECT, "policy.base_url=localhost:8000/v1", "policy.base_url=ftp://x"),
     *settings(["train"], "arm=''", "arm='a/b'", "tasks=100000000", "policy.temperature=0", "tasks=true"),
     *settings(["evaluate"], "tasks=100000000", "tasks=0", "temperature=inf", "temperature=true", "samples=0"),
     *settings(["extract-pairs"], "no_such_setting=1"),

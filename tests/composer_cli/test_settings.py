@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_cli import settings
-from stages import collect, replay_teachers
+from stages import collect, replay_teachers, train
 from stages.errors import UsageError
 
 KEYS = st.lists(st.text("abc_", min_size=1, max_size=4), min_size=1, max_size=4)
@@ -52,6 +52,23 @@ def test_defaults_are_underneath_then_files_then_what_was_typed():
     found = build("policy.temperature=0.1", files=[{"tasks": 7, "policy": {"temperature": 0.9, "max_tokens": 5}}])
     assert (found.tasks, found.policy.temperature, found.policy.max_tokens) == (7, 0.1, 5)
     assert found.policy.model == collect.Config().policy.model  # one override drops no default
+
+
+def test_a_stage_s_own_table_takes_back_the_address_of_a_server(tmp_path):
+    file = tmp_path / "served.toml"
+    file.write_text(
+        '[policy]\nmodel = "m"\nbase_url = "http://127.0.0.1:1/v1"\n[train.policy]\nmodel = "weights"\nbase_url = ""\n'
+    )
+    for stage, module, found in (("collect", collect, "m"), ("train", train, "weights")):
+        config = settings.build(stage, module.Config, settings.read_for_stage(stage, [file], lambda what: None))
+        assert config.policy.model == found and (config.policy.base_url is None) == (stage == "train")
+    with pytest.raises(UsageError, match=r"cannot be trained; .* below \[train\.policy\]"):
+        settings.build("train", train.Config, [{"policy": {"model": "m", "base_url": "http://127.0.0.1:1/v1"}}])
+
+
+def test_a_number_is_not_taken_from_text():
+    with pytest.raises(UsageError, match="tasks is a number, but the text '8' was given; leave out"):
+        settings.build("collect", collect.Config, [{"tasks": "8"}])
 
 
 @pytest.mark.parametrize(
