@@ -21,6 +21,7 @@ from stages.backends import engine
 from stages.errors import UsageError, refusal
 from stages.runs.config import Settings, StageConfig
 from stages.runs.stage import load_stage
+from stages.runs.store import nearest
 
 Tree = dict[str, Any]
 Config = TypeVar("Config", bound=Settings)
@@ -108,7 +109,7 @@ def read_toml_text(path: Path) -> str:
     try:
         return path.read_text()
     except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror}). Give a TOML file.") from None
+        raise UsageError(f"{path} cannot be read ({error.strerror}).{nearest(path)} Give a TOML file.") from None
 
 
 def read_table(path: Path, key: str) -> Tree:

@@ -62,7 +62,9 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     except (gzip.BadGzipFile, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise BadInput(f"{path} is damaged ({error}). Get it anew.") from None
     except OSError as error:
-        raise BadInput(f"{path} cannot be read ({error.strerror}). Name a file of JSON lines.") from None
+        raise BadInput(
+            f"{path} cannot be read ({error.strerror}).{store.nearest(path)} Name a file of JSON lines."
+        ) from None
     # split and not splitlines, which also cuts at U+2028 and its like, and these are legal inside a JSON string.
     yield from ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
 

@@ -9,6 +9,7 @@ outside: after a time, on Ctrl-C, or when whoever asked is gone; and the kernel 
 
 import os
 import pickle
+import re
 import resource
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -140,9 +142,15 @@ def ask(question: Question) -> Answer:
             first, *more = str(error).splitlines()
             # A second line that proposes a table may name one of DuckDB's own, which nobody means.
             columns = "".join(f" {line}." for line in more[:1] if line.startswith("Candidate bindings"))
+            if missing := NO_TABLE.match(first):
+                near = get_close_matches(missing[1], [*question.files, "runs"], 1)
+                first = f"no run here holds a table {missing[1]}.{''.join(f' Did you mean {one}?' for one in near)}"
             raise UsageError(
                 f"That question cannot be answered: {first}{columns} There are the tables {tables}."
             ) from None
+
+
+NO_TABLE = re.compile(r"Catalog Error: Table with name (\S+) does not exist")
 
 
 def _require_one_select(connection: duckdb.DuckDBPyConnection, sql: str) -> None:

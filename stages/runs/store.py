@@ -20,6 +20,7 @@ import unicodedata
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar
@@ -184,6 +185,15 @@ def _once(pairs: list[tuple[str, Any]]) -> None:
         if key in seen:
             raise ValueError(f"the key {key!r} occurs twice")
         seen.add(key)
+
+
+def nearest(path: Path) -> str:
+    """Return " Did you mean 'study.toml'?" for a path that does not exist beside a file of a similar name, else ""."""
+    try:
+        names = [] if path.exists() else [one.name for one in path.parent.iterdir()]
+    except OSError:
+        return ""
+    return "".join(f" Did you mean {str(path.with_name(name))!r}?" for name in get_close_matches(path.name, names, 1))
 
 
 def read_json(path: Path) -> Any:

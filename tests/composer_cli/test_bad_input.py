@@ -142,6 +142,7 @@ TABLE: list[tuple[list[str], int, str]] = [
     (["show", "x", "-n", "-1"], 2, "-n"),
     (["query"], 2, "SQL"),
     (["query", "selec 1"], 2, "cannot be answered"),
+    (["query", "select * from rolouts"], 2, "no run here holds a table rolouts"),
     (["query", "select * from nowhere"], 2, "tables"),
     (["query", ""], 2, "question"),
     (["query", "select 1", "--from", "nothing"], 4, "There is no run 'nothing'"),

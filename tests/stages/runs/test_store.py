@@ -138,3 +138,11 @@ def test_names_of_one_folder_differ_also_without_case() -> None:
     given = [names.name(text) for text in ("a/b", "a b", "A-B", "a-b-2", "a-b", *HOSTILE)]
     assert given[:5] == ["a-b", "a-b-2", "A-B-3", "a-b-2-2", "a-b-4"]
     assert len({name.casefold() for name in given}) == len(given)
+
+
+def test_a_file_of_a_similar_name_is_proposed(tmp_path: Path) -> None:
+    (tmp_path / "study.toml").touch()
+    assert store.nearest(tmp_path / "studdy.toml") == f" Did you mean {str(tmp_path / 'study.toml')!r}?"
+    assert (
+        store.nearest(tmp_path / "study.toml") == store.nearest(tmp_path / "x") == store.nearest(tmp_path / "a/b") == ""
+    )
