@@ -327,7 +327,8 @@ def summary(run: Run, found: RolloutPage | None) -> dict[str, str]:
     words["collection gate"] = "\n".join(gate)
     words["cost"] = f"{m.cost_usd:.2f} USD"
     words["took"] = duration(m.seconds) if m.seconds else ""
-    if m.status == "complete" and m.outcome.ok is not False and m.stage in NEXT:
+    doubtful = m.outcome.exit_code != 0 or m.summary.get("verdict") == "TOO LITTLE DATA"
+    if m.status == "complete" and not doubtful and m.stage in NEXT:
         words["next"] = f"composer {NEXT[m.stage]} --from {name(run.path)}"
     return {label: value for label, value in words.items() if value}
 

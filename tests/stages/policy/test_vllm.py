@@ -157,6 +157,7 @@ def test_an_adapter_is_loaded_on_its_base(model: Path, tmp_path: Path) -> None:
 
 
 def test_without_an_address_it_says_how_to_get_one(tmp_path: Path) -> None:
+    (tmp_path / "config.json").touch()  # all that a folder needs to be taken for a model
     with pytest.raises(UsageError, match=f"composer serve {tmp_path}"):
         open_policy(PolicyConfig(model=f"vllm:{tmp_path}"), cache=tmp_path, budget=Budget(), listener=lambda *a: None)
 
