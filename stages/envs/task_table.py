@@ -101,7 +101,7 @@ class TooManyTasks(UsageError):
     most: how many there are.
     """
 
-    def __init__(self, most: int, message: str) -> None:
+    def __init__(self, message: str, *, most: int = 0) -> None:  # a default, as unpickling sets `most` afterwards
         super().__init__(message)
         self.most = most
 
@@ -115,7 +115,7 @@ def too_many(path: str, splits: Mapping[Split, Sequence[Row]], split: Split, cou
     how = next((row[DIVIDED_BY] for rows in splits.values() for row in rows if DIVIDED_BY in row), None)
     divided = f" (and {rest}: env.eval_share is {how['eval_share']:g})" if how else f" (and {rest})"
     wanted = f"Ask for {most} at most, with tasks={most}." if most else "Give some tasks this split."
-    return TooManyTasks(most, f"{path} holds {counted(most, 'task')} for {split}{divided}, not {count}. {wanted}")
+    return TooManyTasks(f"{path} holds {counted(most, 'task')} for {split}{divided}, not {count}. {wanted}", most=most)
 
 
 DIVIDED_BY = "divided_by"

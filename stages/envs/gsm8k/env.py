@@ -136,8 +136,8 @@ class Gsm8kEnv:
         if count > len(questions):
             source = self.path or HUB_ID
             raise TooManyTasks(
-                len(questions),
                 f"{source} holds {counted(len(questions), 'question')} for {split}, not {count}. Ask for fewer tasks.",
+                most=len(questions),
             )
         random.Random(f"{self.name}/{split}/{seed}").shuffle(questions)  # noqa: S311 - draws data, no secret
         return [

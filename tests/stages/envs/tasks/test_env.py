@@ -1,6 +1,7 @@
 """Tasks of one's own: what passes, what the agent cannot see or change, and where the files come from."""
 
 import json
+import pickle
 import subprocess
 import tarfile
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from stages import collect, evaluate, train
 from stages.envs import load
 from stages.envs.base import Grade, HasSolutions, Task
 from stages.envs.bash import fenced
+from stages.envs.task_table import TooManyTasks
 from stages.envs.tasks.env import TasksEnv
 from stages.errors import BadInput, UsageError
 from stages.runs import runner
@@ -172,8 +174,11 @@ def test_a_default_takes_all_tasks_of_a_smaller_split_and_a_number_asked_for_is_
     config = stage.Config(env={"name": "tasks", "path": str(path)})
     assert len(config.draw(config.opener(), config.tasks)) == 1
     asked = stage.Config(env={"name": "tasks", "path": str(path)}, tasks=25)
-    with pytest.raises(UsageError, match=r"tasks=1\.$"):
+    with pytest.raises(TooManyTasks, match=r"tasks=1\.$") as raised:
         asked.draw(asked.opener(), asked.tasks)
+    # An entry of a chain that runs beside others sends it to the first process.
+    sent = pickle.loads(pickle.dumps(raised.value))
+    assert (str(sent), sent.most) == (str(raised.value), 1)
 
 
 def test_they_are_collected_and_edited_rows_are_another_run(tmp_path: Path, path: Path) -> None:
