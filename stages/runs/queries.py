@@ -102,7 +102,7 @@ def page(run: Run, wanted: RolloutFilter, offset: int = 0, size: int = 50) -> Ro
     if not run.holds(ROLLOUT) and not run.holds(EVAL_ITEM) and run.manifest.status == "complete":
         return None
     with _views(run) as (connection, views):
-        name = next((name for name in LISTED if name in views), None)
+        name = _listed(views)
         if name is None:
             return None
         where, values = _conditions(wanted, name, views)
@@ -123,10 +123,15 @@ def page(run: Run, wanted: RolloutFilter, offset: int = 0, size: int = 50) -> Ro
     return RolloutPage(total, offset, listed_rows, outcomes)
 
 
+def _listed(views: set[str]) -> str | None:
+    """Return which of the tables of `LISTED` a run has; None where it has neither."""
+    return next((name for name in LISTED if name in views), None)
+
+
 def short_ids(run: Run, ids: Sequence[str]) -> list[str]:
     """Return these ids of rollouts or items without what all ids of the run share; `rollout_ids` finds them by that."""
     with _views(run) as (connection, views):
-        name = next((name for name in LISTED if name in views), None)
+        name = _listed(views)
         return list(ids) if name is None else list(map(_differing(connection, name), ids))
 
 
@@ -188,7 +193,7 @@ def rollout(run: Run, rollout_id: str) -> tuple[Row | None, list[Row]]:
     """Return the full row of one rollout or item with its `outcome`, and its steps in order; items have none."""
     steps = list[Row]()
     with _views(run) as (connection, views):
-        name = next((name for name in LISTED if name in views), None)
+        name = _listed(views)
         if name is None:
             return None, steps
         key, reward = ID_AND_REWARD[name]
@@ -219,7 +224,7 @@ def rollout_ids(run: Run, part: str = "") -> list[str]:
     Only one where the text is an id, or what `short_ids` makes of it.
     """
     with _views(run) as (connection, views):
-        name = next((name for name in LISTED if name in views), None)
+        name = _listed(views)
         if name is None:
             return []
         key, _ = ID_AND_REWARD[name]
@@ -244,7 +249,7 @@ class RolloutPlace:
 def place(run: Run, wanted: RolloutFilter, rollout_id: str) -> RolloutPlace | None:
     """Return the place of a rollout or item in the list that `page` returns; None where it does not fit the filter."""
     with _views(run) as (connection, views):
-        name = next((name for name in LISTED if name in views), None)
+        name = _listed(views)
         if name is None:
             return None
         where, values = _conditions(wanted, name, views)

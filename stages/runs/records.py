@@ -59,6 +59,18 @@ class Kind:
 
 # Training and evaluation: rewards, hints, checkpoints, items of an evaluation, difficulties, selections.
 
+WORK: Mapping[str, pa.DataType] = {
+    "submission": TEXT,
+    "patch": TEXT,
+    "f2p_passed": INT,
+    "f2p_total": INT,
+    "p2p_passed": INT,
+    "p2p_total": INT,
+    "test_log": TEXT,
+    "image": TEXT,
+    "canary": TEXTS,
+}
+"""Columns of a rollout, and of an item of an evaluation, that hold what the agent left and how its tests ended."""
 EVAL_ITEM = Kind(
     "eval_item",
     4,
@@ -86,15 +98,7 @@ EVAL_ITEM = Kind(
         "wall_s": FLOAT,
         # since version 4
         "steps_json": TEXT,
-        "submission": TEXT,
-        "patch": TEXT,
-        "f2p_passed": INT,
-        "f2p_total": INT,
-        "p2p_passed": INT,
-        "p2p_total": INT,
-        "test_log": TEXT,
-        "image": TEXT,
-        "canary": TEXTS,
+        **WORK,
         "metrics_json": TEXT,
     },
     frozenset({"wall_s", "test_log", "metrics_json"}),
@@ -468,15 +472,7 @@ ROLLOUT = Kind(
         # since version 2
         "history": TEXT,
         "tools_json": TEXT,
-        "submission": TEXT,
-        "patch": TEXT,
-        "f2p_passed": INT,
-        "f2p_total": INT,
-        "p2p_passed": INT,
-        "p2p_total": INT,
-        "test_log": TEXT,
-        "image": TEXT,
-        "canary": TEXTS,
+        **WORK,
         # since version 3
         "metrics_json": TEXT,
     },
