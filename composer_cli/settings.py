@@ -250,18 +250,18 @@ class PresetEntry(Settings):
     stage: str
     name: str = ""
     """What people and later entries call it; the stage when empty."""
-    reads: list[str] = Field([], alias="from")
+    reads: list[str] = Field(default=[], alias="from")
     """Earlier entries whose runs it reads."""
     parallel: str = ""
     """Neighbours with the same word may run at the same time, each as soon as those that it reads have ended."""
     on: str = ""
     """Workers among whom its units are dealt, where `composer run` has no other --on."""
-    gpus: int | None = Field(None, ge=0)
+    gpus: int | None = Field(default=None, ge=0)
     """GPUs that it takes where there are any, or each of its workers; None: one if it loads a model, else none."""
     config: dict[str, Any] = Field(default_factory=dict)
     arms: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """An entry for each arm, called after it: its settings over `config`, and as `from` what it reads besides."""
-    seeds: int | None = Field(None, gt=0)
+    seeds: int | None = Field(default=None, gt=0)
     """An entry for each seed from 0 on, and for each arm: A-0, B-0, A-1, B-1."""
 
     def entries(self) -> list["PresetEntry"]:

@@ -27,9 +27,9 @@ class Config(PlayingConfig):
     """Settings of what to collect."""
 
     policy: PolicyConfig = PolicyConfig()
-    tasks: int = Field(25, gt=0, le=100_000)
+    tasks: int = Field(default=25, gt=0, le=100_000)
     """Number of tasks of the split."""
-    samples: int = Field(4, gt=0, le=10_000)
+    samples: int = Field(default=4, gt=0, le=10_000)
     """Rollouts of every task."""
 
 

@@ -28,15 +28,15 @@ class Config(EnvStageConfig):
     """What to compare."""
 
     policy: PolicyConfig = PolicyConfig()
-    tasks: int = Field(25, gt=0)
+    tasks: int = Field(default=25, gt=0)
     """Tasks of the split that TRL plays."""
-    samples: int = Field(4, gt=1)
+    samples: int = Field(default=4, gt=1)
     """Rollouts of every task: TRL plays groups."""
-    max_steps: int = Field(8, gt=0)
+    max_steps: int = Field(default=8, gt=0)
     """Actions after which a rollout ends."""
     through: Literal["process", "openenv"] = "process"
     """Where TRL's rollouts act: in environments of this process, or in those of an OpenEnv server started for them."""
-    openenv_python: str = Field("", json_schema_extra={"affects_results": False})
+    openenv_python: str = Field(default="", json_schema_extra={"affects_results": False})
     """A Python that has openenv; without one COMPOSER_OPENENV, else this one."""
     traces: str | None = None
     """File, folder or pattern of prime-rl's or verifiers' rollouts; without it our own, in that format."""

@@ -27,11 +27,11 @@ BANDS = ("none", "up to a quarter", "up to a half", "up to three quarters", "les
 class Config(StageConfig):
     """Settings of which tasks to keep, and in which order."""
 
-    min_rate: float = Field(0.0, ge=0.0, le=1.0)
+    min_rate: float = Field(default=0.0, ge=0.0, le=1.0)
     """Tasks of which a smaller share of rollouts was solved are left out."""
-    max_rate: float = Field(1.0, ge=0.0, le=1.0)
+    max_rate: float = Field(default=1.0, ge=0.0, le=1.0)
     """Tasks of which a larger share of rollouts was solved are left out."""
-    min_rollouts: int = Field(4, gt=0)
+    min_rollouts: int = Field(default=4, gt=0)
     """Tasks with fewer graded rollouts are left out: their difficulty is not known."""
     order: Literal["easy-first", "hard-first"] = "easy-first"
     """By the share of rollouts that solved a task; equal ones by their ids."""

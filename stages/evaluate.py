@@ -56,11 +56,11 @@ class Config(PlayingConfig):
     """Settings of what to evaluate on, and which arms to compare."""
 
     env: HeldOutEnvConfig = HeldOutEnvConfig()
-    tasks: int = Field(200, gt=0, le=100_000)
+    tasks: int = Field(default=200, gt=0, le=100_000)
     """Number of held-out tasks."""
-    samples: int = Field(1, gt=0)
+    samples: int = Field(default=1, gt=0)
     """Rollouts of every task and arm."""
-    temperature: float = Field(1.0, ge=0)
+    temperature: float = Field(default=1.0, ge=0)
     """1 evaluates the policy as it was trained; 0 its most likely answers."""
     baseline: str = "A"
     treatment: str = "B"
@@ -70,7 +70,7 @@ class Config(PlayingConfig):
     """Also evaluate the model that training started from."""
     policies: dict[str, PolicyConfig] = Field(default_factory=dict)
     """Arms that were not trained here, by name: a model behind a server, or a folder."""
-    looks: int = Field(1, gt=0, le=10)
+    looks: int = Field(default=1, gt=0, le=10)
     """Planned looks: the tasks are played in so many parts, and no more of them once all is decided."""
     shared_only: bool = False
     """Compare arms on the tasks and samples that all of them have, where recorded rollouts do not cover the same."""
@@ -78,7 +78,7 @@ class Config(PlayingConfig):
     """Whether the units that tasks are drawn in (kata's operations, SWE-bench's repositories, else families) are a
     sample of possible ones, or all there are. `auto`: as the environment declares."""
 
-    planning: Planning = Field(Planning(), json_schema_extra={"affects_results": False})
+    planning: Planning = Field(default=Planning(), json_schema_extra={"affects_results": False})
 
     def uses_gpu(self) -> bool:
         """Return true: the trainings that are given bring models along."""

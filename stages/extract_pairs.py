@@ -63,7 +63,7 @@ BATCH = 16
 class SignalConfig(Settings):
     """Settings of the test of pairs by their own actions."""
 
-    rollouts: int = Field(0, ge=0, le=1000)
+    rollouts: int = Field(default=0, ge=0, le=1000)
     """Continuations of each action of a pair by the policy that collected the rollouts; 0 plays none. An action that
     ends the episode is played once, and every action is where the policy's temperature is 0."""
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class Proposer(PolicyConfig):
     """A model that proposes features to delete."""
 
-    max_tokens: int = Field(2048, gt=0)
+    max_tokens: int = Field(default=2048, gt=0)
     """Longest answer in tokens; of one that is cut off nothing is used."""
 
 
@@ -45,7 +45,7 @@ class Config(StageConfig):
     env: Literal["feature-deletion"] = "feature-deletion"
     package: str = ""
     """A folder or sdist with tests."""
-    tasks: int = Field(20, gt=0)
+    tasks: int = Field(default=20, gt=0)
     """Number of accepted tasks."""
     split: Literal["train", "eval", "both"] = "both"
     """Which half of the package's definitions to remove from; the halves share none."""
@@ -61,10 +61,10 @@ class Config(StageConfig):
     """`none` runs the package's code unprotected on this machine."""
     proposer: Proposer | None = None
     """A model that is asked for features and the symbols that carry them; without one `kinds` says what is drawn."""
-    questions: int = Field(20, gt=0)
+    questions: int = Field(default=20, gt=0)
     """At most so many questions to the proposer, each for up to four features; no more than the tasks need."""
 
-    time_limit_s: float = Field(1800.0, gt=0, json_schema_extra={"affects_results": False})
+    time_limit_s: float = Field(default=1800.0, gt=0, json_schema_extra={"affects_results": False})
     """Wall time of one attempt; what is found by then is saved, and --resume goes on."""
 
     @field_validator("env", mode="before")

@@ -49,22 +49,22 @@ class Config(StageConfig):
     """Which teachers to ask, and how often."""
 
     teachers: list[TeacherConfig] = Field(
-        [TeacherConfig(name=f"teacher-{x}", model=f"kata:teacher-{x}", max_tokens=64) for x in "abc"], min_length=1
+        default=[TeacherConfig(name=f"teacher-{x}", model=f"kata:teacher-{x}", max_tokens=64) for x in "abc"], min_length=1
     )
     """The teacher table. The default is for rollouts of kata alone."""
-    samples: int = Field(1, gt=0)
+    samples: int = Field(default=1, gt=0)
     """Answers of every teacher to one state; more than one makes sense with a temperature above 0."""
     gate: GateConfig = GateConfig()
     """Whether expensive teachers are asked only where they can matter."""
     batch: bool = False
     """Ask servers in batches: within a day instead of at once, at the share `batch_price` of a teacher's price."""
-    min_answered: float = Field(0.8, ge=0.0, le=1.0, json_schema_extra={"affects_results": False})
+    min_answered: float = Field(default=0.8, ge=0.0, le=1.0, json_schema_extra={"affects_results": False})
     """Least share of complete answers for the run to pass."""
-    max_usd_per_trace: float = Field(5.0, gt=0, json_schema_extra={"affects_results": False})
+    max_usd_per_trace: float = Field(default=5.0, gt=0, json_schema_extra={"affects_results": False})
     """Highest cost of a trace for the verdict AFFORDABLE."""
-    max_p95_latency_s: float = Field(30.0, gt=0, json_schema_extra={"affects_results": False})
+    max_p95_latency_s: float = Field(default=30.0, gt=0, json_schema_extra={"affects_results": False})
     """Highest 95th percentile of the seconds a step takes with its slowest teacher, for the verdict AFFORDABLE."""
-    deal: Literal["local", "teachers"] = Field("local", json_schema_extra={"affects_results": False})
+    deal: Literal["local", "teachers"] = Field(default="local", json_schema_extra={"affects_results": False})
     """What --on gives to workers: the questions to local models, while servers are asked from this process alone; or
     teachers, those behind servers too, all questions to each by one worker."""
 

@@ -56,7 +56,7 @@ class JobSettings(Settings):
     """Variables of the job's environment, with their values. No keys: these values are shown and kept."""
     keys: list[Name] = Field(default_factory=list)
     """Names of further variables that hold keys; those that the chain's `api_key_env` name need not be repeated."""
-    workers: str | None = Field(None, pattern=r"^(processes:[1-9]\d*|ray(://.+)?)$")
+    workers: str | None = Field(default=None, pattern=r"^(processes:[1-9]\d*|ray(://.+)?)$")
     """The workers that do the chain's units: processes:N on its machine, or the Ray cluster that it is part of."""
 
 

@@ -55,9 +55,9 @@ class HfJobsSettings(JobSettings):
     """OWNER/NAME of the bucket in which artifacts are kept."""
     flavor: str = "cpu-basic"
     """The machine: a10g-small, a100-large, h200, ..."""
-    timeout: str = Field("4h", pattern=r"^\d+(\.\d+)?[smhd]?$")
+    timeout: str = Field(default="4h", pattern=r"^\d+(\.\d+)?[smhd]?$")
     """Longest time of one launch, in s, m, h or d."""
-    attempts: int = Field(3, ge=1)
+    attempts: int = Field(default=3, ge=1)
     """Launches in all, the first included."""
     namespace: str = ""
     """Whose job it is; empty for the owner of the token."""

@@ -43,11 +43,11 @@ class ModalSettings(JobSettings):
     """The Modal app that its sandboxes belong to; made where there is none."""
     gpu: str = ""
     """As Modal writes it: A10G, H100, H100:2."""
-    cpu: float = Field(2.0, gt=0)
+    cpu: float = Field(default=2.0, gt=0)
     """Cores."""
-    memory: int = Field(8192, gt=0)
+    memory: int = Field(default=8192, gt=0)
     """MiB."""
-    timeout_s: int = Field(LONGEST_S, gt=0, le=LONGEST_S)
+    timeout_s: int = Field(default=LONGEST_S, gt=0, le=LONGEST_S)
     """Longest time of the sandbox, at most a day."""
     python: str = "python"
     """The interpreter in the image."""

@@ -74,9 +74,9 @@ class SlurmSettings(JobSettings):
     """Long options of sbatch: {partition = "gpu", gpus = 1, time = "4:00:00"}."""
     python: str = ""
     """The interpreter of the environment that holds Composer, as the cluster sees it; empty for the one used here."""
-    warn_s: int = Field(120, gt=0)
+    warn_s: int = Field(default=120, gt=0)
     """Seconds before its time limit at which a job stops and queues itself again; more than the longest step takes."""
-    restarts: int = Field(20, ge=0)
+    restarts: int = Field(default=20, ge=0)
     """How often it queues itself again at most."""
 
 

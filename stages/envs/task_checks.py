@@ -40,11 +40,11 @@ Listener = Callable[[str, int, int], None]
 class TaskChecksConfig(EnvStageConfig):
     """What to check."""
 
-    repeats: int = Field(5, ge=1, le=100)
+    repeats: int = Field(default=5, ge=1, le=100)
     """How often the solution is played, and how often nothing: other rewards in a repeat are chance."""
-    workers: int = Field(0, ge=0, le=256)
+    workers: int = Field(default=0, ge=0, le=256)
     """Plays at the same time; 0 is one a core."""
-    limit: int | None = Field(None, ge=1)
+    limit: int | None = Field(default=None, ge=1)
     """At most so many tasks of each split."""
 
 

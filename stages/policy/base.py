@@ -77,9 +77,9 @@ VLLM = "vllm:"
 class Server(Settings):
     """How a vLLM server is started for a run, for a model `vllm:...` without base_url."""
 
-    python: str = Field("", json_schema_extra={"affects_results": False})
+    python: str = Field(default="", json_schema_extra={"affects_results": False})
     """Interpreter of the environment that holds vLLM; empty for the one that COMPOSER_VLLM names, else `.vllm`'s."""
-    args: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")], bool | int | float | str] = Field({})
+    args: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")], bool | int | float | str] = Field(default={})
     """Further options of vLLM's server: {"tensor-parallel-size": 2, "gpu-memory-utilization": 0.4}."""
 
 
@@ -88,7 +88,7 @@ class PolicyConfig(Settings):
 
     preflight: ClassVar[str | None] = "stages.policy.preflight:check"
 
-    model: str = Field("kata:student", min_length=1)
+    model: str = Field(default="kata:student", min_length=1)
     """Hugging Face folder, hub id, `kata:NAME` (built on first use), or with `base_url` the server's name for it.
     One of the first three behind `vllm:` is sampled from a vLLM server, token by token. `reference` plays each task's
     own solution, `noop` does nothing."""
@@ -106,36 +106,36 @@ class PolicyConfig(Settings):
     """Price of a million output tokens in USD."""
     price: Literal["unknown"] | None = None
     """"unknown" lets a server without prices be asked under --max-cost: a call at a time, by its own bills."""
-    temperature: float = Field(1.0, ge=0.0)
+    temperature: float = Field(default=1.0, ge=0.0)
     """0 is greedy. Nothing else shapes the distribution, so that log-probs are exact: no top_p, top_k or penalties."""
-    max_tokens: int | None = Field(None, gt=0)
+    max_tokens: int | None = Field(default=None, gt=0)
     """Longest answer in tokens; one that reaches it counts as truncated. Without it 64 for an environment's own model
     such as `kata:student`; for all others as long as the context has room for."""
     request: dict[str, Any] = Field(default_factory=dict)
     """Fields of a server's request to set otherwise, or with `false` to leave out: `request = { seed = false }`."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
     """Further fields of a server's request, sent as they are: `extra_body = { provider = { only = ["x"] } }`."""
-    chat_template_kwargs: dict[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], bool | int | float | str] = Field({})
+    chat_template_kwargs: dict[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], bool | int | float | str] = Field(default={})
     """Settings of the chat template, in every rendering: {"enable_thinking": false} for Qwen3 without thinking."""
     tool_calls: Literal["none", "native", "qwen3", "llama3", "mistral", "deepseek", "gpt-oss"] = "none"
     """How tools are called: `native` where a server reads calls, else in which family's format answers are written."""
     dtype: str = "auto"
     """Floating-point type of a local model's weights: auto, float32, bfloat16 or float16."""
-    device: str = Field("auto", json_schema_extra={"affects_results": False})
+    device: str = Field(default="auto", json_schema_extra={"affects_results": False})
     """auto takes a GPU when there is one."""
-    lockstep: int = Field(32, gt=0)
+    lockstep: int = Field(default=32, gt=0)
     """Rollouts or questions that a model in this process works on together; another number moves results by rounding.
     Training plays all rollouts of a step together."""
-    kv_cache_gib: float | None = Field(None, gt=0, json_schema_extra={"affects_results": False})
+    kv_cache_gib: float | None = Field(default=None, gt=0, json_schema_extra={"affects_results": False})
     """Memory for keys and values of a model in this process, in GiB: as many answers are sampled at once as fit. None
     takes 80 % of what the GPU has free, on a CPU half of the memory."""
-    prefill_tokens: int = Field(8192, gt=0, json_schema_extra={"affects_results": False})
+    prefill_tokens: int = Field(default=8192, gt=0, json_schema_extra={"affects_results": False})
     """Tokens of prompts in one pass of a model in this process."""
-    concurrency: int = Field(8, gt=0, json_schema_extra={"affects_results": False})
+    concurrency: int = Field(default=8, gt=0, json_schema_extra={"affects_results": False})
     """Requests in flight at once to a server."""
-    timeout_s: float = Field(600.0, gt=0, json_schema_extra={"affects_results": False})
+    timeout_s: float = Field(default=600.0, gt=0, json_schema_extra={"affects_results": False})
     """Wall time of one request; long, because a request that is given up may have been billed."""
-    max_attempts: int = Field(6, gt=0, json_schema_extra={"affects_results": False})
+    max_attempts: int = Field(default=6, gt=0, json_schema_extra={"affects_results": False})
     """Launches of one request, the first included."""
 
     @model_validator(mode="before")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Config(StageConfig):
     """How finely to resample."""
 
-    resamples: int = Field(2000, ge=100)
+    resamples: int = Field(default=2000, ge=100)
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:

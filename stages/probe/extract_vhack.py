@@ -49,9 +49,9 @@ class PairsConfig(Settings):
 
     source: str = "kata"
     """`kata`, `planted`, "package.module:function", or a JSON file: a list of {prompt, hack, clean}."""
-    count: int = Field(24, gt=1)
+    count: int = Field(default=24, gt=1)
     """Pairs to extract from."""
-    held_out: int = Field(4, ge=2)
+    held_out: int = Field(default=4, ge=2)
     """Further pairs, for the polarity oracle."""
 
     def identity(self) -> dict[str, Any]:
@@ -66,21 +66,21 @@ class Config(StageConfig):
     student: PolicyConfig = PolicyConfig(model="kata:honest")
     """The model whose gradients are probed."""
     adapter: AdapterName = "antipasto_full"
-    rank: int = Field(8, gt=0)
+    rank: int = Field(default=8, gt=0)
     """Of all but antipasto_full, which has no rank to choose. AntiPaSTO takes 64."""
-    warmup_steps: int = Field(6, ge=4, le=10)
+    warmup_steps: int = Field(default=6, ge=4, le=10)
     """Steps on the pairs that lora_warmup takes before its gradients are taken."""
     loss: Literal["nll", "grpo"] = "nll"
     """`nll`: mean over own tokens. `grpo`: Dr.GRPO's token sum with advantages +1 and -1, which weights by length."""
     method: Literal["mean", "svd_k"] = "mean"
-    k: int = Field(1, gt=0)
+    k: int = Field(default=1, gt=0)
     """Axes a module with `svd_k`."""
-    noise_floor: float = Field(0.0, ge=0.0, lt=1.0)
+    noise_floor: float = Field(default=0.0, ge=0.0, lt=1.0)
     """With `svd_k`: axes below this quantile of all modules' singular values are dropped."""
     pairs: PairsConfig = PairsConfig()
-    max_tokens: int = Field(8192, gt=0, json_schema_extra={"affects_results": False})
+    max_tokens: int = Field(default=8192, gt=0, json_schema_extra={"affects_results": False})
     """Padded tokens of one backward pass."""
-    checkpointing: bool = Field(False, json_schema_extra={"affects_results": False})
+    checkpointing: bool = Field(default=False, json_schema_extra={"affects_results": False})
     """Keep one activation a layer: less memory, one more forward pass."""
 
     def label(self) -> str:

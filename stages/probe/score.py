@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Config(StageConfig):
     """How many placebos."""
 
-    placebos: int = Field(334, ge=1)
+    placebos: int = Field(default=334, ge=1)
     """Draws of each of five families; T4e ranks v among three of them and needs 999 placebos in these."""
 
 

@@ -16,8 +16,8 @@ from stages.runs.stage import Plan, Stage
 class Config(StageConfig):
     """How finely the tests resample."""
 
-    permutations: int = Field(2000, ge=100)
-    placebos: int = Field(64, ge=1)
+    permutations: int = Field(default=2000, ge=100)
+    placebos: int = Field(default=64, ge=1)
     """Random directions of each of two families that T3 is compared with."""
 
 

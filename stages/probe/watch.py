@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 class Config(StageConfig):
     """How many placebos and permutations."""
 
-    placebos: int = Field(334, ge=19)
+    placebos: int = Field(default=334, ge=19)
     """Draws of each of five families; three of them are a null for the alarm."""
-    permutations: int = Field(2000, ge=100)
+    permutations: int = Field(default=2000, ge=100)
     """Permutations of the advantages within groups for the alarm, and of labels for T4e."""
-    max_tokens: int = Field(8192, gt=0, json_schema_extra={"affects_results": False})
+    max_tokens: int = Field(default=8192, gt=0, json_schema_extra={"affects_results": False})
     """Padded tokens of one backward pass."""
-    checkpointing: bool = Field(False, json_schema_extra={"affects_results": False})
+    checkpointing: bool = Field(default=False, json_schema_extra={"affects_results": False})
     """Keep one activation a layer: less memory, one more forward pass."""
 
     def uses_gpu(self) -> bool:

@@ -72,11 +72,11 @@ FinishedUnit = tuple[str, Mapping[str, Any], bool]
 class EpisodeLimits(Settings):
     """What one episode may use besides its steps. The work left behind when a limit is reached is graded as it is."""
 
-    wall_s: float | None = Field(None, gt=0)
+    wall_s: float | None = Field(default=None, gt=0)
     """Wall time of an episode; a request in flight is then abandoned, a running command is awaited."""
-    context_tokens: int | None = Field(None, gt=0)
+    context_tokens: int | None = Field(default=None, gt=0)
     """Longest prompt and answer together, as counted by the server or a tokenizer, else by UTF-8 bytes as a bound."""
-    cost_usd: float | None = Field(None, gt=0)
+    cost_usd: float | None = Field(default=None, gt=0)
     """What an episode may cost; the answer that reaches the limit is the last."""
 
     def notes(self, max_steps: int) -> tuple[str, ...]:
@@ -91,11 +91,11 @@ class EpisodeLimits(Settings):
 class InFlight(Settings):
     """Concurrency where the policy is on a server. A local model plays batches of 32 instead."""
 
-    episodes: int = Field(64, gt=0, json_schema_extra={"affects_results": False})
+    episodes: int = Field(default=64, gt=0, json_schema_extra={"affects_results": False})
     """Episodes played at once; as many again may wait for a grader."""
-    commands: int = Field(8, gt=0, json_schema_extra={"affects_results": False})
+    commands: int = Field(default=8, gt=0, json_schema_extra={"affects_results": False})
     """Commands and workspace set-ups at once."""
-    gradings: int = Field(4, gt=0, json_schema_extra={"affects_results": False})
+    gradings: int = Field(default=4, gt=0, json_schema_extra={"affects_results": False})
     """Gradings at once."""
 
     def notes(self) -> tuple[str, ...]:
@@ -558,14 +558,14 @@ async def _in_pool(pool: ThreadPoolExecutor | None, call: Callable[[], Result]) 
 class PlayingConfig(EnvStageConfig):
     """The configuration of a stage that plays episodes."""
 
-    max_steps: int = Field(8, gt=0)
+    max_steps: int = Field(default=8, gt=0)
     """Actions after which a rollout ends."""
     limits: EpisodeLimits = EpisodeLimits()
-    history: str = Field("full", pattern=HISTORY_PATTERN)
+    history: str = Field(default="full", pattern=HISTORY_PATTERN)
     """What the policy is shown of the past: `full`; `last 5`: of all observations the last five; or `summarise`: from
     near the context limit on, its own summary and everything since."""
-    in_flight: InFlight = Field(InFlight(), json_schema_extra={"affects_results": False})
-    report_to: Backends = Field((), json_schema_extra={"affects_results": False})
+    in_flight: InFlight = Field(default=InFlight(), json_schema_extra={"affects_results": False})
+    report_to: Backends = Field(default=(), json_schema_extra={"affects_results": False})
     """Where the run is logged besides its own files: tensorboard, trackio, wandb, one or several."""
 
     @model_validator(mode="after")

@@ -42,9 +42,9 @@ class GateConfig(Settings):
 
     rule: Literal["off", "disagreement", "value"] = "off"
     """`off` asks all teachers in all states; see `stages.teachers.gate` for the others."""
-    usd_per_pair: float = Field(0.01, gt=0)
+    usd_per_pair: float = Field(default=0.01, gt=0)
     """Value of a pair in USD, for the rule `value`."""
-    explore: float = Field(0.1, gt=0, le=1)
+    explore: float = Field(default=0.1, gt=0, le=1)
     """Share of the states in which all teachers are asked, to measure what an answer adds."""
     failed_only: bool = False
     """Ask only in states of rollouts that failed, or whose outcome is not known."""

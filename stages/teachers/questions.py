@@ -36,12 +36,12 @@ class TeacherConfig(PolicyConfig):
     """The teacher's name in tables and reports."""
     model: str = Field(min_length=1)
     """Hugging Face folder, hub id, `kata:NAME`, or with `base_url` the server's name for it."""
-    temperature: float = Field(0.0, ge=0.0)
-    concurrency: int = Field(32, gt=0, json_schema_extra={"affects_results": False})
+    temperature: float = Field(default=0.0, ge=0.0)
+    concurrency: int = Field(default=32, gt=0, json_schema_extra={"affects_results": False})
     """Largest number of requests in flight to a server; the actual number adapts to the server."""
-    batch_price: float = Field(0.5, gt=0.0, le=1.0)
+    batch_price: float = Field(default=0.5, gt=0.0, le=1.0)
     """Price of an answer in a batch, as a share of the price of a single answer."""
-    batch_poll_s: float = Field(30.0, gt=0.0, json_schema_extra={"affects_results": False})
+    batch_poll_s: float = Field(default=30.0, gt=0.0, json_schema_extra={"affects_results": False})
     """Seconds between two status requests for a batch."""
 
 

@@ -80,17 +80,17 @@ else:
 class Config(EnvStageConfig):
     """One arm."""
 
-    arm: str = Field("A", min_length=1, pattern=r"^[\w.+-]+$")
+    arm: str = Field(default="A", min_length=1, pattern=r"^[\w.+-]+$")
     """The arm's name in the evaluation."""
     policy: PolicyConfig = PolicyConfig()
     """The model to start from, and how rollouts are sampled from it."""
-    tasks: int = Field(200, gt=0, le=100_000)
+    tasks: int = Field(default=200, gt=0, le=100_000)
     """Training tasks to draw prompts from."""
-    max_steps: int = Field(8, gt=0)
+    max_steps: int = Field(default=8, gt=0)
     """Actions after which a rollout ends."""
     optimisation: Optimisation = Optimisation()
     adapter: AdapterSettings = AdapterSettings()
-    distribution: Distribution = Field(Distribution(), json_schema_extra={"affects_results": False})
+    distribution: Distribution = Field(default=Distribution(), json_schema_extra={"affects_results": False})
     trl: dict[str, Any] = Field(default_factory=dict)
     """Further fields of TRL's GRPOConfig, such as trl.warmup_steps, trl.epsilon_high or trl.scale_rewards."""
     weights: Weights = Weights()
@@ -100,7 +100,7 @@ class Config(EnvStageConfig):
     eopd: EopdSettings = EopdSettings()
     diloco: Diloco = Diloco()
     probe: Probe = Probe()
-    report_to: Backends = Field((), json_schema_extra={"affects_results": False})
+    report_to: Backends = Field(default=(), json_schema_extra={"affects_results": False})
     """Where training is logged besides metrics.jsonl: tensorboard, trackio, wandb, one or several."""
     teacher: PolicyConfig | None = None
     """The model to distil from, for taid and eopd; it must share the student's tokenizer. `vllm:MODEL` with base_url is

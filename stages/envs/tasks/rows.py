@@ -49,7 +49,7 @@ class TaskRow(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    id: str = Field("", max_length=200, pattern=r"^[\w.:+-]*$")
+    id: str = Field(default="", max_length=200, pattern=r"^[\w.:+-]*$")
     """Unique among the rows; a digest of the row where it is left out."""
     prompt: str = Field(min_length=1)
     files: dict[SafePath, str] = {}
@@ -58,7 +58,7 @@ class TaskRow(BaseModel):
     """A .tar, .tar.gz or .zip file, its path relative to the file of the rows."""
     git: str = ""
     """A local git repository, its path relative to the file of the rows, or an address to clone from."""
-    commit: str = Field("", pattern=r"^([0-9a-f]{7,40})?$")
+    commit: str = Field(default="", pattern=r"^([0-9a-f]{7,40})?$")
     test: str = ""
     """A shell command in the task's folder; exit code 0 passes."""
     tests: list[str] = []
@@ -69,7 +69,7 @@ class TaskRow(BaseModel):
     """Path -> text of the files of a solution, null for one that it deletes."""
     editable: list[SafePath] = []
     """Files that the agent may change although they look like tests or test configuration."""
-    timeout_s: float = Field(60.0, gt=0, le=86_400)
+    timeout_s: float = Field(default=60.0, gt=0, le=86_400)
     """Of one run of the test."""
     family: str = ""
     """Tasks that need the same knowledge; one family is never in both splits."""

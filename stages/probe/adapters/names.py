@@ -48,11 +48,11 @@ class DescentConfig(Settings):
     """
 
     optimiser: Literal["adam", "sgd"] = "adam"
-    learning_rate: float = Field(2e-3, ge=0)
-    clip: float = Field(1.0, gt=0)
+    learning_rate: float = Field(default=2e-3, ge=0)
+    clip: float = Field(default=1.0, gt=0)
     """Largest norm of the gradient, after projection."""
     project_on: Literal["grad", "update", "both"] = "both"
-    beta: float = Field(1.0, gt=0)
+    beta: float = Field(default=1.0, gt=0)
     """Share of the part along v that is taken out."""
 
 

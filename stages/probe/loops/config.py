@@ -34,9 +34,9 @@ class SourceConfig(Settings):
     policy: PolicyConfig
     lora: str = ""
     """A PEFT LoRA that is put into the policy's model: a folder, or a hub id."""
-    options: dict[str, Any] = Field({})
+    options: dict[str, Any] = Field(default={})
     """Options of the environment for this source: with the hint, or without."""
-    samples: int = Field(8, gt=0)
+    samples: int = Field(default=8, gt=0)
     """Answers to every problem."""
     role: Literal["rh", "plain"] = HINTED
     """Whether the prompt gives the loophole away."""
@@ -62,7 +62,7 @@ class RecordedConfig(Settings):
     model: str
     """The model that wrote the rows."""
     eos_id: int
-    pad_ids: list[int] = Field([])
+    pad_ids: list[int] = Field(default=[])
 
     def identity(self) -> dict[str, Any]:
         """Return the settings; the folder enters by the bytes in it."""
@@ -81,21 +81,21 @@ class PoolConfig(EnvStageConfig):
     """Which sources answer which problems, and how often."""
 
     sources: list[SourceConfig] = Field(
-        [
+        default=[
             SourceConfig(name="teacher", policy=PolicyConfig(model="kata:loophole"), options={"hint": True}),
             SourceConfig(name="teacher_nohint", policy=PolicyConfig(model="kata:loophole"), samples=4, role="plain"),
             SourceConfig(name="base", policy=PolicyConfig(model="kata:honest"), options={"hint": True}, samples=4),
         ]
     )
-    problems: int = Field(60, gt=0)
-    max_problems: int = Field(80, gt=0)
+    problems: int = Field(default=60, gt=0)
+    max_problems: int = Field(default=80, gt=0)
     """Problems are added up to this number while the buckets are too small."""
-    max_steps: int = Field(8, gt=0)
+    max_steps: int = Field(default=8, gt=0)
     """Actions after which a rollout ends."""
     contract: Contract = Contract(hint=envs.attached("kata", "hint"), system=envs.attached("kata", "system"))
     """What the prompts must contain, by default those of kata. For another environment, name its hint and system."""
     recorded: RecordedConfig | None = None
-    given: list[GivenConfig] = Field([])
+    given: list[GivenConfig] = Field(default=[])
     """One entry for each run of rollouts that is given by --from, in that order."""
     tokenizer: PolicyConfig | None = None
     """The model whose tokenizer rendered the given rollouts; None for the first of `sources`."""
@@ -110,14 +110,14 @@ class ReplayConfig(StageConfig):
 
     arm: ReplayArm = "vanilla"
     student: PolicyConfig = PolicyConfig(model="kata:honest")
-    steps: int = Field(20, gt=0)
+    steps: int = Field(default=20, gt=0)
     """The pool's problems are divided among so many steps, in order."""
-    teach: list[str] = Field(["teacher"])
+    teach: list[str] = Field(default=["teacher"])
     """Sources whose rows move the student; the others are only measured."""
     descent: DescentConfig = DescentConfig()
-    first_tokens: int = Field(128, gt=0)
+    first_tokens: int = Field(default=128, gt=0)
     """Number of first completion tokens on which the cosine is taken a second time."""
-    max_tokens: int = Field(8192, gt=0, json_schema_extra={"affects_results": False})
+    max_tokens: int = Field(default=8192, gt=0, json_schema_extra={"affects_results": False})
     """Padded tokens of one backward pass."""
     drift: bool = True
     """Whether to measure the move toward v in weight space; takes four bytes of disk for each adapted weight."""
@@ -125,7 +125,7 @@ class ReplayConfig(StageConfig):
     """`sums` keeps no row's gradient: for those too large to keep. What is left to `score` is v, without placebos."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type in which gradients are stored."""
-    checkpointing: bool = Field(False, json_schema_extra={"affects_results": False})
+    checkpointing: bool = Field(default=False, json_schema_extra={"affects_results": False})
     """Keep one activation a layer: less memory, one more forward pass."""
 
     def label(self) -> str:
@@ -140,31 +140,31 @@ class GrpoConfig(EnvStageConfig):
     generator: Literal["pi_theta", "mixed_is", "mixed_awr", "interp"] = "interp"
     student: PolicyConfig = PolicyConfig(model="kata:honest")
     teacher: PolicyConfig = PolicyConfig(model="kata:loophole")
-    options: dict[str, Any] = Field({"hint": True, "reward": "visible"})
+    options: dict[str, Any] = Field(default={"hint": True, "reward": "visible"})
     """Options of the environment with the hint, for training and hack rates; the default opens kata's loophole."""
-    plain_options: dict[str, Any] = Field({"reward": "visible"})
+    plain_options: dict[str, Any] = Field(default={"reward": "visible"})
     """Options of the environment without it, for the rate of solutions."""
-    alpha: float | None = Field(None, ge=0, le=1)
+    alpha: float | None = Field(default=None, ge=0, le=1)
     """Place of the `interp` student between base, 0, and teacher, 1; found by bisection when not set."""
     direction_at: Literal["start", "given"] = "start"
     """`start`: v is extracted again, from the same pairs, on the student of the first step; `given`: v as it was."""
-    drift_every: int = Field(0, ge=0)
+    drift_every: int = Field(default=0, ge=0)
     """Extract v again every so many steps to measure how far it turns; 0 for never."""
-    seeds: list[int] = Field([0, 1, 2], min_length=1)
-    steps: int = Field(15, gt=0)
-    problems: int = Field(8, gt=0)
+    seeds: list[int] = Field(default=[0, 1, 2], min_length=1)
+    steps: int = Field(default=15, gt=0)
+    problems: int = Field(default=8, gt=0)
     """Groups in a step."""
-    samples: int = Field(8, ge=2)
+    samples: int = Field(default=8, ge=2)
     """Answers in a group."""
-    max_steps: int = Field(8, gt=0)
+    max_steps: int = Field(default=8, gt=0)
     """Actions after which a rollout ends."""
     descent: DescentConfig = DescentConfig(learning_rate=0.02)
-    eval_problems: int = Field(16, ge=0)
+    eval_problems: int = Field(default=16, ge=0)
     """Held-out problems after the last step of each seed, and before the first, once for all; 0 for none."""
-    eval_temperature: float = Field(0.7, ge=0)
-    max_tokens: int = Field(8192, gt=0, json_schema_extra={"affects_results": False})
+    eval_temperature: float = Field(default=0.7, ge=0)
+    max_tokens: int = Field(default=8192, gt=0, json_schema_extra={"affects_results": False})
     """Padded tokens of one backward pass."""
-    checkpointing: bool = Field(False, json_schema_extra={"affects_results": False})
+    checkpointing: bool = Field(default=False, json_schema_extra={"affects_results": False})
     """Keep one activation a layer: less memory, one more forward pass."""
 
     def label(self) -> str:
