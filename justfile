@@ -50,7 +50,7 @@ nvidia := "/dev/nvidiactl"
 nvidia_wsl := "/usr/lib/wsl/lib/libcuda.so.1"
 vllm_build := if path_exists(nvidia) == "true" { "cuda" } else if path_exists(nvidia_wsl) == "true" { "cuda" } else { "cpu" }
 
-# Check style, format, types and the direction of imports.
+# Check style, format and types; the direction of imports is a test (tests/test_imports.py).
 lint: _style _types
 
 _style:
@@ -59,7 +59,6 @@ _style:
 
 _types:
     mypy
-    lint-imports --no-logo
 
 # Check the loss kernels against recorded upstream numbers, those of the named files or all.
 parity *FILES:

@@ -49,7 +49,8 @@ class Config(StageConfig):
     """Which teachers to ask, and how often."""
 
     teachers: list[TeacherConfig] = Field(
-        default=[TeacherConfig(name=f"teacher-{x}", model=f"kata:teacher-{x}", max_tokens=64) for x in "abc"], min_length=1
+        default=[TeacherConfig(name=f"teacher-{x}", model=f"kata:teacher-{x}", max_tokens=64) for x in "abc"],
+        min_length=1,
     )
     """The teacher table. The default is for rollouts of kata alone."""
     samples: int = Field(default=1, gt=0)

@@ -115,7 +115,9 @@ class PolicyConfig(Settings):
     """Fields of a server's request to set otherwise, or with `false` to leave out: `request = { seed = false }`."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
     """Further fields of a server's request, sent as they are: `extra_body = { provider = { only = ["x"] } }`."""
-    chat_template_kwargs: dict[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], bool | int | float | str] = Field(default={})
+    chat_template_kwargs: dict[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], bool | int | float | str] = Field(
+        default={}
+    )
     """Settings of the chat template, in every rendering: {"enable_thinking": false} for Qwen3 without thinking."""
     tool_calls: Literal["none", "native", "qwen3", "llama3", "mistral", "deepseek", "gpt-oss"] = "none"
     """How tools are called: `native` where a server reads calls, else in which family's format answers are written."""

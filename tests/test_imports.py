@@ -1,0 +1,104 @@
+"""Who may import whom. Stages and environments are found in the tree: a new one needs no line here."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import grimp
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("composer_post_training", "composer_cli", "stages")
+LAYERS = {
+    "stages": (
+        "integrations | teachers",
+        "pairs",
+        "training | formats | evaluation",
+        "losses | rollouts | diloco",
+        "policy",
+        "envs",
+        "tiny_models | sandbox",
+        "runs",
+        "backends",
+        "messages",
+        "redaction | checkout",
+        "errors | plurals",
+    ),
+    "stages.probe": ("figures", "loops", "checks", "directions", "gradients", "pool", "adapters"),
+    "stages.envs": ("repo", "task_checks", "config", "bash | boundary | task_table", "folders", "base"),
+}
+"""The packages below the stages (and below the environments), highest first; those on one line are independent."""
+MAY_READ = ("runs", "formats", "envs", "pairs", "training", "probe.adapters.spectrum")
+"""What reads and writes tables; the last maps tensors of a run into memory."""
+TERMINAL, TABLES = ("typer", "rich", "click", "tqdm"), ("pyarrow", "duckdb", "gzip", "zlib", "safetensors")
+ONLY = {
+    **dict.fromkeys(TERMINAL, ("composer_cli",)),
+    **dict.fromkeys(TABLES, tuple(f"stages.{name}" for name in MAY_READ)),
+    "openai": ("stages.policy.client",),
+}
+"""A package from outside, and where alone it may be imported directly."""
+Broken = set[tuple[str, str]]
+
+
+def verbs(container: str) -> str:
+    """The modules of a package that end in `STAGE = ...`; of environments, the packages with an `env.py`."""
+    folder = ROOT / container.replace(".", "/")
+    if container == "stages.envs":
+        return " | ".join(sorted(path.parent.name for path in folder.glob("*/env.py")))
+    found = {path.stem for path in folder.glob("*.py") if "\nSTAGE = " in path.read_text()}
+    return " | ".join(sorted(found | ({"probe"} if container == "stages" else set())))
+
+
+def layers(names: tuple[str, ...]) -> list[grimp.Layer]:
+    return [grimp.Layer(*line.split(" | ")) for line in names]
+
+
+def broken(graph: grimp.ImportGraph) -> Broken:
+    """The imports that the rules forbid, as (importer, imported)."""
+    wrong = graph.find_illegal_dependencies_for_layers(layers(PACKAGES))
+    for container, below in LAYERS.items():
+        wrong |= graph.find_illegal_dependencies_for_layers(layers((verbs(container), *below)), containers={container})
+    found = {(head, tail) for one in wrong for route in one.routes for head in route.heads for tail in route.tails}
+    for package, allowed in ONLY.items():
+        if package in graph.modules:
+            for module in graph.find_modules_that_directly_import(package):
+                if not f"{module}.".startswith(tuple(f"{name}." for name in allowed)):
+                    found.add((module, package))
+    return found
+
+
+@pytest.fixture(scope="module")
+def graph() -> grimp.ImportGraph:
+    return grimp.build_graph(*PACKAGES, include_external_packages=True)
+
+
+def test_imports_go_in_one_direction(graph: grimp.ImportGraph) -> None:
+    assert broken(graph) == set()
+
+
+@pytest.mark.parametrize("container", LAYERS)
+def test_every_module_has_a_layer(container: str, graph: grimp.ImportGraph) -> None:
+    named = {name for line in (verbs(container), *LAYERS[container]) for name in line.split(" | ")}
+    assert {module.rpartition(".")[2] for module in graph.find_children(container)} == named
+
+
+def wrong_imports(graph: grimp.ImportGraph) -> Iterator[tuple[str, str]]:
+    """For every module of ours one import that each rule forbids."""
+    tops = {f"stages.{name}" for name in verbs("stages").split(" | ")}
+    for module in sorted(m for m in graph.modules if m.startswith(PACKAGES) and m not in PACKAGES):
+        if module.startswith("stages."):
+            yield module, next(iter(sorted(tops - {module, ".".join(module.split(".")[:2])})))
+            yield module, "composer_cli.app"
+        for package, allowed in ONLY.items():
+            if not f"{module}.".startswith(tuple(f"{name}." for name in allowed)):
+                yield module, package
+
+
+def test_every_wrong_import_is_found(graph: grimp.ImportGraph) -> None:
+    """All at once, in memory: each of them is named."""
+    copy = grimp.build_graph(*PACKAGES, include_external_packages=True)
+    added = list(wrong_imports(graph))
+    for importer, imported in added:
+        copy.add_import(importer=importer, imported=imported)
+    found = broken(copy)
+    assert [one for one in added if one not in found] == []
+    assert len(added) > 1000
