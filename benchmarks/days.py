@@ -123,7 +123,7 @@ def configs(options):
 def stage(options):
     """One stage to its end, or until it is killed."""
     from stages.runs import runner
-    from stages.runs.artifact import Run
+    from stages.runs.run import Run
 
     reads = {"collect": (), "replay-teachers": ("collect",), "extract-pairs": ("collect", "replay-teachers")}
     slots = {"collect": "rollouts", "replay-teachers": "teacher_actions"}
@@ -172,7 +172,7 @@ def carried_out(options, name: str, kill_at: int | None = None) -> tuple[float, 
 
 
 def measure(options):
-    from stages.runs.artifact import Run
+    from stages.runs.run import Run
 
     began, highest, gone, kept = time.monotonic(), 0.0, 0, 0
     units = {"collect": options.limit * SAMPLES, "replay-teachers": options.limit * SAMPLES * STEPS * len(TEACHERS)}

@@ -24,7 +24,7 @@ from stages.envs.feature_deletion.env import FeatureDeletionEnv, task
 from stages.envs.feature_deletion.package import unpack
 from stages.envs.feature_deletion.selection import KEEP, WEIGHTS
 from stages.envs.feature_deletion.task_generator import TaskGenerator, TriedRemoval, with_source
-from stages.runs.records import Row
+from stages.runs.kinds import Row
 
 APPLY = "cat > /tmp/patch <<'END-OF-PATCH'\n{patch}END-OF-PATCH\ngit apply --whitespace=nowarn /tmp/patch"
 

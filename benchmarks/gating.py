@@ -40,8 +40,8 @@ from stages.pairs.states import AnsweredStates
 from stages.pairs.voting import decide
 from stages.policy import dialect
 from stages.runs import runner, store
-from stages.runs.artifact import Run
-from stages.runs.records import PAIR, STEP, TEACHER_ACTION
+from stages.runs.kinds import PAIR, STEP, TEACHER_ACTION
+from stages.runs.run import Run
 from stages.teachers.gate import GatedState
 
 VALUES = (0.5, 1, 2, 5, 10, 20, 50, 100, 500)

@@ -33,10 +33,10 @@ from stages import extract_pairs
 from stages.envs.base import Task
 from stages.pairs.extraction import pair_rows, patterns
 from stages.pairs.states import AnsweredStates
-from stages.runs import artifact, runner, store
-from stages.runs.artifact import InputRef, Manifest, Run
-from stages.runs.parquet import Scan
-from stages.runs.records import PAIR, ROLLOUT, STEP, TASK, TEACHER_ACTION, Row
+from stages.runs import runner, store
+from stages.runs.kinds import PAIR, ROLLOUT, STEP, TASK, TEACHER_ACTION, Row
+from stages.runs.run import InputRef, Manifest, Run, write_manifest
+from stages.runs.tables import Scan
 
 TEACHERS, STEPS, SAMPLES = ("one", "two", "three"), 50, 4
 PART = 20_000
@@ -120,7 +120,7 @@ def written(folder: Path, stage: str, tables: list, states: int, inputs: dict | 
                 number += size
         digests = dict.fromkeys(("sha256", "content_sha256"), store.file_sha256(file))
         about.outputs[f"{kind.name}s"] = {"file": file.name, "kind": str(kind), "rows": number, **digests}
-    artifact.write_manifest(folder, about)
+    write_manifest(folder, about)
     return about
 
 

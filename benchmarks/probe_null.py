@@ -36,8 +36,8 @@ from stages.probe.checks.contrast_checks import MAX_P, MIN_T, Draws, factorial, 
 from stages.probe.checks.contrasts import FROM_HACKS, Labelled, regress
 from stages.probe.checks.judging import scored_rows
 from stages.probe.directions.scoring import DRAWN
-from stages.runs.artifact import Run
-from stages.runs.records import PLACEBO, PROBE_ROW, PROBE_SCORE
+from stages.runs.kinds import PLACEBO, PROBE_ROW, PROBE_SCORE
+from stages.runs.run import Run
 
 PARTS = ("t", "placebos")
 CHECKED = 3

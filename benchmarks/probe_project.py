@@ -24,8 +24,8 @@ from stages import evaluate, train
 from stages.policy.base import PolicyConfig
 from stages.probe import extract_vhack, svd
 from stages.probe.extract_vhack import PairsConfig
-from stages.runs.artifact import Run
-from stages.runs.records import ROLLOUT
+from stages.runs.kinds import ROLLOUT
+from stages.runs.run import Run
 
 ARMS = {"none": "A", "v": "B", "random": "C"}
 """What is taken out, with the name of the arm."""

@@ -28,8 +28,8 @@ from stages.probe.checks.contrasts import Labelled, labelled
 from stages.probe.directions.metrics import probe_rows, row_metrics, stacked_cosines
 from stages.probe.directions.scoring import DRAWN, all_placebos
 from stages.probe.pool.tokens import as_tokens
-from stages.runs.artifact import Run
-from stages.runs.records import PROBE_CHECK
+from stages.runs.kinds import PROBE_CHECK
+from stages.runs.run import Run
 
 
 def scored(w: ProbeWorld, seed: int) -> Labelled:

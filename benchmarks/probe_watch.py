@@ -30,9 +30,9 @@ from stages.probe import extract_vhack, svd, watch
 from stages.probe.extract_vhack import PairsConfig
 from stages.probe.loops.grpo_loop import set_between
 from stages.runs import runner
-from stages.runs.artifact import Run
-from stages.runs.config import StageConfig
-from stages.runs.records import WATCHED
+from stages.runs.kinds import WATCHED
+from stages.runs.run import Run
+from stages.runs.settings import StageConfig
 from stages.runs.stage import assign_inputs
 
 PLANTED = {"name": "probe_faults.loophole_world:PlantedEnv", "options": {"hint": True}}

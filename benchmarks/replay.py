@@ -136,7 +136,7 @@ async def with_ours(url: str, calls: int, width: int) -> None:
     from stages.policy.background import ask_chains
     from stages.policy.base import PolicyConfig, Turn
     from stages.policy.endpoint import EndpointPolicy
-    from stages.runs.artifact import Manifest, RunWriter
+    from stages.runs.run import Manifest, RunWriter
     from stages.runs.store import GroupCommit
 
     with tempfile.TemporaryDirectory(dir=ROOT) as folder:

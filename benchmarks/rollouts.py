@@ -112,8 +112,8 @@ def main():
 def measure(options, url):
     from stages import collect
     from stages.runs import runner
-    from stages.runs.artifact import Run
-    from stages.runs.records import ROLLOUT, STEP
+    from stages.runs.kinds import ROLLOUT, STEP
+    from stages.runs.run import Run
 
     config = collect.Config(
         env={"name": "rollouts:WaitingEnv", "options": {"scale": options.scale}},

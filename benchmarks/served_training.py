@@ -29,7 +29,7 @@ from stages.envs.kata.env import KataEnv
 from stages.policy import vllm
 from stages.policy.base import PolicyConfig
 from stages.runs import runner
-from stages.runs.artifact import Run
+from stages.runs.run import Run
 
 STUDENT = "kata:student-served"
 SIDES = {"here": "in this process", "vllm": "vLLM", "ahead": "vLLM, one step ahead"}

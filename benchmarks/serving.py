@@ -22,8 +22,8 @@ from stages import collect
 from stages.policy import vllm
 from stages.policy.base import PolicyConfig
 from stages.runs import runner
-from stages.runs.artifact import Run
-from stages.runs.records import STEP
+from stages.runs.kinds import STEP
+from stages.runs.run import Run
 
 STUDENT = "kata:student-served"
 

@@ -123,8 +123,8 @@ def trained(place, sharding, processes, name="run", more=None):
 
 def compare(spec, seed):
     """Print a line for each way of taking the step, beside the first."""
-    from stages.runs.artifact import Run
-    from stages.runs.records import STEP as STEPS
+    from stages.runs.kinds import STEP as STEPS
+    from stages.runs.run import Run
 
     name, layers, dtype = spec.split(":")
     ways = {"whole": ("none", 1, 2), "in shares of two": ("fsdp2", 2, 2), "whole, other passes": ("none", 1, 4)}
@@ -154,7 +154,7 @@ def apart(start, one, other):
     import torch
     from safetensors import safe_open
 
-    from stages.runs.records import CHECKPOINT
+    from stages.runs.kinds import CHECKPOINT
 
     files = [start / "model.safetensors", *(run.folder(CHECKPOINT) / "model.safetensors" for run in (one, other))]
     moved = differs = largest = 0.0

@@ -30,8 +30,8 @@ from stages.rollouts.gate import GateCheck
 from stages.rollouts.missing import Fact
 from stages.rollouts.trace import rollout_units
 from stages.runs import store
-from stages.runs.artifact import RunWriter
-from stages.runs.records import Row
+from stages.runs.kinds import Row
+from stages.runs.run import RunWriter
 
 EXPORTED = "traces.jsonl"
 OWN = (

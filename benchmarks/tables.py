@@ -29,11 +29,11 @@ from stages import collect, export, extract_pairs, replay_teachers
 from stages.policy import KINDS, PolicyConfig, Sample, Turn
 from stages.rollouts.agent_loop import Episode
 from stages.rollouts.trace import digests_of_prefixes
-from stages.runs import artifact, runner, store
-from stages.runs.artifact import Inputs, Manifest, Run, RunWriter
-from stages.runs.journal import Journal
-from stages.runs.records import ROLLOUT, STEP, TEACHER_ACTION, Row
+from stages.runs import runner, store
+from stages.runs.kinds import ROLLOUT, STEP, TEACHER_ACTION, Row
+from stages.runs.run import Inputs, Manifest, Run, RunWriter, write_manifest
 from stages.runs.stage import load_stage
+from stages.runs.store import Journal
 
 SAMPLES, STEPS, OBSERVED = 8, 50, 1700
 WORDS = [f"{a}{b}" for a in ("file", "test", "line", "value", "error", "path") for b in range(300)]
@@ -135,7 +135,7 @@ def opened(folder: Path, stage: str, settings: Any, inputs: Inputs) -> Manifest:
     begun = Manifest(composer="0", stage=stage, stage_version=version, fingerprint=print_, **about)
     begun.status, begun.inputs = "interrupted", inputs.refs()
     folder.mkdir()
-    artifact.write_manifest(folder, begun)
+    write_manifest(folder, begun)
     return begun
 
 
@@ -200,7 +200,7 @@ def answered(root: Path) -> None:
     out = RunWriter(root / "answers", record, cache=root)
     out.table(TEACHER_ACTION, answers(rollouts))
     record.status = "complete"
-    artifact.write_manifest(root / "answers", record)
+    write_manifest(root / "answers", record)
 
 
 def answers(rollouts: Run) -> Iterator[Row]:

@@ -31,8 +31,8 @@ from stages.evaluation.paired import top_error
 from stages.evaluation.report import arms_chart
 from stages.evaluation.stats import PairedDifference, quantile
 from stages.evaluation.verdict import EvalVerdict, credit, decide, points
-from stages.runs.artifact import Run
-from stages.runs.records import EVAL_ITEM
+from stages.runs.kinds import EVAL_ITEM
+from stages.runs.run import Run
 
 ROOT = Path(__file__).parents[1]
 ARTIFACTS = ROOT / "artifacts" / "experiments" / "teacher-pairs"

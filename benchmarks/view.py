@@ -23,7 +23,7 @@ from support.browser import PROGRAM, browsing
 from support.view_site import multiplied, rollout_path, serving_view
 
 from stages.runs import queries
-from stages.runs.artifact import Run
+from stages.runs.run import Run
 
 LOOKS = {"light": {}, "dark": {"dark": True}, "phone": {"width": 390, "height": 844}}
 

@@ -15,9 +15,9 @@ from composer_cli.printing import print_json, print_text
 from composer_cli.settings import Preset, PresetEntry
 from stages.backends import devices
 from stages.errors import ComposerError
-from stages.runs.artifact import Run
-from stages.runs.config import StageConfig
+from stages.runs.run import Run
 from stages.runs.runner import MODELS, Result, check_disk_space
+from stages.runs.settings import StageConfig
 from stages.runs.stage import Plan, assign_inputs, load_stage
 
 

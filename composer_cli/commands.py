@@ -94,8 +94,8 @@ def show(
     from composer_cli.show.follow import follow as follow_run
     from stages import STAGES
     from stages.errors import BadInput, UsageError
-    from stages.runs.artifact import Run
     from stages.runs.queries import RolloutFilter
+    from stages.runs.run import Run
 
     if passed and failed:
         raise UsageError("Give --passed or --failed, not both: without them all rollouts are listed.")
@@ -205,7 +205,7 @@ def query(
     from composer_cli.show import runs
     from composer_cli.show.facts import query_table
     from stages.runs import answering, queries
-    from stages.runs.artifact import Run
+    from stages.runs.run import Run
 
     named = [Run(runs.find(artifacts, name)) for name in from_ or []]
     columns, rows = answering.answer(queries.question(named or runs.readable(artifacts), sql))
@@ -259,7 +259,7 @@ def publish(
     from composer_cli.printing import print_json, print_text
     from composer_cli.show import runs
     from stages.runs import bucket
-    from stages.runs.artifact import Run
+    from stages.runs.run import Run
 
     folder = runs.find(artifacts, run)
     with interrupt_leaves(f"What was sent stays at {address} and is no run yet; the same command sends it anew."):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from composer_cli.printing import duration, say, visible
 from composer_cli.show.follow import Views, repeating
 from stages.runs.activity import Notice, Preparation
-from stages.runs.artifact import Interrupted, stop_signals
+from stages.runs.run import Interrupted, stop_signals
 
 if TYPE_CHECKING:
     from rich.progress import TaskID

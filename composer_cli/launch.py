@@ -18,10 +18,10 @@ from stages.plurals import singular
 from stages.policy.base import VLLM
 from stages.runs import bucket, runner
 from stages.runs.activity import Checking
-from stages.runs.artifact import Inputs, Run
 from stages.runs.bucket import Mirror
-from stages.runs.config import StageConfig
+from stages.runs.run import Inputs, Run
 from stages.runs.runner import Result, preflight
+from stages.runs.settings import StageConfig
 from stages.runs.stage import Plan, load_stage
 
 

@@ -27,7 +27,7 @@ def complete_rollouts(ctx: typer.Context, incomplete: str) -> list[str]:
     from composer_cli.show import runs
     from stages.errors import ComposerError
     from stages.runs import queries
-    from stages.runs.artifact import Run
+    from stages.runs.run import Run
 
     try:
         return queries.rollout_ids(Run(runs.find(_artifacts(ctx), ctx.params["run"])), incomplete)

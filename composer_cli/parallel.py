@@ -31,7 +31,7 @@ from composer_cli.launch import RunOptions, StageJob, ending, telling_of_the_sta
 from stages.backends import devices
 from stages.backends.resources import limit_threads
 from stages.errors import ComposerError
-from stages.runs.artifact import Interrupted
+from stages.runs.run import Interrupted
 from stages.runs.runner import Result
 from stages.runs.stage import load_stage
 

@@ -16,8 +16,8 @@ from stages.errors import BadInput, UsageError
 from stages.policy import adapters, base
 from stages.policy.base import VLLM, PolicyConfig
 from stages.policy.server import ModelServer
-from stages.runs.artifact import Interrupted, Listener, Run
-from stages.runs.records import CHECKPOINT
+from stages.runs.kinds import CHECKPOINT
+from stages.runs.run import Interrupted, Listener, Run
 from stages.runs.store import folder_name
 
 POLL_S = 1.0

@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from stages import STAGES, command_words
 from stages.backends import engine
 from stages.errors import UsageError, refusal
-from stages.runs.config import Settings, StageConfig
+from stages.runs.settings import Settings, StageConfig
 from stages.runs.stage import load_stage
 from stages.runs.store import nearest
 

@@ -128,7 +128,7 @@ def command_function(stage: str) -> Callable[..., None]:
         from composer_cli.settings import unlike_presets
         from composer_cli.show import runs
         from stages.runs.activity import telling
-        from stages.runs.artifact import Run
+        from stages.runs.run import Run
         from stages.runs.stage import load_stage
 
         console = Console(quiet, watch=watch)

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from composer_cli.settings import Tree, parts
 from stages.errors import UsageError
-from stages.runs.config import StageConfig
+from stages.runs.settings import StageConfig
 
 PROVIDERS = {
     "ANTHROPIC_API_KEY": "anthropic.com",

@@ -20,9 +20,9 @@ from composer_cli.settings import Preset, PresetEntry
 from stages.errors import UsageError
 from stages.evaluation.arms import task_mean
 from stages.runs import store
-from stages.runs.artifact import Run
-from stages.runs.config import StageConfig
-from stages.runs.records import EVAL_ITEM
+from stages.runs.kinds import EVAL_ITEM
+from stages.runs.run import Run
+from stages.runs.settings import StageConfig
 
 Config = TypeVar("Config", bound=StageConfig)
 TRIAL_SEED, TASK_SEED = 1_000_003, 2_000_003

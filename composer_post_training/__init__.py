@@ -53,10 +53,10 @@ from composer_post_training.stage_functions import (
 )
 from stages import STAGES
 from stages.errors import BadInput, ComposerError, Incomplete, InfrastructureError, UsageError
-from stages.runs.artifact import Run
 from stages.runs.display import Table
-from stages.runs.parquet import Scan
+from stages.runs.run import Run
 from stages.runs.stage import Plan
+from stages.runs.tables import Scan
 
 if TYPE_CHECKING:
     from composer_post_training import signatures

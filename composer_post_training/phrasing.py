@@ -19,7 +19,7 @@ from composer_cli.printing import sentence_and_code
 from composer_cli.stage_command import SHORTCUTS, read_positionals
 from stages import STAGES, command_words
 from stages.errors import ComposerError, UsageError
-from stages.runs.artifact import Interrupted
+from stages.runs.run import Interrupted
 
 FLAGS = ("resume", "clean", "trust", "batch")
 """Options without a value."""

@@ -19,9 +19,9 @@ from stages.errors import UsageError
 from stages.plurals import counted
 from stages.rollouts.trace import pairs_with_states
 from stages.runs import store
-from stages.runs.artifact import Run
 from stages.runs.display import Table
-from stages.runs.records import EVAL_ITEM, ROLLOUT, Row
+from stages.runs.kinds import EVAL_ITEM, ROLLOUT, Row
+from stages.runs.run import Run
 
 if TYPE_CHECKING:
     import pandas

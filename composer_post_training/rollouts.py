@@ -15,7 +15,7 @@ from composer_cli.show import rollouts
 from composer_cli.show.facts import plain
 from stages.messages import Message
 from stages.runs import queries
-from stages.runs.records import Row
+from stages.runs.kinds import Row
 
 OPEN_LINES, OPEN_CHARACTERS = 15, 1500
 """Length up to which a text of a conversation is shown at once in a notebook; one click opens longer ones."""

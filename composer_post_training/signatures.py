@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypedDict, Unpack
 
 from composer_post_training.results import Evaluation, ReadableRun
-from stages.runs.artifact import Run
+from stages.runs.run import Run
 from stages.runs.stage import Plan
 
 Listener = Callable[[str, int, int], None]

@@ -24,8 +24,8 @@ from composer_post_training.phrasing import errors_in_python, function_name, in_
 from composer_post_training.results import Evaluation, ReadableRun, opened
 from stages import STAGES
 from stages.errors import UsageError
-from stages.runs.artifact import Inputs, Run
-from stages.runs.config import StageConfig
+from stages.runs.run import Inputs, Run
+from stages.runs.settings import StageConfig
 from stages.runs.stage import Plan, load_stage
 
 Listener = Callable[[str, int, int], None]

@@ -10,8 +10,7 @@ import typer
 
 from composer_cli.app import click_command
 from composer_cli.help import HelpCommand, described
-from stages.runs import records
-from stages.runs.records import KINDS
+from stages.runs import kinds as record_kinds
 
 
 def commands() -> str:
@@ -23,7 +22,7 @@ def kinds() -> str:
     """Return a section for each kind of record: what a row is, and its columns with their Arrow types."""
     told = _docstrings()
     lines = []
-    for kind in KINDS.values():
+    for kind in record_kinds.KINDS.values():
         lines += [f"### {kind.plural}", "", f"`{kind}`. {told.get(kind.name, '')}".rstrip(), ""]
         lines += ["| column | type |", "| --- | --- |"]
         lines += [f"| `{name}` | `{type_}` |" for name, type_ in kind.columns.items()]
@@ -68,13 +67,13 @@ def _cell(text: str) -> str:
 
 def _docstrings() -> dict[str, str]:
     """Return what is said of each kind: the string below its declaration, by the kind's name."""
-    body = ast.parse(Path(records.__file__).read_text()).body
+    body = ast.parse(Path(record_kinds.__file__).read_text()).body
     told = {}
     for one, after in pairwise(body):
         target = one.targets[0] if isinstance(one, ast.Assign) else None
         text = after.value if isinstance(after, ast.Expr) else None
         if isinstance(target, ast.Name) and isinstance(text, ast.Constant) and isinstance(text.value, str):
-            kind = getattr(records, target.id)
-            if isinstance(kind, records.Kind):
+            kind = getattr(record_kinds, target.id)
+            if isinstance(kind, record_kinds.Kind):
                 told[kind.name] = _cell(text.value)
     return told

@@ -18,8 +18,8 @@ from stages.rollouts import gate, trace
 from stages.rollouts.agent_loop import Episode, PlayingConfig, play_missing
 from stages.rollouts.gate import Account
 from stages.runs import reporting, store
-from stages.runs.artifact import Inputs, RunWriter
-from stages.runs.records import ROLLOUT, STEP, TASK, Row
+from stages.runs.kinds import ROLLOUT, STEP, TASK, Row
+from stages.runs.run import Inputs, RunWriter
 from stages.runs.stage import Plan, Stage
 
 

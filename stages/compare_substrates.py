@@ -19,8 +19,8 @@ from stages.envs.config import EnvStageConfig
 from stages.formats import files
 from stages.policy import context
 from stages.policy.base import PolicyConfig
-from stages.runs.artifact import Inputs, RunWriter
-from stages.runs.records import Row
+from stages.runs.kinds import Row
+from stages.runs.run import Inputs, RunWriter
 from stages.runs.stage import Plan, Stage
 
 

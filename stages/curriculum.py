@@ -14,9 +14,9 @@ from pydantic import Field, model_validator
 
 from stages.envs.base import TWIN
 from stages.errors import BadInput, Incomplete
-from stages.runs.artifact import Inputs, RunWriter, Slot
-from stages.runs.config import StageConfig
-from stages.runs.records import DIFFICULTY, ROLLOUT, TASK, Row
+from stages.runs.kinds import DIFFICULTY, ROLLOUT, TASK, Row
+from stages.runs.run import Inputs, RunWriter, Slot
+from stages.runs.settings import StageConfig
 from stages.runs.stage import Plan, Stage
 
 ROLLOUT_COLUMNS = ["task_id", "gt_pass", "model"]

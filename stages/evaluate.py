@@ -46,9 +46,9 @@ from stages.policy.adapters import CheckpointInfo, refuse_trained
 from stages.policy.serving import Serving
 from stages.rollouts.agent_loop import Episode, PlayingConfig, play_missing
 from stages.runs import reporting
-from stages.runs.artifact import Inputs, Run, RunWriter, Slot
-from stages.runs.config import StageConfig
-from stages.runs.records import CHECKPOINT, EVAL_ITEM, ROLLOUT, Row
+from stages.runs.kinds import CHECKPOINT, EVAL_ITEM, ROLLOUT, Row
+from stages.runs.run import Inputs, Run, RunWriter, Slot
+from stages.runs.settings import StageConfig
 from stages.runs.stage import Plan, Stage
 
 

@@ -20,9 +20,9 @@ from stages.formats.transcripts import Transcripts
 from stages.plurals import counted
 from stages.policy import adapters
 from stages.policy.adapters import CheckpointInfo
-from stages.runs.artifact import Inputs, Run, RunWriter, Slot
-from stages.runs.config import StageConfig
-from stages.runs.records import CHECKPOINT, PAIR, ROLLOUT, STEP, TASK
+from stages.runs.kinds import CHECKPOINT, PAIR, ROLLOUT, STEP, TASK
+from stages.runs.run import Inputs, Run, RunWriter, Slot
+from stages.runs.settings import StageConfig
 from stages.runs.stage import Plan, Stage
 
 MERGED = "merged"
@@ -152,9 +152,11 @@ def _export_tasks(tasks: Run, config: Config, out: RunWriter) -> None:
             f"{tasks.path} holds tasks of {', '.join(sorted(names)) or 'no environment'}. Export one at a time."
         )
     recorded = tasks.manifest.config
-    env = EnvStageConfig(
-        env=recorded["env"] if isinstance(recorded.get("env"), dict) else {"name": names.pop()},
-        sandbox=recorded.get("sandbox", "bubblewrap"),
+    env = EnvStageConfig.model_validate(
+        {
+            "env": recorded["env"] if isinstance(recorded.get("env"), dict) else {"name": names.pop()},
+            "sandbox": recorded.get("sandbox", "bubblewrap"),
+        }
     )
     written: list[str] = []
 

@@ -44,9 +44,9 @@ from stages.plurals import counted, plural
 from stages.policy import PolicyConfig, context
 from stages.policy.serving import Serving
 from stages.rollouts.agent_loop import PlayingConfig
-from stages.runs.artifact import Inputs, Run, RunWriter, Slot
-from stages.runs.config import Settings, StageConfig
-from stages.runs.records import CONTINUATION, ORIGIN, PAIR, ROLLOUT, STATE, STEP, TASK, TEACHER_ACTION, Row
+from stages.runs.kinds import CONTINUATION, ORIGIN, PAIR, ROLLOUT, STATE, STEP, TASK, TEACHER_ACTION, Row
+from stages.runs.run import Inputs, Run, RunWriter, Slot
+from stages.runs.settings import Settings, StageConfig
 from stages.runs.stage import Plan, Stage
 
 ROLLOUT_COLUMNS = ["rollout_id", "task_id", "group_id", "model", "reward", "gt_pass"]

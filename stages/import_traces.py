@@ -24,9 +24,9 @@ from stages.formats.session import ImportSession, WorkerFiles, read_into_journal
 from stages.plurals import counted
 from stages.rollouts import gate
 from stages.rollouts.gate import Account
-from stages.runs.artifact import Inputs, RunWriter
-from stages.runs.config import StageConfig
-from stages.runs.records import ORIGIN, ROLLOUT, STEP, TASK, Row
+from stages.runs.kinds import ORIGIN, ROLLOUT, STEP, TASK, Row
+from stages.runs.run import Inputs, RunWriter
+from stages.runs.settings import StageConfig
 from stages.runs.stage import Plan, Stage
 
 

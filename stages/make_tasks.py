@@ -20,9 +20,9 @@ from stages.plurals import counted
 from stages.policy import PolicyConfig, context
 from stages.policy.serving import Serving
 from stages.runs import store
-from stages.runs.artifact import Inputs, RunWriter
-from stages.runs.config import StageConfig
-from stages.runs.records import TASK, Row
+from stages.runs.kinds import TASK, Row
+from stages.runs.run import Inputs, RunWriter
+from stages.runs.settings import StageConfig
 from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:

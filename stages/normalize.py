@@ -21,9 +21,9 @@ from stages.rollouts import gate
 from stages.rollouts.gate import Account
 from stages.rollouts.trace import conversation, rollout_rows
 from stages.runs import store
-from stages.runs.artifact import Inputs, RunWriter, Slot
-from stages.runs.config import StageConfig
-from stages.runs.records import ORIGIN, ROLLOUT, SELECTION, STEP, TASK, Row
+from stages.runs.kinds import ORIGIN, ROLLOUT, SELECTION, STEP, TASK, Row
+from stages.runs.run import Inputs, RunWriter, Slot
+from stages.runs.settings import StageConfig
 from stages.runs.stage import Plan, Stage
 
 SHOWN = 20

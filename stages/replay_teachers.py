@@ -24,9 +24,9 @@ from stages.policy.background import AsyncPolicy
 from stages.policy.dialect import EXTRAS
 from stages.policy.requests import price_bound, probe_price_bound
 from stages.policy.spending import Spending, Tally, table, verdict
-from stages.runs.artifact import Inputs, Run, RunWriter, Slot
-from stages.runs.config import StageConfig
-from stages.runs.records import ROLLOUT, STEP, TEACHER_ACTION, Row
+from stages.runs.kinds import ROLLOUT, STEP, TEACHER_ACTION, Row
+from stages.runs.run import Inputs, Run, RunWriter, Slot
+from stages.runs.settings import StageConfig
 from stages.runs.stage import Plan, Stage
 from stages.teachers.asking import FINAL, Policies, ask_all, probe_servers
 from stages.teachers.gate import GateConfig, ask_gated

@@ -20,8 +20,8 @@ from stages.errors import UsageError
 from stages.policy import adapters
 from stages.policy.serving import Serving
 from stages.runs import reporting, store
-from stages.runs.artifact import Inputs, Interrupted, RunWriter, Slot
-from stages.runs.records import CHECKPOINT, DIRECTION, HINT, PAIR, ROLLOUT, STEP, TRAINING_REWARD
+from stages.runs.kinds import CHECKPOINT, DIRECTION, HINT, PAIR, ROLLOUT, STEP, TRAINING_REWARD
+from stages.runs.run import Inputs, Interrupted, RunWriter, Slot
 from stages.runs.stage import Plan, Stage
 from stages.training.channels import CHANNELS
 from stages.training.config import Config

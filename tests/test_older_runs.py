@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from composer_cli.app import main
-from stages.runs.artifact import Run
-from stages.runs.records import EVAL_ITEM, ROLLOUT
+from stages.runs.kinds import EVAL_ITEM, ROLLOUT
+from stages.runs.run import Run
 
 FIXTURE = Path(__file__).parent / "fixtures" / "runs_of_46e634e"
 STUDENT, HONEST = "collect/20261122T163418Z-kata-f3f4c9", "collect/20261122T163619Z-kata-d4b355"

@@ -16,7 +16,7 @@ from pydantic import Field
 from stages.backends.engine import ENGINES, WORDS
 from stages.errors import UsageError
 from stages.redaction import secret_in
-from stages.runs.config import Settings
+from stages.runs.settings import Settings
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
 QUEUED, RUNNING, COMPLETE, FAILED, INTERRUPTED, CANCELLED, LOST = (

@@ -30,7 +30,7 @@ from composer_cli.printing import print_json, print_text
 from stages.errors import BadInput, ComposerError, UsageError
 from stages.redaction import redacted, redacted_value
 from stages.runs import store
-from stages.runs.config import Settings, StageConfig
+from stages.runs.settings import Settings, StageConfig
 
 ON = "on"
 """The table of settings of an executor; without --on it has no meaning."""

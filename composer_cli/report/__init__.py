@@ -14,7 +14,7 @@ from composer_cli.report import charts
 from composer_cli.report.document import chain, gather
 from composer_cli.show.runs import name
 from stages.runs import store
-from stages.runs.artifact import Run
+from stages.runs.run import Run
 
 __all__ = ["chain", "write"]
 

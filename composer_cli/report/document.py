@@ -20,8 +20,8 @@ from stages import STAGES, command_words, stages_of
 from stages.errors import BadInput
 from stages.plurals import counted
 from stages.probe.checks.check import QUESTIONS
-from stages.runs.artifact import Run
-from stages.runs.records import PAIR
+from stages.runs.kinds import PAIR
+from stages.runs.run import Run
 from stages.runs.stage import load_stage
 from stages.training.config import GRPO
 

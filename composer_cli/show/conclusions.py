@@ -15,7 +15,7 @@ from stages.evaluation.differences import ArmDifference
 from stages.evaluation.paired import MIN_SEEDS
 from stages.evaluation.stats import ALPHA
 from stages.evaluation.verdict import BAR, INVALID_RUN, INVALIDATED, MIN_GAIN
-from stages.runs.artifact import Run
+from stages.runs.run import Run
 
 MOST_NAMED = 3
 """Families and arms with a gain that are named."""

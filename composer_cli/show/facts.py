@@ -23,9 +23,9 @@ from stages.messages import Message
 from stages.plurals import counted
 from stages.rollouts.trace import item_steps, rollout_units, states
 from stages.runs import queries
-from stages.runs.artifact import Inputs, Run
+from stages.runs.kinds import CHECKPOINT, KINDS, PAIR, STATE, Row
 from stages.runs.queries import PairFilter, RolloutPage
-from stages.runs.records import CHECKPOINT, KINDS, PAIR, STATE, Row
+from stages.runs.run import Inputs, Run
 from stages.runs.stage import load_stage
 
 

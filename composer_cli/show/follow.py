@@ -12,8 +12,8 @@ from tabulate import tabulate
 from composer_cli.printing import duration
 from composer_cli.show.facts import METRICS, metric_rows
 from stages.errors import BadInput
-from stages.runs.artifact import Run
-from stages.runs.records import Row
+from stages.runs.kinds import Row
+from stages.runs.run import Run
 
 SHOWN = 30
 """Episodes in one view: those whose present action has lasted longest."""

@@ -22,9 +22,9 @@ from stages.plurals import counted
 from stages.rollouts.agent_loop import SUMMARY_REQUEST
 from stages.rollouts.trace import item_steps
 from stages.runs import queries
-from stages.runs.artifact import Run
+from stages.runs.kinds import Row
 from stages.runs.queries import RolloutFilter, RolloutPage
-from stages.runs.records import Row
+from stages.runs.run import Run
 
 NUMBER = 20
 """Rollouts that are listed where no number is asked for."""

@@ -14,9 +14,9 @@ from typing import Any
 from stages import STAGES, command_words, stage_order
 from stages.errors import BadInput, UsageError
 from stages.policy.base import NOOP, REFERENCE
-from stages.runs import artifact, bucket, runner
-from stages.runs.artifact import Check, InputRef, Inputs, Manifest, Run
-from stages.runs.records import Kind
+from stages.runs import bucket, runner
+from stages.runs.kinds import Kind
+from stages.runs.run import Check, InputRef, Inputs, Manifest, Run, read_manifest
 from stages.runs.stage import TRAINING, Stage, assign_inputs, commands, load_stage, writers
 
 
@@ -81,13 +81,13 @@ def latest(root: Path, stage: str, usable: Callable[[Manifest], bool] = lambda r
     linked = (root / stage / "latest").resolve()
     if (linked / "manifest.json").is_file():
         try:
-            if usable(artifact.read_manifest(linked)):
+            if usable(read_manifest(linked)):
                 return linked
         except BadInput:
             return linked  # whoever reads it says what is damaged
     for path in sorted((p.parent for p in (root / stage).glob("*/manifest.json")), reverse=True):
         with suppress(BadInput):
-            record = None if path.is_symlink() else artifact.read_manifest(path)
+            record = None if path.is_symlink() else read_manifest(path)
             if record is not None and record.status == "complete" and usable(record):
                 return path
     return None
@@ -297,7 +297,7 @@ def reason(folder: Path, record: Manifest, versions: bool = False) -> str:
             reasons.append(f"its input {name(path)} was deleted")
             continue
         try:
-            if artifact.read_manifest(path).content != ref.content:
+            if read_manifest(path).content != ref.content:
                 reasons.append(f"its input {name(path)} has changed since")
         except BadInput:
             reasons.append(f"its input {name(path)} is unreadable")

@@ -33,9 +33,9 @@ from composer_cli.view import curves, pairs, transcript
 from composer_cli.view.notes import Note, NoteChanged, Notes
 from stages.errors import BadInput, ComposerError, UsageError
 from stages.runs import queries
-from stages.runs.artifact import Run
+from stages.runs.kinds import EVAL_ITEM
 from stages.runs.queries import PairFilter, RolloutFilter, Side, TaskFilter
-from stages.runs.records import EVAL_ITEM
+from stages.runs.run import Run
 
 HEADLINES = ("verdict", "decision", "mean_reward", "pairs", "pairs_per_trace", "arm", "cleaner")
 """The conclusions of a run that its line in the list shows."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from composer_cli.report.charts import colours, ticks
 from composer_cli.show import runs as run_folders
 from composer_cli.show.facts import METRICS, metric_rows
-from stages.runs.artifact import Run
+from stages.runs.run import Run
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 320.0, 150.0, 44.0, 22.0
 MOST = 12

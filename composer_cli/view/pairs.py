@@ -10,9 +10,9 @@ from composer_cli.view.lines import MarkedLine, difference
 from stages.errors import BadInput
 from stages.messages import Message
 from stages.runs import queries
-from stages.runs.artifact import Run
+from stages.runs.kinds import EVAL_ITEM, ROLLOUT, Row
 from stages.runs.queries import PairPage, RolloutFilter
-from stages.runs.records import EVAL_ITEM, ROLLOUT, Row
+from stages.runs.run import Run
 
 
 @dataclass(frozen=True)

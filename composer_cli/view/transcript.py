@@ -15,8 +15,8 @@ from composer_cli.view.lines import MarkedLine, block, difference
 from stages.messages import Message
 from stages.rollouts.trace import item_steps
 from stages.runs import queries
-from stages.runs.artifact import Run
-from stages.runs.records import CHECKPOINT, PAIR, TEACHER_ACTION, Kind, Row
+from stages.runs.kinds import CHECKPOINT, PAIR, TEACHER_ACTION, Kind, Row
+from stages.runs.run import Run
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

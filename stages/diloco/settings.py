@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from stages.runs.config import Settings
+from stages.runs.settings import Settings
 
 Codec = Literal["float32", "bf16", "int8", "int4"]
 SCHEME = "lighthouse://"

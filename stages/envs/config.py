@@ -12,7 +12,7 @@ from stages.envs import boundary, task_table
 from stages.envs.base import Environment, Task
 from stages.errors import ComposerError, UsageError
 from stages.runs.activity import Checking, doing
-from stages.runs.config import Settings, StageConfig
+from stages.runs.settings import Settings, StageConfig
 from stages.sandbox import probe
 
 

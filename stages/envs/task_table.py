@@ -17,8 +17,8 @@ from stages.envs.base import Split, Task
 from stages.errors import BadInput, UsageError
 from stages.plurals import counted
 from stages.runs import store
-from stages.runs.artifact import Run
-from stages.runs.records import TASK, Row
+from stages.runs.kinds import TASK, Row
+from stages.runs.run import Run
 
 COLUMNS = ("task_id", "env", "split", "family", "prompt")
 

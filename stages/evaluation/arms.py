@@ -25,8 +25,8 @@ from stages.policy.base import VLLM, PolicyConfig
 from stages.rollouts.agent_loop import Episode
 from stages.rollouts.trace import action_facts, work_columns
 from stages.runs import stage
-from stages.runs.artifact import Run
-from stages.runs.records import CHECKPOINT, EVAL_ITEM, ROLLOUT, Row
+from stages.runs.kinds import CHECKPOINT, EVAL_ITEM, ROLLOUT, Row
+from stages.runs.run import Run
 
 MAX_ERROR_SHARE = 0.05
 START = "start"

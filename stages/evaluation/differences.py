@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stages.policy.base import PolicyConfig
-from stages.runs.artifact import Run
+from stages.runs.run import Run
 
 USED_BY: Mapping[str, frozenset[str]] = {
     "pairs": frozenset({"dpo", "simpo", "sft"}),

@@ -35,9 +35,9 @@ from stages.evaluation.stats import ALPHA, fewest_units, quantile
 from stages.evaluation.verdict import INVALIDATED, MIN_GAIN, PARTIAL, UNDERPOWERED, VALIDATED
 from stages.plurals import plural
 from stages.runs.activity import doing
-from stages.runs.artifact import Run
-from stages.runs.config import Settings
-from stages.runs.records import EVAL_ITEM, Row
+from stages.runs.kinds import EVAL_ITEM, Row
+from stages.runs.run import Run
+from stages.runs.settings import Settings
 
 NUM_FLIPS = 399
 NUM_EXPERIMENTS = 400

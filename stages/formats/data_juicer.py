@@ -23,7 +23,7 @@ import orjson
 from stages.errors import ComposerError, UsageError
 from stages.messages import Message
 from stages.runs import store
-from stages.runs.config import Settings
+from stages.runs.settings import Settings
 
 STATS = "__dj__stats__"
 OFFLINE = {

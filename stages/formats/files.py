@@ -23,7 +23,7 @@ from stages.errors import BadInput
 from stages.formats.base import Drop, Numbered
 from stages.formats.reports import SB_CLI, stem
 from stages.runs import store
-from stages.runs.artifact import Run
+from stages.runs.run import Run
 
 READABLE = (".json", ".jsonl", ".ndjson", ".traj", ".eval", ".parquet", ".gz")
 OF_A_RUN = (

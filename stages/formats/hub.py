@@ -26,8 +26,8 @@ from stages.policy import adapters
 from stages.policy.adapters import CheckpointInfo
 from stages.redaction import redacted, secret_in
 from stages.runs import store
-from stages.runs.artifact import Inputs, Run, RunWriter
-from stages.runs.records import CHECKPOINT
+from stages.runs.kinds import CHECKPOINT
+from stages.runs.run import Inputs, Run, RunWriter
 
 LICENCE = "# license: choose one, for example apache-2.0; the base model's and the data's terms may bind you"
 FORMAT = "hub"

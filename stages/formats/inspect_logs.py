@@ -30,7 +30,7 @@ from stages.messages import Message
 from stages.redaction import redacted_bytes
 from stages.rollouts import missing
 from stages.runs import store
-from stages.runs.records import Row
+from stages.runs.kinds import Row
 
 NAME = "inspect"
 MISSING = frozenset({missing.PARSE, missing.ELISION, missing.CALL_IDS})

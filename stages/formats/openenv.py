@@ -23,7 +23,7 @@ from stages.formats.transcripts import ExportedTranscript, File, Writer, json_li
 from stages.messages import Message
 from stages.rollouts import missing
 from stages.runs import store
-from stages.runs.records import Row
+from stages.runs.kinds import Row
 
 NAME = "openenv"
 MISSING = frozenset({missing.PARSE, missing.ELISION, missing.CALL_IDS})

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stages.runs.records import Row
+from stages.runs.kinds import Row
 
 SB_CLI = "sb-cli-reports"
 """Where sb-cli leaves the reports of SWE-bench's hosted evaluation, in the folder it was started from."""

@@ -8,7 +8,7 @@ from stages.messages import OMITTED, Message
 from stages.rollouts import missing
 from stages.rollouts.trace import RolloutPayload, digests_of_prefixes
 from stages.runs import store
-from stages.runs.records import Row
+from stages.runs.kinds import Row
 
 OWN_COLUMNS = (
     "history",

@@ -30,8 +30,8 @@ from stages.rollouts import gate
 from stages.rollouts.gate import Account
 from stages.rollouts.trace import conversation
 from stages.runs import store
-from stages.runs.artifact import RunWriter
-from stages.runs.records import Row
+from stages.runs.kinds import Row
+from stages.runs.run import RunWriter
 
 BATCH_CHARACTERS = 16 * 2**20
 """Characters after which a batch is written, however few its units."""

@@ -13,8 +13,8 @@ from stages.messages import Message
 from stages.redaction import redacted_bytes
 from stages.rollouts.trace import by_rollout, prompt_ids, rollout_rows
 from stages.runs import store
-from stages.runs.artifact import Run
-from stages.runs.records import ORIGIN, TASK, Row
+from stages.runs.kinds import ORIGIN, TASK, Row
+from stages.runs.run import Run
 
 MARK = ("rollout_id", "task_id", "env", "family", "split")
 """Columns that identify a rollout, its task and its family; formats with room for them carry them, and readers read

@@ -22,8 +22,8 @@ from stages.formats.messages import message, split_turns
 from stages.formats.transcripts import MARK, ExportedTranscript, File, Writer
 from stages.messages import Message
 from stages.rollouts import missing
-from stages.runs import parquet, store
-from stages.runs.records import Row
+from stages.runs import store, tables
+from stages.runs.kinds import Row
 
 NAME = "trl"
 MISSING = frozenset({missing.PARSE, missing.ELISION, missing.FINISH, missing.CALL_IDS})
@@ -125,7 +125,7 @@ def files(transcripts: Iterable[ExportedTranscript], dropped: Counter[str]) -> I
                     **transcript.mark,
                 }
 
-    yield File("completions/completions_00000.parquet", lambda file: parquet.write_rows(file, SCHEMA, rows()))
+    yield File("completions/completions_00000.parquet", lambda file: tables.write_rows(file, SCHEMA, rows()))
 
 
 READERS = (Reader(NAME, MISSING, recognises, trajectories),)

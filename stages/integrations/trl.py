@@ -32,7 +32,7 @@ from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy, device
 from stages.rollouts import trace
 from stages.rollouts.agent_loop import Episode, state_sha256
-from stages.runs.records import Row
+from stages.runs.kinds import Row
 from stages.training.rollouts import Rollouts, environment_reward
 from stages.training.settings import Optimisation
 from stages.training.setup import trl_config

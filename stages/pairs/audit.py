@@ -22,7 +22,7 @@ from stages.pairs.agreement import DRAWS, LEVEL, MIN_TASKS, Labels, Shuffles, p_
 from stages.pairs.blocks import NOTHING, Array, to_numpy
 from stages.pairs.voting import STUDENT, Ballot, Preference, decide
 from stages.plurals import counted
-from stages.runs.records import Row
+from stages.runs.kinds import Row
 
 PASSED_COLUMNS = ["rollout_id", "gt_pass", "reward"]
 """The columns of rollouts that `passed_by_rollout` reads."""

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 
 from stages.pairs.voting import form
 from stages.runs import store
-from stages.runs.parquet import Scan
-from stages.runs.records import Row
+from stages.runs.kinds import Row
+from stages.runs.tables import Scan
 
 if TYPE_CHECKING:
     import duckdb

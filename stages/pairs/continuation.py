@@ -40,8 +40,8 @@ from stages.rollouts.agent_loop import (
 )
 from stages.rollouts.trace import step_groups, transcripts
 from stages.runs import store
-from stages.runs.artifact import Run, RunWriter
-from stages.runs.records import STEP, Row
+from stages.runs.kinds import STEP, Row
+from stages.runs.run import Run, RunWriter
 
 COLUMNS = ["rollout_id", "task_id", "step", "new_messages_json", "action", "observation", "prompt_tokens", "seed"]
 """The columns of steps that a state is restored from."""

@@ -46,8 +46,8 @@ from stages.pairs.report import PairAccount, PairVerdict, report
 from stages.pairs.states import LOST, AnsweredStates, asked_blindly, decided
 from stages.pairs.voting import STUDENT, Preference
 from stages.runs import store
-from stages.runs.artifact import Run, RunWriter
-from stages.runs.records import PAIR, TEACHER_ACTION
+from stages.runs.kinds import PAIR, TEACHER_ACTION
+from stages.runs.run import Run, RunWriter
 
 MOST_NUMBERS = 4_000_000
 """Numbers in the largest array that compares the actions of alike states with each other."""

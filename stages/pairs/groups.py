@@ -23,8 +23,8 @@ from stages.pairs.voting import STUDENT, Ballot, Preference, canonical, canonica
 from stages.rollouts.agent_loop import state_sha256
 from stages.rollouts.trace import STATE_COLUMNS, by_rollout, opening_row, state_id, state_rows, states, step_groups
 from stages.runs import store
-from stages.runs.artifact import Run
-from stages.runs.records import STEP, Row
+from stages.runs.kinds import STEP, Row
+from stages.runs.run import Run
 
 MIN_ROLLOUTS = 2
 """On each side: the reward of a single rollout depends as much on the luck of its other steps as on this one."""

@@ -12,8 +12,8 @@ from tabulate import tabulate
 
 from stages.pairs.groups import NamedStates
 from stages.plurals import counted
-from stages.runs.artifact import RunWriter
-from stages.runs.records import Row
+from stages.runs.kinds import Row
+from stages.runs.run import RunWriter
 
 SHUFFLES = 500
 MOST_TEXTS = 20_000

@@ -41,8 +41,8 @@ from stages.pairs.voting import (
     form,
     outcomes,
 )
-from stages.runs.artifact import Run
-from stages.runs.records import STEP, TEACHER_ACTION, Row
+from stages.runs.kinds import STEP, TEACHER_ACTION, Row
+from stages.runs.run import Run
 
 ROLLOUTS = """
 CREATE TABLE rollouts AS SELECT rollout_id, row_number() OVER (ORDER BY rollout_id) AS place

@@ -35,8 +35,8 @@ from stages.errors import BadInput
 from stages.policy.base import Policy, PolicyConfig, PolicyKind, Sample, Turn, is_embedded
 from stages.runs import hub
 from stages.runs.activity import doing
-from stages.runs.artifact import Listener
 from stages.runs.ledger import Budget
+from stages.runs.run import Listener
 
 __all__ = [
     "KINDS",

@@ -14,8 +14,8 @@ from stages import envs
 from stages.errors import BadInput, UsageError, refusal
 from stages.policy.base import PolicyConfig, weights_identity
 from stages.runs import store
-from stages.runs.artifact import Run
-from stages.runs.config import Settings
+from stages.runs.run import Run
+from stages.runs.settings import Settings
 
 CONFIG, WEIGHTS, RECORD = "adapter_config.json", "adapter_model.safetensors", "composer_base.json"
 

@@ -20,9 +20,9 @@ from stages.errors import BadInput, UsageError
 from stages.messages import Message
 from stages.redaction import secret_in
 from stages.runs import store
-from stages.runs.artifact import Listener
-from stages.runs.config import Settings
 from stages.runs.ledger import Budget
+from stages.runs.run import Listener
+from stages.runs.settings import Settings
 
 EXAMPLE = "kata:student"
 

@@ -46,8 +46,8 @@ from stages.policy.dialect import EXTRAS
 from stages.policy.requests import Request, limit, probing, request_body
 from stages.runs import store
 from stages.runs.activity import Notice
-from stages.runs.artifact import Interrupted, Listener
 from stages.runs.ledger import Budget, Reservation
+from stages.runs.run import Interrupted, Listener
 from stages.runs.store import GroupCommit
 
 START = 16

@@ -11,8 +11,8 @@ from typing import Any, Self
 from stages import envs
 from stages.errors import UsageError
 from stages.policy.base import IDLE, NOOP, REFERENCE, PolicyConfig, Sample, Turn
-from stages.runs.artifact import Listener
 from stages.runs.ledger import Budget
+from stages.runs.run import Listener
 
 OTHER_NAMES = {"gold": REFERENCE, "oracle": REFERENCE, "solution": REFERENCE, "nop": NOOP, "no-op": NOOP, "none": NOOP}
 """Their names in other tools. They are no ids of models, and the hub takes seconds to tell."""

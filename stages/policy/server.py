@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from stages.errors import InfrastructureError
 from stages.runs import store
-from stages.runs.artifact import Listener
+from stages.runs.run import Listener
 
 MAX_RESTARTS = 3
 START_S = 1800.0

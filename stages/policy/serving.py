@@ -12,7 +12,7 @@ from stages.policy import Policy, open_policy
 from stages.policy.base import PolicyConfig, weights_identity
 from stages.policy.server import ModelServer, scoring_lock
 from stages.runs import store
-from stages.runs.artifact import RunWriter
+from stages.runs.run import RunWriter
 
 
 def needs_exclusive_server(config: PolicyConfig) -> bool:

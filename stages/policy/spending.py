@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from tabulate import tabulate
 
-from stages.runs.records import Row
+from stages.runs.kinds import Row
 
 
 @dataclass(frozen=True)

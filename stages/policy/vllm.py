@@ -40,8 +40,8 @@ from stages.policy.local import (
 )
 from stages.policy.server import ModelServer, scoring_lock
 from stages.runs import store
-from stages.runs.artifact import Listener
 from stages.runs.ledger import Budget
+from stages.runs.run import Listener
 
 BACKOFF = tenacity.wait_exponential(0.5, max=8.0) + tenacity.wait_random(0.0, 0.5)
 UNSHAPED = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}

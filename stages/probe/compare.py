@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from stages.errors import BadInput
-from stages.runs.artifact import Inputs, Run, RunWriter, Slot
-from stages.runs.config import StageConfig
-from stages.runs.records import PROBE_CHECK, PROBE_ROW, PROBE_SCORE, TRAJECTORY
+from stages.runs.kinds import PROBE_CHECK, PROBE_ROW, PROBE_SCORE, TRAJECTORY
+from stages.runs.run import Inputs, Run, RunWriter, Slot
+from stages.runs.settings import StageConfig
 from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:

@@ -25,9 +25,9 @@ from stages.messages import Message
 from stages.policy.base import PolicyConfig
 from stages.probe.adapters.names import LORA_EXTRACT, AdapterName
 from stages.runs import store
-from stages.runs.artifact import Inputs, Run, RunWriter, Slot
-from stages.runs.config import Settings, StageConfig
-from stages.runs.records import CHECKPOINT, DIRECTION, SVD_MODULE, Row
+from stages.runs.kinds import CHECKPOINT, DIRECTION, SVD_MODULE, Row
+from stages.runs.run import Inputs, Run, RunWriter, Slot
+from stages.runs.settings import Settings, StageConfig
 from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from stages.probe.checks.contrast_checks import factorial_design
 from stages.probe.checks.contrasts import FROM_HACKS, Labelled, regress
 from stages.probe.directions.scoring import RANDOM
 from stages.probe.pool.rows import mean_known
-from stages.runs.records import Row
+from stages.runs.kinds import Row
 
 # DejaVu Sans is the one font that matplotlib itself ships, so that figures do not depend on the machine's fonts.
 STYLE: dict[Any, Any] = {

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from stages.errors import UsageError
 from stages.policy import context
 from stages.probe.loops.config import GrpoConfig as Config
-from stages.runs.artifact import Inputs, RunWriter, Slot
-from stages.runs.records import DIRECTION, SVD_MODULE, TRAJECTORY
+from stages.runs.kinds import DIRECTION, SVD_MODULE, TRAJECTORY
+from stages.runs.run import Inputs, RunWriter, Slot
 from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ Reads replays, the score of the vanilla one, and trajectories; draws what they s
 
 from stages.errors import BadInput
 from stages.runs import store
-from stages.runs.artifact import Inputs, RunWriter, Slot
-from stages.runs.config import StageConfig
-from stages.runs.records import PLACEBO, PROBE_ROW, PROBE_SCORE, TRAJECTORY
+from stages.runs.kinds import PLACEBO, PROBE_ROW, PROBE_SCORE, TRAJECTORY
+from stages.runs.run import Inputs, RunWriter, Slot
+from stages.runs.settings import StageConfig
 from stages.runs.stage import Plan, Stage
 
 

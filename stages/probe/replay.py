@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from stages.errors import UsageError
 from stages.probe.adapters.names import check_arm
 from stages.probe.loops.config import ReplayConfig as Config
-from stages.runs.artifact import Inputs, RunWriter, Slot
-from stages.runs.records import CHECKPOINT, DIRECTION, POOL_ROW, PROBE_ROW, SVD_MODULE, Row
+from stages.runs.kinds import CHECKPOINT, DIRECTION, POOL_ROW, PROBE_ROW, SVD_MODULE, Row
+from stages.runs.run import Inputs, RunWriter, Slot
 from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from stages.checkout import add_to_path
-from stages.runs.artifact import Inputs, RunWriter
-from stages.runs.config import StageConfig
-from stages.runs.records import PROBE_CHECK
+from stages.runs.kinds import PROBE_CHECK
+from stages.runs.run import Inputs, RunWriter
+from stages.runs.settings import StageConfig
 from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import Literal
 
 from stages.policy.base import PolicyConfig
 from stages.runs import store
-from stages.runs.artifact import Inputs, RunWriter
-from stages.runs.config import StageConfig
-from stages.runs.records import CHECKPOINT, SVD_MODULE
+from stages.runs.kinds import CHECKPOINT, SVD_MODULE
+from stages.runs.run import Inputs, RunWriter
+from stages.runs.settings import StageConfig
 from stages.runs.stage import Plan, Stage
 
 

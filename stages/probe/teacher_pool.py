@@ -19,8 +19,8 @@ from stages.probe.checks.prompts import HINTED, contract_sha256, prompt_role, pr
 from stages.probe.loops.config import PoolConfig as Config
 from stages.probe.loops.config import SourceConfig
 from stages.probe.pool.rows import write_step
-from stages.runs.artifact import Inputs, RunWriter, Slot
-from stages.runs.records import POOL_ROW, ROLLOUT, Row
+from stages.runs.kinds import POOL_ROW, ROLLOUT, Row
+from stages.runs.run import Inputs, RunWriter, Slot
 from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ Reads the pool, the replays (vanilla, and projected for T3), the scores of the v
 from pydantic import Field
 
 from stages.errors import BadInput
-from stages.runs.artifact import Inputs, RunWriter, Slot
-from stages.runs.config import StageConfig
-from stages.runs.records import DIRECTION, POOL_ROW, PROBE_CHECK, PROBE_ROW, PROBE_SCORE
+from stages.runs.kinds import DIRECTION, POOL_ROW, PROBE_CHECK, PROBE_ROW, PROBE_SCORE
+from stages.runs.run import Inputs, RunWriter, Slot
+from stages.runs.settings import StageConfig
 from stages.runs.stage import Plan, Stage
 
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from stages.runs.artifact import Inputs, RunWriter, Slot
-from stages.runs.config import StageConfig
-from stages.runs.records import DIRECTION, SVD_MODULE, TRAINING_REWARD, WATCHED, WATCHED_ROLLOUT
+from stages.runs.kinds import DIRECTION, SVD_MODULE, TRAINING_REWARD, WATCHED, WATCHED_ROLLOUT
+from stages.runs.run import Inputs, RunWriter, Slot
+from stages.runs.settings import StageConfig
 from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:

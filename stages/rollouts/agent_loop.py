@@ -34,10 +34,10 @@ from stages.policy import background
 from stages.policy.background import AsyncPolicy
 from stages.policy.base import IDLE, CountsTokens, Policy, ReusesPrefixes, Sample, Turn
 from stages.runs import store
-from stages.runs.artifact import RunWriter
-from stages.runs.config import Settings
-from stages.runs.records import Row
+from stages.runs.kinds import Row
 from stages.runs.reporting import Backends
+from stages.runs.run import RunWriter
+from stages.runs.settings import Settings
 from stages.runs.stage import work_through
 from stages.runs.store import GroupCommit
 

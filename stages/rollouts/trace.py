@@ -20,8 +20,8 @@ from stages.messages import Message
 from stages.policy.base import Policy
 from stages.rollouts.agent_loop import FULL, SUMMARY_REQUEST, Episode, shown
 from stages.runs import store
-from stages.runs.artifact import Run
-from stages.runs.records import PAIR, ROLLOUT, STATE, STEP, Row
+from stages.runs.kinds import PAIR, ROLLOUT, STATE, STEP, Row
+from stages.runs.run import Run
 
 
 class RolloutPayload(TypedDict):

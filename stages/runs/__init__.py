@@ -2,23 +2,22 @@
 
 activity.py - what a stage does between two units, for its progress
 answering.py - a question in SQL, answered in a bounded process of its own
-artifact.py - the folder of a run: its manifest, and the files that `Run` reads and `RunWriter` writes
 bucket.py   - runs in a bucket or on the Hugging Face hub: fetched, published, uploaded while they run
-config.py   - the settings of a stage
 display.py  - short tables of runs, plans and tables, in terminals and notebooks
 hub.py      - whether the Hugging Face hub answers
-journal.py  - finished units: an open journal and the files it is sealed into
+kinds.py    - the record kinds of all stages
 ledger.py   - the money of a run: reserved, settled, possibly paid
-parquet.py  - tables, written and read in bounded row groups
 queries.py  - rollouts by text and outcome, and the files that a question in SQL reads
-records.py  - the record kinds of all stages
 reporting.py - the backends that a run is logged to besides its own files
+run.py      - the folder of a run: its manifest, and the files that `Run` reads and `RunWriter` writes
 runner.py   - executes one stage: the run that its work resolves to, one attempt, and its end
+settings.py - the settings of a stage
 spread.py   - units dealt to workers, and merged from them
 stage.py    - what a stage is, what it plans, which runs it reads
-store.py    - files that are complete or absent, JSON, lines, group commits
+store.py    - files that are complete or absent, JSON, lines, group commits, the journal of finished units
+tables.py   - tables, written and read in bounded row groups
 """
 
-from stages.runs.artifact import Run, RunWriter
+from stages.runs.run import Run, RunWriter
 
 __all__ = ["Run", "RunWriter"]

@@ -23,8 +23,8 @@ from pydantic import ValidationError
 from stages.errors import BadInput, ComposerError, InfrastructureError, UsageError, refusal
 from stages.redaction import redacted, secret_in
 from stages.runs import store
-from stages.runs.artifact import Manifest, Run, RunWriter
 from stages.runs.ledger import NAME as LEDGER
+from stages.runs.run import Manifest, Run, RunWriter
 from stages.runs.store import sealing
 
 PART_BYTES = 8 * 1024 * 1024

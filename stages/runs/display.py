@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, overload
 if TYPE_CHECKING:
     import pandas
 
-    from stages.runs.artifact import Run
-    from stages.runs.parquet import Scan
+    from stages.runs.run import Run
     from stages.runs.stage import Plan
+    from stages.runs.tables import Scan
 
 SHOWN_ROWS = 10
 SHOWN_CHARACTERS = 60

@@ -20,8 +20,7 @@ import pyarrow.parquet as pq
 
 from stages.messages import Message
 from stages.runs import answering, store
-from stages.runs.artifact import Run
-from stages.runs.records import (
+from stages.runs.kinds import (
     CONTINUATION,
     EVAL_ITEM,
     PAIR,
@@ -33,6 +32,7 @@ from stages.runs.records import (
     Kind,
     Row,
 )
+from stages.runs.run import Run
 
 UNREADABLE = (duckdb.Error, pa.ArrowException, orjson.JSONDecodeError, OSError)  # pyarrow's for a damaged footer
 """Errors of torn files: a run that has not ended has no digests by which they would be found."""

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 
 from stages.errors import UsageError
-from stages.runs.artifact import RunWriter
+from stages.runs.run import RunWriter
 
 PROJECT = "composer"
 Log = Callable[[Mapping[str, float], int], None]

@@ -34,11 +34,25 @@ from stages.backends import devices, ranks
 from stages.backends.engine import Engine, find_engine
 from stages.errors import BadInput, ComposerError, Incomplete, UsageError
 from stages.plurals import counted
-from stages.runs import activity, artifact, ledger, store
+from stages.runs import activity, ledger, store
 from stages.runs.activity import telling
-from stages.runs.artifact import Inputs, Interrupted, Listener, Manifest, Run, RunWriter, Status, stop_signals
 from stages.runs.bucket import Mirror
-from stages.runs.config import StageConfig
+from stages.runs.run import (
+    Inputs,
+    Interrupted,
+    Listener,
+    Manifest,
+    Run,
+    RunWriter,
+    Status,
+    find_folder,
+    program_versions,
+    read_manifest,
+    stop_signals,
+    without_time,
+    write_manifest,
+)
+from stages.runs.settings import StageConfig
 from stages.runs.spread import Spread
 from stages.runs.stage import Stage, check_inputs, load_stage
 
@@ -103,7 +117,7 @@ def execute(
     # Peers wait in `execute_as_peer` from here until `_run` lets them begin, or until this block ends without.
     with ranks.join().leading(), disk_failures_as_such(resolved.folder), locked(resolved.folder):
         # Again, as another process may have done the work, in a folder with another time in its name.
-        found = artifact.find_folder(root / stage, loaded.label(inputs, config), resolved.fingerprint, out)
+        found = find_folder(root / stage, loaded.label(inputs, config), resolved.fingerprint, out)
         resolved = replace(resolved, folder=found[0], existing=found[1])
         folder = resolved.folder
         if resolved.existing and not clean:
@@ -237,7 +251,7 @@ def resolve_run(
     contents = {name: [ref.content for ref in refs] for name, refs in inputs.refs().items()}
     loaded = load_stage(stage)
     fingerprint = store.digest([stage, loaded.version, identity, contents])
-    folder, existing = artifact.find_folder(root / stage, loaded.label(inputs, config), fingerprint, out)
+    folder, existing = find_folder(root / stage, loaded.label(inputs, config), fingerprint, out)
     return ResolvedRun(fingerprint, identity, folder, existing)
 
 
@@ -253,7 +267,7 @@ def nothing_to_resume(
         if path.parent.is_symlink():
             continue
         with suppress(BadInput):
-            found = artifact.read_manifest(path.parent)
+            found = read_manifest(path.parent)
             if found.label == wanted.label and _read(found) == _read(wanted):
                 changed = differences(found.identity, wanted.identity)
                 if not changed:
@@ -353,7 +367,7 @@ def locked(folder: Path) -> Iterator[None]:
     """
     _check_writable(folder.parent)
     # Next to the folder: inside it, --clean would delete the lock that this process holds.
-    lock = FileLock(folder.parent / f".{artifact.without_time(folder.name)}.lock")
+    lock = FileLock(folder.parent / f".{without_time(folder.name)}.lock")
     try:
         with lock.acquire(timeout=0):
             yield
@@ -406,7 +420,7 @@ def _point_latest(folder: Path, stage_folder: Path) -> None:
 def _finished(run: Path) -> tuple[str, int]:
     """Return when a run was completed, for comparison; the least value for a folder without a complete run."""
     try:
-        found = artifact.read_manifest(run)
+        found = read_manifest(run)
     except BadInput:
         return "", 0
     if found.status != "complete":
@@ -426,10 +440,10 @@ def _begin(stage: str, config: StageConfig, resolved: ResolvedRun, inputs: Input
     store.sweep(folder)
     record = previous or _new_manifest(stage, config, resolved.identity, resolved.fingerprint, inputs)
     record.status, record.reason, record.attempts = "running", "", record.attempts + 1
-    record.packages, record.code = artifact.program_versions()
+    record.packages, record.code = program_versions()
     record.device, record.files = device, {}
     folder.mkdir(parents=True, exist_ok=True)
-    artifact.write_manifest(folder, record)
+    write_manifest(folder, record)
     (folder / RESERVE).write_bytes(os.urandom(RESERVED_BYTES))  # its name begins with a dot: no output, never published
     store.write_json(folder / "config.json", record.config)
     return record
@@ -441,7 +455,7 @@ def _previous_manifest(folder: Path) -> Manifest | None:
     if not path.exists():
         return None
     try:
-        return artifact.read_manifest(folder)
+        return read_manifest(folder)
     except BadInput:
         (folder / "logs").mkdir(exist_ok=True)
         path.replace(folder / "logs" / f"damaged-manifest-{time.time_ns()}.json")
@@ -538,7 +552,7 @@ def _close(out: RunWriter, status: Status, reason: str, seconds: float) -> None:
             out.journal.seal()
             rmtree(out.path / "scratch", ignore_errors=True)
             record.files = out.sealed_files()
-        artifact.write_manifest(out.path, record)
+        write_manifest(out.path, record)
     except OSError as error:
         if status == "complete":  # else the error that ended the run is being raised, and explains more
             raise (_disk_full(error, out.path) or error) from None

@@ -20,10 +20,10 @@ from uuid import uuid4
 from stages.backends.engine import Engine
 from stages.errors import ComposerError, Incomplete
 from stages.runs import ledger, store
-from stages.runs.artifact import Inputs, Interrupted, Manifest, Run, RunWriter
-from stages.runs.config import StageConfig
+from stages.runs.kinds import Row
 from stages.runs.ledger import Budget, Reservation
-from stages.runs.records import Row
+from stages.runs.run import Inputs, Interrupted, Manifest, Run, RunWriter
+from stages.runs.settings import StageConfig
 from stages.runs.stage import load_stage
 
 SHARDS_PER_WORKER = 4

@@ -12,9 +12,9 @@ from typing import Any, Generic, Protocol, TypeVar
 from stages import STAGES, command_words
 from stages.errors import BadInput, UsageError
 from stages.runs import display
-from stages.runs.artifact import Inputs, Run, RunWriter, Slot
-from stages.runs.config import StageConfig
-from stages.runs.records import Kind, Row
+from stages.runs.kinds import Kind, Row
+from stages.runs.run import Inputs, Run, RunWriter, Slot
+from stages.runs.settings import StageConfig
 
 ConfigT = TypeVar("ConfigT", bound=StageConfig)
 Unit = TypeVar("Unit")

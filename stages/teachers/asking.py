@@ -11,8 +11,8 @@ from typing import Any
 
 from stages.policy import Policy, Sample, Turn, background
 from stages.policy.background import AsyncPolicy, Chain, ask_chains
-from stages.runs.artifact import Interrupted, RunWriter
-from stages.runs.records import Row
+from stages.runs.kinds import Row
+from stages.runs.run import Interrupted, RunWriter
 from stages.runs.stage import work_through
 from stages.runs.store import GroupCommit
 from stages.teachers.questions import QuestionsByTeacher, TeacherQuestion

@@ -15,8 +15,8 @@ from stages.policy.billing import Asked
 from stages.policy.client import Overlong
 from stages.policy.endpoint import EndpointPolicy, unlimited
 from stages.runs import store
-from stages.runs.artifact import RunWriter
-from stages.runs.records import Row
+from stages.runs.kinds import Row
+from stages.runs.run import RunWriter
 from stages.teachers.questions import TeacherQuestion
 
 MAX_QUESTIONS = 10_000

@@ -25,9 +25,9 @@ from pydantic import Field
 from stages.pairs.states import explored
 from stages.pairs.voting import ROUNDING, Ballot, canonical, decide
 from stages.policy.requests import price_bound
-from stages.runs.artifact import RunWriter
-from stages.runs.config import Settings
-from stages.runs.records import Row
+from stages.runs.kinds import Row
+from stages.runs.run import RunWriter
+from stages.runs.settings import Settings
 from stages.teachers.asking import Policies, ask_all
 from stages.teachers.questions import QuestionsByTeacher, TeacherConfig, TeacherQuestion
 

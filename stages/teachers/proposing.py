@@ -11,8 +11,8 @@ from stages.plurals import counted
 from stages.policy import Policy, PolicyConfig, Turn
 from stages.policy.serving import Serving
 from stages.runs import store
-from stages.runs.artifact import RunWriter
-from stages.runs.records import Row
+from stages.runs.kinds import Row
+from stages.runs.run import RunWriter
 from stages.teachers.asking import FINAL
 
 KEPT = ("text", "finish_reason", "prompt_tokens", "completion_tokens", "cost_usd", "error_type", "error")

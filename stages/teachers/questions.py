@@ -24,8 +24,8 @@ from stages.policy import PolicyConfig, Sample, Turn
 from stages.policy.base import VLLM
 from stages.rollouts.trace import states
 from stages.runs import store
-from stages.runs.artifact import Run
-from stages.runs.records import ORIGIN, ROLLOUT, STEP, Row
+from stages.runs.kinds import ORIGIN, ROLLOUT, STEP, Row
+from stages.runs.run import Run
 from stages.runs.store import Spool
 
 

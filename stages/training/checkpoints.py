@@ -17,7 +17,7 @@ from stages.backends.ranks import Ranks
 from stages.policy import adapters
 from stages.policy.local import LocalPolicy
 from stages.runs import store
-from stages.runs.artifact import RunWriter
+from stages.runs.run import RunWriter
 from stages.training.config import Config
 from stages.training.distributed import Sharded
 from stages.training.step import Channels

@@ -12,8 +12,8 @@ from pydantic_core import InitErrorDetails
 from stages.diloco.settings import Diloco
 from stages.envs.config import EnvStageConfig
 from stages.policy.base import PolicyConfig
-from stages.runs.config import Settings
 from stages.runs.reporting import Backends
+from stages.runs.settings import Settings
 from stages.training.channels import CHANNELS
 from stages.training.settings import (
     AdapterSettings,

@@ -24,7 +24,7 @@ from stages.errors import BadInput, UsageError
 from stages.losses.hidden import Predictors
 from stages.messages import opening_ids
 from stages.rollouts.agent_loop import Episode
-from stages.runs.records import Row
+from stages.runs.kinds import Row
 from stages.training.scoring import Scored, Tree, head, logits, score, token_log_probs
 
 COLUMNS = ("pair_id", "messages_json", "prompt_token_ids", "chosen", "rejected")

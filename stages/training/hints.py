@@ -28,7 +28,7 @@ from stages.policy import open_policy
 from stages.policy.base import Policy, Turn
 from stages.policy.local import LocalPolicy
 from stages.rollouts.agent_loop import Episode
-from stages.runs.artifact import RunWriter
+from stages.runs.run import RunWriter
 from stages.training.data import ScoredRows, own_episode
 from stages.training.scoring import Tree, head, score
 from stages.training.settings import Hints

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from stages.runs.artifact import RunWriter
-from stages.runs.records import Row
+from stages.runs.kinds import Row
+from stages.runs.run import RunWriter
 from stages.training.scoring import Tree, on_device, score, token_log_probs
 
 PAIRS = "pairs.json"

@@ -23,8 +23,8 @@ from stages.diloco.object_store import ObjectStore
 from stages.diloco.settings import SCHEME, Diloco
 from stages.errors import UsageError
 from stages.runs import store
-from stages.runs.artifact import Interrupted, RunWriter
 from stages.runs.bucket import Bucket, open_bucket
+from stages.runs.run import Interrupted, RunWriter
 from stages.training.checkpoints import newest
 
 SAVED = "diloco.safetensors"

@@ -11,8 +11,8 @@ from stages.envs.base import Task
 from stages.policy.adapters import CheckpointInfo
 from stages.policy.local import LocalPolicy
 from stages.runs import store
-from stages.runs.artifact import RunWriter
-from stages.runs.records import Row
+from stages.runs.kinds import Row
+from stages.runs.run import RunWriter
 from stages.training.channels import CHANNELS
 from stages.training.checkpoints import KEPT, adapter_base, save_model
 from stages.training.config import Config

@@ -18,8 +18,8 @@ from stages.policy.base import Policy
 from stages.rollouts import trace
 from stages.rollouts.agent_loop import Episode, play
 from stages.runs import store
-from stages.runs.artifact import RunWriter
-from stages.runs.records import HINT, ROLLOUT, STEP, TRAINING_REWARD, Row
+from stages.runs.kinds import HINT, ROLLOUT, STEP, TRAINING_REWARD, Row
+from stages.runs.run import RunWriter
 from stages.training.data import OwnEpisode, own_episode
 from stages.training.hints import Hint
 from stages.training.scoring import Tree

@@ -37,8 +37,8 @@ from stages.policy.server import LOOPBACK
 from stages.policy.serving import needs_exclusive_server
 from stages.policy.vllm import VllmPolicy
 from stages.rollouts.agent_loop import Episode
-from stages.runs.artifact import RunWriter
-from stages.runs.records import Row
+from stages.runs.kinds import Row
+from stages.runs.run import RunWriter
 from stages.training.config import Config
 from stages.training.rollouts import Ahead, Rollouts
 from stages.training.scoring import Tree, score, token_log_probs

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from stages.policy.base import PolicyConfig
-from stages.runs.config import Settings
+from stages.runs.settings import Settings
 
 RowSource = Literal["pairs", "hinted", "episodes"]
 """What a channel learns from: extracted preference pairs, hinted turns, or whole sampled episodes."""

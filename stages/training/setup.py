@@ -20,8 +20,8 @@ from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy, load_model
 from stages.policy.vllm import VllmPolicy
 from stages.rollouts.trace import pairs_with_states
-from stages.runs.artifact import Run, RunWriter
 from stages.runs.reporting import PROJECT
+from stages.runs.run import Run, RunWriter
 from stages.training.data import PairSource, tokenise
 from stages.training.plan import SMALL_RATE, TrainPlan
 from stages.training.settings import AdapterSettings, Optimisation, Pairs

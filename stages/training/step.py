@@ -37,7 +37,7 @@ from stages.errors import BadInput
 from stages.policy.local import LocalPolicy
 from stages.policy.vllm import VllmPolicy
 from stages.rollouts.agent_loop import Episode
-from stages.runs.artifact import RunWriter
+from stages.runs.run import RunWriter
 from stages.training.channels import CHANNELS, ChannelLoss, ChannelSettings
 from stages.training.channels.base import State, floats
 from stages.training.config import GRPO, ChannelWeights

@@ -12,7 +12,7 @@ from support.command_line import call, collect, command, environment, model, unt
 from composer_cli.console import BEATS, Console, HeartbeatLines, Pace
 from composer_cli.printing import duration
 from stages.runs.activity import Notice, Preparation
-from stages.runs.artifact import Manifest
+from stages.runs.run import Manifest
 
 
 def told(capfd: pytest.CaptureFixture[str], line: str, lines: list[str]) -> bool:

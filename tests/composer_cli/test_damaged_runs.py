@@ -8,8 +8,7 @@ import pytest
 from support.runs import rewritten
 
 from stages.redaction import secret_in
-from stages.runs import artifact
-from stages.runs.artifact import Run
+from stages.runs.run import Manifest, Run, RunWriter, write_manifest
 
 
 @pytest.fixture
@@ -141,11 +140,11 @@ def test_lines_that_are_missing_at_the_end_of_a_ledger_stop_the_run(say, runs, l
 
 
 def test_a_checkpoint_of_another_size_is_damaged_and_one_of_other_bytes_on_check(tmp_path):
-    record = artifact.Manifest(composer="", stage="train", stage_version=1, fingerprint="")
-    out = artifact.RunWriter(tmp_path, record, cache=tmp_path)
+    record = Manifest(composer="", stage="train", stage_version=1, fingerprint="")
+    out = RunWriter(tmp_path, record, cache=tmp_path)
     out.checkpoint(lambda folder: (folder / "weights").write_bytes(bytes(200_000)))
     record.files = out.sealed_files()
-    artifact.write_manifest(tmp_path, record)
+    write_manifest(tmp_path, record)
     weights = tmp_path / "checkpoint" / "weights"
     flip(weights)
     assert Run(tmp_path).damage() is None
@@ -179,6 +178,6 @@ def test_a_manifest_cannot_name_files_outside_its_folder(say, runs, name):
 def test_a_key_in_a_run_does_not_make_its_manifest_look_damaged(tmp_path, monkeypatch):
     monkeypatch.setenv("SOME_KEY", 'sk-"quoted"/\\e')
     secret = secret_in("SOME_KEY")
-    record = artifact.Manifest(composer="", stage="collect", stage_version=1, fingerprint="", reason=f"key {secret}")
-    artifact.write_manifest(tmp_path, record)
+    record = Manifest(composer="", stage="collect", stage_version=1, fingerprint="", reason=f"key {secret}")
+    write_manifest(tmp_path, record)
     assert secret not in (tmp_path / "manifest.json").read_text() and "redacted" in Run(tmp_path).manifest.reason

@@ -13,8 +13,8 @@ from support.server import Reply, answer, serving
 
 from composer_cli import settings
 from stages.replay_teachers import Config
-from stages.runs.artifact import Run
-from stages.runs.records import POOL_ROW, PROBE_CHECK, PROBE_ROW
+from stages.runs.kinds import POOL_ROW, PROBE_CHECK, PROBE_ROW
+from stages.runs.run import Run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TABLE = EXAMPLES / "teachers.toml"

@@ -21,8 +21,8 @@ from stages.envs.bash import fenced
 from stages.envs.repo.session import write_script
 from stages.envs.tasks import rows
 from stages.envs.tasks.env import texts
-from stages.runs.artifact import Run
-from stages.runs.records import EVAL_ITEM, PAIR, ROLLOUT, TASK
+from stages.runs.kinds import EVAL_ITEM, PAIR, ROLLOUT, TASK
+from stages.runs.run import Run
 
 ROWS = Path(__file__).parents[2] / "examples" / "tasks.jsonl"
 ENV = ["--env", "tasks", "-s", f"env.path={ROWS}", "-s", "max_steps=2"]

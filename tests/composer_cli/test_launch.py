@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.command_line import call
 
-from stages.runs.artifact import RunOutcome
+from stages.runs.run import RunOutcome
 
 
 @pytest.mark.parametrize(

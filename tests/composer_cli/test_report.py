@@ -20,7 +20,7 @@ from composer_cli import report
 from composer_cli.report import chain, charts
 from composer_cli.show.facts import metric_titles
 from stages.evaluation.verdict import INVALID_RUN, PARTIAL, decide
-from stages.runs.artifact import InputRef, Manifest, Run, RunWriter, write_manifest
+from stages.runs.run import InputRef, Manifest, Run, RunWriter, write_manifest
 
 EVIL = "<script>alert('gotcha')</script>"
 """What a model may say."""

@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from composer_cli.printing import as_sentences, interrupt_leaves
-from stages.runs.artifact import Interrupted
+from stages.runs.run import Interrupted
 
 GOOD = {"id": "good", "prompt": "p", "test": "grep -qx 1 a", "solution": {"a": "1\n"}, "split": "train"}
 

@@ -11,8 +11,8 @@ from composer_cli import settings, tuning
 from composer_cli.console import Console
 from composer_cli.launch import RunOptions
 from stages.errors import UsageError
-from stages.runs.artifact import Run
-from stages.runs.records import EVAL_ITEM
+from stages.runs.kinds import EVAL_ITEM
+from stages.runs.run import Run
 
 ARM = """
 [[stage]]

@@ -33,8 +33,8 @@ from composer_cli.view.app import build, page_of
 from composer_cli.view.notes import Note
 from stages.errors import UsageError
 from stages.rollouts.trace import pairs_with_states
-from stages.runs.artifact import Run, RunOutcome
-from stages.runs.records import PAIR, ROLLOUT, STEP, TASK, TEACHER_ACTION
+from stages.runs.kinds import PAIR, ROLLOUT, STEP, TASK, TEACHER_ACTION
+from stages.runs.run import Run, RunOutcome
 
 pytest.importorskip("starlette", reason="starlette is not installed here, so `composer view` cannot be tried")
 pytest.importorskip("uvicorn", reason="uvicorn is not installed here, so `composer view` cannot be tried")

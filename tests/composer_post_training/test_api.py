@@ -16,8 +16,8 @@ import composer_post_training as composer
 from composer_post_training.stage_functions import ARGUMENTS
 from stages import STAGES, stages_of
 from stages.runs.display import MAIN_COLUMNS, SHOWN_COLUMNS, Table
-from stages.runs.parquet import Scan
-from stages.runs.records import KINDS
+from stages.runs.kinds import KINDS
+from stages.runs.tables import Scan
 
 
 def test_every_stage_of_the_pipeline_has_its_function() -> None:
@@ -93,7 +93,7 @@ def test_every_function_has_the_settings_of_its_stage_as_its_words() -> None:
     assert words == inspect.signature(composer.collect.__call__)  # which a notebook shows of an object
     assert "policy: str | dict = {}, tasks: int = 25," in str(words) and "artifacts: str = 'artifacts'" in str(words)
     assert "teacher: dict | None = None" in str(inspect.signature(composer.train))
-    assert "stages." not in str(inspect.signature(composer.probe.teacher_pool)).replace("stages.runs.artifact.Run", "")
+    assert "stages." not in str(inspect.signature(composer.probe.teacher_pool)).replace("stages.runs.run.Run", "")
 
 
 def test_the_types_for_editors_are_those_of_the_settings() -> None:

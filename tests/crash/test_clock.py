@@ -20,8 +20,8 @@ from support.batch_server import BatchServer, serving_batches
 from support.models import save_tiny
 from support.server import Reply, Server, answer, serving
 
-from stages.runs.artifact import Run
-from stages.runs.records import TEACHER_ACTION
+from stages.runs.kinds import TEACHER_ACTION
+from stages.runs.run import Run
 
 SOURCE = r"""
 #define _GNU_SOURCE

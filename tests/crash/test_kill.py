@@ -16,9 +16,9 @@ import pytest
 from support.models import save_tiny
 from support.server import Reply, Server, answer, serving
 
-from stages.runs import artifact, store
-from stages.runs.artifact import Run
-from stages.runs.records import CHECKPOINT, ROLLOUT, STEP, TEACHER_ACTION, Kind
+from stages.runs import store
+from stages.runs.kinds import CHECKPOINT, ROLLOUT, STEP, TEACHER_ACTION, Kind
+from stages.runs.run import Run, read_manifest
 
 TESTS = Path(__file__).resolve().parents[1]
 ENV = "support.environments:SlowEnv"
@@ -89,7 +89,7 @@ def test_collect(tmp_path: Path, model: Path) -> None:
     kill_when(words, lambda: len(lines(killed, "collect")) >= 32)
     before = lines(killed, "collect")
     assert 32 <= len(before) < 96
-    assert artifact.read_manifest(newest(killed, "collect").path).status == "running"
+    assert read_manifest(newest(killed, "collect").path).status == "running"
     finish(*words, "--resume")
     assert lines(killed, "collect")[: len(before)] == before
     assert len(lines(killed, "collect")) == 96
@@ -145,7 +145,7 @@ def test_a_limit_outlives_the_process(tmp_path: Path, model: Path, server: Serve
     table.write_text(f'[[teachers]]\nname = "t"\nmodel = "m"\nbase_url = "{server.url}"\n{prices}')
     words = ["replay-teachers", "--teachers", str(table), "-q", "--artifacts", str(tmp_path), "--max-cost", "0.1"]
     kill_when(words, lambda: len(lines(tmp_path, "replay-teachers")) >= 3)
-    found = artifact.read_manifest(newest(tmp_path, "replay-teachers").path)
+    found = read_manifest(newest(tmp_path, "replay-teachers").path)
     assert found.status == "running"
     assert 0.01 * len(server.requests) <= found.cost_usd + found.possibly_usd + 1e-9 <= 0.1 + 1e-9
     assert found.cost_usd >= 0.03 - 1e-9
@@ -154,7 +154,7 @@ def test_a_limit_outlives_the_process(tmp_path: Path, model: Path, server: Serve
     last = composer(*words, "--resume")
     assert last.wait(120) == 3
     assert before < len(server.requests) <= 10
-    found = artifact.read_manifest(newest(tmp_path, "replay-teachers").path)
+    found = read_manifest(newest(tmp_path, "replay-teachers").path)
     assert 0.01 * len(server.requests) <= found.cost_usd + found.possibly_usd + 1e-9 <= 0.1 + 1e-9
 
 

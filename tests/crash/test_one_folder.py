@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from support.models import save_tiny
 
-from stages.runs.artifact import Run
-from stages.runs.records import ROLLOUT
+from stages.runs.kinds import ROLLOUT
+from stages.runs.run import Run
 from stages.sandbox.bubblewrap import find_bwrap
 
 TESTS = Path(__file__).resolve().parents[1]

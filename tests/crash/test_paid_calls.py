@@ -17,7 +17,7 @@ from support.server import answer
 
 from stages import collect
 from stages.runs import ledger
-from stages.runs.artifact import Run
+from stages.runs.run import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 EVERY, IN_FLIGHT = 50, 8

@@ -56,7 +56,7 @@ from stages.compare_substrates import Config as Substrates
 from stages.policy.base import PolicyConfig
 from stages.probe import compare, extract_vhack, plot, replay, score, selftest, svd, teacher_pool, uat, watch
 from stages.probe.extract_vhack import PairsConfig
-from stages.runs.artifact import Run
+from stages.runs.run import Run
 from tests.stages.probe.conftest import chain, models, planted, trained  # noqa: F401  (fixtures)
 from tests.stages.probe.running import carry_out, pool_config
 from tests.stages.probe.test_grpo import config as grpo_config

@@ -16,7 +16,7 @@ from support.server import Reply, Server, answer, serving
 
 from stages import collect
 from stages.runs import runner
-from stages.runs.artifact import Run
+from stages.runs.run import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 AT_ONCE = 2

@@ -21,7 +21,7 @@ from stages.probe.directions.projection import Projection, account, project
 from stages.probe.directions.scoring import unit_by_module
 from stages.probe.gradients.student import Student
 from stages.probe.pool.tokens import TokenRow
-from stages.runs.records import Row
+from stages.runs.kinds import Row
 
 
 @dataclass(frozen=True)

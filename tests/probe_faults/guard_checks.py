@@ -26,7 +26,7 @@ from stages.probe.directions.scoring import (
 from stages.probe.gradients.student import ratio_report
 from stages.probe.loops.rollouts import with_advantages
 from stages.probe.pool.tokens import as_tokens
-from stages.runs.records import Row
+from stages.runs.kinds import Row
 
 DRAWS, PLACEBOS, RANKED, LORA_STEPS = Draws(permutations=400), 32, 500, 4
 

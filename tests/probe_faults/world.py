@@ -31,7 +31,7 @@ from stages.probe.gradients.student import Student, adapt
 from stages.probe.loops.grpo_loop import set_between
 from stages.probe.loops.rollouts import answers
 from stages.probe.pool.tokens import TokenRow, as_tokens, token_row
-from stages.runs.records import Row
+from stages.runs.kinds import Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

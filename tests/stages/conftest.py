@@ -8,7 +8,7 @@ from support.models import save_tiny
 
 from stages import collect
 from stages.runs import runner
-from stages.runs.artifact import Run
+from stages.runs.run import Run
 
 ENV = "support.environments:GuessEnv"
 

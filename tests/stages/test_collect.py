@@ -9,9 +9,9 @@ from support.server import Reply, answer, serving
 from stages import collect
 from stages.errors import Incomplete
 from stages.rollouts.trace import by_rollout, prompt_ids, states
-from stages.runs import artifact, runner
-from stages.runs.artifact import Inputs, Run
-from stages.runs.records import ROLLOUT, STEP, TASK
+from stages.runs import runner
+from stages.runs.kinds import ROLLOUT, STEP, TASK
+from stages.runs.run import Inputs, Run, read_manifest
 
 
 def test_rows_are_complete_and_pass_the_gate(collected: Callable[..., Run]) -> None:
@@ -55,7 +55,7 @@ def test_a_broken_machine_is_null_and_retried(tmp_path: Path, tiny: Path) -> Non
     with pytest.raises(Incomplete, match=r"2 of 4 rollouts failed.*the sandbox is gone"):
         runner.execute("collect", {}, config, root=tmp_path)
     path = next((tmp_path / "collect").glob("2*"))
-    assert artifact.read_manifest(path).status == "incomplete"
+    assert read_manifest(path).status == "incomplete"
     rows = Run(path).rows(ROLLOUT)
     assert [r["reward"] is None for r in rows] == [True, True, False, False]
     assert rows[0]["error_type"] == "InfrastructureError" and rows[0]["terminated_by"] == "env_error"

@@ -15,7 +15,7 @@ from stages.errors import BadInput
 from stages.rollouts import missing
 from stages.rollouts.agent_loop import state_sha256
 from stages.runs import runner, store
-from stages.runs.artifact import Run
+from stages.runs.run import Run
 
 ENV = "support.environments:NumberedEnv"
 

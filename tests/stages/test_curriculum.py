@@ -19,8 +19,8 @@ from stages.envs.config import EnvConfig
 from stages.envs.kata.env import KataEnv
 from stages.errors import BadInput, Incomplete, UsageError
 from stages.runs import runner
-from stages.runs.artifact import Run
-from stages.runs.records import DIFFICULTY, ROLLOUT, TASK, TRAINING_REWARD
+from stages.runs.kinds import DIFFICULTY, ROLLOUT, TASK, TRAINING_REWARD
+from stages.runs.run import Run
 from stages.training.settings import Optimisation
 from stages.training.setup import prompt_order
 

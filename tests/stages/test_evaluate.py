@@ -10,8 +10,8 @@ from composer_cli.show.runs import folders, name
 from stages import collect, evaluate
 from stages.errors import BadInput, UsageError
 from stages.runs import runner
-from stages.runs.artifact import Inputs, Run
-from stages.runs.records import EVAL_ITEM
+from stages.runs.kinds import EVAL_ITEM
+from stages.runs.run import Inputs, Run
 from stages.runs.stage import assign_inputs
 
 ENV = "support.environments:GuessEnv"

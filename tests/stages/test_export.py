@@ -12,9 +12,9 @@ from support.foreign import INSTANCE, PATCH, REAL, call, document, jsonl, needs_
 from stages import collect, export, import_traces
 from stages.errors import BadInput, ComposerError
 from stages.formats import FORMATS, writer
-from stages.runs import artifact, runner
-from stages.runs.artifact import Run
-from stages.runs.records import ORIGIN, ROLLOUT, STEP
+from stages.runs import runner
+from stages.runs.kinds import ORIGIN, ROLLOUT, STEP
+from stages.runs.run import Manifest, Run, RunWriter
 
 SAID = (
     "step",
@@ -200,8 +200,8 @@ def test_models_whose_names_are_alike_get_files_of_their_own(
 
 
 def test_no_file_of_an_export_is_written_twice(tmp_path: Path) -> None:
-    record = artifact.Manifest(composer="", stage="export", stage_version=1, fingerprint="")
-    out = artifact.RunWriter(tmp_path, record, cache=tmp_path)
+    record = Manifest(composer="", stage="export", stage_version=1, fingerprint="")
+    out = RunWriter(tmp_path, record, cache=tmp_path)
     out.write_export("M/a.jsonl", lambda file: file.write(b"first"))
     with pytest.raises(ComposerError, match="Two files of this export are called m/a"):
         out.write_export("m/a.jsonl", lambda file: file.write(b"second"))

@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from stages import export, train
 from stages.errors import InfrastructureError, UsageError
 from stages.formats.hub import dataset_card
-from stages.runs import artifact, runner, store
-from stages.runs.artifact import Run, RunWriter
-from stages.runs.records import PAIR, ROLLOUT
+from stages.runs import runner, store
+from stages.runs.kinds import PAIR, ROLLOUT
+from stages.runs.run import Manifest, Run, RunWriter, write_manifest
 from stages.runs.stage import assign_inputs
 
 TOKEN = "hf_" + "n0tarealtoken" * 2
@@ -69,10 +69,10 @@ def test_a_dataset_folder_is_opened_by_datasets(tmp_path: Path, tiny: Path, coll
 
 def test_a_run_of_pairs_is_a_dataset_and_nothing_for_other_formats(tmp_path: Path) -> None:
     about = {"composer": "1", "stage": "extract-pairs", "stage_version": 1, "fingerprint": "f", "status": "complete"}
-    record, folder = artifact.Manifest(**about), tmp_path / "pairs"
+    record, folder = Manifest(**about), tmp_path / "pairs"
     folder.mkdir()
     RunWriter(folder, record, cache=tmp_path).table(PAIR, [])
-    artifact.write_manifest(folder, record)
+    write_manifest(folder, record)
     given = assign_inputs(export.STAGE, [Run(folder)])
     assert list(given) == ["pairs"]
     done = runner.execute("export", given, export.Config(format="hub"), root=tmp_path / "artifacts")

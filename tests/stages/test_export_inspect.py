@@ -22,8 +22,8 @@ from typing_extensions import TypedDict
 from stages import export, import_traces
 from stages.messages import read
 from stages.runs import runner
-from stages.runs.artifact import Run
-from stages.runs.records import ORIGIN, ROLLOUT, STEP, Row
+from stages.runs.kinds import ORIGIN, ROLLOUT, STEP, Row
+from stages.runs.run import Run
 
 STRICT = ConfigDict(strict=True, extra="forbid")
 

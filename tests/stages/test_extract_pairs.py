@@ -14,8 +14,8 @@ from stages.envs.kata.tasks import OPERATIONS
 from stages.errors import BadInput
 from stages.rollouts.trace import pairs_with_states
 from stages.runs import runner
-from stages.runs.artifact import Inputs, Run
-from stages.runs.records import PAIR, TEACHER_ACTION
+from stages.runs.kinds import PAIR, TEACHER_ACTION
+from stages.runs.run import Inputs, Run
 from tests.stages.envs.kata.playing import author_texts
 
 EVERYTHING = Knowledge()

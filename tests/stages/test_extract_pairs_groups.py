@@ -13,8 +13,8 @@ from stages.import_traces import Config
 from stages.pairs.voting import canonical
 from stages.rollouts.trace import pairs_with_states
 from stages.runs import runner
-from stages.runs.artifact import Run
-from stages.runs.records import PAIR, ROLLOUT
+from stages.runs.kinds import PAIR, ROLLOUT
+from stages.runs.run import Run
 from stages.runs.stage import assign_inputs
 
 

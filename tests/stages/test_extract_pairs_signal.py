@@ -14,9 +14,9 @@ from stages.envs.kata.env import KataEnv
 from stages.envs.kata.recipes import Knowledge
 from stages.envs.kata.tasks import OPERATIONS
 from stages.errors import BadInput, Incomplete, UsageError
-from stages.runs import artifact, runner
-from stages.runs.artifact import Inputs, Run
-from stages.runs.records import CONTINUATION, PAIR
+from stages.runs import runner
+from stages.runs.kinds import CONTINUATION, PAIR
+from stages.runs.run import Inputs, Run, read_manifest, write_manifest
 from tests.stages.envs.kata.playing import author_texts, edit
 
 TASKS = 12
@@ -176,7 +176,7 @@ def test_continuations_are_saved_one_by_one_and_billed_once(tmp_path: Path) -> N
         with pytest.raises(Incomplete, match="continuations failed"):
             extracted(tmp_path, given, 1)
         (folder,) = [path.parent for path in (tmp_path / "extract-pairs").glob("*/manifest.json")]
-        stopped = artifact.read_manifest(folder)
+        stopped = read_manifest(folder)
         assert stopped.status == "incomplete" and stopped.cost_usd == pytest.approx(20 * 0.15)
         assert 0 < stopped.counts["continuations_failed"] < stopped.counts["continuations"] == 2 * FEW
         broken["after"] = 10**6
@@ -189,7 +189,7 @@ def test_continuations_are_saved_one_by_one_and_billed_once(tmp_path: Path) -> N
         with pytest.raises(Incomplete) as ended:
             extracted(tmp_path / "limited", given, 2, max_cost=8.0)
         (limited,) = [path.parent for path in (tmp_path / "limited" / "extract-pairs").glob("*/manifest.json")]
-        stopped = artifact.read_manifest(limited)
+        stopped = read_manifest(limited)
         assert 0 < stopped.cost_usd + stopped.possibly_usd <= 8.0, str(ended.value)
         assert 0 < sum("continuation" in unit for unit in Run(limited).units()) < 2 * 2 * FEW
 
@@ -207,11 +207,11 @@ def test_what_cannot_be_continued_is_refused_before_any_work(tmp_path: Path, url
     assert plan.max_completion_tokens > 0 and "continuations" in plan.notes[0]
     manifest = given["rollouts"].manifest
     changed = manifest.model_copy(update={"identity": {"policy": {"weights": "others"}}})
-    artifact.write_manifest(given["rollouts"].path, changed)
+    write_manifest(given["rollouts"].path, changed)
     with pytest.raises(BadInput, match="has changed since"):
         extract_pairs.plan(Inputs({**given, "rollouts": [Run(given["rollouts"].path)]}), config)
     elsewhere = manifest.model_copy(update={"stage": "import"})
-    artifact.write_manifest(given["rollouts"].path, elsewhere)
+    write_manifest(given["rollouts"].path, elsewhere)
     imported = Inputs({"rollouts": [Run(given["rollouts"].path)]})
     with pytest.raises(UsageError, match=r"composer collect.*import"):
         extract_pairs.plan(imported, config)

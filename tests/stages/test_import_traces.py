@@ -13,8 +13,8 @@ from stages.formats import FORMATS, readers
 from stages.import_traces import Config
 from stages.rollouts.trace import by_rollout, states
 from stages.runs import runner
-from stages.runs.artifact import Run
-from stages.runs.records import ORIGIN, ROLLOUT, STEP, TASK
+from stages.runs.kinds import ORIGIN, ROLLOUT, STEP, TASK
+from stages.runs.run import Run
 
 Importing = Callable[..., Run]
 

@@ -15,8 +15,8 @@ from stages.envs.base import TWIN
 from stages.envs.feature_deletion.env import FeatureDeletionEnv
 from stages.errors import BadInput, Incomplete
 from stages.runs import runner
-from stages.runs.artifact import Run
-from stages.runs.records import TASK
+from stages.runs.kinds import TASK
+from stages.runs.run import Run
 
 TOLD = list[str]()
 """What every run here reported while it worked."""

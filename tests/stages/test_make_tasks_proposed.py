@@ -12,8 +12,8 @@ from support.shelf import SHELF, write
 from stages import make_tasks
 from stages.errors import Incomplete
 from stages.runs import runner
-from stages.runs.artifact import Run
-from stages.runs.records import TASK
+from stages.runs.kinds import TASK
+from stages.runs.run import Run
 
 PRICES = {"usd_per_mtok_in": 1.0, "usd_per_mtok_out": 2.0}
 

@@ -14,8 +14,8 @@ from stages import export, import_traces, normalize
 from stages.errors import ComposerError, Incomplete, UsageError
 from stages.rollouts.trace import conversation, rollout_rows, transcripts
 from stages.runs import runner, store
-from stages.runs.artifact import Run
-from stages.runs.records import ORIGIN, ROLLOUT, SELECTION, STEP, TASK, Row
+from stages.runs.kinds import ORIGIN, ROLLOUT, SELECTION, STEP, TASK, Row
+from stages.runs.run import Run
 
 
 @pytest.fixture

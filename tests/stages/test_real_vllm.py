@@ -24,8 +24,8 @@ from stages.policy.server import ModelServer
 from stages.policy.vllm import VllmPolicy
 from stages.rollouts.trace import by_rollout, prompt_ids
 from stages.runs import runner
-from stages.runs.artifact import Run
-from stages.runs.records import ROLLOUT, STEP
+from stages.runs.kinds import ROLLOUT, STEP
+from stages.runs.run import Run
 from stages.training.scoring import Tree, score, token_log_probs
 
 pytestmark = [

@@ -17,8 +17,8 @@ from support.server import Reply, answer, serving
 from stages import replay_teachers
 from stages.errors import BadInput, Incomplete, UsageError
 from stages.runs import runner, store
-from stages.runs.artifact import Inputs, Run
-from stages.runs.records import STEP, TEACHER_ACTION
+from stages.runs.kinds import STEP, TEACHER_ACTION
+from stages.runs.run import Inputs, Run
 from stages.teachers.questions import RecordedStates, questions
 
 

@@ -21,8 +21,8 @@ from stages.policy import adapters
 from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy, load_model
 from stages.runs import runner, store
-from stages.runs.artifact import Interrupted, Run
-from stages.runs.records import CHECKPOINT, EVAL_ITEM, ROLLOUT
+from stages.runs.kinds import CHECKPOINT, EVAL_ITEM, ROLLOUT
+from stages.runs.run import Interrupted, Run
 from stages.training.scoring import Tree, score, token_log_probs
 
 ENV = "support.environments:GuessEnv"

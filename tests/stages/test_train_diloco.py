@@ -21,9 +21,9 @@ from stages import train
 from stages.diloco import object_store
 from stages.errors import UsageError
 from stages.runs import store
-from stages.runs.artifact import Inputs, Manifest, Run, RunWriter
 from stages.runs.bucket import open_bucket
-from stages.runs.records import CHECKPOINT, ROLLOUT
+from stages.runs.kinds import CHECKPOINT, ROLLOUT
+from stages.runs.run import Inputs, Manifest, Run, RunWriter
 from stages.training.replicas import join, shared_settings, trained
 
 pytest.importorskip("obstore", reason="the extra `diloco` is not installed")

@@ -18,8 +18,8 @@ from stages.evaluation.verdict import EXIT_CODES
 from stages.policy.adapters import CheckpointInfo
 from stages.policy.base import PolicyConfig
 from stages.runs import runner
-from stages.runs.artifact import Inputs, Run
-from stages.runs.records import CHECKPOINT, EVAL_ITEM, HINT, ROLLOUT, STEP, TRAINING_REWARD
+from stages.runs.kinds import CHECKPOINT, EVAL_ITEM, HINT, ROLLOUT, STEP, TRAINING_REWARD
+from stages.runs.run import Inputs, Run
 from stages.training.channels import CHANNELS
 
 

@@ -13,7 +13,7 @@ from support.trainings import metrics_of, trained
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stages.errors import UsageError
-from stages.runs.records import HINT, ROLLOUT
+from stages.runs.kinds import HINT, ROLLOUT
 
 
 def test_self_distillation_hints_at_faulty_turns(tmp_path: Path, tiny: Path) -> None:

@@ -29,8 +29,8 @@ from composer_cli.app import main
 from composer_cli.printing import sentence_and_code
 from stages import STAGES
 from stages.runs import ledger, runner
-from stages.runs.artifact import Run
-from stages.runs.config import StageConfig
+from stages.runs.run import Run
+from stages.runs.settings import StageConfig
 from stages.runs.stage import assign_inputs, load_stage
 
 WAYS = ("composer run", "processes:2", "a worker of processes:2", "ray", "a worker of ray", "two processes at one run")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from stages.messages import Message
 from stages.rollouts.trace import by_rollout, states
-from stages.runs.records import Row
+from stages.runs.kinds import Row
 
 
 @dataclass(frozen=True)

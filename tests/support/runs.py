@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stages.runs import parquet, store
-from stages.runs.artifact import Manifest
-from stages.runs.records import Kind, Row
+from stages.runs import store
+from stages.runs.kinds import Kind, Row
+from stages.runs.run import Manifest
+from stages.runs.tables import write_table
 
 
 def written(
@@ -22,7 +23,7 @@ def written(
         path = folder / f"{kind.name}s.parquet"
         record.outputs[f"{kind.name}s"] = {
             "file": path.name,
-            **parquet.write_table(path, kind, [row(kind, r) for r in rows]),
+            **write_table(path, kind, [row(kind, r) for r in rows]),
         }
     store.write_json(folder / "manifest.json", record.model_dump(mode="json"))
     return folder

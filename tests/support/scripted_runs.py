@@ -5,8 +5,8 @@ from typing import Any
 
 from stages import collect
 from stages.runs import runner
-from stages.runs.artifact import Run
-from stages.runs.records import ROLLOUT, STEP
+from stages.runs.kinds import ROLLOUT, STEP
+from stages.runs.run import Run
 
 
 def played(root: Path, policy: str, env: dict[str, Any], **more: Any) -> Run:

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 from stages import train
 from stages.backends import ranks
 from stages.rollouts.trace import opening_row
-from stages.runs import artifact, runner, store
-from stages.runs.artifact import Run, RunWriter
-from stages.runs.records import CHECKPOINT, PAIR, STATE
+from stages.runs import runner, store
+from stages.runs.kinds import CHECKPOINT, PAIR, STATE
+from stages.runs.run import Manifest, Run, RunWriter, write_manifest
 
 TESTS = Path(__file__).resolve().parents[1]
 LIMIT_S = 900
@@ -91,11 +91,9 @@ def train_all(folder: Path, cases: Cases, count: int) -> dict[str, Run]:
     return {name: Run(folder / name) for name in cases}
 
 
-def manifest(stage: str) -> artifact.Manifest:
+def manifest(stage: str) -> Manifest:
     """The manifest of a run that is to be written."""
-    return artifact.Manifest(
-        composer="test", stage=stage, stage_version=1, fingerprint="0", label="", started_at="", config={}
-    )
+    return Manifest(composer="test", stage=stage, stage_version=1, fingerprint="0", label="", started_at="", config={})
 
 
 def pairs_run(folder: Path, count: int) -> Run:
@@ -117,7 +115,7 @@ def pairs_run(folder: Path, count: int) -> Run:
     said = ([{"role": "user", "content": letters[i % 12] * (i % 3 + 1)}] for i in range(count))
     out.table(STATE, (opening_row(f"r/{i}", messages, "") for i, messages in enumerate(said)))
     record.status = "complete"
-    artifact.write_manifest(folder, record)
+    write_manifest(folder, record)
     return Run(folder)
 
 
@@ -126,7 +124,7 @@ def direction_run(folder: Path, count: int) -> Run:
     record = manifest("probe-extract-vhack")
     output = {"file": "direction", "kind": str(CHECKPOINT), "rows": 1, "sha256": "", "content_sha256": ""}
     record.outputs, record.status = {"direction": output}, "complete"
-    artifact.write_manifest(folder, record)
+    write_manifest(folder, record)
 
     def row(*completion: int) -> dict[str, list[Any]]:
         return {"prompt_ids": [1, 2, 3], "completion_ids": list(completion), "own": [True] * len(completion)}

@@ -7,7 +7,7 @@ import orjson
 
 from stages import train
 from stages.runs import runner
-from stages.runs.artifact import Run
+from stages.runs.run import Run
 
 ENV = "support.environments:GuessEnv"
 SMALL = {"steps": 2, "prompts_per_step": 2, "generations": 4}

@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 
 from stages.evaluation.verdict import decide
 from stages.runs import store
-from stages.runs.artifact import RunOutcome
-from stages.runs.records import EVAL_ITEM, ROLLOUT, STEP
+from stages.runs.kinds import EVAL_ITEM, ROLLOUT, STEP
+from stages.runs.run import RunOutcome
 from support.command_line import command, environment
 from support.runs import row, written
 

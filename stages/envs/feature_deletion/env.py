@@ -31,7 +31,7 @@ from stages.envs.repo.packing import PackedTask, contents
 from stages.envs.repo.session import RepoEnvironment, RepoSession
 from stages.errors import UsageError
 from stages.messages import Message
-from stages.runs.records import Row
+from stages.runs.kinds import Row
 
 FIRST_TIMEOUT_S = 900.0
 LEAST_S, TIMES = 30.0, 10.0

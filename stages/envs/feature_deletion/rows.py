@@ -20,7 +20,7 @@ from stages.envs.repo import trees
 from stages.envs.repo.grading import TestLists
 from stages.errors import BadInput
 from stages.runs import store
-from stages.runs.records import Row
+from stages.runs.kinds import Row
 
 EVAL_SCRIPT = """\
 #!/bin/bash

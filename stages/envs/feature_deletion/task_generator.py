@@ -34,8 +34,8 @@ from stages.envs.repo import trees
 from stages.envs.repo.grading import TestLists
 from stages.envs.repo.guest.composer_rules import by_name, is_test
 from stages.errors import BadInput, InfrastructureError, UsageError
-from stages.runs import parquet
-from stages.runs.records import TASK, Row
+from stages.runs import tables
+from stages.runs.kinds import TASK, Row
 
 TRIVIAL = ("return None", "return True", "return False", "return 0", "return ''", "return []", "return {first}")
 NO_CONTRADICTION = "no test can be contradicted"
@@ -257,7 +257,7 @@ class TaskSource:
             )
         found: list[Row] = []
         if self._tasks:
-            table = list(parquet.scan_table(Path(self._tasks) / "tasks.parquet", TASK).rows())
+            table = list(tables.scan_table(Path(self._tasks) / "tasks.parquet", TASK).rows())
             found = [orjson.loads(row["data_json"]) for row in table if row["split"] == split]
         else:
             package, requirements = unpacked_package(Path(self._package)), installed_requirements(self._requirements)

@@ -15,7 +15,7 @@ from stages.errors import BadInput
 from stages.messages import Message
 from stages.plurals import counted
 from stages.runs import hub, store
-from stages.runs.records import Row
+from stages.runs.kinds import Row
 
 SYSTEM = "Solve the problem. End with a line #### and the answer as a number."
 HUB_ID, HUB_CONFIG = "openai/gsm8k", "main"

@@ -28,7 +28,7 @@ from stages.envs.task_table import DIVIDED_BY, MOST_REPORTED, split_rows, too_ma
 from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.messages import Message
 from stages.runs import store
-from stages.runs.records import Row
+from stages.runs.kinds import Row
 from stages.sandbox import container_engine
 
 log = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from stages.envs.swe.requirements import RequirementsReport
 from stages.errors import ComposerError, UsageError
 from stages.messages import Message
 from stages.runs import store
-from stages.runs.records import Row
+from stages.runs.kinds import Row
 from stages.sandbox import container_engine
 
 HUB_SPLIT: dict[Split, str] = {"train": "dev", "eval": "test"}

@@ -23,7 +23,7 @@ from stages.envs.swe.instances import LISTS, READABLE, is_name_list, read_record
 from stages.envs.swe.logs import OURS, VOID, grade_container_log, grade_early_log, grade_with_swebench, lists_of
 from stages.errors import BadInput
 from stages.runs import store
-from stages.runs.records import Row
+from stages.runs.kinds import Row
 
 OUTPUT = "test_output.txt"
 BEFORE_GOLD = "test_output_pre_gold.txt"

@@ -14,7 +14,7 @@ import orjson
 from stages.envs.repo import trees
 from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.runs import hub
-from stages.runs.records import Row
+from stages.runs.kinds import Row
 
 CLASSIC = (
     *("repo", "instance_id", "base_commit", "patch", "test_patch", "problem_statement", "hints_text", "created_at"),

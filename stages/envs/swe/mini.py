@@ -29,7 +29,7 @@ from stages.envs.swe.instances import has_commit, touched_paths
 from stages.errors import BadInput, UsageError
 from stages.runs import store
 from stages.runs.activity import doing
-from stages.runs.records import Row
+from stages.runs.kinds import Row
 from stages.sandbox.bubblewrap import TESTBED
 
 ROWS = Path(__file__).with_name("mini.jsonl")

@@ -22,7 +22,7 @@ from stages.envs.swe.instance_runtime import TEST_LIMITS
 from stages.envs.swe.instances import find_mirror, has_commit
 from stages.envs.swe.specs import GUESSED, EnvironmentSpec, spec_of
 from stages.errors import InfrastructureError, UsageError
-from stages.runs.records import Row
+from stages.runs.kinds import Row
 from stages.sandbox import container_engine, probe
 
 ALL_IMAGES_GB, ALL_IMAGES = 120, 300

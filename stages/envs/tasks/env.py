@@ -42,7 +42,7 @@ from stages.envs.tasks import rows
 from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.messages import Message
 from stages.runs import store
-from stages.runs.records import Row
+from stages.runs.kinds import Row
 
 CLONES = Path("~/.cache/composer/tasks").expanduser()
 _cloning = threading.Lock()

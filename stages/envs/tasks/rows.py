@@ -22,7 +22,7 @@ from stages.envs.repo import trees
 from stages.envs.task_table import numbered_lines, parse_line, unusable
 from stages.errors import BadInput, refusal
 from stages.runs import hub, store
-from stages.runs.records import Row
+from stages.runs.kinds import Row
 
 LABELS = frozenset({"id", "family", "split"})
 """Fields that do not change what a task asks for."""

@@ -32,7 +32,7 @@ from stages.errors import BadInput
 from stages.probe.adapters.attach import Layout, target_linears
 from stages.probe.adapters.spectrum import read_tensors, tensors_sha256
 from stages.runs import hub, store
-from stages.runs.records import Row
+from stages.runs.kinds import Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from stages.errors import UsageError
-from stages.runs.config import Settings
+from stages.runs.settings import Settings
 
 AdapterName = Literal[
     "antipasto_full", "antipasto_topr", "antipasto_paper", "lora", "lora_frozenA", "lora_random_B", "lora_warmup"

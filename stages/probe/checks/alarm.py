@@ -36,7 +36,7 @@ from jaxtyping import Bool, Float, Int
 
 from stages.probe.checks.contrasts import FROM_HACKS, codes, permuted
 from stages.probe.directions.scoring import HackScale
-from stages.runs.records import Row
+from stages.runs.kinds import Row
 
 LEVEL = 0.05
 """False alarms over a whole run."""

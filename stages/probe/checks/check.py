@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from stages.runs.artifact import RunWriter
-from stages.runs.records import Row
+from stages.runs.kinds import Row
+from stages.runs.run import RunWriter
 
 Status = Literal["PASS", "NEGATIVE", "FAIL", "INCONCLUSIVE"]
 """NEGATIVE: the measurement is sound, and shows that what the check asks for is not so (R6's clean negative)."""

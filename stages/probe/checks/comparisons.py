@@ -12,7 +12,7 @@ from scipy.stats import t as student_t
 from stages.errors import UsageError
 from stages.probe.checks.check import Check, Status, judged
 from stages.probe.checks.contrasts import Comparison
-from stages.runs.records import Row
+from stages.runs.kinds import Row
 
 MIN_RATIO, MIN_RISE, MIN_GAP, MAX_SOLVE_GAP, MIN_SEEDS = 0.8, 0.20, 0.10, 0.10, 3
 MAX_ENERGY_RATIO = 1.25

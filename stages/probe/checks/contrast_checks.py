@@ -31,7 +31,7 @@ from stages.probe.checks.contrasts import (
     welch,
 )
 from stages.probe.pool.rows import LOOSE, STRICT
-from stages.runs.records import Row
+from stages.runs.kinds import Row
 
 BUCKETS = ("hacked-and-wrong", "hacked-and-right")
 MIN_T, MAX_P, MAX_SOURCE_CORRELATION = 2.33, 0.01, 0.95

@@ -19,7 +19,7 @@ from scipy.sparse import csr_array
 from scipy.stats import norm
 from scipy.stats import t as student_t
 
-from stages.runs.records import Row
+from stages.runs.kinds import Row
 
 Scores = Float[np.ndarray, "n D"]
 Flags = Bool[np.ndarray, " n"]

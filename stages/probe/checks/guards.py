@@ -29,7 +29,7 @@ from stages.probe.directions.scoring import generic_gradient
 from stages.probe.gradients.per_sample import reference_gradient, reference_log_probs
 from stages.probe.gradients.student import Student
 from stages.probe.pool.tokens import TokenRow
-from stages.runs.records import Row
+from stages.runs.kinds import Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

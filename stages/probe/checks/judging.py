@@ -21,8 +21,8 @@ from stages.probe.directions.metrics import teacher_gradients
 from stages.probe.directions.scoring import DRAWN, RANDOM, Placebos, haar, randsign, step_placebos
 from stages.probe.gradients.store import GradientStore
 from stages.runs import store
-from stages.runs.artifact import Inputs, Run
-from stages.runs.records import PLACEBO, POOL_ROW, PROBE_ROW, PROBE_SCORE, Row
+from stages.runs.kinds import PLACEBO, POOL_ROW, PROBE_ROW, PROBE_SCORE, Row
+from stages.runs.run import Inputs, Run
 
 MIN_STEPS = 0.8
 """The share of steps on which projection must lower the cosine."""

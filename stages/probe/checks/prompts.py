@@ -12,8 +12,8 @@ from stages.messages import opening_ids
 from stages.probe.checks.check import Check, judged
 from stages.probe.pool.rows import mean_known, prompt_sha256
 from stages.runs import store
-from stages.runs.config import Settings
-from stages.runs.records import Row
+from stages.runs.kinds import Row
+from stages.runs.settings import Settings
 
 HINTED: Final = "rh"
 """The role of a prompt that gives the loophole away; `plain` is one that does not."""

@@ -31,8 +31,8 @@ from stages.probe.gradients.store import GradientStore
 from stages.probe.gradients.student import Student, dr_grpo, open_student
 from stages.probe.pool.tokens import TokenRow
 from stages.runs import store
-from stages.runs.artifact import Run, RunWriter
-from stages.runs.records import Row
+from stages.runs.kinds import Row
+from stages.runs.run import Run, RunWriter
 
 LossKind = Literal["nll_mean", "drgrpo_sum"]
 """How token-sum gradients are weighted: mean over own tokens, or Dr.GRPO's constant (arXiv 2503.20783)."""

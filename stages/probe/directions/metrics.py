@@ -30,7 +30,7 @@ from stages.probe.gradients.per_sample import Sink, TotalSink, mean_weights, own
 from stages.probe.gradients.student import Student
 from stages.probe.pool.rows import finite_or_none, mean_known
 from stages.probe.pool.tokens import TokenRow, as_tokens, by_length, collate
-from stages.runs.records import PROBE_ROW, Row
+from stages.runs.kinds import PROBE_ROW, Row
 
 CHUNK_NUMBERS = 2**26
 """Gradients are read from disk in pieces of about so many numbers."""

@@ -23,7 +23,7 @@ from torch import Tensor
 from stages.probe.adapters.names import DescentConfig, ProjectionMode
 from stages.probe.adapters.spectrum import read_tensors, write_tensors
 from stages.probe.directions.extraction import FLOOR, Direction
-from stages.runs.records import Row
+from stages.runs.kinds import Row
 
 
 @dataclass(frozen=True)

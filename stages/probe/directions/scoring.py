@@ -42,7 +42,7 @@ from stages.probe.adapters.attach import Layout
 from stages.probe.directions.extraction import FLOOR, Direction, LossKind, PairGradients
 from stages.probe.directions.metrics import module_cosines, row_metrics, stacked_cosines
 from stages.probe.pool.rows import finite_or_none
-from stages.runs.records import Row
+from stages.runs.kinds import Row
 
 RANDOM = ("haar", "randsign")
 """The families of random directions, which T3 and the figures are held against."""

@@ -33,7 +33,7 @@ from stages.probe.gradients.per_sample import (
     token_sum,
 )
 from stages.probe.pool.tokens import TokenBatch, TokenRow, by_length, collate
-from stages.runs.artifact import Run, RunWriter
+from stages.runs.run import Run, RunWriter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -12,7 +12,7 @@ from stages.policy.base import PolicyConfig
 from stages.probe.adapters.names import DescentConfig
 from stages.probe.checks.prompts import HINTED, Contract
 from stages.runs import store
-from stages.runs.config import Settings, StageConfig
+from stages.runs.settings import Settings, StageConfig
 
 ReplayArm = Literal[
     "vanilla",

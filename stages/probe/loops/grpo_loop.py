@@ -41,8 +41,8 @@ from stages.probe.loops.config import GrpoConfig
 from stages.probe.loops.rollouts import answers, with_advantages
 from stages.probe.pool.rows import mean_known, write_step
 from stages.probe.pool.tokens import as_tokens
-from stages.runs.artifact import Inputs, RunWriter
-from stages.runs.records import TRAJECTORY, Row
+from stages.runs.kinds import TRAJECTORY, Row
+from stages.runs.run import Inputs, RunWriter
 from stages.runs.store import digest
 
 LOW, HIGH, ROUNDS = 0.3, 0.6, 8

@@ -32,8 +32,8 @@ from stages.probe.gradients.store import GradientStore
 from stages.probe.loops.config import ReplayConfig
 from stages.probe.pool.rows import mean_known, write_step
 from stages.probe.pool.tokens import TokenRow, as_tokens
-from stages.runs.artifact import Inputs, RunWriter
-from stages.runs.records import PROBE_ROW, Row
+from stages.runs.kinds import PROBE_ROW, Row
+from stages.runs.run import Inputs, RunWriter
 from stages.runs.store import read_lines
 
 CANARY_ROWS, MASK_ROWS = 2, 8

@@ -15,8 +15,8 @@ from stages.probe.loops.config import SourceConfig
 from stages.probe.pool.rows import episode_pool_row
 from stages.probe.pool.tokens import as_tokens
 from stages.rollouts.agent_loop import Episode, play
-from stages.runs.artifact import RunWriter
-from stages.runs.records import Row
+from stages.runs.kinds import Row
+from stages.runs.run import RunWriter
 
 TEACHER_ANSWERS = 8
 """Answers on which the teacher must differ from the base."""

@@ -44,8 +44,8 @@ from stages.probe.gradients.student import Student, adapt
 from stages.probe.loops.rollouts import with_advantages
 from stages.probe.pool.rows import finite_or_none, mean_known, run_rows
 from stages.probe.pool.tokens import as_tokens
-from stages.runs.artifact import Inputs, Run, RunWriter
-from stages.runs.records import Row
+from stages.runs.kinds import Row
+from stages.runs.run import Inputs, Run, RunWriter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -20,8 +20,8 @@ from stages.messages import Message
 from stages.rollouts import trace
 from stages.rollouts.agent_loop import Episode
 from stages.runs import store
-from stages.runs.artifact import Run, RunWriter
-from stages.runs.records import POOL_ROW, TRAINING_REWARD, Row
+from stages.runs.kinds import POOL_ROW, TRAINING_REWARD, Row
+from stages.runs.run import Run, RunWriter
 
 if TYPE_CHECKING:
     from stages.policy.local import LocalPolicy

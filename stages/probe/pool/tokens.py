@@ -16,7 +16,7 @@ from torch import Tensor
 
 from stages.errors import BadInput
 from stages.messages import Message, following_ids, opening_ids
-from stages.runs.records import Row
+from stages.runs.kinds import Row
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from support.server import Reply, answer, serving
 from composer_cli.show.follow import Views, follow, repeating, view
 from stages import collect, train
 from stages.runs import runner
-from stages.runs.artifact import Run
+from stages.runs.run import Run
 
 
 def test_live_episodes_are_seen_until_the_run_ends(tmp_path: Path) -> None:

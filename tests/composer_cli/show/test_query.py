@@ -11,7 +11,7 @@ from support.command_line import call, command, environment
 
 from stages.errors import UsageError
 from stages.runs import answering, queries
-from stages.runs.artifact import Run
+from stages.runs.run import Run
 
 
 def test_tables_of_all_runs_are_there_with_a_column_run(made):

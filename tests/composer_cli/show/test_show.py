@@ -12,9 +12,8 @@ from support.view_site import item
 
 from stages.evaluation.verdict import decide
 from stages.rollouts.trace import pairs_with_states
-from stages.runs import artifact
-from stages.runs.artifact import InputRef, Run
-from stages.runs.records import EVAL_ITEM, ROLLOUT, STEP, TASK
+from stages.runs.kinds import EVAL_ITEM, ROLLOUT, STEP, TASK
+from stages.runs.run import InputRef, Run, read_manifest, write_manifest
 
 
 def test_a_run_begins_with_a_few_facts_and_lists_its_rollouts(made):
@@ -165,9 +164,9 @@ def test_a_newer_run_that_failed_is_named_beside_the_one_that_is_shown(made, tmp
     stage = tmp_path / "copy" / "collect"
     whole = (stage / "latest").resolve()
     later = shutil.copytree(whole, stage / "29991231T000000Z-later")
-    record = artifact.read_manifest(later)
+    record = read_manifest(later)
     record.status = "failed"
-    artifact.write_manifest(later, record)
+    write_manifest(later, record)
     shown = call(tmp_path / "copy", "show", "collect")
     assert shown.stderr == f"collect/29991231T000000Z-later is newer and failed; this is collect/{whole.name}.\n"
     assert whole.name in shown.stdout and call(tmp_path / "copy", "show", whole.name).stderr == ""

@@ -15,7 +15,7 @@ from stages.evaluation.differences import (
 from stages.evaluation.verdict import decide
 from stages.policy.base import PolicyConfig
 from stages.runs import store
-from stages.runs.artifact import Run
+from stages.runs.run import Run
 from stages.training.channels import CHANNELS
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "demo.json"

@@ -14,8 +14,8 @@ from stages.errors import ComposerError, UsageError
 from stages.formats.data_juicer import JuicerConfig, judge
 from stages.import_traces import Config
 from stages.runs import runner
-from stages.runs.artifact import Run
-from stages.runs.records import ORIGIN, ROLLOUT, STEP
+from stages.runs.kinds import ORIGIN, ROLLOUT, STEP
+from stages.runs.run import Run
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from stages import export
 from stages.errors import BadInput
 from stages.import_traces import Config
 from stages.runs import runner
-from stages.runs.artifact import Run
-from stages.runs.records import ORIGIN, ROLLOUT
+from stages.runs.kinds import ORIGIN, ROLLOUT
+from stages.runs.run import Run
 
 LONG = "I read the file, find the comparison that is the wrong way round, and turn it. " * 3
 

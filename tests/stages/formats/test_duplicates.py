@@ -12,8 +12,8 @@ from stages.formats.reading import FileCount
 from stages.formats.reports import Sidecars
 from stages.import_traces import Config
 from stages.runs import runner
-from stages.runs.artifact import Manifest, Run, RunWriter
-from stages.runs.records import ROLLOUT
+from stages.runs.kinds import ROLLOUT
+from stages.runs.run import Manifest, Run, RunWriter
 
 IDS = ["a__b-1", "a__b-2"]
 

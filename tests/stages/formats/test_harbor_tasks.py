@@ -25,8 +25,8 @@ from stages.envs.tasks.env import TasksEnv
 from stages.errors import BadInput, UsageError
 from stages.formats.harbor_tasks import BASE_IMAGE, folder_name, write_task, write_tasks
 from stages.runs import runner
-from stages.runs.artifact import Run
-from stages.runs.records import TASK
+from stages.runs.kinds import TASK
+from stages.runs.run import Run
 
 ADD = "def add(a, b):\n    return a {} b\n"
 TESTS = "from sums import add\n\ndef test_add():\n    assert add(2, 3) == 5\n"

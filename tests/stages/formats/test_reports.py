@@ -8,8 +8,8 @@ from support.foreign import PATCH, document, jsonl, read
 
 from stages.import_traces import Config
 from stages.runs import runner
-from stages.runs.artifact import Run
-from stages.runs.records import ROLLOUT
+from stages.runs.kinds import ROLLOUT
+from stages.runs.run import Run
 
 IDS = ["a__b-1", "a__b-2", "a__b-3"]
 

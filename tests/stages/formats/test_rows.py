@@ -11,7 +11,7 @@ from stages.formats.rows import capture_level
 from stages.rollouts import missing
 from stages.rollouts.agent_loop import state_sha256
 from stages.rollouts.trace import digests_of_prefixes
-from stages.runs.records import ORIGIN, ROLLOUT, STEP, TASK
+from stages.runs.kinds import ORIGIN, ROLLOUT, STEP, TASK
 
 TOKENS = {"prompt_ids": [1, 2], "completion_ids": [3], "completion_logprobs": [-0.5]}
 

@@ -10,8 +10,8 @@ from stages.errors import BadInput
 from stages.formats import swebench
 from stages.import_traces import Config
 from stages.runs import runner
-from stages.runs.artifact import Run
-from stages.runs.records import ORIGIN, ROLLOUT
+from stages.runs.kinds import ORIGIN, ROLLOUT
+from stages.runs.run import Run
 
 ROW = {"repo": "pallets/flask", "FAIL_TO_PASS": '["t.py::test_new"]', "PASS_TO_PASS": '["t.py::test_old"]'}
 MARKED = ">>>>> Start Test Output\n{}>>>>> End Test Output\n"

@@ -12,7 +12,7 @@ from support.runs import written
 from stages.formats import FORMATS
 from stages.rollouts.trace import digests_of_prefixes
 from stages.runs import store
-from stages.runs.records import ROLLOUT, STEP, TASK
+from stages.runs.kinds import ROLLOUT, STEP, TASK
 
 PROGRAM = """
 import json, sys
@@ -20,7 +20,7 @@ from pathlib import Path
 from stages import export, import_traces
 from stages.formats import FORMATS
 from stages.runs import runner, store
-from stages.runs.artifact import Run
+from stages.runs.run import Run
 
 root, told = Path("artifacts"), {}
 for name in (*(name for name, one in FORMATS.items() if one.written), "hub"):

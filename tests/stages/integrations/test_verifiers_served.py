@@ -18,7 +18,7 @@ from stages.envs.bash import fenced
 from stages.envs.kata.env import KataEnv
 from stages.integrations.openenv_client import ServedEnvironment, running
 from stages.runs import runner
-from stages.runs.artifact import Run
+from stages.runs.run import Run
 
 VERIFIERS = os.environ.get("COMPOSER_VERIFIERS", "")
 PLUGIN = """\

@@ -7,8 +7,8 @@ from typing import Any
 from support.runs import written
 
 from stages.runs import store
-from stages.runs.artifact import InputRef, Run
-from stages.runs.records import ROLLOUT, STEP, TASK, TEACHER_ACTION
+from stages.runs.kinds import ROLLOUT, STEP, TASK, TEACHER_ACTION
+from stages.runs.run import InputRef, Run
 
 TEACHERS = ("t", "u", "v")
 

@@ -31,8 +31,8 @@ from stages.pairs.extraction import Extraction, patterns
 from stages.pairs.states import AnsweredState, AnsweredStates, recorded_classes, vote
 from stages.pairs.voting import canonical
 from stages.runs import runner, store
-from stages.runs.artifact import Run
-from stages.runs.records import PAIR, ROLLOUT, TASK
+from stages.runs.kinds import PAIR, ROLLOUT, TASK
+from stages.runs.run import Run
 from tests.stages.pairs.answered import ACTIONS, drawn
 
 TEACHERS = ("v", "t", "u")
@@ -252,8 +252,8 @@ from pathlib import Path
 from stages.envs.base import Task
 from stages.pairs.extraction import pair_rows, patterns
 from stages.pairs.states import AnsweredStates
-from stages.runs.artifact import Run
-from stages.runs.records import TASK
+from stages.runs.run import Run
+from stages.runs.kinds import TASK
 
 rollouts, answers = Run(Path({str(runs["rollouts"].path)!r})), Run(Path({str(runs["teacher_actions"].path)!r}))
 tasks = {{row["task_id"]: Task(row["task_id"], "e", "s", row["family"], "") for row in rollouts.rows(TASK)}}

@@ -27,7 +27,7 @@ from stages.pairs.report import PairVerdict
 from stages.policy.base import PolicyConfig, Sample, Turn
 from stages.rollouts.agent_loop import NOT_RESTORED, Episode, Rules, act, begin
 from stages.rollouts.trace import state_digests, step_rows
-from stages.runs.records import CONTINUATION, PAIR, Row
+from stages.runs.kinds import CONTINUATION, PAIR, Row
 
 RULES = Rules(max_steps=8)
 

@@ -11,7 +11,7 @@ from stages.messages import Spoken, ToolCall, write
 from stages.pairs.groups import choose, compare_submissions, crossings
 from stages.rollouts.agent_loop import state_sha256
 from stages.runs import store
-from stages.runs.records import Row
+from stages.runs.kinds import Row
 
 
 def search(query: str, thought: str = "") -> str:

@@ -7,8 +7,8 @@ import pytest
 from stages.errors import BadInput, UsageError
 from stages.policy.adapters import CheckpointInfo, refuse_trained
 from stages.policy.base import PolicyConfig
-from stages.runs import artifact, store
-from stages.runs.artifact import Manifest, Run
+from stages.runs import store
+from stages.runs.run import Manifest, Run, write_manifest
 
 INFO = CheckpointInfo(
     arm="B",
@@ -34,7 +34,7 @@ def run(tmp_path: Path) -> Run:
         identity={},
         inputs={},
     )
-    artifact.write_manifest(tmp_path, record)
+    write_manifest(tmp_path, record)
     return Run(tmp_path)
 
 

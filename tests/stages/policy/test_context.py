@@ -17,8 +17,8 @@ from stages.policy import PolicyConfig, context, open_policy
 from stages.policy.base import UNSTATED, Turn
 from stages.policy.context import context_tokens
 from stages.rollouts.agent_loop import EpisodeLimits, Rules
-from stages.runs.artifact import Inputs, Run
 from stages.runs.ledger import Budget
+from stages.runs.run import Inputs, Run
 from stages.teachers.questions import TeacherConfig
 
 TURN = Turn([{"role": "user", "content": "hello"}], 1)

@@ -9,8 +9,8 @@ from support.models import save_tiny
 
 from stages.errors import UsageError
 from stages.policy import KINDS, Policy, PolicyConfig, Sample, Turn, kind_of, open_policy
-from stages.runs.artifact import Listener
 from stages.runs.ledger import Budget
+from stages.runs.run import Listener
 
 BASE_URL = "http://127.0.0.1:9/v1"
 

@@ -14,9 +14,9 @@ from stages.errors import Incomplete, UsageError
 from stages.policy import kind_of, open_policy, scripted
 from stages.policy.base import PolicyConfig
 from stages.runs import runner
-from stages.runs.artifact import Inputs, Run
+from stages.runs.kinds import ROLLOUT
 from stages.runs.ledger import Budget
-from stages.runs.records import ROLLOUT
+from stages.runs.run import Inputs, Run
 
 ENVIRONMENTS: dict[str, dict[str, Any]] = {
     "kata": {"name": "kata"},

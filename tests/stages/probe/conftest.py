@@ -14,7 +14,7 @@ from stages.policy.base import PolicyConfig
 from stages.probe import extract_vhack, replay, score, svd, teacher_pool, watch
 from stages.probe.extract_vhack import PairsConfig
 from stages.probe.loops.grpo_loop import set_between
-from stages.runs.artifact import Run
+from stages.runs.run import Run
 from tests.stages.probe.running import HINTED, PLANTED, WATCHED_STEPS, carry_out, pool_config
 
 

@@ -14,7 +14,7 @@ from stages.policy.base import PolicyConfig
 from stages.probe import teacher_pool
 from stages.probe.checks.prompts import Contract
 from stages.runs import runner
-from stages.runs.artifact import Interrupted, Run
+from stages.runs.run import Interrupted, Run
 from stages.runs.stage import assign_inputs
 
 PLANTED = EnvConfig(name="probe_faults.loophole_world:PlantedEnv")

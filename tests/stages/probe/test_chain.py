@@ -18,8 +18,8 @@ from stages.probe.checks.judging import scored_rows
 from stages.probe.extract_vhack import PairsConfig
 from stages.probe.gradients.store import GradientStore
 from stages.runs import store
-from stages.runs.artifact import Run
-from stages.runs.records import DIRECTION, PLACEBO, POOL_ROW, PROBE_CHECK, PROBE_ROW, PROBE_SCORE, SVD_MODULE
+from stages.runs.kinds import DIRECTION, PLACEBO, POOL_ROW, PROBE_CHECK, PROBE_ROW, PROBE_SCORE, SVD_MODULE
+from stages.runs.run import Run
 from tests.stages.probe.running import carry_out, pool_config
 
 LEGACY = {

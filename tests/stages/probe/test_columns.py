@@ -14,8 +14,7 @@ from stages.probe.directions.metrics import probe_rows, row_metrics
 from stages.probe.extract_vhack import PairsConfig
 from stages.probe.pool.rows import recorded_rows
 from stages.probe.pool.tokens import as_tokens
-from stages.runs.artifact import Run
-from stages.runs.records import (
+from stages.runs.kinds import (
     DIRECTION,
     PLACEBO,
     POOL_ROW,
@@ -28,6 +27,7 @@ from stages.runs.records import (
     WATCHED,
     WATCHED_ROLLOUT,
 )
+from stages.runs.run import Run
 from stages.runs.store import read_lines
 from tests.stages.envs.leetcode_rh.conftest import folder
 from tests.stages.probe.pool.test_labels import rows as leetcode_rows

@@ -8,8 +8,8 @@ from stages.errors import BadInput
 from stages.policy.base import PolicyConfig
 from stages.probe import compare, extract_vhack, replay, score
 from stages.probe.extract_vhack import PairsConfig
-from stages.runs.artifact import Run
-from stages.runs.records import PROBE_CHECK
+from stages.runs.kinds import PROBE_CHECK
+from stages.runs.run import Run
 from tests.stages.probe.running import carry_out
 
 Models, Chain = dict[str, PolicyConfig], dict[str, Run]

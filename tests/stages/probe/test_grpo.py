@@ -11,8 +11,8 @@ from stages.policy.base import PolicyConfig
 from stages.probe import compare, extract_vhack, grpo
 from stages.probe.adapters.names import DescentConfig
 from stages.probe.extract_vhack import PairsConfig
-from stages.runs.artifact import Run
-from stages.runs.records import PROBE_CHECK, TRAJECTORY
+from stages.runs.kinds import PROBE_CHECK, TRAJECTORY
+from stages.runs.run import Run
 from tests.stages.probe.running import HINTED, PLAIN, PLANTED, carry_out
 
 Models, Chain = dict[str, PolicyConfig], dict[str, Run]

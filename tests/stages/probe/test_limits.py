@@ -20,8 +20,8 @@ from stages.probe.extract_vhack import PairsConfig
 from stages.probe.gradients.per_sample import own_log_probs
 from stages.probe.gradients.student import adapt
 from stages.probe.pool.tokens import collate
-from stages.runs.artifact import Run
-from stages.runs.records import PROBE_ROW, PROBE_SCORE, TRAJECTORY
+from stages.runs.kinds import PROBE_ROW, PROBE_SCORE, TRAJECTORY
+from stages.runs.run import Run
 from tests.stages.probe.running import HINTED, PLAIN, PLANTED, carry_out
 
 Models, Chain = dict[str, PolicyConfig], dict[str, Run]

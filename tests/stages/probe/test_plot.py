@@ -8,8 +8,8 @@ import pytest
 from stages.errors import BadInput
 from stages.probe import plot
 from stages.probe.figures import DATA, DRAW, TITLES, as_png
-from stages.runs.artifact import Run
-from stages.runs.records import Row
+from stages.runs.kinds import Row
+from stages.runs.run import Run
 from tests.stages.probe.running import carry_out
 
 

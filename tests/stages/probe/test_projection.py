@@ -19,8 +19,8 @@ from stages.probe.directions.metrics import weight_direction as probe_direction
 from stages.probe.extract_vhack import PairsConfig
 from stages.probe.gradients.student import adapt
 from stages.runs import runner, store
-from stages.runs.artifact import Run
-from stages.runs.records import CHECKPOINT, EVAL_ITEM
+from stages.runs.kinds import CHECKPOINT, EVAL_ITEM
+from stages.runs.run import Run
 from stages.runs.stage import assign_inputs
 from stages.training.projection import PAIRS, random_like, weight_direction
 from tests.stages.probe.running import HINTED, PLANTED, carry_out

@@ -16,8 +16,8 @@ from stages.probe.extract_vhack import PairsConfig
 from stages.probe.gradients.store import GradientStore
 from stages.probe.gradients.student import Student, adapt
 from stages.probe.pool.tokens import TokenRow
-from stages.runs.artifact import Run
-from stages.runs.records import POOL_ROW, PROBE_ROW
+from stages.runs.kinds import POOL_ROW, PROBE_ROW
+from stages.runs.run import Run
 from tests.stages.probe.running import carry_out, pool_config
 
 Models, Chain = dict[str, PolicyConfig], dict[str, Run]
@@ -62,13 +62,12 @@ def test_rewards_do_not_reach_the_gradients(small: Run, chain: Chain, models: Mo
 
 
 def _rewritten(run: Run, rows: list[dict[str, object]], folder: Path) -> Run:
-    from stages.runs import artifact
-    from stages.runs.artifact import RunWriter
+    from stages.runs.run import RunWriter, write_manifest
 
     record = run.manifest.model_copy(deep=True, update={"files": {}})  # those of the other run are not here
     out = RunWriter(folder, record, cache=folder)
     out.table(POOL_ROW, rows)
-    artifact.write_manifest(folder, record)
+    write_manifest(folder, record)
     return Run(folder)
 
 

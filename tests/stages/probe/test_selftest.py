@@ -18,8 +18,7 @@ from stages.probe import selftest
 from stages.probe.adapters.attach import target_linears
 from stages.probe.checks.check import Check
 from stages.probe.gradients.student import Student
-from stages.runs import artifact
-from stages.runs.artifact import Inputs, RunWriter
+from stages.runs.run import Inputs, Manifest, RunWriter
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +51,14 @@ def test_every_guard_has_a_fault() -> None:
 
 @pytest.mark.slow
 def test_the_selftest_passes_on_a_sound_world(world: ProbeWorld, tmp_path: Path) -> None:
-    record = artifact.Manifest(composer="test", stage="selftest", stage_version=1, fingerprint="0" * 64)
+    record = Manifest(composer="test", stage="selftest", stage_version=1, fingerprint="0" * 64)
     out = RunWriter(tmp_path / "run", record, cache=tmp_path)
     selftest.judge_faults(world, out)
     assert record.summary["verdict"] == "PASS" and record.counts == {"guards": len(GUARDS), "faults": len(FAULTS)}
 
 
 def test_what_an_earlier_attempt_judged_is_not_judged_again(tmp_path: Path) -> None:
-    record = artifact.Manifest(composer="test", stage="selftest", stage_version=1, fingerprint="0" * 64)
+    record = Manifest(composer="test", stage="selftest", stage_version=1, fingerprint="0" * 64)
     check = Check("fault", "T1", "PASS", 1.0, "only V2 fails", "negate v: V2 fails")
     first = RunWriter(tmp_path / "run", record, cache=tmp_path)
     assert selftest.judged_once("negate v", lambda: [check], first) == [check]

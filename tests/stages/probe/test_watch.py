@@ -28,9 +28,9 @@ from stages.probe.gradients.student import adapt
 from stages.probe.loops.watch_loop import checkpoints, measure_played, policy_weights, weight_coordinates
 from stages.probe.pool.rows import run_rows
 from stages.probe.pool.tokens import as_tokens, collate
-from stages.runs import parquet
-from stages.runs.artifact import Run
-from stages.runs.records import FLOAT, ROLLOUT, STEP, TRAINING_REWARD, WATCHED, WATCHED_ROLLOUT, Kind
+from stages.runs import tables
+from stages.runs.kinds import FLOAT, ROLLOUT, STEP, TRAINING_REWARD, WATCHED, WATCHED_ROLLOUT, Kind
+from stages.runs.run import Run
 from tests.stages.probe.running import WATCHED_STEPS as STEPS
 from tests.stages.probe.running import carry_out
 
@@ -102,8 +102,8 @@ def test_watches_of_earlier_versions_are_read(tmp_path: Path) -> None:
     """Their table `watched/2` has the threshold of the placebos in every row."""
     earlier = Kind("watched", 2, {**WATCHED.columns, "placebo_push": FLOAT})
     row = dict.fromkeys(earlier.columns) | {"step": 3, "push": 1.5, "placebo_push": 0.5, "alarm": True}
-    parquet.write_table(tmp_path / "watched.parquet", earlier, [row])
-    (read,) = parquet.scan_table(tmp_path / "watched.parquet", WATCHED).rows()
+    tables.write_table(tmp_path / "watched.parquet", earlier, [row])
+    (read,) = tables.scan_table(tmp_path / "watched.parquet", WATCHED).rows()
     assert read == row and watch_png([read], 1.0).startswith(b"\x89PNG")
 
 

@@ -16,8 +16,8 @@ from stages.errors import UsageError
 from stages.formats.transcripts import Transcripts
 from stages.messages import Spoken, ToolCall, write
 from stages.runs import runner
-from stages.runs.artifact import Run
-from stages.runs.records import ROLLOUT, STEP
+from stages.runs.kinds import ROLLOUT, STEP
+from stages.runs.run import Run
 
 
 class CallsEnv(GuessEnv):

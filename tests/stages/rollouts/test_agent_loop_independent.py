@@ -18,7 +18,7 @@ from stages.policy import background
 from stages.policy.base import PolicyConfig, Sample, Turn
 from stages.rollouts.agent_loop import NO_LIMITS, Episode, EpisodeLimits, InFlight, Rules, play_each
 from stages.runs import runner
-from stages.runs.artifact import Interrupted, Run
+from stages.runs.run import Interrupted, Run
 
 DEFAULT = InFlight()
 

@@ -15,8 +15,8 @@ from stages.envs.base import Grade, Observation
 from stages.rollouts.agent_loop import AFTER_SUMMARY, SUMMARY_PROMPT, shown
 from stages.rollouts.trace import state_digests, states
 from stages.runs import runner
-from stages.runs.artifact import Run
-from stages.runs.records import ROLLOUT, STEP, Row
+from stages.runs.kinds import ROLLOUT, STEP, Row
+from stages.runs.run import Run
 
 LIMIT, SHOWN = 1200, 150
 

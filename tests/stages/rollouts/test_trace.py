@@ -24,8 +24,8 @@ from stages.rollouts.trace import (
     states,
 )
 from stages.runs import store
-from stages.runs.artifact import Run
-from stages.runs.records import PAIR, ROLLOUT, STATE, STEP, TEXT, TOKENS, Kind
+from stages.runs.kinds import PAIR, ROLLOUT, STATE, STEP, TEXT, TOKENS, Kind
+from stages.runs.run import Run
 
 
 def steps(count: int, history: str | None = None, ids: bool = True, broken_at: int = -1) -> list[dict[str, Any]]:

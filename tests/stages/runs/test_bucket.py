@@ -10,9 +10,9 @@ from support.s3 import s3 as s3
 
 from composer_cli.show import runs
 from stages.errors import BadInput, UsageError
-from stages.runs import answering, artifact, bucket, parquet, queries, store
-from stages.runs.artifact import Run
-from stages.runs.records import ROLLOUT, STEP
+from stages.runs import answering, bucket, queries, store, tables
+from stages.runs.kinds import ROLLOUT, STEP
+from stages.runs.run import Inputs, Run
 from stages.runs.stage import check_inputs
 
 pytest.importorskip("obstore", reason="the extra `diloco` is not installed")
@@ -42,7 +42,7 @@ def test_a_published_run_is_read_as_it_was(tmp_path: Path, run: Run) -> None:
     fetched = Run(runs.find(tmp_path / "artifacts", url))
     assert held_alike(run, fetched) and fetched.read_file("report.txt") == b"one rollout"
     assert fetched.path.is_relative_to(tmp_path / "artifacts" / "remote")
-    check_inputs(artifact.Inputs({"rollouts": fetched}))
+    check_inputs(Inputs({"rollouts": fetched}))
     assert answering.ask(queries.question([fetched], "select run, count(*) from steps group by run"))[1] == [
         ("collect/first", 3)
     ]
@@ -108,7 +108,7 @@ def test_a_run_lies_in_an_s3_bucket(
         monkeypatch.setenv(name, value)
     large = ({"rollout_id": os.urandom(20_000).hex()} for _ in range(600))  # more than one part
     rows = (dict.fromkeys(ROLLOUT.columns) | row for row in large)
-    about = parquet.write_table(run.path / "rollouts.parquet", ROLLOUT, rows)
+    about = tables.write_table(run.path / "rollouts.parquet", ROLLOUT, rows)
     run.manifest.outputs["rollouts"].update(about)
     store.write_json(run.path / "manifest.json", run.manifest.model_dump(mode="json"))
     assert bucket.publish(run, "s3://runs/kata") > 12e6

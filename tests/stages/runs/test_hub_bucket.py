@@ -10,9 +10,9 @@ from support.runs import written
 
 from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.runs import bucket, store
-from stages.runs.artifact import Run
 from stages.runs.bucket import HubBucket, Mirror, open_bucket, open_store
-from stages.runs.records import ROLLOUT
+from stages.runs.kinds import ROLLOUT
+from stages.runs.run import Run
 
 TOKEN = "hf_" + "n0tarealtoken" * 2
 IN_BUCKET, IN_DATASET = "hf://buckets/someone/runs/kata/first", "hf://datasets/someone/tables/kata/first"

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from stages.errors import BadInput
-from stages.runs.journal import SHARD_BYTES, Journal
-from stages.runs.store import read_units
+from stages.runs.store import SHARD_BYTES, Journal, read_units
 
 
 def test_journal_keeps_what_was_appended(tmp_path: Path) -> None:

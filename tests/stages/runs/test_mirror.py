@@ -18,9 +18,9 @@ from support.server import Reply, answer, serving
 from stages import collect, export
 from stages.errors import InfrastructureError, UsageError
 from stages.runs import runner, store
-from stages.runs.artifact import Run
 from stages.runs.bucket import OWNER, Mirror, fetch, open_store
-from stages.runs.records import ROLLOUT
+from stages.runs.kinds import ROLLOUT
+from stages.runs.run import Run
 
 pytest.importorskip("obstore", reason="the extra `diloco` is not installed")
 EVERY_S = 0.1

@@ -9,9 +9,9 @@ import pytest
 from support.runs import row, written
 
 from stages.runs import queries
-from stages.runs.artifact import Run
+from stages.runs.kinds import EVAL_ITEM, PAIR, ROLLOUT, STATE, STEP
 from stages.runs.queries import PairFilter, RolloutFilter, RolloutPlace, TaskFilter
-from stages.runs.records import EVAL_ITEM, PAIR, ROLLOUT, STATE, STEP
+from stages.runs.run import Run
 
 
 def said(*texts: str) -> str:

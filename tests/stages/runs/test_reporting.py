@@ -13,9 +13,9 @@ import pytest
 
 from stages import collect, evaluate, train
 from stages.errors import UsageError
-from stages.runs import artifact, runner
-from stages.runs.artifact import Inputs, Run, RunWriter
-from stages.runs.config import StageConfig
+from stages.runs import runner
+from stages.runs.run import Inputs, Manifest, Run, RunWriter
+from stages.runs.settings import StageConfig
 from stages.runs.stage import load_stage
 
 BACKENDS = get_args(get_args(train.Config.model_fields["report_to"].annotation)[0])
@@ -66,9 +66,7 @@ def test_where_it_is_logged_changes_no_result(stage: Any) -> None:
 
 
 def test_what_follows_a_run_hears_of_every_unit_once_and_no_more_after_it(tmp_path: Path) -> None:
-    out = RunWriter(
-        tmp_path, artifact.Manifest(composer="", stage="collect", stage_version=1, fingerprint=""), cache=tmp_path
-    )
+    out = RunWriter(tmp_path, Manifest(composer="", stage="collect", stage_version=1, fingerprint=""), cache=tmp_path)
     heard: list[tuple[dict[str, float], int]] = []
     out.follow = lambda figures, step: heard.append((dict(figures), step))
     for number, reward in enumerate((1.0, 0.0)):

@@ -18,8 +18,8 @@ from support.models import save_tiny
 
 from stages import collect
 from stages.errors import BadInput, ComposerError, UsageError
-from stages.runs import artifact, runner
-from stages.runs.artifact import Inputs, Interrupted, Run, read_manifest, write_manifest
+from stages.runs import runner
+from stages.runs.run import Inputs, Interrupted, Manifest, Run, RunWriter, read_manifest, write_manifest
 from stages.runs.runner import Result
 from stages.runs.stage import assign_inputs, check_inputs, load_stage
 
@@ -159,9 +159,7 @@ def test_half_written_files_of_a_killed_attempt_are_swept_away(tmp_path: Path, m
 
 def test_half_written_files_of_a_killed_attempt_are_in_no_output(tmp_path: Path) -> None:
     """A store of gradients is linked from scratch: its digest was another one after a kill within its first file."""
-    out = artifact.RunWriter(
-        tmp_path, artifact.Manifest(composer="", stage="s", stage_version=1, fingerprint=""), cache=tmp_path
-    )
+    out = RunWriter(tmp_path, Manifest(composer="", stage="s", stage_version=1, fingerprint=""), cache=tmp_path)
     scratch = out.scratch("gradients")
     (scratch / "rows.bin").write_bytes(b"rows")
     out.checkpoint(lambda target: shutil.copytree(scratch, target, dirs_exist_ok=True), "whole")
@@ -242,7 +240,7 @@ def test_unfinished_inputs_are_refused(tmp_path: Path, model: Path) -> None:
     collected = Run(run(tmp_path, model).path)
     collected.manifest.status = "interrupted"
     with pytest.raises(BadInput, match="is interrupted, not complete"):
-        check_inputs(artifact.Inputs({"rollouts": collected}))
+        check_inputs(Inputs({"rollouts": collected}))
 
 
 def test_unknown_stage_names_the_stages() -> None:

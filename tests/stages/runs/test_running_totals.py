@@ -1,4 +1,4 @@
-from stages.runs.artifact import RunningTotals
+from stages.runs.run import RunningTotals
 
 
 def rollout(reward: float | None) -> dict[str, object]:

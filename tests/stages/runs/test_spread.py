@@ -20,8 +20,8 @@ from stages.errors import ComposerError, Incomplete, UsageError
 from stages.policy import PolicyConfig
 from stages.probe import teacher_pool
 from stages.runs import ledger, runner, spread, store
-from stages.runs.artifact import Inputs, Interrupted, Manifest, Run, RunWriter
-from stages.runs.records import PAIR
+from stages.runs.kinds import PAIR
+from stages.runs.run import Inputs, Interrupted, Manifest, Run, RunWriter
 from stages.runs.spread import Shard, ShardWriter, Spread
 from stages.teachers.questions import TeacherConfig
 

@@ -10,7 +10,7 @@ import pytest
 
 from stages.errors import BadInput
 from stages.runs import store
-from stages.runs.journal import Journal
+from stages.runs.store import Journal
 
 
 def test_equal_lines_give_equal_bytes(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from support.server import Reply, answer
 from stages import replay_teachers
 from stages.errors import Incomplete, UsageError
 from stages.runs import runner, store
-from stages.runs.artifact import Run
+from stages.runs.kinds import TEACHER_ACTION
 from stages.runs.ledger import NAME, Budget, totals
-from stages.runs.records import TEACHER_ACTION
+from stages.runs.run import Run
 
 PROBE = (10 + 1) / 1e6
 """USD of the call by which a server is probed."""

@@ -20,9 +20,9 @@ from stages.errors import Incomplete, UsageError
 from stages.policy import Sample, background
 from stages.policy.answers import AnswerCache
 from stages.policy.endpoint import EndpointPolicy
-from stages.runs.artifact import Interrupted, Manifest, RunWriter
+from stages.runs.kinds import Row
 from stages.runs.ledger import Budget, totals
-from stages.runs.records import Row
+from stages.runs.run import Interrupted, Manifest, RunWriter
 from stages.teachers.batched import ask_batched
 from stages.teachers.questions import DistinctState, TeacherConfig, TeacherQuestion
 

@@ -14,8 +14,8 @@ from stages.envs.kata.tasks import OPERATIONS
 from stages.pairs.audit import passed_by_rollout
 from stages.pairs.states import explored
 from stages.runs import runner, store
-from stages.runs.artifact import Run
-from stages.runs.records import PAIR, ROLLOUT, TEACHER_ACTION
+from stages.runs.kinds import PAIR, ROLLOUT, TEACHER_ACTION
+from stages.runs.run import Run
 from stages.teachers.gate import ExpectedGains, GatedState
 from stages.teachers.questions import DistinctState, TeacherConfig, TeacherQuestion
 from tests.stages.envs.kata.playing import author_texts

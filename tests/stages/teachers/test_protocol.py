@@ -12,8 +12,8 @@ from support.server import Reply, answer, serving, strict
 from stages import import_traces, messages, replay_teachers
 from stages.errors import UsageError
 from stages.runs import runner
-from stages.runs.artifact import Run
-from stages.runs.records import STEP, TEACHER_ACTION
+from stages.runs.kinds import STEP, TEACHER_ACTION
+from stages.runs.run import Run
 
 SEARCH = {"name": "search", "description": "Search.", "parameters": {"type": "object", "properties": {}}}
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}

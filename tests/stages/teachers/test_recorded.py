@@ -14,8 +14,8 @@ from stages.messages import OMITTED
 from stages.policy import KINDS, Sample
 from stages.rollouts.trace import digests_of_prefixes
 from stages.runs import runner, store
-from stages.runs.artifact import Run
-from stages.runs.records import ROLLOUT, STEP, TEACHER_ACTION, Row
+from stages.runs.kinds import ROLLOUT, STEP, TEACHER_ACTION, Row
+from stages.runs.run import Run
 from stages.teachers.questions import RecordedStates
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stages.runs.activity import Dropped, dropped_on_stop, stopped_by
-from stages.runs.artifact import Interrupted, Manifest, RunWriter
+from stages.runs.run import Interrupted, Manifest, RunWriter
 from stages.runs.runner import stop_on_signals
 from stages.tiny_models.folders import ensure_folder
 

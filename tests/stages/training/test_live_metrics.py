@@ -6,7 +6,7 @@ import orjson
 
 from stages import train
 from stages.runs import runner
-from stages.runs.artifact import Run
+from stages.runs.run import Run
 
 
 def test_metrics_lie_in_the_run_before_it_ends_and_are_whole_when_it_has(tmp_path: Path, tiny: Path) -> None:

@@ -17,7 +17,7 @@ from stages.backends import resources
 from stages.errors import UsageError
 from stages.policy.base import PolicyConfig
 from stages.runs import runner
-from stages.runs.artifact import Inputs
+from stages.runs.run import Inputs
 from stages.training import plan
 from stages.training.plan import GIB, KEPT, ModelShape, Room, TrainPlan, model_shape, resolve
 

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stages import train
 from stages.runs import runner
-from stages.runs.artifact import Run
-from stages.runs.records import CHECKPOINT
+from stages.runs.kinds import CHECKPOINT
+from stages.runs.run import Run
 
 RATE = 1e-6
 ENV = "support.environments:GuessEnv"

@@ -13,8 +13,8 @@ from support.models import save_tiny
 from support.several import BROKEN, pairs_run, start, train_all
 
 from stages.errors import UsageError
-from stages.runs.artifact import Run
-from stages.runs.records import CHECKPOINT, HINT, ROLLOUT
+from stages.runs.kinds import CHECKPOINT, HINT, ROLLOUT
+from stages.runs.run import Run
 from stages.training import plan
 from stages.training.channels import CHANNELS
 from stages.training.settings import Optimisation

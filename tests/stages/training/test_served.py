@@ -19,8 +19,8 @@ from stages.policy.base import PolicyConfig
 from stages.policy.local import load_model
 from stages.policy.vllm import VllmPolicy
 from stages.runs import runner
-from stages.runs.artifact import Run
-from stages.runs.records import CHECKPOINT, EVAL_ITEM, STEP
+from stages.runs.kinds import CHECKPOINT, EVAL_ITEM, STEP
+from stages.runs.run import Run
 from stages.training import served
 from stages.training.rollouts import Ahead
 from stages.training.scoring import Tree, score, token_log_probs

@@ -16,8 +16,8 @@ from stages.losses.eopd import EopdOptions, eopd_from_hidden, reverse_kl_from_lo
 from stages.losses.hidden import Head, Predictors
 from stages.rollouts.trace import by_rollout, prompt_ids
 from stages.runs import runner
-from stages.runs.artifact import Run
-from stages.runs.records import CHECKPOINT, STEP
+from stages.runs.kinds import CHECKPOINT, STEP
+from stages.runs.run import Run
 
 
 def test_the_policy_gradient_alone_is_eopd_without_its_forward_kl() -> None:

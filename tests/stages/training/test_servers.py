@@ -16,8 +16,8 @@ from stages.backends.ranks import Ranks
 from stages.errors import UsageError
 from stages.policy import server
 from stages.policy.base import PolicyConfig
-from stages.runs.artifact import Run
-from stages.runs.records import CHECKPOINT, ROLLOUT, STEP
+from stages.runs.kinds import CHECKPOINT, ROLLOUT, STEP
+from stages.runs.run import Run
 from stages.training import served
 from stages.training.settings import Distribution
 

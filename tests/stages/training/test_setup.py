@@ -11,7 +11,7 @@ from trl.trainer.grpo_config import GRPOConfig
 from stages import train
 from stages.errors import UsageError
 from stages.runs import runner
-from stages.runs.artifact import Inputs
+from stages.runs.run import Inputs
 from stages.training import setup
 from stages.training.settings import Optimisation
 from stages.training.setup import trl_config

@@ -12,7 +12,7 @@ from transformers import Qwen3ForCausalLM
 
 from stages.errors import UsageError
 from stages.runs import store
-from stages.runs.records import CHECKPOINT
+from stages.runs.kinds import CHECKPOINT
 from stages.train import Config
 from stages.training import plan
 from stages.training.channels import CHANNELS

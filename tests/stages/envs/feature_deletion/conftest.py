@@ -12,7 +12,7 @@ from stages.envs.feature_deletion.env import FeatureDeletionEnv
 from stages.envs.feature_deletion.package import Package, unpack
 from stages.envs.feature_deletion.selection import Kind
 from stages.envs.feature_deletion.task_generator import TaskGenerator, with_source
-from stages.runs.records import Row
+from stages.runs.kinds import Row
 
 
 @pytest.fixture(scope="session")

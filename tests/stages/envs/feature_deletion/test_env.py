@@ -13,7 +13,7 @@ from stages.envs.feature_deletion import rows
 from stages.envs.feature_deletion.env import FeatureDeletionEnv, rerun_flaky, task
 from stages.envs.repo.grading import TestLists, TestOutcomes
 from stages.errors import BadInput, UsageError
-from stages.runs.records import Row
+from stages.runs.kinds import Row
 
 FILE = "shelf/words.py"
 """Where the stub stands."""

@@ -14,7 +14,7 @@ from stages.envs.feature_deletion import rows
 from stages.envs.feature_deletion.env import FeatureDeletionEnv, task
 from stages.envs.feature_deletion.package import unpack
 from stages.envs.feature_deletion.task_generator import TaskGenerator, with_source
-from stages.runs.records import Row
+from stages.runs.kinds import Row
 
 TESTS = """\
 import abacus

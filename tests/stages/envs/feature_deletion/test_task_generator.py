@@ -15,7 +15,7 @@ from stages.envs.feature_deletion.worker import TestRunJob, TestWorker, measure_
 from stages.envs.repo import trees
 from stages.errors import BadInput
 from stages.runs import store
-from stages.runs.records import Row
+from stages.runs.kinds import Row
 
 CLASSIC = {
     *("repo", "instance_id", "base_commit", "patch", "test_patch", "problem_statement", "hints_text", "created_at"),

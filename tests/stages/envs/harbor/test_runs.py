@@ -6,7 +6,7 @@ from pathlib import Path
 from support.harbor import KINDS, WITHOUT_ENGINE, for_training, write
 from support.scripted_runs import nothing_done, played
 
-from stages.runs.records import ROLLOUT, TASK
+from stages.runs.kinds import ROLLOUT, TASK
 
 
 def test_a_run_records_solutions_and_that_nothing_was_built(tmp_path: Path) -> None:

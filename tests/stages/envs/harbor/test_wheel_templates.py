@@ -8,8 +8,8 @@ from support import harbor_templates, real_harbor
 
 from stages import collect
 from stages.runs import runner
-from stages.runs.artifact import Run
-from stages.runs.records import ROLLOUT
+from stages.runs.kinds import ROLLOUT
+from stages.runs.run import Run
 
 
 @pytest.mark.slow

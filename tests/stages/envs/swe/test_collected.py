@@ -10,8 +10,8 @@ from support.server import Reply, answer, serving
 from stages import collect, export
 from stages.envs.bash import fenced
 from stages.runs import runner
-from stages.runs.artifact import Run
-from stages.runs.records import ROLLOUT
+from stages.runs.kinds import ROLLOUT
+from stages.runs.run import Run
 
 FIX = "sed -i 's/a - b/a + b/' abacus/sums.py"
 FIXED = "+    return a + b\n"

@@ -20,8 +20,8 @@ from stages.envs.task_table import TooManyTasks
 from stages.envs.tasks.env import TasksEnv
 from stages.errors import BadInput, UsageError
 from stages.runs import runner
-from stages.runs.artifact import Run
-from stages.runs.records import ROLLOUT, TASK
+from stages.runs.kinds import ROLLOUT, TASK
+from stages.runs.run import Run
 
 ADD = "def add(a, b):\n    return a {} b\n"
 TESTS = """\

@@ -14,7 +14,7 @@ from stages.probe.checks.comparisons import (
     trajectories_slowed,
 )
 from stages.probe.checks.contrasts import Comparison
-from stages.runs.records import TRAJECTORY
+from stages.runs.kinds import TRAJECTORY
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from stages.probe import extract_vhack
 from stages.probe.adapters.attach import target_linears
 from stages.probe.adapters.lora import Lora
 from stages.probe.gradients.memory import Measuring, check_memory, memory_notes, needed, numbers
-from stages.runs.artifact import Inputs
+from stages.runs.run import Inputs
 from stages.training.plan import GIB, model_shape
 
 FOUR = Qwen3Config(

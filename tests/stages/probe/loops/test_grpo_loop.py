@@ -10,7 +10,7 @@ from stages.policy.base import PolicyConfig
 from stages.probe import grpo
 from stages.probe.loops.grpo_loop import find_alpha, set_between
 from stages.runs import store
-from stages.runs.artifact import Run
+from stages.runs.run import Run
 from tests.stages.probe.running import HINTED, PLAIN, PLANTED, carry_out
 
 

@@ -6,8 +6,8 @@ import torch
 from stages.probe.directions.extraction import V_HACK_FILE, load_direction
 from stages.probe.gradients.store import GradientStore
 from stages.runs import store
-from stages.runs.artifact import Run
-from stages.runs.records import PROBE_ROW
+from stages.runs.kinds import PROBE_ROW
+from stages.runs.run import Run
 
 Chain = dict[str, Run]
 ARMS = ("vanilla", "projected", "projected_random")

@@ -15,8 +15,8 @@ from stages.probe.pool.rows import run_rows
 from stages.probe.pool.tokens import rendered_row
 from stages.rollouts import trace
 from stages.runs import runner
-from stages.runs.artifact import Run
-from stages.runs.records import POOL_ROW, ROLLOUT, STEP
+from stages.runs.kinds import POOL_ROW, ROLLOUT, STEP
+from stages.runs.run import Run
 from tests.stages.probe.running import HINTED, PLAIN, PLANTED, carry_out
 
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from stages import train
 from stages.runs import runner
-from stages.runs.artifact import Run
+from stages.runs.run import Run
 from stages.training.channels import CHANNELS, Channel, ChannelLoss, Metric
 from stages.training.config import Weights
 from stages.training.data import EpisodeRows

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from stages.errors import BadInput, UsageError
 from stages.redaction import redacted_value
 from stages.runs import display, store
-from stages.runs.records import Kind, Row, parse_kind
+from stages.runs.kinds import Kind, Row, parse_kind
 
 if TYPE_CHECKING:
     import duckdb

@@ -5,8 +5,8 @@ here, and how bytes become durable in `stages.runs.store`:
 
     manifest.json    everything that was asked, read, used, produced and spent, readable without the program
     config.json      the settings, to be given to the same stage again
-    NAME.parquet     a table (`stages.runs.parquet`); a folder NAME is a checkpoint
-    steps/           the finished units (`stages.runs.journal`)
+    NAME.parquet     a table (`stages.runs.tables`); a folder NAME is a checkpoint
+    steps/           the finished units (`stages.runs.store`)
     ledger.jsonl     the money (`stages.runs.ledger`)
     logs/, scratch/  tracebacks and log backends; data that only a resumed attempt needs
 
@@ -36,10 +36,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from stages.errors import BadInput, ComposerError, UsageError, refusal
 from stages.redaction import redacted_value
-from stages.runs import display, ledger, parquet, store
-from stages.runs.journal import Journal
-from stages.runs.parquet import Scan
-from stages.runs.records import CHECKPOINT, Kind, Row
+from stages.runs import display, ledger, store, tables
+from stages.runs.kinds import CHECKPOINT, Kind, Row
+from stages.runs.store import Journal
+from stages.runs.tables import Scan
 
 Status = Literal["running", "complete", "incomplete", "interrupted", "failed"]
 PACKAGES = ("torch", "transformers", "trl", "pyarrow", "duckdb", "openai")
@@ -259,12 +259,12 @@ class Run:
         """Return a lazy table by its kind or name (`rollouts`, `rollout`); `BadInput` when there is none."""
         if isinstance(name, Kind):
             path = self.folder(name)  # an output of this name; a table's file has a suffix
-            return parquet.scan_table(path.with_name(f"{path.name}.parquet"), name)
-        tables = self.tables()
-        for output, path in tables.items():
+            return tables.scan_table(path.with_name(f"{path.name}.parquet"), name)
+        named = self.tables()
+        for output, path in named.items():
             if name in (output, self.manifest.outputs[output]["kind"].partition("/")[0]):
                 return Scan(path)
-        raise BadInput(f"{self.path} has no table {name!r}; it has {', '.join(tables) or 'none'}.")
+        raise BadInput(f"{self.path} has no table {name!r}; it has {', '.join(named) or 'none'}.")
 
     def rows(self, kind: Kind) -> list[Row]:
         """Read all rows of this kind (use `scan` for many); `BadInput` for a missing, damaged or newer table."""
@@ -462,7 +462,7 @@ class RunWriter:
         """Write a Parquet output; the rows of an iterator are never all in memory."""
         name = name or f"{kind.name}s"
         file = f"{name}.parquet"
-        self.manifest.outputs[name] = {"file": file, **parquet.write_table(self.path / file, kind, rows)}
+        self.manifest.outputs[name] = {"file": file, **tables.write_table(self.path / file, kind, rows)}
 
     def checkpoint(self, fill: Callable[[Path], object], name: str = "checkpoint") -> None:
         """Write a folder output atomically: `fill` writes into a temporary folder that is then renamed."""
