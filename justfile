@@ -1,4 +1,4 @@
-# The things one does here. `./dev RECIPE` makes sure of .venv first.
+# Recipes for development. `./dev RECIPE` installs .venv first where it is missing or stale.
 
 export PATH := justfile_directory() / ".venv/bin:" + env("PATH")
 
@@ -22,17 +22,21 @@ test *ARGS:
 # Run lint and all tests, also those that take minutes or start servers, engines, browsers and a Ray cluster.
 test-all *ARGS: (extra "ray") (_lint-and-test ARGS)
 
-# Without a cache mypy takes a minute of one core, so the tests run meanwhile.
+# Without a cache mypy takes a minute of one core, so the tests run meanwhile. Prints wall and processor time at the end.
 _lint-and-test WORDS:
     #!/bin/sh
+    begun=$(date +%s)
     just _style || exit
-    said=$(mktemp)
-    just _types >"$said" 2>&1 & types=$!
+    log=$(mktemp)
+    just _types >"$log" 2>&1 & types=$!
     {{ pytest }} {{ WORDS }}
-    tests=$?
-    wait $types || { tests=1; cat "$said"; }
-    rm "$said"
-    exit $tests
+    code=$?
+    wait $types || { code=1; cat "$log"; }
+    times >"$log" # of this shell's finished children, and theirs
+    awk -v wall=$(($(date +%s) - begun)) 'NR == 2 { split($1, user, /[ms]/); split($2, system, /[ms]/)
+        printf "lint and tests: %d s wall, %d s user, %d s system\n", wall, 60 * user[1] + user[2], 60 * system[1] + system[2] }' "$log"
+    rm "$log"
+    exit $code
 
 # Disturb stages, chains and workers at random moments, KILLS times in all, by signals and full disks, and compare their artifacts with undisturbed ones.
 crash KILLS="100" *ARGS: (extra "ray")
@@ -88,8 +92,8 @@ docs: (extra "docs")
     @echo "{{ justfile_directory() }}/site/index.html"
     @if [ -t 1 ] && [ -z "${CI:-}" ]; then python -m webbrowser "file://{{ justfile_directory() }}/site/index.html" || true; fi
 
-# Tests wait for servers and sandboxes about half of their time, so four processes keep two cores busy.
-at_once := "-n 4 --dist loadfile"
+# Three processes keep two cores busy, since tests wait for servers and sandboxes. Files that took longest the last time begin first (tests/conftest.py).
+at_once := "-n 3 --dist loadfile --no-loadscope-reorder"
 pytest := one_thread + " python -m pytest " + at_once
 
 # Small models are fastest on one thread.
@@ -97,49 +101,48 @@ one_thread := "OMP_NUM_THREADS=1"
 
 # Find a planted hack with the gradient probe, from models to verdict: 0 PASS, 1 FAIL, 3 INCONCLUSIVE.
 [no-exit-message]
-probe-uat *ARGS:
-    @{{ one_thread }} composer run --preset probe-uat {{ if ARGS =~ "--clean" { "" } else { "--resume" } }} {{ ARGS }}
+probe-uat *ARGS: (_preset "probe-uat" ARGS)
 
 # The same chain at the smallest sizes.
 [no-exit-message]
-probe-smoke *ARGS:
-    @{{ one_thread }} composer run --preset probe-smoke {{ if ARGS =~ "--clean" { "" } else { "--resume" } }} {{ ARGS }}
+probe-smoke *ARGS: (_preset "probe-smoke" ARGS)
 
 # Whether GRPO learns the planted hack, and whether projection slows it (R5).
 [no-exit-message]
-probe-grpo *ARGS:
-    @{{ one_thread }} composer run --preset probe-grpo {{ if ARGS =~ "--clean" { "" } else { "--resume" } }} {{ ARGS }}
+probe-grpo *ARGS: (_preset "probe-grpo" ARGS)
 
 # The same chain and its trajectories in a LoRA's coordinates.
 [no-exit-message]
-probe-lora *ARGS:
-    @{{ one_thread }} composer run --preset probe-lora {{ if ARGS =~ "--clean" { "" } else { "--resume" } }} {{ ARGS }}
+probe-lora *ARGS: (_preset "probe-lora" ARGS)
 
 # The direction that the GRPO loss gives for pairs, beside that of the likelihood, on the same rows.
 [no-exit-message]
-probe-contrastive *ARGS:
-    @{{ one_thread }} composer run --preset probe-contrastive {{ if ARGS =~ "--clean" { "" } else { "--resume" } }} {{ ARGS }}
+probe-contrastive *ARGS: (_preset "probe-contrastive" ARGS)
 
 # Sample a pool: answers of a hacking teacher, of the same teacher without its hint, and of the base model, on N problems.
 [no-exit-message]
 probe-teacher-pool N *ARGS:
     @{{ one_thread }} composer probe teacher-pool {{ if ARGS =~ "--clean" { "" } else { "--resume" } }} --set problems={{ N }} {{ ARGS }}
 
-# Let the student learn from the newest pool in N steps, every row's gradient measured.
+# Train the student on the newest pool in N steps and measure the gradient of every row.
 [no-exit-message]
 probe-vanilla-replay N *ARGS: (_replay "vanilla" N ARGS)
 
-# The same with the hack direction taken out of gradient and update.
+# The same with the hack direction removed from gradient and update.
 [no-exit-message]
 probe-projected-replay N *ARGS: (_replay "projected" N ARGS)
 
 [no-exit-message]
-_replay ARM N *ARGS:
+_preset NAME ARGS:
+    @{{ one_thread }} composer run --preset {{ NAME }} {{ if ARGS =~ "--clean" { "" } else { "--resume" } }} {{ ARGS }}
+
+[no-exit-message]
+_replay ARM N ARGS:
     @{{ one_thread }} composer probe svd --quiet --resume >&2
     @{{ one_thread }} composer probe extract-vhack --quiet --resume --from probe-svd >&2
     @{{ one_thread }} composer probe replay --arm {{ ARM }} {{ if ARGS =~ "--clean" { "" } else { "--resume" } }} --set steps={{ N }} --from probe-teacher-pool --from probe-extract-vhack --from probe-svd {{ ARGS }}
 
-# Break every guard of the probe in turn, and see that it alone turns red.
+# Break every guard of the probe in turn, and check that exactly this guard reports it.
 [no-exit-message]
 probe-selftest *ARGS:
     @{{ one_thread }} composer probe selftest {{ if ARGS =~ "--clean" { "" } else { "--resume" } }} {{ ARGS }}

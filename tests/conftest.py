@@ -5,6 +5,8 @@ import gc
 import os
 import subprocess
 import sys
+import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -31,6 +33,25 @@ gc.disable()
 Composer = Callable[..., subprocess.CompletedProcess[str]]
 
 
+SECONDS = "composer/seconds"
+"""Where pytest's cache keeps the seconds of each file's tests in the last run."""
+LAST_S = 60
+seconds: dict[str, float] = defaultdict(float)
+ended: dict[str, float] = {}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with the files that took longest the last time, so that none of them runs alone at the end."""
+    known = config.cache.get(SECONDS, {})
+    items.sort(key=lambda item: -known.get(item.location[0], 0.0))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Add up what each file takes, and when it ended."""
+    seconds[report.location[0]] += report.duration
+    ended[report.location[0]] = time.monotonic()
+
+
 def pytest_collection_finish() -> None:
     """Set aside from the garbage collector whatever exists before the first test."""
     gc.freeze()
@@ -38,9 +59,13 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say at the end of a whole run what it could not test for want of an installation."""
+    """Report at the end of a complete run which files ran last, and what is not installed and so was not tested."""
     if config.args_source is pytest.Config.ArgsSource.ARGS:
         return
+    config.cache.set(SECONDS, {**config.cache.get(SECONDS, {}), **seconds})
+    last = [file for file in seconds if ended[file] > time.monotonic() - LAST_S]
+    rows = (f"{file} {seconds[file]:.0f} s" for file in sorted(last, key=lambda file: -seconds[file])[:5])
+    terminalreporter.write_line(f"running in the last {LAST_S} s: {', '.join(rows)}")
     missing = {real_vllm.MISSING: real_vllm.interpreter() is None, ray_nodes.MISSING: not ray_nodes.INSTALLED}
     for sentence in (sentence for sentence, absent in missing.items() if absent):
         terminalreporter.write_line(sentence, yellow=True, bold=True)

@@ -71,6 +71,20 @@ def graph() -> grimp.ImportGraph:
     return grimp.build_graph(*PACKAGES, include_external_packages=True)
 
 
+def circles(graph: grimp.ImportGraph) -> list[tuple[str, str]]:
+    """The pairs of modules that import each other, directly or not."""
+    below = {module: graph.find_upstream_modules(module) for module in graph.modules}
+    return [(a, b) for a, others in below.items() for b in others if a < b and a in below[b]]
+
+
+def test_modules_do_not_import_each_other_in_a_circle() -> None:
+    """Imports inside functions count, those for type checking alone do not."""
+    graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True)
+    assert circles(graph) == []
+    graph.add_import(importer="stages.runs.kinds", imported="stages.collect")
+    assert ("stages.collect", "stages.runs.kinds") in circles(graph)
+
+
 def test_imports_go_in_one_direction(graph: grimp.ImportGraph) -> None:
     assert broken(graph) == set()
 

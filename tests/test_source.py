@@ -1,7 +1,8 @@
-"""Who may open files, and whether the maps of packages are whole."""
+"""Rules for every source file: who opens files, which files a package lists, a class name is used once."""
 
 import ast
 import re
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -28,11 +29,20 @@ MAY_OPEN = {
 """Where files are opened, and which. Everything else reads and writes through `stages.runs`."""
 
 
+def test_a_class_name_is_used_once():
+    places = defaultdict(list)
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and node.name != "Config":  # a stage's settings are called Config
+                places[node.name].append(str(path.relative_to(ROOT)))
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}
+
+
 def test_a_stage_has_the_name_of_its_entry():
     assert [load_stage(name).name for name in STAGES] == list(STAGES)
 
 
-def test_files_are_opened_where_it_is_said():
+def test_files_are_opened_only_where_the_list_allows_it():
     found = {str(path.relative_to(ROOT)): opens(path.read_text()) for path in SOURCES if "guest" not in path.parts}
     offenders = {file for file, calls in found.items() if calls and not file.startswith(tuple(MAY_OPEN))}
     assert offenders == set()
