@@ -19,8 +19,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     copy = folder / "source"
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.split(b"\0")
+    lines = (ROOT / ".containerignore").read_text().splitlines()
+    shipped = {line[1:] for line in lines if line.startswith("!")}  # what the Containerfile builds from
     for name in filter(None, map(os.fsdecode, tracked)):
-        if name.startswith(("stages/", "composer_cli/", "composer_post_training/", "examples/")) or "/" not in name:
+        if name.partition("/")[0] in shipped:
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             if (ROOT / name).is_symlink():
                 (copy / name).symlink_to(os.readlink(ROOT / name))
