@@ -11,9 +11,9 @@ from typing import Any
 import orjson
 
 from stages.errors import BadInput
-from stages.policy import adapters, background, base, hub
+from stages.policy import adapters, background, base
 from stages.policy.base import UNSTATED, PolicyConfig
-from stages.runs import store
+from stages.runs import hub, store
 
 FIELDS = ("max_model_len", "context_length", "context_window", "max_context_length")
 AGAIN_S = 60.0

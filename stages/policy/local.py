@@ -16,10 +16,10 @@ from transformers.utils import logging
 
 from stages.errors import BadInput, UsageError
 from stages.messages import following_ids, opening_ids, pin_settings
-from stages.policy import adapters, base, dialect, hub, sampling
+from stages.policy import adapters, base, dialect, sampling
 from stages.policy.base import UNSTATED, PolicyConfig, Sample, Turn
 from stages.policy.dialect import canonical
-from stages.runs import store
+from stages.runs import hub, store
 from stages.runs.activity import doing
 from stages.runs.ledger import Budget
 from stages.runs.run import Listener

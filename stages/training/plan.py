@@ -20,9 +20,9 @@ from typing import Any
 
 from stages.backends import resources
 from stages.errors import UsageError
-from stages.policy import adapters, base, context, hub, require_source
+from stages.policy import adapters, base, context, require_source
 from stages.policy.base import PolicyConfig
-from stages.runs import reporting
+from stages.runs import hub, reporting
 from stages.training.channels import CHANNELS
 from stages.training.config import Config
 from stages.training.settings import Optimisation
