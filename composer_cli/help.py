@@ -20,7 +20,7 @@ BASIC_SETTINGS = (
     *("seed", "env.name", "env.options", "max_steps", "tasks", "samples", "temperature"),
     *("policy.model", "policy.base_url", "policy.api_key_env", "policy.temperature", "policy.max_tokens"),
     *(f"teachers.N.{key}" for key in ("name", "model", "base_url", "api_key_env", "max_tokens")),
-    *("teachers.N.usd_per_mtok_in", "teachers.N.usd_per_mtok_out", "gate.rule", "batch"),
+    *("teachers.N.usd_per_mtok_in", "teachers.N.usd_per_mtok_out", "gate.rule"),
     # train
     *("arm", "weights.*", "optimisation.steps", "optimisation.prompts_per_step", "optimisation.generations"),
     *("optimisation.learning_rate", "adapter.rank", "pairs.per_step"),
@@ -35,7 +35,7 @@ BASIC_SETTINGS = (
 """Keys of settings, with * for any part."""
 RARE_OPTIONS = (
     *("seed", "out", "on", "trust", "json", "verbose", "quiet", "watch", "artifacts", "dj", "diloco"),
-    *("replicas", "batch", "tune", "plan"),
+    *("replicas", "tune", "plan"),
 )
 """Names of a stage's options that only `--help --all` shows."""
 

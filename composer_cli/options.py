@@ -141,9 +141,6 @@ PolicyOfAll = Annotated[
 Teachers = Annotated[
     Path | None, typer.Option("--teachers", metavar="FILE", help="A TOML file with one [[teachers]] table a teacher.")
 ]
-Batch = Annotated[
-    bool, typer.Option("--batch", help="Short for --set batch=true: in batches, within a day, at a lower price.")
-]
 Arm = Annotated[str | None, typer.Option("--arm", metavar="NAME", help="Short for --set arm=NAME.")]
 Dj = Annotated[
     str | None, typer.Option("--dj", metavar="RECIPE", help="Short for --set dj.recipe=RECIPE, a Data-Juicer recipe.")

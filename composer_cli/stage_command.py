@@ -35,7 +35,6 @@ class StageCommand(HelpCommand):
             "words": not STAGES[self._stage()].positionals,
             "plan": stage.study is None,
             "limit": stage.limit_setting is None,
-            "batch": "batch" not in keys,
             "trust": not any(name.rpartition(".")[2] == "api_key_env" for name in keys),
             "on": stage.work is None,
             "watch": not stage.shows_progress,
@@ -101,7 +100,6 @@ def command_function(stage: str) -> Callable[..., None]:
         env: options.Env = None,
         policy: options.Policy = None,
         teachers: options.Teachers = None,
-        batch: options.Batch = False,
         arm: options.Arm = None,
         dj: options.Dj = None,
         diloco: options.DilocoStore = None,
@@ -134,7 +132,7 @@ def command_function(stage: str) -> Callable[..., None]:
         console = Console(quiet, watch=watch)
         positionals, named = read_positionals(stage, words or [])
         values = {"env.name": env, "policy.model": policy, "arm": arm, "dj.recipe": dj, "seed": seed}
-        values |= {"diloco.store": diloco, "diloco.replicas": replicas, "batch": batch or None}
+        values |= {"diloco.store": diloco, "diloco.replicas": replicas}
         configuration = launch.configure(
             stage, config or [], positionals, values, teachers, limit, set_ or [], console.tell, trust=trust
         )

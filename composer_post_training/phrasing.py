@@ -21,7 +21,7 @@ from stages import STAGES, command_words
 from stages.errors import ComposerError, UsageError
 from stages.runs.run import Interrupted
 
-FLAGS = ("resume", "clean", "trust", "batch")
+FLAGS = ("resume", "clean", "trust")
 """Options without a value."""
 VALUED = ("artifacts", "config", "from", "max-cost", "on", "out", "port", "preset", "set", *SHORTCUTS)
 """Options with a value; those of other programs stay as they are."""

@@ -100,8 +100,6 @@ class TeacherConfigWords(TypedDict, total=False):
     timeout_s: float
     max_attempts: int
     name: str
-    batch_price: float
-    batch_poll_s: float
 
 
 class GateConfigWords(TypedDict, total=False):
@@ -116,7 +114,6 @@ class ReplayTeachersWords(TypedDict, total=False):
     teachers: Path | str | Sequence[TeacherConfigWords | Mapping[str, Any]]
     samples: int
     gate: GateConfigWords | Mapping[str, Any]
-    batch: bool
     min_answered: float
     max_usd_per_trace: float
     max_p95_latency_s: float

@@ -57,8 +57,6 @@ class Config(StageConfig):
     """Answers of every teacher to one state; more than one makes sense with a temperature above 0."""
     gate: GateConfig = GateConfig()
     """Whether expensive teachers are asked only where they can matter."""
-    batch: bool = False
-    """Ask servers in batches: within a day instead of at once, at the share `batch_price` of a teacher's price."""
     min_answered: float = Field(default=0.8, ge=0.0, le=1.0, json_schema_extra={"affects_results": False})
     """Least share of complete answers for the run to pass."""
     max_usd_per_trace: float = Field(default=5.0, gt=0, json_schema_extra={"affects_results": False})
@@ -74,10 +72,8 @@ class Config(StageConfig):
         names = [teacher.name for teacher in self.teachers]
         if len(set(names)) < len(names):
             raise ValueError(f"teachers: two teachers have the same name: {sorted(names)}")
-        if self.deal == "teachers" and (self.gate.rule != "off" or self.gate.failed_only or self.batch):
-            raise ValueError(
-                'deal = "teachers" asks all at once, and gate and batch decide on the way whom to ask; take "local"'
-            )
+        if self.deal == "teachers" and (self.gate.rule != "off" or self.gate.failed_only):
+            raise ValueError('deal = "teachers" asks all at once, and a gate decides step by step; set "local"')
         return self
 
     def label(self) -> str:
@@ -141,11 +137,11 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
                 # Workers will ask the servers; what these accept is recorded here, in the run's own manifest.
                 probe_servers(asked, policies, out)
                 out.spread([[question.key for question in questions] for questions in asked.values()], "answers")
-            ask_all(asked, policies, out, batch=config.batch)
+            ask_all(asked, policies, out)
         else:
             passed = passed_by_rollout(inputs.one("rollouts").scan(ROLLOUT).rows(PASSED_COLUMNS))
             taken = recorded.steps()
-            spared = ask_gated(asked, taken, policies, config.teachers, config.gate, passed, out, batch=config.batch)
+            spared = ask_gated(asked, taken, policies, config.teachers, config.gate, passed, out)
         answers = AnswerSummary(recorded.rollout_ids())
         keys = (question.key for questions in asked.values() for question in questions)
         out.table(TEACHER_ACTION, map(answers.add, (record["answer"] for record in out.journal.read(keys))))

@@ -9,7 +9,6 @@ answers.py - the cache of paid answers, each with a digest
 billing.py - what a call costs: a server's bill, checked against its request and its answer
 context.py - the longest answer of a model where no setting limits it
 client.py - HTTP requests through openai's client, and responses read as samples or typed errors
-batches.py - many requests to a server in one file, at a lower price
 scripted.py - policies without a model, which check an environment: its own solutions, and nothing
 vllm.py - a model behind a vLLM server: token ids in, token ids and log-probs out; how such a server is started
 server.py - a model server as a child process, and the lock around scoring requests on a CPU

@@ -47,15 +47,10 @@ RAW = {"X-Stainless-Raw-Response": "true", "Content-Type": "application/json"}
 """Headers of openai's `with_raw_response`: return the response unparsed."""
 CONNECT_S = 10.0
 """Seconds to connect; a server that needs longer counts as unreachable, however slow its answers may be."""
-BATCH_S = 1800.0
-"""Seconds for a request about a batch: its file may have 200 MB."""
-MOST_BATCHES = 10_000
-"""Batches of a server's list that are looked through; it comes in pages, and a page may name a next one for ever."""
 BODY_BYTES = 64 * 2**20
 """Bytes of a response, decompressed, unless the request is given a limit of its own."""
 TOKEN_BYTES = 4096
 """Bytes of an answer for each of its tokens: 20 alternatives with their log-probs take half as many."""
-FILE_BYTES = 2**30
 
 
 class Unreachable(Exception):
@@ -156,41 +151,6 @@ class Client:
         # httpx2 would try encodings at every look at a header.
         request.headers.encoding = "utf-8"
         return request
-
-    async def find_or_create_batch(self, lines: bytes, metadata: Mapping[str, str]) -> str:
-        """Return the id of the batch with these metadata; without one, upload `lines` and make it.
-
-        lines: requests, one per line.
-        """
-        with _bounded(BODY_BYTES), _typed_errors(), _well_formed():
-            async with asyncio.timeout(BATCH_S):
-                number = 0
-                async for known in self._client.batches.list(limit=100):
-                    if metadata.items() <= (known.metadata or {}).items():
-                        return known.id
-                    number += 1
-                    if number == MOST_BATCHES:
-                        raise Broken(f"its list of batches does not end after {number}")
-                file = await self._client.files.create(file=("requests.jsonl", lines), purpose="batch")
-                batch = await self._client.batches.create(
-                    input_file_id=file.id,
-                    endpoint="/v1/chat/completions",
-                    completion_window="24h",
-                    metadata=dict(metadata),
-                )
-        return batch.id
-
-    async def batch(self, batch_id: str) -> dict[str, Any]:
-        """Return the server's record of a batch."""
-        with _bounded(BODY_BYTES), _typed_errors(), _well_formed():
-            async with asyncio.timeout(BATCH_S):
-                return (await self._client.batches.retrieve(batch_id)).to_dict()
-
-    async def file(self, file_id: str, most_bytes: int = FILE_BYTES) -> bytes:
-        """Return the content of a file."""
-        with _bounded(most_bytes), _typed_errors():
-            async with asyncio.timeout(BATCH_S):
-                return redacted_bytes((await self._client.files.content(file_id)).content)
 
 
 _MOST_BYTES: ContextVar[int] = ContextVar("most_bytes", default=BODY_BYTES)
@@ -293,15 +253,6 @@ def _typed_errors() -> Iterator[None]:
         if not _of_aiohttp(error):
             raise
         raise Broken(redacted(str(error))) from None  # what came is not HTTP; openai does not wrap this error
-
-
-@contextmanager
-def _well_formed() -> Iterator[None]:
-    """Raise `Broken` for a record that openai's client cannot read: it expects what the protocol has."""
-    try:
-        yield
-    except (openai.APIResponseValidationError, ValueError, TypeError, AttributeError, KeyError) as error:
-        raise Broken(f"its answer is malformed: {redacted(str(error))[:200]}") from None
 
 
 def _is_refused(failed: BaseException) -> bool:

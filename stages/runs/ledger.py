@@ -36,7 +36,7 @@ from stages.runs.store import GroupCommit
 NAME = "ledger.jsonl"
 ROUNDING = 1e-9
 """The relative amount by which a bill may exceed its reservation, through the rounding of floats."""
-ABOUT = ("model", "batch", "shard", "teacher")
+ABOUT = ("model", "shard", "teacher")
 """Keys that describe a call."""
 
 
@@ -140,7 +140,7 @@ class Budget:
     def take_up(self, **about: Any) -> Reservation | None:
         """Hold again what an earlier attempt left open for a call of this description; None where it left none.
 
-        For work that continues after the process has ended (a batch at a provider, a shard) and is billed afterwards.
+        For work that continues after the process has ended (a shard) and is billed afterwards.
         """
         with self._lock:
             for call, line in self._left.items():

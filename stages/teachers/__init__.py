@@ -2,7 +2,6 @@
 
 questions.py - the teacher table, the distinct states of a run on disk, and one question per state, teacher and sample
 asking.py - all questions asked: servers concurrently on the event loop, local models batch by batch
-batched.py - questions to a server in batches (OpenAI's batch API), found again after a kill
 gate.py - expensive teachers asked only where their answers can change a pair
 proposing.py - a model asked which features of a package to delete
 """

@@ -3,7 +3,7 @@
 An answer is written to the run as soon as it arrives, so that a resumed run asks only for what is missing.
 """
 
-from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import wait
 from itertools import groupby
 from threading import Event
@@ -24,11 +24,10 @@ PreparedQuestion = tuple[TeacherQuestion, Turn]
 """A question with its messages in memory, from here to the end of its rollout."""
 
 
-def ask_all(asked: QuestionsByTeacher, policies: Policies, out: RunWriter, *, batch: bool = False) -> None:
+def ask_all(asked: QuestionsByTeacher, policies: Policies, out: RunWriter) -> None:
     """Ask all questions without an answer and write each answer as it arrives.
 
-    batch: use the batch API of servers, at its price. Before its first question a server is probed for the request
-    fields that it accepts, and the result is recorded.
+    Before its first question a server is probed for the request fields that it accepts, and the result is recorded.
     """
 
     def answer(batch: list[TeacherQuestion]) -> list[tuple[str, Row, bool]]:
@@ -39,7 +38,7 @@ def ask_all(asked: QuestionsByTeacher, policies: Policies, out: RunWriter, *, ba
 
     halted = Event()
     theirs = {name: questions for name, questions in asked.items() if isinstance(policies[name], AsyncPolicy)}
-    requests = background.start(_ask_servers(theirs, policies, out, halted, batch))
+    requests = background.start(_ask_servers(theirs, policies, out, halted))
     try:
         for name, questions in asked.items():
             if name not in theirs and questions:
@@ -52,9 +51,7 @@ def ask_all(asked: QuestionsByTeacher, policies: Policies, out: RunWriter, *, ba
         raise
 
 
-async def _ask_servers(
-    asked: QuestionsByTeacher, policies: Policies, out: RunWriter, halted: Event, batch: bool
-) -> None:
+async def _ask_servers(asked: QuestionsByTeacher, policies: Policies, out: RunWriter, halted: Event) -> None:
     """Ask all questions without an answer, one chain per rollout and teacher."""
     missing = {name: sum(not out.finished(q.key) for q in questions) for name, questions in asked.items()}
     await _probe({name: policies[name] for name, number in missing.items() if number}, out)
@@ -65,16 +62,8 @@ async def _ask_servers(
         if halted.is_set():
             raise Interrupted
 
-    works: list[Coroutine[Any, Any, None]] = []
     servers: dict[str, Any] = dict(policies)
     total = sum(map(len, asked.values()))
-    if batch:
-        from stages.teachers.batched import ask_batched  # imports openai, which is slow
-
-        # A vLLM server has no batch API.
-        waiting = {name: list(q) for name, q in asked.items() if len(q) and not policies[name].config.served}
-        works = [ask_batched(questions, servers[name], out, check, _unit) for name, questions in waiting.items()]
-        missing = {name: number for name, number in missing.items() if name not in waiting}
     done = total - sum(missing.values())
     written = GroupCommit[tuple[str, Row, bool]](out.write_all)  # one fsync for all answers that wait for one
 
@@ -87,8 +76,7 @@ async def _ask_servers(
     # A chain is one conversation in order: each prompt begins with the one before, which the provider then has cached.
     queues = [(servers[name], _chains(asked[name], out)) for name, number in missing.items() if number]
     if queues:
-        works.append(ask_chains(queues, lambda asked: asked[1], answered, check))
-    await background.gather(works)
+        await ask_chains(queues, lambda asked: asked[1], answered, check)
 
 
 def probe_servers(asked: QuestionsByTeacher, policies: Policies, out: RunWriter) -> None:

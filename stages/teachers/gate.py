@@ -101,8 +101,6 @@ def ask_gated(
     gate: GateConfig,
     passed: Mapping[str, bool | None],
     out: RunWriter,
-    *,
-    batch: bool = False,
 ) -> Counter[str]:
     """Ask the teachers that the gate admits; return the number of questions not asked, by reason.
 
@@ -119,7 +117,7 @@ def ask_gated(
     majority = len(order) // 2 + 1
     everywhere = {digest for digest in states if gate.rule == "off" or explored(digest, gate.explore)}
     # Fewer teachers than a majority of all could not decide anything.
-    _ask({d: order if d in everywhere else order[:majority] for d in states}, states, policies, out, batch)
+    _ask({d: order if d in everywhere else order[:majority] for d in states}, states, policies, out)
     for place in range(majority, len(order)):
         before, name = order[:place], order[place]
         gains = ExpectedGains([states[digest] for digest in states if digest in everywhere], before, name)
@@ -135,7 +133,7 @@ def ask_gated(
                 wanted[digest] = [name]
             else:
                 spared[state.situation(before)] += len(state.questions[name])
-        _ask(wanted, states, policies, out, batch)
+        _ask(wanted, states, policies, out)
     return +spared
 
 
@@ -190,12 +188,11 @@ def _ask(
     states: Mapping[str, GatedState],
     policies: Policies,
     out: RunWriter,
-    batch: bool,
 ) -> None:
     """Ask teachers in states, and enter their answers, of this or an earlier attempt, into `states`."""
     names = list(dict.fromkeys(chain.from_iterable(wanted.values())))
     asked = {n: [q for d, whom in wanted.items() if n in whom for q in states[d].questions[n]] for n in names}
-    ask_all(asked, policies, out, batch=batch)
+    ask_all(asked, policies, out)
     for digest, whom in wanted.items():
         for name in whom:
             rows = [(out.journal.get(q.key) or {})["answer"] for q in states[digest].questions[name]]

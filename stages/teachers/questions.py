@@ -39,10 +39,6 @@ class TeacherConfig(PolicyConfig):
     temperature: float = Field(default=0.0, ge=0.0)
     concurrency: int = Field(default=32, gt=0, json_schema_extra={"affects_results": False})
     """Largest number of requests in flight to a server; the actual number adapts to the server."""
-    batch_price: float = Field(default=0.5, gt=0.0, le=1.0)
-    """Price of an answer in a batch, as a share of the price of a single answer."""
-    batch_poll_s: float = Field(default=30.0, gt=0.0, json_schema_extra={"affects_results": False})
-    """Seconds between two status requests for a batch."""
 
 
 def dependent_votes(teachers: Sequence[TeacherConfig], rollouts: Run) -> list[str]:

@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -16,11 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.batch_server import BatchServer, serving_batches
 from support.models import save_tiny
 from support.server import Reply, Server, answer, serving
 
-from stages.runs.kinds import TEACHER_ACTION
 from stages.runs.run import Run
 
 SOURCE = r"""
@@ -215,52 +212,6 @@ def compare_any(clock: Clock, tmp_path: Path, words: Sequence[str]) -> None:
         assert process.returncode in (0, 1, 3), said
         found.append((process.returncode, content(run(tmp_path / name, "evaluate"))))
     assert found[0] == found[1]
-
-
-def test_batches_that_are_found_again_a_day_before_they_were_made(clock: Clock, tmp_path: Path) -> None:
-    def reply(body: dict[str, Any], number: int) -> Reply:
-        return Reply(body=answer(f"a{body['seed'] % 5}", cost=0.01))
-
-    with serving(busy) as server:
-        words = ["--env", ENV, "--policy", "m", *served(server), *settings(tasks=4, samples=2)]
-        finish(clock, "collect", *words, "--artifacts", str(tmp_path))
-    with serving_batches(BatchServer(reply, looks=10**9)) as batches:
-        table = tmp_path / "teachers.toml"
-        about = "max_tokens = 64\nbatch_poll_s = 0.05\nusd_per_mtok_in = 0.0\nusd_per_mtok_out = 2000.0\n"
-        table.write_text(f'[[teachers]]\nname = "t"\nmodel = "m"\nbase_url = "{batches.url}"\n{about}')
-        words = [
-            "replay-teachers",
-            "--teachers",
-            str(table),
-            "--batch",
-            "--max-cost",
-            "99",
-            "--artifacts",
-            str(tmp_path),
-        ]
-        process = begin(clock, *words)
-        wait_for(lambda: bool(batches.looked), process)
-        os.kill(process.pid, signal.SIGKILL)
-        process.communicate()
-        clock.set(-DAY_S)
-        batches.looks = 20
-        process = begin(clock, *words, "--resume")
-        with clock.jumping(EVERY_S):
-            assert process.wait(120) == 0, process.communicate()[1]
-    clock.set(0)
-    (found,) = (Run(path) for path in tmp_path.glob("replay-teachers/2*"))
-    rows = found.rows(TEACHER_ACTION)
-    assert len(batches.batches) == 1 and rows and not any(row["error_type"] for row in rows)
-    probe_usd = 2000 / 1e6  # one token, asked singly before the batch was made, and not again by --resume
-    assert found.manifest.cost_usd == pytest.approx(probe_usd + 0.01 * len(rows)) and found.manifest.possibly_usd == 0
-    assert datetime.fromisoformat(found.manifest.started_at) and found.manifest.seconds < 120
-
-
-def wait_for(ready: Any, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 120
-    while not ready():
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_training_and_what_is_said_of_it(clock: Clock, tmp_path: Path) -> None:

@@ -129,16 +129,13 @@ def test_a_local_model_is_a_teacher_too(tmp_path: Path, tiny: Path, collected: C
     assert rows and all(r["completion_tokens"] > 0 and r["cost_usd"] == 0 for r in rows)
 
 
-@pytest.mark.parametrize("batch", [False, True])
-def test_a_model_behind_vllm_is_a_teacher_too(
-    tmp_path: Path, tiny: Path, collected: Callable[..., Run], batch: bool
-) -> None:
-    """Asked by token ids, greedily, beside another; it has no batches, and is asked at once."""
+def test_a_model_behind_vllm_is_a_teacher_too(tmp_path: Path, tiny: Path, collected: Callable[..., Run]) -> None:
+    """Asked by token ids, greedily, beside another."""
     rollouts = collected()
     local = {"name": "local", "model": str(tiny), "max_tokens": 8}
     with running(tiny) as engine:
         one = {"name": "served", "model": f"vllm:{tiny}", "base_url": engine.url, "max_tokens": 8}
-        config = replay_teachers.Config(teachers=[local, one], batch=batch)
+        config = replay_teachers.Config(teachers=[local, one])
         run = Run(runner.execute("replay-teachers", {"rollouts": rollouts}, config, root=tmp_path).path)
     said: dict[str, list[str]] = {}
     for row in run.rows(TEACHER_ACTION):

@@ -270,3 +270,17 @@ def test_the_sum_of_open_calls_is_exact_in_any_order() -> None:
                 opened.remove(ended)
         assert float(opened.usd) == math.fsum(usd or 0.0 for usd in held.values())
         assert len(opened) == len(held) and opened.unpriced == sum(usd is None for usd in held.values())
+
+
+def test_what_an_attempt_left_open_is_held_again(tmp_path: Path) -> None:
+    budget = Budget(10.0, tmp_path / NAME)
+    for shard, usd in (("a", 4.0), ("b", 5.0)):
+        held = budget.hold(usd, shard=shard)
+        assert held is not None
+        budget.write([held.line])
+    again = Budget(10.0, tmp_path / NAME)
+    assert (again.possibly, again.reserved) == (9.0, 0.0) and again.take_up(shard="c") is None
+    taken = again.take_up(shard="a")
+    assert taken is not None and (again.possibly, again.reserved) == (5.0, 4.0) and again.take_up(shard="a") is None
+    again.write([{"call": taken.call, "settled": 1.0}])
+    assert totals(tmp_path) == (1.0, 5.0)
