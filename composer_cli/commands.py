@@ -32,7 +32,7 @@ def status(
     from composer_cli.executors import jobs
     from composer_cli.printing import print_json, print_text
     from composer_cli.show import runs
-    from composer_cli.show.facts import COLOURS, status_tables
+    from composer_cli.show.text import COLOURS, status_tables
     from stages.errors import BadInput
 
     found, submitted = runs.lines(artifacts, check="bytes" if check else "sizes"), jobs.lines(artifacts)
@@ -90,10 +90,12 @@ def show(
     """Read a run: its result, the list of its rollouts or rows of its tables; or one rollout."""
     from composer_cli.executors import jobs
     from composer_cli.printing import print_json, print_text, views
-    from composer_cli.show import facts, rollouts, runs
+    from composer_cli.show import facts, runs, text
+    from composer_cli.show import rollout as rollouts
     from composer_cli.show.follow import follow as follow_run
     from stages import STAGES
     from stages.errors import BadInput, UsageError
+    from stages.runs import queries
     from stages.runs.queries import RolloutFilter
     from stages.runs.run import Run
 
@@ -137,18 +139,18 @@ def show(
         if json:
             print_json({"manifest": found.manifest.model_dump(), "damage": damage})
         else:
-            print_text(facts.facts_page(found))
+            print_text(text.facts_page(found))
         say(f"{found.path}: {damage}. Rerun that stage, or restore the file.")
         raise typer.Exit(BadInput.exit_code)
     if rollout is not None:
-        one = rollouts.transcript(found, rollout)
+        one = rollouts.find(found, rollout)
         if json:
-            print_json(one)
+            print_json(one.as_json())
         else:
-            print_text(rollouts.transcript_text(found.path, one, full=full), bold_titles=True)
+            print_text(text.transcript_text(found.path, one, full=full), bold_titles=True)
         return
     wanted = RolloutFilter(reward="passed" if passed else "failed" if failed else "")
-    listed = rollouts.index(found, wanted, rollouts.NUMBER if number is None else number)
+    listed = queries.page(found, wanted, size=text.NUMBER if number is None else number)
     if listed is None and wanted.reward:
         raise UsageError(f"{found.path} holds no rollouts. Leave out --{wanted.reward}.")
     if listed is None:
@@ -156,7 +158,7 @@ def show(
         if json:
             print_json({"manifest": found.manifest.model_dump(), "rows": facts.first_rows(found, rows)})
         else:
-            print_text(facts.run_page(found, facts.rows_text(found, rows)))
+            print_text(text.run_page(found, text.rows_text(found, rows)))
     elif json:
         print_json(
             {
@@ -168,7 +170,7 @@ def show(
         )
     else:
         every = sum(listed.outcomes.values())
-        print_text(facts.run_page(found, rollouts.index_text(listed, wanted, run), every), rollouts.COLOURS)
+        print_text(text.run_page(found, text.index_text(listed, wanted, run), every), text.OUTCOME_COLOURS)
 
 
 @as_sentences
@@ -203,7 +205,7 @@ def query(
     """Ask the tables of all runs a question in SQL; every table has a column `run`."""
     from composer_cli.printing import print_json, print_text
     from composer_cli.show import runs
-    from composer_cli.show.facts import query_table
+    from composer_cli.show.text import query_table
     from stages.runs import answering, queries
     from stages.runs.run import Run
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from composer_cli.printing import duration, say, visible
+from composer_cli.printing import say, visible
 from composer_cli.show.follow import Views, repeating
+from stages.layout import duration
 from stages.runs.activity import Notice, Preparation
 from stages.runs.run import Interrupted, stop_signals
 

@@ -9,11 +9,12 @@ from typing import Any
 
 from composer_cli import settings
 from composer_cli.console import Console, Listener
-from composer_cli.printing import duration, print_json, print_text
+from composer_cli.printing import print_json, print_text
 from composer_cli.trust import require_trusted_servers
 from stages import command_words
 from stages.backends import ranks
 from stages.errors import UsageError
+from stages.layout import duration
 from stages.plurals import singular
 from stages.policy.base import VLLM
 from stages.runs import bucket, runner

@@ -11,7 +11,7 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import Any, TextIO
@@ -133,43 +133,6 @@ def discard(stream: TextIO) -> None:
     """Let a stream lead nowhere, after it failed: Python would fail at exit with what is still in its buffer."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def aligned(cells: Iterable[Sequence[object]], headers: Sequence[str], sides: Sequence[str] | None = None) -> str:
-    """Return a table as text without trailing spaces; `sides` are "left" or "right" for each column."""
-    from rich.cells import cell_len  # the width in a terminal, where some characters take two columns
-
-    rows = [list(map(str, headers)), *(list(map(str, row)) for row in cells)]
-    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
-
-    def padded(cell: str, side: str, width: int) -> str:
-        space = " " * (width - cell_len(cell))
-        return f"{space}{cell}" if side == "right" else f"{cell}{space}"
-
-    aligned_sides = sides or ["left"] * len(headers)
-    return "\n".join("  ".join(map(padded, row, aligned_sides, widths)).rstrip() for row in rows)
-
-
-def duration(seconds: float) -> str:
-    """Return wall time for people: 24 ms, 2.4 s, 8 s, 3 min 20 s, 2 h 5 min."""
-    if 0 < seconds < 0.995:
-        return f"{float(f'{1000 * seconds:.2g}'):g} ms"
-    if seconds < 9.95:
-        return f"{float(f'{seconds:.2g}'):g} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
-def age(seconds: float) -> str:
-    """Return roughly how long ago: 40 s, 12 min, 5 h, 3 d; 0 s for a future time, after a clock was set back."""
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{int(seconds // size)} {unit}"
-    return f"{max(int(seconds), 0)} s"
 
 
 def as_sentences(command: Callable[..., None]) -> Callable[..., None]:

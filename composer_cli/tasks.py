@@ -178,7 +178,7 @@ def _document(check: "TaskCheck") -> dict[str, Any]:
 
 def _page(checks: "list[TaskCheck]", counts: Mapping[str, int], *, forged: bool) -> str:
     """Return a table of the tasks that are not ok, and how many there are of each kind."""
-    from composer_cli.printing import aligned
+    from stages.layout import aligned
 
     rows = [(one.task_id, one.split, one.verdict, one.reason) for one in checks if one.verdict != "ok"]
     table = aligned(rows, ("task", "split", "verdict", "reason")) if rows else ""

@@ -35,7 +35,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from composer_cli import launch, settings
-from composer_cli.printing import age
 from composer_cli.show import runs as run_folders
 from composer_post_training.examples import EXAMPLES
 from composer_post_training.jobs import Job
@@ -53,6 +52,7 @@ from composer_post_training.stage_functions import (
 )
 from stages import STAGES
 from stages.errors import BadInput, ComposerError, Incomplete, InfrastructureError, UsageError
+from stages.layout import age
 from stages.runs.display import Table
 from stages.runs.run import Run
 from stages.runs.stage import Plan

@@ -4,7 +4,7 @@
 that they have there.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from composer_cli.show import facts
+from composer_cli.show.rollout import of_row, read_rows
 from composer_post_training.phrasing import errors_in_python
 from composer_post_training.rollouts import Rollout
 from stages.errors import UsageError
+from stages.messages import Message
 from stages.plurals import counted
-from stages.rollouts.trace import pairs_with_states
+from stages.rollouts.trace import pairs_with_states, states
 from stages.runs import store
 from stages.runs.display import Table
 from stages.runs.kinds import EVAL_ITEM, ROLLOUT, Row
@@ -133,8 +134,12 @@ class ReadableRun(Run):
         with errors_in_python():
             ids = [row[key] for kind, key in tables for row in self.scan(kind).rows([key])]
             place = {name: number for number, name in enumerate(ids)}
-            found = sorted(facts.transcripts(self), key=lambda one: place.get(one.rollout_id, len(place)))
-        return [Rollout(**vars(one), folder=self.path) for one in found]
+            found = [
+                Rollout(shown.rollout_id, shown.outcome, _messages(row, steps), steps, row, self.path)
+                for row, steps in read_rows(self)
+                for shown in [of_row(row, steps)]
+            ]
+        return sorted(found, key=lambda one: place.get(one.rollout_id, len(place)))
 
     def pairs(self) -> list[Row]:
         """Return the preference pairs, each with the `messages` before its `chosen` and `rejected` action.
@@ -227,6 +232,19 @@ def opened(path: Path) -> ReadableRun:
     """Return the run of a folder, with its verdict where it is an evaluation."""
     found = ReadableRun(path)
     return Evaluation(path) if found.manifest.stage == "evaluate" else found
+
+
+def _messages(row: Row, steps: Sequence[Row]) -> list[Message]:
+    """Return the conversation of a rollout as its policy was shown it, with its last action and observation."""
+    if "transcript_json" in row:
+        messages: list[Message] = orjson.loads(row["transcript_json"])
+        return messages
+    if not steps:
+        return []
+    # The state before the last action holds all messages but that action and what was observed after it.
+    action, observation = steps[-1]["action"], steps[-1]["observation"]
+    ended: list[Message] = [{"role": "assistant", "content": action}]
+    return [*states(list(steps))[-1], *ended, *([{"role": "user", "content": observation}] if observation else [])]
 
 
 def _difference(document: Mapping[str, Any], field: str, rate: str, other: str) -> Difference:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from composer_cli.printing import visible, visible_line
-from composer_cli.show import rollouts
-from composer_cli.show.facts import plain
+from composer_cli.show import rollout as shown_rollouts
+from composer_cli.show import text
 from stages.messages import Message
-from stages.runs import queries
+from stages.runs.display import plain
 from stages.runs.kinds import Row
 
 OPEN_LINES, OPEN_CHARACTERS = 15, 1500
@@ -61,8 +61,8 @@ class Rollout:
         reward = self.row["reward"] if "reward" in self.row else self.row["passed"]
         return None if reward is None else float(reward)
 
-    def _transcript(self) -> rollouts.RolloutTranscript:
-        return rollouts.as_transcript({**self.row, "outcome": queries.outcome(self.row)}, self.steps)
+    def _shown(self) -> shown_rollouts.Rollout:
+        return shown_rollouts.of_row(self.row, self.steps)
 
     def __repr__(self) -> str:
         shown = ("arm", "reward", "passed", "hacked", "terminated_by", "error_type")
@@ -71,19 +71,18 @@ class Rollout:
         return f"<rollout {visible_line(f'{self.rollout_id}: {facts}')}>"
 
     def __str__(self) -> str:
-        return rollouts.transcript_text(self.folder, self._transcript(), full=True)
+        return text.transcript_text(self.folder, self._shown(), full=True)
 
     def _repr_html_(self) -> str:
         """Return the conversation for a notebook, without scripts and without anything from elsewhere."""
-        one = self._transcript()
-        grades = rollouts.grading(one.rollout) or {"": "not graded"}
+        one = self._shown()
         parts = [
-            f"<p><b>{escape(visible(rollouts.title(one.rollout)))}</b></p>",
-            _table(rollouts.opening(self.folder, one.rollout)),
-            *(_block(title, text) for title, text in rollouts.blocks(one)),
+            f"<p><b>{escape(visible(one.title))}</b></p>",
+            _table(one.opening(self.folder)),
+            *(_block(title, text) for title, text in one.blocks()),
             "<p><b>grading</b></p>",
-            _table(grades),
-            *(_block(title, text) for title, text in rollouts.logs(one.rollout)),
+            _table(one.grading() or {"": "not graded"}),
+            *(_block(title, text) for title, text in one.logs()),
         ]
         return f"<div>{''.join(parts)}</div>"
 

@@ -80,13 +80,14 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     mean, strict, loose = account.rewards.value, account.strict.value, account.loose.value
     out.count(planned=num, done=num - failed, failed=failed, steps=account.steps)
     out.manifest.tokens.update(prompt=account.prompt_tokens, completion=account.completion_tokens)
+    failed_checks = [check.name for check in checks if not check.ok]
     out.set_summary(
-        ok=all(check.ok for check in checks),
+        ok=not failed_checks,
         mean_reward=mean,
         strict_rate=strict,
         loose_rate=loose,
         gate={check.name: [check.total - check.failed, check.total] for check in checks},
-        gate_failed=[check.name for check in checks if not check.ok],
+        gate_failed=failed_checks,
     )
     shown = "nothing scored" if mean is None else f"mean reward {mean:.3f}"
     if strict is not None and loose is not None:
@@ -95,7 +96,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         shown += f"; {account.out_of_steps} of {num} ended by max_steps={config.max_steps}"
     counts = (counted(num, "rollout"), counted(account.steps, "step"), counted(failed, "error"))
     head = ", ".join([*counts, shown])
-    out.write_file("report.txt", f"{head}\n\n{gate.table(checks)}\n{gate.advice(checks)}")
+    out.write_file("report.txt", f"{head}\n\n{gate.table(checks)}\n{gate.advice(failed_checks)}")
     if account.first_failure is not None:
         rest = "" if failed >= num else " The others are saved."
         raise Incomplete(

@@ -119,7 +119,7 @@ def _report(counted: JudgedRollouts, checks: list[gate.GateCheck], out: RunWrite
         mean_reward_kept=kept.rewards.value,
         mean_reward_dropped=dropped.rewards.value,
         tasks_without_rollouts=len(bare),
-        gate_ok=all(check.ok for check in checks),
+        gate_failed=[check.name for check in checks if not check.ok],
         gate={check.name: [check.total - check.failed, check.total, check.unrecorded] for check in checks},
     )
     sides = []

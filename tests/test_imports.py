@@ -21,7 +21,7 @@ LAYERS = {
         "backends",
         "messages",
         "redaction | checkout",
-        "errors | plurals",
+        "errors | layout | plurals",
     ),
     "stages.probe": ("figures", "loops", "checks", "directions", "gradients", "pool", "adapters"),
     "stages.envs": ("repo", "task_checks", "config", "bash | boundary | task_table", "folders", "base"),

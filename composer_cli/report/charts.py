@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from composer_cli.printing import duration
 from composer_cli.show.facts import metric_titles
+from stages.layout import duration
 
 
 def ticks(low: float, high: float, wanted: int = 5) -> list[float]:

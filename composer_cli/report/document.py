@@ -15,7 +15,8 @@ import orjson
 from composer_cli.settings import assignment, default_of, known, nested
 from composer_cli.show import runs
 from composer_cli.show.conclusions import conclusions
-from composer_cli.show.facts import Transcript, manifest_values, metric_rows, metric_titles, transcripts
+from composer_cli.show.facts import manifest_values, metric_rows, metric_titles
+from composer_cli.show.rollout import Rollout, of_row, read_rows
 from stages import STAGES, command_words, stages_of
 from stages.errors import BadInput
 from stages.plurals import counted
@@ -310,10 +311,11 @@ def examples(played: Sequence[Run]) -> list[dict[str, Any]]:
     """
     if not played:
         return []
-    found, verdict = transcripts(played[-1]), orjson.loads(played[-1].read_file("verdict.json") or b"{}")
-    chosen: list[tuple[Transcript, str]] = []
+    found = [of_row(*one) for one in read_rows(played[-1])]
+    verdict = orjson.loads(played[-1].read_file("verdict.json") or b"{}")
+    chosen: list[tuple[Rollout, str]] = []
     if verdict:
-        by_arm: dict[str, dict[str, Transcript]] = {}
+        by_arm: dict[str, dict[str, Rollout]] = {}
         for one in found:
             # the id without arm and training seed pairs a rollout with its counterpart
             by_arm.setdefault(one.outcome["arm"], {})[one.rollout_id.split("/", 2)[-1]] = one
@@ -330,13 +332,18 @@ def examples(played: Sequence[Run]) -> list[dict[str, Any]]:
         firsts = [(next((one for one in found if _passed(one) is ok), None), ok) for ok in (True, False)]
         chosen = [(one, "passed" if ok else "failed") for one, ok in firsts if one]
     return [
-        {"why": why, "rollout_id": one.rollout_id, "outcome": one.outcome, "messages": one.messages}
+        {
+            "why": why,
+            "rollout_id": one.rollout_id,
+            "outcome": one.outcome,
+            "messages": one.messages,
+        }
         for one, why in chosen
     ]
 
 
-def _passed(transcript: Transcript) -> bool | None:
-    outcome = transcript.outcome
+def _passed(rollout: Rollout) -> bool | None:
+    outcome = rollout.outcome
     if "passed" in outcome:
         return bool(outcome["passed"])
     return None if outcome.get("reward") is None else outcome["reward"] >= 1.0

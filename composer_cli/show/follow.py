@@ -9,9 +9,9 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from composer_cli.printing import duration
 from composer_cli.show.facts import METRICS, metric_rows
 from stages.errors import BadInput
+from stages.layout import duration
 from stages.runs.kinds import Row
 from stages.runs.run import Run
 

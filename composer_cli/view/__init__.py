@@ -1,7 +1,6 @@
 """`composer view`: a local web page over all runs, in one process, on loopback, offline; it writes notes alone.
 
 app.py        - who may ask (the token in the address, the host), who may write, the pages, the server
-transcript.py - a rollout step by step, with tokens, teachers' actions, pairs, failed tests
 pairs.py      - pairs as cards: their state, votes, outcome, and what differs
 curves.py     - curves of one training, or of many arms and seeds on top of each other
 notes.py      - notes and tags of rollouts, in files beside the runs

@@ -23,16 +23,21 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from composer_cli.printing import age, duration, visible
+from composer_cli.printing import visible
 from composer_cli.report import charts as report_charts
 from composer_cli.report.document import evaluation
 from composer_cli.show import facts
+from composer_cli.show import rollout as rollouts
 from composer_cli.show import runs as run_folders
+from composer_cli.show.rollout import OUTCOME, Column
 from composer_cli.show.runs import RunLine, lines
-from composer_cli.view import curves, pairs, transcript
+from composer_cli.view import curves, pairs
+from composer_cli.view.lines import difference, marked
 from composer_cli.view.notes import Note, NoteChanged, Notes
 from stages.errors import BadInput, ComposerError, UsageError
+from stages.layout import age, duration
 from stages.runs import queries
+from stages.runs.display import cell, plain
 from stages.runs.kinds import EVAL_ITEM
 from stages.runs.queries import PairFilter, RolloutFilter, Side, TaskFilter
 from stages.runs.run import Run
@@ -86,19 +91,6 @@ class TokenGuard:
         await self._app({**scope, "root_path": self._prefix}, receive, send_with_headers)
 
 
-def plain(value: Any) -> str:
-    """Return a value for people: yes and no, four digits, a dash for what is not known."""
-    if value is None:
-        return "\u2013"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, (list, tuple)):
-        return ", ".join(map(plain, value))
-    return str(value)
-
-
 def query(wanted: Mapping[str, Any], **changed: Any) -> str:
     """Return the query string of an address, with some of it changed and what is empty left out."""
     kept = {name: value for name, value in {**wanted, **changed}.items() if value not in ("", None, False, 0, [], ())}
@@ -108,7 +100,10 @@ def query(wanted: Mapping[str, Any], **changed: Any) -> str:
 
 FILTERS: dict[str, Callable[..., Any]] = {
     "plain": plain,
-    "words": lambda name: facts.NAMES.get(name, name.replace("_", " ")),
+    "cell": cell,
+    "words": rollouts.title_of,
+    "marked": marked,
+    "difference": lambda pair: difference(pair["rejected"], pair["chosen"]),
     "duration": duration,
     "age": age,
     "counted": lambda number: f"{number:,}",
@@ -124,25 +119,6 @@ MOST_TRAININGS = 60
 """Trainings whose curves are drawn on top of each other."""
 MOST_BYTES = 64 * 1024
 """Length of a form that is read."""
-COLUMNS = {
-    "arm": "arm",
-    "prompt": "prompt",
-    "task": "task",
-    "family": "family",
-    "seed": "seed",
-    "sample": "sample",
-    "steps": "steps",
-    "tokens": "tokens",
-    "cost": "USD",
-    "visible": "visible tests",
-    "hidden": "hidden tests",
-    "protocol": "protocol",
-    "ended": "ended by",
-    "notes": "notes",
-}
-"""The columns of the list of rollouts that can be chosen, with their titles; outcome and id are always there."""
-USUAL = ("arm", "prompt", "family", "steps", "ended", "notes")
-"""The columns without a choice."""
 PAGES = ("run", "rollout", "compare", "curves")
 """First parts of the addresses that `composer view PAGE` takes."""
 
@@ -232,7 +208,7 @@ class Pages:
             wanted={**_asked(request, wanted), "col": asked},
             size=SIZE,
             columns=columns,
-            titles=COLUMNS,
+            listed=[column for column in OUTCOME if column.listed],
             notes=notes.of([row["id"] for row in found.rows]) if found else {},
             pairs=shown_pairs,
             pair_filter=pair_filter.__dict__,
@@ -251,8 +227,8 @@ class Pages:
         """Show one rollout, step by step."""
         run, wanted = self._intact(request), request.query_params.get("id", "")
         name = run_folders.name(run.path)
-        seen = transcript.transcript(self._root, run, wanted)
-        if seen is None:
+        rollout = rollouts.read(run, wanted, root=self._root)
+        if rollout is None:
             raise BadInput(f"{name} has no rollout {wanted!r}. Its page lists those that it has.")
         notes = Notes(self._root, name)
         chosen, _ = _wanted(request, notes)
@@ -260,7 +236,7 @@ class Pages:
             "rollout",
             title=wanted,
             name=name,
-            seen=seen,
+            rollout=rollout,
             note=notes.of([wanted]).get(wanted, Note()),
             place=queries.place(run, chosen, wanted),
             wanted=_asked(request, chosen),
@@ -315,7 +291,7 @@ class Pages:
         items = {arm: queries.of_task(run, asked["task"], arm) for arm in (first, second)} if asked["task"] else {}
         opened = _parting(items.get(first, []), items.get(second, []))
         sides = [
-            (arm, [(transcript.item(row), row["item_id"] in opened) for row in rows]) for arm, rows in items.items()
+            (arm, [(rollouts.of_row(row), row["item_id"] in opened) for row in rows]) for arm, rows in items.items()
         ]
         return self._page(
             "compare",
@@ -470,10 +446,10 @@ def _offset(request: Request) -> int:
     return int(offset) if offset.isascii() and offset.isdigit() and len(offset) < 12 else 0
 
 
-def _columns(request: Request) -> tuple[list[str], list[str]]:
-    """Return the columns to show, in the order of COLUMNS, and those that the address asks for."""
-    asked = [name for name in COLUMNS if name in request.query_params.getlist("col")]
-    return asked or list(USUAL), asked
+def _columns(request: Request) -> tuple[list[Column], list[str]]:
+    """Return the columns to show, in the order of OUTCOME, and the names of those that the address asks for."""
+    asked = [one for one in OUTCOME if one.listed and one.name in request.query_params.getlist("col")]
+    return asked or [one for one in OUTCOME if one.usual], [one.name for one in asked]
 
 
 def _same_origin(request: Request) -> bool:

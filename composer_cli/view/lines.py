@@ -25,11 +25,11 @@ class MarkedLine:
     parts: list[tuple[str, bool]] = field(default_factory=list)
 
 
-def block(text: str) -> list[MarkedLine]:
+def marked(text: str) -> list[MarkedLine]:
     """Return the lines of a text; in a diff added and removed lines are marked, elsewhere reports of failures."""
     lines = text.split("\n")
     is_diff = any(line.startswith("@@ ") for line in lines)
-    marked = []
+    found = []
     for line in lines:
         if not is_diff:
             kind = "bad" if BAD_LINE.match(line) else ""
@@ -37,8 +37,8 @@ def block(text: str) -> list[MarkedLine]:
             kind = "hunk"
         else:
             kind = {"+": "add", "-": "del"}.get(line[:1], "")
-        marked.append(MarkedLine(line, kind))
-    return marked
+        found.append(MarkedLine(line, kind))
+    return found
 
 
 def difference(rejected: Any, chosen: Any) -> list[MarkedLine]:

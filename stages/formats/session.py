@@ -325,7 +325,7 @@ def report(
         mean_reward=account.rewards.value,
         dropped=dict(dropped),
         redacted=dict(redacted),
-        gate_ok=all(check.ok for check in checks),
+        gate_failed=[check.name for check in checks if not check.ok],
         gate={check.name: [check.total - check.failed, check.total, check.unrecorded] for check in checks},
     )
     lines = [

@@ -213,9 +213,8 @@ def table(checks: list[GateCheck]) -> str:
     return f"Collection gate\n{tabulate(cells, tablefmt='plain', disable_numparse=True)}"
 
 
-def advice(checks: list[GateCheck]) -> str:
-    """Return what to do about failed checks; empty when none failed."""
-    failed = [each.name for each in checks if not each.ok]
+def advice(failed: Sequence[str]) -> str:
+    """Return what to do about the failed checks of these names; empty without any."""
     if not failed:
         return ""
     cut = "Answers were cut: raise policy.max_tokens. " if "nothing truncated" in failed else ""

@@ -1,10 +1,12 @@
 """Short tables of runs, plans and tables on disk, as text in a terminal and as HTML in a notebook."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
+
+from stages.layout import LEFT, RIGHT, aligned, duration
 
 if TYPE_CHECKING:
     import pandas
@@ -31,6 +33,51 @@ MAIN_COLUMNS = {
 """Columns that a table shows of a kind with many, by the name of the kind; other kinds show their first."""
 
 
+def plain(value: Any) -> str:
+    """Return a value for people: yes and no, numbers without trailing zeros, a dash for what is not known."""
+    if value is None:
+        return "\u2013"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (list, tuple)) and all(isinstance(one, (str, int, float)) for one in value):
+        return ", ".join(map(plain, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def percent(share: float | None) -> str:
+    """Return a share in per cent; a dash for one that was not measured."""
+    return "\u2013" if share is None else f"{100 * share:.1f} %"
+
+
+def points(share: float) -> str:
+    """Return a difference of shares in points, with its sign."""
+    return f"{100 * share:+.1f}".replace("-", "\u2212")
+
+
+FORMATS: dict[str, Callable[[Any], str]] = {
+    "percent": percent,
+    "percents": lambda ends: f"{percent(ends[0])} to {percent(ends[1])}",
+    "points": points,
+    "gain": points,  # in the colour of its sign on a page
+    "interval": lambda ends: f"{points(ends[0])} to {points(ends[1])}",
+    "size": lambda share: f"{100 * share:.1f}",  # a share in points, without a sign
+    "p": lambda p: "< 0.001" if p < 0.001 else f"{p:.3f}",
+    "short": lambda number: f"{number:,.4g}".replace("-", "\u2212"),
+    "count": lambda number: f"{number:,.0f}",
+    "number": plain,
+    "usd": lambda number: f"{number:.4f}",
+    "duration": duration,
+}
+"""Formats of cells by name, all of numbers, which stand to the right."""
+
+
+def cell(value: Any, form: str = "") -> str:
+    """Return a cell as text; `form`: a key of FORMATS, or empty for text."""
+    if value is None or value == (None, None):
+        return plain(None)
+    return FORMATS[form](value) if form else plain(value)
+
+
 @dataclass(frozen=True, repr=False)
 class Table(Sequence[dict[str, Any]]):
     """Rows by column, a sequence of dictionaries; it shows the first of them.
@@ -52,6 +99,23 @@ class Table(Sequence[dict[str, Any]]):
     """A sentence below the rows."""
     shown: int = SHOWN_ROWS
     """How many rows it shows."""
+    formats: Sequence[str] = ()
+    """For each column a key of FORMATS, or empty for text; none at all where every column is text."""
+
+    @classmethod
+    def of(cls, title: str, records: Iterable[Mapping[str, Any]], columns: str, note: str = "") -> "Table":
+        """Return a table of records. columns: a line `title: key format` for each; without a format it is text.
+
+        A key `low..high` takes both values as a pair.
+        """
+        heads = [line.strip().partition(": ") for line in columns.strip().splitlines()]
+        keys = [tuple([*rest.split(), ""][:2]) for _, _, rest in heads]
+        cells = [
+            [tuple(map(record.get, key.split(".."))) if ".." in key else record.get(key) for key, _ in keys]
+            for record in records
+        ]
+        titles = [head for head, _, _ in heads]
+        return cls(titles, cells, title=title, note=note, formats=[form for _, form in keys])
 
     def __len__(self) -> int:
         return len(self.cells)
@@ -72,23 +136,34 @@ class Table(Sequence[dict[str, Any]]):
 
         return pandas.DataFrame([tuple(row) for row in self.cells], columns=list(self.columns))
 
-    def __repr__(self) -> str:
-        from tabulate import tabulate
+    @property
+    def forms(self) -> list[str]:
+        """Return the format of each column."""
+        return [*self.formats] or [""] * len(self.columns)
 
-        aligned = tabulate(self._shown(), list(self.columns), tablefmt="plain", disable_numparse=True)
-        shown = "\n".join(line.rstrip() for line in aligned.splitlines())
+    def __repr__(self) -> str:
+        sides = [RIGHT if form else LEFT for form in self.forms]
+        shown = aligned(self._shown(), list(self.columns), sides)
         return "\n".join(filter(None, [self.title, shown, self._rest(), self.note]))
 
     def _repr_html_(self) -> str:
-        """Return the table for a notebook; tabulate's `html` escapes what models wrote."""
-        from tabulate import tabulate
+        """Return the table for a notebook, with everything that models wrote escaped."""
 
-        shown = tabulate(self._shown(), list(self.columns), tablefmt="html", disable_numparse=True)
+        def row(tag: str, texts: Sequence[str]) -> str:
+            sides = (' style="text-align: right"' if form else "" for form in self.forms)
+            cells = (f"<{tag}{side}>{escape(text)}</{tag}>" for text, side in zip(texts, sides, strict=True))
+            return f"<tr>{''.join(cells)}</tr>"
+
+        head, body = row("th", self.columns), "".join(row("td", texts) for texts in self._shown())
+        table = f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
         parts = [f"<p>{escape(text)}</p>" if text else "" for text in (self.title, self._rest(), self.note)]
-        return f"{parts[0]}{shown}{''.join(parts[1:])}"
+        return f"{parts[0]}{table}{''.join(parts[1:])}"
 
     def _shown(self) -> list[list[str]]:
-        return [[shortened(value) for value in row] for row in self.cells[: self.shown]]
+        return [
+            [cell(value, form) if form else shortened(value) for value, form in zip(row, self.forms, strict=True)]
+            for row in self.cells[: self.shown]
+        ]
 
     def _rest(self) -> str:
         more = (len(self.cells) if self.total is None else self.total) - min(len(self.cells), self.shown)

@@ -10,7 +10,7 @@ import pytest
 from support.command_line import call, collect, command, environment, model, until
 
 from composer_cli.console import BEATS, Console, HeartbeatLines, Pace
-from composer_cli.printing import duration
+from stages.layout import duration
 from stages.runs.activity import Notice, Preparation
 from stages.runs.run import Manifest
 

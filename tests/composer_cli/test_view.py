@@ -186,12 +186,12 @@ def test_a_list_of_rollouts_shows_the_prompt_and_the_chosen_columns(site: Site, 
     assert f"composer replay-teachers --from {collected(artifacts)}" in summed
     tasks = {row["task_id"]: row["prompt"] for row in Run(artifacts / "collect" / "latest").rows(TASK)}
     assert all(prompt.splitlines()[0][:60] in shown(page) for prompt in tasks.values())
-    chosen = site.get(f"run/{collected(artifacts)}?col=task&col=tokens&col=nonsense").text
+    chosen = site.get(f"run/{collected(artifacts)}?col=task_id&col=tokens&col=nonsense").text
     table = chosen[chosen.index('class="list rollouts"') :]
     heads = [re.sub("<[^>]*>", "", head) for head in re.findall(r"<th[^>]*>(.*?)</th>", table)]
     assert heads[:5] == ["reward", "outcome", "rollout", "task", "tokens"]
-    kept = site.get(f"run/{collected(artifacts)}?col=task&col=family&reward=failed").text
-    assert "reward=failed&amp;col=task&amp;col=family" in kept, "links within the list keep columns and filters"
+    kept = site.get(f"run/{collected(artifacts)}?col=task_id&col=family&reward=failed").text
+    assert "reward=failed&amp;col=task_id&amp;col=family" in kept, "links within the list keep columns and filters"
 
 
 def test_pairs_are_cards_with_their_difference_in_the_shared_state(site: Site, artifacts: Path) -> None:

@@ -5,7 +5,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import composer_post_training as composer
-from composer_cli.show import rollouts
+from composer_cli.show import rollout as shown_rollouts
+from composer_cli.show import text
 from composer_post_training.rollouts import OPEN_LINES, Rollout
 from stages.runs import queries
 
@@ -13,9 +14,7 @@ from stages.runs import queries
 def test_a_rollout_is_printed_as_the_command_line_prints_it(made: Path) -> None:
     run = composer.find("collect", made)
     for rollout in run.rollouts():
-        assert str(rollout) == rollouts.transcript_text(
-            run.path, rollouts.transcript(run, rollout.rollout_id), full=True
-        )
+        assert str(rollout) == text.transcript_text(run.path, shown_rollouts.find(run, rollout.rollout_id), full=True)
         assert "    cat solution.py" in str(rollout) and "\n" not in repr(rollout)
         assert queries.outcome(rollout.row) == queries.rollout(run, rollout.rollout_id)[0]["outcome"]
 

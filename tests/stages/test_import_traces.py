@@ -58,7 +58,7 @@ def test_models_on_the_same_tasks_are_groups(tmp_path: Path, imported: Importing
         ("one", 0, "verifiers"),
     ]
     assert (
-        run.manifest.counts == {"traces": 6, "rollouts": 6, "failed": 0, "steps": 6} and run.manifest.summary["gate_ok"]
+        run.manifest.counts == {"traces": 6, "rollouts": 6, "failed": 0, "steps": 6} and run.manifest.summary["gate_failed"] == []
     )
 
 

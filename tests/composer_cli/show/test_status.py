@@ -6,9 +6,9 @@ import pytest
 from support.command_line import call, command, environment, model, until
 from support.runs import rewritten
 
-from composer_cli.printing import age
 from composer_cli.show import runs
 from stages import collect
+from stages.layout import age
 
 
 @pytest.fixture

@@ -1,0 +1,308 @@
+"""Runs, rollouts and answers as text, for `composer show`, `composer status` and `composer query`."""
+
+import shlex
+import shutil
+import textwrap
+from collections.abc import Collection, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import orjson
+from rich.cells import cell_len, set_cell_size
+
+from composer_cli.printing import visible, visible_line
+from composer_cli.show.facts import (
+    described,
+    first_rows,
+    progress,
+    readable_first,
+    short_result,
+    shown_path,
+)
+from composer_cli.show.rollout import Rollout
+from composer_cli.show.runs import RunLine
+from stages.layout import age, aligned, duration
+from stages.plurals import counted
+from stages.runs import queries
+from stages.runs.display import plain
+from stages.runs.kinds import PAIR, STATE, Row
+from stages.runs.queries import PairFilter, RolloutFilter, RolloutPage
+from stages.runs.run import Run
+
+RED, GREEN, YELLOW, BLUE = 31, 32, 33, 34
+COLOURS = {
+    "complete": GREEN,
+    "running": BLUE,
+    "queued": BLUE,
+    "cancelled": YELLOW,
+    "lost": RED,
+    "incomplete": YELLOW,
+    "interrupted": YELLOW,
+    "failed": RED,
+    "unreadable": RED,
+    "damaged": RED,
+}
+"""The colour of each status, by its number in a terminal."""
+
+
+def status_tables(runs: Sequence[RunLine], jobs: Sequence[dict[str, Any]]) -> str:
+    """Return runs and submitted jobs as a table each, where there are any: words to the left, numbers to the right."""
+    cells = [
+        (
+            visible_line(line.run),
+            line.status,
+            age(line.age_s) if line.began else "",
+            f"{line.done}/{line.planned}" if line.planned else "",
+            f"{line.cost_usd:.2f}" if line.began else "",
+            duration(line.seconds) if line.seconds else "",
+            visible_line(line.device),
+            visible_line(line.reason),
+        )
+        for line in runs
+    ]
+    sides = ("left", "left", "right", "right", "right", "right", "left", "left")
+    titles = ("run", "status", "age", "units", "USD", "took", "device", "reason")
+    tables = [aligned(cells, titles, sides)] if runs else []
+    if jobs:
+        rows = [(job["job"], job["on"], job["status"], age(job["age_s"]), visible_line(job["reason"])) for job in jobs]
+        tables.append(aligned(rows, ("job", "on", "status", "age", "reason")))
+    return "\n\n".join(tables)
+
+
+def query_table(columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> str:
+    """Return the answer to a query as a table; columns of numbers to the right."""
+    cells = [
+        ["-" if v is None else visible_line(f"{v:.6g}" if isinstance(v, float) else str(v)) for v in row]
+        for row in rows
+    ]
+    numeric = [bool(rows) and all(isinstance(row[i], (int, float)) for row in rows) for i in range(len(columns))]
+    return aligned(cells, columns, ["right" if number else "left" for number in numeric] if rows else None)
+
+
+SHORT = ("status", "began", "models", "reads")
+"""The facts of a run that begin the list of its rollouts."""
+
+
+def facts_page(run: Run, labels: Collection[str] | None = None, done: int | None = None) -> str:
+    """Return the facts of a run's manifest as text, all or those with these labels, and how far it is.
+
+    done: the units that are finished, where that is known already.
+    """
+    found = {label: words for label, words in described(run).items() if labels is None or label in labels}
+    if far := progress(run, done):
+        found["status"] += f": {far}"
+    if "in progress" in found["status"]:
+        found["status"] += "; --follow watches it"
+    if labels is not None and (run.path / "report.txt").exists():
+        found["report"] = str(shown_path(run.path / "report.txt"))
+    return "\n".join([str(shown_path(run.path)), *(f"  {label:<8}{words}" for label, words in found.items())])
+
+
+def run_page(run: Run, listed: str, rollouts: int | None = None) -> str:
+    """Return a run as text: its facts, its result, then what is listed of it.
+
+    An evaluation begins with its verdict, and with what that shows and does not show. rollouts: how many there are, in
+    a run with rollouts, of which the most important facts and results are enough.
+    """
+    if rollouts is None:
+        facts, result = facts_page(run), (run.read_file("report.txt") or b"").decode(errors="replace").strip()
+    else:
+        facts, result = facts_page(run, SHORT, rollouts), short_result(run)
+    return "\n\n".join(filter(None, [verdict_text(run), facts, result, listed]))
+
+
+def rows_text(run: Run, number: int) -> str:
+    """Return the first rows of the tables of a run without rollouts; pairs each with the end of its state."""
+    tables = first_rows(run, number)
+    if str(PAIR) in tables:
+        tables.pop(str(STATE), None)  # the first states are not those of the first pairs
+        tables.pop(str(PAIR))
+    of = {out["kind"].partition("/")[0]: out["rows"] for out in run.manifest.outputs.values()}
+    shown = [
+        f"{kind}, row {place:,} of {of[kind.partition('/')[0]]:,}\n{_row(row)}"
+        for kind, rows in tables.items()
+        for place, row in enumerate(rows, start=1)
+    ]
+    return "\n\n".join([*pairs_text(run, number), *shown])
+
+
+def pairs_text(run: Run, number: int) -> list[str]:
+    """Return the first pairs of a run as texts: the end of the state, the chosen and the rejected action, the votes."""
+    page = queries.pairs(run, PairFilter(), size=number)
+    if page is None:
+        return []
+    states = queries.state_messages(run, page.rows) if page.rows else {}
+    texts = []
+    for place, row in enumerate(page.rows, start=1):
+        lines = [
+            f"pair {place} of {page.total:,}: {row['pair_id']}",
+            f"  state   step {row['step'] + 1} of {row['rollout_id']}" if row["step"] is not None else "",
+            f"  rule    {row['rule']}{_votes(row)}",
+        ]
+        blocks = {}
+        if state := states.get(row["pair_id"]):
+            blocks[f"state, the last of {len(state)} messages, {state[-1]['role']}"] = state[-1]["content"]
+        by = row["chosen_by"] or ()
+        blocks["chosen" + (f", by {', '.join(by)}" if len(by) else "")] = row["chosen"]
+        blocks["rejected" + (f", by {row['rejected_by']}" if row["rejected_by"] else "")] = row["rejected"]
+        texts.append("\n\n".join(["\n".join(filter(None, lines)), *(f"{t}\n{indented(c)}" for t, c in blocks.items())]))
+    if (more := page.total - len(page.rows)) > 0:
+        texts.append(f"and {more:,} more pairs: -n {page.total}")
+    return texts
+
+
+def _votes(row: Row) -> str:
+    if row["votes_chosen"] is None:
+        return ""
+    against = "" if row["votes_rejected"] is None else f" to {row['votes_rejected']:g}"
+    return f", {row['votes_chosen']:g}{against} votes of {row['num_teachers']} teachers"
+
+
+def verdict_text(run: Run) -> str:
+    """Return the verdict of an evaluation as text, with what it shows and does not show; empty for other runs."""
+    if run.manifest.stage != "evaluate":
+        return ""
+    from composer_cli.show.conclusions import conclusions, read_verdict  # 0.3 s of numpy and statistics
+
+    if not (verdict := read_verdict(run)):
+        return ""
+    found = conclusions(verdict)
+    lines = [": ".join(filter(None, (verdict["decision"], verdict.get("claim"))))]
+    for label, sentences in (("shown", found.shown), ("not shown", found.not_shown)):
+        for sentence in sentences:
+            lines += textwrap.wrap(sentence, 100, initial_indent=f"  {label:<11}", subsequent_indent=" " * 13)
+    return "\n".join(lines)
+
+
+def _row(row: Row) -> str:
+    """Return short values on one line each, long ones as a block, the last message of conversations; no token lists."""
+    lines = []
+    for column in readable_first(row):
+        value = row[column]
+        if value is None or (isinstance(value, list) and value and isinstance(value[0], (int, float))):
+            continue
+        if column.endswith("messages_json") and (messages := orjson.loads(value)):
+            lines.append(f"{column} (the last)\n{indented(messages[-1]['content'])}")
+            continue
+        text = duration(value) if column.endswith("_s") else plain(value)
+        lines.append(f"{column}\n{indented(text)}" if "\n" in text or len(text) > 90 else f"{column:<18}{text}")
+    return "\n".join(lines)
+
+
+def indented(content: str) -> str:
+    """Return the lines of a text behind four spaces, so that none looks like a title."""
+    return "\n".join(f"    {line}" for line in visible(content).removesuffix("\n").split("\n"))
+
+
+# Rollouts.
+
+NUMBER = 20
+"""Rollouts that are listed where no number is asked for."""
+WIDTH = 120
+"""Width of the index where stdout is no terminal."""
+LEAST_PROMPT = 12
+"""Width below which prompts are left out."""
+LEAST_SHARED = 24
+"""Characters from which the beginning that all prompts share is left out."""
+OUTCOME_COLOURS = {"passed": GREEN, "failed": RED, "hacked": RED, "error": RED, "FAIL": RED}
+"""The colours of outcomes and of checks of the gate."""
+HEAD, TAIL = 20, 10
+"""Lines of a long text that are printed of its beginning and its end."""
+LONGEST_LINE = 1_000
+"""Characters of a line that are printed."""
+
+
+def index_text(found: RolloutPage, wanted: RolloutFilter, called: str) -> str:
+    """Return an index as text, as wide as the terminal. `called`: the run as the user called it."""
+    every = sum(found.outcomes.values())
+    each = ", ".join(f"{number:,} {outcome}" for outcome, number in found.outcomes.items())
+    title = f"{counted(every, 'rollout')}{f': {each}' if each else ''}"
+    if wanted.reward:
+        title += f"; only those that {wanted.reward}" if found.rows else f"; none {wanted.reward}"
+    lines = [title]
+    if found.rows:
+        lines += ["", _table(found.rows)]
+        if (more := found.total - len(found.rows)) > 0:
+            lines.append(f"and {more:,} more: -n {found.total}")
+        lines += [
+            "",
+            f"composer show {visible_line(called)} {shlex.quote(visible_line(found.rows[0]['short']))} prints the "
+            "first; any part of an id will do that no other id has.",
+        ]
+    return "\n".join(lines)
+
+
+def _table(rows: Sequence[Row]) -> str:
+    """Return rollouts as a table. Columns without a value are left out; prompts get what is left of the width."""
+    columns = [
+        ("rollout", "left", [row["short"] for row in rows]),
+        ("arm", "left", [row["arm"] for row in rows]),
+        # The ids of rollouts that were collected hold the task, the sample and the seed; those of imported ones do not.
+        ("task", "left", ["" if (row["task_id"] or "") in row["id"] else row["task_id"] for row in rows]),
+        # An item of an evaluation has passed or failed, and no other reward.
+        ("reward", "right", ["" if row["arm"] or row["reward"] is None else f"{row['reward']:.3g}" for row in rows]),
+        ("outcome", "left", [row["outcome"] for row in rows]),
+        ("steps", "right", [row["num_steps"] for row in rows]),
+        ("ended by", "left", [row["terminated_by"] for row in rows]),
+    ]
+    shown = [
+        (title, side, ["" if value is None else visible_line(str(value)) for value in values])
+        for title, side, values in columns
+        if any(value not in (None, "") for value in values)
+    ]
+    room = shutil.get_terminal_size((WIDTH, 0)).columns
+    room -= sum(max(map(cell_len, (title, *cells))) + 2 for title, _, cells in shown)
+    previews = _previews([row["prompt"] or "" for row in rows])
+    if room >= LEAST_PROMPT and any(previews):
+        cut = [one if cell_len(one) <= room else f"{set_cell_size(one, room - 1).rstrip()}\u2026" for one in previews]
+        shown.append(("prompt", "left", cut))
+    cells = zip(*(values for _, _, values in shown), strict=True)
+    return aligned(cells, [title for title, _, _ in shown], [side for _, side, _ in shown])
+
+
+def _previews(prompts: Sequence[str]) -> list[str]:
+    """Return prompts on one line each, without a long beginning that all tasks share."""
+    lines = [visible(" ".join(prompt.split())) for prompt in prompts]
+    different = set(filter(None, lines))
+    if len(different) < 2:
+        return lines
+    # What the first and the last in alphabetical order share, all others share.
+    alike = takewhile(lambda pair: pair[0] == pair[1], zip(min(different), max(different), strict=False))
+    shared = "".join(character for character, _ in alike).rpartition(" ")[0]
+    if len(shared) < LEAST_SHARED:
+        return lines
+    return [line and f"\u2026{line[len(shared) :]}" for line in lines]
+
+
+def transcript_text(folder: Path, rollout: Rollout, *, full: bool) -> str:
+    """Return a rollout as text: its outcome, the conversation, what was submitted, and how it was graded.
+
+    folder: that of its run. full: whether long texts are written as they are.
+    """
+
+    def section(title: str, content: str) -> str:
+        return f"{visible_line(title)}\n{indented(content if full else _shortened(content))}"
+
+    facts = [f"  {label:<9} {visible_line(text)}" for label, text in rollout.opening(folder).items()]
+    grades = [f"  {visible_line(name):<25} {visible_line(text)}" for name, text in rollout.grading().items()]
+    parts = [
+        "\n".join([visible_line(rollout.title), *facts]),
+        *(section(*part) for part in rollout.blocks()),
+        "\n".join(["grading", *(grades or ["  not graded"])]),
+        *(section(*part) for part in rollout.logs()),
+    ]
+    return "\n\n".join(parts)
+
+
+def _shortened(content: str) -> str:
+    """Return the beginning and the end of a long text, and of its long lines the beginnings, with what was left out."""
+    lines = [
+        line
+        if len(line) <= LONGEST_LINE
+        else f"{line[:LONGEST_LINE]} ({len(line) - LONGEST_LINE:,} more characters, --full prints them)"
+        for line in content.split("\n")
+    ]
+    if (left_out := len(lines) - HEAD - TAIL) > 1:
+        lines[HEAD:-TAIL] = [f"... {left_out:,} lines left out here, --full prints them ..."]
+    return "\n".join(lines)

@@ -1,0 +1,58 @@
+"""Text for people: tables whose columns are aligned, durations, ages."""
+
+from collections.abc import Iterable, Sequence
+from unicodedata import combining, east_asian_width
+
+LEFT, RIGHT = "left", "right"
+
+
+def width(text: str) -> int:
+    """Return the columns that a text takes in a terminal, where wide characters take two and accents none."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if combining(one) else 2 if east_asian_width(one) in "FW" else 1 for one in text)
+
+
+def aligned(rows: Iterable[Sequence[object]], head: Sequence[str] = (), sides: Sequence[str] | None = None) -> str:
+    """Return a table as text, its columns two spaces apart, without trailing spaces.
+
+    sides: LEFT or RIGHT for each column; without them, columns of numbers alone stand to the right.
+    """
+    cells = [list(row) for row in rows]
+    if sides is None:
+        columns = zip(*cells, strict=True) if cells else [("",)] * len(head)
+        sides = [RIGHT if all(map(_is_number, column)) else LEFT for column in columns]
+    texts = [*([list(map(str, head))] if head else []), *(list(map(str, row)) for row in cells)]
+    widths = [max(map(width, column)) for column in zip(*texts, strict=True)]
+
+    def padded(cell: str, side: str, wanted: int) -> str:
+        space = " " * (wanted - width(cell))
+        return f"{space}{cell}" if side == RIGHT else f"{cell}{space}"
+
+    return "\n".join("  ".join(map(padded, row, sides, widths)).rstrip() for row in texts)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def duration(seconds: float) -> str:
+    """Return wall time for people: 24 ms, 2.4 s, 8 s, 3 min 20 s, 2 h 5 min."""
+    if 0 < seconds < 0.995:
+        return f"{float(f'{1000 * seconds:.2g}'):g} ms"
+    if seconds < 9.95:
+        return f"{float(f'{seconds:.2g}'):g} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def age(seconds: float) -> str:
+    """Return roughly how long ago: 40 s, 12 min, 5 h, 3 d; 0 s for a future time, after a clock was set back."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit}"
+    return f"{max(int(seconds), 0)} s"
