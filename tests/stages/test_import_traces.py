@@ -57,9 +57,8 @@ def test_models_on_the_same_tasks_are_groups(tmp_path: Path, imported: Importing
         ("one", 1, "verifiers"),
         ("one", 0, "verifiers"),
     ]
-    assert (
-        run.manifest.counts == {"traces": 6, "rollouts": 6, "failed": 0, "steps": 6} and run.manifest.summary["gate_failed"] == []
-    )
+    assert run.manifest.counts == {"traces": 6, "rollouts": 6, "failed": 0, "steps": 6}
+    assert run.manifest.summary["gate_failed"] == []
 
 
 def test_traces_in_are_rollouts_out_and_named_drops(tmp_path: Path, imported: Importing) -> None:
