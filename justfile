@@ -64,9 +64,9 @@ _style:
 _types:
     mypy
 
-# Check the loss kernels against recorded upstream numbers, those of the named files or all.
-parity *FILES:
-    PYTHONPATH=tests python -m parity {{ FILES }}
+# Check the loss kernels against recorded upstream numbers; with --against CLONE (a folder or OWNER/NAME@COMMIT) also whether upstream still computes them.
+parity *ARGS:
+    @{{ one_thread }} python -m pytest -q tests/parity {{ ARGS }}
 
 # Run benchmarks/NAME.py, which keeps what it measures in benchmarks/results: ./dev bench NAME. The extra `bench` holds peers.
 bench NAME:

@@ -29,7 +29,7 @@ from stages import STAGES, command_words
 def commands() -> dict[str, list[str]]:
     """The words of every command, and of TRL's program."""
     own = [sys.executable, "-m", "composer_cli"]
-    others = ("", "run", "status", "show", "query", "report", "parity", "view", "serve", "probe")
+    others = ("", "run", "status", "show", "query", "report", "view", "serve", "probe")
     names = [command_words(name).removeprefix("composer ") for name in STAGES] + list(others)
     found = {f"composer {name}".strip(): [*own, *name.split(), "--help"] for name in sorted(names)}
     return {**found, "trl": [str(Path(sys.executable).parent / "trl"), "--help"]}

@@ -272,7 +272,6 @@ for _command in (
     commands.query,
     commands.report,
     commands.publish,
-    commands.parity,
     commands.view,
     commands.serve,
 ):

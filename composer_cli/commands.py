@@ -273,29 +273,6 @@ def publish(
 
 
 @as_sentences
-def parity(
-    against: Annotated[
-        str | None,
-        typer.Option(
-            "--against", metavar="CLONE", help="Upstream's own functions: FOLDER, FOLDER@COMMIT or OWNER/NAME@COMMIT."
-        ),
-    ] = None,
-    json: options.Json = False,
-    verbose: options.Verbose = False,
-) -> None:
-    """Compare the loss kernels, or upstream's functions in a clone, with the recorded numbers."""
-    from composer_cli.printing import print_json, print_text
-    from composer_cli.show import parity as comparison
-
-    found = comparison.compare(against)
-    if json:
-        print_json(found)
-    else:
-        print_text(comparison.page(found))
-    raise typer.Exit(0 if found["same"] else 1)
-
-
-@as_sentences
 def view(
     page: Annotated[
         str, typer.Argument(metavar="[LINK]", help="The page to open: a link that was copied from a page.")

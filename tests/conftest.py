@@ -23,7 +23,7 @@ from stages import redaction
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 # Shapes in the signatures of the losses are checked while tests run, by whichever test imports them first.
-install_import_hook(["stages.losses", "parity.kernels"], f"{checker.__name__}.checked")
+install_import_hook(["stages.losses"], f"{checker.__name__}.checked")
 
 # Torch, transformers and 3,900 collected tests are a million objects, and a full collection of garbage walks over
 # all of them: 0.5 s, once for each training (accelerate asks for it) and now and then by itself. So the collector is

@@ -6,5 +6,4 @@ rollout.py - one rollout, or one item of an evaluation, with its messages and st
 text.py    - runs, rollouts and answers as text
 conclusions.py - what an evaluation shows and does not show, in sentences
 follow.py - live episodes and training steps
-parity.py - loss kernels and upstream's functions against the recorded numbers
 """

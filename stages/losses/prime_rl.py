@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stages.losses.reduction import Packed, PackedMask, Scalar
+from stages.losses.tokens import Packed, PackedMask, Scalar
 
 TRUST_REGION = 0.2
 

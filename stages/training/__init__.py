@@ -24,8 +24,8 @@ report.py - what a finished training writes, and the table in report.txt
 
 One training step, in reading order, is five files: stages/train.py `run` resolves the plan, loads the model, assembles
 the trainer and starts it; step.py has the step itself, and calls rollouts.py to play the episodes and a channel, such
-as channels/preference.py, for its loss, computed by a kernel such as stages/losses/dpo.py. After a kill: `_fit` in
-stages/train.py resumes from what checkpoints.py marked as complete.
+as channels/preference.py, for its loss, which a kernel such as stages/losses/preference.py computes. After a kill:
+`_fit` in stages/train.py resumes from what checkpoints.py marked as complete.
 
 A new channel is a kernel in stages/losses, a subclass of `Channel`, and a line in the registry `CHANNELS`.
 """

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from stages.backends.ranks import Ranks
 from stages.errors import BadInput, UsageError
-from stages.losses.hidden import Predictors
+from stages.losses.tokens import Predictors
 from stages.messages import opening_ids
 from stages.rollouts.agent_loop import Episode
 from stages.runs.kinds import Row

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from stages.envs.base import Environment, ReportsFaults, TurnFault
 from stages.errors import UsageError
-from stages.losses.hidden import Predictors
-from stages.losses.sdpo import SelfTaught, update_average
+from stages.losses.distillation import SelfTaught, update_average
+from stages.losses.tokens import Predictors
 from stages.messages import Message, following_ids, opening_ids
 from stages.policy import open_policy
 from stages.policy.base import Policy, Turn

@@ -23,7 +23,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from trl.kernels import ChunkedLogProbFunction
 
-from stages.losses.hidden import Head
+from stages.losses.tokens import Head
 from stages.policy.sampling import SCALED_DOT_PRODUCT, kv_width, sees_all
 from stages.training.plan import VOCABULARY_CHUNK
 

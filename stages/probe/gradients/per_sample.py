@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from stages.losses.reduction import token_log_probs
+from stages.losses.tokens import token_log_probs
 from stages.probe.adapters.attach import Layout, ProbeAdapter, attached, replaced_forwards, wide_linear
 from stages.probe.pool.tokens import TokenBatch, TokenRow
 

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 class Sdpo(Channel["HintedRows"]):
-    """Self-distillation: mean divergence (nats) over the tokens of hinted turns. Kernel: stages/losses/sdpo.py."""
+    """Self-distillation: mean divergence (nats) over the tokens of hinted turns.
+
+    Kernel: stages/losses/distillation.py.
+    """
 
     name = "sdpo"
     description = "Self-distillation: the model's own hint-conditioned distribution teaches it at the faulty turn."
@@ -25,7 +28,7 @@ class Sdpo(Channel["HintedRows"]):
         """Return the loss; metrics are the number of hinted turns and the largest divergence of a token (nats)."""
         import torch
 
-        from stages.losses.sdpo import importance_weights, sdpo_from_hidden
+        from stages.losses.distillation import importance_weights, sdpo
 
         hints, weights = self.settings.hints, rows.mean_weights
         if hints.importance_clip is not None:
@@ -33,13 +36,13 @@ class Sdpo(Channel["HintedRows"]):
             with torch.no_grad():
                 logps = rows.student_logps(self.settings.temperature)
             weights = weights * importance_weights(logps, rows.sampled_logps, hints.importance_clip)
-        loss, per_token = sdpo_from_hidden(
+        loss, per_token = sdpo(
             rows.student,
             rows.taught,
             weights,
             alpha=hints.alpha,
             top_k=hints.top_k,
-            add_tail=hints.tail,
+            outside="tail" if hints.tail else "renormalised",
             temperature=self.settings.temperature,
         )
         turns = Metric("sum", len(rows.rows))
@@ -48,7 +51,7 @@ class Sdpo(Channel["HintedRows"]):
 
 
 class Taid(Channel["EpisodeRows"]):
-    """TAID: mean over the student's own tokens. Kernel, schedule and source: stages/losses/taid.py.
+    """TAID: mean over the student's own tokens. Kernel, schedule and source: stages/losses/distillation.py.
 
     The schedule is the channel's state; it moves once a step of training, where upstream moves it once a micro-batch.
     """
@@ -61,7 +64,7 @@ class Taid(Channel["EpisodeRows"]):
     needs_teacher = True
 
     def __init__(self, settings: ChannelSettings) -> None:
-        from stages.losses.taid import TaidSchedule
+        from stages.losses.distillation import TaidSchedule
 
         super().__init__(settings)
         self._schedule = TaidSchedule(**settings.taid.model_dump())
@@ -69,15 +72,15 @@ class Taid(Channel["EpisodeRows"]):
 
     def loss(self, rows: "EpisodeRows") -> ChannelLoss:
         """Return the loss; the metric t is the position of the target between student (0) and teacher (1)."""
-        from stages.losses.taid import taid_from_hidden
+        from stages.losses.distillation import taid
 
         t = float(self._state.t)  # constant within a step: `end_step` alone moves it, so that parts add up
-        total = taid_from_hidden(rows.student, rows.teacher, rows.own, t)
+        total = taid(rows.student, rows.teacher, rows.own, t)
         return ChannelLoss(total / rows.tokens, rows.tokens, {"t": Metric("max", t)})
 
     def end_step(self, loss: "Float[Tensor, '']", step: int) -> None:
         """Move the schedule by the loss of the step."""
-        from stages.losses.taid import advance
+        from stages.losses.distillation import advance
 
         # The schedule is on the host, where its comparisons wait for nothing.
         self._state, _ = advance(self._schedule, self._state, loss.cpu(), step, self.settings.num_steps)
@@ -96,8 +99,9 @@ class Taid(Channel["EpisodeRows"]):
 
 
 class Eopd(Channel["EpisodeRows"]):
-    """EOPD: mean over the student's own tokens, log-probs at sampling temperature. Kernel: stages/losses/eopd.py.
+    """EOPD: mean over the student's own tokens, log-probs at sampling temperature.
 
+    Kernel: stages/losses/distillation.py.
     With a teacher behind a server the loss is the policy gradient alone: a server returns the log-probs of the tokens
     that the student wrote, and the forward KL would need its whole distribution.
     """
@@ -115,7 +119,7 @@ class Eopd(Channel["EpisodeRows"]):
         soft_kd_high_entropy_ratio; and over the tokens of high teacher entropy or with a forward KL,
         soft_kd_avg_high_entropy, high_entropy_avg_kl, soft_kd_avg_kl, and how many there were (soft_kd_num_*).
         """
-        from stages.losses.eopd import EopdOptions, eopd_from_hidden, reverse_kl_from_log_probs
+        from stages.losses.distillation import EopdOptions, eopd, reverse_kl_from_log_probs
 
         settings = self.settings.eopd
         if rows.teacher_logps is not None:
@@ -127,7 +131,7 @@ class Eopd(Channel["EpisodeRows"]):
                 num_tokens=rows.tokens,
             )
             return ChannelLoss(loss, rows.tokens, {name: Metric("mean", *total) for name, total in totals.items()})
-        loss, totals = eopd_from_hidden(
+        loss, totals = eopd(
             rows.student,
             rows.teacher,
             rows.targets,

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Dpo(Channel["PairRows"]):
-    """DPO in the form `pairs.loss_type`: mean over pairs. Kernel and source: stages/losses/dpo.py."""
+    """DPO in the form `pairs.loss_type`: mean over pairs. Kernel and source: stages/losses/preference.py."""
 
     name = "dpo"
     description = "Direct preference optimisation on extracted pairs."
@@ -24,7 +24,7 @@ class Dpo(Channel["PairRows"]):
         margin: beta * ((chosen - reference) - (rejected - reference)) in nats. accuracy: share of margins above 0.
         chosen_logps, rejected_logps: log-probs summed over a completion, in nats.
         """
-        from stages.losses.dpo import PairLogProbs, dpo_losses
+        from stages.losses.preference import PairLogProbs, dpo_losses
 
         settings, sums, reference, lengths = self.settings.pairs, rows.sums, rows.reference, rows.lengths  # [P, 2]
         # Sums, not means over tokens: DPO's implicit reward is the log-ratio of whole completions. The lengths serve
@@ -39,7 +39,7 @@ class Dpo(Channel["PairRows"]):
 
 
 class Simpo(Channel["PairRows"]):
-    """SimPO: mean over pairs. Kernel and source: stages/losses/dpo.py."""
+    """SimPO: mean over pairs. Kernel and source: stages/losses/preference.py."""
 
     name = "simpo"
     description = "SimPO on extracted pairs: length-averaged, without a reference."
@@ -47,15 +47,15 @@ class Simpo(Channel["PairRows"]):
 
     def loss(self, rows: "PairRows") -> ChannelLoss:
         """Return the loss; the metric accuracy is the share of pairs whose chosen side has the higher mean log-prob."""
-        from stages.losses.dpo import simpo_loss
+        from stages.losses.preference import simpo_loss
 
         settings, means = self.settings.pairs, rows.sums / rows.lengths  # [P, 2]
-        result = simpo_loss(
+        losses = simpo_loss(
             means[:, 0], means[:, 1], beta=settings.simpo_beta, gamma_beta_ratio=settings.simpo_gamma_ratio
         )
-        right = (result.chosen_rewards > result.rejected_rewards).float().sum()
+        right = (means[:, 0] > means[:, 1]).float().sum()
         metrics = {"accuracy": Metric("mean", right, len(means))}
-        return ChannelLoss(result.losses.sum() / rows.num_pairs, rows.num_pairs, metrics)
+        return ChannelLoss(losses.sum() / rows.num_pairs, rows.num_pairs, metrics)
 
 
 class Sft(Channel["PairRows"]):

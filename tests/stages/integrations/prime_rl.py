@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from parity.against import Clone
+from parity.drift import Clone
 from parity.source import functions
 
 from stages.integrations.prime_rl_hints import HintSettings, hinted

@@ -16,13 +16,12 @@ from typing import Any
 
 import pytest
 import torch
-from parity.against import Clone
-from parity.kernels.prime_rl import Scales, Streams, compute_component_loss
+from parity.drift import Clone
 
 from stages import integrations
 from stages.errors import BadInput, UsageError
 from stages.integrations.prime_rl_hints import HintSettings, hint_ids, hinted, hints, main
-from stages.losses.prime_rl import PackedTokens, default_loss
+from stages.losses.prime_rl import TRUST_REGION, PackedTokens, default_loss, policy_sum
 from tests.stages.integrations import prime_rl
 
 RECORDED = json.loads(Path(__file__).with_name("prime_rl_step.json").read_text())
@@ -210,28 +209,24 @@ def test_a_weight_is_a_positive_number(said: str) -> None:
 # --- the step of the trainer
 
 
-def kernels(streams: dict[str, Any]) -> tuple[float, list[float]]:
-    """Loss and gradient of a packed step, by our kernels."""
-    sizes = streams["sequence_lengths"]
+def packed_step(streams: dict[str, Any]) -> tuple[float, list[float]]:
+    """Loss and gradient of a packed step: our loss, and upstream's ref_kl (prime-rl 559b447 loss.py:199-243)."""
+    numbers = {
+        name: torch.tensor(values, dtype=torch.float64) for name, values in streams.items() if name != "loss_mask"
+    }
+    mask, rl, kl = torch.tensor(streams["loss_mask"]), numbers["rl_weights"], numbers["ref_kl_weights"]
+    trainer = torch.tensor(prime_rl.trainer_logprobs(streams["inference_logprobs"]), dtype=torch.float64)
+    trainer.requires_grad_()
 
-    def cut(name: str) -> list[torch.Tensor]:
-        return list(torch.tensor(streams[name], dtype=torch.float64).split(sizes))
+    def tokens(members: torch.Tensor, weights: torch.Tensor) -> PackedTokens:
+        given = numbers["inference_logprobs"], numbers["advantages"]
+        return PackedTokens(trainer, *given, members, weights=weights)
 
-    moved = prime_rl.trainer_logprobs(streams["inference_logprobs"])
-    trainer = torch.tensor(moved, dtype=torch.float64, requires_grad=True)
-    mask = torch.tensor(streams["loss_mask"])
-    rows = zip(
-        trainer.split(sizes),
-        cut("inference_logprobs"),
-        cut("advantages"),
-        mask.split(sizes),
-        cut("ref_logprobs"),
-        strict=True,
-    )
-    members = mask & (torch.tensor(streams["rl_weights"]) != 0)
-    scales = Scales(rl=max(int(members.sum()), 1), ref_kl=sum(w != 0 for w in streams["ref_kl_weights"]) or 1)
-    weights = [Streams(rl=rl, ref_kl=kl) for rl, kl in zip(cut("rl_weights"), cut("ref_kl_weights"), strict=True)]
-    loss, _ = compute_component_loss([PackedTokens(*row) for row in rows], weights, scales, default_loss)
+    gap = (numbers["ref_logprobs"] - trainer).detach()
+    fallen = trainer.exp() - numbers["inference_logprobs"].exp() < -TRUST_REGION
+    of_rewards = default_loss(tokens(mask & (rl != 0), rl)).loss / max(int((mask & (rl != 0)).sum()), 1)
+    of_hints = policy_sum(tokens(kl != 0, kl), gap, fallen, 1e-3) / max(int((kl != 0).sum()), 1)
+    loss = of_rewards + of_hints
     return loss.item(), torch.autograd.grad(loss, trainer)[0].tolist()
 
 
@@ -268,9 +263,9 @@ def group(case: str) -> list[prime_rl.Trace]:
 
 
 @pytest.mark.parametrize("case", ["hinted", "beside opsd", "equal rewards"])
-def test_our_kernels_give_upstream_s_step(case: str) -> None:
+def test_our_loss_gives_upstream_s_step(case: str) -> None:
     recorded = RECORDED[case]
-    loss, gradient = kernels(filled(recorded["streams"]))
+    loss, gradient = packed_step(filled(recorded["streams"]))
     assert loss == pytest.approx(recorded["loss"], rel=1e-10)
     assert gradient == pytest.approx(recorded["gradient"], rel=1e-10, abs=1e-12)
 
@@ -283,7 +278,7 @@ def test_the_hint_adds_to_the_gradient_of_its_own_tokens_alone() -> None:
     traces = prime_rl.group()
     prime_rl.scored(traces)
     plain = flattened(traces) | {"ref_kl_weights": [0.0] * 24}
-    without, (_, with_hint) = kernels(plain)[1], kernels(flattened(group("hinted")))
+    without, (_, with_hint) = packed_step(plain)[1], packed_step(flattened(group("hinted")))
     changed = [i for i, (a, b) in enumerate(zip(without, with_hint, strict=True)) if a != b]
     assert changed == [4, 5, 6]
 

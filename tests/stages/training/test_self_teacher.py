@@ -23,10 +23,10 @@ def of(model: Any) -> torch.Tensor:
 def taught(teacher: SelfTeacher, model: Any) -> torch.Tensor:
     """Logits of what teaches."""
     found = teacher.predictors(model, TREES)
-    kept = found.kept.head.logits(found.kept.hidden)
+    kept = found.kept.head.logits(found.kept.rows)
     if found.current is None:
         return kept.detach()
-    return torch.lerp(kept, found.current.head.logits(found.current.hidden), found.share).detach()
+    return torch.lerp(kept, found.current.head.logits(found.current.rows), found.share).detach()
 
 
 def started(kind: str, model: Any, **more: Any) -> SelfTeacher:

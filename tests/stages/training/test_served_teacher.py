@@ -12,8 +12,8 @@ from support.models import save_tiny
 
 from stages import train
 from stages.errors import UsageError
-from stages.losses.eopd import EopdOptions, eopd_from_hidden, reverse_kl_from_log_probs
-from stages.losses.hidden import Head, Predictors
+from stages.losses.distillation import EopdOptions, eopd, reverse_kl_from_log_probs
+from stages.losses.tokens import Head, Predictors
 from stages.rollouts.trace import by_rollout, prompt_ids
 from stages.runs import runner
 from stages.runs.kinds import CHECKPOINT, STEP
@@ -29,7 +29,7 @@ def test_the_policy_gradient_alone_is_eopd_without_its_forward_kl() -> None:
     hidden, ids = draw(12, 6).requires_grad_(), torch.arange(12)
     own, other = Head(draw(20, 6)), Head(draw(20, 6))
     taught, mask, old = draw(12, 6), torch.tensor([1.0, 0, 1] * 4).double(), -3 * draw(12).abs()
-    expected, totals = eopd_from_hidden(
+    expected, totals = eopd(
         Predictors(hidden, own),
         Predictors(taught, other),
         ids,

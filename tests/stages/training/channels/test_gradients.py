@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.models import tiny_model
 
-from stages.losses.dpo import PairLogProbs, dpo_losses
+from stages.losses.preference import PairLogProbs, dpo_losses
 from stages.training.channels import CHANNELS, ChannelSettings
 from stages.training.config import Weights
 from stages.training.data import EpisodeRows, OwnEpisode, PairSource, TokenPair

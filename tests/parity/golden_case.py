@@ -1,33 +1,23 @@
-"""One golden case held against what a function makes of its inputs: a kernel of ours, or upstream's own (against.py).
+"""One golden case: its options, the tensors built from its inputs, and how numbers are compared with the recorded ones.
 
-Every recorded loss, gradient, metric and state value is compared; kernels once in one piece and once in chunks of
-tokens. NaN must be NaN: kernels return what upstream returns, unless an option of ours asks for better (in gradients,
-see Tolerance).
+Every recorded loss, gradient, metric and state value is compared. NaN must be NaN: kernels return what upstream
+returns (in gradients, see Tolerance).
 """
 
 import json
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from parity import FLOAT32_BY_DESIGN, RUNNERS
-from parity.case import GRADIENT, Case, Outcome, Runner, load_case
-
 GOLDEN = Path(__file__).parent / "golden"
-CHUNKS = (None, 2)
-
-NOT_CLAIMED = {
-    "CTKD": "TAID's repository compares with it; its learned temperature is a model, not a loss",
-    "DKD": "TAID's repository compares with it; no channel of ours uses it",
-    "ULDLoss.forward": "GOLD's loss across tokenizers; our teachers share the student's tokenizer",
-    "compute_forward_kl_topk": "verl's forward KL on an engine's top-k log-probs; no numbers were recorded for it",
-}
-"""Upstream function -> why it has no kernel. Its cases are skipped with that reason; an unknown function fails."""
+FLOAT32_BY_DESIGN = ("TAID", "KDLoss", "_chunked_divergence_loss")
+"""Starts of names of functions whose arithmetic is float32 whatever the dtype of the inputs."""
+GRADIENT = "grad_wrt_"
 
 
 @dataclass(frozen=True)
@@ -56,58 +46,76 @@ BFLOAT16 = Tolerance(2e-2, 1e-3)
 
 
 @dataclass(frozen=True)
-class CaseResult:
-    """What became of one case; reason is empty for a pass."""
+class Case:
+    """args as recorded; inputs as tensors, or a list of them where the recorded lists are ragged; None stays None.
 
-    case: str
-    status: Literal["passed", "failed", "skipped"]
-    reason: str = ""
+    chunk_tokens: None leaves the size of a chunk to the kernel, a number makes chunks of that many tokens.
+    """
+
+    fn: str
+    args: Mapping[str, Any]
+    inputs: Mapping[str, Any]
+    chunk_tokens: int | None = None
+
+    def optional(self, name: str) -> Any:
+        """The input, or None if the case does not have it."""
+        return self.inputs.get(name)
 
 
-def check_file(file: Path) -> list[CaseResult]:
-    """One result a case; a single failure for a file that cannot be read or holds no cases."""
+@dataclass(frozen=True)
+class Outcome:
+    """loss: None where the case is about state. state: further results under the names of the golden file."""
+
+    loss: Tensor | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    state: Mapping[str, Any] = field(default_factory=dict)
+
+
+Runner = Callable[[Case], Outcome]
+
+
+def recorded_cases(folder: Path = GOLDEN) -> Iterator[tuple[str, Any]]:
+    """The name of each golden file with each of its cases."""
+    for file in sorted(folder.glob("*.json")):
+        yield from ((file.name, case) for case in json.loads(file.read_text())["cases"])
+
+
+def load_case(recorded: Mapping[str, Any], chunk_tokens: int | None = None) -> Case:
+    """Fresh tensors for one run; those whose gradient is recorded want one."""
+    wanted = {key.removeprefix(GRADIENT) for key in recorded["expected"] if key.startswith(GRADIENT)}
+    inputs = {
+        name: value
+        if value is None or recorded["input_dtypes"][name] in ("none", "int")
+        else _tensor(_numbers(value), getattr(torch, recorded["input_dtypes"][name]), name in wanted)
+        for name, value in recorded["inputs"].items()
+    }
+    return Case(recorded["fn"], recorded["args"], inputs, chunk_tokens)
+
+
+def _tensor(value: Any, dtype: torch.dtype, wants_gradient: bool) -> Any:
+    if value is None:
+        return None
     try:
-        cases = json.loads(file.read_text())["cases"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return [CaseResult("(file)", "failed", f"not a golden file: {_sentence(error)}")]
-    if not isinstance(cases, list) or not cases:
-        return [CaseResult("(file)", "failed", "not a golden file: it holds no cases")]
-    return [check_case(case) for case in cases]
+        return torch.tensor(value, dtype=dtype).requires_grad_(wants_gradient)
+    except (TypeError, ValueError, RuntimeError):  # ragged lists, or None among them
+        if not isinstance(value, list):
+            raise
+        return [_tensor(item, dtype, wants_gradient) for item in value]
 
 
-def check_case(recorded: Any) -> CaseResult:
-    """Passed if our kernel meets every recorded value; whatever a kernel raises is a failure."""
-    name = str(recorded.get("name", "(unnamed)")) if isinstance(recorded, Mapping) else "(not an object)"
-    try:
-        fn = recorded["fn"]
-        if fn in NOT_CLAIMED:
-            return CaseResult(name, "skipped", NOT_CLAIMED[fn])
-        difference = next((text for size in CHUNKS for text in differences(recorded, _kernel(fn), size)), None)
-    except Exception as error:
-        return CaseResult(name, "failed", _sentence(error))
-    return CaseResult(name, "failed", difference) if difference else CaseResult(name, "passed")
-
-
-def _kernel(fn: str) -> Runner:
-    if fn not in RUNNERS:
-        raise KeyError(f"no kernel for {fn!r}, and no reason for leaving it out")
-    return RUNNERS[fn]
-
-
-def _sentence(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+def _numbers(value: Any) -> Any:
+    """Strings such as "NaN" and "-Infinity" as floats."""
+    if isinstance(value, list):
+        return [_numbers(item) for item in value]
+    return float(value) if isinstance(value, str) else value
 
 
 def differences(recorded: Mapping[str, Any], runner: Runner, chunk_tokens: int | None = None) -> Iterator[str]:
     """A sentence for every recorded value that the runner does not meet."""
     case = load_case(recorded, chunk_tokens)
-    outcome = runner(case)
-    tolerance, expected = _tolerance(recorded), recorded["expected"]
-    form = "" if chunk_tokens is None else f", in chunks of {chunk_tokens} tokens"
-    for path, got, wanted, allowed in _values(case, outcome, expected, tolerance):
-        difference = _compare(path, _plain(got), wanted, allowed)
-        if difference:
-            yield difference + form
+    for path, got, wanted, allowed in _values(case, runner(case), recorded["expected"], _tolerance(recorded)):
+        if difference := _compare(path, _plain(got), wanted, allowed):
+            yield difference
 
 
 def _values(
@@ -119,23 +127,17 @@ def _values(
     if names and not _has_nan(expected["loss"]):
         for name, gradient in zip(names, _gradients(outcome.loss, [case.inputs[name] for name in names]), strict=True):
             yield GRADIENT + name, gradient, expected[GRADIENT + name], replace(tolerance, zero_meets_nan=True)
+    looser = FLOAT32 if tolerance == FLOAT64 else tolerance
     for key, value in (expected.get("metrics") or {}).items():
-        yield f"metrics {key}", _present(outcome.metrics, key), value, _looser(tolerance)
+        yield f"metrics {key}", outcome.metrics[key], value, looser
     for key, value in expected.items():
         if key not in ("loss", "metrics") and not key.startswith(GRADIENT):
-            yield key, _present(outcome.state, key), value, _looser(tolerance)
-
-
-def _present(values: Mapping[str, Any], key: str) -> Any:
-    if key not in values:
-        raise KeyError(f"the kernel gives no {key!r}; it gives {', '.join(values) or 'nothing of the kind'}")
-    return values[key]
+            yield key, outcome.state[key], value, looser
 
 
 def _gradients(loss: Tensor | None, inputs: list[Any]) -> list[Any]:
     """Of the loss's sum; zeros where the loss does not depend on an input. A list of tensors gives a list."""
-    if loss is None:
-        raise KeyError("the kernel gives no loss, but gradients are recorded")
+    assert loss is not None, "the runner gives no loss, but gradients are recorded"
     leaves = [leaf for value in inputs for leaf in (value if isinstance(value, list) else [value])]
     given = torch.autograd.grad(loss.sum(), leaves, allow_unused=True) if loss.requires_grad else [None] * len(leaves)
     grads = iter(torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves, given, strict=True))
@@ -150,11 +152,7 @@ def _tolerance(recorded: Mapping[str, Any]) -> Tolerance:
     )
     if carriers & {"bfloat16", "float16"}:
         return BFLOAT16
-    return FLOAT32 if "float32" in carriers or recorded["fn"] in FLOAT32_BY_DESIGN else FLOAT64
-
-
-def _looser(tolerance: Tolerance) -> Tolerance:
-    return FLOAT32 if tolerance == FLOAT64 else tolerance
+    return FLOAT32 if "float32" in carriers or recorded["fn"].startswith(FLOAT32_BY_DESIGN) else FLOAT64
 
 
 def _has_nan(value: Any) -> bool:
@@ -178,8 +176,6 @@ def _compare(path: str, got: Any, expected: Any, tolerance: Tolerance) -> str | 
     if expected is None or got is None or isinstance(expected, list) or isinstance(got, list):
         same = expected is None and got is None
         return None if same else f"{path} is {str(got)[:60]} where {str(expected)[:60]} is recorded"
-    return (
-        None
-        if tolerance.accepts(float(got), float(expected))
-        else f"{path} is {float(got)!r} where {float(expected)!r} is recorded"
-    )
+    if tolerance.accepts(float(got), float(expected)):
+        return None
+    return f"{path} is {float(got)!r} where {float(expected)!r} is recorded"

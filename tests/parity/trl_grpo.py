@@ -1,7 +1,6 @@
 """Golden cases of GRPO. The policy loss is TRL's own method, run on a plain holder of the attributes that it reads.
 
-A case that differs here says that the installed TRL is not the one that recorded the numbers. Advantages and the
-sampling correction are inlined in a method of TRL's that generates, so those cases check our advantages.py.
+A case that differs here says that the installed TRL is not the one that recorded the numbers.
 """
 
 from collections import defaultdict
@@ -12,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parity.case import Case, Outcome, Runner
-from parity.kernels.advantages import group_advantages, normalized_then_summed, sampling_correction, weighted_rewards
+from parity.golden_case import Case, Outcome
 
 OPTIONAL_INPUTS = (
     "tool_mask",
@@ -92,58 +90,9 @@ def _batch(case: Case) -> dict[str, Tensor]:
     return batch | {"advantages": case.inputs["advantages"]}
 
 
-def _policy_loss(case: Case) -> Outcome:
+def policy_loss(case: Case) -> Outcome:
+    """Run TRL's GRPO loss; the recorded log-probs stand for the forward pass."""
     holder = _holder(case)
     loss = type(holder)._compute_loss(holder, None, _batch(case))
     metrics = {key: values[-1] for logged in holder._metrics.values() for key, values in logged.items()}
     return Outcome(loss, metrics, {"entropy_coef_after": holder.entropy_coef})
-
-
-def sdpo_policy_loss(case: Case) -> Tensor:
-    """TRL's SDPOTrainer._compute_policy_loss on a plain holder."""
-    from trl.experimental.sdpo import SDPOTrainer
-
-    holder = SDPOTrainer.__new__(SDPOTrainer)
-    epsilon = case.args["epsilon"]
-    holder.__dict__.update(
-        loss_type=case.args["loss_type"],
-        importance_sampling_level=case.args.get("importance_sampling_level", "token"),
-        epsilon_low=epsilon,
-        epsilon_high=case.args.get("epsilon_high", epsilon),
-        max_completion_length=case.args.get("max_completion_length"),
-        model=SimpleNamespace(training=True),
-        accelerator=_single_process(),
-        _metrics=defaultdict(lambda: defaultdict(list)),
-    )
-    return SDPOTrainer._compute_policy_loss(holder, dict(case.inputs), case.inputs["student_logits"])
-
-
-def _advantages(case: Case) -> Outcome:
-    rewards = case.inputs["rewards_per_func"]
-    weights = torch.tensor(case.args["reward_weights"], dtype=rewards.dtype)
-    size = case.args["num_generations"]
-    if case.args["multi_objective_aggregation"] == "normalize_then_sum":
-        advantages, spread = normalized_then_summed(rewards, weights, size)
-    else:
-        advantages, spread = group_advantages(weighted_rewards(rewards, weights), size, case.args["scale_rewards"])
-    return Outcome(state={"advantages": advantages, "std_rewards": spread})
-
-
-def _sampling_correction(case: Case) -> Outcome:
-    mask, tools = case.inputs["completion_mask"], case.optional("tool_mask")
-    ratio = sampling_correction(
-        case.inputs["old_per_token_logps"],
-        case.inputs["sampling_per_token_logps"],
-        mask if tools is None else mask * tools,
-        mode=case.args["vllm_importance_sampling_mode"],
-        clip_max=case.args["vllm_importance_sampling_clip_max"],
-        clip_min=case.args["vllm_importance_sampling_clip_min"],
-    )
-    return Outcome(state={"importance_sampling_ratio": ratio})
-
-
-RUNNERS: dict[str, Runner] = {
-    "GRPOTrainer._compute_loss": _policy_loss,
-    "GRPOTrainer advantages": _advantages,
-    "GRPOTrainer vllm_importance_sampling_ratio": _sampling_correction,
-}

@@ -4,17 +4,14 @@ A case drifts where a number is another one, where the function is gone, and whe
 """
 
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
-import orjson
-
-from parity.case import Case, Outcome, sequences
-from parity.check import GOLDEN, CaseResult, differences
+from parity.golden_case import GOLDEN, Case, Outcome, differences, recorded_cases
 from parity.source import functions
 from stages.errors import UsageError
 
@@ -86,8 +83,7 @@ def _prime_rl_step(found: Found, case: Case) -> Any:
     def rl_loss(inputs: Any) -> Any:
         return found[kind](inputs, config)
 
-    count = len(case.inputs["trainer_logprobs"])
-    columns = {name: None if value is None else sequences(value, count) for name, value in case.inputs.items()}
+    columns = {name: None if value is None else list(value) for name, value in case.inputs.items()}
     if "rl_scale" in scales:
         return found["compute_loss"](**columns, rl_loss_fn=rl_loss, **scales)
     losses = {"rl": rl_loss, "opd": found["opd_loss_fn"], "sft": found["sft_loss_fn"]}
@@ -135,31 +131,37 @@ UPSTREAMS = (
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """What became of the cases of one golden file that were recorded at one commit."""
+class Version:
+    """The cases that were recorded from a project at one commit; drifted: name -> first difference."""
 
     file: str
     commit: str
-    results: list[CaseResult]
-
-    @property
-    def drifted(self) -> list[CaseResult]:
-        """The cases that are not as recorded."""
-        return [result for result in self.results if result.status == "failed"]
+    num_cases: int
+    drifted: Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Drift:
-    """A project at a commit beside each of its versions that numbers were recorded from."""
+    """A project at a commit, compared with each of its versions that numbers were recorded from."""
 
     repo: str
     commit: str
-    versions: list[Recorded]
+    versions: list[Version]
 
     @property
     def same(self) -> bool:
         """Whether it is as one of the recorded versions."""
         return any(not version.drifted for version in self.versions)
+
+    def __str__(self) -> str:
+        lines = [f"{self.repo} at {self.commit}"]
+        for version in self.versions:
+            same = version.num_cases - len(version.drifted)
+            lines.append(
+                f"  {version.file}, recorded at {version.commit[:9]}: {same} of {version.num_cases} as recorded"
+            )
+            lines += [f"    {name}: {difference}" for name, difference in version.drifted.items()]
+        return "\n".join(lines)
 
 
 def compare(against: str, golden: Path = GOLDEN) -> Drift:
@@ -185,7 +187,7 @@ def _compared(clone: Clone, name: str, golden: Path) -> Drift:
         found = upstream.functions(clone)
         if found:
             versions = [
-                Recorded(*version, [_result(upstream, found, case) for case in cases])
+                Version(*version, len(cases), dict(_drifted(upstream, found, cases)))
                 for version, cases in _cases(upstream, golden).items()
             ]
             return Drift(upstream.repo, clone.commit or "as it lies", versions)
@@ -199,31 +201,33 @@ def _known() -> str:
 def _cases(upstream: Upstream, golden: Path) -> dict[tuple[str, str], list[Any]]:
     """The cases by golden file and commit; `UsageError` where no numbers are at hand."""
     found: dict[tuple[str, str], list[Any]] = {}
-    for file in sorted(golden.glob("*.json")):
-        for case in orjson.loads(file.read_bytes())["cases"]:
-            if case["upstream"]["repo"] == upstream.repo and case["fn"] in upstream.calls:
-                found.setdefault((file.name, case["upstream"]["commit"]), []).append(case)
+    for file, case in recorded_cases(golden):
+        if case["upstream"]["repo"] == upstream.repo and case["fn"] in upstream.calls:
+            found.setdefault((file, case["upstream"]["commit"]), []).append(case)
     if not found:
-        raise UsageError(f"There are no recorded numbers of {upstream.repo} in {golden}. Run this in a checkout.")
+        raise UsageError(f"There are no recorded numbers of {upstream.repo} in {golden}.")
     return found
 
 
-def _result(upstream: Upstream, found: Found, recorded: Mapping[str, Any]) -> CaseResult:
-    name, call = upstream.calls[recorded["fn"]]
-    label = str(recorded["name"])
-    if name not in found:
-        return CaseResult(label, "failed", f"{name} is gone")
+def _drifted(upstream: Upstream, found: Found, cases: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Name and first difference of each case that is not as recorded."""
+    for recorded in cases:
+        name, call = upstream.calls[recorded["fn"]]
+        if name not in found:
+            yield recorded["name"], f"{name} is gone"
+            continue
 
-    def run(case: Case) -> Outcome:
-        output = call(found, case)
-        loss, metrics = output if isinstance(output, tuple) else (getattr(output, "loss", output), None)
-        return Outcome(loss, metrics or getattr(output, "metrics", {}))
+        def run(case: Case, call: Call = call) -> Outcome:
+            output = call(found, case)
+            loss, metrics = output if isinstance(output, tuple) else (getattr(output, "loss", output), None)
+            return Outcome(loss, metrics or getattr(output, "metrics", {}))
 
-    try:
-        difference = next(differences(recorded, run), None)
-    except Exception as error:
-        difference = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return CaseResult(label, "failed", difference) if difference else CaseResult(label, "passed")
+        try:
+            difference = next(differences(recorded, run), None)
+        except Exception as error:
+            difference = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        if difference:
+            yield recorded["name"], difference
 
 
 def _git(folder: Path | None, *words: str) -> str | None:

@@ -2,11 +2,10 @@
 
 `dpo_losses` takes sums over tokens under policy and reference and computes one of ten forms (`FORMS`, named as in TRL's
 `DPOConfig.loss_type`); `simpo_loss` takes means over tokens and needs no reference. Which tokens are summed is decided
-by the caller (`stages/training/scored_rows.py`).
+by the caller.
 
 Not here: TRL's robust and exo_pair, which need a label smoothing, aot and aot_unpaired, which sort all pairs of a step,
-and the f-divergences other than reverse KL. No setting selects them; `tests/parity/kernels/preference.py` holds them
-for the recorded numbers.
+and the f-divergences other than reverse KL. No setting selects them.
 """
 
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stages.errors import UsageError
-from stages.losses.reduction import PerPair
+from stages.losses.tokens import PerPair
 
 DISCOPOP_TAU = 0.05
 """Temperature of DiscoPOP's switch between the logistic and the exponential loss; TRL's default."""
@@ -39,35 +38,32 @@ class PairLogProbs:
 class DpoTerms:
     """What the forms are computed from, each [p].
 
-    chosen_ratio, rejected_ratio: log-ratios of policy to reference. chosen_score, rejected_score: f'(ratio) of the
-    divergence that regularises the policy, which for reverse KL is the log-ratio itself. chosen_tokens,
-    rejected_tokens: lengths of the completions, for the forms that average over tokens.
+    chosen_ratio, rejected_ratio: log-ratios of policy to reference. chosen_tokens, rejected_tokens: lengths of the
+    completions, for the forms that average over tokens.
     """
 
     beta: float
     chosen_ratio: PerPair
     rejected_ratio: PerPair
-    chosen_score: PerPair
-    rejected_score: PerPair
     chosen_tokens: Tensor | None = None
     rejected_tokens: Tensor | None = None
 
     @property
     def margin(self) -> PerPair:
-        """Return beta times the difference of the scores."""
-        return self.beta * (self.chosen_score - self.rejected_score)
+        """Return beta times the difference of the log-ratios."""
+        return self.beta * (self.chosen_ratio - self.rejected_ratio)
 
     @property
     def mean_difference(self) -> PerPair:
-        """Return the difference of the scores divided by the completions' lengths (at least 1)."""
+        """Return the difference of the log-ratios divided by the completions' lengths (at least 1)."""
         if self.chosen_tokens is None or self.rejected_tokens is None:
             raise UsageError(
                 "ipo and sigmoid_norm need the token counts of both completions: give chosen_tokens and rejected_tokens"
             )
         # TRL counts completion tokens before the shift, which is one more than were scored only where a completion
         # starts at position 0. An empty completion divides by 1.
-        chosen = self.chosen_score / self.chosen_tokens.clamp(min=1.0)
-        return chosen - self.rejected_score / self.rejected_tokens.clamp(min=1.0)
+        chosen = self.chosen_ratio / self.chosen_tokens.clamp(min=1.0)
+        return chosen - self.rejected_ratio / self.rejected_tokens.clamp(min=1.0)
 
 
 def _nca_pair(x: DpoTerms) -> Tensor:
@@ -109,48 +105,15 @@ def dpo_losses(pairs: PairLogProbs, loss_type: str = "sigmoid", beta: float = 0.
     """
     if loss_type not in FORMS:
         raise UsageError(f"DPO's loss_type is {loss_type!r}; choose one of {', '.join(FORMS)}")
-    # For reverse KL, the only divergence here, the score f'(ratio) is the log-ratio itself.
     chosen = pairs.chosen - pairs.ref_chosen.detach()
     rejected = pairs.rejected - pairs.ref_rejected.detach()
-    return FORMS[loss_type](
-        DpoTerms(beta, chosen, rejected, chosen, rejected, pairs.chosen_tokens, pairs.rejected_tokens)
-    )
+    return FORMS[loss_type](DpoTerms(beta, chosen, rejected, pairs.chosen_tokens, pairs.rejected_tokens))
 
 
-@dataclass(frozen=True)
-class PairLosses:
-    """Loss and implicit rewards of each pair, in nats; the rewards carry no gradient."""
+def simpo_loss(chosen: PerPair, rejected: PerPair, *, beta: float = 2.0, gamma_beta_ratio: float = 0.25) -> PerPair:
+    """Return -logsigmoid(beta (chosen - rejected - gamma_beta_ratio)) of log-probs averaged over tokens, [p] in nats.
 
-    losses: PerPair
-    chosen_rewards: PerPair
-    rejected_rewards: PerPair
-
-
-def simpo_loss(
-    chosen: PerPair,
-    rejected: PerPair,
-    *,
-    beta: float = 2.0,
-    gamma_beta_ratio: float = 0.25,
-    label_smoothing: float = 0.0,
-    loss_type: str = "sigmoid",
-) -> PairLosses:
-    """Return SimPO's loss of each pair from log-probs averaged over tokens; the trainer takes the mean.
-
-    With x = beta (chosen - rejected - gamma_beta_ratio) and e = label_smoothing:
-        sigmoid  -(1-e) logsigmoid(x) - e logsigmoid(-x)
-        hinge    relu(1 - x), e unused
-    Rewards are beta * log-prob, without the margin. Raises UsageError for another loss_type.
     Source: princeton-nlp/SimPO 1b3e8f3 scripts/simpo_trainer.py:560-595.
     """
-    if loss_type not in ("sigmoid", "hinge"):
-        raise UsageError(f"SimPO's loss_type is {loss_type!r}; choose sigmoid or hinge")
     # The margin gamma is beta * gamma_beta_ratio; TRL's CPOTrainer writes the same as simpo_gamma / beta.
-    x = beta * (chosen - rejected - gamma_beta_ratio)
-    losses = smoothed_sigmoid(x, label_smoothing) if loss_type == "sigmoid" else torch.relu(1 - x)
-    return PairLosses(losses, beta * chosen.detach(), beta * rejected.detach())
-
-
-def smoothed_sigmoid(x: PerPair, label_smoothing: float) -> PerPair:
-    """Return -(1-e) logsigmoid(x) - e logsigmoid(-x) for the label smoothing e, [p] in nats."""
-    return -(1 - label_smoothing) * F.logsigmoid(x) - label_smoothing * F.logsigmoid(-x)
+    return -F.logsigmoid(beta * (chosen - rejected - gamma_beta_ratio))

@@ -1,1 +1,0 @@
-"""Kernels of upstream that no training channel uses: they keep the recorded numbers checkable."""
