@@ -324,8 +324,6 @@ class ImportWords(TypedDict, total=False):
         "nemo-gym",
         "trl",
         "openenv",
-        "moatless",
-        "spans",
         "swebench-preds",
         "messages",
         "claude-code",

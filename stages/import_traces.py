@@ -43,8 +43,6 @@ class Config(StageConfig):
         "nemo-gym",
         "trl",
         "openenv",
-        "moatless",
-        "spans",
         "swebench-preds",
         "messages",
         "claude-code",

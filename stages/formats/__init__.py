@@ -24,11 +24,9 @@ chat_messages.py - rows of chat messages, as in public data sets
 claude_code.py - Claude Code sessions
 inspect_logs.py - Inspect logs, read and written
 mini_swe_agent.py - mini-swe-agent `.traj.json`
-moatless.py - moatless-tools
 nemo_gym.py - NeMo Gym rollouts
 openenv.py - OpenEnv episodes and training traces, read and written
 openhands.py - OpenHands `output.jsonl`
-spans.py - exported tracing spans
 swe_agent.py - SWE-agent `.traj`
 swebench.py - SWE-bench predictions, read and written, and saved test logs, graded again
 trl.py - TRL's logged completions, read and written
@@ -62,8 +60,6 @@ FORMATS = {
     "nemo-gym": Format("stages.formats.nemo_gym"),
     "trl": Format("stages.formats.trl", written=True),
     "openenv": Format("stages.formats.openenv", written=True),
-    "moatless": Format("stages.formats.moatless"),
-    "spans": Format("stages.formats.spans"),
     "swebench-preds": Format("stages.formats.swebench", written=True),
     "messages": Format("stages.formats.chat_messages"),
     "claude-code": Format("stages.formats.claude_code"),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from support.foreign import INSTANCE, PATCH, REAL, document, jsonl, needs_real
+from support.foreign import INSTANCE, REAL, document, jsonl, needs_real
 
 from stages.errors import BadInput
 from stages.formats import FORMATS, readers
@@ -122,13 +122,8 @@ def test_the_same_file_again_is_the_same_rollouts(tmp_path: Path, imported: Impo
 def test_the_plainest_wording_of_a_task_is_its_prompt(tmp_path: Path, imported: Importing) -> None:
     asked = {"role": "user", "content": "You are an agent with many instructions. It breaks. Now go."}
     document(tmp_path / "in" / f"{INSTANCE}.traj.json", [asked, {"role": "assistant", "content": "```bash\nls\n```"}])
-    step = {"name": "s", "actions": [{"name": "find", "input": {}, "output": {}}]}
-    record = {
-        "input": {"problem_statement": "It breaks."},
-        "steps": [step],
-        "info": {"instance_id": INSTANCE, "submission": PATCH},
-    }
-    document(tmp_path / "in" / "moatless.json", record)
+    row = {"instance_id": INSTANCE, "problem_statement": "It breaks.", "messages": [{"role": "user", "content": "Go."}]}
+    jsonl(tmp_path / "in" / "rows.jsonl", row)
     run = imported(tmp_path / "in")
     assert [(t["task_id"], t["prompt"], t["family"]) for t in run.rows(TASK)] == [
         (INSTANCE, "It breaks.", "owner/repo")
@@ -165,16 +160,15 @@ def test_everything_real_in_one_run(imported: Importing) -> None:
     run = imported(REAL)
     expected = {
         "verifiers": 480 + 231,
-        "moatless": 44,
         "mini-swe-agent": 22,
-        "spans": 18,
         "nemo-gym": 40,
         "swe-agent": 6,
     }
     expected |= {"swebench-preds": 1, "openhands": 11, "inspect": 22, "trl": 24}
     rollouts = run.rows(ROLLOUT)
     assert {name: sum(r["source"] == name for r in rollouts) for name in expected} == expected
-    assert len(rollouts) == sum(expected.values()) == run.manifest.counts["traces"]
+    counts = run.manifest.counts
+    assert len(rollouts) == sum(expected.values()) == counts["traces"] - counts["dropped_unknown_format"]
     gate = run.manifest.summary["gate"]
     for name in (
         "state hash chain",

@@ -60,7 +60,6 @@ def test_an_empty_trajectory_is_a_rollout_that_failed_and_no_unknown_format(tmp_
     ("name", "record", "source"),
     [
         (f"{INSTANCE}.traj", {"trajectory": [], "history": [], "info": {"exit_status": "exit_error"}}, "swe-agent"),
-        ("a.json", {"trajectory": [], "session_id": "s", "instance_id": INSTANCE}, "spans"),
         ("a.traj.json", {"messages": [], "info": {"exit_status": "Error"}, "instance_id": INSTANCE}, "mini-swe-agent"),
     ],
 )

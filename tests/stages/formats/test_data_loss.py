@@ -52,19 +52,6 @@ def test_text_that_is_no_utf8_loses_its_row_alone(tmp_path: Path, nested: bool) 
     assert drop["reason"] == "not_utf8" and drop["line"] == 1301 and drop["file"].endswith("rows.parquet")
 
 
-@pytest.mark.parametrize("name", [f"{INSTANCE}.json", f"{INSTANCE}.traj.json", f"{INSTANCE}/trajectory.json"])
-@pytest.mark.parametrize("info", [None, {}, {"instance_id": None, "submission": PATCH}])
-def test_a_moatless_file_is_of_the_instance_that_it_is_named_after(tmp_path: Path, name: str, info: object) -> None:
-    action = {"action": {"thoughts": LONG}, "output": {}}
-    record = {"initial_message": "q", "transitions": [{"name": "Search", "actions": [action]}]}
-    document(tmp_path / name, record if info is None else {**record, "info": info})
-    (row,) = imported(tmp_path, tmp_path / name, format="moatless").rows(ROLLOUT)
-    assert row["task_id"] == INSTANCE and row["num_steps"] == 1
-    document(tmp_path / "else" / "what.json", record)
-    with pytest.raises(BadInput, match="nor the file's name is an instance"):
-        imported(tmp_path, tmp_path / "else" / "what.json", format="moatless")
-
-
 @pytest.mark.parametrize("given", ["", "preds", "preds/all_preds.jsonl"])
 def test_a_report_of_sb_cli_next_door_judges(tmp_path: Path, given: str) -> None:
     lines = [{"instance_id": f"owner__repo-{at}", "model_name_or_path": "m", "model_patch": PATCH} for at in range(3)]
