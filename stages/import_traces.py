@@ -8,14 +8,14 @@ and named; a record that cannot be read is dropped, named and counted. The unit 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import orjson
 from pydantic import Field, model_validator
 
 from stages.envs.swe import eval_logs
 from stages.errors import BadInput
-from stages.formats import FORMATS, files, readers, reading, swebench
+from stages.formats import FORMATS, FormatName, files, readers, reading, swebench
 from stages.formats.base import RECORDED_REWARD, Reader
 from stages.formats.data_juicer import JuicerConfig
 from stages.formats.files import Source
@@ -33,22 +33,7 @@ from stages.runs.stage import Plan, Stage
 class Config(StageConfig):
     """What to import."""
 
-    format: Literal[
-        "auto",
-        "verifiers",
-        "mini-swe-agent",
-        "swe-agent",
-        "openhands",
-        "inspect",
-        "nemo-gym",
-        "trl",
-        "openenv",
-        "swebench-preds",
-        "messages",
-        "claude-code",
-        "atif",
-        "swe-logs",
-    ] = "auto"
+    format: FormatName = "auto"
     """The format of the files; `auto` looks into each. `swe-logs` grades saved logs of SWE-bench's harnesses again."""
     paths: list[str] = Field(min_length=1)
     """Files, folders or patterns. Run descriptions and reports among them are used, not imported."""

@@ -35,6 +35,7 @@ verifiers.py - verifiers before 0.4, and verifiers 0.4 and PRIME-RL, read and wr
 
 from dataclasses import dataclass
 from importlib import import_module
+from typing import TYPE_CHECKING, Literal
 
 from stages.formats.base import Reader
 from stages.formats.transcripts import Writer
@@ -67,6 +68,11 @@ FORMATS = {
     "swe-logs": Format("stages.formats.swebench", detected=False),
 }
 """Every format by its name, in the order in which `auto` tries them."""
+if TYPE_CHECKING:
+    FormatName = str
+else:
+    FormatName = Literal["auto", *FORMATS]
+"""A name of `FORMATS`, or `auto`."""
 
 
 def readers(name: str) -> list[Reader]:

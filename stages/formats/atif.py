@@ -12,14 +12,12 @@ NeMo Agent Toolkit 1.7 (`nat.atif`), and from programs that write it; Harbor's o
 from collections.abc import Iterator
 from typing import Any
 
-from stages.formats.base import Drop, ImportedTurn, Origin, Reader, Record, Trajectory, family_of, seconds
-from stages.formats.messages import arguments_text, first_question, text
+from stages.formats.base import Drop, ImportedTurn, Origin, Reader, Record, Trajectory, seconds
+from stages.formats.messages import arguments_text, text
 from stages.messages import Message, Spoken, ToolCall, write
-from stages.rollouts import missing
 from stages.runs import store
 
 NAME = "atif"
-MISSING = frozenset({missing.PARSE, missing.ELISION, missing.FINISH, missing.CALL_IDS})
 SCHEMA = "ATIF-v1."
 
 
@@ -54,27 +52,24 @@ def _rollout(document: Record, trial: Record, is_subagent: bool) -> Trajectory:
     reward = None if value is None else float(value)
     # An exception that was followed by a verdict is only how the rollout ended.
     problem = trial.get("exception_info") or {}
-    error = None if turns else ("no_actions", "the trajectory holds no action of a model")
-    if problem and reward is None:
-        error = str(problem.get("exception_type")), str(problem.get("exception_message"))
+    failed = bool(problem) and reward is None
     task = trial.get("task_name")
     times = [step["timestamp"] for step in steps if step.get("timestamp")]
     # `trajectory_id` names a document since 1.7. Before, only `session_id` exists, which continuations and sub-agents
     # share with the document that they belong to; the digest of the steps makes the id unique.
     session = document.get("trajectory_id") or document.get("session_id")
     return Trajectory(
-        task_id=str(task) if task else f"{NAME}/{store.digest(first_question(opening))[:12]}",
+        task_id=str(task or ""),
         env=str(trial.get("source") or NAME),
         opening=opening,
         turns=turns,
-        missing=set(MISSING) | ({missing.REWARD} if reward is None else set()),
         own_id=f"{session}/{store.digest(steps)[:8]}" if session else None,
         model=agent.get("model_name") or next((s["model_name"] for s in steps if s.get("model_name")), None),
-        family=family_of(str(task)) if task else None,
         reward=reward,
         resolved=bool(reward) if reward in (0.0, 1.0) else None,
+        judged=not is_subagent,
         terminated_by=problem.get("exception_type") if reward is not None else None,
-        error=error,
+        error=(str(problem.get("exception_type")), str(problem.get("exception_message"))) if failed else None,
         prompt_tokens=metrics.get("total_prompt_tokens"),
         completion_tokens=metrics.get("total_completion_tokens"),
         cost_usd=metrics.get("total_cost_usd"),
@@ -133,4 +128,4 @@ def _conversation(steps: list[Record]) -> tuple[list[Message], list[ImportedTurn
     return opening, turns
 
 
-READERS = (Reader(NAME, MISSING, recognises, trajectories),)
+READERS = (Reader(NAME, recognises, trajectories),)

@@ -14,7 +14,7 @@ from stages.messages import Message
 from stages.rollouts.missing import Fact
 
 Record = dict[str, Any]
-Numbered = tuple[int, Any]
+NumberedRecord = tuple[int, Any]
 """A record and the line where it begins."""
 STRICT = ConfigDict(strict=True, revalidate_instances="always")
 """`reading.check` validates filled instances and converts nothing: 1 is a float, "1" and True are not."""
@@ -64,11 +64,15 @@ class ImportedTurn:
 class Trajectory:
     """One rollout of one policy on one task as its source records it. Fields stored as JSON text may hold any JSON."""
 
-    task_id: str
-    env: str
-    opening: list[Message]
-    turns: list[ImportedTurn]
-    missing: set[Fact]
+    task_id: str = ""
+    """Empty: the source names no task. `reading.completed` then names it by a digest of the first question."""
+    env: str = ""
+    """Empty: SWE-bench for an instance of it, else the format."""
+    opening: list[Message] = field(default_factory=list)
+    turns: list[ImportedTurn] = field(default_factory=list)
+    """Empty: the source has no transcript, or the rollout failed before its first action."""
+    missing: set[Fact] = field(default_factory=set)
+    """Facts that this record lacks, beyond those that its format lacks and those that rows show (`rows.absent`)."""
     own_id: str | None = None
     model: str | None = None
     statement: str | None = None
@@ -77,6 +81,10 @@ class Trajectory:
     split: str | None = None
     reward: float | None = None
     resolved: bool | None = None
+    unscored: bool = False
+    """The source records that nothing was scored: the reward is None, and no report is asked for it."""
+    judged: bool = True
+    """Whether a verdict on the file or its instance, from a report, is one on this rollout."""
     submission: str | None = None
     """What was submitted for judging, a patch for example."""
     terminated_by: str | None = None
@@ -115,15 +123,16 @@ class Reader:
 
     name: str
     """The name of the format, the value of the column `source`."""
-    missing: frozenset[Fact]
-    """Facts that no file of this layout records."""
     recognises: Callable[[Any], bool]
     """Whether one record (a JSON document, a line, a row, a sample of an archive) has this layout."""
     trajectories: Callable[[Any, Origin], Iterator[Trajectory | Drop]]
     """Yield the rollouts of one record. `KeyError`, `TypeError` and the like mean that the record is malformed."""
-    join: Callable[[Iterator[Numbered | Drop], Callable[[int, str, str], Drop]], Iterator[Numbered | Drop]] | None = (
-        None
-    )
+    missing: frozenset[Fact] = frozenset()
+    """Facts that no file of this layout records although its rows may look as if one did (`rows.absent`)."""
+    join: (
+        Callable[[Iterator[NumberedRecord | Drop], Callable[[int, str, str], Drop]], Iterator[NumberedRecord | Drop]]
+        | None
+    ) = None
     """Put the records of a file together where several make one rollout; the second argument makes a drop from line,
     reason and detail."""
 

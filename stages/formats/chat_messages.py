@@ -10,13 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from stages.formats.base import INSTANCE, Origin, Reader, Record, Trajectory, family_of
-from stages.formats.messages import first_question, message, split_turns
-from stages.rollouts import missing
-from stages.runs import store
+from stages.formats.base import Origin, Reader, Record, Trajectory
+from stages.formats.messages import message, split_turns
 
 NAME = "messages"
-MISSING = frozenset({missing.PARSE, missing.ELISION, missing.FINISH, missing.CALL_IDS})
 
 
 @dataclass(frozen=True)
@@ -69,40 +66,30 @@ def _list(record: Record, names: tuple[str, ...]) -> list[Any] | None:
 
 def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     """Yield the one rollout of a row. A row without any message of the model is a rollout that failed before it."""
+    del origin
     raw = _list(record, COLUMNS.messages) or []
     opening, turns = split_turns(
         [message({**m, "role": _first(m, COLUMNS.role), "content": _first(m, COLUMNS.content)}) for m in raw]
     )
-    task, model = _first(record, COLUMNS.task), _first(record, COLUMNS.model)
-    instance = str(task) if task is not None else None
-    is_instance = bool(INSTANCE.fullmatch(instance or ""))
-    # Reward and verdict are the row's own, else by a report.
-    resolved, reward = _first(record, COLUMNS.resolved), _first(record, COLUMNS.reward)
+    task, resolved, reward = (_first(record, names) for names in (COLUMNS.task, COLUMNS.resolved, COLUMNS.reward))
     # Some sets write the verdict as 0 or 1.
     if resolved in (0, 1) and not isinstance(resolved, str):
         resolved = bool(resolved)
     elif resolved is not None:
         raise TypeError(f"resolved is {resolved!r:.40}, neither true nor false")
-    elif reward is None and (verdict := origin.sidecars.verdict(origin.path, instance, model)):
-        resolved = verdict.resolved
-    reward = resolved if reward is None else reward
     yield Trajectory(
-        task_id=instance or f"{NAME}/{store.digest(first_question(opening))[:12]}",
-        env="swe-bench" if is_instance else NAME,
+        task_id="" if task is None else str(task),
         opening=opening,
         turns=turns,
-        missing=set(MISSING) | ({missing.REWARD} if reward is None else set()),
         own_id=_first(record, COLUMNS.own_id),
-        model=model,
+        model=_first(record, COLUMNS.model),
         statement=_first(record, COLUMNS.statement),
-        family=family_of(instance) if instance and is_instance else None,
         reward=None if reward is None else float(reward),
         resolved=resolved,
         submission=_first(record, COLUMNS.submission),
         terminated_by=_first(record, COLUMNS.exit_status),
-        error=None if turns else ("no_actions", "the row holds no message of the model"),
         tools=_list(record, COLUMNS.tools) or [],
     )
 
 
-READERS = (Reader(NAME, MISSING, recognises, trajectories),)
+READERS = (Reader(NAME, recognises, trajectories),)

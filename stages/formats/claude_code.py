@@ -18,14 +18,13 @@ from itertools import compress
 from operator import not_
 from typing import Any
 
-from stages.formats.base import Drop, ImportedTurn, Numbered, Origin, Reader, Record, Trajectory, seconds
-from stages.formats.messages import first_question, message, spoken, text
+from stages.formats.base import Drop, ImportedTurn, NumberedRecord, Origin, Reader, Record, Trajectory, seconds
+from stages.formats.messages import message, spoken, text
 from stages.messages import Message, write
 from stages.rollouts import missing
-from stages.runs import store
 
 NAME = "claude-code"
-MISSING = frozenset({missing.REWARD, missing.OPENING, missing.PARSE, missing.ELISION, missing.CALL_IDS})
+MISSING = frozenset({missing.OPENING, missing.PARSE})
 SPOKEN = ("user", "assistant")
 LONGEST = 200_000
 """Lines that one session may have, and answers of all its branches together."""
@@ -48,7 +47,9 @@ def recognises(record: Any) -> bool:
     return SESSION in record or noted or record.get("type") == "file-history-snapshot"
 
 
-def join(records: Iterator[Numbered | Drop], make_drop: Callable[[int, str, str], Drop]) -> Iterator[Numbered | Drop]:
+def join(
+    records: Iterator[NumberedRecord | Drop], make_drop: Callable[[int, str, str], Drop]
+) -> Iterator[NumberedRecord | Drop]:
     """Yield the lines of a file as one record, and a drop for every broken line."""
     lines: list[Record] = []
     first = 1
@@ -247,7 +248,6 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
 def _rollout(session: ClaudeSession, path: list[SessionAnswer], taken: set[str], *, is_main: bool) -> Trajectory:
     lines = [line for line in session.lines_before(path[0]) if line["type"] == "user"]
     opening: list[Message] = [item for line in lines for item in _input(line["message"]["content"])]
-    question = first_question(opening)
     turns: list[ImportedTurn] = []
     for answer, following in zip(path, [*path[1:], None], strict=True):
         inputs = session.inputs_after(answer, following)
@@ -265,11 +265,9 @@ def _rollout(session: ClaudeSession, path: list[SessionAnswer], taken: set[str],
     models = [answer.message.get("model") for answer in new]
     failure = session.failures.get(last.key)
     return Trajectory(
-        task_id=f"{NAME}/{store.digest(question)[:12]}",
-        env=NAME,
         opening=opening,
         turns=turns,
-        missing=set(MISSING) | (set() if any(turn.finish_reason for turn in turns) else {missing.FINISH}),
+        judged=is_main,
         own_id=name if is_main else f"{name}/{last.key}",
         model=next((model for model in models if isinstance(model, str)), None),
         error=("api_error", text(failure["message"]["content"])) if failure else None,
@@ -315,4 +313,4 @@ def _turn(answer: SessionAnswer, observed: list[Message]) -> ImportedTurn:
     )
 
 
-READERS = (Reader(NAME, MISSING, recognises, trajectories, join),)
+READERS = (Reader(NAME, recognises, trajectories, MISSING, join),)

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stages.errors import BadInput
-from stages.formats.base import Drop, Numbered
+from stages.formats.base import Drop, NumberedRecord
 from stages.formats.reports import SB_CLI, stem
 from stages.runs import store
 from stages.runs.run import Run
@@ -66,7 +66,7 @@ class Source:
     root: Path = field(default=Path("/"), kw_only=True, compare=False)
     beside: bool = field(default=False, kw_only=True, compare=False)
 
-    def records(self) -> Iterator[Numbered | Drop]:
+    def records(self) -> Iterator[NumberedRecord | Drop]:
         """Yield every record with its line number (from 1), or the reason why it cannot be read."""
         with self.path.open("rb") as file:
             head = file.read(64)
@@ -96,7 +96,7 @@ class Source:
         else:
             yield from self._json_records()
 
-    def _rows(self, batch: pa.RecordBatch, before: int) -> Iterator[Numbered | Drop]:
+    def _rows(self, batch: pa.RecordBatch, before: int) -> Iterator[NumberedRecord | Drop]:
         """Yield the rows of a batch with their numbers; one that holds text which is no UTF-8 is a drop."""
         try:
             yield from enumerate(batch.to_pylist(), before + 1)
@@ -114,7 +114,7 @@ class Source:
         """Return the drop of the record at a line of this file, with the name of the reason and the reason in words."""
         return Drop(self.label, line, reason, detail)
 
-    def _archive_samples(self) -> Iterator[Numbered | Drop]:
+    def _archive_samples(self) -> Iterator[NumberedRecord | Drop]:
         """Yield every sample of an Inspect archive as a log with that one sample.
 
         An archive is a zip file, some with Zstandard, of a header and one JSON document a sample.
@@ -141,7 +141,7 @@ class Source:
         except DAMAGE as error:
             yield self.make_drop(number + 1, "damaged_record", str(error))
 
-    def _json_records(self) -> Iterator[Numbered | Drop]:
+    def _json_records(self) -> Iterator[NumberedRecord | Drop]:
         """Yield the lines of JSON Lines, the elements of an array of objects, or the one document.
 
         A broken document is one dropped record, unless any of its lines is an object: then it is JSON Lines whose

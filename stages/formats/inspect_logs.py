@@ -33,7 +33,6 @@ from stages.runs import store
 from stages.runs.kinds import Row
 
 NAME = "inspect"
-MISSING = frozenset({missing.PARSE, missing.ELISION, missing.CALL_IDS})
 ATTACHED = "attachment://"
 GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0, "yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
 FINISH_REASONS = {"max_tokens": "length", "model_length": "length", "unknown": None}
@@ -81,11 +80,9 @@ def _rollout(about: Record, plan: Record, sample: Record) -> Trajectory:
     scores = sample.get("scores") or ({"score": sample["score"]} if sample.get("score") else {})
     usage = (sample.get("model_usage") or {}).get(about["model"]) or {}
     marked = (sample.get("metadata") or {}).get("composer") or {}
-    lacks = set(MISSING) | (set() if scores else {missing.REWARD})
-    lacks |= set() if any(turn.finish_reason for turn in turns) else {missing.FINISH}
     # The writer noted the type of an error; Inspect's own is a message (text in old logs) and tracebacks.
     failure = sample.get("error")
-    error = None if turns else ("no_actions", "the sample holds no message of the model")
+    error = None
     if marked.get("error_type"):
         error = marked["error_type"], marked["error"] or ""
     elif failure:
@@ -99,13 +96,13 @@ def _rollout(about: Record, plan: Record, sample: Record) -> Trajectory:
         env=marked.get("env") or about["task"],
         opening=opening,
         turns=turns,
-        missing=lacks,
         own_id=sample.get("uuid"),
         model=marked["model"] if marked else about["model"],
         statement=marked.get("prompt") or (sample["input"] if isinstance(sample.get("input"), str) else None),
         family=marked.get("family"),
         split=marked.get("split"),
         reward=_reward(about, scores),
+        unscored=bool(scores),
         resolved=marked.get("gt_pass"),
         submission=marked.get("submission"),
         terminated_by=marked["terminated_by"] if marked else ended,
@@ -354,5 +351,5 @@ def _results(samples: list[Row], scorers: list[str]) -> Row:
     return {"total_samples": len(samples), "completed_samples": len(samples) - failed, "scores": scores}
 
 
-READERS = (Reader(NAME, MISSING, recognises, trajectories),)
+READERS = (Reader(NAME, recognises, trajectories, frozenset({missing.PARSE})),)
 WRITER = Writer(LOST, files)

@@ -11,15 +11,12 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from stages.formats.base import INSTANCE, ImportedTurn, Origin, Reader, Record, Trajectory, family_of
+from stages.formats.base import INSTANCE, ImportedTurn, Origin, Reader, Record, Trajectory
 from stages.formats.messages import exchanges, first_question, message, response_message
 from stages.formats.reports import stem
 from stages.messages import Message
-from stages.rollouts import missing
-from stages.runs import store
 
 NAME = "mini-swe-agent"
-MISSING = frozenset({missing.CALL_IDS})
 BLOCK = re.compile(r"```(?:bash|mswea_bash_command)\s*\n(.*?)\n```", re.DOTALL)
 STATEMENT = re.compile(
     r"<pr_description>\s*(?:Consider the following PR description:\n)?(.*?)\n?</pr_description>", re.DOTALL
@@ -45,28 +42,17 @@ def trajectories(record: Any, origin: Origin) -> Iterator[Trajectory]:
     """Yield the one rollout of a file. Its verdict is known only from a report."""
     record = {"messages": record} if isinstance(record, list) else record
     info, (opening, turns) = record.get("info") or {}, _conversation(record["messages"])
-    question = first_question(opening)
-    statement = STATEMENT.search(question)
+    statement = STATEMENT.search(first_question(opening))
     # Only batch runs write `instance_id`; the name of a file may begin with the instance.
     of_name = INSTANCE.match(stem(origin.path))
     instance = record.get("instance_id") or (of_name.group() if of_name else None)
-    verdict = origin.sidecars.verdict(origin.path, instance)
-    resolved = verdict.resolved if verdict else None
-    lacks = set(MISSING) | ({missing.REWARD} if resolved is None else set())
-    lacks |= set() if any(turn.finish_reason for turn in turns) else {missing.FINISH}
-    lacks |= set() if any(turn.elided_chars is not None for turn in turns) else {missing.ELISION}
     config = (info.get("config") or {}).get("model") or {}
     yield Trajectory(
-        task_id=instance or f"{NAME}/{store.digest(question)[:12]}",
-        env="swe-bench" if instance else NAME,
+        task_id=instance or "",
         opening=opening,
         turns=turns,
-        missing=lacks,
-        model=config.get("model_name") or (verdict.model if verdict else None),
+        model=config.get("model_name"),
         statement=statement.group(1) if statement else None,
-        family=family_of(instance) if instance else None,
-        reward=None if resolved is None else float(resolved),
-        resolved=resolved,
         submission=info.get("submission"),
         terminated_by=str(info["exit_status"]).lower() if info.get("exit_status") else None,
         sampling=config.get("model_kwargs"),
@@ -156,4 +142,4 @@ def _add_output(turn: ImportedTurn, content: str, extra: Record) -> None:
         turn.parse_error = content.split("\n")[0]
 
 
-READERS = (Reader(NAME, MISSING, recognises, trajectories),)
+READERS = (Reader(NAME, recognises, trajectories),)

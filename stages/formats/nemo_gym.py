@@ -6,7 +6,7 @@ Format read from NVIDIA-NeMo/Gym at its state of 2026-08-22, `**/data/example_ro
 from collections.abc import Iterator
 from typing import Any
 
-from stages.formats.base import INSTANCE, ImportedTurn, Origin, Reader, Record, Trajectory, family_of
+from stages.formats.base import INSTANCE, ImportedTurn, Origin, Reader, Record, Trajectory
 from stages.formats.messages import exchanges
 from stages.formats.reports import stem
 from stages.messages import Message
@@ -14,7 +14,6 @@ from stages.rollouts import missing
 from stages.runs import store
 
 NAME = "nemo-gym"
-MISSING = frozenset({missing.PARSE, missing.ELISION, missing.CALL_IDS})
 OWN_FIELDS = {"responses_create_params", "response", "reward", "model_patch", "instance_config"}
 GENERIC = ("example_rollouts", "rollouts", "data")
 
@@ -32,7 +31,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     ids = [place.get("instance_id") for place in (record, about, metadata) if isinstance(place, dict)]
     instance = next((name for name in ids if isinstance(name, str) and INSTANCE.fullmatch(name)), None)
     opening, turns = _conversation(record)
-    lacks = set(MISSING) | (set() if "reward" in record else {missing.REWARD})
+    lacks = set[missing.Fact]()
     if not opening:
         # `input` is empty where the agent is a program of its own (`anyswe_agent`), whose requests are not recorded:
         # its system prompt and the problem, from the run's description, stand in for them.
@@ -46,9 +45,8 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
         turns[-1].finish_reason = "length"
     elif turns and response.get("status") == "completed":
         turns[-1].finish_reason = "stop"
-    lacks |= set() if response.get("incomplete_details") or response.get("status") == "completed" else {missing.FINISH}
     # A run that masks a rollout keeps it out of training, whatever its reward.
-    error = None if turns else ("no_actions", "the response holds no item of the model")
+    error = None
     if record.get("mask_sample"):
         error = str(record.get("error_kind") or "masked"), "the run masked this rollout"
     elif response.get("error"):
@@ -68,15 +66,15 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     key = f"line-{origin.line}" if number is None else f"task-{number}"
     yield Trajectory(
         task_id=instance or f"{env}/{store.digest(items)[:12] if items else key}",
-        env="swe-bench" if instance else env,
+        env="" if instance else env,
         opening=opening,
         turns=turns,
         missing=lacks,
         model=response.get("model") or asked.get("model"),
         statement=about.get("problem_statement"),
-        family=family_of(instance) if instance else None,
         reward=record.get("reward"),
         resolved=resolved if isinstance(resolved, bool) else None,
+        unscored="reward" in record,
         submission=record.get("model_patch") or metadata.get("model_patch"),
         terminated_by=reason,
         error=error,
@@ -115,4 +113,4 @@ def _conversation(record: Record) -> tuple[list[Message], list[ImportedTurn]]:
     return opening, turns
 
 
-READERS = (Reader(NAME, MISSING, recognises, trajectories),)
+READERS = (Reader(NAME, recognises, trajectories),)

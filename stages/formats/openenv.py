@@ -21,12 +21,10 @@ from stages.formats.base import ImportedTurn, Origin, Reader, Record, Trajectory
 from stages.formats.messages import message, split_turns
 from stages.formats.transcripts import ExportedTranscript, File, Writer, json_lines
 from stages.messages import Message
-from stages.rollouts import missing
 from stages.runs import store
 from stages.runs.kinds import Row
 
 NAME = "openenv"
-MISSING = frozenset({missing.PARSE, missing.ELISION, missing.CALL_IDS})
 CALL = {"prompt_token_ids", "completion_token_ids", "per_token_logps"}
 """Keys of a captured call."""
 SentCall = tuple[Record, list[Message]]
@@ -84,16 +82,15 @@ def _episode(record: Record, origin: Origin) -> Trajectory:
         env=env,
         opening=opening,
         turns=turns,
-        missing=set(MISSING) | {missing.FINISH},
         own_id=extra.get("rollout_id"),
         model=extra.get("model") or about.get("model"),
         family=extra.get("family"),
         split=extra.get("split"),
         reward=record.get("reward"),
         resolved=extra.get("resolved"),
+        unscored=True,
         submission=extra.get("submission"),
         terminated_by=extra.get("terminated_by") or ("max_steps" if metrics.get("truncated") else None),
-        error=None if turns else ("no_actions", "the episode holds no message of the model"),
         task_data={"task": record["task"]} if record.get("task") is not None else {},
         tools=extra.get("tools") or [],
         extra={name: record.get(name) for name in ("episode_id", "done", "metrics", "verify_metrics", "artifacts")},
@@ -136,16 +133,15 @@ def _captured(part: list[SentCall], about: Record) -> Trajectory:
         env=env,
         opening=opening,
         turns=turns,
-        missing=set(MISSING) | (set() if "reward" in about else {missing.REWARD}),
         own_id=about.get("rollout_id"),
         model=about.get("model") or metadata.get("model"),
         family=about.get("family"),
         split=about.get("split"),
         reward=about.get("reward"),
         resolved=about.get("resolved"),
+        unscored="reward" in about,
         submission=about.get("submission"),
         terminated_by=about.get("terminated_by"),
-        error=None if turns else ("no_actions", "every call of the trace is masked"),
         sampling=metadata.get("sampling_params") or None,
         tools=(first.get("request") or {}).get("tools") or [],
     )
@@ -225,5 +221,5 @@ def _written_trace(transcript: ExportedTranscript) -> Row:
     return {**fields, **_marked(transcript), "trace": {"schema_version": 1, "turns": calls}}
 
 
-READERS = (Reader(NAME, MISSING, recognises, trajectories),)
+READERS = (Reader(NAME, recognises, trajectories),)
 WRITER = Writer(LOST, files)

@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from stages.formats.base import INSTANCE, ImportedTurn, Origin, Reader, Record, Trajectory, family_of
+from stages.formats.base import INSTANCE, ImportedTurn, Origin, Reader, Record, Trajectory
 from stages.formats.messages import arguments_text, call, message, spoken, text
 from stages.formats.reports import stem
 from stages.messages import Message, Spoken, ToolCall, write
@@ -21,7 +21,7 @@ from stages.rollouts import missing
 from stages.runs import store
 
 NAME = "openhands"
-MISSING = frozenset({missing.PARSE, missing.ELISION, missing.CALL_IDS, missing.OPENING})
+MISSING = frozenset({missing.PARSE, missing.OPENING})
 OF_A_RUN = {"test_result", "git_patch", "instruction", "instance_id", "metadata", "metrics"}
 UNSEEN = {
     *("recall", "change_agent_state", "agent_state_changed", "condensation", "condensation_request", "null"),
@@ -63,16 +63,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     # Reward and verdict are from the tests, in the record or a report; the resolver's own opinion is neither.
     report = record.get("report") or result.get("report") or {}
     resolved = report.get("resolved") if isinstance(report, dict) else None
-    if resolved is None and (verdict := origin.sidecars.verdict(origin.path, instance)):
-        resolved = verdict.resolved
-    reward = None if resolved is None else float(resolved)
-    if resolved is None and isinstance(result.get("result"), bool):
-        reward = float(result["result"])
-    lacks = set(MISSING) | ({missing.REWARD} if reward is None else set())
-    lacks |= set() if any(turn.finish_reason for turn in turns) else {missing.FINISH}
-    error = None if turns else ("no_actions", "the record holds no action of the agent")
-    if record.get("error"):
-        error = "error", str(record["error"])
+    passed = result.get("result") if resolved is None else None
     usage = metrics.get("accumulated_token_usage") or {}
     # OpenHands writes `output.jsonl`; a file of another name is taken to be named after its data set.
     file_env = stem(origin.path) if stem(origin.path) != "output" else NAME
@@ -80,18 +71,16 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     told: Record = {name: record[name] for name in ("success", "result_explanation", "final_message") if name in record}
     yield Trajectory(
         task_id=instance or f"{NAME}/{store.digest(record.get('instruction'))[:12]}",
-        env="swe-bench" if is_instance else str(about.get("dataset") or file_env),
+        env="" if is_instance else str(about.get("dataset") or file_env),
         opening=opening,
         turns=turns,
-        missing=lacks,
         model=(about.get("llm_config") or about.get("llm") or {}).get("model") or about.get("model_name"),
         statement=row.get("problem_statement") or issue.get("body") or None,
-        family=family_of(instance) if is_instance and instance else None,
-        reward=reward,
+        reward=float(passed) if isinstance(passed, bool) else None,
         resolved=None if resolved is None else bool(resolved),
         submission=result.get("git_patch", record.get("git_patch")),
         terminated_by=turns[-1].finish_reason if turns and turns[-1].finish_reason == "length" else None,
-        error=error,
+        error=("error", str(record["error"])) if record.get("error") else None,
         prompt_tokens=usage.get("prompt_tokens"),
         completion_tokens=usage.get("completion_tokens"),
         cost_usd=metrics.get("accumulated_cost"),
@@ -199,4 +188,4 @@ def _observed(event: Record) -> Message | None:
     return None
 
 
-READERS = (Reader(NAME, MISSING, recognises, trajectories),)
+READERS = (Reader(NAME, recognises, trajectories, MISSING),)

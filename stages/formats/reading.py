@@ -22,9 +22,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from stages.errors import BadInput
 from stages.formats import FORMATS, readers
-from stages.formats.base import Drop, Origin, Reader, Trajectory
+from stages.formats.base import INSTANCE, Drop, Origin, Reader, Trajectory, family_of
 from stages.formats.files import Source
+from stages.formats.messages import first_question
 from stages.formats.reports import Place, Sidecars
+from stages.rollouts import missing
+from stages.runs import store
 
 LOOK = 20
 """Records of a file that are examined to detect its format."""
@@ -159,9 +162,28 @@ def _trajectories(reader: Reader, record: Any, origin: Origin, secrets: "Redacti
             yield origin.make_drop("foreign_record", f"not of the format {reader.name}; {_describe(record)}")
             return
         for trajectory in reader.trajectories(record, origin):
-            yield trajectory if isinstance(trajectory, Drop) else check(trajectory)
+            yield trajectory if isinstance(trajectory, Drop) else check(completed(trajectory, origin, reader))
     except MALFORMED as error:
         yield origin.make_drop("malformed_record", f"{type(error).__name__}: {error}")
+
+
+def completed(found: Trajectory, origin: Origin, reader: Reader) -> Trajectory:
+    """Fill in what follows from the other fields: environment, family, the verdict of a report, task, and error."""
+    found.env = found.env or ("swe-bench" if INSTANCE.fullmatch(found.task_id) else reader.name)
+    if found.judged and not found.unscored and found.reward is None and found.resolved is None:
+        # No report knows a task by a name that its reader made of the environment's.
+        named = "" if found.task_id.startswith(f"{found.env}/") else found.task_id
+        verdict = origin.sidecars.verdict(origin.path, named or None, found.model)
+        if verdict is not None:
+            found.resolved, found.model = verdict.resolved, found.model or verdict.model
+    if found.reward is None and found.resolved is not None:
+        found.reward = float(found.resolved)
+    found.task_id = found.task_id or f"{reader.name}/{store.digest(first_question(found.opening))[:12]}"
+    found.family = found.family or family_of(found.task_id)
+    if not (found.turns or found.error or missing.STEPS in reader.missing):
+        found.error = "no_actions", found.terminated_by or "the record holds no action of a model"
+    found.missing |= reader.missing
+    return found
 
 
 def check(trajectory: Trajectory) -> Trajectory:

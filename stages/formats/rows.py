@@ -2,7 +2,7 @@
 
 from itertools import accumulate
 
-from stages.formats.base import ImportedTurn, Trajectory, family_of
+from stages.formats.base import ImportedTurn, Trajectory
 from stages.formats.reading import ReadTrajectory
 from stages.messages import OMITTED, Message
 from stages.rollouts import missing
@@ -49,7 +49,6 @@ def payload(item: ReadTrajectory, sample_idx: int) -> ImportedPayload:
         "group_id": trajectory.task_id,
         "sample_idx": sample_idx,
     }
-    family = trajectory.family or family_of(trajectory.task_id)
     reward = None if trajectory.error is not None or trajectory.reward is None else float(trajectory.reward)
     model = trajectory.model or item.origin.sidecars.model
     steps = _steps(trajectory, identity, reward)
@@ -66,14 +65,14 @@ def payload(item: ReadTrajectory, sample_idx: int) -> ImportedPayload:
             "task_id": trajectory.task_id,
             "env": trajectory.env,
             "split": trajectory.split,
-            "family": family,
+            "family": trajectory.family,
             "prompt": trajectory.statement or (asked[-1] if asked else None),
             "data_json": store.encode(trajectory.task_data).decode(),
         },
         "rollout": {
             **identity,
             "split": trajectory.split,
-            "family": family,
+            "family": trajectory.family,
             "seed": trajectory.seed,
             "num_steps": len(trajectory.turns),
             "reward": reward,
@@ -101,7 +100,7 @@ def payload(item: ReadTrajectory, sample_idx: int) -> ImportedPayload:
             "line": item.origin.line,
             "effective": trajectory.effective,
             "submission": trajectory.submission,
-            "missing": sorted(trajectory.missing | _absent(steps, model)),
+            "missing": sorted(trajectory.missing | absent(trajectory, steps, model)),
             "tools_json": tools,
             "extra_json": store.encode(trajectory.extra).decode(),
         },
@@ -183,15 +182,21 @@ def capture_level(turn: ImportedTurn) -> str:
     return "logprobs" if turn.logprobs and turn.completion_ids is None else "text"
 
 
-def _absent(steps: list[Row], model: str | None) -> set[missing.Fact]:
-    """Return the facts that the rows lack, beyond those that the reader declares."""
+def absent(trajectory: Trajectory, steps: list[Row], model: str | None) -> set[missing.Fact]:
+    """Return the facts that the rows of a rollout lack: those whose columns are null in all of them."""
     levels = {row["capture_level"] for row in steps}
-    absent = {
+    columns = ("commands", "parse_error", "finish_reason", "elided_chars")
+    known = {name for name in columns if any(row[name] is not None for row in steps)}
+    facts = {
+        missing.REWARD: trajectory.reward is None and not trajectory.unscored,
+        missing.CALL_IDS: True,
         missing.TOKENS: levels != {"tokens"},
         missing.LOGPROBS: "text" in levels or not levels,
         missing.MODEL: model is None,
         missing.USAGE: any(row["completion_tokens"] is None for row in steps) or not steps,
         missing.MEDIA: any(OMITTED in row["new_messages_json"] for row in steps),
-        missing.FINISH: not any(row["finish_reason"] for row in steps),
+        missing.FINISH: "finish_reason" not in known,
+        missing.PARSE: not {"commands", "parse_error"} & known,
+        missing.ELISION: "elided_chars" not in known,
     }
-    return {fact for fact, is_absent in absent.items() if is_absent}
+    return {fact for fact, is_absent in facts.items() if is_absent}

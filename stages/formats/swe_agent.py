@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from stages.formats.base import INSTANCE, ImportedTurn, Origin, Reader, Record, Trajectory, family_of
+from stages.formats.base import INSTANCE, ImportedTurn, Origin, Reader, Record, Trajectory
 from stages.formats.messages import message, split_turns
 from stages.formats.reports import stem
 from stages.messages import Message
@@ -16,7 +16,6 @@ from stages.rollouts import missing
 from stages.runs import store
 
 NAME = "swe-agent"
-MISSING = frozenset({missing.PARSE, missing.ELISION, missing.FINISH, missing.CALL_IDS})
 ISSUE = re.compile(r"^ISSUE:\n(.*?)\n+^INSTRUCTIONS:", re.DOTALL | re.MULTILINE)
 
 
@@ -55,24 +54,17 @@ def _rollout(attempt: Record, origin: Origin, *, judged: bool) -> Trajectory:
     statement = problem.get("text") or (issue.group(1) if issue else None)
     names = (problem.get("id"), (config.get("agent") or {}).get("name"), stem(origin.path))
     instance = next((name for name in names if name and INSTANCE.fullmatch(str(name))), None)
-    verdict = origin.sidecars.verdict(origin.path, instance) if judged else None
-    resolved = verdict.resolved if verdict else None
     # Counters begin at 0 and stay there for models that report no usage: unknown, not free.
     stats = {name: value for name, value in (info.get("model_stats") or {}).items() if value}
     return Trajectory(
         task_id=instance or f"{NAME}/{store.digest((statement or question).split())[:12]}",
-        env="swe-bench" if instance else NAME,
         opening=opening,
         turns=turns,
-        missing=set(MISSING) | ({missing.REWARD} if resolved is None else set()),
-        model=((config.get("agent") or {}).get("model") or {}).get("name") or (verdict.model if verdict else None),
+        judged=judged,
+        model=((config.get("agent") or {}).get("model") or {}).get("name"),
         statement=statement,
-        family=family_of(instance) if instance else None,
-        reward=None if resolved is None else float(resolved),
-        resolved=resolved,
         submission=info.get("submission"),
         terminated_by=info.get("exit_status"),
-        error=None if turns else ("no_actions", str(info.get("exit_status") or "the file holds no step of the agent")),
         prompt_tokens=stats.get("tokens_sent"),
         completion_tokens=stats.get("tokens_received"),
         cost_usd=stats.get("instance_cost"),
@@ -105,4 +97,4 @@ def _conversation(attempt: Record) -> tuple[list[Message], list[ImportedTurn]]:
     return [message(item) for item in history[:start]] + opening, turns
 
 
-READERS = (Reader(NAME, MISSING, recognises, trajectories),)
+READERS = (Reader(NAME, recognises, trajectories, frozenset({missing.PARSE})),)

@@ -22,14 +22,14 @@ import orjson
 from stages.envs.swe import eval_logs
 from stages.envs.swe.eval_logs import EvalLog, GradedLog
 from stages.errors import BadInput
-from stages.formats.base import Drop, Numbered, Origin, Reader, Record, Trajectory, family_of
+from stages.formats.base import Drop, NumberedRecord, Origin, Reader, Record, Trajectory
 from stages.formats.files import Source
 from stages.formats.transcripts import ExportedTranscript, File, Writer, json_lines, small_file
 from stages.rollouts import missing
 from stages.runs.store import FolderNames
 
 PREDICTIONS, LOGS = "swebench-preds", "swe-logs"
-MISSING = frozenset({missing.STEPS, missing.OPENING, missing.FINISH, missing.PARSE, missing.ELISION})
+MISSING = frozenset({missing.STEPS, missing.OPENING})
 LOST = ("everything but what was handed in and the verdict on it",)
 VERDICTS = {"resolved_ids": True, "unresolved_ids": False}
 """Keys of a written report."""
@@ -53,19 +53,11 @@ def predicted_trajectories(record: Record, origin: Origin) -> Iterator[Trajector
             yield from predicted_trajectories({"instance_id": instance, **prediction}, origin)
         return
     instance = str(record["instance_id"])
-    verdict = origin.sidecars.verdict(origin.path, instance, record.get("model_name_or_path"))
-    resolved = verdict.resolved if verdict else None
     yield Trajectory(
         task_id=instance,
         env="swe-bench",
-        opening=[],
-        turns=[],
-        missing=set(MISSING) | ({missing.REWARD} if resolved is None else set()),
         model=record.get("model_name_or_path"),
         statement=origin.sidecars.statements.get(instance),
-        family=family_of(instance),
-        reward=None if resolved is None else float(resolved),
-        resolved=resolved,
         submission=record["model_patch"] or None,
     )
 
@@ -113,7 +105,7 @@ class Log(Source):
         """The verdict on the log, computed at the first access."""
         return eval_logs.grade_log(self.eval_log)
 
-    def records(self) -> Iterator[Numbered | Drop]:
+    def records(self) -> Iterator[NumberedRecord | Drop]:
         """Yield the graded log as one record."""
         yield 1, self.graded.record()
 
@@ -143,13 +135,7 @@ def log_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Dr
     yield Trajectory(
         task_id=instance,
         env="swe-bench",
-        opening=[],
-        turns=[],
-        missing=set(MISSING),
         model=record["model"],
-        statement=None,
-        family=family_of(instance),
-        reward=float(resolved),
         resolved=resolved,
         submission=record["patch"] or None,
         extra={name: record[name] for name in ("said", "agrees", "tests_agree", "problem", "grader", "tests_status")},
@@ -157,12 +143,12 @@ def log_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Dr
 
 
 READERS = (
-    Reader(PREDICTIONS, MISSING, is_prediction, predicted_trajectories),
+    Reader(PREDICTIONS, is_prediction, predicted_trajectories, MISSING),
     Reader(
         LOGS,
-        MISSING,
         lambda record: {"instance_id", "resolved", "grader", "tests_status"} <= record.keys(),
         log_trajectories,
+        MISSING,
     ),
 )
 WRITER = Writer(LOST, prediction_files)

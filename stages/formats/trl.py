@@ -26,7 +26,6 @@ from stages.runs import store, tables
 from stages.runs.kinds import Row
 
 NAME = "trl"
-MISSING = frozenset({missing.PARSE, missing.ELISION, missing.FINISH, missing.CALL_IDS})
 COLUMNS = {"step", "prompt", "completion", "advantage", "reward", "images", "tools"}
 OUR_COLUMNS = {"rollout_id", "task_id", "env", "model", "family", "split"}
 LOST = ("token ids and log-probs", "finish reasons, return codes, costs and times", "errors", "submissions", "sampling")
@@ -64,10 +63,7 @@ def recognises(record: Any) -> bool:
 
 def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     """Yield the one rollout of a row. The prompt identifies a task, unless a column names it."""
-    opening, lacks = _messages(record["prompt"], "user"), set(MISSING)
-    if isinstance(record["prompt"], str):
-        # A prompt that is text was rendered by the chat template: its roles can no longer be told apart with certainty.
-        lacks.add(missing.OPENING)
+    opening = _messages(record["prompt"], "user")
     completion = record["completion"]
     lead, turns = split_turns(_messages([] if completion is None else completion, "assistant"))
     rewards = {
@@ -78,20 +74,20 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     reward = record.get("reward")
     if "reward" not in record and len(rewards) == 1:
         (reward,) = rewards.values()
-    elif "reward" not in record:
-        lacks.add(missing.REWARD)
     env = record.get("env") or NAME
     yield Trajectory(
         task_id=record.get("task_id") or f"{env}/{store.digest(record['prompt'])[:12]}",
         env=env,
         opening=[*opening, *lead],
         turns=turns,
-        missing=lacks,
+        # A prompt that is text was rendered by the chat template: its roles can no longer be told apart with certainty.
+        missing={missing.OPENING} if isinstance(record["prompt"], str) else set(),
         own_id=record.get("rollout_id"),
         model=record.get("model"),
         family=record.get("family"),
         split=record.get("split"),
         reward=reward,
+        unscored="reward" in record,
         error=None if turns else ("empty_completion", "the completion holds no message of the model"),
         tools=json.loads(record.get("tools") or "[]"),
         extra={name: record[name] for name in ("step", "advantage") if name in record} | {"rewards": rewards},
@@ -128,5 +124,5 @@ def files(transcripts: Iterable[ExportedTranscript], dropped: Counter[str]) -> I
     yield File("completions/completions_00000.parquet", lambda file: tables.write_rows(file, SCHEMA, rows()))
 
 
-READERS = (Reader(NAME, MISSING, recognises, trajectories),)
+READERS = (Reader(NAME, recognises, trajectories),)
 WRITER = Writer(LOST, files)

@@ -34,7 +34,6 @@ from stages.runs import store
 from stages.runs.kinds import Row
 
 NAME = "verifiers"
-MISSING = frozenset({missing.PARSE, missing.ELISION, missing.CALL_IDS})
 RESULT_COLUMNS = {
     *("prompt", "completion", "info", "tool_defs", "trajectory", "answer", "reward"),
     *("error", "error_chain", "long_error_chain"),
@@ -102,9 +101,9 @@ def result_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
         env=env,
         opening=[*opening, *lead],
         turns=turns,
-        missing=set(MISSING) | (set() if "is_truncated" in record else {missing.FINISH}),
         model=about.get("model") or model_of_folder,
         reward=record["reward"],
+        unscored=True,
         terminated_by=record.get("stop_condition"),
         error=error,
         sampling=about.get("sampling_args"),
@@ -228,11 +227,9 @@ def _trace_rollout(
     data = task.get("data") or {}
     marked = (trace.get("info") or {}).get("composer") or {}
     key = task.get("key") or task.get("hash") or store.digest(data)[:16]
-    rewards, calls, lacks = trace.get("rewards") or {}, trace.get("calls") or [], set(MISSING)
-    lacks |= {missing.EXACT_LOGPROBS} if any(turn.logprobs for turn in turns) else set()
-    lacks |= set() if rewards or "traces" in trace else {missing.REWARD}
+    rewards, calls = trace.get("rewards") or {}, trace.get("calls") or []
     errors = trace.get("errors") or ([trace["error"]] if trace.get("error") else [])
-    error = None if turns else ("no_actions", "the trace holds no action of the policy")
+    error = None
     if trace.get("ok") is False and errors:
         error = str(errors[-1].get("type")), str(errors[-1].get("message"))
     elif trace.get("ok") is False and trace.get("is_completed") is not True:
@@ -247,13 +244,14 @@ def _trace_rollout(
         env=run.env,
         opening=opening,
         turns=turns,
-        missing=lacks,
+        missing={missing.EXACT_LOGPROBS} if any(turn.logprobs for turn in turns) else set(),
         own_id=own_id,
         model=asked or (configured if isinstance(configured, str) else None),
         statement=data["prompt"] if isinstance(data.get("prompt"), str) else None,
         family=marked.get("family"),
         split=marked.get("split"),
         reward=sum(values) if values else None,
+        unscored=bool(rewards) or "traces" in trace,
         resolved=marked.get("gt_pass"),
         submission=marked.get("submission"),
         terminated_by=LIMITS.get(str(trace.get("stop_condition")), trace.get("stop_condition")),
@@ -364,7 +362,7 @@ def _call(step: Row, node: int) -> Row:
 
 
 READERS = (
-    Reader(NAME, MISSING, is_trace, trace_trajectories),
-    Reader(NAME, MISSING, is_result, result_trajectories),
+    Reader(NAME, is_trace, trace_trajectories),
+    Reader(NAME, is_result, result_trajectories),
 )
 WRITER = Writer(LOST, files)
