@@ -11,8 +11,6 @@ messages.py - chat messages of every dialect as role and text
 reports.py - SWE-bench's reports, and other files that describe or judge trajectories
 reading.py - detection of a file's format, redaction, validation, and all trajectories of a file
 rows.py - trajectories as task, rollout, step and origin rows
-session.py - one import: duplicates, the journal, and the report
-data_juicer.py - Data-Juicer recipes, run in an environment of their own
 transcripts.py - rollouts read back from rows for writers, and `Writer`
 harbor_tasks.py - tasks as folders in Harbor's format
 hub.py - a run as a folder for the Hugging Face hub, and its upload

@@ -135,13 +135,13 @@ class Reports:
         """Return the instances that each report, in its order, has judged so far, and those that contradict."""
         return {
             "contradicted": sorted(self.contradicted),
-            "spoke": [[sorted(report.judged), sorted(report.unlisted)] for report in self.all],
+            "by_report": [[sorted(report.judged), sorted(report.unlisted)] for report in self.all],
         }
 
     def add_usage(self, elsewhere: Mapping[str, Any]) -> None:
         """Add the `usage` of the same reports in another process."""
         self.contradicted.update(elsewhere["contradicted"])
-        for report, (judged, unlisted) in zip(self.all, elsewhere["spoke"], strict=True):
+        for report, (judged, unlisted) in zip(self.all, elsewhere["by_report"], strict=True):
             report.judged.update(judged)
             report.unlisted.update(unlisted)
 

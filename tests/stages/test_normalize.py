@@ -1,5 +1,6 @@
 """normalize: what a recipe keeps is as it was, what it drops is declared, whoever played the rollouts."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from support.runs import written
 
 from stages import export, import_traces, normalize
 from stages.errors import ComposerError, Incomplete, UsageError
+from stages.normalize import JuicerConfig, run_recipe
 from stages.rollouts.trace import conversation, rollout_rows, transcripts
 from stages.runs import runner, store
 from stages.runs.kinds import ORIGIN, ROLLOUT, SELECTION, STEP, TASK, Row
@@ -51,7 +53,10 @@ def played(root: Path, *actions: str | None) -> Run:
     return Run(written(root, "collect/played", [(TASK, tasks), (ROLLOUT, rollouts), (STEP, steps)]))
 
 
-def test_what_is_kept_is_as_it_was_and_what_is_dropped_is_declared(tmp_path: Path, make: Callable[..., Run]) -> None:
+def test_what_is_kept_is_as_it_was_and_what_is_dropped_is_declared(
+    tmp_path: Path, make: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", "x")  # the program must not see it
     source = played(tmp_path, "A" * 40, "no", "B" * 50, "nor this", None)
     run = make(source)
     kept = {"r0", "r2", "r4"}
@@ -115,13 +120,41 @@ def test_without_a_recipe_there_is_nothing_to_do(tmp_path: Path, make: Callable[
         make(played(tmp_path, "A" * 40), recipe=None)
 
 
+def test_a_failure_is_one_sentence(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("fail")
+    config = JuicerConfig(recipe=str(bad), command=stand_in(tmp_path / "elsewhere"))
+    with pytest.raises(ComposerError, match="no such operator"):
+        run_recipe([("a", [])], config, tmp_path)
+
+
+def test_a_missing_program_or_one_in_this_environment_is_refused(tmp_path: Path, recipe: str) -> None:
+    for command in ("/no/such/dj-process", sys.executable):
+        with pytest.raises(UsageError, match=r"dj\.command=DIR"):
+            run_recipe([], JuicerConfig(recipe=recipe, command=command), tmp_path)
+
+
+def test_a_recipe_is_identified_by_its_content(tmp_path: Path, recipe: str) -> None:
+    moved = tmp_path / "moved.yaml"
+    moved.write_bytes(Path(recipe).read_bytes())
+    assert JuicerConfig(recipe=recipe).identity() == JuicerConfig(recipe=str(moved), command="x").identity()
+    moved.write_text("process: []\n")
+    assert JuicerConfig(recipe=recipe).identity() != JuicerConfig(recipe=str(moved)).identity()
+    with pytest.raises(UsageError, match="nowhere"):
+        JuicerConfig(recipe=str(tmp_path / "nowhere.yaml")).identity()
+
+
 @needs_real
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # at its first start it looks for more packages than pip gave it
-def test_data_juicer_itself_drops_what_is_too_short(tmp_path: Path, make: Callable[..., Run]) -> None:
-    run = make(played(tmp_path, "A" * 40, "no", "B" * 50), command=REAL_PROGRAM)
+def test_data_juicer_itself_drops_what_is_short_and_what_is_equal(
+    tmp_path: Path, make: Callable[..., Run], recipe: str
+) -> None:
+    Path(recipe).write_text(Path(recipe).read_text() + "  - document_deduplicator:\n")
+    run = make(played(tmp_path, "A" * 40, "no", "B" * 50, "A" * 40), command=REAL_PROGRAM)
     told = {row["rollout_id"]: row for row in run.rows(SELECTION)}
-    assert [told[f"r{i}"]["kept"] for i in range(3)] == [True, False, True]
+    assert [told[f"r{i}"]["kept"] for i in range(4)] == [True, False, True, False]
+    assert told["r3"]["reason"] == "document_deduplicator, like r0"
     assert told["r1"]["reason"].startswith("text_length_filter (text_len ") and told["r0"]["reason"] is None
     assert orjson.loads(told["r0"]["stats_json"])["text_len"] == len("user: Q\n\nassistant: ") + 40
     assert [row["action"] for row in run.rows(STEP)] == ["A" * 40, "B" * 50]

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from support.foreign import PATCH, document, jsonl
 
-from stages.formats import files, readers, session
+from stages import import_traces
+from stages.formats import files, readers
 from stages.formats.base import INSTANCE, family_of
 from stages.formats.reading import FileCount
 from stages.formats.reports import Sidecars
@@ -107,9 +108,11 @@ def test_a_file_that_a_worker_did_not_finish_is_read_again(tmp_path: Path) -> No
     (source,), (reader,) = files.find([str(path)]), readers("mini-swe-agent")
     record = Manifest(composer="", stage="import", stage_version=2, fingerprint="")
     out, count = RunWriter(tmp_path / "run", record, cache=tmp_path), FileCount(source.label, "", source.sha256)
-    session.read_into_journal(source, reader, Sidecars(), out)
-    left = list(session.read(source, None, Sidecars(), count, out))  # without a reader the file would be dropped
-    assert count.traces == count.records == 1 and isinstance(left[0], session.ReadRollout)
+    import_traces.read_into_journal(source, reader, Sidecars(), out)
+    left = list(
+        import_traces.read_rollouts(source, None, Sidecars(), count, out)
+    )  # without a reader the file would be dropped
+    assert count.traces == count.records == 1 and isinstance(left[0], import_traces.ReadRollout)
     torn = RunWriter(tmp_path / "torn", record, cache=tmp_path)
-    torn.write_all([(f"{session.unit_of(source)}/1", {"drop": {}}, False)])
-    assert list(session.read(source, reader, Sidecars(), FileCount("", "", ""), torn)) == left
+    torn.write_all([(f"{import_traces.unit_of(source)}/1", {"drop": {}}, False)])
+    assert list(import_traces.read_rollouts(source, reader, Sidecars(), FileCount("", "", ""), torn)) == left
