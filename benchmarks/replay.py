@@ -133,11 +133,11 @@ async def with_distilabel(url: str, calls: int, width: int) -> None:
 
 async def with_ours(url: str, calls: int, width: int) -> None:
     sys.path.insert(0, str(ROOT))
-    from stages.policy.background import ask_chains
     from stages.policy.base import PolicyConfig, Turn
     from stages.policy.endpoint import EndpointPolicy
     from stages.runs.run import Manifest, RunWriter
     from stages.runs.store import GroupCommit
+    from stages.teachers.asking import ask_chains
 
     with tempfile.TemporaryDirectory(dir=ROOT) as folder:
         manifest = Manifest(composer="0", stage="benchmark", stage_version=1, fingerprint="0")

@@ -26,7 +26,7 @@ import records
 from stages import train
 from stages.envs.base import Observation
 from stages.envs.kata.env import KataEnv
-from stages.policy import vllm
+from stages.policy import server as model_server
 from stages.policy.base import PolicyConfig
 from stages.runs import runner
 from stages.runs.run import Run
@@ -73,7 +73,7 @@ def main() -> None:
         if made := os.environ.get("COMPOSER_TEST_MODELS"):
             (root / "models").symlink_to(made)
         config = PolicyConfig(model=f"vllm:{STUDENT}")
-        server = vllm.start(
+        server = model_server.start(
             config, root / "vllm.log", cache=root / "models", rank=8, listener=lambda *a: None, check=lambda: None
         )
         served = {"model": f"vllm:{STUDENT}", "base_url": server.url}

@@ -19,7 +19,7 @@ from statistics import median
 import records
 
 from stages import collect
-from stages.policy import vllm
+from stages.policy import server as model_server
 from stages.policy.base import PolicyConfig
 from stages.runs import runner
 from stages.runs.kinds import STEP
@@ -43,7 +43,7 @@ def main() -> None:
         if made := os.environ.get("COMPOSER_TEST_MODELS"):
             (root / "models").symlink_to(made)
         config = PolicyConfig(model=f"vllm:{STUDENT}")
-        server = vllm.start(
+        server = model_server.start(
             config, root / "vllm.log", cache=root / "models", rank=8, listener=lambda *a: None, check=lambda: None
         )
         served: dict[str, object] = {"model": f"vllm:{STUDENT}", "base_url": server.url}

@@ -15,7 +15,7 @@ from composer_cli.show import runs
 from stages.errors import BadInput, UsageError
 from stages.policy import adapters, base
 from stages.policy.base import VLLM, PolicyConfig
-from stages.policy.server import ModelServer
+from stages.policy.server import ModelServer, interpreter, start
 from stages.runs.kinds import CHECKPOINT
 from stages.runs.run import Interrupted, Listener, Run
 from stages.runs.store import folder_name
@@ -90,13 +90,12 @@ def start_server(
 
     Raises `UsageError` where neither is installed, or transformers cannot serve the model.
     """
-    from stages.policy import vllm
     from stages.training.plan import RANK  # the adapter rank of trainings on this server by default
 
-    if vllm.interpreter(config) is not None:
+    if interpreter(config) is not None:
         log = logs / "vllm.log"
         cache = artifacts / "models"
-        server = vllm.start(config, log, cache=cache, rank=RANK, port=port, listener=listener, check=lambda: None)
+        server = start(config, log, cache=cache, rank=RANK, port=port, listener=listener, check=lambda: None)
         return "vllm", server
     if not all(map(importlib.util.find_spec, NEEDED)):
         raise UsageError(

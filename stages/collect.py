@@ -12,7 +12,7 @@ from pydantic import Field
 from stages.envs.base import Task
 from stages.errors import Incomplete
 from stages.plurals import counted
-from stages.policy import PolicyConfig, context, kind_of, scripted
+from stages.policy import PolicyConfig, available, kind_of, scripted
 from stages.policy.serving import Serving
 from stages.rollouts import gate, trace
 from stages.rollouts.agent_loop import Episode, PlayingConfig, play_missing
@@ -39,7 +39,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     reporting.check(config.report_to)
     scripted.check(config.policy, config.env.name)
     rollouts = config.tasks * config.samples
-    tokens = rollouts * config.max_steps * context.longest_answer(config.policy)
+    tokens = rollouts * config.max_steps * available.longest_answer(config.policy)
     at_once = () if kind_of(config.policy) in ("local", "scripted") else config.in_flight.notes()
     return Plan(
         units=rollouts,
@@ -48,7 +48,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
         max_cost_usd=config.policy.cost(0, tokens),
         notes=(
             *config.limits.notes(config.max_steps),
-            *context.notes(config.policy),
+            *available.notes(config.policy),
             f"history {config.history}",
             *at_once,
         ),

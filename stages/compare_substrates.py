@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from stages.checkout import add_to_path
 from stages.envs.config import EnvStageConfig
 from stages.formats import files
-from stages.policy import context
+from stages.policy import available
 from stages.policy.base import PolicyConfig
 from stages.runs.kinds import Row
 from stages.runs.run import Inputs, RunWriter
@@ -64,7 +64,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     return Plan(
         units=number,
         what="rollouts",
-        max_completion_tokens=number * config.max_steps * context.longest_answer(config.policy),
+        max_completion_tokens=number * config.max_steps * available.longest_answer(config.policy),
     )
 
 

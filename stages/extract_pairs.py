@@ -41,7 +41,7 @@ from stages.pairs.groups import group_pairs, steps_by_task
 from stages.pairs.report import PairAccount, PairVerdict, report
 from stages.pairs.states import AnsweredStates, recorded_classes, vote
 from stages.plurals import counted, plural
-from stages.policy import PolicyConfig, context
+from stages.policy import PolicyConfig, available
 from stages.policy.serving import Serving
 from stages.rollouts.agent_loop import PlayingConfig
 from stages.runs.kinds import CONTINUATION, ORIGIN, PAIR, ROLLOUT, STATE, STEP, TASK, TEACHER_ACTION, Row
@@ -102,7 +102,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     policy, playing = _collected_with(rollouts, config)
     # Every action of a pair is that of a step or of an answer; most of them are in no pair.
     most = (len(rollouts.scan(STEP)) + len(answers.scan(TEACHER_ACTION))) * _samples(policy, config)
-    tokens = most * playing.max_steps * context.longest_answer(policy)
+    tokens = most * playing.max_steps * available.longest_answer(policy)
     notes = (f"at most {most} continuations", *playing.limits.notes(playing.max_steps))
     return Plan(number, "states", max_completion_tokens=tokens, max_cost_usd=policy.cost(0, tokens), notes=notes)
 

@@ -17,7 +17,7 @@ from pydantic import Field, field_validator
 
 from stages.errors import BadInput, Incomplete, UsageError
 from stages.plurals import counted
-from stages.policy import PolicyConfig, context
+from stages.policy import PolicyConfig, available
 from stages.policy.serving import Serving
 from stages.runs import store
 from stages.runs.kinds import TASK, Row
@@ -94,7 +94,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     notes = (f"made from {config.package}, every one by running its tests",)
     if config.proposer is None:
         return Plan(units=config.tasks, what="tasks", notes=notes)
-    tokens = config.questions * context.longest_answer(config.proposer)
+    tokens = config.questions * available.longest_answer(config.proposer)
     asked = f"features proposed by {config.proposer.model}, in at most {config.questions} answers"
     return Plan(config.tasks, "tasks", tokens, config.proposer.cost(0, tokens), (*notes, asked))
 

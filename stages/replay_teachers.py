@@ -19,18 +19,18 @@ from stages.envs.config import EnvStageConfig
 from stages.errors import Incomplete, UsageError
 from stages.pairs.audit import PASSED_COLUMNS, passed_by_rollout
 from stages.plurals import counted
-from stages.policy import context, open_policy
-from stages.policy.background import AsyncPolicy
+from stages.policy import available, open_policy
+from stages.policy.base import AsyncPolicy
 from stages.policy.dialect import EXTRAS
 from stages.policy.requests import price_bound, probe_price_bound
-from stages.policy.spending import Spending, Tally, table, verdict
 from stages.runs.kinds import ROLLOUT, STEP, TEACHER_ACTION, Row
 from stages.runs.run import Inputs, Run, RunWriter, Slot
 from stages.runs.settings import StageConfig
 from stages.runs.stage import Plan, Stage
-from stages.teachers.asking import FINAL, Policies, ask_all, probe_servers
+from stages.teachers.asking import FINAL, Policies, ask_teachers, probe_servers
 from stages.teachers.gate import GateConfig, ask_gated
 from stages.teachers.questions import QuestionsByTeacher, RecordedStates, TeacherConfig, dependent_votes, questions
+from stages.teachers.spending import Spending, Tally, table, verdict
 
 WHY_SPARED = {
     "passed": "of rollouts that passed",
@@ -106,7 +106,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     with TemporaryDirectory() as folder, RecordedStates(inputs.one("rollouts"), Path(folder)) as recorded:
         asked = questions(recorded, config.teachers, config.samples, config.seed)
         count = sum(map(len, asked.values()))
-        tokens = sum(len(asked[t.name]) * context.longest_answer(t) for t in config.teachers)
+        tokens = sum(len(asked[t.name]) * available.longest_answer(t) for t in config.teachers)
         paid = [t for t in config.teachers if t.cost(1, 1) and asked[t.name]]
         cost = sum(price_bound(t, (question.turn for question in asked[t.name])) for t in paid)
         cost += sum(map(probe_price_bound, paid))
@@ -116,7 +116,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     if unknown:
         prices = "a limit in USD needs usd_per_mtok_in and usd_per_mtok_out, 0 where it is free"
         notes += (f"the price of {', '.join(unknown)} is not known ({prices})",)
-    lengths = tuple(f"{t.name}: {note}" for t in config.teachers for note in context.notes(t))
+    lengths = tuple(f"{t.name}: {note}" for t in config.teachers for note in available.notes(t))
     same = tuple(dependent_votes(config.teachers, inputs.one("rollouts")))
     return Plan(
         units=count, what="answers", max_completion_tokens=tokens, max_cost_usd=cost, notes=notes + lengths + same
@@ -137,7 +137,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
                 # Workers will ask the servers; what these accept is recorded here, in the run's own manifest.
                 probe_servers(asked, policies, out)
                 out.spread([[question.key for question in questions] for questions in asked.values()], "answers")
-            ask_all(asked, policies, out)
+            ask_teachers(asked, policies, out)
         else:
             passed = passed_by_rollout(inputs.one("rollouts").scan(ROLLOUT).rows(PASSED_COLUMNS))
             taken = recorded.steps()
@@ -160,7 +160,7 @@ def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
             for name, theirs in questions(recorded, config.teachers, config.samples, config.seed).items()
             if not all(out.finished(question.key) for question in theirs)
         }
-        ask_all(asked, _opened(recorded, asked, config.teachers, out), out)
+        ask_teachers(asked, _opened(recorded, asked, config.teachers, out), out)
 
 
 def _opened(

@@ -27,7 +27,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from stages.envs.base import Environment, Task
 from stages.errors import InfrastructureError, UsageError
 from stages.messages import Message
-from stages.policy import context
+from stages.policy import available
 from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy, device
 from stages.rollouts import trace
@@ -177,7 +177,7 @@ def rollouts(
         size,
         seed=seed,
         temperature=policy.config.temperature,
-        max_completion=context.longest_answer(policy.config),
+        max_completion=available.longest_answer(policy.config),
         device=device(policy.config.device),
     )
     trainer = GRPOTrainer(

@@ -3,35 +3,44 @@
 base.py - the question (`Turn`), the answer (`Sample`), the protocol `Policy`, and its settings `PolicyConfig`
 local.py - a Hugging Face model in this process: loading, and turns as prompts and samples
 sampling.py - tokens drawn from such a model: batches that fit into memory, keys and values written in place
-endpoint.py - an OpenAI-compatible server: retries, a budget, a probe, an adaptive limit
-requests.py - the bodies of requests to a server, and the most that their answers can cost
-answers.py - the cache of paid answers, each with a digest
-billing.py - what a call costs: a server's bill, checked against its request and its answer
-context.py - the longest answer of a model where no setting limits it
-client.py - HTTP requests through openai's client, and responses read as samples or typed errors
 scripted.py - policies without a model, which check an environment: its own solutions, and nothing
-vllm.py - a model behind a vLLM server: token ids in, token ids and log-probs out; how such a server is started
-server.py - a model server as a child process, and the lock around scoring requests on a CPU
+endpoint.py - an OpenAI-compatible server: a budget, retries, a probe, an adaptive limit
+requests.py - the bodies of requests to a server, and the most that their answers can cost
+client.py - HTTP requests, each sent once, and their typed errors with what they cost; the loop that repeats them
+reading.py - responses read as samples with their bills, which are checked against request and answer
+answer_cache.py - the cache of paid answers, each with a digest
+available.py - whether a model is available, and its context, before it is opened
+vllm.py - a model behind a vLLM server: token ids in, token ids and log-probs out
+server.py - a model server as a child process: how it is started, kept alive and ended
 serving.py - the policies of a stage with the servers that they need
-background.py - the event loop of all server requests, and the scheduler over conversations
+background.py - the event loop of all server requests
 dialect.py - conversations and tool calls as chat completions and model families write them
 adapters.py - folders of LoRA adapters, and `checkpoint.json`, the description of a trained checkpoint
-spending.py - calls, tokens, cost and latency of teachers, and whether they are affordable
-preflight.py - whether a model is available, checked before anything is paid for
 
-A new kind of policy is one class and one line. The class has what `Policy` lists and the classmethod `open` of
-`PolicyKind`; the line registers it under a word of its own, in the table below or from outside:
+A new kind of policy is one class and one line. The class has what `BatchPolicy` or `AsyncPolicy` lists, and the
+classmethod `open` of `PolicyKind`; the line registers it under a word of its own, in the table below or from outside:
 
     KINDS["sglang"] = "my_package.sglang:SglangPolicy"
 
 A model `sglang:Qwen/Qwen3-8B` is then opened by that class, in every stage that samples.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 
 from stages.errors import BadInput
-from stages.policy.base import Policy, PolicyConfig, PolicyKind, Sample, Turn, is_embedded
+from stages.policy import background
+from stages.policy.base import (
+    AsyncPolicy,
+    BatchPolicy,
+    Policy,
+    PolicyConfig,
+    PolicyKind,
+    Sample,
+    Turn,
+    is_embedded,
+)
 from stages.runs import hub
 from stages.runs.activity import doing
 from stages.runs.ledger import Budget
@@ -44,6 +53,7 @@ __all__ = [
     "PolicyKind",
     "Sample",
     "Turn",
+    "ask_all",
     "kind_of",
     "open_policy",
     "require_source",
@@ -100,3 +110,23 @@ def open_policy(config: PolicyConfig, *, cache: Path, budget: Budget, listener: 
     with doing(f"opening the model {config.model}"):  # importing torch alone takes up to half a minute
         opener: PolicyKind = resolve_name(kind) if isinstance(kind, str) else kind
         return opener.open(config, cache=cache, budget=budget, listener=listener)
+
+
+def ask_all(policy: Policy, turns: Sequence[Turn]) -> list[Sample]:
+    """Return one answer per turn, in order: in one batch, or of a server each on its own.
+
+    After an error of a server, requests in flight are awaited, because they are paid for.
+    """
+    if isinstance(policy, BatchPolicy):
+        return policy.sample(list(turns))
+    if not isinstance(policy, AsyncPolicy):
+        raise TypeError(f"{type(policy).__name__} has neither `sample` nor `ask` and `drain` (stages.policy.base).")
+    asked = policy
+
+    async def asking() -> list[Sample]:
+        try:
+            return await background.gather(asked.ask(turn) for turn in turns)
+        finally:
+            await asked.drain()
+
+    return background.run(asking())

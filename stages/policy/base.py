@@ -86,7 +86,7 @@ class Server(Settings):
 class PolicyConfig(Settings):
     """A model and how to sample from it: a folder, a hub id or `kata:NAME`; with `base_url`, a model of that server."""
 
-    preflight: ClassVar[str | None] = "stages.policy.preflight:check"
+    preflight: ClassVar[str | None] = "stages.policy.available:check"
 
     model: str = Field(default="kata:student", min_length=1)
     """Hugging Face folder, hub id, `kata:NAME` (built on first use), or with `base_url` the server's name for it.
@@ -399,23 +399,50 @@ class Sample:
 
 
 class Policy(Protocol):
-    """A model that answers turns.
+    """A model that answers turns, as a `BatchPolicy` or an `AsyncPolicy`; `stages.policy.ask_all` asks either.
 
     capture_level: "tokens" where samples carry token ids and log-probs, "text" where they cannot. batch_size: how many
-    turns one call should hold: as many as run at once for a server.
+    turns are asked at once.
     """
 
     config: PolicyConfig
     capture_level: str
     batch_size: int
 
+    def facts(self) -> dict[str, Any]:
+        """Return the manifest's entry: model, digests of weights, tokenizer and chat template."""
+        ...
+
+
+@runtime_checkable
+class BatchPolicy(Protocol):
+    """A policy whose arithmetic depends on the batch: a model in this process."""
+
     def sample(self, turns: list[Turn]) -> list[Sample]:
         """Return one answer per turn, in order; the error of one is in its `Sample`, an error of all is raised."""
         ...
 
-    def facts(self) -> dict[str, Any]:
-        """Return the manifest's entry: model, digests of weights, tokenizer and chat template."""
+
+@runtime_checkable
+class AsyncPolicy(Protocol):
+    """A policy that answers turns independently of each other; at most `batch_size` requests are in flight."""
+
+    batch_size: int
+
+    async def ask(self, turn: Turn) -> Sample:
+        """Return one answer."""
         ...
+
+    async def drain(self) -> None:
+        """Wait for the requests in flight."""
+        ...
+
+
+@runtime_checkable
+class PlaysSolutions(Protocol):
+    """A policy that may play the tasks' own solutions; `Turn.solution` is given to it then."""
+
+    plays_solutions: bool
 
 
 @runtime_checkable

@@ -5,8 +5,8 @@ durably before a request is sent, its answer is durable before that money is rel
 bill counts as possibly paid. A response 200 with an error inside (OpenRouter sends them) is an error too.
 
 `HostLimit` finds out how many requests a server takes at once, `WaitReport` reports what is waited for while a server
-is silent, `EndpointPolicy` uses both and the cache of paid answers (`stages.policy.answers`). Its `probe` finds out
-which request fields a server accepts.
+is silent, `EndpointPolicy` uses both and the cache of paid answers. Its `probe` finds out which request fields a server
+accepts.
 """
 
 import asyncio
@@ -25,25 +25,28 @@ import tenacity
 
 from stages.errors import Incomplete, UsageError
 from stages.plurals import counted
-from stages.policy import background, client, context
-from stages.policy.answers import AnswerCache
+from stages.policy import available
+from stages.policy.answer_cache import AnswerCache
 from stages.policy.base import PolicyConfig, Sample, Turn
-from stages.policy.billing import Asked
 from stages.policy.client import (
     CONNECT_S,
-    Broken,
+    FIRST_WAIT_S,
+    JITTER_S,
+    LONGEST_WAIT_S,
+    MAX_WAIT_S,
+    NO_ANSWER,
     Client,
     Failed,
     NotListening,
-    Overlong,
     Rejected,
-    Response,
     Retryable,
-    Unreachable,
     WebPage,
+    most_bytes,
+    retrying,
 )
 from stages.policy.dialect import EXTRAS
-from stages.policy.requests import Request, limit, probing, request_body
+from stages.policy.reading import Overlong, read
+from stages.policy.requests import Asked, Request, max_tokens_field, probing, request_body
 from stages.runs import store
 from stages.runs.activity import Notice
 from stages.runs.ledger import Budget, Reservation
@@ -177,12 +180,8 @@ class Accepted:
     error: str | None = None
 
 
-MAX_WAIT_S = 120.0
-FIRST_WAIT_S, LONGEST_WAIT_S, JITTER_S = 0.5, 8.0, 0.5
 REFUSALS = 3
 """Refused connections after which a server that has never answered is given up, within 3 s."""
-BACKOFF = tenacity.wait_exponential(FIRST_WAIT_S, max=LONGEST_WAIT_S) + tenacity.wait_random(0.0, JITTER_S)
-"""Waits as openai's own client has them: 0.5 s, doubled up to 8 s, with jitter."""
 
 
 class EndpointPolicy:
@@ -212,15 +211,15 @@ class EndpointPolicy:
                 'usd_per_mtok_in and usd_per_mtok_out (0 where it is free), or write price = "unknown".'
             )
         self.config, self.budget, self.batch_size = config, budget, config.concurrency
-        self.client = Client(config.base_url, config.key())
+        self.client = Client(config)
         self._host, self._slots = host_limit(config.base_url), asyncio.Semaphore(config.concurrency)
         self.cache = AnswerCache(cache / "answers.sqlite", lambda what: listener(what, 0, 0) if listener else None)
         self._store_answer = GroupCommit(self.cache.put_all)
         self._in_flight: set[asyncio.Task[Sample]] = set()
         self._waits = WaitReport(f"{config.model} at {config.base_url}", listener, quiet_s)
         self._accepted: Accepted | None = None
-        self._max_tokens = limit(config)
-        self.longest = context.longest_answer(config)
+        self._max_tokens = max_tokens_field(config)
+        self.longest = available.longest_answer(config)
         """Tokens of the longest answer to a request without a limit; asked for here, as a server may have to tell."""
         self._answered = False
         self._told = False
@@ -232,17 +231,6 @@ class EndpointPolicy:
     def open(cls, config: PolicyConfig, *, cache: Path, budget: Budget, listener: Listener) -> "EndpointPolicy":
         """Make a client of the configured server; nothing is paid for yet. The listener gets slow answers."""
         return cls(config, budget=budget, cache=cache, listener=listener)
-
-    def sample(self, turns: list[Turn]) -> list[Sample]:
-        """Return one answer per turn, asked concurrently. After an error, requests in flight are awaited and stored."""
-
-        async def ask_all() -> list[Sample]:
-            try:
-                return await background.gather(self.ask(turn) for turn in turns)
-            finally:
-                await self.drain()
-
-        return background.run(ask_all())
 
     def facts(self) -> dict[str, Any]:
         """Return server and model name, the result of the probe, and damage in the cache; never the key."""
@@ -303,13 +291,7 @@ class EndpointPolicy:
             return Sample(**kept)
         attempt = 0
         try:
-            async for launch in tenacity.AsyncRetrying(
-                stop=self._is_last,
-                retry=tenacity.retry_if_exception_type(Retryable),
-                wait=_pause,
-                before_sleep=self._tell_once,
-                reraise=True,
-            ):
+            async for launch in retrying(self.config, stop=self._is_last, before_sleep=self._tell_once):
                 with launch:
                     attempt = launch.retry_state.attempt_number
                     return await self._launch_when_free(key, request, attempt)
@@ -391,8 +373,8 @@ class EndpointPolicy:
         # answer before money is released, so that nothing is paid without an entry and no answer is bought twice.
         overlong: Incomplete | None = None
         try:
-            response, latency_s = await self._send(request, asked, reservation)
-            sample = client.read(response.body, self.config, asked, latency_s=latency_s, attempts=attempt)
+            body, latency_s = await self._send(request, asked, reservation)
+            sample = read(body, self.config, asked, latency_s=latency_s, attempts=attempt)
         except Overlong as error:
             # Before the next `await`, so that calls that wait for a slot are not launched.
             self._halted = overlong = unlimited(self.config, error)
@@ -414,35 +396,25 @@ class EndpointPolicy:
             raise overlong
         return sample
 
-    async def _send(self, request: Request, asked: Asked, reservation: Reservation) -> tuple[Response, float]:
-        """Return a response with status 200 and its seconds, raise for any other; release host limit and slot."""
+    async def _send(self, request: Request, asked: Asked, reservation: Reservation) -> tuple[bytes, float]:
+        """Return the body of a response with status 200 and its seconds; release host limit and slot."""
         pushed_back, wait_s = False, None
         try:
             await self.budget.record(reservation)
-            started = time.monotonic()
+            most, started = most_bytes(asked.completion_tokens), time.monotonic()
             with self._waits.waiting():
-                response = await self.client.ask(
-                    "/chat/completions", request, self.config.timeout_s, client.most_bytes(asked.completion_tokens)
-                )
+                body = await self.client.ask("/chat/completions", request, most_bytes=most)
             self._host.has_answered = True
-            if response.status != 200:
-                wait_s = client.retry_after_s(response.headers.get("retry-after"))
-                pushed_back = response.status in client.PUSHES_BACK
-                raise client.classified(response, self.config, wait_s)
-            return response, time.monotonic() - started
-        except TimeoutError:
-            pushed_back = True
-            raise Retryable("timeout", f"no answer within {self.config.timeout_s:g} s", billed_usd=None) from None
-        except Unreachable as error:
-            if error.refused:
-                raise NotListening(self.config) from None
-            raise Retryable("connection", f"{self.config.base_url} cannot be reached ({error})") from None
-        except Broken as error:
-            raise Retryable(
-                "connection", f"{self.config.base_url} closed the connection ({error})", billed_usd=None
-            ) from None
+            return body, time.monotonic() - started
+        except Retryable as error:
+            self._host.has_answered |= error.kind not in NO_ANSWER
+            pushed_back, wait_s = error.pushes_back, error.wait_s
+            raise
+        except Failed:
+            self._host.has_answered = True
+            raise
         finally:
-            # A longer wait ends the run (`_pause`), so the host is not closed to others for it.
+            # A longer wait ends the run (`retrying`), so the host is not closed to others for it.
             self._host.leave(pushed_back=pushed_back, wait_s=wait_s if (wait_s or 0.0) <= MAX_WAIT_S else None)
             self._slots.release()
 
@@ -453,16 +425,3 @@ def unlimited(config: PolicyConfig, overlong: Overlong) -> Incomplete:
         f"{config.base_url} {overlong}, so that no limit of cost can be kept. The answer and its bill are saved. Set "
         "the field that this server obeys, such as request.max_completion_tokens, then go on with --resume."
     )
-
-
-def _pause(state: tenacity.RetryCallState) -> float:
-    """Return the seconds before the next launch: what the server asked for (at most two minutes), else 0.5 to 8."""
-    error = state.outcome.exception() if state.outcome else None
-    if not isinstance(error, Retryable) or error.wait_s is None:
-        return BACKOFF(state)
-    if error.wait_s > MAX_WAIT_S:
-        raise Incomplete(
-            f"The server asks to wait {error.wait_s:g} s, longer than {MAX_WAIT_S:g} s. "
-            "Finished work is saved; go on later with --resume."
-        )
-    return error.wait_s

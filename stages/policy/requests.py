@@ -3,13 +3,14 @@
 An answer is reserved at the bound of its request before that is sent, so the sum of these bounds is what a plan says.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from stages.policy import context, dialect
-from stages.policy.base import UNSTATED, PolicyConfig, Turn
-from stages.policy.billing import Asked
+from stages.policy import available, dialect
+from stages.policy.base import UNSTATED, PolicyConfig, Turn, prompt_bound
 from stages.policy.dialect import EXTRAS
+from stages.runs import store
 
 QUESTION = [{"role": "user", "content": "Answer with the word OK."}]
 LONGEST = 16
@@ -17,9 +18,9 @@ LONGEST = 16
 Request = dict[str, Any]
 
 
-def limit(config: PolicyConfig) -> int | bool:
+def max_tokens_field(config: PolicyConfig) -> int | bool:
     """Return the `max_tokens` of a model's requests, False to leave the field out; a server may have to be asked."""
-    if not config.limits() and context.context_tokens(config) is None:
+    if not config.limits() and available.context_tokens(config) is None:
         return UNSTATED
     return config.max_tokens or False
 
@@ -49,13 +50,33 @@ def probing(config: PolicyConfig, max_tokens: int | bool) -> tuple[Request, Requ
     return plain, {name: value for name, value in EXTRAS.items() if config.request.get(name) is not False}
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What bounds a call's cost: upper bounds of prompt and completion tokens, and the conversation that was sent."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    messages: tuple[Mapping[str, Any], ...] = ()
+
+    @classmethod
+    def of(cls, request: Mapping[str, Any], context: int) -> "Asked":
+        """Return the bounds of a request to a server; context: the longest answer where the request has none."""
+        limits = [request[name] for name in ("max_tokens", "max_completion_tokens") if request.get(name) is not None]
+        longest = max(limits, default=context)
+        return cls(prompt_bound(len(store.encode(request))), longest, tuple(request.get("messages", ())))
+
+    def usd(self, config: PolicyConfig) -> float:
+        """Return the most that the call can cost, at the larger of the two prices of input."""
+        return config.most(self.prompt_tokens, self.completion_tokens)
+
+
 def price_bound(config: PolicyConfig, turns: Iterable[Turn]) -> float:
     """Return the most in USD that a server asks for the answers to these turns, where no call is repeated."""
-    longest, max_tokens = context.longest_answer(config), limit(config)
+    longest, max_tokens = available.longest_answer(config), max_tokens_field(config)
     return sum(Asked.of(request_body(config, max_tokens, turn), longest).usd(config) for turn in turns)
 
 
 def probe_price_bound(config: PolicyConfig) -> float:
     """Return the most in USD that a server asks for the probe, where it accepts all fields."""
-    plain, wanted = probing(config, limit(config))
-    return Asked.of(plain | wanted, context.longest_answer(config)).usd(config)
+    plain, wanted = probing(config, max_tokens_field(config))
+    return Asked.of(plain | wanted, available.longest_answer(config)).usd(config)

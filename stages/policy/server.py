@@ -1,25 +1,28 @@
-"""A model server as a child process: started, awaited, restarted when it dies, and ended with the run.
+"""A model server of this machine: a child process that is awaited, restarted when it dies, and ended with the run.
 
-The server never outlives this process: a small second process waits for ours to end, however that happens, and then
-ends the server's process group.
-
-`ScoringLock` keeps scoring requests from overlapping with sampling requests where vLLM cannot take both.
+`start` runs vLLM with a model, by an interpreter of its own and with the options that we need, as a `ModelServer`. The
+server never outlives this process: a small second process waits for ours to end, however that happens, and then ends
+the server's process group. `ScoringLock` keeps scoring requests from overlapping with sampling requests where vLLM
+cannot take both.
 """
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
-from stages.errors import InfrastructureError
+from stages.backends import devices
+from stages.errors import InfrastructureError, UsageError
+from stages.policy import adapters, background
+from stages.policy.base import PolicyConfig, Server
 from stages.runs import store
 from stages.runs.run import Listener
 
@@ -138,14 +141,14 @@ class ModelServer:
         self._process = self._keeper = None
 
     def _wait(self) -> None:
-        started = time.monotonic()
+        from stages.policy.client import Client, Failed  # openai's library is slow to import
+
+        client, started = Client(PolicyConfig(model=self.title, base_url=self.url)), time.monotonic()
         while True:
             # An error of the connection is the usual answer of a server that still loads its model.
-            with suppress(urllib.error.URLError, OSError):
-                got = urllib.request.urlopen(f"{self.url}/models", timeout=5)  # noqa: S310 (our own address)
-                with got:
-                    if got.status == 200:
-                        return
+            with suppress(Failed):
+                if background.run(client.models()) is not None:
+                    return
             self._check()
             waited = time.monotonic() - started
             if not self.alive():
@@ -163,6 +166,168 @@ class ModelServer:
     def _tail(self) -> str:
         lines = (store.read_bytes(self.log) or b"").decode(errors="replace").splitlines()
         return " / ".join(line.strip() for line in lines[-TAIL:] if line.strip()) or "(empty)"
+
+
+INTERPRETER = "COMPOSER_VLLM"
+"""Environment variable with the path of the interpreter that can import vLLM."""
+OWN = Path(__file__).parents[2] / ".vllm" / "bin" / "python"
+"""The interpreter that `./dev vllm` installs, with the build for CPUs or for CUDA."""
+NAME = "base"
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""The values that vLLM takes for --max-lora-rank."""
+CPU_CONTEXT = 8192
+"""Longest context on a CPU unless asked otherwise: without chunked prefill a whole prompt is one batch."""
+CPU_OPTIONS = {"enforce-eager": True, "no-enable-chunked-prefill": True, "max-num-batched-tokens": CPU_CONTEXT}
+"""On a CPU a request with a seed ends vLLM 0.32 where prompts are cut into chunks."""
+UTILISATION = 0.92
+"""Part of a GPU that a server takes without --gpu-memory-utilization (vLLM, vllm/config/cache.py)."""
+CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+ENVIRONMENT = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_NO_USAGE_STATS": "1"}
+REPLACEABLE = {"VLLM_SERVER_DEV_MODE": "1"}
+"""Opens the addresses by which weights are replaced; whoever reaches the server may then replace them, too."""
+NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+
+
+def start(
+    config: PolicyConfig,
+    log: Path,
+    *,
+    cache: Path,
+    rank: int,
+    port: int = 0,
+    replaceable: bool = False,
+    listener: Listener,
+    check: Callable[[], None],
+) -> ModelServer:
+    """Start a vLLM server with the configured model, or with the base of an adapter, and return when it answers.
+
+    rank: largest rank of its adapters. replaceable: whether all its weights will be replaced. check: called while
+    waiting, and raises to give up. `UsageError` where vLLM is not installed.
+    """
+    from stages.policy.local import resolve  # torch is slow to import
+
+    python = require_interpreter(config)
+    below, revision = base_of(config)
+    source = resolve(below, cache=cache, listener=listener)
+    if adapters.is_adapter(source):
+        raise UsageError(
+            f"{source} is an adapter below another adapter, which vLLM cannot serve. "
+            "Run `composer export merged` and take the merged folder."
+        )
+    # Without the variables that point into our own environment; those that the user has set go before ours.
+    inherited = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
+    on_cpu = not runs_on_gpu(config)
+    options = _options(source, revision, below.dtype, max(rank, rank_of(config.source)), on_cpu) | config.server.args
+    server = ModelServer(
+        f"{config.source!r}",
+        # As a module: the command `vllm` of the package vllm-cpu fails, because it looks for metadata of `vllm`.
+        lambda port: [python, "-m", "vllm.entrypoints.openai.api_server", *_words({**options, "port": port})],
+        (CPU_ENVIRONMENT if on_cpu else {}) | ENVIRONMENT | (REPLACEABLE if replaceable else {}) | inherited,
+        log,
+        port=port,
+        listener=listener,
+        check=check,
+    )
+    server.start()
+    return server
+
+
+def require_interpreter(config: PolicyConfig) -> str:
+    """Return the interpreter that serves a model; `UsageError` where there is none."""
+    python = interpreter(config)
+    if python is None:
+        raise UsageError(
+            f"There is no vLLM here to serve {config.source!r}. Install it with `./dev vllm`, name its interpreter in "
+            f"{INTERPRETER} or policy.server.python, or give the base_url of a server that runs."
+        )
+    return python
+
+
+def interpreter(config: PolicyConfig) -> str | None:
+    """Return the interpreter with vLLM: from the settings, the environment variable, or `./dev vllm`; else None."""
+    for named in (config.server.python, os.environ.get(INTERPRETER, "")):
+        if named:
+            if shutil.which(named) is None:
+                raise UsageError(f"The interpreter {named}, which is to run vLLM, does not exist. Correct its path.")
+            return named
+    return own_interpreter(OWN, on_gpu=runs_on_gpu(config))
+
+
+def runs_on_gpu(config: PolicyConfig) -> bool:
+    """Return whether a server that is started here runs on a GPU; its torch is its own, and may find one alone."""
+    from stages.policy.local import device
+
+    return config.device != "cpu" and (devices.has_nvidia() or device(config.device) != "cpu")
+
+
+def own_interpreter(own: Path, *, on_gpu: bool) -> str | None:
+    """Return the interpreter that `./dev vllm` installed, None without; `UsageError` for a build that does not fit."""
+    if not own.exists():
+        return None
+    for_cpus = any(own.parents[1].glob("lib/python*/site-packages/vllm_cpu-*.dist-info"))
+    if for_cpus == on_gpu:
+        raise UsageError(
+            f"{own.parents[1]} holds vLLM built for {'CPUs' if for_cpus else 'GPUs'}, and a server would run on "
+            f"{'a GPU' if on_gpu else 'CPUs'} here. `./dev vllm {'cuda' if on_gpu else 'cpu'}` installs the other build"
+            f"{'; policy.device=cpu stays on CPUs' if on_gpu else ''}; {INTERPRETER} names another interpreter."
+        )
+    return str(own)
+
+
+def memory_utilisation(server: Server) -> float:
+    """Return the part of a GPU's memory that a server with these options takes."""
+    return float(server.args.get("gpu-memory-utilization", UTILISATION))
+
+
+def cpu_cache_bytes() -> int:
+    """Return the memory of a server's KV cache on a CPU."""
+    name = "VLLM_CPU_KVCACHE_SPACE"
+    return int(float(os.environ.get(name, CPU_ENVIRONMENT[name])) * 2**30)
+
+
+def base_of(config: PolicyConfig) -> tuple[PolicyConfig, str | None]:
+    """Return the settings of the model that a server must hold (an adapter's base), and its hub revision."""
+    held = config.in_process()
+    return adapters.base_of(Path(held.model), held) if adapters.is_adapter(held.model) else (held, None)
+
+
+def rank_of(source: str) -> int:
+    """Return the rank of an adapter's folder; 0 for other models."""
+    return int(store.read_json(Path(source) / adapters.CONFIG)["r"]) if adapters.is_adapter(source) else 0
+
+
+def _options(source: str, revision: str | None, dtype: str, rank: int, on_cpu: bool) -> dict[str, Any]:
+    from transformers import AutoConfig
+
+    options: dict[str, Any] = {
+        "model": source,
+        "served-model-name": NAME,
+        "host": "127.0.0.1",
+        "dtype": dtype,
+        "enable-lora": True,
+        "max-lora-rank": next((size for size in RANKS if size >= rank), rank),
+        "logprobs-mode": "processed_logprobs",  # after temperature, as the trainer computes them
+        "generation-config": "vllm",  # vLLM's neutral sampling; the model's file may set top_p, top_k or penalties
+    }
+    if revision is not None:
+        options["revision"] = revision
+    options |= CPU_OPTIONS if on_cpu else {}
+    with suppress(OSError, ValueError):  # vLLM itself reports a model that cannot be read
+        shape = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False).get_text_config()
+        if dtype == "auto" and str(shape.dtype) == "torch.float32":
+            options["dtype"] = "float32"  # vLLM takes auto for 16 bits where weights are in float32
+        if on_cpu:
+            options["max-model-len"] = min(shape.max_position_embeddings, CPU_CONTEXT)
+    return options
+
+
+def _words(options: Mapping[str, Any]) -> list[str]:
+    """Return the options as words of a command line: true is a flag without a value, false leaves the option out."""
+    words: list[str] = []
+    for name, value in options.items():
+        if value is not False:
+            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return words
 
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

@@ -1,8 +1,4 @@
-"""The policies of a stage with their servers: a vLLM server is started for a model `vllm:...` without base_url.
-
-One server runs at a time, since it may take all of a GPU; models with one base, such as the arms of an evaluation,
-share it.
-"""
+"""The policies of a stage with their servers: a vLLM server is started for a model `vllm:...` without base_url."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -10,7 +6,7 @@ from contextlib import AbstractContextManager
 from stages.errors import UsageError
 from stages.policy import Policy, open_policy
 from stages.policy.base import PolicyConfig, weights_identity
-from stages.policy.server import ModelServer, scoring_lock
+from stages.policy.server import ModelServer, base_of, rank_of, scoring_lock, start
 from stages.runs import store
 from stages.runs.run import RunWriter
 
@@ -31,8 +27,9 @@ def needs_exclusive_server(config: PolicyConfig) -> bool:
 class Serving(AbstractContextManager["Serving"]):
     """Context manager that opens a stage's policies and ends the servers it started.
 
-    policies: all that will be opened, so that a server has room for the adapters of each. rank: rank of the adapter
-    under training, 0 where all weights are trained, None without a training.
+    One server runs at a time, since it may take all of a GPU; models with one base, such as the arms of an evaluation,
+    share it. policies: all that will be opened, so that a server has room for the adapters of each. rank: rank of the
+    adapter under training, 0 where all weights are trained, None without a training.
     """
 
     def __init__(self, out: RunWriter, policies: Sequence[PolicyConfig], *, rank: int | None = None) -> None:
@@ -48,7 +45,7 @@ class Serving(AbstractContextManager["Serving"]):
         """Open the policy, on a server started here where the model needs one and has no address."""
         if not config.served or config.base_url is not None:
             return open_policy(config, cache=self._out.cache, budget=self._out.budget, listener=self._out.progress)
-        from stages.policy import vllm
+        from stages.policy.vllm import VllmPolicy  # imports torch
 
         out = self._out
         if out.worker:
@@ -56,7 +53,7 @@ class Serving(AbstractContextManager["Serving"]):
                 f"A worker cannot start a model server, and {config.model} has no address. Start one for all workers "
                 "with `composer serve`, and give it as base_url."
             )
-        below, _ = vllm.base_of(config)
+        below, _ = base_of(config)
         serves = store.digest([below.model, weights_identity(below), config.server.args])
         if self._server is None or self._serves != serves:
             if self._server is not None:
@@ -64,9 +61,9 @@ class Serving(AbstractContextManager["Serving"]):
             # Forget the old server before the new one starts: an error on the way must not leave its name behind.
             self._server, self._serves = None, serves
             # The rank is fixed at the start of a server, so it is the largest of all adapters that will be opened.
-            rank = max([self._rank or 0, *(vllm.rank_of(config.source) for config in self._policies)])
+            rank = max([self._rank or 0, *(rank_of(config.source) for config in self._policies)])
             log = out.path / "logs" / "vllm.log"
-            self._server = vllm.start(
+            self._server = start(
                 config,
                 log,
                 cache=out.cache,
@@ -75,6 +72,4 @@ class Serving(AbstractContextManager["Serving"]):
                 listener=out.progress,
                 check=out.raise_if_stopped,
             )
-        return vllm.VllmPolicy.connect(
-            config, self._server.url, cache=out.cache, listener=out.progress, server=self._server
-        )
+        return VllmPolicy.connect(config, self._server.url, cache=out.cache, listener=out.progress, server=self._server)

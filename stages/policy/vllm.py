@@ -1,33 +1,27 @@
 """A model behind a vLLM server: token ids in, token ids and log-probs out. Tools and template are rendered here.
 
 Conversations are held as ids and never rebuilt from text, so that each prompt begins with the one before, which the
-server then has in its prefix cache. `Completions` speaks the protocol, `VllmPolicy` is the policy, `start` launches a
-server with its interpreter and options.
+server then has in its prefix cache. `Completions` speaks the protocol, `VllmPolicy` is the policy.
 
 Source: vLLM 0.32, `/v1/completions` with `return_token_ids` and `prompt_logprobs`, `/v1/load_lora_adapter`, and of its
 development mode `/collective_rpc` with `reload_weights` and `/reset_prefix_cache`.
 """
 
 import asyncio
-import os
-import shutil
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import orjson
-import tenacity
-import torch
-from transformers import AutoConfig, GenerationConfig
+from transformers import GenerationConfig
 
-from stages.backends import devices
 from stages.errors import ComposerError, InfrastructureError, UsageError
-from stages.policy import adapters, background, client
-from stages.policy.base import PolicyConfig, Sample, Server, Turn
-from stages.policy.client import Broken, Client, Rejected, Retryable, Unreachable
+from stages.policy import adapters, background
+from stages.policy.base import PolicyConfig, Sample, Turn
+from stages.policy.client import Client, Rejected, Retryable, retrying
 from stages.policy.local import (
     device,
     end_ids,
@@ -43,7 +37,6 @@ from stages.runs import store
 from stages.runs.ledger import Budget
 from stages.runs.run import Listener
 
-BACKOFF = tenacity.wait_exponential(0.5, max=8.0) + tenacity.wait_random(0.0, 0.5)
 UNSHAPED = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 """Sampling without changes of the distribution: a server would else take defaults from generation_config.json."""
 PROBED_AT = 2.0
@@ -88,7 +81,7 @@ class Completions:
     def __init__(self, config: PolicyConfig, base_url: str, server: ModelServer | None = None) -> None:
         self._config = config.model_copy(update={"base_url": base_url})
         # Unreachable and too slow are both repeated here, so connecting needs no limit of its own.
-        self._client, self._server = Client(base_url, config.key(), connect_s=config.timeout_s), server
+        self._client, self._server = Client(self._config, connect_s=config.timeout_s), server
         self._lock_scoring = scoring_lock(base_url, device(config.device))
         self._adapters: dict[str, dict[str, str]] = {}
         self._weights: str | None = None
@@ -171,13 +164,8 @@ class Completions:
 
         No other request may be under way, from any process.
         """
-
-        async def launch() -> None:
-            await self._revive()
-            await self._replace_weights(source)
-
         try:
-            await self._repeated(launch)
+            await self._repeated(lambda: self._replace_weights(source))
         except (UsageError, Rejected) as error:
             raise UsageError(
                 f"The server at {self._config.base_url} does not load the weights {source}: {error} It needs to read "
@@ -186,18 +174,18 @@ class Completions:
         self._weights = source
 
     async def _replace_weights(self, source: str) -> None:
-        root = Client((self._config.base_url or "").removesuffix("/v1"), self._config.key())
-        body = {"method": "reload_weights", "kwargs": {"weights_path": source}}
-        await self._once("/collective_rpc", body, root, RELOAD_S)
+        url = (self._config.base_url or "").removesuffix("/v1")
+        root = Client(self._config.model_copy(update={"base_url": url, "timeout_s": RELOAD_S}))
+        await root.ask("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": source}})
         # Without this, prompts go on from keys and values of the weights before.
-        if b"true" not in await self._once("/reset_prefix_cache", {}, root, RELOAD_S):
+        if b"true" not in await root.ask("/reset_prefix_cache", {}):
             raise Retryable("cache", "the server did not drop the prefixes that it has cached")
 
     async def probe(self, ends: set[int]) -> ServerFacts:
         """Find out what the server serves and which log-probs it returns; `UsageError` for an unsuitable server."""
-        listed, _ = await self._ask("/models", None)
-        self._listed = {model["id"] for model in listed["data"]}
-        base = next((model for model in listed["data"] if not model.get("parent")), None)
+        listed, _ = await self._repeated(self._client.models)
+        self._listed = {model["id"] for model in listed or []}
+        base = next((model for model in listed or [] if not model.get("parent")), None)
         if base is None or not base.get("max_model_len"):
             raise UsageError(f"{self._config.base_url} names no model with a context length, as vLLM does. Is it one?")
         # Any prompt will do; the ids that end an answer are in every vocabulary.
@@ -212,12 +200,11 @@ class Completions:
         kind = "raw" if raw else "processed"
         return ServerFacts(name, int(base["max_model_len"]), kind, self._server is not None, self._version)
 
-    async def _ask(self, path: str, body: Mapping[str, Any] | None, *, plain: bool = False) -> tuple[Any, int]:
+    async def _ask(self, path: str, body: Mapping[str, Any], *, plain: bool = False) -> tuple[Any, int]:
         """Return the response as JSON (None for `plain` text) and the number of launches."""
 
         async def launch() -> Any:
-            await self._revive()
-            raw = await self._once(path, body)
+            raw = await self._client.ask(path, body)
             if plain:
                 return None
             try:
@@ -230,30 +217,15 @@ class Completions:
         return await self._repeated(launch)
 
     async def _repeated(self, launch: Callable[[], Awaitable[Any]]) -> tuple[Any, int]:
-        launches = tenacity.AsyncRetrying(
-            stop=tenacity.stop_after_attempt(self._config.max_attempts),
-            retry=tenacity.retry_if_exception_type(Retryable),
-            wait=BACKOFF,
-            reraise=True,
-        )
-        return await launches(launch), launches.statistics["attempt_number"]
+        """Return the result of a launch, each time at a living server, and the number of launches."""
 
-    async def _once(
-        self, path: str, body: Mapping[str, Any] | None, at: Client | None = None, timeout_s: float | None = None
-    ) -> bytes:
-        """Return the body of a response with status 200; no launch is billed, so a broken connection is repeated."""
-        url, timeout_s = self._config.base_url, timeout_s or self._config.timeout_s
-        try:
-            response = await (at or self._client).ask(path, body, timeout_s)
-        except TimeoutError:
-            raise Retryable("timeout", f"no answer within {timeout_s:g} s") from None
-        except Unreachable as error:
-            raise Retryable("connection", f"{url} cannot be reached ({error})") from None
-        except Broken as error:
-            raise Retryable("connection", f"{url} closed the connection ({error})") from None
-        if response.status != 200:
-            raise client.classified(response, self._config, None)
-        return response.body
+        async def revived() -> Any:
+            await self._revive()
+            return await launch()
+
+        # No launch is billed, so one whose connection broke is repeated, too.
+        launches = retrying(self._config)
+        return await launches(revived), launches.statistics["attempt_number"]
 
     async def _revive(self) -> None:
         """Restart a server of ours that died, once for all waiting requests, and load its adapters again."""
@@ -265,7 +237,7 @@ class Completions:
             await asyncio.to_thread(self._server.revive)
             for body in self._adapters.values():
                 try:
-                    await self._once("/load_lora_adapter", body)  # not `_ask`, which would come back here
+                    await self._client.ask("/load_lora_adapter", body)  # not `_ask`, which would come back here
                 except ComposerError as error:
                     raise UsageError(
                         f"The server was started again, but without its adapter {body['lora_path']}: {error}"
@@ -333,10 +305,6 @@ class VllmPolicy:
             policy.load(name, folder)
             policy.take(name)
         return policy
-
-    def sample(self, turns: list[Turn]) -> list[Sample]:
-        """Return one answer per turn, asked concurrently; an error of one answer is in its `Sample`."""
-        return background.run(background.gather(self.ask(turn) for turn in turns))
 
     async def ask(self, turn: Turn) -> Sample:
         """Return one answer; its error, if any, is in the `Sample`."""
@@ -419,159 +387,3 @@ class VllmPolicy:
             return background.run(work)
         except (Retryable, Rejected) as error:
             raise InfrastructureError(f"The server at {self.url} cannot be used: {error}.") from None
-
-
-INTERPRETER = "COMPOSER_VLLM"
-"""Environment variable with the path of the interpreter that can import vLLM."""
-OWN = Path(__file__).parents[2] / ".vllm" / "bin" / "python"
-"""The interpreter that `./dev vllm` installs, with the build for CPUs or for CUDA."""
-NAME = "base"
-RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""The values that vLLM takes for --max-lora-rank."""
-CPU_CONTEXT = 8192
-"""Longest context on a CPU unless asked otherwise: without chunked prefill a whole prompt is one batch."""
-CPU_OPTIONS = {"enforce-eager": True, "no-enable-chunked-prefill": True, "max-num-batched-tokens": CPU_CONTEXT}
-"""On a CPU a request with a seed ends vLLM 0.32 where prompts are cut into chunks."""
-UTILISATION = 0.92
-"""Part of a GPU that a server takes without --gpu-memory-utilization (vLLM, vllm/config/cache.py)."""
-CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-ENVIRONMENT = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_NO_USAGE_STATS": "1"}
-REPLACEABLE = {"VLLM_SERVER_DEV_MODE": "1"}
-"""Opens the addresses by which weights are replaced; whoever reaches the server may then replace them, too."""
-NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-
-
-def start(
-    config: PolicyConfig,
-    log: Path,
-    *,
-    cache: Path,
-    rank: int,
-    port: int = 0,
-    replaceable: bool = False,
-    listener: Listener,
-    check: Callable[[], None],
-) -> ModelServer:
-    """Start a vLLM server with the configured model, or with the base of an adapter, and return when it answers.
-
-    rank: largest rank of its adapters. replaceable: whether all its weights will be replaced. check: called while
-    waiting, and raises to give up. `UsageError` where vLLM is not installed.
-    """
-    python = require_interpreter(config)
-    below, revision = base_of(config)
-    source = resolve(below, cache=cache, listener=listener)
-    if adapters.is_adapter(source):
-        raise UsageError(
-            f"{source} is an adapter below another adapter, which vLLM cannot serve. "
-            "Run `composer export merged` and take the merged folder."
-        )
-    # Without the variables that point into our own environment; those that the user has set go before ours.
-    inherited = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
-    on_cpu = not runs_on_gpu(config)
-    options = _options(source, revision, below.dtype, max(rank, rank_of(config.source)), on_cpu) | config.server.args
-    server = ModelServer(
-        f"{config.source!r}",
-        # As a module: the command `vllm` of the package vllm-cpu fails, because it looks for metadata of `vllm`.
-        lambda port: [python, "-m", "vllm.entrypoints.openai.api_server", *_words({**options, "port": port})],
-        (CPU_ENVIRONMENT if on_cpu else {}) | ENVIRONMENT | (REPLACEABLE if replaceable else {}) | inherited,
-        log,
-        port=port,
-        listener=listener,
-        check=check,
-    )
-    server.start()
-    return server
-
-
-def require_interpreter(config: PolicyConfig) -> str:
-    """Return the interpreter that serves a model; `UsageError` where there is none."""
-    python = interpreter(config)
-    if python is None:
-        raise UsageError(
-            f"There is no vLLM here to serve {config.source!r}. Install it with `./dev vllm`, name its interpreter in "
-            f"{INTERPRETER} or policy.server.python, or give the base_url of a server that runs."
-        )
-    return python
-
-
-def interpreter(config: PolicyConfig) -> str | None:
-    """Return the interpreter with vLLM: from the settings, the environment variable, or `./dev vllm`; else None."""
-    for named in (config.server.python, os.environ.get(INTERPRETER, "")):
-        if named:
-            if shutil.which(named) is None:
-                raise UsageError(f"The interpreter {named}, which is to run vLLM, does not exist. Correct its path.")
-            return named
-    return own_interpreter(OWN, on_gpu=runs_on_gpu(config))
-
-
-def runs_on_gpu(config: PolicyConfig) -> bool:
-    """Return whether a server that is started here runs on a GPU; its torch is its own, and may find one alone."""
-    return config.device != "cpu" and (devices.has_nvidia() or device(config.device) != "cpu")
-
-
-def own_interpreter(own: Path, *, on_gpu: bool) -> str | None:
-    """Return the interpreter that `./dev vllm` installed, None without; `UsageError` for a build that does not fit."""
-    if not own.exists():
-        return None
-    for_cpus = any(own.parents[1].glob("lib/python*/site-packages/vllm_cpu-*.dist-info"))
-    if for_cpus == on_gpu:
-        raise UsageError(
-            f"{own.parents[1]} holds vLLM built for {'CPUs' if for_cpus else 'GPUs'}, and a server would run on "
-            f"{'a GPU' if on_gpu else 'CPUs'} here. `./dev vllm {'cuda' if on_gpu else 'cpu'}` installs the other build"
-            f"{'; policy.device=cpu stays on CPUs' if on_gpu else ''}; {INTERPRETER} names another interpreter."
-        )
-    return str(own)
-
-
-def memory_utilisation(server: Server) -> float:
-    """Return the part of a GPU's memory that a server with these options takes."""
-    return float(server.args.get("gpu-memory-utilization", UTILISATION))
-
-
-def cpu_cache_bytes() -> int:
-    """Return the memory of a server's KV cache on a CPU."""
-    name = "VLLM_CPU_KVCACHE_SPACE"
-    return int(float(os.environ.get(name, CPU_ENVIRONMENT[name])) * 2**30)
-
-
-def base_of(config: PolicyConfig) -> tuple[PolicyConfig, str | None]:
-    """Return the settings of the model that a server must hold (an adapter's base), and its hub revision."""
-    held = config.in_process()
-    return adapters.base_of(Path(held.model), held) if adapters.is_adapter(held.model) else (held, None)
-
-
-def rank_of(source: str) -> int:
-    """Return the rank of an adapter's folder; 0 for other models."""
-    return int(store.read_json(Path(source) / adapters.CONFIG)["r"]) if adapters.is_adapter(source) else 0
-
-
-def _options(source: str, revision: str | None, dtype: str, rank: int, on_cpu: bool) -> dict[str, Any]:
-    options: dict[str, Any] = {
-        "model": source,
-        "served-model-name": NAME,
-        "host": "127.0.0.1",
-        "dtype": dtype,
-        "enable-lora": True,
-        "max-lora-rank": next((size for size in RANKS if size >= rank), rank),
-        "logprobs-mode": "processed_logprobs",  # after temperature, as the trainer computes them
-        "generation-config": "vllm",  # vLLM's neutral sampling; the model's file may set top_p, top_k or penalties
-    }
-    if revision is not None:
-        options["revision"] = revision
-    options |= CPU_OPTIONS if on_cpu else {}
-    with suppress(OSError, ValueError):  # vLLM itself reports a model that cannot be read
-        shape = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False).get_text_config()
-        if dtype == "auto" and shape.dtype == torch.float32:
-            options["dtype"] = "float32"  # vLLM takes auto for 16 bits where weights are in float32
-        if on_cpu:
-            options["max-model-len"] = min(shape.max_position_embeddings, CPU_CONTEXT)
-    return options
-
-
-def _words(options: Mapping[str, Any]) -> list[str]:
-    """Return the options as words of a command line: true is a flag without a value, false leaves the option out."""
-    words: list[str] = []
-    for name, value in options.items():
-        if value is not False:
-            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-    return words

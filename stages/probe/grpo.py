@@ -10,7 +10,7 @@ is advantage-weighted imitation and not GRPO.
 from typing import TYPE_CHECKING
 
 from stages.errors import UsageError
-from stages.policy import context
+from stages.policy import available
 from stages.probe.loops.config import GrpoConfig as Config
 from stages.runs.kinds import DIRECTION, SVD_MODULE, TRAJECTORY
 from stages.runs.run import Inputs, RunWriter, Slot
@@ -27,7 +27,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     measuring = _measuring(inputs, config)
     memory = () if measuring is None else memory_notes(config.student, measuring)
     answers = len(config.seeds) * config.steps * config.problems * config.samples
-    tokens = answers * config.max_steps * context.longest_answer(config.student)
+    tokens = answers * config.max_steps * available.longest_answer(config.student)
     return Plan(
         units=len(config.seeds) * config.steps,
         what="steps",

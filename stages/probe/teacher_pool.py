@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from stages.envs.base import Environment
 from stages.envs.config import EnvConfig, EnvStageConfig
 from stages.errors import Incomplete, UsageError
-from stages.policy import context
+from stages.policy import available
 from stages.probe.checks.prompts import HINTED, contract_sha256, prompt_role, prompts_match
 from stages.probe.loops.config import PoolConfig as Config
 from stages.probe.loops.config import SourceConfig
@@ -38,7 +38,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     if config.recorded is not None:
         return Plan(units=1, what="folder of recorded rows")
     answers = config.problems * sum(source.samples for source in config.sources)
-    longest = max(context.longest_answer(source.policy) for source in config.sources)
+    longest = max(available.longest_answer(source.policy) for source in config.sources)
     notes = [f"up to {config.max_problems} problems when the buckets stay small", *_power(config)]
     return Plan(
         units=answers, what="answers", max_completion_tokens=answers * config.max_steps * longest, notes=tuple(notes)

@@ -30,9 +30,8 @@ from stages.envs.config import EnvStageConfig
 from stages.errors import ComposerError, InfrastructureError, UsageError
 from stages.messages import Message
 from stages.plurals import counted
-from stages.policy import background
-from stages.policy.background import AsyncPolicy
-from stages.policy.base import IDLE, CountsTokens, Policy, ReusesPrefixes, Sample, Turn
+from stages.policy import ask_all, background
+from stages.policy.base import IDLE, AsyncPolicy, CountsTokens, PlaysSolutions, Policy, ReusesPrefixes, Sample, Turn
 from stages.runs import store
 from stages.runs.kinds import Row
 from stages.runs.reporting import Backends
@@ -128,7 +127,7 @@ class Rules:
                 "limit of its own, so it could exceed it. Give its max_tokens, such as --set policy.max_tokens=1024."
             )
         calls = policy.config.tool_calls != "none"
-        return cls(max_steps, limits, history, calls, getattr(policy, "plays_solutions", False))
+        return cls(max_steps, limits, history, calls, isinstance(policy, PlaysSolutions) and policy.plays_solutions)
 
 
 @dataclass
@@ -388,7 +387,7 @@ def play(
                 samples = [
                     sample
                     for start in range(0, len(asked), policy.batch_size)
-                    for sample in policy.sample([turn for _, _, turn in asked[start : start + policy.batch_size]])
+                    for sample in ask_all(policy, [turn for _, _, turn in asked[start : start + policy.batch_size]])
                 ]
                 list(pool.map(lambda one, sample: act(one[0], one[1], one[2], sample, rules), asked, samples))
             grade(pairs, pool)
@@ -411,7 +410,7 @@ async def play_each(
 ) -> None:
     """Play and grade every episode; `finished` gets a filled-in copy of each when it is graded, in no fixed order.
 
-    `policy` has `ask` and `drain` (`stages.policy.background.AsyncPolicy`). `check` raises when nothing more is to
+    `policy` has `ask` and `drain` (`stages.policy.base.AsyncPolicy`). `check` raises when nothing more is to
     be asked. Then, and after any error that does not belong to one episode, all calls in flight are awaited, the
     environments are closed, and the error is raised. The given episodes stay unchanged, so that finished ones take
     no memory. `watch` gets the live episodes once a second: rollout_id, steps, doing (one word), doing_s and wall_s

@@ -1,16 +1,20 @@
 """Asking all teachers: servers concurrently on the event loop, meanwhile local models batch by batch in this thread.
 
 An answer is written to the run as soon as it arrives, so that a resumed run asks only for what is missing.
+
+Servers are asked conversations in parallel, and the steps of each in order, because a step's prompt begins with that of
+the step before, which the provider then has cached. A conversation is finished before another begins, so that its
+cached prefix is used while it exists. There are no barriers: a slow answer delays its own conversation alone.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from itertools import groupby
 from threading import Event
-from typing import Any
+from typing import Any, TypeVar
 
-from stages.policy import Policy, Sample, Turn, background
-from stages.policy.background import AsyncPolicy, Chain, ask_chains
+from stages.policy import Policy, Sample, Turn, ask_all, background
+from stages.policy.base import AsyncPolicy
 from stages.runs.kinds import Row
 from stages.runs.run import Interrupted, RunWriter
 from stages.runs.stage import work_through
@@ -24,7 +28,14 @@ PreparedQuestion = tuple[TeacherQuestion, Turn]
 """A question with its messages in memory, from here to the end of its rollout."""
 
 
-def ask_all(asked: QuestionsByTeacher, policies: Policies, out: RunWriter) -> None:
+AHEAD = 2
+"""Conversations in progress per allowed request: while one waits for the disk, another can ask."""
+Item = TypeVar("Item")
+Chain = Sequence[Sequence[Item]]
+"""One conversation as one policy is asked about it: the samples of each of its steps."""
+
+
+def ask_teachers(asked: QuestionsByTeacher, policies: Policies, out: RunWriter) -> None:
     """Ask all questions without an answer and write each answer as it arrives.
 
     Before its first question a server is probed for the request fields that it accepts, and the result is recorded.
@@ -33,7 +44,7 @@ def ask_all(asked: QuestionsByTeacher, policies: Policies, out: RunWriter) -> No
     def answer(batch: list[TeacherQuestion]) -> list[tuple[str, Row, bool]]:
         if requests.done():
             requests.result()  # raises the error of a server now, not after hours of local questions
-        samples = policy.sample([question.turn for question in batch])
+        samples = ask_all(policy, [question.turn for question in batch])
         return [_unit(question, sample) for question, sample in zip(batch, samples, strict=True)]
 
     halted = Event()
@@ -77,6 +88,38 @@ async def _ask_servers(asked: QuestionsByTeacher, policies: Policies, out: RunWr
     queues = [(servers[name], _chains(asked[name], out)) for name, number in missing.items() if number]
     if queues:
         await ask_chains(queues, lambda asked: asked[1], answered, check)
+
+
+async def ask_chains(
+    queues: Sequence[tuple[AsyncPolicy, Iterator[Chain[Item]]]],
+    turn: Callable[[Item], Turn],
+    answered: Callable[[Item, Sample], Awaitable[None]],
+    check: Callable[[], None],
+) -> None:
+    """Ask each policy every item of its chains; `check` raises to stop.
+
+    A chain is taken from its iterator when a worker is free, so that the others need not be in memory. Of several
+    samples of a step the first is asked alone, so that the others find its prompt cached. After an error nothing
+    more is asked, and requests in flight are awaited because they are paid for.
+    """
+
+    async def one(policy: AsyncPolicy, item: Item) -> None:
+        check()
+        await answered(item, await policy.ask(turn(item)))
+
+    async def work(policy: AsyncPolicy, chains: Iterator[Chain[Item]]) -> None:
+        for chain in chains:
+            for first, *others in chain:
+                await one(policy, first)
+                await background.gather(one(policy, item) for item in others)
+
+    try:
+        await background.gather(
+            work(policy, chains) for policy, chains in queues for _ in range(AHEAD * policy.batch_size)
+        )
+    finally:
+        for policy, _ in queues:
+            await policy.drain()
 
 
 def probe_servers(asked: QuestionsByTeacher, policies: Policies, out: RunWriter) -> None:

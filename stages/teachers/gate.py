@@ -28,7 +28,7 @@ from stages.policy.requests import price_bound
 from stages.runs.kinds import Row
 from stages.runs.run import RunWriter
 from stages.runs.settings import Settings
-from stages.teachers.asking import Policies, ask_all
+from stages.teachers.asking import Policies, ask_teachers
 from stages.teachers.questions import QuestionsByTeacher, TeacherConfig, TeacherQuestion
 
 PRIOR = 2.0
@@ -192,7 +192,7 @@ def _ask(
     """Ask teachers in states, and enter their answers, of this or an earlier attempt, into `states`."""
     names = list(dict.fromkeys(chain.from_iterable(wanted.values())))
     asked = {n: [q for d, whom in wanted.items() if n in whom for q in states[d].questions[n]] for n in names}
-    ask_all(asked, policies, out)
+    ask_teachers(asked, policies, out)
     for digest, whom in wanted.items():
         for name in whom:
             rows = [(out.journal.get(q.key) or {})["answer"] for q in states[digest].questions[name]]

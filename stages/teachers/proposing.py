@@ -8,7 +8,7 @@ from collections import Counter
 from stages.envs.feature_deletion.selection import Proposals, Removal
 from stages.errors import Incomplete
 from stages.plurals import counted
-from stages.policy import Policy, PolicyConfig, Turn
+from stages.policy import Policy, PolicyConfig, Turn, ask_all
 from stages.policy.serving import Serving
 from stages.runs import store
 from stages.runs.kinds import Row
@@ -65,7 +65,7 @@ class FeatureProposer:
             if self._policy is None:
                 self._policy = self._serving.open(self._config)
                 self._out.model("proposer", **self._policy.facts())
-            sample = self._policy.sample([Turn(self.proposals.question(), seed)])[0]
+            sample = ask_all(self._policy, [Turn(self.proposals.question(), seed)])[0]
             failed = sample.error_type not in FINAL
             answer: Row = {name: getattr(sample, name) for name in KEPT}
             self._out.write(unit, {"answer": answer}, failed=failed)

@@ -24,7 +24,7 @@ from stages.errors import UsageError
 from stages.losses.distillation import SelfTaught, update_average
 from stages.losses.tokens import Predictors
 from stages.messages import Message, following_ids, opening_ids
-from stages.policy import open_policy
+from stages.policy import ask_all, open_policy
 from stages.policy.base import Policy, Turn
 from stages.policy.local import LocalPolicy
 from stages.rollouts.agent_loop import Episode
@@ -151,7 +151,7 @@ def write_hints(faulty: Sequence[Faulty], policy: Policy | None) -> list[Hint | 
         question = QUESTION.format(action=episode.steps[fault.turn].sample.text, error=fault.error)
         turns.append(Turn([{"role": "user", "content": question}], episode.seed))
     size = policy.batch_size
-    samples = [x for start in range(0, len(turns), size) for x in policy.sample(turns[start : start + size])]
+    samples = [x for start in range(0, len(turns), size) for x in ask_all(policy, turns[start : start + size])]
     return [
         Hint(fault.turn, fault.kind, fault.error, f"Hint: {sample.text.strip()}", policy.config.model)
         if sample.error_type is None and sample.text.strip()

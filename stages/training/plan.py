@@ -20,8 +20,9 @@ from typing import Any
 
 from stages.backends import resources
 from stages.errors import UsageError
-from stages.policy import adapters, base, context, require_source
+from stages.policy import adapters, available, base, require_source
 from stages.policy.base import PolicyConfig
+from stages.policy.server import cpu_cache_bytes, memory_utilisation
 from stages.runs import hub, reporting
 from stages.training.channels import CHANNELS
 from stages.training.config import Config
@@ -197,7 +198,7 @@ def resolve(config: Config, processes: int, inputs: Container[str] = (), directi
     teacher = None if config.teacher is None or config.teacher.served else model_shape(config.teacher)
     teacher_bytes = 0 if teacher is None else teacher.parameters * teacher.bytes
     # Prompt, answers and observations together stay within the context.
-    episode = config.max_steps * policy.max_tokens if policy.max_tokens else context.longest_answer(policy)
+    episode = config.max_steps * policy.max_tokens if policy.max_tokens else available.longest_answer(policy)
     plan = TrainPlan(config, shape, small, episode, processes, teacher_bytes, direction).changed(
         optimisation={
             "learning_rate": rate if size.learning_rate is None else size.learning_rate,
@@ -446,20 +447,18 @@ def room(plan: TrainPlan, *, started: bool = False, gpu_memory: Callable[[str], 
 
     gpu_memory: returns the free and all bytes of a GPU, by default those that the driver reports.
     """
-    from stages.policy import vllm
-
     policy, shape = plan.config.policy, plan.shape
     own = policy.served and policy.base_url is None
     if not plan.device.startswith("cuda"):
         # Limits of a control group are no measure of what is free, so a server that has started counts as well.
         weights = shape.parameters * shape.bytes if shape else 0
-        return Room(resources.available(plan.device), int(weights + vllm.cpu_cache_bytes()) if own else 0)
+        return Room(resources.available(plan.device), int(weights + cpu_cache_bytes()) if own else 0)
     import torch
 
     free, whole = (gpu_memory or torch.cuda.mem_get_info)(plan.device)
     if not own:
         return Room(free)
-    part = vllm.memory_utilisation(policy.server)
+    part = memory_utilisation(policy.server)
     return Room(free, 0 if started else int(part * whole), whole, part)
 
 

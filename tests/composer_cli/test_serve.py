@@ -18,7 +18,7 @@ from support.models import save_tiny
 
 from composer_cli import serve
 from stages.errors import BadInput
-from stages.policy import vllm
+from stages.policy.server import OWN
 
 PROGRAM = f"""#!{sys.executable}
 import http.server, sys
@@ -88,7 +88,7 @@ def test_it_serves_until_sigterm_and_restarts_what_dies(serving: subprocess.Pope
 
 
 def test_without_any_server_it_says_what_to_install(tmp_path: Path, model: Path) -> None:
-    if find_spec("fastapi") or vllm.OWN.exists():
+    if find_spec("fastapi") or OWN.exists():
         pytest.skip("a server is installed here")
     done = call(tmp_path / "artifacts", "serve", model, COMPOSER_VLLM="")
     assert done.returncode == 2 and "neither vLLM nor transformers' own server" in done.stderr

@@ -17,7 +17,8 @@ from support.several import train_all
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from stages import collect, train
-from stages.policy import vllm
+from stages.policy import ask_all
+from stages.policy import server as model_server
 from stages.policy.base import PolicyConfig, Turn
 from stages.policy.local import load_model
 from stages.policy.server import ModelServer
@@ -86,7 +87,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(root: Path, model: Path) -> Iterator[ModelServer]:
     config = PolicyConfig(model=f"vllm:{model}", max_tokens=ANSWER)
     log = root / "vllm.log"
-    made = vllm.start(config, log, cache=root / "models", rank=8, listener=quiet, check=lambda: None)
+    made = model_server.start(config, log, cache=root / "models", rank=8, listener=quiet, check=lambda: None)
     yield made
     made.stop()
 
@@ -193,11 +194,11 @@ def test_a_killed_engine_is_survived_with_its_adapter(
     opened.load("trained", adapter)
     opened.take("trained")
     turns = [Turn([{"role": "user", "content": f"question {i}"}], i) for i in range(8)]
-    before = opened.sample(turns)
+    before = ask_all(opened, turns)
     assert not [sample.error for sample in before if sample.error_type]
     engine = int(subprocess.check_output(["pgrep", "-g", str(server.pid), "-f", "EngineCore"]).split()[0])
     os.kill(engine, signal.SIGKILL)
-    after = opened.sample(turns)
+    after = ask_all(opened, turns)
     assert not [sample.error for sample in after if sample.error_type] and server.restarts == 1
     prompt, ids = before[0].prompt_ids or [], before[0].completion_ids or []
     trained, _ = load_model(PolicyConfig(model=str(adapter)), cache=root / "models", listener=quiet)
@@ -217,7 +218,7 @@ def test_all_weights_are_replaced_on_the_server(tmp_path: Path, model: Path, pro
     else:
         given = PolicyConfig.model_validate(played)
         here = {"cache": tmp_path, "rank": 8, "replaceable": True, "listener": quiet, "check": lambda: None}
-        made = vllm.start(given, tmp_path / "vllm.log", **here)
+        made = model_server.start(given, tmp_path / "vllm.log", **here)
         played["base_url"], case["distribution"] = made.url, {"sharding": "fsdp2"}
         try:
             run = train_all(tmp_path, {"run": case}, processes)["run"]

@@ -13,6 +13,7 @@ import pytest
 from support.server import Reply, answer, serving
 
 from stages import redaction
+from stages.policy import ask_all
 from stages.policy.base import PolicyConfig, Turn
 from stages.policy.endpoint import EndpointPolicy
 from stages.redaction import MARK, Secrets
@@ -130,7 +131,7 @@ def test_a_server_that_encodes_the_key_has_it_stored_nowhere(
         for number, text in enumerate(forms):
             turn = Turn([{"role": "user", "content": f"What is key {number}?"}], seed=0)
             try:
-                said = str(policy.sample([turn]))
+                said = str(ask_all(policy, [turn]))
             except Exception as error:
                 said = str(error)
             assert text not in said and (MARK in said or place == "header"), text

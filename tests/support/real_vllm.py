@@ -1,7 +1,7 @@
 """Where the real vLLM is, for the tests that are marked so."""
 
 from stages.errors import UsageError
-from stages.policy import vllm
+from stages.policy import server
 from stages.policy.base import PolicyConfig
 
 MISSING = (
@@ -13,6 +13,6 @@ MISSING = (
 def interpreter() -> str | None:
     """The interpreter that has a vLLM for this machine; None where there is none."""
     try:
-        return vllm.interpreter(PolicyConfig())
+        return server.interpreter(PolicyConfig())
     except UsageError:
         return None

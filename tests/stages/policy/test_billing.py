@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from support.server import Reply, answer, serving
 
 from stages.errors import ComposerError, Incomplete
-from stages.policy import billing, context
+from stages.policy import ask_all, available, reading
 from stages.policy.base import PolicyConfig, Turn
-from stages.policy.billing import FREE, Asked, MalformedBill, least_tokens, most_words, perhaps_billed
-from stages.policy.client import Failed, Response, classified, read
+from stages.policy.client import FREE, Failed, Response, error_of
 from stages.policy.endpoint import EndpointPolicy
+from stages.policy.reading import MalformedBill, least_tokens, most_words, read
+from stages.policy.requests import Asked
 from stages.runs.ledger import NAME, Budget, totals
 
 LIMIT = 3.0
@@ -47,7 +48,7 @@ def ask(tmp_path: Path, reply: Any, number: int = 1, limit: float | None = LIMIT
     with serving(reply if callable(reply) else lambda *_: Reply(body=reply)) as server:
         policy = EndpointPolicy(config(server.url, **more), budget=budget, cache=tmp_path)
         with suppress(Incomplete):
-            samples = policy.sample(turns(number))
+            samples = ask_all(policy, turns(number))
     return samples, budget, server
 
 
@@ -178,12 +179,6 @@ def test_half_a_surrogate_pair_can_be_kept(tmp_path: Path) -> None:
 # --- answers that are no answers
 
 
-@pytest.mark.parametrize("status", [s for s in range(200, 600) if s != 200])
-def test_only_refusals_before_any_work_are_free(status: int) -> None:
-    free = {401, 402, 403, 404, 405, 413, 415, 429}
-    assert perhaps_billed(status) == (status not in free) and free == set(FREE)
-
-
 STATUSES = [204, 206, 301, 302, 303, 307, 308, 400, 401, 402, 403, 404, 408, 409, 413, 418, 422, 425, 429, 498, 499]
 
 
@@ -192,7 +187,7 @@ def test_the_ledger_keeps_to_the_table(tmp_path: Path, status: int) -> None:
     reply = Reply(status, b"" if status == 204 else {"error": {"message": "no"}}, {"Retry-After": "0"})
     budget = Budget(100.0, tmp_path / NAME)
     with serving(lambda *_: reply) as server, suppress(ComposerError):
-        EndpointPolicy(config(server.url), budget=budget, cache=tmp_path).sample(turns(1))
+        ask_all(EndpointPolicy(config(server.url), budget=budget, cache=tmp_path), turns(1))
     assert len(server.requests) == 1 and budget.spent == 0 == budget.reserved
     assert (budget.possibly > 0) == (status not in FREE)
 
@@ -210,7 +205,7 @@ def test_no_error_takes_long_to_read(status: int, page: bytes) -> None:
         asked = Asked(1, 1)
         if status == 200:
             read(page, config("http://127.0.0.1:9/v1"), asked, latency_s=0.0, attempts=1)
-        raise classified(Response(status, {}, page), config("http://127.0.0.1:9/v1"), None)
+        raise error_of(Response(status, {}, page), config("http://127.0.0.1:9/v1"))
     assert time.process_time() - began < 2
 
 
@@ -222,7 +217,7 @@ def test_an_error_inside_a_200_may_have_been_billed(tmp_path: Path, code: Any) -
         budget = Budget(100.0)
         failed = {"error": {"code": code, "message": "upstream died"}, "usage": bill}
         with serving(lambda *_, failed=failed: Reply(body=failed)) as server, suppress(ComposerError):
-            EndpointPolicy(config(server.url), budget=budget, cache=tmp_path / str(number)).sample(turns(1))
+            ask_all(EndpointPolicy(config(server.url), budget=budget, cache=tmp_path / str(number)), turns(1))
         assert (budget.spent, budget.possibly > 0) == ((0.5, False) if paid == "spent" else (0, True))
 
 
@@ -244,7 +239,7 @@ def test_no_redirect_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             settings = config(server.url, api_key_env="BUDGET_KEY")
             policy = EndpointPolicy(settings, budget=budget, cache=tmp_path)
             with pytest.raises(ComposerError, match=rf"answered {status}, a redirect to http://127.0.0.1") as caught:
-                policy.sample(turns(1))
+                ask_all(policy, turns(1))
         assert (len(server.requests), other.requests, other.keys) == (1, [], [])
     assert budget.possibly > 0 and "sk-a-key" not in str(caught.value)
 
@@ -257,7 +252,7 @@ def test_odd_redirects_are_one_sentence(tmp_path: Path, location: str) -> None:
         serving(lambda *_: Reply(302, b"", {"Location": location} if location else {})) as server,
         pytest.raises(ComposerError, match="a redirect to") as caught,
     ):
-        EndpointPolicy(config(server.url), budget=Budget(), cache=tmp_path).sample(turns(1))
+        ask_all(EndpointPolicy(config(server.url), budget=Budget(), cache=tmp_path), turns(1))
     assert len(server.requests) == 1 and "u:p" not in str(caught.value)
 
 
@@ -273,9 +268,9 @@ def test_a_server_that_ignores_max_tokens_stops_the_run(tmp_path: Path, limit: f
         settings = config(server.url, max_tokens=40, concurrency=1)
         policy = EndpointPolicy(settings, budget=budget, cache=tmp_path)
         with pytest.raises(Incomplete, match=r"answered with \d+ tokens, but at most 40 were asked for|more than the"):
-            policy.sample(turns(20))
+            ask_all(policy, turns(20))
         assert len(server.requests) == 1 and budget.spent > 0
-        assert policy.sample(turns(1))[0].text == text, "the answer is paid, so it is kept"
+        assert ask_all(policy, turns(1))[0].text == text, "the answer is paid, so it is kept"
 
 
 # --- what a bill is checked against
@@ -312,24 +307,24 @@ def tiny_tokenizer(folder: Path) -> str:
 def test_a_known_tokenizer_finds_smaller_lies(tmp_path: Path) -> None:
     """The model's name is a folder of this machine, as where one is served by another program."""
     model = tiny_tokenizer(tmp_path / "model")
-    assert billing.tokenizer(model)("a" * 100) == 100 - 2 - 5
+    assert reading.tokenizer(model)("a" * 100) == 100 - 2 - 5
     bill = {"prompt_tokens": 500, "completion_tokens": 65}
     (known,), _, _ = ask(tmp_path / "known", body(bill), model=model, max_tokens=200)
     (unknown,), _, _ = ask(tmp_path / "unknown", body(bill), max_tokens=200)
     assert (known.usage_by, unknown.usage_by) == ("bound", "server"), "240 letters are 240 tokens of this tokenizer"
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "tokenizer.json").write_text("{")
-    assert billing.tokenizer(str(tmp_path / "broken")) is None and billing.tokenizer("a/b/c/d") is None
+    assert reading.tokenizer(str(tmp_path / "broken")) is None and reading.tokenizer("a/b/c/d") is None
 
 
 def test_a_bill_without_a_price_is_checked_for_sense_alone() -> None:
     settings = PolicyConfig(model="big", base_url="http://h", price="unknown")
     asked = Asked(100, 100, ({"role": "user", "content": QUESTION},))
-    assert billing.cost({"usage": {**TRUE, "cost": 0.5}}, [TEXT], asked, settings)["cost_usd"] == 0.5
-    void = billing.cost({"usage": {**TRUE, "cost": -0.5}}, [TEXT], asked, settings)
+    assert reading.cost({"usage": {**TRUE, "cost": 0.5}}, [TEXT], asked, settings)["cost_usd"] == 0.5
+    void = reading.cost({"usage": {**TRUE, "cost": -0.5}}, [TEXT], asked, settings)
     assert (void["cost_usd"], void["price_known"], void["usage_by"]) == (0.0, False, "bound")
     with pytest.raises(MalformedBill, match="cost is '1', and no number"):
-        billing.cost({"usage": {"cost": "1"}}, [], asked, settings)
+        reading.cost({"usage": {"cost": "1"}}, [], asked, settings)
 
 
 def test_cached_input_that_is_dearer_is_reserved_at_its_price() -> None:
@@ -368,7 +363,7 @@ def test_what_bounds_an_answer_is_taken() -> None:
         "extra_body": {"max_completion_tokens": 500, "reasoning": {"max_tokens": 400, "effort": "high"}},
         "request": {"max_tokens": False},
     }
-    assert context.longest_answer(PolicyConfig(model="m", base_url="http://h", **taken)) == 500
+    assert available.longest_answer(PolicyConfig(model="m", base_url="http://h", **taken)) == 500
     schema = {"response_format": {"json_schema": {"properties": {"n": {"type": "integer"}, "max_tokens": {}}}}}
     PolicyConfig(model="m", base_url="http://h", extra_body={**schema, "provider": {"order": ["a"]}})
 

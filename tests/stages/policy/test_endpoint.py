@@ -15,7 +15,7 @@ from support.server import Reply, answer, serving
 
 from stages import messages
 from stages.errors import Incomplete, UsageError
-from stages.policy import background, context
+from stages.policy import ask_all, available, background
 from stages.policy.base import PolicyConfig, Turn
 from stages.policy.endpoint import EndpointPolicy
 from stages.runs.activity import Notice
@@ -36,7 +36,7 @@ def turns(*texts: str) -> list[Turn]:
 
 def test_answers_come_in_order_with_tokens_and_cost(tmp_path: Path) -> None:
     with serving(lambda body, n: Reply(body=answer(body["messages"][0]["content"].upper()))) as server:
-        samples = open_at(server.url, tmp_path).sample(turns("a", "b", "c"))
+        samples = ask_all(open_at(server.url, tmp_path), turns("a", "b", "c"))
     assert [s.text for s in samples] == ["A", "B", "C"]
     assert [(s.prompt_tokens, s.completion_tokens) for s in samples] == [(10, 5)] * 3
     assert samples[0].cost_usd == pytest.approx((10 * 1.0 + 5 * 2.0) / 1e6)
@@ -51,7 +51,7 @@ def test_rate_limit_is_waited_out_as_asked(tmp_path: Path) -> None:
 
     with serving(reply) as server:
         started = time.monotonic()
-        sample = open_at(server.url, tmp_path).sample(turns("a"))[0]
+        sample = ask_all(open_at(server.url, tmp_path), turns("a"))[0]
     assert sample.text == "ok" and sample.attempts == 2
     assert 0.3 <= time.monotonic() - started < 5
 
@@ -61,24 +61,24 @@ def test_a_wait_longer_than_two_minutes_stops_the_run(tmp_path: Path) -> None:
         serving(lambda body, n: Reply(429, {"error": {"message": "no"}}, {"Retry-After": "3600"})) as server,
         pytest.raises(Incomplete, match="3600 s"),
     ):
-        open_at(server.url, tmp_path).sample(turns("a"))
+        ask_all(open_at(server.url, tmp_path), turns("a"))
 
 
 def test_failures_end_after_the_allowed_attempts(tmp_path: Path) -> None:
     with serving(lambda body, n: Reply(500, {"error": {"message": "boom"}})) as server:
-        sample = open_at(server.url, tmp_path, max_attempts=2).sample(turns("a"))[0]
+        sample = ask_all(open_at(server.url, tmp_path, max_attempts=2), turns("a"))[0]
     assert sample.error_type == "server" and "boom" in (sample.error or "")
     assert len(server.requests) == sample.attempts == 2
 
 
 def test_a_slow_answer_times_out(tmp_path: Path) -> None:
     with serving(lambda body, n: Reply(body=answer("late"), delay_s=1.0)) as server:
-        sample = open_at(server.url, tmp_path, timeout_s=0.2, max_attempts=1).sample(turns("a"))[0]
+        sample = ask_all(open_at(server.url, tmp_path, timeout_s=0.2, max_attempts=1), turns("a"))[0]
     assert sample.error_type == "timeout"
 
 
 def test_a_server_that_is_not_there(tmp_path: Path) -> None:
-    sample = open_at("http://127.0.0.1:9/v1", tmp_path, max_attempts=1).sample(turns("a"))[0]
+    sample = ask_all(open_at("http://127.0.0.1:9/v1", tmp_path, max_attempts=1), turns("a"))[0]
     assert sample.error_type == "connection" and "127.0.0.1:9" in (sample.error or "")
 
 
@@ -88,7 +88,7 @@ def test_what_no_retry_can_mend_stops_the_run(tmp_path: Path, status: int, words
         serving(lambda body, n: Reply(status, {"error": {"message": "no"}})) as server,
         pytest.raises(UsageError, match=words),
     ):
-        open_at(server.url, tmp_path).sample(turns("a"))
+        ask_all(open_at(server.url, tmp_path), turns("a"))
     assert len(server.requests) == 1
 
 
@@ -105,7 +105,7 @@ def test_what_no_retry_can_mend_stops_the_run(tmp_path: Path, status: int, words
 )
 def test_a_prompt_that_does_not_fit_has_a_kind_of_its_own(tmp_path: Path, status: int, body: dict) -> None:
     with serving(lambda asked, n: Reply(status, body)) as server:
-        (sample,) = open_at(server.url, tmp_path).sample(turns("long"))
+        (sample,) = ask_all(open_at(server.url, tmp_path), turns("long"))
         assert (sample.error_type, len(server.requests)) == ("context", 1)
 
 
@@ -115,7 +115,7 @@ def test_a_rejected_request_fails_alone(tmp_path: Path) -> None:
         return Reply(400, {"error": {"message": "content policy"}}) if long else Reply(body=answer("ok"))
 
     with serving(reply) as server:
-        samples = open_at(server.url, tmp_path).sample(turns("long", "short"))
+        samples = ask_all(open_at(server.url, tmp_path), turns("long", "short"))
     assert samples[0].error_type == "rejected" and samples[1].text == "ok"
     assert len(server.requests) == 2
 
@@ -131,7 +131,7 @@ def test_a_rejected_request_fails_alone(tmp_path: Path) -> None:
 )
 def test_garbage_is_an_error_and_not_an_answer(tmp_path: Path, body: Any) -> None:
     with serving(lambda request, n: Reply(body=body)) as server:
-        sample = open_at(server.url, tmp_path, max_attempts=1).sample(turns("a"))[0]
+        sample = ask_all(open_at(server.url, tmp_path, max_attempts=1), turns("a"))[0]
     assert sample.error_type in {"garbage", "server"} and sample.text == ""
 
 
@@ -139,13 +139,13 @@ def test_garbage_is_an_error_and_not_an_answer(tmp_path: Path, body: Any) -> Non
 def test_a_web_page_ends_the_run_at_once_unless_the_server_has_answered_before(tmp_path: Path, status: int) -> None:
     with serving(lambda request, n: Reply(status, b"<!doctype html><html>hi</html>")) as server:
         with pytest.raises(UsageError, match=r"asked for an answer of 'big', but this is a web page; is the URL"):
-            open_at(server.url, tmp_path).sample(turns("a"))
+            ask_all(open_at(server.url, tmp_path), turns("a"))
         assert len(server.requests) == 1
     with serving(
         lambda request, n: Reply(status, b"<html>busy</html>") if n == 1 else Reply(body=answer("x"))
     ) as server:
         policy = open_at(server.url, tmp_path)
-        assert [policy.sample(turns(text))[0].text for text in "ab"] == ["x", "x"]
+        assert [ask_all(policy, turns(text))[0].text for text in "ab"] == ["x", "x"]
         assert len(server.requests) == 3
 
 
@@ -155,7 +155,7 @@ def test_a_refused_connection_is_told_at_once_and_once(tmp_path: Path) -> None:
     policy = EndpointPolicy(
         config, budget=Budget(), cache=tmp_path, listener=lambda what, done, total: told.append((what, done, total))
     )
-    policy.sample(turns("a", "b"))
+    ask_all(policy, turns("a", "b"))
     (what, *counts), *others = told
     assert isinstance(what, Notice) and counts == [0, 0] and not others
     assert what == (
@@ -169,11 +169,11 @@ def test_a_server_that_never_answered_is_given_up_in_seconds_and_one_that_did_is
         url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
     started = time.monotonic()
     with pytest.raises(UsageError, match=f"^{url} refuses every connection, and no server has answered there"):
-        open_at(url, tmp_path, max_attempts=50).sample(turns("a", "b"))
+        ask_all(open_at(url, tmp_path, max_attempts=50), turns("a", "b"))
     assert time.monotonic() - started < 5
     with serving(lambda body, n: Reply(body=answer("x"))) as server:
-        assert open_at(server.url, tmp_path).sample(turns("a"))[0].text == "x"
-    sample = open_at(server.url, tmp_path, max_attempts=4).sample(turns("b"))[0]  # the server is down now
+        assert ask_all(open_at(server.url, tmp_path), turns("a"))[0].text == "x"
+    sample = ask_all(open_at(server.url, tmp_path, max_attempts=4), turns("b"))[0]  # the server is down now
     assert sample.error_type == "connection" and sample.attempts == 4
 
 
@@ -181,7 +181,7 @@ def test_the_key_is_sent_and_never_kept(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("TEACHER_KEY", "s3cret")
     with serving(lambda body, n: Reply(body=answer("x"))) as server:
         policy = open_at(server.url, tmp_path, api_key_env="TEACHER_KEY")
-        policy.sample(turns("a"))
+        ask_all(policy, turns("a"))
     assert server.keys == ["Bearer s3cret"]
     assert "s3cret" not in str(policy.config.identity()) + str(policy.facts())
     assert b"s3cret" not in (tmp_path / "answers.sqlite").read_bytes()
@@ -226,14 +226,14 @@ def test_a_tool_call_is_an_answer(tmp_path: Path) -> None:
     body = answer("")
     body["choices"][0] = {"finish_reason": "tool_calls", "message": {"content": None, "tool_calls": [call]}}
     with serving(lambda request, n: Reply(body=body)) as server:
-        (sample,) = open_at(server.url, tmp_path).sample(turns("a"))
+        (sample,) = ask_all(open_at(server.url, tmp_path), turns("a"))
     assert len(server.requests) == 1
     assert messages.read(sample.text).calls == (messages.ToolCall("search", '{"query": "boat"}'),)
 
 
 def test_json_is_read_whatever_its_content_type(tmp_path: Path) -> None:
     with serving(lambda body, n: Reply(body=answer("ok"), headers={"Content-Type": "text/plain"})) as server:
-        assert open_at(server.url, tmp_path).sample(turns("a"))[0].text == "ok"
+        assert ask_all(open_at(server.url, tmp_path), turns("a"))[0].text == "ok"
     assert len(server.requests) == 1
 
 
@@ -242,7 +242,7 @@ def test_an_answer_without_text_is_bought_once(tmp_path: Path, finish: str, erro
     body = answer("")
     body["choices"][0] = {"finish_reason": finish, "message": {"content": None}}
     with serving(lambda request, n: Reply(body=body)) as server:
-        (sample,) = open_at(server.url, tmp_path).sample(turns("a"))
+        (sample,) = ask_all(open_at(server.url, tmp_path), turns("a"))
     assert (sample.error_type, sample.finish_reason, len(server.requests)) == (error, finish, 1)
     assert sample.cost_usd > 0
 
@@ -250,7 +250,7 @@ def test_an_answer_without_text_is_bought_once(tmp_path: Path, finish: str, erro
 def test_the_model_that_answered_is_recorded(tmp_path: Path) -> None:
     body = {**answer("x"), "model": "big-2026-08-01", "provider": "Somewhere"}
     with serving(lambda request, n: Reply(body=body)) as server:
-        (sample,) = open_at(server.url, tmp_path).sample(turns("a"))
+        (sample,) = ask_all(open_at(server.url, tmp_path), turns("a"))
     assert (sample.served_model, sample.provider) == ("big-2026-08-01", "Somewhere")
 
 
@@ -263,10 +263,10 @@ def test_request_and_extra_body_shape_what_is_sent(tmp_path: Path) -> None:
             extra_body={"provider": {"allow_fallbacks": False}, "enable_thinking": False},
         )
         same = [Turn([{"role": "user", "content": "a"}], seed=seed) for seed in (1, 2)]
-        samples = policy.sample(same)
+        samples = ask_all(policy, same)
     sent = server.requests[0]
     assert "seed" not in sent and "max_tokens" not in sent
-    assert sent["max_completion_tokens"] == 500 and context.longest_answer(policy.config) == 500
+    assert sent["max_completion_tokens"] == 500 and available.longest_answer(policy.config) == 500
     assert sent["provider"] == {"allow_fallbacks": False} and sent["enable_thinking"] is False
     assert {s.text for s in samples} == {"answer 0", "answer 1"}, "samples stay apart where no seed tells them apart"
 
@@ -279,14 +279,14 @@ def test_requests_without_an_end_or_with_several_answers_are_refused(settings: d
 
 def test_what_the_server_billed_counts_more_than_our_prices(tmp_path: Path) -> None:
     with serving(lambda body, n: Reply(body=answer("x", cost=0.25))) as server:
-        assert open_at(server.url, tmp_path).sample(turns("a"))[0].cost_usd == 0.25
+        assert ask_all(open_at(server.url, tmp_path), turns("a"))[0].cost_usd == 0.25
 
 
 def test_a_paid_answer_is_never_bought_twice(tmp_path: Path) -> None:
     with serving(lambda body, n: Reply(body=answer(f"answer {n}"))) as server:
-        first = open_at(server.url, tmp_path).sample(turns("a"))
-        again = open_at(server.url, tmp_path).sample(turns("a"))
-        other = open_at(server.url, tmp_path, temperature=0.5).sample(turns("a"))
+        first = ask_all(open_at(server.url, tmp_path), turns("a"))
+        again = ask_all(open_at(server.url, tmp_path), turns("a"))
+        other = ask_all(open_at(server.url, tmp_path, temperature=0.5), turns("a"))
     assert first == again
     assert other[0].text == "answer 1"
     assert len(server.requests) == 2
@@ -297,7 +297,7 @@ def test_the_budget_is_never_overspent(tmp_path: Path) -> None:
     with serving(lambda body, n: Reply(body=answer("x", cost=0.1))) as server:
         policy = open_at(server.url, tmp_path, budget, usd_per_mtok_out=0.1e6 / 64)
         with pytest.raises(Incomplete, match=r"0\.5 USD"):
-            policy.sample(turns(*map(str, range(20))))
+            ask_all(policy, turns(*map(str, range(20))))
     assert budget.spent <= 0.5
     assert 4 <= len(server.requests) <= 5
 
@@ -314,7 +314,7 @@ def test_unknown_prices_are_refused_under_a_limit_unless_written_down(tmp_path: 
         budget = Budget(2.0)
         policy = open_at(server.url, tmp_path, budget, price="unknown", concurrency=1, **prices)
         with pytest.raises(Incomplete, match=r"budget of 2 USD is spent"):
-            policy.sample(turns(*map(str, range(6))))
+            ask_all(policy, turns(*map(str, range(6))))
     assert len(server.requests) == 2
     assert budget.spent == 2.0
 
@@ -330,7 +330,7 @@ def test_a_bill_is_never_above_the_reservation_of_a_long_or_foreign_text(tmp_pat
         budget = Budget(4.5, tmp_path / "ledger.jsonl")
         policy = open_at(server.url, tmp_path, budget, usd_per_mtok_in=1000.0, usd_per_mtok_out=2.0, concurrency=1)
         with pytest.raises(Incomplete, match="is spent"):
-            policy.sample(turns(*texts))
+            ask_all(policy, turns(*texts))
     lines = [orjson.loads(line) for line in (tmp_path / "ledger.jsonl").read_bytes().splitlines()]
     bounds = {line["call"]: line["reserved"] for line in lines if "reserved" in line}
     bills = {line["call"]: line["settled"] for line in lines if "settled" in line}
@@ -343,7 +343,7 @@ def test_a_bill_above_its_reservation_stops_the_run(tmp_path: Path, more: dict[s
     with serving(lambda body, n: Reply(body={**answer("x", cost=0.25), **more})) as server:
         budget = Budget(10.0)
         with pytest.raises(Incomplete, match=r"billed 0\.250000 USD, more than"):
-            open_at(server.url, tmp_path, budget, concurrency=1).sample(turns(*map(str, range(9))))
+            ask_all(open_at(server.url, tmp_path, budget, concurrency=1), turns(*map(str, range(9))))
     assert budget.spent == 0.25 and len(server.requests) == 1, "no call that waited was sent"
 
 
@@ -365,14 +365,14 @@ def test_calls_without_an_answer_are_not_free(tmp_path: Path, reply: Reply, paid
     budget = Budget(100.0)
     ends = pytest.raises(UsageError, match="web page") if reply.body == PAGE else nullcontext()
     with serving(lambda body, n: reply) as server, ends:
-        open_at(server.url, tmp_path, budget, timeout_s=0.3, max_attempts=1).sample(turns("a"))
+        ask_all(open_at(server.url, tmp_path, budget, timeout_s=0.3, max_attempts=1), turns("a"))
     assert (budget.spent > 0, budget.possibly > 0) == (paid == "spent", paid == "possibly")
     assert budget.reserved == 0
 
 
 def test_a_server_that_is_not_there_costs_nothing(tmp_path: Path) -> None:
     budget = Budget(100.0)
-    open_at("http://127.0.0.1:9/v1", tmp_path, budget, max_attempts=1).sample(turns("a"))
+    ask_all(open_at("http://127.0.0.1:9/v1", tmp_path, budget, max_attempts=1), turns("a"))
     assert (budget.spent, budget.possibly, budget.reserved) == (0.0, 0.0, 0.0)
 
 
@@ -380,7 +380,7 @@ def test_a_server_that_leaves_out_usage_is_not_free(tmp_path: Path) -> None:
     silent = {k: v for k, v in answer("four words are here").items() if k != "usage"}
     budget = Budget(100.0)
     with serving(lambda body, n: Reply(body=silent)) as server:
-        (sample,) = open_at(server.url, tmp_path, budget).sample(turns("a"))
+        (sample,) = ask_all(open_at(server.url, tmp_path, budget), turns("a"))
     assert sample.usage_by == "bound"
     assert sample.prompt_tokens >= len("a") and sample.completion_tokens == 64
     assert budget.spent == sample.cost_usd > 0
@@ -389,8 +389,8 @@ def test_a_server_that_leaves_out_usage_is_not_free(tmp_path: Path) -> None:
 def test_cached_input_has_its_own_price(tmp_path: Path) -> None:
     cached = answer("x", prompt_tokens=1000, completion_tokens=10, prompt_tokens_details={"cached_tokens": 900})
     with serving(lambda body, n: Reply(body=cached)) as server:
-        (sample,) = open_at(server.url, tmp_path, usd_per_mtok_cached_in=0.1).sample(turns("a"))
-        (full,) = open_at(server.url, tmp_path / "other").sample(turns("a"))
+        (sample,) = ask_all(open_at(server.url, tmp_path, usd_per_mtok_cached_in=0.1), turns("a"))
+        (full,) = ask_all(open_at(server.url, tmp_path / "other"), turns("a"))
     assert sample.cached_tokens == 900
     assert sample.cost_usd == pytest.approx((100 * 1.0 + 900 * 0.1 + 10 * 2.0) / 1e6)
     assert full.cost_usd == pytest.approx((1000 * 1.0 + 10 * 2.0) / 1e6)
@@ -407,7 +407,7 @@ def test_the_answer_is_durable_before_its_reservation_is_released(tmp_path: Path
             super().write(lines)
 
     with serving(lambda body, n: Reply(body=answer("x"))) as server:
-        open_at(server.url, tmp_path, Watching(1.0), concurrency=1).sample(turns("a", "b", "c"))
+        ask_all(open_at(server.url, tmp_path, Watching(1.0), concurrency=1), turns("a", "b", "c"))
     assert len(kept_at_release) == 3, kept_at_release
     assert all(kept >= released for released, kept in enumerate(kept_at_release, 1)), kept_at_release
 
@@ -422,7 +422,7 @@ def test_answers_in_flight_are_kept_when_another_call_stops_the_run(tmp_path: Pa
     with serving(reply) as server:
         policy = open_at(server.url, tmp_path, budget)
         with pytest.raises(UsageError, match="no credit"):
-            policy.sample(turns("slow", "refused"))
+            ask_all(policy, turns("slow", "refused"))
         assert budget.spent > 0 == budget.reserved
-        assert policy.sample(turns("slow"))[0].text == "paid"
+        assert ask_all(policy, turns("slow"))[0].text == "paid"
     assert len(server.requests) == 2

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from support.server import Reply, answer, serving
 
+from stages.policy import ask_all
 from stages.policy.base import PolicyConfig, Turn
 from stages.policy.endpoint import EndpointPolicy
 from stages.runs.ledger import NAME, Budget, totals
@@ -54,16 +55,17 @@ def test_every_call_ends_in_an_answer_or_a_reason(tmp_path: Path) -> None:
             max_attempts=3,
         )
         policy = EndpointPolicy(config, budget=budget, cache=tmp_path)
-        policy.sample([Turn([{"role": "user", "content": "first"}], seed=0)])  # after an answer, pages are repeated
-        samples = policy.sample([Turn([{"role": "user", "content": f"q{i}"}], seed=i) for i in range(CALLS)])
+        ask_all(policy, [Turn([{"role": "user", "content": "first"}], seed=0)])  # after an answer, pages are repeated
+        samples = ask_all(policy, [Turn([{"role": "user", "content": f"q{i}"}], seed=i) for i in range(CALLS)])
         launched = len(server.requests)
         assert all(sent[fault] > 10 for fault in FAULTS)
-        again = policy.sample(
+        again = ask_all(
+            policy,
             [
                 Turn([{"role": "user", "content": f"q{i}"}], seed=i)
                 for i in range(CALLS)
                 if samples[i].error_type is None
-            ]
+            ],
         )
         assert len(server.requests) == launched, "what was answered is not bought again"
 

@@ -18,7 +18,7 @@ SCRIPT = """
 import http.server, subprocess, sys
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        self.send_response(200); self.end_headers()
+        self.send_response(200); self.end_headers(); self.wfile.write(b'{"data": []}')
 worker = subprocess.Popen(["sleep", "1000"])
 print("worker", worker.pid, flush=True)
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()

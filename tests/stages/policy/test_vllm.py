@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stages.errors import InfrastructureError, UsageError
 from stages.messages import following_ids
-from stages.policy import adapters, kind_of, open_policy, vllm
+from stages.policy import adapters, ask_all, kind_of, open_policy, server
 from stages.policy.base import PolicyConfig, Turn
 from stages.policy.vllm import VllmPolicy
 from stages.runs.ledger import Budget
@@ -45,7 +45,7 @@ def test_log_probs_are_those_of_a_forward_pass(model: Path, tmp_path: Path, temp
     plain = AutoModelForCausalLM.from_pretrained(model).eval()
     with running(model) as engine:
         policy = opened(engine, model, tmp_path, temperature=temperature)
-        for sample in policy.sample([Turn(QUESTION, seed) for seed in range(4)]):
+        for sample in ask_all(policy, [Turn(QUESTION, seed) for seed in range(4)]):
             assert sample.prompt_ids and sample.completion_ids and sample.logprobs
             assert sample.logprob_kind == "processed" and sample.error_type is None
             own = forward(plain, sample.prompt_ids, sample.completion_ids, temperature)
@@ -63,7 +63,7 @@ def test_a_scoring_is_alone_on_a_cpu(model: Path, tmp_path: Path, device: str, s
         pytest.skip("NOT TESTED: servers on this machine are on its GPU")
     with running(model, lonely=1) as engine, ThreadPoolExecutor(1) as pool:
         one, other = (opened(engine, model, tmp_path, device=device, max_attempts=1) for _ in range(2))
-        sampled = pool.submit(one.sample, [Turn(QUESTION, seed) for seed in range(6)])
+        sampled = pool.submit(ask_all, one, [Turn(QUESTION, seed) for seed in range(6)])
         actions = [([5, 6], [7, 8, n]) for n in range(6)]
         if not survives:
             with pytest.raises(InfrastructureError, match="EngineDeadError"):
@@ -76,7 +76,7 @@ def test_a_scoring_is_alone_on_a_cpu(model: Path, tmp_path: Path, device: str, s
 def test_nothing_but_temperature_shapes_the_distribution(model: Path, tmp_path: Path) -> None:
     """Servers take top_p and the like from a model's generation_config.json where a request says nothing."""
     with running(model) as engine:
-        opened(engine, model, tmp_path).sample([Turn(QUESTION, 3)])
+        ask_all(opened(engine, model, tmp_path), [Turn(QUESTION, 3)])
         asked = engine.requests[-1][1]
     assert (asked["top_p"], asked["top_k"], asked["min_p"], asked["repetition_penalty"]) == (1.0, 0, 0.0, 1.0)
     assert "seed" not in asked, "a server that others started may die of a seed"
@@ -85,12 +85,12 @@ def test_nothing_but_temperature_shapes_the_distribution(model: Path, tmp_path: 
 def test_a_conversation_is_kept_as_ids(model: Path, tmp_path: Path) -> None:
     with running(model) as engine:
         policy = opened(engine, model, tmp_path)
-        (first,) = policy.sample([Turn(QUESTION, 0)])
+        (first,) = ask_all(policy, [Turn(QUESTION, 0)])
         assert first.prompt_ids and first.completion_ids
         held = first.prompt_ids + first.completion_ids
         reply = {"role": "user", "content": "def"}
         messages = [*QUESTION, {"role": "assistant", "content": "not what was sampled"}, reply]
-        (second,) = policy.sample([Turn(messages, 1, held)])
+        (second,) = ask_all(policy, [Turn(messages, 1, held)])
     assert second.prompt_ids == held + following_ids(policy.tokenizer, [reply])
 
 
@@ -107,7 +107,7 @@ def test_what_the_server_does_is_found_out(model: Path, tmp_path: Path) -> None:
         }
         policy = opened(early, model, tmp_path, temperature=0.5)
         assert policy.found.logprob_kind == "raw"
-        assert policy.sample([Turn(QUESTION, 0)])[0].logprob_kind == "raw"
+        assert ask_all(policy, [Turn(QUESTION, 0)])[0].logprob_kind == "raw"
 
 
 def test_a_server_without_token_ids_is_refused(model: Path, tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_server_without_token_ids_is_refused(model: Path, tmp_path: Path) -> N
 def test_an_answer_ends_where_the_context_does(model: Path, tmp_path: Path) -> None:
     with running(model, narrow=1) as engine:
         policy = opened(engine, model, tmp_path, max_tokens=400)
-        short, long = policy.sample([Turn(QUESTION, 5), Turn([{"role": "user", "content": "abc" * 40}], 0)])
+        short, long = ask_all(policy, [Turn(QUESTION, 5), Turn([{"role": "user", "content": "abc" * 40}], 0)])
     assert short.error_type is None and short.prompt_tokens + short.completion_tokens <= 40
     assert long.error_type == "context" and "the server takes 40 in all" in (long.error or "")
 
@@ -127,10 +127,10 @@ def test_trouble_that_passes_is_tried_again_and_lasting_trouble_is_said(model: P
     with running(model) as engine:
         policy = opened(engine, model, tmp_path, max_attempts=2)
         engine.faults["broken"] = 1
-        (sample,) = policy.sample([Turn(QUESTION, 0)])
+        (sample,) = ask_all(policy, [Turn(QUESTION, 0)])
         assert sample.error_type is None and sample.attempts == 2
         engine.faults["broken"] = 9
-        (sample,) = policy.sample([Turn(QUESTION, 0)])
+        (sample,) = ask_all(policy, [Turn(QUESTION, 0)])
         assert (sample.error_type, sample.text) == ("server", "")
         with pytest.raises(InfrastructureError, match="cannot be used: the server answered 500"):
             policy.score([1, 2], [3])
@@ -145,13 +145,13 @@ def test_an_adapter_is_loaded_on_its_base(model: Path, tmp_path: Path) -> None:
     AutoTokenizer.from_pretrained(model).save_pretrained(tmp_path / "adapter")
     with running(model) as engine:
         policy = opened(engine, tmp_path / "adapter", tmp_path)
-        (sample,) = policy.sample([Turn(QUESTION, 0)])
+        (sample,) = ask_all(policy, [Turn(QUESTION, 0)])
         assert sample.prompt_ids and sample.completion_ids and sample.logprobs
         own = forward(trained.get_base_model().eval(), sample.prompt_ids, sample.completion_ids)
         torch.testing.assert_close(torch.tensor(sample.logprobs), own, atol=1e-5, rtol=0)
         assert (own - forward(engine.base, sample.prompt_ids, sample.completion_ids)).abs().max() > 0.1
         again = opened(engine, tmp_path / "adapter", tmp_path)
-        assert again.sample([Turn(QUESTION, 0)])[0].error_type is None and len(engine.adapters) == 1
+        assert ask_all(again, [Turn(QUESTION, 0)])[0].error_type is None and len(engine.adapters) == 1
         with pytest.raises(UsageError, match="does not load the adapter"):
             policy.load("nothing", tmp_path / "nowhere")
 
@@ -184,12 +184,12 @@ def test_the_installed_vllm_is_taken_where_it_fits(
 ) -> None:
     own = installed(tmp_path, package)
     if words is None:
-        assert vllm.own_interpreter(own, on_gpu=on_gpu) == str(own)
+        assert server.own_interpreter(own, on_gpu=on_gpu) == str(own)
         return
     with pytest.raises(UsageError, match=words):
-        vllm.own_interpreter(own, on_gpu=on_gpu)
+        server.own_interpreter(own, on_gpu=on_gpu)
 
 
 def test_without_an_installed_vllm_there_is_none(tmp_path: Path) -> None:
-    assert vllm.own_interpreter(tmp_path / "bin/python", on_gpu=True) is None
-    assert not vllm.runs_on_gpu(PolicyConfig(device="cpu")) and vllm.runs_on_gpu(PolicyConfig(device="cuda"))
+    assert server.own_interpreter(tmp_path / "bin/python", on_gpu=True) is None
+    assert not server.runs_on_gpu(PolicyConfig(device="cpu")) and server.runs_on_gpu(PolicyConfig(device="cuda"))

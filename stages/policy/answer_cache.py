@@ -3,8 +3,6 @@
 Each answer is kept with a SHA-256 over its key and its bytes, so that a changed byte, a truncated file or two records
 that changed places are noticed: that answer counts as missing and is bought again. SQLite itself has no checksums. A
 file that SQLite can no longer write is left as it is, and `answers-2.sqlite` takes what comes; both are read.
-
-Files of earlier versions have no digests. Their answers are read once, checked for their fields, and given digests.
 """
 
 import hashlib
@@ -12,15 +10,12 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import fields
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import orjson
-from pydantic import TypeAdapter
 
-from stages.policy.base import Sample
 from stages.redaction import redacted_bytes
 from stages.runs import store
 
@@ -80,10 +75,7 @@ class AnswerCache:
                 continue
             if row is None:
                 continue
-            answer, sha256 = row
-            if file.unchecked and _is_answer(key, answer):
-                sha256 = _digest(key, answer)
-            if (found := _verified(key, answer, sha256)) is not None:
+            if (found := _verified(key, *row)) is not None:
                 return found
             self._tell(key, f"{file.path} is damaged: the answer {key[:12]} in it has changed since it was paid")
         return None
@@ -134,8 +126,6 @@ class _File:
 
     def __init__(self, path: Path, number: int) -> None:
         self.path, self.number = path, number
-        self.unchecked = False
-        """Whether this is a file of an earlier version, so damaged that no digests could be added."""
         # A connection may be used by any thread, but by one at a time.
         self._locks = {"read": threading.Lock(), "write": threading.Lock()}
         # timeout: seconds that a write waits for one of another process. isolation_level None: transactions begin where
@@ -149,12 +139,6 @@ class _File:
             self._writer.execute(
                 "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer BLOB NOT NULL, sha256 BLOB)"
             )
-            try:
-                self._add_digests()
-            except FAILURES as error:
-                if not _is_damage(error, path):
-                    raise
-                self.unchecked = True
         except BaseException:
             self._writer.close()
             self._reader.close()
@@ -163,9 +147,7 @@ class _File:
     def get(self, key: str) -> tuple[Any, Any] | None:
         """Return the answer's bytes and digest under a key, as the file has them."""
         with self._locks["read"]:
-            digest = "NULL" if self.unchecked else "sha256"
-            asked = f"SELECT answer, {digest} FROM answers WHERE key = ?"  # noqa: S608 (our own words)
-            found = self._reader.execute(asked, (key,)).fetchone()
+            found = self._reader.execute("SELECT answer, sha256 FROM answers WHERE key = ?", (key,)).fetchone()
         return tuple(found) if found else None
 
     def put(self, rows: Sequence[tuple[str, bytes]], bad_keys: set[str]) -> None:
@@ -179,25 +161,6 @@ class _File:
                     insert = f"INSERT OR {way} INTO answers VALUES (?, ?, ?)"  # noqa: S608 (our own words)
                     self._writer.executemany(insert, checked)
             bad_keys.difference_update(key for key, _ in mended)
-
-    def _add_digests(self) -> None:
-        """Give the answers of an earlier version digests, once."""
-        if self._has_digests():
-            return
-        with _transaction(self._writer):
-            if self._has_digests():  # another process was faster
-                return
-            self._writer.execute("ALTER TABLE answers ADD COLUMN sha256 BLOB")
-            ((last,),) = self._writer.execute("SELECT coalesce(max(rowid), 0) FROM answers").fetchall()
-            for start in range(0, last + 1, 1000):
-                some = self._writer.execute(
-                    "SELECT rowid, key, answer FROM answers WHERE rowid BETWEEN ? AND ?", (start, start + 999)
-                ).fetchall()
-                found = [(_digest(key, answer), row) for row, key, answer in some if _is_answer(key, answer)]
-                self._writer.executemany("UPDATE answers SET sha256 = ? WHERE rowid = ?", found)
-
-    def _has_digests(self) -> bool:
-        return any(row[1] == "sha256" for row in self._writer.execute("PRAGMA table_info(answers)"))
 
 
 class _transaction:  # noqa: N801 - used as a function
@@ -224,29 +187,8 @@ def _verified(key: str, answer: Any, sha256: Any) -> dict[str, Any] | None:
     """Return an answer whose digest is that of these bytes under this key; None for any other."""
     if not isinstance(answer, bytes) or sha256 != _digest(key, answer):
         return None
-    found = orjson.loads(answer)
-    names = {field.name for field in fields(Sample)}
-    return {name: value for name, value in found.items() if name in names}  # a newer version may have more of them
-
-
-REQUIRED = {"text", "finish_reason", "prompt_tokens", "completion_tokens", "cost_usd", "error_type", "usage_by"}
-"""Fields that answers of every version have."""
-
-
-@cache
-def _samples() -> TypeAdapter[Sample]:
-    return TypeAdapter(Sample)
-
-
-def _is_answer(key: Any, answer: Any) -> bool:
-    """Return whether these are a key and the JSON of a sample: all that can be checked without a digest."""
-    try:
-        found = orjson.loads(answer)
-        _samples().validate_json(answer, strict=True)
-    except (ValueError, TypeError):  # pydantic's errors are of the former
-        return False
-    is_key = isinstance(key, str) and len(key) == 64 and not key.strip("0123456789abcdef")
-    return is_key and REQUIRED <= found.keys() <= {field.name for field in fields(Sample)}
+    found: dict[str, Any] = orjson.loads(answer)
+    return found
 
 
 def _is_damage(error: Exception, path: Path) -> bool:

@@ -13,9 +13,9 @@ from support.server import Reply, Server, answer, serving
 
 from stages import collect
 from stages.errors import UsageError
-from stages.policy import PolicyConfig, context, open_policy
+from stages.policy import PolicyConfig, ask_all, available, open_policy
+from stages.policy.available import context_tokens
 from stages.policy.base import UNSTATED, Turn
-from stages.policy.context import context_tokens
 from stages.rollouts.agent_loop import EpisodeLimits, Rules
 from stages.runs.ledger import Budget
 from stages.runs.run import Inputs, Run
@@ -38,13 +38,13 @@ def stating() -> Iterator[Server]:
 
 def sampled(config: PolicyConfig, cache: Path, limit: float | None = None) -> Any:
     policy = open_policy(config, cache=cache, budget=Budget(limit, cache / "ledger.jsonl"), listener=lambda *_: None)
-    return policy.sample([TURN])[0]
+    return ask_all(policy, [TURN])[0]
 
 
 @pytest.mark.parametrize("model", ["kata:student", "vllm:kata:student-served", "reference", "noop"])
 def test_a_model_that_an_environment_brings_along_answers_with_64_tokens(model: str) -> None:
     config = PolicyConfig(model=model)
-    assert (config.max_tokens, context.notes(config)) == (64, ())
+    assert (config.max_tokens, available.notes(config)) == (64, ())
     assert PolicyConfig(model=model, max_tokens=9).max_tokens == 9
     assert PolicyConfig().identity()["max_tokens"] == 64, "runs of before are found again"
     assert PolicyConfig(model=model, base_url="http://127.0.0.1:1/v1").max_tokens in (None, 64)
@@ -58,7 +58,7 @@ def test_a_server_that_states_its_context_gets_no_limit_and_the_money_is_bounded
     stating: Server, tmp_path: Path
 ) -> None:
     config = PolicyConfig(model="m", base_url=stating.url, **PRICES)
-    assert context.longest_answer(config) == 4096 and "4,096" in context.notes(config)[0]
+    assert available.longest_answer(config) == 4096 and "4,096" in available.notes(config)[0]
     assert sampled(config, tmp_path, limit=1.0).text == "a"
     assert "max_tokens" not in stating.requests[0]
     reserved = json.loads((tmp_path / "ledger.jsonl").read_text().splitlines()[0])["reserved"]
@@ -68,12 +68,12 @@ def test_a_server_that_states_its_context_gets_no_limit_and_the_money_is_bounded
 def test_a_server_that_states_none_gets_a_limit(tmp_path: Path) -> None:
     with serving(lambda body, n: Reply(body=answer("a"))) as server:
         config = TeacherConfig(name="t", model="m", base_url=server.url, **PRICES)
-        assert context.longest_answer(config) == UNSTATED
+        assert available.longest_answer(config) == UNSTATED
         sampled(config, tmp_path)
         assert server.requests[0]["max_tokens"] == UNSTATED
         other = PolicyConfig(model="m", base_url=server.url, request={"max_completion_tokens": 7}, **PRICES)
         sampled(other, tmp_path)
-        assert "max_tokens" not in server.requests[1] and context.longest_answer(other) == 7
+        assert "max_tokens" not in server.requests[1] and available.longest_answer(other) == 7
 
 
 @pytest.mark.parametrize(
@@ -93,9 +93,9 @@ def test_lists_of_models_name_the_context_in_several_ways(row: dict[str, Any], t
 def test_a_server_that_is_down_may_state_its_context_later() -> None:
     with serving(lambda body, n: Reply(), listing(max_model_len=99)) as server:
         url = server.url
-    assert context.longest_answer(PolicyConfig(model="m", base_url=url)) == UNSTATED
+    assert available.longest_answer(PolicyConfig(model="m", base_url=url)) == UNSTATED
     config = PolicyConfig(model="m", base_url="http://127.0.0.1:9/v1")
-    assert context.longest_answer(config) == UNSTATED
+    assert available.longest_answer(config) == UNSTATED
 
 
 def test_a_folder_states_its_context_and_its_answers_fit_into_it(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_folder_states_its_context_and_its_answers_fit_into_it(tmp_path: Path)
     shape = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**shape, "max_position_embeddings": 40}))
     config = PolicyConfig(model=str(folder))
-    assert config.max_tokens is None and context.longest_answer(config) == 40
+    assert config.max_tokens is None and available.longest_answer(config) == 40
     sample = sampled(config, tmp_path)
     assert sample.prompt_tokens + sample.completion_tokens <= 40
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stages.policy.answers import AnswerCache
+from stages.policy.answer_cache import AnswerCache
 from stages.policy.base import Sample
 from stages.runs import store
 
@@ -23,17 +23,6 @@ def filled(folder: Path) -> Path:
     cache = AnswerCache(folder / "answers.sqlite")
     cache.put_all(list(ANSWERS.items()))
     close(cache)
-    return folder / "answers.sqlite"
-
-
-def of_46e634e(folder: Path) -> Path:
-    """The same as commit 46e634e wrote it: no digests."""
-    with sqlite3.connect(folder / "answers.sqlite", isolation_level=None) as file:
-        file.execute("PRAGMA journal_mode=WAL")
-        file.execute("CREATE TABLE answers (key TEXT PRIMARY KEY, answer BLOB NOT NULL)")
-        older = {key: {n: v for n, v in a.items() if n != "claimed_usd"} for key, a in ANSWERS.items()}
-        file.executemany("INSERT INTO answers VALUES (?, ?)", [(k, store.encode(a)) for k, a in older.items()])
-    file.close()
     return folder / "answers.sqlite"
 
 
@@ -139,40 +128,6 @@ def test_an_answer_of_another_type_is_damaged(tmp_path: Path, value: Any) -> Non
         file.execute("UPDATE answers SET answer = ? WHERE key = ?", (value, key))
     file.close()
     assert asked_again(path) == [key]
-
-
-# --- files of earlier versions
-
-
-def test_answers_of_an_earlier_version_are_not_bought_again(tmp_path: Path) -> None:
-    path = of_46e634e(tmp_path)
-    assert asked_again(path) == []
-    with sqlite3.connect(path) as file:
-        assert file.execute("SELECT count(*) FROM answers WHERE sha256 IS NOT NULL").fetchone() == (len(ANSWERS),)
-    file.close()
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        *(b"", b"{}", b"[]", b"not JSON", b"\xff\xfe", "text", 7, b'{"text":"x"}'),
-        *(store.encode({**next(iter(ANSWERS.values())), **change}) for change in ({"cost_usd": "1"}, {"texu": "a"})),
-    ],
-)
-def test_an_older_answer_without_the_fields_of_one_is_bought_again(tmp_path: Path, value: Any) -> None:
-    path, key = of_46e634e(tmp_path), next(iter(ANSWERS))
-    with sqlite3.connect(path) as file:
-        file.execute("UPDATE answers SET answer = ? WHERE key = ?", (value, key))
-    file.close()
-    assert asked_again(path) == [key]
-
-
-def test_an_older_file_with_a_damaged_page_is_read_as_far_as_it_can_be(tmp_path: Path) -> None:
-    path = of_46e634e(tmp_path)
-    changed = bytearray(path.read_bytes())
-    changed[-4096:] = bytes(4096)
-    path.write_bytes(changed)
-    assert 0 < len(asked_again(path)) < len(ANSWERS) / 2
 
 
 def test_two_processes_share_a_cache(tmp_path: Path) -> None:

@@ -1,38 +1,25 @@
-"""What a call costs: a server's bill, checked against the request that it answers and against the text of its answer.
+"""Responses of a server read: a 200 becomes a `Sample` with its bill, or a typed error of `stages.policy.client`.
 
-A bill is taken as true where it is possible, and never lowers what a call costs below our own price list. One that is
-too small for its text, negative, or missing costs the upper bound that was reserved for the call, so that a limit holds
-whatever a server claims; the claim is kept beside the cost. A bill that is no number makes its answer unusable.
-
-`FREE` is the one place that says after which answers nothing can have been billed.
+A bill is checked against the request that it answers and against the text of its answer. It is taken as true where it
+is possible, and never lowers what a call costs below our own price list. One that is too small for its text, negative,
+or missing costs the upper bound that was reserved for the call, so that a limit holds whatever a server claims; the
+claim is kept beside the cost. A bill that is no number makes its answer unusable.
 """
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from stages.policy.base import PolicyConfig, prompt_bound
-from stages.runs import store
+import orjson
 
-FREE = {
-    401: "the key is not accepted, so nothing was done for it",
-    402: "the account has no credit",
-    403: "the key may not ask this",
-    404: "there is no such model or address",
-    405: "the address takes no POST",
-    413: "the body is too large to be read",
-    415: "the body's type is not read",
-    429: "the rate limit comes before the work",
-}
-"""Statuses that refuse a request before any work, so that they cannot have been billed; all others may have been.
+from stages.messages import Spoken, ToolCall, write
+from stages.policy.base import PolicyConfig, Sample
+from stages.policy.client import Rejected, Retryable, WebPage, error_of_status, web_page
+from stages.policy.dialect import canonical
+from stages.policy.requests import Asked
 
-Azure's "Plan to manage costs" bills by work done: it names 400 (content filter, input limit) and 408 as statuses that
-may be charged, 401 and 429 as free. Perplexity bills no 429. Of 422 fal.ai charges some, and Groq answers with it after
-a model's malformed tool call; novita.ai charges 499. OpenRouter sends errors inside a 200 once a model has begun.
-"""
 MOST_USD = 1e6
 """USD of one call from which a bill is no bill but garbage. Two of 1e308 would add up to infinity."""
 MOST_TOKENS = 10**12
@@ -42,29 +29,141 @@ class MalformedBill(ValueError):
     """A bill with something that is no number where a number belongs."""
 
 
-def perhaps_billed(status: int) -> bool:
-    """Return whether work may have been billed that ended with this status."""
-    return status not in FREE
+class Overlong(Exception):
+    """An answer longer than was asked for, which is paid and kept: the server does not keep to `max_tokens`."""
+
+    def __init__(self, sample: Sample, tokens: int, limit: int) -> None:
+        super().__init__(f"answered with {tokens} tokens, but at most {limit} were asked for")
+        self.sample = sample
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What bounds a call's cost: upper bounds of prompt and completion tokens, and the conversation that was sent."""
+def read(raw: bytes, config: PolicyConfig, asked: Asked, *, latency_s: float, attempts: int) -> Sample:
+    """Return the answer in a 200 response; raise for a body that holds an error or no choice.
 
-    prompt_tokens: int
-    completion_tokens: int
-    messages: tuple[Mapping[str, Any], ...] = ()
+    A body is read as JSON whatever its content type. A tool call is an answer, written as `stages.messages` writes it.
+    `Retryable` for a field of another type than the protocol has, `Overlong` for a longer answer than was asked for.
+    """
+    try:
+        body = orjson.loads(raw)
+    except ValueError as error:
+        # Repeated as other garbage is: gateways send pages for a server that is busy, also with status 200.
+        if hint := web_page(raw, config.base_url):
+            raise WebPage(config, hint) from None
+        raise Retryable("garbage", f"the server's answer is not JSON ({error})", billed_usd=None) from None
+    if not isinstance(body, dict):
+        raise Retryable(
+            "garbage", f"the server answered something that is no JSON object: {str(body)[:80]!r}", billed_usd=None
+        )
+    # OpenRouter sends status 200 as soon as a model begins to answer, and puts what fails afterwards into the body.
+    if fault := body.get("error"):
+        code = fault.get("code") if isinstance(fault, dict) else None
+        raise error_of_status(
+            code if type(code) is int else 500, str(fault)[:200], config, billed_usd=_billed(body, asked, config)
+        )
+    try:
+        choice = body["choices"][0]
+        message, finish = choice["message"], choice.get("finish_reason")
+        text, thoughts, written = _text(message), _thoughts(message), _written(message)
+        logprobs = _logprobs(choice)
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+        raise Retryable(
+            "garbage",
+            f"the server's answer has no choices[0].message.content, or a field of another type ({error!r}): "
+            f"{str(body)[:80]!r}",
+            billed_usd=_billed(body, asked, config),
+        ) from None
+    if finish is not None and not isinstance(finish, str):
+        raise Retryable(
+            "garbage",
+            f"the server's answer has a finish_reason that is no text: {finish!r:.40}",
+            billed_usd=_billed(body, asked, config),
+        )
+    try:
+        usage = cost(body, [*written, thoughts or ""], asked, config)
+    except MalformedBill as error:
+        raise Retryable("garbage", f"the server's bill is malformed: {error}", billed_usd=None) from None
+    if finish == "error":
+        raise Retryable(
+            "garbage",
+            "the server broke off its answer (finish_reason 'error')",
+            billed_usd=usage["cost_usd"] if usage["usage_by"] == "server" else None,
+            claimed_usd=usage["claimed_usd"],
+        )
+    # A reasoning model that used up max_tokens on its thoughts has no text either: that is a truncated answer.
+    if text is None and finish != "length":
+        usage["finish_reason"] = finish or "stop"
+        raise Rejected("no_text", f"the server's answer has no text (finish_reason {finish!r})", usage=usage)
+    model, provider = (body.get(name) if isinstance(body.get(name), str) else None for name in ("model", "provider"))
+    sample = Sample(
+        text=canonical(config.tool_calls, text or ""),
+        reasoning=thoughts,
+        logprobs=logprobs,
+        logprob_kind="unknown" if logprobs else None,
+        finish_reason=finish or "stop",
+        served_model=model,
+        provider=provider,
+        latency_s=latency_s,
+        attempts=attempts,
+        **usage,
+    )
+    if tokens := overlong(body, written, asked):
+        raise Overlong(sample, tokens, asked.completion_tokens)
+    return sample
 
-    @classmethod
-    def of(cls, request: Mapping[str, Any], context: int) -> "Asked":
-        """Return the bounds of a request to a server; context: the longest answer where the request has none."""
-        limits = [request[name] for name in ("max_tokens", "max_completion_tokens") if request.get(name) is not None]
-        longest = max(limits, default=context)
-        return cls(prompt_bound(len(store.encode(request))), longest, tuple(request.get("messages", ())))
 
-    def usd(self, config: PolicyConfig) -> float:
-        """Return the most that the call can cost, at the larger of the two prices of input."""
-        return config.most(self.prompt_tokens, self.completion_tokens)
+def _billed(body: dict[str, Any], asked: Asked, config: PolicyConfig) -> float | None:
+    """Return the bill of an answer that cannot be used; None where it has none, or one that is not believed."""
+    try:
+        usage = cost(body, [], asked, config)
+    except MalformedBill:
+        return None
+    return float(usage["cost_usd"]) if usage["usage_by"] == "server" else None
+
+
+def _logprobs(choice: dict[str, Any]) -> list[float] | None:
+    given = choice.get("logprobs")
+    tokens = given.get("content") if isinstance(given, dict) else None
+    # A text is no number, although float() reads it as one.
+    if tokens and not all(type(token["logprob"]) in (int, float) for token in tokens):
+        raise TypeError("a logprob that is no number")
+    return [float(token["logprob"]) for token in tokens] if tokens else None
+
+
+def _thoughts(message: dict[str, Any]) -> str | None:
+    """Return the reasoning that a server separates from the answer, under either of its names."""
+    found = (message.get(name) for name in ("reasoning_content", "reasoning"))
+    return next((thought for thought in found if isinstance(thought, str) and thought), None)
+
+
+def _text(message: dict[str, Any]) -> str | None:
+    """Return content and tool calls as one text; None where content is null; `KeyError` where there is neither."""
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "".join(part.get("text") or "" for part in content)
+    if content is not None and not isinstance(content, str):
+        raise TypeError("a content that is no text")
+    if calls := _calls(message):
+        return write(Spoken(content or "", calls))
+    if "content" not in message:
+        raise KeyError("content")
+    return content
+
+
+def _calls(message: dict[str, Any]) -> tuple[ToolCall, ...]:
+    calls = []
+    for function in (call["function"] for call in message.get("tool_calls") or []):
+        given = function.get("arguments") or "{}"
+        # Some servers give the arguments as an object, where the protocol has the text of its JSON.
+        arguments = given if isinstance(given, str) else orjson.dumps(given).decode()
+        calls.append(ToolCall(str(function["name"] or ""), arguments))
+    return tuple(calls)
+
+
+def _written(message: dict[str, Any]) -> list[str]:
+    """Return the pieces of an answer that the model has written itself, without the marks of our own format."""
+    content = message.get("content")
+    parts = [part.get("text") or "" for part in content] if isinstance(content, list) else [content or ""]
+    return [*parts, *(piece for call in _calls(message) for piece in (call.name, call.arguments))]
 
 
 def cost(body: Mapping[str, Any], texts: list[str], asked: Asked, config: PolicyConfig) -> dict[str, Any]:

@@ -1,0 +1,167 @@
+"""What can be known of a model without opening it: whether it is available, and its context.
+
+Both are asked before anything is paid for. A model in this process or behind `vllm:` states its context in config.json,
+a server in its list of models, which has no common field for it: vLLM and SGLang call it max_model_len, OpenRouter
+context_length, Groq context_window.
+"""
+
+import time
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+from stages.errors import BadInput, InfrastructureError
+from stages.policy import KINDS, adapters, background, base, kind_of, require_source
+from stages.policy.base import UNSTATED, PolicyConfig, weights_identity
+from stages.runs import hub, store
+
+FIELDS = ("max_model_len", "context_length", "context_window", "max_context_length")
+AGAIN_S = 60.0
+"""Seconds for which a server that did not answer is not asked again: a plan asks for the bound of every question."""
+_asked_in_vain: dict[tuple[str, str | None], float] = {}
+_stated: dict[tuple[str, str | None], int | None] = {}
+"""Contexts by model and server, of models that could be asked for."""
+
+
+def longest_answer(config: PolicyConfig) -> int:
+    """Return the largest number of completion tokens that a request allows; the context where it has no limit."""
+    return max(config.limits(), default=0) or context_tokens(config) or UNSTATED
+
+
+def notes(config: PolicyConfig) -> tuple[str, ...]:
+    """Return for a plan what limits an answer where no setting does."""
+    if config.limits():
+        return ()
+    return (f"an answer at most what a context of {longest_answer(config):,} tokens leaves",)
+
+
+def context_tokens(config: PolicyConfig) -> int | None:
+    """Return the tokens that prompt and answer may have together; None where that is not stated.
+
+    A server is asked for its list of models, the hub for a config.json, each once a process. `BadInput` where a model
+    is to come from a hub that does not answer.
+    """
+    at_server = config.base_url is not None and not config.served
+    key = (config.source, config.base_url if at_server else None)
+    if time.monotonic() - _asked_in_vain.get(key, -AGAIN_S) < AGAIN_S:
+        return None
+    if key not in _stated:
+        found = _of_server(config) if at_server else _of_model(config.in_process())
+        if found is _UNKNOWN:
+            _asked_in_vain[key] = time.monotonic()
+            return None
+        _stated[key] = found
+    return _stated[key]
+
+
+_UNKNOWN: Any = object()
+"""What a server states that does not answer; it may answer later."""
+
+
+def _of_model(config: PolicyConfig) -> int | None:
+    """Return the context by a model's config.json; that of its base for an adapter."""
+    if base.is_embedded(config.model) or config.scripted:
+        return None
+    folder = config.folder
+    if adapters.is_adapter(str(folder)):
+        return _of_model(adapters.base_of(folder, config)[0])
+    if not folder.is_dir():
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+        held = Path(hub.source(config.model))
+        try:
+            folder = held if held.is_dir() else Path(hf_hub_download(config.model, "config.json")).parent
+        except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError):
+            return None  # opening the model will name what is wrong with it
+    try:
+        shape = store.read_json(folder / "config.json")
+    except (BadInput, OSError):
+        return None
+    found = (shape.get("text_config") or shape).get("max_position_embeddings") if isinstance(shape, dict) else None
+    return found if isinstance(found, int) and found > 0 else None
+
+
+def _of_server(config: PolicyConfig) -> Any:
+    """Return the context by a server's list of models, or the shorter answer that it allows."""
+    from stages.policy.client import Client, Failed, Retryable  # openai's library is slow to import
+
+    try:
+        listed = background.run(Client(config).models())
+    except Retryable:
+        return _UNKNOWN
+    except Failed:
+        return None  # opening the model will name what is wrong
+    row: dict[str, Any] = next((row for row in listed or [] if row["id"] == config.model), {})
+    provider = row.get("top_provider")
+    places = (row, provider if isinstance(provider, dict) else {})
+    tokens = [*map(row.get, FIELDS), *(place.get("max_completion_tokens") for place in places)]
+    return min((n for n in tokens if isinstance(n, int) and n > 0), default=None)
+
+
+def check(config: PolicyConfig, cache: Path) -> str:
+    """Return a line about the model; raise what opening it would raise, but load no weights and pay for no answer.
+
+    cache: folder of the models that are made on first use.
+    """
+    weights_identity(config)
+    kind = kind_of(config)
+    if kind == "endpoint":
+        return _lists(config)
+    if config.served:
+        held = check(config.in_process(), cache)  # the tokenizer is read in this process in any case
+        if config.base_url is not None:
+            _listed(config)
+            return f"{held}; {config.base_url}, which is to sample from it, answers"
+        from stages.policy.server import require_interpreter
+
+        return f"{held}; {require_interpreter(config)}, which is to serve it, is there"
+    if kind == "scripted":
+        return f"policy {config.model}: needs no model"
+    if kind != "local":
+        resolve_name(opener) if isinstance(opener := KINDS[kind], str) else None
+        return f"model {config.model}: of the kind {kind!r}, which opens it itself"
+    if base.is_embedded(config.model):
+        maker, name = base.embedded(config.model)
+        missing = maker.to_make(name, cache)
+        return f"model {config.model}: {f'made on first use: {missing}' if missing else f'is there, in {cache}'}"
+    return _weights(config, cache)
+
+
+def _lists(config: PolicyConfig) -> str:
+    """Return a line about a model of a server; `BadInput` when the server lists models, and not this one."""
+    names = [row["id"] for row in _listed(config) or []]
+    if names and config.model not in names:
+        raise BadInput(
+            f"{config.base_url} has no model {config.model!r}; it lists {len(names)}, for example {names[0]!r}. "
+            "Give one of these."
+        )
+    return f"model {config.model}: {config.base_url} {'lists the model' if names else 'answers, but lists no models'}"
+
+
+def _listed(config: PolicyConfig) -> list[dict[str, Any]] | None:
+    """Return a server's list of models, None where it has none; `InfrastructureError` where it does not answer."""
+    from stages.policy.client import NO_ANSWER, Client, Retryable
+
+    try:
+        return background.run(Client(config).models())
+    except Retryable as error:
+        if error.kind not in NO_ANSWER:
+            return None  # an error of its list says nothing about its models
+        raise InfrastructureError(f"{error}. Start the server, or check base_url.") from None
+
+
+def _weights(config: PolicyConfig, cache: Path) -> str:
+    """Return a line about a folder or hub id: its tokenizer is read, of its weights only whether there are any."""
+    require_source(config)
+    from stages.policy.local import load_tokenizer, resolve
+
+    source = resolve(config, cache=cache, listener=lambda what, done, total: None)
+    if adapters.is_adapter(source):
+        start, _ = adapters.base_of(Path(source), config)
+        return f"{check(start, cache)}, with the adapter {config.model}"
+    load_tokenizer(source, config)
+    folder = Path(source)
+    if folder.is_dir() and not any(folder.glob("*.safetensors")):
+        raise BadInput(f"The model folder {config.model} holds no *.safetensors. Save the model's weights there.")
+    return f"model {config.model}: {'its folder is whole' if folder.is_dir() else 'its tokenizer is there'}"
