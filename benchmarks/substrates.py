@@ -1,6 +1,6 @@
 """Two substrates of rollouts compared: the benchmark of `composer substrates`, which reads its settings and runs it.
 
-A substrate is a way to get rollouts. Side 002a (docs/tickets.md) is TRL's rollout function as `train` uses it, without
+A substrate is a way to get rollouts. Side 002a is TRL's rollout function as `train` uses it, without
 an optimiser step, kept by our recorder in `steps/*.jsonl.gz`; with `through=openenv` its environments are those of an
 OpenEnv server on loopback. Side 002b is a file of prime-rl or verifiers; without a file it is the rollouts of 002a in
 that format, which measures the format and not prime-rl, so that neither side is called cleaner. Both are held to the

@@ -79,7 +79,7 @@ class StageFunction:
                 *(["\nExample:", textwrap.indent(self.example, "    ")] if self.example else []),
                 '\nSettings that most runs need; one in a group as policy={"model": ...} or **{"policy.model": ...}:',
                 *(_entry(shown, text) for shown, text in rows),
-                f"\n{name}.settings() returns {more}, and docs/commands.md explains them.",
+                f"\n{name}.settings() returns {more}, each with its explanation.",
                 f"{name}.plan(...) returns what a call would do and cost at most.",
                 "\nArguments of every stage:",
                 *(_entry(shown, text) for shown, text in {"*runs": self.reads(), **ARGUMENTS}.items()),

@@ -1,11 +1,13 @@
-"""A hook for mkdocs: it adds pages from the repository's root and a reference, rewrites links, and uses no CDN.
+"""A hook for mkdocs: it adds pages from the repository's root and the reference, rewrites links, and uses no CDN.
 
 Links in the documents are paths in the repository, so that they work on the code host too; `relinked` rewrites them for
-the site. The reference has one page a package of `stages`, from the docstrings.
+the site. The reference is built and not kept in the repository: commands with their settings, tables with their
+columns, the Python interface, every benchmark record, and one page for each package of `stages`.
 """
 
 import os.path
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,15 @@ PACKAGES = (
     *("evaluation", "probe", "formats", "integrations", "tiny_models"),
 )
 """The packages of the reference, in reading order."""
+PYTHON = """# Python interface
+
+`import composer_post_training as composer`. How it is used: [From Python](../python.md).
+
+::: composer_post_training
+    options:
+      show_submodules: false
+      show_if_no_docstring: false
+"""
 CDN_SCRIPT = "https://unpkg.com/iframe-worker/shim"
 OWN_SCRIPT = "javascripts/iframe-worker.js"
 LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#|mailto:)([^)\s]+)\)")
@@ -36,8 +47,8 @@ def on_files(files: Files, config: Any) -> Files:
     for page, source in ROOT_PAGES.items():
         text = (ROOT / source).read_text(encoding="utf-8")
         files.append(File.generated(config, page, content=relinked(text, source, page)))
-    for package in PACKAGES:
-        files.append(File.generated(config, f"reference/{package}.md", content=reference(package)))
+    for page, content in {**built(), **{package: reference(package) for package in PACKAGES}}.items():
+        files.append(File.generated(config, f"reference/{page}.md", content=content))
     return files
 
 
@@ -49,7 +60,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 def on_config(config: Any) -> Any:
     """Put the reference into the navigation."""
-    pages = [f"reference/{package}.md" for package in PACKAGES]
+    pages = [f"reference/{page}.md" for page in (*built(), *PACKAGES)]
     config.nav.insert(-2, {"Reference": pages})
     return config
 
@@ -62,6 +73,22 @@ def on_post_page(output: str, page: Any, config: Any) -> str:
 def on_post_template(output_content: str, template_name: str, config: Any) -> str:
     """Do the same for 404.html."""
     return output_content.replace(CDN_SCRIPT, OWN_SCRIPT)
+
+
+def built() -> dict[str, str]:
+    """Return the pages that follow from the program's declarations and the benchmarks' records, by their names."""
+    sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
+    import commands
+
+    from benchmarks import records
+
+    del sys.path[:2]
+    return {
+        "commands": f"# Commands and settings\n\n{commands.commands()}",
+        "tables": f"# Tables and columns\n\n{commands.kinds()}",
+        "python": PYTHON,
+        "records": f"# Benchmark records\n\n{records.page()}",
+    }
 
 
 def reference(package: str) -> str:
@@ -79,7 +106,7 @@ def reference(package: str) -> str:
 def relinked(text: str, source: str, page: str) -> str:
     """Return the text of `source` with links that work in `page`; a link to a file that is no page becomes its words.
 
-    source: path in the repository, such as docs/guide.md. page: path in the site, such as guide.md.
+    source: path in the repository, such as docs/tasks.md. page: path in the site, such as tasks.md.
     """
     page_of = {path: name for name, path in ROOT_PAGES.items()}
 

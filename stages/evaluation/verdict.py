@@ -38,7 +38,7 @@ from stages.plurals import counted, plural
 MIN_GAIN = 0.02
 BAR = f"{100 * MIN_GAIN:g} points"
 RECOMMENDED_SEEDS = 5
-"""With three or four, an interval relies on gains that are normally distributed over trainings (docs/guide.md)."""
+"""With three or four, an interval relies on gains that are normally distributed over trainings (docs/verdicts.md)."""
 MOST_NAMED = 3
 """Subsets with a gain that the reasons name."""
 VALIDATED, PARTIAL, INVALIDATED = "VALIDATED", "PARTIAL", "INVALIDATED"

@@ -8,6 +8,7 @@ marked `<!-- recipes -->`: `just` expands them, and every command that they woul
 """
 
 import doctest
+import inspect
 import os
 import re
 import shlex
@@ -29,15 +30,18 @@ from support.server import Reply, answer, serving
 from support.shelf import SHELF, write
 from typer import TyperException
 
+import composer_post_training as composer
 from composer_cli import launch, settings
 from composer_cli.app import click_command
 from composer_cli.stage_command import SHORTCUTS, read_positionals
 from stages import STAGES
 from stages.errors import UsageError
 
-FRESH = {"guide.md", "quickstart.md", "tutorial.md"}
+FRESH = {"quickstart.md", "tutorial-verdict.md"}
 """Documents that begin with no runs at all."""
-ALWAYS = {"README.md", "python.md", "python-reference.md", "environments.md", "workers.md"}
+AFTER = {"tutorial-verdict.md": "tutorial.md"}
+"""A page that goes on where another ends: both are executed in one folder."""
+ALWAYS = {"README.md", "python.md", "tasks.md", "environments.md", "workers.md"}
 """Documents that are executed in every run of the tests: one of commands, one of Python, one of each kind of file."""
 MODELS = ("Qwen/Qwen3-8B",)
 SERVERS = ("https://openrouter.ai/api/v1", "http://127.0.0.1:8000/v1")
@@ -171,19 +175,35 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def executed() -> list[Any]:
     """The documents, all but a few of them marked slow."""
     slow = [pytest.mark.slow, pytest.mark.timeout(900)]  # the tutorial trains fifteen times
-    marks = {path: [] if path.name in ALWAYS else slow for path in DOCUMENTS}
-    return [pytest.param(path, marks=mark, id=str(path.relative_to(ROOT))) for path, mark in marks.items()]
+    marks = {path: [] if path.name in ALWAYS else slow for path in DOCUMENTS if path.name not in AFTER.values()}
+    return [pytest.param(path, path.name, marks=mark, id=str(path.relative_to(ROOT))) for path, mark in marks.items()]
 
 
-@pytest.mark.parametrize("path", executed())
-def test_the_blocks_of_a_document_run(path: Path, made: Path, shared: Path, url: str, tmp_path: Path) -> None:
+@pytest.fixture
+def folder(made: Path, shared: Path, request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A reader's folder: models, packages and files of other programs, and the runs that a document takes for given."""
     for item in shared.iterdir():
         (tmp_path / item.name).symlink_to(item)
-    if path.name not in FRESH:
+    if getattr(request, "param", None) not in FRESH:
         shutil.copytree(made, tmp_path / "artifacts", symlinks=True)
+    return tmp_path
+
+
+def of_reader(folder: Path) -> dict[str, str]:
+    """The environment of commands and programs in a reader's folder."""
     search = os.pathsep.join([str(ROOT), *stand_ins()])
-    env = environment(tmp_path / "artifacts", PYTHONPATH=search, OPENROUTER_API_KEY="k", TRL_EXPERIMENTAL_SILENCE="1")
-    said, examples = "", [block for block in blocks(path) if block.language == "pycon"]
+    return environment(folder / "artifacts", PYTHONPATH=search, OPENROUTER_API_KEY="k", TRL_EXPERIMENTAL_SILENCE="1")
+
+
+@pytest.mark.parametrize(("path", "folder"), executed(), indirect=["folder"])
+def test_the_blocks_of_a_document_run(path: Path, folder: Path, url: str) -> None:
+    for page in (*([path.with_name(AFTER[path.name])] if path.name in AFTER else []), path):
+        run_blocks(page, folder, url)
+
+
+def run_blocks(path: Path, folder: Path, url: str) -> None:
+    env, said = of_reader(folder), ""
+    examples = [block for block in blocks(path) if block.language == "pycon"]
     for block in blocks(path):
         if block.mark == "recipes" or block in examples[:-1]:  # the examples are one session
             continue
@@ -194,8 +214,8 @@ def test_the_blocks_of_a_document_run(path: Path, made: Path, shared: Path, url:
         for server in SERVERS:
             text = text.replace(server, url)
         if block.title:
-            (tmp_path / block.title).unlink(missing_ok=True)  # not the file that a link leads to
-            (tmp_path / block.title).write_text(text)
+            (folder / block.title).unlink(missing_ok=True)  # not the file that a link leads to
+            (folder / block.title).write_text(text)
         jobs: list[str | list[str]] = [text] if block.language in ("python", "pycon") else []
         if block.language == "sh":
             assert all(words[0] == "composer" for words in commands(text)), f"{path}:{block.line}: only composer is run"
@@ -204,8 +224,8 @@ def test_the_blocks_of_a_document_run(path: Path, made: Path, shared: Path, url:
             f"{path}:{block.line}: nothing executes this block"
         )
         for job in jobs:
-            code, printed = execute(job, tmp_path, env)
-            said += printed.replace(str(tmp_path) + "/", "")
+            code, printed = execute(job, folder, env)
+            said += printed.replace(str(folder) + "/", "")
             gate = code == 1 and "Collection gate" in printed and "FAIL" in printed  # tiny models say random things
             undecided = code == 3 and "UNDERPOWERED" in printed  # what so little can show
             # A chain to the end has the code of the first stage that did not pass its own checks.
@@ -213,6 +233,23 @@ def test_the_blocks_of_a_document_run(path: Path, made: Path, shared: Path, url:
             assert code == 0 or gate or undecided or to_the_end, (
                 f"{path}:{block.line}: {job} ended with {code}\n{printed[-4000:]}"
             )
+
+
+def test_the_examples_of_the_python_interface_run(folder: Path, url: str) -> None:
+    (folder / "chain.toml").write_text('[[stage]]\nstage = "collect"\nconfig = { tasks = 2 }\n')
+    stages = [stage.replace("-", "_") for stage in STAGES]  # an example of a stage may use the run of one before it
+    rest = sorted({*composer.__all__} - {*stages}, key=lambda name: (inspect.isclass(getattr(composer, name)), name))
+    named = [getattr(composer, name) for name in (*(one for one in stages if hasattr(composer, one)), *rest)]
+    members = [member for one in named if inspect.isclass(one) for member in vars(one).values()]
+    texts = [inspect.getdoc(one) or "" for one in (*named, *members) if callable(one) or isinstance(one, property)]
+    parser = doctest.DocTestParser()
+    examples = [one for text in dict.fromkeys(texts) for one in parser.get_examples(text)]
+    lines = [f">>> {one.source.rstrip().replace(chr(10), chr(10) + '... ')}\n{one.want}" for one in examples]
+    text = session([">>> import composer_post_training as composer\n", *lines])
+    for server in SERVERS:
+        text = text.replace(server, url)
+    code, printed = execute(text, folder, of_reader(folder))
+    assert code == 0, printed[-4000:]
 
 
 def session(examples: list[str]) -> str:
