@@ -6,7 +6,8 @@ Answers: whose traces are cleaner? One side is TRL's rollout function as `train`
 kept by our recorder in `steps/*.jsonl.gz`; with `through=openenv` its environments are those of an OpenEnv server on
 loopback. The other side is a file of prime-rl or verifiers; without a file it is TRL's rollouts in that format, which
 measures the format and not prime-rl, so that neither side is called cleaner. Writes `comparison.json` and the table in
-`report.txt`. The unit is a rollout through TRL. Side 002a is TRL's rollout function, 002b a file of prime-rl or verifiers.
+`report.txt`. The unit is a rollout through TRL. Side 002a is TRL's rollout function, 002b a file of prime-rl or
+verifiers.
 """
 
 from importlib import import_module
