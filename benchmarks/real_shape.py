@@ -131,15 +131,31 @@ def rollouts(rows: Rows) -> dict[str, list[Any]]:
 
 
 class Given:
-    """In the place of `stages.training.rollouts.Rollouts`: nothing is sampled."""
+    """In the place of `stages.training.rollouts.Rollouts`: nothing is sampled, and every step has the same rollouts."""
+
+    policy, corrected = None, False
 
     def __init__(self, rows: Rows) -> None:
-        self.latest: list[Any] = []
         self._rows = rows
 
-    def play(self, rows: Any, policy: Any, step: int) -> dict[str, list[Any]]:
-        """The same rollouts at every step."""
-        return rollouts(self._rows)
+    def take(self, step: int) -> tuple[list[Any], dict[str, float]]:
+        """One group, of one turn each."""
+        from stages.envs.base import Grade, Observation, Task
+        from stages.policy.base import Sample
+        from stages.rollouts.agent_loop import Episode, Step
+
+        given, episodes = rollouts(self._rows), []
+        for i, (prompt, completion, logprobs, reward) in enumerate(
+            zip(*(given[x] for x in ("prompt_ids", "completion_ids", "logprobs", "environment_reward")), strict=True)
+        ):
+            sample = Sample(prompt_ids=prompt, completion_ids=completion, logprobs=logprobs)
+            turn = Step([], 1, "", sample, Observation(""), 0)
+            task = Task("0", "shape", "train", "0", "a", {})
+            episodes.append(Episode(task, i, 0, steps=[turn], grade=Grade(reward=reward)))
+        return episodes, {}
+
+    def close(self) -> None:
+        """Nothing is left."""
 
 
 class Unwritten:
@@ -280,7 +296,6 @@ def trainer(
             device=device,
             mixed=not rank,
         ),
-        "train_dataset": Dataset.from_list([{"prompt": [{"role": "user", "content": "a"}], "task_id": "0"}] * steps),
         "peft_config": setup.lora(AdapterSettings(rank=rank), model),
         "callbacks": callbacks,
     }
@@ -290,6 +305,7 @@ def trainer(
             processing_class=tokenizer,
             reward_funcs=environment_reward,
             rollout_func=lambda prompts, trainer: rollouts(rows),
+            train_dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": "a"}]}] * steps),
             **common,
         )
     if device == "cpu":
@@ -308,6 +324,7 @@ def trainer(
     return make(
         policy=LocalPolicy(model, tokenizer, PolicyConfig(model="shape", max_tokens=rows.answer)),
         rollouts=Given(rows),
+        record=lambda step, episodes: None,
         channels=channels(names, beside, model, teacher, steps),
         channel_rows=lambda episodes, step: beside,
         gradient_cosine_every=0,

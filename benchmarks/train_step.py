@@ -37,10 +37,10 @@ from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy
 from stages.training.config import Weights
 from stages.training.data import PairSource, TokenPair
-from stages.training.rollouts import Rollouts
+from stages.training.rollouts import LockStep, Schedule
 from stages.training.scoring import Tree
 from stages.training.settings import Hints, Optimisation, Pairs
-from stages.training.setup import task_dataset, trl_config
+from stages.training.setup import trl_config
 from stages.training.step import ChannelBatch, Channels, ComposedTrainer
 
 PAIRS, PROMPT, ANSWER, TOKENS, VOCABULARY = 16, 96, 24, 64, 512
@@ -146,10 +146,14 @@ class OneTurn(GuessEnv):
         return [{**message, "content": f"{task.task_id} {message['content']}".ljust(PROMPT - 30, "x")}]
 
 
-def grpo_parts(folder: str) -> tuple[LocalPolicy, Any, Dataset]:
+def grpo_parts(folder: str) -> tuple[LocalPolicy, Any]:
     policy = LocalPolicy(new_model(), tiny_tokenizer(), PolicyConfig(model="tiny", max_tokens=TOKENS))
     args = trl_config(folder, SETTINGS, seed=0, temperature=1.0, max_completion=TOKENS, device="cpu")
-    return policy, args, task_dataset(OneTurn().tasks("train", 8, 0), OneTurn, SETTINGS, 0)
+    return policy, args
+
+
+def tasks() -> list[Any]:
+    return OneTurn().tasks("train", 8, 0)
 
 
 def ours_grpo(
@@ -160,26 +164,26 @@ def ours_grpo(
     shared: bool = False,
     teacher: Any = None,
 ) -> Step:
-    policy, args, data = grpo_parts(folder)
+    policy, args = grpo_parts(folder)
     channels = Channels(
         weights, Pairs(), Hints(top_k=None), source=source, teacher=teacher, temperature=1.0, num_steps=1
     )
-    tasks = {task.task_id: task for task in OneTurn().tasks("train", 8, 0)}
     trainer = ComposedTrainer(
         policy=policy,
-        rollouts=Rollouts(OneTurn, tasks, seed=0, max_steps=1, before_turn=lambda: None),
+        rollouts=LockStep(OneTurn, policy, Schedule(tasks(), groups=8, generations=8, seed=0), max_steps=1),
+        record=lambda step, episodes: None,
         channels=channels,
         channel_rows=rows,
         gradient_cosine_every=0,
         shared_prompts=shared,
         args=args,
-        train_dataset=data,
     )
-    return stepper(trainer, data)
+    return stepper(trainer)
 
 
 def trl_grpo(folder: str) -> Step:
-    policy, args, data = grpo_parts(folder)
+    policy, args = grpo_parts(folder)
+    data = Dataset.from_list([{"prompt": OneTurn().reset(task)} for task in tasks()])
 
     def reward(completions: list[Any], **columns: Any) -> list[float]:
         return [len(set(completion[0]["content"])) / 100 for completion in completions]
@@ -187,14 +191,14 @@ def trl_grpo(folder: str) -> Step:
     trainer = GRPOTrainer(
         model=policy.model, processing_class=policy.tokenizer, reward_funcs=reward, args=args, train_dataset=data
     )
-    return stepper(trainer, data)
+    return stepper(trainer)
 
 
-def stepper(trainer: GRPOTrainer, data: Dataset) -> Step:
+def stepper(trainer: GRPOTrainer) -> Step:
     trainer.create_optimizer()
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
-    rows = [data[i] for i in range(8) for _ in range(8)]
+    rows = [trainer.train_dataset[i] for i in range(8) for _ in range(8)]
 
     def step() -> None:
         trainer.training_step(trainer.model, [dict(row) for row in rows], 64)

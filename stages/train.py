@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from stages.training.distributed import Sharded
     from stages.training.plan import TrainPlan
     from stages.training.replicas import OuterSteps
-    from stages.training.served import SharedServer
     from stages.training.step import ComposedTrainer
+    from stages.training.weights import SharedServer
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
@@ -69,7 +69,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     resolved = resolve(config, ranks.count, inputs, _longest_row(inputs))
     tasks = resolved.config.draw(resolved.config.opener(), resolved.config.tasks)
     from stages.policy.local import LocalPolicy, checkpointed, load_model
-    from stages.training import distributed, projection, replicas, report, served, setup
+    from stages.training import distributed, projection, replicas, report, setup, weights
 
     # Refuse what cannot be trained before a model is made or loaded.
     config = resolved.config
@@ -83,8 +83,8 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     check_memory(resolved, room(resolved))
     if resolved.device == "cpu" and not resolved.small:
         resources.set_mmap_threshold()
-    served.check(config, replicas=config.diloco.store is not None)
-    sampled = served.address(config.policy, config.distribution, config.optimisation.max_staleness, ranks)
+    weights.check(config, replicas=config.diloco.store is not None)
+    sampled = weights.address(config.policy, config.distribution, config.optimisation.max_staleness, ranks)
 
     replica = replicas.join(config.diloco, out)
     if replica is not None:
@@ -96,7 +96,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         ranks.naming_lost_peers(),
         setup.seeded(resolved.config.seed, config.optimisation.threads),
     ):
-        server = served.shared_server(sampled, ranks)
+        server = weights.shared_server(sampled, ranks)
         sampler = server.in_turn(lambda: serving.open(sampled)) if sampled.served else None
         if sampled.served and sampled.base_url is None:
             check_memory(resolved, room(resolved, started=True))  # the server's share was an estimate until it started
@@ -134,11 +134,10 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
             try:
                 _fit(trainer, folder, ranks, outer)
             finally:
-                if trainer.served is not None:
-                    trainer.served.end()
-        weights = None if sharded is None else sharded.weights()
+                trainer.rollouts.close()
+        gathered = None if sharded is None else sharded.weights()
         if ranks.first:
-            report.save(trainer, policy, config, tasks, out, weights)
+            report.save(trainer, policy, config, tasks, out, gathered)
         if outer is not None:
             outer.report()
 
@@ -165,8 +164,9 @@ def _assemble(
     autocast. sharded: the model cut into shares, None where every process trains all of it. outer: DiLoCo's rounds.
     direction: what is taken out of the training.
     """
-    from stages.training import checkpoints, distributed, projection, served, setup, step
-    from stages.training.rollouts import Rollouts, TrainingJournal
+    from stages.training import checkpoints, distributed, projection, setup, step, weights
+    from stages.training.report import TrainingJournal
+    from stages.training.rollouts import LockStep, Rollouts, Schedule, StepsAhead, prompt_order
 
     config, ranks = resolved.config, server.ranks
     make, size = config.opener(), config.optimisation
@@ -196,19 +196,22 @@ def _assemble(
         eopd=config.eopd,
     )
     # 2. Rollouts, played by the model under training or by a server that follows it.
-    rollouts = Rollouts(
-        make,
-        {task.task_id: task for task in tasks},
-        seed=config.seed,
-        max_steps=config.max_steps,
-        before_turn=lambda: None,
-        record=journal.rollouts,
-        ranks=ranks,
+    args = setup.trl_arguments(resolved, folder, mixed)
+    order = prompt_order(len(tasks), size, config.seed, as_given=bool(config.env.curriculum))
+    schedule = Schedule(
+        [tasks[index] for index in order],
+        size.prompts_per_step,
+        size.generations,
+        config.seed,
+        ranks,
+        reuse=args.num_iterations,
     )
-    from_server = None
+    rollouts: Rollouts = LockStep(make, policy, schedule, config.max_steps)
+    sync = None
     if sampler is not None:
         opening = environment.reset(tasks[0])
-        from_server = served.rollouts(rollouts, sampler, policy, opening, config, out, server, mixed=mixed)
+        sync = weights.weight_sync(sampler, policy, opening, config, out, server, mixed=mixed)
+        rollouts = StepsAhead(make, sampler, schedule, sync, config.max_steps, size.max_staleness)
     # 3. Callbacks. DiLoCo's precedes Supervision, which marks a checkpoint as complete once the others have written.
     base = checkpoints.adapter_base(config, policy)
     callbacks: list[Any] = [] if outer is None else [outer]
@@ -220,7 +223,7 @@ def _assemble(
     parts: dict[str, Any] = {
         "policy": policy,
         "rollouts": rollouts,
-        "served": from_server,
+        "record": journal.rollouts,
         "channels": channels,
         "channel_rows": step.channel_rows(
             channels, config.hints, source, policy, environment, out, journal.hints, served_teacher
@@ -229,12 +232,14 @@ def _assemble(
         "shared_prompts": size.shared_prompts,
         "max_tokens": size.max_tokens_per_micro_batch,
         "ranks": ranks,
-        "args": setup.trl_arguments(resolved, folder, mixed),
-        "train_dataset": setup.task_dataset(tasks, make, size, config.seed, as_given=bool(config.env.curriculum)),
+        "args": args,
         "callbacks": callbacks,
         "peft_config": setup.lora(config.adapter, policy.model),
     }
-    return step.ComposedTrainer(**parts) if sharded is None else distributed.ShardedTrainer(sharded=sharded, **parts)
+    trainer = step.ComposedTrainer(**parts) if sharded is None else distributed.ShardedTrainer(sharded=sharded, **parts)
+    if sync is not None:
+        sync.model = trainer.model  # with the adapter that the trainer has added
+    return trainer
 
 
 def _fit(trainer: "ComposedTrainer", folder: Path, ranks: Ranks, outer: "OuterSteps | None") -> None:

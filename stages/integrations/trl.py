@@ -31,9 +31,9 @@ from stages.policy import available
 from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy, device
 from stages.rollouts import trace
-from stages.rollouts.agent_loop import Episode, state_sha256
+from stages.rollouts.agent_loop import Episode, play, state_sha256
 from stages.runs.kinds import Row
-from stages.training.rollouts import Rollouts, environment_reward
+from stages.training.rollouts import environment_reward, planned, trl_columns
 from stages.training.settings import Optimisation
 from stages.training.setup import trl_config
 
@@ -60,13 +60,11 @@ class RolloutFunction:
         before_turn: Callable[[], None] = lambda: None,
     ) -> None:
         self._max_tokens, self._model, self._sandbox = max_tokens, model, make().sandbox
-        self._rollouts = Rollouts(
-            make, {task.task_id: task for task in tasks}, seed=seed, max_steps=max_steps, before_turn=before_turn
-        )
+        self._make, self._seed, self._max_steps, self._before_turn = make, seed, max_steps, before_turn
         self.latest: list[Episode] = []
         with closing(make()) as environment:
             self.rows: list[Row] = [{"prompt": environment.reset(task), "task_id": task.task_id} for task in tasks]
-        self._known = {state_sha256(row["prompt"]): row for row in self.rows}
+        self._known = {state_sha256(row["prompt"]): task for row, task in zip(self.rows, tasks, strict=True)}
         if len(self._known) < len(tasks):
             raise UsageError(
                 f"Only {len(self._known)} of {len(tasks)} tasks open in words of their own; TRL cannot tell them apart."
@@ -78,22 +76,27 @@ class RolloutFunction:
         Returns columns: token ids, log-probs (nats), mask of own tokens, rewards.
         """
         started = time.monotonic()
-        rows = []
+        asked = []
         for prompt in prompts:
-            if (row := self._known.get(state_sha256(prompt))) is None:
+            if (task := self._known.get(state_sha256(prompt))) is None:
                 raise UsageError(
                     f"TRL asks for a prompt that opens no task: {str(prompt)[:200]}. Train on the rows of this object."
                 )
-            rows.append(row)
+            asked.append(task)
         model = trainer.accelerator.unwrap_model(trainer.model)
         named = self._model or getattr(model.config, "_name_or_path", "") or "model under training"
         config = PolicyConfig(model=named, temperature=trainer.args.temperature, max_tokens=self._max_tokens)
         self._policy = LocalPolicy(model, trainer.processing_class, config)
-        columns = self._rollouts.play(rows, self._policy, trainer.state.global_step)
-        self.latest = self._rollouts.latest
+        self.latest = play(
+            self._make,
+            self._policy,
+            planned(asked, self._seed, trainer.state.global_step),
+            max_steps=self._max_steps,
+            before_turn=self._before_turn,
+        )
         for episode in self.latest:  # played in one batch: each gets an equal part of its time
             episode.wall_s = (time.monotonic() - started) / len(prompts)
-        return columns
+        return trl_columns(self.latest, trainer.processing_class)
 
     def records(self) -> list[trace.RolloutPayload]:
         """Return the last call as `collect` would store it: a journal record an episode, with rollout and step rows."""

@@ -4,23 +4,23 @@ What is trained:
 config.py - the configuration of one arm, and the setting `weights` with one field a channel
 settings.py - its tables: pairs, hints, TAID, EOPD, optimisation, distribution, adapter
 plan.py - the configuration resolved once: choices by the model's size, refusals, the estimate of memory
-setup.py - what a training starts from: TRL's configuration, the prompts, the pairs, the teacher, seeds
+setup.py - what a training starts from: TRL's configuration, the pairs, the teacher, seeds
 
 One step:
 step.py - the step from its rows to its report: one forward pass, the channels' losses, their sum with GRPO's
 channels/ - the channels besides GRPO: the registry, and one class a channel
-rollouts.py - on-policy episodes as TRL's columns, played ahead, and as tables of the run
+rollouts.py - which episodes a step is made of, how they are played, and TRL's columns of them
 data.py - preference pairs and sampled episodes as rows: token ids, and what a channel's loss gets
 hints.py - hinted turns as rows: faults, hints, demonstrations, and the student as its own teacher
 scoring.py - several completions of one prompt scored in one pass; GRPO's groups; rows without padding
-served.py - rollouts from servers: which server, with which weights, how many steps old
+weights.py - the weights of the servers that are sampled from: which server, how it follows, how it is checked
 
 Around the steps:
 checkpoints.py - checkpoints that survive a kill, and those that are kept with the result
 distributed.py - float32 masters, shares of a model over the processes, and the trainer on them
 replicas.py - DiLoCo's rounds between the steps, for one of several replicas
 projection.py - a hack direction taken out of gradients and updates
-report.py - what a finished training writes, and the table in report.txt
+report.py - what a training records of its steps, what a finished one writes, the table in report.txt
 
 One training step, in reading order, is five files: stages/train.py `run` resolves the plan, loads the model, assembles
 the trainer and starts it; step.py has the step itself, and calls rollouts.py to play the episodes and a channel, such

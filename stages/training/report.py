@@ -1,24 +1,33 @@
-"""A finished training's outputs: checkpoint, what `evaluate` needs to know of it, metrics, tables, and report.txt."""
+"""What a training records of each step, and a finished one's outputs: checkpoint, metrics, tables, and report.txt.
+
+`TrainingJournal` records the rollouts and hints of each step; `write_tables` turns the records into tables.
+"""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from shutil import copytree, ignore_patterns
+from typing import Any
 
 from torch import Tensor
 
 from stages.envs.base import Task
+from stages.plurals import counted
 from stages.policy.adapters import CheckpointInfo
+from stages.policy.base import Policy
 from stages.policy.local import LocalPolicy
+from stages.rollouts import trace
+from stages.rollouts.agent_loop import Episode
 from stages.runs import store
-from stages.runs.kinds import Row
+from stages.runs.kinds import HINT, ROLLOUT, STEP, TRAINING_REWARD, Row
 from stages.runs.run import RunWriter
 from stages.training.channels import CHANNELS
 from stages.training.checkpoints import KEPT, adapter_base, save_model
 from stages.training.config import Config
+from stages.training.hints import Hint
 from stages.training.projection import accounts
-from stages.training.rollouts import course, write_tables
-from stages.training.setup import prompt_order
+from stages.training.rollouts import prompt_order
 from stages.training.step import ComposedTrainer
 
 TAKEN_OUT = {
@@ -28,6 +37,85 @@ TAKEN_OUT = {
 }
 NO_GRPO = "weights.grpo is 0: rollouts were played and recorded, and nothing was learned from their rewards."
 NOTHING_LEARNED = "No group had two different rewards: nothing was learned from rewards."
+
+
+# Tables of a training: rollouts, their steps, rewards, and hints. Each training step is a unit of the run's journal, so
+# a killed run keeps what was played; steps that are played again after a resume replace their first record.
+
+
+@dataclass(frozen=True)
+class TrainingJournal:
+    """Records each step as it is played. sandbox: in which the environment runs commands."""
+
+    out: RunWriter
+    policy: Policy
+    sandbox: str
+
+    def rollouts(self, step: int, episodes: Sequence[Episode]) -> None:
+        """Record the rollouts of a step."""
+        payloads = [trace.payload(e, self.policy, sandbox=self.sandbox, source="train") for e in episodes]
+        self.out.write(f"rollouts-{step:06d}", {"training_step": step, "played": payloads})
+
+    def hints(self, step: int, hints: Sequence[tuple[Episode, Hint]]) -> None:
+        """Record the hints that a step learns from, as `hint/1` rows."""
+        rows = [
+            {
+                "training_step": step,
+                "rollout_id": episode.rollout_id,
+                "task_id": episode.task.task_id,
+                "step": hint.turn,
+                "kind": hint.kind,
+                "error": hint.error,
+                "hint": hint.text,
+                "source": hint.source,
+            }
+            for episode, hint in hints
+        ]
+        self.out.write(f"hints-{step:06d}", {"training_step": step, "hints": rows})
+
+
+def write_tables(out: RunWriter, num_steps: int) -> None:
+    """Write the tables of what the first `num_steps` steps recorded, in order."""
+    # Other units of the journal, such as a projection's, have no training_step; and a killed attempt may have played
+    # steps that are no part of the result.
+    of_step = {unit["unit"]: unit.get("training_step", num_steps) for unit in out.journal.records()}
+    names = sorted(name for name, step in of_step.items() if step < num_steps)
+
+    def played() -> Iterator[tuple[int, Any]]:
+        return ((unit["training_step"], p) for unit in out.journal.read(names) for p in unit.get("played", ()))
+
+    # The journal is read once for each table: the rollouts of a training may exceed memory.
+    columns = ("rollout_id", "task_id", "sample_idx", "reward")
+    out.table(ROLLOUT, (ROLLOUT.upgraded(payload["rollout"]) for _, payload in played()))
+    out.table(STEP, (row for _, payload in played() for row in payload["steps"]))
+    out.table(
+        TRAINING_REWARD,
+        ({"training_step": step, **{name: p["rollout"][name] for name in columns}} for step, p in played()),
+    )
+    out.table(HINT, (row for unit in out.journal.read(names) for row in unit.get("hints", ())))
+
+
+def course(out: RunWriter, num_steps: int) -> tuple[Row, str]:
+    """Return the share of hacks and of right answers over the first and the last three steps, as numbers and as text.
+
+    Leaves out what the environment cannot tell; no text without hacks, where the share of right answers misleads.
+    """
+    ends = min(3, num_steps // 2)  # so that the first and the last steps never overlap
+    played = [(unit["training_step"], p["rollout"]) for unit in out.journal.records() for p in unit.get("played", ())]
+    rates: Row = {}
+    for column, name in (("hacked", "hack_rate"), ("gt_pass", "gt_rate")):
+        for when, wanted in (("first", range(ends)), ("last", range(num_steps - ends, num_steps))):
+            known = [row[column] for step, row in played if step in wanted and row[column] is not None]
+            if known:
+                rates[f"{when}_{name}"] = sum(known) / len(known)
+    if not rates.get("first_hack_rate") and not rates.get("last_hack_rate"):
+        return rates, ""
+    shown = [
+        f"{text} {rates[f'first_{name}']:.2f} -> {rates[f'last_{name}']:.2f}"
+        for name, text in (("hack_rate", "hacks"), ("gt_rate", "right answers"))
+        if f"first_{name}" in rates and f"last_{name}" in rates
+    ]
+    return rates, f"\nfirst {counted(ends, 'step')} -> last {ends}: {', '.join(shown)}\n"
 
 
 def save(

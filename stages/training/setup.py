@@ -1,7 +1,6 @@
-"""What a training starts from: TRL's configuration, the prompts, the pairs, the teacher, and seeds."""
+"""What a training starts from: TRL's configuration, the pairs, the teacher, and seeds."""
 
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from difflib import get_close_matches
@@ -9,12 +8,10 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import torch
-from datasets import Dataset
 from peft import LoraConfig
 from pydantic import TypeAdapter, ValidationError
 from trl.trainer.grpo_config import GRPOConfig
 
-from stages.envs.base import Environment, Task
 from stages.errors import UsageError, refusal
 from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy, load_model
@@ -221,40 +218,6 @@ def trl_arguments(plan: TrainPlan, folder: Path, mixed: bool = False) -> GRPOCon
         run_name=config.label(),
         more=(TRUNCATED if config.policy.served else {}) | config.trl,
     )
-
-
-def prompt_order(num_tasks: int, settings: Optimisation, seed: int, *, as_given: bool = False) -> list[int]:
-    """Return the indices of the tasks of all prompts: every task once before any again, each round in its own order.
-
-    One list holds the prompts of all steps, so that a resumed run finds its position by counting. as_given: every
-    round in the order of the tasks, which is a curriculum's.
-    """
-    count = settings.steps * settings.prompts_per_step
-    order: list[int] = []
-    while len(order) < count:
-        indices = list(range(num_tasks))
-        if not as_given:
-            random.Random(f"{seed}/{len(order)}").shuffle(indices)  # noqa: S311 (an order that repeats, not a secret)
-        order += indices
-    return order[:count]
-
-
-def task_dataset(
-    tasks: Sequence[Task],
-    make: Callable[[], Environment],
-    settings: Optimisation,
-    seed: int,
-    *,
-    as_given: bool = False,
-) -> Dataset:
-    """Return one row a prompt of the whole training: the task's opening messages, and its id for the rollouts."""
-    environment = make()
-    try:
-        openings = [environment.reset(task) for task in tasks]
-    finally:
-        environment.close()
-    order = prompt_order(len(tasks), settings, seed, as_given=as_given)
-    return Dataset.from_list([{"prompt": openings[i], "task_id": tasks[i].task_id} for i in order])
 
 
 def lora(settings: AdapterSettings, model: Any) -> LoraConfig | None:

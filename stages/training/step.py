@@ -3,7 +3,7 @@
 transformers' trainer runs the loop of steps; TRL's `GRPOTrainer`, which is made from it, calls `ComposedTrainer` here.
 A step is one generation of rollouts, trained in `_num_micro_batches` micro-batches. In each of them, in this order:
 
-1. `_prepare_inputs`: in a step's first micro-batch TRL has `_play` sample the rollouts (rollouts.py) and computes their
+1. `_prepare_inputs`: in a step's first micro-batch the rollouts are taken (rollouts.py) and TRL computes their
    advantages, and `channel_rows` collects the rows of all channels. Each micro-batch gets its share of both.
 2. `_compute_loss`: cuts the micro-batch to the budget of tokens, and for each part `_part_loss` has the student score
    GRPO's rollouts and the channels' rows in one forward pass (`Channels.losses`), each channel compute its loss
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
+from datasets import Dataset
 from jaxtyping import Float
 from torch import Tensor
 from transformers import PrinterCallback
@@ -43,7 +44,7 @@ from stages.training.channels.base import State, floats
 from stages.training.config import GRPO, ChannelWeights
 from stages.training.data import EpisodeRows, OwnEpisode, PairRows, PairSource, TokenPair, own_episode
 from stages.training.hints import Hint, HintedRows, HintedTurn, SelfTeacher, hinted_turns
-from stages.training.rollouts import Rollouts, environment_reward
+from stages.training.rollouts import Rollouts, environment_reward, trl_columns, trl_row
 from stages.training.scoring import (
     Scored,
     Tree,
@@ -57,7 +58,6 @@ from stages.training.scoring import (
     statistics,
     taken,
 )
-from stages.training.served import ServedRollouts
 from stages.training.settings import EopdSettings, Hints, Pairs, RowSource, TaidSettings
 
 # Announced on every start. A filter and not TRL's variable: trainings of a chain get the variables of its process.
@@ -245,10 +245,11 @@ class Channels:
 class ComposedTrainer(GRPOTrainer):
     """TRL's GRPO on our environments, with channels; methods without a caller here are hooks of TRL or transformers.
 
-    policy: the model under training, which plays the rollouts unless `served` does. channel_rows: called once a step
-    with its rollouts. gradient_cosine_every: steps between reports of gradient norms and cosines, 0 for none.
-    shared_prompts: score each prompt once also without channels. max_tokens: of one forward pass; None does not cut.
-    trl: further arguments of `GRPOTrainer`. stages/train.py puts all of this together.
+    policy: the model under training. rollouts: what plays the rollouts of each step, recorded by `record`.
+    channel_rows: called once a step, in the first process, with the rollouts of all. gradient_cosine_every: steps
+    between reports of gradient norms and cosines, 0 for none. shared_prompts: score each prompt once also without
+    channels. max_tokens: of one forward pass; None does not cut. trl: further arguments of `GRPOTrainer`.
+    stages/train.py puts all of this together.
     """
 
     args: GRPOConfig
@@ -258,20 +259,21 @@ class ComposedTrainer(GRPOTrainer):
         *,
         policy: LocalPolicy,
         rollouts: Rollouts,
+        record: Callable[[int, list[Episode]], None],
         channels: Channels,
         channel_rows: ChannelRows,
         gradient_cosine_every: int,
         shared_prompts: bool = False,
         max_tokens: int | None = None,
         ranks: Ranks | None = None,
-        served: ServedRollouts | None = None,
         **trl: Any,
     ) -> None:
-        self._policy, self._rollouts, self.channels, self._channel_rows = policy, rollouts, channels, channel_rows
+        self._policy, self.rollouts, self.channels, self._channel_rows = policy, rollouts, channels, channel_rows
         self._gradient_cosine_every, self._shared_prompts = gradient_cosine_every, shared_prompts
-        self._max_tokens, self._ranks, self.served = max_tokens, ranks or join(), served
+        self._max_tokens, self._ranks, self._record = max_tokens, ranks or join(), record
         self._report = StepReport(channels.weights)
-        self._prompts: list[dict[str, Any]] = []
+        self._episodes: list[Episode] = []
+        self._columns: dict[str, list[Any]] = {}
         self._unused_episodes: list[OwnEpisode] = []
         self._scored: tuple[Tensor, Tensor] | None = None
         # A process trains on one GPU; the Trainer would split each batch over all that it sees (transformers 5.23,
@@ -281,45 +283,31 @@ class ComposedTrainer(GRPOTrainer):
             model=policy.model,
             processing_class=policy.tokenizer,
             reward_funcs=environment_reward,
-            rollout_func=self._play,
+            rollout_func=lambda prompts, trainer: self._columns,
+            train_dataset=unused_rows(trl["args"]),
             **trl,
         )
         self.remove_callback(PrinterCallback)  # prints every log to stdout, which is for results
         # Trees are scored around the model's own forward pass, where DistributedDataParallel would see no gradients.
         prepare = partial(self.accelerator.prepare_model, evaluation_mode=True)
         self.accelerator.prepare_model = prepare
-        if served is not None:  # TRL synchronises before it asks for rollouts, and corrects for the server's policy
-            self.use_vllm, self._last_loaded_step = True, -1
-            setattr(self, "vllm_generation", served.sync)  # noqa: B010 (TRL calls its sync_weights alone)
-            served.begin(lambda: (self.model, self.state.global_step), self._coming_prompts)
+        self.use_vllm = rollouts.corrected  # in TRL's loss: it never asks a server of its own here
         # Of one optimiser step, which is one generation: TRL sets it when the configuration is made.
         self._num_micro_batches = self.args.steps_per_generation or 1
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        # TRL gives `rollout_func` the prompts without the other columns of their rows, of which task_id is needed.
-        self._prompts = inputs
-        return super()._generate_and_score_completions(inputs)
-
-    def _play(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, list[Any]]:
-        """Return a step's rollouts as TRL's columns, sampled by this process or by the server that it follows."""
-        del prompts, trainer
-        if self.served is None:
-            return self._rollouts.play(self._prompts, self._policy, self.state.global_step)
-        columns, metrics = self.served.play(self._prompts, self.state.global_step)
+        """Take the rollouts of a step, in place of rows that TRL's sampler dealt; TRL computes their advantages."""
+        step = self.state.global_step
+        own, metrics = self.rollouts.take(step)
+        if len(own) != len(inputs):
+            raise RuntimeError(f"step {step} has {len(own)} rollouts, and TRL expects {len(inputs)}")
+        self._episodes = [episode for episodes in self._ranks.gather_to_rank0(own) for episode in episodes]
+        self._record(step, self._episodes)
         for name, value in metrics.items():
             self._metrics["train"][name].append(value)
-        return columns
-
-    def _coming_prompts(self, step: int) -> list[dict[str, Any]] | None:
-        """Return the rows that TRL's sampler will give this process in a later step; None after the last step."""
-        if step >= self.args.max_steps:
-            return None
-        each = self.num_generations or 1
-        count = self.args.per_device_train_batch_size * self._num_micro_batches // each
-        # The dataset is not shuffled, and accelerate deals whole batches to the processes in turn, so rows are counted.
-        dataset: Any = self.train_dataset
-        start = (step * self._ranks.count + self._ranks.rank) * count
-        return [dataset[i] for i in range(start, start + count) for _ in range(each)]
+        self._columns = trl_columns(own, self.processing_class)
+        self._last_loaded_step = step  # else TRL would load the weights into a server of its own
+        return super()._generate_and_score_completions([trl_row(episode) for episode in own])
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
         """Return a micro-batch: TRL's tensors of its rollouts, and its share of the channels' rows."""
@@ -330,7 +318,7 @@ class ComposedTrainer(GRPOTrainer):
         if micro == 0:  # TRL has just generated the step's rollouts, in super()
             step = self.state.global_step
             # Hints may come from a model that is paid for, and the journal has one writer: one process asks for all.
-            self._step_rows = ranks.broadcast_from_rank0(lambda: self._channel_rows(self._rollouts.latest, step))
+            self._step_rows = ranks.broadcast_from_rank0(lambda: self._channel_rows(self._episodes, step))
             self._unused_episodes = list(self._step_rows.episodes)
         part = self._step_rows.part(ranks.rank * count + micro, ranks.count * count)
         if ranks.count == 1 and self._step_rows.episodes:
@@ -422,6 +410,12 @@ class ComposedTrainer(GRPOTrainer):
             return super()._get_per_token_logps_and_entropies(*args, **kwargs)
         scored, self._scored = self._scored, None
         return (*scored, None)
+
+
+def unused_rows(args: GRPOConfig) -> Dataset:
+    """Return as many rows as TRL's sampler deals in a training; `Rollouts` decides what each step is made of."""
+    prompts = (args.generation_batch_size or 1) // (args.num_generations or 1)
+    return Dataset.from_dict({"prompt": [""] * (args.max_steps * prompts)})
 
 
 def weighted(grpo: Float[Tensor, ""], weight: float) -> Float[Tensor, ""]:

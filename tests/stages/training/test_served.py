@@ -1,7 +1,7 @@
 """Training against a server: its adapter follows each step and is checked, stale rollouts are corrected and counted."""
 
 import json
-import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.engine import Engine, running
+from support.environments import GuessEnv
 from support.models import save_tiny
 from transformers import AutoModelForCausalLM
 
@@ -17,12 +18,14 @@ from stages.errors import ComposerError, UsageError
 from stages.policy import adapters
 from stages.policy.base import PolicyConfig
 from stages.policy.local import load_model
+from stages.policy.scripted import ScriptedPolicy
 from stages.policy.vllm import VllmPolicy
+from stages.rollouts import trace
 from stages.runs import runner
-from stages.runs.kinds import CHECKPOINT, EVAL_ITEM, STEP
+from stages.runs.kinds import CHECKPOINT, EVAL_ITEM, STEP, TRAINING_REWARD
 from stages.runs.run import Run
-from stages.training import served
-from stages.training.rollouts import Ahead
+from stages.training import weights
+from stages.training.rollouts import Schedule, StepsAhead
 from stages.training.scoring import Tree, score, token_log_probs
 
 ENV = "support.environments:GuessEnv"
@@ -103,29 +106,27 @@ def test_rollouts_ahead_are_corrected_and_counted(tmp_path: Path, model: Path) -
     assert set(versions(run)) == {0, 1, 2}, "no rollouts are played behind the last step"
 
 
-def test_the_stored_ratio_is_that_of_the_weights_then_and_now(tmp_path: Path, model: Path) -> None:
-    """TRL's ratio against one that is computed here: exp(now - sampled), cut off at 3."""
-    from trl.trainer.grpo_trainer import GRPOTrainer
-
-    seen: list[dict[str, torch.Tensor]] = []
-
-    def watch(trainer: Any, inputs: Any) -> Any:
-        made = original(trainer, inputs)
-        mask = made["completion_mask"] * made["tool_mask"]
-        now, then = made["old_per_token_logps"], made["sampling_per_token_logps"]
-        seen.append({"got": made["importance_sampling_ratio"] * mask, "own": ((now - then).exp().clamp(max=3) * mask)})
-        return made
-
-    original = GRPOTrainer._generate_and_score_completions
-    GRPOTrainer._generate_and_score_completions = watch
-    try:
-        with running(model) as engine:
-            trained(tmp_path, engine, model, optimisation={"max_staleness": 1})
-    finally:
-        GRPOTrainer._generate_and_score_completions = original
-    for step in seen:
-        torch.testing.assert_close(step["got"], step["own"])
-    assert (seen[1]["got"] - 1).abs().max() > 1e-3
+def test_the_logged_ratio_is_that_of_the_weights_then_and_now(tmp_path: Path, model: Path) -> None:
+    """TRL's ratio against one from the run: log-probs under the checkpoint of a step, and those of sampling."""
+    with running(model) as engine:
+        run = trained(tmp_path, engine, model, optimisation={"max_staleness": 1, "keep_every": 1})
+    of_step = {row["rollout_id"]: row["training_step"] for row in run.rows(TRAINING_REWARD)}
+    for step in (1, 2):
+        now, _ = load_model(
+            PolicyConfig(model=str(run.path / "checkpoints" / f"step_{step:06d}")), cache=tmp_path, listener=print
+        )
+        ratios = []
+        for rollout_id, rows in trace.by_rollout(run.rows(STEP)).items():
+            if of_step[rollout_id] == step:
+                for prompt, row in zip(trace.prompt_ids(rows), rows, strict=True):
+                    tree = Tree(prompt or [], (row["completion_token_ids"],))
+                    with torch.no_grad():
+                        logps = token_log_probs(now, score(now, [tree]))
+                    ratios.append((logps - torch.tensor(row["logprobs"])).exp().clamp(max=3))
+        ratio, line = torch.cat(ratios), metrics(run)[step]
+        for name, value in (("min", ratio.min()), ("mean", ratio.mean()), ("max", ratio.max())):
+            assert line[f"sampling/importance_sampling_ratio/{name}"] == pytest.approx(value.item(), abs=1e-4)
+        assert (ratio - 1).abs().max() > 1e-3
 
 
 def test_the_checkpoint_is_what_the_server_had_last_and_evaluates_there(tmp_path: Path, model: Path) -> None:
@@ -236,8 +237,9 @@ def test_weights_are_written_in_several_files_in_the_type_they_compute_in(tmp_pa
         config = PolicyConfig(model=f"vllm:{model}", base_url=engine.url)
         sampler = VllmPolicy.open(config, cache=tmp_path, budget=None, listener=print)  # type: ignore[arg-type]
     own = AutoModelForCausalLM.from_pretrained(model)
-    sync = served.WholeSync(sampler, tmp_path, [1, 2], torch.bfloat16, mixed=True, start="", file_bytes=4000)
-    sync._write(own, tmp_path / "version")
+    sync = weights.WholeSync(sampler, tmp_path, [1, 2], torch.bfloat16, mixed=True, start="", file_bytes=4000)
+    sync.model = own
+    sync._write(tmp_path / "version")
     files = sorted((tmp_path / "version").iterdir())
     found = {name: tensor for file in files for name, tensor in load_file(file).items()}
     assert len(files) > 3 and found.keys() == dict(own.named_parameters()).keys()
@@ -248,9 +250,9 @@ def test_an_adapter_on_an_adapter_is_refused(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     config = train.Config(policy={"model": f"vllm:{tmp_path}"}, adapter={"rank": 4})
     with pytest.raises(UsageError, match="cannot hold another one on top"):
-        served.check(config, replicas=False)
+        weights.check(config, replicas=False)
     with pytest.raises(UsageError, match="follows one training, and replicas are several"):
-        served.check(config, replicas=True)
+        weights.check(config, replicas=True)
 
 
 def test_staleness_needs_a_server() -> None:
@@ -258,50 +260,70 @@ def test_staleness_needs_a_server() -> None:
         train.Config(optimisation={"max_staleness": 1})
 
 
-class Recorder:
-    """Plays rows by name, and remembers with which version each step was begun."""
+class Versions:
+    """In the place of a server's weights: the number of steps that it has followed."""
 
     def __init__(self) -> None:
-        self.version, self.begun, self.gate = 0, dict[int, int](), threading.Event()
+        self.version, self.ended = -1, False
 
-    def play(self, rows: list[Any], policy: Any, step: int) -> list[Any]:
-        self.begun[step] = policy
-        if step:
-            self.gate.wait(10)
-        return [f"{row['task_id']}@{step}" for row in rows]
+    def follow(self, step: int) -> dict[str, float]:
+        self.version = step
+        return {}
+
+    def check_unchanged(self, step: int) -> None:
+        pass
+
+    def end(self) -> None:
+        self.ended = True
+
+
+class Noting(ScriptedPolicy):
+    """Answers, and notes which weights each step of a training was begun with: a step is a copy of the policy."""
+
+    def __init__(self, weights: Versions, begun: list[int]) -> None:
+        super().__init__(PolicyConfig(model="noting"))
+        self._weights, self._begun = weights, begun
+
+    def __copy__(self) -> "Noting":
+        self._begun.append(self._weights.version)
+        return Noting(self._weights, self._begun)
+
+
+def ahead(depth: int, make: Callable[[], Any] = GuessEnv, reuse: int = 1) -> tuple[StepsAhead, Versions, list[int]]:
+    weights_of, begun = Versions(), list[int]()
+    schedule = Schedule(GuessEnv().tasks("train", 5, 0), groups=1, generations=2, seed=0, reuse=reuse)
+    return StepsAhead(make, Noting(weights_of, begun), schedule, weights_of, 2, depth), weights_of, begun
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_rollouts_are_never_older_than_allowed(depth: int) -> None:
-    recorder, steps = Recorder(), 5
-    rows = lambda step: [{"task_id": f"t{step}"}] if step < steps else None  # noqa: E731
-    ahead = Ahead(recorder.play, rows, lambda: recorder.version, depth)
-    recorder.gate.set()
-    for step in range(steps):
-        recorder.version = step
-        assert ahead.take(rows(step) or [], step) == [f"t{step}@{step}"]
-    ahead.close()
-    assert sorted(recorder.begun) == list(range(steps))
-    assert all(step - begun <= depth for step, begun in recorder.begun.items())
-
-
-def test_other_rows_than_expected_are_played_anew() -> None:
-    recorder = Recorder()
-    recorder.gate.set()
-    ahead = Ahead(recorder.play, lambda step: [{"task_id": "expected"}], lambda: recorder.version, 1)
-    ahead.take([{"task_id": "a"}], 0)
-    assert ahead.take([{"task_id": "b"}], 1) == ["b@1"]
-    ahead.close()
+    rollouts, followed, begun = ahead(depth)
+    for step in range(5):
+        episodes, _ = rollouts.take(step)
+        assert [episode.rollout_id for episode in episodes] == [e.rollout_id for e in rollouts.schedule.own(step)]
+    rollouts.close()
+    assert followed.ended and len(begun) == 5, "no rollouts are played behind the last step"
+    assert all(0 <= step - version <= depth for step, version in enumerate(begun))
 
 
 def test_an_error_in_a_rollout_ahead_is_raised_in_its_step() -> None:
-    def play(rows: list[Any], policy: Any, step: int) -> list[Any]:
-        if step == 1:
-            raise UsageError("broken")
-        return []
+    made = [0]
 
-    ahead = Ahead(play, lambda step: [{"task_id": "a"}], lambda: 0, 1)
-    ahead.take([{"task_id": "a"}], 0)
+    def make() -> GuessEnv:
+        made[0] += 1
+        if made[0] > 2:  # the two episodes of the first step
+            raise UsageError("broken")
+        return GuessEnv()
+
+    rollouts, _, _ = ahead(1, make)
+    rollouts.take(0)
     with pytest.raises(UsageError, match="broken"):
-        ahead.take([{"task_id": "a"}], 1)
-    ahead.close()
+        rollouts.take(1)
+    rollouts.close()
+
+
+def test_rollouts_that_several_steps_train_on_are_played_once() -> None:
+    rollouts, _, begun = ahead(2, reuse=2)
+    tasks = [[e.task.task_id for e in rollouts.take(step)[0]] for step in (0, 2, 4)]
+    rollouts.close()
+    assert tasks == [["guess-0"] * 2, ["guess-1"] * 2, ["guess-2"] * 2] and len(begun) == 3

@@ -18,7 +18,7 @@ from stages.policy import server
 from stages.policy.base import PolicyConfig
 from stages.runs.kinds import CHECKPOINT, ROLLOUT, STEP
 from stages.runs.run import Run
-from stages.training import served
+from stages.training import weights
 from stages.training.settings import Distribution
 
 HERE = "http://127.0.0.1:8000/v1"
@@ -151,18 +151,18 @@ class Told(Ranks):
 def test_servers_are_taken_in_turn() -> None:
     policy = PolicyConfig(model="vllm:m", base_url=HERE, device="cpu")
     both = Distribution(servers=("http://127.0.0.1:8001/v1",))
-    urls = [served.address(policy, both, 0, Ranks(rank, 3)).base_url for rank in range(3)]
+    urls = [weights.address(policy, both, 0, Ranks(rank, 3)).base_url for rank in range(3)]
     assert urls == [HERE, "http://127.0.0.1:8001/v1", HERE]
     told = [(socket.gethostname(), f"127.0.0.1:{port}") for port in (8000, 8001, 8000)]
     all_of = [Told(rank, told, [2, 1, 2]) for rank in range(3)]
-    places = [served.shared_server(served.address(policy, both, 0, ranks), ranks) for ranks in all_of]
+    places = [weights.shared_server(weights.address(policy, both, 0, ranks), ranks) for ranks in all_of]
     assert [(place.loads, place.turn, place.turns) for place in places] == [(True, 0, 2), (True, 0, 2), (False, 1, 2)]
 
 
 def test_away_from_a_cpu_nobody_waits() -> None:
     policy = PolicyConfig(model="vllm:m", base_url="http://10.0.0.1:8000/v1")
     assert server.scoring_lock(policy.base_url or "", "cpu") is None
-    place = served.shared_server(policy, Told(1, [("", "10.0.0.1:8000")] * 2, [1, 1]))
+    place = weights.shared_server(policy, Told(1, [("", "10.0.0.1:8000")] * 2, [1, 1]))
     assert (place.loads, place.turn, place.turns) == (False, 0, 1)
 
 
@@ -180,7 +180,7 @@ def test_servers_that_processes_cannot_sample_from(
 ) -> None:
     sampled_from = PolicyConfig(model="vllm:m", device="cpu", **policy)
     with pytest.raises(UsageError, match=words):
-        served.address(sampled_from, Distribution(servers=others), staleness, Ranks(0, count))
+        weights.address(sampled_from, Distribution(servers=others), staleness, Ranks(0, count))
 
 
 def test_further_servers_need_a_first_one() -> None:

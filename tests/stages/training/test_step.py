@@ -9,7 +9,7 @@ import torch
 from pydantic import ValidationError
 from support.environments import GuessEnv
 from support.models import tiny_model, tiny_tokenizer
-from trl import GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer
 
 from stages.errors import BadInput
 from stages.policy.base import PolicyConfig
@@ -17,11 +17,19 @@ from stages.policy.local import LocalPolicy
 from stages.training.channels import ChannelLoss
 from stages.training.config import Config, Weights
 from stages.training.data import TokenPair
-from stages.training.rollouts import Rollouts, environment_reward
+from stages.training.rollouts import LockStep, Schedule, environment_reward, trl_columns
 from stages.training.scoring import Tree, group, score, statistics
 from stages.training.settings import Hints, Optimisation, Pairs
-from stages.training.setup import task_dataset, trl_config
-from stages.training.step import ChannelBatch, Channels, ComposedTrainer, StepReport, collate, compose_loss
+from stages.training.setup import trl_config
+from stages.training.step import (
+    ChannelBatch,
+    Channels,
+    ComposedTrainer,
+    StepReport,
+    collate,
+    compose_loss,
+    unused_rows,
+)
 
 SETTINGS = Optimisation(steps=2, prompts_per_step=2, generations=4, learning_rate=1e-3)
 
@@ -31,49 +39,45 @@ def policy() -> LocalPolicy:
     return LocalPolicy(tiny_model(vocabulary=len(tokenizer)), tokenizer, PolicyConfig(model="tiny", max_tokens=12))
 
 
-def rollouts() -> Rollouts:
-    tasks = {task.task_id: task for task in GuessEnv().tasks("train", 4, 0)}
-    return Rollouts(GuessEnv, tasks, seed=0, max_steps=2, before_turn=lambda: None)
+def rollouts(held: LocalPolicy) -> LockStep:
+    return LockStep(GuessEnv, held, Schedule(GuessEnv().tasks("train", 4, 0), groups=2, generations=4, seed=0), 2)
 
 
-def arguments(folder: Path, settings: Optimisation = SETTINGS) -> dict[str, Any]:
-    args = trl_config(str(folder), settings, seed=0, temperature=1.0, max_completion=64, device="cpu")
-    return {"args": args, "train_dataset": task_dataset(GuessEnv().tasks("train", 4, 0), GuessEnv, settings, 0)}
+def arguments(folder: Path, settings: Optimisation = SETTINGS) -> GRPOConfig:
+    return trl_config(str(folder), settings, seed=0, temperature=1.0, max_completion=64, device="cpu")
 
 
 def composed(
-    folder: Path, weights: Weights | None = None, rows: ChannelBatch | None = None, settings: Optimisation = SETTINGS
+    folder: Path,
+    weights: Weights | None = None,
+    rows: ChannelBatch | None = None,
+    settings: Optimisation = SETTINGS,
+    num_gpus: int = 0,
 ) -> ComposedTrainer:
-    held = policy()
+    held, args = policy(), arguments(folder, settings)
+    args._n_gpu = num_gpus
     channels = Channels(weights or Weights(), Pairs(), Hints(), source=None, teacher=None, temperature=1.0, num_steps=2)
     return ComposedTrainer(
         policy=held,
-        rollouts=rollouts(),
+        rollouts=rollouts(held),
+        record=lambda step, episodes: None,
         channels=channels,
         channel_rows=lambda e, s: rows or ChannelBatch(),
         gradient_cosine_every=0,
-        **arguments(folder, settings),
+        args=args,
     )
 
 
-class PlainTrainer(GRPOTrainer):
-    """TRL's trainer as it is; only the rows are kept, so that its rollout function finds their tasks."""
-
-    rows: list[dict[str, Any]]
-
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        self.rows = inputs
-        return super()._generate_and_score_completions(inputs)
-
-
-def plain(folder: Path) -> PlainTrainer:
-    held, source = policy(), rollouts()
-    return PlainTrainer(
+def plain(folder: Path) -> GRPOTrainer:
+    held, args = policy(), arguments(folder)
+    source = rollouts(held)
+    return GRPOTrainer(
         model=held.model,
         processing_class=held.tokenizer,
         reward_funcs=environment_reward,
-        rollout_func=lambda prompts, trainer: source.play(trainer.rows, held, trainer.state.global_step),
-        **arguments(folder),
+        rollout_func=lambda prompts, trainer: trl_columns(source.take(trainer.state.global_step)[0], held.tokenizer),
+        args=args,
+        train_dataset=unused_rows(args),
     )
 
 
@@ -105,18 +109,8 @@ def test_zero_weights_are_plain_grpo_bit_for_bit(tmp_path: Path) -> None:
 
 def test_a_process_that_sees_several_gpus_trains_on_one(tmp_path: Path) -> None:
     """What transformers finds on a machine with eight, where it would split each batch over all of them."""
-    trainer = composed(tmp_path)
-    several = arguments(tmp_path)
-    several["args"]._n_gpu = 8
-    made = ComposedTrainer(
-        policy=policy(),
-        rollouts=rollouts(),
-        channels=trainer.channels,
-        channel_rows=lambda e, s: ChannelBatch(),
-        gradient_cosine_every=0,
-        **several,
-    )
-    assert made.args.n_gpu == 1 and trainer.args.n_gpu == 0
+    made = composed(tmp_path, num_gpus=8)
+    assert made.args.n_gpu == 1 and composed(tmp_path).args.n_gpu == 0
     made.train()
     assert not isinstance(made.model_wrapped, torch.nn.DataParallel)
 

@@ -1,4 +1,4 @@
-"""Rollouts from vLLM servers in training: which server, with which weights, and how many steps old these are.
+"""The weights of the vLLM servers that a training samples from: which server, and how it follows the training.
 
 Processes of one training share a server, or take several in turn. Of the processes on one server the first loads
 weights, for all of them; on a CPU they also wait for each other with what that server cannot do while it serves
@@ -6,18 +6,15 @@ another process (`stages.policy.server`).
 
 After every optimiser step `WeightSync` writes what was trained, an adapter or all weights, loads it on the server and
 checks it: a server's word that it has loaded weights is not trusted, and the log-probs of a fixed text must agree on
-both sides. It is what TRL has for its own vLLM client (`GRPOTrainer.vllm_generation`), whose `sync_weights` is called
-before rollouts.
+both sides.
 """
 
-import copy
 import secrets
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from shutil import rmtree
 from typing import Any, TypeVar
@@ -36,11 +33,8 @@ from stages.policy.local import LocalPolicy, resolve
 from stages.policy.server import LOOPBACK
 from stages.policy.serving import needs_exclusive_server
 from stages.policy.vllm import VllmPolicy
-from stages.rollouts.agent_loop import Episode
-from stages.runs.kinds import Row
 from stages.runs.run import RunWriter
 from stages.training.config import Config
-from stages.training.rollouts import Ahead, Rollouts
 from stages.training.scoring import Tree, score, token_log_probs
 from stages.training.settings import Distribution
 
@@ -152,9 +146,9 @@ CHECKED = 64
 class WeightSync(ABC):
     """Keeps a server at the newest version of the weights, which is the number of optimiser steps done.
 
-    folder: where versions are written. text: token ids whose log-probs are compared. dtype: in which the model
-    computes. mixed: whether its weights are float32, under autocast. server: how this process shares its server; each
-    process compares with its own.
+    model: under training, with its adapter; it is set before the first step. folder: where versions are written. text:
+    token ids whose log-probs are compared. dtype: in which the model computes. mixed: whether its weights are float32,
+    under autocast. server: how this process shares its server; each process compares with its own.
     """
 
     def __init__(
@@ -168,16 +162,15 @@ class WeightSync(ABC):
         tolerance: float | None = None,
         server: SharedServer | None = None,
     ) -> None:
-        self.sampler, self.differences, self.server = sampler, dict[int, float](), server or SharedServer()
+        self.sampler, self.server = sampler, server or SharedServer()
+        self.model: Any = None
         self._folder, self._dtype, self._mixed = folder, dtype, mixed
         self._tolerance = tolerance or TOLERANCE.get(dtype, HALF_TOLERANCE)
         cut = max(len(text) - CHECKED, 1)
         self._tree = Tree(text[:cut], (text[cut:],))
-        self.trained: Callable[[], tuple[Any, int]] | None = None
-        """Gives the model under training, and its version; set before the first rollouts."""
 
     @abstractmethod
-    def _write(self, model: Any, folder: Path) -> None:
+    def _write(self, folder: Path) -> None:
         """Write what was trained; called in the first process alone."""
 
     @abstractmethod
@@ -189,39 +182,38 @@ class WeightSync(ABC):
         """Remove older versions that are no longer sampled from, in every process."""
 
     @abstractmethod
-    def _scored(self, model: Any) -> Any:
+    def _scored(self) -> Any:
         """Return the model whose log-probs are compared."""
 
     @abstractmethod
     def end(self) -> None:
         """Leave the server, which others may continue to use, as it was."""
 
-    def sync_weights(self) -> None:
-        """Write the weights, load them and compare; `ComposerError` where a server has others."""
-        if self.trained is None:
-            raise RuntimeError("trained is not set")
-        model, version = self.trained()
-        folder = self._folder / f"version-{version:06d}"
+    def follow(self, step: int) -> dict[str, float]:
+        """Write the weights that a step begins with, load them and compare; `ComposerError` where a server has others.
+
+        Returns the difference that the comparison found, as a metric.
+        """
+        folder = self._folder / f"version-{step:06d}"
 
         def write() -> None:
             rmtree(folder, ignore_errors=True)
-            self._write(model, folder)
+            self._write(folder)
 
         self.server.ranks.broadcast_from_rank0(write)
-        self.server.in_turn(lambda: self._load(version, folder))
+        self.server.in_turn(lambda: self._load(step, folder))
         # That a server confirms a load proves nothing.
-        self.differences[version] = self._compare(
-            model, f"After step {version}", "Restart the server on the model that is trained."
-        )
-        self._forget(version, folder)
+        difference = self._compare(f"After step {step}", "Restart the server on the model that is trained.")
+        self._forget(step, folder)
+        return {"sampling/sync_difference": difference}
 
     @abstractmethod
     def check_unchanged(self, step: int) -> None:
-        """`ComposerError` where the server's weights have changed since `sync_weights`, in the rollouts of a step."""
+        """`ComposerError` where the server's weights have changed since `follow`, in the rollouts of a step."""
 
-    def _compare(self, model: Any, when: str, remedy: str) -> float:
+    def _compare(self, when: str, remedy: str) -> float:
         """Compare log-probs of the fixed text, each process with its server; `ComposerError` where they differ."""
-        own = self.server.in_turn(lambda: self._difference(self._scored(model)))
+        own = self.server.in_turn(lambda: self._difference(self._scored()))
         # All processes learn all differences, so that all of them stop.
         found = self.server.ranks.gather((own, self.sampler.url))
         for difference, url in found:
@@ -258,8 +250,8 @@ class AdapterSync(WeightSync):
         self._run = self.server.ranks.broadcast_from_rank0(lambda: secrets.token_hex(4))
         """Several runs, or attempts at one, may share a server, where a name must never stand for two adapters."""
 
-    def _write(self, model: Any, folder: Path) -> None:
-        adapters.save_adapter(model, self._base, folder)
+    def _write(self, folder: Path) -> None:
+        adapters.save_adapter(self.model, self._base, folder)
 
     def _load(self, version: int, folder: Path) -> None:
         # A new name for each version: vLLM would read an adapter that is loaded in place again for every batch.
@@ -272,8 +264,8 @@ class AdapterSync(WeightSync):
     def check_unchanged(self, step: int) -> None:
         """Compare nothing: a name stands for the same adapter for ever."""
 
-    def _scored(self, model: Any) -> Any:
-        return model.get_base_model()  # peft puts the adapter into the base's Linears, so the base scores with it
+    def _scored(self) -> Any:
+        return self.model.get_base_model()  # peft puts the adapter into the base's Linears, so the base scores with it
 
     def _forget(self, version: int, folder: Path) -> None:
         self._unload(self._keep + 1)
@@ -306,12 +298,12 @@ class WholeSync(WeightSync):
         self._before: Path | None = None
         self._replaced = False
 
-    def _write(self, model: Any, folder: Path) -> None:
+    def _write(self, folder: Path) -> None:
         folder.mkdir(parents=True)
         # Between `gather` and `scatter` the parameters of a model in shares are whole. Tied ones come once, as a
         # checkpoint has them.
         part, size, number = dict[str, Tensor](), 0, 0
-        named = list(model.named_parameters())
+        named = list(self.model.named_parameters())
         for name, parameter in named:
             part[name] = parameter.detach().to("cpu", self._dtype)
             size += part[name].nbytes
@@ -327,13 +319,12 @@ class WholeSync(WeightSync):
 
     def check_unchanged(self, step: int) -> None:
         """`ComposerError` where another run has replaced the weights while the rollouts of a step were played."""
-        model, _ = self.trained() if self.trained else (None, 0)
         # Not before all have played: a server on a CPU must not score for one while it samples for another.
         self.server.ranks.gather(None)
-        self._compare(model, f"While step {step} was played,", "Give each training of all weights servers of its own.")
+        self._compare(f"While step {step} was played,", "Give each training of all weights servers of its own.")
 
-    def _scored(self, model: Any) -> Any:
-        return model
+    def _scored(self) -> Any:
+        return self.model
 
     def _forget(self, version: int, folder: Path) -> None:
         # The newest stays: a server that is started again after its death gets it back.
@@ -348,60 +339,7 @@ class WholeSync(WeightSync):
                 self.sampler.replace_weights(self._start)
 
 
-@dataclass(eq=False)
-class ServedRollouts:
-    """Plays on the server that `sync` keeps at the newest weights, at most `max_staleness` steps ahead of them.
-
-    What was sampled with older weights is corrected by TRL's truncated importance sampling, and counted here.
-    """
-
-    rollouts: Rollouts
-    sync: WeightSync
-    max_staleness: int
-    _ahead: Ahead | None = field(default=None, init=False)
-
-    def begin(self, trained: Callable[[], tuple[Any, int]], rows_of: Callable[[int], list[Row] | None]) -> None:
-        """Follow a model under training; rows_of: the rows of a coming step, None after the last."""
-        self.sync.trained = trained
-        number = self.rollouts.number_samples
-        self._ahead = Ahead(
-            self.rollouts.play_rows,
-            # Numbered when it is asked for, in the trainer's thread: all processes take part in numbering.
-            lambda step: None if (rows := rows_of(step)) is None else number(rows),
-            partial(copy.copy, self.sync.sampler),  # a copy keeps sampling from the adapter of its time
-            self.max_staleness,
-        )
-
-    def play(self, rows: list[Row], step: int) -> tuple[dict[str, list[Any]], dict[str, float]]:
-        """Return the rollouts of a step as TRL's columns, and their metrics."""
-        if self._ahead is None:
-            raise RuntimeError("begin was not called")
-        episodes = self._ahead.take(self.rollouts.number_samples(rows), step)
-        self.sync.check_unchanged(step)
-        columns = self.rollouts.trl_columns(episodes, self.sync.sampler, step)
-        metrics = staleness(episodes, step, self.sync.server.ranks)
-        return columns, metrics | {"sampling/sync_difference": self.sync.differences.get(step, 0.0)}
-
-    def end(self) -> None:
-        """Begin no further step, and leave the server as it was."""
-        if self._ahead is not None:
-            self._ahead.close()
-        self.sync.end()
-
-
-def staleness(own: Sequence[Episode], step: int, ranks: Ranks) -> dict[str, float]:
-    """Return how many optimiser steps old the weights of the rollouts were: the mean, and the number of older ones."""
-    mine = [e.steps[0].sample.policy_version for e in own if e.steps]
-    versions = [version for theirs in ranks.gather(mine) for version in theirs]
-    behind = [step - version for version in versions if version is not None]
-    return {
-        "sampling/staleness": sum(behind) / max(len(behind), 1),
-        "sampling/stale_rollouts": float(sum(steps > 0 for steps in behind)),
-    }
-
-
-def rollouts(
-    played: Rollouts,
+def weight_sync(
     sampler: VllmPolicy,
     policy: LocalPolicy,
     opening: list[Message],
@@ -410,8 +348,8 @@ def rollouts(
     server: SharedServer,
     *,
     mixed: bool,
-) -> ServedRollouts:
-    """Return rollouts from the server of `sampler` in the training of `policy`; weights are compared on this opening.
+) -> WeightSync:
+    """Return what keeps the server of `sampler` at the weights of `policy`; they are compared on this opening.
 
     mixed: whether float32 weights compute under bfloat16 autocast. `UsageError` where the server's log-probs are not
     those of the sampling distribution, or where it cannot follow.
@@ -426,16 +364,13 @@ def rollouts(
     text = opening_ids(policy.tokenizer, opening)
     dtype = torch.bfloat16 if mixed else policy.model.dtype
     shared: dict[str, Any] = {"mixed": mixed, "tolerance": settings.sync_tolerance, "server": server}
-    sync: WeightSync
     if config.adapter.rank:
         base = adapters.describe_base(policy.config, policy.model)
-        sync = AdapterSync(sampler, folder, text, dtype, base=base, keep=settings.max_staleness, **shared)
-    else:
-        if policy.model.config.tie_word_embeddings and needs_exclusive_server(sampler.config):
-            raise UsageError(
-                f"{policy.config.model!r} has one table for embeddings and output head, and vLLM on a CPU keeps the "
-                "head that it was started with when all weights are replaced. Set adapter.rank, or leave out vllm:."
-            )
-        start = resolve(policy.config, cache=out.cache, listener=out.progress)
-        sync = WholeSync(sampler, folder, text, dtype, start=str(start), **shared)
-    return ServedRollouts(played, sync, settings.max_staleness)
+        return AdapterSync(sampler, folder, text, dtype, base=base, keep=settings.max_staleness, **shared)
+    if policy.model.config.tie_word_embeddings and needs_exclusive_server(sampler.config):
+        raise UsageError(
+            f"{policy.config.model!r} has one table for embeddings and output head, and vLLM on a CPU keeps the "
+            "head that it was started with when all weights are replaced. Set adapter.rank, or leave out vllm:."
+        )
+    start = resolve(policy.config, cache=out.cache, listener=out.progress)
+    return WholeSync(sampler, folder, text, dtype, start=str(start), **shared)
