@@ -13,7 +13,6 @@ options.py       - the options, declared once, with completion in a shell
 parallel.py      - several stages at once, each in a process
 presets/         - the presets shipped with Composer
 printing.py      - results on stdout, sentences on stderr, exit codes
-report/          - `composer report`: one HTML file about a chain of runs
 serve.py         - `composer serve`: a server of a model or of a run's checkpoint
 settings.py      - settings of a stage from defaults, files and arguments; presets
 show/            - `composer show`, `status`, `query`, and the facts about runs
@@ -22,5 +21,5 @@ swe.py           - `composer swe check`: what is missing on a machine for SWE-be
 tasks.py         - `composer tasks check` and `convert`
 trust.py         - settings files that would send a provider's key to another server
 tuning.py        - `composer run --tune`: one setting of every arm, chosen by equally many trials
-view/            - `composer view`: a local web page over all runs
+view/            - `composer view`: a local web page over all runs; `composer report`: one saved page about a chain
 """

@@ -7,12 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from composer_cli import launch, parallel, report
+from composer_cli import launch, parallel
 from composer_cli.console import Console
 from composer_cli.launch import RunOptions, StageJob
 from composer_cli.parallel import WaitingEntry
 from composer_cli.printing import print_json, print_text
 from composer_cli.settings import Preset, PresetEntry
+from composer_cli.view import page
 from stages.backends import devices
 from stages.errors import ComposerError
 from stages.runs.run import Run
@@ -163,10 +164,10 @@ def show(preset: Preset, results: Mapping[str, Result], root: Path, as_json: boo
     outcomes = {title: Run(result.path).manifest.outcome for title, result in results.items()}
     codes = [outcome.exit_code for outcome in outcomes.values()]
     code = 1 if 1 in codes else max(codes)
-    page = report.write(root, report.chain(root, [str(result.path) for result in results.values()]))
+    path = page.save(root, page.chain(root, [str(result.path) for result in results.values()]))
     if as_json:
         summaries = {title: launch.summary(result) for title, result in results.items()}
-        print_json({"entries": summaries, "report": str(page)})
+        print_json({"entries": summaries, "report": str(path)})
         return code
     *earlier, last = results
     launch.show(results[last], as_json=False)
@@ -175,7 +176,7 @@ def show(preset: Preset, results: Mapping[str, Result], root: Path, as_json: boo
             failed = outcome.ok is False
             verdict = "did not pass its own checks" if failed else f"is {outcome.summary.get('verdict')}"
             print_text(f"\n{title} {verdict}: see {results[title].path}/report.txt")
-    print_text(f"\nThe report: {page}")
+    print_text(f"\nThe report: {path}")
     if code:
         named = [(title, one.summary.get("verdict")) for title, one in outcomes.items() if one.exit_code == code]
         reasons = ", ".join(f"{title} {f'is {word}' if word else 'failed its own checks'}" for title, word in named)

@@ -134,13 +134,13 @@ def show(
     if run in STAGES and (newer := runs.unfinished_since(target.resolve())) is not None:
         say(f"{runs.name(newer.path)} is newer and {newer.manifest.status}; this is {runs.name(target.resolve())}.")
     found = Run(target)
-    if found.manifest.status == "complete" and (damage := found.damage()):
+    if damage := runs.damage(found, "tables"):
         # The facts are the manifest's, which is intact; rows and transcripts may not be what the run wrote.
         if json:
             print_json({"manifest": found.manifest.model_dump(), "damage": damage})
         else:
             print_text(text.facts_page(found))
-        say(f"{found.path}: {damage}. Rerun that stage, or restore the file.")
+        say(f"{found.path}: {damage}. {runs.REPAIR}")
         raise typer.Exit(BadInput.exit_code)
     if rollout is not None:
         one = rollouts.find(found, rollout)
@@ -230,10 +230,10 @@ def report(
     artifacts: options.Artifacts = options.ARTIFACTS,
 ) -> None:
     """Write one HTML file about a chain of runs, the newest if none is named."""
-    from composer_cli import report as reports
     from composer_cli.printing import print_json, print_text
+    from composer_cli.view import page
 
-    path = reports.write(artifacts, reports.chain(artifacts, run or []))
+    path = page.save(artifacts, page.chain(artifacts, run or []))
     if json:
         print_json({"html": str(path), "json": str(path.with_suffix(".json"))})
     else:

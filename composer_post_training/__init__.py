@@ -364,11 +364,11 @@ def report(*runs: Run, artifacts: Path | str = ARTIFACTS) -> Path:
     >>> composer.report(composer.find("collect")).suffix
     '.html'
     """
-    from composer_cli import report as reports
+    from composer_cli.view import page
 
     with errors_in_python():
         root = Path(artifacts).resolve()
-        return reports.write(root, reports.chain(root, paths_of_runs(runs)))
+        return page.save(root, page.chain(root, paths_of_runs(runs)))
 
 
 def view(artifacts: Path | str = ARTIFACTS, port: int = 0, tell: Callable[[str], None] = print) -> None:

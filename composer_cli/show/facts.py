@@ -18,13 +18,18 @@ from stages import STAGES
 from stages.errors import ComposerError
 from stages.layout import duration
 from stages.plurals import counted
+from stages.runs import queries
+from stages.runs.display import Table, plain
 from stages.runs.kinds import CHECKPOINT, KINDS, Row
 from stages.runs.queries import RolloutPage
 from stages.runs.run import Inputs, Run
 from stages.runs.stage import load_stage
 
+LONGEST_CELL = 200
+"""Characters of a value in a table of first rows."""
 
-def described(run: Run) -> dict[str, str]:
+
+def manifest_labels(run: Run) -> dict[str, str]:
     """Return the manifest in words, by label; labels without anything to tell are left out."""
     m = run.manifest
     inputs = inputs_in_words(run)
@@ -163,6 +168,20 @@ def readable_first(columns: Iterable[str]) -> list[str]:
     return sorted(columns, key=place)
 
 
+def row_tables(run: Run, number: int) -> list[Table]:
+    """Return the first rows of every table of a run that has any, with what a reader can read first."""
+    found = []
+    for table, rows in queries.first_rows(run, number).items():
+        if rows:
+            columns, total = readable_first(rows[0]), run.manifest.outputs[table]["rows"]
+            cells = [[plain(row[column])[:LONGEST_CELL] for column in columns] for row in rows]
+            more = f"the first {len(rows)} of {total:,}; `composer query` reads the rest"
+            note = more if total > len(rows) else f"all {total:,}"
+            title = table.replace("_", " ").capitalize()
+            found.append(Table([column.replace("_", " ") for column in columns], cells, title=title, note=note))
+    return found
+
+
 NEXT = {
     "collect": "replay-teachers",
     "import": "replay-teachers",
@@ -175,7 +194,7 @@ NEXT = {
 
 def summary(run: Run, found: RolloutPage | None) -> dict[str, str]:
     """Return in words what is asked first about a run, by label; `found`: any page of its rollouts."""
-    m, known = run.manifest, described(run)
+    m, known = run.manifest, manifest_labels(run)
     env = m.config.get("env")
     words = {
         "models": known.get("models", ""),
@@ -191,41 +210,9 @@ def summary(run: Run, found: RolloutPage | None) -> dict[str, str]:
         # Of several arms together the share says nothing.
         if graded and m.stage != "evaluate":
             words["passed"] = f"{ended['passed']:,} of {graded:,}, {100 * ended['passed'] / graded:.1f} %"
-    result = short_result(run).splitlines()
-    gate = [line.removeprefix("gate: ") for line in result if line.startswith(("gate: ", "FAIL"))]
-    words["collection gate"] = "\n".join(gate)
     words["cost"] = f"{m.cost_usd:.2f} USD"
     words["took"] = duration(m.seconds) if m.seconds else ""
     doubtful = m.outcome.exit_code != 0 or m.summary.get("verdict") == "TOO LITTLE DATA"
     if m.status == "complete" and not doubtful and m.stage in NEXT:
         words["next"] = f"composer {NEXT[m.stage]} --from {name(run.path)}"
     return {label: value for label, value in words.items() if value}
-
-
-GATE = "\nCollection gate\n"
-"""The title of the table of checks in a report."""
-
-
-def short_result(run: Run) -> str:
-    """Return the first paragraph of a run's report, and of its collection gate what failed."""
-    report = (run.read_file("report.txt") or b"").decode(errors="replace").strip()
-    head, gate, rest = report.partition(GATE)
-    head = head.strip().partition("\n\n")[0]
-    if not gate:
-        return head
-    table, _, advice = rest.partition("\n\n")
-    checks = table.splitlines()
-    failed = [line for line in checks if line.startswith("FAIL")]
-    unrecorded = sum(line.startswith("-") for line in checks)
-    some = f"{len(checks) - len(failed) - unrecorded} of {len(checks)}"
-    passed = some if failed or unrecorded else f"all {len(checks)}"
-    without = f", {unrecorded} are about what is not recorded" if unrecorded else ""
-    lines = [head, f"gate: {passed} checks passed{without}", *failed]
-    return "\n\n".join(filter(None, ["\n".join(lines), advice.strip()]))
-
-
-def plain(value: Any) -> str:
-    """Return a value in a few characters: yes and no, numbers without trailing zeros."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:g}" if isinstance(value, float) else str(value)

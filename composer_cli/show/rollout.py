@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from composer_cli.show.facts import shown_path
-from composer_cli.show.runs import made_from
+from composer_cli.show.runs import readers_of
 from stages.errors import BadInput
 from stages.messages import Message
 from stages.rollouts.agent_loop import SUMMARY_REQUEST
@@ -361,8 +361,8 @@ def _rows_by_state(root: Path, run: Run, kind: Kind, states: Sequence[str]) -> d
     """Return the rows about these states in the runs made from this one."""
     found: dict[str, list[Row]] = {}
     # Teachers' actions are in the runs made from this one, pairs in those made from these.
-    children = made_from(root, run)
-    others = {one.path: one for one in [*children, *(g for child in children for g in made_from(root, child))]}
+    children = readers_of(root, run)
+    others = {one.path: one for one in [*children, *(g for child in children for g in readers_of(root, child))]}
     for other in others.values():
         if not other.holds(kind) or other.manifest.status != "complete":
             continue

@@ -191,7 +191,7 @@ def find_input(root: Path, recorded: Path) -> Path:
     return recorded if (recorded / "manifest.json").is_file() or not (there / "manifest.json").is_file() else there
 
 
-def made_from(root: Path, run: Run) -> list[Run]:
+def readers_of(root: Path, run: Run) -> list[Run]:
     """Return the runs that read this one, oldest first."""
     # By fingerprint and name, not by path: artifacts folders are moved and copied.
     wanted = (run.manifest.fingerprint, run.path.name)
@@ -214,8 +214,8 @@ def with_ancestors(ends: Sequence[Run]) -> list[Run]:
         run = pending.pop(0)
         if run.path in found:
             continue
-        if run.manifest.status == "complete" and (damage := run.damage()):
-            raise BadInput(f"{run.path}: {damage}. Rerun that stage, or restore the file.")
+        if found_damage := damage(run, "tables"):
+            raise BadInput(f"{run.path}: {found_damage}. {REPAIR}")
         found[run.path] = run
         root = run.path.resolve().parents[1]
         paths = [find_input(root, Path(ref.path)) for ref in references(run.manifest)]
@@ -244,6 +244,7 @@ class RunLine:
 
 
 FAILED_CHECKS = "it did not pass its own checks"
+REPAIR = "Rerun that stage, or restore the file."
 DAMAGED = "damaged"
 """The status of a complete run whose files are not those that were written."""
 
@@ -258,14 +259,14 @@ def lines(root: Path, *, versions: bool = True, check: Check = "sizes") -> list[
     for folder in folders(root):
         try:
             run = Run(folder)
-            record, damage = run.manifest, _damage(run, check)
+            record, found_damage = run.manifest, damage(run, check)
         except BadInput as error:
             found.append(RunLine(name(folder), "unreadable", reason=str(error)))
             continue
         began, planned = datetime.fromisoformat(record.started_at), record.counts.get("planned", 0)
         line = RunLine(
             run=name(folder),
-            status=DAMAGED if damage else record.status,
+            status=DAMAGED if found_damage else record.status,
             began=record.started_at,
             age_s=(datetime.now(UTC) - began).total_seconds(),
             done=record.counts.get("done", planned if record.status == "complete" else 0),
@@ -273,7 +274,7 @@ def lines(root: Path, *, versions: bool = True, check: Check = "sizes") -> list[
             cost_usd=record.cost_usd,
             seconds=record.seconds,
             device=record.device,
-            reason="; ".join(filter(None, [damage, reason(folder, record, versions)])),
+            reason="; ".join(filter(None, [found_damage, reason(folder, record, versions)])),
         )
         found.append(line)
     return found
@@ -306,7 +307,7 @@ def reason(folder: Path, record: Manifest, versions: bool = False) -> str:
     return "; ".join(reasons)
 
 
-def _damage(run: Run, check: Check) -> str:
+def damage(run: Run, check: Check = "sizes") -> str:
     """Return the first damaged file of a run in words; empty without one."""
     if run.manifest.status == "complete":
         return run.damage(check) or ""

@@ -2,7 +2,6 @@
 
 import shlex
 import shutil
-import textwrap
 from collections.abc import Collection, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -12,16 +11,17 @@ import orjson
 from rich.cells import cell_len, set_cell_size
 
 from composer_cli.printing import visible, visible_line
+from composer_cli.show.blocks import as_text
 from composer_cli.show.facts import (
-    described,
     first_rows,
+    manifest_labels,
     progress,
     readable_first,
-    short_result,
     shown_path,
 )
 from composer_cli.show.rollout import Rollout
 from composer_cli.show.runs import RunLine
+from composer_cli.show.sections import findings
 from stages.layout import age, aligned, duration
 from stages.plurals import counted
 from stages.runs import queries
@@ -89,7 +89,7 @@ def facts_page(run: Run, labels: Collection[str] | None = None, done: int | None
 
     done: the units that are finished, where that is known already.
     """
-    found = {label: words for label, words in described(run).items() if labels is None or label in labels}
+    found = {label: words for label, words in manifest_labels(run).items() if labels is None or label in labels}
     if far := progress(run, done):
         found["status"] += f": {far}"
     if "in progress" in found["status"]:
@@ -100,16 +100,16 @@ def facts_page(run: Run, labels: Collection[str] | None = None, done: int | None
 
 
 def run_page(run: Run, listed: str, rollouts: int | None = None) -> str:
-    """Return a run as text: its facts, its result, then what is listed of it.
+    """Return a run as text: its decision, its facts, its report, then what is listed of it.
 
-    An evaluation begins with its verdict, and with what that shows and does not show. rollouts: how many there are, in
-    a run with rollouts, of which the most important facts and results are enough.
+    rollouts: how many there are, in a run with rollouts, of which the most important facts and the first paragraph of
+    its report are enough.
     """
-    if rollouts is None:
-        facts, result = facts_page(run), (run.read_file("report.txt") or b"").decode(errors="replace").strip()
-    else:
-        facts, result = facts_page(run, SHORT, rollouts), short_result(run)
-    return "\n\n".join(filter(None, [verdict_text(run), facts, result, listed]))
+    decision, report = findings(run), (run.read_file("report.txt") or b"").decode(errors="replace").strip()
+    facts = facts_page(run) if rollouts is None else facts_page(run, SHORT, rollouts)
+    if rollouts is not None:
+        report = report.partition("\n\n")[0]
+    return "\n\n".join(filter(None, [as_text(decision) if decision else "", facts, report, listed]))
 
 
 def rows_text(run: Run, number: int) -> str:
@@ -157,22 +157,6 @@ def _votes(row: Row) -> str:
         return ""
     against = "" if row["votes_rejected"] is None else f" to {row['votes_rejected']:g}"
     return f", {row['votes_chosen']:g}{against} votes of {row['num_teachers']} teachers"
-
-
-def verdict_text(run: Run) -> str:
-    """Return the verdict of an evaluation as text, with what it shows and does not show; empty for other runs."""
-    if run.manifest.stage != "evaluate":
-        return ""
-    from composer_cli.show.conclusions import conclusions, read_verdict  # 0.3 s of numpy and statistics
-
-    if not (verdict := read_verdict(run)):
-        return ""
-    found = conclusions(verdict)
-    lines = [": ".join(filter(None, (verdict["decision"], verdict.get("claim"))))]
-    for label, sentences in (("shown", found.shown), ("not shown", found.not_shown)):
-        for sentence in sentences:
-            lines += textwrap.wrap(sentence, 100, initial_indent=f"  {label:<11}", subsequent_indent=" " * 13)
-    return "\n".join(lines)
 
 
 def _row(row: Row) -> str:

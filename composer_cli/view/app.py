@@ -1,17 +1,16 @@
-"""The web application of `composer view`: who may ask, the pages, the server on loopback, the list of runs.
+"""The web application of `composer view`: access control, one method a page, the server on loopback, the list of runs.
 
-Every answer is made anew from the files on disk. The one thing that is written are notes on rollouts, beside the runs,
-and only where a page of this server asks for it.
+Every answer is made anew from the files on disk. Only notes on rollouts are written, to files beside the runs, and only
+at the request of a page of this server.
 """
 
-import re
 import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, quote, urlencode, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 import uvicorn
 from starlette.applications import Starlette
@@ -23,22 +22,16 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from composer_cli.printing import visible
-from composer_cli.report import charts as report_charts
-from composer_cli.report.document import evaluation
-from composer_cli.show import facts
+from composer_cli.show import facts, sections
 from composer_cli.show import rollout as rollouts
 from composer_cli.show import runs as run_folders
 from composer_cli.show.rollout import OUTCOME, Column
 from composer_cli.show.runs import RunLine, lines
-from composer_cli.view import curves, pairs
-from composer_cli.view.lines import difference, marked
+from composer_cli.view import page, pairs
 from composer_cli.view.notes import Note, NoteChanged, Notes
 from stages.errors import BadInput, ComposerError, UsageError
-from stages.layout import age, duration
 from stages.runs import queries
-from stages.runs.display import cell, plain
-from stages.runs.kinds import EVAL_ITEM
+from stages.runs.kinds import Row
 from stages.runs.queries import PairFilter, RolloutFilter, Side, TaskFilter
 from stages.runs.run import Run
 
@@ -91,35 +84,13 @@ class TokenGuard:
         await self._app({**scope, "root_path": self._prefix}, receive, send_with_headers)
 
 
-def query(wanted: Mapping[str, Any], **changed: Any) -> str:
-    """Return the query string of an address, with some of it changed and what is empty left out."""
-    kept = {name: value for name, value in {**wanted, **changed}.items() if value not in ("", None, False, 0, [], ())}
-    values = {name: "on" if value is True else value for name, value in kept.items()}
-    return "?" + urlencode(values, doseq=True) if kept else "?"
-
-
-FILTERS: dict[str, Callable[..., Any]] = {
-    "plain": plain,
-    "cell": cell,
-    "words": rollouts.title_of,
-    "marked": marked,
-    "difference": lambda pair: difference(pair["rejected"], pair["chosen"]),
-    "duration": duration,
-    "age": age,
-    "counted": lambda number: f"{number:,}",
-    "part": lambda text: quote(text, safe=""),
-    "parts": lambda run: re.findall(r"[^/]*/|\w+Z-|.+", run),
-    **{name: report_charts.FORMATS[name] for name in ("percent", "points", "small_p", "size", "hue")},
-}
-"""Filters of the templates."""
-FOLDER = Path(__file__).parent
-SIZE, CARDS = 50, 20
-"""Rollouts or tasks on a page, and pairs."""
+SIZE, CARDS, TABLE_ROWS = 50, 20, 20
+"""Rollouts or tasks on a page, pairs, and rows of other tables."""
 MOST_TRAININGS = 60
 """Trainings whose curves are drawn on top of each other."""
 MOST_BYTES = 64 * 1024
 """Length of a form that is read."""
-PAGES = ("run", "rollout", "compare", "curves")
+PAGES = ("run", "rollout", "compare", "curves", "chain")
 """First parts of the addresses that `composer view PAGE` takes."""
 
 
@@ -132,9 +103,10 @@ def build(root: Path, token: str) -> TokenGuard:
         Route("/rollout/{stage}/{folder}", pages.rollout),
         Route("/compare/{stage}/{folder}", pages.compare),
         Route("/curves", pages.curves),
+        Route("/chain/{stage}/{folder}", pages.chain),
         Route("/note/{stage}/{folder}", pages.note, methods=["POST"]),
         Route("/figure/{stage}/{folder}/{name}", pages.figure),
-        Mount("/static", StaticFiles(directory=FOLDER / "static")),
+        Mount("/static", StaticFiles(directory=page.FOLDER / "static")),
     ]
     refusals: dict[Any, Any] = dict.fromkeys((404, 405, ComposerError, *queries.UNREADABLE), pages.refused)
     app = Starlette(routes=routes, exception_handlers=refusals)
@@ -145,12 +117,7 @@ class Pages:
     """One method a page. They are ordinary functions, which the server runs in threads."""
 
     def __init__(self, root: Path, base: str) -> None:
-        import jinja2
-
         self._root, self._base = root, base
-        loader = jinja2.FileSystemLoader(FOLDER / "pages")
-        self._templates = jinja2.Environment(autoescape=True, loader=loader, trim_blocks=True, lstrip_blocks=True)
-        self._templates.filters |= FILTERS
 
     def runs(self, request: Request) -> Response:
         """Show all runs, or those that fit the search."""
@@ -178,32 +145,29 @@ class Pages:
     def run(self, request: Request) -> Response:
         """Show one run: its verdict, curves, figures, and a page of its rollouts or pairs."""
         run = self._run(request)
-        if damage := _damage(run):
+        if damage := run_folders.damage(run):
             return self._damaged(run, damage)
         name = run_folders.name(run.path)
         notes = Notes(self._root, name)
         wanted, offset = _wanted(request, notes)
         found = queries.page(run, wanted, offset, SIZE)
-        about = evaluation(run) if run.manifest.stage == "evaluate" else {}
         shown_pairs, pair_filter = None, PairFilter()
         if found is None:
             pair_filter = PairFilter(**{key: request.query_params.get(key, "") for key in PairFilter.__annotations__})
             shown_pairs = queries.pairs(run, pair_filter, offset, CARDS)
-        trained = curves.training(run)
-        columns, asked = _columns(request)
+        about, columns, asked = sections.section(run), *_columns(request)
         return self._page(
             "run",
             title=name,
             run=run,
             name=name,
-            facts=_facts(run),
+            facts=facts.manifest_labels(run),
             summary=facts.summary(run, found),
+            blocks=about.blocks if about else [],
             report=(run.read_file("report.txt") or b"").decode(errors="replace").strip(),
             inputs=[(one, (self._root / one / "manifest.json").is_file()) for one in _inputs(run)],
-            made=[run_folders.name(one.path) for one in run_folders.made_from(self._root, run)],
-            curves=curves.charts([trained]),
-            alike=self._alike(run) if trained.series else [],
-            figures=run.manifest.summary.get("figures", []),
+            made=[run_folders.name(one.path) for one in run_folders.readers_of(self._root, run)],
+            alike=self._same_experiment(run),
             found=found,
             wanted={**_asked(request, wanted), "col": asked},
             size=SIZE,
@@ -214,12 +178,8 @@ class Pages:
             pair_filter=pair_filter.__dict__,
             pair_size=CARDS,
             cards=pairs.cards(self._root, run, shown_pairs) if shown_pairs else [],
-            tables=[] if found or shown_pairs else _tables(run),
-            arms=_arms(run),
-            evaluated=about if about.get("decision") else None,
-            families=_families(run, about) if about else [],
-            parted=_parted(run, about) if about else None,
-            charts=report_charts,
+            tables=[] if found or shown_pairs else facts.row_tables(run, TABLE_ROWS),
+            arms=sections.arms(run),
             live=run.manifest.status == "running",
         )
 
@@ -272,24 +232,24 @@ class Pages:
         except OSError as error:
             sentence = f"The note could not be written ({error}). Go back, and keep your text."
             return self._page("refused", title="Not saved", sentence=sentence, code=500)
-        return RedirectResponse(f"{self._base}/rollout/{name}{query({'id': wanted})}#note", 303)
+        return RedirectResponse(f"{self._base}/rollout/{name}{page.query({'id': wanted})}#note", 303)
 
     def compare(self, request: Request) -> Response:
         """Show two arms side by side: the tasks on which they differ most, and the rollouts of one task."""
         run = self._intact(request)
-        arms = _arms(run)
+        arms = sections.arms(run)
         if not arms:
             raise BadInput(f"{run_folders.name(run.path)} is no evaluation, and has no arms to compare.")
         first, second = _two_arms(run, arms, request.query_params)
         asked = {key: request.query_params.get(key, "") for key in ("task", "family", "text", "side")}
         side: Side = asked["side"] if asked["side"] in queries.SIDES else ""  # type: ignore[assignment]  # its keys
-        page = queries.tasks(
+        tasks = queries.tasks(
             run, first, second, TaskFilter(side, asked["family"], asked["text"]), _offset(request), SIZE
         )
-        if side and page.rows and not asked["task"]:
-            asked["task"] = page.rows[0]["task_id"]  # one click from the verdict to a rollout
+        if side and tasks.rows and not asked["task"]:
+            asked["task"] = tasks.rows[0]["task_id"]  # one click from the verdict to a rollout
         items = {arm: queries.of_task(run, asked["task"], arm) for arm in (first, second)} if asked["task"] else {}
-        opened = _parting(items.get(first, []), items.get(second, []))
+        opened = _opened(items.get(first, []), items.get(second, []))
         sides = [
             (arm, [(rollouts.of_row(row), row["item_id"] in opened) for row in rows]) for arm, rows in items.items()
         ]
@@ -300,7 +260,7 @@ class Pages:
             arms=arms,
             first=first,
             second=second,
-            page=page,
+            tasks=tasks,
             size=SIZE,
             wanted={"a": first, "b": second, **asked},
             sides=sides,
@@ -308,11 +268,11 @@ class Pages:
 
     def curves(self, request: Request) -> Response:
         """Show the curves of several trainings on top of each other: arms by colour, seeds as thin lines."""
-        trainings = {run_folders.name(one.path): one for one in run_folders.readable(self._root) if _trains(one)}
-        asked = [one for one in request.query_params.getlist("run") if one in trainings]
-        newest = sorted(trainings, key=lambda one: trainings[one].manifest.started_at)[-1:]
-        chosen = asked or [one for name in newest for one in self._alike(trainings[name])] or newest
-        drawn = [curves.training(trainings[name]) for name in chosen[-MOST_TRAININGS:]]
+        trainings = {run_folders.name(run.path): run for run in run_folders.readable(self._root) if _trains(run)}
+        asked = [name for name in request.query_params.getlist("run") if name in trainings]
+        newest = sorted(trainings, key=lambda name: trainings[name].manifest.started_at)[-1:]
+        chosen = asked or [other for name in newest for other in self._same_experiment(trainings[name])] or newest
+        drawn = [sections.training(trainings[name]) for name in chosen[-MOST_TRAININGS:]]
         facts_of = [
             (name, str(run.manifest.config.get("arm", "")), run.manifest.config.get("seed"), run.manifest.status)
             for name, run in sorted(trainings.items(), key=lambda item: item[1].manifest.started_at, reverse=True)
@@ -322,14 +282,17 @@ class Pages:
             title="Curves",
             trainings=facts_of,
             chosen=chosen,
-            drawn=drawn,
+            trained=drawn,
             left_out=len(chosen) - len(drawn),
-            charts=curves.charts(drawn),
-            legend=curves.legend(drawn),
             live=any(one.status == "running" for one in drawn),
         )
 
-    def _alike(self, run: Run) -> list[str]:
+    def chain(self, request: Request) -> Response:
+        """Show a run with all that it was made from, as `composer report` saves it."""
+        runs = run_folders.with_ancestors([self._run(request)])
+        return HTMLResponse(page.report(runs, base=self._base, image=self._image)[0])
+
+    def _same_experiment(self, run: Run) -> list[str]:
         """Return the trainings of the same model in the same environment, this one too; empty if it is the only one."""
         if not _trains(run):
             return []
@@ -363,7 +326,14 @@ class Pages:
     def _damaged(self, run: Run, damage: str) -> Response:
         """Show the facts of the manifest, which is intact; rows may not be what the run wrote."""
         name = run_folders.name(run.path)
-        return self._page("damaged", title=name, run=run, name=name, damage=damage, facts=_facts(run))
+        return self._page(
+            "damaged",
+            title=name,
+            run=run,
+            name=name,
+            damage=f"{damage}. {run_folders.REPAIR}",
+            facts=facts.manifest_labels(run),
+        )
 
     def _run(self, request: Request) -> Run:
         """Return the run of an address; only folders that are listed are opened, whatever else a name may point to."""
@@ -376,40 +346,16 @@ class Pages:
     def _intact(self, request: Request) -> Run:
         """Return the run of an address; `BadInput` where its files are damaged."""
         run = self._run(request)
-        if damage := _damage(run):
-            raise BadInput(f"{run_folders.name(run.path)}: {damage}. Rerun that stage, or restore the file.")
+        if damage := run_folders.damage(run):
+            raise BadInput(f"{run_folders.name(run.path)}: {damage}. {run_folders.REPAIR}")
         return run
 
     def _page(self, template: str, /, *, code: int = 200, **values: Any) -> HTMLResponse:
-        page = self._templates.get_template(f"{template}.html.j2").render(base=self._base, query=query, **values)
-        return HTMLResponse(visible(page).encode(errors="replace"), code)
+        return HTMLResponse(page.render(template, base=self._base, image=self._image, **values), code)
 
-
-def _facts(run: Run) -> list[str]:
-    """Return the facts of a run as lines."""
-    return "\n".join(f"{label:<8}{words}" for label, words in facts.described(run).items()).splitlines()
-
-
-def _tables(run: Run) -> list[tuple[str, int, list[str], list[dict[str, Any]]]]:
-    """Return name, number of rows, columns and first rows of every table."""
-    found = []
-    for name, rows in queries.first_rows(run, 20).items():
-        if rows:
-            columns = facts.readable_first(rows[0])
-            found.append((name.replace("_", " ").capitalize(), run.manifest.outputs[name]["rows"], columns, rows))
-    return found
-
-
-def _damage(run: Run) -> str:
-    """Return the first damaged file of a complete run in words; empty without one."""
-    return (run.damage("sizes") or "") if run.manifest.status == "complete" else ""
-
-
-def _arms(run: Run) -> list[str]:
-    """Return the arms of an evaluation, in order of their names."""
-    if not run.holds(EVAL_ITEM):
-        return []
-    return sorted({role.rpartition("/")[0] for role in run.manifest.models})
+    def _image(self, run: str, figure: str) -> str:
+        """Return the address of a figure."""
+        return f"{self._base}/figure/{run}/{quote(figure, safe='')}"
 
 
 def _wanted(request: Request, notes: Notes) -> tuple[RolloutFilter, int]:
@@ -493,34 +439,10 @@ def _two_arms(run: Run, arms: Sequence[str], asked: Mapping[str, str]) -> tuple[
     return str(first), str(second)
 
 
-def _families(run: Run, about: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return each family with the rates of the arms, and the gain that the verdict tested in it, if it did."""
-    tested = {subset["name"]: subset for subset in about.get("subsets") or () if subset["kind"] == "family"}
-    return [{**row, "tested": tested.get(row["family"])} for row in queries.families(run)]
-
-
-def _parted(run: Run, about: Mapping[str, Any]) -> queries.TaskPage | None:
-    """Return the numbers of tasks on which baseline and treatment differ; None where there are not both."""
-    arms = _arms(run)
-    if about.get("baseline") not in arms or about.get("treatment") not in arms:
-        return None
-    return queries.tasks(run, about["baseline"], about["treatment"], size=0)
-
-
-def _parting(first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Return the ids of the rollouts to open: the first two of equal seed and sample whose outcomes differ, or two."""
-    others = {(row["train_seed"], row["sample_idx"]): row for row in second}
-    for row in first:
-        other = others.get((row["train_seed"], row["sample_idx"]))
-        if other is not None and other["passed"] != row["passed"]:
-            return {row["item_id"], other["item_id"]}
-    # Arms with other seeds: one that passed beside one that failed, where there are such.
-    for passed in (True, False):
-        one = next((row for row in first if row["passed"] is passed), None)
-        other = next((row for row in second if row["passed"] is not None and row["passed"] is not passed), None)
-        if one is not None and other is not None:
-            return {one["item_id"], other["item_id"]}
-    return {row["item_id"] for row in (*first[:1], *second[:1])}
+def _opened(first: Sequence[Row], second: Sequence[Row]) -> set[str]:
+    """Return the ids of the rollouts to open: one that passed beside one that failed, or else the first of each arm."""
+    found = sections.contrasting(first, second) or sections.contrasting(second, first) or (*first[:1], *second[:1])
+    return {row["item_id"] for row in found}
 
 
 def page_of(link: str) -> str:
@@ -540,10 +462,10 @@ def page_of(link: str) -> str:
     return quote(text, safe="/?&=#%+:@,;~!$()*'[]-._")
 
 
-def serve(root: Path, port: int, tell: Callable[[str], None], page: str = "") -> None:
-    """Serve the runs below `root` on loopback until interrupted; `tell` is called with the address once it answers.
+def serve(root: Path, port: int, notify: Callable[[str], None], link: str = "") -> None:
+    """Serve the runs below `root` on loopback until interrupted; `notify` is called with the address once it answers.
 
-    port: 0 for one that is free. page: as `page_of` returns it. Raises `UsageError` where the port is taken.
+    port: 0 for one that is free. link: as `page_of` returns it. Raises `UsageError` where the port is taken.
     """
     token = secrets.token_urlsafe(16)
     with socket.socket() as listener:
@@ -559,7 +481,7 @@ def serve(root: Path, port: int, tell: Callable[[str], None], page: str = "") ->
         config = uvicorn.Config(
             build(root, token), log_level="warning", access_log=False, server_header=False, lifespan="off"
         )
-        tell(f"http://{HOST}:{listener.getsockname()[1]}/{token}/{page}")
+        notify(f"http://{HOST}:{listener.getsockname()[1]}/{token}/{link}")
         try:
             uvicorn.Server(config).run(sockets=[listener])
         except KeyboardInterrupt:

@@ -7,10 +7,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from composer_cli.report.charts import colours, ticks
-from composer_cli.show import runs as run_folders
-from composer_cli.show.facts import METRICS, metric_rows
-from stages.runs.run import Run
+from composer_cli.show.blocks import Points, Training, colours, ticks
+from composer_cli.show.facts import METRICS
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 320.0, 150.0, 44.0, 22.0
 MOST = 12
@@ -18,18 +16,6 @@ MOST = 12
 MOST_POINTS = 400
 """Points of a line: a drawing has fewer pixels."""
 NOT_DRAWN = ("step", "epoch", "num_tokens")
-Points = list[tuple[float, float]]
-
-
-@dataclass(frozen=True)
-class Training:
-    """A run whose metrics are drawn: its name, arm and seed, and its points by metric."""
-
-    name: str
-    arm: str
-    seed: str
-    status: str
-    series: dict[str, Points]
 
 
 @dataclass(frozen=True)
@@ -46,8 +32,8 @@ class CurveLine:
 class MetricChart:
     """One metric as SVG paths without styles, so that a page's colours hold in light and dark.
 
-    Places are in units of the drawing, WIDTH by HEIGHT; marks of both axes are pairs (place, label). `last` is the
-    newest value of a single training.
+    Positions are in units of the drawing, WIDTH by HEIGHT; marks of both axes are pairs (position, label).
+    `last` is the newest value of a single training.
     """
 
     title: str
@@ -57,20 +43,8 @@ class MetricChart:
     marks_y: list[tuple[float, str]]
 
 
-def training(run: Run) -> Training:
-    """Return what a run has logged so far."""
-    series: dict[str, Points] = {}
-    for index, row in enumerate(metric_rows(run)):
-        for name, value in row.items():
-            if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-                series.setdefault(name, []).append((float(row.get("step", index)), float(value)))
-    config = run.manifest.config
-    arm, seed = str(config.get("arm", "")), str(config.get("seed", ""))
-    return Training(run_folders.name(run.path), arm, seed, run.manifest.status, series)
-
-
 def charts(trainings: Sequence[Training]) -> list[MetricChart]:
-    """Return charts of the metrics, the report's first; other metrics that are constant are left out."""
+    """Return charts of the metrics, those with a title first; other metrics that are constant are left out."""
     numbers = colours(one.arm for one in trainings)
     drawn = []
     for name in dict.fromkeys([*METRICS, *(name for one in trainings for name in one.series)]):
@@ -81,13 +55,13 @@ def charts(trainings: Sequence[Training]) -> list[MetricChart]:
     return drawn[:MOST]
 
 
-def legend(trainings: Sequence[Training]) -> list[tuple[str, int, int]]:
-    """Return name, colour number and number of seeds of each arm."""
-    arms: dict[str, set[str]] = {}
+def legend(trainings: Sequence[Training]) -> list[tuple[str, str, int, int]]:
+    """Return name, losses, colour number and number of seeds of each arm."""
+    arms: dict[tuple[str, str], set[str]] = {}
     for one in trainings:
-        arms.setdefault(one.arm, set()).add(one.seed)
-    numbers = colours(arms)
-    return [(arm, numbers[arm], len(seeds)) for arm, seeds in sorted(arms.items())]
+        arms.setdefault((one.arm, one.losses), set()).add(one.seed)
+    numbers = colours(arm for arm, _ in arms)
+    return [(arm, losses, numbers[arm], len(seeds)) for (arm, losses), seeds in sorted(arms.items())]
 
 
 def _chart(title: str, name: str, trainings: Sequence[Training], numbers: dict[str, int]) -> MetricChart:
@@ -99,8 +73,8 @@ def _chart(title: str, name: str, trainings: Sequence[Training], numbers: dict[s
         axes.append(ticks(low, high, wanted) if high > low else ticks(low - 0.5, high + 0.5, wanted))
     across, up = axes
 
-    def place(x: float, y: float) -> tuple[float, float]:
-        """Return a point's place in the drawing; SVG counts down from the top."""
+    def position(x: float, y: float) -> tuple[float, float]:
+        """Return a point's position in the drawing; SVG counts down from the top."""
         return (
             round(LEFT + (x - across[0]) / (across[-1] - across[0]) * (WIDTH - LEFT - 8), 1),
             round(6 + (1 - (y - up[0]) / (up[-1] - up[0])) * (HEIGHT - BOTTOM - 6), 1),
@@ -110,7 +84,7 @@ def _chart(title: str, name: str, trainings: Sequence[Training], numbers: dict[s
         # Every n-th point and the last, which is the newest.
         shown = points[:: math.ceil(len(points) / MOST_POINTS)]
         shown = shown if shown[-1] == points[-1] else [*shown, points[-1]]
-        return "M" + " L".join("{},{}".format(*place(x, y)) for x, y in shown)
+        return "M" + " L".join("{},{}".format(*position(x, y)) for x, y in shown)
 
     seeds = {arm: [one for one in trainings if one.arm == arm] for arm in dict.fromkeys(one.arm for one in trainings)}
     lines = [
@@ -121,8 +95,8 @@ def _chart(title: str, name: str, trainings: Sequence[Training], numbers: dict[s
     for arm, some in seeds.items():
         if len(some) > 1 and len(mean := mean_of(one.series[name] for one in some)) > 1:
             lines.append(CurveLine(f"arm {arm}, mean of {len(some)} seeds", numbers[arm], path(mean)))
-    marks_x = [(place(mark, up[0])[0], f"{mark:g}") for mark in across if mark == int(mark)]
-    marks_y = [(place(across[0], mark)[1], f"{mark:.4g}") for mark in up]
+    marks_x = [(position(mark, up[0])[0], f"{mark:g}") for mark in across if mark == int(mark)]
+    marks_y = [(position(across[0], mark)[1], f"{mark:.4g}") for mark in up]
     last = trainings[0].series[name][-1][1] if len(trainings) == 1 else None
     return MetricChart(title, last, lines, marks_x, marks_y)
 

@@ -108,7 +108,7 @@ class Table(Sequence[dict[str, Any]]):
 
         A key `low..high` takes both values as a pair.
         """
-        heads = [line.strip().partition(": ") for line in columns.strip().splitlines()]
+        heads = [line.strip().partition(": ") for line in columns.splitlines() if line.strip()]
         keys = [tuple([*rest.split(), ""][:2]) for _, _, rest in heads]
         cells = [
             [tuple(map(record.get, key.split(".."))) if ".." in key else record.get(key) for key, _ in keys]

@@ -105,8 +105,8 @@ def test_rollouts_are_searched(site: Site, artifacts: Path, asked: str, total: i
 def test_tables_of_other_stages_have_names_and_what_a_reader_can_read_comes_first(site: Site, artifacts: Path) -> None:
     name = (artifacts / "replay-teachers" / "latest").resolve().name
     page = site.get(f"run/replay-teachers/{name}").text
-    heads = re.findall(r"<th>([^<]+)</th>", page)
-    assert "<h2>Teacher actions <small>" in page and "<h2>teacher_action/" not in page
+    heads = re.findall(r"<th>([^<]+)</th>", page[page.index("<h3>Teacher actions</h3>") :])
+    assert "<h3>teacher_action/" not in page
     assert heads[:2] == ["teacher", "action"] and heads.index("step") < heads.index("state sha256")
 
 
@@ -453,7 +453,10 @@ def test_every_answer_forbids_scripts_from_elsewhere_and_framing(site: Site) -> 
     assert "content-security-policy" in site.get(whole="/").headers
 
 
-@pytest.mark.parametrize("path", ["", f"run/{HOSTILE_RUN}", rollout_path(HOSTILE_RUN, HOSTILE.replace("\x00", ""))])
+@pytest.mark.parametrize(
+    "path",
+    ["", f"run/{HOSTILE_RUN}", f"chain/{HOSTILE_RUN}", rollout_path(HOSTILE_RUN, HOSTILE.replace("\x00", ""))],
+)
 def test_a_hostile_transcript_is_shown_and_obeyed_by_nobody(site: Site, path: str) -> None:
     answer = site.get(path)
     assert answer.status == 200

@@ -20,8 +20,7 @@ from support.view_site import (
     serving_view,
 )
 
-from composer_cli import report
-from composer_cli.report import chain
+from composer_cli.view import page
 
 pytest.importorskip("starlette", reason="starlette is not installed here, so `composer view` cannot be tried")
 pytestmark = [
@@ -209,10 +208,12 @@ def test_drawings_of_a_report_do_not_overlap(tab: Tab, tmp_path: Path, width: in
             config={"arm": arm, "seed": 0, "weights": {"grpo": 1.0}},
         )
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in steps))
-    page = report.write(tmp_path, chain(tmp_path, ["kata-A", "kata-B", "kata-C"]))
+    path = page.save(tmp_path, page.chain(tmp_path, ["kata-A", "kata-B", "kata-C"]))
     tab.look(width=width, height=900)
-    tab.open(page.as_uri())
-    boxes = "[...document.querySelectorAll('.plot svg, .curves figcaption')].map(e => e.getBoundingClientRect())"
+    tab.open(path.as_uri())
+    boxes = (
+        "[...document.querySelectorAll('.curves svg.curve, .curves figcaption')].map(e => e.getBoundingClientRect())"
+    )
     places = tab.value(f"JSON.stringify({boxes}.map(r => [r.left, r.top, r.right, r.bottom]))")
     drawn = json.loads(places)
     assert len(drawn) == 8

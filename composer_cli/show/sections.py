@@ -1,0 +1,588 @@
+"""The section about a run: the blocks that answer the question of its stage.
+
+A page of a run shows its section above its rows, a report is the sections of a chain. A stage without a line in
+`SECTIONS` has its report.txt alone.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import urlencode
+
+import orjson
+
+from composer_cli.show import rollout
+from composer_cli.show.blocks import (
+    Block,
+    Counts,
+    Dialogue,
+    Figure,
+    Findings,
+    Folded,
+    Interval,
+    Intervals,
+    Link,
+    Points,
+    Section,
+    Training,
+)
+from composer_cli.show.facts import metric_rows
+from composer_cli.show.rollout import ShownMessage, title_of
+from composer_cli.show.runs import name
+from stages.plurals import counted
+from stages.probe.checks.check import QUESTIONS
+from stages.rollouts import gate
+from stages.runs import queries
+from stages.runs.display import Table, cell, points
+from stages.runs.kinds import EVAL_ITEM, Row
+from stages.runs.queries import PairFilter, RolloutFilter, Side, TaskFilter
+from stages.runs.run import Run
+from stages.training.config import GRPO
+
+EXAMPLES = 3
+"""Preference pairs that are shown."""
+Blocks = Iterator[Block]
+
+
+def section(run: Run) -> Section | None:
+    """Return the section about a run; None for a stage without one."""
+    if run.manifest.stage not in SECTIONS:
+        return None
+    title, note, blocks = SECTIONS[run.manifest.stage]
+    return Section(name(run.path), title, note, list(blocks(run)))
+
+
+def findings(run: Run) -> Findings | None:
+    """Return the decision about a run, for a terminal; None where it has none."""
+    found = {"evaluate": evaluated, **dict.fromkeys(GATED, checked)}.get(run.manifest.stage)
+    return None if found is None else found(run)
+
+
+# Rollouts.
+
+
+def checked(run: Run) -> Findings | None:
+    """Return the result of the collection gate; None for a run that has not ended."""
+    summary = run.manifest.summary
+    if not (checks := summary.get("gate")):
+        return None
+    failed = summary.get("gate_failed", [])
+    unrecorded = [name for name, (_, total, *_) in checks.items() if not total and name not in failed]
+    passed = len(checks) - len(failed) - len(unrecorded)
+    title = f"{passed} of {len(checks)} checks passed" if failed or unrecorded else f"all {len(checks)} checks passed"
+    without = f", {len(unrecorded)} are about what is not recorded" if unrecorded else ""
+    missed = [f"{name}, {passed} of {total}" for name, (passed, total, *_) in checks.items() if name in failed]
+    return Findings(
+        f"Collection gate: {title}{without}",
+        lead=gate.advice(failed).strip(),
+        not_shown=missed,
+        sides=("passed", "FAIL"),
+    )
+
+
+def _gated(run: Run) -> Blocks:
+    """Yield the collection gate, with all its checks."""
+    if found := checked(run):
+        yield found
+    summary = run.manifest.summary
+    failed = summary.get("gate_failed", [])
+    checks = [
+        {
+            "check": name,
+            "result": "FAIL" if name in failed else "ok" if total else "not recorded",
+            "rows": f"{passed:,} of {total:,}",
+        }
+        for name, (passed, total, *_) in summary.get("gate", {}).items()
+    ]
+    if checks:
+        yield Folded(Table.of("All checks", checks, "check: check\nresult: result\nthat pass: rows number"))
+
+
+def _collected(run: Run) -> Blocks:
+    yield from _gated(run)
+    yield from _examples(run, FIRST)
+
+
+def _replayed(run: Run) -> Blocks:
+    summary = run.manifest.summary
+    if "verdict" in summary:
+        yield Findings(summary["verdict"], lead=summary["why"])
+    yield Table.of(
+        "The teachers",
+        [{**one, "tokens": one["prompt_tokens"] + one["completion_tokens"]} for one in summary.get("teachers", [])],
+        """teacher: teacher
+        answers: answers count
+        failed: failed count
+        tokens: tokens count
+        USD: cost_usd usd
+        USD a trace: usd_per_trace usd
+        median latency: p50_latency_s duration
+        p95: p95_latency_s duration""",
+        "Latency is that of one answer; a local model's batch counts by its size.",
+    )
+
+
+# Pairs.
+
+
+def _extracted(run: Run) -> Blocks:
+    summary, steps = run.manifest.summary, run.manifest.counts.get("planned", 0)
+    if "pairs" in summary:
+        pairs, density = counted(summary["pairs"], "pair"), summary["pairs_per_trace"]
+        lead = f"{pairs} from {counted(steps, 'step')}, {density:.2f} a trace."
+        yield Findings(summary["verdict"], lead=" ".join([lead, *_evidence_for_pairs(summary)]))
+    for title, counts in (("Pairs kept, by rule", "rules"), ("Steps without a pair, by reason", "dropped")):
+        if found := summary.get(counts):
+            yield Counts(title, dict(sorted(found.items(), key=lambda item: -item[1])), steps)
+    # One pair of every rule.
+    first = queries.pairs(run, size=0)
+    for rule, _ in (first.values["rule"] if first else [])[:EXAMPLES]:
+        page = queries.pairs(run, PairFilter(rule=rule), size=1)
+        for row in page.rows if page else ():
+            sides = [ShownMessage(side, row[side]) for side in ("chosen", "rejected")]
+            step = "" if row["step"] is None else f", step {row['step'] + 1}"
+            yield Dialogue(title_of(rule), f"{row['task_id']}{step}", sides)
+
+
+def _evidence_for_pairs(summary: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what supports the pairs of a run, in sentences."""
+    continued, alignment = summary.get("continued"), summary.get("alignment")
+    if continued and continued["difference"] is not None:
+        yield (
+            f"Played from their states, the chosen actions pass in {100 * continued['chosen']:.0f} % and the rejected "
+            f"ones in {100 * continued['rejected']:.0f} %: {100 * continued['difference']:+.0f} points "
+            f"[{100 * continued['low']:+.0f}, {100 * continued['high']:+.0f}]."
+        )
+    elif alignment:
+        yield (
+            f"Outcomes are in line with {100 * alignment['right']:.0f} % of votes; chance alone would give "
+            f"{100 * alignment['by_chance']:.0f} %. That is no test of the pairs."
+        )
+    agreement = summary.get("agreement") or summary.get("signal")
+    if agreement and agreement.get("roles"):
+        kappa, roles = agreement["kappa"], agreement["roles"]
+        yield (
+            f"Kappa of the teachers {kappa['kappa']:.2f}, p {_p(kappa['p_value'])}; a majority is against the student "
+            f"in {100 * roles['against_student']:.0f} % of states, against a teacher in its place in "
+            f"{100 * roles['against_teacher']:.0f} %, p {_p(roles['p_value'])}."
+        )
+
+
+def _p(value: float) -> str:
+    return f"{'= ' if value >= 0.001 else ''}{cell(value, 'p')}"
+
+
+# Training.
+
+
+def training(run: Run) -> Training:
+    """Return what a training has logged so far."""
+    series: dict[str, Points] = {}
+    for index, row in enumerate(metric_rows(run)):
+        for metric, value in row.items():
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+                series.setdefault(metric, []).append((float(row.get("step", index)), float(value)))
+    config = run.manifest.config
+    return Training(
+        name(run.path),
+        str(config.get("arm", "")),
+        str(config.get("seed", "")),
+        losses(config.get("weights", {})),
+        run.manifest.status,
+        series,
+    )
+
+
+def losses(weights: Mapping[str, float]) -> str:
+    """Return what an arm learns from, its losses and their weights: "GRPO + 1 dpo + 2 sft"."""
+    grpo = weights.get(GRPO, 1.0)
+    others = [f"{weight:g} {loss}" for loss, weight in weights.items() if weight and loss != GRPO]
+    return " + ".join([*([] if not grpo else ["GRPO" if grpo == 1 else f"{grpo:g} GRPO"]), *others])
+
+
+def _trained(run: Run) -> Blocks:
+    yield training(run)
+
+
+# Evaluation.
+
+
+def read_verdict(run: Run) -> dict[str, Any]:
+    """Return the verdict of an evaluation as its file holds it; empty where there is none."""
+    verdict: dict[str, Any] = orjson.loads(run.read_file("verdict.json") or b"{}")
+    return verdict if "decision" in verdict else {}
+
+
+def evaluated(run: Run) -> Findings | None:
+    """Return the decision of an evaluation, with what it shows and does not show; None where it has none."""
+    from composer_cli.show.conclusions import conclusions  # 0.3 s of numpy and statistics
+
+    if not (verdict := read_verdict(run)):
+        return None
+    found = conclusions(verdict)
+    return Findings(
+        ": ".join(filter(None, (verdict["decision"], verdict.get("claim")))),
+        shown=found.shown,
+        not_shown=found.not_shown,
+        note=" ".join(filter(None, (verdict["why"], verdict.get("estimand")))),
+        links=_tasks_that_differ(run, verdict),
+    )
+
+
+def arms(run: Run) -> list[str]:
+    """Return the arms of an evaluation, in order of their names; empty for other runs."""
+    return sorted({role.rpartition("/")[0] for role in run.manifest.models}) if run.holds(EVAL_ITEM) else []
+
+
+def _compare(run: Run, **asked: str) -> str:
+    return f"compare/{name(run.path)}?{urlencode(asked)}"
+
+
+def _tasks_that_differ(run: Run, verdict: Mapping[str, Any]) -> list[Link]:
+    """Return links to the tasks on which baseline and treatment differ, and to the comparison with the control."""
+    played, baseline, treatment = arms(run), verdict.get("baseline"), verdict.get("treatment")
+    if baseline not in played or treatment not in played:
+        return []
+    tasks = queries.tasks(run, baseline, treatment, size=0)
+    differing: tuple[tuple[Side, str, int], ...] = (
+        ("first", f"{treatment} failed, {baseline} passed", tasks.first_more),
+        ("second", f"{treatment} passed, {baseline} failed", tasks.second_more),
+    )
+    links = [
+        Link(f"{words}: {counted(number, 'task')}", _compare(run, a=baseline, b=treatment, side=side))
+        for side, words, number in differing
+    ]
+    if verdict.get("over_control"):
+        control = verdict["control"]
+        links.append(Link(f"{control} and {treatment}, task by task", _compare(run, a=control, b=treatment)))
+    return links
+
+
+def _evaluation(run: Run) -> Blocks:
+    verdict = read_verdict(run)
+    if not verdict:
+        return
+    if found := evaluated(run):
+        yield found
+    yield from _differences(verdict)
+    yield from _arms(verdict)
+    yield from _parts(run, verdict)
+    if removal := orjson.loads(run.read_file("projected.json") or b"null"):
+        yield from _projected(removal)
+    yield from _compared_examples(run, verdict)
+
+
+RATES = (
+    ("pass@1", "baseline", "gain"),
+    ("pass@1", "control", "over_control"),
+    ("hacked", "baseline", "hacked"),
+    ("suspect", "baseline", "hacked_loose"),
+    ("protocol", "baseline", "protocol"),
+)
+"""Rates that are compared, the field that names the arm compared with, and the field with the difference."""
+
+
+def _differences(verdict: Mapping[str, Any]) -> Blocks:
+    """Yield the paired differences, drawn and as numbers."""
+    treatment = str(verdict.get("treatment"))
+    found = [
+        {"of": of, "title": f"{of}, {treatment} \u2212 {verdict[other]}", **verdict[key]}
+        for of, other, key in RATES
+        if verdict.get(key)
+    ]
+    for of in dict.fromkeys(one["of"] for one in found):
+        rows = [_interval(one["title"], treatment, one, "estimate") for one in found if one["of"] == of]
+        if of == "pass@1" or any(row.estimate for row in rows):
+            title = "Differences between arms, paired by task" if of == "pass@1" else ""
+            yield Intervals(title, rows, _power(verdict, found[0]) if of == "pass@1" else "", difference=True)
+    yield Table.of(
+        "",
+        [{**one, "tasks": f"{one['wins']} / {one['losses']}"} for one in found],
+        """difference: title
+        points: estimate points
+        95 % interval: low..high interval
+        p: p_value p
+        CR2 interval: cr2_low..cr2_high interval
+        up / down: tasks number
+        80 % power from: mde size""",
+        found[0]["method"] if found else "",
+    )
+
+
+def _interval(label: str, arm: str, measured: Mapping[str, Any], estimate: str) -> Interval:
+    return Interval(label, arm, measured[estimate], measured["low"], measured["high"], measured.get("p_value"))
+
+
+def _power(verdict: Mapping[str, Any], gain: Mapping[str, Any]) -> str:
+    """Return how much was measured, and which differences would show."""
+    shows = "Too few units to show anything."
+    if gain["mde"] is not None:
+        shows = f"Differences from {cell(gain['mde'], 'size')} points on show with 80 % power."
+    units = f"{gain['num_units']} sampling units ({gain['unit']}), {counted(gain['num_seeds'], 'training seed')}"
+    elsewhere = f" In other units: {cell(tuple(gain['elsewhere']), 'interval')}." if gain["elsewhere"] else ""
+    lost = ""
+    if verdict["num_lost"] and verdict["worst"]:
+        ends = f"{points(verdict['worst']['low'])} to {points(verdict['best']['high'])}"
+        lost = f" Whatever the {counted(verdict['num_lost'], 'lost rollout')} would have been: {ends}."
+    return f"{counted(gain['num_tasks'], 'task')} in {units}. {shows}{elsewhere}{lost}"
+
+
+def _arms(verdict: Mapping[str, Any]) -> Blocks:
+    """Yield the arms: pass rates drawn, and everything as numbers."""
+    records = sorted(verdict["arms"], key=lambda arm: (arm["arm"] != "start", arm["arm"]))
+    measured = [arm for arm in records if arm["pass_rate"] is not None]
+    if measured:
+        yield Intervals(
+            "Pass rates of the arms", [_interval(arm["arm"], arm["arm"], arm, "pass_rate") for arm in measured]
+        )
+    k = max((arm["k"] for arm in records), default=1)
+    yield Table.of(
+        "The arms",
+        [{**arm, "num_errors": sum(arm["errors"].values()), "cost_usd": arm["cost_usd"] or None} for arm in records],
+        f"""arm: arm
+        pass@1: pass_rate percent
+        95 % interval: low..high percents
+        {f"pass@{k}: pass_at_k percent" if k > 1 else ""}
+        strict: strict_rate percent
+        loose: loose_rate percent
+        hacked: hacked_rate percent
+        suspect: hacked_loose_rate percent
+        keeps the protocol: protocol_rate percent
+        tasks: num_tasks count
+        rollouts: num_items count
+        errors: num_errors count
+        USD a rollout: cost_usd short
+        tokens a rollout: sampled_tokens count""",
+    )
+    trained = [arm["arm"] for arm in records if arm["arm"] != "start"]
+    yield Table(
+        ["setting", *trained],
+        [
+            [
+                f"{one['setting']}{'' if one['channel'] else ' (no channel)'}",
+                *(one["values"].get(arm, "\u2013") for arm in trained),
+            ]
+            for one in verdict["differences"]
+        ],
+        title="What differs between the arms",
+        formats=["", *["number"] * len(trained)],
+    )
+
+
+def _parts(run: Run, verdict: Mapping[str, Any]) -> Blocks:
+    """Yield the families with the rates of the arms, and the gains in other parts that the verdict tested."""
+    baseline, treatment = verdict["baseline"], verdict["treatment"]
+    tested = {part["name"]: part for part in verdict["subsets"] if part["kind"] == "family"}
+    names = sorted((arm["arm"] for arm in verdict["arms"]), key=lambda arm: (arm != "start", arm))
+    cells = []
+    for row in queries.families(run):
+        family, rates = row["family"], row["rates"]
+        part, ends = tested.get(family), (rates.get(treatment), rates.get(baseline))
+        gain = part["estimate"] if part else None if None in ends else ends[0] - ends[1]
+        link = Link(family, _compare(run, a=baseline, b=treatment, family=family))
+        cells.append([link, gain, *map(rates.get, names), row["num_tasks"], part and part["p_holm"]])
+    yield Table(
+        ["family", f"{treatment} \u2212 {baseline}", *names, "tasks", "p after Holm"],
+        cells,
+        title="By family",
+        formats=["", "gain", *["percent"] * len(names), "count", "p"],
+    )
+    yield Table.of(
+        "In other parts",
+        [part for part in verdict["subsets"] if part["kind"] != "family"],
+        """part: kind
+        name: name
+        points: estimate gain
+        tasks: num_tasks count
+        p: p_value p
+        p after Holm: p_holm p""",
+    )
+
+
+def _projected(removal: Mapping[str, Any]) -> Blocks:
+    """Yield what a direction that was taken out of training changed."""
+    cells = [
+        [
+            one["taken_out"],
+            one["arm"],
+            *(
+                value
+                for share in (one["hacks"], one["right"])
+                for value in (share["rate"], (share["low"], share["high"]))
+            ),
+        ]
+        for one in removal["arms"]
+    ]
+    yield Table(
+        ["taken out", "arm", "hacks", "95 % interval of hacks", "right", "95 % interval of right"],
+        cells,
+        title="What was taken out of training",
+        formats=["", "", "percent", "percents", "percent", "percents"],
+    )
+    yield Table.of(
+        "",
+        [
+            {**one["difference"], "title": f"{one['rate']}, {one['arm']} \u2212 {one['other']}"}
+            for one in removal["effects"]
+        ],
+        "difference: title\npoints: estimate points\n95 % interval: low..high interval\np: p_value p",
+    )
+
+
+# The gradient probe.
+
+LEADS = {
+    "PASS": "The direction tells hacks from other answers beyond random directions, problems, length and source.",
+    "FAIL": "A check that must hold does not.",
+    "INCONCLUSIVE": "There is too little to judge by.",
+}
+"""The first sentence on each verdict of the probe."""
+FIGURES = {
+    "01_cosine_by_step": "Cosine of the teacher's rows by step, against the band of random directions",
+    "02_cosine_in_out": "Cosine of gradient and update, before and after the projection",
+    "03_fired": "Share of modules in which the projection took something out",
+    "04_buckets": "Cosine by kind of answer, a thin line a problem",
+    "05_placebos": "v among random directions: how strongly each tells hacks from other answers",
+    "06_length_and_hedging": "Cosine against length and hedging",
+    "07_modules": "Where in the model hacks and other answers part",
+    "08_ratios": "Importance ratios and effective sample size",
+    "09_rates": "Hacks and solutions of the student along its trajectories",
+    "10_drift": "How far the basis and the weights have moved",
+    "watch": "The push toward the hack along a training, with the alarm; alignment; rates of its rollouts",
+}
+
+
+def _checks(run: Run, document: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = orjson.loads(run.read_file(f"{document}.json") or b"[]")
+    return [{**check, "question": QUESTIONS.get(check["check"], check["threshold"])} for check in found]
+
+
+def _probed(run: Run) -> Blocks:
+    """Yield the verdict of the probe and all its checks, those that decide first."""
+    status = run.manifest.summary.get("verdict")
+    if status is None:
+        return
+    checks = _checks(run, "uat")
+    missed = [check["check"] for check in checks if check["severity"] == "gate" and check["status"] != "PASS"]
+    left = f" Not passed: {', '.join(missed)}." if missed else ""
+    yield Findings(f"Gradient probe: {status}", lead=f"{LEADS[status]}{left}")
+    for title, severity in (
+        ("Checks that decide", "gate"),
+        ("Reported because the plan asked for it; decides nothing", "report"),
+    ):
+        yield Table.of(
+            title,
+            [check for check in checks if check["severity"] == severity],
+            """check: check
+            result: status
+            statistic: stat short
+            random: placebo_q95 short
+            asked: question
+            needed: threshold
+            found: detail""",
+        )
+
+
+def _guarded(document: str) -> Callable[[Run], Blocks]:
+    """Return the blocks of a stage that guards its own work by checks, which it keeps in this document."""
+
+    def blocks(run: Run) -> Blocks:
+        if "verdict" in run.manifest.summary:
+            checks = [check for check in _checks(run, document) if check["severity"] == "gate"]
+            passed = [check["check"] for check in checks if check["status"] == "PASS"]
+            about = filter(None, (run.manifest.stage.removeprefix("probe-"), run.manifest.summary.get("arm")))
+            yield Findings(
+                f"{' '.join(about)}: {run.manifest.summary['verdict']}",
+                shown=[", ".join(passed)] if passed else [],
+                not_shown=[
+                    f"{check['check']} needs {check['threshold']}: {check['detail']}"
+                    for check in checks
+                    if check["status"] != "PASS"
+                ],
+                sides=("passed", "not passed"),
+            )
+        yield from _figures(run)
+
+    return blocks
+
+
+def _figures(run: Run) -> Blocks:
+    for figure in run.manifest.summary.get("figures", []):
+        csv = (run.read_file(f"{figure}.csv") or b"").decode()
+        yield Figure(name(run.path), figure, FIGURES.get(figure, title_of(figure)), csv)
+
+
+# The few rollouts worth reading first.
+
+
+def _examples(run: Run, wanted: Sequence[tuple[RolloutFilter, str]]) -> Blocks:
+    """Yield the first rollout of each filter, with the reason why it is shown."""
+    for fitting, why in wanted:
+        page = queries.page(run, fitting, size=1)
+        for row in page.rows if page else ():
+            yield from _example(run, row["id"], why)
+
+
+def _example(run: Run, rollout_id: str, why: str) -> Blocks:
+    if found := rollout.read(run, rollout_id):
+        yield Dialogue(f"{why[0].upper()}{why[1:]}", rollout_id, found.messages)
+
+
+def _compared_examples(run: Run, verdict: Mapping[str, Any]) -> Blocks:
+    """Yield the first task that only the treatment passed and the first that only the baseline did, both arms of each.
+
+    Also a rollout that tampered with its tests, if there is one.
+    """
+    baseline, treatment = verdict["baseline"], verdict["treatment"]
+    sides: tuple[tuple[Side, str, str], ...] = (("second", treatment, baseline), ("first", baseline, treatment))
+    for side, winner, loser in sides:
+        for task in queries.tasks(run, baseline, treatment, TaskFilter(side), size=1).rows:
+            passed, failed = (queries.of_task(run, task["task_id"], arm) for arm in (winner, loser))
+            if found := contrasting(passed, failed):
+                yield from _example(run, found[0]["item_id"], f"{winner} passed where {loser} failed")
+                yield from _example(run, found[1]["item_id"], f"{loser} failed where {winner} passed")
+    yield from _examples(run, [TAMPERED])
+
+
+def contrasting(passed: Sequence[Row], failed: Sequence[Row]) -> tuple[Row, Row] | None:
+    """Return one of the first rollouts that passed and one of the second that failed; None without both.
+
+    They are of one training seed and one sample where there are such.
+    """
+    won, lost = [row for row in passed if row["passed"]], [row for row in failed if row["passed"] is False]
+    keys = ("train_seed", "sample_idx")
+    alike = ((one, other) for one in won for other in lost if all(one[key] == other[key] for key in keys))
+    return next(alike, (won[0], lost[0]) if won and lost else None)
+
+
+TAMPERED = (RolloutFilter(hacked=True), "visible tests passed because they were tampered with")
+FIRST = [TAMPERED, (RolloutFilter(reward="passed"), "passed"), (RolloutFilter(reward="failed"), "failed")]
+"""Which rollouts of a collection are shown, and why."""
+GATED = ("collect", "import", "normalize")
+"""Stages whose rollouts pass the collection gate."""
+CLEAN = ("Is the trace stream clean?", "", _collected)
+TRUSTED = ("Can the probe be trusted?", "What a stage checked of its own work before anything was concluded.")
+SECTIONS: dict[str, tuple[str, str, Callable[[Run], Blocks]]] = {
+    "evaluate": (
+        "Does it help?",
+        "pass@1 on held-out tasks, with 95 % intervals over what is drawn independently: the environment's sampling "
+        "units, or tasks within units that are fixed.",
+        _evaluation,
+    ),
+    "probe-uat": (
+        "Does the gradient tell hacks?",
+        "Beside each statistic is the 95th percentile of the same over random directions.",
+        _probed,
+    ),
+    "probe-extract-vhack": (*TRUSTED, _guarded("validation")),
+    "probe-teacher-pool": (*TRUSTED, _guarded("checks")),
+    "probe-replay": (*TRUSTED, _guarded("checks")),
+    "probe-compare": (*TRUSTED, _guarded("compare")),
+    "probe-watch": (*TRUSTED, _guarded("checks")),
+    "probe-plot": ("What the probe measured", "", _figures),
+    "train": ("How training went", "", _trained),
+    **dict.fromkeys(GATED, CLEAN),
+    "replay-teachers": ("Are the teachers affordable?", "", _replayed),
+    "extract-pairs": ("Do the pairs prefer what passes?", "", _extracted),
+}
+"""The question of each stage, a note on its answer, and its blocks, in the order of a report."""
