@@ -7,7 +7,7 @@ student in half of them. Each contender runs in a process of its own, from Parqu
 in every round. pandas and datasets do
 the least that can be called the same: they join, take the majority of equal texts, and write chosen and rejected where
 it is against the student. `vote` is what of ours can be called the same, though it does more: canonical forms,
-both rules, who backs each pair and what it cost, all columns of `pair/4`. `extract-pairs` is the whole stage: with the
+both rules, who backs each pair and what it cost, all columns of `pair/1`. `extract-pairs` is the whole stage: with the
 audit of the teachers, tests of signal, digests and the table of states. All find the same pairs against the student.
 """
 

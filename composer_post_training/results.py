@@ -248,15 +248,14 @@ def _messages(row: Row, steps: Sequence[Row]) -> list[Message]:
 
 
 def _difference(document: Mapping[str, Any], field: str, rate: str, other: str) -> Difference:
-    """Return one difference of a verdict. Those of 46e634e count families, without a noun."""
+    """Return one difference of a verdict."""
     found, adjusted = document[field], document.get("secondary") or {}
-    noun, number = found.get("unit", "family"), found.get("num_units", found.get("num_families"))
     return Difference(
         rate=rate,
         treatment=document["treatment"],
         baseline=document[other],
         **{name: found[name] for name in ("estimate", "low", "high", "p_value", "num_tasks", "num_seeds")},
         p_holm=adjusted.get(field),
-        units=counted(number, noun),
+        units=counted(found["num_units"], found["unit"]),
         verdict=document["decision"] if field == "gain" else None,
     )

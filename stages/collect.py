@@ -70,7 +70,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         for unit in out.journal.read(names):
             account.add(unit["rollout"], len(unit["steps"]))
             collection_gate.add(unit["rollout"], unit["steps"])
-            yield ROLLOUT.upgraded(unit["rollout"])
+            yield unit["rollout"]
 
     out.table(TASK, map(task_row, tasks))
     out.table(ROLLOUT, rollouts())
@@ -147,7 +147,7 @@ def task_row(task: Task) -> Row:
 
 STAGE = Stage(
     name="collect",
-    version=2,
+    version=1,
     config=Config,
     outputs={"tasks": TASK, "rollouts": ROLLOUT, "steps": STEP},
     plan=plan,

@@ -79,7 +79,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 
 STAGE = Stage(
     name="substrates",
-    version=2,
+    version=1,
     config=Config,
     plan=plan,
     run=run,

@@ -291,8 +291,7 @@ def _finish(
 ) -> None:
     """Write the items, the verdict, the chart and the report; raise `Incomplete` where rollouts failed."""
     names = [item["item_id"] for item in items]
-    # An attempt of an older version may have played some.
-    played = (EVAL_ITEM.upgraded(record["item"]) for record in out.journal.read(names))
+    played = (record["item"] for record in out.journal.read(names))
     out.table(EVAL_ITEM, chain(played, (item for item in items if item["item_id"] not in out.journal)))
     failed = sum(item["error_type"] is not None for item in items)
     out.count(planned=len(items), done=len(items) - failed, failed=failed)
@@ -323,7 +322,7 @@ def _finish(
 
 STAGE = Stage(
     name="evaluate",
-    version=2,
+    version=1,
     config=Config,
     inputs={
         "arms": Slot(CHECKPOINT, many=True, optional=True),

@@ -323,7 +323,7 @@ def _compare_groups(imported: Run, config: Config, out: RunWriter) -> None:
 
 STAGE = Stage(
     name="extract-pairs",
-    version=5,
+    version=1,
     config=Config,
     inputs={"rollouts": Slot(STEP), "teacher_actions": Slot(TEACHER_ACTION, unless=(ORIGIN,))},
     outputs={"pairs": PAIR, "states": STATE, "continuations": CONTINUATION},

@@ -76,8 +76,7 @@ class Config(StageConfig):
     def identity(self) -> dict[str, Any]:
         """Replace the paths by the content of the files: the same files elsewhere are the same work."""
         contents = [[source.label, source.sha256] for source in self.sources()]
-        off = {} if self.redact else {"redact": False}
-        return {"format": self.format, "model": self.model, "files": contents, **off}
+        return {"format": self.format, "model": self.model, "redact": self.redact, "files": contents}
 
     def sources(self) -> Sequence[Source]:
         """Return the files to read; a saved log counts as one with the files around it."""
@@ -381,7 +380,7 @@ def _finish(session: ImportSession, config: Config, out: RunWriter, remarks: lis
             models.add(unit["rollout"]["model"])
             recorded = orjson.loads(unit["origin"]["extra_json"]).get(RECORDED_REWARD)
             withheld.update([] if recorded is None else [f"{recorded:g}"])
-            yield ROLLOUT.upgraded(unit["rollout"])
+            yield unit["rollout"]
 
     def origins() -> Iterator[Row]:
         # Whether a rollout entered a batch is known where any file of batches was read.
@@ -508,7 +507,7 @@ def _drop_lines(drops: list[Drop], dropped: Counter[str]) -> list[str]:
 
 STAGE = Stage(
     name="import",
-    version=3,
+    version=1,
     config=Config,
     outputs={"tasks": TASK, "rollouts": ROLLOUT, "steps": STEP, "origins": ORIGIN},
     plan=plan,

@@ -318,7 +318,7 @@ def _about_tests(generator: "TaskGenerator") -> list[str]:
 
 STAGE = Stage(
     name="tasks",
-    version=2,
+    version=1,
     config=Config,
     outputs={"tasks": TASK},
     plan=plan,

@@ -134,8 +134,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     out.table(SELECTION, judged())  # fills `dropped`, which the other tables need
     for kind in (ROLLOUT, STEP, ORIGIN):
         if source.holds(kind):
-            rows = (row for row in source.scan(kind).rows() if row["rollout_id"] not in dropped)
-            out.table(kind, map(kind.upgraded, rows))
+            out.table(kind, (row for row in source.scan(kind).rows() if row["rollout_id"] not in dropped))
     if source.holds(TASK):
         out.table(TASK, source.scan(TASK).rows())
     _report(counted, checks.checks(counted.kept.rollouts), out)

@@ -275,7 +275,7 @@ def _notes(answers: AnswerSummary, spent: list[Spending], omitting: int, spared:
 
 STAGE = Stage(
     name="replay-teachers",
-    version=3,
+    version=1,
     config=Config,
     inputs={"rollouts": Slot(STEP)},
     outputs={"teacher_actions": TEACHER_ACTION},

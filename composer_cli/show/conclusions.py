@@ -41,8 +41,7 @@ def conclusions(verdict: Document) -> Conclusions:
     gain = verdict.get("gain")
     if verdict["decision"] == INVALID_RUN or not gain:
         return Conclusions([], [f"Anything about the arms. {verdict['why']}"])
-    # Of older evaluations nothing is known about cuts.
-    found = Conclusions([], [f"What the arms can do. {verdict['cut']}"] if verdict.get("cut") else [])
+    found = Conclusions([], [f"What the arms can do. {verdict['cut']}"] if verdict["cut"] else [])
     _gain(verdict, gain, found)
     _control(verdict, found)
     _conduct(verdict, found)

@@ -239,7 +239,7 @@ class RunLine:
     cost_usd: float = 0.0
     seconds: float = 0.0
     device: str = ""
-    """Where it runs or ran; empty for a run of an older Composer."""
+    """Where it runs or ran."""
     reason: str = ""
 
 

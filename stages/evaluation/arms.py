@@ -326,14 +326,6 @@ def sampling_unit_of(env: str) -> SamplingUnit:
     return envs.sampling_unit(env) if env in envs.ENVIRONMENTS else SamplingUnit()
 
 
-def evaluated_items(run: Run) -> list[Row]:
-    """Return an evaluation's items; of one older than sampling units, with those of its environment."""
-    items = run.rows(EVAL_ITEM)
-    env = run.manifest.config.get("env", {}).get("name", "")
-    of_family = sampling_unit_of(env).of_family
-    return [item if item.get("unit") else {**item, "unit": of_family(item["family"] or "")} for item in items]
-
-
 def rollout_items(run: Run, arm: str | None = None) -> Iterator[tuple[Row, Row]]:
     """Yield the rollouts of a run, each with its `eval_item` row: of this arm, or of the model that it names.
 

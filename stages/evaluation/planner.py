@@ -26,7 +26,7 @@ from pydantic import Field
 
 from stages.envs.base import SamplingUnit
 from stages.errors import UsageError
-from stages.evaluation.arms import START, Item, evaluated_items, failed, rollout_items, sampling_unit, without_twins
+from stages.evaluation.arms import START, Item, failed, rollout_items, sampling_unit, without_twins
 from stages.evaluation.comparison import gain_by_seed, outcomes
 from stages.evaluation.flips import draw_signs
 from stages.evaluation.paired import MIN_SEEDS, pair, rejects
@@ -258,7 +258,7 @@ def study(
     """
     items: list[Row] = []
     for run in pilots:
-        items += evaluated_items(run) if run.holds(EVAL_ITEM) else [item for _, item in rollout_items(run, START)]
+        items += run.rows(EVAL_ITEM) if run.holds(EVAL_ITEM) else [item for _, item in rollout_items(run, START)]
     names = TaskModel.__annotations__
     given = {name: (getattr(asked, name), GIVEN) for name in names if getattr(asked, name) is not None}
 

@@ -115,7 +115,7 @@ def rollout_id(item: ReadTrajectory) -> str:
 
 
 def _steps(trajectory: Trajectory, identity: Row, reward: float | None) -> list[Row]:
-    """Return `step/2` rows: the messages that each state gained, and token ids as deltas where prompts extend.
+    """Return `step/1` rows: the messages that each state gained, and token ids as deltas where prompts extend.
 
     The reward is on the last step and 0 on the others; null on all where the rollout has none.
     """

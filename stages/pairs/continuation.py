@@ -52,7 +52,7 @@ MIN_UNITS = fewest_units(ALPHA)
 MIN_TESTED = 0.5
 """Share of the pairs that has to be tested for a verdict: more that could not be restored may be of another kind."""
 PairBatches = Sequence[pa.RecordBatch]
-"""The `pair/4` rows of an extraction, block by block."""
+"""The `pair/1` rows of an extraction, block by block."""
 SignalVerdict = Literal["SIGNAL", "NO SIGNAL", "UNDECIDED", "TOO LITTLE DATA"]
 
 

@@ -241,7 +241,7 @@ def pair_rows(
     found: Sequence[tuple[AlikeStates, Pattern]],
     tasks: Mapping[str, Task],
 ) -> pa.RecordBatch:
-    """Return the `pair/4` rows of a block, in the order of states and of the pairs in each.
+    """Return the `pair/1` rows of a block, in the order of states and of the pairs in each.
 
     Without those that choose an action which ends the episode and fails.
     """

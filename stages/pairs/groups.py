@@ -317,7 +317,7 @@ def pair_row(
     num_teachers: int,
     compared_by: str,
 ) -> Row:
-    """Return one `pair/4` row of imported groups.
+    """Return one `pair/1` row of imported groups.
 
     `step` names the rollout, the step and the digest of the state, `state` its row of `states`.
     """

@@ -221,14 +221,7 @@ class PolicyConfig(Settings):
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that affect answers, with a digest of the local folder or of the embedded recipe."""
-        own = {**super().identity(), "weights": weights_identity(self)}
-        # Without options the fingerprint is that of a policy which was written before servers were started here.
-        if not self.server.args:
-            del own["server"]
-        # And that of a policy of which fixed batches could not be set otherwise.
-        if self.lockstep == type(self).model_fields["lockstep"].default:
-            del own["lockstep"]
-        return own
+        return {**super().identity(), "weights": weights_identity(self)}
 
     def key(self) -> str:
         """Return the API key from the environment, redacted from now on; `UsageError` without one.

@@ -88,7 +88,7 @@ def _compare_scores(scores: list[Run], replays: list[Run], config: Config) -> "C
 
 STAGE = Stage(
     name="probe-compare",
-    version=2,
+    version=1,
     config=Config,
     inputs={
         "scores": Slot(PROBE_SCORE, many=True, optional=True),

@@ -474,7 +474,7 @@ WATCH_RATES = {
 def watch_png(rows: list[Row], threshold: float | None) -> bytes:
     """Draw a watched training: push toward the hack and threshold, cosines in sd of random directions, rollout rates.
 
-    `rows` are `watched/3` rows in order of steps.
+    `rows` are `watched/1` rows in order of steps.
     """
     with rc_context({**STYLE, "figure.figsize": (8.6, 7.4)}):
         figure = Figure()

@@ -57,7 +57,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 
 STAGE = Stage(
     name="probe-plot",
-    version=3,
+    version=1,
     config=Config,
     inputs={
         "replays": Slot(PROBE_ROW, many=True, optional=True),

@@ -103,7 +103,7 @@ def _report(placebos: Sequence[Row], chance: Mapping[str, float], replay: Run, f
 
 STAGE = Stage(
     name="probe-score",
-    version=2,
+    version=1,
     config=Config,
     inputs={"rows": Slot(PROBE_ROW), "directions": Slot(DIRECTION, many=True)},
     outputs={"probe_scores": PROBE_SCORE, "placebos": PLACEBO},

@@ -52,7 +52,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 
 STAGE = Stage(
     name="probe-uat",
-    version=2,
+    version=1,
     config=Config,
     inputs={
         "pool": Slot(POOL_ROW),

@@ -97,7 +97,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 
 STAGE = Stage(
     name="probe-watch",
-    version=3,
+    version=1,
     config=Config,
     inputs={
         "training": Slot(TRAINING_REWARD),

@@ -1,6 +1,6 @@
 """Episodes as rows and journal records, and rollouts, states and pairs read back from rows.
 
-A `step/2` row holds what the transcript and the token ids gained since the step before, so that each is stored once;
+A `step/1` row holds what the transcript and the token ids gained since the step before, so that each is stored once;
 `transcripts`, `states` and `prompt_ids` rebuild the full values of one rollout. A `state/1` row holds what a state has
 more than the state that it follows; `pairs_with_states` joins pairs with theirs. `rollout_rows` reads a run one rollout
 after the other, so that the run may exceed memory.
@@ -25,7 +25,7 @@ from stages.runs.run import Run
 
 
 class RolloutPayload(TypedDict):
-    """What a stage writes of one rollout into its journal: the `rollout/3` row and the `step/2` rows."""
+    """What a stage writes of one rollout into its journal: the `rollout/1` row and the `step/1` rows."""
 
     rollout: Row
     steps: list[Row]
@@ -79,7 +79,7 @@ def work_columns(work: Work) -> Row:
 
 
 def step_rows(episode: Episode, policy: Policy) -> list[Row]:
-    """Return the `step/2` rows, dense from 0; tokens as deltas, so that the ids of an episode are stored once.
+    """Return the `step/1` rows, dense from 0; tokens as deltas, so that the ids of an episode are stored once.
 
     The last step has the terminal reward, the others 0.0; all are null when the episode was not scored.
     """
@@ -164,17 +164,9 @@ def action_facts(episode: Episode) -> Row:
 
 
 def item_steps(item: Row) -> list[Row]:
-    """Return the `step/2` rows of an item of an evaluation, as far as it holds them; token ids are null.
-
-    In items before version 4 the last answers of the conversation are the actions.
-    """
+    """Return the `step/1` rows of an item of an evaluation, as far as it holds them; token ids are null."""
     messages: list[Message] = orjson.loads(item.get("transcript_json") or "[]")
-    if item.get("steps_json"):
-        facts: list[Row] = orjson.loads(item["steps_json"])
-    else:
-        answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
-        number = item["num_steps"] or 0
-        facts = [{"message": place} for place in (answers[-number:] if number else [])]
+    facts: list[Row] = orjson.loads(item.get("steps_json") or "[]")
     places = [fact["message"] for fact in facts]
     rows = []
     for number, (start, place, end) in enumerate(zip([0, *places], places, [*places[1:], len(messages)], strict=False)):
@@ -188,7 +180,7 @@ def item_steps(item: Row) -> list[Row]:
             "action": messages[place]["content"],
             "observation": "\n".join(message["content"] for message in observed),
         }
-        rows.append(STEP.upgraded(row))
+        rows.append({**dict.fromkeys(STEP.columns), **row})
     return rows
 
 
@@ -329,12 +321,9 @@ def read_states(rows: Iterable[Row]) -> Iterator[tuple[str, list[Message], list[
 def pairs_with_states(run: Run) -> Iterator[Row]:
     """Yield the pairs of a run, each with `messages_json` and `prompt_token_ids` of its state; the ids may be None.
 
-    Each state is in memory once, however many pairs name it. Pairs before version 4 have both in their own row.
+    Each state is in memory once, however many pairs name it.
     """
     table = run.scan(PAIR)
-    if "messages_json" in table.columns:
-        yield from table.rows()
-        return
     wanted = {row["state_id"] for row in table.rows(["state_id"])}
     held = {
         name: (store.encode(messages).decode(), ids)

@@ -48,10 +48,6 @@ class Kind:
             missing, extra = self.columns.keys() - row.keys(), row.keys() - self.columns.keys()
             raise UsageError(f"A {self} row does not fit: missing {sorted(missing)}, unknown {sorted(extra)}.")
 
-    def upgraded(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a row that an older version wrote, with null for the columns that were added since."""
-        return {**dict.fromkeys(self.columns), **row}
-
     def stable(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return the row without its wall-time columns."""
         return {name: row[name] for name in self.columns if name not in self.wall}
@@ -73,15 +69,15 @@ WORK: Mapping[str, pa.DataType] = {
 """Columns of a rollout, and of an item of an evaluation, that hold what the agent left and how its tests ended."""
 EVAL_ITEM = Kind(
     "eval_item",
-    4,
+    1,
     {
         "item_id": TEXT,
         "arm": TEXT,
         "train_seed": INT,
-        "pair_set": TEXT,  # since version 3: digest of the pairs that the arm learnt from
+        "pair_set": TEXT,
         "task_id": TEXT,
         "family": TEXT,
-        "unit": TEXT,  # since version 3: the environment's sampling unit
+        "unit": TEXT,
         "sample_idx": INT,
         "passed": BOOL,
         "gt_pass": BOOL,
@@ -94,9 +90,8 @@ EVAL_ITEM = Kind(
         "error_type": TEXT,
         "error": TEXT,
         "cost_usd": FLOAT,
-        "sampled_tokens": INT,  # since version 2
+        "sampled_tokens": INT,
         "wall_s": FLOAT,
-        # since version 4
         "steps_json": TEXT,
         **WORK,
         "metrics_json": TEXT,
@@ -163,7 +158,7 @@ CHECKPOINT = Kind("checkpoint", 1, {})
 
 TEACHER_ACTION = Kind(
     "teacher_action",
-    3,
+    1,
     {
         "unit_id": TEXT,
         "state_sha256": TEXT,
@@ -177,7 +172,7 @@ TEACHER_ACTION = Kind(
         "provider": TEXT,
         "sample_idx": INT,
         "action": TEXT,
-        "reasoning": TEXT,  # since version 3
+        "reasoning": TEXT,
         "finish_reason": TEXT,
         "prompt_tokens": INT,
         "cached_tokens": INT,
@@ -199,7 +194,7 @@ tokens, else "bound": an upper bound. `cost_usd` is null where no price is known
 
 PAIR = Kind(
     "pair",
-    4,
+    1,
     {
         "pair_id": TEXT,
         "rule": TEXT,
@@ -208,7 +203,7 @@ PAIR = Kind(
         "family": TEXT,
         "step": INT,
         "state_sha256": TEXT,
-        "state_id": TEXT,  # since version 4, in place of the state's messages and token ids
+        "state_id": TEXT,
         "chosen": TEXT,
         "rejected": TEXT,
         "rejected_by": TEXT,
@@ -216,7 +211,7 @@ PAIR = Kind(
         "votes_rejected": FLOAT,
         "num_teachers": INT,
         "compared_by": TEXT,
-        "chosen_by": TEXTS,  # since version 3, as are those below
+        "chosen_by": TEXTS,
         "served_models": TEXTS,
         "cost_usd": FLOAT,
     },
@@ -391,7 +386,7 @@ TRAJECTORY = Kind(
 
 WATCHED = Kind(
     "watched",
-    3,
+    1,
     {
         **dict.fromkeys(("step", "rows"), INT),
         **dict.fromkeys(("hack_rate", "gt_rate", "reward_mean", "hack_like", "push"), FLOAT),
@@ -407,8 +402,7 @@ WATCHED = Kind(
 (`stages.probe.checks.alarm`); the cosine with v of the update since the checkpoint before and of the policy gradient on
 the rollouts played there, of that with length held fixed, and of update and policy gradients since the start; z in
 units of random directions' cosines, whose 95 % are haar_low to haar_high; alarm from the first push on that is above
-what 5 % of runs with permuted advantages reach, and 5 % of placebos (both in `watch.json`). Version 2 had a column
-placebo_push, and the alarm from the first push above that and above 1 on."""
+what 5 % of runs with permuted advantages reach, and 5 % of placebos (both in `watch.json`)."""
 
 WATCHED_ROLLOUT = Kind(
     "watched_rollout",
@@ -443,7 +437,7 @@ TASK = Kind(
 
 ROLLOUT = Kind(
     "rollout",
-    3,
+    1,
     {
         "rollout_id": TEXT,
         "task_id": TEXT,
@@ -469,11 +463,9 @@ ROLLOUT = Kind(
         "completion_tokens": INT,
         "cost_usd": FLOAT,
         "wall_s": FLOAT,
-        # since version 2
         "history": TEXT,
         "tools_json": TEXT,
         **WORK,
-        # since version 3
         "metrics_json": TEXT,
     },
     frozenset({"wall_s", "test_log", "metrics_json"}),
@@ -486,7 +478,7 @@ durations. All of them are null where the environment, or the source of an impor
 
 STEP = Kind(
     "step",
-    2,
+    1,
     {
         "rollout_id": TEXT,
         "task_id": TEXT,
@@ -533,7 +525,7 @@ STEP = Kind(
         "cost_usd": FLOAT,
         "latency_s": FLOAT,
         "command_s": FLOAT,
-        "history": TEXT,  # since version 2
+        "history": TEXT,
     },
     frozenset({"latency_s", "command_s"}),
 )

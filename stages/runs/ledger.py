@@ -11,7 +11,7 @@ A call without a second line was cut off with the process. It counts as possibly
 bill, so that spent + possibly paid is never less than what a provider may ask for, and never above the limit.
 
 Each line ends with the CRC-32 of what comes before it (`"crc32":...`), as a changed digit would be another amount.
-Lines of earlier versions have none. A line that is damaged, has an unknown key, a key twice, or an amount that nobody
+A line that is damaged, has an unknown key, a key twice, or an amount that nobody
 can pay stops the run, with its number; the rest of a line that a kill cut off is dropped, because what it announced was
 not begun.
 """
@@ -289,9 +289,9 @@ def _lines(path: Path) -> tuple[list[dict[str, Any]], int, bytes]:
             line = store.parse_json(text)
         except (ValueError, RecursionError) as error:
             raise _damaged(path, number, f"is malformed ({error})") from None
-        if fault := _fault(line, text):
+        if fault := _check_fault(text) or _fault(line):
             raise _damaged(path, number, fault)
-        line.pop("crc32", None)
+        del line["crc32"]
         found.append(line)
     return found, whole, data
 
@@ -309,15 +309,17 @@ def _damaged(path: Path, number: int, fault: str) -> BadInput:
     )
 
 
-def _fault(line: Any, text: bytes | None = None) -> str | None:
-    """Return what is wrong with a line, None for nothing. text: the line as it was read, with its check value."""
-    if not isinstance(line, dict):
-        return "is no object"
-    if "crc32" in line and text is not None:
-        try:
-            store.unchecked(text)
-        except ValueError as error:
-            return str(error)
+def _check_fault(text: bytes) -> str | None:
+    """Return what is wrong with the check value of a line as it was read, None for nothing."""
+    try:
+        store.unchecked(text)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _fault(line: dict[str, Any]) -> str | None:
+    """Return what is wrong with a line, None for nothing."""
     kinds = [name for name in ("reserved", "settled", "possibly") if name in line]
     if kinds not in (["reserved"], ["settled"], ["possibly"], ["settled", "possibly"]):
         return f"has {' and '.join(kinds) or 'none of reserved, settled and possibly'}"

@@ -16,7 +16,6 @@ from typing import Any, Literal
 import duckdb
 import orjson
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from stages.messages import Message
 from stages.runs import answering, store
@@ -457,12 +456,6 @@ def pairs(
 
 def state_messages(run: Run, pairs: Sequence[Row]) -> dict[str, list[Message]]:
     """Return the messages of the states of these pairs, by `pair_id`; without those that are not known."""
-    path = next(path for name, path in run.tables().items() if name == run.holds(PAIR))
-    if "messages_json" in pq.read_schema(path).names:  # pairs before version 4 have them in their own row
-        question = f"SELECT pair_id, messages_json FROM {_parquet(path)} WHERE pair_id IN (SELECT unnest(?))"
-        with _database().cursor() as connection:
-            old = connection.execute(question, [[pair["pair_id"] for pair in pairs]]).fetchall()
-        return {pair_id: orjson.loads(text) for pair_id, text in old if text}
     with _views(run) as (connection, views):
         if STATE.name not in views:
             return {}
@@ -570,11 +563,8 @@ def _views(run: Run) -> Iterator[tuple[duckdb.DuckDBPyConnection, set[str]]]:
         tables = run.tables()
         for kind in TABLES:
             if name := run.holds(kind):
-                # Columns that an older version of the kind lacks are null.
-                there = set(pq.read_schema(tables[name]).names)
-                columns = [f'"{c}"' if c in there else f'NULL AS "{c}"' for c in kind.columns]
-                selected = ", ".join([*columns, "file_row_number AS file_row"])
-                connection.execute(f"CREATE TEMP VIEW {kind.name} AS SELECT {selected} FROM {_parquet(tables[name])}")
+                columns = ", ".join([*(f'"{column}"' for column in kind.columns), "file_row_number AS file_row"])
+                connection.execute(f"CREATE TEMP VIEW {kind.name} AS SELECT {columns} FROM {_parquet(tables[name])}")
                 views.add(kind.name)
         if not views:  # a run in progress writes its tables at its end
             for kind, rows in _journal(run):

@@ -11,7 +11,7 @@ here, and how bytes become durable in `stages.runs.store`:
     logs/, scratch/  tracebacks and log backends; data that only a resumed attempt needs
 
 A complete run's manifest has the size and the SHA-256 of every file but the ledger, logs and scratch, and every
-manifest a digest of itself, so that damage is noticed and named (`Run.damage`). Runs of 46e634e and before lack both.
+manifest a digest of itself, so that damage is noticed and named (`Run.damage`).
 """
 
 import functools
@@ -170,7 +170,7 @@ def read_manifest(folder: Path) -> Manifest:
             f"{folder} is not a run folder: it has no manifest.json. `composer status` lists the runs there are."
         )
     fields = store.read_json(folder / "manifest.json")
-    if isinstance(fields, dict) and (seal := fields.get("seal")) and seal != _seal(fields):
+    if isinstance(fields, dict) and fields.get("seal") != manifest_seal(fields):
         raise BadInput(
             f"{folder}/manifest.json has changed since it was written. Restore it, or run the same command with "
             "--resume, which writes it anew."
@@ -194,11 +194,12 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Replace the manifest of a run folder atomically, with its seal."""
     # Without keys before the seal is computed: `write_json` redacts what it writes.
     fields = redacted_value(manifest.model_dump(mode="json"))
-    manifest.seal = _seal(fields)
+    manifest.seal = manifest_seal(fields)
     store.write_json(folder / "manifest.json", {**fields, "seal": manifest.seal})
 
 
-def _seal(fields: Mapping[str, Any]) -> str:
+def manifest_seal(fields: Mapping[str, Any]) -> str:
+    """Return the digest of a manifest's fields without `seal`."""
     return store.digest({name: value for name, value in fields.items() if name != "seal"})
 
 
@@ -301,8 +302,6 @@ class Run:
         """
         if check == "bytes" and (damage := ledger.damage(self.path)):
             return damage  # it grows with every attempt, so that its lines have check values of their own
-        if not self.manifest.files:
-            return self._damage_of_outputs(check)
         large = tuple(f"{out['file']}/" for out in self.manifest.outputs.values() if (self.path / out["file"]).is_dir())
         for name, sealed in self.manifest.files.items():
             path = self.path / name
@@ -314,17 +313,6 @@ class Run:
             is_read = is_small or check == "bytes" or (check == "tables" and not name.startswith(("steps/", *large)))
             if is_read and store.file_sha256(path) != sealed.sha256:
                 return f"{name} has changed since it was written"
-        return None
-
-    def _damage_of_outputs(self, check: "Check") -> str | None:
-        """Return the damage of a run whose manifest has digests of its outputs only, as those of 46e634e have."""
-        for out in self.manifest.outputs.values():
-            path = self.path / out["file"]
-            if not path.exists():
-                return f"{out['file']} is missing"
-            digest = store.folder_sha256 if path.is_dir() else store.file_sha256
-            if (check == "bytes" or (check == "tables" and path.is_file())) and digest(path) != out["sha256"]:
-                return f"{out['file']} has changed since it was written"
         return None
 
 

@@ -261,11 +261,11 @@ def checked(line: bytes) -> bytes:
     return line[:-1] + CHECK + str(zlib.crc32(line)).encode() + b"}"
 
 
-def unchecked(line: bytes) -> bytes | None:
-    """Return a line without its check value; None where the line has none, `ValueError` where it has another."""
+def unchecked(line: bytes) -> bytes:
+    """Return a line without its check value; `ValueError` where the line has none, or that of other bytes."""
     kept, found, check = line.rpartition(CHECK)
     if not found:
-        return None
+        raise ValueError("has no check value")
     if check != str(zlib.crc32(kept + b"}")).encode() + b"}":
         raise ValueError("has changed since it was written: its check value is another")
     return kept + b"}"
@@ -278,28 +278,16 @@ def open_lines(path: Path) -> list[bytes]:
     number of a line that has changed since it was written, or is no unit.
     """
     lines = (read_bytes(path) or b"").split(b"\n")[:-1]
-    found, checks = list[bytes](), False
+    found = list[bytes]()
     for number, text in enumerate(lines, 1):
         try:
-            line = unchecked(text)
-            # Journals of earlier versions have no check values, and may be continued by this one.
-            found.append(line or _plain_line(text, checks))
-        except (ValueError, RecursionError) as error:
+            found.append(unchecked(text))
+        except ValueError as error:
             raise BadInput(
                 f"{path}, line {number}, is no line of a journal ({error}). Delete that line, whose unit is then done "
                 "again, or start anew with --clean."
             ) from None
-        checks = line is not None
     return found
-
-
-def _plain_line(text: bytes, checks: bool) -> bytes:
-    if checks:
-        raise ValueError("it has no check value, which the line before it has")
-    unit = parse_json(text)
-    if not isinstance(unit, dict) or not isinstance(unit.get("unit"), str):
-        raise ValueError("it has no unit")  # noqa: TRY004 (as for every other fault of a line)
-    return text
 
 
 def read_units(folder: Path) -> Iterator[Row]:

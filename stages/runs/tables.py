@@ -56,7 +56,7 @@ class Scan:
 
     @property
     def columns(self) -> list[str]:
-        """Return the column names; a file of an older version may have other columns than its kind."""
+        """Return the column names."""
         return list(pq.read_schema(self.path).names)
 
     @property

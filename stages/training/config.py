@@ -55,10 +55,6 @@ class ChannelWeights(Settings):
             raise ValidationError.from_exception_data(cls.__name__, errors)
         return given
 
-    def identity(self) -> dict[str, Any]:
-        """Return all weights, GRPO's only where it is not 1: trainings from before that setting keep their identity."""
-        return {name: weight for name, weight in self.model_dump().items() if name != GRPO or weight != 1.0}
-
     def active(self) -> dict[str, float]:
         """Return the channels besides GRPO with a weight, by name, in the order of the registry."""
         weights = self.model_dump()

@@ -86,7 +86,7 @@ def write_tables(out: RunWriter, num_steps: int) -> None:
 
     # The journal is read once for each table: the rollouts of a training may exceed memory.
     columns = ("rollout_id", "task_id", "sample_idx", "reward")
-    out.table(ROLLOUT, (ROLLOUT.upgraded(payload["rollout"]) for _, payload in played()))
+    out.table(ROLLOUT, (payload["rollout"] for _, payload in played()))
     out.table(STEP, (row for _, payload in played() for row in payload["steps"]))
     out.table(
         TRAINING_REWARD,

@@ -12,7 +12,7 @@ from composer_cli import chain, settings
 from composer_cli.console import Console
 from composer_cli.launch import RunOptions
 from composer_cli.parallel import Neighbours, WaitingEntry
-from composer_cli.show import facts, runs
+from composer_cli.show import facts
 from composer_cli.show.runs import RunLine
 from stages.errors import UsageError
 
@@ -137,8 +137,3 @@ def test_a_run_of_an_older_composer_has_no_device():
     table = facts.status_tables([RunLine("train/x", "complete"), RunLine("train/y", "running", device="GPU 3")], [])
     assert table.splitlines()[0].split() == ["run", "status", "age", "units", "USD", "took", "device", "reason"]
     assert "GPU 3" in table
-
-
-def test_older_runs_are_listed():
-    older = Path(__file__).parents[1] / "fixtures" / "runs_of_46e634e"
-    assert older.is_dir() and all(line.device == "" for line in runs.lines(older, versions=False))

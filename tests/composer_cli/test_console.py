@@ -12,7 +12,7 @@ from support.command_line import call, collect, command, environment, model, unt
 from composer_cli.console import BEATS, Console, HeartbeatLines, Pace
 from stages.layout import duration
 from stages.runs.activity import Notice, Preparation
-from stages.runs.run import Manifest
+from stages.runs.run import Manifest, write_manifest
 
 
 def told(capfd: pytest.CaptureFixture[str], line: str, lines: list[str]) -> bool:
@@ -147,7 +147,7 @@ def test_watching_shows_them_without_a_terminal_too(tmp_path, capfd):
     run = tmp_path / "20260101T000000Z-kata-123456"
     (run / "scratch" / "live").mkdir(parents=True)
     record = Manifest(composer="1", stage="collect", stage_version=1, fingerprint="123456")
-    (run / "manifest.json").write_text(record.model_dump_json())
+    write_manifest(run, record)
     doing = {"rollout_id": "kata-1#0", "steps": 3, "doing": "asking", "doing_s": 4.0, "wall_s": 9.0}
     told = {"at": time.time(), "done": 1, "total": 2, "units": [doing]}
     (run / "scratch" / "live" / "units.json").write_text(json.dumps(told))

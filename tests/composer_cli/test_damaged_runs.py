@@ -8,6 +8,7 @@ import pytest
 from support.runs import rewritten
 
 from stages.redaction import secret_in
+from stages.runs import store
 from stages.runs.run import Manifest, Run, RunWriter, write_manifest
 
 
@@ -125,7 +126,13 @@ def test_a_changed_digit_in_the_ledger_of_a_complete_run_is_named_on_check(say, 
     assert code == 4 and "ledger.jsonl, line 1, has changed since it was written" in err, err
 
 
-@pytest.mark.parametrize("left", [None, b'{"call":1,"reserved":1.0}\n{"call":1,"settled":0.25}\n'])
+def ledger_of(usd):
+    """The bytes of a ledger with one call that cost this."""
+    lines = ({"call": 1, "reserved": 1.0}, {"call": 1, "settled": usd})
+    return b"".join(store.checked(store.encode(line)) + b"\n" for line in lines)
+
+
+@pytest.mark.parametrize("left", [None, ledger_of(0.25)])
 def test_lines_that_are_missing_at_the_end_of_a_ledger_stop_the_run(say, runs, left):
     """Without them the next attempt would have their money a second time under --max-cost."""
     folder = (runs / "extract-pairs" / "latest").resolve()
@@ -134,7 +141,7 @@ def test_lines_that_are_missing_at_the_end_of_a_ledger_stop_the_run(say, runs, l
         (folder / "ledger.jsonl").write_bytes(left)
     code, _, err = say("extract-pairs", "--artifacts", runs, "--resume")
     assert code == 4 and f"holds {0.25 if left else 0:.4f} USD, and 0.5000 USD were paid" in err, err
-    (folder / "ledger.jsonl").write_bytes(b'{"call":1,"reserved":1.0}\n{"call":1,"settled":0.5}\n')
+    (folder / "ledger.jsonl").write_bytes(ledger_of(0.5))
     code, _, err = say("extract-pairs", "--artifacts", runs, "--resume")
     assert code == 0, err
 

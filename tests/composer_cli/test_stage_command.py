@@ -183,7 +183,7 @@ def test_a_missing_or_empty_key_is_named_and_leaves_nothing_in_the_way(composer,
 def test_runs_of_the_wrong_kind_are_refused(composer, made):
     pairs = made / "extract-pairs" / "latest"
     done = composer("replay-teachers", "--from", pairs)
-    assert done.returncode == 4 and "steps" in done.stderr and "step/2" not in done.stderr
+    assert done.returncode == 4 and "steps" in done.stderr and "step/1" not in done.stderr
 
 
 def test_an_output_folder_that_holds_something_else_is_refused(composer, server, tmp_path):

@@ -33,6 +33,7 @@ from composer_cli.view.app import build, page_of
 from composer_cli.view.notes import Note
 from stages.errors import UsageError
 from stages.rollouts.trace import pairs_with_states
+from stages.runs import store
 from stages.runs.kinds import PAIR, ROLLOUT, STEP, TASK, TEACHER_ACTION
 from stages.runs.run import Run, RunOutcome
 
@@ -401,8 +402,8 @@ def test_a_training_under_way_is_drawn_and_shown_anew(site: Site, artifacts: Pat
 def test_a_run_under_way_shows_what_its_journal_holds(site: Site, artifacts: Path) -> None:
     folder = written(artifacts, "collect/20260102T030405Z-live-eeeeee", status="running")
     (folder / "steps").mkdir()
-    lines = [json.dumps(unit(number)) for number in range(3)]
-    (folder / "steps" / "000000.jsonl.open").write_text("\n".join(lines) + '\n{"torn')
+    lines = [store.checked(store.encode(unit(number))) for number in range(3)]
+    (folder / "steps" / "000000.jsonl.open").write_bytes(b"\n".join([*lines, b'{"torn']))
     page = site.get("run/collect/20260102T030405Z-live-eeeeee").text
     assert "of 3<" in page and "live-2" in page
 

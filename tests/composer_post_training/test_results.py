@@ -5,7 +5,7 @@ import pytest
 from support.server import Reply, answer, serving
 
 import composer_post_training as composer
-from composer_post_training.results import Difference, Evaluation, _difference
+from composer_post_training.results import Difference, Evaluation
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +66,3 @@ def test_an_evaluation_that_compared_nothing_has_no_differences(evaluation):
     assert ended.differences == () and "could not be compared" in repr(ended.differences)
     ended.document = {}
     assert ended.differences == () and ended.verdict is None
-
-
-def test_evaluations_of_46e634e_count_families():
-    numbers = {"estimate": 0.1, "low": 0.0, "high": 0.2, "p_value": 0.04, "num_tasks": 9, "num_seeds": 1}
-    document = {"treatment": "B", "baseline": "A", "decision": "PARTIAL", "gain": {**numbers, "num_families": 3}}
-    assert _difference(document, "gain", "pass@1", "baseline").units == "3 families"

@@ -7,7 +7,7 @@ from typing import Any
 
 from stages.runs import store
 from stages.runs.kinds import Kind, Row
-from stages.runs.run import Manifest
+from stages.runs.run import Manifest, SealedFile, manifest_seal, write_manifest
 from stages.runs.tables import write_table
 
 
@@ -21,17 +21,17 @@ def written(
     record = record.model_copy(update={"status": "complete", "started_at": "2026-01-02T03:04:05+00:00", **facts})
     for kind, rows in tables:
         path = folder / f"{kind.name}s.parquet"
-        record.outputs[f"{kind.name}s"] = {
-            "file": path.name,
-            **write_table(path, kind, [row(kind, r) for r in rows]),
-        }
-    store.write_json(folder / "manifest.json", record.model_dump(mode="json"))
+        about = write_table(path, kind, [row(kind, r) for r in rows])
+        record.outputs[f"{kind.name}s"] = {"file": path.name, **about}
+        record.files[path.name] = SealedFile(bytes=path.stat().st_size, sha256=store.file_sha256(path))
+    write_manifest(folder, record)
     return folder
 
 
 def rewritten(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Change a manifest's fields as an older version would have written them, without a seal."""
-    path.write_text(json.dumps(change({**json.loads(path.read_text()), "seal": ""})))
+    """Change a manifest's fields and seal it again."""
+    fields = change(json.loads(path.read_text()))
+    store.write_json(path, fields | {"seal": manifest_seal(fields)})
 
 
 def eval_item(arm: str, task: int, passed: bool, seed: int = 0, *, hacked: bool = False) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from stages.evaluation.verdict import decide
 from stages.runs import store
 from stages.runs.kinds import EVAL_ITEM, ROLLOUT, STEP
-from stages.runs.run import RunOutcome
+from stages.runs.run import Manifest, RunOutcome, write_manifest
 from support.command_line import command, environment
 from support.runs import row, written
 
@@ -49,8 +49,8 @@ def multiplied(source: Path, root: Path, number: int) -> Path:
     shutil.copy(source / "tasks.parquet", folder)
     shutil.copy(source / "report.txt", folder)
     manifest |= {"fingerprint": hashlib.sha256(b"%d" % number).hexdigest(), "counts": {"planned": copies * rows}}
-    manifest |= {"files": {}, "seal": ""}  # those of the source would make every page say that the run is damaged
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    manifest |= {"files": {}}  # those of the source would make every page say that the run is damaged
+    write_manifest(folder, Manifest.model_validate(manifest))
     return folder
 
 

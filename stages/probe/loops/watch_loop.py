@@ -216,7 +216,7 @@ class WatchLoop:
         self.out.write(f"step_{step:06d}", {"step": step, "rows": rows})
 
     def finish(self, steps: list[int], draws: Draws) -> tuple[list[Row], list[Row], Row, list[Check]]:
-        """Return the `watched/3` and `watched_rollout/1` rows of all checkpoints, the alarm's facts, and the checks."""
+        """Return the `watched/1` and `watched_rollout/1` rows of all checkpoints, the alarm's facts, and the checks."""
         measured = {step: read_tensors(self.measured / f"step_{step:06d}.safetensors")[0] for step in steps}
         rows = {step: (self.out.journal.get(f"step_{step:06d}") or {})["rows"] for step in steps}
         rollouts = {step: self._rollouts(step, measured[step]["scores"][:, 0], rows[step]) for step in steps}
@@ -255,7 +255,7 @@ class WatchLoop:
         ]
 
     def _watched(self, step: int, looks: Float[np.ndarray, "L D1"], rows: list[Row]) -> Row:
-        """Build the columns of a `watched/3` row that do not depend on the alarm."""
+        """Build the columns of a `watched/1` row that do not depend on the alarm."""
         z = standardised(looks, self.families)[:, 0]
         random = looks[:, 1:][:, np.array(self.families) == RANDOM_FAMILY]
         low, high = np.quantile(random, [0.025, 0.975], axis=1)

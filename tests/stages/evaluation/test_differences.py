@@ -15,7 +15,7 @@ from stages.evaluation.differences import (
 from stages.evaluation.verdict import decide
 from stages.policy.base import PolicyConfig
 from stages.runs import store
-from stages.runs.run import Run
+from stages.runs.run import Manifest, Run, write_manifest
 from stages.training.channels import CHANNELS
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "demo.json"
@@ -81,7 +81,7 @@ def demo(tmp_path):
     runs = []
     for name, manifest in store.read_json(FIXTURE)["trainings"].items():
         (tmp_path / name).mkdir()
-        store.write_json(tmp_path / name / "manifest.json", manifest)
+        write_manifest(tmp_path / name, Manifest.model_validate(manifest))
         runs.append((manifest["config"]["arm"], manifest["config"]["seed"], Run(tmp_path / name)))
     return runs
 

@@ -28,8 +28,7 @@ from stages.probe.gradients.student import adapt
 from stages.probe.loops.watch_loop import checkpoints, measure_played, policy_weights, weight_coordinates
 from stages.probe.pool.rows import run_rows
 from stages.probe.pool.tokens import as_tokens, collate
-from stages.runs import tables
-from stages.runs.kinds import FLOAT, ROLLOUT, STEP, TRAINING_REWARD, WATCHED, WATCHED_ROLLOUT, Kind
+from stages.runs.kinds import ROLLOUT, STEP, TRAINING_REWARD, WATCHED, WATCHED_ROLLOUT
 from stages.runs.run import Run
 from tests.stages.probe.running import WATCHED_STEPS as STEPS
 from tests.stages.probe.running import carry_out
@@ -96,15 +95,6 @@ def test_a_permutation_of_the_rewards_measured_anew_gives_what_the_stored_projec
         expected = float(again.advantages @ found.projections.double()) / len(rows)
         assert float(again.policy[0] @ units[0]) == pytest.approx(expected, rel=1e-4)
         assert torch.allclose(again.cosines, found.cosines, atol=1e-6)
-
-
-def test_watches_of_earlier_versions_are_read(tmp_path: Path) -> None:
-    """Their table `watched/2` has the threshold of the placebos in every row."""
-    earlier = Kind("watched", 2, {**WATCHED.columns, "placebo_push": FLOAT})
-    row = dict.fromkeys(earlier.columns) | {"step": 3, "push": 1.5, "placebo_push": 0.5, "alarm": True}
-    tables.write_table(tmp_path / "watched.parquet", earlier, [row])
-    (read,) = tables.scan_table(tmp_path / "watched.parquet", WATCHED).rows()
-    assert read == row and watch_png([read], 1.0).startswith(b"\x89PNG")
 
 
 def test_an_interrupted_watch_ends_as_an_uninterrupted_one(

@@ -24,7 +24,7 @@ from stages.rollouts.trace import (
     states,
 )
 from stages.runs import store
-from stages.runs.kinds import PAIR, ROLLOUT, STATE, STEP, TEXT, TOKENS, Kind
+from stages.runs.kinds import PAIR, ROLLOUT, STATE, STEP
 from stages.runs.run import Run
 
 
@@ -73,12 +73,6 @@ def test_pairs_come_with_the_states_that_they_name(tmp_path: Path) -> None:
     assert [one["pair_id"] for one in found] == ["2", "0", "2"]
     assert [one["messages_json"] for one in found] == [store.encode(states(rollout)[i]).decode() for i in (2, 0, 2)]
     assert [one["prompt_token_ids"] for one in found] == [prompt_ids(rollout)[i] for i in (2, 0, 2)]
-
-
-def test_pairs_of_the_version_before_have_their_states_in_their_rows(tmp_path: Path) -> None:
-    older = Kind("pair", 3, {"pair_id": TEXT, "messages_json": TEXT, "prompt_token_ids": TOKENS})
-    rows = [{"pair_id": "p", "messages_json": "[]", "prompt_token_ids": [1]}]
-    assert list(pairs_with_states(Run(written(tmp_path, "extract-pairs/run", [(older, rows)])))) == rows
 
 
 def run(folder: Path, rollouts: list[str], steps: list[tuple[str, int]]) -> Run:
@@ -144,7 +138,4 @@ def test_an_item_of_an_evaluation_gives_back_its_steps_with_what_was_cut() -> No
         (0, None, None, None, "no call", 9),
         (None, None, None, True, None, 5),
     ]
-    # Before version 4 the last answers were the actions.
-    older = item_steps({**item, "steps_json": None, "num_steps": 2})
-    assert [one["action"] for one in older] == ["two calls", "cut o"] and older[0]["returncode"] is None
     assert item_steps({"transcript_json": None, "num_steps": 0}) == []

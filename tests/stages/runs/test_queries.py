@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from support.runs import row, written
 
@@ -53,14 +51,6 @@ def test_states_are_put_together_and_a_broken_chain_ends(tmp_path: Path) -> None
     found = queries.state_messages(run, pairs)
     assert [message["content"] for message in found["p1"]] == ["task", "more"]
     assert "p2" not in found and "p3" in found
-
-
-def test_pairs_that_hold_their_messages_themselves_are_read(tmp_path: Path) -> None:
-    path = written(tmp_path, "extract-pairs/x", [(PAIR, [pair(0)])]) / "pairs.parquet"
-    table = pq.read_table(path).drop_columns(["state_id"])
-    pq.write_table(table.append_column("messages_json", pa.array([said("task")])), path)
-    found = queries.state_messages(Run(path.parent), [pair(0)])
-    assert found == {"p0": [{"role": "user", "content": "task"}]}
 
 
 def test_tasks_without_an_outcome_have_no_difference_and_come_last(tmp_path: Path) -> None:

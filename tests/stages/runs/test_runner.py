@@ -18,7 +18,7 @@ from support.models import save_tiny
 
 from stages import collect
 from stages.errors import BadInput, ComposerError, UsageError
-from stages.runs import runner
+from stages.runs import runner, store
 from stages.runs.run import Inputs, Interrupted, Manifest, Run, RunWriter, read_manifest, write_manifest
 from stages.runs.runner import Result
 from stages.runs.stage import assign_inputs, check_inputs, load_stage
@@ -262,7 +262,7 @@ def test_after_an_attempt_that_finished_nothing_the_command_simply_runs(tmp_path
         out = tmp_path / left
         (out / "logs").mkdir(parents=True)
         (out / "steps").mkdir()
-        (out / "steps" / "000000.jsonl.open").write_text('{"unit": "kata-1", "failed": true}\n')
+        (out / "steps" / "000000.jsonl.open").write_bytes(store.checked(b'{"failed":true,"unit":"kata-1"}') + b"\n")
         failed.status = left  # type: ignore[assignment]
         write_manifest(out, failed)
         checked = runner.preflight("collect", {}, config(model), root=tmp_path / "b", out=out)

@@ -253,11 +253,10 @@ def test_a_worker_that_dies_leaves_what_it_finished(tmp_path: Path) -> None:
         first, second = list(units)[:2]
         left = shard.folder / "earlier"
         (left / "steps").mkdir(parents=True)
-        line = store.encode({**units[first], "failed": False})
+        line = store.checked(store.encode({**units[first], "failed": False}))
         (left / "steps" / "000000.jsonl.open").write_bytes(line + b"\n" + line[:50])
-        (left / ledger.NAME).write_bytes(
-            b'{"call":1,"reserved":0.25}\n{"call":1,"settled":0.125}\n{"call":2,"reserved":0.25}\n'
-        )
+        paid = ({"call": 1, "reserved": 0.25}, {"call": 1, "settled": 0.125}, {"call": 2, "reserved": 0.25})
+        (left / ledger.NAME).write_bytes(b"".join(store.checked(store.encode(one)) + b"\n" for one in paid))
         out = ShardWriter(shard)
         assert out.finished(first) and not out.finished(second) and out.finished("of another shard")
         assert out.budget.limit == 0.625

@@ -60,7 +60,7 @@ def test_units_come_one_after_the_other_each_with_its_last_record(tmp_path: Path
         journal.append([(name, {"value": value}, value == 0)])
     with (tmp_path / "000002.jsonl.open").open("ab") as file:
         file.write(b'{"unit": "torn')
-    (tmp_path / "000001.jsonl.open").write_bytes(b'{"unit": "c", "value": 2}\n')
+    (tmp_path / "000001.jsonl.open").write_bytes(store.checked(b'{"unit":"c","value":2}') + b"\n")
     units = store.read_units(tmp_path)
     assert iter(units) is units
     assert [(unit["unit"], unit["value"]) for unit in units] == [("a", 3), ("b", 1), ("c", 2), ("d", 4)]

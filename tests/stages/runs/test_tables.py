@@ -40,7 +40,7 @@ def test_an_all_null_column_keeps_its_type(tmp_path: Path) -> None:
 
 def test_another_kind_is_refused(tmp_path: Path) -> None:
     tables.write_table(tmp_path / "tasks.parquet", TASK, ROWS)
-    with pytest.raises(BadInput, match="holds task/1 records, but pair/4 is needed"):
+    with pytest.raises(BadInput, match="holds task/1 records, but pair/1 is needed"):
         read(tmp_path / "tasks.parquet", PAIR)
 
 
