@@ -2,36 +2,44 @@
 
 Answers: can others read what was collected here? Reads rollouts, own or imported, writes files in the run's folder and
 a report of what the format has no room for. `harbor` writes the tasks of a run as folders, with solution and verifier.
-`merged` reads a trained adapter instead and writes a whole model; `hub`
-writes any one run as a folder for the Hugging Face hub, and sends it there where a repository is named.
+`merged` reads a trained adapter instead and writes a whole model; `hub` writes any one run as a folder for the Hugging
+Face hub, and sends it there where a repository is named. `TARGETS` holds what each format reads and how it is written.
 """
 
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tabulate import tabulate
 
 from stages.envs import task_table
 from stages.envs.config import EnvStageConfig
 from stages.errors import BadInput, UsageError
-from stages.formats import harbor_tasks, hub, writer
+from stages.formats import FORMATS, harbor_tasks, hub, writer
 from stages.formats.transcripts import Transcripts
 from stages.plurals import counted
 from stages.policy import adapters
 from stages.policy.adapters import CheckpointInfo
-from stages.runs.kinds import CHECKPOINT, PAIR, ROLLOUT, STEP, TASK
+from stages.runs.kinds import CHECKPOINT, PAIR, ROLLOUT, STEP, TASK, Kind
 from stages.runs.run import Inputs, Run, RunWriter, Slot
 from stages.runs.settings import StageConfig
 from stages.runs.stage import Plan, Stage
 
 MERGED = "merged"
+ROLLOUT_FORMATS = tuple(name for name, one in FORMATS.items() if one.written)
+if TYPE_CHECKING:
+    Written = str
+else:
+    Written = Literal[*ROLLOUT_FORMATS, harbor_tasks.FORMAT, MERGED, hub.FORMAT]
+"""A key of `TARGETS`."""
 
 
 class Config(StageConfig):
     """What to write."""
 
-    format: Literal["trl", "openenv", "swebench-preds", "verifiers", "inspect", "harbor", "merged", "hub"]
+    format: Written
     """The format."""
     base_image: str = harbor_tasks.BASE_IMAGE
     """With `harbor`: the image that each task's Dockerfile begins with; it needs python3 of version 3.11 or later."""
@@ -45,14 +53,14 @@ class Config(StageConfig):
     """The hub, or one that speaks its protocol."""
 
     def identity(self) -> dict[str, Any]:
-        """Return the format, with the settings of the hub where the folder is sent there, and harbor's for harbor."""
-        absent: tuple[str, ...] = () if self.repo else ("repo", "private", "api_key_env", "endpoint")
-        absent += () if self.format == harbor_tasks.FORMAT else ("base_image",)
+        """Return the settings without those of other formats, and without the hub's where nothing is sent."""
+        absent = {name for key, target in TARGETS.items() if key != self.format for name in target.settings}
+        absent |= set() if self.repo else set(TARGETS[hub.FORMAT].settings)
         return {name: value for name, value in super().identity().items() if name not in absent}
 
     def uses_gpu(self) -> bool:
         """Return whether the weights are loaded: `merged` adds an adapter to its base."""
-        return self.format == "merged"
+        return self.format == MERGED
 
     def check(self, cache: Path) -> list[str]:
         """Return a line about the token for sending; `UsageError` without one, and for another format than hub."""
@@ -73,40 +81,46 @@ class Config(StageConfig):
         return self.format
 
 
+@dataclass(frozen=True)
+class Target:
+    """How a format is written: the run it reads, its units, and the function that writes it."""
+
+    source: Callable[[Inputs, Config], Run]
+    """Return the run to read; raise `UsageError` where none was given that fits."""
+    write: Callable[[Run, Config, RunWriter], None]
+    what: str
+    """What the units are."""
+    kind: Kind | None = None
+    """The records that are the units; None: the run is the only one."""
+    settings: tuple[str, ...] = ()
+    """Settings that no other format has."""
+
+
 def plan(inputs: Inputs, config: Config) -> Plan:
-    """Return the number of rollouts to write, or one model or folder."""
+    """Return the number of rollouts or tasks to write, or one model or folder."""
     if config.sends():
         hub.token(config.api_key_env)
-    if config.format == hub.FORMAT:
-        hub.one_run(inputs)
-        return Plan(units=1, what="folders")
-    if config.format == MERGED:
-        return Plan(units=1, what="model")
-    if config.format == harbor_tasks.FORMAT:
-        return Plan(units=len(_run_of_tasks(inputs).scan(TASK)), what="tasks")
-    _check_rollouts(inputs, config)
-    return Plan(units=len(inputs.one("rollouts").scan(ROLLOUT)), what="rollouts")
+    target = TARGETS[config.format]
+    source = target.source(inputs, config)
+    return Plan(units=1 if target.kind is None else len(source.scan(target.kind)), what=target.what)
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Write every file of the format, and a report of what they hold and lack."""
-    if config.format == MERGED:
-        _export_merged(inputs.optional("checkpoint"), out)
-        return
-    if config.format == harbor_tasks.FORMAT:
-        _export_tasks(_run_of_tasks(inputs), config, out)
-        return
-    if config.format == hub.FORMAT:
-        secret = hub.token(config.api_key_env) if config.sends() else ""  # refused before anything is written
-        published = hub.one_run(inputs)
-        folder = hub.export_run(published, out)
-        if secret:
-            kind = "model" if published.holds(CHECKPOINT) else "dataset"
-            sent = hub.push(folder, config.repo, kind, endpoint=config.endpoint, secret=secret, private=config.private)
-            out.set_summary(repo=config.repo, **sent)
-        return
-    _check_rollouts(inputs, config)
-    rollouts = inputs.one("rollouts")
+    target = TARGETS[config.format]
+    target.write(target.source(inputs, config), config, out)
+
+
+def _run_of_rollouts(inputs: Inputs, config: Config) -> Run:
+    if "rollouts" not in inputs:
+        raise UsageError(
+            f"{config.format} writes rollouts. Give a run that holds them: --from artifacts/collect/latest."
+        )
+    return inputs.one("rollouts")
+
+
+def _write_rollouts(rollouts: Run, config: Config, out: RunWriter) -> None:
+    """Write the files of a format, and a report with what they lack and how many rollouts were left out."""
     number = len(rollouts.scan(ROLLOUT))
     format_writer, dropped = writer(config.format), Counter[str]()
     written: list[tuple[int, str]] = []
@@ -125,15 +139,9 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     out.write_file("report.txt", "\n".join(lines) + "\n")
 
 
-def _check_rollouts(inputs: Inputs, config: Config) -> None:
-    if "rollouts" not in inputs:
-        raise UsageError(
-            f"{config.format} writes rollouts. Give a run that holds them: --from artifacts/collect/latest."
-        )
-
-
-def _run_of_tasks(inputs: Inputs) -> Run:
+def _run_of_tasks(inputs: Inputs, config: Config) -> Run:
     """Return the only run that was given, which must hold tasks."""
+    del config
     runs = [run for run in {run.path: run for run in inputs.runs()}.values() if run.holds(TASK)]
     if len(runs) != 1:
         raise UsageError(
@@ -143,7 +151,7 @@ def _run_of_tasks(inputs: Inputs) -> Run:
     return runs[0]
 
 
-def _export_tasks(tasks: Run, config: Config, out: RunWriter) -> None:
+def _write_tasks(tasks: Run, config: Config, out: RunWriter) -> None:
     """Write `harbor/`, one folder a task."""
     found = [task_table.task(row) for row in tasks.scan(TASK).rows()]
     names = {task.env for task in found}
@@ -175,7 +183,15 @@ def _export_tasks(tasks: Run, config: Config, out: RunWriter) -> None:
     out.write_file("report.txt", "\n".join(lines) + "\n")
 
 
-def _export_merged(checkpoint: Run | None, out: RunWriter) -> None:
+def _run_of_checkpoint(inputs: Inputs, config: Config) -> Run:
+    del config
+    checkpoint = inputs.optional("checkpoint")
+    if checkpoint is None:
+        raise UsageError("merged writes a trained model. Give its run: --from artifacts/train/latest.")
+    return checkpoint
+
+
+def _write_merged(checkpoint: Run, config: Config, out: RunWriter) -> None:
     """Write `merged/`, a plain Hugging Face folder: the adapter added to its base's weights, for any program.
 
     Sums are rounded to the type of the base's weights; the report counts the weights that changed.
@@ -184,14 +200,13 @@ def _export_merged(checkpoint: Run | None, out: RunWriter) -> None:
 
     from stages.policy.local import load_model
 
-    if checkpoint is None:
-        raise UsageError("merged writes a trained model. Give its run: --from artifacts/train/latest.")
+    del config
     folder = checkpoint.folder()
     if not adapters.is_adapter(str(folder)):
         raise BadInput(f"{checkpoint.path} holds a whole model, not an adapter. Use {folder} as it is.")
-    config = CheckpointInfo.of(checkpoint).start.model_copy(update={"model": str(folder)})
+    policy = CheckpointInfo.of(checkpoint).start.model_copy(update={"model": str(folder)})
     model: Any
-    model, tokenizer = load_model(config, cache=out.cache, listener=out.progress, merged=False)
+    model, tokenizer = load_model(policy, cache=out.cache, listener=out.progress, merged=False)
     changed = weights = 0
     for name, module in list(model.named_modules()):
         if isinstance(module, BaseTunerLayer):
@@ -215,6 +230,28 @@ def _export_merged(checkpoint: Run | None, out: RunWriter) -> None:
         f"{changed / weights:.1%} of the adapted weights differ from the base's in {str(model.dtype)[6:]}\n",
     )
 
+
+def _write_hub(published: Run, config: Config, out: RunWriter) -> None:
+    """Write `hub/`, and send it where a repository is named."""
+    secret = hub.token(config.api_key_env) if config.sends() else ""  # refused before anything is written
+    folder = hub.export_run(published, out)
+    if secret:
+        kind = "model" if published.holds(CHECKPOINT) else "dataset"
+        sent = hub.push(folder, config.repo, kind, endpoint=config.endpoint, secret=secret, private=config.private)
+        out.set_summary(repo=config.repo, **sent)
+
+
+TARGETS = {
+    **dict.fromkeys(ROLLOUT_FORMATS, Target(_run_of_rollouts, _write_rollouts, "rollouts", ROLLOUT)),
+    harbor_tasks.FORMAT: Target(_run_of_tasks, _write_tasks, "tasks", TASK, ("base_image",)),
+    MERGED: Target(_run_of_checkpoint, _write_merged, "model"),
+    hub.FORMAT: Target(
+        lambda inputs, config: hub.one_run(inputs),
+        _write_hub,
+        "folders",
+        settings=("repo", "private", "api_key_env", "endpoint"),
+    ),
+}
 
 STAGE = Stage(
     name="export",
