@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 import records
-from peers import EXTRA, needed
+from records import EXTRA, needed
 
 from stages.envs.bash import fenced
 from stages.envs.feature_deletion import leaks, rows

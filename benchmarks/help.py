@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT)]
 import records
-from peers import needed
+from records import needed
 
 needed("typer", "trl", by="python -m pip install -c constraints.txt -e .")
 

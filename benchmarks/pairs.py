@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import records
-from peers import needed
+from records import needed
 
 from stages import extract_pairs
 from stages.envs.base import Task

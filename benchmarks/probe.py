@@ -23,7 +23,7 @@ os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", "65536")  # freed tensors leave 
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
 import records
-from peers import needed
+from records import needed
 
 needed("opacus")
 

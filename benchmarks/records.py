@@ -19,8 +19,8 @@ A benchmark is a script in this folder that prints what it measures and hands th
     records.write(__file__, [records.measured("time of X, 16 rows, beside Y's", *records.ratio(ours, theirs), n=9)])
 
 `write` replaces claims of the same words and keeps the others, so a call with other sizes adds claims. To withdraw a
-number, delete its claim from the record. Then `./dev docs` makes the tables in docs/benchmarks.md, README.md and other
-documents anew; it ends with an error where a document still asks for a claim that is gone.
+number, delete its claim from the record. Then `./dev docs` makes the tables of documents and the page of all records
+anew; it ends with an error where a document still asks for a claim that is gone.
 COMPOSER_BENCHMARK_RESULTS names another folder for records, such as a temporary one for a trial.
 """
 
@@ -37,10 +37,11 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 ROOT = Path(__file__).parents[1]
 LOAD = os.getloadavg()[0]
@@ -93,6 +94,17 @@ def met(goal: str | None, low: float, high: float) -> bool | None:
 
 # --- what benchmarks call
 
+EXTRA = "python -m pip install -c constraints.txt -e '.[{}]'"
+
+
+def needed(*modules: str, by: str = EXTRA.format("bench")) -> None:
+    """Exit with one sentence and code 2 where a peer is not installed; `by` is the command that installs it."""
+    missing = [name for name in modules if find_spec(name) is None]
+    if missing:
+        verb = "is" if len(missing) == 1 else "are"
+        print(f"{sys.argv[0]} needs {', '.join(missing)}, which {verb} not installed. Type: {by}", file=sys.stderr)
+        sys.exit(2)
+
 
 def measured(
     claim: str,
@@ -103,8 +115,12 @@ def measured(
     unit: str = "",
     goal: str | None = None,
     registration: str | None = None,
+    command: Sequence[str] | None = None,
 ) -> Claim:
-    """Return a claim measured now, here, by this command; registration: the commit that announced it."""
+    """Return a claim measured now, on this machine.
+
+    registration: the commit that announced it. command: the script and its arguments, those of this process by default.
+    """
     number = value if isinstance(value, int) else _rounded(value)
     between = None if interval is None else (_rounded(interval[0]), _rounded(interval[1]))
     return Claim(
@@ -116,7 +132,7 @@ def measured(
         date=datetime.datetime.now(datetime.UTC).date(),
         commit=_commit(),
         machine=_machine(),
-        command=_command(),
+        command=_command(command or sys.argv),
         kind="exploratory" if registration is None else "registered",
         registration=registration,
         goal=goal,
@@ -175,50 +191,18 @@ def _machine() -> str:
     return ", ".join([*parts, f"CPython {platform.python_version()}"])
 
 
-def _command() -> str:
-    """The command line, without the folders of this machine."""
-    words = [Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]
-    return shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words])
+def _command(words: Sequence[str]) -> str:
+    """Return the command line, without the folders of this machine."""
+    script, *arguments = (Path(word).name if word.startswith("/") else word for word in words)
+    return shlex.join(["python", f"benchmarks/{Path(script).name}", *arguments])
 
 
 # --- what documents call
 
 
-class Unreadable(Exception):
-    """A record that cannot be used, in a sentence."""
-
-
 def read(path: Path) -> list[Claim]:
-    """Return the claims of a record; `Unreadable` names the first thing that is wrong with it."""
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise Unreadable(f"{path} is not JSON: {error}. Write it by running the benchmark.") from None
-    if not isinstance(rows, list):
-        raise Unreadable(f"{path} holds no list of claims but {type(rows).__name__}. See benchmarks/records.py.")
-    claims: list[Claim] = []
-    for number, row in enumerate(rows, 1):
-        try:
-            claims.append(Claim.model_validate_json(json.dumps(row)))
-        except ValidationError as error:
-            first = error.errors()[0]
-            key = ".".join(map(str, first["loc"])) or "the claim"
-            why = first["msg"].removeprefix("Value error, ")
-            raise Unreadable(f"{path}, claim {number}: {key}: {why}. See benchmarks/records.py.") from None
-    if twice := {claim.claim for claim in claims if [c.claim for c in claims].count(claim.claim) > 1}:
-        raise Unreadable(f"{path} holds the claim {min(twice)!r} twice. Delete the older one.")
-    return claims
-
-
-def show_all(cog: Any) -> None:
-    """Print the page of all records; one that cannot be used ends the generation with an error.
-
-    cog: the module of the block in the document.
-    """
-    try:
-        cog.outl(page())
-    except Unreadable as error:
-        cog.error(str(error))
+    """Return the claims of a record; pydantic's `ValidationError` names what is wrong with one."""
+    return TypeAdapter(list[Claim]).validate_json(path.read_bytes())
 
 
 def page() -> str:
@@ -234,10 +218,7 @@ def page() -> str:
 
 def goals(cog: Any) -> None:
     """Print how many of all goals were met, in a sentence; cog: the module of the block in the document."""
-    try:
-        told, number = _outcomes([read(path) for path in sorted(_folder().glob("*.json"))])
-    except Unreadable as error:
-        cog.error(str(error))
+    told, number = _outcomes([read(path) for path in sorted(_folder().glob("*.json"))])
     cog.outl(f"{number} goals were set before they were measured: {told}.")
 
 
@@ -267,17 +248,14 @@ def show(cog: Any, wanted: str) -> None:
     """Print a table of the claims that a document asks for, a line `NAME: claim` for each.
 
     A line may end in ` => WORDS`, which are shown in the place of the claim's own. cog: the module of the block. A
-    claim that was withdrawn, or a record that cannot be used, ends the generation.
+    claim that was withdrawn ends the generation.
     """
     cog.outl("| measured | value | goal |\n| --- | --- | --- |")
     for line in wanted.strip().splitlines():
         name, _, rest = line.partition(": ")
         words, _, shown = rest.partition(" => ")
         path = _folder() / f"{name}.json"
-        try:
-            held = {claim.claim: claim for claim in read(path)} if path.exists() else {}
-        except Unreadable as error:
-            cog.error(str(error))
+        held = {claim.claim: claim for claim in read(path)} if path.exists() else {}
         if words not in held:
             cog.error(
                 f"{cog.inFile} asks for a claim that benchmarks/results/{path.name} does not hold, withdrawn or "

@@ -14,7 +14,7 @@ import tempfile
 import time
 from datetime import datetime
 
-from peers import needed
+from records import needed
 
 needed("inspect_ai", "openai", by="pip install inspect_ai openai, into an environment of its own")
 

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import records
-from peers import needed
+from records import needed
 
 from stages.envs.base import Task
 from stages.envs.bash import fenced

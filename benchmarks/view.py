@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
 import records
-from peers import needed
+from records import needed
 
 needed("starlette", "uvicorn", by="python -m pip install -c constraints.txt -e .")
 

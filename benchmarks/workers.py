@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import records
-from peers import EXTRA, needed
+from records import EXTRA, needed
 from tabulate import tabulate
 
 needed("ray", by=EXTRA.format("ray"))
