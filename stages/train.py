@@ -8,7 +8,7 @@ share of each step's rollouts, and the first one writes the run.
 """
 
 import tempfile
-from contextlib import nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 from stages.backends import resources
 from stages.backends.ranks import Ranks, join, world_size
 from stages.envs.base import Task
-from stages.errors import UsageError
-from stages.policy import adapters
 from stages.policy.serving import Serving
 from stages.runs import reporting, store
 from stages.runs.kinds import CHECKPOINT, DIRECTION, HINT, PAIR, ROLLOUT, STEP, TRAINING_REWARD
@@ -28,10 +26,10 @@ from stages.training.config import Config
 from stages.training.plan import check_memory, resolve, room
 
 if TYPE_CHECKING:
-    from stages.policy.local import LocalPolicy
-    from stages.training.distributed import Sharded
+    from stages.training.distributed import Student
     from stages.training.plan import TrainPlan
     from stages.training.replicas import OuterSteps
+    from stages.training.rollouts import Rollouts
     from stages.training.step import ComposedTrainer
     from stages.training.weights import SharedServer
 
@@ -68,29 +66,23 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     ranks = join()
     resolved = resolve(config, ranks.count, inputs, _longest_row(inputs))
     tasks = resolved.config.draw(resolved.config.opener(), resolved.config.tasks)
-    from stages.policy.local import LocalPolicy, checkpointed, load_model
-    from stages.training import distributed, projection, replicas, report, setup, weights
+    from stages.policy.local import checkpointed, load_model
+    from stages.training import projection, replicas, report, setup, weights
+    from stages.training.distributed import Student
+    from stages.training.rollouts import prompt_order
 
     # Refuse what cannot be trained before a model is made or loaded.
     config = resolved.config
-    if config.optimisation.beta and not config.adapter.rank and adapters.is_adapter(config.policy.model):
-        # TRL would load the adapter's base as the reference of the KL penalty.
-        raise UsageError(
-            f"optimisation.beta needs a reference, and {config.policy.model} is an adapter, which lies in no folder of "
-            "its own once merged. Set adapter.rank, or run `composer export merged` and start from the merged folder."
-        )
     setup.trl_arguments(resolved, out.path)
     check_memory(resolved, room(resolved))
     if resolved.device == "cpu" and not resolved.small:
         resources.set_mmap_threshold()
-    weights.check(config, replicas=config.diloco.store is not None)
-    sampled = weights.address(config.policy, config.distribution, config.optimisation.max_staleness, ranks)
+    sampled = resolved.sampled_by(ranks.rank)
 
     replica = replicas.join(config.diloco, out)
     if replica is not None:
         own_seed = {"seed": config.seed + replicas.SEEDS_APART * replica.number}
         resolved = replace(resolved, config=config.model_copy(update=own_seed))
-    local = config.policy.in_process()
     with (
         Serving(out, [config.policy], rank=config.adapter.rank) as serving,
         ranks.naming_lost_peers(),
@@ -100,87 +92,96 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         sampler = server.in_turn(lambda: serving.open(sampled)) if sampled.served else None
         if sampled.served and sampled.base_url is None:
             check_memory(resolved, room(resolved, started=True))  # the server's share was an estimate until it started
-        model, tokenizer = load_model(local, cache=out.cache, listener=out.progress)
+        model, tokenizer = load_model(config.policy.in_process(), cache=out.cache, listener=out.progress)
         # Before the model is cut into shares, or gets an adapter.
         direction = None
         if (run := inputs.optional("direction")) is not None:
             model.eval()
             with checkpointed(model) if config.optimisation.gradient_checkpointing else nullcontext():
                 direction = projection.weight_direction(model, store.read_json(run.folder() / projection.PAIRS))
-        mixed, sharded = distributed.trainable(model, resolved, ranks)
-        policy = LocalPolicy(model.eval(), tokenizer, local)
-        out.model("policy", **(sampler or policy).facts(), training={**resolved.facts(), "processes": ranks.count})
+        student = Student.of(model, tokenizer, resolved, ranks)
+        out.model(
+            "policy", **(sampler or student.policy).facts(), training={**resolved.facts(), "processes": ranks.count}
+        )
         folder = ranks.broadcast_from_rank0(lambda: out.scratch("trainer"))
         outer = None if replica is None else replicas.OuterSteps(replica, out, folder)
+        curriculum = bool(config.env.curriculum)
+        order = prompt_order(len(tasks), config.optimisation, resolved.config.seed, as_given=curriculum)
+        prompts = [tasks[index] for index in order]
         with reporting.backend_folders(config.report_to, out.path / "logs"):
-            trainer = _assemble(
-                resolved,
-                inputs,
-                out,
-                policy=policy,
-                sampler=sampler,
-                tasks=tasks,
-                folder=folder,
-                server=server,
-                mixed=mixed,
-                sharded=sharded,
-                outer=outer,
-                direction=direction,
-            )
-            if sharded is None:
-                ranks.broadcast_weights(policy.model.parameters())
-            else:
-                sharded.scatter()
+            rollouts = _rollouts(resolved, out, student, prompts, sampler, server)
+            trainer = _assemble(resolved, inputs, out, student, rollouts, folder, outer, direction)
+            student.model = trainer.model
+            student.distribute()
             try:
                 _fit(trainer, folder, ranks, outer)
             finally:
-                trainer.rollouts.close()
-        gathered = None if sharded is None else sharded.weights()
+                rollouts.close()
+        out.checkpoint(student.save)  # in all processes, each of which may hold a share
         if ranks.first:
-            report.save(trainer, policy, config, tasks, out, gathered)
+            # Replicas draw from the same tasks, each in an order of its own.
+            report.save(trainer, config, prompts if replica is None else tasks, out)
         if outer is not None:
             outer.report()
+
+
+def _rollouts(
+    resolved: "TrainPlan",
+    out: RunWriter,
+    student: "Student",
+    prompts: list[Task],
+    sampler: Any,
+    server: "SharedServer",
+) -> "Rollouts":
+    """Return what plays the rollouts: the model under training, or a server that follows it.
+
+    prompts: tasks of all prompts of the training, in order. sampler: the policy behind a server that samples instead of
+    the student, None without one. server: how this process shares it. `UsageError` where the server cannot follow.
+    """
+    from stages.training import setup, weights
+    from stages.training.rollouts import LockStep, Schedule, StepsAhead
+
+    config = resolved.config
+    make, size = config.opener(), config.optimisation
+    reuse = setup.trl_arguments(resolved, out.path).num_iterations
+    schedule = Schedule(prompts, size.prompts_per_step, size.generations, config.seed, server.ranks, reuse)
+    if sampler is None:
+        return LockStep(make, student.policy, schedule, config.max_steps)
+    with closing(make()) as environment:
+        opening = environment.reset(prompts[0])
+    sync = weights.weight_sync(sampler, student, opening, config, out, server)
+    return StepsAhead(make, sampler, schedule, sync, config.max_steps, size.max_staleness)
 
 
 def _assemble(
     resolved: "TrainPlan",
     inputs: Inputs,
     out: RunWriter,
-    *,
-    policy: "LocalPolicy",
-    sampler: Any,
-    tasks: list[Task],
+    student: "Student",
+    rollouts: "Rollouts",
     folder: Path,
-    server: "SharedServer",
-    mixed: bool,
-    sharded: "Sharded | None",
     outer: "OuterSteps | None",
     direction: dict[str, Any] | None,
 ) -> "ComposedTrainer":
-    """Return a trainer that has not begun; `BadInput` and `UsageError` where pairs, teacher or server do not fit.
+    """Return a trainer that has not begun; `BadInput` and `UsageError` where pairs or teacher do not fit.
 
-    sampler: the policy behind a server that samples instead of `policy`, None without one. folder: of checkpoints to
-    resume from. server: how this process shares it. mixed: whether float32 weights compute under bfloat16
-    autocast. sharded: the model cut into shares, None where every process trains all of it. outer: DiLoCo's rounds.
-    direction: what is taken out of the training.
+    folder: of checkpoints to resume from. outer: DiLoCo's rounds. direction: what is taken out of the training.
     """
-    from stages.training import checkpoints, distributed, projection, setup, step, weights
+    from stages.training import checkpoints, distributed, projection, setup, step
     from stages.training.report import TrainingJournal
-    from stages.training.rollouts import LockStep, Rollouts, Schedule, StepsAhead, prompt_order
 
-    config, ranks = resolved.config, server.ranks
-    make, size = config.opener(), config.optimisation
-    environment = make()
-    journal = TrainingJournal(out, sampler or policy, environment.sandbox)
+    config, policy, ranks = resolved.config, student.policy, student.ranks
+    size, environment = config.optimisation, config.opener()()
+    journal = TrainingJournal(out, rollouts.policy, environment.sandbox)
     # 1. What the channels learn from besides rollouts: pairs with their reference, and a teacher.
     source = None
     if (pairs := inputs.optional("pairs")) is not None:
         source = setup.load_pairs(pairs, config.pairs, policy.tokenizer, seed=config.seed, out=out)
-    if sharded is not None:
-        sharded.gather()  # for all that reads weights before the first step
+    if student.sharded is not None:
+        student.sharded.gather()  # for all that reads weights before the first step
     if source is not None and any(CHANNELS[name].needs_reference for name in config.weights.active()):
         # Before a peft adapter is added and any step is taken: the reference is the model that training starts from.
-        with distributed.autocast(policy.model, mixed):
+        with student.autocast():
             source.cache_reference(policy.model, ranks=ranks)
     teacher = setup.load_teacher(config.teacher, policy, out) if config.teacher else None
     served_teacher = teacher if config.teacher and config.teacher.served else None
@@ -195,29 +196,11 @@ def _assemble(
         taid=config.taid,
         eopd=config.eopd,
     )
-    # 2. Rollouts, played by the model under training or by a server that follows it.
-    args = setup.trl_arguments(resolved, folder, mixed)
-    order = prompt_order(len(tasks), size, config.seed, as_given=bool(config.env.curriculum))
-    schedule = Schedule(
-        [tasks[index] for index in order],
-        size.prompts_per_step,
-        size.generations,
-        config.seed,
-        ranks,
-        reuse=args.num_iterations,
-    )
-    rollouts: Rollouts = LockStep(make, policy, schedule, config.max_steps)
-    sync = None
-    if sampler is not None:
-        opening = environment.reset(tasks[0])
-        sync = weights.weight_sync(sampler, policy, opening, config, out, server, mixed=mixed)
-        rollouts = StepsAhead(make, sampler, schedule, sync, config.max_steps, size.max_staleness)
-    # 3. Callbacks. DiLoCo's precedes Supervision, which marks a checkpoint as complete once the others have written.
-    base = checkpoints.adapter_base(config, policy)
+    # 2. Callbacks. DiLoCo's precedes Supervision, which marks a checkpoint as complete once the others have written.
     callbacks: list[Any] = [] if outer is None else [outer]
     callbacks.append(checkpoints.Supervision(out, channels, folder, ranks))
     if size.keep_every:
-        callbacks.append(checkpoints.KeptCheckpoints(out, policy, base, size.keep_every, sharded))
+        callbacks.append(checkpoints.KeptCheckpoints(out, student, size.keep_every))
     if direction is not None:
         callbacks.append(projection.ProjectionCallback(direction, config.probe.project, config.seed, out))
     parts: dict[str, Any] = {
@@ -232,25 +215,24 @@ def _assemble(
         "shared_prompts": size.shared_prompts,
         "max_tokens": size.max_tokens_per_micro_batch,
         "ranks": ranks,
-        "args": args,
+        "args": setup.trl_arguments(resolved, folder, student.mixed),
         "callbacks": callbacks,
         "peft_config": setup.lora(config.adapter, policy.model),
     }
-    trainer = step.ComposedTrainer(**parts) if sharded is None else distributed.ShardedTrainer(sharded=sharded, **parts)
-    if sync is not None:
-        sync.model = trainer.model  # with the adapter that the trainer has added
-    return trainer
+    if student.sharded is None:
+        return step.ComposedTrainer(**parts)
+    return distributed.ShardedTrainer(sharded=student.sharded, **parts)
 
 
 def _fit(trainer: "ComposedTrainer", folder: Path, ranks: Ranks, outer: "OuterSteps | None") -> None:
     """Train from the newest complete checkpoint; `Interrupted` when a stop was requested before the last step."""
     from stages.training.checkpoints import MARKER, newest
-    from stages.training.replicas import Over
+    from stages.training.replicas import AllRoundsDone
 
     start = ranks.broadcast_from_rank0(lambda: newest(folder))
     if start is not None:
         trainer.channels.load(store.read_json(start / MARKER)["channels"], start)
-    with suppress(Over):
+    with suppress(AllRoundsDone):
         trainer.train(resume_from_checkpoint=str(start) if start else None)
     if not (outer.finished if outer else trainer.state.global_step >= trainer.args.max_steps):
         raise Interrupted

@@ -17,7 +17,7 @@ weights.py - the weights of the servers that are sampled from: which server, how
 
 Around the steps:
 checkpoints.py - checkpoints that survive a kill, and those that are kept with the result
-distributed.py - float32 masters, shares of a model over the processes, and the trainer on them
+distributed.py - the model under training, shares of it over the processes, and the trainer on them
 replicas.py - DiLoCo's rounds between the steps, for one of several replicas
 projection.py - a hack direction taken out of gradients and updates
 report.py - what a training records of its steps, what a finished one writes, the table in report.txt

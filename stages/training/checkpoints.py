@@ -5,21 +5,16 @@ channels' state. `_fit` in stages/train.py resumes from the newest one; `newest`
 """
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
-from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from stages.backends.ranks import Ranks
-from stages.policy import adapters
-from stages.policy.local import LocalPolicy
 from stages.runs import store
 from stages.runs.run import RunWriter
-from stages.training.config import Config
-from stages.training.distributed import Sharded
+from stages.training.distributed import Student
 from stages.training.step import Channels
 
 MARKER = "composer.json"
@@ -92,50 +87,16 @@ KEPT = "checkpoints"
 class KeptCheckpoints(TrainerCallback):
     """Saves the model every `every` steps."""
 
-    def __init__(
-        self,
-        out: RunWriter,
-        policy: LocalPolicy,
-        base: adapters.AdapterBase | None,
-        every: int,
-        sharded: Sharded | None = None,
-    ) -> None:
-        self._folder, self._policy, self._base, self._every = out.scratch(KEPT), policy, base, every
-        self._sharded = sharded
+    def __init__(self, out: RunWriter, student: Student, every: int) -> None:
+        self._folder, self._student, self._every = out.scratch(KEPT), student, every
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Save the model; a step that is taken again after a resume replaces its first copy."""
         if state.global_step % self._every:
             return
-        weights = None if self._sharded is None else self._sharded.weights()
-        if self._sharded is not None and weights is None:
-            return  # the first process writes; gathering its weights took all of them
         temporary, final = self._folder / ".tmp", self._folder / f"step_{state.global_step:06d}"
         for folder in (temporary, final):
             rmtree(folder, ignore_errors=True)
         temporary.mkdir()
-        save_model(kwargs["model"], self._policy, self._base, temporary, weights)
+        self._student.save(temporary)
         temporary.rename(final)
-
-
-def save_model(
-    model: Any,
-    policy: LocalPolicy,
-    base: adapters.AdapterBase | None,
-    folder: Path,
-    weights: Mapping[str, Tensor] | None = None,
-) -> None:
-    """Write a model in training and its tokenizer; on a `base`, its adapter alone.
-
-    weights: in place of the model's own.
-    """
-    if base is None:
-        policy.model.save_pretrained(folder, state_dict=weights)
-    else:
-        adapters.save_adapter(model, base, folder)
-    policy.tokenizer.save_pretrained(folder)
-
-
-def adapter_base(config: Config, policy: LocalPolicy) -> adapters.AdapterBase | None:
-    """Return what an adapter's checkpoint records of its base; None where all weights are trained."""
-    return adapters.describe_base(config.policy.in_process(), policy.model) if config.adapter.rank else None

@@ -1,4 +1,4 @@
-"""Types and shares of the weights under training: float32 masters, FSDP2 shares of them, and the trainer on shares.
+"""The model under training: float32 masters, FSDP2 shares of them, and the trainer on shares.
 
 Precision: weights that learn are float32, because AdamW's steps at usual learning rates are smaller than half a unit in
 bfloat16's last place, so most would be lost. A model whose weights come in 16 bits is either frozen as it is, with
@@ -12,9 +12,10 @@ makes as many as its own rollouts and channels need. The means of gradients are 
 """
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MethodType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from jaxtyping import Float
@@ -27,6 +28,8 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from stages.backends.ranks import Ranks
+from stages.policy import adapters
+from stages.policy.local import LocalPolicy
 from stages.training.plan import TrainPlan
 from stages.training.scoring import HALF, Tree, score, token_log_probs
 from stages.training.step import ChannelBatch, ComposedTrainer
@@ -36,23 +39,71 @@ WITHIN = "composer_within"
 pass."""
 
 
-def trainable(model: Any, plan: TrainPlan, ranks: Ranks) -> "tuple[bool, Sharded | None]":
-    """Make the weights that learn float32 and cut them into shares where the plan has any.
+@dataclass
+class Student:
+    """The model under training: what it computes in, how it is cut into shares, and how it is saved.
 
-    Returns whether they compute under bfloat16 autocast, and the shares.
+    policy: samples from it in this process. ranks: the processes that train it. mixed: whether float32 weights compute
+    under bfloat16 autocast. sharded: its shares, None where every process holds all of it. base: what an adapter's
+    checkpoint records of its base, None where all weights are trained. model: what is trained, that of `policy`; once
+    the trainer has added an adapter, the model with it.
     """
-    if plan.sharded:
-        mixed = model.dtype in HALF
-        return mixed, Sharded(model, ranks, mixed=mixed)
-    if plan.config.adapter.rank or model.dtype not in HALF:
-        return False, None
-    model.float()
-    return True, None
 
+    policy: LocalPolicy
+    ranks: Ranks = field(default_factory=Ranks)
+    mixed: bool = False
+    sharded: "Sharded | None" = None
+    base: adapters.AdapterBase | None = None
+    model: Any = None
 
-def autocast(model: Any, on: bool) -> AbstractContextManager[Any]:
-    """Return the bfloat16 autocast that accelerate puts around the model's forward pass, for other ways into it."""
-    return torch.autocast(model.device.type, torch.bfloat16) if on else nullcontext()
+    def __post_init__(self) -> None:
+        self.model = self.policy.model if self.model is None else self.model
+
+    @classmethod
+    def of(cls, model: Any, tokenizer: Any, plan: TrainPlan, ranks: Ranks) -> Self:
+        """Make the weights that learn float32, cut them into shares where the plan has any, and return the student."""
+        sampled, mixed, sharded = plan.config.policy.in_process(), False, None
+        base = adapters.describe_base(sampled, model) if plan.config.adapter.rank else None
+        if plan.sharded:
+            mixed = model.dtype in HALF
+            sharded = Sharded(model, ranks, mixed=mixed)
+        elif not plan.config.adapter.rank and model.dtype in HALF:
+            mixed = True
+            model.float()
+        return cls(LocalPolicy(model.eval(), tokenizer, sampled), ranks, mixed, sharded, base)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type that the model computes in."""
+        return torch.bfloat16 if self.mixed else self.policy.model.dtype
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the bfloat16 autocast that accelerate puts around the model's forward pass, for other ways into it."""
+        return torch.autocast(self.policy.model.device.type, torch.bfloat16) if self.mixed else nullcontext()
+
+    def distribute(self) -> None:
+        """Give every process the first one's weights, or its share of them."""
+        if self.sharded is None:
+            self.ranks.broadcast_weights(self.policy.model.parameters())
+        else:
+            self.sharded.scatter()
+
+    def save(self, folder: Path) -> None:
+        """Write the model and its tokenizer, of an adapter it alone. All processes must call it; the first writes."""
+        weights = None if self.sharded is None else self.sharded.weights()
+        if not self.ranks.first:
+            return
+        if self.base is None:
+            self.policy.model.save_pretrained(folder, state_dict=weights)
+        else:
+            self.save_adapter(folder)
+        self.policy.tokenizer.save_pretrained(folder)
+
+    def save_adapter(self, folder: Path) -> None:
+        """Write the adapter, without a tokenizer."""
+        if self.base is None:
+            raise RuntimeError("all weights are trained, so there is no adapter")
+        adapters.save_adapter(self.model, self.base, folder)
 
 
 class Sharded:

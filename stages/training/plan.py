@@ -1,4 +1,4 @@
-"""A training's configuration, resolved once: `resolve` checks the settings and returns an immutable `TrainPlan`.
+"""A training's configuration, resolved once: `resolve` returns an immutable `TrainPlan`, or the first of `refusals`.
 
 What the settings leave open is chosen by the size of the model, which is read from config.json alone. A model below
 `SMALL` parameters, such as those that environments bring along, is trained whole in one pass. For others these are the
@@ -12,7 +12,7 @@ rollouts are not counted.
 """
 
 import math
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,10 +23,10 @@ from stages.errors import UsageError
 from stages.policy import adapters, available, base, require_source
 from stages.policy.base import PolicyConfig
 from stages.policy.server import cpu_cache_bytes, memory_utilisation
+from stages.policy.serving import needs_exclusive_server
 from stages.runs import hub, reporting
 from stages.training.channels import CHANNELS
 from stages.training.config import Config
-from stages.training.settings import Optimisation
 
 SMALL = 10_000_000
 SMALL_RATE = 2e-4
@@ -119,7 +119,8 @@ class TrainPlan:
     it is not known yet. small: whether the model is trained whole in one pass by default. episode: longest, in tokens
     after the prompt. processes: each holds the whole model, and its share of a step's rollouts. teacher_bytes: of a
     model to distil from in this process, 0 where a server has it or its size is not known yet. direction: tokens
-    of the longest row that a direction is found from, which is taken out of the training; 0 without one.
+    of the longest row that a direction is found from, which is taken out of the training; 0 without one. pairs: whether
+    a run of them is given.
     """
 
     config: Config
@@ -129,6 +130,7 @@ class TrainPlan:
     processes: int = 1
     teacher_bytes: int = 0
     direction: int = 0
+    pairs: bool = False
 
     @cached_property
     def device(self) -> str:
@@ -141,6 +143,14 @@ class TrainPlan:
     def sharded(self) -> bool:
         """Whether masters, gradients and moments are spread over the processes; an adapter's never are."""
         return self.config.distribution.sharding == "fsdp2" and self.processes > 1 and not self.config.adapter.rank
+
+    def sampled_by(self, rank: int) -> PolicyConfig:
+        """Return the policy that a process samples from, with the address of its server: servers are taken in turn."""
+        policy = self.config.policy
+        if policy.base_url is None:
+            return policy
+        urls = (policy.base_url, *self.config.distribution.servers)
+        return policy.model_copy(update={"base_url": urls[rank % len(urls)]})
 
     def changed(self, **settings: Mapping[str, Any]) -> "TrainPlan":
         """Return the plan with other values in some tables of the configuration: `changed(adapter={"rank": 8})`."""
@@ -179,13 +189,6 @@ def resolve(config: Config, processes: int, inputs: Container[str] = (), directi
     Reads the models' config.json, and asks the hub for it where need be. processes: that share the training. inputs:
     "pairs" where a run of them is given. direction: tokens of the longest row of the direction that is taken out.
     """
-    check_pairs(config, inputs)
-    check_processes(config.optimisation, config.trl, processes)
-    if processes > 1 and config.diloco.store is not None:
-        raise UsageError(
-            f"diloco.store was given to {processes} processes of one training, but a replica is one process. "
-            "Leave out torchrun, or diloco.store."
-        )
     reporting.check(config.report_to)
     policy, size, rank = config.policy, config.optimisation, config.adapter.rank
     shape = model_shape(policy.in_process())
@@ -199,7 +202,9 @@ def resolve(config: Config, processes: int, inputs: Container[str] = (), directi
     teacher_bytes = 0 if teacher is None else teacher.parameters * teacher.bytes
     # Prompt, answers and observations together stay within the context.
     episode = config.max_steps * policy.max_tokens if policy.max_tokens else available.longest_answer(policy)
-    plan = TrainPlan(config, shape, small, episode, processes, teacher_bytes, direction).changed(
+    plan = TrainPlan(
+        config, shape, small, episode, processes, teacher_bytes, direction, pairs="pairs" in inputs
+    ).changed(
         optimisation={
             "learning_rate": rate if size.learning_rate is None else size.learning_rate,
             "micro_batch": size.micro_batch or (rollouts if small else _rows_a_pass(size.generations, episode)),
@@ -207,12 +212,8 @@ def resolve(config: Config, processes: int, inputs: Container[str] = (), directi
         },
         adapter={"rank": rank},
     )
-    check_sharding(plan.config, processes)
-    if direction and config.adapter.dora:
-        raise UsageError(
-            "A direction is taken out of W0 + BA, but adapter.dora also trains the magnitudes of its columns. "
-            "Set adapter.dora=false."
-        )
+    if (refusal := next(refusals(plan), None)) is not None:
+        raise UsageError(refusal)
     return plan
 
 
@@ -222,64 +223,87 @@ def _rows_a_pass(generations: int, episode: int) -> int:
     return max(n for n in range(1, generations + 1) if generations % n == 0 and (n == 1 or n <= fitting))
 
 
-def check_pairs(config: Config, inputs: Container[str]) -> None:
-    """`UsageError` when pairs are needed and absent, or given and not needed."""
+PER_PASS = ("entropy_coef", "use_adaptive_entropy")
+"""Fields of TRL's that add a mean over the tokens of each pass (TRL 1.16, trainer/grpo_trainer.py `_compute_loss`)."""
+STEPPED_BY_SHARES = ("adamw_torch", "adamw_torch_fused", "sgd")
+"""Optimisers that were measured to take the same step from shares (tests/stages/training/test_sharding.py)."""
+
+
+def refusals(plan: TrainPlan) -> Iterator[str]:
+    """Yield why a plan cannot be trained, and what to set, as far as the settings and config.json of the model show.
+
+    The validators of `Config` refuse what one table of settings alone shows; `stages.training.weights` refuses what
+    only a server shows.
+    """
+    yield from _of_inputs(plan)
+    yield from _of_processes(plan)
+    yield from _of_shares(plan)
+    yield from _of_servers(plan)
+
+
+def _of_inputs(plan: TrainPlan) -> Iterator[str]:
+    """Yield what is wrong between the model, the runs that are given, and the losses that are to be learned from."""
+    config, weights = plan.config, plan.config.weights.active()
     on_pairs = [name for name, channel in CHANNELS.items() if channel.row_source == "pairs"]
-    weights = config.weights.active()
     needing = [name for name in on_pairs if name in weights]
-    if needing and "pairs" not in inputs:
-        raise UsageError(
+    if needing and not plan.pairs:
+        yield (
             f"weights.{needing[0]} is {weights[needing[0]]:g}, but no pairs were given. "
             "Add --from artifacts/extract-pairs/latest."
         )
-    if "pairs" in inputs and not needing:
+    if plan.pairs and not needing:
         *names, last = [f"weights.{name}" for name in on_pairs]
-        raise UsageError(
-            f"Pairs were given, but no channel uses them. Set {', '.join(names)} or {last}, or leave the pairs out."
+        yield f"Pairs were given, but no channel uses them. Set {', '.join(names)} or {last}, or leave the pairs out."
+    if plan.direction and config.adapter.dora:
+        yield (
+            "A direction is taken out of W0 + BA, but adapter.dora also trains the magnitudes of its columns. "
+            "Set adapter.dora=false."
+        )
+    if config.optimisation.beta and not config.adapter.rank and adapters.is_adapter(config.policy.model):
+        # TRL would load the adapter's base as the reference of the KL penalty.
+        yield (
+            f"optimisation.beta needs a reference, and {config.policy.model} is an adapter, which lies in no folder of "
+            "its own once merged. Set adapter.rank, or run `composer export merged` and start from the merged folder."
         )
 
 
-PER_PASS = ("entropy_coef", "use_adaptive_entropy")
-"""Fields of TRL's that add a mean over the tokens of each pass (TRL 1.16, trainer/grpo_trainer.py `_compute_loss`)."""
-
-
-def check_processes(size: Optimisation, trl: Mapping[str, Any], count: int) -> None:
-    """`UsageError` where a step of `count` processes would not be the step of one, or its rollouts cannot be shared."""
+def _of_processes(plan: TrainPlan) -> Iterator[str]:
+    """Yield why several processes would take another step than one, or cannot share the rollouts of a step."""
+    size, trl, count = plan.config.optimisation, plan.config.trl, plan.processes
     if count == 1:
         return
+    if plan.config.diloco.store is not None:
+        yield (
+            f"diloco.store was given to {count} processes of one training, but a replica is one process. "
+            "Leave out torchrun, or diloco.store."
+        )
     if size.loss_type == "bnpo":
-        raise UsageError(
+        yield (
             f'optimisation.loss_type is "bnpo", a mean over the tokens of each pass: {count} processes would take '
             'another step than one. Take "dapo", whose mean is over the tokens of the whole step.'
         )
     if per_pass := [name for name in PER_PASS if trl.get(name)]:
-        raise UsageError(
+        yield (
             f"trl.{per_pass[0]} adds a mean over the tokens of each pass: {count} processes would take another step "
             "than one. Leave it out, or train in one process."
         )
     if size.prompts_per_step % count:
-        raise UsageError(
+        yield (
             f"optimisation.prompts_per_step is {size.prompts_per_step}, and {count} processes cannot share that "
             f"without splitting a group. Take a multiple of {count}."
         )
-    rollouts = size.prompts_per_step // count * size.generations
+    rollouts = max(size.prompts_per_step // count, 1) * size.generations
     if size.micro_batch and rollouts % min(size.micro_batch, rollouts):
-        raise UsageError(
+        yield (
             f"optimisation.micro_batch is {size.micro_batch}, but each of {count} processes has {rollouts} rollouts a "
             f"step. Take a divisor of {rollouts}."
         )
 
 
-STEPPED_BY_SHARES = ("adamw_torch", "adamw_torch_fused", "sgd")
-"""Optimisers that were measured to take the same step from shares (tests/stages/training/test_sharding.py)."""
-
-
-def check_sharding(config: Config, count: int) -> None:
-    """`UsageError` for what needs all weights or all gradients in one place, where `count` processes share them.
-
-    config: with nothing left open.
-    """
-    if count == 1 or config.distribution.sharding == "none":
+def _of_shares(plan: TrainPlan) -> Iterator[str]:
+    """Yield what needs all weights or all gradients in one place, where several processes share them."""
+    config = plan.config
+    if plan.processes == 1 or config.distribution.sharding == "none":
         return
     copied = "sdpo" in config.weights.active() and config.hints.teacher != "current"
     rank, optimiser = config.adapter.rank, config.trl.get("optim", STEPPED_BY_SHARES[0])
@@ -293,7 +317,46 @@ def check_sharding(config: Config, count: int) -> None:
     }
     for what, asked in needing.items():
         if asked:
-            raise UsageError(f"distribution.sharding=fsdp2 does not go with {what}.")
+            yield f"distribution.sharding=fsdp2 does not go with {what}."
+
+
+def _of_servers(plan: TrainPlan) -> Iterator[str]:
+    """Yield why a policy behind servers cannot follow the training, or the processes cannot share these servers."""
+    policy, staleness, rank = plan.config.policy, plan.config.optimisation.max_staleness, plan.config.adapter.rank
+    servers, count = 1 + len(plan.config.distribution.servers), plan.processes
+    if not policy.served:
+        return
+    if plan.config.diloco.store is not None:
+        yield (
+            f"{policy.model!r} is sampled from a server, which follows one training, and replicas are several. "
+            "Leave out diloco.store, or vllm:."
+        )
+    if not rank and staleness:
+        yield (
+            f"optimisation.max_staleness is {staleness}, and adapter.rank 0 trains all weights, of which a server "
+            "holds the newest alone. Set it to 0, or set adapter.rank."
+        )
+    if adapters.is_adapter(policy.source):
+        yield (
+            f"{policy.source} is an adapter, and a server cannot hold another one on top of it. "
+            "Run `composer export merged` and start from the merged folder."
+        )
+    if count > 1 and policy.base_url is None:
+        yield (
+            f"{policy.model!r} has no address, and {count} processes would start a server each, on the same GPU or "
+            "CPU. Start one or several with `composer serve`; give policy.base_url, and others in distribution.servers."
+        )
+    if servers > count:
+        yield (
+            f"{servers} servers were given to {count} processes, each of which samples from one. Leave "
+            f"{servers - count} out of distribution.servers, or start more processes with torchrun."
+        )
+    if count > servers and staleness and needs_exclusive_server(policy):
+        yield (
+            f"optimisation.max_staleness is {staleness}, but {count} processes share {servers} vLLM on a CPU, "
+            "which crashes when it scores for one process while it samples for another. Take 0, or give each a server "
+            "in distribution.servers."
+        )
 
 
 @dataclass(frozen=True)
@@ -396,7 +459,7 @@ def _generation(plan: TrainPlan, shape: ModelShape, length: int) -> float:
     return max(row, min(rollouts * row, (policy.kv_cache_gib or 0) * GIB))
 
 
-WAYS: dict[str, Callable[[TrainPlan], TrainPlan]] = {
+SAVINGS: dict[str, Callable[[TrainPlan], TrainPlan]] = {
     "optimisation.gradient_checkpointing=true": lambda plan: plan.changed(
         optimisation={"gradient_checkpointing": True}
     ),
@@ -471,7 +534,7 @@ def check_memory(plan: TrainPlan, room: Room) -> None:
         return
     server = room.smaller_server(total.total - room.bytes, plan.shape.parameters * plan.shape.bytes)
     ways: list[str] = []
-    for words, change in WAYS.items():
+    for words, change in SAVINGS.items():
         changed = change(plan)
         less = estimate_memory(changed)
         # Below 1 % a setting is no remedy, only noise of the estimate.

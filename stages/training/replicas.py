@@ -33,7 +33,7 @@ SEEDS_APART = 1_000_003
 apart that replicas of trainings with seeds 0, 1, 2 never share one."""
 
 
-class Over(Exception):
+class AllRoundsDone(Exception):
     """All rounds were held before this replica joined: the agreed weights are the result, and no step is left."""
 
 
@@ -100,12 +100,7 @@ class OuterSteps(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Join the others, with the weights of the checkpoint in the model. Raises `Over`."""
-        if args.world_size > 1:
-            raise UsageError(
-                f"This is one of {args.world_size} processes of one training, and a replica of diloco runs in one. "
-                "Start each without torchrun."
-            )
+        """Join the others, with the weights of the checkpoint in the model. Raises `AllRoundsDone`."""
         replica, settings, parameters = self._replica, self._replica.settings, trained(kwargs["model"])
         fragments = Fragments(arrays.shapes(parameters), settings.fragments)
         rounds = args.max_steps // settings.every
@@ -126,7 +121,7 @@ class OuterSteps(TrainerCallback):
             raise Interrupted from None
         self.finished = self._loop.finished
         if self.finished:
-            raise Over
+            raise AllRoundsDone
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Count the step, and hold a round that is due."""

@@ -4,30 +4,26 @@
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from shutil import copytree, ignore_patterns
 from typing import Any
 
-from torch import Tensor
-
 from stages.envs.base import Task
 from stages.plurals import counted
 from stages.policy.adapters import CheckpointInfo
 from stages.policy.base import Policy
-from stages.policy.local import LocalPolicy
 from stages.rollouts import trace
 from stages.rollouts.agent_loop import Episode
 from stages.runs import store
 from stages.runs.kinds import HINT, ROLLOUT, STEP, TRAINING_REWARD, Row
 from stages.runs.run import RunWriter
 from stages.training.channels import CHANNELS
-from stages.training.checkpoints import KEPT, adapter_base, save_model
+from stages.training.checkpoints import KEPT
 from stages.training.config import Config
 from stages.training.hints import Hint
 from stages.training.projection import accounts
-from stages.training.rollouts import prompt_order
 from stages.training.step import ComposedTrainer
 
 TAKEN_OUT = {
@@ -118,30 +114,18 @@ def course(out: RunWriter, num_steps: int) -> tuple[Row, str]:
     return rates, f"\nfirst {counted(ends, 'step')} -> last {ends}: {', '.join(shown)}\n"
 
 
-def save(
-    trainer: ComposedTrainer,
-    policy: LocalPolicy,
-    config: Config,
-    tasks: list[Task],
-    out: RunWriter,
-    weights: Mapping[str, Tensor] | None = None,
-) -> None:
-    """Write the checkpoint with what evaluating it needs to know, metrics, tables and the report.
+def save(trainer: ComposedTrainer, config: Config, tasks: Iterable[Task], out: RunWriter) -> None:
+    """Write what evaluating the checkpoint needs to know, the kept checkpoints, metrics, tables and the report.
 
-    weights: all of them, where the model in this process is one share.
+    tasks: those that were trained on, in their order; `evaluate` refuses them. Of all that were drawn, a short training
+    may have played only a part.
     """
     projected = accounts(out)
-    out.checkpoint(lambda folder: save_model(trainer.model, policy, adapter_base(config, policy), folder, weights))
     if config.optimisation.keep_every:
         # By hard links: a checkpoint is gigabytes, and the scratch folder goes when the run is complete. A killed
         # attempt may have left .tmp, a model that was written in part.
         link = partial(copytree, copy_function=os.link, dirs_exist_ok=True, ignore=ignore_patterns(".tmp"))
         out.checkpoint(partial(link, out.scratch(KEPT)), KEPT)
-    replicas = config.diloco.store is not None  # which draw from the same tasks, each in an order of its own
-    order: Sequence[int] = range(len(tasks))
-    # `evaluate` refuses tasks that were trained on; of those drawn, a short training may have played only a part.
-    if not replicas:
-        order = prompt_order(len(tasks), config.optimisation, config.seed, as_given=bool(config.env.curriculum))
     info = CheckpointInfo(
         arm=config.arm,
         train_seed=config.seed,
@@ -150,7 +134,7 @@ def save(
         env=config.env.name,
         split=config.env.split,
         projected=config.probe.project if projected else None,
-        task_ids=tuple(dict.fromkeys(tasks[index].task_id for index in order)),
+        task_ids=tuple(dict.fromkeys(task.task_id for task in tasks)),
     )
     out.document("checkpoint", info.model_dump(mode="json"))
     write_tables(out, trainer.state.global_step)

@@ -27,43 +27,17 @@ from torch import Tensor
 from stages.backends.ranks import Ranks
 from stages.errors import ComposerError, UsageError
 from stages.messages import Message, opening_ids
-from stages.policy import adapters
 from stages.policy.base import PolicyConfig
-from stages.policy.local import LocalPolicy, resolve
+from stages.policy.local import resolve
 from stages.policy.server import LOOPBACK
 from stages.policy.serving import needs_exclusive_server
 from stages.policy.vllm import VllmPolicy
 from stages.runs.run import RunWriter
 from stages.training.config import Config
+from stages.training.distributed import Student
 from stages.training.scoring import Tree, score, token_log_probs
-from stages.training.settings import Distribution
 
 Value = TypeVar("Value")
-
-
-def check(config: Config, *, replicas: bool) -> None:
-    """`UsageError` for a policy behind a server that cannot follow the training; replicas: whether it has some.
-
-    config: with nothing left open.
-    """
-    policy, staleness = config.policy, config.optimisation.max_staleness
-    if not policy.served:
-        return
-    if replicas:
-        raise UsageError(
-            f"{policy.model!r} is sampled from a server, which follows one training, and replicas are several. "
-            "Leave out diloco.store, or vllm:."
-        )
-    if not config.adapter.rank and staleness:
-        raise UsageError(
-            f"optimisation.max_staleness is {staleness}, and adapter.rank 0 trains all weights, of which a server "
-            "holds the newest alone. Set it to 0, or set adapter.rank."
-        )
-    if adapters.is_adapter(policy.source):
-        raise UsageError(
-            f"{policy.source} is an adapter, and a server cannot hold another one on top of it. "
-            "Run `composer export merged` and start from the merged folder."
-        )
 
 
 @dataclass(frozen=True)
@@ -94,36 +68,6 @@ class SharedServer:
         return value  # type: ignore[return-value]  # this process has had its turn
 
 
-def address(policy: PolicyConfig, distribution: Distribution, max_staleness: int, ranks: Ranks) -> PolicyConfig:
-    """Return the policy with the address of the server that this process samples from.
-
-    `UsageError` where the number of servers does not suit the number of processes.
-    """
-    if not policy.served:
-        return policy
-    servers, count = 1 + len(distribution.servers), ranks.count
-    if count > 1 and policy.base_url is None:
-        raise UsageError(
-            f"{policy.model!r} has no address, and {count} processes would start a server each, on the same GPU or "
-            "CPU. Start one or several with `composer serve`; give policy.base_url, and others in distribution.servers."
-        )
-    if servers > count:
-        raise UsageError(
-            f"{servers} servers were given to {count} processes, each of which samples from one. Leave "
-            f"{servers - count} out of distribution.servers, or start more processes with torchrun."
-        )
-    if count > servers and max_staleness and needs_exclusive_server(policy):
-        raise UsageError(
-            f"optimisation.max_staleness is {max_staleness}, but {count} processes share {servers} vLLM on a CPU, "
-            "which dies of one's scoring beside another's rollouts. Take 0, or give each a server in "
-            "distribution.servers."
-        )
-    if policy.base_url is None:
-        return policy
-    urls = (policy.base_url, *distribution.servers)
-    return policy.model_copy(update={"base_url": urls[ranks.rank % len(urls)]})
-
-
 def shared_server(policy: PolicyConfig, ranks: Ranks) -> SharedServer:
     """Return how this process shares its server, whose address is in `policy`."""
     if ranks.count == 1 or not policy.served:
@@ -146,9 +90,8 @@ CHECKED = 64
 class WeightSync(ABC):
     """Keeps a server at the newest version of the weights, which is the number of optimiser steps done.
 
-    model: under training, with its adapter; it is set before the first step. folder: where versions are written. text:
-    token ids whose log-probs are compared. dtype: in which the model computes. mixed: whether its weights are float32,
-    under autocast. server: how this process shares its server; each process compares with its own.
+    folder: where versions are written. text: token ids whose log-probs are compared. student: the model under training.
+    server: how this process shares its server; each process compares with its own.
     """
 
     def __init__(
@@ -156,16 +99,14 @@ class WeightSync(ABC):
         sampler: VllmPolicy,
         folder: Path,
         text: list[int],
-        dtype: torch.dtype,
+        student: Student,
         *,
-        mixed: bool = False,
         tolerance: float | None = None,
         server: SharedServer | None = None,
     ) -> None:
         self.sampler, self.server = sampler, server or SharedServer()
-        self.model: Any = None
-        self._folder, self._dtype, self._mixed = folder, dtype, mixed
-        self._tolerance = tolerance or TOLERANCE.get(dtype, HALF_TOLERANCE)
+        self._folder, self._student = folder, student
+        self._tolerance = tolerance or TOLERANCE.get(student.dtype, HALF_TOLERANCE)
         cut = max(len(text) - CHECKED, 1)
         self._tree = Tree(text[:cut], (text[cut:],))
 
@@ -230,7 +171,7 @@ class WeightSync(ABC):
         """Return the mean difference in nats between this process and its server."""
         was_training = model.training
         model.eval()
-        with torch.autocast(model.device.type, self._dtype, enabled=self._mixed):
+        with self._student.autocast():
             own = token_log_probs(model, score(model, [self._tree])).cpu().tolist()
         model.train(was_training)
         theirs = self.sampler.score(self._tree.prompt, self._tree.branches[0])
@@ -240,18 +181,18 @@ class WeightSync(ABC):
 class AdapterSync(WeightSync):
     """Loads an adapter under a new name for each version.
 
-    base: the record that is written next to the adapter. keep: older versions that are still sampled from.
+    keep: older versions that are still sampled from.
     """
 
-    def __init__(self, *args: Any, base: adapters.AdapterBase, keep: int = 0, **given: Any) -> None:
+    def __init__(self, *args: Any, keep: int = 0, **given: Any) -> None:
         super().__init__(*args, **given)
-        self._base, self._keep = base, keep
+        self._keep = keep
         self._held: list[tuple[str, Path]] = []
         self._run = self.server.ranks.broadcast_from_rank0(lambda: secrets.token_hex(4))
         """Several runs, or attempts at one, may share a server, where a name must never stand for two adapters."""
 
     def _write(self, folder: Path) -> None:
-        adapters.save_adapter(self.model, self._base, folder)
+        self._student.save_adapter(folder)
 
     def _load(self, version: int, folder: Path) -> None:
         # A new name for each version: vLLM would read an adapter that is loaded in place again for every batch.
@@ -265,7 +206,8 @@ class AdapterSync(WeightSync):
         """Compare nothing: a name stands for the same adapter for ever."""
 
     def _scored(self) -> Any:
-        return self.model.get_base_model()  # peft puts the adapter into the base's Linears, so the base scores with it
+        # peft puts the adapter into the base's Linears, so the base scores with it.
+        return self._student.model.get_base_model()
 
     def _forget(self, version: int, folder: Path) -> None:
         self._unload(self._keep + 1)
@@ -303,9 +245,9 @@ class WholeSync(WeightSync):
         # Between `gather` and `scatter` the parameters of a model in shares are whole. Tied ones come once, as a
         # checkpoint has them.
         part, size, number = dict[str, Tensor](), 0, 0
-        named = list(self.model.named_parameters())
+        named = list(self._student.model.named_parameters())
         for name, parameter in named:
-            part[name] = parameter.detach().to("cpu", self._dtype)
+            part[name] = parameter.detach().to("cpu", self._student.dtype)
             size += part[name].nbytes
             if size >= self._file_bytes or name == named[-1][0]:
                 save_file(part, folder / f"model-{number:05d}.safetensors", {"format": "pt"})
@@ -324,7 +266,7 @@ class WholeSync(WeightSync):
         self._compare(f"While step {step} was played,", "Give each training of all weights servers of its own.")
 
     def _scored(self) -> Any:
-        return self.model
+        return self._student.model
 
     def _forget(self, version: int, folder: Path) -> None:
         # The newest stays: a server that is started again after its death gets it back.
@@ -340,19 +282,11 @@ class WholeSync(WeightSync):
 
 
 def weight_sync(
-    sampler: VllmPolicy,
-    policy: LocalPolicy,
-    opening: list[Message],
-    config: Config,
-    out: RunWriter,
-    server: SharedServer,
-    *,
-    mixed: bool,
+    sampler: VllmPolicy, student: Student, opening: list[Message], config: Config, out: RunWriter, server: SharedServer
 ) -> WeightSync:
-    """Return what keeps the server of `sampler` at the weights of `policy`; they are compared on this opening.
+    """Return what keeps the server of `sampler` at the weights of `student`; they are compared on this opening.
 
-    mixed: whether float32 weights compute under bfloat16 autocast. `UsageError` where the server's log-probs are not
-    those of the sampling distribution, or where it cannot follow.
+    `UsageError` where the server's log-probs are not those of the sampling distribution, or where it cannot follow.
     """
     if sampler.found.logprob_kind == "raw" and sampler.config.temperature != 1:
         raise UsageError(
@@ -361,16 +295,15 @@ def weight_sync(
         )
     settings = config.optimisation
     folder = server.ranks.broadcast_from_rank0(lambda: out.scratch("versions"))
+    policy = student.policy
     text = opening_ids(policy.tokenizer, opening)
-    dtype = torch.bfloat16 if mixed else policy.model.dtype
-    shared: dict[str, Any] = {"mixed": mixed, "tolerance": settings.sync_tolerance, "server": server}
+    shared: dict[str, Any] = {"tolerance": settings.sync_tolerance, "server": server}
     if config.adapter.rank:
-        base = adapters.describe_base(policy.config, policy.model)
-        return AdapterSync(sampler, folder, text, dtype, base=base, keep=settings.max_staleness, **shared)
+        return AdapterSync(sampler, folder, text, student, keep=settings.max_staleness, **shared)
     if policy.model.config.tie_word_embeddings and needs_exclusive_server(sampler.config):
         raise UsageError(
             f"{policy.config.model!r} has one table for embeddings and output head, and vLLM on a CPU keeps the "
             "head that it was started with when all weights are replaced. Set adapter.rank, or leave out vllm:."
         )
     start = resolve(policy.config, cache=out.cache, listener=out.progress)
-    return WholeSync(sampler, folder, text, dtype, start=str(start), **shared)
+    return WholeSync(sampler, folder, text, student, start=str(start), **shared)

@@ -17,7 +17,7 @@ from stages.runs.kinds import CHECKPOINT, HINT, ROLLOUT
 from stages.runs.run import Run
 from stages.training import plan
 from stages.training.channels import CHANNELS
-from stages.training.settings import Optimisation
+from stages.training.config import Config
 
 TOLERANCE = 1e-5
 STEP = {"steps": 2, "prompts_per_step": 4, "generations": 2, "learning_rate": 0.05, "threads": 1}
@@ -187,11 +187,11 @@ REFUSED = [
 
 @pytest.mark.parametrize(("size", "trl", "words"), REFUSED)
 def test_what_would_be_another_step_is_refused(size: dict[str, Any], trl: dict[str, Any], words: str) -> None:
-    given = Optimisation(**{"prompts_per_step": 4, "generations": 4, **size})
+    config = Config(optimisation={"prompts_per_step": 4, "generations": 4, **size}, trl=trl)
     with pytest.raises(UsageError, match=words):
-        plan.check_processes(given, trl, 2)
-    plan.check_processes(given, trl, 1)
+        plan.resolve(config, 2)
+    plan.resolve(config, 1)
 
 
 def test_a_micro_batch_larger_than_the_share_is_cut() -> None:
-    plan.check_processes(Optimisation(prompts_per_step=4, generations=4, micro_batch=16), {}, 2)
+    plan.resolve(Config(optimisation={"prompts_per_step": 4, "generations": 4, "micro_batch": 16}), 2)

@@ -17,14 +17,16 @@ from stages import evaluate, train
 from stages.errors import ComposerError, UsageError
 from stages.policy import adapters
 from stages.policy.base import PolicyConfig
-from stages.policy.local import load_model
+from stages.policy.local import LocalPolicy, load_model
 from stages.policy.scripted import ScriptedPolicy
 from stages.policy.vllm import VllmPolicy
 from stages.rollouts import trace
 from stages.runs import runner
 from stages.runs.kinds import CHECKPOINT, EVAL_ITEM, STEP, TRAINING_REWARD
-from stages.runs.run import Run
+from stages.runs.run import Inputs, Run
 from stages.training import weights
+from stages.training.distributed import Student
+from stages.training.plan import TrainPlan, refusals
 from stages.training.rollouts import Schedule, StepsAhead
 from stages.training.scoring import Tree, score, token_log_probs
 
@@ -151,18 +153,9 @@ def test_the_checkpoint_is_what_the_server_had_last_and_evaluates_there(tmp_path
     assert (after - before).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("policy", "more", "words"),
-    [
-        ({}, {"adapter": {"rank": 0}, "optimisation": {"max_staleness": 1}}, "holds the newest alone"),
-        ({"temperature": 0.5}, {}, "log-probs before temperature"),
-    ],
-)
-def test_what_a_server_cannot_follow_is_refused(
-    tmp_path: Path, model: Path, policy: dict[str, Any], more: dict[str, Any], words: str
-) -> None:
-    with running(model, raw=1) as engine, pytest.raises(UsageError, match=words):
-        trained(tmp_path, engine, model, policy=policy, **more)
+def test_raw_log_probs_of_another_temperature_are_refused(tmp_path: Path, model: Path) -> None:
+    with running(model, raw=1) as engine, pytest.raises(UsageError, match="log-probs before temperature"):
+        trained(tmp_path, engine, model, policy={"temperature": 0.5})
 
 
 WHOLE: dict[str, Any] = {"adapter": {"rank": 0}, "optimisation": {"learning_rate": 3e-3}}
@@ -237,8 +230,8 @@ def test_weights_are_written_in_several_files_in_the_type_they_compute_in(tmp_pa
         config = PolicyConfig(model=f"vllm:{model}", base_url=engine.url)
         sampler = VllmPolicy.open(config, cache=tmp_path, budget=None, listener=print)  # type: ignore[arg-type]
     own = AutoModelForCausalLM.from_pretrained(model)
-    sync = weights.WholeSync(sampler, tmp_path, [1, 2], torch.bfloat16, mixed=True, start="", file_bytes=4000)
-    sync.model = own
+    student = Student(LocalPolicy(own, sampler.tokenizer, config), mixed=True)
+    sync = weights.WholeSync(sampler, tmp_path, [1, 2], student, start="", file_bytes=4000)
     sync._write(tmp_path / "version")
     files = sorted((tmp_path / "version").iterdir())
     found = {name: tensor for file in files for name, tensor in load_file(file).items()}
@@ -246,13 +239,19 @@ def test_weights_are_written_in_several_files_in_the_type_they_compute_in(tmp_pa
     assert all(torch.equal(found[name], value.bfloat16()) for name, value in own.named_parameters())
 
 
-def test_an_adapter_on_an_adapter_is_refused(tmp_path: Path) -> None:
+def test_what_a_server_cannot_follow_is_refused_by_a_plan(tmp_path: Path, model: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
-    config = train.Config(policy={"model": f"vllm:{tmp_path}"}, adapter={"rank": 4})
-    with pytest.raises(UsageError, match="cannot hold another one on top"):
-        weights.check(config, replicas=False)
-    with pytest.raises(UsageError, match="follows one training, and replicas are several"):
-        weights.check(config, replicas=True)
+    stale: dict[str, Any] = {"adapter": {"rank": 0}, "optimisation": {"max_staleness": 1}}
+    replicas: dict[str, Any] = {"diloco": {"store": tmp_path.as_uri()}, "optimisation": {"steps": 40}}
+    for given, words in (
+        ({"policy": {"model": f"vllm:{tmp_path}"}, "adapter": {"rank": 4}}, "cannot hold another one on top"),
+        ({"policy": {"model": f"vllm:{model}"}, **replicas}, "follows one training, and replicas are several"),
+        ({"policy": {"model": f"vllm:{model}"}, **stale}, "holds the newest alone"),
+    ):
+        (refusal,) = refusals(TrainPlan(train.Config(**given), None, small=False, episode=1))
+        assert words in refusal
+    with pytest.raises(UsageError, match="holds the newest alone"):
+        train.plan(Inputs(), train.Config(policy={"model": f"vllm:{model}"}, **stale))
 
 
 def test_staleness_needs_a_server() -> None:

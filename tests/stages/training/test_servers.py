@@ -19,7 +19,7 @@ from stages.policy.base import PolicyConfig
 from stages.runs.kinds import CHECKPOINT, ROLLOUT, STEP
 from stages.runs.run import Run
 from stages.training import weights
-from stages.training.settings import Distribution
+from stages.training.plan import TrainPlan, resolve
 
 HERE = "http://127.0.0.1:8000/v1"
 
@@ -150,12 +150,13 @@ class Told(Ranks):
 
 def test_servers_are_taken_in_turn() -> None:
     policy = PolicyConfig(model="vllm:m", base_url=HERE, device="cpu")
-    both = Distribution(servers=("http://127.0.0.1:8001/v1",))
-    urls = [weights.address(policy, both, 0, Ranks(rank, 3)).base_url for rank in range(3)]
+    both = train.Config(policy=policy, distribution={"servers": ["http://127.0.0.1:8001/v1"]})
+    sampled_from = [TrainPlan(both, None, False, 1, 3).sampled_by(rank) for rank in range(3)]
+    urls = [policy.base_url for policy in sampled_from]
     assert urls == [HERE, "http://127.0.0.1:8001/v1", HERE]
     told = [(socket.gethostname(), f"127.0.0.1:{port}") for port in (8000, 8001, 8000)]
     all_of = [Told(rank, told, [2, 1, 2]) for rank in range(3)]
-    places = [weights.shared_server(weights.address(policy, both, 0, ranks), ranks) for ranks in all_of]
+    places = [weights.shared_server(policy, ranks) for policy, ranks in zip(sampled_from, all_of, strict=True)]
     assert [(place.loads, place.turn, place.turns) for place in places] == [(True, 0, 2), (True, 0, 2), (False, 1, 2)]
 
 
@@ -176,11 +177,15 @@ def test_away_from_a_cpu_nobody_waits() -> None:
     ],
 )
 def test_servers_that_processes_cannot_sample_from(
-    policy: dict[str, Any], others: tuple[str, ...], staleness: int, count: int, words: str
+    model: Path, policy: dict[str, Any], others: tuple[str, ...], staleness: int, count: int, words: str
 ) -> None:
-    sampled_from = PolicyConfig(model="vllm:m", device="cpu", **policy)
+    config = train.Config(
+        policy={"model": f"vllm:{model}", "device": "cpu", **policy},
+        optimisation={"max_staleness": staleness},
+        distribution={"servers": others},
+    )
     with pytest.raises(UsageError, match=words):
-        weights.address(sampled_from, Distribution(servers=others), staleness, Ranks(0, count))
+        resolve(config, count)
 
 
 def test_further_servers_need_a_first_one() -> None:

@@ -127,9 +127,9 @@ def test_what_needs_everything_in_one_place_is_refused(more: dict[str, Any], ran
     settings = {**more, "adapter": {"rank": rank}}
     config = Config(**settings, **SHARDED)
     with pytest.raises(UsageError, match=words):
-        plan.check_sharding(config, 2)
-    plan.check_sharding(config, 1)
-    plan.check_sharding(Config(**settings), 2)
+        plan.resolve(config, 2)
+    plan.resolve(config, 1)
+    plan.resolve(Config(**settings), 2)
 
 
 def test_how_it_is_spread_is_no_part_of_what_is_trained() -> None:
