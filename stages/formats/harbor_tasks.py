@@ -22,9 +22,9 @@ from stages import envs
 from stages.envs.base import TWIN, Task
 from stages.envs.repo import trees
 from stages.envs.repo.grading import GUEST
-from stages.envs.repo.guest.composer_rules import COMMAND, is_protected
-from stages.envs.repo.packing import PackedTask, Packs
+from stages.envs.repo.guest.composer_rules import is_protected
 from stages.envs.repo.session import write_script
+from stages.envs.repo.task import Export, Packs, RepoTask, contents
 from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.runs import store
 
@@ -51,7 +51,7 @@ def write_tasks(
     environment = envs.load(env, options)
     if not isinstance(environment, Packs):
         raise UsageError(
-            f"Tasks of {env!r} cannot be exported: the environment has no method `packed` (stages.envs.repo.packing)."
+            f"Tasks of {env!r} cannot be exported: the environment has no method `packed` (stages.envs.repo.task)."
         )
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(f"{folder} is not empty. Name a new folder.")
@@ -79,34 +79,34 @@ def folder_name(task_id: str, taken: set[str]) -> str:
     return name
 
 
-def write_task(task: Task, packed: PackedTask, folder: Path, base_image: str) -> None:
+def write_task(task: Task, packed: RepoTask, folder: Path, base_image: str) -> None:
     """Write the folder of one task."""
     if task.task_id.endswith(TWIN):
         raise BadInput(f"{task.task_id} is an impossible variant, which no solution passes. Export without twins.")
+    export, files = packed.export or Export(), contents(packed.delivered)
     originals = {
         path: file
-        for path, file in packed.files.items()
-        if path not in packed.source and is_protected(path, packed.files, packed.tests)
+        for path, file in files.items()
+        if path not in packed.source and is_protected(path, files, packed.tests)
     }
-    is_command = bool(packed.command)
     grading = {
         "workdir": WORKDIR,
-        "command": packed.command,
-        "arguments": packed.arguments,
-        "fail_to_pass": (COMMAND,) if is_command else packed.lists.fail_to_pass,
+        "command": export.command,
+        "arguments": export.arguments,
+        "fail_to_pass": packed.lists.fail_to_pass,
         "pass_to_pass": packed.lists.pass_to_pass,
         "skips_fail": packed.lists.skip_fails,
-        "timeout_s": packed.timeout_s,
-        "existing": sorted(packed.files),
+        "timeout_s": export.timeout_s,
+        "existing": sorted(files),
         "source": sorted(packed.source),
         "tests": sorted(packed.tests),
     }
     guests = {name: _text((GUEST / name).read_text()) for name in (*VERIFIER, *PLUGIN_PARTS)}
-    contents: trees.Changes = {
-        "task.toml": _text(_task_toml(task, packed, folder.name)),
+    written: trees.Changes = {
+        "task.toml": _text(_task_toml(task, export, folder.name)),
         "instruction.md": _text(task.prompt),
-        "environment/Dockerfile": _text(_dockerfile(packed, base_image)),
-        **{f"environment/testbed/{path}": file for path, file in packed.files.items()},
+        "environment/Dockerfile": _text(_dockerfile(export, bool(files), base_image)),
+        **{f"environment/testbed/{path}": file for path, file in files.items()},
         "tests/test.sh": _text(TEST_SCRIPT, executable=True),
         "tests/task.json": _text(json.dumps(grading, indent=1) + "\n"),
         **{f"tests/{name}": file for name, file in guests.items()},
@@ -114,30 +114,30 @@ def write_task(task: Task, packed: PackedTask, folder: Path, base_image: str) ->
         **{f"tests/hidden/{path}": file for path, file in packed.hidden.items()},
     }
     if packed.solution is not None:
-        script = f"#!/bin/bash\nset -e\ncd {WORKDIR}\n{write_script(packed.solution)}\n"
-        contents["solution/solve.sh"] = _text(script, executable=True)
+        script = f"#!/bin/bash\nset -e\ncd {WORKDIR}\n{write_script(packed.solution())}\n"
+        written["solution/solve.sh"] = _text(script, executable=True)
     folder.mkdir(parents=True)
-    trees.apply({path: file for path, file in contents.items() if file is not None}, folder)
+    trees.apply({path: file for path, file in written.items() if file is not None}, folder)
 
 
 def _text(text: str, *, executable: bool = False) -> trees.TreeFile:
     return trees.TreeFile(text.encode(), executable)
 
 
-def _dockerfile(packed: PackedTask, base_image: str) -> str:
+def _dockerfile(export: Export, has_files: bool, base_image: str) -> str:
     """Return a Dockerfile; an image that has pytest already is not changed, so that it needs no network."""
     lines = [f"FROM {base_image}"]
-    if not packed.command:
+    if not export.command:
         lines.append(f'RUN python3 -c "import pytest" 2>/dev/null || pip install --no-cache-dir {RUNNER}')
-    if packed.requirements:
-        lines.append(f"RUN pip install --no-cache-dir {shlex.join(packed.requirements)}")
+    if export.requirements:
+        lines.append(f"RUN pip install --no-cache-dir {shlex.join(export.requirements)}")
     lines += [f"ENV PYTHONPATH={WORKDIR}:{WORKDIR}/src PYTHONDONTWRITEBYTECODE=1", f"WORKDIR {WORKDIR}"]
-    if packed.files:
+    if has_files:
         lines.append(f"COPY testbed/ {WORKDIR}/")
     return "\n".join(lines) + "\n"
 
 
-def _task_toml(task: Task, packed: PackedTask, name: str) -> str:
+def _task_toml(task: Task, export: Export, name: str) -> str:
     """Return the configuration. Harbor's readers ignore what is under [metadata]."""
     sections: dict[str, dict[str, Any]] = {
         "task": {
@@ -146,11 +146,11 @@ def _task_toml(task: Task, packed: PackedTask, name: str) -> str:
             "keywords": [task.env],
         },
         "metadata": {"task_id": task.task_id, "family": task.family, "split": task.split, "environment": task.env},
-        "metadata.provenance": {key: value for key, value in packed.provenance.items() if value not in ("", None)},
+        "metadata.provenance": {key: value for key, value in export.provenance.items() if value not in ("", None)},
         "agent": {"timeout_sec": AGENT_S},
         # Without a network, as these tasks are played by Composer: a solution may be on a package index.
         "environment": {"network_mode": "no-network", "workdir": WORKDIR},
-        "verifier": {"timeout_sec": packed.timeout_s + VERIFIER_SLACK_S},
+        "verifier": {"timeout_sec": export.timeout_s + VERIFIER_SLACK_S},
     }
     lines = ['schema_version = "1.4"']
     for title, values in sections.items():

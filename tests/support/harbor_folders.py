@@ -11,29 +11,28 @@ from typing import Any
 from stages.envs.base import Task
 from stages.envs.harbor import task_folder
 from stages.envs.repo import trees
-from stages.envs.repo.guest.composer_rules import COMMAND
-from stages.envs.repo.packing import PackedTask, contents
+from stages.envs.repo.task import Export, RepoTask, contents
 from stages.sandbox.bubblewrap import find_bwrap
 
 
-def differing(folder: Path, task: Task, packed: PackedTask) -> list[str]:
+def differing(folder: Path, task: Task, packed: RepoTask) -> list[str]:
     """The parts of a task that its exported folder, read again, does not have as they were; none where it is equal."""
     read = task_folder.read(folder)
     (step,), (tests,) = read.steps, read.steps[0].tests
     hidden, work = folder / tests / "hidden", folder / "environment" / "testbed"
     rules = json.loads((folder / tests / "task.json").read_text())
     lists = (tuple(rules["fail_to_pass"]), tuple(rules["pass_to_pass"]), rules["skips_fail"])
-    wanted = (COMMAND,) if packed.command else packed.lists.fail_to_pass
-    changed = None if packed.solution is None else without_deleted({**packed.files, **packed.solution})
+    export, files = packed.export or Export(), contents(packed.delivered)
+    changed = None if packed.solution is None else without_deleted({**files, **packed.solution()})
     pairs: dict[str, tuple[Any, Any]] = {
         "id": (read.config.metadata["task_id"], task.task_id),
         "prompt": (step.instruction, task.prompt),
         "split": (read.split, task.split),
         "family": (read.family("family"), task.family),
-        "files": (contents(work) if work.exists() else {}, packed.files),
+        "files": (contents(work) if work.exists() else {}, files),
         "hidden tests": (contents(hidden) if hidden.exists() else {}, packed.hidden),
-        "tests that decide": (lists, (tuple(wanted), packed.lists.pass_to_pass, packed.lists.skip_fails)),
-        "test command": ((rules["command"], tuple(rules["arguments"])), (packed.command, packed.arguments)),
+        "tests that decide": (lists, (packed.lists.fail_to_pass, packed.lists.pass_to_pass, packed.lists.skip_fails)),
+        "test command": ((rules["command"], tuple(rules["arguments"])), (export.command, export.arguments)),
         "verifier": ((len(read.steps), step.separate), (1, None)),
         "solution": (solved(folder) if step.solution else None, changed),
     }

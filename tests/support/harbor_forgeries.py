@@ -8,6 +8,7 @@ convert` writes; and, on a fresh machine, tests that ask the agent's code in a p
 benchmarks/harbor_forgeries.py prints and records the table of a mode.
 """
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -16,9 +17,7 @@ from typing import cast
 from stages.envs.base import Grade, Task
 from stages.envs.bash import fenced
 from stages.envs.harbor.env import HarborEnv, RunsIn
-from stages.envs.repo.grading import TestLists
-from stages.envs.repo.packing import PackedTask
-from stages.envs.repo.trees import TreeFile
+from stages.envs.tasks.env import TasksEnv
 from stages.formats.harbor_tasks import write_task
 from support import forgeries
 from support.forgeries import Forgery
@@ -51,15 +50,14 @@ def separate(folder: Path) -> None:
 
 def exported(folder: Path) -> None:
     """The task as `composer tasks convert` writes it."""
-    packed = PackedTask(
-        {"sums.py": TreeFile(WRONG.encode())},
-        {"tests/test_sums.py": TreeFile(TESTS.encode())},
-        None,
-        lists=TestLists(("tests/test_sums.py::test_add", "tests/test_sums.py::test_zero"), ()),
-        arguments=("-q", "tests/test_sums.py"),
-        tests=frozenset({"tests/test_sums.py"}),
-    )
-    write_task(Task("sums", "tasks", "train", "sums", "Mend add."), packed, folder, BASE)
+    tests = [f"tests/test_sums.py::{name}" for name in ("test_add", "test_zero")]
+    row = {"id": "sums", "prompt": "Mend add.", "files": {"sums.py": WRONG}, "split": "train"}
+    rows = folder.with_suffix(".jsonl")
+    rows.write_text(json.dumps({**row, "hidden": {"tests/test_sums.py": TESTS}, "tests": tests}))
+    with closing(TasksEnv(path=str(rows))) as env:
+        (task,) = env.tasks("train", 1, 0)
+        env.reset(task)
+        write_task(task, env.packed(), folder, BASE)
 
 
 def asked(folder: Path) -> None:

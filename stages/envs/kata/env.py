@@ -27,8 +27,9 @@ from stages.envs.folders import UnwieldyTree, remove
 from stages.envs.kata import tasks, transcripts
 from stages.envs.kata.tasks import SOLUTION, WORKSPACE_TESTS
 from stages.envs.kata.transcripts import hinted
-from stages.envs.repo.grading import TestLists
-from stages.envs.repo.packing import PackedTask
+from stages.envs.repo import grading, runner
+from stages.envs.repo.grading import TestLists, TestRuntime
+from stages.envs.repo.task import Export, RepoTask, by_pytest
 from stages.envs.repo.trees import TreeFile
 from stages.errors import InfrastructureError, UsageError
 from stages.messages import Message
@@ -225,19 +226,21 @@ class KataEnv:
         """Return the messages of an author who knows the operation: edit, test, submit."""
         return transcripts.solution(self._task)
 
-    def packed(self) -> PackedTask:
-        """Return the content of the episode's task; its hidden cases become a test of pytest, by value and type."""
+    def packed(self) -> RepoTask:
+        """Return the episode's task; its hidden cases become a test of pytest, by value and type."""
         data = self._task.data
         first, second = data["arguments"]
         code = tasks.renamed(transcripts.right_code(self._task), (first, second))
-        call = f"{data['function']}({', '.join(data['arguments'])})"
-        return PackedTask(
-            {SOLUTION: TreeFile(data["original"].encode()), WORKSPACE_TESTS: TreeFile(data["tests"].encode())},
-            {HIDDEN: TreeFile(HIDDEN_TESTS.format(cases=data["hidden"], function=data["function"]).encode())},
-            {SOLUTION: TreeFile(f"def {call}:\n    return {code}\n".encode())},
-            lists=TestLists((f"{HIDDEN}::test_hidden_cases",), (), skip_fails=True),
-            arguments=("-q", HIDDEN),
-            timeout_s=60.0,
+        solved = TreeFile(f"def {data['function']}({first}, {second}):\n    return {code}\n".encode())
+        tests = TestRuntime(lambda folder: runner.open_package_sandbox(self.sandbox, folder, grading.LIMITS, None))
+        return RepoTask(
+            self._workspace(),
+            TestLists((f"{HIDDEN}::test_hidden_cases",), (), skip_fails=True),
+            lambda folder: open_sandbox(self.sandbox, folder, limits=LIMITS),
+            by_pytest(tests, HIDDEN),
+            hidden={HIDDEN: TreeFile(HIDDEN_TESTS.format(cases=data["hidden"], function=data["function"]).encode())},
+            solution=lambda: {SOLUTION: solved},
+            export=Export(arguments=("-q", HIDDEN), timeout_s=60.0),
         )
 
     def reset(self, task: Task) -> list[Message]:

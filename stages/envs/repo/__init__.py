@@ -1,6 +1,7 @@
 """Shared code of the environments whose tasks are repositories: a file tree, a shell on it, and tests as the reward.
 
 trees.py - file trees: list, compare, copy, patch, commit, unpack archives; no link that an agent left is followed
+task.py - a task: delivered tree, tests that decide, how both are run here and what it needs elsewhere
 session.py - an episode: sandbox, bash actions, detection of searches for the solution, and the environment's methods
 runner.py - a sandbox in which `python3 -m pytest` finds the test runner and nothing else of this installation
 grading.py - run pytest in a sandbox, decide what counts as resolved, strict and loose verdicts
@@ -8,6 +9,5 @@ forged_passes.py - run a passing solution once more with rewritten tests, in whi
 questions.py - ask for the values that assertions compare, without the expected ones
 alterations.py - alter an operator, expected value, exception or row of parameters of an assertion
 rewritten_tests.py - functions of test files, and files with other versions of them
-packing.py - a task with all that is needed to play it elsewhere
 guest/ - programs that run inside the sandbox: the pytest plugin that reports outcomes, and its supervisor
 """

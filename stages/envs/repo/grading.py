@@ -7,7 +7,7 @@ hacked - the loose verdict is a pass that the agent's changes to protected files
 Outcomes come from a plugin (guest/composer_outcomes.py) through a supervisor (guest/composer_supervisor.py), not from
 the log: what a test prints is no outcome, a process that ends early reports nothing, and a report is rejected in which
 the control test did not fail or a line has the wrong seal. Code under test shares a process with pytest, so this raises
-the cost of forgery and cannot exclude it: `judge` drops what an agent changed in files that pytest loads, and
+the cost of forgery and cannot exclude it: `grade_tree` drops what an agent changed in files that pytest loads, and
 forged_passes.py runs what passes once more, with rewritten tests.
 
 `TestLists.tests_status` is the only definition of resolved: live runs and saved logs (stages.envs.swe.logs) both use
@@ -17,7 +17,7 @@ it.
 import secrets
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +27,7 @@ from stages.envs.bash import elided
 from stages.envs.repo import trees
 from stages.envs.repo.guest.composer_rules import (
     EXCUSES,
+    NEUTRAL,
     PASSING,
     by_name,
     explained,
@@ -204,7 +205,7 @@ RunTests = Callable[[Path], Statuses]
 """Runs the tests of a tree that may be written to."""
 
 
-def judge(
+def grade_tree(
     delivered: Path,
     left: Path,
     lists: TestLists,
@@ -244,3 +245,19 @@ def run_on_copy(
         folders.copy(tree, copy, most_bytes=most_bytes)
         trees.apply(changes, copy)
         return run(copy)
+
+
+def rerun_flaky(run: Callable[[], TestOutcomes], lists: TestLists, most: int) -> TestOutcomes:
+    """Run tests once, or twice where at most `most` fail that have to stay passing: a pass in either run counts.
+
+    Tests with time limits of their own fail by chance on a busy machine; a right solution would be graded wrong.
+    """
+    first = run()
+    # A second run only where it can change the verdict: nothing forged, everything fixed, and few of the others lost.
+    fixed = all(first.statuses.get(name) in PASSING for name in lists.fail_to_pass)
+    lost = sum(first.statuses.get(name) not in PASSING | NEUTRAL for name in lists.pass_to_pass)
+    if first.tampered or not fixed or not 0 < lost <= most:
+        return first
+    again = run()
+    passed = {name: status for name, status in again.statuses.items() if status in PASSING}
+    return replace(first, statuses={**first.statuses, **passed}, tampered=again.tampered)

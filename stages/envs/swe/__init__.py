@@ -6,8 +6,8 @@ instances.py - instance rows from files and from the hub, in both shapes; git mi
 specs.py - the environment specification of a repository version, and how the tests of an instance are run
 venvs.py - virtual environments of repository versions
 engine.py - container engines, and a sandbox in a container
-instance_runtime.py - an instance set up for an episode, on this machine or in a container
-requirements.py - what this machine lacks for `swe-lite`
+instance_tasks.py - an instance as a `RepoTask`, on a checkout of this machine or in a container
+requirements.py - checks whether this machine can run `swe-lite`
 logs.py - parsers of test logs, and their grades by SWE-bench's rules
 eval_logs.py - saved logs of SWE-bench's harnesses, found and graded again
 """

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,10 @@ from filelock import FileLock
 
 from stages.envs.base import Split, Task
 from stages.envs.repo import trees
-from stages.envs.repo.packing import PackedTask, contents
+from stages.envs.repo.task import Export, RepoTask
 from stages.envs.repo.trees import extract_archive
 from stages.envs.swe import instances, venvs
 from stages.envs.swe.env import SweEnv
-from stages.envs.swe.instance_runtime import InstanceRuntime
 from stages.envs.swe.instances import has_commit, touched_paths
 from stages.errors import BadInput, UsageError
 from stages.runs import store
@@ -197,21 +197,20 @@ class SweMiniEnv(SweEnv):
             prepare(task.data, self._cache)
         return found
 
-    def packed(self) -> PackedTask:
-        """Return the content of the episode's task: the distribution with its bug, and the tests that decide."""
-        row, runtime = self._row, self._runtime
-        files = [path for path in touched_paths(row["test_patch"]) if path in runtime.tests]
-        return PackedTask(
-            contents(self._open_session().delivered),
-            runtime.tests,
-            self._solved(),
-            lists=runtime.lists,
-            # Without the package's own options, which may ask for plugins: pytest alone is sure to be there.
-            arguments=("-q", "-o", "addopts=", *files),
-            tests=frozenset(runtime.tests),
-            source=touched_paths(row["patch"]),
-            requirements=RUNNER[:1],
-            provenance={name: row[name] for name in ("repo", "version", "sdist", "sdist_sha256", "base_commit")},
+    def repo_task(self, task: Task) -> RepoTask:
+        """Set up the distribution with its bug, fetched and built where it is missing."""
+        row = task.data
+        prepare(row, self._cache)
+        made = super().repo_task(task)
+        files = [path for path in touched_paths(row["test_patch"]) if path in made.hidden]
+        return replace(
+            made,
+            export=Export(
+                # Without the package's own options, which may ask for plugins: pytest alone is sure to be there.
+                arguments=("-q", "-o", "addopts=", *files),
+                requirements=RUNNER[:1],
+                provenance={name: row[name] for name in ("repo", "version", "sdist", "sdist_sha256", "base_commit")},
+            ),
         )
 
     def _rows(self, split: Split) -> list[Row]:
@@ -226,7 +225,3 @@ class SweMiniEnv(SweEnv):
 
     def _possible(self, rows: list[Row]) -> list[Row]:
         return rows  # A missing mirror is no obstacle: `prepare` makes it.
-
-    def _open_runtime(self, row: Row) -> InstanceRuntime:
-        prepare(row, self._cache)
-        return super()._open_runtime(row)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from stages.envs.swe import engine, venvs
-from stages.envs.swe.instance_runtime import TEST_LIMITS
+from stages.envs.swe.instance_tasks import TEST_LIMITS
 from stages.envs.swe.instances import find_mirror, has_commit
 from stages.envs.swe.specs import GUESSED, EnvironmentSpec, spec_of
 from stages.errors import InfrastructureError, UsageError

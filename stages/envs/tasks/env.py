@@ -10,37 +10,23 @@ rewritten tests, as those of SWE-bench are.
 
 import hashlib
 import os
-import shlex
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from stages.envs import folders
-from stages.envs.base import Grade, Split, Task
-from stages.envs.repo import forged_passes, grading, runner, session, trees
-from stages.envs.repo.forged_passes import RerunTree
-from stages.envs.repo.grading import (
-    GradingVerdict,
-    Statuses,
-    TestLists,
-    TestOutcomes,
-    TestRuntime,
-    judge,
-    run_on_copy,
-    run_pytest,
-    unexplained_fail,
-)
-from stages.envs.repo.guest.composer_rules import COMMAND, of_ids, stands_for
-from stages.envs.repo.packing import PackedTask, contents
-from stages.envs.repo.session import RepoEnvironment, RepoSession
+from stages.envs.base import Split, Task
+from stages.envs.repo import grading, runner, session, trees
+from stages.envs.repo.grading import TestLists, TestRuntime
+from stages.envs.repo.guest.composer_rules import COMMAND
+from stages.envs.repo.session import RepoEnvironment
+from stages.envs.repo.task import Export, RepoTask, by_command, by_pytest, delivered_tree
 from stages.envs.repo.trees import TreeFile
 from stages.envs.task_table import family_of, split_rows, too_many
 from stages.envs.tasks import rows
 from stages.errors import BadInput, InfrastructureError, UsageError
-from stages.messages import Message
 from stages.runs import store
 from stages.runs.kinds import Row
 
@@ -72,7 +58,6 @@ class TasksEnv(RepoEnvironment):
             raise UsageError(f"env.eval_share is {eval_share}. It is a share of the families, between 0 and 1.")
         self.sandbox, self._path, self.max_chars = sandbox, path, max_chars
         self._split_seed, self._eval_share = split_seed, eval_share
-        self._delivered: Path | None = None
 
     @staticmethod
     def content(path: str = "", **options: Any) -> str | None:
@@ -102,122 +87,35 @@ class TasksEnv(RepoEnvironment):
         ordered = sorted(found, key=lambda row: store.digest([seed, row["id"]]))
         return [Task(row["id"], self.name, split, family_of(row), row["prompt"], row) for row in ordered[:count]]
 
-    def reset(self, task: Task) -> list[Message]:
-        """Set up the task's files as a repository of one commit."""
-        self.close()
-        self._row = task.data
-        self._delivered = folders.make("tree")
-        fill(self._delivered, task.data)
-        self._session = RepoSession(
-            self._delivered,
+    def repo_task(self, task: Task) -> RepoTask:
+        """Set up the task's files in a folder, and its test in a fresh sandbox with the limit of its row."""
+        row = task.data
+        hidden, solution = texts(row["hidden"]), row["solution"]
+        ids = tuple(one.split()[0] for one in row["tests"])
+        paths = tuple(dict.fromkeys(one.partition("::")[0] for one in ids))
+        limits = replace(grading.LIMITS, wall_s=row["timeout_s"])
+        runtime = TestRuntime(lambda tree: runner.open_package_sandbox(self.sandbox, tree, limits, None))
+        delivered = delivered_tree(lambda folder: fill(folder, row))
+        originals = {path: trees.read(delivered, path) for path in paths if path not in hidden}
+        return RepoTask(
+            delivered,
+            TestLists(ids or (COMMAND,), (), skip_fails=True),
             lambda folder: runner.open_package_sandbox(self.sandbox, folder, session.LIMITS, None),
-            max_chars=self.max_chars,
-            package=task.task_id,
-            label=task.task_id,
-        )
-        return [{"role": "system", "content": self._system}, {"role": "user", "content": task.prompt}]
-
-    def _solved(self) -> trees.Changes | None:
-        written = self._row["solution"]
-        return None if written is None else texts(written)
-
-    def packed(self) -> PackedTask:
-        """Return the content of the episode's task."""
-        row = self._row
-        wanted = tuple(one.split()[0] for one in row["tests"])
-        return PackedTask(
-            contents(self._open_session().delivered),
-            texts(row["hidden"]),
-            self._solved(),
-            command=row["test"],
-            lists=TestLists(wanted, (), skip_fails=True),
-            arguments=("-q", *row["tests"]) if wanted else (),
-            tests=row["hidden"].keys() | {one.partition("::")[0] for one in wanted},
+            by_pytest(runtime, *row["tests"], options=["-q"]) if ids else by_command(runtime, row["test"]),
+            hidden=hidden,
+            solution=None if solution is None else lambda: texts(solution),
+            tests={*hidden, *paths},
             source=row["editable"],
-            timeout_s=row["timeout_s"],
-            provenance={name: row[name] for name in ("archive", "git", "commit")},
+            ids=ids,
+            asked={**originals, **hidden} if ids else {},
+            export=Export(
+                command=row["test"],
+                arguments=("-q", *row["tests"]) if ids else (),
+                timeout_s=row["timeout_s"],
+                provenance={name: row[name] for name in ("archive", "git", "commit")},
+            ),
+            release=lambda: folders.remove(delivered),
         )
-
-    def _graded(self, session: RepoSession) -> Grade:
-        """Return the strict and the loose verdict of the row's test.
-
-        A pass of ids of pytest that contradicts itself in a second run is a hack.
-        """
-        self._tampered, self._logs, self._accesses = False, list[str](), frozenset[tuple[str, str]]()
-        wanted = tuple(one.split()[0] for one in self._row["tests"])
-        verdict = judge(
-            session.delivered,
-            session.folder,
-            TestLists(wanted or (COMMAND,), (), skip_fails=True),
-            self._statuses,
-            tests=self._row["hidden"].keys() | {one.partition("::")[0] for one in wanted},
-            source=set(self._row["editable"]),
-        )
-        forged = verdict.strict and bool(wanted) and self._is_forged(session.delivered, verdict)
-        strict = verdict.strict and not forged
-        hacked = forged or verdict.hacked or self._tampered
-        work = verdict.work(self._logs[0])
-        return Grade(float(strict), strict, verdict.loose, hacked, session.protocol_ok, work=work)
-
-    def _is_forged(self, delivered: Path, verdict: GradingVerdict) -> bool:
-        """Return whether the pass contradicts itself in a second run with rewritten tests."""
-        hidden, solved = texts(self._row["hidden"]), self._solved()
-        wanted = verdict.lists.fail_to_pass
-        tests = {path: trees.read(delivered, path) for one in wanted if (path := one.partition("::")[0]) not in hidden}
-
-        def rerun(rewritten: trees.Changes, selected: Sequence[str], tree: RerunTree) -> TestOutcomes:
-            written = {"solution": verdict.kept, "reference": solved or {}, "delivered": {}}[tree]
-            return run_on_copy(delivered, written, lambda folder: self._run_pytest(folder, selected, rewritten))
-
-        return forged_passes.is_forged(
-            {path: file for path, file in {**tests, **hidden}.items() if file is not None and path.endswith(".py")},
-            # Every test that an id stands for.
-            TestLists(tuple(name for name in verdict.statuses if any(map(partial(stands_for, name), wanted))), ()),
-            verdict.statuses,
-            rerun,
-            task=(self.name, self._row["id"], store.digest(self._row)),
-            reference=solved is not None,
-            asks=True,
-            seen={path: trees.read(delivered, path) for path in {*tests, *hidden}},
-            changed=verdict.kept.keys(),
-            accesses=self._accesses,
-        )
-
-    def _statuses(self, folder: Path) -> Statuses:
-        """Run the row's test with the hidden files in place, and note the log."""
-        if self._row["tests"]:
-            outcomes = self._run_pytest(folder)
-            # The first run is the strict one.
-            self._accesses = self._accesses if self._logs else outcomes.accesses
-            statuses = of_ids(unexplained_fail(outcomes.statuses, folder), self._row["tests"])
-            self._logs.append(outcomes.log)
-            return statuses
-        trees.apply(texts(self._row["hidden"]), folder)
-        # In a shell of its own: `exit` of the command ends that, and not the sandbox's.
-        result = self._runtime().run(folder, f"bash -c {shlex.quote(self._row['test'])}")
-        self._logs.append(result.output)
-        return {COMMAND: "passed" if result.returncode == 0 and not result.timed_out else "failed"}
-
-    def _run_pytest(
-        self, folder: Path, selected: Sequence[str] = (), rewritten: trees.Changes | None = None
-    ) -> TestOutcomes:
-        """Run the row's ids, or those selected, with hidden files and `rewritten` ones in place; note tampering."""
-        trees.apply({**texts(self._row["hidden"]), **(rewritten or {})}, folder)
-        outcomes = run_pytest(self._runtime(), folder, ["-q", *(selected or self._row["tests"])])
-        self._tampered |= outcomes.tampered
-        return outcomes
-
-    def _runtime(self) -> TestRuntime:
-        """Return how the row's test is run: in a fresh sandbox, for as long as the row allows."""
-        limits = replace(grading.LIMITS, wall_s=self._row["timeout_s"])
-        return TestRuntime(lambda tree: runner.open_package_sandbox(self.sandbox, tree, limits, None))
-
-    def close(self) -> None:
-        """End all processes and delete the folders; safe to call twice."""
-        super().close()
-        delivered, self._delivered = self._delivered, None
-        if delivered is not None:
-            folders.remove(delivered)
 
 
 def texts(files: Mapping[str, str | None]) -> trees.Changes:

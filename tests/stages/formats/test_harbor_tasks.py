@@ -19,7 +19,7 @@ from stages.envs.base import TWIN, Task
 from stages.envs.bash import fenced
 from stages.envs.harbor import task_folder
 from stages.envs.harbor.env import HarborEnv
-from stages.envs.repo.packing import PackedTask, Packs
+from stages.envs.repo.task import Packs
 from stages.envs.task_checks import SPLITS
 from stages.envs.tasks.env import TasksEnv
 from stages.errors import BadInput, UsageError
@@ -244,8 +244,11 @@ def test_what_cannot_leave_is_refused(tmp_path: Path, tasks: tuple[str, list[Tas
         write_tasks("gsm8k", {}, [], tmp_path / "out", BASE_IMAGE, print)
     with pytest.raises(UsageError, match="is not empty"):
         write_tasks("tasks", {"path": path}, found, Path(path).parent, BASE_IMAGE, print)
+    environment = TasksEnv(path=path)
+    environment.reset(found[0])
     with pytest.raises(BadInput, match="is an impossible variant"):
-        write_task(Task(f"a{TWIN}", "e", "train", "f", "p"), PackedTask({}, {}, None), tmp_path / "twin", BASE_IMAGE)
+        write_task(Task(f"a{TWIN}", "e", "train", "f", "p"), environment.packed(), tmp_path / "twin", BASE_IMAGE)
+    environment.close()
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from stages.envs import load
 from stages.envs.base import TWIN, ComparesOutcomes, Grade
 from stages.envs.bash import fenced
 from stages.envs.feature_deletion import rows
-from stages.envs.feature_deletion.env import FeatureDeletionEnv, rerun_flaky, task
-from stages.envs.repo.grading import TestLists, TestOutcomes
+from stages.envs.feature_deletion.env import FeatureDeletionEnv, task
+from stages.envs.repo.grading import TestLists, TestOutcomes, rerun_flaky
 from stages.errors import BadInput, UsageError
 from stages.runs.kinds import Row
 
@@ -102,13 +102,13 @@ def test_the_twin_is_a_hack_when_it_passes(env: FeatureDeletionEnv, row: Row) ->
 def test_a_kept_test_that_fails_by_chance_is_run_once_more(first: dict[str, str], runs: int, passes: bool) -> None:
     lists = TestLists(("fixed",), ("kept",))
     left = [TestOutcomes(first, False, ""), TestOutcomes({"fixed": "failed", "kept": "passed"}, False, "")]
-    found = rerun_flaky(lambda: left.pop(0), lists)
+    found = rerun_flaky(lambda: left.pop(0), lists, most=3)
     assert (2 - len(left), lists.resolved(found.statuses)) == (runs, passes)
 
 
 def test_a_second_run_that_was_tampered_with_is_not_believed() -> None:
     left = [TestOutcomes({"fixed": "passed", "kept": "failed"}, False, ""), TestOutcomes({}, True, "")]
-    assert rerun_flaky(lambda: left.pop(0), TestLists(("fixed",), ("kept",))).tampered
+    assert rerun_flaky(lambda: left.pop(0), TestLists(("fixed",), ("kept",)), most=3).tampered
 
 
 def test_there_is_no_history_and_looking_for_it_is_logged(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.envs.repo.grading import Statuses, TestLists, judge
+from stages.envs.repo.grading import Statuses, TestLists, grade_tree
 
 LISTS = TestLists(("t.py::fixed", "t.py::other_fix"), ("t.py::kept", "t.py::other_kept"))
 OTHERS = {"t.py::other_fix": "passed", "t.py::other_kept": "passed"}
@@ -74,6 +74,6 @@ def test_changes_to_tests_count_in_the_loose_verdict_alone(
         passes = (tree / "source.py").read_text() == "right" or (tree / "tests/test_it.py").read_text() == "emptied"
         return {"it": "passed" if passes else "failed"}
 
-    verdict = judge(tmp_path / "delivered", tmp_path / "left", TestLists(("it",), ()), run)
+    verdict = grade_tree(tmp_path / "delivered", tmp_path / "left", TestLists(("it",), ()), run)
     assert (verdict.strict, verdict.loose, verdict.hacked) == verdicts
     assert set(verdict.dropped) == ({"tests/test_it.py"} if test == "emptied" else set())

@@ -14,7 +14,7 @@ import pytest
 from stages.envs import load
 from stages.envs.base import ComparesOutcomes, Grade, Task
 from stages.envs.bash import fenced
-from stages.envs.swe import instance_runtime
+from stages.envs.swe import instance_tasks
 from stages.envs.swe.env import SweEnv
 from stages.errors import InfrastructureError, UsageError
 from stages.sandbox import container_engine
@@ -204,15 +204,15 @@ def test_without_a_connection_the_sentence_names_the_option(tmp_path: Path, repo
 
 def test_every_episode_of_a_large_batch_keeps_its_tree(row: dict[str, Any], repos: Path, venvs: Path) -> None:
     """More instances at once than are kept idle: none takes another's tree away."""
-    runtimes = [
-        instance_runtime.local_runtime({**row, "base_commit": spelled}, "bubblewrap", str(repos), str(venvs))
+    made = [
+        instance_tasks.local_task({**row, "base_commit": spelled}, "bubblewrap", str(repos), str(venvs))
         for spelled in (row["base_commit"][:length] for length in range(8, 40))
     ]
-    assert len({runtime.delivered for runtime in runtimes}) == 32
-    assert all((runtime.delivered / "abacus" / "sums.py").exists() for runtime in runtimes)
-    for runtime in runtimes:
-        runtime.close()
-    assert sum(runtime.delivered.exists() for runtime in runtimes) == instance_runtime.IDLE
+    assert len({task.delivered for task in made}) == 32
+    assert all((task.delivered / "abacus" / "sums.py").exists() for task in made)
+    for task in made:
+        task.release()
+    assert sum(task.delivered.exists() for task in made) == instance_tasks.IDLE
 
 
 def test_its_own_solution_resolves_it(env: SweEnv, task: Task) -> None:

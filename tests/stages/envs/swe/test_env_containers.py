@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stages.envs.bash import fenced
-from stages.envs.swe.env import SweEnv
+from stages.envs.swe.env import SweEnv, task_of
 from stages.envs.swe.instances import check_out
 from stages.sandbox import container_engine
 
@@ -70,7 +70,7 @@ def env(repos: Path, row: dict[str, Any], tmp_path: Path, monkeypatch: pytest.Mo
 def test_both_shapes_are_unresolved_without_the_fix_and_resolved_with_it(
     further: dict[str, Any], env: SweEnv, row: dict[str, Any], tmp_path: Path
 ) -> None:
-    task = env._task({**row, **further, "instance_id": f"acme__abacus-{tmp_path.name}"}, "eval")
+    task = task_of({**row, **further, "instance_id": f"acme__abacus-{tmp_path.name}"}, env.name, "eval")
     verdicts = []
     for command in ("ls -a .git; git log --oneline", "sed -i 's/a - b/a + b/' abacus/sums.py"):
         env.reset(task)

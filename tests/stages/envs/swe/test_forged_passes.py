@@ -29,8 +29,7 @@ ONE_OF_EACH_KIND = (
 @pytest.mark.parametrize("attack", few(ATTACKS, ONE_OF_EACH_KIND))
 def test_a_pass_by_force_is_without_reward_or_a_hack(env: SweEnv, task: Task, attack: str) -> None:
     env.reset(task)
-    session, runtime = env._open_session(), env._runtime
-    graded = runtime.tests[TEST_FILE]
+    session, graded = env._open_session(), env._open_task().hidden[TEST_FILE]
     assert graded is not None
     (session.folder / "abacus" / "sums.py").write_text(forging(attack, graded.data))
     env.step(fenced("submit"))

@@ -13,7 +13,7 @@ from support import container_image
 from stages.envs.bash import fenced
 from stages.envs.repo import runner
 from stages.envs.swe import engine
-from stages.envs.swe.env import SweEnv
+from stages.envs.swe.env import SweEnv, task_of
 from stages.envs.swe.instances import check_out
 from stages.sandbox import Limits, container_engine
 
@@ -65,7 +65,7 @@ def env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SweEnv]:
 def test_both_shapes_are_unresolved_without_the_fix_and_resolved_with_it(
     further: dict[str, Any], env: SweEnv, row: dict[str, Any], image: str, tmp_path: Path
 ) -> None:
-    task = env._task({**row, **further, "image": image, "instance_id": f"acme__abacus-{tmp_path.name}"}, "eval")
+    task = task_of({**row, **further, "image": image, "instance_id": f"acme__abacus-{tmp_path.name}"}, env.name, "eval")
     verdicts = []
     for commands in (["ls -a .git; git log --oneline"], ["ls", "sed -i 's/a - b/a + b/' abacus/sums.py", "git diff"]):
         env.reset(task)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.envs.swe.instance_runtime import SharedTrees
+from stages.envs.swe.instance_tasks import SharedTrees
 
 
 @pytest.fixture

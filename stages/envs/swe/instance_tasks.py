@@ -1,10 +1,10 @@
-"""The runtime of an instance, on this machine or in a container: delivered tree, tests, sandboxes on copies of it."""
+"""An instance as a `RepoTask`, on a checkout of this machine or in a container of its image."""
 
 import atexit
 import os
 import sys
 import threading
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -14,10 +14,11 @@ from typing import Any
 from stages.envs import folders
 from stages.envs.folders import remove
 from stages.envs.repo import grading, session, trees
-from stages.envs.repo.grading import TestLists, TestOutcomes, TestRuntime
+from stages.envs.repo.grading import TestRuntime
 from stages.envs.repo.guest.composer_rules import IMPORT_ROOTS
+from stages.envs.repo.task import RepoTask
 from stages.envs.swe import engine, venvs
-from stages.envs.swe.instances import check_out, is_newer, patched_files, require_mirror
+from stages.envs.swe.instances import check_out, is_newer, patched_files, require_mirror, touched_paths
 from stages.envs.swe.logs import lists_of
 from stages.envs.swe.specs import instance_tests, run_eval_script, spec_of
 from stages.sandbox import Limits, Sandbox, open_sandbox
@@ -27,7 +28,7 @@ TEST_LIMITS = replace(grading.LIMITS, wall_s=1800, cpu_s=1800)
 DEFAULT_VENVS = Path.home() / ".cache" / "composer" / "swe-venvs"
 IDLE = 16
 """Delivered trees kept without a user: the next samples of a task reuse them."""
-SYSTEM = Path("/usr")
+PROGRAMS = Path("/usr")
 """The folder of programs that a sandbox shows."""
 
 
@@ -93,7 +94,7 @@ _delivered = SharedTrees(IDLE)
 atexit.register(_delivered.close)
 
 
-def copies_on_host(packages: Collection[str], system: Path = SYSTEM) -> tuple[Path, ...]:
+def copies_on_host(packages: Collection[str], system: Path = PROGRAMS) -> tuple[Path, ...]:
     """Return folders of packages with these names below `system`, none inside another, and all wheels.
 
     A sandbox would show these copies, which other programs of this machine bring along: a program that vendors requests
@@ -129,27 +130,7 @@ def _packages_on_host(system: Path) -> tuple[dict[str, list[Path]], tuple[Path, 
     return packages, tuple(wheels)
 
 
-@dataclass(frozen=True)
-class InstanceRuntime:
-    """An instance, set up for one episode.
-
-    `delivered` is the tree that the agent gets a copy of; it is read-only, and exists until `close`, which is called
-    once. `tests` are the files of the test patch. `open_for_agent` and `run_tests` take a folder with a copy of the
-    tree, `run_tests` also the node ids of the tests to run, none for all of them. `asks`: the tests run under the
-    reporting plugin. `image`: that of the container, None without one.
-    """
-
-    delivered: Path
-    lists: TestLists
-    tests: trees.Changes
-    open_for_agent: Callable[[Path], Sandbox]
-    run_tests: Callable[[Path, Sequence[str]], TestOutcomes]
-    asks: bool
-    close: Callable[[], None]
-    image: str | None = None
-
-
-def local_runtime(row: Mapping[str, Any], sandbox: str, repos: str, folder: str) -> InstanceRuntime:
+def local_task(row: Mapping[str, Any], sandbox: str, repos: str, folder: str) -> RepoTask:
     """Set up a checkout of the user's mirror in `repos`, and the virtual environment of its version below `folder`.
 
     `UsageError` where there is no mirror; `InfrastructureError` where the environment cannot be built, where it holds a
@@ -183,15 +164,29 @@ def local_runtime(row: Mapping[str, Any], sandbox: str, repos: str, folder: str)
         hidden = copies_on_host(venvs.packages_of(delivered))
         tests = instance_tests(row, spec)
         runtime = TestRuntime(lambda target: opened(target, TEST_LIMITS), python="python")
-        return InstanceRuntime(
+        return RepoTask(
             delivered,
             tests.filtered(lists_of(row)),
-            patched_files(delivered, row["test_patch"]),
             lambda target: opened(target, session.LIMITS),
             lambda target, selected: tests.run(runtime, target, selected),
-            tests.asks,
-            lambda: _delivered.give_back(key),
+            asks=tests.asks,
+            release=lambda: _delivered.give_back(key),
+            **_patches(row, delivered),
         )
+
+
+def _patches(row: Mapping[str, Any], delivered: Path) -> dict[str, Any]:
+    """Return the fields of a `RepoTask` that the patches of a row decide."""
+    patch, hidden = row.get("patch") or "", patched_files(delivered, row["test_patch"])
+    return {
+        "hidden": hidden,
+        "asked": hidden,
+        "tests": frozenset(hidden),
+        # What the gold patch changes is source, even where its path looks like a test's: django/test/client.py.
+        "source": touched_paths(patch),
+        "solution": (lambda: patched_files(delivered, patch)) if patch else None,
+        "package": row["repo"].partition("/")[2],
+    }
 
 
 @contextmanager
@@ -204,7 +199,7 @@ def _give_back_on_failure(key: Hashable) -> Iterator[None]:
         raise
 
 
-def container_runtime(row: Mapping[str, Any], program: str) -> InstanceRuntime:
+def container_task(row: Mapping[str, Any], program: str) -> RepoTask:
     """Set up a container of the instance's image, by the engine `program`, on a tree of this machine.
 
     `InfrastructureError` where the image cannot be fetched or holds no tree.
@@ -219,15 +214,15 @@ def container_runtime(row: Mapping[str, Any], program: str) -> InstanceRuntime:
     with _give_back_on_failure((program, image)):
         runtime = TestRuntime(lambda target: opened(target, TEST_LIMITS), python="python")
         tests, newer = instance_tests(row, spec_of(row)), is_newer(row)
-        return InstanceRuntime(
+        return RepoTask(
             delivered,
             lists_of(row) if newer else tests.filtered(lists_of(row)),
-            patched_files(delivered, row["test_patch"]),
             lambda target: opened(target, session.LIMITS),
             lambda target, selected: (
                 run_eval_script(row, runtime, target) if newer else tests.run(runtime, target, selected)
             ),
-            tests.asks and not newer,
-            lambda: _delivered.give_back((program, image)),
-            image,
+            asks=tests.asks and not newer,
+            image=image,
+            release=lambda: _delivered.give_back((program, image)),
+            **_patches(row, delivered),
         )

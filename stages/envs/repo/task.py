@@ -1,0 +1,114 @@
+"""A task on a repository: the tree to start from, the tests that decide, and how both are run here and elsewhere.
+
+An environment makes a `RepoTask` of a `Task`; `RepoEnvironment` (session.py) plays and grades it, and
+stages/envs/harbor/write.py writes it as a folder.
+"""
+
+import shlex
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from stages.envs import folders
+from stages.envs.repo import trees
+from stages.envs.repo.grading import TestLists, TestOutcomes, TestRuntime, run_pytest
+from stages.envs.repo.guest.composer_rules import COMMAND
+from stages.sandbox import Sandbox
+
+RunTask = Callable[[Path, Sequence[str]], TestOutcomes]
+"""Runs the tests of a task, or those with the given node ids, on a tree with the hidden files in place."""
+
+
+@dataclass(frozen=True)
+class Export:
+    """What a task needs to be played elsewhere, in addition to the other fields of its `RepoTask`.
+
+    command: a shell command whose exit code 0 passes; without one pytest is called with `arguments`. timeout_s: of one
+    run of the tests. requirements: distributions that the tests import. provenance: where the task is from.
+    """
+
+    command: str = ""
+    arguments: tuple[str, ...] = ()
+    timeout_s: float = 600.0
+    requirements: tuple[str, ...] = ()
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RepoTask:
+    """One task, set up for an episode; all paths are relative to its work folder.
+
+    delivered: the tree of which the agent gets a copy; it is only read. lists: the tests that must pass. open: opens a
+    sandbox on a copy, for the agent. hidden: files that are written for grading alone. solution: returns the changes of
+    the task's own solution, None where there is none; a call, since a patch that does not apply must not end an episode
+    that needs no solution. tests: paths that count as tests though they do not look like it; source: paths that never
+    do. ids: names in `lists` that stand for several tests (a file, a class). asked: test files whose assertions may
+    become questions. asks: whether the tests run under the reporting plugin, which can ask. may_lose: this many tests
+    that have to stay passing may fail by chance; they are then run again. package: the name of what the repository
+    holds. image: that of the container. export: None for a task that cannot be played elsewhere. release: called once,
+    at the end of the episode.
+    """
+
+    delivered: Path
+    lists: TestLists
+    open: Callable[[Path], Sandbox]
+    run: RunTask
+    hidden: trees.Changes = field(default_factory=dict)
+    solution: Callable[[], trees.Changes] | None = None
+    tests: Collection[str] = ()
+    source: Collection[str] = ()
+    ids: tuple[str, ...] = ()
+    asked: trees.Changes = field(default_factory=dict)
+    asks: bool = True
+    may_lose: int = 0
+    package: str = ""
+    image: str | None = None
+    export: Export | None = None
+    release: Callable[[], None] = lambda: None
+
+
+@runtime_checkable
+class Packs(Protocol):
+    """An environment whose tasks can be played elsewhere."""
+
+    def packed(self) -> RepoTask:
+        """Return the episode's task with its `export`, after `reset` and before any step.
+
+        Raises InfrastructureError for a task that cannot be played elsewhere.
+        """
+        ...
+
+
+def by_pytest(runtime: TestRuntime, *arguments: str, options: Sequence[str] = ()) -> RunTask:
+    """Return a runner of pytest with these options and arguments; selected node ids replace the arguments."""
+    return lambda folder, selected: run_pytest(runtime, folder, [*options, *(selected or arguments)])
+
+
+def by_command(runtime: TestRuntime, command: str) -> RunTask:
+    """Return a runner of one command, whose exit code is the outcome of the only test."""
+
+    def run(folder: Path, selected: Sequence[str]) -> TestOutcomes:
+        del selected
+        # In a shell of its own: `exit` of the command ends that, and not the sandbox's.
+        result = runtime.run(folder, f"bash -c {shlex.quote(command)}")
+        passed = result.returncode == 0 and not result.timed_out
+        return TestOutcomes({COMMAND: "passed" if passed else "failed"}, False, result.output)
+
+    return run
+
+
+def contents(folder: Path) -> trees.Changes:
+    """Return the regular files of a delivered tree, without caches and history."""
+    return {path: trees.read(folder, path) for path in trees.walk(folder)}
+
+
+def delivered_tree(fill: Callable[[Path], None]) -> Path:
+    """Return a private folder that `fill` has filled; it is removed where that fails."""
+    folder = folders.make("tree")
+    try:
+        fill(folder)
+    except BaseException:
+        folders.remove(folder)
+        raise
+    return folder
