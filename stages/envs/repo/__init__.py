@@ -4,6 +4,7 @@ trees.py - file trees: list, compare, copy, patch, commit, unpack archives; no l
 task.py - a task: delivered tree, tests that decide, how both are run here and what it needs elsewhere
 session.py - an episode: sandbox, bash actions, detection of searches for the solution, and the environment's methods
 runner.py - a sandbox in which `python3 -m pytest` finds the test runner and nothing else of this installation
+hidden.py - copies of a repository's packages on this machine, which a sandbox hides
 grading.py - run pytest in a sandbox, decide what counts as resolved, strict and loose verdicts
 forged_passes.py - run a passing solution once more with rewritten tests, in which a forged verdict contradicts itself
 questions.py - ask for the values that assertions compare, without the expected ones

@@ -51,20 +51,24 @@ def open_package_sandbox(
     coverage: bool = False,
     readonly: Sequence[Path] = (),
     hidden: Sequence[Path] = (),
+    options: Sequence[str] = (),
+    pinned: Path | None = None,
 ) -> Sandbox:
     """Open a sandbox on a package's tree, in which `python3 -m pytest` finds the runner, then the package.
 
     Visible are also the further requirements of the tests, coverage if asked for, and the paths in `readonly`; `hidden`
     are files of this machine that are not visible. Plugins of pytest among the requirements are loaded by name.
+    `options` of pytest are used in every run. `pinned`: a folder with the runner, by default this installation's.
     """
-    shown = (*readonly, *readonly_paths(requirements, coverage=coverage))
+    own = readonly_paths(requirements, coverage=coverage) if pinned is None else (grading.GUEST, pinned)
+    shown = (*readonly, *own)
     root = TESTBED if kind == "bubblewrap" else str(tree)
-    site = metadata.distribution("pytest").locate_file(".")
-    package, runner = [root, f"{root}/src"], [str(Path(str(site))), str(grading.GUEST)]
+    site = pinned or Path(str(metadata.distribution("pytest").locate_file(".")))
+    package, runner = [root, f"{root}/src"], [str(site), str(grading.GUEST)]
     # The runner first, so that no file of the tree shadows pytest. Without a sandbox its folder holds all that is
     # installed here, maybe the package too, so there the package comes first.
     search_path = [*runner, *package] if kind == "bubblewrap" else [*package, *runner]
-    options = ["-p", "no:cacheprovider"]
+    options = ["-p", "no:cacheprovider", *options]
     if requirements:
         search_path.append(str(requirements))
         # PYTEST_DISABLE_PLUGIN_AUTOLOAD keeps plugins of this machine out, and these as well unless they are named.

@@ -1,7 +1,7 @@
 """Software-engineering tasks in SWE-bench's shape: a repository, an issue, tests to fix and tests to keep passing.
 
 env.py - the environment `swe-lite`
-mini.py - the environment `swe-mini`: a dozen instances of our own, in mini.jsonl, and what they need, made once
+mini.py - the environment `swe-mini`: a dozen instances of our own, in mini.jsonl, and what they need, fetched once
 instances.py - instance rows from files and from the hub, in both shapes; git mirrors, checkouts and patches
 specs.py - the environment specification of a repository version, and how the tests of an instance are run
 venvs.py - virtual environments of repository versions

@@ -12,10 +12,10 @@ from stages.envs.base import SamplingUnit, Split, Task
 from stages.envs.repo.session import RepoEnvironment
 from stages.envs.repo.task import RepoTask
 from stages.envs.swe import engine, instance_tasks, instances, requirements
+from stages.envs.swe.instance_tasks import task_of
 from stages.envs.swe.instances import find_mirror, require_mirror
 from stages.envs.swe.requirements import RequirementsReport
-from stages.errors import ComposerError, UsageError
-from stages.runs import store
+from stages.errors import ComposerError
 from stages.runs.kinds import Row
 from stages.sandbox import container_engine
 
@@ -60,18 +60,15 @@ class SweEnv(RepoEnvironment):
         chosen = self._chosen(split) if self._path else []
         if not self._local:
             engine.require_engine()
-        # By digest, so that a longer list starts with the shorter one and another file order changes nothing.
-        ordered = sorted(
-            self._possible(chosen or self._chosen(split)), key=lambda row: store.digest([seed, row["instance_id"]])
-        )
+        ordered = instances.drawn(self._possible(chosen or self._chosen(split)), seed)
         return [task_of(row, self.name, split) for row in ordered[:count]]
 
     def _chosen(self, split: Split) -> list[Row]:
         """Return the rows of a split, or the named ones among them."""
-        rows = self._rows(split)
-        if unknown := sorted(set(self._only) - {row["instance_id"] for row in rows}):
-            raise UsageError(f"There is no instance {unknown[0]!r} in {self._path or self._dataset}.")
-        return [row for row in rows if not self._only or row["instance_id"] in self._only]
+        rows = (
+            instances.load(Path(self._path)) if self._path else instances.load_from_hub(self._dataset, HUB_SPLIT[split])
+        )
+        return instances.named(rows, self._only, self._path or self._dataset)
 
     def requirements(self, split: Split) -> RequirementsReport:
         """Return what this machine has and lacks for the rows of a split, in containers and on local checkouts."""
@@ -87,12 +84,6 @@ class SweEnv(RepoEnvironment):
             requirements.local_requirements(rows, self._repos, folder, self._kind),
         ]
         return RequirementsReport(read, ways, "local" if self._local else "containers")
-
-    def _rows(self, split: Split) -> list[Row]:
-        """Return all rows of a split."""
-        return (
-            instances.load(Path(self._path)) if self._path else instances.load_from_hub(self._dataset, HUB_SPLIT[split])
-        )
 
     def _possible(self, rows: list[Row]) -> list[Row]:
         """Return the rows whose repository has a mirror; all of them with containers.
@@ -111,8 +102,3 @@ class SweEnv(RepoEnvironment):
         if self._local:
             return instance_tasks.local_task(task.data, self._kind, self._repos, self._venvs)
         return instance_tasks.container_task(task.data, engine.require_engine())
-
-
-def task_of(row: Row, env: str, split: Split) -> Task:
-    """Return the task of a row; a family is a repository."""
-    return Task(row["instance_id"], env, split, row["repo"], row["problem_statement"], row)

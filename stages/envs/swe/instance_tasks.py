@@ -1,35 +1,30 @@
 """An instance as a `RepoTask`, on a checkout of this machine or in a container of its image."""
 
 import atexit
-import os
-import sys
 import threading
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from stages.envs import folders
+from stages.envs.base import Split, Task
 from stages.envs.folders import remove
-from stages.envs.repo import grading, session, trees
+from stages.envs.repo import grading, hidden, session, trees
 from stages.envs.repo.grading import TestRuntime
-from stages.envs.repo.guest.composer_rules import IMPORT_ROOTS
 from stages.envs.repo.task import RepoTask
 from stages.envs.swe import engine, venvs
 from stages.envs.swe.instances import check_out, is_newer, patched_files, require_mirror, touched_paths
 from stages.envs.swe.logs import lists_of
 from stages.envs.swe.specs import instance_tests, run_eval_script, spec_of
+from stages.runs.kinds import Row
 from stages.sandbox import Limits, Sandbox, open_sandbox
-from stages.sandbox.bubblewrap import package_folders
 
 TEST_LIMITS = replace(grading.LIMITS, wall_s=1800, cpu_s=1800)
 DEFAULT_VENVS = Path.home() / ".cache" / "composer" / "swe-venvs"
 IDLE = 16
 """Delivered trees kept without a user: the next samples of a task reuse them."""
-PROGRAMS = Path("/usr")
-"""The folder of programs that a sandbox shows."""
 
 
 @dataclass
@@ -90,44 +85,8 @@ class SharedTrees:
             remove(folder)
 
 
-_delivered = SharedTrees(IDLE)
-atexit.register(_delivered.close)
-
-
-def copies_on_host(packages: Collection[str], system: Path = PROGRAMS) -> tuple[Path, ...]:
-    """Return folders of packages with these names below `system`, none inside another, and all wheels.
-
-    A sandbox would show these copies, which other programs of this machine bring along: a program that vendors requests
-    has a later release of it, and with it the answer. Wheels hold packages too.
-    """
-    by_name, wheels = _packages_on_host(system)
-    # A package with the name of a standard one is not hidden, since Python would lose its own.
-    names = set(packages) - sys.stdlib_module_names
-    outermost: list[Path] = []
-    for path in sorted(path for name in names for path in by_name.get(name, ())):
-        if not outermost or not path.is_relative_to(outermost[-1]):
-            outermost.append(path)
-    return (*outermost, *wheels)
-
-
-@cache
-def _packages_on_host(system: Path) -> tuple[dict[str, list[Path]], tuple[Path, ...]]:
-    """Return the folders of packages by name, and wheels, except in folders that every sandbox shows empty.
-
-    The folder is that of the project where it has the package's name: name/name, name/src/name.
-    """
-    packages: dict[str, list[Path]] = {}
-    wheels: list[Path] = []
-    # Cached, since all of /usr is walked; folders that every sandbox shows empty are not.
-    shown_empty = set(map(str, package_folders(Path(sys.base_prefix))))
-    for folder, subfolders, names in os.walk(system):
-        subfolders[:] = sorted(name for name in subfolders if os.path.join(folder, name) not in shown_empty)
-        wheels += [Path(folder, name) for name in names if name.endswith(".whl")]
-        if "__init__.py" in names:
-            package = Path(folder)
-            above = package.parent.parent if package.parent.name in IMPORT_ROOTS else package.parent
-            packages.setdefault(package.name, []).append(above if above.name == package.name else package)
-    return packages, tuple(wheels)
+DELIVERED = SharedTrees(IDLE)
+atexit.register(DELIVERED.close)
 
 
 def local_task(row: Mapping[str, Any], sandbox: str, repos: str, folder: str) -> RepoTask:
@@ -148,7 +107,7 @@ def local_task(row: Mapping[str, Any], sandbox: str, repos: str, folder: str) ->
             )
 
     key = (mirror.resolve(), row["base_commit"], venv.overlay)
-    delivered = _delivered.take(key, deliver)
+    delivered = DELIVERED.take(key, deliver)
 
     def opened(target: Path, limits: Limits) -> Sandbox:
         path = f"{venv.folder}/bin:/usr/local/bin:/usr/bin:/bin"
@@ -157,11 +116,11 @@ def local_task(row: Mapping[str, Any], sandbox: str, repos: str, folder: str) ->
         if sandbox == "none":
             env["PYTHONPATH"] = ":".join([str(target), f"{target}/src", env["PYTHONPATH"]])
         readonly = (*venv.readonly(), grading.GUEST)
-        return open_sandbox(sandbox, target, limits=limits, readonly=readonly, env=env, hidden=hidden)
+        return open_sandbox(sandbox, target, limits=limits, readonly=readonly, env=env, hidden=copies)
 
-    with _give_back_on_failure(key):
+    with give_back_on_failure(key):
         venvs.refuse_copies(venv, delivered, venvs.name_of(row))
-        hidden = copies_on_host(venvs.packages_of(delivered))
+        copies = hidden.copies_on_host(hidden.packages_of(delivered))
         tests = instance_tests(row, spec)
         runtime = TestRuntime(lambda target: opened(target, TEST_LIMITS), python="python")
         return RepoTask(
@@ -170,18 +129,23 @@ def local_task(row: Mapping[str, Any], sandbox: str, repos: str, folder: str) ->
             lambda target: opened(target, session.LIMITS),
             lambda target, selected: tests.run(runtime, target, selected),
             asks=tests.asks,
-            release=lambda: _delivered.give_back(key),
-            **_patches(row, delivered),
+            release=lambda: DELIVERED.give_back(key),
+            **patch_fields(row, delivered),
         )
 
 
-def _patches(row: Mapping[str, Any], delivered: Path) -> dict[str, Any]:
+def task_of(row: Row, env: str, split: Split) -> Task:
+    """Return the task of a row; a family is a repository."""
+    return Task(row["instance_id"], env, split, row["repo"], row["problem_statement"], row)
+
+
+def patch_fields(row: Mapping[str, Any], delivered: Path) -> dict[str, Any]:
     """Return the fields of a `RepoTask` that the patches of a row decide."""
-    patch, hidden = row.get("patch") or "", patched_files(delivered, row["test_patch"])
+    patch, tests = row.get("patch") or "", patched_files(delivered, row["test_patch"])
     return {
-        "hidden": hidden,
-        "asked": hidden,
-        "tests": frozenset(hidden),
+        "hidden": tests,
+        "asked": tests,
+        "tests": frozenset(tests),
         # What the gold patch changes is source, even where its path looks like a test's: django/test/client.py.
         "source": touched_paths(patch),
         "solution": (lambda: patched_files(delivered, patch)) if patch else None,
@@ -190,12 +154,12 @@ def _patches(row: Mapping[str, Any], delivered: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _give_back_on_failure(key: Hashable) -> Iterator[None]:
+def give_back_on_failure(key: Hashable) -> Iterator[None]:
     """Release a delivered tree where setting up its instance fails: no episode would ever do it."""
     try:
         yield
     except BaseException:
-        _delivered.give_back(key)
+        DELIVERED.give_back(key)
         raise
 
 
@@ -205,13 +169,13 @@ def container_task(row: Mapping[str, Any], program: str) -> RepoTask:
     `InfrastructureError` where the image cannot be fetched or holds no tree.
     """
     image = engine.image_of(row)
-    delivered = _delivered.take((program, image), lambda target: engine.copy_testbed(program, image, target))
+    delivered = DELIVERED.take((program, image), lambda target: engine.copy_testbed(program, image, target))
 
     def opened(target: Path, limits: Limits) -> Sandbox:
         env = {"PYTHONPATH": str(grading.GUEST), "PYTHONDONTWRITEBYTECODE": "1", "PAGER": "cat"}
         return engine.ContainerSandbox(program, image, target, limits, (grading.GUEST,), env)
 
-    with _give_back_on_failure((program, image)):
+    with give_back_on_failure((program, image)):
         runtime = TestRuntime(lambda target: opened(target, TEST_LIMITS), python="python")
         tests, newer = instance_tests(row, spec_of(row)), is_newer(row)
         return RepoTask(
@@ -223,6 +187,6 @@ def container_task(row: Mapping[str, Any], program: str) -> RepoTask:
             ),
             asks=tests.asks and not newer,
             image=image,
-            release=lambda: _delivered.give_back((program, image)),
-            **_patches(row, delivered),
+            release=lambda: DELIVERED.give_back((program, image)),
+            **patch_fields(row, delivered),
         )

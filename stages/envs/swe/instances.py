@@ -13,7 +13,7 @@ import orjson
 
 from stages.envs.repo import trees
 from stages.errors import BadInput, InfrastructureError, UsageError
-from stages.runs import hub
+from stages.runs import hub, store
 from stages.runs.kinds import Row
 
 CLASSIC = (
@@ -52,6 +52,19 @@ def load_from_hub(name: str, split: str) -> list[Row]:
             "--set env.path=FILE (JSON, JSON Lines or Parquet); `--env swe-mini` brings its own, and "
             "`composer swe check` tells what else is lacking."
         ) from None
+
+
+def named(rows: list[Row], ids: Sequence[str], source: str) -> list[Row]:
+    """Return the rows with these ids, all where there are no ids; `UsageError` for an id that `source` lacks."""
+    if unknown := sorted(set(ids) - {row["instance_id"] for row in rows}):
+        raise UsageError(f"There is no instance {unknown[0]!r} in {source}.")
+    return [row for row in rows if not ids or row["instance_id"] in ids]
+
+
+def drawn(rows: Sequence[Row], seed: int) -> list[Row]:
+    """Return the rows in an order drawn from the seed."""
+    # By digest, so that a longer list starts with the shorter one and another file order changes nothing.
+    return sorted(rows, key=lambda row: store.digest([seed, row["instance_id"]]))
 
 
 def validated_rows(rows: Sequence[Any], where: str) -> list[Row]:

@@ -19,7 +19,7 @@ from typing import Any
 from filelock import FileLock
 
 from stages.envs.repo import trees
-from stages.envs.repo.guest.composer_rules import IMPORT_ROOTS, TEST_FOLDERS
+from stages.envs.repo.hidden import packages_of
 from stages.envs.swe.instances import check_out
 from stages.envs.swe.specs import GUESSED, EnvironmentSpec
 from stages.errors import InfrastructureError
@@ -31,7 +31,6 @@ OVERLAY = "overlay"
 BUILD_TIMEOUT_S = 1800
 INSTALLED_BY_PATH = ("*.pth", "*.egg-link", "__editable__*", "*.dist-info/direct_url.json")
 LEFT_OUT = frozenset({"site-packages", "ensurepip", "test", "idlelib", "lib2to3", "turtledemo", "tkinter"})
-NOT_INSTALLED = TEST_FOLDERS | {"doc", "docs", "examples", "scripts", "benchmarks", "tools"}
 GUESS = (
     "%s is not in a table of swebench here, so its environment gets the newest of what it asks for, in which its tests "
     "may fail. "
@@ -209,12 +208,6 @@ def without_description(metadata: str) -> str:
     """Return core metadata without description: a header with indented lines in old versions, the body in newer."""
     headers = metadata.partition("\n\n")[0].rstrip() + "\n"
     return re.sub(r"^Description: .*\n(?:[ \t|].*\n)*", "", headers, flags=re.MULTILINE)
-
-
-def packages_of(delivered: Path) -> set[str]:
-    """Return the names of the packages that a repository installs, guessed from its tree."""
-    packages = {path.parent.name for root in IMPORT_ROOTS for path in (delivered / root).glob("*/__init__.py")}
-    return packages - NOT_INSTALLED
 
 
 def refuse_copies(venv: Venv, delivered: Path, name: str) -> None:

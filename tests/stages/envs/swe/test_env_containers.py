@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from stages.envs.bash import fenced
-from stages.envs.swe.env import SweEnv, task_of
+from stages.envs.swe.env import SweEnv
+from stages.envs.swe.instance_tasks import task_of
 from stages.envs.swe.instances import check_out
 from stages.sandbox import container_engine
 

@@ -15,11 +15,11 @@ from support.scripted_runs import nothing_done
 from stages.envs import load
 from stages.envs.base import Grade, Task
 from stages.envs.bash import fenced
-from stages.envs.repo import trees
+from stages.envs.repo import runner, trees
 from stages.envs.repo.trees import extract_archive
-from stages.envs.swe import instances, mini, venvs
+from stages.envs.swe import instances, mini
 from stages.envs.swe.instances import touched_paths
-from stages.envs.swe.mini import COLUMNS, SweMiniEnv, prepare, shared_name
+from stages.envs.swe.mini import COLUMNS, SweMiniEnv, fetched_pytest, fetched_sdist, plant, pytest_folder
 from stages.errors import BadInput, UsageError
 from stages.runs import store
 
@@ -44,15 +44,15 @@ def sdist(path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory, venvs: Path) -> Path:
-    """A cache with the distribution and the environment for tests, as a fresh machine has them after fetching."""
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache with the distribution and a pytest, as a machine has them after fetching."""
     folder = tmp_path_factory.mktemp("mini")
     (folder / "sdists").mkdir()
     sdist(folder / "sdists" / "abacus-1.0.tar.gz")
-    shared = folder / "venvs" / shared_name()
-    shared.mkdir(parents=True)
-    shutil.copytree(venvs / "acme__abacus-1.0", shared / "venv", symlinks=True)
-    (shared / "composer-environment.json").write_text("")
+    for path in runner.distribution_paths(runner.RUNNER):
+        target = pytest_folder(folder) / path.name
+        target.parent.mkdir(exist_ok=True)
+        (shutil.copytree if path.is_dir() else shutil.copy)(path, target)
     return folder
 
 
@@ -137,15 +137,18 @@ def test_a_distribution_with_another_digest_is_refused(
     (tmp_path / "sdists").mkdir()
     (tmp_path / "sdists" / mini_row["sdist"]).write_bytes(b"something else")
     with pytest.raises(BadInput, match=r"abacus-1.0.tar.gz has the SHA-256 .*Delete it"):
-        prepare(mini_row, tmp_path)
+        fetched_sdist(mini_row, tmp_path)
 
 
-def test_a_row_that_does_not_fit_its_distribution_is_refused(mini_row: dict[str, Any], cache: Path) -> None:
+def test_a_row_that_does_not_fit_its_distribution_is_refused(
+    mini_row: dict[str, Any], cache: Path, tmp_path: Path
+) -> None:
+    distribution = cache / "sdists" / "abacus-1.0.tar.gz"
     with pytest.raises(BadInput, match="The base commit of swe-mini__abacus-1 is"):
-        prepare({**mini_row, "base_commit": "0" * 40}, cache)
+        plant({**mini_row, "base_commit": "0" * 40}, distribution, tmp_path)
     other = mini_row["patch"].replace("a + b", "b + a")
     with pytest.raises(BadInput, match=r"The patch of swe-mini__abacus-1 does not fit abacus-1.0.tar.gz"):
-        prepare({**mini_row, "base_commit": "0" * 40, "patch": other}, cache)
+        plant({**mini_row, "patch": other}, distribution, tmp_path)
 
 
 @pytest.mark.parametrize("column", COLUMNS)
@@ -166,16 +169,11 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("offline")
 @pytest.mark.slow
 def test_without_a_connection_one_sentence_says_what_is_needed(mini_row: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(
-        UsageError, match=r"distribution abacus-1.0.tar.gz cannot be fetched \(.+\)\. It is needed once"
-    ):
-        prepare(mini_row, tmp_path)
-    sdist(tmp_path / "sdists" / "abacus-1.0.tar.gz")
-    with pytest.raises(
-        UsageError, match=r"environment for tests of swe-mini cannot be built \(.+\)\. It is built once"
-    ):
-        prepare({**mini_row, "sdist_sha256": store.file_sha256(tmp_path / "sdists/abacus-1.0.tar.gz")}, tmp_path)
-    assert not (tmp_path / "venvs" / shared_name() / venvs.DONE).exists()
+    with pytest.raises(UsageError, match=r"abacus-1.0.tar.gz cannot be fetched \(.+\)\. It is needed once"):
+        fetched_sdist(mini_row, tmp_path)
+    with pytest.raises(UsageError, match=r"pytest==.* cannot be fetched \(.+\)\. It is needed once"):
+        fetched_pytest(tmp_path)
+    assert not pytest_folder(tmp_path).exists()
 
 
 def test_the_shipped_rows_are_whole() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from stages.envs.bash import fenced
+from stages.envs.repo import trees
 from stages.envs.swe import instances, mini
 from stages.envs.swe.env import SweEnv
 from stages.envs.swe.specs import DJANGO, spec_of
@@ -35,13 +36,17 @@ def test_their_runners_are_those_of_the_benchmark() -> None:
 def test_a_source_distribution_is_built_run_and_graded(repo: str, tmp_path: Path) -> None:
     row = ROWS[repo]
     try:
-        mini.prepare_repository(row, tmp_path)
+        sdist = mini.fetched_sdist(row, tmp_path)
     except UsageError as error:
         pytest.skip(f"{repo} was NOT built, run or graded: {error}")
+    mirror = tmp_path / "repos" / repo.replace("/", "__")
+    mirror.mkdir(parents=True)
+    mini.plant(row, sdist, mirror)
+    assert trees.commit(mirror) == row["base_commit"]
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps(row))
     fail, keep = (json.loads(row[name]) for name in instances.LISTS)
-    env = SweEnv(path=str(rows), repos=str(tmp_path / mini.REPOS), venvs=str(tmp_path / "venvs"))
+    env = SweEnv(path=str(rows), repos=str(tmp_path / "repos"), venvs=str(tmp_path / "venvs"))
     try:
         (task,) = env.tasks("eval", 1, seed=0)
         tried: list[Any] = []

@@ -13,7 +13,8 @@ from support import container_image
 from stages.envs.bash import fenced
 from stages.envs.repo import runner
 from stages.envs.swe import engine
-from stages.envs.swe.env import SweEnv, task_of
+from stages.envs.swe.env import SweEnv
+from stages.envs.swe.instance_tasks import task_of
 from stages.envs.swe.instances import check_out
 from stages.sandbox import Limits, container_engine
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from stages.envs.swe import instance_tasks
+from stages.envs.repo.hidden import copies_on_host
 from stages.sandbox import open_sandbox
 
 
@@ -12,7 +12,7 @@ def test_vendored_packages_and_wheels_are_found_once(tmp_path: Path) -> None:
         (tmp_path / path).touch()
     (tmp_path / "sdk/pip-1.whl").touch()
     (tmp_path / "abacus").mkdir()
-    found = instance_tasks.copies_on_host({"abacus", "json"}, tmp_path)
+    found = copies_on_host({"abacus", "json"}, tmp_path)
     assert found == (tmp_path / "sdk/vendor/abacus", tmp_path / "sdk/pip-1.whl"), (
         "no folder without code, no standard library"
     )
@@ -23,7 +23,7 @@ def test_what_is_found_is_empty_inside(tmp_path: Path) -> None:
     for folder in (shown / "vendor/abacus", shown / "vendor/other", work):
         folder.mkdir(parents=True)
         (folder / "__init__.py").write_text("the answer\n")
-    hidden = instance_tasks.copies_on_host({"abacus"}, shown)
+    hidden = copies_on_host({"abacus"}, shown)
     with open_sandbox("bubblewrap", work, readonly=[shown], hidden=hidden) as sandbox:
         found = sandbox.run(
             f"ls {shown}/vendor/abacus; touch {shown}/vendor/abacus/x; cat {shown}/vendor/other/__init__.py"
