@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import records
-from tabulate import tabulate
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
 
@@ -35,6 +34,7 @@ from support.recorded_states import states_by_digest
 from support.server import Reply, answer, serving
 
 from stages import extract_pairs, import_traces, replay_teachers
+from stages.layout import markdown_table
 from stages.messages import Message, Spoken, ToolCall, write
 from stages.pairs.states import AnsweredStates
 from stages.pairs.voting import decide
@@ -181,16 +181,17 @@ def curve(
     _, full_cost, _, full = points[0]
     print(json.dumps(prices))
     print(
-        tabulate(
-            [(name, usd, usd / full_cost, count, len(pairs & full) / len(full)) for name, usd, count, pairs in points],
+        markdown_table(
+            [
+                (name, f"{usd:.0f}", f"{usd / full_cost:.3f}", count, f"{len(pairs & full) / len(full):.3f}")
+                for name, usd, count, pairs in points
+            ],
             ("gate", "USD", "of the cost", "pairs", "of the pairs"),
-            tablefmt="github",
-            floatfmt=("", ".0f", ".3f", "", ".3f"),
         )
     )
     print()
     cells = [(name, *(f"{cost / full_cost:.3f}" for cost in costs)) for name, costs in limits.items()]
-    print(tabulate(cells, ("of the cost for", *(f"{share:.0%} of the pairs" for share in SHARES)), tablefmt="github"))
+    print(markdown_table(cells, ("of the cost for", *(f"{share:.0%} of the pairs" for share in SHARES))))
     cheapest = min(usd for _, usd, _, pairs in points if len(pairs & full) >= ENOUGH * len(full))
     at_best = limits["known chances"][SHARES.index(ENOUGH)]
     what = f"student {student}: share of the cost for {ENOUGH:.0%} of {len(full)} pairs"

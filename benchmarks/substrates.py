@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from tabulate import tabulate
-
 from stages.compare_substrates import Config
 from stages.envs.base import Environment, Task
 from stages.errors import BadInput
@@ -25,6 +23,7 @@ from stages.formats.reading import FileCount
 from stages.formats.reports import Sidecars
 from stages.formats.rows import ImportedPayload
 from stages.formats.transcripts import transcripts_of_rows
+from stages.layout import aligned
 from stages.rollouts import gate, missing
 from stages.rollouts.gate import GateCheck
 from stages.rollouts.missing import Fact
@@ -165,7 +164,7 @@ def table(one: Side, other: Side, own: Sequence[str] = ()) -> str:
         sentences.append("; ".join(parts) + ".")
     name = cleaner(one, other)
     conclusion = f"Cleaner: {name}." if name else "Neither is cleaner than the other."
-    text = tabulate(cells, tablefmt="plain", disable_numparse=True)
+    text = aligned([(*row, *[""] * (3 - len(row))) for row in cells])
     return "\n".join([*lines, "", text, "", *sentences, NOT_JUDGED if own else conclusion]) + "\n"
 
 

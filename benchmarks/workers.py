@@ -16,13 +16,13 @@ from typing import Any
 
 import records
 from records import EXTRA, needed
-from tabulate import tabulate
 
 needed("ray", by=EXTRA.format("ray"))
 
 import ray
 
 from stages.backends.engine import Engine, ProcessEngine, RayEngine
+from stages.layout import markdown_table
 
 WORKERS = (1, 2, 4, 8, 16)
 EACH = 20
@@ -83,7 +83,7 @@ def main() -> None:
             claim = f"{workers} workers, {name}, jobs of {given.seconds:g} s: efficiency"
             jobs = workers * EACH * given.rounds
             records.write(__file__, [records.measured(claim, efficiency, n=jobs, goal=">= 0.9")])
-    print(tabulate(rows, ("engine", "workers", "efficiency", "ms a job beyond its sleep"), tablefmt="github"))
+    print(markdown_table(rows, ("engine", "workers", "efficiency", "ms a job beyond its sleep")))
 
 
 if __name__ == "__main__":

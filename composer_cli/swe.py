@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING
 
 import typer
-from tabulate import tabulate
 
 from composer_cli import options
 from composer_cli.help import CommandGroup
 from composer_cli.printing import as_sentences
+from stages.layout import aligned
 
 if TYPE_CHECKING:
     from stages.envs.swe.requirements import RequirementList
@@ -69,7 +69,7 @@ def _requirements(way: "RequirementList") -> str:
         minutes = "not measured" if one["build_s"] is None else f"{one['build_s'] / 60:.1f}"
         cloned = "yes" if one["cloned"] else "no"
         cells.append((one["repo"], one["rows"], cloned, one["environments"], one["to_build"], minutes))
-    table = tabulate(cells, headers=heads, tablefmt="plain", disable_numparse=True)
+    table = aligned(cells, heads)
     building = sum(one["to_build"] for one in way.repositories)
     unknown = [one["repo"] for one in way.repositories if one["build_s"] is None]
     if building:

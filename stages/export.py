@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tabulate import tabulate
-
 from stages.envs import task_table
 from stages.envs.config import EnvStageConfig
 from stages.errors import BadInput, UsageError
 from stages.formats import FORMATS, harbor_tasks, hub, writer
 from stages.formats.transcripts import Transcripts
+from stages.layout import aligned
 from stages.plurals import counted
 from stages.policy import adapters
 from stages.policy.adapters import CheckpointInfo
@@ -133,7 +132,7 @@ def _write_rollouts(rollouts: Run, config: Config, out: RunWriter) -> None:
     reasons = sorted((+dropped).items())
     out.count(rollouts=number, files=len(written), **{f"dropped_{reason}": number for reason, number in reasons})
     out.set_summary(format=config.format, lost=list(format_writer.lost), dropped=dict(+dropped))
-    lines = [f"{counted(number, 'rollout')} as {config.format}", tabulate(written, tablefmt="plain")]
+    lines = [f"{counted(number, 'rollout')} as {config.format}", aligned(written)]
     lines += ["not in these files", *(f"  {number} {reason}" for reason, number in reasons)]
     lines += [f"  {fact}" for fact in format_writer.lost]
     out.write_file("report.txt", "\n".join(lines) + "\n")

@@ -21,7 +21,6 @@ from typing import Any
 
 import orjson
 from pydantic import Field, model_validator
-from tabulate import tabulate
 
 from stages.envs.swe import eval_logs
 from stages.errors import BadInput
@@ -31,6 +30,7 @@ from stages.formats.files import Source
 from stages.formats.reading import FileCount, ReadTrajectory
 from stages.formats.reports import Sidecars, stem
 from stages.formats.rows import ImportedPayload
+from stages.layout import aligned
 from stages.plurals import counted
 from stages.rollouts import gate
 from stages.rollouts.gate import Account
@@ -474,7 +474,7 @@ def _file_lines(counts: list[FileCount], drops: list[Drop], dropped: Counter[str
             rollouts = sum(count.rollouts for count in group)
             num_dropped = sum(count.dropped.total() for count in group)
             cells.append((len(group), records, traces, rollouts, num_dropped, label))
-    lines = ["", tabulate(cells, ("files", "records", "traces", "rollouts", "dropped", ""), tablefmt="plain")]
+    lines = ["", aligned(cells, ("files", "records", "traces", "rollouts", "dropped", ""))]
     lines += _drop_lines(drops, dropped)
     if redacted:
         kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(redacted.items()))
@@ -488,7 +488,7 @@ def _file_lines(counts: list[FileCount], drops: list[Drop], dropped: Counter[str
     missing = {name: set[str]().union(*(count.missing for count in group)) for name, group in by_format.items()}
     cells_missing = [(name, ", ".join(sorted(facts))) for name, facts in missing.items() if facts]
     lines += ["", "not recorded (null in the tables)"]
-    return [*lines, tabulate(cells_missing, tablefmt="plain")] if cells_missing else lines
+    return [*lines, aligned(cells_missing)] if cells_missing else lines
 
 
 def _drop_lines(drops: list[Drop], dropped: Counter[str]) -> list[str]:
@@ -498,7 +498,7 @@ def _drop_lines(drops: list[Drop], dropped: Counter[str]) -> list[str]:
     alike: dict[tuple[str, str], list[Drop]] = defaultdict(list)
     for drop in drops:
         alike[drop.file, drop.reason].append(drop)
-    lines = ["", "dropped", tabulate(sorted(dropped.items()), tablefmt="plain")]
+    lines = ["", "dropped", aligned(sorted(dropped.items()))]
     for first, *others in list(alike.values())[:SHOWN]:
         more = f" (and {len(others)} more)" if others else ""
         lines.append(f"  {first.file}, line {first.line}{more}: {first.reason}: {first.detail[:160]}")

@@ -32,6 +32,12 @@ def aligned(rows: Iterable[Sequence[object]], head: Sequence[str] = (), sides: S
     return "\n".join("  ".join(map(padded, row, sides, widths)).rstrip() for row in texts)
 
 
+def markdown_table(rows: Iterable[Sequence[object]], head: Sequence[str]) -> str:
+    """Return a table in Markdown; nothing in the cells is escaped."""
+    cells = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in cells)
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from tabulate import tabulate
 
 from stages.errors import ComposerError, Incomplete, UsageError
+from stages.layout import aligned
 from stages.messages import Message
 from stages.rollouts import gate
 from stages.rollouts.gate import Account
@@ -163,7 +163,7 @@ def _report(counted: JudgedRollouts, checks: list[gate.GateCheck], out: RunWrite
     for name, one in (("kept", kept), ("dropped", dropped)):
         mean = "nothing scored" if one.rewards.value is None else f"{one.rewards.value:.3f}"
         sides.append((name, one.rollouts, one.steps, one.rewards.number, mean))
-    lines = [tabulate(sides, ("", "rollouts", "steps", "scored", "mean reward"), tablefmt="plain")]
+    lines = [aligned(sides, ("", "rollouts", "steps", "scored", "mean reward"))]
     if counted.names:
         more = dropped.rollouts - len(counted.names)
         lines += ["", "dropped by the recipe", *(f"  {name}" for name in counted.names)]

@@ -7,11 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tabulate import tabulate
-
 from composer_cli.show.facts import METRICS, metric_rows
 from stages.errors import BadInput
-from stages.layout import duration
+from stages.layout import LEFT, RIGHT, aligned, duration
+from stages.runs.display import cell
 from stages.runs.kinds import Row
 from stages.runs.run import Run
 
@@ -31,8 +30,8 @@ def view(run: Run) -> str:
         return _episodes(title, live)
     if rows := metric_rows(run, last=STEPS):
         names = [name for name in METRICS if any(name in row for row in rows)]
-        cells = [[row.get("step"), *(row.get(name) for name in names)] for row in rows]
-        return f"{title}\n{tabulate(cells, headers=('step', *names), tablefmt='plain', floatfmt='.4g')}"
+        cells = [[cell(row.get(name), "short") for name in ("step", *names)] for row in rows]
+        return f"{title}\n{aligned(cells, ('step', *names), [RIGHT] * (1 + len(names)))}"
     if run.manifest.stage == "train":
         return f"{title}\nNo training step is finished yet."
     return f"{title}\nThere are no live episodes: none is being played, or a model in its own process plays batches."
@@ -49,7 +48,7 @@ def _episodes(title: str, live: Row) -> str:
         (unit["rollout_id"], unit["steps"], unit["doing"], duration(unit["doing_s"]), duration(unit["wall_s"]))
         for unit in slowest[:SHOWN]
     ]
-    table = tabulate(cells, headers=("rollout", "steps", "doing", "for", "in all"), tablefmt="plain")
+    table = aligned(cells, ("rollout", "steps", "doing", "for", "in all"), (LEFT, RIGHT, LEFT, RIGHT, RIGHT))
     more = f"\nand {len(units) - SHOWN} more" if len(units) > SHOWN else ""
     return f"{title}\n{table}{more}"
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from tabulate import tabulate
 
 from stages.errors import InfrastructureError, UsageError
+from stages.layout import markdown_table
 from stages.policy import adapters
 from stages.policy.adapters import CheckpointInfo
 from stages.redaction import redacted, secret_in
@@ -164,7 +164,7 @@ def dataset_card(published: Mapping[str, Any], tables: Mapping[str, Mapping[str,
     code = f'from datasets import load_dataset\n\nrows = load_dataset(FOLDER_OR_REPO, "{first}", split="train")'
     note = "What a column means stands in Composer's reference of record kinds. A null is not a zero: the source"
     body = [
-        tabulate(rows, headers=("table", "kind of record", "rows"), tablefmt="github"),
+        markdown_table(rows, ("table", "kind of record", "rows")),
         f"```python\n{code}\n```",
         f"{note} did not record it.",
     ]
@@ -193,7 +193,7 @@ def _table(rows: Sequence[tuple[str, Any]]) -> str:
     for name, value in rows:
         shown = f"{value:.6g}" if isinstance(value, float) else str(value)
         cells.append((name, " ".join(shown.split()).replace("|", "\\|").replace("<", "&lt;")))
-    return tabulate(cells, headers=("", ""), tablefmt="github") if cells else ""
+    return markdown_table(cells, ("", "")) if cells else ""
 
 
 def token(variable: str) -> str:

@@ -13,8 +13,8 @@ from functools import lru_cache
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from tabulate import tabulate
 
+from stages import layout
 from stages.envs.base import Task
 from stages.pairs import agreement
 from stages.pairs.agreement import Numbering
@@ -391,7 +391,9 @@ class PairEvidence:
             right = line.joined_passed + line.opposed - line.opposed_passed
             wrong = line.joined + line.opposed - right
             counts = (line.backed, line.lost_without, line.won_without, line.minority, right, wrong)
-            cells.append((line.teacher, with_teachers, with_student, *counts, line.usd_per_backed))
-        formats = ("", ".2f", ".2f", *[""] * 6, ".4f")
-        table = tabulate(cells, AUDIT_HEAD, tablefmt="plain", floatfmt=formats, missingval="-") + AUDIT_LEGEND
+            rates = ("-" if rate is None else f"{rate:.2f}" for rate in (with_teachers, with_student))
+            price = "-" if line.usd_per_backed is None else f"{line.usd_per_backed:.4f}"
+            cells.append((line.teacher, *rates, *counts, price))
+        sides = [layout.LEFT, *[layout.RIGHT] * (len(AUDIT_HEAD) - 1)]
+        table = layout.aligned(cells, AUDIT_HEAD, sides) + AUDIT_LEGEND
         return PairVerdict(failure_verdict(aligned), numbers, (failure_text(aligned), described), table)

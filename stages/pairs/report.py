@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 from pyarrow import RecordBatch
-from tabulate import tabulate
 
+from stages.layout import aligned
 from stages.pairs.groups import NamedStates
 from stages.plurals import counted
 from stages.runs.kinds import Row
@@ -216,7 +216,7 @@ def report(
     of = f"{counted(num_steps, 'step')} of {counted(num_traces, 'trace')}"
     lines = [f"{counted(pairs.number, 'pair')} from {of}: {density:.2f} a trace"]
     lines += [about] if about else []
-    lines += [tabulate(sorted(rules.items()), tablefmt="plain")] if rules else []
-    lines += ["", "dropped", *([tabulate(sorted(dropped.items()), tablefmt="plain")] if dropped else []), ""]
+    lines += [aligned(sorted(rules.items()))] if rules else []
+    lines += ["", "dropped", *([aligned(sorted(dropped.items()))] if dropped else []), ""]
     lines += [*evidence.lines(), criterion.text()]
     out.write_file("report.txt", "\n".join(lines) + "\n")

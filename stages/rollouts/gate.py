@@ -9,8 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tabulate import tabulate
-
+from stages.layout import aligned
 from stages.rollouts import missing
 from stages.rollouts.agent_loop import FULL, OUT_OF_STEPS, SUMMARISE, SUMMARY_REQUEST
 from stages.rollouts.missing import Fact
@@ -210,7 +209,7 @@ def table(checks: list[GateCheck]) -> str:
         else:
             unrecorded = f", {each.unrecorded} not recorded" if each.unrecorded else ""
             cells.append((each.verdict, each.name, f"{each.total - each.failed} of {each.total}{unrecorded}"))
-    return f"Collection gate\n{tabulate(cells, tablefmt='plain', disable_numparse=True)}"
+    return f"Collection gate\n{aligned(cells)}"
 
 
 def advice(failed: Sequence[str]) -> str:

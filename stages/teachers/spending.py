@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from tabulate import tabulate
 
+from stages.layout import LEFT, RIGHT, aligned
 from stages.runs.kinds import Row
 
 
@@ -75,18 +75,18 @@ def table(lines: Sequence[Spending]) -> str:
             line.truncated,
             line.prompt_tokens + line.completion_tokens,
             line.cached_tokens,
-            line.cost_usd,
-            line.usd_per_trace,
-            line.p50_usd_per_trace,
-            line.p95_usd_per_trace,
-            line.p50_latency_s,
-            line.p95_latency_s,
+            f"{line.cost_usd:.4f}",
+            f"{line.usd_per_trace:.4f}",
+            f"{line.p50_usd_per_trace:.4f}",
+            f"{line.p95_usd_per_trace:.4f}",
+            f"{line.p50_latency_s:.2f}",
+            f"{line.p95_latency_s:.2f}",
         )
         for line in lines
     ]
-    headers = ("teacher", "answers", "failed", "cut", "tokens", "cached", "USD", "USD/trace", "p50", "p95")
-    formats = ("",) * 6 + (".4f",) * 4 + (".2f",) * 2
-    return tabulate(cells, (*headers, "p50 s/step", "p95 s/step"), tablefmt="plain", floatfmt=formats)
+    counts = ("answers", "failed", "cut", "tokens", "cached")
+    head = ("teacher", *counts, "USD", "USD/trace", "p50", "p95", "p50 s/step", "p95 s/step")
+    return aligned(cells, head, [LEFT, *[RIGHT] * (len(head) - 1)])
 
 
 class Tally:
