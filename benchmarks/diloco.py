@@ -46,11 +46,12 @@ from scipy.stats import t
 
 from stages.diloco.arrays import Fragments, shapes
 from stages.diloco.loop import OuterLoop
+from stages.diloco.rounds import ObjectStore
 from stages.diloco.settings import Diloco
-from stages.diloco.transport import InProcess, Meeting
 from stages.envs.kata import checkpoints, transcripts
 from stages.envs.kata.checkpoints import encode
 from stages.envs.kata.recipes import RECIPES
+from stages.runs.bucket import Bucket, open_bucket
 from stages.tiny_models import training
 
 H = 20
@@ -137,8 +138,12 @@ def apart(start, examples, size, steps, rate, settings):
     ]
     parameters = [dict(learner.model.named_parameters()) for learner in learners]
     fragments = Fragments(shapes(parameters[0]), settings.fragments)
-    meeting = Meeting(settings.replicas, settings.codec, fragments)
-    rounds, places = steps // settings.every, [InProcess(meeting, n) for n in range(settings.replicas)]
+    rounds, memory = steps // settings.every, open_bucket("memory:///").store
+    # Each with a bucket of its own over the same objects, so that each counts its own bytes.
+    places = [
+        ObjectStore(Bucket(memory, ""), settings, n, fragments=fragments, rounds=rounds)
+        for n in range(settings.replicas)
+    ]
     loops = [OuterLoop(p, settings, place, rounds) for p, place in zip(parameters, places, strict=True)]
     for loop in loops:
         loop.start()

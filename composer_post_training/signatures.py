@@ -225,7 +225,6 @@ class EopdSettingsWords(TypedDict, total=False):
 
 class DilocoWords(TypedDict, total=False):
     store: str | None
-    api_key_env: str
     replicas: int
     replica: int | None
     inner_steps: int

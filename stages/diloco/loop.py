@@ -1,6 +1,6 @@
 """One replica: it counts inner steps, takes part in rounds, and catches up with the others.
 
-    loop = OuterLoop(parameters, settings, transport, rounds)
+    loop = OuterLoop(parameters, settings, store, rounds)
     loop.start()
     while not loop.finished:
         ...one step of the inner optimiser...
@@ -19,8 +19,8 @@ from torch import Tensor
 
 from stages.diloco import arrays
 from stages.diloco.arrays import OF_MEAN, Arrays, Fragments, decode, encode, lost
+from stages.diloco.rounds import GlobalState, ObjectStore, RoundDeleted
 from stages.diloco.settings import Diloco
-from stages.diloco.transport import GlobalState, RoundDeleted, Transport
 from stages.errors import InfrastructureError
 
 LOOK_S = 5.0
@@ -51,13 +51,13 @@ class OuterLoop:
         self,
         parameters: Mapping[str, Tensor],
         settings: Diloco,
-        transport: Transport,
+        store: ObjectStore,
         rounds: int,
         *,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
         """rounds: of the whole training. stop: called while waiting for others; True ends the wait with `Stopped`."""
-        self._tensors, self._settings, self._transport, self._stop = dict(parameters), settings, transport, stop
+        self._tensors, self._settings, self._store, self._stop = dict(parameters), settings, store, stop
         self._rounds, self._fragments = rounds, Fragments(arrays.shapes(parameters), settings.fragments)
         weights = arrays.copied(parameters)
         momentum = {name: np.zeros_like(array) for name, array in weights.items()}
@@ -81,8 +81,8 @@ class OuterLoop:
 
         Returns the round that was due when the replica was saved.
         """
-        self.state = self._transport.latest(self.state)
-        while not self.finished and self._transport.poll_round(self.state.round) is not None:
+        self.state = self._store.latest(self.state)
+        while not self.finished and self._store.poll_round(self.state.round) is not None:
             self._advance(took_part=False)  # rounds that were settled since that state was stored
         self._residual = residual or {}
         if saved is None or saved["round"] != self.state.round or self.finished:
@@ -102,7 +102,7 @@ class OuterLoop:
             return self.collect()
         if time.monotonic() - self._looked >= LOOK_S:
             self._looked = time.monotonic()
-            if self._transport.poll_round(self.state.round) is not None:
+            if self._store.poll_round(self.state.round) is not None:
                 return self._catch_up()
         return None
 
@@ -113,11 +113,11 @@ class OuterLoop:
         wanted = {name: array + self._residual.get(name, 0) for name, array in gradient.items()}
         data = encode(wanted, self._settings.codec)
         self._offered = lost(wanted, data, self._settings.codec)
-        self._transport.publish(self.state, data)
+        self._store.publish(self.state, data)
 
     def collect(self) -> Round:
         """Wait until the round is settled, and load its result. Raises `Stopped`."""
-        if not self._wait(lambda: self._transport.poll_round(self.state.round)):
+        if not self._wait(lambda: self._store.poll_round(self.state.round)):
             return self._catch_up()
         self._residual |= self._offered  # only now: an offer that does not count leaves the residual as it was
         about = self._fragments.of(self.state.round)
@@ -130,7 +130,7 @@ class OuterLoop:
 
     def _catch_up(self) -> Round:
         """Load the result of rounds that the others settled; this replica's steps since its last round are lost."""
-        while not self.finished and self._transport.poll_round(self.state.round) is not None:
+        while not self.finished and self._store.poll_round(self.state.round) is not None:
             self._advance(took_part=False)
         arrays.put(self.state.weights, self._tensors)
         self._steps = 0
@@ -140,9 +140,9 @@ class OuterLoop:
         """Take the outer step of the present round, or jump to the newest state when the round was deleted."""
         before, settings = self.state, self._settings
         try:
-            reduced = self._wait(lambda: self._transport.reduce(before.round))
+            reduced = self._wait(lambda: self._store.reduce(before.round))
         except RoundDeleted:
-            self.state = self._transport.latest(before)
+            self.state = self._store.latest(before)
             held = Round(before.round, (), False, 0.0, ())
         else:
             if reduced.base != before.digest:
@@ -162,7 +162,7 @@ class OuterLoop:
             self.state = GlobalState(before.round + 1, {**before.weights, **weights}, {**before.momentum, **momentum})
             held = Round(before.round, reduced.replicas, took_part, arrays.norm(mean), reduced.unreadable)
         if self.finished:
-            self._transport.latest(self.state)  # stores or serves the result for replicas that are behind
+            self._store.latest(self.state)  # stores the result for replicas that are behind
         self.history.append(held)
         self._looked = time.monotonic()
         return held

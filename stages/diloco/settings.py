@@ -7,7 +7,6 @@ from pydantic import Field, model_validator
 from stages.runs.settings import Settings
 
 Codec = Literal["float32", "bf16", "int8", "int4"]
-SCHEME = "lighthouse://"
 MEMORY = 10
 """Times 1 / (1 - momentum): rounds before the outer momentum has settled."""
 
@@ -16,11 +15,7 @@ class Diloco(Settings):
     """Replicas of this training that share only a bucket and synchronise every few steps."""
 
     store: str | None = None
-    """Where they meet: s3://BUCKET/RUN, gs://, az:// or file:///FOLDER; or lighthouse://HOST:PORT, where torchft's
-    lighthouse lists the replicas, and they send to each other. None trains alone."""
-    api_key_env: str = Field(default="COMPOSER_DILOCO_SECRET", json_schema_extra={"affects_results": False})
-    """Over a lighthouse, the environment variable that holds the secret which all replicas share; one that does not
-    know it gets nothing from them."""
+    """Where they meet: s3://BUCKET/RUN, gs://, az:// or file:///FOLDER. None trains alone."""
     replicas: int = Field(default=2, gt=0)
     """Replicas that the first round waits for; later ones may join, and any may leave."""
     replica: int | None = Field(default=None, ge=0)
@@ -59,10 +54,6 @@ class Diloco(Settings):
                 f"diloco.quorum is {self.quorum}, more than the {self.replicas} replicas; take at most as many"
             )
         return self
-
-    def sends(self) -> bool:
-        """Return whether replicas send to each other, which needs the secret."""
-        return (self.store or "").startswith(SCHEME)
 
     @property
     def least(self) -> int:

@@ -15,12 +15,11 @@ from safetensors.numpy import save_file
 from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from stages.diloco import arrays, object_store
+from stages.diloco import arrays, rounds
 from stages.diloco.arrays import Fragments
-from stages.diloco.lighthouse import Lighthouse
 from stages.diloco.loop import OuterLoop, Stopped
-from stages.diloco.object_store import ObjectStore
-from stages.diloco.settings import SCHEME, Diloco
+from stages.diloco.rounds import ObjectStore
+from stages.diloco.settings import Diloco
 from stages.errors import UsageError
 from stages.runs import store
 from stages.runs.bucket import Bucket, open_bucket
@@ -39,10 +38,10 @@ class AllRoundsDone(Exception):
 
 @dataclass(frozen=True)
 class Replica:
-    """One of several replicas. bucket: None over a lighthouse. number: from 0. shared: settings that all must have."""
+    """One of several replicas. bucket: where they meet. number: from 0. shared: settings that all must have."""
 
     settings: Diloco
-    bucket: Bucket | None
+    bucket: Bucket
     number: int
     shared: dict[str, Any]
 
@@ -51,19 +50,12 @@ def join(settings: Diloco, out: RunWriter) -> Replica | None:
     """Open the bucket and claim a number, or take the given one; None for a training without replicas."""
     if settings.store is None:
         return None
-    shared = shared_settings(out.manifest.identity)
-    if settings.store.startswith(SCHEME):
-        if settings.replica is None:
-            raise UsageError(
-                f"{settings.store} gives no numbers to replicas. Set diloco.replica, another number from 0 for each."
-            )
-        return Replica(settings, None, settings.replica, shared)
     bucket = open_bucket(settings.store)
     owner = out.scratch("diloco") / "owner.json"
     if not owner.exists():
         store.write_json(owner, uuid.uuid4().hex)
-    replica = object_store.claim(bucket, store.read_json(owner)) if settings.replica is None else settings.replica
-    return Replica(settings, bucket, replica, shared)
+    replica = rounds.claim(bucket, store.read_json(owner)) if settings.replica is None else settings.replica
+    return Replica(settings, bucket, replica, shared_settings(out.manifest.identity))
 
 
 def shared_settings(identity: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,7 +85,7 @@ class OuterSteps(TrainerCallback):
         """folder: of the trainer's checkpoints."""
         self._replica, self._out, self._folder = replica, out, folder
         self._loop: OuterLoop | None = None
-        self._transport: ObjectStore | Lighthouse | None = None
+        self._store: ObjectStore | None = None
         self.finished = False
         """Whether all rounds are held."""
 
@@ -103,18 +95,12 @@ class OuterSteps(TrainerCallback):
         """Join the others, with the weights of the checkpoint in the model. Raises `AllRoundsDone`."""
         replica, settings, parameters = self._replica, self._replica.settings, trained(kwargs["model"])
         fragments = Fragments(arrays.shapes(parameters), settings.fragments)
-        rounds = args.max_steps // settings.every
+        number = args.max_steps // settings.every
         # The others must train the same parameters with the same settings: a mean over anything else means nothing.
         shared = {**replica.shared, "parameters": {name: list(shape) for name, shape in fragments.all.items()}}
-        if replica.bucket is None:
-            url, digest = settings.store or "", store.digest(shared)
-            self._transport = Lighthouse(
-                url, settings, replica.number, fragments=fragments, rounds=rounds, shared=digest
-            )
-        else:
-            object_store.agree(replica.bucket, shared)
-            self._transport = ObjectStore(replica.bucket, settings, replica.number, fragments=fragments, rounds=rounds)
-        self._loop = OuterLoop(parameters, settings, self._transport, rounds, stop=self._out.stop.is_set)
+        rounds.agree(replica.bucket, shared)
+        self._store = ObjectStore(replica.bucket, settings, replica.number, fragments=fragments, rounds=number)
+        self._loop = OuterLoop(parameters, settings, self._store, number, stop=self._out.stop.is_set)
         try:
             self._loop.start(*_read(self._folder))
         except Stopped:
@@ -143,16 +129,16 @@ class OuterSteps(TrainerCallback):
 
     def report(self) -> None:
         """Write the rounds into diloco.json and the summary."""
-        if self._loop is None or self._transport is None:
+        if self._loop is None or self._store is None:
             return
-        rounds = [asdict(held) for held in self._loop.history]
+        held = [asdict(round_) for round_ in self._loop.history]
         summary: dict[str, Any] = {
             "replica": self._replica.number,
-            "rounds_taken_part": sum(held["took_part"] for held in rounds),
-            "bytes_sent": self._transport.sent,
-            "bytes_received": self._transport.received,
+            "rounds_taken_part": sum(round_["took_part"] for round_ in held),
+            "bytes_sent": self._store.sent,
+            "bytes_received": self._store.received,
         }
-        self._out.document("diloco", {**summary, "weights": self._loop.state.digest, "rounds": rounds})
+        self._out.document("diloco", {**summary, "weights": self._loop.state.digest, "rounds": held})
         self._out.set_summary(**summary)
 
 

@@ -37,7 +37,6 @@ FOREIGN = {
     "Hugging Face": {"hf auth login", "hf buckets sync hf://buckets/OWNER/NAME artifacts"},
     "Modal": {"modal token new", "modal volume get VOLUME / artifacts"},
     "git": {"git tag", "git push"},
-    "torchft": {"--heartbeat_timeout_ms", "--join_timeout_ms", "--min_replicas"},
     "shell": {"PATH", "PYTHONPATH", "zcat steps/*.jsonl.gz", ">/dev/null"},
 }
 """Words of other programs, by whose they are."""

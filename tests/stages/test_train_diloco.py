@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import subprocess
-from importlib.util import find_spec
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,17 @@ import torch
 from pydantic import ValidationError
 from support.command_line import until
 from support.models import save_tiny, tiny_model
-from support.replicas import PROCESSES, SECRET, command
+from support.replicas import PROCESSES, command
 from support.s3 import s3 as s3
 
 from stages import train
-from stages.diloco import object_store
+from stages.diloco import rounds as in_store
 from stages.errors import UsageError
 from stages.runs import store
 from stages.runs.bucket import open_bucket
 from stages.runs.kinds import CHECKPOINT, ROLLOUT
-from stages.runs.run import Inputs, Manifest, Run, RunWriter
-from stages.training.replicas import join, shared_settings, trained
+from stages.runs.run import Inputs, Run
+from stages.training.replicas import shared_settings, trained
 
 pytest.importorskip("obstore", reason="the extra `diloco` is not installed")
 SIZE = ("steps=6", "prompts_per_step=2", "generations=4", "save_every=1", "threads=1", "learning_rate=0.01")
@@ -99,29 +98,6 @@ def test_replicas_meet_in_an_s3_bucket(tmp_path: Path, model: Path, s3: dict[str
     assert [held["replicas"] for held in rounds(runs[0])] == [[0, 1]] * 3
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("torchft") is None, reason="torchft is not installed: pip install torchft")
-def test_replicas_meet_over_torchfts_lighthouse(tmp_path: Path, model: Path):
-    from torchft.coordination import LighthouseServer
-
-    lighthouse = LighthouseServer("[::]:0", 2, join_timeout_ms=60_000, quorum_tick_ms=50, heartbeat_timeout_ms=5_000)
-    url = f"lighthouse://localhost:{lighthouse.address().rpartition(':')[2]}"
-    replicas = Replicas(tmp_path, url, model, 2, COMPOSER_DILOCO_SECRET=SECRET)
-    started = [(name, replicas.start(name, "-s", f"diloco.replica={i}")) for i, name in enumerate("ab")]
-    runs = [replicas.end(name, process) for name, process in started]
-    lighthouse.shutdown()
-    assert weights(runs[0]) == weights(runs[1]) != (model / "model.safetensors").read_bytes()
-    assert [held["replicas"] for held in rounds(runs[0])] == [[0, 1]] * 3
-    assert min(run.manifest.outcome.summary["bytes_sent"] for run in runs) > 0
-
-
-def test_over_a_lighthouse_replicas_have_numbers(tmp_path: Path):
-    settings = configured(store="lighthouse://localhost:1").diloco
-    record = Manifest(composer="", stage="train", stage_version=1, fingerprint="")
-    with pytest.raises(UsageError, match=r"Set diloco\.replica"):
-        join(settings, RunWriter(tmp_path, record, cache=tmp_path))
-
-
 def configured(**diloco: Any) -> train.Config:
     return train.Config(optimisation={"steps": 20}, diloco={"store": "memory:///", "inner_steps": 5, **diloco})
 
@@ -147,9 +123,9 @@ def test_settings_are_shared_but_for_a_replicas_own_place(tmp_path: Path):
     shared = [shared_settings(configured(replica=number).identity()) for number in (0, 1)]
     assert shared[0] == shared[1]
     bucket = open_bucket(f"file://{tmp_path}/run")
-    object_store.agree(bucket, shared[0])
+    in_store.agree(bucket, shared[0])
     with pytest.raises(UsageError, match=r"diloco\.codec is 'int8' there and 'int4' here"):
-        object_store.agree(bucket, shared_settings(configured(codec="int4").identity()))
+        in_store.agree(bucket, shared_settings(configured(codec="int4").identity()))
 
 
 def test_the_same_weights_in_another_folder_are_the_same(tmp_path: Path, model: Path):

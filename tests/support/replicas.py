@@ -15,11 +15,9 @@ from torch import Tensor
 
 from composer_cli.__main__ import main as composer
 from stages.diloco.arrays import Fragments, shapes
-from stages.diloco.lighthouse import Lighthouse
 from stages.diloco.loop import OuterLoop
-from stages.diloco.object_store import ObjectStore
+from stages.diloco.rounds import ObjectStore
 from stages.diloco.settings import Diloco
-from stages.diloco.transport import InProcess, Meeting, Transport
 from stages.runs.bucket import Bucket, open_bucket
 from support.blocks import PRELOAD
 
@@ -52,21 +50,19 @@ class Replica:
     def fragments(self, settings: Diloco) -> Fragments:
         return Fragments(shapes(self.parameters), settings.fragments)
 
-    def loop(self, settings: Diloco, transport: Transport, rounds: int) -> OuterLoop:
-        return OuterLoop(self.parameters, settings, transport, rounds)
-
     def in_bucket(self, bucket: Bucket, settings: Diloco, number: int, rounds: int, **more: Any) -> OuterLoop:
-        transport = ObjectStore(bucket, settings, number, fragments=self.fragments(settings), rounds=rounds, **more)
-        return self.loop(settings, transport, rounds)
+        store = ObjectStore(bucket, settings, number, fragments=self.fragments(settings), rounds=rounds, **more)
+        return OuterLoop(self.parameters, settings, store, rounds)
 
 
 def together(
     settings: Diloco, rounds: int, replicas: Sequence[Replica] | None = None, *, of: int | None = None
 ) -> list[OuterLoop]:
-    """Rounds in one process, one replica's steps after the other's; `of`: rounds of the whole training."""
+    """Rounds in memory, one replica's steps after the other's; `of`: rounds of the whole training."""
     replicas = replicas or [Replica(number) for number in range(settings.replicas)]
-    meeting = Meeting(len(replicas), settings.codec, replicas[0].fragments(settings))
-    loops = [r.loop(settings, InProcess(meeting, number), of or rounds) for number, r in enumerate(replicas)]
+    memory = open_bucket("memory:///").store
+    # Each with a bucket of its own over the same objects, so that each counts its own bytes.
+    loops = [r.in_bucket(Bucket(memory, ""), settings, n, of or rounds) for n, r in enumerate(replicas)]
     for loop in loops:
         loop.start()
     for _ in range(rounds):
@@ -79,8 +75,6 @@ def together(
     return loops
 
 
-SECRET = "the word of this training"
-"""What replicas over a lighthouse share."""
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload([*PRELOAD, "support.replicas"])
 """Processes that start in no time, because torch is imported once and not once in each."""
@@ -127,25 +121,3 @@ def one_round(replica: Replica, loop: OuterLoop, chosen: Diloco, script: dict[st
         loop.offer()
         os.kill(os.getpid(), signal.SIGKILL)
     loop.after_step()
-
-
-def over_lighthouse(url: str, path: str, number: int, rounds: int, script: dict[str, Any], settings: str) -> None:
-    """One replica over torchft's lighthouse; writes the digest of its weights and the rounds that it took part in.
-
-    script: `die_in`, a round after whose offer it kills itself; `hold`, a file to wait for before a round, by round;
-    `say`, a file to write once it can be asked.
-    """
-    chosen, replica = Diloco.model_validate_json(settings), Replica(number)
-    os.environ[chosen.api_key_env] = SECRET
-    transport = Lighthouse(url, chosen, number, fragments=replica.fragments(chosen), rounds=rounds)
-    loop = replica.loop(chosen, transport, rounds)
-    if "say" in script:
-        Path(script["say"]).touch()
-    loop.start()
-    while not loop.finished:
-        while not Path(script.get("hold", {}).get(loop.state.round, "/")).exists():
-            time.sleep(0.05)
-        one_round(replica, loop, chosen, script)
-    assert replica.bytes() == b"".join(array.tobytes() for array in loop.state.weights.values())
-    took_part = [held.round for held in loop.history if held.took_part]
-    Path(path).write_text(json.dumps([loop.state.digest, took_part]))

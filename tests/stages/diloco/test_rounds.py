@@ -1,149 +1,352 @@
-"""Rounds in one process, and every case in which torchft 0.2.0's DiLoCo goes wrong (its letters, a to g)."""
+"""Rounds in a bucket: one winner, damage, stragglers, joiners, leavers."""
+
+import re
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
+import orjson
 import pytest
-import torch
 from support.replicas import Replica, together
 
-from stages.diloco import arrays
-from stages.diloco.arrays import norm
-from stages.diloco.settings import Codec, Diloco
-
-PLAIN = {"codec": "float32", "outer_learning_rate": 1.0, "outer_momentum": 0.0}
+from stages.diloco import loop as loops
+from stages.diloco.arrays import Fragments
+from stages.diloco.loop import OuterLoop, Stopped
+from stages.diloco.rounds import GlobalState, ObjectStore, agree, claim, number
+from stages.diloco.settings import Diloco
+from stages.errors import InfrastructureError, UsageError
+from stages.runs.bucket import Bucket, open_bucket
 
 
 def settings(replicas: int = 3, **more: object) -> Diloco:
-    return Diloco.model_validate({"replicas": replicas, "inner_steps": 4, **more})
+    """Of replicas that meet every four steps."""
+    return Diloco.model_validate({"replicas": replicas, "inner_steps": 4, "grace_s": 60.0, "timeout_s": 20.0, **more})
 
 
-@pytest.mark.parametrize("codec", ["float32", "bf16", "int8", "int4"])
-@pytest.mark.parametrize("fragments", [1, 2, 4])
-def test_all_replicas_hold_the_same_bytes(codec: Codec, fragments: int):
-    replicas = [Replica(number) for number in range(3)]
-    start = replicas[0].bytes()
-    loops = together(settings(codec=codec, fragments=fragments), 8, replicas)
-    assert len({replica.bytes() for replica in replicas}) == 1 != start
-    assert len({loop.state.digest for loop in loops}) == 1
-    assert replicas[0].bytes() != start
+def offered(replica: Replica, loop: OuterLoop, steps: int = 4) -> None:
+    """So many steps of a replica, then its offer."""
+    for _ in range(steps):
+        replica.step()
+    loop.offer()
 
 
-def test_equal_work_gives_equal_bytes():
-    assert together(settings(), 5)[0].state.digest == together(settings(), 5)[0].state.digest
+def started(bucket: Bucket, chosen: Diloco, rounds: int, **more: object) -> list[tuple[Replica, OuterLoop]]:
+    """As many replicas as are chosen, each in the bucket and begun."""
+    pairs = []
+    for place in range(chosen.replicas):
+        replica = Replica(place)
+        pairs.append((replica, replica.in_bucket(bucket, chosen, place, rounds, **more)))
+        pairs[-1][1].start()
+    return pairs
 
 
-def test_rate_one_without_momentum_is_the_average_of_the_replicas():
-    alone = [Replica(number) for number in range(3)]
-    for replica in alone:
-        for _ in range(4):
-            replica.step()
-    loops = together(settings(**PLAIN), 1)
-    for name, array in loops[0].state.weights.items():
-        average = torch.stack([r.parameters[name].detach() for r in alone]).double().mean(0)
-        assert np.abs(array - average.numpy()).max() < 1e-7
+def held(pairs: list[tuple[Replica, OuterLoop]], steps: int = 4) -> None:
+    """One round, offers first."""
+    for replica, loop in pairs:
+        offered(replica, loop, steps)
+    for _, loop in pairs:
+        loop.collect()
 
 
-def test_a_other_fragments_are_not_moved_by_anothers_round():
-    """torchft, one outer optimiser: inner gradients of the other fragments became outer steps."""
-    replicas = [Replica(number) for number in range(2)]
-    chosen = settings(2, fragments=2, **PLAIN)
-    parts = replicas[0].fragments(chosen)
-    loops = together(chosen, 1, replicas, of=2)
-    start = arrays.copied(Replica(0).parameters)
-    for name in parts.of(1):
-        assert np.array_equal(loops[0].state.weights[name], start[name])
-        assert not np.array_equal(replicas[0].parameters[name].detach(), replicas[1].parameters[name].detach())
-    for name in parts.of(0):
-        assert not np.array_equal(loops[0].state.weights[name], start[name])
+pytest.importorskip("obstore", reason="the extra `diloco` is not installed")
 
 
-def test_b_tensors_of_all_sizes_are_reduced():
-    """torchft, several buckets: replicas diverged unseen, and a tensor larger than a bucket was never reduced."""
-    replicas = [Replica(number, width=60) for number in range(3)]  # 3600, 60, 180 and 3 numbers
-    start = arrays.copied(replicas[0].parameters)
-    loops = together(settings(codec="int4"), 6, replicas)
-    assert len({replica.bytes() for replica in replicas}) == 1
-    assert all(not np.array_equal(array, start[name]) for name, array in loops[0].state.weights.items())
+@pytest.mark.parametrize("more", [{}, {"codec": "int4", "fragments": 2}, {"codec": "float32"}])
+def test_a_folder_gives_the_bytes_that_memory_gives(bucket: Bucket, more: dict[str, object]):
+    chosen = settings(**more)
+    pairs = started(bucket, chosen, 6)
+    for _ in range(6):
+        held(pairs, chosen.every)
+    assert {loop.state.digest for _, loop in pairs} == {together(chosen, 6)[0].state.digest}
+    assert {replica.bytes() for replica, _ in pairs} == {pairs[0][0].bytes()}
 
 
-def test_c_frozen_parameters_are_not_sent():
-    """torchft reduced a frozen base with its adapters: 1,001,020 numbers for 20."""
-    replicas = [Replica(number) for number in range(2)]
-    for replica in replicas:
-        replica.model[0].requires_grad_(False)
-    frozen = replicas[0].model[0].weight.detach().clone()
-    (loop, _) = together(settings(2, codec="float32"), 1, replicas)
-    assert set(loop.state.weights) == {"2.weight", "2.bias"}
-    assert loop._transport.sent <= 2 * 4 * 27
-    assert torch.equal(replicas[0].model[0].weight, frozen)
+def test_sixteen_racing_writers_have_one_winner_in_each_of_60_rounds(bucket: Bucket):
+    """Every writer believes that it is time to settle each round, and with others than the next writer does."""
+    chosen, rounds = settings(16, quorum=1, grace_s=0.0), 60
+    fragments = Fragments({"w": (4,)}, 1)
+    places = [ObjectStore(Bucket(bucket.store, ""), chosen, n, fragments=fragments, rounds=rounds) for n in range(16)]
+    gate = threading.Barrier(16)
+
+    def race(place: ObjectStore) -> list[tuple[bool, bytes]]:
+        seen = []
+        for round_ in range(rounds):
+            state = GlobalState(round_, {"w": np.full(4, round_, np.float32)}, {"w": np.zeros(4, np.float32)})
+            gate.wait()
+            place.publish(state, bytes([round_, place._replica] * 10)[:8])
+            took_part = place.poll_round(round_)
+            seen.append((bool(took_part), bucket.read(f"r/{round_:06d}/commit.json") or b""))
+        return seen
+
+    with ThreadPoolExecutor(16) as pool:
+        seen = list(pool.map(race, places))
+    for round_ in range(rounds):
+        assert len({said for _, said in (one[round_] for one in seen)}) == 1
+        assert sum(round_ in place._own for place in places) == 1
+        (said,) = {said for _, said in (one[round_] for one in seen)}
+        counted = {number(key) for key in orjson.loads(said)["keys"]}
+        assert counted == {place for place, one in enumerate(seen) if one[round_][0]} and counted
 
 
-def test_d_integers_save_bytes_without_a_gpu():
-    """torchft's should_quantize fell through to full precision on a CPU."""
-    sent = {
-        codec: together(settings(codec=codec), 4, [Replica(n, 60) for n in range(3)])
-        for codec in ("float32", "int8", "int4")
-    }
-    bytes_ = {codec: loops[1]._transport.sent for codec, loops in sent.items()}
-    assert bytes_["float32"] / bytes_["int8"] > 3.9
-    assert bytes_["float32"] / bytes_["int4"] > 7.7
+def test_a_quorum_goes_on_after_the_grace_period_and_the_slow_one_catches_up(bucket: Bucket):
+    now = [0.0]
+    pairs = started(bucket, settings(grace_s=30.0), 4, clock=lambda: now[0])
+    held(pairs)
+    (slow, behind), others = pairs[2], pairs[:2]
+    for _ in range(2):
+        for replica, loop in others:
+            offered(replica, loop)
+        assert others[0][1]._store.poll_round(others[0][1].state.round) in (None, True)
+        now[0] += 31
+        for _, loop in others:
+            assert loop.collect().replicas == (0, 1)
+    offered(slow, behind)
+    assert not behind.collect().took_part, "its steps are from a round that is over"
+    assert behind.state.digest == others[0][1].state.digest and behind.state.round == 3
+    assert slow.bytes() == others[0][0].bytes()
+    held(pairs)
+    assert pairs[0][1].history[-1].replicas == (0, 1, 2), "back in the next round, without waiting for the grace period"
+    assert {loop.state.digest for _, loop in pairs} == {behind.state.digest}
 
 
-def test_e_the_first_round_counts_everybodys_steps():
-    """torchft healed all replicas to the first one's stepped weights, and averaged it with copies of itself."""
-    both = together(settings(2, **PLAIN), 1)
-    alone = together(settings(1, quorum=1, **PLAIN), 1)
-    assert both[0].state.digest != alone[0].state.digest
-    assert both[0].history[0].replicas == (0, 1)
+def test_nobody_waits_for_one_who_left(bucket: Bucket):
+    """The grace period is waited once, for the round in which it is missed first."""
+    now = [0.0]
+    pairs = started(bucket, settings(), 5, clock=lambda: now[0])
+    held(pairs)
+    for replica, loop in pairs[:2]:
+        offered(replica, loop)
+    assert pairs[0][1]._store.poll_round(1) is None
+    now[0] += 61
+    for _, loop in pairs[:2]:
+        loop.collect()
+    held(pairs[:2])
+    held(pairs[:2])
+    assert pairs[0][1].history[-1].replicas == (0, 1)
 
 
-def test_f_inner_optimisers_go_on_over_rounds():
-    replicas = [Replica(number) for number in range(2)]
-    together(settings(2), 3, replicas)
-    steps = {int(state["step"]) for r in replicas for state in r.optimizer.state.values()}
-    assert steps == {12}
+def test_one_who_joins_is_waited_for(bucket: Bucket):
+    pairs = started(bucket, settings(2), 4)
+    held(pairs)
+    third = Replica(2)
+    joined = third.in_bucket(bucket, settings(2), 2, 4)
+    joined.start()
+    assert joined.state.round == 1 and third.bytes() == pairs[0][0].bytes()
+    for replica, loop in pairs:
+        offered(replica, loop)
+    assert pairs[0][1]._store.poll_round(1) is None
+    offered(third, joined)
+    for loop in (joined, pairs[0][1], pairs[1][1]):
+        assert loop.collect().replicas == (0, 1, 2)
 
 
-def test_g_tied_weights_are_sent_once():
-    replicas = [Replica(number) for number in range(2)]
-    for replica in replicas:
-        replica.model.append(torch.nn.Linear(8, 3))
-        replica.model[3].weight = replica.model[2].weight
-        replica.model[3].bias = replica.model[2].bias
-        replica.model.forward = torch.nn.Sequential(*list(replica.model)[:3]).forward
-    (loop, _) = together(settings(2, fragments=2), 2, replicas)
-    assert set(loop.state.weights) == {"0.weight", "0.bias", "2.weight", "2.bias"}
-
-
-def test_the_outer_step_of_a_round_is_pytorchs():
-    """Three rounds of two replicas, done by hand with torch.optim.SGD."""
-    chosen = settings(2, codec="float32", outer_learning_rate=0.7, outer_momentum=0.9)
-    hand = [Replica(number) for number in range(2)]
-    shared = {name: torch.nn.Parameter(p.detach().clone()) for name, p in hand[0].parameters.items()}
-    upstream = torch.optim.SGD(shared.values(), lr=0.7, momentum=0.9, nesterov=True)
+def test_one_who_comes_after_the_end_takes_the_result(bucket: Bucket):
+    pairs = started(bucket, settings(2), 3)
     for _ in range(3):
-        for replica in hand:
-            for _ in range(4):
-                replica.step()
-        for name, parameter in shared.items():
-            slopes = [parameter.detach() - r.parameters[name].detach() for r in hand]
-            parameter.grad = torch.stack(slopes).double().mean(0).float()
-        upstream.step()
-        for replica in hand:
-            arrays.put(arrays.copied(shared), replica.parameters)
-    loops = together(chosen, 3)
-    assert loops[0].state.digest == arrays.digest(arrays.copied(shared))
+        held(pairs)
+    late = Replica(5)
+    loop = late.in_bucket(bucket, settings(2), 5, 3)
+    loop.start()
+    assert loop.finished and late.bytes() == pairs[0][0].bytes()
 
 
-def test_training_apart_learns():
-    replicas = [Replica(number) for number in range(4)]
-    before = Replica(9).step()
-    together(settings(4, inner_steps=10), 20, replicas)
-    assert replicas[0].step() < before / 3
+def test_a_survivor_finishes_what_the_winner_began(bucket: Bucket):
+    """The winner dies between settling the round and its mean."""
+    now = [0.0]
+    pairs = started(bucket, settings(), 3, clock=lambda: now[0])
+    for replica, loop in pairs:
+        offered(replica, loop)
+    assert pairs[0][1]._store.poll_round(0)  # and is never heard of again
+    place = pairs[1][1]._store
+    assert place.reduce(0) is None and bucket.read("r/000000/mean") is None
+    now[0] += 61
+    for _, loop in pairs[1:]:
+        assert loop.collect().replicas == (0, 1, 2)
+    assert pairs[1][1].state.digest == pairs[2][1].state.digest == together(settings(), 1)[0].state.digest
 
 
-def test_momentum_is_kept_by_fragment():
-    (loop, *_) = together(settings(fragments=2, outer_momentum=0.5), 1)
-    about = Replica(0).fragments(settings(fragments=2)).of(0)
-    zero = {name for name, array in loop.state.momentum.items() if not array.any()}
-    assert zero == set(loop.state.weights) - set(about)
-    assert norm({name: loop.state.momentum[name] for name in about}) == pytest.approx(loop.history[0].norm)
+def test_too_few_replicas_give_up_in_time(bucket: Bucket):
+    replica = Replica(0)
+    loop = replica.in_bucket(bucket, settings(timeout_s=0.05), 0, 2)
+    loop.start()
+    offered(replica, loop)
+    with pytest.raises(InfrastructureError, match="Fewer than 2 replicas came to round 0 within"):
+        loop.collect()
+
+
+def test_waiting_can_be_stopped_and_gone_on_with(bucket: Bucket):
+    chosen, first = settings(2), Replica(0)
+    place = ObjectStore(bucket, chosen, 0, fragments=first.fragments(chosen), rounds=1)
+    loop = OuterLoop(first.parameters, chosen, place, 1, stop=lambda: True)
+    loop.start()
+    for _ in range(3):
+        first.step()
+        assert loop.after_step() is None
+    first.step()
+    with pytest.raises(Stopped):
+        loop.after_step()
+    at, residual = loop.saved()
+    assert at == {"round": 0, "steps": 4}
+
+    second = Replica(1)
+    other = second.in_bucket(bucket, chosen, 1, 1)
+    other.start()
+    offered(second, other)
+    other.collect()
+    resumed = first.in_bucket(bucket, chosen, 0, 1)
+    resumed.start(at, residual)
+    assert resumed.finished and first.bytes() == second.bytes()
+    assert resumed.state.digest == together(chosen, 1)[0].state.digest
+
+
+def test_old_rounds_are_deleted_and_a_joiner_needs_them_no_more(bucket: Bucket):
+    pairs = started(bucket, settings(2), 60)
+    for _ in range(57):
+        held(pairs)
+    assert bucket.keys("s/") == ["s/000025", "s/000050"]
+    rounds = {key[2:8] for key in bucket.keys("r/") if key.endswith("/mean")}
+    assert min(rounds) == "000025"
+    assert {key[2:8] for key in bucket.keys("r/") if "/d/" in key} == {"000055", "000056"}
+    late = Replica(2)
+    loop = late.in_bucket(bucket, settings(2), 2, 60)
+    loop.start()
+    assert loop.state.digest == pairs[0][1].state.digest and loop.state.round == 57
+    assert {name: array.tobytes() for name, array in loop.state.momentum.items()} == {
+        name: array.tobytes() for name, array in pairs[0][1].state.momentum.items()
+    }
+
+
+def test_one_far_behind_jumps_to_the_newest_state(bucket: Bucket):
+    chosen = settings(3, quorum=1, grace_s=0.0)
+    pairs = started(bucket, chosen, 80)
+    for _ in range(76):
+        held(pairs[:1])
+    slow, behind = pairs[2]
+    offered(slow, behind)
+    behind.collect()
+    assert behind.state.digest == pairs[0][1].state.digest and slow.bytes() == pairs[0][0].bytes()
+
+
+def test_a_replica_looks_whether_the_others_went_on(bucket: Bucket):
+    chosen = settings(3, quorum=1, grace_s=0.0)
+    pairs = started(bucket, chosen, 4)
+    held(pairs[:1])
+    slow, behind = pairs[2]
+    behind._looked -= loops.LOOK_S
+    slow.step()
+    found = behind.after_step()
+    assert found is not None and not found.took_part and slow.bytes() == pairs[0][0].bytes()
+
+
+def test_numbers_are_given_once_and_kept(bucket: Bucket):
+    with ThreadPoolExecutor(8) as pool:
+        numbers = list(pool.map(lambda owner: claim(bucket, owner), "abcdefgh"))
+    assert sorted(numbers) == list(range(8))
+    assert claim(bucket, "c") == numbers[2]
+
+
+def test_replicas_of_other_settings_are_refused(bucket: Bucket):
+    agree(bucket, {"settings": {"inner_steps": 20, "codec": "int8"}})
+    agree(bucket, {"settings": {"inner_steps": 20, "codec": "int8"}})
+    with pytest.raises(UsageError, match=r"settings\.inner_steps is 20 there and 10 here"):
+        agree(bucket, {"settings": {"inner_steps": 10, "codec": "int8"}})
+
+
+@pytest.mark.parametrize("url", ["bucket/run", "ftp://bucket/run", "file://relative", "az://container/run"])
+def test_addresses_that_are_none_are_refused(url: str):
+    with pytest.raises(UsageError, match=r"not understood|cannot be opened"):
+        open_bucket(url)
+
+
+def test_a_store_that_fails_is_named(tmp_path: Path):
+    bucket = open_bucket(f"file://{tmp_path}/run")
+    (tmp_path / "run" / "r").write_text("a file where a folder belongs")
+    with pytest.raises(InfrastructureError, match="failed at writing r/x"):
+        bucket.write("r/x", b"1")
+
+
+pytest.importorskip("obstore", reason="the extra `diloco` is not installed")
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[: len(data) // 2], lambda data: b"", lambda data: data[:-1] + b"?"]
+)
+def test_a_damaged_offer_is_left_out_by_all(bucket: Bucket, damage: Callable[[bytes], bytes]):
+    pairs = started(bucket, settings(), 2)
+    for replica, loop in pairs:
+        offered(replica, loop)
+    (key,) = (key for key in bucket.keys("r/000000/d/") if number(key) == 1)
+    bucket.write(key, damage(bucket.read(key) or b""))
+    for _, loop in pairs:
+        found = loop.collect()
+        assert found.replicas == (0, 2) and found.unreadable == (1,)
+    assert len({loop.state.digest for _, loop in pairs}) == 1
+    held(pairs)
+    assert pairs[1][1].history[-1].replicas == (0, 1, 2)
+
+
+def test_a_damaged_mean_is_computed_again(bucket: Bucket):
+    pairs = started(bucket, settings(), 2)
+    for replica, loop in pairs:
+        offered(replica, loop)
+    pairs[0][1].collect()
+    whole = bucket.read("r/000000/mean") or b""
+    bucket.write("r/000000/mean", whole[:50])
+    for _, loop in pairs[1:]:
+        loop.collect()
+    assert bucket.read("r/000000/mean") == whole
+    assert len({loop.state.digest for _, loop in pairs}) == 1
+
+
+def test_an_offer_from_other_weights_does_not_count(bucket: Bucket):
+    pairs = started(bucket, settings(quorum=2, grace_s=0.0), 2)
+    astray = pairs[2][1]
+    name = next(iter(astray.state.weights))
+    other = {**astray.state.weights, name: astray.state.weights[name] + 1}
+    astray.state = GlobalState(0, other, astray.state.momentum)
+    for replica, loop in pairs:
+        offered(replica, loop)
+    for _, loop in pairs[:2]:
+        assert loop.collect().replicas == (0, 1)
+    with pytest.raises(InfrastructureError, match="round 0 are not those of the other replicas"):
+        astray.collect()
+
+
+def test_a_damaged_commit_is_refused(bucket: Bucket):
+    pairs = started(bucket, settings(), 2)
+    for replica, loop in pairs:
+        offered(replica, loop)
+    bucket.write("r/000000/commit.json", b'{"keys": [')
+    with pytest.raises(InfrastructureError, match=re.escape("r/000000/commit.json is damaged")):
+        pairs[0][1].collect()
+
+
+def test_without_any_whole_offer_the_round_is_refused(bucket: Bucket):
+    pairs = started(bucket, settings(), 2)
+    for replica, loop in pairs:
+        offered(replica, loop)
+    assert pairs[0][1]._store.poll_round(0)
+    for key in bucket.keys("r/000000/d/"):
+        bucket.write(key, b"x")
+    with pytest.raises(InfrastructureError, match="none of the 3 offers of round 0 can be read"):
+        pairs[0][1].collect()
+
+
+def test_a_damaged_state_falls_back_to_the_one_before(bucket: Bucket):
+    pairs = started(bucket, settings(2), 60)
+    for _ in range(52):
+        held(pairs)
+    bucket.write("s/000050", (bucket.read("s/000050") or b"")[:-1])
+    late = Replica(2)
+    loop = late.in_bucket(bucket, settings(2), 2, 60)
+    loop.start()
+    assert loop.state.digest == pairs[0][1].state.digest
+
+
+def test_without_any_whole_state_a_joiner_is_refused(bucket: Bucket):
+    started(bucket, settings(2), 2)
+    bucket.write("s/000000", b"torn")
+    with pytest.raises(InfrastructureError, match="no whole state is left"):
+        Replica(2).in_bucket(bucket, settings(2), 2, 2).start()

@@ -1,4 +1,4 @@
-"""Rounds in a bucket. One object, created if absent, settles which offers count in a round; all else follows from it.
+"""Rounds in an object store. One object, created if absent, settles which offers count; all else follows from it.
 
     run.json                   the settings that all replicas share (`agree`)
     n/0002                     a replica's number, and its owner (`claim`)
@@ -16,14 +16,15 @@ that is killed at any line below leaves a state from which the others continue.
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import orjson
 
 from stages.diloco import arrays
-from stages.diloco.arrays import Damaged, Fragments, seal, unseal
+from stages.diloco.arrays import OF_MEAN, Arrays, Damaged, Fragments, Shapes, decode, encode, mean, seal, unseal
 from stages.diloco.settings import Diloco
-from stages.diloco.transport import GlobalState, Reduced, RoundDeleted
 from stages.errors import InfrastructureError, UsageError
 from stages.runs import store
 from stages.runs.bucket import Bucket
@@ -34,8 +35,54 @@ READS = 3
 """Reads of an object that is damaged, before it counts as such: the damage may be in the transfer."""
 
 
+@dataclass(frozen=True)
+class GlobalState:
+    """The state that all replicas share before a round: global weights and the outer momentum."""
+
+    round: int
+    weights: Arrays
+    momentum: Arrays
+
+    @cached_property
+    def digest(self) -> str:
+        """Return the digest of the weights."""
+        return arrays.digest(self.weights)
+
+    def sealed(self) -> bytes:
+        """Return weights and momentum as sealed bytes, both in float32: all replicas continue from the same bytes."""
+        payload = encode(self.weights, "float32") + encode(self.momentum, "float32")
+        return seal({"round": self.round, "weights": self.digest}, payload)
+
+    @classmethod
+    def decoded(cls, header: dict[str, Any], payload: bytes, shapes: Shapes) -> "GlobalState":
+        """Return the state from the header and payload of `sealed`; shapes: of all weights."""
+        half = len(payload) // 2  # weights and momentum have the same shapes
+        return cls(
+            header["round"], decode(payload[:half], shapes, "float32"), decode(payload[half:], shapes, "float32")
+        )
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """The result of a round. base: digest of its start weights; mean: encoded; unreadable: replicas left out."""
+
+    base: str
+    mean: bytes
+    replicas: tuple[int, ...]
+    unreadable: tuple[int, ...] = ()
+
+    @classmethod
+    def decoded(cls, header: dict[str, Any], mean: bytes) -> "Reduced":
+        """Return the result from the header and payload of a sealed mean."""
+        return cls(header["base"], mean, tuple(header["replicas"]), tuple(header["unreadable"]))
+
+
+class RoundDeleted(Exception):
+    """The requested round was deleted, because newer states exist."""
+
+
 class ObjectStore:
-    """Implements Transport through a bucket."""
+    """The connection of one replica to the others, through a bucket."""
 
     def __init__(
         self,
@@ -69,7 +116,10 @@ class ObjectStore:
         return self._bucket.received
 
     def publish(self, start: GlobalState, delta: bytes) -> None:
-        """Write the offer under a key made of its content, so that a second call changes nothing."""
+        """Offer an encoded pseudo-gradient from the weights of `start` for its round.
+
+        The key is made of the content, so that a second call changes nothing. A state that is due is stored first.
+        """
         if start.round % SNAPSHOT_EVERY == 0 and start.round - 1 in self._own:
             self._keep(start)
         sealed = seal({"round": start.round, "replica": self._replica, "base": start.digest}, delta)
@@ -78,14 +128,21 @@ class ObjectStore:
         self._since.setdefault(("published", start.round), self._clock())
 
     def poll_round(self, round_: int) -> bool | None:
-        """Read which offers count, or settle the round when it is due."""
+        """Return whether this replica's offer counts in the round; None while the round is open, as `Popen.poll` does.
+
+        A settled round never changes. A replica that has published settles the round when it is due.
+        """
         counted = self._counted(round_)
         if counted is None and round_ in self._offered:
             counted = self._settle(round_)
         return None if counted is None else self._offered.get(round_) in counted
 
     def reduce(self, round_: int) -> Reduced | None:
-        """Read the mean, or compute it when this replica settled the round or has waited long enough."""
+        """Return the mean of the offers that count: the same bytes for all; None while another replica computes it.
+
+        Only for a settled round. Computed here if this replica settled it or has waited long enough. Raises
+        `RoundDeleted`.
+        """
         reduced, there = self._mean(round_)
         counted = self._counted(round_)
         if reduced is None and counted and (there or round_ in self._own or self._waited("mean", round_)):
@@ -95,7 +152,10 @@ class ObjectStore:
         return reduced
 
     def latest(self, mine: GlobalState) -> GlobalState:
-        """Return the newest readable state in the bucket: before the first round, the first one that was stored."""
+        """Return the newest readable state in the bucket, or `mine` where that is newer.
+
+        Before the first round it is the first one that was stored. The first and the last state are stored.
+        """
         if mine.round == self._rounds:
             self._keep(mine)
             return mine
@@ -171,7 +231,7 @@ class ObjectStore:
             if found is None or isinstance(found, Damaged):
                 unreadable.append(number(key))
                 continue
-            parts[number(key)], base = arrays.decode(found[1], shapes, self._settings.codec), found[0]["base"]
+            parts[number(key)], base = decode(found[1], shapes, self._settings.codec), found[0]["base"]
         if not parts:
             if self._bucket.keys("s/")[-1:] > [f"s/{round_:06d}"]:  # keys are sorted: a newer state exists
                 raise RoundDeleted
@@ -179,9 +239,9 @@ class ObjectStore:
                 f"{self._bucket.url}: none of the {len(keys)} offers of round {round_} can be read. "
                 "Restore them, or start anew in another folder of the bucket."
             )
-        mean = arrays.encode(arrays.mean(list(parts.values())), arrays.OF_MEAN[self._settings.codec])
+        encoded = encode(mean(list(parts.values())), OF_MEAN[self._settings.codec])
         header = {"round": round_, "base": base, "replicas": sorted(parts), "unreadable": unreadable}
-        sealed = seal(header, mean)
+        sealed = seal(header, encoded)
         if again:
             self._bucket.write(f"r/{round_:06d}/mean", sealed)
         elif not self._bucket.create(f"r/{round_:06d}/mean", sealed):
@@ -191,7 +251,7 @@ class ObjectStore:
         if round_ >= 2:  # the offers before last: no replica needs them to repair a mean any more
             gone = self._bucket.keys(f"r/{round_ - 2:06d}/")
             self._bucket.delete([key for key in gone if "/d/" in key or "/a/" in key])
-        return Reduced.decoded(header, mean)
+        return Reduced.decoded(header, encoded)
 
     def _unsealed(self, key: str) -> tuple[dict[str, Any], bytes] | Damaged | None:
         """Return an object's header and payload; None when there is none, `Damaged` when all of several reads are."""
