@@ -8,7 +8,7 @@ commands.py      - the commands about runs, submitted jobs and served models
 console.py       - progress on stderr while stages work
 executors/       - `composer run --on`: chains submitted elsewhere
 help.py          - what `--help` shows, and `--help --all`
-launch.py        - one stage from arguments to result
+call.py          - one stage from arguments to result
 options.py       - the options, declared once, with completion in a shell
 parallel.py      - several stages at once, each in a process
 presets/         - the presets shipped with Composer

@@ -227,9 +227,9 @@ def run(
 ) -> None:
     """Run a preset: a chain of stages. Settings are written KEY=VALUE, STAGE.KEY=VALUE or ENTRY.KEY=VALUE."""
     from composer_cli import chain, settings
+    from composer_cli.call import RunOptions, configure_preset, require_one_process
     from composer_cli.console import Console
     from composer_cli.executors import base, jobs
-    from composer_cli.launch import RunOptions, configure_preset, require_one_process
 
     require_one_process("composer run")
     run_options = RunOptions(

@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from composer_cli import launch, parallel
+from composer_cli import call, parallel
+from composer_cli.call import RunOptions, StageJob
 from composer_cli.console import Console
-from composer_cli.launch import RunOptions, StageJob
 from composer_cli.parallel import WaitingEntry
 from composer_cli.printing import print_json, print_text
 from composer_cli.settings import Preset, PresetEntry
@@ -54,7 +54,7 @@ def run(
             continue
         for entry in group:
             own_options = replace(run_options, on=run_options.on or entry.on or None)
-            results[entry.title] = launch.execute(job(entry, results), own_options, console)
+            results[entry.title] = call.execute(job(entry, results), own_options, console)
             require(entry.title, results[entry.title])
     return results
 
@@ -108,7 +108,7 @@ def show_plan(
                     console.tell(f"{entry.title}: {note}")
                 plan = job.plan()
         reads = f"after {', '.join(entry.reads)}" if entry.reads else "reads nothing"
-        planned = f", {launch.plan_in_words(plan)}" if plan else ""
+        planned = f", {call.plan_in_words(plan)}" if plan else ""
         if entry.title in done:
             failed = Run(done[entry.title].path).manifest.outcome.ok is False
             planned = f", {done[entry.title].reason}{', did not pass its own checks' if failed else ''}"
@@ -166,11 +166,11 @@ def show(preset: Preset, results: Mapping[str, Result], root: Path, as_json: boo
     code = 1 if 1 in codes else max(codes)
     path = page.save(root, page.chain(root, [str(result.path) for result in results.values()]))
     if as_json:
-        summaries = {title: launch.summary(result) for title, result in results.items()}
+        summaries = {title: call.summary(result) for title, result in results.items()}
         print_json({"entries": summaries, "report": str(path)})
         return code
     *earlier, last = results
-    launch.show(results[last], as_json=False)
+    call.show(results[last], as_json=False)
     for title in earlier:
         if (outcome := outcomes[title]).exit_code:
             failed = outcome.ok is False

@@ -26,8 +26,8 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
+from composer_cli.call import RunOptions, StageJob, ending, telling_of_the_start
 from composer_cli.console import Console, Listener, Watch, handling_interrupts, stopping
-from composer_cli.launch import RunOptions, StageJob, ending, telling_of_the_start
 from stages.backends import devices
 from stages.backends.resources import limit_threads
 from stages.errors import ComposerError

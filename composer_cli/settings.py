@@ -37,11 +37,21 @@ def build(stage: str, config: type[Config], layers: Iterable[Tree]) -> Config:
     """Return a stage's configuration from layers of settings, later ones over earlier ones."""
     merged: Tree = {}
     for layer in layers:
-        merged = merge(merged, layer)
+        merged = merge(merged, expanded(config, layer))
     try:
         return config.model_validate(merged)
     except ValidationError as error:
         raise UsageError(_explain(stage, config, error, merged)) from None
+
+
+def expanded(config: type[BaseModel], layer: Tree) -> Tree:
+    """Return a layer with the table that each group's text stands for, so that the layers below keep the rest of it."""
+    groups = {name: _group(field.annotation) for name, field in config.model_fields.items()}
+    short = {name: getattr(group, "text_sets", None) for name, (group, many) in groups.items() if group and not many}
+    return {
+        key: {short[key]: str(value)} if isinstance(value, (str, Path)) and short.get(key) else value
+        for key, value in layer.items()
+    }
 
 
 def merge(below: Tree, above: Tree) -> Tree:
@@ -409,15 +419,17 @@ def _with_example_paths(value: Any) -> Any:
 
 def configure_preset(preset: Preset, layers: Sequence[Tree]) -> dict[str, StageConfig]:
     """Return the configuration of every entry by title, from layers as `by_entry` reads them."""
+    models = {entry.title: load_stage(entry.stage).config for entry in preset.stage}
     merged: Tree = {}
     for layer in layers:
-        merged = merge(merged, by_entry(preset, layer))
+        of_entries = by_entry(preset, layer).items()
+        merged = merge(merged, {title: expanded(models[title], tree) for title, tree in of_entries})
     configs: dict[str, StageConfig] = {}
     same: dict[tuple[str, ...], str] = {}
     for entry in preset.stage:
         try:
             above = merged.get(entry.title, {})
-            made: StageConfig = build(entry.stage, load_stage(entry.stage).config, [entry.config, above])
+            made: StageConfig = build(entry.stage, models[entry.title], [entry.config, above])
             reads = [(other.stage, configs[other.title]) for other in preset.stage if other.title in entry.reads]
             load_stage(entry.stage).check_reads(made, reads)
         except UsageError as error:

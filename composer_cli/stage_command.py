@@ -121,7 +121,7 @@ def command_function(stage: str) -> Callable[..., None]:
         artifacts: options.Artifacts = options.ARTIFACTS,
         all_: options.All = False,
     ) -> None:
-        from composer_cli import launch
+        from composer_cli import call
         from composer_cli.console import Console
         from composer_cli.settings import unlike_presets
         from composer_cli.show import runs
@@ -133,7 +133,7 @@ def command_function(stage: str) -> Callable[..., None]:
         positionals, named = read_positionals(stage, words or [])
         values = {"env.name": env, "policy.model": policy, "arm": arm, "dj.recipe": dj, "seed": seed}
         values |= {"diloco.store": diloco, "diloco.replicas": replicas}
-        configuration = launch.configure(
+        configuration = call.configure(
             stage, config or [], positionals, values, teachers, limit, set_ or [], console.tell, trust=trust
         )
         if stage == "train" and (note := unlike_presets(configuration)):
@@ -148,12 +148,12 @@ def command_function(stage: str) -> Callable[..., None]:
             print_json(numbers) if json else print(text)
             return
         inputs = runs.choose(stage, [*named, *(from_ or [])], artifacts, console.tell)
-        job = launch.StageJob(stage, stage, inputs, configuration)
-        run_options = launch.with_out(stage, out, launch.RunOptions(artifacts, None, resume, clean, max_cost, on))
+        job = call.StageJob(stage, stage, inputs, configuration)
+        run_options = call.with_out(stage, out, call.RunOptions(artifacts, None, resume, clean, max_cost, on))
         if dry_run:
-            launch.show_plan(job, run_options, console, json)
-        elif not launch.follow(job, run_options):
-            raise typer.Exit(launch.show(launch.execute(job, run_options, console), json))
+            call.show_plan(job, run_options, console, json)
+        elif not call.follow(job, run_options):
+            raise typer.Exit(call.show(call.execute(job, run_options, console), json))
 
     return command
 

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from composer_cli import chain, settings
+from composer_cli.call import RunOptions
 from composer_cli.console import Console
-from composer_cli.launch import RunOptions
 from composer_cli.settings import Preset, PresetEntry
 from stages.errors import UsageError
 from stages.evaluation.arms import task_mean

@@ -21,33 +21,31 @@ each a `ComposerError`. The page docs/python.md has an executed example of every
 
 The modules of this package:
 
-examples.py        - a call of each stage, for help and the reference
 jobs.py            - a submitted chain: its state, log and end
 phrasing.py        - messages of the command line in the words of Python
 results.py         - a run and a chain with what they hold as Python objects
 rollouts.py        - one rollout as an object that shows itself as a conversation
-signatures.py      - the types of the stages' arguments, generated for editors
 stage_functions.py - a stage as a function: its arguments, signature and help
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast, overload
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-from composer_cli import launch, settings
+from composer_cli import call, settings
+from composer_cli.call import Arguments
 from composer_cli.show import runs as run_folders
-from composer_post_training.examples import EXAMPLES
 from composer_post_training.jobs import Job
 from composer_post_training.phrasing import errors_in_python, function_name, in_python
 from composer_post_training.results import Chain, Difference, Differences, Evaluation, ReadableRun, opened
 from composer_post_training.rollouts import Rollout
 from composer_post_training.stage_functions import (
-    ARTIFACTS,
+    P,
     PythonConsole,
+    R,
     StageFunction,
-    check_arguments,
     checked_settings,
-    paths,
     paths_of_runs,
 )
 from stages import STAGES
@@ -57,9 +55,6 @@ from stages.runs.display import Table
 from stages.runs.run import Run
 from stages.runs.stage import Plan
 from stages.runs.tables import Scan
-
-if TYPE_CHECKING:
-    from composer_post_training import signatures
 
 __all__ = [
     "BadInput",
@@ -104,50 +99,111 @@ def __dir__() -> list[str]:
     return __all__
 
 
-# Their types name every setting for editors and type checkers; `signatures.py` is generated from the settings.
-collect = cast("signatures.Collect", StageFunction("collect", EXAMPLES["collect"]))
-replay_teachers = cast("signatures.ReplayTeachers", StageFunction("replay-teachers", EXAMPLES["replay-teachers"]))
-extract_pairs = cast("signatures.ExtractPairs", StageFunction("extract-pairs", EXAMPLES["extract-pairs"]))
-train = cast("signatures.Train", StageFunction("train", EXAMPLES["train"]))
-evaluate = cast("signatures.Evaluate", StageFunction("evaluate", EXAMPLES["evaluate"]))
-import_traces = cast("signatures.Import", StageFunction("import", EXAMPLES["import"]))
-export = cast("signatures.Export", StageFunction("export", EXAMPLES["export"]))
-tasks = cast("signatures.Tasks", StageFunction("tasks", EXAMPLES["tasks"]))
-curriculum = cast("signatures.Curriculum", StageFunction("curriculum", EXAMPLES["curriculum"]))
-normalize = cast("signatures.Normalize", StageFunction("normalize", EXAMPLES["normalize"]))
-substrates = cast("signatures.Substrates", StageFunction("substrates", EXAMPLES["substrates"]))
+if TYPE_CHECKING:
+    # What a type checker and an editor read of each stage: its settings and `Arguments`, as one set of keywords.
+    from stages.collect import Config as _Collect
+    from stages.compare_substrates import Config as _Substrates
+    from stages.curriculum import Config as _Curriculum
+    from stages.evaluate import Config as _Evaluate
+    from stages.export import Config as _Export
+    from stages.extract_pairs import Config as _ExtractPairs
+    from stages.import_traces import Config as _Import
+    from stages.make_tasks import Config as _Tasks
+    from stages.normalize import Config as _Normalize
+    from stages.probe.compare import Config as _ProbeCompare
+    from stages.probe.extract_vhack import Config as _ProbeExtractVhack
+    from stages.probe.loops.config import GrpoConfig as _ProbeGrpo
+    from stages.probe.loops.config import PoolConfig as _ProbeTeacherPool
+    from stages.probe.loops.config import ReplayConfig as _ProbeReplay
+    from stages.probe.plot import Config as _ProbePlot
+    from stages.probe.score import Config as _ProbeScore
+    from stages.probe.selftest import Config as _ProbeSelftest
+    from stages.probe.svd import Config as _ProbeSvd
+    from stages.probe.uat import Config as _ProbeUat
+    from stages.probe.watch import Config as _ProbeWatch
+    from stages.replay_teachers import Config as _ReplayTeachers
+    from stages.training.config import Config as _Train
 
+    def _function(words: Callable[P, Any], returns: type[R]) -> StageFunction[P, R]: ...
 
-class ProbeFunctions:
-    """The stages of the gradient probe, as `composer probe` lists them."""
+    class _CollectWords(Arguments, _Collect): ...
 
-    def __dir__(self) -> list[str]:
-        """Return the functions alone, for `dir()` and completion."""
-        return [name for name in vars(type(self)) if not name.startswith("_")]
+    class _ReplayTeachersWords(Arguments, _ReplayTeachers): ...
 
-    def __repr__(self) -> str:
-        return f"<stage functions {', '.join(dir(self))}>"
+    class _ExtractPairsWords(Arguments, _ExtractPairs): ...
 
-    svd = cast("signatures.ProbeSvd", StageFunction("probe-svd"))
-    extract_vhack = cast("signatures.ProbeExtractVhack", StageFunction("probe-extract-vhack"))
-    teacher_pool = cast("signatures.ProbeTeacherPool", StageFunction("probe-teacher-pool"))
-    replay = cast("signatures.ProbeReplay", StageFunction("probe-replay"))
-    score = cast("signatures.ProbeScore", StageFunction("probe-score"))
-    uat = cast("signatures.ProbeUat", StageFunction("probe-uat"))
-    grpo = cast("signatures.ProbeGrpo", StageFunction("probe-grpo"))
-    compare = cast("signatures.ProbeCompare", StageFunction("probe-compare"))
-    watch = cast("signatures.ProbeWatch", StageFunction("probe-watch"))
-    plot = cast("signatures.ProbePlot", StageFunction("probe-plot"))
-    selftest = cast("signatures.ProbeSelftest", StageFunction("probe-selftest"))
+    class _TrainWords(Arguments, _Train): ...
 
+    class _EvaluateWords(Arguments, _Evaluate): ...
 
-probe = ProbeFunctions()
+    class _ImportWords(Arguments, _Import): ...
 
+    class _ExportWords(Arguments, _Export): ...
 
-if not TYPE_CHECKING:  # for a type checker, a name that is not above is a mistake
+    class _TasksWords(Arguments, _Tasks): ...
+
+    class _CurriculumWords(Arguments, _Curriculum): ...
+
+    class _NormalizeWords(Arguments, _Normalize): ...
+
+    class _SubstratesWords(Arguments, _Substrates): ...
+
+    class _ProbeSvdWords(Arguments, _ProbeSvd): ...
+
+    class _ProbeExtractVhackWords(Arguments, _ProbeExtractVhack): ...
+
+    class _ProbeTeacherPoolWords(Arguments, _ProbeTeacherPool): ...
+
+    class _ProbeReplayWords(Arguments, _ProbeReplay): ...
+
+    class _ProbeScoreWords(Arguments, _ProbeScore): ...
+
+    class _ProbeUatWords(Arguments, _ProbeUat): ...
+
+    class _ProbeGrpoWords(Arguments, _ProbeGrpo): ...
+
+    class _ProbeCompareWords(Arguments, _ProbeCompare): ...
+
+    class _ProbeWatchWords(Arguments, _ProbeWatch): ...
+
+    class _ProbePlotWords(Arguments, _ProbePlot): ...
+
+    class _ProbeSelftestWords(Arguments, _ProbeSelftest): ...
+
+    collect = _function(_CollectWords, ReadableRun)
+    replay_teachers = _function(_ReplayTeachersWords, ReadableRun)
+    extract_pairs = _function(_ExtractPairsWords, ReadableRun)
+    train = _function(_TrainWords, ReadableRun)
+    evaluate = _function(_EvaluateWords, Evaluation)
+    import_traces = _function(_ImportWords, ReadableRun)
+    export = _function(_ExportWords, ReadableRun)
+    tasks = _function(_TasksWords, ReadableRun)
+    curriculum = _function(_CurriculumWords, ReadableRun)
+    normalize = _function(_NormalizeWords, ReadableRun)
+    substrates = _function(_SubstratesWords, ReadableRun)
+
+    class probe:  # noqa: N801 (a folder of functions)
+        """The stages of the gradient probe, as `composer probe` lists them."""
+
+        svd = _function(_ProbeSvdWords, ReadableRun)
+        extract_vhack = _function(_ProbeExtractVhackWords, ReadableRun)
+        teacher_pool = _function(_ProbeTeacherPoolWords, ReadableRun)
+        replay = _function(_ProbeReplayWords, ReadableRun)
+        score = _function(_ProbeScoreWords, ReadableRun)
+        uat = _function(_ProbeUatWords, ReadableRun)
+        grpo = _function(_ProbeGrpoWords, ReadableRun)
+        compare = _function(_ProbeCompareWords, ReadableRun)
+        watch = _function(_ProbeWatchWords, ReadableRun)
+        plot = _function(_ProbePlotWords, ReadableRun)
+        selftest = _function(_ProbeSelftestWords, ReadableRun)
+
+else:
 
     def __getattr__(name: str) -> StageFunction:
-        """Return the function of a stage that was added to `STAGES` from outside."""
+        """Return the function of a stage, also of one that was added to `STAGES` from outside."""
+        if name == "probe":
+            group = [one for one in STAGES if STAGES[one].group == "probe"]
+            return SimpleNamespace(**{function_name(one).removeprefix("probe."): StageFunction(one) for one in group})
         for stage in STAGES:
             if function_name(stage) == name:
                 return StageFunction(stage)
@@ -206,7 +262,7 @@ def run(
     config: Path | str | Sequence[Path | str] = (),
     policy: str | None = None,
     on: str | None = None,
-    artifacts: Path | str = ARTIFACTS,
+    artifacts: Path | str = "artifacts",
     resume: bool = False,
     clean: bool = False,
     max_cost: float | None = None,
@@ -234,25 +290,26 @@ def run(
     from composer_cli.executors import base, jobs
 
     with errors_in_python(resumes=True):
-        check_arguments(artifacts, None, max_cost)
-        root, console = Path(artifacts).resolve(), PythonConsole(quiet)
+        how = {"config": config, "artifacts": artifacts, "resume": resume, "clean": clean, "max_cost": max_cost}
+        asked = settings.build("run", Arguments, [{**how, "on": on, "trust": trust, "quiet": quiet}])
+        root, console = asked.artifacts.resolve(), PythonConsole(quiet)
         wanted = settings.load_preset(str(preset))
-        files = settings.read_for_preset(wanted, paths(config), console.tell)
+        files = settings.read_for_preset(wanted, asked.config, console.tell)
         given = checked_settings(chosen)
         layers, on_settings = jobs.split_on([*files, *(settings.nested(*one) for one in given.items())])
-        configs = launch.configure_preset(wanted, layers[: len(files)], policy, layers[len(files) :], trust=trust)
-        asked = launch.RunOptions(
+        configs = call.configure_preset(wanted, layers[: len(files)], policy, layers[len(files) :], trust=trust)
+        options = call.RunOptions(
             root, resume=resume, clean=clean, max_cost=max_cost, on=None if on == base.LOCAL else on
         )
         if on is not None and (executor := base.executor(on)) is not None:
             texts = [settings.assignment_text(*one) for one in given.items()]
-            request = jobs.RunRequest(str(preset), paths(config), policy, texts, max_cost, trust)
+            request = jobs.RunRequest(str(preset), list(asked.config), policy, texts, max_cost, trust)
             return Job(jobs.submit(on, executor, request, configs, on_settings, root, clean=clean))
-        results = chain.run(wanted, configs, asked, console)
+        results = chain.run(wanted, configs, options, console)
         return Chain({title: opened(result.path) for title, result in results.items()})
 
 
-def runs(artifacts: Path | str = ARTIFACTS) -> Table:
+def runs(artifacts: Path | str = "artifacts") -> Table:
     """Return a table of all runs, and of the chains that were submitted with `on=`.
 
     Its columns: name, stage, status, age, units, cost in USD, where it runs, and why it is not up to date.
@@ -288,7 +345,7 @@ def runs(artifacts: Path | str = ARTIFACTS) -> Table:
         return Table(names, cells, note=note, shown=len(cells))
 
 
-def job(name: str, artifacts: Path | str = ARTIFACTS) -> Job:
+def job(name: str, artifacts: Path | str = "artifacts") -> Job:
     """Return a chain that was submitted with `run(..., on="slurm")`.
 
     name: its name in `runs()`, or a part of the name that no other has.
@@ -312,7 +369,7 @@ def job(name: str, artifacts: Path | str = ARTIFACTS) -> Job:
 def find(name: Literal["evaluate"], artifacts: Path | str = ...) -> Evaluation: ...
 @overload
 def find(name: str | Path, artifacts: Path | str = ...) -> ReadableRun: ...
-def find(name: str | Path, artifacts: Path | str = ARTIFACTS) -> ReadableRun:
+def find(name: str | Path, artifacts: Path | str = "artifacts") -> ReadableRun:
     """Return a run, with its verdict where it is an evaluation.
 
     name: its folder, its name in `runs()`, a part of the name that no other has, or a stage's name for the latest run
@@ -335,7 +392,7 @@ def find(name: str | Path, artifacts: Path | str = ARTIFACTS) -> ReadableRun:
         return opened(run_folders.find(root, str(name)))
 
 
-def query(sql: str, *runs: Run, artifacts: Path | str = ARTIFACTS) -> Table:
+def query(sql: str, *runs: Run, artifacts: Path | str = "artifacts") -> Table:
     """Ask the tables of runs a question in SQL. A table has its name in `run.tables()`, and a column `run` in addition.
 
     sql: a question in DuckDB's SQL, which may read and not write. runs: those that are asked; without them, all.
@@ -354,7 +411,7 @@ def query(sql: str, *runs: Run, artifacts: Path | str = ARTIFACTS) -> Table:
         return Table(columns, rows)
 
 
-def report(*runs: Run, artifacts: Path | str = ARTIFACTS) -> Path:
+def report(*runs: Run, artifacts: Path | str = "artifacts") -> Path:
     """Write one HTML file about runs and all that they were made from; returns its path, which is absolute.
 
     runs: those that the report is about; without them, the newest.
@@ -371,7 +428,7 @@ def report(*runs: Run, artifacts: Path | str = ARTIFACTS) -> Path:
         return page.save(root, page.chain(root, paths_of_runs(runs)))
 
 
-def view(artifacts: Path | str = ARTIFACTS, port: int = 0, tell: Callable[[str], None] = print) -> None:
+def view(artifacts: Path | str = "artifacts", port: int = 0, tell: Callable[[str], None] = print) -> None:
     """Show all runs and rollouts on a local web page until Ctrl-C, or until a notebook's cell is interrupted.
 
     port: the port of the page; 0 for a free one. tell: called with the page's address once it answers.

@@ -148,6 +148,10 @@ def task_row(task: Task) -> Row:
 STAGE = Stage(
     name="collect",
     version=1,
+    example="""\
+>>> rollouts = composer.collect(policy="reference", tasks=2, samples=1, quiet=True)
+>>> rollouts.manifest.summary["mean_reward"]
+1.0""",
     config=Config,
     outputs={"tasks": TASK, "rollouts": ROLLOUT, "steps": STEP},
     plan=plan,

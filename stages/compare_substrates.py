@@ -80,6 +80,9 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 STAGE = Stage(
     name="substrates",
     version=1,
+    example="""\
+>>> composer.substrates.settings()["policy.temperature"]
+1.0""",
     config=Config,
     plan=plan,
     run=run,

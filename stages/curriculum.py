@@ -168,6 +168,10 @@ def _report(tasks: Mapping[str, MeasuredTask], num_chosen: int, reasons: Counter
 STAGE = Stage(
     name="curriculum",
     version=1,
+    example="""\
+>>> ordered = composer.curriculum(rollouts, min_rollouts=1, max_rate=1.0, quiet=True)
+>>> len(ordered.scan("tasks"))
+2""",
     config=Config,
     inputs={"tasks": Slot(TASK, many=True), "rollouts": Slot(ROLLOUT, many=True)},
     outputs={"tasks": TASK, "difficulties": DIFFICULTY},

@@ -6,11 +6,11 @@ verdict is the exit code too: 0 VALIDATED, 1 INVALIDATED, 3 PARTIAL or UNDERPOWE
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from itertools import chain
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -48,7 +48,7 @@ from stages.rollouts.agent_loop import Episode, PlayingConfig, play_missing
 from stages.runs import reporting
 from stages.runs.kinds import CHECKPOINT, EVAL_ITEM, ROLLOUT, Row
 from stages.runs.run import Inputs, Run, RunWriter, Slot
-from stages.runs.settings import StageConfig
+from stages.runs.settings import Given, StageConfig, with_default
 from stages.runs.stage import Plan, Stage
 
 
@@ -68,7 +68,7 @@ class Config(PlayingConfig):
     """The arm that only imitates the chosen actions."""
     with_start: bool = True
     """Also evaluate the model that training started from."""
-    policies: dict[str, PolicyConfig] = Field(default_factory=dict)
+    policies: Given[dict[str, PolicyConfig], Mapping[str, PolicyConfig | Mapping[str, Any] | str]] = with_default({})
     """Arms that were not trained here, by name: a model behind a server, or a folder."""
     looks: int = Field(default=1, gt=0, le=10)
     """Planned looks: the tasks are played in so many parts, and no more of them once all is decided."""
@@ -323,6 +323,12 @@ def _finish(
 STAGE = Stage(
     name="evaluate",
     version=1,
+    example="""\
+>>> server = {"base_url": "http://127.0.0.1:8000/v1", "max_tokens": 64}
+>>> policies = {"A": {"model": "a", **server}, "B": {"model": "b", **server}}
+>>> compared = composer.evaluate(policies=policies, control=None, tasks=2, max_steps=1, quiet=True)
+>>> compared.verdict
+'UNDERPOWERED'""",
     config=Config,
     inputs={
         "arms": Slot(CHECKPOINT, many=True, optional=True),

@@ -255,6 +255,10 @@ TARGETS = {
 STAGE = Stage(
     name="export",
     version=1,
+    example="""\
+>>> exported = composer.export(rollouts, format="trl", quiet=True)
+>>> exported.manifest.status
+'complete'""",
     config=Config,
     inputs={
         "rollouts": Slot(STEP, unless=(CHECKPOINT, PAIR, TASK)),

@@ -324,6 +324,10 @@ def _compare_groups(imported: Run, config: Config, out: RunWriter) -> None:
 STAGE = Stage(
     name="extract-pairs",
     version=1,
+    example="""\
+>>> pairs = composer.extract_pairs(rollouts, answers, quiet=True)
+>>> pairs.manifest.status
+'complete'""",
     config=Config,
     inputs={"rollouts": Slot(STEP), "teacher_actions": Slot(TEACHER_ACTION, unless=(ORIGIN,))},
     outputs={"pairs": PAIR, "states": STATE, "continuations": CONTINUATION},

@@ -508,6 +508,10 @@ def _drop_lines(drops: list[Drop], dropped: Counter[str]) -> list[str]:
 STAGE = Stage(
     name="import",
     version=1,
+    example="""\
+>>> imported = composer.import_traces(paths=["logs/sums.json"], quiet=True)
+>>> len(imported.rollouts())
+2""",
     config=Config,
     outputs={"tasks": TASK, "rollouts": ROLLOUT, "steps": STEP, "origins": ORIGIN},
     plan=plan,

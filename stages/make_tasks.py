@@ -319,6 +319,9 @@ def _about_tests(generator: "TaskGenerator") -> list[str]:
 STAGE = Stage(
     name="tasks",
     version=1,
+    example="""\
+>>> composer.tasks.plan(package="toolz-1.2.0", tasks=5).what
+'tasks'""",
     config=Config,
     outputs={"tasks": TASK},
     plan=plan,

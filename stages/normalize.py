@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import orjson
 
@@ -55,6 +55,8 @@ DROPPING = re.compile(rb"\b\w+_(?:filter|deduplicator|selector)\b")
 
 class JuicerConfig(Settings):
     """A Data-Juicer recipe to run over rollouts."""
+
+    text_sets: ClassVar[str | None] = "recipe"
 
     recipe: str | None = None
     """The recipe, a YAML file; rollouts that it drops are dropped."""
@@ -275,6 +277,9 @@ def _run(words: list[str], folder: Path) -> None:
 STAGE = Stage(
     name="normalize",
     version=1,
+    example="""\
+>>> composer.normalize.settings()["dj.command"]
+'dj-process'""",
     config=Config,
     inputs={"rollouts": Slot(STEP)},
     outputs={"tasks": TASK, "rollouts": ROLLOUT, "steps": STEP, "origins": ORIGIN, "selections": SELECTION},

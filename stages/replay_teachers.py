@@ -6,12 +6,12 @@ in order; local models are asked meanwhile, batch by batch.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -25,7 +25,7 @@ from stages.policy.dialect import EXTRAS
 from stages.policy.requests import price_bound, probe_price_bound
 from stages.runs.kinds import ROLLOUT, STEP, TEACHER_ACTION, Row
 from stages.runs.run import Inputs, Run, RunWriter, Slot
-from stages.runs.settings import StageConfig
+from stages.runs.settings import Given, StageConfig, with_default
 from stages.runs.stage import Plan, Stage
 from stages.teachers.asking import FINAL, Policies, ask_teachers, probe_servers
 from stages.teachers.gate import GateConfig, ask_gated
@@ -48,8 +48,8 @@ KATA = "kata"
 class Config(StageConfig):
     """Which teachers to ask, and how often."""
 
-    teachers: list[TeacherConfig] = Field(
-        default=[TeacherConfig(name=f"teacher-{x}", model=f"kata:teacher-{x}", max_tokens=64) for x in "abc"],
+    teachers: Given[list[TeacherConfig], Sequence[TeacherConfig | Mapping[str, Any]] | str | Path] = with_default(
+        [TeacherConfig(name=f"teacher-{x}", model=f"kata:teacher-{x}", max_tokens=64) for x in "abc"],
         min_length=1,
     )
     """The teacher table. The default is for rollouts of kata alone."""
@@ -276,6 +276,11 @@ def _notes(answers: AnswerSummary, spent: list[Spending], omitting: int, spared:
 STAGE = Stage(
     name="replay-teachers",
     version=1,
+    example="""\
+>>> coder = {"name": "coder", "model": "qwen/qwen3-coder", "base_url": "http://127.0.0.1:8000/v1", "max_tokens": 64}
+>>> answers = composer.replay_teachers(rollouts, teachers=[coder], quiet=True)
+>>> len(answers.scan("teacher_actions")) == len(rollouts.scan("steps"))
+True""",
     config=Config,
     inputs={"rollouts": Slot(STEP)},
     outputs={"teacher_actions": TEACHER_ACTION},

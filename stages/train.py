@@ -241,6 +241,10 @@ def _fit(trainer: "ComposedTrainer", folder: Path, ranks: Ranks, outer: "OuterSt
 STAGE = Stage(
     name="train",
     version=1,
+    example="""\
+>>> plan = composer.train.plan(policy="Qwen/Qwen3-8B", optimisation={"steps": 10})
+>>> plan.units, plan.what
+(10, 'steps')""",
     config=Config,
     inputs={"pairs": Slot(PAIR, optional=True), "direction": Slot(DIRECTION, optional=True)},
     outputs={

@@ -1,6 +1,6 @@
 """The setting `diloco`, and warnings about its values."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -13,6 +13,8 @@ MEMORY = 10
 
 class Diloco(Settings):
     """Replicas of this training that share only a bucket and synchronise every few steps."""
+
+    text_sets: ClassVar[str | None] = "store"
 
     store: str | None = None
     """Where they meet: s3://BUCKET/RUN, gs://, az:// or file:///FOLDER. None trains alone."""

@@ -3,7 +3,7 @@
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -18,6 +18,8 @@ from stages.sandbox import probe
 
 class EnvConfig(Settings):
     """An environment by name (`kata`) or import path (`mypkg.my_env:MyEnv`), with the options of its constructor."""
+
+    text_sets: ClassVar[str | None] = "name"
 
     name: str = "kata"
     """A name in the table of environments, or `package.module:Class`."""

@@ -86,6 +86,7 @@ class Server(Settings):
 class PolicyConfig(Settings):
     """A model and how to sample from it: a folder, a hub id or `kata:NAME`; with `base_url`, a model of that server."""
 
+    text_sets: ClassVar[str | None] = "model"
     preflight: ClassVar[str | None] = "stages.policy.available:check"
 
     model: str = Field(default="kata:student", min_length=1)

@@ -1,10 +1,37 @@
 """Configuration of a stage: frozen, closed, and clear about which of its fields determine the results."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, ClassVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import no_info_before_validator_function
+
+Read = TypeVar("Read", covariant=True)
+Write = TypeVar("Write", contravariant=True)
+
+if TYPE_CHECKING:
+
+    class Given(Generic[Read, Write]):
+        """The type of a field that is read as `Read` and may be given as `Write` too: a list of tables for groups."""
+
+        def __get__(self, instance: object, owner: object) -> Read: ...
+        def __set__(self, instance: object, value: Write) -> None: ...
+
+else:
+
+    class Given:
+        """See above; at run time, the type that the field is read as, which pydantic validates."""
+
+        def __class_getitem__(cls, types: tuple[Any, Any]) -> Any:
+            return types[0]
+
+
+def with_default(default: Any, **about: Any) -> Any:
+    """Return `Field(default=...)` for a field of the type `Given`, which its default is not for type checkers."""
+    return Field(default=default, **about)
 
 
 class Settings(BaseModel):
@@ -14,6 +41,24 @@ class Settings(BaseModel):
     preflight: ClassVar[str | None] = None
     """`module:function` that checks the group and returns its finding as a line; imported by a dry run only, because
     checks import models and environments."""
+    text_sets: ClassVar[str | None] = None
+    """The setting that a text in the place of the whole group stands for: `policy="m"` is `policy={"model": "m"}`."""
+
+    if TYPE_CHECKING:
+        # How type checkers read a field whose type is a group (typing specification, descriptor-typed fields of
+        # dataclasses): it is read as the group, and given as the group, a table of its settings, or its text.
+        # Not Self: mypy 2.3 would take the class that is constructed for it.
+        def __get__(self, instance: object, owner: object) -> Self: ...
+        def __set__(self, instance: object, value: "Settings | Mapping[str, Any] | str | Path") -> None: ...
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Read a text as the table that it stands for, before any validator of a subclass reads the group."""
+
+        def table(given: Any) -> Any:
+            return {cls.text_sets: str(given)} if cls.text_sets and isinstance(given, (str, Path)) else given
+
+        return no_info_before_validator_function(table, handler(source))
 
     @model_validator(mode="before")
     @classmethod

@@ -77,6 +77,8 @@ class Stage(Generic[ConfigT]):
 
     The function that it is given is called with what is counted, how many are simulated, and how many in all.
     """
+    example: str = ""
+    """A call from Python, as `help` shows it, with what it gives; it is executed by the tests of the documents."""
     label: Callable[[Inputs, ConfigT], str] = lambda inputs, config: config.label()
     """Return a word for the name of the run folder; by default the settings' own."""
     check_reads: Callable[[ConfigT, Sequence[tuple[str, StageConfig]]], None] = lambda config, reads: None

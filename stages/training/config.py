@@ -4,6 +4,7 @@
 weight.
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import ConfigDict, Field, ValidationError, create_model, model_validator
@@ -13,7 +14,7 @@ from stages.diloco.settings import Diloco
 from stages.envs.config import EnvStageConfig
 from stages.policy.base import PolicyConfig
 from stages.runs.reporting import Backends
-from stages.runs.settings import Settings
+from stages.runs.settings import Given, Settings, with_default
 from stages.training.channels import CHANNELS
 from stages.training.settings import (
     AdapterSettings,
@@ -98,7 +99,7 @@ class Config(EnvStageConfig):
     probe: Probe = Probe()
     report_to: Backends = Field(default=(), json_schema_extra={"affects_results": False})
     """Where training is logged besides metrics.jsonl: tensorboard, trackio, wandb, one or several."""
-    teacher: PolicyConfig | None = None
+    teacher: Given[PolicyConfig | None, PolicyConfig | Mapping[str, Any] | str | None] = with_default(None)
     """The model to distil from, for taid and eopd; it must share the student's tokenizer. `vllm:MODEL` with base_url is
     asked for the log-probs of the student's tokens, which is all that eopd needs with eopd.coefficient=0."""
 

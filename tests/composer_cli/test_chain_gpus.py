@@ -9,8 +9,8 @@ import pytest
 from support.chains import SMALL, entry
 
 from composer_cli import chain, settings
+from composer_cli.call import RunOptions
 from composer_cli.console import Console
-from composer_cli.launch import RunOptions
 from composer_cli.parallel import Neighbours, WaitingEntry
 from composer_cli.show import facts
 from composer_cli.show.runs import RunLine

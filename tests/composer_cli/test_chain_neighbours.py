@@ -14,7 +14,7 @@ from support.chains import SILENT, SMALL, entry
 from support.command_line import command, environment, until
 
 from composer_cli import chain
-from composer_cli.launch import RunOptions
+from composer_cli.call import RunOptions
 from stages import STAGES, collect, train
 from stages.runs.stage import load_stage
 

@@ -8,8 +8,8 @@ import pytest
 from support.models import save_tiny
 
 from composer_cli import settings, tuning
+from composer_cli.call import RunOptions
 from composer_cli.console import Console
-from composer_cli.launch import RunOptions
 from stages.errors import UsageError
 from stages.runs.kinds import EVAL_ITEM
 from stages.runs.run import Run

@@ -1,22 +1,22 @@
 """The Python interface does what the command line does: the same run, the same sentences."""
 
-import ast
 import inspect
 import pydoc
 import shutil
 import signal
 from collections.abc import Callable
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
 from support.command_line import TEACHERS
 
 import composer_post_training as composer
-from composer_post_training.stage_functions import ARGUMENTS
+from composer_cli import settings
 from stages import STAGES, stages_of
 from stages.runs.display import MAIN_COLUMNS, SHOWN_COLUMNS, Table
 from stages.runs.kinds import KINDS
+from stages.runs.run import Inputs
+from stages.runs.stage import load_stage
 from stages.runs.tables import Scan
 
 
@@ -24,6 +24,26 @@ def test_every_stage_of_the_pipeline_has_its_function() -> None:
     for stage in stages_of("pipeline"):
         function = getattr(composer, stage.replace("-", "_"))
         assert function.name == stage and function.__doc__ and stage.replace("-", "_") in repr(function)
+
+
+def test_a_text_means_one_thing_wherever_it_is_given(tmp_path: Path) -> None:
+    """A group's text, its table, a TOML file and --set are one plan, and one identity of the work."""
+    file = tmp_path / "study.toml"
+    file.write_text('policy = "reference"\nenv = "kata"\n')
+    stage = load_stage("collect")
+    configs = [
+        settings.build("collect", stage.config, layers)
+        for layers in (
+            [{"policy": "reference", "env": "kata"}],
+            [{"policy": {"model": "reference"}, "env": {"name": "kata"}}],
+            [settings.read_file(file)],
+            [settings.assignment("policy=reference"), settings.assignment("env=kata")],
+        )
+    ]
+    assert [config.identity() for config in configs] == [configs[0].identity()] * 4
+    assert [stage.plan(Inputs(), config) for config in configs] == [stage.plan(Inputs(), configs[1])] * 4
+    under = [{"policy": {"base_url": "http://127.0.0.1:1/v1"}}, {"policy": "m"}]
+    assert settings.build("collect", stage.config, under).policy.base_url == "http://127.0.0.1:1/v1"
 
 
 def test_a_run_of_the_command_line_is_found_done(made: Path, server: str, tmp_path: Path) -> None:
@@ -62,10 +82,10 @@ def test_no_error_of_a_call_names_an_option(made: Path, tmp_path: Path) -> None:
         (lambda: composer.query("select 1", Path("collect")), "^'collect' is no run"),
         (lambda: composer.report("collect"), "^'collect' is no run"),
         (lambda: composer.find(3), r"^A int is no name of a run. `runs\(\)` lists"),
-        (lambda: composer.collect(max_cost="five"), "^max_cost = 'five': it should be a number"),
-        (lambda: composer.collect(artifacts=3), "^artifacts = 3: it should be the path of a folder"),
-        (lambda: composer.run("demo", max_cost="five"), "^max_cost = 'five'"),
-        (lambda: composer.collect(config={"tasks": 2}), "^config = {'tasks': 2}: it should be the path of a TOML file"),
+        (lambda: composer.collect(max_cost="five"), "max_cost = 'five': it should be a number"),
+        (lambda: composer.collect(artifacts=3), "artifacts = 3: "),
+        (lambda: composer.run("demo", max_cost="five"), "max_cost = 'five'"),
+        (lambda: composer.collect(config={"tasks": 2}), "config = {'tasks': 2}: "),
         (lambda: composer.collect(policy=3), "^collect cannot take policy = 3: it should be a dictionary"),
         (
             lambda: composer.collect.plan(task=3),
@@ -94,16 +114,6 @@ def test_every_function_has_the_settings_of_its_stage_as_its_words() -> None:
     assert "policy: str | dict = {}, tasks: int = 25," in str(words) and "artifacts: str = 'artifacts'" in str(words)
     assert "teacher: dict | None = None" in str(inspect.signature(composer.train))
     assert "stages." not in str(inspect.signature(composer.probe.teacher_pool)).replace("stages.runs.run.Run", "")
-
-
-def test_the_types_for_editors_are_those_of_the_settings() -> None:
-    path = Path(__file__).parents[2] / "docs" / "signatures.py"
-    spec = spec_from_file_location("signatures_of_docs", path)
-    assert spec and spec.loader
-    generator = module_from_spec(spec)
-    spec.loader.exec_module(generator)
-    ours, theirs = (ast.dump(ast.parse(text)) for text in (generator.text(), generator.FILE.read_text()))
-    assert ours == theirs, "run `PYTHONPATH=. .venv/bin/python docs/signatures.py`, or `./dev docs`"
 
 
 def test_runs_tables_and_plans_show_themselves_in_a_terminal_and_a_notebook(made: Path) -> None:
@@ -194,12 +204,6 @@ def test_completion_shows_the_interface_alone() -> None:
     assert pydoc.render_doc(composer, renderer=pydoc.plaintext).index("composer.find(") < 400
 
 
-def test_what_help_lists_of_every_stage_are_its_arguments() -> None:
-    words = inspect.signature(composer.collect).parameters
-    listed = {name.partition("=")[0] for name in ARGUMENTS}
-    assert listed == set(words) - {"runs", "chosen"} - {key.partition(".")[0] for key in composer.collect.settings()}
-
-
 def test_runs_are_listed_as_a_table(made: Path, tmp_path: Path) -> None:
     table = composer.runs(made)
     assert [row["stage"] for row in table] == ["collect", "replay-teachers", "extract-pairs"]
@@ -245,14 +249,19 @@ def test_settings_files_are_read_as_on_the_command_line(made: Path, server: str,
 def test_a_file_sends_no_key_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
     policy = 'policy = { model = "m", base_url = "https://example.com/v1", api_key_env = "OPENROUTER_API_KEY" }\n'
-    settings, preset = tmp_path / "study.toml", tmp_path / "preset.toml"
-    settings.write_text(policy)
+    study, preset = tmp_path / "study.toml", tmp_path / "preset.toml"
+    study.write_text(policy)
     preset.write_text(f'[[stage]]\nstage = "collect"\n[stage.config]\n{policy}')
-    for call in (lambda: composer.collect.plan(config=settings), lambda: composer.run(preset, artifacts=tmp_path)):
+    for call in (
+        lambda: composer.collect.plan(config=study),
+        lambda: composer.collect.plan(config=study, policy="other"),
+        lambda: composer.run(preset, artifacts=tmp_path),
+        lambda: composer.run(preset, {"collect.policy": "other"}, artifacts=tmp_path),
+    ):
         with pytest.raises(composer.UsageError, match="or give trust=True if that server"):
             call()
     with pytest.raises(composer.UsageError, match=r"OPENROUTER_API_KEY.* is not set"):
-        composer.collect.plan(config=settings, trust=True, tasks=1)
+        composer.collect.plan(config=study, trust=True, tasks=1)
 
 
 def test_an_interrupt_says_what_is_saved_and_how_to_go_on(

@@ -31,7 +31,7 @@ from support.shelf import SHELF, write
 from typer import TyperException
 
 import composer_post_training as composer
-from composer_cli import launch, settings
+from composer_cli import call, settings
 from composer_cli.app import click_command
 from composer_cli.stage_command import SHORTCUTS, read_positionals
 from stages import STAGES
@@ -342,7 +342,7 @@ def check(words: list[str]) -> None:
     if name in STAGES:
         said, _ = read_positionals(name, given.get("words") or [])
         values = {key: given.get(word) for word, key in SHORTCUTS.items() if word != "teachers"}
-        launch.configure(name, [], said, values, None, given.get("limit"), given["set_"] or [], print)
+        call.configure(name, [], said, values, None, given.get("limit"), given["set_"] or [], print)
     if name == "run":
         settings.configure_preset(settings.load_preset(given["preset"]), [])
 

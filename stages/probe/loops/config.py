@@ -1,5 +1,6 @@
 """Settings of the probe's loops: the sources of a pool, a replay, and a GRPO trajectory. Imports no torch."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ from stages.policy.base import PolicyConfig
 from stages.probe.adapters.names import DescentConfig
 from stages.probe.checks.prompts import HINTED, Contract
 from stages.runs import store
-from stages.runs.settings import Settings, StageConfig
+from stages.runs.settings import Given, Settings, StageConfig, with_default
 
 ReplayArm = Literal[
     "vanilla",
@@ -80,8 +81,8 @@ class RecordedConfig(Settings):
 class PoolConfig(EnvStageConfig):
     """Which sources answer which problems, and how often."""
 
-    sources: list[SourceConfig] = Field(
-        default=[
+    sources: Given[list[SourceConfig], Sequence[SourceConfig | Mapping[str, Any]]] = with_default(
+        [
             SourceConfig(name="teacher", policy=PolicyConfig(model="kata:loophole"), options={"hint": True}),
             SourceConfig(name="teacher_nohint", policy=PolicyConfig(model="kata:loophole"), samples=4, role="plain"),
             SourceConfig(name="base", policy=PolicyConfig(model="kata:honest"), options={"hint": True}, samples=4),
@@ -94,10 +95,10 @@ class PoolConfig(EnvStageConfig):
     """Actions after which a rollout ends."""
     contract: Contract = Contract(hint=envs.attached("kata", "hint"), system=envs.attached("kata", "system"))
     """What the prompts must contain, by default those of kata. For another environment, name its hint and system."""
-    recorded: RecordedConfig | None = None
-    given: list[GivenConfig] = Field(default=[])
+    recorded: Given[RecordedConfig | None, RecordedConfig | Mapping[str, Any] | None] = with_default(None)
+    given: Given[list[GivenConfig], Sequence[GivenConfig | Mapping[str, Any]]] = with_default([])
     """One entry for each run of rollouts that is given by --from, in that order."""
-    tokenizer: PolicyConfig | None = None
+    tokenizer: Given[PolicyConfig | None, PolicyConfig | Mapping[str, Any] | str | None] = with_default(None)
     """The model whose tokenizer rendered the given rollouts; None for the first of `sources`."""
 
     def check(self, cache: Path) -> list[str]:

@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import field_validator
+
 from composer_cli import settings
 from composer_cli.console import Console, Listener
 from composer_cli.printing import print_json, print_text
@@ -22,8 +24,43 @@ from stages.runs.activity import Checking
 from stages.runs.bucket import Mirror
 from stages.runs.run import Inputs, Run
 from stages.runs.runner import Result, preflight
-from stages.runs.settings import StageConfig
+from stages.runs.settings import Given, Settings, StageConfig, with_default
 from stages.runs.stage import Plan, load_stage
+
+
+class Arguments(Settings):
+    """What every stage's function takes besides its settings."""
+
+    config: Given[tuple[Path, ...], Path | str | Sequence[Path | str]] = with_default(())
+    """A TOML file with settings, or several; later ones and keywords win."""
+    artifacts: Given[Path, Path | str] = with_default(Path("artifacts"))
+    """The folder where runs are kept."""
+    out: Given[str | None, Path | str | None] = with_default(None)
+    """Another folder for this run, or s3://BUCKET/RUN."""
+    resume: bool = False
+    """Go on with an unfinished run."""
+    clean: bool = False
+    """Delete what the run's folder holds and start anew."""
+    on: str | None = None
+    """Workers that do the work, such as "processes:4"."""
+    max_cost: float | None = None
+    """USD, never more, over all attempts."""
+    trust: bool = False
+    """Send a provider's key to another server where a settings file says so."""
+    quiet: bool = False
+    """No progress on stderr."""
+    listener: Listener | None = None
+    """Called with the progress in place of stderr: (what, units done, units in all)."""
+
+    @field_validator("config", mode="before")
+    @classmethod
+    def _several_files(cls, given: Any) -> Any:
+        return (given,) if isinstance(given, (str, Path)) else given
+
+    @field_validator("out", mode="before")
+    @classmethod
+    def _folder_or_address(cls, given: Any) -> Any:
+        return str(given) if isinstance(given, Path) else given
 
 
 @dataclass(frozen=True)
@@ -91,8 +128,9 @@ def configure(
                 f"{stage} has no work that a limit could cut short. `{command_words(stage)} --help` lists its settings."
             )
         layers.append(settings.nested(key, limit))
-    typed = [*layers, *map(settings.assignment, assignments)]
-    configuration = settings.build(stage, load_stage(stage).config, [*read, *typed])
+    model = load_stage(stage).config
+    typed = [settings.expanded(model, layer) for layer in (*layers, *map(settings.assignment, assignments))]
+    configuration = settings.build(stage, model, [*read, *typed])
     require_trusted_servers(stage, configuration, typed, trust=trust)
     return configuration
 
@@ -109,11 +147,12 @@ def configure_preset(
 
     trust: as `configure` takes it; the preset is a file like the others.
     """
-    model = settings.for_every_entry(preset, "policy.model", policy, prefix=VLLM) if policy else []
-    configs = settings.configure_preset(preset, [*files, *model, *typed])
+    chosen = settings.for_every_entry(preset, "policy.model", policy, prefix=VLLM) if policy else []
+    configs = settings.configure_preset(preset, [*files, *chosen, *typed])
     by_entry = [settings.by_entry(preset, layer) for layer in typed]
     for entry in preset.stage:
-        trees = [tree[entry.title] for tree in by_entry if entry.title in tree]
+        model = load_stage(entry.stage).config
+        trees = [settings.expanded(model, tree[entry.title]) for tree in by_entry if entry.title in tree]
         require_trusted_servers(entry.title, configs[entry.title], trees, trust=trust)
     return configs
 
