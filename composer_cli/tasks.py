@@ -108,9 +108,9 @@ def convert(
     from composer_cli.console import Console
     from composer_cli.printing import print_json, print_text
     from stages.envs import task_checks
-    from stages.formats import harbor_tasks
+    from stages.envs.harbor import write as harbor
 
-    if to is None or to[0] != harbor_tasks.FORMAT:
+    if to is None or to[0] != harbor.FORMAT:
         raise UsageError("Into which folder? Write --to harbor DIR; other formats are not written.")
     configuration = configured("tasks convert", path, env, config, set_, limit, seed)
     tasks, names = task_checks.drawn(configuration), list[str]()
@@ -124,7 +124,7 @@ def convert(
 
         options_ = configuration.env_options()
         with interrupt_leaves(f"{to[1]} holds the tasks written by then; delete it and start again."):
-            harbor_tasks.write_tasks(configuration.env.name, options_, tasks, to[1], base_image, tell)
+            harbor.write_tasks(configuration.env.name, options_, tasks, to[1], base_image, tell)
         watch.ended("tasks convert")
     if json:
         print_json({"env": configuration.env.name, "folder": str(to[1]), "tasks": names})

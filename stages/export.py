@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from stages.envs import task_table
 from stages.envs.config import EnvStageConfig
+from stages.envs.harbor import write as harbor
 from stages.errors import BadInput, UsageError
-from stages.formats import FORMATS, harbor_tasks, hub, writer
+from stages.formats import FORMATS, hub, writer
 from stages.formats.transcripts import Transcripts
 from stages.layout import aligned
 from stages.plurals import counted
@@ -31,7 +32,7 @@ ROLLOUT_FORMATS = tuple(name for name, one in FORMATS.items() if one.written)
 if TYPE_CHECKING:
     Written = str
 else:
-    Written = Literal[*ROLLOUT_FORMATS, harbor_tasks.FORMAT, MERGED, hub.FORMAT]
+    Written = Literal[*ROLLOUT_FORMATS, harbor.FORMAT, MERGED, hub.FORMAT]
 """A key of `TARGETS`."""
 
 
@@ -40,7 +41,7 @@ class Config(StageConfig):
 
     format: Written
     """The format."""
-    base_image: str = harbor_tasks.BASE_IMAGE
+    base_image: str = harbor.BASE_IMAGE
     """With `harbor`: the image that each task's Dockerfile begins with; it needs python3 of version 3.11 or later."""
     repo: str = ""
     """With `hub`: the repository OWNER/NAME to send the folder to. Without, nothing leaves this machine."""
@@ -173,12 +174,12 @@ def _write_tasks(tasks: Run, config: Config, out: RunWriter) -> None:
         out.progress("tasks", len(written), len(found))
 
     def fill(folder: Path) -> None:
-        harbor_tasks.write_tasks(env.env.name, env.env_options(), found, folder, config.base_image, tell)
+        harbor.write_tasks(env.env.name, env.env_options(), found, folder, config.base_image, tell)
 
-    out.checkpoint(fill, harbor_tasks.FORMAT)
+    out.checkpoint(fill, harbor.FORMAT)
     out.count(tasks=len(written))
-    out.set_summary(format=harbor_tasks.FORMAT, tasks=len(written))
-    lines = [f"{counted(len(written), 'task')} in {out.path / harbor_tasks.FORMAT}", *written]
+    out.set_summary(format=harbor.FORMAT, tasks=len(written))
+    lines = [f"{counted(len(written), 'task')} in {out.path / harbor.FORMAT}", *written]
     out.write_file("report.txt", "\n".join(lines) + "\n")
 
 
@@ -242,7 +243,7 @@ def _write_hub(published: Run, config: Config, out: RunWriter) -> None:
 
 TARGETS = {
     **dict.fromkeys(ROLLOUT_FORMATS, Target(_run_of_rollouts, _write_rollouts, "rollouts", ROLLOUT)),
-    harbor_tasks.FORMAT: Target(_run_of_tasks, _write_tasks, "tasks", TASK, ("base_image",)),
+    harbor.FORMAT: Target(_run_of_tasks, _write_tasks, "tasks", TASK, ("base_image",)),
     MERGED: Target(_run_of_checkpoint, _write_merged, "model"),
     hub.FORMAT: Target(
         lambda inputs, config: hub.one_run(inputs),

@@ -22,9 +22,8 @@ from typing import Any
 import orjson
 from pydantic import Field, model_validator
 
-from stages.envs.swe import eval_logs
 from stages.errors import BadInput
-from stages.formats import FORMATS, FormatName, files, readers, reading, rows, swebench
+from stages.formats import FORMATS, FormatName, files, readers, reading, rows, swebench, swebench_logs
 from stages.formats.base import RECORDED_REWARD, Drop, Reader
 from stages.formats.files import Source
 from stages.formats.reading import FileCount, ReadTrajectory
@@ -116,7 +115,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     graded = [source.graded for source in chosen if isinstance(source, swebench.Log)]
     if graded:
         out.document("graded", [log.record() for log in graded])
-    agreement = ["", *eval_logs.agreement_report(graded)] if graded else []
+    agreement = ["", *swebench_logs.agreement_report(graded)] if graded else []
     out.set_summary(reports=sidecars.reports.summary())
     _finish(session, config, out, [*agreement, *sidecars.reports.lines()])
 

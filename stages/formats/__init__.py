@@ -12,7 +12,6 @@ reports.py - SWE-bench's reports, and other files that describe or judge traject
 reading.py - detection of a file's format, redaction, validation, and all trajectories of a file
 rows.py - trajectories as task, rollout, step and origin rows
 transcripts.py - rollouts read back from rows for writers, and `Writer`
-harbor_tasks.py - tasks as folders in Harbor's format
 hub.py - a run as a folder for the Hugging Face hub, and its upload
 
 The formats:
@@ -26,7 +25,8 @@ nemo_gym.py - NeMo Gym rollouts
 openenv.py - OpenEnv episodes and training traces, read and written
 openhands.py - OpenHands `output.jsonl`
 swe_agent.py - SWE-agent `.traj`
-swebench.py - SWE-bench predictions, read and written, and saved test logs, graded again
+swebench.py - SWE-bench predictions, read and written, and saved test logs
+swebench_logs.py - saved logs of SWE-bench's harnesses, found and graded again
 trl.py - TRL's logged completions, read and written
 verifiers.py - verifiers before 0.4, and verifiers 0.4 and PRIME-RL, read and written
 """

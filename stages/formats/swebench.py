@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from stages.envs.swe import eval_logs
-from stages.envs.swe.eval_logs import EvalLog, GradedLog
 from stages.errors import BadInput
+from stages.formats import swebench_logs
 from stages.formats.base import Drop, NumberedRecord, Origin, Reader, Record, Trajectory
 from stages.formats.files import Source
+from stages.formats.swebench_logs import EvalLog, GradedLog
 from stages.formats.transcripts import ExportedTranscript, File, Writer, json_lines, small_file
 from stages.rollouts import missing
 from stages.runs.store import FolderNames
@@ -103,7 +103,7 @@ class Log(Source):
     @cached_property
     def graded(self) -> GradedLog:
         """The verdict on the log, computed at the first access."""
-        return eval_logs.grade_log(self.eval_log)
+        return swebench_logs.grade_log(self.eval_log)
 
     def records(self) -> Iterator[NumberedRecord | Drop]:
         """Yield the graded log as one record."""
@@ -121,7 +121,7 @@ def find_logs(paths: Sequence[str]) -> list[Log]:
     return [
         Log((folder / log.file).resolve(), f"{folder.resolve().name}/{log.file}", log.digest, log)
         for folder in folders
-        for log in eval_logs.find_logs(folder, rows)
+        for log in swebench_logs.find_logs(folder, rows)
     ]
 
 
@@ -129,7 +129,7 @@ def log_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Dr
     """Yield one rollout without steps, or a drop that names the instance."""
     instance, resolved = record["instance_id"], record["resolved"]
     if resolved is None:
-        reason = "validation_log" if record["problem"] == eval_logs.VALIDATION else "ungraded_log"
+        reason = "validation_log" if record["problem"] == swebench_logs.VALIDATION else "ungraded_log"
         yield origin.make_drop(reason, f"{instance}: {record['problem']}")
         return
     yield Trajectory(

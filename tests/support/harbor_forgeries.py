@@ -17,8 +17,8 @@ from typing import cast
 from stages.envs.base import Grade, Task
 from stages.envs.bash import fenced
 from stages.envs.harbor.env import HarborEnv, RunsIn
+from stages.envs.harbor.write import write_task
 from stages.envs.tasks.env import TasksEnv
-from stages.formats.harbor_tasks import write_task
 from support import forgeries
 from support.forgeries import Forgery
 from support.forgery_table import Table, Target

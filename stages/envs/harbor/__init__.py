@@ -5,4 +5,5 @@ dockerfile.py - a Dockerfile as far as it can be followed without an engine
 machines.py - the machine of a task: a container, or bubblewrap; what cannot be played here
 verifying.py - run a verifier, shared or separate, and read its reward
 env.py - the environment: instructions, actions, grades, solutions
+write.py - tasks of other environments, written as folders in the format
 """

@@ -9,5 +9,4 @@ engine.py - container engines, and a sandbox in a container
 instance_tasks.py - an instance as a `RepoTask`, on a checkout of this machine or in a container
 requirements.py - checks whether this machine can run `swe-lite`
 logs.py - parsers of test logs, and their grades by SWE-bench's rules
-eval_logs.py - saved logs of SWE-bench's harnesses, found and graded again
 """

@@ -8,24 +8,16 @@ shows signs of.
 Grading, by the rules of swebench 4.1.0 (harness/grading.py: get_logs_eval): the text between the markers is read; a log
 which states that its patch did not apply, or that tests did not end, has no results. `TestLists`
 (stages.envs.repo.grading) decides what results mean for the lists of an instance, for saved logs and for live runs.
-
-Where the extra `swe` is installed, swebench's own grader is used: release 4.1.0 grades classic rows (release 5 raises
-KeyError: 'image' on them), release 5 grades rows of the newer shape. Which one is installed is found by importing the
-table that only the earlier one has.
 """
 
 import json
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
-from types import SimpleNamespace
+from dataclasses import dataclass
 from typing import Any
 
 from stages.envs.repo.grading import TestLists, TestsStatus
-from stages.envs.swe.instances import LISTS, is_newer
+from stages.envs.swe.instances import LISTS
 
 LogStatuses = dict[str, str]
 """Test name -> the word of the log, one of WORDS; rarely another word in the place of a status."""
@@ -206,7 +198,6 @@ ENDED_EARLIER = (">>>>> All Tests Passed", ">>>>> Some Tests Failed")
 VOID_EARLIER = (*VOID[:3], ">>>>> Init Failed", ">>>>> Init Timed Out", "Failed to reset task environment")
 NO_RESULT = "the tests ended without a single result"
 """Usually a patch that breaks the import: no test passes, and the harness calls that unresolved."""
-OURS = "composer"
 
 
 @dataclass(frozen=True)
@@ -260,61 +251,3 @@ def grade_early_log(log: str, lists: TestLists, repo: str) -> LogGrade:
     if statuses or any(mark in results for mark in ENDED_EARLIER):
         return grade_statuses(lists, statuses)
     return LogGrade(False, None, "the log holds no result of any test")
-
-
-def row_log_parser(row: Mapping[str, Any]) -> LogParser:
-    """Return the parser of swebench 5 that a row of the newer shape names; else the one of its repository here."""
-    try:
-        from swebench.harness.log_parsers import PARSER_REGISTRY
-    except ImportError:
-        return log_parser(row["repo"])
-    parser = PARSER_REGISTRY.get(row.get("log_parser"))
-    return log_parser(row["repo"]) if parser is None else lambda log: parser(log, None)
-
-
-def grade_with_swebench(row: Mapping[str, Any], log: str) -> tuple[LogGrade, str]:
-    """Grade a log of the harness in containers; return the grade and its grader: "swebench <release>" or "composer".
-
-    Ours is returned where swebench is not installed, does not take the row, or breaks on a line of the log.
-    """
-    ours = grade_container_log(log, lists_of(row), row["repo"])
-    spec = _swebench_spec(row)
-    if spec is None:
-        return ours, OURS
-    from importlib.metadata import version
-
-    from swebench.harness.grading import get_eval_report
-
-    prediction = {"instance_id": row["instance_id"], "model_name_or_path": OURS, "model_patch": "given"}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "test_output.txt"
-        path.write_text(log, encoding="utf-8")
-        with suppress(IndexError):
-            theirs = get_eval_report(spec, prediction, str(path), include_tests_status=True)[row["instance_id"]]
-            grader, status = f"swebench {version('swebench')}", theirs.get("tests_status")
-            why = ours.why or (None if status else f"{grader} finds no result of any test")
-            void = ours.void or (status is None and ours.tests_status is not None)  # ended, and without a result
-            return replace(ours, resolved=theirs["resolved"], tests_status=status, why=why, void=void), grader
-    return ours, OURS
-
-
-def _swebench_spec(row: Mapping[str, Any]) -> Any:
-    """Return the installed release's specification of this row; None when it does not take the row's shape."""
-    try:
-        if is_newer(row):
-            from swebench.harness.utils import make_test_spec
-
-            return make_test_spec(dict(row))
-        from swebench.harness.constants import MAP_REPO_VERSION_TO_SPECS
-    except ImportError:
-        return None
-    if str(row.get("version")) not in MAP_REPO_VERSION_TO_SPECS.get(row["repo"], {}):
-        return None
-    lists = lists_of(row)
-    return SimpleNamespace(
-        instance_id=row["instance_id"],
-        repo=row["repo"],
-        version=str(row["version"]),
-        FAIL_TO_PASS=list(lists.fail_to_pass),
-        PASS_TO_PASS=list(lists.pass_to_pass),
-    )

@@ -38,7 +38,7 @@ NO_TESTS = (
 )
 """Endings of files in a test patch that are not tests."""
 LOG_WORDS = {outcome: word for word, outcome in logs.OUTCOMES.items()} | {"xpassed": "XPASS"}
-WORST_LAST = {"passed": 0, "xfailed": 1, "skipped": 2, "xpassed": 3, "failed": 4, "error": 5}
+SEVERITY = {"passed": 0, "xfailed": 1, "skipped": 2, "xpassed": 3, "failed": 4, "error": 5}
 
 
 @dataclass(frozen=True)
@@ -165,15 +165,15 @@ def statuses_by_log_name(nodes: Mapping[str, str], repo: str) -> Statuses:
     (`SKIPPED [1] file:line: reason`) and names none, so that for swebench (4.1.0, harness/log_parsers/python.py) a test
     that pytest skips is missing, and fails.
     """
-    ordered = sorted(nodes.items(), key=lambda item: WORST_LAST[item[1]])
+    ordered = sorted(nodes.items(), key=lambda item: SEVERITY[item[1]])
     log = "".join(f"{LOG_WORDS[outcome]} {node}\n" for node, outcome in ordered if outcome not in NEUTRAL)
     return logs.to_outcomes(logs.log_parser(repo)(log))
 
 
 def run_eval_script(row: Mapping[str, Any], runtime: TestRuntime, tree: Path) -> TestOutcomes:
-    """Run the script of a row of the newer shape; swebench parses its log where it is installed, else we do."""
+    """Run the script of a row of the newer shape, and read the outcomes from its log."""
     result = runtime.run(tree, f"set -o pipefail; exec 2>&1\n{row['eval_script']}")
     parts = result.output.split(logs.START)
     text = parts[1].split(logs.END)[0] if len(parts) == 2 and logs.END in parts[1] else ""
-    statuses = logs.to_outcomes(logs.row_log_parser(row)(text))
+    statuses = logs.to_outcomes(logs.log_parser(row["repo"])(text))
     return TestOutcomes(statuses, len(parts) > 2, result.output, result.timed_out)

@@ -1,4 +1,4 @@
-"""Tasks as folders in Harbor's format (schema 1.4), written; `stages.envs.harbor` reads them.
+"""Tasks of other environments written as folders in Harbor's format (schema 1.4); task_folder.py reads them.
 
     task.toml            limits, and under [metadata] family, split and where the task is from
     instruction.md       the prompt

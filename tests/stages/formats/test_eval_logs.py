@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from stages.envs.swe import eval_logs
-from stages.envs.swe.eval_logs import HARNESS, GradedLog, find_logs, grade_log
 from stages.errors import BadInput
+from stages.formats import swebench_logs
+from stages.formats.swebench_logs import HARNESS, GradedLog, find_logs, grade_log
 
 SHARED = Path(__file__).parents[5] / "shared/real/swe-logs"
 real = pytest.mark.skipif(
@@ -85,8 +85,9 @@ def test_the_model_of_a_container_log_is_known_by_its_folders(folder: str, model
 def test_a_wrong_report_is_called_a_disagreement(tmp_path: Path) -> None:
     found = grade_logs(container(tmp_path, BAD, said=True))
     assert found[0].agrees is False
-    assert "  disagrees: run/pallets__flask-1/test_output.txt: False here, True there" in eval_logs.agreement_report(
-        found
+    assert (
+        "  disagrees: run/pallets__flask-1/test_output.txt: False here, True there"
+        in swebench_logs.agreement_report(found)
     )
 
 

@@ -19,11 +19,11 @@ from stages.envs.base import TWIN, Task
 from stages.envs.bash import fenced
 from stages.envs.harbor import task_folder
 from stages.envs.harbor.env import HarborEnv
+from stages.envs.harbor.write import BASE_IMAGE, folder_name, write_task, write_tasks
 from stages.envs.repo.task import Packs
 from stages.envs.task_checks import SPLITS
 from stages.envs.tasks.env import TasksEnv
 from stages.errors import BadInput, UsageError
-from stages.formats.harbor_tasks import BASE_IMAGE, folder_name, write_task, write_tasks
 from stages.runs import runner
 from stages.runs.kinds import TASK
 from stages.runs.run import Run

@@ -20,7 +20,7 @@ import orjson
 
 from stages.envs.repo.grading import TestLists, TestsStatus
 from stages.envs.swe.instances import LISTS, READABLE, is_name_list, read_records
-from stages.envs.swe.logs import OURS, VOID, grade_container_log, grade_early_log, grade_with_swebench, lists_of
+from stages.envs.swe.logs import VOID, grade_container_log, grade_early_log, lists_of
 from stages.errors import BadInput
 from stages.runs import store
 from stages.runs.kinds import Row
@@ -30,6 +30,7 @@ BEFORE_GOLD = "test_output_pre_gold.txt"
 RUN_LOG = "run_instance.log"
 UNFINISHED = (RUN_LOG, "eval.sh")
 EARLY_LOG = re.compile(r"(?P<instance>.+?__.+?-\d+)\.(?P<model>.+)\.eval\.log(\.gz)?$")
+OURS = "composer"
 HARNESS = "its harness"
 """The grader of a log that cannot be graded here: its verdict is taken over and not compared."""
 VALIDATION = "the validation of an instance, not of a patch: its lists were checked against both logs"
@@ -66,8 +67,7 @@ class EvalLog:
 class GradedLog:
     """One log with its grade. `resolved` is None where the log is incomplete and no harness left a verdict.
 
-    `tests_agree`: the same status of every single test. `grader` is "composer", the release of swebench that graded,
-    HARNESS, or None.
+    `tests_agree`: the same status of every single test. `grader` is OURS, HARNESS, or None.
     """
 
     eval_log: EvalLog
@@ -291,10 +291,7 @@ def grade_log(eval_log: EvalLog) -> GradedLog:
     if eval_log.before_gold is not None:
         valid = _is_valid_instance(eval_log.log, eval_log.before_gold, lists, repo)
         return GradedLog(eval_log, None, tests_agree=valid, problem=VALIDATION, grader=OURS)
-    if eval_log.early:
-        grade, grader = grade_early_log(eval_log.log, lists, repo), OURS
-    else:
-        grade, grader = grade_with_swebench({**eval_log.row, "repo": repo}, eval_log.log)
+    grade = (grade_early_log if eval_log.early else grade_container_log)(eval_log.log, lists, repo)
     # A log that breaks off has no results: what its harness concluded is taken over, and not compared with itself.
     if grade.tests_status is None and not grade.void and (eval_log.harness_resolved is None or eval_log.early):
         return harness_verdict(f"incomplete: {grade.why}")
@@ -305,7 +302,7 @@ def grade_log(eval_log: EvalLog) -> GradedLog:
             for group in LISTS
             for verdict in ("success", "failure")
         )
-    return GradedLog(eval_log, grade.resolved, grade.tests_status, agree, grade.why, grader)
+    return GradedLog(eval_log, grade.resolved, grade.tests_status, agree, grade.why, OURS)
 
 
 def _is_valid_instance(broken: str, original: str, lists: TestLists, repo: str) -> bool:
@@ -324,7 +321,7 @@ def agreement_report(logs: Sequence[GradedLog]) -> list[str]:
     """Return the agreement in lines: counts, then every log that disagrees or could not be graded."""
     counts = Counter({True: "agree", False: "disagree", None: "not compared"}[log.agrees] for log in logs)
     verdicts, tests = Counter(log.resolved for log in logs), Counter(log.tests_agree for log in logs)
-    graders = Counter(log.grader or "nobody" for log in logs)
+    graders = Counter(log.grader or "none" for log in logs)
     lines = [
         f"{len(logs)} logs: {verdicts[True]} resolved, {verdicts[False]} not, {verdicts[None]} without a verdict",
         f"graded by {', '.join(f'{name} ({number})' for name, number in sorted(graders.items()))}",
