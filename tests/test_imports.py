@@ -24,7 +24,7 @@ LAYERS = {
         "errors | layout | plurals",
     ),
     "stages.probe": ("figures", "loops", "checks", "directions", "gradients", "pool", "adapters"),
-    "stages.envs": ("repo", "task_checks", "config", "bash | boundary | task_table", "folders", "base"),
+    "stages.envs": ("repo", "task_checks", "config", "answered", "bash | boundary | task_table", "folders", "base"),
 }
 """The packages below the stages (and below the environments), highest first; those on one line are independent."""
 MAY_READ = ("runs", "formats", "envs", "pairs", "training", "probe.adapters.spectrum")

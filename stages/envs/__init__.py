@@ -5,7 +5,8 @@ boundary.py - validation of an environment's return values and errors; tool call
 bash.py - the text protocol of a bash action, and the faulty turns of a shell episode
 folders.py - folders with arbitrary content of an agent: walk, read, copy, write, delete; temporary folders
 config.py - the settings of a stage's environment: name, split, options, sandbox
-task_checks.py - does a task tell its solution from nothing, always, and from forgeries
+answered.py - an environment of questions with one right answer each
+task_checks.py - checks that a task passes its solution, and fails no solution and forged ones
 task_table.py - tasks from the table of a run, and rows of a JSON lines file of the user
 kata/ - small code-repair tasks, generated, with small models that act in them
 gsm8k/ - grade-school maths from JSON lines or the hub, a reward for the right number

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
+from stages.envs.answered import Question
 from stages.envs.gsm8k import env
-from stages.envs.gsm8k.env import SYSTEM, MathQuestion, remark
+from stages.envs.gsm8k.env import SYSTEM, remark
 from stages.messages import Message, opening_ids
 from stages.runs.activity import Notice, Preparation
 from stages.tiny_models.folders import BuiltModel, Progress, Schedule, ensure_folder, library_versions, with_heads
@@ -80,7 +81,7 @@ def _folder(path: str, cache: Path) -> Path:
     return cache / f"gsm8k-tiny-{recipe_fingerprint(path)[:6]}"
 
 
-def lessons(questions: Sequence[MathQuestion], count: int, seed: int) -> Iterator[Lesson]:
+def lessons(questions: Sequence[Question], count: int, seed: int) -> Iterator[Lesson]:
     """Draw `count` lessons from the words of these questions. The order of random draws determines the weights."""
     rng = random.Random(f"gsm8k/{seed}")  # noqa: S311 - draws data, no secret
     words = sorted({word for question in questions for word in question.text.split()})

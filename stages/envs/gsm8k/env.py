@@ -5,15 +5,13 @@ In order: the number in a text, questions from files of the user or from the hub
 
 import random
 import re
-from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 
-from stages.envs.base import Grade, Observation, Split, Task
-from stages.envs.task_table import TooManyTasks, read_rows
+from stages.envs.answered import AnsweredEnv, Question
+from stages.envs.base import Split
+from stages.envs.task_table import read_rows
 from stages.errors import BadInput
-from stages.messages import Message
-from stages.plurals import counted
 from stages.runs import hub, store
 from stages.runs.kinds import Row
 
@@ -52,16 +50,7 @@ def _plain(text: str) -> str:
     return THOUSANDS.sub("", text.replace("\\$", "").replace("$", "").replace("\N{MINUS SIGN}", "-"))
 
 
-@dataclass(frozen=True)
-class MathQuestion:
-    """One question. `answer` is the right number as text, `question_id` a digest of the question."""
-
-    question_id: str
-    text: str
-    answer: str
-
-
-def load(split: Split, path: str, eval_path: str) -> list[MathQuestion]:
+def load(split: Split, path: str, eval_path: str) -> list[Question]:
     """Return the questions of a split, each once, in the order of the source.
 
     With both paths each file is one split, and no question may be in both. A single file is split by a digest of the
@@ -92,8 +81,8 @@ def load(split: Split, path: str, eval_path: str) -> list[MathQuestion]:
     return train if split == "train" else held_out
 
 
-def _questions(source: str, rows: list[Row]) -> list[MathQuestion]:
-    questions: dict[str, MathQuestion] = {}
+def _questions(source: str, rows: list[Row]) -> list[Question]:
+    questions: dict[str, Question] = {}
     for number, row in enumerate(rows, 1):
         text, solution = row.get("question"), row.get("answer")
         if not isinstance(text, str) or not isinstance(solution, str):
@@ -105,12 +94,11 @@ def _questions(source: str, rows: list[Row]) -> list[MathQuestion]:
             )
         # By the question alone: a repeated one counts once, whatever its solution, and cannot be in two splits.
         question_id = store.digest(text.strip())[:12]
-        questions[question_id] = MathQuestion(question_id, text, str(answer))
+        questions[question_id] = Question(question_id, text, str(answer))
     return list(questions.values())
 
 
-@dataclass(eq=False)
-class Gsm8kEnv:
+class Gsm8kEnv(AnsweredEnv):
     """Implements Environment, HasSolutions and HasSize.
 
     The reward is 1 when `answer_number` equals the recorded number, else 0.
@@ -119,54 +107,37 @@ class Gsm8kEnv:
     another one for the split eval. Without `path` the rows are those of openai/gsm8k on the hub.
     """
 
-    path: str = ""
-    eval_path: str = ""
+    name, system = "gsm8k", SYSTEM
 
-    # Without annotations, and so no fields: options of the constructor are `path` and `eval_path` alone.
-    name = "gsm8k"
-    sandbox = "not-needed"
+    def __init__(self, path: str = "", eval_path: str = "") -> None:
+        self.path, self.eval_path, self.source = path, eval_path, path or HUB_ID
 
     def size(self, split: Split) -> int:
         """Return the number of questions of a split."""
         return len(load(split, self.path, self.eval_path))
 
-    def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
-        """Return questions of a split in an order drawn from the seed; `load` defines the splits."""
+    def questions(self, split: Split, count: int, seed: int) -> list[Question]:
+        """Return all questions of a split in an order drawn from the seed; `load` defines the splits."""
+        del count
         questions = load(split, self.path, self.eval_path)
-        if count > len(questions):
-            source = self.path or HUB_ID
-            raise TooManyTasks(
-                f"{source} holds {counted(len(questions), 'question')} for {split}, not {count}. Ask for fewer tasks.",
-                most=len(questions),
-            )
         random.Random(f"{self.name}/{split}/{seed}").shuffle(questions)  # noqa: S311 - draws data, no secret
-        return [
-            Task(f"{self.name}-{q.question_id}", self.name, split, q.question_id, q.text, {"answer": q.answer})
-            for q in questions[:count]
-        ]
+        return questions
 
-    def reset(self, task: Task) -> list[Message]:
-        """Return the system message and the question."""
-        self._right, self._text = Decimal(task.data["answer"]), ""
-        return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task.prompt}]
+    def score(self, answer: str, question: Question) -> float:
+        """Return 1 for the right number; an answer without a number is wrong, not an error."""
+        return float(answer_number(answer) == Decimal(question.answer))
 
-    def solution(self) -> list[str]:
-        """Return the recorded answer."""
-        return [f"#### {self._right}"]
+    def correction(self, answer: str, question: Question) -> str:
+        """Return which number was read, and the right one."""
+        return remark(answer_number(answer), question.answer)
 
-    def step(self, text: str) -> Observation:
-        """Record the answer and end the episode; the observation of a wrong answer gives the right one."""
-        self._text = text
-        given = answer_number(text)
-        return Observation("" if given == self._right else remark(given, self._right), stop="answered")
+    def is_well_formed(self, answer: str) -> bool:
+        """Return whether the answer marks a number."""
+        return is_marked(answer)
 
-    def grade(self) -> Grade:
-        """Grade the number; an answer without a number is wrong, not an error."""
-        right = answer_number(self._text) == self._right
-        return Grade(float(right), gt_pass=right, protocol_ok=is_marked(self._text))
-
-    def close(self) -> None:
-        """Do nothing: the environment holds no resources."""
+    def right_answer(self, question: Question) -> str:
+        """Return the recorded number, marked."""
+        return f"#### {question.answer}"
 
 
 def remark(given: Decimal | str | None, right: Decimal | str) -> str:

@@ -1,0 +1,103 @@
+"""An environment of questions with one right answer each: a subclass gives the questions, and a score for an answer."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from stages.envs.base import Grade, Observation, Split, Task
+from stages.envs.task_table import TooManyTasks
+from stages.messages import Message
+from stages.plurals import counted
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question and its right answer. family: by default its id; data: what else a score needs, JSON-able."""
+
+    question_id: str
+    text: str
+    answer: str
+    family: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+class AnsweredEnv(ABC):
+    """The methods of an environment of questions; a subclass gives `questions`, and `score` where texts may differ.
+
+    Implements Environment and HasSolutions. `system`: the system message, none where it is empty. `source`: where the
+    questions are from, for the error about too few of them.
+    """
+
+    name: str
+    source: str
+    sandbox = "not-needed"
+    system = ""
+
+    @abstractmethod
+    def questions(self, split: Split, count: int, seed: int) -> Sequence[Question]:
+        """Return at least `count` questions of a split, or all there are; a longer list starts with the shorter one."""
+
+    def score(self, answer: str, question: Question) -> float:
+        """Return 1 for a right answer, by default for an equal text."""
+        return float(answer.strip() == question.answer)
+
+    def correction(self, answer: str, question: Question) -> str:
+        """Return what an agent is told after a wrong answer."""
+        del answer
+        return f"The answer is {question.answer}."
+
+    def is_well_formed(self, answer: str) -> bool:
+        """Return whether an answer keeps to the protocol, by default whether it holds any text."""
+        return bool(answer.strip())
+
+    def right_answer(self, question: Question) -> str:
+        """Return a text with the right answer."""
+        return question.answer
+
+    def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
+        """Return the first `count` questions of a split under a seed."""
+        found = self.questions(split, count, seed)
+        if count > len(found):
+            raise TooManyTasks(
+                f"{self.source} holds {counted(len(found), 'question')} for {split}, not {count}. Ask for fewer tasks.",
+                most=len(found),
+            )
+        return [
+            Task(
+                f"{self.name}-{one.question_id}",
+                self.name,
+                split,
+                one.family or one.question_id,
+                one.text,
+                {"answer": one.answer, **one.data},
+            )
+            for one in found[:count]
+        ]
+
+    def reset(self, task: Task) -> list[Message]:
+        """Return the system message and the question."""
+        further = {name: value for name, value in task.data.items() if name != "answer"}
+        self._question = Question(task.task_id, task.prompt, task.data["answer"], task.family, further)
+        self._answer = ""
+        opening: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
+        return [*opening, {"role": "user", "content": task.prompt}]
+
+    def step(self, text: str) -> Observation:
+        """Record the answer and end the episode; the observation of a wrong answer gives the right one."""
+        self._answer = text
+        right = self.score(text, self._question) >= 1
+        return Observation("" if right else self.correction(text, self._question), stop="answered")
+
+    def grade(self) -> Grade:
+        """Grade the answer by its score."""
+        reward = self.score(self._answer, self._question)
+        return Grade(reward, gt_pass=reward >= 1, protocol_ok=self.is_well_formed(self._answer))
+
+    def solution(self) -> list[str]:
+        """Return the right answer."""
+        return [self.right_answer(self._question)]
+
+    def close(self) -> None:
+        """Forget the answer; the environment holds no resources."""
+        self._answer = ""
