@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from composer_cli.printing import say, visible
-from composer_cli.show.follow import Views, repeating
+from composer_cli.show.follow import view
+from stages.errors import BadInput
 from stages.layout import duration
 from stages.runs.activity import Notice, Preparation
-from stages.runs.run import Interrupted, stop_signals
+from stages.runs.run import Interrupted, Run, stop_signals
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -109,6 +110,52 @@ def stopping(number: int) -> str:
     return STOPPING if number == signal.SIGINT else f"{signal.Signals(number).name}: {STOPPING}"
 
 
+@contextmanager
+def repeating(call: Callable[[], None], every_s: float) -> Iterator[None]:
+    """Call a function in a thread every so many seconds until the block ends."""
+    over = threading.Event()
+
+    def repeat() -> None:
+        while not over.wait(every_s):
+            call()
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        # Joined, so that nothing is printed once the block has ended.
+        over.set()
+        thread.join()
+
+
+@dataclass
+class Views:
+    """Views of several runs under way, by the titles of the runs; `refresh` is called in a thread."""
+
+    folders: dict[str, Callable[[], Path | None]] = field(default_factory=dict)
+    """Return the folder of a run, or None before it has one."""
+    texts: dict[str, str] = field(default_factory=dict)
+    """The newest view of each run, in the order in which the runs began."""
+
+    def remove(self, title: str) -> None:
+        """Stop showing this run."""
+        self.folders.pop(title, None)
+        self.texts.pop(title, None)
+
+    def refresh(self) -> None:
+        """Read all runs again."""
+        for title, find_folder in list(self.folders.items()):
+            try:
+                folder = find_folder()
+                text = view(Run(folder)) if folder else ""
+            except (BadInput, OSError):  # the run's folder is being made or cleaned up
+                continue
+            # The run may have been removed while it was read.
+            if text and title in self.folders:
+                self.texts[title] = text
+
+
 @dataclass
 class HeartbeatLines:
     """Keeps how far each work is, and prints all in one line when asked to, also when nothing finished since."""
@@ -162,8 +209,8 @@ class HeartbeatLines:
         shown = [(title, count(), self.remarks.get(title)) for title, count in list(self.counts.items())]
         state = "; ".join(f"{title}: {text}{f' ({remark})' if remark else ''}" for title, text, remark in shown)
         say(f"{state}, after {duration(time.monotonic() - self.started)}")
-        for view in list(self.views.texts.values()) if self.views else []:
-            say(view)
+        for text in list(self.views.texts.values()) if self.views else []:
+            say(text)
 
 
 @dataclass
@@ -209,7 +256,7 @@ class Bars:
         self._progress, self._views = Progress(*columns), views
         self.live = Live(
             get_renderable=lambda: Group(
-                self._progress, *(Text(visible(view)) for view in (list(views.texts.values()) if views else []))
+                self._progress, *(Text(visible(text)) for text in (list(views.texts.values()) if views else []))
             ),
             console=Terminal(stderr=True),
             transient=True,

@@ -1,14 +1,10 @@
 """`composer show RUN --follow` and `--watch`: what happens inside runs, episode by episode or step by step."""
 
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 
 from composer_cli.show.facts import METRICS, metric_rows
-from stages.errors import BadInput
 from stages.layout import LEFT, RIGHT, aligned, duration
 from stages.runs.display import cell
 from stages.runs.kinds import Row
@@ -61,49 +57,3 @@ def follow(folder: Path, show: Callable[[str], None], every_s: float = 1.0) -> N
         if run.manifest.status != "running":
             return
         time.sleep(every_s)
-
-
-@contextmanager
-def repeating(call: Callable[[], None], every_s: float) -> Iterator[None]:
-    """Call a function in a thread every so many seconds until the block ends."""
-    over = threading.Event()
-
-    def repeat() -> None:
-        while not over.wait(every_s):
-            call()
-
-    thread = threading.Thread(target=repeat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        # Joined, so that nothing is printed once the block has ended.
-        over.set()
-        thread.join()
-
-
-@dataclass
-class Views:
-    """Views of several runs under way, by the titles of the runs; `refresh` is called in a thread."""
-
-    folders: dict[str, Callable[[], Path | None]] = field(default_factory=dict)
-    """Return the folder of a run, or None before it has one."""
-    texts: dict[str, str] = field(default_factory=dict)
-    """The newest view of each run, in the order in which the runs began."""
-
-    def remove(self, title: str) -> None:
-        """Stop showing this run."""
-        self.folders.pop(title, None)
-        self.texts.pop(title, None)
-
-    def refresh(self) -> None:
-        """Read all runs again."""
-        for title, find_folder in list(self.folders.items()):
-            try:
-                folder = find_folder()
-                text = view(Run(folder)) if folder else ""
-            except (BadInput, OSError):  # the run's folder is being made or cleaned up
-                continue
-            # The run may have been removed while it was read.
-            if text and title in self.folders:
-                self.texts[title] = text
