@@ -23,9 +23,9 @@ from composer_cli.printing import (
     interrupt_leaves,
     is_output_failure,
     open_missing_streams,
+    print_error_json,
     say,
     sentence_and_code,
-    tell_json,
 )
 from composer_cli.stage_command import RunCommand, StageCommand, command_function
 from stages import STAGES
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except typer.TyperException as error:
         message = explained(error, words)
         if "--json" in words:
-            tell_json(message, USAGE)
+            print_error_json(message, USAGE)
         say(message)
         sys.exit(USAGE)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from composer_cli.printing import say, visible
+from composer_cli.printing import escape_control_characters, say
 from composer_cli.show.follow import view
 from stages.errors import BadInput
 from stages.layout import duration
@@ -256,7 +256,8 @@ class Bars:
         self._progress, self._views = Progress(*columns), views
         self.live = Live(
             get_renderable=lambda: Group(
-                self._progress, *(Text(visible(text)) for text in (list(views.texts.values()) if views else []))
+                self._progress,
+                *(Text(escape_control_characters(text)) for text in (list(views.texts.values()) if views else [])),
             ),
             console=Terminal(stderr=True),
             transient=True,
@@ -278,13 +279,13 @@ class Bars:
             if not total:
                 if (title, "") not in self._tasks:
                     self._tasks[title, ""] = self._progress.add_task("", total=None, count="")
-                self._progress.update(self._tasks[title, ""], description=visible(f"{title}: {what}"))
+                self._progress.update(self._tasks[title, ""], description=escape_control_characters(f"{title}: {what}"))
                 return
             if (title, "") in self._tasks:
                 self._progress.remove_task(self._tasks.pop((title, "")))
             if (title, what) not in self._tasks:
                 self._tasks[title, what] = self._progress.add_task(
-                    visible(f"{title}: {what}"), total=total, completed=done, count=""
+                    escape_control_characters(f"{title}: {what}"), total=total, completed=done, count=""
                 )  # with what an earlier attempt finished, which took no time of this one
             self._progress.update(self._tasks[title, what], completed=done, total=total, count=f"{done}/{total}")
 

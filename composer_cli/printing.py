@@ -1,7 +1,6 @@
 """What reaches the terminal: results on stdout as text or JSON, sentences on stderr, and how a command ends.
 
-Everything passes through `visible`, which spells out characters that steer a terminal or hide in a text: what models
-and servers write is shown, not obeyed.
+Escapes control characters in everything that is printed, since models and servers wrote some of it.
 """
 
 import errno
@@ -33,8 +32,11 @@ STEERING = re.compile(
 )
 
 
-def visible(text: str) -> str:
-    r"""Return the text with `\x1b` for an escape character, and so on; newlines and tabs stay."""
+def escape_control_characters(text: str) -> str:
+    r"""Return the text with `\x1b` for an escape character, and so on; newlines and tabs stay.
+
+    Escaped are the characters that steer a terminal or hide in a text.
+    """
 
     def escape(found: re.Match[str]) -> str:
         code = ord(found[0])
@@ -43,19 +45,19 @@ def visible(text: str) -> str:
     return STEERING.sub(escape, text)
 
 
-def visible_line(text: str) -> str:
-    r"""Return the visible text on one line: newlines become `\n`."""
-    return visible(text).replace("\n", "\\n")
+def escape_line(text: str) -> str:
+    r"""Return the escaped text on one line: newlines become `\n`."""
+    return escape_control_characters(text).replace("\n", "\\n")
 
 
-def visible_json(text: str) -> str:
-    """Return a JSON document with JSON's own escapes for those characters: its value stays the same."""
+def escape_json(text: str) -> str:
+    """Return a JSON document with JSON's own escapes for control characters: its value stays the same."""
     return STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def print_json(value: Any) -> None:
     """Print one object on stdout; dataclasses in it become objects, and types that JSON lacks become text."""
-    print(visible_json(orjson.dumps(value, default=str).decode()))
+    print(escape_json(orjson.dumps(value, default=str).decode()))
 
 
 def print_text(text: str, colours: Mapping[str, int] | None = None, *, bold_titles: bool = False) -> None:
@@ -65,7 +67,7 @@ def print_text(text: str, colours: Mapping[str, int] | None = None, *, bold_titl
     bold. NO_COLOR forbids both and FORCE_COLOR asks for them, each where it is not empty; otherwise a terminal gets
     them.
     """
-    shown = visible(text)
+    shown = escape_control_characters(text)
     if not os.environ.get("NO_COLOR") and (os.environ.get("FORCE_COLOR") or sys.stdout.isatty()):
         if colours:
             shown = re.sub(rf"\b({'|'.join(colours)})\b", lambda m: f"\x1b[{colours[m[0]]}m{m[0]}\x1b[0m", shown)
@@ -94,21 +96,21 @@ def views() -> Iterator[Callable[[str], None]]:
     from rich.text import Text
 
     with Live(auto_refresh=False) as live:
-        yield lambda text: live.update(Text(visible(text)), refresh=True)
+        yield lambda text: live.update(Text(escape_control_characters(text)), refresh=True)
 
 
 def say(text: str) -> None:
     """Print one line for people on stderr; where nothing can be written there, the exit code has to do."""
     try:
-        print(visible(redacted(text)), file=sys.stderr, flush=True)
+        print(escape_control_characters(redacted(text)), file=sys.stderr, flush=True)
     except (OSError, ValueError):  # a full disk, a terminal that was closed
         discard(sys.stderr)
 
 
-def tell_json(text: str, code: int) -> None:
+def print_error_json(text: str, code: int) -> None:
     """Print a failure on stdout, for commands with --json."""
     with suppress(OSError, ValueError):
-        print(visible_json(json.dumps({"error": redacted(text), "exit_code": code})))
+        print(escape_json(json.dumps({"error": redacted(text), "exit_code": code})))
 
 
 def open_missing_streams() -> None:
@@ -159,7 +161,7 @@ def as_sentences(command: Callable[..., None]) -> Callable[..., None]:
             resumes = "resume" in options and not (options.get("plan") or options.get("dry_run"))
             sentence, code = sentence_and_code(error, resumes=resumes)
             if options.get("json"):
-                tell_json(sentence, code)
+                print_error_json(sentence, code)
             if is_output_failure(error):
                 discard(sys.stdout)
             say(sentence)

@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from composer_cli.printing import visible, visible_line
+from composer_cli.printing import escape_control_characters, escape_line
 from composer_cli.show import rollout as shown_rollouts
 from composer_cli.show import text
 from stages.messages import Message
@@ -68,7 +68,7 @@ class Rollout:
         shown = ("arm", "reward", "passed", "hacked", "terminated_by", "error_type")
         outcome = (f"{label} {plain(value)}" for label, value in self.outcome.items() if label in shown)
         facts = ", ".join([*outcome, f"{len(self.messages)} messages"])
-        return f"<rollout {visible_line(f'{self.rollout_id}: {facts}')}>"
+        return f"<rollout {escape_line(f'{self.rollout_id}: {facts}')}>"
 
     def __str__(self) -> str:
         return text.transcript_text(self.folder, self._shown(), full=True)
@@ -77,7 +77,7 @@ class Rollout:
         """Return the conversation for a notebook, without scripts and without anything from elsewhere."""
         one = self._shown()
         parts = [
-            f"<p><b>{escape(visible(one.title))}</b></p>",
+            f"<p><b>{escape(escape_control_characters(one.title))}</b></p>",
             _table(one.opening(self.folder)),
             *(_block(title, text) for title, text in one.blocks()),
             "<p><b>grading</b></p>",
@@ -89,7 +89,8 @@ class Rollout:
 
 def _table(facts: Mapping[str, str]) -> str:
     cells = (
-        f"<tr><td>{escape(visible(name))}</td><td>{escape(visible(text))}</td></tr>" for name, text in facts.items()
+        f"<tr><td>{escape(escape_control_characters(name))}</td><td>{escape(escape_control_characters(text))}</td></tr>"
+        for name, text in facts.items()
     )
     return f"<table>{''.join(cells)}</table>"
 
@@ -100,9 +101,9 @@ def _block(title: str, text: str) -> str:
     border = ACTION_BORDER if title.startswith("assistant") else BORDER
     shown = (
         f'<pre style="{border}; margin: 0.2em 0 0.8em; padding-left: 0.8em; white-space: pre-wrap; '
-        f'overflow-wrap: anywhere">{escape(visible(text))}</pre>'
+        f'overflow-wrap: anywhere">{escape(escape_control_characters(text))}</pre>'
     )
-    head = f"<b>{escape(visible(title))}</b>"
+    head = f"<b>{escape(escape_control_characters(title))}</b>"
     if lines <= OPEN_LINES and len(text) <= OPEN_CHARACTERS:
         return f"<div>{head}{shown}</div>"
     return f"<details><summary>{head}, {lines:,} lines</summary>{shown}</details>"

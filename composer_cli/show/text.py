@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 from rich.cells import cell_len, set_cell_size
 
-from composer_cli.printing import visible, visible_line
+from composer_cli.printing import escape_control_characters, escape_line
 from composer_cli.show.blocks import as_text
 from composer_cli.show.facts import (
     first_rows,
@@ -50,14 +50,14 @@ def status_tables(runs: Sequence[RunLine], jobs: Sequence[dict[str, Any]]) -> st
     """Return runs and submitted jobs as a table each, where there are any: words to the left, numbers to the right."""
     cells = [
         (
-            visible_line(line.run),
+            escape_line(line.run),
             line.status,
             age(line.age_s) if line.began else "",
             f"{line.done}/{line.planned}" if line.planned else "",
             f"{line.cost_usd:.2f}" if line.began else "",
             duration(line.seconds) if line.seconds else "",
-            visible_line(line.device),
-            visible_line(line.reason),
+            escape_line(line.device),
+            escape_line(line.reason),
         )
         for line in runs
     ]
@@ -65,7 +65,7 @@ def status_tables(runs: Sequence[RunLine], jobs: Sequence[dict[str, Any]]) -> st
     titles = ("run", "status", "age", "units", "USD", "took", "device", "reason")
     tables = [aligned(cells, titles, sides)] if runs else []
     if jobs:
-        rows = [(job["job"], job["on"], job["status"], age(job["age_s"]), visible_line(job["reason"])) for job in jobs]
+        rows = [(job["job"], job["on"], job["status"], age(job["age_s"]), escape_line(job["reason"])) for job in jobs]
         tables.append(aligned(rows, ("job", "on", "status", "age", "reason")))
     return "\n\n".join(tables)
 
@@ -73,8 +73,7 @@ def status_tables(runs: Sequence[RunLine], jobs: Sequence[dict[str, Any]]) -> st
 def query_table(columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> str:
     """Return the answer to a query as a table; columns of numbers to the right."""
     cells = [
-        ["-" if v is None else visible_line(f"{v:.6g}" if isinstance(v, float) else str(v)) for v in row]
-        for row in rows
+        ["-" if v is None else escape_line(f"{v:.6g}" if isinstance(v, float) else str(v)) for v in row] for row in rows
     ]
     numeric = [bool(rows) and all(isinstance(row[i], (int, float)) for row in rows) for i in range(len(columns))]
     return aligned(cells, columns, ["right" if number else "left" for number in numeric] if rows else None)
@@ -176,7 +175,7 @@ def _row(row: Row) -> str:
 
 def indented(content: str) -> str:
     """Return the lines of a text behind four spaces, so that none looks like a title."""
-    return "\n".join(f"    {line}" for line in visible(content).removesuffix("\n").split("\n"))
+    return "\n".join(f"    {line}" for line in escape_control_characters(content).removesuffix("\n").split("\n"))
 
 
 # Rollouts.
@@ -211,7 +210,7 @@ def index_text(found: RolloutPage, wanted: RolloutFilter, called: str) -> str:
             lines.append(f"and {more:,} more: -n {found.total}")
         lines += [
             "",
-            f"composer show {visible_line(called)} {shlex.quote(visible_line(found.rows[0]['short']))} prints the "
+            f"composer show {escape_line(called)} {shlex.quote(escape_line(found.rows[0]['short']))} prints the "
             "first; any part of an id will do that no other id has.",
         ]
     return "\n".join(lines)
@@ -231,7 +230,7 @@ def _table(rows: Sequence[Row]) -> str:
         ("ended by", "left", [row["terminated_by"] for row in rows]),
     ]
     shown = [
-        (title, side, ["" if value is None else visible_line(str(value)) for value in values])
+        (title, side, ["" if value is None else escape_line(str(value)) for value in values])
         for title, side, values in columns
         if any(value not in (None, "") for value in values)
     ]
@@ -247,7 +246,7 @@ def _table(rows: Sequence[Row]) -> str:
 
 def _previews(prompts: Sequence[str]) -> list[str]:
     """Return prompts on one line each, without a long beginning that all tasks share."""
-    lines = [visible(" ".join(prompt.split())) for prompt in prompts]
+    lines = [escape_control_characters(" ".join(prompt.split())) for prompt in prompts]
     different = set(filter(None, lines))
     if len(different) < 2:
         return lines
@@ -266,12 +265,12 @@ def transcript_text(folder: Path, rollout: Rollout, *, full: bool) -> str:
     """
 
     def section(title: str, content: str) -> str:
-        return f"{visible_line(title)}\n{indented(content if full else _shortened(content))}"
+        return f"{escape_line(title)}\n{indented(content if full else _shortened(content))}"
 
-    facts = [f"  {label:<9} {visible_line(text)}" for label, text in rollout.opening(folder).items()]
-    grades = [f"  {visible_line(name):<25} {visible_line(text)}" for name, text in rollout.grading().items()]
+    facts = [f"  {label:<9} {escape_line(text)}" for label, text in rollout.opening(folder).items()]
+    grades = [f"  {escape_line(name):<25} {escape_line(text)}" for name, text in rollout.grading().items()]
     parts = [
-        "\n".join([visible_line(rollout.title), *facts]),
+        "\n".join([escape_line(rollout.title), *facts]),
         *(section(*part) for part in rollout.blocks()),
         "\n".join(["grading", *(grades or ["  not graded"])]),
         *(section(*part) for part in rollout.logs()),

@@ -13,7 +13,7 @@ from urllib.parse import quote, urlencode
 
 import orjson
 
-from composer_cli.printing import visible
+from composer_cli.printing import escape_control_characters
 from composer_cli.settings import assignment, default_of, known, nested
 from composer_cli.show import runs
 from composer_cli.show.blocks import (
@@ -105,7 +105,7 @@ def templates() -> "jinja2.Environment":
 def render(template: str, /, **values: Any) -> bytes:
     """Return a page. What models wrote may turn the direction of its text, or be no character that a file can hold."""
     page = templates().get_template(f"{template}.html.j2").render(**values)
-    return visible(page).encode(errors="replace")
+    return escape_control_characters(page).encode(errors="replace")
 
 
 def _arms(blocks: Sequence[Any]) -> list[str]:

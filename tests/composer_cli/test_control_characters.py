@@ -8,7 +8,7 @@ import pytest
 from support.command_line import collect
 from support.server import Reply, answer, serving
 
-from composer_cli.printing import visible, visible_json, visible_line
+from composer_cli.printing import escape_control_characters, escape_json, escape_line
 
 EVIL = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202egnp.exe\r\x08\x00 | \x7f\x85\x0b\x0c\x1c\u2028"
 RAW = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2028\u2029]")
@@ -58,9 +58,9 @@ def test_no_command_passes_control_characters_on(composer, tmp_path):
     ],
 )
 def test_what_steers_is_spelled_and_the_rest_stays(text, shown):
-    assert visible(text) == shown
-    assert visible_line(text) == shown.replace("\n", "\\n")
+    assert escape_control_characters(text) == shown
+    assert escape_line(text) == shown.replace("\n", "\\n")
 
 
 def test_json_keeps_its_meaning():
-    assert json.loads(visible_json(json.dumps(EVIL, ensure_ascii=False))) == EVIL
+    assert json.loads(escape_json(json.dumps(EVIL, ensure_ascii=False))) == EVIL
