@@ -20,31 +20,27 @@ import torch
 from train_step import PAIRS, Step, measure, new_model, ours_dpo, ours_grpo, random_pairs
 
 from stages.training.channels import CHANNELS
-from stages.training.config import Weights
-from stages.training.data import PairSource, TokenPair, own_episode
-from stages.training.hints import HintedTurn
+from stages.training.channels.episodes import EpisodeSource, own_episode
+from stages.training.channels.hints import HintedTurn, HintSource
+from stages.training.channels.pairs import PairSource, TokenPair
 from stages.training.scoring import Tree
-from stages.training.step import ChannelBatch
+from stages.training.settings import Hints
+from stages.training.step import Batch
 
 MANY = 100_000
 
 
-def rows_of(names: list[str], source: PairSource) -> Any:
-    """The rows that these channels use; a hinted turn is an answer again, behind a prompt with 16 tokens more."""
-    used = {CHANNELS[name].row_source for name in names}
+def rows_of(source: PairSource) -> Any:
+    """The rows of all sources; a hinted turn is an answer again, behind a prompt with 16 tokens more."""
 
-    def rows(episodes: list[Any], step: int) -> ChannelBatch:
+    def rows(episodes: list[Any], step: int) -> Batch:
         samples = [episode.steps[0].sample for episode in episodes[:16]]
         hinted = [
             HintedTurn(Tree(s.prompt_ids, (s.completion_ids,)), Tree(s.prompt_ids + [300] * 16, (s.completion_ids,)))
             for s in samples
         ]
         own = [episode for episode in map(own_episode, episodes) if episode is not None]
-        return ChannelBatch(
-            source.batch(0) if "pairs" in used else [],
-            hinted if "hinted" in used else [],
-            own if "episodes" in used else [],
-        )
+        return Batch({"pairs": source.rows([], 0), "hinted": hinted, "episodes": own})
 
     return rows
 
@@ -55,7 +51,7 @@ def dealt() -> tuple[float, float]:
     times = []
     for step in range(1000):
         started = time.perf_counter()
-        source.batch(step)
+        source.rows([], step)
         times.append(time.perf_counter() - started)
     return times[0], statistics.median(times)
 
@@ -73,8 +69,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
 
         def step(*names: str) -> Step:
-            rows = rows_of(list(names), source)
-            return ours_grpo(folder, Weights(**dict.fromkeys(names, 1.0)), rows, source, shared=True, teacher=teacher)
+            hinted = HintSource(Hints(), None, None, lambda step, found: None)
+            sources = [source, hinted, EpisodeSource(teacher)]
+            return ours_grpo(folder, names, rows_of(source), sources, shared=True)
 
         steps = {"grpo": step(), "dpo alone": ours_dpo(pairs)} | {f"grpo + {name}": step(name) for name in every}
         times = measure(steps | {"grpo + dpo + sdpo": step("dpo", "sdpo"), "grpo + all": step(*every)}, rounds)

@@ -182,13 +182,13 @@ def hack_pairs(rows: Rows) -> list[list[dict[str, Any]]]:
 
 def channel_rows(names: tuple[str, ...], rows: Rows = ROWS) -> Any:
     """The rows of the channels; those that no channel uses are left out."""
-    from stages.training.channels import CHANNELS
-    from stages.training.data import OwnEpisode, TokenPair
-    from stages.training.hints import HintedTurn
+    from stages.training.channels import row_sources
+    from stages.training.channels.episodes import OwnEpisode
+    from stages.training.channels.hints import HintedTurn
+    from stages.training.channels.pairs import TokenPair
     from stages.training.scoring import Tree
-    from stages.training.step import ChannelBatch
+    from stages.training.step import Batch
 
-    used = {CHANNELS[name].row_source for name in names}
     pairs = [
         TokenPair(str(i), Tree(ids(rows.prompt, 100 + i), (ids(rows.turn, 200 + i), ids(rows.turn, 300 + i))))
         for i in range(PAIRS)
@@ -200,31 +200,29 @@ def channel_rows(names: tuple[str, ...], rows: Rows = ROWS) -> Any:
         for prompt, answer in sampled
     ]
     own = [OwnEpisode(Tree(prompt, (answer,)), [1] * rows.answer, [-12.0] * rows.answer) for prompt, answer in sampled]
-    return ChannelBatch(
-        pairs if "pairs" in used else [], hinted if "hinted" in used else [], own if "episodes" in used else []
-    )
+    every = {"pairs": pairs, "hinted": hinted, "episodes": own}
+    return Batch({kind.name: every[kind.name] for kind in row_sources(names)})
 
 
 def channels(names: tuple[str, ...], rows: Any, model: Any, teacher: Any, num_steps: int) -> Any:
     """The channels of these names at weight 1, on rows of `channel_rows`; the model is their reference, too."""
-    from stages.training.config import Weights
-    from stages.training.data import PairSource
-    from stages.training.settings import Hints, Pairs
+    from stages.training.channels.episodes import EpisodeSource
+    from stages.training.channels.hints import HintSource
+    from stages.training.channels.pairs import PairSource
+    from stages.training.config import Config
+    from stages.training.settings import Hints
     from stages.training.step import Channels
 
-    source = None
-    if rows.pairs:
-        source = PairSource(list(rows.pairs), per_step=PAIRS, seed=0)
-        source.cache_reference(model.eval())
-    return Channels(
-        Weights(**dict.fromkeys(names, 1.0)),
-        Pairs(per_step=PAIRS),
-        Hints(),
-        source=source,
-        teacher=teacher,
-        temperature=1.0,
-        num_steps=num_steps,
+    pairs = PairSource(list(rows.of("pairs")), per_step=PAIRS, seed=0)
+    if pairs.pairs:
+        pairs.cache_reference(model.eval())
+    config = Config(
+        weights=dict.fromkeys(names, 1.0),
+        pairs={"per_step": PAIRS},
+        teacher={"model": "teacher"},
+        optimisation={"steps": num_steps},
     )
+    return Channels(config, [pairs, HintSource(Hints(), None, None, lambda step, found: None), EpisodeSource(teacher)])
 
 
 def model_shape(size: str, layers: int | None) -> Any:
@@ -326,7 +324,7 @@ def trainer(
         rollouts=Given(rows),
         record=lambda step, episodes: None,
         channels=channels(names, beside, model, teacher, steps),
-        channel_rows=lambda episodes, step: beside,
+        rows=lambda episodes, step: beside,
         gradient_cosine_every=0,
         max_tokens=budget,
         **common,

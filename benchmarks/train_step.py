@@ -18,7 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,13 @@ from trl import DPOConfig, DPOTrainer, GRPOTrainer
 
 from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy
-from stages.training.config import Weights
-from stages.training.data import PairSource, TokenPair
+from stages.training.channels.pairs import PairSource, TokenPair
+from stages.training.config import Config
 from stages.training.rollouts import LockStep, Schedule
 from stages.training.scoring import Tree
-from stages.training.settings import Hints, Optimisation, Pairs
+from stages.training.settings import Optimisation
 from stages.training.setup import trl_config
-from stages.training.step import ChannelBatch, Channels, ComposedTrainer
+from stages.training.step import Batch, Channels, ComposedTrainer
 
 PAIRS, PROMPT, ANSWER, TOKENS, VOCABULARY = 16, 96, 24, 64, 512
 SETTINGS = Optimisation(steps=10_000, prompts_per_step=8, generations=8)
@@ -84,11 +84,11 @@ def ours_dpo(pairs: list[TokenPair]) -> Step:
     model = new_model().train()
     source = PairSource(pairs, per_step=PAIRS, seed=0)
     source.cache_reference(model)
-    channels = Channels(Weights(dpo=1.0), Pairs(), Hints(), source=source, teacher=None, temperature=1.0, num_steps=1)
+    channels = Channels(Config(weights={"dpo": 1.0}), [source])
     optimizer = torch.optim.AdamW(model.parameters(), 1e-5)
 
     def step() -> None:
-        losses, _ = channels.losses(model, ChannelBatch(source.batch(0)))
+        losses, _ = channels.losses(model, Batch({"pairs": source.rows([], 0)}))
         losses["dpo"].loss.backward()
         finish(model, optimizer)
 
@@ -158,22 +158,20 @@ def tasks() -> list[Any]:
 
 def ours_grpo(
     folder: str,
-    weights: Weights,
-    rows: Callable[[Any, int], ChannelBatch],
-    source: PairSource | None,
+    names: Sequence[str] = (),
+    rows: Callable[[Any, int], Batch] = lambda episodes, step: Batch(),
+    sources: Sequence[Any] = (),
     shared: bool = False,
-    teacher: Any = None,
 ) -> Step:
     policy, args = grpo_parts(folder)
-    channels = Channels(
-        weights, Pairs(), Hints(top_k=None), source=source, teacher=teacher, temperature=1.0, num_steps=1
-    )
+    config = Config(weights=dict.fromkeys(names, 1.0), hints={"top_k": None}, teacher={"model": "teacher"})
+    channels = Channels(config, sources)
     trainer = ComposedTrainer(
         policy=policy,
         rollouts=LockStep(OneTurn, policy, Schedule(tasks(), groups=8, generations=8, seed=0), max_steps=1),
         record=lambda step, episodes: None,
         channels=channels,
-        channel_rows=rows,
+        rows=rows,
         gradient_cosine_every=0,
         shared_prompts=shared,
         args=args,
@@ -230,8 +228,8 @@ def main() -> None:
             {
                 "dpo ours": ours_dpo(pairs),
                 "dpo TRL": trl_dpo(pairs, folder),
-                "grpo plain": ours_grpo(folder, Weights(), lambda e, s: ChannelBatch(), None),
-                "grpo shared": ours_grpo(folder, Weights(), lambda e, s: ChannelBatch(), None, shared=True),
+                "grpo plain": ours_grpo(folder),
+                "grpo shared": ours_grpo(folder, shared=True),
                 "grpo TRL": trl_grpo(folder),
             },
             rounds,

@@ -21,7 +21,7 @@ from stages.runs import reporting, store
 from stages.runs.kinds import CHECKPOINT, DIRECTION, HINT, PAIR, ROLLOUT, STEP, TRAINING_REWARD
 from stages.runs.run import Inputs, Interrupted, RunWriter, Slot
 from stages.runs.stage import Plan, Stage
-from stages.training.channels import CHANNELS
+from stages.training.channels import row_sources
 from stages.training.config import Config
 from stages.training.plan import check_memory, resolve, room
 
@@ -168,34 +168,17 @@ def _assemble(
     folder: of checkpoints to resume from. outer: DiLoCo's rounds. direction: what is taken out of the training.
     """
     from stages.training import checkpoints, distributed, projection, setup, step
+    from stages.training.channels.base import Given
     from stages.training.report import TrainingJournal
 
     config, policy, ranks = resolved.config, student.policy, student.ranks
     size, environment = config.optimisation, config.opener()()
     journal = TrainingJournal(out, rollouts.policy, environment.sandbox)
-    # 1. What the channels learn from besides rollouts: pairs with their reference, and a teacher.
-    source = None
-    if (pairs := inputs.optional("pairs")) is not None:
-        source = setup.load_pairs(pairs, config.pairs, policy.tokenizer, seed=config.seed, out=out)
+    # 1. The channels with their row sources, from the model that training starts from: whole, and without an adapter.
     if student.sharded is not None:
-        student.sharded.gather()  # for all that reads weights before the first step
-    if source is not None and any(CHANNELS[name].needs_reference for name in config.weights.active()):
-        # Before a peft adapter is added and any step is taken: the reference is the model that training starts from.
-        with student.autocast():
-            source.cache_reference(policy.model, ranks=ranks)
-    teacher = setup.load_teacher(config.teacher, policy, out) if config.teacher else None
-    served_teacher = teacher if config.teacher and config.teacher.served else None
-    channels = step.Channels(
-        config.weights,
-        config.pairs,
-        config.hints,
-        source=source,
-        teacher=None if served_teacher else teacher,
-        temperature=config.policy.temperature,
-        num_steps=size.steps,
-        taid=config.taid,
-        eopd=config.eopd,
-    )
+        student.sharded.gather()
+    given = Given(config, inputs, student, environment, out, journal.hints)
+    channels = step.Channels(config, [kind.open(given) for kind in row_sources(config.weights.active())])
     # 2. Callbacks. DiLoCo's precedes Supervision, which marks a checkpoint as complete once the others have written.
     callbacks: list[Any] = [] if outer is None else [outer]
     callbacks.append(checkpoints.Supervision(out, channels, folder, ranks))
@@ -208,9 +191,7 @@ def _assemble(
         "rollouts": rollouts,
         "record": journal.rollouts,
         "channels": channels,
-        "channel_rows": step.channel_rows(
-            channels, config.hints, source, policy, environment, out, journal.hints, served_teacher
-        ),
+        "rows": channels.rows,
         "gradient_cosine_every": size.gradient_cosine_every,
         "shared_prompts": size.shared_prompts,
         "max_tokens": size.max_tokens_per_micro_batch,

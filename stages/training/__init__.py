@@ -4,14 +4,12 @@ What is trained:
 config.py - the configuration of one arm, and the setting `weights` with one field a channel
 settings.py - its tables: pairs, hints, TAID, EOPD, optimisation, distribution, adapter
 plan.py - the configuration resolved once: choices by the model's size, refusals, the estimate of memory
-setup.py - what a training starts from: TRL's configuration, the pairs, the teacher, seeds
+setup.py - what a training starts from: TRL's configuration, the adapter, seeds
 
 One step:
 step.py - the step from its rows to its report: one forward pass, the channels' losses, their sum with GRPO's
-channels/ - the channels besides GRPO: the registry, and one class a channel
+channels/ - the channels besides GRPO: the registry, and each source of rows in a file with its channels
 rollouts.py - which episodes a step is made of, how they are played, and TRL's columns of them
-data.py - preference pairs and sampled episodes as rows: token ids, and what a channel's loss gets
-hints.py - hinted turns as rows: faults, hints, demonstrations, and the student as its own teacher
 scoring.py - several completions of one prompt scored in one pass; GRPO's groups; rows without padding
 weights.py - the weights of the servers that are sampled from: which server, how it follows, how it is checked
 
@@ -24,8 +22,9 @@ report.py - what a training records of its steps, what a finished one writes, th
 
 One training step, in reading order, is five files: stages/train.py `run` resolves the plan, loads the model, assembles
 the trainer and starts it; step.py has the step itself, and calls rollouts.py to play the episodes and a channel, such
-as channels/preference.py, for its loss, which a kernel such as stages/losses/preference.py computes. After a kill:
+as those of channels/pairs.py, for its loss, which a kernel such as stages/losses/preference.py computes. After a kill:
 `_fit` in stages/train.py resumes from what checkpoints.py marked as complete.
 
-A new channel is a kernel in stages/losses, a subclass of `Channel`, and a line in the registry `CHANNELS`.
+A new channel is a kernel in stages/losses, a subclass of `Channel`, and an entry in the registry `CHANNELS`; with rows
+of a new kind, a subclass of `RowSource` in the same file.
 """

@@ -47,9 +47,10 @@ class Supervision(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Give the self-teacher the weights that training starts from."""
+        """Give the row sources the model that training starts from."""
         # Not earlier: only now the model has its adapter, and the weights of the checkpoint that it resumes from.
-        self._channels.self_teacher.begin(kwargs["model"])
+        for source in self._channels.sources.values():
+            source.begin(kwargs["model"])
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Mark the checkpoint as complete, after everything else of it has been written."""
@@ -57,7 +58,8 @@ class Supervision(TrainerCallback):
         if not self._ranks.first:
             return
         folder = self._folder / f"checkpoint-{state.global_step}"
-        self._channels.self_teacher.save(folder)
+        for source in self._channels.sources.values():
+            source.save(folder)
         store.write_json(folder / MARKER, {"step": state.global_step, "channels": self._channels.state()})
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -69,8 +71,9 @@ class Supervision(TrainerCallback):
             self._written_at = time.monotonic()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Update the self-teacher, report progress and check for a request to stop."""
-        self._channels.self_teacher.after_step(kwargs["model"])
+        """Let the row sources follow, report progress and check for a request to stop."""
+        for source in self._channels.sources.values():
+            source.after_step(kwargs["model"])
         self._out.progress("training steps", state.global_step, state.max_steps)
         # A signal reaches the processes at different steps; all must save and stop after the same one.
         if any(self._ranks.gather(self._out.stop.is_set())):

@@ -56,6 +56,10 @@ class ChannelWeights(Settings):
             raise ValidationError.from_exception_data(cls.__name__, errors)
         return given
 
+    def identity(self) -> dict[str, Any]:
+        """Return all weights, those of channels that were registered after import among them."""
+        return self.model_dump()
+
     def active(self) -> dict[str, float]:
         """Return the channels besides GRPO with a weight, by name, in the order of the registry."""
         weights = self.model_dump()
@@ -114,8 +118,8 @@ class Config(EnvStageConfig):
                 "weights.grpo is 0 and no channel has a weight, so nothing would be trained; "
                 "give a channel a weight, such as weights.sft=1 with pairs, or leave weights.grpo at 1"
             )
-        if self.teacher is None and any(CHANNELS[name].needs_teacher for name in self.weights.active()):
-            needing = [f"weights.{name}" for name, channel in CHANNELS.items() if channel.needs_teacher]
+        if self.teacher is None and any("teacher" in CHANNELS[name].needs for name in self.weights.active()):
+            needing = [f"weights.{name}" for name, channel in CHANNELS.items() if "teacher" in channel.needs]
             raise ValueError(f"{' and '.join(needing)} need a teacher: set teacher.model")
         if self.hints.source == "llm" and self.hints.llm is None:
             raise ValueError('hints.source = "llm" needs hints.llm: set hints.llm.model and its base_url')

@@ -32,7 +32,7 @@ from stages.policy import adapters
 from stages.policy.local import LocalPolicy
 from stages.training.plan import TrainPlan
 from stages.training.scoring import HALF, Tree, score, token_log_probs
-from stages.training.step import ChannelBatch, ComposedTrainer
+from stages.training.step import Batch, ComposedTrainer
 
 WITHIN = "composer_within"
 """The model's method that FSDP takes for its forward pass: whatever is computed from its weights before one backward
@@ -200,7 +200,7 @@ class ShardedTrainer(ComposedTrainer):
     def _parts(self, inputs: dict[str, Any]) -> list[dict[str, Any]]:
         """Return equally many parts on every process, the last ones without rows: each pass ends in a sum over all."""
         parts = super()._parts(inputs)
-        return parts + [{"channels": ChannelBatch()}] * (max(self._ranks.gather(len(parts))) - len(parts))
+        return parts + [{"channels": Batch()}] * (max(self._ranks.gather(len(parts))) - len(parts))
 
     def _part_loss(self, model: Any, part: dict[str, Any], whole: dict[str, Any]) -> Float[Tensor, ""]:
         """Return a part's loss; its backward pass ends in each process' share of the mean gradients.

@@ -244,7 +244,7 @@ def refusals(plan: TrainPlan) -> Iterator[str]:
 def _of_inputs(plan: TrainPlan) -> Iterator[str]:
     """Yield what is wrong between the model, the runs that are given, and the losses that are to be learned from."""
     config, weights = plan.config, plan.config.weights.active()
-    on_pairs = [name for name, channel in CHANNELS.items() if channel.row_source == "pairs"]
+    on_pairs = [name for name, channel in CHANNELS.items() if "pairs" in channel.needs]
     needing = [name for name in on_pairs if name in weights]
     if needing and not plan.pairs:
         yield (

@@ -20,9 +20,9 @@ from stages.runs import store
 from stages.runs.kinds import HINT, ROLLOUT, STEP, TRAINING_REWARD, Row
 from stages.runs.run import RunWriter
 from stages.training.channels import CHANNELS
+from stages.training.channels.hints import Hint
 from stages.training.checkpoints import KEPT
 from stages.training.config import Config
-from stages.training.hints import Hint
 from stages.training.projection import accounts
 from stages.training.step import ComposedTrainer
 

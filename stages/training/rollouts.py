@@ -18,7 +18,7 @@ from stages.messages import opening_ids
 from stages.policy.base import Policy
 from stages.rollouts.agent_loop import Episode, play
 from stages.runs import store
-from stages.training.data import OwnEpisode, own_episode
+from stages.training.channels.episodes import OwnEpisode, own_episode
 from stages.training.scoring import Tree
 from stages.training.settings import Optimisation
 

@@ -134,7 +134,7 @@ def _separately(model: Any, trees: Sequence[Tree]) -> Float[Tensor, "n h"]:
     rows = list(enumerate((tree.prompt, branch) for tree in trees for branch in tree.branches))
     device = next(model.parameters()).device
     found, order = list[Tensor](), list[int]()
-    for bucket in alike(rows, lambda row: sum(map(len, row[1])), lambda length: length, MAX_TOKENS):
+    for bucket in by_length(rows, lambda row: sum(map(len, row[1])), lambda length: length, MAX_TOKENS):
         inputs = [prompt + branch[:-1] for _, (prompt, branch) in bucket]
         width = max(map(len, inputs))
         places = [
@@ -152,7 +152,7 @@ def _separately(model: Any, trees: Sequence[Tree]) -> Float[Tensor, "n h"]:
     return torch.cat(found).index_select(0, index)
 
 
-def alike(
+def by_length(
     items: Sequence[Item], length: Callable[[Item], int], cost: Callable[[int], int], most: int
 ) -> list[list[Item]]:
     """Group items of like length; `cost` is that of one item padded to a length, `most` the limit of a group's cost."""
@@ -249,7 +249,7 @@ def statistics(
     return empty.index_put((rows, columns), logps), empty.index_put((rows, columns), entropy.detach())
 
 
-def taken(left: list[Any], inputs: Mapping[str, Tensor], *, all_left: bool) -> list[Any]:
+def rows_in_batch(left: list[Any], inputs: Mapping[str, Tensor], *, all_left: bool) -> list[Any]:
     """Take the rows of one completion that are in TRL's batch out of `left`; with `all_left`, all rows.
 
     Scored together with the batch these rows cost nothing (`score_together`), and TRL shuffles a step's rollouts before
@@ -280,7 +280,7 @@ def pack(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     return parts
 
 
-def evened(parts: list[list[int]], count: int) -> list[list[int]]:
+def split_until(parts: list[list[int]], count: int) -> list[list[int]]:
     """Return the same rows in `count` parts, at least `len(parts)` and at most the rows: the largest are halved."""
     parts = list(parts)
     while len(parts) < count:
@@ -551,12 +551,12 @@ def laid_out(families: Sequence[Family]) -> tuple[list[int], list[int], list[int
     return ids, positions, wanted, segments
 
 
-Beside = Sequence[Sequence[int]]
+ExtraLists = Sequence[Sequence[int]]
 """Lists of integers that are copied to the device together with a layout."""
 
 
 def ragged(
-    segments: Sequence[Segment], beside: Beside, device: torch.device, dtype: torch.dtype
+    segments: Sequence[Segment], extra_lists: ExtraLists, device: torch.device, dtype: torch.dtype
 ) -> tuple[list[Int[Tensor, " N"]], Ragged]:
     """Return the segments in the order of the row, of which they are all, and the copied lists."""
     segments = sorted(segments)
@@ -567,14 +567,14 @@ def ragged(
     ]
     seen = [one.prompt_length + one.length for one in segments]
     ends = [[0, *accumulate(one.length for one in segments)], [0, *accumulate(seen)]]
-    lists = [torch.tensor(values, dtype=torch.long) for values in (*beside, keys, *ends)]
+    lists = [torch.tensor(values, dtype=torch.long) for values in (*extra_lists, keys, *ends)]
     *given, of_keys, query_bounds, key_bounds = on_device(lists, device)
     longest = (max(one.length for one in segments), max(seen))
     return given, Ragged(of_keys, query_bounds.int(), key_bounds.int(), longest, dtype)
 
 
 def padded(
-    segments: Sequence[Segment], beside: Beside, device: torch.device, dtype: torch.dtype
+    segments: Sequence[Segment], extra_lists: ExtraLists, device: torch.device, dtype: torch.dtype
 ) -> tuple[list[Int[Tensor, " N"]], Padded]:
     """Return the segments in blocks of like length, branches separate from prompts, and the copied lists."""
     del dtype
@@ -583,7 +583,7 @@ def padded(
     num_padded = 0
     for behind in (False, True):
         kind = [one for one in segments if bool(one.prompt_length) == behind]
-        for bucket in alike(kind, lambda one: one.length + one.prompt_length, lambda length: length**2, MAX_SCORES):
+        for bucket in by_length(kind, lambda one: one.length + one.prompt_length, lambda length: length**2, MAX_SCORES):
             start, length, prompt, prompt_length = torch.tensor(bucket)[..., None].unbind(1)  # [B, 1] each
             own = _positions(start, length)
             seen = torch.cat([_positions(prompt, prompt_length), own], 1) if behind else own
@@ -597,7 +597,7 @@ def padded(
             num_padded += own.numel()
     tokens, results = torch.cat(places, 1)
     order = torch.empty_like(results).index_put_((tokens,), results)
-    given = [torch.tensor(values, dtype=torch.long) for values in beside]
+    given = [torch.tensor(values, dtype=torch.long) for values in extra_lists]
     *given, query, key, order = on_device([*lengths, *given, torch.cat(queries), torch.cat(keys), order], device)
     # Blocks without prompts come first, and have no lengths.
     prompts = [None] * (len(shapes) - len(lengths)) + given[: len(lengths)]

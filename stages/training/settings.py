@@ -7,10 +7,6 @@ from pydantic import Field
 from stages.policy.base import PolicyConfig
 from stages.runs.settings import Settings
 
-RowSource = Literal["pairs", "hinted", "episodes"]
-"""What a channel learns from: extracted preference pairs, hinted turns, or whole sampled episodes."""
-
-
 DpoForm = Literal[
     "sigmoid",
     "hinge",

@@ -1,4 +1,4 @@
-"""What a training starts from: TRL's configuration, the pairs, the teacher, and seeds."""
+"""What a training starts from: TRL's configuration, the adapter, and seeds."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,15 +13,9 @@ from pydantic import TypeAdapter, ValidationError
 from trl.trainer.grpo_config import GRPOConfig
 
 from stages.errors import UsageError, refusal
-from stages.policy.base import PolicyConfig
-from stages.policy.local import LocalPolicy, load_model
-from stages.policy.vllm import VllmPolicy
-from stages.rollouts.trace import pairs_with_states
 from stages.runs.reporting import PROJECT
-from stages.runs.run import Run, RunWriter
-from stages.training.data import PairSource, tokenise
 from stages.training.plan import SMALL_RATE, TrainPlan
-from stages.training.settings import AdapterSettings, Optimisation, Pairs
+from stages.training.settings import AdapterSettings, Optimisation
 
 # TRL's own fields are given as `trl.KEY=VALUE` and checked before a model is loaded, by TRL and against its types.
 
@@ -243,44 +237,6 @@ def lora(settings: AdapterSettings, model: Any) -> LoraConfig | None:
         use_rslora=settings.rslora,
         use_dora=settings.dora,
     )
-
-
-def load_pairs(run: Run, settings: Pairs, tokenizer: Any, *, seed: int, out: RunWriter) -> PairSource:
-    """Return the pairs of a run in token ids; counts what is kept and dropped. `UsageError` when nothing is left."""
-    kept, dropped = tokenise(pairs_with_states(run), tokenizer, settings.max_tokens)
-    out.count(pairs=len(kept), **{f"pairs_dropped_{reason}": number for reason, number in dropped.items()})
-    if not kept:
-        raise UsageError(
-            f"{run.path} holds no pair that is left after tokenisation ({dict(dropped)}). "
-            "Extract more pairs, or raise pairs.max_tokens."
-        )
-    return PairSource(kept, per_step=settings.per_step, seed=seed)
-
-
-def load_teacher(config: PolicyConfig, student: LocalPolicy, out: RunWriter) -> Any:
-    """Return a Hugging Face model, never trained, or a policy behind vLLM; `UsageError` if its vocabulary differs."""
-    if config.served:
-        policy = VllmPolicy.open(config, cache=out.cache, budget=out.budget, listener=out.progress)
-        check_vocabulary(student.tokenizer, policy.tokenizer, config.model)
-        out.model("teacher", **policy.facts())
-        return policy
-    model, tokenizer = load_model(config, cache=out.cache, listener=out.progress)
-    check_vocabulary(student.tokenizer, tokenizer, config.model)
-    return model.eval().requires_grad_(False)
-
-
-def check_vocabulary(student: Any, teacher: Any, name: str) -> None:
-    """Raise `UsageError` unless both tokenizers have the same tokens under the same ids; a head may be padded."""
-    # By id and token, not by size: heads are padded to multiples, and equal sizes prove nothing.
-    own, other = ({i: token for token, i in tokenizer.get_vocab().items()} for tokenizer in (student, teacher))
-    differing = sorted(i for i in own.keys() | other.keys() if own.get(i) != other.get(i))
-    if differing:
-        first = differing[0]
-        raise UsageError(
-            f"The teacher {name!r} has another vocabulary than the student: token {first} is {other.get(first)!r} "
-            f"there and {own.get(first)!r} here, and {len(differing)} tokens differ in all. "
-            "Distil from a model with the student's tokenizer."
-        )
 
 
 @contextmanager

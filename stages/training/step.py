@@ -4,7 +4,8 @@ transformers' trainer runs the loop of steps; TRL's `GRPOTrainer`, which is made
 A step is one generation of rollouts, trained in `_num_micro_batches` micro-batches. In each of them, in this order:
 
 1. `_prepare_inputs`: in a step's first micro-batch the rollouts are taken (rollouts.py) and TRL computes their
-   advantages, and `channel_rows` collects the rows of all channels. Each micro-batch gets its share of both.
+   advantages, and the sources of the channels give their rows (`Channels.rows`). Each micro-batch gets its share of
+   both.
 2. `_compute_loss`: cuts the micro-batch to the budget of tokens, and for each part `_part_loss` has the student score
    GRPO's rollouts and the channels' rows in one forward pass (`Channels.losses`), each channel compute its loss
    (channels/, with a kernel of stages/losses), TRL compute GRPO's, and `compose_loss` add them up.
@@ -17,12 +18,12 @@ is TRL's, a part is what one forward and backward pass takes of it.
 """
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from datasets import Dataset
@@ -33,32 +34,26 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from stages.backends.ranks import Ranks, join
-from stages.envs.base import Environment
 from stages.errors import BadInput
 from stages.policy.local import LocalPolicy
-from stages.policy.vllm import VllmPolicy
 from stages.rollouts.agent_loop import Episode
-from stages.runs.run import RunWriter
-from stages.training.channels import CHANNELS, ChannelLoss, ChannelSettings
-from stages.training.channels.base import State, floats
-from stages.training.config import GRPO, ChannelWeights
-from stages.training.data import EpisodeRows, OwnEpisode, PairRows, PairSource, TokenPair, own_episode
-from stages.training.hints import Hint, HintedRows, HintedTurn, SelfTeacher, hinted_turns
+from stages.training.channels import CHANNELS, row_sources
+from stages.training.channels.base import ChannelLoss, RowSource, State, floats
+from stages.training.config import GRPO, Config
 from stages.training.rollouts import Rollouts, environment_reward, trl_columns, trl_row
 from stages.training.scoring import (
     Scored,
     Tree,
-    evened,
     group,
     pack,
     row_lengths,
+    rows_in_batch,
     rows_of,
     score_together,
     share,
+    split_until,
     statistics,
-    taken,
 )
-from stages.training.settings import EopdSettings, Hints, Pairs, RowSource, TaidSettings
 
 # Announced on every start. A filter and not TRL's variable: trainings of a chain get the variables of its process.
 warnings.filterwarnings("ignore", message="You are using 'rollout_func'")
@@ -71,82 +66,46 @@ GROUP_COLUMNS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask
 
 
 @dataclass(frozen=True)
-class ChannelBatch:
-    """The rows of all channels in one step, or in a part of it; a source without rows has an empty list."""
+class Batch:
+    """The rows of all sources in one step, or in a part of it, by the name of the source."""
 
-    pairs: Sequence[TokenPair] = field(default_factory=list)
-    hinted: Sequence[HintedTurn] = field(default_factory=list)
-    episodes: Sequence[OwnEpisode] = field(default_factory=list)
-    whole: "ChannelBatch | None" = None
+    rows: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    whole: "Batch | None" = None
     """The step that this is a part of; None where it is the whole step."""
 
     @property
-    def step(self) -> "ChannelBatch":
+    def step(self) -> "Batch":
         """All rows of the step, from which the denominators come."""
         return self.whole or self
 
-    def part(self, index: int, count: int) -> "ChannelBatch":
-        """Return the share of one of `count` micro-batches; it may be empty."""
-        return ChannelBatch(self.pairs[index::count], self.hinted[index::count], self.episodes[index::count], self.step)
+    def of(self, source: str) -> Sequence[Any]:
+        """Return the rows of a source; none where it has none."""
+        return self.rows.get(source, ())
 
-    def packed(self, max_tokens: int) -> "list[ChannelBatch]":
-        """Return parts of at most `max_tokens` tokens; a longer row is a part by itself. Hinted turns are two rows."""
-        rows = [(source, row) for source in get_args(RowSource) for row in getattr(self, source)]
-        # A hinted turn is scored twice, by the student and behind the hint by its teacher, so it counts both trees.
-        trees = [(row.tree, row.hinted) if source == "hinted" else (row.tree,) for source, row in rows]
+    def part(self, index: int, count: int) -> "Batch":
+        """Return the share of one of `count` micro-batches; it may be empty."""
+        return Batch({source: rows[index::count] for source, rows in self.rows.items()}, self.step)
+
+    def packed(self, max_tokens: int, sources: Mapping[str, RowSource[Any]]) -> "list[Batch]":
+        """Return parts of at most `max_tokens` tokens, of all trees of a row; a longer row is a part by itself."""
+        rows = [(source, row) for source in sources for row in self.of(source)]
         lengths = [
-            sum(len(tree.prompt) + len(branch) for tree in of_row for branch in tree.branches) for of_row in trees
+            sum(len(tree.prompt) + len(branch) for tree in sources[source].trees(row) for branch in tree.branches)
+            for source, row in rows
         ]
         parts = []
         for indices in pack(lengths, max_tokens):
-            split: dict[str, list[Any]] = {source: [] for source in get_args(RowSource)}
+            split: dict[str, list[Any]] = {source: [] for source in sources}
             for source, row in (rows[index] for index in indices):
                 split[source].append(row)
-            parts.append(ChannelBatch(**split, whole=self.step))
+            parts.append(Batch(split, self.step))
         return parts
 
 
-ChannelRows = Callable[[list[Episode], int], ChannelBatch]
-"""(episodes of this step, step) -> the rows of all channels."""
-
-
-def channel_rows(
-    channels: "Channels",
-    hints: Hints,
-    source: PairSource | None,
-    policy: LocalPolicy,
-    environment: Environment,
-    out: RunWriter,
-    record: Callable[[int, list[tuple[Episode, Hint]]], None],
-    teacher: VllmPolicy | None = None,
-) -> ChannelRows:
-    """Return a function that collects a step's rows from the sources that the channels use; `record` gets the hints.
-
-    teacher: one behind a server, which scores all rollouts of a step in one request.
-    """
-    used = channels.row_sources
-    hint = hinted_turns(hints, policy, environment, out) if "hinted" in used else None
-
-    def rows(episodes: list[Episode], step: int) -> ChannelBatch:
-        # An episode that failed before its first action has no token ids, so no channel can learn from it.
-        own = [x for x in map(own_episode, episodes) if x is not None] if "episodes" in used else []
-        if teacher is not None:
-            scores = teacher.score_all([(x.tree.prompt, x.tree.branches[0]) for x in own])
-            own = [replace(x, teacher_logprobs=logps) for x, logps in zip(own, scores, strict=True)]
-        hinted: list[HintedTurn] = []
-        if hint is not None:
-            found = hint(episodes)
-            hinted = found.rows
-            record(step, found.hints)
-        return ChannelBatch(source.batch(step) if source is not None else [], hinted, own)
-
-    return rows
-
-
-def collate(groups: Mapping[str, Any], batch: ChannelBatch, needed: Collection[RowSource]) -> dict[str, Any]:
+def collate(groups: Mapping[str, Any], batch: Batch, needed: Iterable[str]) -> dict[str, Any]:
     """Return the batch of a step: TRL's group tensors plus `channels`.
 
-    `BadInput` names a column that is missing or of the wrong length, and missing pairs.
+    `BadInput` names a column that is missing or of the wrong length, and a source without a list of rows.
     needed: the row sources that active channels use.
     """
     if missing := [name for name in GROUP_COLUMNS if name not in groups]:
@@ -157,69 +116,53 @@ def collate(groups: Mapping[str, Any], batch: ChannelBatch, needed: Collection[R
     if len(set(rows.values())) > 1:
         odd = next(name for name, count in rows.items() if count != rows["prompt_ids"])
         raise BadInput(f"The column {odd!r} has {rows[odd]} rows, but prompt_ids has {rows['prompt_ids']}.")
-    if "pairs" in needed and not batch.step.pairs:
+    if absent := [name for name in needed if name not in batch.step.rows]:
         raise BadInput(
-            "A preference channel has a weight, but the batch holds no pairs. "
-            "Give pairs with --from, or set its weight to 0."
+            f"A channel with a weight learns from {absent[0]}, and the batch holds no such rows. "
+            "Give a list of them, which may be empty, or set its weight to 0."
         )
     return {**groups, "channels": batch}
 
 
 # 2. One forward pass, and each channel's loss
 
-SCORED_ROWS: dict[RowSource, type[PairRows] | type[HintedRows] | type[EpisodeRows]] = {
-    "pairs": PairRows,
-    "hinted": HintedRows,
-    "episodes": EpisodeRows,
-}
-
 
 class Channels:
-    """The channels that have a weight. `source` is needed by channels on pairs, `teacher` by those that need one."""
+    """The channels that have a weight, and the sources of their rows.
 
-    def __init__(
-        self,
-        weights: ChannelWeights,
-        pairs: Pairs,
-        hints: Hints,
-        *,
-        source: PairSource | None,
-        teacher: Any | None,
-        temperature: float,
-        num_steps: int,
-        taid: TaidSettings = TaidSettings(),  # noqa: B008 (frozen)
-        eopd: EopdSettings = EopdSettings(),  # noqa: B008 (frozen)
-    ) -> None:
-        settings = ChannelSettings(pairs, hints, temperature, num_steps, taid, eopd)
-        self.weights, self.grpo_weight = weights.active(), weights.grpo
-        self._active = {name: CHANNELS[name](settings) for name in self.weights}
-        used = {channel.row_source for channel in self._active.values()}
-        self.row_sources = [row_source for row_source in SCORED_ROWS if row_source in used]
-        """The sources whose rows some channel uses."""
-        self.self_teacher = SelfTeacher(hints) if "sdpo" in self.weights else SelfTeacher()
-        self._frozen: dict[RowSource, Any] = {"pairs": source, "hinted": self.self_teacher, "episodes": teacher}
+    sources: of each kind that these channels use one; others are left out.
+    """
+
+    def __init__(self, config: Config, sources: Iterable[RowSource[Any]]) -> None:
+        self.weights, self.grpo_weight = config.weights.active(), config.weights.grpo
+        self._active = {name: CHANNELS[name].load()(config) for name in self.weights}
+        given = {source.name: source for source in sources}
+        self.sources = {kind.name: given[kind.name] for kind in row_sources(self.weights)}
+        """By name, in the order of the channels that use them."""
+
+    def rows(self, episodes: Sequence[Episode], step: int) -> Batch:
+        """Return the rows of a step, whose rollouts are `episodes`; called once a step, in the first process."""
+        return Batch({name: source.rows(episodes, step) for name, source in self.sources.items()})
 
     def losses(
-        self, model: Any, batch: ChannelBatch, grpo_trees: Sequence[Tree] = ()
+        self, model: Any, batch: Batch, grpo_trees: Sequence[Tree] = ()
     ) -> tuple[dict[str, ChannelLoss], Scored | None]:
         """Return each channel's share of a part that has rows of it, and `grpo_trees` scored in the same pass.
 
-        The losses of all parts add up to those of the step: denominators are the whole step's (`ChannelBatch.step`).
+        The losses of all parts add up to those of the step: denominators are the whole step's (`Batch.step`).
         Teachers, references and hinted prompts are scored without gradients.
         """
-        rows = {row_source: getattr(batch, row_source) for row_source in self.row_sources}
-        trees = [[row.tree for row in of_source] for of_source in rows.values()]
+        trees = [[source.trees(row)[0] for row in batch.of(name)] for name, source in self.sources.items()]
         if not grpo_trees and not any(trees):
             return {}, None
         grpo_scored, *parts = score_together(model, [grpo_trees, *trees])
         losses: dict[str, ChannelLoss] = {}
-        for (row_source, of_source), scored in zip(rows.items(), parts, strict=True):
-            if of_source:
-                of_step = getattr(batch.step, row_source)
-                shared = SCORED_ROWS[row_source](of_source, of_step, model, scored, self._frozen[row_source])
-                for name, channel in self._active.items():
-                    if channel.row_source == row_source:
-                        losses[name] = channel.loss(shared)
+        for (name, source), scored in zip(self.sources.items(), parts, strict=True):
+            if batch.of(name):
+                shared = source.scored(batch.of(name), batch.step.of(name), model, scored)
+                for channel_name, channel in self._active.items():
+                    if channel.source.name == name:
+                        losses[channel_name] = channel.loss(shared)
         return losses, grpo_scored
 
     def end_step(self, losses: Mapping[str, ChannelLoss], step: int) -> None:
@@ -228,13 +171,13 @@ class Channels:
             self._active[name].end_step(channel.loss, step)
 
     def state(self) -> dict[str, State]:
-        """Return what a resumed run needs, as JSON, by channel; tensors are the self-teacher's to save."""
+        """Return what a resumed run needs of the channels, as JSON, by channel; tensors are the sources' to save."""
         return {name: channel.state() for name, channel in self._active.items()}
 
-    def load(self, state: Mapping[str, State], folder: Path | None = None) -> None:
-        """Continue from `state` and from the self-teacher's weights in the folder of a checkpoint."""
-        if folder is not None:
-            self.self_teacher.load(folder)
+    def load(self, state: Mapping[str, State], folder: Path) -> None:
+        """Continue from `state`, and from what the sources saved into the folder of a checkpoint."""
+        for source in self.sources.values():
+            source.load(folder)
         for name, channel in self._active.items():
             channel.load(state[name])
 
@@ -246,8 +189,8 @@ class ComposedTrainer(GRPOTrainer):
     """TRL's GRPO on our environments, with channels; methods without a caller here are hooks of TRL or transformers.
 
     policy: the model under training. rollouts: what plays the rollouts of each step, recorded by `record`.
-    channel_rows: called once a step, in the first process, with the rollouts of all. gradient_cosine_every: steps
-    between reports of gradient norms and cosines, 0 for none. shared_prompts: score each prompt once also without
+    rows: of the channels; called once a step, in the first process, with the rollouts of all. gradient_cosine_every:
+    steps between reports of gradient norms and cosines, 0 for none. shared_prompts: score each prompt once also without
     channels. max_tokens: of one forward pass; None does not cut. trl: further arguments of `GRPOTrainer`.
     stages/train.py puts all of this together.
     """
@@ -261,20 +204,20 @@ class ComposedTrainer(GRPOTrainer):
         rollouts: Rollouts,
         record: Callable[[int, list[Episode]], None],
         channels: Channels,
-        channel_rows: ChannelRows,
+        rows: Callable[[list[Episode], int], Batch],
         gradient_cosine_every: int,
         shared_prompts: bool = False,
         max_tokens: int | None = None,
         ranks: Ranks | None = None,
         **trl: Any,
     ) -> None:
-        self._policy, self.rollouts, self.channels, self._channel_rows = policy, rollouts, channels, channel_rows
+        self._policy, self.rollouts, self.channels, self._rows = policy, rollouts, channels, rows
         self._gradient_cosine_every, self._shared_prompts = gradient_cosine_every, shared_prompts
         self._max_tokens, self._ranks, self._record = max_tokens, ranks or join(), record
         self._report = StepReport(channels.weights)
         self._episodes: list[Episode] = []
         self._columns: dict[str, list[Any]] = {}
-        self._unused_episodes: list[OwnEpisode] = []
+        self._unused: dict[str, list[Any]] = {}
         self._scored: tuple[Tensor, Tensor] | None = None
         # A process trains on one GPU; the Trainer would split each batch over all that it sees (transformers 5.23,
         # trainer.py: DataParallel where args.n_gpu > 1), and leave the channels' rows on the first.
@@ -318,13 +261,17 @@ class ComposedTrainer(GRPOTrainer):
         if micro == 0:  # TRL has just generated the step's rollouts, in super()
             step = self.state.global_step
             # Hints may come from a model that is paid for, and the journal has one writer: one process asks for all.
-            self._step_rows = ranks.broadcast_from_rank0(lambda: self._channel_rows(self._episodes, step))
-            self._unused_episodes = list(self._step_rows.episodes)
+            self._step_rows = ranks.broadcast_from_rank0(lambda: self._rows(self._episodes, step))
+            self._unused = {
+                name: list(self._step_rows.of(name))
+                for name, source in self.channels.sources.items()
+                if source.whole_rollouts and ranks.count == 1
+            }
         part = self._step_rows.part(ranks.rank * count + micro, ranks.count * count)
-        if ranks.count == 1 and self._step_rows.episodes:
-            # All rollouts of the step pass through this process: score each episode with GRPO's row of the same tokens.
-            part = replace(part, episodes=taken(self._unused_episodes, inputs, all_left=micro == count - 1))
-        return collate(inputs, part, self.channels.row_sources)
+        # Where all rollouts of the step pass through this process, a row that is one of them is scored with GRPO's.
+        last = micro == count - 1
+        together = {name: rows_in_batch(left, inputs, all_left=last) for name, left in self._unused.items()}
+        return collate(inputs, replace(part, rows={**part.rows, **together}), self.channels.sources)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Train on a micro-batch; after a step's last one the gradients are their mean over all processes."""
@@ -366,9 +313,11 @@ class ComposedTrainer(GRPOTrainer):
             return [inputs]
         groups = {name: value for name, value in inputs.items() if name != "channels"}
         packed = pack(row_lengths(groups), self._max_tokens)
-        packed = evened(packed, max(self._ranks.gather(len(packed))))  # TRL's loss of a part waits for all processes
+        # As many parts as every other process: TRL's loss of a part waits for all of them.
+        packed = split_until(packed, max(self._ranks.gather(len(packed))))
         parts = [rows_of(groups, rows) for rows in packed]
-        return parts + [{"channels": part} for part in inputs.get("channels", ChannelBatch()).packed(self._max_tokens)]
+        rows = inputs.get("channels", Batch()).packed(self._max_tokens, self.channels.sources)
+        return parts + [{"channels": part} for part in rows]
 
     def _part_loss(self, model: Any, part: dict[str, Any], whole: dict[str, Any]) -> Float[Tensor, ""]:
         """Return a part's share of the step's loss: GRPO's, and each channel's times its weight."""
@@ -381,7 +330,7 @@ class ComposedTrainer(GRPOTrainer):
             plain = self.accelerator.unwrap_model(model)
             groups = group(part) if with_grpo else None
             with self.accelerator.autocast():  # accelerate wraps the model's own forward pass alone
-                rows = part.get("channels", ChannelBatch())
+                rows = part.get("channels", Batch())
                 losses, scored = self.channels.losses(plain, rows, groups.trees if groups else ())
                 if groups is not None and scored is not None:
                     self._scored = statistics(plain, groups, scored, self.temperature)

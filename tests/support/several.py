@@ -45,15 +45,13 @@ class OwnDenominators(ranks.Ranks):
 
     def broadcast_from_rank0(self, make: Callable[[], Value]) -> Value:
         """Rows repeated so that every part of them is this process' own."""
-        from stages.training.step import ChannelBatch
+        from stages.training.step import Batch
 
         value = super().broadcast_from_rank0(make)
-        if not isinstance(value, ChannelBatch):
+        if not isinstance(value, Batch):
             return value
         own = value.part(self.rank, self.count)
-        sources = ("pairs", "hinted", "episodes")
-        repeated = {name: [row for row in getattr(own, name) for _ in range(self.count)] for name in sources}
-        return ChannelBatch(**repeated)  # type: ignore
+        return Batch({name: [row for row in rows for _ in range(self.count)] for name, rows in own.rows.items()})  # type: ignore
 
 
 BROKEN = {kind.__name__: kind for kind in (OwnRollouts, OwnGradients, OwnDenominators)}

@@ -1,27 +1,84 @@
-"""The channels besides GRPO. Importing this package loads neither torch nor a kernel.
+"""The channels besides GRPO, listed without importing torch or a kernel; each file has a row source and its channels.
 
-base.py - the class of a channel, its loss and metrics, its settings
-preference.py - DPO, SimPO and SFT on preference pairs
-distillation.py - self-distillation on hinted turns; TAID and EOPD from a teacher model
+base.py - what a channel and a row source are: rows, losses, metrics
+pairs.py - preference pairs; DPO, SimPO and SFT on them
+hints.py - hinted turns; self-distillation on them
+episodes.py - the student's own episodes; TAID and EOPD from a teacher model on them
 
-stages/training/step.py scores the rows of all channels in one pass and calls each channel for its loss. A channel from
-elsewhere joins by `CHANNELS[Mine.name] = Mine`; from then on `weights.NAME` accepts it.
+stages/training/step.py scores the rows of all sources in one pass and calls each channel for its loss. A channel from
+elsewhere joins by `CHANNELS[NAME] = ChannelSpec(Mine, ...)`; from then on `weights.NAME` accepts it.
 """
 
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
 
-from stages.training.channels.base import Channel, ChannelLoss, ChannelSettings, Metric
-from stages.training.channels.distillation import Eopd, Sdpo, Taid
-from stages.training.channels.preference import Dpo, Sft, Simpo
+if TYPE_CHECKING:
+    from stages.training.channels.base import Channel, RowSource
 
-__all__ = ["CHANNELS", "Channel", "ChannelLoss", "ChannelSettings", "Metric"]
+Need = Literal["pairs", "reference", "hints", "teacher"]
 
-CHANNELS: dict[str, type[Channel[Any]]] = {
-    Dpo.name: Dpo,
-    Simpo.name: Simpo,
-    Sft.name: Sft,
-    Sdpo.name: Sdpo,
-    Taid.name: Taid,
-    Eopd.name: Eopd,
+
+@dataclass(frozen=True)
+class ChannelSpec:
+    """What settings, plans and reports need to know of a channel before its code is imported.
+
+    body: the subclass of `Channel`, or its place as `module:Class`. description: help of the setting `weights.NAME`.
+    needs: preference pairs, their log-probs under the model that training starts from, hinted turns, a teacher model.
+    columns: of the training table besides the loss, metric -> title.
+    """
+
+    body: "str | type[Channel[Any]]"
+    description: str
+    needs: tuple[Need, ...] = ()
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+    def load(self) -> "type[Channel[Any]]":
+        """Return the class, and import it where it was not yet."""
+        if not isinstance(self.body, str):
+            return self.body
+        module, _, name = self.body.partition(":")
+        loaded: type[Channel[Any]] = getattr(import_module(module), name)
+        return loaded
+
+
+CHANNELS: dict[str, ChannelSpec] = {
+    "dpo": ChannelSpec(
+        "stages.training.channels.pairs:Dpo",
+        "Direct preference optimisation on extracted pairs.",
+        needs=("pairs", "reference"),
+        columns={"accuracy": "dpo acc"},
+    ),
+    "simpo": ChannelSpec(
+        "stages.training.channels.pairs:Simpo",
+        "SimPO on extracted pairs: length-averaged, without a reference.",
+        needs=("pairs",),
+    ),
+    "sft": ChannelSpec(
+        "stages.training.channels.pairs:Sft",
+        "Cross-entropy on the chosen action of extracted pairs.",
+        needs=("pairs",),
+    ),
+    "sdpo": ChannelSpec(
+        "stages.training.channels.hints:Sdpo",
+        "Self-distillation: the model's own hint-conditioned distribution teaches it at the faulty turn.",
+        needs=("hints",),
+    ),
+    "taid": ChannelSpec(
+        "stages.training.channels.episodes:Taid",
+        "Distillation towards a target that moves from the student to a teacher model, on the student's own actions.",
+        needs=("teacher",),
+    ),
+    "eopd": ChannelSpec(
+        "stages.training.channels.episodes:Eopd",
+        "Entropy-aware on-policy distillation from a teacher model, on the student's own actions.",
+        needs=("teacher",),
+    ),
 }
 """All channels by name, in the order of settings, losses and columns."""
+
+
+def row_sources(names: Iterable[str]) -> "list[type[RowSource[Any]]]":
+    """Return the kinds of rows that these channels learn from, each once, in the order of `CHANNELS`."""
+    return list(dict.fromkeys(channel.load().source for name, channel in CHANNELS.items() if name in set(names)))

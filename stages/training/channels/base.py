@@ -1,20 +1,32 @@
-"""The class of a channel: a loss on rows of one source, with its weight, metrics and columns.
+"""What a channel is: a loss on the rows of a source, with its metrics; and what a source of rows is.
 
-Kernels are imported inside `loss`, so that the names, descriptions and needs of channels can be read without torch.
+In a step a `RowSource` gives the rows, which are scored as `ScoredRows`, and each `Channel` on that source returns its
+`ChannelLoss` with `Metric`s.
+
+Shapes: N completion tokens of all rows. Log-probs are natural, in nats.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 
-from stages.training.settings import EopdSettings, Hints, Pairs, RowSource, TaidSettings
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from stages.envs.base import Environment
+from stages.losses.tokens import Predictors
+from stages.rollouts.agent_loop import Episode
+from stages.runs.run import Inputs, RunWriter
+from stages.training.config import Config
+from stages.training.scoring import Scored, Tree, head, token_log_probs
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
-    from torch import Tensor
+    from stages.training.distributed import Student
 
+Row = TypeVar("Row")
 Rows = TypeVar("Rows")
 State = dict[str, float | None]
 """A channel's state as JSON; None stands for infinity."""
@@ -30,8 +42,8 @@ class Metric:
     """
 
     kind: Literal["mean", "sum", "max"]
-    total: "float | Tensor"
-    count: "float | Tensor" = 1
+    total: float | Tensor
+    count: float | Tensor = 1
 
     def __add__(self, other: "Metric") -> "Metric":
         """Return the metric of two parts of a step."""
@@ -40,7 +52,7 @@ class Metric:
         count = self.count + other.count if self.kind == "mean" else 1
         return Metric(self.kind, self.total + other.total, count)
 
-    def value(self) -> "float | Tensor":
+    def value(self) -> float | Tensor:
         """Return the value, on the device where the totals are: `floats` brings all of a step's to the host at once."""
         if self.kind != "mean":
             return self.total
@@ -49,17 +61,15 @@ class Metric:
         return (self.total / self.count).masked_fill(self.count == 0, 0.0)
 
 
-def _larger(one: "float | Tensor", other: "float | Tensor") -> "float | Tensor":
+def _larger(one: float | Tensor, other: float | Tensor) -> float | Tensor:
     """Return the larger value; of two tensors without waiting for the device."""
     if isinstance(one, float | int) or isinstance(other, float | int):
         return max(one, other)
     return one.maximum(other)
 
 
-def floats(values: "Sequence[float | Tensor]") -> list[float]:
+def floats(values: Sequence[float | Tensor]) -> list[float]:
     """Return numbers and scalar tensors as numbers, and wait for the device once for all tensors of a type."""
-    import torch
-
     found = [value if isinstance(value, float | int) else 0.0 for value in values]
     places: dict[object, list[int]] = {}
     for place, value in enumerate(values):
@@ -80,7 +90,7 @@ class ChannelLoss:
     cut. denominator: pairs or tokens of the whole step, the same in every part.
     """
 
-    loss: "Float[Tensor, '']"
+    loss: Float[Tensor, ""]
     denominator: int
     metrics: Mapping[str, Metric]
 
@@ -90,38 +100,112 @@ class ChannelLoss:
         return ChannelLoss(self.loss + other.loss, self.denominator, metrics)
 
 
-@dataclass(frozen=True)
-class ChannelSettings:
-    """The settings that channels are made from; temperature is that of sampling, num_steps counts optimiser steps."""
-
-    pairs: Pairs
-    hints: Hints
-    temperature: float
-    num_steps: int
-    taid: TaidSettings = field(default_factory=TaidSettings)
-    eopd: EopdSettings = field(default_factory=EopdSettings)
-
-
 @dataclass(eq=False)
+class ScoredRows:
+    """Rows of one source, a part of a step's or all of them, with the student's hidden states for them.
+
+    Subclasses compute what any channel reads when they are made, and what only some channels read when the first of
+    them asks. whole: all rows of the step, from which the denominators come. frozen: what is not trained and gives
+    these rows their targets, None without one.
+    """
+
+    rows: Sequence[Any]
+    whole: Sequence[Any]
+    model: Any
+    scored: Scored
+    frozen: Any
+
+    @property
+    def student(self) -> Predictors:
+        """Hidden states of all completion tokens, with gradient, and the head behind them."""
+        return Predictors(self.scored.hidden, head(self.model))
+
+    def student_logps(self, temperature: float) -> Float[Tensor, " N"]:
+        """Return the log-probs (nats) of the completion tokens under the student, with gradient."""
+        # Not cached: each channel asks at most once, and the autograd graph would live as long as the rows.
+        return token_log_probs(self.model, self.scored, temperature)
+
+    def tensor(self, values: Iterable[Any]) -> Tensor:
+        """Return a tensor of numbers on the model's device."""
+        return torch.tensor(list(values), device=self.scored.targets.device)
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a training gives to its row sources when it opens them, with whole weights and before an adapter is added.
+
+    record_hints: records the hints of a step, each with its episode.
+    """
+
+    config: Config
+    inputs: Inputs
+    student: "Student"
+    environment: Environment
+    out: RunWriter
+    record_hints: Callable[[int, list[tuple[Episode, Any]]], None]
+
+
+class RowSource(ABC, Generic[Row]):
+    """Gives the rows of each step that the channels of one kind learn from, and holds what gives them their targets.
+
+    A training has one of each kind that a channel with a weight uses. What a source keeps from step to step it saves
+    into the training's checkpoints.
+    """
+
+    name: ClassVar[str]
+    """Of its rows in a batch."""
+    whole_rollouts: ClassVar[bool] = False
+    """Whether each row is one of the step's rollouts, which is scored together with GRPO's row of the same tokens."""
+
+    @classmethod
+    @abstractmethod
+    def open(cls, given: Given) -> Self:
+        """Return the source of a training; `UsageError` where it can give no rows."""
+
+    @abstractmethod
+    def rows(self, episodes: Sequence[Episode], step: int) -> list[Row]:
+        """Return the rows of a step, whose rollouts are `episodes`; called once a step, in the first process."""
+
+    @abstractmethod
+    def trees(self, row: Row) -> tuple[Tree, ...]:
+        """Return the token ids of a row: first what the student is trained on, then what its teacher is shown."""
+
+    @abstractmethod
+    def scored(self, part: Sequence[Row], whole: Sequence[Row], model: Any, scored: Scored) -> ScoredRows:
+        """Return a part of the rows of a step as channels read it. whole: all rows of the step."""
+
+    def begin(self, model: Any) -> None:
+        """Called with the model that training starts from or resumes with, with its adapter if it has one."""
+        del model
+
+    def after_step(self, model: Any) -> None:
+        """Called after each step of the optimiser."""
+        del model
+
+    def save(self, folder: Path) -> None:
+        """Write what a resumed training needs into the folder of a checkpoint."""
+        del folder
+
+    def load(self, folder: Path) -> None:
+        """Continue from the folder of a checkpoint."""
+        del folder
+
+
 class Channel(ABC, Generic[Rows]):
-    """One loss besides GRPO. `Rows` is `PairRows` or `EpisodeRows` of data.py, or `HintedRows` of hints.py.
+    """One loss besides GRPO, on the rows of one source: `PairRows`, `HintedRows` or `EpisodeRows`.
 
     Logged are `NAME/loss`, `NAME/denominator` and `NAME/KEY` for each key of `ChannelLoss.metrics`.
     """
 
-    settings: ChannelSettings
+    source: ClassVar[type[RowSource[Any]]]
 
-    name: ClassVar[str]
-    """Of the setting `weights.NAME`, of the metrics, and title of the column of the loss."""
-    description: ClassVar[str]
-    """Help of the setting `weights.NAME`."""
-    row_source: ClassVar[RowSource]
-    needs_teacher: ClassVar[bool] = False
-    """Whether a teacher model must be configured."""
-    needs_reference: ClassVar[bool] = False
-    """Whether the pairs' log-probs under the model that training starts from are needed."""
-    columns: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """Columns of the training table besides the loss: metric -> title."""
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    @property
+    def temperature(self) -> float:
+        """That of sampling."""
+        return self.config.policy.temperature
 
     @abstractmethod
     def loss(self, rows: Rows) -> ChannelLoss:
@@ -131,7 +215,7 @@ class Channel(ABC, Generic[Rows]):
         accelerate's autocast, so half-precision kernels must widen what they reduce.
         """
 
-    def end_step(self, loss: "Float[Tensor, '']", step: int) -> None:
+    def end_step(self, loss: Float[Tensor, ""], step: int) -> None:
         """Called in training once a step in which the channel had rows, with the step's whole loss."""
         del loss, step
 

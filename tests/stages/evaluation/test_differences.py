@@ -62,9 +62,9 @@ def test_trainings_of_one_arm_that_differ_show_all_their_values():
 
 def test_the_channels_that_read_pairs_are_those_of_the_registry():
     """A channel on pairs that is missing here would hide differences between its arms."""
-    assert USED_BY["pairs"] == {name for name, channel in CHANNELS.items() if channel.row_source == "pairs"}
-    assert USED_BY["hints"] == {name for name, channel in CHANNELS.items() if channel.row_source == "hinted"}
-    assert USED_BY["teacher"] == {name for name, channel in CHANNELS.items() if channel.needs_teacher}
+    assert USED_BY["pairs"] == {name for name, channel in CHANNELS.items() if "pairs" in channel.needs}
+    assert USED_BY["hints"] == {name for name, channel in CHANNELS.items() if "hints" in channel.needs}
+    assert USED_BY["teacher"] == {name for name, channel in CHANNELS.items() if "teacher" in channel.needs}
 
 
 def test_models_of_the_settings_differ_in_more_than_their_names():

@@ -8,7 +8,7 @@ import torch
 from support.models import tiny_model, tiny_tokenizer
 
 from stages.errors import BadInput
-from stages.training.data import PairSource, TokenPair, tokenise
+from stages.training.channels.pairs import PairSource, TokenPair, tokenise
 from stages.training.scoring import Tree, score, token_log_probs
 
 TOKENIZER = tiny_tokenizer()
@@ -52,24 +52,24 @@ def source(count: int, per_step: int, seed: int = 0) -> PairSource:
 
 
 def test_every_pair_comes_once_before_any_comes_again() -> None:
-    dealt = [pair.pair_id for step in range(5) for pair in source(10, 4).batch(step)]
+    dealt = [pair.pair_id for step in range(5) for pair in source(10, 4).rows([], step)]
     assert sorted(dealt[:10]) == sorted(dealt[10:20]) == [str(i) for i in range(10)]
     assert dealt[:10] != dealt[10:]
 
 
 def test_a_step_is_a_function_of_seed_and_step() -> None:
-    ids = [[p.pair_id for p in source(10, 4, seed).batch(3)] for seed in (0, 0, 1)]
+    ids = [[p.pair_id for p in source(10, 4, seed).rows([], 3)] for seed in (0, 0, 1)]
     assert ids[0] == ids[1] != ids[2]
 
 
 def test_fewer_pairs_than_a_step_wants() -> None:
-    assert len(source(3, 16).batch(0)) == 3
+    assert len(source(3, 16).rows([], 0)) == 3
 
 
 def test_the_cached_reference_is_the_model_as_it_was() -> None:
     model, pairs = tiny_model(), source(5, 5)
     pairs.cache_reference(model, chunk=2)
-    batch = pairs.batch(0)
+    batch = pairs.rows([], 0)
     scored = score(model, [pair.tree for pair in batch])
     expected = scored.per_branch(token_log_probs(model, scored)).view(-1, 2)
     torch.testing.assert_close(pairs.reference(batch, torch.device("cpu")), expected.detach())
@@ -78,15 +78,15 @@ def test_the_cached_reference_is_the_model_as_it_was() -> None:
 def test_a_step_of_many_pairs_is_dealt_at_once() -> None:
     """Under 10 ms a step from 100,000 pairs; shuffling them anew for every pair took 1.8 s."""
     many = source(100_000, 16)
-    many.batch(0)
+    many.rows([], 0)
     started = time.process_time()
-    dealt = [pair.pair_id for step in range(1, 51) for pair in many.batch(step)]
+    dealt = [pair.pair_id for step in range(1, 51) for pair in many.rows([], step)]
     assert (time.process_time() - started) / 50 < 0.01
     again = source(100_000, 16)
-    assert dealt[-16:] == [pair.pair_id for pair in again.batch(50)], "a step is a function of seed and step"
+    assert dealt[-16:] == [pair.pair_id for pair in again.rows([], 50)], "a step is a function of seed and step"
 
 
 def test_a_step_may_take_in_two_rounds() -> None:
     few = source(10, 4)
-    dealt = [pair.pair_id for step in (2, 7, 2, 0) for pair in few.batch(step)]
-    assert dealt == [pair.pair_id for step in (2, 7, 2, 0) for pair in source(10, 4).batch(step)]
+    dealt = [pair.pair_id for step in (2, 7, 2, 0) for pair in few.rows([], step)]
+    assert dealt == [pair.pair_id for step in (2, 7, 2, 0) for pair in source(10, 4).rows([], step)]

@@ -4,8 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.training.data import OwnEpisode
-from stages.training.scoring import Tree, evened, pack, row_lengths, rows_of, share, taken
+from stages.training.channels.episodes import OwnEpisode
+from stages.training.scoring import Tree, pack, row_lengths, rows_in_batch, rows_of, share, split_until
 
 
 @given(lengths=st.lists(st.integers(1, 50), min_size=1, max_size=20), most=st.integers(1, 120))
@@ -52,11 +52,11 @@ def test_each_batch_takes_the_rows_of_its_own_rollouts_and_the_last_one_what_is_
             "completion_ids": torch.tensor([[*ids, 0][:2] for ids in completions]),
             "completion_mask": torch.tensor([[1] * len(ids) + [0] * (2 - len(ids)) for ids in completions]),
         }
-        found.append(taken(left, inputs, all_left=number == 1))
+        found.append(rows_in_batch(left, inputs, all_left=number == 1))
     assert found == [[rows[0], rows[1]], [rows[2], rows[3]]] and left == []
 
 
 def test_parts_are_halved_until_there_are_enough() -> None:
-    assert evened([[0, 1, 2, 3, 4], [5]], 2) == [[0, 1, 2, 3, 4], [5]]
-    assert evened([[0, 1, 2, 3, 4], [5]], 4) == [[0, 1], [2], [3, 4], [5]]
-    assert evened([[0, 1, 2]], 3) == [[0], [1], [2]]
+    assert split_until([[0, 1, 2, 3, 4], [5]], 2) == [[0, 1, 2, 3, 4], [5]]
+    assert split_until([[0, 1, 2, 3, 4], [5]], 4) == [[0, 1], [2], [3, 4], [5]]
+    assert split_until([[0, 1, 2]], 3) == [[0], [1], [2]]

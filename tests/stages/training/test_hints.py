@@ -13,8 +13,8 @@ from stages.policy.base import PolicyConfig, Sample
 from stages.policy.endpoint import EndpointPolicy
 from stages.rollouts.agent_loop import Episode, Step
 from stages.runs.ledger import Budget
-from stages.training import hints
-from stages.training.hints import Hint, hinted_turn, reprompted, spread, write_hints
+from stages.training.channels import hints
+from stages.training.channels.hints import Hint, hinted_turn, reprompted, spread, write_hints
 
 TOKENIZER = tiny_tokenizer()
 TASK = Task("t", "e", "train", "f", "fix it")

@@ -38,9 +38,9 @@ def settings(folder: Path, names: tuple[str, ...] = (), size: dict[str, Any] | N
         "weights": {name: 0.7 + 0.2 * i for i, name in enumerate(names)},
         "pairs": {"per_step": 5},
         "hints": {"per_step": 5},
-        "teacher": {"model": str(folder / "teacher")} if any(c.needs_teacher for c in channels) else None,
+        "teacher": {"model": str(folder / "teacher")} if any("teacher" in c.needs for c in channels) else None,
         "trl": {"optim": "sgd"},
-        **({"from_pairs": str(folder / "pairs")} if any(c.row_source == "pairs" for c in channels) else {}),
+        **({"from_pairs": str(folder / "pairs")} if any("pairs" in c.needs for c in channels) else {}),
         **more,
     }
 

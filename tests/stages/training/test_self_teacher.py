@@ -9,7 +9,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from support.models import tiny_model
 
-from stages.training.hints import FILE, SelfTeacher
+from stages.training.channels.hints import FILE, SelfTeacher
 from stages.training.scoring import Tree, logits, score
 from stages.training.settings import Hints
 

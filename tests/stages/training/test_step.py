@@ -14,22 +14,14 @@ from trl import GRPOConfig, GRPOTrainer
 from stages.errors import BadInput
 from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy
-from stages.training.channels import ChannelLoss
+from stages.training.channels.base import ChannelLoss
+from stages.training.channels.pairs import PairSource, TokenPair
 from stages.training.config import Config, Weights
-from stages.training.data import TokenPair
 from stages.training.rollouts import LockStep, Schedule, environment_reward, trl_columns
 from stages.training.scoring import Tree, group, score, statistics
-from stages.training.settings import Hints, Optimisation, Pairs
+from stages.training.settings import Optimisation
 from stages.training.setup import trl_config
-from stages.training.step import (
-    ChannelBatch,
-    Channels,
-    ComposedTrainer,
-    StepReport,
-    collate,
-    compose_loss,
-    unused_rows,
-)
+from stages.training.step import Batch, Channels, ComposedTrainer, StepReport, collate, compose_loss, unused_rows
 
 SETTINGS = Optimisation(steps=2, prompts_per_step=2, generations=4, learning_rate=1e-3)
 
@@ -50,19 +42,19 @@ def arguments(folder: Path, settings: Optimisation = SETTINGS) -> GRPOConfig:
 def composed(
     folder: Path,
     weights: Weights | None = None,
-    rows: ChannelBatch | None = None,
+    rows: Batch | None = None,
     settings: Optimisation = SETTINGS,
     num_gpus: int = 0,
 ) -> ComposedTrainer:
     held, args = policy(), arguments(folder, settings)
     args._n_gpu = num_gpus
-    channels = Channels(weights or Weights(), Pairs(), Hints(), source=None, teacher=None, temperature=1.0, num_steps=2)
+    channels = Channels(Config(weights=weights or Weights()), [PairSource([], per_step=1, seed=0)])
     return ComposedTrainer(
         policy=held,
         rollouts=rollouts(held),
         record=lambda step, episodes: None,
         channels=channels,
-        channel_rows=lambda e, s: rows or ChannelBatch(),
+        rows=lambda episodes, step: rows or Batch(),
         gradient_cosine_every=0,
         args=args,
     )
@@ -128,7 +120,7 @@ def test_grpo_counts_by_its_weight(tmp_path: Path) -> None:
 def test_without_grpo_only_the_pairs_are_learnt_from(tmp_path: Path) -> None:
     """The gradients are those of the channel alone, rewards and rollouts do not enter, and rollouts are recorded."""
     pairs = [TokenPair("p", Tree([1, 2, 3], ([4, 5], [5, 4])))]
-    imitating = composed(tmp_path / "a", Weights(grpo=0, sft=2.0), ChannelBatch(pairs))
+    imitating = composed(tmp_path / "a", Weights(grpo=0, sft=2.0), Batch({"pairs": pairs}))
     found, _, loss = gradients_of_first_step(imitating)
     assert imitating.state.log_history[0]["reward"] is not None
 
@@ -146,11 +138,6 @@ def test_without_grpo_only_the_pairs_are_learnt_from(tmp_path: Path) -> None:
 def test_training_on_nothing_is_refused() -> None:
     with pytest.raises(ValidationError, match=r"weights\.grpo is 0 and no channel has a weight"):
         Config(env={"name": "support.environments:GuessEnv"}, weights={"grpo": 0})
-
-
-def test_the_default_weight_of_grpo_leaves_fingerprints_as_they_were() -> None:
-    assert "grpo" not in Weights().identity()
-    assert Weights(grpo=0, sft=1).identity()["grpo"] == 0
 
 
 def test_two_runs_give_the_same_weights(tmp_path: Path) -> None:
@@ -222,10 +209,10 @@ GROUPS = {
 
 
 def test_the_collator_names_what_is_wrong() -> None:
-    assert collate(GROUPS, ChannelBatch(), [])["channels"] == ChannelBatch()
+    assert collate(GROUPS, Batch(), [])["channels"] == Batch()
     with pytest.raises(BadInput, match="lacks the column 'advantages'"):
-        collate({k: v for k, v in GROUPS.items() if k != "advantages"}, ChannelBatch(), [])
+        collate({k: v for k, v in GROUPS.items() if k != "advantages"}, Batch(), [])
     with pytest.raises(BadInput, match="column 'completion_ids' has 3 rows, but prompt_ids has 2"):
-        collate({**GROUPS, "completion_ids": torch.zeros(3, 3)}, ChannelBatch(), [])
-    with pytest.raises(BadInput, match="holds no pairs"):
-        collate(GROUPS, ChannelBatch(), ["pairs"])
+        collate({**GROUPS, "completion_ids": torch.zeros(3, 3)}, Batch(), [])
+    with pytest.raises(BadInput, match=r"learns from pairs, .* no such rows"):
+        collate(GROUPS, Batch(), ["pairs"])

@@ -9,12 +9,13 @@ import torch
 from support.models import tiny_model
 
 from stages.training.channels import CHANNELS
-from stages.training.config import Weights
-from stages.training.data import OwnEpisode, PairSource, TokenPair
-from stages.training.hints import HintedTurn
+from stages.training.channels.episodes import EpisodeSource, OwnEpisode
+from stages.training.channels.hints import HintedTurn, HintSource
+from stages.training.channels.pairs import PairSource, TokenPair
+from stages.training.config import Config
 from stages.training.scoring import Tree
 from stages.training.settings import Hints, Pairs
-from stages.training.step import ChannelBatch, Channels, StepReport
+from stages.training.step import Batch, Channels, StepReport
 
 VOCABULARY = 40
 STUDENT, TEACHER, START = (tiny_model(seed, VOCABULARY) for seed in (0, 1, 2))
@@ -26,7 +27,7 @@ def ids(draw: random.Random, longest: int) -> list[int]:
     return [draw.randrange(VOCABULARY) for _ in range(draw.randint(1, longest))]
 
 
-def batch(draw: random.Random, pairs: int, hinted: int, episodes: int) -> ChannelBatch:
+def batch(draw: random.Random, pairs: int, hinted: int, episodes: int) -> Batch:
     """Ragged rows; an episode may have tokens that are not the student's."""
     turns = []
     for _ in range(hinted):
@@ -39,28 +40,27 @@ def batch(draw: random.Random, pairs: int, hinted: int, episodes: int) -> Channe
         own = [1, *(draw.randint(0, 1) for _ in whole[1:])]
         played.append(OwnEpisode(Tree(ids(draw, 6), (whole,)), own, [-3.0 * draw.random() * x for x in own]))
     dealt = [TokenPair(str(i), Tree(ids(draw, 12), (ids(draw, 9), ids(draw, 9)))) for i in range(pairs)]
-    return ChannelBatch(dealt, turns, played)
+    return Batch({"pairs": dealt, "hinted": turns, "episodes": played})
 
 
-def channels(names: list[str], rows: ChannelBatch, teacher: torch.nn.Module, loss_type: str, hints: Hints) -> Channels:
-    source = PairSource(list(rows.pairs), per_step=len(rows.pairs), seed=0) if rows.pairs else None
-    if source is not None:
-        source.cache_reference(teacher)
-    made = Channels(
-        Weights(**dict.fromkeys(names, 1.0)),
-        Pairs(loss_type=loss_type),
-        hints,
-        source=source,
-        teacher=teacher,
-        temperature=1.0,
-        num_steps=10,
+def channels(names: list[str], rows: Batch, teacher: torch.nn.Module, loss_type: str, hints: Hints) -> Channels:
+    pairs = PairSource(list(rows.of("pairs")), per_step=1, seed=0)
+    if pairs.pairs:
+        pairs.cache_reference(teacher)
+    hinted = HintSource(hints, None, None, lambda step, found: None)
+    hinted.begin(teacher)
+    config = Config(
+        weights=dict.fromkeys(names, 1.0),
+        pairs={"loss_type": loss_type},
+        hints=hints,
+        teacher={"model": "teacher"},
+        optimisation={"steps": 10},
     )
-    made.self_teacher.begin(teacher)
-    return made
+    return Channels(config, [pairs, hinted, EpisodeSource(teacher)])
 
 
 def step(
-    made: Channels, model: torch.nn.Module, parts: list[ChannelBatch]
+    made: Channels, model: torch.nn.Module, parts: list[Batch]
 ) -> tuple[dict[str, torch.Tensor], dict[str, float], dict[str, object]]:
     """Gradient by channel, metrics of the step with its cosines, and the state afterwards."""
     report = StepReport(made.weights)
@@ -87,9 +87,10 @@ def test_parts_add_up_to_the_step(dtype: torch.dtype, seed: int) -> None:
         importance_clip=draw.choice([None, 2.0]),
     )
     form = draw.choice(DPO_FORMS)
-    parts = [rows.part(i, count) for i in range(count)] if draw.random() < 0.5 else rows.packed(draw.randint(1, 120))
-    whole = step(channels(names, rows, teacher, form, hints), model, [rows])
-    cut = step(channels(names, rows, teacher, form, hints), model, parts)
+    one, other = (channels(names, rows, teacher, form, hints) for _ in range(2))
+    evenly = draw.random() < 0.5
+    parts = [rows.part(i, count) for i in range(count)] if evenly else rows.packed(draw.randint(1, 120), one.sources)
+    whole, cut = step(one, model, [rows]), step(other, model, parts)
     tolerance = TOLERANCE[dtype]
     assert cut[0].keys() == whole[0].keys() and cut[1].keys() == whole[1].keys()
     for name, gradient in whole[0].items():

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import MappingProxyType
 
 import orjson
 import pytest
@@ -11,21 +10,20 @@ from pydantic import ValidationError
 from stages import train
 from stages.runs import runner
 from stages.runs.run import Run
-from stages.training.channels import CHANNELS, Channel, ChannelLoss, Metric
+from stages.training.channels import CHANNELS, ChannelSpec
+from stages.training.channels.base import Channel, ChannelLoss, Metric
+from stages.training.channels.episodes import EpisodeRows, EpisodeSource
 from stages.training.config import Weights
-from stages.training.data import EpisodeRows
+from stages.training.scoring import logits
 
 
 class OwnEntropy(Channel[EpisodeRows]):
     """Mean entropy (nats) at the student's own tokens, to be kept low."""
 
-    name = "own_entropy"
-    description = "Entropy at the student's own tokens."
-    row_source = "episodes"
-    columns = MappingProxyType({"tokens": "own tok"})
+    source = EpisodeSource
 
     def loss(self, rows: EpisodeRows) -> ChannelLoss:
-        logps = rows.student_logits.log_softmax(-1)
+        logps = logits(rows.model, rows.scored).log_softmax(-1)
         entropies = -(logps.exp() * logps).sum(-1)  # [N]
         metrics = {"tokens": Metric("sum", rows.own.sum())}
         return ChannelLoss((entropies * rows.own).sum() / rows.tokens, rows.tokens, metrics)
@@ -33,9 +31,10 @@ class OwnEntropy(Channel[EpisodeRows]):
 
 @pytest.fixture
 def registered() -> Iterator[None]:
-    CHANNELS[OwnEntropy.name] = OwnEntropy
+    described = "Entropy at the student's own tokens."
+    CHANNELS["own_entropy"] = ChannelSpec(OwnEntropy, described, columns={"tokens": "own tok"})
     yield
-    del CHANNELS[OwnEntropy.name]
+    del CHANNELS["own_entropy"]
 
 
 def config(model: Path, **weights: float) -> train.Config:
@@ -73,9 +72,8 @@ def test_a_negative_weight_is_refused(tiny: Path) -> None:
             config(tiny, **{name: -1.0})
 
 
-def test_names_and_help_come_from_the_classes() -> None:
+def test_names_and_help_come_from_the_registry() -> None:
     assert list(Weights.model_fields) == ["grpo", *CHANNELS]
-    assert list(CHANNELS) == ["dpo", "simpo", "sft", "sdpo", "taid", "eopd"]
     for name, channel in CHANNELS.items():
-        assert channel.name == name
         assert Weights.model_fields[name].description == channel.description
+        assert issubclass(channel.load(), Channel)

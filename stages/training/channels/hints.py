@@ -1,6 +1,6 @@
-"""Hinted turns for self-distillation: which turn of an episode went wrong, what to tell the agent there, who teaches.
+"""Hinted turns as rows, and self-distillation on them: which turn went wrong, what the hint is, who teaches.
 
-`hinted_turns` gives a step's rows. A hint is placed at the faulty turn, in the message that the agent answered, and the
+`HintSource` gives a step's rows. A hint is placed at the faulty turn, in the message that the agent answered, and the
 divergence is taken over that turn's tokens alone; with source = "rollout" (SDPO's main mode) the whole rollout is
 scored again behind an opening message that shows a successful rollout of its group. `SelfTeacher` is the student as its
 own teacher behind the hint, and `HintedRows` is what the channel's loss gets.
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from jaxtyping import Float
@@ -21,16 +21,15 @@ from torch import Tensor, nn
 
 from stages.envs.base import Environment, ReportsFaults, TurnFault
 from stages.errors import UsageError
-from stages.losses.distillation import SelfTaught, update_average
+from stages.losses.distillation import SelfTaught, importance_weights, sdpo, update_average
 from stages.losses.tokens import Predictors
 from stages.messages import Message, following_ids, opening_ids
 from stages.policy import ask_all, open_policy
 from stages.policy.base import Policy, Turn
-from stages.policy.local import LocalPolicy
 from stages.rollouts.agent_loop import Episode
-from stages.runs.run import RunWriter
-from stages.training.data import ScoredRows, own_episode
-from stages.training.scoring import Tree, head, score
+from stages.training.channels.base import Channel, ChannelLoss, Given, Metric, RowSource, ScoredRows
+from stages.training.channels.episodes import own_episode
+from stages.training.scoring import Scored, Tree, head, score
 from stages.training.settings import Hints
 
 
@@ -59,46 +58,6 @@ class HintedTurn:
     hinted: Tree
     own: list[int] | None = None
     logprobs: list[float] | None = None
-
-
-@dataclass(frozen=True)
-class Hinted:
-    """The channel's rows in a step, and the hints that the rows were made from."""
-
-    rows: list[HintedTurn]
-    hints: list[tuple[Episode, Hint]]
-
-
-def hinted_turns(
-    settings: Hints, policy: LocalPolicy, environment: Environment, out: RunWriter
-) -> Callable[[list[Episode]], Hinted]:
-    """Return a function from the episodes of a step to at most `settings.per_step` rows, spread evenly over them.
-
-    A model is asked about the turns that are used, and about no other.
-    """
-    hint_model: Policy | None = None
-    if settings.source == "llm" and settings.llm is not None:
-        hint_model = open_policy(settings.llm, cache=out.cache, budget=out.budget, listener=out.progress)
-        out.model("hints", **hint_model.facts())
-
-    def rows(episodes: list[Episode]) -> Hinted:
-        if settings.source == "rollout":
-            found = spread(reprompted(episodes, policy.tokenizer, settings.success_reward), settings.per_step)
-            shown = [(r.episode, Hint(0, "rollout", "", r.demonstration, r.source)) for r in found]
-            return Hinted([r.row for r in found], shown)
-        faulty = []
-        for episode in episodes:
-            for fault in faults(episode, environment):
-                sample = episode.steps[fault.turn].sample
-                if sample.prompt_ids is not None and sample.completion_ids:  # the policy gave token ids
-                    faulty.append((episode, fault))
-        # Chosen before a model is asked: its calls are paid for.
-        chosen = spread(faulty, settings.per_step)
-        written = zip(chosen, write_hints(chosen, hint_model), strict=True)
-        hints = [(e, hint) for (e, _), hint in written if hint is not None]
-        return Hinted([hinted_turn(policy.tokenizer, episode, hint) for episode, hint in hints], hints)
-
-    return rows
 
 
 def spread(items: Sequence[Any], most: int) -> list[Any]:
@@ -370,3 +329,110 @@ class HintedRows(ScoredRows):
     def taught(self) -> SelfTaught:
         """What predicts the same tokens behind the hint, without gradient."""
         return self.frozen.predictors(self.model, [turn.hinted for turn in self.rows])
+
+
+class HintSource(RowSource[HintedTurn]):
+    """Gives at most `hints.per_step` hinted turns of a step's rollouts, spread evenly over them.
+
+    A model that writes hints is asked about the turns that are used, and about no other. `teacher` scores the turns
+    behind their hints.
+    """
+
+    name = "hinted"
+
+    def __init__(
+        self,
+        settings: Hints,
+        tokenizer: Any,
+        environment: Environment,
+        record: Callable[[int, list[tuple[Episode, Hint]]], None],
+        hint_model: Policy | None = None,
+    ) -> None:
+        self._settings, self._tokenizer, self._environment, self._record = settings, tokenizer, environment, record
+        self._hint_model, self.teacher = hint_model, SelfTeacher(settings)
+
+    @classmethod
+    def open(cls, given: Given) -> Self:
+        """Return the source, with the model that writes its hints if there is one."""
+        settings, out = given.config.hints, given.out
+        hint_model: Policy | None = None
+        if settings.source == "llm" and settings.llm is not None:
+            hint_model = open_policy(settings.llm, cache=out.cache, budget=out.budget, listener=out.progress)
+            out.model("hints", **hint_model.facts())
+        return cls(settings, given.student.policy.tokenizer, given.environment, given.record_hints, hint_model)
+
+    def rows(self, episodes: Sequence[Episode], step: int) -> list[HintedTurn]:
+        """Return the hinted turns of a step, and record their hints."""
+        settings, tokenizer = self._settings, self._tokenizer
+        if settings.source == "rollout":
+            found = spread(reprompted(episodes, tokenizer, settings.success_reward), settings.per_step)
+            self._record(step, [(r.episode, Hint(0, "rollout", "", r.demonstration, r.source)) for r in found])
+            return [r.row for r in found]
+        faulty = []
+        for episode in episodes:
+            for fault in faults(episode, self._environment):
+                sample = episode.steps[fault.turn].sample
+                if sample.prompt_ids is not None and sample.completion_ids:  # the policy gave token ids
+                    faulty.append((episode, fault))
+        # Chosen before a model is asked: its calls are paid for.
+        chosen = spread(faulty, settings.per_step)
+        written = zip(chosen, write_hints(chosen, self._hint_model), strict=True)
+        hints = [(episode, hint) for (episode, _), hint in written if hint is not None]
+        self._record(step, hints)
+        return [hinted_turn(tokenizer, episode, hint) for episode, hint in hints]
+
+    def trees(self, row: HintedTurn) -> tuple[Tree, ...]:
+        """Return the turn without the hint, which the student is trained on, and with it, which the teacher scores."""
+        return (row.tree, row.hinted)
+
+    def scored(
+        self, part: Sequence[HintedTurn], whole: Sequence[HintedTurn], model: Any, scored: Scored
+    ) -> "HintedRows":
+        """Return hinted turns with the student's hidden states."""
+        return HintedRows(part, whole, model, scored, self.teacher)
+
+    def begin(self, model: Any) -> None:
+        """Give the teacher the weights that training starts from."""
+        self.teacher.begin(model)
+
+    def after_step(self, model: Any) -> None:
+        """Let the teacher follow the student."""
+        self.teacher.after_step(model)
+
+    def save(self, folder: Path) -> None:
+        """Write the teacher's own weights."""
+        self.teacher.save(folder)
+
+    def load(self, folder: Path) -> None:
+        """Continue with the teacher's own weights."""
+        self.teacher.load(folder)
+
+
+class Sdpo(Channel[HintedRows]):
+    """Self-distillation: mean divergence (nats) over the tokens of hinted turns.
+
+    Kernel: stages/losses/distillation.py.
+    """
+
+    source = HintSource
+
+    def loss(self, rows: HintedRows) -> ChannelLoss:
+        """Return the loss; metrics are the number of hinted turns and the largest divergence of a token (nats)."""
+        hints, weights = self.config.hints, rows.mean_weights
+        if hints.importance_clip is not None:
+            # The weights carry no gradient, so this second pass through the output head needs no graph.
+            with torch.no_grad():
+                logps = rows.student_logps(self.temperature)
+            weights = weights * importance_weights(logps, rows.sampled_logps, hints.importance_clip)
+        loss, per_token = sdpo(
+            rows.student,
+            rows.taught,
+            weights,
+            alpha=hints.alpha,
+            top_k=hints.top_k,
+            outside="tail" if hints.tail else "renormalised",
+            temperature=self.temperature,
+        )
+        turns = Metric("sum", len(rows.rows))
+        metrics = {"turns": turns, "divergence_max": Metric("max", per_token.max())}
+        return ChannelLoss(loss, rows.tokens, metrics)

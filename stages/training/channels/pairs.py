@@ -1,10 +1,9 @@
-"""Preference pairs and sampled episodes as the channels' rows: in token ids, and with the student's scores.
+"""Preference pairs as rows, and the channels on them: DPO, SimPO and SFT.
 
 A pair goes through this file from top to bottom: `tokenise` turns extracted pairs into token ids, `PairSource` deals
-the pairs of each step and caches the reference's log-probs, and `PairRows` is what a channel's loss gets. Sampled
-episodes follow in the same order: `own_episode`, `EpisodeRows`. Hinted turns are in hints.py.
+the pairs of each step and caches the reference's log-probs, `PairRows` is what a channel's loss gets.
 
-Shapes: P pairs, N completion tokens of all rows, V vocabulary. Log-probs are natural, in nats.
+Shapes: P pairs, N completion tokens of all rows. Log-probs are natural, in nats.
 """
 
 import random
@@ -12,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import orjson
 import torch
@@ -21,50 +20,16 @@ from torch import Tensor
 
 from stages.backends.ranks import Ranks
 from stages.errors import BadInput, UsageError
-from stages.losses.tokens import Predictors
+from stages.losses.preference import PairLogProbs, dpo_losses, simpo_loss
 from stages.messages import opening_ids
 from stages.rollouts.agent_loop import Episode
+from stages.rollouts.trace import pairs_with_states
 from stages.runs.kinds import Row
-from stages.training.scoring import Scored, Tree, head, logits, score, token_log_probs
+from stages.training.channels import CHANNELS
+from stages.training.channels.base import Channel, ChannelLoss, Given, Metric, RowSource, ScoredRows
+from stages.training.scoring import Scored, Tree, score, token_log_probs
 
 COLUMNS = ("pair_id", "messages_json", "prompt_token_ids", "chosen", "rejected")
-
-
-@dataclass(eq=False)
-class ScoredRows:
-    """Rows of one source, a part of a step's or all of them, with the student's hidden states for them.
-
-    Subclasses compute what any channel reads when they are made, and what only some channels read when the first of
-    them asks. whole: all rows of the step, from which the denominators come. frozen: what is not trained and gives
-    these rows their targets, None without one.
-    """
-
-    rows: Sequence[Any]
-    whole: Sequence[Any]
-    model: Any
-    scored: Scored
-    frozen: Any
-
-    @property
-    def student(self) -> Predictors:
-        """Hidden states of all completion tokens, with gradient, and the head behind them."""
-        return Predictors(self.scored.hidden, head(self.model))
-
-    @cached_property
-    def student_logits(self) -> Float[Tensor, "N V"]:
-        """Logits of all completion tokens, with gradient."""
-        # No channel here reads them: [N, V] in float32 is gigabytes at a vocabulary of 150,000. Prefer `student`, whose
-        # kernels go through the vocabulary in chunks.
-        return logits(self.model, self.scored)
-
-    def student_logps(self, temperature: float) -> Float[Tensor, " N"]:
-        """Return the log-probs (nats) of the completion tokens under the student, with gradient."""
-        # Not cached: each channel asks at most once, and the autograd graph would live as long as the rows.
-        return token_log_probs(self.model, self.scored, temperature)
-
-    def tensor(self, values: Iterable[Any]) -> Tensor:
-        """Return a tensor of numbers on the model's device."""
-        return torch.tensor(list(values), device=self.scored.targets.device)
 
 
 @dataclass(frozen=True)
@@ -107,8 +72,10 @@ def tokenise(rows: Iterable[Row], tokenizer: Any, max_tokens: int) -> tuple[list
 
 
 @dataclass(eq=False)
-class PairSource:
+class PairSource(RowSource[TokenPair]):
     """Deals the pairs of each step: every pair once before any comes again, in an order given by the seed alone."""
+
+    name = "pairs"
 
     pairs: list[TokenPair]
     per_step: int
@@ -116,8 +83,27 @@ class PairSource:
     _reference: dict[str, tuple[float, float]] = field(default_factory=dict, init=False)
     _orders: dict[int, list[int]] = field(default_factory=dict, init=False)
 
-    def batch(self, step: int) -> list[TokenPair]:
+    @classmethod
+    def open(cls, given: Given) -> Self:
+        """Return the pairs of a run in token ids; counts what is kept and dropped. `UsageError` when none is left."""
+        run, settings, student = given.inputs.one("pairs"), given.config.pairs, given.student
+        kept, dropped = tokenise(pairs_with_states(run), student.policy.tokenizer, settings.max_tokens)
+        given.out.count(pairs=len(kept), **{f"pairs_dropped_{reason}": number for reason, number in dropped.items()})
+        if not kept:
+            raise UsageError(
+                f"{run.path} holds no pair that is left after tokenisation ({dict(dropped)}). "
+                "Extract more pairs, or raise pairs.max_tokens."
+            )
+        source = cls(kept, settings.per_step, given.config.seed)
+        if any("reference" in CHANNELS[name].needs for name in given.config.weights.active()):
+            # The reference is the model that training starts from.
+            with student.autocast():
+                source.cache_reference(student.policy.model, ranks=student.ranks)
+        return source
+
+    def rows(self, episodes: Sequence[Episode], step: int) -> list[TokenPair]:
         """Return the pairs of a step: a pure function of the step, so that a resumed run continues where it stopped."""
+        del episodes
         start, dealt = step * self.per_step, []
         for position in range(start, start + min(self.per_step, len(self.pairs))):
             epoch, offset = divmod(position, len(self.pairs))
@@ -148,16 +134,24 @@ class PairSource:
         """Return cached log-prob sums in nats, [pairs, (chosen, rejected)]."""
         return torch.tensor([self._reference[pair.pair_id] for pair in pairs], device=device)
 
+    def trees(self, row: TokenPair) -> tuple[Tree, ...]:
+        """Return the pair's one tree."""
+        return (row.tree,)
+
+    def scored(self, part: Sequence[TokenPair], whole: Sequence[TokenPair], model: Any, scored: Scored) -> "PairRows":
+        """Return pairs with the student's log-probs."""
+        return PairRows(part, whole, model, scored, self)
+
 
 @dataclass(eq=False)
 class PairRows(ScoredRows):
-    """Preference pairs; the second axis of every table is (chosen, rejected). `frozen` holds the cached reference.
+    """Preference pairs; the second axis of every table is (chosen, rejected). `frozen` has the reference.
 
     sums: [P, 2] log-probs (nats) summed over each completion, with gradient. lengths: [P, 2] tokens of each completion.
     num_pairs, chosen_tokens: pairs, and tokens of the chosen completions, of the whole step.
     """
 
-    frozen: PairSource | None
+    frozen: PairSource
 
     def __post_init__(self) -> None:
         # Every channel on pairs starts from the sums, so they are computed once, whichever of the channels are on.
@@ -169,67 +163,56 @@ class PairRows(ScoredRows):
 
     @cached_property
     def reference(self) -> Float[Tensor, "P 2"]:
-        """Log-prob sums (nats) under the model that training started from; `UsageError` without a pair source."""
+        """Log-prob sums (nats) under the model that training started from."""
         # Read by DPO alone: for SimPO and SFT nothing was cached, and a look-up would fail.
-        if self.frozen is None:
-            raise UsageError("A channel needs the reference's log-probs of the pairs, but there is no pair source.")
         return self.frozen.reference(self.rows, self.scored.hidden.device)
 
 
-@dataclass(frozen=True)
-class OwnEpisode:
-    """A sampled episode as one tree: 1 for the tokens the policy wrote, and the log-probs of sampling them (nats).
+class Dpo(Channel[PairRows]):
+    """DPO in the form `pairs.loss_type`: mean over pairs. Kernel and source: stages/losses/preference.py."""
 
-    teacher_logprobs: of all tokens, under a teacher behind a server (nats); None where the teacher is in this process.
-    """
+    source = PairSource
 
-    tree: Tree
-    own: list[int]
-    logprobs: list[float]
-    teacher_logprobs: list[float] | None = None
+    def loss(self, rows: PairRows) -> ChannelLoss:
+        """Return the loss; metrics are the means over pairs of TRL's reward margin, accuracy and log-prob sums.
 
-
-def own_episode(episode: Episode) -> OwnEpisode | None:
-    """Return an episode as one tree; None when nothing was sampled or the policy gave no token ids."""
-    if not episode.steps or episode.steps[0].sample.prompt_ids is None:
-        return None
-    ids: list[int] = []
-    own: list[int] = []
-    logprobs: list[float] = []
-    prompt = episode.steps[0].sample.prompt_ids
-    for step in episode.steps:
-        between = (step.sample.prompt_ids or [])[len(prompt) + len(ids) :]
-        completion = step.sample.completion_ids or []
-        ids += between + completion
-        own += [0] * len(between) + [1] * len(completion)
-        logprobs += [0.0] * len(between) + (step.sample.logprobs or [])
-    return OwnEpisode(Tree(prompt, (ids,)), own, logprobs)
+        margin: beta * ((chosen - reference) - (rejected - reference)) in nats. accuracy: share of margins above 0.
+        chosen_logps, rejected_logps: log-probs summed over a completion, in nats.
+        """
+        settings, sums, reference, lengths = self.config.pairs, rows.sums, rows.reference, rows.lengths  # [P, 2]
+        # Sums, not means over tokens: DPO's implicit reward is the log-ratio of whole completions. The lengths serve
+        # the forms that divide by them (ipo, sigmoid_norm).
+        terms = PairLogProbs(sums[:, 0], sums[:, 1], reference[:, 0], reference[:, 1], lengths[:, 0], lengths[:, 1])
+        losses = dpo_losses(terms, settings.loss_type, settings.beta)
+        margins = settings.beta * ((sums - reference)[:, 0] - (sums - reference)[:, 1]).detach()
+        totals = {"margin": margins.sum(), "accuracy": (margins > 0).float().sum()}
+        totals["chosen_logps"], totals["rejected_logps"] = sums.detach().sum(0)
+        metrics = {name: Metric("mean", total, len(losses)) for name, total in totals.items()}
+        return ChannelLoss(losses.sum() / rows.num_pairs, rows.num_pairs, metrics)
 
 
-@dataclass(eq=False)
-class EpisodeRows(ScoredRows):
-    """Whole sampled episodes; `frozen` is the teacher model. The tokens between the student's actions are masked.
+class Simpo(Channel[PairRows]):
+    """SimPO: mean over pairs. Kernel and source: stages/losses/preference.py."""
 
-    own: [N] 1 for the tokens that the student wrote. targets: [N] token ids. sampled_logps: [N] log-probs (nats) that
-    the tokens were sampled with, 0 between actions. teacher_logps: [N] those of a teacher behind a server (nats), None
-    without such a teacher. tokens: how many the student wrote in the whole step.
-    """
+    source = PairSource
 
-    def __post_init__(self) -> None:
-        # In the dtype of losses, float32 at least: bfloat16 counts up to 256 exactly and no further.
-        own = self.tensor(x for episode in self.rows for x in episode.own)
-        self.own = own.to(torch.promote_types(self.scored.hidden.dtype, torch.float32))
-        self.targets = self.scored.targets
-        self.sampled_logps = self.tensor(x for episode in self.rows for x in episode.logprobs)
-        given = [episode.teacher_logprobs for episode in self.rows]
-        served = all(logps is not None for logps in given)
-        self.teacher_logps = self.tensor(x for logps in given for x in logps or ()) if served else None
-        self.tokens = sum(sum(episode.own) for episode in self.whole)
+    def loss(self, rows: PairRows) -> ChannelLoss:
+        """Return the loss; the metric accuracy is the share of pairs whose chosen side has the higher mean log-prob."""
+        settings, means = self.config.pairs, rows.sums / rows.lengths  # [P, 2]
+        losses = simpo_loss(
+            means[:, 0], means[:, 1], beta=settings.simpo_beta, gamma_beta_ratio=settings.simpo_gamma_ratio
+        )
+        right = (means[:, 0] > means[:, 1]).float().sum()
+        metrics = {"accuracy": Metric("mean", right, len(means))}
+        return ChannelLoss(losses.sum() / rows.num_pairs, rows.num_pairs, metrics)
 
-    @cached_property
-    def teacher(self) -> Predictors:
-        """The teacher's hidden states for the same tokens, without gradient; `UsageError` when there is no teacher."""
-        if self.frozen is None:
-            raise UsageError("A channel distils from a teacher, but there is none. Set teacher.model.")
-        with torch.no_grad():
-            return Predictors(score(self.frozen, [e.tree for e in self.rows]).hidden, head(self.frozen))
+
+class Sft(Channel[PairRows]):
+    """Cross-entropy: minus the mean log-prob (nats) over all tokens of the chosen completions."""
+
+    source = PairSource
+
+    def loss(self, rows: PairRows) -> ChannelLoss:
+        """Return the loss, without metrics."""
+        # The rejected sides were scored as well: the rows of a source are scored once for all channels that read them.
+        return ChannelLoss(-rows.sums[:, 0].sum() / rows.chosen_tokens, rows.chosen_tokens, {})

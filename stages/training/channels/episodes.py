@@ -1,0 +1,231 @@
+"""The student's own episodes as rows, and the channels that distil a teacher model on them: TAID and EOPD.
+
+An episode goes through this file from top to bottom: `own_episode` makes it one tree of token ids, `EpisodeSource` asks
+a teacher behind a server about it, `EpisodeRows` is what a channel's loss gets.
+
+Shapes: N completion tokens of all rows. Log-probs are natural, in nats.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Self
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from stages.errors import UsageError
+from stages.losses.distillation import EopdOptions, TaidSchedule, advance, eopd, reverse_kl_from_log_probs, taid
+from stages.losses.tokens import Predictors
+from stages.policy.local import load_model
+from stages.policy.vllm import VllmPolicy
+from stages.rollouts.agent_loop import Episode
+from stages.training.channels.base import Channel, ChannelLoss, Given, Metric, RowSource, ScoredRows, State
+from stages.training.config import Config
+from stages.training.scoring import Scored, Tree, head, score
+
+
+@dataclass(frozen=True)
+class OwnEpisode:
+    """A sampled episode as one tree: 1 for the tokens the policy wrote, and the log-probs of sampling them (nats).
+
+    teacher_logprobs: of all tokens, under a teacher behind a server (nats); None where the teacher is in this process.
+    """
+
+    tree: Tree
+    own: list[int]
+    logprobs: list[float]
+    teacher_logprobs: list[float] | None = None
+
+
+def own_episode(episode: Episode) -> OwnEpisode | None:
+    """Return an episode as one tree; None when nothing was sampled or the policy gave no token ids."""
+    if not episode.steps or episode.steps[0].sample.prompt_ids is None:
+        return None
+    ids: list[int] = []
+    own: list[int] = []
+    logprobs: list[float] = []
+    prompt = episode.steps[0].sample.prompt_ids
+    for step in episode.steps:
+        between = (step.sample.prompt_ids or [])[len(prompt) + len(ids) :]
+        completion = step.sample.completion_ids or []
+        ids += between + completion
+        own += [0] * len(between) + [1] * len(completion)
+        logprobs += [0.0] * len(between) + (step.sample.logprobs or [])
+    return OwnEpisode(Tree(prompt, (ids,)), own, logprobs)
+
+
+@dataclass(eq=False)
+class EpisodeSource(RowSource[OwnEpisode]):
+    """Gives all rollouts of a step that have token ids.
+
+    teacher: a model in this process, which scores them where a channel asks. server: one behind vLLM, which scores all
+    of a step in one request. None where there is none.
+    """
+
+    teacher: Any = None
+    server: VllmPolicy | None = None
+
+    name = "episodes"
+    whole_rollouts = True
+
+    @classmethod
+    def open(cls, given: Given) -> Self:
+        """Return the source with its teacher, which is never trained; `UsageError` if the vocabulary differs."""
+        config, out, student = given.config.teacher, given.out, given.student.policy
+        if config is None:
+            return cls()
+        if config.served:
+            server = VllmPolicy.open(config, cache=out.cache, budget=out.budget, listener=out.progress)
+            check_vocabulary(student.tokenizer, server.tokenizer, config.model)
+            out.model("teacher", **server.facts())
+            return cls(server=server)
+        model, tokenizer = load_model(config, cache=out.cache, listener=out.progress)
+        check_vocabulary(student.tokenizer, tokenizer, config.model)
+        return cls(model.eval().requires_grad_(False))
+
+    def rows(self, episodes: Sequence[Episode], step: int) -> list[OwnEpisode]:
+        """Return the episodes of a step in token ids, with the teacher's log-probs where it is behind a server."""
+        del step
+        # An episode that failed before its first action has no token ids, so no channel can learn from it.
+        own = [x for x in map(own_episode, episodes) if x is not None]
+        if self.server is None:
+            return own
+        scores = self.server.score_all([(x.tree.prompt, x.tree.branches[0]) for x in own])
+        return [replace(x, teacher_logprobs=logps) for x, logps in zip(own, scores, strict=True)]
+
+    def trees(self, row: OwnEpisode) -> tuple[Tree, ...]:
+        """Return the episode's one tree."""
+        return (row.tree,)
+
+    def scored(
+        self, part: Sequence[OwnEpisode], whole: Sequence[OwnEpisode], model: Any, scored: Scored
+    ) -> "EpisodeRows":
+        """Return episodes with the student's hidden states."""
+        return EpisodeRows(part, whole, model, scored, self.teacher)
+
+
+def check_vocabulary(student: Any, teacher: Any, name: str) -> None:
+    """Raise `UsageError` unless both tokenizers have the same tokens under the same ids; a head may be padded."""
+    # By id and token, not by size: heads are padded to multiples, and equal sizes prove nothing.
+    own, other = ({i: token for token, i in tokenizer.get_vocab().items()} for tokenizer in (student, teacher))
+    differing = sorted(i for i in own.keys() | other.keys() if own.get(i) != other.get(i))
+    if differing:
+        first = differing[0]
+        raise UsageError(
+            f"The teacher {name!r} has another vocabulary than the student: token {first} is {other.get(first)!r} "
+            f"there and {own.get(first)!r} here, and {len(differing)} tokens differ in all. "
+            "Distil from a model with the student's tokenizer."
+        )
+
+
+@dataclass(eq=False)
+class EpisodeRows(ScoredRows):
+    """Whole sampled episodes; `frozen` is the teacher model. The tokens between the student's actions are masked.
+
+    own: [N] 1 for the tokens that the student wrote. targets: [N] token ids. sampled_logps: [N] log-probs (nats) that
+    the tokens were sampled with, 0 between actions. teacher_logps: [N] those of a teacher behind a server (nats), None
+    without such a teacher. tokens: how many the student wrote in the whole step.
+    """
+
+    def __post_init__(self) -> None:
+        # In the dtype of losses, float32 at least: bfloat16 counts up to 256 exactly and no further.
+        own = self.tensor(x for episode in self.rows for x in episode.own)
+        self.own = own.to(torch.promote_types(self.scored.hidden.dtype, torch.float32))
+        self.targets = self.scored.targets
+        self.sampled_logps = self.tensor(x for episode in self.rows for x in episode.logprobs)
+        given = [episode.teacher_logprobs for episode in self.rows]
+        served = all(logps is not None for logps in given)
+        self.teacher_logps = self.tensor(x for logps in given for x in logps or ()) if served else None
+        self.tokens = sum(sum(episode.own) for episode in self.whole)
+
+    @cached_property
+    def teacher(self) -> Predictors:
+        """The teacher's hidden states for the same tokens, without gradient; `UsageError` when there is no teacher."""
+        if self.frozen is None:
+            raise UsageError("A channel distils from a teacher model, but there is none. Set teacher.model.")
+        with torch.no_grad():
+            return Predictors(score(self.frozen, [e.tree for e in self.rows]).hidden, head(self.frozen))
+
+
+class Taid(Channel[EpisodeRows]):
+    """TAID: mean over the student's own tokens. Kernel, schedule and source: stages/losses/distillation.py.
+
+    The schedule is the channel's state; it moves once a step of training, where upstream moves it once a micro-batch.
+    """
+
+    source = EpisodeSource
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self._schedule = TaidSchedule(**config.taid.model_dump())
+        self._state = self._schedule.start()
+
+    def loss(self, rows: EpisodeRows) -> ChannelLoss:
+        """Return the loss; the metric t is the position of the target between student (0) and teacher (1)."""
+        t = float(self._state.t)  # constant within a step: `end_step` alone moves it, so that parts add up
+        total = taid(rows.student, rows.teacher, rows.own, t)
+        return ChannelLoss(total / rows.tokens, rows.tokens, {"t": Metric("max", t)})
+
+    def end_step(self, loss: Float[Tensor, ""], step: int) -> None:
+        """Move the schedule by the loss of the step."""
+        # The schedule is on the host, where its comparisons wait for nothing.
+        self._state, _ = advance(self._schedule, self._state, loss.cpu(), step, self.config.optimisation.steps)
+
+    def state(self) -> State:
+        """Return the schedule's state as JSON; None is the infinite loss before the first step, which JSON lacks."""
+        values = {name: float(getattr(self._state, name)) for name in ("t", "prev_loss", "momentum")}
+        return {name: value if math.isfinite(value) else None for name, value in values.items()}
+
+    def load(self, state: State) -> None:
+        """Continue the schedule from `state`, as the last complete step left it."""
+        values = {name: torch.tensor(math.inf if value is None else value) for name, value in state.items()}
+        self._state = replace(self._state, **values)
+
+
+class Eopd(Channel[EpisodeRows]):
+    """EOPD: mean over the student's own tokens, log-probs at sampling temperature.
+
+    Kernel: stages/losses/distillation.py.
+    With a teacher behind a server the loss is the policy gradient alone: a server returns the log-probs of the tokens
+    that the student wrote, and the forward KL would need its whole distribution.
+    """
+
+    source = EpisodeSource
+
+    def loss(self, rows: EpisodeRows) -> ChannelLoss:
+        """Return the loss; metrics are means in nats or shares of tokens, named as upstream without "actor/".
+
+        Of all own tokens: rev_kl, avg_teacher_advantage, avg_teacher_log_prob, avg_student_log_prob, ppo_kl,
+        pg_clipfrac, pg_clipfrac_lower. With a teacher in this process also soft_kd_loss, soft_kd_token_ratio and
+        soft_kd_high_entropy_ratio; and over the tokens of high teacher entropy or with a forward KL,
+        soft_kd_avg_high_entropy, high_entropy_avg_kl, soft_kd_avg_kl, and how many there were (soft_kd_num_*).
+        """
+        settings = self.config.eopd
+        if rows.teacher_logps is not None:
+            loss, totals = reverse_kl_from_log_probs(
+                rows.student_logps(self.temperature),
+                rows.sampled_logps,
+                rows.teacher_logps,
+                rows.own,
+                num_tokens=rows.tokens,
+            )
+            return ChannelLoss(loss, rows.tokens, {name: Metric("mean", *total) for name, total in totals.items()})
+        loss, totals = eopd(
+            rows.student,
+            rows.teacher,
+            rows.targets,
+            rows.sampled_logps,
+            rows.own,
+            num_tokens=rows.tokens,
+            top_k=settings.top_k,
+            temperature=self.temperature,
+            options=EopdOptions(coef=settings.coefficient, entropy_threshold=settings.entropy_threshold),
+        )
+        # Upstream logs these numbers of tokens too; each is the denominator of a mean that is already here.
+        counts = {"soft_kd_num_tokens": "soft_kd_avg_kl", "soft_kd_num_high_entropy": "high_entropy_avg_kl"}
+        metrics = {name: Metric("mean", *total) for name, total in totals.items()}
+        metrics |= {name: Metric("sum", totals[mean][1]) for name, mean in counts.items()}
+        return ChannelLoss(loss, rows.tokens, metrics)
