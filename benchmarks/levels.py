@@ -2,11 +2,13 @@
 
     python benchmarks/levels.py [--experiments 4000]
 
-Experiments are simulated with the planner's model of tasks and decided by the rule of `composer evaluate`, at kata's
-operations (sampled, and as fixed strata), SWE-bench Lite's repositories (fixed), six and three units, with 1, 3 and 5
+Experiments are simulated with the planner's model of tasks and decided by the rule of `composer evaluate`: at kata's
+operations (sampled, and as fixed strata) and families, at SWE-bench Lite's repositories (fixed, and sampled), at tasks
+that are units themselves, six and three units, a low pass rate and four samples of a task, each with 1, 3 and 5
 training seeds. Trainings spread with a standard deviation of 3 points; with one seed the interval is about these
 checkpoints, so there they spread with 0. Fixed units have difficulties of their own, so that their true gain, by many
-tasks of each, is not the one that tasks of any unit would have.
+tasks of each, is not the one that tasks of any unit would have. tests/stages/evaluation/test_inference.py has six
+layouts with fewer experiments.
 """
 
 import argparse
@@ -21,18 +23,24 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np
 import records
 
-from stages.evaluation.flips import draw_signs
-from stages.evaluation.paired import pair, rejects
+from stages.evaluation.inference import PairedTest
 from stages.evaluation.planner import Design, TaskModel, draw, outlook
 
 OPERATIONS = (17, 15, 13, 12, 11, 11, 10, 9, 8, 7, 5, 2)
 LITE = (114, 77, 23, 23, 17, 16, 6, 6, 6, 5, 4, 3)
+KATA = (9, 8, 8, 8, 7, 7, 6, 6, 6, 6, 5, 5, 5, 5, 4, 4, 4, 4, 4, 3, 2, 2, 1, 1)
 ALIKE = TaskModel(pass_rate=0.41, samples_differ=0.06, arms_differ=0.2, family_correlation=0.9, seed_sd=0.03)
 UNLIKE = TaskModel(pass_rate=0.25, samples_differ=0.2, arms_differ=0.24, family_correlation=0.1, seed_sd=0.03)
+LOW = TaskModel(pass_rate=0.1, samples_differ=0.08, arms_differ=0.12, family_correlation=0.3, seed_sd=0.03)
 LAYOUTS = {
     "kata, 120 tasks in 12 sampled operations": (ALIKE, Design(OPERATIONS)),
     "kata, 360 tasks in 12 fixed operations": (ALIKE, Design((30,) * 12, fixed=True)),
+    "kata, 120 tasks in 24 sampled families": (UNLIKE, Design(KATA)),
+    "kata, 120 tasks in 24 sampled families, four samples": (UNLIKE, Design(KATA, samples=4)),
+    "kata, 120 tasks in 24 sampled families, passed by 10 %": (LOW, Design(KATA)),
     "SWE-bench Lite, 300 tasks in 12 fixed repositories": (UNLIKE, Design(LITE, fixed=True)),
+    "SWE-bench Lite, 300 tasks in 12 sampled repositories": (UNLIKE, Design(LITE)),
+    "300 tasks, each a unit": (UNLIKE, Design((1,) * 300)),
     "120 tasks in six sampled units": (UNLIKE, Design((20,) * 6)),
     "120 tasks in three sampled units": (UNLIKE, Design((40,) * 3)),
 }
@@ -52,9 +60,8 @@ def coverage(model: TaskModel, design: Design, gain: float, truth: float, num: i
     """Return the share of simulated experiments whose interval holds the true mean."""
     random = np.random.default_rng(1)
     units = np.repeat(np.arange(len(design.sizes)), design.sizes)
-    signs = draw_signs(design.num_flipped, random, 399)
     held = [
-        ~rejects(pair(*draw(model, design, gain, 250, random), units, fixed=design.fixed), truth, signs)
+        ~PairedTest(*draw(model, design, gain, 250, random), units, fixed=design.fixed, num_flips=399).rejects(truth)
         for _ in range(num // 250)
     ]
     return float(np.concatenate(held).mean())

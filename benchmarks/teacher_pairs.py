@@ -23,14 +23,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import records
+from scipy.special import ndtri, stdtrit
 
 from stages.envs import SamplingUnit, sampling_unit
-from stages.evaluation.comparison import compare, holm
-from stages.evaluation.differences import ArmDifference, settings_differences
-from stages.evaluation.paired import top_error
+from stages.evaluation.inference import holm, top_error
+from stages.evaluation.outcomes import items_table
 from stages.evaluation.report import arms_chart
-from stages.evaluation.stats import PairedDifference, quantile
-from stages.evaluation.verdict import EvalVerdict, credit, decide, points
+from stages.evaluation.settings import ArmDifference, settings_differences
+from stages.evaluation.verdict import EvalVerdict, PairedDifference, Question, compare, credit, decide, points
 from stages.runs.kinds import EVAL_ITEM
 from stages.runs.run import Run
 
@@ -133,11 +133,11 @@ def tuned(record: Path) -> dict[str, Any]:
     return found
 
 
-def differences(items: list[Any]) -> tuple[ArmDifference, ...]:
+def differences(items: pa.Table) -> tuple[ArmDifference, ...]:
     """Return what the evaluated arms differ in: channels, and the learning rates that the tuning chose."""
     chosen = tuned(TUNING)["chosen"]
     arms = {}
-    for arm in sorted({item["arm"] for item in items} - {"start"}):
+    for arm in sorted({*items["arm"].to_pylist()} - {"start"}):
         weights = dict(part.split(" = ") for part in ARMS[arm].split(", ") if part)
         shown = {f"weights.{name}": f"{float(weights.get(name, 0)):g}" for name in ("sdpo", "dpo", "sft")}
         arms[arm] = {0: {**shown, "optimisation.learning_rate": str(chosen[arm])}}
@@ -149,9 +149,9 @@ def sampling(*, fixed: bool) -> SamplingUnit:
     return replace(sampling_unit("kata"), fixed=fixed)
 
 
-def decided(items: list[Any], *, fixed: bool) -> EvalVerdict:
+def decided(items: pa.Table, *, fixed: bool) -> EvalVerdict:
     """Return the verdict about these operations, or about others."""
-    return decide(items, sampling=sampling(fixed=fixed), differences=differences(items))
+    return decide(items, Question(sampling=sampling(fixed=fixed)), differences(items))
 
 
 def result(table: Path = ITEMS, document: Path = DOCUMENT, figure: Path = FIGURE) -> None:
@@ -205,12 +205,10 @@ def sentence() -> str:
     )
 
 
-def read_items(table: Path) -> list[Any]:
+def read_items(table: Path) -> pa.Table:
     """Return the table of outcomes as items of an evaluation."""
-    return [
-        {**row, "hacked": None, "error_type": None if row["passed"] is not None else "lost"}
-        for row in pq.read_table(table).to_pylist()
-    ]
+    rows = pq.read_table(table).to_pylist()
+    return items_table({**row, "error_type": None if row["passed"] is not None else "lost"} for row in rows)
 
 
 def arm_lines(verdict: EvalVerdict) -> list[str]:
@@ -233,13 +231,12 @@ def verdict_lines(verdicts: dict[str, EvalVerdict]) -> list[str]:
     return [*lines, "", verdicts["these twelve operations"].why]
 
 
-def secondary_lines(items: list[Any], sampling: SamplingUnit) -> list[str]:
+def secondary_lines(items: pa.Table, sampling: SamplingUnit) -> list[str]:
     """Return the secondary differences with p-values after Holm's correction."""
-    by_arm = {arm: [item for item in items if item["arm"] == arm] for arm in WORDS}
     found: dict[str, PairedDifference] = {}
     for one, other in SECONDARY:
-        if by_arm[one] and by_arm[other] and (difference := compare(by_arm[one], by_arm[other], sampling=sampling)):
-            found[f"{one} − {other}"] = difference
+        if both := compare(items, one, other, Question(sampling=sampling)):
+            found[f"{one} − {other}"] = both.difference
     lines = ["| secondary | difference | p after Holm |", "| --- | --- | --- |"]
     for (name, difference), p in zip(found.items(), holm([d.p_value for d in found.values()]), strict=True):
         lines.append(f"| {name} | {points(difference)} | {p:.3g} |")
@@ -258,7 +255,7 @@ def power(num: int = 4000) -> None:
             gains = true + of_seeds * random.normal(size=(num, COLLECTIONS * SEEDS_EACH))
             errors, top = top_error(gains, of_collection)
             means = gains.mean(1) + of_tasks * random.normal(size=num)
-            halves = np.hypot(quantile(0.975, top - 1) * errors, quantile(0.975, 1e6) * of_tasks)
+            halves = np.hypot(stdtrit(top - 1, 0.975) * errors, ndtri(0.975) * of_tasks)
             found = {"least": means - halves >= 2, "above": means - halves > 0, "below": means + halves < 2}
             share = found[question].mean()
             cells.append(f"{100 * share:.0f} ± {100 * (share * (1 - share) / num) ** 0.5:.1f} %")

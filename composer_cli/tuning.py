@@ -18,7 +18,7 @@ from composer_cli.call import RunOptions
 from composer_cli.console import Console
 from composer_cli.settings import Preset, PresetEntry
 from stages.errors import UsageError
-from stages.evaluation.arms import task_mean
+from stages.evaluation.outcomes import items_table, of_arm, task_mean
 from stages.runs import store
 from stages.runs.kinds import EVAL_ITEM
 from stages.runs.run import Run
@@ -74,15 +74,15 @@ def tune(
     run = Run(results[EVALUATION].path)
     rates: dict[str, dict[str, float]] = {}
     chosen: dict[str, Any] = {}
-    items = run.rows(EVAL_ITEM)
+    items = items_table(run.rows(EVAL_ITEM))
     for trial in trials:
-        rate = task_mean([item for item in items if item["arm"] == trial.name], "passed") or 0.0
+        rate = task_mean(of_arm(items, trial.name)) or 0.0
         best = max(rates.get(trial.arm, {}).values(), default=-1.0)
         # Of equal values the first one given is kept.
         if rate > best:
             chosen[trial.arm] = trial.value
         rates.setdefault(trial.arm, {})[str(trial.value)] = rate
-    choice = TunedSetting(key, len({item["task_id"] for item in items}), rates, chosen, run.path.name)
+    choice = TunedSetting(key, len(set(items["task_id"].to_pylist())), rates, chosen, run.path.name)
     store.write_json(run_options.root / "tuning" / f"{run.path.name}.json", asdict(choice))
     for line in str(choice).splitlines():
         console.tell(line)

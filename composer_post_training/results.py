@@ -33,6 +33,7 @@ RATES = (
     ("hacked", "hacked", "baseline"),
     ("hacked_loose", "hacked_loose", "baseline"),
     ("protocol", "protocol", "baseline"),
+    ("gt_pass", "gt_pass", "baseline"),
 )
 """Field of `verdict.json`, the rate that it compares, and the field that names the arm compared with."""
 
@@ -47,7 +48,7 @@ class Difference:
     """
 
     rate: str
-    """The rate that is compared: "pass@1", "hacked", "hacked_loose" or "protocol"."""
+    """The rate that is compared: "pass@1", "hacked", "hacked_loose", "protocol" or "gt_pass"."""
     treatment: str
     """The arm whose rate is the minuend."""
     baseline: str

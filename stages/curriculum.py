@@ -74,7 +74,7 @@ class MeasuredTask:
 
     def difficulty(self, place: int | None) -> Row:
         """Return the `difficulty` row of the task; `place`: its place in the curriculum."""
-        from stages.evaluation.stats import wilson  # imports numpy
+        from stages.evaluation.inference import wilson  # imports numpy
 
         low, high = wilson(self.rate, self.graded) if self.rate is not None else (None, None)
         return {

@@ -6,8 +6,8 @@ verdict is the exit code too: 0 VALIDATED, 1 INVALIDATED, 3 PARTIAL or UNDERPOWE
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import chain
 from typing import Any, Literal
@@ -18,38 +18,36 @@ from stages import envs
 from stages.envs.base import Environment, SamplingUnit, Task
 from stages.envs.config import HeldOutEnvConfig
 from stages.errors import BadInput, Incomplete, UsageError
-from stages.evaluation import comparison, planner
-from stages.evaluation.arms import (
-    LONG,
-    START,
-    Arm,
-    arms_to_play,
-    item_id,
-    played_item,
-    recorded_items,
-    shared_items,
-    worker_blocks,
-)
-from stages.evaluation.differences import (
+from stages.evaluation import planner
+from stages.evaluation.inference import levels, parts
+from stages.evaluation.outcomes import START, items_table
+from stages.evaluation.planner import Planning
+from stages.evaluation.report import arms_chart, study_text, text_table
+from stages.evaluation.settings import (
     ArmDifference,
     policy_differences,
     recorded_differences,
     trained_differences,
 )
-from stages.evaluation.planner import Planning
-from stages.evaluation.projected import ProjectionResult, projected
-from stages.evaluation.report import arms_chart, text_table
-from stages.evaluation.verdict import INVALID_RUN, EvalVerdict, Look, after_looks, decide
-from stages.plurals import counted
+from stages.evaluation.verdict import INVALID_RUN, EvalVerdict, Look, Question, after_looks, decide
 from stages.policy import PolicyConfig, scripted
 from stages.policy.adapters import CheckpointInfo, refuse_trained
+from stages.policy.base import VLLM
 from stages.policy.serving import Serving
 from stages.rollouts.agent_loop import Episode, PlayingConfig, play_missing
-from stages.runs import reporting
+from stages.rollouts.trace import action_facts, work_columns
+from stages.runs import reporting, stage
 from stages.runs.kinds import CHECKPOINT, EVAL_ITEM, ROLLOUT, Row
 from stages.runs.run import Inputs, Run, RunWriter, Slot
 from stages.runs.settings import Given, StageConfig, with_default
 from stages.runs.stage import Plan, Stage
+
+PAIR_SET = 12
+"""Hexadecimal digits of the digest that names a set of pairs."""
+SWE_BENCH = "swe-bench"
+"""The environment name that importers write for benchmarks of SWE-bench's family."""
+LONG = frozenset({"transcript_json", "steps_json", "submission", "patch", "test_log", "metrics_json"})
+"""Columns of an item that are not read where many items are."""
 
 
 class Config(PlayingConfig):
@@ -72,8 +70,9 @@ class Config(PlayingConfig):
     """Arms that were not trained here, by name: a model behind a server, or a folder."""
     looks: int = Field(default=1, gt=0, le=10)
     """Planned looks: the tasks are played in so many parts, and no more of them once all is decided."""
-    shared_only: bool = False
-    """Compare arms on the tasks and samples that all of them have, where recorded rollouts do not cover the same."""
+    missing: Literal["refused", "excluded"] = "refused"
+    """Tasks and samples that an arm lacks, as recorded rollouts may not cover the same. `refused`: the arms are not
+    compared. `excluded`: they are compared on what all of them have."""
     units: Literal["auto", "sampled", "fixed"] = "auto"
     """Whether the units that tasks are drawn in (kata's operations, SWE-bench's repositories, else families) are a
     sample of possible ones, or all there are. `auto`: as the environment declares."""
@@ -91,6 +90,28 @@ class Config(PlayingConfig):
     def declared(self, unit: SamplingUnit) -> SamplingUnit:
         """Return a sampling unit as the setting `units` declares it."""
         return unit if self.units == "auto" else replace(unit, fixed=self.units == "fixed")
+
+    def question(self, sampling: SamplingUnit, level: float, untrained: Iterable[str]) -> Question:
+        """Return what is asked at a look of this level; `untrained`: arms that were not trained here."""
+        return Question(
+            self.baseline,
+            self.treatment,
+            self.control,
+            sampling=sampling,
+            missing=self.missing,
+            alpha=level,
+            untrained=frozenset({START, *untrained}),
+        )
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One model to play: the arm's name, its training seed, where the model is, and the digest of its pairs, if any."""
+
+    name: str
+    seed: int
+    policy: PolicyConfig
+    pair_set: str | None = None
 
 
 def arms(inputs: Inputs, config: Config) -> list[Arm]:
@@ -110,6 +131,38 @@ def arms(inputs: Inputs, config: Config) -> list[Arm]:
     if names:
         _require_compared(names, config, "Add --from RUN, one for each training")
     return played
+
+
+def arms_to_play(
+    trained: Sequence[Run], policies: Mapping[str, PolicyConfig], *, temperature: float, with_start: bool
+) -> list[Arm]:
+    """Return the start model, the trained models and those of the settings, in the order given.
+
+    Raises `BadInput` when an arm is named twice or the checkpoints did not start from one model.
+    """
+    infos = [CheckpointInfo.of(run) for run in trained]
+    arms = []
+    for info, run in zip(infos, trained, strict=True):
+        folder = str(run.folder(CHECKPOINT))
+        model = f"{VLLM}{folder}" if info.start.served else folder
+        pairs = run.manifest.inputs.get("pairs")
+        pair_set = pairs[0].content[:PAIR_SET] if pairs else None
+        arms.append(Arm(info.arm, info.train_seed, info.start.model_copy(update={"model": model}), pair_set))
+    # A model of the settings has no training seed; like the start it counts as seed 0.
+    arms += [Arm(name, 0, policy) for name, policy in policies.items()]
+    names = [(arm.name, arm.seed) for arm in arms]
+    if repeated := next((name for name in names if names.count(name) > 1), None):
+        raise BadInput(f"Arm {repeated[0]!r} with seed {repeated[1]} was given twice. Give every arm and seed once.")
+    # Compared by the identity of the policy and not by its path, as a folder may have been moved.
+    starts = {info.start_identity: run for info, run in zip(infos, trained, strict=True)}
+    if len(starts) > 1:
+        raise BadInput(
+            "The arms did not start from the same model, so they cannot be compared: "
+            + ", ".join(str(run.path) for run in starts.values())
+        )
+    if infos and with_start:
+        arms.insert(0, Arm(START, 0, infos[0].start))
+    return [replace(arm, policy=arm.policy.model_copy(update={"temperature": temperature})) for arm in arms]
 
 
 def _require_compared(names: set[str], config: Config, remedy: str) -> None:
@@ -180,6 +233,7 @@ def study(pilots: Sequence[Run], config: Config, tell: Callable[[str, int, int],
     Raises `BadInput` for an empty pilot, and `UsageError` for one that was played in another environment. `tell` is
     called with what is counted, how many designs are simulated, and how many there are.
     """
+    items: list[Row] = []
     for pilot in pilots:
         played = (pilot.manifest.config.get("env") or {}).get("name")  # None for imported rollouts
         if played is not None and not envs.same(played, config.env.name):
@@ -188,11 +242,15 @@ def study(pilots: Sequence[Run], config: Config, tell: Callable[[str, int, int],
                 f"{config.env.name!r}, of which it gives no rates. Give --env {played}, or a pilot in "
                 f"{config.env.name!r}."
             )
+        if pilot.holds(EVAL_ITEM):
+            items += pilot.rows(EVAL_ITEM)
+        else:
+            items += (item for _, item in rollout_items(pilot, START))
     sampling = config.sampling()
     tasks = config.draw(config.opener(), config.tasks)
     sizes = Counter(sampling.of_family(task.family) if task.family else task.task_id for task in tasks)
-    return planner.study(
-        pilots,
+    found = planner.study(
+        items,
         config.planning,
         baseline=config.baseline,
         treatment=config.treatment,
@@ -202,6 +260,8 @@ def study(pilots: Sequence[Run], config: Config, tell: Callable[[str, int, int],
         sampling=sampling,
         tell=tell,
     )
+    found = replace(found, pilots=tuple(f"{run.path.parent.name}/{run.path.name}" for run in pilots))
+    return asdict(found), study_text(found)
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
@@ -213,30 +273,25 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     infos = [CheckpointInfo.of(run) for run in inputs.many("arms")]
     differing = arm_differences(inputs, infos, config)
     refuse_trained(infos, config.env.name, [task.task_id for task in tasks])
-    parts = comparison.parts(len(tasks), config.looks) or [range(0)]
+    looks = parts(len(tasks), config.looks) or [range(0)]
+    untrained = {*config.policies, *(item["arm"] for item in known)}
     taken: list[Look] = []
     following = reporting.log_units(config.report_to, out, out.manifest.label)
     with following, Serving(out, [arm.policy for arm in played]) as serving:
-        for part, level in zip(parts, comparison.levels(len(parts)), strict=True):
+        # Each look has its share of alpha, so that looking several times does not raise the rate of false verdicts.
+        for part, level in zip(looks, levels(len(looks)), strict=True):
             episodes = _episodes([tasks[index] for index in part], config)
             out.spread(worker_blocks(played, episodes), "rollouts of all arms")
             for arm in played:
                 _play(arm, make(), [tasks[index] for index in part], serving, config, out)
             items = _items(played, known, tasks[: part.stop], config, out)
-            compared, left_out = items, 0  # the latter: tasks that an arm lacks
-            if config.shared_only:
-                names = {item["arm"] for item in items}
-                wanted = (config.baseline, config.treatment, config.control)
-                compared, left_out = shared_items(items, [arm for arm in wanted if arm and arm in names])
-            # Each look has its share of alpha, so that looking several times does not raise the rate of false verdicts.
-            of_question = config.baseline, config.treatment, config.control
-            verdict = decide(compared, *of_question, sampling=sampling, alpha=level, differences=differing)
+            verdict = decide(items_table(items), config.question(sampling, level, untrained), differing)
             taken.append(Look(part.stop, level, verdict.decision, verdict.gain))
             if verdict.settled:
                 break
-    if len(parts) > 1:
-        verdict = after_looks(verdict, taken, len(parts), len(tasks))
-    _finish(verdict, items, left_out, projected(items, infos, sampling), out)
+    if len(looks) > 1:
+        verdict = after_looks(verdict, taken, len(looks), len(tasks))
+    _finish(verdict, items, out)
 
 
 def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
@@ -245,11 +300,115 @@ def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
     tasks = config.draw(make, config.tasks)
     played = arms(inputs, config)
     with Serving(out, [arm.policy for arm in played]) as serving:
-        for part in comparison.parts(len(tasks), config.looks):
+        for part in parts(len(tasks), config.looks):
             for arm in played:
                 theirs = [tasks[index] for index in part]
                 if not all(out.finished(item_id(arm, episode)) for episode in _episodes(theirs, config)):
                     _play(arm, make, theirs, serving, config, out)
+
+
+def item_id(arm: Arm, episode: Episode) -> str:
+    """Return the name of an arm's rollout."""
+    return f"{arm.name}/{arm.seed}/{episode.rollout_id}"
+
+
+def worker_blocks(arms: Sequence[Arm], episodes: Sequence[Episode]) -> list[Sequence[str]]:
+    """Return the smallest shares of one worker: one rollout of a server, a batch of a model in its process."""
+    shares = list[Sequence[str]]()
+    for arm in arms:
+        # A server batches the rollouts of all workers itself; a model in a process plays its batch together.
+        served = arm.policy.served or arm.policy.base_url is not None
+        shares += stage.blocks([item_id(arm, episode) for episode in episodes], 1 if served else arm.policy.lockstep)
+    return shares
+
+
+def played_item(arm: Arm, episode: Episode, sampling: SamplingUnit) -> Row:
+    """Return one `eval_item` row; `passed` is null when the machinery failed."""
+    error_type, error = episode.error or (None, None)
+    reward = None if episode.error else episode.grade.reward
+    return {
+        "item_id": item_id(arm, episode),
+        "arm": arm.name,
+        "train_seed": arm.seed,
+        "pair_set": arm.pair_set,
+        "task_id": episode.task.task_id,
+        "family": episode.task.family,
+        "unit": sampling.of_family(episode.task.family) if episode.task.family else episode.task.task_id,
+        "sample_idx": episode.sample_idx,
+        "passed": None if reward is None else reward >= 1.0,
+        **{name: getattr(episode.grade, name) for name in ("gt_pass", "visible_pass", "hacked", "protocol_ok")},
+        "num_steps": len(episode.steps),
+        "terminated_by": episode.terminated_by,
+        **action_facts(episode),
+        **work_columns(episode.grade.work),
+        "error_type": error_type,
+        "error": error,
+        "cost_usd": sum(step.sample.cost_usd for step in episode.steps),
+        "sampled_tokens": sum(step.sample.completion_tokens for step in episode.steps),
+        "wall_s": episode.wall_s,
+    }
+
+
+def recorded_items(runs: Iterable[Run]) -> tuple[list[Row], SamplingUnit]:
+    """Return rollouts that were collected or imported, as items; the arm is the model that a rollout names.
+
+    Also what their tasks were sampled by: of rollouts of several environments, families as a sample. Rollouts of a
+    training are no arm: they were sampled from a model that still changed. Raises `BadInput` where two runs hold
+    rollouts of one model, or a rollout does not name its model.
+    """
+    items: list[Row] = []
+    first: dict[str, Run] = {}
+    names = set()
+    for run in (run for run in runs if not run.holds(CHECKPOINT)):
+        for row, item in rollout_items(run):
+            if not row["model"]:
+                raise BadInput(
+                    f"{run.path} holds rollouts that name no model, so they are no arm. "
+                    "Import them again with --set model=NAME."
+                )
+            if (other := first.setdefault(row["model"], run)) is not run:
+                raise BadInput(
+                    f"{run.path} and {other.path} both hold rollouts of {row['model']}, so which is which cannot be "
+                    "told. Give one of them, or import one again under another name."
+                )
+            names.add(row["env"])
+            items.append(item)
+    units = {sampling_unit_of(name) for name in names}
+    return items, units.pop() if len(units) == 1 else SamplingUnit()
+
+
+def sampling_unit_of(env: str) -> SamplingUnit:
+    """Return what the tasks of recorded rollouts were sampled by; of an environment that is not known, families."""
+    if env == SWE_BENCH:
+        return SamplingUnit("repository", fixed=True)
+    return envs.sampling_unit(env) if env in envs.ENVIRONMENTS else SamplingUnit()
+
+
+def rollout_items(run: Run, arm: str | None = None) -> Iterator[tuple[Row, Row]]:
+    """Yield the rollouts of a run, each with its `eval_item` row: of this arm, or of the model that it names.
+
+    A pilot's are of the arm `START`. Columns that a rollout lacks are null.
+    """
+    table = run.scan(ROLLOUT)
+    needed = {*EVAL_ITEM.columns, "rollout_id", "model", "env", "reward", "completion_tokens"} - LONG
+    rows = list(table.rows([name for name in table.columns if name in needed]))
+    for row in rows:
+        name = row["model"] if arm is None else arm
+        of_family = sampling_unit_of(row["env"]).of_family
+        yield (
+            row,
+            {column: row.get(column) for column in EVAL_ITEM.columns}
+            | {
+                "item_id": f"{name}/{row['rollout_id']}",
+                "arm": name,
+                "train_seed": 0,
+                "unit": of_family(row["family"]) if row.get("family") else row["task_id"],
+                "passed": None if row["reward"] is None else row["reward"] >= 1.0,
+                # A rollout without a cost of its own gets an equal share of the run's.
+                "cost_usd": run.manifest.cost_usd / len(rows) if row["cost_usd"] is None else row["cost_usd"],
+                "sampled_tokens": row["completion_tokens"],
+            },
+        )
 
 
 def _episodes(tasks: list[Task], config: Config) -> list[Episode]:
@@ -286,18 +445,13 @@ def _items(played: list[Arm], known: list[Row], tasks: list[Task], config: Confi
     return [*items, *(item for item in known if not played or item["task_id"] in here)]
 
 
-def _finish(
-    verdict: EvalVerdict, items: list[Row], left_out: int, projection: ProjectionResult | None, out: RunWriter
-) -> None:
+def _finish(verdict: EvalVerdict, items: list[Row], out: RunWriter) -> None:
     """Write the items, the verdict, the chart and the report; raise `Incomplete` where rollouts failed."""
     names = [item["item_id"] for item in items]
     played = (record["item"] for record in out.journal.read(names))
     out.table(EVAL_ITEM, chain(played, (item for item in items if item["item_id"] not in out.journal)))
     failed = sum(item["error_type"] is not None for item in items)
     out.count(planned=len(items), done=len(items) - failed, failed=failed)
-    if left_out:
-        lacking = f"Left out, since not every arm has them: {counted(left_out, 'task')}."
-        verdict = replace(verdict, why=f"{verdict.why} {lacking}")
     out.set_summary(
         ok=verdict.decision != INVALID_RUN,
         exit_code=verdict.exit_code,
@@ -307,11 +461,7 @@ def _finish(
     )
     out.document("verdict", asdict(verdict))
     out.write_file("chart.svg", arms_chart(verdict))
-    text = text_table(verdict)
-    if projection is not None:
-        out.document("projected", asdict(projection))
-        text += f"\n\n{projection.text()}"
-    out.write_file("report.txt", text + "\n")
+    out.write_file("report.txt", text_table(verdict) + "\n")
     if failed:
         first = next(item for item in items if item["error_type"])
         raise Incomplete(

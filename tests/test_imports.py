@@ -27,7 +27,7 @@ LAYERS = {
     "stages.envs": ("repo", "task_checks", "config", "answered", "bash | boundary | task_table", "folders", "base"),
 }
 """The packages below the stages (and below the environments), highest first; those on one line are independent."""
-MAY_READ = ("runs", "formats", "envs", "pairs", "training", "probe.adapters.spectrum")
+MAY_READ = ("runs", "formats", "envs", "evaluation", "pairs", "training", "probe.adapters.spectrum")
 """What reads and writes tables; the last maps tensors of a run into memory."""
 TERMINAL, TABLES = ("typer", "rich", "click", "tqdm"), ("pyarrow", "duckdb", "gzip", "zlib", "safetensors")
 ONLY = {

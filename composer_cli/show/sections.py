@@ -215,15 +215,12 @@ def read_verdict(run: Run) -> dict[str, Any]:
 
 def evaluated(run: Run) -> Findings | None:
     """Return the decision of an evaluation, with what it shows and does not show; None where it has none."""
-    from composer_cli.show.conclusions import conclusions  # 0.3 s of numpy and statistics
-
     if not (verdict := read_verdict(run)):
         return None
-    found = conclusions(verdict)
     return Findings(
         ": ".join(filter(None, (verdict["decision"], verdict.get("claim")))),
-        shown=found.shown,
-        not_shown=found.not_shown,
+        shown=verdict["shown"],
+        not_shown=verdict["not_shown"],
         note=" ".join(filter(None, (verdict["why"], verdict.get("estimand")))),
         links=_tasks_that_differ(run, verdict),
     )
@@ -267,8 +264,6 @@ def _evaluation(run: Run) -> Blocks:
     yield from _differences(verdict)
     yield from _arms(verdict)
     yield from _parts(run, verdict)
-    if removal := orjson.loads(run.read_file("projected.json") or b"null"):
-        yield from _projected(removal)
     yield from _compared_examples(run, verdict)
 
 
@@ -278,7 +273,10 @@ RATES = (
     ("hacked", "baseline", "hacked"),
     ("suspect", "baseline", "hacked_loose"),
     ("protocol", "baseline", "protocol"),
+    ("hidden tests", "baseline", "gt_pass"),
 )
+OVER_CONTROL = (("hacked", "hacked"), ("hidden tests", "gt_pass"))
+"""Rates that are compared with the control, too, and their names in the verdict."""
 """Rates that are compared, the field that names the arm compared with, and the field with the difference."""
 
 
@@ -290,6 +288,9 @@ def _differences(verdict: Mapping[str, Any]) -> Blocks:
         for of, other, key in RATES
         if verdict.get(key)
     ]
+    for of, key in OVER_CONTROL:
+        if one := (verdict["over_control_conduct"] or {}).get(key):
+            found.append({"of": of, "title": f"{of}, {treatment} \u2212 {verdict['control']}", **one})
     for of in dict.fromkeys(one["of"] for one in found):
         rows = [_interval(one["title"], treatment, one, "estimate") for one in found if one["of"] == of]
         if of == "pass@1" or any(row.estimate for row in rows):
@@ -302,7 +303,6 @@ def _differences(verdict: Mapping[str, Any]) -> Blocks:
         points: estimate points
         95 % interval: low..high interval
         p: p_value p
-        CR2 interval: cr2_low..cr2_high interval
         up / down: tasks number
         80 % power from: mde size""",
         found[0]["method"] if found else "",
@@ -315,16 +315,18 @@ def _interval(label: str, arm: str, measured: Mapping[str, Any], estimate: str) 
 
 def _power(verdict: Mapping[str, Any], gain: Mapping[str, Any]) -> str:
     """Return how much was measured, and which differences would show."""
-    shows = "Too few units to show anything."
-    if gain["mde"] is not None:
-        shows = f"Differences from {cell(gain['mde'], 'size')} points on show with 80 % power."
+    shows = ""
+    if gain["too_few"]:
+        shows = " Too few units to show anything."
+    elif gain["mde"] is not None:
+        shows = f" Differences from {cell(gain['mde'], 'size')} points on show with 80 % power."
     units = f"{gain['num_units']} sampling units ({gain['unit']}), {counted(gain['num_seeds'], 'training seed')}"
     elsewhere = f" In other units: {cell(tuple(gain['elsewhere']), 'interval')}." if gain["elsewhere"] else ""
     lost = ""
     if verdict["num_lost"] and verdict["worst"]:
         ends = f"{points(verdict['worst']['low'])} to {points(verdict['best']['high'])}"
         lost = f" Whatever the {counted(verdict['num_lost'], 'lost rollout')} would have been: {ends}."
-    return f"{counted(gain['num_tasks'], 'task')} in {units}. {shows}{elsewhere}{lost}"
+    return f"{counted(gain['num_tasks'], 'task')} in {units}.{shows}{elsewhere}{lost}"
 
 
 def _arms(verdict: Mapping[str, Any]) -> Blocks:
@@ -396,36 +398,6 @@ def _parts(run: Run, verdict: Mapping[str, Any]) -> Blocks:
         tasks: num_tasks count
         p: p_value p
         p after Holm: p_holm p""",
-    )
-
-
-def _projected(removal: Mapping[str, Any]) -> Blocks:
-    """Yield what a direction that was taken out of training changed."""
-    cells = [
-        [
-            one["taken_out"],
-            one["arm"],
-            *(
-                value
-                for share in (one["hacks"], one["right"])
-                for value in (share["rate"], (share["low"], share["high"]))
-            ),
-        ]
-        for one in removal["arms"]
-    ]
-    yield Table(
-        ["taken out", "arm", "hacks", "95 % interval of hacks", "right", "95 % interval of right"],
-        cells,
-        title="What was taken out of training",
-        formats=["", "", "percent", "percents", "percent", "percents"],
-    )
-    yield Table.of(
-        "",
-        [
-            {**one["difference"], "title": f"{one['rate']}, {one['arm']} \u2212 {one['other']}"}
-            for one in removal["effects"]
-        ],
-        "difference: title\npoints: estimate points\n95 % interval: low..high interval\np: p_value p",
     )
 
 

@@ -1,13 +1,10 @@
 """Whether training helped: arms compared on held-out items, with the statistics that decide.
 
-arms.py       - which models are compared, their rollouts as items, the rates of one arm
-differences.py - every setting in which arms differ
-comparison.py - items of two arms as a comparison: paired, lost outcomes bounded, subsets tested, planned looks
-flips.py      - the deciding test: studentised sign flips, and the interval that they give
-paired.py     - outcomes of two arms as statistics of that test, training seeds on top, for one experiment or many
-stats.py      - the paired difference of two arms and the rate of one, with interval and p-value
-verdict.py    - evaluation items in, a verdict with its reasons out
-report.py     - the verdict as text for a terminal, and as a chart
-planner.py    - what an experiment would show, before it is paid for
-projected.py  - the effect of projecting a hack direction out of training, next to its controls
+In reading order of "why this verdict?":
+outcomes.py  - the data: items of arms, paired outcomes of two, what is missing, the rates of one
+inference.py - the test of a paired difference, its interval, what it shows, Holm's correction, planned looks
+verdict.py   - the decision on an evaluation, with its reasons and what it shows in sentences
+settings.py  - every setting in which arms differ
+planner.py   - what an experiment would show, before it is paid for, and what a finished one could have shown
+report.py    - verdict and plan as text for a terminal, and a chart of the verdict
 """

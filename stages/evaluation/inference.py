@@ -158,7 +158,8 @@ class PairedTest:
             # The spread of the seeds' gains contains the noise of single seeds, which the units' variance has, too:
             # that part is taken out of the units' share.
             centred_XST = d_XST - gain_XS[:, :, None]
-            rest_XST = np.nan_to_num(centred_XST - mean(centred_XST, 1, keepdims=True))
+            rest_XST = centred_XST - mean(centred_XST, 1, keepdims=True)
+            rest_XST[np.isnan(rest_XST)] = 0
             parts = (by_unit(spread(rest_XST[:, seed]), flipped_T) for seed in range(self.num_seeds))
             noise_X = sum((part_XU**2).sum(1) for part_XU in parts) / (self.num_seeds * (self.num_seeds - 1))
             self._share_X = np.clip(1 - noise_X / np.maximum(squares_X, TOLERANCE), 0, 1)
@@ -234,10 +235,10 @@ def shows(tests: Sequence[PairedTest], min_gain: float = MIN_GAIN, alpha: float 
 
     BETTER: a gain. WORSE: a loss. NO_GAIN: less than `min_gain`, which would have been found. Else UNDECIDED.
     """
-    better_X, worse_X, short_X = (
-        np.logical_and.reduce([getattr(test, side)(bar, alpha) for test in tests])
-        for side, bar in (("above", 0.0), ("below", 0.0), ("below", min_gain))
-    )
+    moved = [(test, test.rejects(0.0, alpha)) for test in tests]
+    better_X = np.logical_and.reduce([moved_X & (test.estimate_X > 0) for test, moved_X in moved])
+    worse_X = np.logical_and.reduce([moved_X & (test.estimate_X < 0) for test, moved_X in moved])
+    short_X = np.logical_and.reduce([test.below(min_gain, alpha) for test in tests])
     return np.select([better_X, worse_X, short_X], [BETTER, WORSE, NO_GAIN], UNDECIDED)
 
 

@@ -1,8 +1,10 @@
 """Plan an evaluation before it is paid for (`composer evaluate --plan`): what would it show, and what is enough.
 
-A pilot, settings and assumptions give the rates of a task model (`measure`, `complete`); the rule that decides is
-simulated on a design (`draw`, `outlook`), on the design with twice as much of one thing, and on the cheapest design
-that reaches the wanted power (`study_design`, `cheapest`). Costs are those of evaluation; training a seed costs extra.
+A pilot, settings and assumptions give the rates of a task model (`measure`, `complete`); experiments are drawn from it
+(`draw`) and decided by the rule of every evaluation (`outlook`): on a design, on the design with twice as much of one
+thing, and on the cheapest design that reaches the wanted power (`study_design`, `cheapest`). The gain that a design
+finds is searched for in the same way (`detectable`), also for the design of an evaluation that decided nothing. Costs
+are those of evaluation; training a seed costs extra.
 
 In the task model a rollout passes when a latent difficulty of its task plus chance exceeds a threshold (a probit
 model), so that four measurable rates fix everything: the baseline's pass rate, how often two rollouts of one model on
@@ -10,40 +12,52 @@ one task differ, how often rollouts of the two arms differ, and how much of diff
 gain of a training is normal about the true one.
 
 A sampling unit is what tasks are drawn in, as the environment declares it: `unit` is short for it in this module.
-Axis names as in `paired`: X experiments, S training seeds, T tasks, F families, U units.
+Axis names as in `inference`: X experiments, S training seeds, T tasks, F families, U units.
 """
 
 import functools
-import textwrap
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import Field
+from scipy.special import ndtr, ndtri, owens_t, stdtrit
 
-from stages.envs.base import SamplingUnit
+from stages.envs.base import TWIN, SamplingUnit
 from stages.errors import UsageError
-from stages.evaluation.arms import START, Item, failed, rollout_items, sampling_unit, without_twins
-from stages.evaluation.comparison import gain_by_seed, outcomes
-from stages.evaluation.flips import draw_signs
-from stages.evaluation.paired import MIN_SEEDS, pair, rejects
-from stages.evaluation.report import aligned, wrap
-from stages.evaluation.stats import ALPHA, fewest_units, quantile
-from stages.evaluation.verdict import INVALIDATED, MIN_GAIN, PARTIAL, UNDERPOWERED, VALIDATED
+from stages.evaluation.inference import (
+    ALPHA,
+    BETTER,
+    INVALIDATED,
+    MIN_SEEDS,
+    PARTIAL,
+    UNDERPOWERED,
+    VALIDATED,
+    Array,
+    PairedTest,
+    decision_of,
+    fewest_units,
+    shows,
+)
+from stages.evaluation.outcomes import START, PairedOutcomes, items_table, paired
 from stages.plurals import plural
 from stages.runs.activity import doing
-from stages.runs.kinds import EVAL_ITEM, Row
-from stages.runs.run import Run
+from stages.runs.kinds import Row
 from stages.runs.settings import Settings
 
 NUM_FLIPS = 399
 NUM_EXPERIMENTS = 400
 """Simulated experiments per design."""
 NUM_SEARCH = 200
-"""Simulated experiments per design in the search for the cheapest one."""
+"""Simulated experiments per design in a search: for the cheapest one, and for the gain that one finds."""
+POWER = 0.8
+GAIN_STEPS = 7
+"""Steps of bisection of a detectable gain, which is then known to half a point."""
 BATCH_CELLS = 4_000_000
 """Outcomes in memory at once."""
 BLOCK_CELLS = 30_000
@@ -138,8 +152,8 @@ class DesignLine:
     """One design and what it would find.
 
     `chances`: of each verdict, from `simulated` experiments. `validated_range`: the 10th and 90th percentile of the
-    chance of VALIDATED over what the pilot leaves open, None without a pilot. `detectable`: about the gain that the
-    design finds with the wanted power, None where its units are too few for any.
+    chance of VALIDATED over what the pilot leaves open, None without a pilot. `detectable`: the gain that the design
+    finds with the wanted power, by simulation; None where it finds none so often.
     """
 
     name: str
@@ -216,7 +230,7 @@ class PlanQuestion:
             chances=found.chances,
             simulated=num,
             false_gain=none[VALIDATED] + none[PARTIAL] if none else None,
-            detectable=self.detectable(found, design.seeds) if design.num_flipped >= fewest_units() else None,
+            detectable=self.detectable(design),
             validated_range=(float(low), float(high)) if validated else None,
         )
 
@@ -226,21 +240,30 @@ class PlanQuestion:
         most = chance_of_difference(self.model.pass_rate, self.model.pass_rate)
         return replace(self.model, arms_differ=min(self.model.arms_differ, most))
 
-    def detectable(self, found: Outlook, seeds: int, times: float = 1.0) -> float:
-        """Return about the gain found with the wanted power by `times` as many tasks.
+    def model_at(self, gain: float) -> TaskModel:
+        """Return the task model at another gain: arms that differ more have outcomes that differ more often."""
+        given: Rates = {name: (value, PILOT) for name, value in vars(self.model).items()}
+        return task_model(complete(given, gain))
 
-        The limits of seeds and units add in squares.
+    def detectable(self, design: Design) -> float | None:
+        """Return the gain that a design finds with the wanted power; None where it finds none so often."""
+        return least_gain(self.model_at, design, self.model.pass_rate, self.power)
+
+    def limit_reaches(self, found: Outlook, seeds: int, times: float) -> bool:
+        """Return whether `times` as many tasks are about enough for the gain: where the search begins.
+
+        The limits of seeds and units add in squares; the simulation that follows decides.
         """
         lasting = min(self.model.seed_sd**2 / seeds, found.seed_variance) if seeds >= MIN_SEEDS else 0.0
         by_seed = lasting + (found.seed_variance - lasting) / times
         by_unit = found.unit_variance / times
-        of_seeds = quantile(1 - ALPHA / 2, seeds - 1) if seeds >= MIN_SEEDS else 0.0
-        limit: float = (of_seeds**2 * by_seed + quantile(1 - ALPHA / 2, 1e6) ** 2 * by_unit) ** 0.5
-        return limit + quantile(self.power, 1e6) * float(by_seed + by_unit) ** 0.5
+        of_seeds = stdtrit(seeds - 1, 1 - ALPHA / 2) if seeds >= MIN_SEEDS else 0.0
+        limit = (of_seeds**2 * by_seed + ndtri(1 - ALPHA / 2) ** 2 * by_unit) ** 0.5
+        return bool(limit + ndtri(self.power) * (by_seed + by_unit) ** 0.5 <= self.gain)
 
 
 def study(
-    pilots: Sequence[Run],
+    items: Sequence[Row],
     asked: Planning,
     *,
     baseline: str,
@@ -250,49 +273,63 @@ def study(
     samples: int,
     sampling: SamplingUnit,
     tell: Callable[[str, int, int], None],
-) -> tuple[Row, str]:
-    """Return what an evaluation of `num_arms` arms would find and cost, as JSON and as text.
+) -> Study:
+    """Return what an evaluation of `num_arms` arms would find and cost.
 
-    `unit_sizes`: the tasks of each unit. `tell` is called with what is counted, how many designs are simulated, and how
-    many there are. Raises `BadInput` for a pilot without rollouts.
+    `items`: of the pilots, as rows of kind `eval_item`. `unit_sizes`: the tasks of each unit. `tell` is called with
+    what is counted, how many designs are simulated, and how many there are.
     """
-    items: list[Row] = []
-    for run in pilots:
-        items += run.rows(EVAL_ITEM) if run.holds(EVAL_ITEM) else [item for _, item in rollout_items(run, START)]
     names = TaskModel.__annotations__
     given = {name: (getattr(asked, name), GIVEN) for name in names if getattr(asked, name) is not None}
 
-    def rates_of(rows: Sequence[Item]) -> Rates:
+    def rates_of(rows: Sequence[Row]) -> Rates:
         return complete({**measure(rows, baseline, treatment), **given}, asked.gain)
-
-    def model_of(rates: Rates) -> TaskModel:
-        return TaskModel(**{name: value for name, (value, _) in rates.items()})
 
     rates = rates_of(items)
     resampled = []
     # Models whose rates contradict the wanted gain (a pilot may resample to a pass rate near 1) are no model of it.
     for rows in bootstrap(items, NUM_PILOTS):
         with suppress(UsageError):
-            model = model_of(rates_of(rows))
+            model = task_model(rates_of(rows))
             latent_correlations(model, asked.gain)
             resampled.append(model)
-    model, design = model_of(rates), Design(tuple(unit_sizes), samples, asked.seeds, sampling.fixed)
+    model, design = task_model(rates), Design(tuple(unit_sizes), samples, asked.seeds, sampling.fixed)
     costs = [item["cost_usd"] for item in items if item["cost_usd"] is not None]
     price = asked.usd_per_rollout if asked.usd_per_rollout is not None else sum(costs) / len(costs) if costs else None
     question = PlanQuestion(model, asked.gain, asked.power, num_arms, price, tuple(resampled))
-    found = study_design(question, design, rates, lambda done, total: tell("designs", done, total), sampling.noun)
-    found = replace(found, pilots=tuple(f"{run.path.parent.name}/{run.path.name}" for run in pilots))
-    return asdict(found), study_text(found)
+    return study_design(question, design, rates, lambda done, total: tell("designs", done, total), sampling.noun)
 
 
-def bootstrap(items: Sequence[Item], num: int) -> Iterator[list[Item]]:
+def detectable(
+    items: pa.Table,
+    treatment: str,
+    baseline: str,
+    found: PairedOutcomes,
+    *,
+    fixed: bool,
+    alpha: float = ALPHA,
+    power: float = POWER,
+) -> float | None:
+    """Return the gain that experiments like a finished one would find with this power; None where they find none.
+
+    The finished one is the pilot: its rates, its units, samples and seeds; what it leaves open is assumed.
+    """
+    arms = items.filter(pc.is_in(items["arm"], pa.array([treatment, baseline])))
+    rates = measure(arms.to_pylist(), baseline, treatment)
+    per_task = arms.group_by(["arm", "train_seed", "task_id"]).aggregate([([], "count_all")])
+    samples = pc.max(per_task["count_all"]).as_py()
+    design = Design(tuple(Counter(found.units).values()), samples, len(found.seeds), fixed)
+    return least_gain(lambda gain: task_model(complete(rates, gain)), design, rates["pass_rate"][0], power, alpha)
+
+
+def bootstrap(items: Sequence[Row], num: int) -> Iterator[list[Row]]:
     """Yield `num` pilots, each of as many units drawn from this pilot's with replacement; none of an empty one."""
-    by_unit: dict[str, list[Item]] = defaultdict(list)
+    by_unit: dict[str, list[Row]] = defaultdict(list)
     for item in items:
-        by_unit[sampling_unit(item)].append(item)
+        by_unit[unit_of(item)].append(item)
     units, random = list(by_unit), np.random.default_rng(0)
     for _ in range(num if len(units) > 1 else 0):
-        rows: list[Item] = []
+        rows: list[Row] = []
         for copy, index in enumerate(random.integers(0, len(units), len(units))):
             # A unit that is drawn twice is two units, whose tasks are two tasks.
             tag = f"#{copy}"
@@ -302,13 +339,19 @@ def bootstrap(items: Sequence[Item], num: int) -> Iterator[list[Item]]:
         yield rows
 
 
-def measure(items: Sequence[Item], baseline: str, treatment: str) -> Rates:
+def unit_of(item: Row) -> str:
+    """Return the unit that an item's task is one of; its family, or the task itself, where no unit is recorded."""
+    return str(item.get("unit") or item["family"] or item["task_id"])
+
+
+def measure(items: Sequence[Row], baseline: str, treatment: str) -> Rates:
     """Return the rates that a pilot gives: of the baseline, of the start where that was not played, or of all items.
 
     A pilot is any rollouts of the start model, or an earlier evaluation.
     """
-    rows = [item for item in without_twins(list(items)) if not failed(item)]
-    arms: dict[str, list[Item]] = defaultdict(list)
+    known = (item for item in items if item["passed"] is not None and item["error_type"] is None)
+    rows = [item for item in known if not item["task_id"].endswith(TWIN)]
+    arms: dict[str, list[Row]] = defaultdict(list)
     for item in rows:
         arms[item["arm"]].append(item)
     of_one = arms.get(baseline) or arms.get(START) or rows
@@ -319,22 +362,20 @@ def measure(items: Sequence[Item], baseline: str, treatment: str) -> Rates:
     differing = share_differing(of_one, lambda item: (item["train_seed"], item["task_id"]))
     if differing is not None:
         rates["samples_differ"] = (float(np.clip(differing, 0.01, 2 * base * (1 - base))), PILOT)
-    between = share_differing(
-        of_one, lambda item: (item["train_seed"], sampling_unit(item)), lambda item: item["task_id"]
-    )
+    between = share_differing(of_one, lambda item: (item["train_seed"], unit_of(item)), lambda item: item["task_id"])
     if between is not None:
         rates[BETWEEN] = (between, PILOT)
-    if found := outcomes(arms.get(treatment, []), arms.get(baseline, []), "passed"):
+    if found := paired(items_table(rows), treatment, baseline):
         a, b = found.treatment_ST, found.baseline_ST
         rates["arms_differ"] = (float(np.nanmean(a * (1 - b) + b * (1 - a))), PILOT)
-        gains = list(gain_by_seed(arms[treatment], arms[baseline]).values())
+        gains = list(found.gain_by_seed.values())
         if len(gains) >= MIN_SEEDS:
             rates["seed_sd"] = (float(np.std(gains, ddof=1)), PILOT)
     return rates
 
 
 def share_differing(
-    items: Iterable[Item], key: Callable[[Item], Hashable], other: Callable[[Item], Hashable] | None = None
+    items: Iterable[Row], key: Callable[[Row], Hashable], other: Callable[[Row], Hashable] | None = None
 ) -> float | None:
     """Return how often two rollouts with the same key differ, each key counting once; None without two of any.
 
@@ -364,8 +405,8 @@ def complete(rates: Rates, gain: float) -> Rates:
         more = 1.25 * rates["samples_differ"][0] + abs(gain) if "samples_differ" in rates else default.arms_differ
         arms_differ, source = more, ASSUMED
     if source != GIVEN:  # a given rate that contradicts the others is refused, by `latent_correlations`
-        least = abs(gain) + 1e-3
-        arms_differ = float(np.clip(arms_differ, least, max(chance_of_difference(base[0], base[0] + gain), least)))
+        most = chance_of_difference(base[0], base[0] + gain)
+        arms_differ = float(np.clip(arms_differ, min(abs(gain) + 1e-3, most), most))
     assumed = min(default.samples_differ, 0.8 * arms_differ, chance_of_difference(base[0], base[0]))
     samples_differ = rates.get("samples_differ", (assumed, ASSUMED))
     share = rates.get("family_correlation", (default.family_correlation, ASSUMED))
@@ -385,6 +426,11 @@ def complete(rates: Rates, gain: float) -> Rates:
     }
 
 
+def task_model(rates: Rates) -> TaskModel:
+    """Return the task model of complete rates."""
+    return TaskModel(**{name: value for name, (value, _) in rates.items()})
+
+
 def chance_of_difference(one: float, other: float) -> float:
     """Return how often one of two independent outcomes with these rates passes and the other fails."""
     return one + other - 2 * one * other
@@ -395,18 +441,24 @@ def correlation_of(one: float, other: float, both: float) -> float:
 
     The nearest correlation where none gives `both`.
     """
-    from scipy.stats import multivariate_normal, norm
-
     low, high = 0.0, 1.0
     for _ in range(30):
         middle = (low + high) / 2
-        if middle >= 1 - 1e-9:
-            chance = min(one, other)
-        else:
-            covariance = [[1.0, middle], [middle, 1.0]]
-            chance = float(multivariate_normal.cdf([norm.ppf(one), norm.ppf(other)], cov=covariance))
-        low, high = (middle, high) if chance < both else (low, middle)
+        low, high = (middle, high) if chance_of_both(one, other, middle) < both else (low, middle)
     return high
+
+
+def chance_of_both(one: float, other: float, correlation: float) -> float:
+    """Return how often two outcomes with these rates both pass, where their latent variables are so correlated.
+
+    The bivariate normal distribution by Owen's function (Annals of Mathematical Statistics 1956).
+    """
+    if correlation >= 1 - 1e-9:
+        return min(one, other)
+    h, k = (float(ndtri(rate)) + 1e-12 for rate in (one, other))  # the formula has a pole at 0
+    root = (1 - correlation**2) ** 0.5
+    of_both = owens_t(h, (k / h - correlation) / root) + owens_t(k, (h / k - correlation) / root)
+    return float((one + other) / 2 - of_both - (0 if h * k > 0 else 0.5))
 
 
 @functools.cache
@@ -444,13 +496,11 @@ def latent_correlations(model: TaskModel, gain: float) -> tuple[float, float]:
 
 def draw(
     model: TaskModel, design: Design, gain: float, num: int, random: np.random.Generator, strata: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[Array, Array]:
     """Return simulated [X, S, T] outcomes of treatment and baseline, means over samples.
 
     Fixed units are the same in all experiments: their difficulties come from the seed `strata`.
     """
-    from scipy.special import ndtr, ndtri
-
     (same_task, r), share = latent_correlations(model, gain), model.family_correlation
     family_T = np.repeat(np.arange(len(design.sizes)), design.sizes)
     num_models, num_families = 1 if design.fixed else num, len(design.sizes)
@@ -477,7 +527,7 @@ def draw(
     return arms[1], arms[0]
 
 
-def binomial(n: int, p: np.ndarray, random: np.random.Generator) -> np.ndarray:
+def binomial(n: int, p: Array, random: np.random.Generator) -> Array:
     """Return `random.binomial(n, p)` for n p below 30 and p above 0: its numbers, in a third of its time.
 
     By inversion, as numpy draws it, but for all p at once: numpy begins anew for each p, and all of them differ here.
@@ -504,26 +554,52 @@ def outlook(
     num_flips: int = NUM_FLIPS,
 ) -> Outlook:
     """Simulate a design at a true gain `num` times, by the rule that decides, without lost rollouts and subsets."""
-    random = np.random.default_rng(seed)
-    unit_T = np.repeat(np.arange(len(design.sizes)), design.sizes)
-    signs_RU = draw_signs(design.num_flipped, random, num_flips)
-    counts = dict.fromkeys((VALIDATED, PARTIAL, INVALIDATED, UNDERPOWERED), 0)
+    counts = dict.fromkeys(VERDICTS, 0)
     means, errors = [], []
-    step = max(1, min(num, BATCH_CELLS // (design.num_tasks * design.seeds)))
-    for start in range(0, num, step):
-        one = pair(*draw(model, design, gain, min(step, num - start), random), unit_T, fixed=design.fixed)
-        moved_X, short_X = rejects(one, 0.0, signs_RU), rejects(one, MIN_GAIN, signs_RU) & (one.mean_X < MIN_GAIN)
-        gained_X = moved_X & (one.mean_X > 0)
-        # Below three training seeds neither direction is more than about these checkpoints.
-        invalid_X = ~gained_X & (moved_X | short_X) & (design.seeds >= MIN_SEEDS)
-        counts[VALIDATED if design.seeds >= MIN_SEEDS else PARTIAL] += int(gained_X.sum())
-        counts[INVALIDATED] += int(invalid_X.sum())
-        counts[UNDERPOWERED] += int((~gained_X & ~invalid_X).sum())
-        means.append(one.mean_X)
-        errors.append(np.zeros(1) if one.top_error_X is None else one.top_error_X)
+    for test in simulated(model, design, gain, num, seed, num_flips):
+        for shown in shows([test]).tolist():
+            counts[decision_of(shown, design.seeds)] += 1
+        means.append(test.estimate_X)
+        errors.append(np.zeros(1) if test.top_error_X is None else test.top_error_X)
     by_seed = float((np.concatenate(errors) ** 2).mean())
     by_unit = max(float(np.concatenate(means).var()) - by_seed, 0.0)
     return Outlook({decision: count / num for decision, count in counts.items()}, by_unit, by_seed)
+
+
+def simulated(
+    model: TaskModel, design: Design, gain: float, num: int, seed: int = 0, num_flips: int = NUM_FLIPS
+) -> Iterator[PairedTest]:
+    """Yield the tests of `num` experiments of a design, as many at once as memory holds."""
+    random = np.random.default_rng(seed)
+    unit_T = np.repeat(np.arange(len(design.sizes)), design.sizes)
+    step = max(1, min(num, BATCH_CELLS // (design.num_tasks * design.seeds)))
+    for start in range(0, num, step):
+        arms = draw(model, design, gain, min(step, num - start), random)
+        yield PairedTest(*arms, unit_T, fixed=design.fixed, num_flips=num_flips, seed=seed)
+
+
+def least_gain(
+    model_at: Callable[[float], TaskModel], design: Design, pass_rate: float, power: float, alpha: float = ALPHA
+) -> float | None:
+    """Return the gain that a design finds with this power, by bisection, simulated anew at every gain.
+
+    None where not even the largest one that the pass rate leaves room for is found so often. The same random numbers
+    are drawn at every gain, so that the power is nearly a monotone function of it.
+    """
+    if design.num_flipped < fewest_units(alpha):
+        return None
+
+    def found(gain: float) -> bool:
+        tests = simulated(model_at(gain), design, gain, NUM_SEARCH)
+        return float(np.concatenate([shows([test], alpha=alpha) == BETTER for test in tests]).mean()) >= power
+
+    low, high = 0.0, 0.99 - pass_rate
+    if high <= 0 or not found(high):
+        return None
+    for _ in range(GAIN_STEPS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if found(middle) else (middle, high)
+    return high
 
 
 def study_design(
@@ -567,7 +643,7 @@ def study_design(
 def cheapest(question: PlanQuestion, start: Design) -> DesignLine | None:
     """Return the design of fewest rollouts that reaches the wanted power, simulated; None when none is found.
 
-    Tasks are added in new units, or in the same ones where these are fixed. The size is found from the variances of
+    Tasks are added in new units, or in the same ones where these are fixed. The size is guessed from the variances of
     the smallest design and grown until the simulation agrees.
     """
     candidates: list[tuple[int, Design]] = []
@@ -579,16 +655,16 @@ def cheapest(question: PlanQuestion, start: Design) -> DesignLine | None:
             sizes = [1.0]
             while sizes[-1] * small.num_tasks < MOST_TASKS:
                 sizes.append(sizes[-1] * 1.25)
-            times = next((size for size in sizes if question.detectable(found, seeds, size) <= question.gain), None)
+            times = next((size for size in sizes if question.limit_reaches(found, seeds, size)), None)
             if times is not None:
                 design = grown(small, times)
                 candidates.append((design.num_tasks * samples * seeds, design))
     # Fewest rollouts first: the first design that the simulation confirms, grown at most twice, is the cheapest.
     for _, design in sorted(candidates, key=lambda candidate: candidate[0]):
         for step in range(3):
-            line = question.line("enough", grown(design, 1.3**step), num=NUM_SEARCH)
-            if line.chances[VALIDATED] >= question.power:
-                return line
+            larger = grown(design, 1.3**step)
+            if outlook(question.model, larger, question.gain, NUM_SEARCH).chances[VALIDATED] >= question.power:
+                return question.line("enough", larger, num=NUM_SEARCH)
     return None
 
 
@@ -600,107 +676,3 @@ def grown(design: Design, times: float) -> Design:
     rest = round((times - whole) * len(design.sizes))
     step = len(design.sizes) / max(rest, 1)
     return replace(design, sizes=design.sizes * whole + tuple(design.sizes[int(i * step)] for i in range(rest)))
-
-
-def with_error(share: float, num: int) -> str:
-    """Return a simulated share in per cent with its Monte-Carlo standard error: "83 ± 2".
-
-    Of none or all in `num` experiments the error is that of the rule of succession, (n + 1) / (N + 2).
-    """
-    smoothed = (share * num + 1) / (num + 2)
-    return f"{100 * share:.0f} ± {100 * (smoothed * (1 - smoothed) / num) ** 0.5:.1f}"
-
-
-def study_text(found: Study) -> str:
-    """Return the study for a terminal of 120 columns: the rates, and a column for each design."""
-    lines = [f"A true gain of {100 * found.gain:g} points, {100 * found.power:g} % power wanted, and these rates:", ""]
-    lines += aligned([("rate", "value", "source", "setting"), *rate_cells(found)])
-    lines += [f"pilot: {name}" for name in found.pilots]
-    lines += [
-        "",
-        *aligned(design_cells(found), right=True),
-        "",
-        *(line for remark in remarks(found) for line in wrap(remark)),
-    ]
-    return "\n".join(lines)
-
-
-def rate_cells(found: Study) -> list[tuple[str, ...]]:
-    """Return each rate in words, its value, its source and the setting that changes it."""
-    words = {
-        "pass_rate": "pass rate of the baseline",
-        "samples_differ": "two rollouts of one model on one task differ (one passes, one fails)",
-        "arms_differ": "rollouts of the two arms on one task differ",
-        "family_correlation": f"correlation of difficulty between tasks of one {found.sampling_unit}",
-        "seed_sd": "standard deviation of the gain between training seeds",
-    }
-    values = {name: f"{100 * value:.3g} %" for name, (value, _) in found.rates.items()}
-    if "family_correlation" in values:
-        values["family_correlation"] = f"{found.rates['family_correlation'][0]:.2f}"
-    if "seed_sd" in values:
-        values["seed_sd"] = f"{100 * found.rates['seed_sd'][0]:.3g} points"
-    return [(words[name], values[name], source, f"planning.{name}") for name, (_, source) in found.rates.items()]
-
-
-def design_cells(found: Study) -> list[tuple[str, ...]]:
-    """Return the designs, a column for each: its name over several lines, its size, and what it would find."""
-    lines = [*found.lines, *([found.enough] if found.enough else [])]
-    heads = [textwrap.wrap(line.name, 10) for line in lines]
-    height = max(map(len, heads))
-    padded = [[""] * (height - len(head)) + head for head in heads]
-    rows: list[tuple[str, list[str]]] = [("", list(words)) for words in zip(*padded, strict=True)]
-    rows += [
-        ("tasks", [f"{line.tasks:,}" for line in lines]),
-        (f"{plural(found.sampling_unit)} of these tasks", [f"{line.sampling_units:,}" for line in lines]),
-        ("samples (rollouts of a task by a model)", [f"{line.samples}" for line in lines]),
-        ("training seeds of each arm", [f"{line.seeds}" for line in lines]),
-        ("rollouts, all arms", [f"{line.rollouts:,}" for line in lines]),
-    ]
-    if any(line.usd for line in lines):
-        rows.append(("cost of these rollouts, USD", [shown(line.usd, "{:,.2f}") for line in lines]))
-    for name in VERDICTS:
-        rows.append((f"chance of {name}, %", [with_error(line.chances[name], line.simulated) for line in lines]))
-        if name == VALIDATED and found.pilots:
-            ranges = [line.validated_range for line in lines]
-            cells = [f"{100 * both[0]:.0f} to {100 * both[1]:.0f}" if both else "-" for both in ranges]
-            rows.append(("  over what the pilot leaves open, %", cells))
-    false = [None if line.false_gain is None else with_error(line.false_gain, line.simulated) for line in lines]
-    rows += [
-        ("chance of a gain where there is none, %", [cell or "-" for cell in false]),
-        (
-            f"smallest gain found with {100 * found.power:g} % power, points",
-            ["none" if line.detectable is None else f"{100 * line.detectable:.1f}" for line in lines],
-        ),
-    ]
-    return [(label, *cells) for label, cells in rows]
-
-
-def shown(value: float | None, form: str) -> str:
-    """Return a number in this format, "-" for none."""
-    return "-" if value is None else form.format(value)
-
-
-def remarks(found: Study) -> list[str]:
-    """Return what to add first, what is enough, and how to read the table, a sentence or two each."""
-    gain, power = f"{100 * found.gain:g} points", f"{100 * found.power:g} %"
-    first = f"What to add first: {', then '.join(found.add_first)}."
-    if (least := found.fewest_units) is not None:
-        first += f" With fewer than {least} the test cannot reject, however large the gain. {least} are the minimum "
-        first += "for a test and no recommendation: what the wanted gain takes is in the column `enough`."
-    enough = (
-        f"`enough` is the design of fewest rollouts that was found to reach {power} power for {gain}."
-        if found.enough
-        else f"No design of up to {MOST_TASKS:,} tasks and {SEEDS[-1]} training seeds reaches {power} power for {gain}."
-    )
-    of_pilot = (
-        "What the pilot leaves open: the 10th to 90th percentile of that chance over bootstrap samples of the pilot."
-        if found.pilots
-        else "With `--from RUN` a pilot gives rates: rollouts of the start model, or an earlier evaluation."
-    )
-    return [
-        first,
-        enough,
-        of_pilot,
-        "±: the standard error of the simulation.",
-        "Rollouts and their cost are those of the evaluation; training another seed costs extra.",
-    ]

@@ -1,13 +1,14 @@
-"""The verdict for people: text for a terminal of 100 columns, and a chart of the arms and their differences as SVG."""
+"""The verdict and the plan for people: text for a terminal, and a chart of the arms and their differences as SVG."""
 
 import io
 import textwrap
 from collections.abc import Sequence
 
-from stages.evaluation.arms import ArmSummary
-from stages.evaluation.stats import PairedDifference
-from stages.evaluation.verdict import MIN_GAIN, EvalVerdict, credit, points
-from stages.plurals import counted
+from stages.evaluation.inference import VALIDATED
+from stages.evaluation.outcomes import ArmSummary
+from stages.evaluation.planner import MOST_TASKS, SEEDS, VERDICTS, Study
+from stages.evaluation.verdict import EvalVerdict, PairedDifference, credit, points
+from stages.plurals import counted, plural
 
 WIDTH = 100
 NAME = 25
@@ -51,7 +52,11 @@ def text_table(verdict: EvalVerdict) -> str:
         ("hacked", verdict.baseline, verdict.hacked),
         ("suspect", verdict.baseline, verdict.hacked_loose),
         ("protocol", verdict.baseline, verdict.protocol),
+        ("hidden tests", verdict.baseline, verdict.gt_pass),
     ]
+    titles = {"hacked": "hacked", "gt_pass": "hidden tests"}
+    over_control = verdict.over_control_conduct or {}
+    rows += [(titles[name], verdict.control, difference) for name, difference in over_control.items()]
     for rate, other, difference in rows:
         if difference and (rate == "pass@1" or difference.wins + difference.losses):
             lines += difference_lines(f"{rate}, {verdict.treatment} - {other}", difference)
@@ -96,19 +101,20 @@ def arm_cells(arm: ArmSummary, with_k: bool) -> tuple[str, ...]:
 
 def difference_lines(title: str, difference: PairedDifference) -> list[str]:
     """Return the lines of a paired difference in the report."""
-    power = "too few to reject anything"
-    if difference.mde is not None:
-        power = f"80 % power from {100 * difference.mde:.1f} points"
+    power = ""
+    if difference.too_few:
+        power = "; too few to reject anything"
+    elif difference.mde is not None:
+        power = f"; 80 % power from {100 * difference.mde:.1f} points"
     size = f"{counted(difference.num_tasks, 'task')} in {difference.units}"
     size += f", {counted(difference.num_seeds, 'training seed')}"
     if difference.num_collections:
         size += f", {counted(difference.num_collections, 'set')} of pairs"
-    interval = f"[{100 * difference.cr2_low:+.1f}, {100 * difference.cr2_high:+.1f}]"
     lines = [
         "",
         *wrap(f"{title}: {points(difference)}"),
-        *textwrap.wrap(f"{difference.method}; CR2 {interval}", WIDTH, initial_indent="  ", subsequent_indent="  "),
-        f"  {size}; {counted(difference.wins, 'task')} up, {difference.losses} down; {power}",
+        *textwrap.wrap(difference.method, WIDTH, initial_indent="  ", subsequent_indent="  "),
+        f"  {size}; {counted(difference.wins, 'task')} up, {difference.losses} down{power}",
     ]
     if difference.elsewhere:
         low, high = difference.elsewhere
@@ -149,7 +155,8 @@ def arms_chart(verdict: EvalVerdict) -> bytes:
         title = [": ".join(filter(None, (verdict.decision, verdict.claim)))]
         if verdict.control and verdict.over_control:
             # Beside the gain, which readers otherwise credit to the preference.
-            credited = credit(bool(verdict.claim), shortened(verdict.control), verdict.over_control)
+            over, trained = verdict.over_control, verdict.control_trained
+            credited = credit(bool(verdict.claim), shortened(verdict.control), over, verdict.min_gain, trained=trained)
             title.append(f"{treatment} is {credited}")
         figure.suptitle("\n".join(title), fontsize=10)
         if caption:
@@ -165,8 +172,112 @@ def arms_chart(verdict: EvalVerdict) -> bytes:
         axes[0][0].set_xlabel("pass@1 on held-out tasks, %, with 95 % interval")
         if differences:
             axes[1][0].axvline(0, color="0.7", linewidth=1)
-            axes[1][0].axvline(100 * MIN_GAIN, color="0.7", linewidth=1, linestyle=":")
-            axes[1][0].set_xlabel("paired difference, points; dotted: 2 points")
+            axes[1][0].axvline(100 * verdict.min_gain, color="0.7", linewidth=1, linestyle=":")
+            axes[1][0].set_xlabel(f"paired difference, points; dotted: {100 * verdict.min_gain:g} points")
         buffer = io.BytesIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     return buffer.getvalue()
+
+
+def with_error(share: float, num: int) -> str:
+    """Return a simulated share in per cent with its Monte-Carlo standard error: "83 ± 2".
+
+    Of none or all in `num` experiments the error is that of the rule of succession, (n + 1) / (N + 2).
+    """
+    smoothed = (share * num + 1) / (num + 2)
+    return f"{100 * share:.0f} ± {100 * (smoothed * (1 - smoothed) / num) ** 0.5:.1f}"
+
+
+def study_text(found: Study) -> str:
+    """Return the study for a terminal of 120 columns: the rates, and a column for each design."""
+    lines = [f"A true gain of {100 * found.gain:g} points, {100 * found.power:g} % power wanted, and these rates:", ""]
+    lines += aligned([("rate", "value", "source", "setting"), *rate_cells(found)])
+    lines += [f"pilot: {name}" for name in found.pilots]
+    lines += [
+        "",
+        *aligned(design_cells(found), right=True),
+        "",
+        *(line for remark in remarks(found) for line in wrap(remark)),
+    ]
+    return "\n".join(lines)
+
+
+def rate_cells(found: Study) -> list[tuple[str, ...]]:
+    """Return each rate in words, its value, its source and the setting that changes it."""
+    words = {
+        "pass_rate": "pass rate of the baseline",
+        "samples_differ": "two rollouts of one model on one task differ (one passes, one fails)",
+        "arms_differ": "rollouts of the two arms on one task differ",
+        "family_correlation": f"correlation of difficulty between tasks of one {found.sampling_unit}",
+        "seed_sd": "standard deviation of the gain between training seeds",
+    }
+    values = {name: f"{100 * value:.3g} %" for name, (value, _) in found.rates.items()}
+    if "family_correlation" in values:
+        values["family_correlation"] = f"{found.rates['family_correlation'][0]:.2f}"
+    if "seed_sd" in values:
+        values["seed_sd"] = f"{100 * found.rates['seed_sd'][0]:.3g} points"
+    return [(words[name], values[name], source, f"planning.{name}") for name, (_, source) in found.rates.items()]
+
+
+def design_cells(found: Study) -> list[tuple[str, ...]]:
+    """Return the designs, a column for each: its name over several lines, its size, and what it would find."""
+    lines = [*found.lines, *([found.enough] if found.enough else [])]
+    heads = [textwrap.wrap(line.name, 10) for line in lines]
+    height = max(map(len, heads))
+    padded = [[""] * (height - len(head)) + head for head in heads]
+    rows: list[tuple[str, list[str]]] = [("", list(words)) for words in zip(*padded, strict=True)]
+    rows += [
+        ("tasks", [f"{line.tasks:,}" for line in lines]),
+        (f"{plural(found.sampling_unit)} of these tasks", [f"{line.sampling_units:,}" for line in lines]),
+        ("samples (rollouts of a task by a model)", [f"{line.samples}" for line in lines]),
+        ("training seeds of each arm", [f"{line.seeds}" for line in lines]),
+        ("rollouts, all arms", [f"{line.rollouts:,}" for line in lines]),
+    ]
+    if any(line.usd for line in lines):
+        rows.append(("cost of these rollouts, USD", [value_or_dash(line.usd, "{:,.2f}") for line in lines]))
+    for name in VERDICTS:
+        rows.append((f"chance of {name}, %", [with_error(line.chances[name], line.simulated) for line in lines]))
+        if name == VALIDATED and found.pilots:
+            ranges = [line.validated_range for line in lines]
+            cells = [f"{100 * both[0]:.0f} to {100 * both[1]:.0f}" if both else "-" for both in ranges]
+            rows.append(("  over what the pilot leaves open, %", cells))
+    false = [None if line.false_gain is None else with_error(line.false_gain, line.simulated) for line in lines]
+    rows += [
+        ("chance of a gain where there is none, %", [cell or "-" for cell in false]),
+        (
+            f"smallest gain found with {100 * found.power:g} % power, points",
+            ["none" if line.detectable is None else f"{100 * line.detectable:.1f}" for line in lines],
+        ),
+    ]
+    return [(label, *cells) for label, cells in rows]
+
+
+def value_or_dash(value: float | None, form: str) -> str:
+    """Return a number in this format, "-" for none."""
+    return "-" if value is None else form.format(value)
+
+
+def remarks(found: Study) -> list[str]:
+    """Return what to add first, what is enough, and how to read the table, a sentence or two each."""
+    gain, power = f"{100 * found.gain:g} points", f"{100 * found.power:g} %"
+    first = f"What to add first: {', then '.join(found.add_first)}."
+    if (least := found.fewest_units) is not None:
+        first += f" With fewer than {least} the test cannot reject, however large the gain. {least} are the minimum "
+        first += "for a test and no recommendation: what the wanted gain takes is in the column `enough`."
+    enough = (
+        f"`enough` is the design of fewest rollouts that was found to reach {power} power for {gain}."
+        if found.enough
+        else f"No design of up to {MOST_TASKS:,} tasks and {SEEDS[-1]} training seeds reaches {power} power for {gain}."
+    )
+    of_pilot = (
+        "What the pilot leaves open: the 10th to 90th percentile of that chance over bootstrap samples of the pilot."
+        if found.pilots
+        else "With `--from RUN` a pilot gives rates: rollouts of the start model, or an earlier evaluation."
+    )
+    return [
+        first,
+        enough,
+        of_pilot,
+        "±: the standard error of the simulation.",
+        "Rollouts and their cost are those of the evaluation; training another seed costs extra.",
+    ]

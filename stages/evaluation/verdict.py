@@ -9,40 +9,69 @@ The order is fixed: treatment against baseline, then against the control that on
 second is a test only where the first found a gain. All other questions share one level by Holm's correction.
 
 What differs between the arms besides their channels, how many collections of pairs the trainings learnt from, and
-trainings that collapsed are part of the reasons: each limits what a difference in pass rate can be credited to.
+trainings that collapsed are part of the reasons: each limits what a difference in pass rate can be credited to. A
+decision is about treatment and baseline alone, and readers conclude from it that the preference helped, also where
+imitation scored higher: `shown` and `not_shown` say in sentences what follows and what does not.
+
+In reading order: the question and the verdict, the decision (`decide`), comparisons, sentences about the reasons,
+sentences about what is shown.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from stages.envs.base import SamplingUnit
-from stages.evaluation.arms import (
-    START,
-    ArmSummary,
-    Item,
-    failed,
-    find_problems,
-    hacking,
-    summarize,
-    task_mean,
-    without_twins,
+from stages.evaluation import outcomes, planner
+from stages.evaluation.inference import (
+    ALPHA,
+    BETTER,
+    INVALIDATED,
+    MIN_GAIN,
+    MIN_SEEDS,
+    NO_GAIN,
+    PARTIAL,
+    TIE,
+    UNDECIDED,
+    UNDERPOWERED,
+    VALIDATED,
+    WORSE,
+    PairedTest,
+    decision_of,
+    fewest_units,
+    holm,
+    numbered,
+    shows,
 )
-from stages.evaluation.comparison import Subset, by_family, compare, gain_by_seed, holm
-from stages.evaluation.differences import ArmDifference
-from stages.evaluation.paired import MIN_SEEDS
-from stages.evaluation.stats import ALPHA, PairedDifference, fewest_units
+from stages.evaluation.outcomes import (
+    HACKED,
+    HIDDEN,
+    PASSED,
+    PROTOCOL,
+    START,
+    SUSPECT,
+    ArmSummary,
+    Missing,
+    Outcome,
+    PairedOutcomes,
+    paired,
+    problems,
+)
+from stages.evaluation.settings import ArmDifference
 from stages.plurals import counted, plural
 
-MIN_GAIN = 0.02
-BAR = f"{100 * MIN_GAIN:g} points"
 RECOMMENDED_SEEDS = 5
 """With three or four, an interval relies on gains that are normally distributed over trainings (docs/verdicts.md)."""
 MOST_NAMED = 3
-"""Subsets with a gain that the reasons name."""
-VALIDATED, PARTIAL, INVALIDATED = "VALIDATED", "PARTIAL", "INVALIDATED"
-UNDERPOWERED, INVALID_RUN = "UNDERPOWERED", "INVALID-RUN"
+"""Subsets with a gain, and settings, that a sentence names."""
+MIN_TASKS = 6
+"""Of a family: five tasks of one sign give 2 * 2**-5 = .0625 and cannot reach p < .05."""
+INVALID_RUN = "INVALID-RUN"
 EXIT_CODES = {VALIDATED: 0, INVALIDATED: 1, PARTIAL: 3, UNDERPOWERED: 3, INVALID_RUN: 4}
 ONLY_TWINS = "only impossible twins were played, and they measure hacking alone"
 LARGE_CUT = 1 / 3
@@ -55,9 +84,91 @@ LIMITS = {
     "cost": "limits.cost_usd",
 }
 """The setting of each limit that ends a rollout (`terminated_by`)."""
-Arms = Mapping[str, list[Item]]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of the items: which arms, of what their tasks are a sample, at which level.
+
+    missing: whether arms may lack items of each other (`refused`: they may not; `excluded`: what the compared arms
+    share is compared). min_gain: the smallest gain of interest. alpha: the level of the differences, of one look where
+    several are planned. untrained: arms without training seeds, which are compared with every training of another.
+    """
+
+    baseline: str = "A"
+    treatment: str = "B"
+    control: str | None = "C"
+    sampling: SamplingUnit = SamplingUnit()  # noqa: RUF009 (frozen)
+    outcome: Outcome = PASSED
+    missing: Literal["refused", "excluded"] = "refused"
+    min_gain: float = MIN_GAIN
+    alpha: float = ALPHA
+    untrained: frozenset[str] = frozenset({START})
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """Return the compared arms, each once."""
+        return tuple(dict.fromkeys(arm for arm in (self.baseline, self.treatment, self.control) if arm))
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """Treatment minus baseline over the same tasks and training seeds, in numbers that JSON can hold.
+
+    `low`, `high` and `p_value` are those of the deciding test. `mde` is the true difference that 80 % of such
+    experiments would find, by simulation, where nothing was decided; None where it was decided, and where no difference
+    would be found so often. `too_few`: whether the test has too few units to reject anything. `elsewhere` is the
+    interval for other units where those played are fixed, else None. `unit` is the noun for a unit. `num_collections`:
+    of pairs that the trainings learnt from, 0 where none did. `wins` and `losses` are tasks that rose, fell.
+    """
+
+    estimate: float
+    low: float
+    high: float
+    method: str
+    num_tasks: int
+    num_units: int
+    num_seeds: int
+    wins: int
+    losses: int
+    p_value: float
+    mde: float | None = None
+    too_few: bool = False
+    elsewhere: tuple[float, float] | None = None
+    unit: str = "family"
+    num_collections: int = 0
+
+    @property
+    def significant(self) -> bool:
+        """Return whether the interval excludes zero."""
+        return self.low > 0 or self.high < 0
+
+    @property
+    def units(self) -> str:
+        """Return the number of units with their noun: "12 operations"."""
+        return counted(self.num_units, self.unit)
+
+
 Conduct = dict[str, tuple[PairedDifference | None, float]]
 """Differences in conduct, each with its p-value after Holm's correction."""
+
+
+@dataclass(frozen=True)
+class Subset:
+    """A part of the experiment: its difference, and p after Holm's correction over all secondary questions."""
+
+    kind: str
+    name: str
+    estimate: float
+    num_tasks: int
+    p_value: float
+    p_holm: float = 1.0
+    alpha: float = ALPHA
+
+    @property
+    def gains(self) -> bool:
+        """Return whether the part shows a gain at its level `alpha`."""
+        return self.estimate > 0 and self.p_holm < self.alpha
 
 
 @dataclass(frozen=True)
@@ -75,11 +186,14 @@ class EvalVerdict:
     """The answer, why, and every number behind it; rates and differences are fractions of one.
 
     `claim` is what is shown of the gain, empty where nothing is. `worst` and `best` are the gain under the worst and
-    the best that `num_lost` lost outcomes could have been, None where none was lost. `secondary` holds the p-values of
-    conduct after Holm's correction. `looks` are those that were taken, where several were planned; all differences are
-    then at the level of the last one. `differences` are all settings in which arms differ, `collapsed` the trainings
-    that fell far below the others of their arm. `cut` says that limits ended many rollouts before they passed, and
-    which; empty where few were. `dataclasses.asdict` turns all of it into what JSON can hold.
+    the best that `num_lost` lost outcomes could have been, None where none was lost. `gt_pass` is the difference in the
+    hidden tests' verdict, where passing is something else. `secondary` holds the p-values of conduct after Holm's
+    correction; `over_control_conduct` are differences of hacks and hidden tests from the control, which are no tests.
+    `looks` are those that were taken, where several were planned; all differences are then at the level of the last
+    one. `differences` are all settings in which arms differ, `collapsed` the trainings that fell far below the others
+    of their arm. `cut` says that limits ended many rollouts before they passed, and which; empty where few were.
+    `shown` and `not_shown` are sentences, each complete without the others. `dataclasses.asdict` turns all of it into
+    what JSON can hold.
     """
 
     decision: str
@@ -98,6 +212,8 @@ class EvalVerdict:
     hacked: PairedDifference | None = None  # treatment - baseline, in the hacked rate
     hacked_loose: PairedDifference | None = None
     protocol: PairedDifference | None = None  # treatment - baseline, in protocol adherence
+    gt_pass: PairedDifference | None = None
+    over_control_conduct: Mapping[str, PairedDifference] | None = None
     gain_by_seed: Mapping[str, float] | None = None
     secondary: Mapping[str, float] | None = None
     subsets: tuple[Subset, ...] = ()
@@ -105,6 +221,10 @@ class EvalVerdict:
     differences: tuple[ArmDifference, ...] = ()
     collapsed: tuple[str, ...] = ()
     cut: str = ""
+    min_gain: float = MIN_GAIN
+    control_trained: bool = True
+    shown: tuple[str, ...] = ()
+    not_shown: tuple[str, ...] = ()
 
     @property
     def settled(self) -> bool:
@@ -118,87 +238,304 @@ class EvalVerdict:
 
 
 def decide(
-    items: Iterable[Item],
-    baseline: str = "A",
-    treatment: str = "B",
-    control: str | None = "C",
-    *,
-    sampling: SamplingUnit = SamplingUnit(),  # noqa: B008 (frozen)
-    alpha: float = ALPHA,
+    items: pa.Table,
+    question: Question = Question(),
     differences: tuple[ArmDifference, ...] = (),
 ) -> EvalVerdict:
-    """Compare `treatment` with `baseline`, and with `control` where it was run.
+    """Compare the treatment with the baseline, and with the control where it was run.
 
-    `sampling`: the tasks' units, sampled or fixed. `alpha`: the level of the differences, of one look where several are
-    planned. `differences`: all settings in which arms differ.
+    items: as `items_table` makes them. differences: all settings in which arms differ.
     """
-    arms: dict[str, list[Item]] = defaultdict(list)
-    for item in items:
-        arms[item["arm"]].append(item)
-    summaries = tuple(summarize(arm, arms[arm], sampling.fixed) for arm in sorted(arms))
-    names = (baseline, treatment, control, summaries)
-    possible = {arm: without_twins(rows) for arm, rows in arms.items()}
+    baseline, treatment, control = question.baseline, question.treatment, question.control
+    left_out = 0
+    if question.missing == "excluded":
+        present = pc.unique(items["arm"]).to_pylist()
+        items, left_out = outcomes.shared_items(items, [arm for arm in question.arms if arm in present])
+    names = sorted(pc.unique(items["arm"]).to_pylist())
+    summaries = tuple(outcomes.summarize(items, arm, question.sampling.fixed) for arm in names)
+    possible = outcomes.without_twins(items)
     cut = cut_sentence(possible)
-    problems = find_problems(possible, baseline, treatment) if any(possible.values()) or not arms else [ONLY_TWINS]
-    ours, theirs = possible.get(treatment, []), possible.get(baseline, [])
-    gain = None if problems else compare(ours, theirs, sampling=sampling, alpha=alpha)
+    reasons = [ONLY_TWINS]
+    if len(possible) or not len(items):
+        reasons = problems(possible, baseline, treatment, question.untrained)
+    gain = None if reasons else compare(possible, treatment, baseline, question)
     if gain is None:
-        reasons = "; ".join(problems) or "no item has an outcome in both"
-        why = f"{treatment} and {baseline} cannot be compared: {reasons}."
-        return EvalVerdict(INVALID_RUN, " ".join(filter(None, (cut, why))), *names, differences=differences, cut=cut)
-    num_lost = sum(map(failed, [*ours, *theirs]))
-    bounds: list[PairedDifference | None] = [None, None]
-    if num_lost:
-        bounds = [compare(ours, theirs, sampling=sampling, lost=side, alpha=alpha) for side in ("against", "for")]
-    decision, claim, reason = judge(gain, bounds[0] or gain, bounds[1] or gain, num_lost, alpha)
-    conduct, subsets = secondary(arms, possible, names[:3], sampling, alpha)
-    if decision == UNDERPOWERED and any(subset.gains for subset in subsets):
-        decision = PARTIAL
-    control_problems = find_problems(possible, control, treatment) if control else ["none was named"]
-    over = None
-    if control and not control_problems:
-        over = compare(ours, possible[control], sampling=sampling, alpha=alpha)
-    by_seed = gain_by_seed(ours, theirs)
+        because = "; ".join(reasons) or "no item has an outcome in both"
+        why = " ".join(filter(None, (cut, f"{treatment} and {baseline} cannot be compared: {because}.")))
+        nothing = (f"Anything about the arms. {why}",)
+        return EvalVerdict(
+            INVALID_RUN,
+            why,
+            baseline,
+            treatment,
+            control,
+            summaries,
+            differences=differences,
+            cut=cut,
+            min_gain=question.min_gain,
+            control_trained=control not in question.untrained,
+            not_shown=nothing,
+        )
+    bounds: list[Comparison] = []
+    if num_lost := gain.outcomes.num_lost:
+        sides: tuple[Missing, Missing] = ("against", "for")
+        bounds = [found for side in sides if (found := compare(possible, treatment, baseline, question, missing=side))]
+    decision, claim, reason = judged(gain, bounds, num_lost, question)
+    conduct, subsets = secondary(items, possible, question)
     gaining = sorted((subset for subset in subsets if subset.gains), key=lambda subset: subset.p_holm)
-    named = ", ".join(
-        f"{s.kind} {s.name} ({100 * s.estimate:+.1f} points, p = {s.p_holm:.2g} after Holm)"
-        for s in gaining[:MOST_NAMED]
-    )
-    more = f" and {len(gaining) - MOST_NAMED} more" if len(gaining) > MOST_NAMED else ""
-    shown = (arm for arm in (baseline, treatment, control) if arm)
-    collapsed = tuple(clause for arm in dict.fromkeys(shown) for clause in collapses(arm, possible))
+    if decision == UNDERPOWERED and gaining:
+        decision = PARTIAL
+    control_problems = ["none was named"]
+    if control:
+        control_problems = problems(possible, control, treatment, question.untrained)
+    over = None if control_problems else compare(possible, treatment, str(control), question)
+    by_seed = gain.outcomes.gain_by_seed
+    collapsed = tuple(clause for arm in question.arms for clause in outcomes.collapsed(possible, arm))
     sentences = [
         cut,
-        f"{treatment} - {baseline} is {points(gain)}: {reason}.",
+        f"{treatment} - {baseline} is {points(gain.difference)}: {reason}.",
         differences_sentence(differences, treatment, baseline),
         seeds_sentence(by_seed),
         f"Collapsed: {'; '.join(collapsed)}." if collapsed else "",
-        f"A gain is shown in part: {named}{more}." if gaining else "",
-        credit_sentence(bool(claim), treatment, control, over, control_problems, alpha),
+        subsets_sentence(gaining),
+        credit_sentence(bool(claim), over, control_problems, question),
         differences_sentence(differences, treatment, control) if over and control else "",
-        *conduct_sentences(treatment, gain, conduct, alpha),
+        *conduct_sentences(treatment, gain.difference, conduct, question.alpha),
+        f"Left out, since not every arm has them: {counted(left_out, 'task')}." if left_out else "",
     ]
-    return EvalVerdict(
+    verdict = EvalVerdict(
         decision,
         " ".join(filter(None, sentences)),
-        *names,
+        baseline,
+        treatment,
+        control,
+        summaries,
         claim=claim,
-        estimand=estimand(gain, sampling),
-        gain=gain,
-        worst=bounds[0],
-        best=bounds[1],
+        estimand=estimand(gain.difference, question.sampling),
+        gain=gain.difference,
+        worst=bounds[0].difference if bounds else None,
+        best=bounds[1].difference if bounds else None,
         num_lost=num_lost,
-        over_control=over,
+        over_control=over.difference if over else None,
         hacked=conduct["hacked"][0],
         hacked_loose=conduct["hacked_loose"][0],
         protocol=conduct["protocol"][0],
+        gt_pass=conduct["gt_pass"][0],
+        over_control_conduct=control_conduct(items, possible, question) if over else {},
         gain_by_seed=by_seed,
         secondary={name: p for name, (difference, p) in conduct.items() if difference},
         subsets=tuple(subsets),
         differences=differences,
         collapsed=collapsed,
         cut=cut,
+        min_gain=question.min_gain,
+        control_trained=control not in question.untrained,
     )
+    shown, not_shown = conclusions(verdict, question.alpha)
+    return replace(verdict, shown=tuple(shown), not_shown=tuple(not_shown))
+
+
+def judged(
+    gain: "Comparison", bounds: Sequence["Comparison"], num_lost: int, question: Question
+) -> tuple[str, str, str]:
+    """Return the decision, the claim and its clause; both must hold with lost outcomes imputed at their worst.
+
+    bounds: the comparison with lost outcomes against the treatment, and for it; none where none was lost.
+    """
+    found, bar = gain.difference, f"{100 * question.min_gain:g} points"
+    shown, of_known = (
+        str(shows([each.test for each in tests], question.min_gain, question.alpha)[0])
+        for tests in ([gain, *bounds], [gain])
+    )
+    worst, best = (each.difference for each in bounds) if bounds else (found, found)
+    claim, reason = clause(shown, min(found.low, worst.low), max(found.high, best.high), question)
+    if shown == UNDECIDED and of_known != UNDECIDED:
+        _, reason = clause(of_known, found.low, found.high, question)
+        reason = f"{reason}, but not if the {num_lost} lost rollouts had ended otherwise; --resume retries them"
+    elif shown == UNDECIDED:
+        power = power_clause(found, question.alpha)
+        reason = f"neither a gain nor the absence of a gain of {bar} is shown; {power}"
+    elif found.num_seeds < MIN_SEEDS and shown == BETTER:
+        reason = f"{reason} of these checkpoints"
+    elif found.num_seeds < MIN_SEEDS:
+        fewest = f"the fewest training seeds that can show it of other trainings are {MIN_SEEDS}"
+        reason = f"{reason}, of these checkpoints alone; {fewest}"
+    return decision_of(shown, found.num_seeds), claim, reason
+
+
+def clause(shown: str, low: float, high: float, question: Question) -> tuple[str, str]:
+    """Return the claim and the clause that follow from what is shown, and from the limits of the interval."""
+    bar = f"{100 * question.min_gain:g} points"
+    if shown == WORSE:
+        return "", "significantly worse"
+    if shown == NO_GAIN:
+        return "", f"no gain of {bar}: the interval ends below, so they would have been seen"
+    if shown == UNDECIDED:
+        return "", ""
+    if low >= question.min_gain:
+        return f"a gain of {bar}", f"a gain of at least {bar}"
+    return "a gain", f"a gain, {'smaller than' if high < question.min_gain else 'not shown to reach'} {bar}"
+
+
+def after_looks(verdict: EvalVerdict, taken: Sequence[Look], planned: int, num_tasks: int) -> EvalVerdict:
+    """Return the verdict with the looks that led to it, the last its own; `num_tasks`: all that were planned."""
+    last = taken[-1]
+    ended = f"Decided at look {len(taken)} of {planned}"
+    if len(taken) >= planned:
+        ended = f"All {planned} planned looks were taken"
+    why = (
+        f"{verdict.why} {ended}, after {last.tasks} of {num_tasks} tasks; differences are at this look's level of "
+        f"{last.level:.2g}, which holds 5 % over all looks."
+    )
+    return replace(verdict, looks=tuple(taken), why=why)
+
+
+# Comparisons of two arms.
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two arms: their paired outcomes, the test of these, and the difference in numbers."""
+
+    outcomes: PairedOutcomes
+    test: PairedTest
+    difference: PairedDifference
+
+
+def compare(
+    items: pa.Table,
+    treatment: str,
+    baseline: str,
+    question: Question,
+    outcome: Outcome | None = None,
+    missing: Missing = "excluded",
+) -> Comparison | None:
+    """Compare two arms, in the question's outcome where none is given; None when nothing is known in both."""
+    found = paired(items, treatment, baseline, outcome or question.outcome, missing)
+    if found is None:
+        return None
+    sampling, alpha = question.sampling, question.alpha
+    arms, unit_T = (found.treatment_ST[None], found.baseline_ST[None]), numbered(found.units)
+    num_collections = len(set(found.collections) - {""})
+    collection_S = numbered(found.collections) if num_collections else None
+    test = PairedTest(*arms, unit_T, fixed=sampling.fixed, collection_S=collection_S)
+    (low,), (high,) = test.interval(alpha)
+    elsewhere = None
+    if sampling.fixed:
+        limits = PairedTest(*arms, unit_T, collection_S=collection_S).interval(alpha)
+        elsewhere = (float(limits[0][0]), float(limits[1][0]))
+    of = (
+        f"each task's difference within its {sampling.noun}" if sampling.fixed else f"each {sampling.noun}'s difference"
+    )
+    method = f"paired permutation test (sign flips of {of}, {test.flips.draws}) and a score test; the larger p counts"
+    if test.top_error_X is not None:
+        level = "training seeds" if test.num_top == test.num_seeds else "collections of pairs"
+        method += f"; Student's t over {test.num_top} {level}"
+    d_T = np.nanmean(found.treatment_ST - found.baseline_ST, 0)
+    difference = PairedDifference(
+        estimate=float(test.estimate_X[0]),
+        low=float(low),
+        high=float(high),
+        method=method,
+        num_tasks=len(unit_T),
+        num_units=int(unit_T.max()) + 1,
+        num_seeds=len(found.seeds),
+        wins=int((d_T > TIE).sum()),
+        losses=int((d_T < -TIE).sum()),
+        p_value=float(test.p()[0]),
+        too_few=test.num_flipped < fewest_units(alpha),
+        elsewhere=elsewhere,
+        unit=sampling.noun,
+        num_collections=num_collections,
+    )
+    undecided = str(shows([test], question.min_gain, alpha)[0]) == UNDECIDED
+    if outcome is None and missing == "excluded" and undecided and not difference.too_few:
+        mde = planner.detectable(items, treatment, baseline, found, fixed=sampling.fixed, alpha=alpha)
+        difference = replace(difference, mde=mde)
+    return Comparison(found, test, difference)
+
+
+def secondary(items: pa.Table, possible: pa.Table, question: Question) -> tuple[Conduct, list[Subset]]:
+    """Test all questions but the two in fixed order (conduct, families, other arms) under one Holm correction.
+
+    All of them share the level of this look.
+    """
+    baseline, treatment = question.baseline, question.treatment
+    differences = conduct_differences(items, possible, treatment, baseline, question)
+    subsets = by_family(paired(possible, treatment, baseline, question.outcome))
+    for arm in sorted({*pc.unique(items["arm"]).to_pylist()} - {START, *question.arms}):
+        if not problems(possible, arm, baseline, question.untrained):
+            found = compare(possible, arm, baseline, question, PASSED)
+            if found:
+                of = found.difference
+                subsets.append(Subset("arm", arm, of.estimate, of.num_tasks, of.p_value))
+    asked = {name: difference.p_value for name, difference in differences.items() if difference}
+    adjusted = holm([*asked.values(), *(subset.p_value for subset in subsets)])
+    p_holm = dict(zip(asked, adjusted, strict=False))
+    conduct = {name: (difference, p_holm.get(name, 1.0)) for name, difference in differences.items()}
+    of_subsets = zip(subsets, adjusted[len(asked) :], strict=True)
+    return conduct, [replace(subset, p_holm=p, alpha=question.alpha) for subset, p in of_subsets]
+
+
+def conduct_differences(
+    items: pa.Table, possible: pa.Table, treatment: str, other: str, question: Question
+) -> dict[str, PairedDifference | None]:
+    """Return the differences of two arms in hacks, in the protocol, and in the hidden tests.
+
+    The last only where passing is something else: where hidden tests decide, it is the gain itself.
+    """
+    hacking = outcomes.items_that_measure_hacking(items)
+    asked = {HACKED: hacking, SUSPECT: hacking, PROTOCOL: possible}
+    both = possible.filter(pc.is_in(possible["arm"], pa.array([treatment, other])))
+    apart = outcomes.values_of(both, PASSED) - outcomes.values_of(both, HIDDEN)
+    if np.nansum(np.abs(apart)):
+        asked[HIDDEN] = possible
+    found = {outcome.name: compare(rows, treatment, other, question, outcome) for outcome, rows in asked.items()}
+    return {HIDDEN.name: None, **{name: each.difference if each else None for name, each in found.items()}}
+
+
+def control_conduct(items: pa.Table, possible: pa.Table, question: Question) -> dict[str, PairedDifference]:
+    """Return the treatment's differences from the control in hacks and hidden tests, which are no tests.
+
+    They show what a direction that was taken out of training does beyond a random one in the control's.
+    """
+    found = conduct_differences(items, possible, question.treatment, str(question.control), question)
+    return {name: each for name in (HACKED.name, HIDDEN.name) if (each := found[name]) and each.wins + each.losses}
+
+
+def by_family(found: PairedOutcomes | None) -> list[Subset]:
+    """Return the gain in each family that has enough tasks; within a family, tasks are the units."""
+    subsets: list[Subset] = []
+    families = np.asarray(found.families if found else ())
+    for family in sorted(set(families.tolist())):
+        at_T = families == family
+        if found and at_T.sum() >= MIN_TASKS:
+            arms = found.treatment_ST[None][:, :, at_T], found.baseline_ST[None][:, :, at_T]
+            test = PairedTest(*arms, np.arange(at_T.sum()))
+            subsets.append(Subset("family", family, float(test.estimate_X[0]), int(at_T.sum()), float(test.p()[0])))
+    return subsets
+
+
+# Sentences about the reasons.
+
+
+def points(difference: PairedDifference) -> str:
+    """Return a difference in percentage points with its interval and p-value."""
+    p = "p < 0.001" if difference.p_value < 0.001 else f"p = {difference.p_value:.3f}"
+    return f"{100 * difference.estimate:+.1f} points [{100 * difference.low:+.1f}, {100 * difference.high:+.1f}], {p}"
+
+
+def power_clause(difference: PairedDifference, alpha: float = ALPHA) -> str:
+    """Return the difference that such an experiment would find, or why it would find none."""
+    if difference.too_few:
+        return (
+            f"{difference.units} are too few to show anything, whatever is observed: the test can reject from "
+            f"{fewest_units(alpha)} on"
+        )
+    size = f"{counted(difference.num_tasks, 'task')} in {difference.units}"
+    if difference.mde is None:
+        return f"{size} cannot show any gain with 80 % power"
+    return f"{size} show {100 * difference.mde:.1f} points with 80 % power"
 
 
 def estimand(gain: PairedDifference, sampling: SamplingUnit) -> str:
@@ -221,139 +558,30 @@ def differences_sentence(differences: Iterable[ArmDifference], treatment: str, o
     confounds = [d for d in differences if not d.channel and d.between((treatment, other))]
     if not confounds:
         return ""
-    shown = [f"{d.setting} ({other} {d.values[other]}, {treatment} {d.values[treatment]})" for d in confounds]
+    named = [f"{d.setting} ({other} {d.values[other]}, {treatment} {d.values[treatment]})" for d in confounds]
     return (
-        f"{treatment} and {other} differ in more than their channels: {', '.join(shown)}. "
+        f"{treatment} and {other} differ in more than their channels: {', '.join(named)}. "
         "The difference is that of all of these together."
     )
 
 
-def cut_sentence(possible: Arms) -> str:
+def cut_sentence(possible: pa.Table) -> str:
     """Return, in a sentence, that limits ended many rollouts before they passed, with the settings to raise.
 
     Empty where fewer than `LARGE_CUT` of them were cut, and some arm passed something.
     """
-    played = [item for rows in possible.values() for item in rows if not failed(item)]
-    none_passed = bool(played) and not any(item["passed"] for item in played)
-    by = Counter(item.get("terminated_by") for item in played if not item["passed"])
+    played = possible.filter(pc.invert(outcomes.failed(possible)))
+    none_passed = bool(len(played)) and not pc.any(played["passed"]).as_py()
+    by = Counter(played["terminated_by"].filter(pc.invert(played["passed"])).to_pylist())
     cut = {limit: by[limit] for limit in LIMITS if by[limit]}
     if sum(cut.values()) < LARGE_CUT * max(len(played), 1):
         return "No arm passed any task." if none_passed else ""
-    counted = " or ".join(f"{limit} ({num})" for limit, num in cut.items()) if len(cut) > 1 else next(iter(cut))
+    by_limit = " or ".join(f"{limit} ({num})" for limit, num in cut.items()) if len(cut) > 1 else next(iter(cut))
     settings = " and ".join(LIMITS[limit] for limit in cut)
-    told = f"{sum(cut.values())} of {len(played)} rollouts were cut by {counted} before they passed: raise {settings}."
-    return f"No arm passed any task, and {told}" if none_passed else told
-
-
-def collapses(arm: str, possible: Arms) -> list[str]:
-    """Return the trainings of an arm that collapsed, as clauses.
-
-    Collapsed: less than half of the median pass rate of the arm's other trainings, and more than three standard errors
-    of a rate over the tasks below it.
-    """
-    by_seed: dict[int, list[Item]] = defaultdict(list)
-    for item in possible.get(arm, ()):
-        by_seed[item["train_seed"]].append(item)
-    rates = {seed: rate for seed, rows in by_seed.items() if (rate := task_mean(rows, "passed")) is not None}
-    found = []
-    for seed, rate in rates.items():
-        others = [other for key, other in rates.items() if key != seed]
-        usual = median(others) if others else 0.0
-        error = (usual * (1 - usual) / len({item["task_id"] for item in by_seed[seed]})) ** 0.5
-        if rate < usual / 2 and usual - rate > 3 * error:
-            found.append(f"{arm} with seed {seed} passes {100 * rate:.0f} %, its other trainings {100 * usual:.0f} %")
-    return found
-
-
-def judge(
-    gain: PairedDifference, worst: PairedDifference, best: PairedDifference, num_lost: int, alpha: float = ALPHA
-) -> tuple[str, str, str]:
-    """Return the decision, the claim and its clause; both must hold with lost outcomes imputed at their worst."""
-    surviving = replace(gain, low=min(gain.low, worst.low), high=max(gain.high, best.high))
-    decision, claim, reason = decision_of(surviving, alpha)
-    if decision == UNDERPOWERED and (alone := decision_of(gain, alpha))[0] != UNDERPOWERED:
-        reason = f"{alone[2]}, but not if the {num_lost} lost rollouts had ended otherwise; --resume retries them"
-    if decision == VALIDATED and gain.num_seeds < MIN_SEEDS:
-        return PARTIAL, claim, f"{reason} of these checkpoints"
-    if decision == INVALIDATED and gain.num_seeds < MIN_SEEDS:
-        # The spread of trainings is not seen: with one or two, 8 to 30 % of true gains of 2 to 5 points looked so.
-        fewest = f"the fewest training seeds that can show it of other trainings are {MIN_SEEDS}"
-        return UNDERPOWERED, "", f"{reason}, of these checkpoints alone; {fewest}"
-    return decision, claim, reason
-
-
-def decision_of(gain: PairedDifference, alpha: float = ALPHA) -> tuple[str, str, str]:
-    """Return what a difference alone shows, regardless of lost outcomes and of the number of checkpoints."""
-    if gain.low > 0:
-        if gain.low >= MIN_GAIN:
-            return VALIDATED, f"a gain of {BAR}", f"a gain of at least {BAR}"
-        smaller = "smaller than" if gain.high < MIN_GAIN else "not shown to reach"
-        return VALIDATED, "a gain", f"a gain, {smaller} {BAR}"
-    if gain.high < 0:
-        return INVALIDATED, "", "significantly worse"
-    if gain.high < MIN_GAIN:
-        return INVALIDATED, "", f"no gain of {BAR}: the interval ends below, so they would have been seen"
-    return UNDERPOWERED, "", f"neither a gain nor the absence of a gain of {BAR} is shown; {detectable(gain, alpha)}"
-
-
-def after_looks(verdict: EvalVerdict, taken: Sequence[Look], planned: int, num_tasks: int) -> EvalVerdict:
-    """Return the verdict with the looks that led to it, the last its own; `num_tasks`: all that were planned."""
-    last = taken[-1]
-    ended = f"Decided at look {len(taken)} of {planned}"
-    if len(taken) >= planned:
-        ended = f"All {planned} planned looks were taken"
-    why = (
-        f"{verdict.why} {ended}, after {last.tasks} of {num_tasks} tasks; differences are at this look's level of "
-        f"{last.level:.2g}, which holds 5 % over all looks."
+    sentence = (
+        f"{sum(cut.values())} of {len(played)} rollouts were cut by {by_limit} before they passed: raise {settings}."
     )
-    return replace(verdict, looks=tuple(taken), why=why)
-
-
-def secondary(
-    arms: Arms, possible: Arms, names: tuple[str, str, str | None], sampling: SamplingUnit, alpha: float = ALPHA
-) -> tuple[Conduct, list[Subset]]:
-    """Test all questions but the two in fixed order (conduct, families, other arms) under one Holm correction.
-
-    `alpha`: the level of this look, which these questions share.
-    """
-    baseline, treatment, _ = names
-    ours, theirs = hacking(arms[treatment]), hacking(arms[baseline])
-    differences = {
-        "hacked": compare(ours, theirs, "hacked", sampling=sampling, alpha=alpha),
-        "hacked_loose": compare(ours, theirs, "hacked_loose", sampling=sampling, alpha=alpha),
-        "protocol": compare(possible[treatment], possible[baseline], "protocol_ok", sampling=sampling, alpha=alpha),
-    }
-    subsets = by_family(possible[treatment], possible[baseline])
-    for arm in sorted(arms.keys() - {START, *names}):
-        difference = None
-        if not find_problems(possible, arm, baseline):
-            difference = compare(possible[arm], possible[baseline], sampling=sampling, alpha=alpha)
-        if difference:
-            subsets.append(Subset("arm", arm, difference.estimate, difference.num_tasks, difference.p_value))
-    asked = {name: difference.p_value for name, difference in differences.items() if difference}
-    adjusted = holm([*asked.values(), *(subset.p_value for subset in subsets)])
-    p_holm = dict(zip(asked, adjusted, strict=False))
-    conduct = {name: (difference, p_holm.get(name, 1.0)) for name, difference in differences.items()}
-    return conduct, [replace(s, p_holm=p, alpha=alpha) for s, p in zip(subsets, adjusted[len(asked) :], strict=True)]
-
-
-def points(difference: PairedDifference) -> str:
-    """Return a difference in percentage points with its interval and p-value."""
-    p = "p < 0.001" if difference.p_value < 0.001 else f"p = {difference.p_value:.3f}"
-    return f"{100 * difference.estimate:+.1f} points [{100 * difference.low:+.1f}, {100 * difference.high:+.1f}], {p}"
-
-
-def detectable(difference: PairedDifference, alpha: float = ALPHA) -> str:
-    """Return the difference that an experiment with this spread could have detected, or why it could detect none."""
-    size = f"{counted(difference.num_tasks, 'task')} in {difference.units}"
-    if difference.mde is None:
-        return (
-            f"{difference.units} are too few to show anything, whatever is observed: the test can reject from "
-            f"{fewest_units(alpha)} on"
-        )
-    if difference.mde >= 1:
-        return f"{size} cannot show any difference with 80 % power"
-    return f"{size} show {100 * difference.mde:.1f} points with 80 % power"
+    return f"No arm passed any task, and {sentence}" if none_passed else sentence
 
 
 def seeds_sentence(by_seed: Mapping[str, float]) -> str:
@@ -375,48 +603,163 @@ def seeds_sentence(by_seed: Mapping[str, float]) -> str:
     return f"{spread}; the interval covers other trainings too."
 
 
-def credit_sentence(
-    gained: bool,
-    treatment: str,
-    control: str | None,
-    over: PairedDifference | None,
-    problems: Sequence[str],
-    alpha: float = ALPHA,
-) -> str:
+def subsets_sentence(gaining: Sequence[Subset]) -> str:
+    """Return, in a sentence, the parts that gain, the clearest first; empty where none does."""
+    if not gaining:
+        return ""
+    named = ", ".join(
+        f"{s.kind} {s.name} ({100 * s.estimate:+.1f} points, p = {s.p_holm:.2g} after Holm)"
+        for s in gaining[:MOST_NAMED]
+    )
+    return f"A gain is shown in part: {named}{_and_more(gaining)}."
+
+
+def credit_sentence(gained: bool, over: Comparison | None, reasons: Sequence[str], question: Question) -> str:
     """Return, in a sentence, whether the gain is credited to the preference or to the control's imitation alone."""
     if over is None:
         gain = "the gain" if gained else "a gain"
         return (
-            f"There is no control to compare with that only imitates the chosen actions ({'; '.join(problems)}), "
+            f"There is no control to compare with that only imitates the chosen actions ({'; '.join(reasons)}), "
             f"so {gain} cannot be attributed."
         )
-    undecided = over.low <= 0 and over.high >= MIN_GAIN
-    more = f"; {detectable(over, alpha)}" if undecided else ""
-    return f"{treatment} - {control} is {points(over)}: {credit(gained, str(control), over)}{more}."
+    found, control = over.difference, str(question.control)
+    undecided = found.low <= 0 and found.high >= question.min_gain
+    more = f"; {power_clause(found, question.alpha)}" if undecided else ""
+    credited = credit(gained, control, found, question.min_gain, trained=control not in question.untrained)
+    return f"{question.treatment} - {control} is {points(found)}: {credited}{more}."
 
 
-def credit(gained: bool, control: str, over: PairedDifference) -> str:
+def credit(
+    gained: bool, control: str, over: PairedDifference, min_gain: float = MIN_GAIN, *, trained: bool = True
+) -> str:
     """Return how the treatment stands to the control, and what that says of imitation: the end of a sentence."""
+    short = f"less than {100 * min_gain:g} points above {control}"
+    if not trained:
+        stands = "above" if over.low > 0 else "below" if over.high < 0 else ""
+        place = f"{stands} {control}" if stands else short if over.high < min_gain else f"not separated from {control}"
+        return f"{place}, which was not trained"
     if over.high < 0:
         return f"below {control}, so imitation does better without the preference"
     if over.low > 0 and gained:
         return f"above {control}, so imitation alone does not explain the gain"
     if over.low > 0:
         return f"above {control}, which is a lead and no test, since no gain is shown first"
-    if over.high < MIN_GAIN:
+    if over.high < min_gain:
         suffices = "so imitation suffices" if gained else "and no gain is shown that imitation could explain"
-        return f"less than {BAR} above {control}, {suffices}"
+        return f"{short}, {suffices}"
     return f"not separated, so {'the' if gained else 'a'} gain is credited neither to the preference nor to imitation"
 
 
 def conduct_sentences(treatment: str, gain: PairedDifference, found: Conduct, alpha: float = ALPHA) -> list[str]:
     """Return, in sentences, what changed significantly besides the pass rate, after Holm's correction."""
-    shown = {name: d for name, (d, p) in found.items() if d and d.significant and p < alpha}
+    changed = {name: d for name, (d, p) in found.items() if d and d.significant and p < alpha}
     sentences = []
     for name, rate in (("hacked", "hacked rate"), ("hacked_loose", "rate of visible without hidden passes")):
-        if name in shown and shown[name].estimate > 0:
+        if name in changed and changed[name].estimate > 0:
             rose = "rose with the pass rate" if gain.estimate > 0 else "rose"
-            sentences.append(f"The {rate} of {treatment} {rose}, by {points(shown[name])}: part of it may be the hack.")
-    if "protocol" in shown and shown["protocol"].estimate < 0:
-        sentences.append(f"{treatment} keeps the protocol less often, by {points(shown['protocol'])}.")
+            by = points(changed[name])
+            sentences.append(f"The {rate} of {treatment} {rose}, by {by}: part of it may be the hack.")
+    if "protocol" in changed and changed["protocol"].estimate < 0:
+        sentences.append(f"{treatment} keeps the protocol less often, by {points(changed['protocol'])}.")
     return sentences
+
+
+# Sentences about what is shown and what is not, which pages put first.
+
+
+def conclusions(verdict: EvalVerdict, alpha: float = ALPHA) -> tuple[list[str], list[str]]:
+    """Return what the numbers of a verdict show, and what a reader may not conclude from them."""
+    shown: list[str] = []
+    not_shown = [f"What the arms can do. {verdict.cut}"] if verdict.cut else []
+    for found in (gain_conclusions(verdict), control_conclusions(verdict)):
+        shown += found[0]
+        not_shown += found[1]
+    treatment, baseline = verdict.treatment, verdict.baseline
+    for name, sign, words in (
+        ("hacked", 1, "hacks more often"),
+        ("hacked_loose", 1, "passes visible tests without hidden ones more often"),
+        ("protocol", -1, "keeps the protocol less often"),
+    ):
+        found_in: PairedDifference | None = getattr(verdict, name)
+        if found_in and sign * found_in.estimate > 0 and (verdict.secondary or {}).get(name, 1.0) < alpha:
+            shown.append(f"{treatment} {words} than {baseline}: {_interval(found_in)}.")
+    confounds = [d.setting for d in verdict.differences if not d.channel and d.between((treatment, baseline))]
+    if confounds:
+        named = ", ".join(confounds[:MOST_NAMED]) + _and_more(confounds)
+        not_shown.append(f"That the channels make the difference: {treatment} and {baseline} also differ in {named}.")
+    if verdict.gain and verdict.gain.num_seeds < MIN_SEEDS:
+        seeds = "1 seed was" if verdict.gain.num_seeds == 1 else f"{verdict.gain.num_seeds} seeds were"
+        not_shown.append(f"Anything about other trainings: {seeds} trained, and {MIN_SEEDS} are the fewest.")
+    return shown, not_shown
+
+
+def gain_conclusions(verdict: EvalVerdict) -> tuple[list[str], list[str]]:
+    """Return what the comparison of treatment and baseline shows, and does not, which the decision is about."""
+    treatment, baseline, gain, bar = (
+        verdict.treatment,
+        verdict.baseline,
+        verdict.gain,
+        f"{100 * verdict.min_gain:g} points",
+    )
+    if gain is None:
+        return [], []
+    shown, not_shown = [], []
+    if verdict.claim:
+        least = f" by at least {bar}" if gain.low >= verdict.min_gain else ""
+        shown.append(f"{treatment} passes more tasks than {baseline}{least}: {_interval(gain)}.")
+        if not least:
+            not_shown.append(f"That the gain of {treatment} over {baseline} reaches {bar}.")
+    elif gain.high < 0 and verdict.decision == INVALIDATED:
+        shown.append(f"{treatment} passes fewer tasks than {baseline}: {_interval(gain)}.")
+    elif verdict.decision == INVALIDATED:
+        shown.append(f"{treatment} gains less than {bar} over {baseline}: {_interval(gain)}.")
+    else:
+        size = f"; differences from {100 * gain.mde:.1f} points on would show" if gain.mde is not None else ""
+        not_shown.append(
+            f"Whether {treatment} passes more tasks than {baseline}: {_interval(gain)} is no decision{size}."
+        )
+    if gaining := sorted((s for s in verdict.subsets if s.gains), key=lambda subset: subset.p_holm):
+        named = ", ".join(f"{s.kind} {s.name} ({_signed(s.estimate)})" for s in gaining[:MOST_NAMED])
+        shown.append(f"A gain over {baseline} in part, in points: {named}{_and_more(gaining)}.")
+    return shown, not_shown
+
+
+def control_conclusions(verdict: EvalVerdict) -> tuple[list[str], list[str]]:
+    """Return whether the gain is the preference's: what the comparison with the imitating arm shows, and does not."""
+    treatment, control, over = verdict.treatment, verdict.control, verdict.over_control
+    if not over:
+        return [], [
+            f"What a gain of {treatment} comes from: no arm that only imitates the chosen actions was compared."
+        ]
+    rates = {arm.arm: arm.pass_rate for arm in verdict.arms}
+    scored = f"{control} passes {_percent(rates.get(str(control)))}, {treatment} {_percent(rates.get(treatment))}"
+    scored, above = f"{scored} ({treatment} \u2212 {control} {_interval(over)})", over.low > 0 and verdict.claim
+    if not verdict.control_trained:
+        if over.low > 0 or over.high < 0:
+            more = "more" if over.low > 0 else "fewer"
+            return [f"{treatment} passes {more} tasks than {control}, which was not trained: {_interval(over)}."], []
+        return [], [f"Whether training helps at all: {scored}."]
+    if above:
+        return [f"{treatment} passes more tasks than {control}, which only imitates: {_interval(over)}."], []
+    if over.high < 0:
+        return [f"Imitation alone does better: {scored}."], ["That the pairs' preference helps."]
+    higher = "imitation alone scored higher" if over.estimate < 0 else "imitation alone is not excluded"
+    return [], [f"That the pairs' preference helps: {higher}. {scored}."]
+
+
+def _interval(difference: PairedDifference) -> str:
+    """Return a difference of shares in points with its interval: "+19.4 [+0.7, +38.8] points"."""
+    return f"{_signed(difference.estimate)} [{_signed(difference.low)}, {_signed(difference.high)}] points"
+
+
+def _signed(share: float) -> str:
+    return f"{100 * share:+.1f}".replace("-", "\u2212")
+
+
+def _percent(rate: float | None) -> str:
+    return "\u2013" if rate is None else f"{100 * rate:.1f} %"
+
+
+def _and_more(found: Sequence[object]) -> str:
+    """Return how many are left out of a list in words: " and 5 more"; empty where none is."""
+    return f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""

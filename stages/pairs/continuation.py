@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from stages.envs.base import Environment, Grade, Task
 from stages.envs.bash import same_observation
-from stages.evaluation.stats import ALPHA, fewest_units, paired_difference
+from stages.evaluation.inference import BETTER, NO_GAIN, WORSE, PairedTest, fewest_units, numbered, shows
 from stages.messages import Message
 from stages.pairs.report import PairVerdict
 from stages.policy import Policy
@@ -47,7 +47,7 @@ COLUMNS = ["rollout_id", "task_id", "step", "new_messages_json", "action", "obse
 """The columns of steps that a state is restored from."""
 RELEVANT = 0.05
 """Smallest difference between the pass rates of chosen and rejected actions that makes pairs worth training on."""
-MIN_UNITS = fewest_units(ALPHA)
+MIN_UNITS = fewest_units()
 """Six: sign flips over five have no p-value below 2 * 2**-5 = .0625."""
 MIN_TESTED = 0.5
 """Share of the pairs that has to be tested for a verdict: more that could not be restored may be of another kind."""
@@ -239,22 +239,36 @@ class PairOutcome:
     rejected: float
 
 
-def judge(outcomes: Sequence[PairOutcome], not_tested: Mapping[str, int] | None = None) -> SignalTest:
+SIGNALS: Mapping[str, SignalVerdict] = {BETTER: "SIGNAL", WORSE: "NO SIGNAL", NO_GAIN: "NO SIGNAL"}
+"""The verdict on pairs by what is shown of the chosen actions against the rejected ones."""
+
+
+def signal_test(outcomes: Sequence[PairOutcome], not_tested: Mapping[str, int] | None = None) -> SignalTest:
     """Return the verdict on pairs: SIGNAL where their chosen actions pass more often than the rejected ones.
 
-    NO SIGNAL where the 95 % interval ends below `RELEVANT`, otherwise UNDECIDED. A unit has the sum of its pairs, which
-    may depend on each other in any way.
+    NO SIGNAL where they do not by `RELEVANT`, which would have been found, otherwise UNDECIDED. A unit has the sum of
+    its pairs, which may depend on each other in any way.
     """
     missing = dict(not_tested or {})
     pairs, units = len(outcomes) + sum(missing.values()), len({one.unit for one in outcomes})
     if units < MIN_UNITS or len(outcomes) < MIN_TESTED * pairs:
         return SignalTest("TOO LITTLE DATA", pairs, len(outcomes), units, missing)
-    chosen, rejected = (np.array([[getattr(one, side) for one in outcomes]]) for side in ("chosen", "rejected"))
-    found = paired_difference(chosen, rejected, [one.unit for one in outcomes], alpha=ALPHA)
-    verdict: SignalVerdict = "SIGNAL" if found.low > 0 else "NO SIGNAL" if found.high < RELEVANT else "UNDECIDED"
-    rates = float(chosen.mean()), float(rejected.mean())
-    interval = found.estimate, found.low, found.high, found.p_value
-    return SignalTest(verdict, pairs, len(outcomes), units, missing, *rates, *interval)
+    chosen, rejected = (np.array([[[getattr(one, side) for one in outcomes]]]) for side in ("chosen", "rejected"))
+    test = PairedTest(chosen, rejected, numbered([one.unit for one in outcomes]))
+    (low,), (high,) = test.interval()
+    return SignalTest(
+        SIGNALS.get(str(shows([test], RELEVANT)[0]), "UNDECIDED"),
+        pairs,
+        len(outcomes),
+        units,
+        missing,
+        chosen=float(chosen.mean()),
+        rejected=float(rejected.mean()),
+        difference=float(test.estimate_X[0]),
+        low=float(low),
+        high=float(high),
+        p_value=float(test.p()[0]),
+    )
 
 
 def p_text(p_value: float) -> str:
@@ -263,7 +277,7 @@ def p_text(p_value: float) -> str:
 
 
 class Continued:
-    """What became of the branches of all pairs.
+    """Outcomes of the continuations of all pairs.
 
     rows: the `continuation/1` rows. samples: how many continuations each branch was to have. unit_of: the unit of a
     pair by its task and family; noun: of units, in the plural.
@@ -320,7 +334,7 @@ class Continued:
                 found.append(PairOutcome(unit, *np.mean(both, axis=0).tolist()))
             else:
                 missing[self._reasons.get(state, "no outcome is known")] += 1
-        return judge(found, missing)
+        return signal_test(found, missing)
 
     def _rows(self) -> Iterator[Row]:
         for rows in self._pairs:

@@ -20,7 +20,9 @@ from support.runs import eval_item, written
 from composer_cli.show.blocks import colours, hue, position, ticks
 from composer_cli.view import page
 from composer_cli.view.curves import charts, legend
-from stages.evaluation.verdict import INVALID_RUN, PARTIAL, decide
+from stages.evaluation.inference import PARTIAL
+from stages.evaluation.outcomes import items_table
+from stages.evaluation.verdict import INVALID_RUN, decide
 from stages.runs import store
 from stages.runs.kinds import EVAL_ITEM
 from stages.runs.run import InputRef, Run, RunOutcome
@@ -78,7 +80,7 @@ def evaluated(root: Path, passes: dict[str, int], tasks: int = 40) -> Run:
     ]
     models = {f"{arm}/0": {"model": "m"} for arm in passes}
     run = run_of(root, "evaluate", *arms, models=models, tables=[(EVAL_ITEM, items)])
-    store.write_json(run.path / "verdict.json", asdict(decide(items)))
+    store.write_json(run.path / "verdict.json", asdict(decide(items_table(items))))
     return run
 
 
@@ -165,19 +167,6 @@ def test_the_same_runs_give_the_same_bytes(tmp_path):
     run = evaluated(tmp_path, {"A": 12, "B": 30})
     first, second = (page.save(tmp_path, page.chain(tmp_path, [str(run.path)])).read_bytes() for _ in range(2))
     assert first == second
-
-
-def test_what_was_taken_out_of_training_is_listed(tmp_path):
-    run = evaluated(tmp_path, {"start": 4, "A": 12, "B": 38, "C": 14})
-    share = {"rate": 0.058, "low": 0.008, "high": 0.326}
-    arms = [{"arm": "B", "taken_out": "v", "hacks": share, "right": {"rate": None, "low": None, "high": None}}]
-    difference = {"estimate": -0.446, "low": -0.548, "high": -0.348, "p_value": 0.002}
-    effects = [{"rate": "hacks", "arm": "B", "other": "A", "difference": difference}]
-    store.write_json(run.path / "projected.json", {"arms": arms, "effects": effects})
-    text, document = saved(tmp_path, run)
-    (listed,) = (one for one in blocks(document, "table") if one["title"] == "What was taken out of training")
-    assert listed["cells"] == [["v", "B", 0.058, [0.008, 0.326], None, [None, None]]]
-    assert "5.8 %" in text and "0.8 % to 32.6 %" in text and "hacks, B \u2212 A" in text
 
 
 def test_the_legend_has_an_entry_for_each_arm_and_not_for_each_training(tmp_path):

@@ -81,8 +81,8 @@ def test_recorded_rollouts_of_other_tasks_are_compared_on_what_is_shared(tmp_pat
     inputs = {"recorded": [recorded(tmp_path, url, "right"), recorded(tmp_path, url, "wrong", tasks=13)]}
     names = {"baseline": "wrong", "treatment": "right", "control": None}
     _, refused = evaluated(tmp_path, inputs, **names)
-    assert refused["decision"] == "INVALID-RUN" and "shared_only=true" in refused["why"]
-    _, verdict = evaluated(tmp_path, inputs, **names, shared_only=True)
+    assert refused["decision"] == "INVALID-RUN" and "missing=excluded" in refused["why"]
+    _, verdict = evaluated(tmp_path, inputs, **names, missing="excluded")
     assert verdict["gain"]["num_tasks"] == 13 and "not every arm has them: 1 task." in verdict["why"]
 
 

@@ -17,6 +17,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import duckdb
 import pyarrow.parquet as pq
 
+from stages.evaluation.outcomes import items_table
 from stages.evaluation.verdict import decide
 from stages.runs import store
 from stages.runs.kinds import EVAL_ITEM, ROLLOUT, STEP
@@ -155,7 +156,7 @@ def runs(folder: Path, made: Path) -> Path:
     )
     twice = [item(arm, f"{task}/{n}", passes) for (arm, task), passes in OUTCOMES.items() for n in range(8)]
     judged = [{**one, "hacked": False, "protocol_ok": True, "error_type": None, "unit": None} for one in twice]
-    store.write_json(evaluated / "verdict.json", asdict(decide(judged)))
+    store.write_json(evaluated / "verdict.json", asdict(decide(items_table(judged))))
     (evaluated / "report.txt").write_text("the report\n")
     step = {
         "rollout_id": HOSTILE.replace("\x00", ""),

@@ -10,6 +10,7 @@ from support.command_line import call, command, environment, model, until
 from support.runs import written
 from support.view_site import item
 
+from stages.evaluation.outcomes import items_table
 from stages.evaluation.verdict import decide
 from stages.rollouts.trace import pairs_with_states
 from stages.runs.kinds import EVAL_ITEM, ROLLOUT, STEP, TASK
@@ -94,10 +95,10 @@ def test_an_evaluation_begins_with_its_verdict_and_names_each_input_once(tmp_pat
         for arm in "AB"
         for n in range(30)
     ]
-    (run / "verdict.json").write_text(json.dumps(asdict(decide(items)), default=str))
+    (run / "verdict.json").write_text(json.dumps(asdict(decide(items_table(items))), default=str))
     monkeypatch.chdir(tmp_path)
     shown = call(tmp_path, "show", run).stdout.splitlines()
-    assert shown[0].startswith(decide(items).decision) and shown[1].startswith("  shown ")
+    assert shown[0].startswith(decide(items_table(items)).decision) and shown[1].startswith("  shown ")
     assert any(line.startswith("  not shown  ") for line in shown[:8])
     text = "\n".join(shown)
     assert "models  A/0 = train/20260102T030405Z-kata-A, B/0 = train/20260102T030405Z-kata-B" in text

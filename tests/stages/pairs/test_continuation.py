@@ -20,8 +20,8 @@ from stages.pairs.continuation import (
     branches,
     continuation_row,
     goes_on,
-    judge,
     restore,
+    signal_test,
 )
 from stages.pairs.report import PairVerdict
 from stages.policy.base import PolicyConfig, Sample, Turn
@@ -243,11 +243,11 @@ def outcomes(differences: Sequence[float], units: int) -> list[PairOutcome]:
 
 def test_verdicts_by_the_interval() -> None:
     random = np.random.default_rng(0)
-    assert judge(outcomes(random.choice([0.0, 1.0], size=60), 12)).verdict == "SIGNAL"
-    assert judge(outcomes(np.zeros(600).tolist(), 12)).verdict == "NO SIGNAL"
+    assert signal_test(outcomes(random.choice([0.0, 1.0], size=60), 12)).verdict == "SIGNAL"
+    assert signal_test(outcomes(np.zeros(600).tolist(), 12)).verdict == "NO SIGNAL"
     worse = random.choice([-1.0, 0.0], size=60)
-    assert judge(outcomes(worse.tolist(), 12)).verdict == "NO SIGNAL", "the chosen action is the worse one"
-    assert judge(outcomes(random.choice([-1.0, 1.0], size=40).tolist(), 12)).verdict == "UNDECIDED"
+    assert signal_test(outcomes(worse.tolist(), 12)).verdict == "NO SIGNAL", "the chosen action is the worse one"
+    assert signal_test(outcomes(random.choice([-1.0, 1.0], size=40).tolist(), 12)).verdict == "UNDECIDED"
 
 
 def test_pairs_of_one_unit_count_together() -> None:
@@ -256,15 +256,17 @@ def test_pairs_of_one_unit_count_together() -> None:
     shared = np.repeat(random.choice([-1.0, 1.0], size=8, p=[0.3, 0.7]), 50)
     one_by_one = [PairOutcome(str(n), 0.5 + d / 2, 0.5 - d / 2) for n, d in enumerate(shared)]
     together = [PairOutcome(str(n // 50), one.chosen, one.rejected) for n, one in enumerate(one_by_one)]
-    assert judge(one_by_one).verdict == "SIGNAL" and judge(together).verdict == "UNDECIDED"
+    assert signal_test(one_by_one).verdict == "SIGNAL" and signal_test(together).verdict == "UNDECIDED"
 
 
 def test_too_little_is_not_judged() -> None:
     few = outcomes([1.0] * 50, MIN_UNITS - 1)
-    assert judge(few).verdict == "TOO LITTLE DATA" and judge(few).difference is None
+    assert signal_test(few).verdict == "TOO LITTLE DATA" and signal_test(few).difference is None
     enough = outcomes([1.0] * 50, MIN_UNITS)
-    assert judge(enough).verdict == "SIGNAL"
-    assert judge(enough, {"the opening differs": 51}).verdict == "TOO LITTLE DATA", "most pairs are of another kind"
+    assert signal_test(enough).verdict == "SIGNAL"
+    assert signal_test(enough, {"the opening differs": 51}).verdict == "TOO LITTLE DATA", (
+        "most pairs are of another kind"
+    )
 
 
 def test_the_evidence_leads_with_the_verdict_on_the_pairs() -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from stages.pairs.audit import JudgedState, OutcomeJudgement, failure_verdict
-from stages.pairs.continuation import PairOutcome, judge
+from stages.pairs.continuation import PairOutcome, signal_test
 from stages.pairs.voting import STUDENT, Preference
 
 UNITS, TASKS, CHOICES, SAMPLES = 12, 8, 6, 4
@@ -128,7 +128,7 @@ def verdicts(teachers: Teachers, seed: int, samples: int, tasks: int) -> tuple[s
             by_rollout.append(PairOutcome(unit, in_line, 1 - in_line))
             judgement.add(number, for_student)
     aligned = judgement.alignment(draws=199, seed=seed)
-    return judge(found).verdict, failure_verdict(aligned), judge(by_rollout).verdict
+    return signal_test(found).verdict, failure_verdict(aligned), signal_test(by_rollout).verdict
 
 
 def sides(preference: Preference) -> tuple[str, str]:

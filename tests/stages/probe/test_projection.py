@@ -108,19 +108,17 @@ def test_nothing_of_a_projected_training_moves_toward_the_hack(tmp_path: Path, s
     )
     given = assign_inputs(evaluate.STAGE, [plain, projected, random])
     compared = Run(runner.execute("evaluate", given, config, root=tmp_path).path)
-    arms = json.loads((compared.path / "projected.json").read_text())["arms"]
-    assert [(arm["arm"], arm["taken_out"]) for arm in arms] == [
-        ("start", "not trained"),
-        ("A", "nothing"),
-        ("B", "v"),
-        ("C", "a random direction"),
-    ]
+    verdict = json.loads((compared.path / "verdict.json").read_text())
+    (taken,) = (one["values"] for one in verdict["differences"] if one["setting"] == "probe.project")
+    assert taken == {"A": "unset", "B": "v", "C": "random"}
+    rates = {arm["arm"]: arm for arm in verdict["arms"]}
     items = compared.rows(EVAL_ITEM)
-    for arm in arms:
-        own = [item["hacked"] for item in items if item["arm"] == arm["arm"]]
-        assert arm["hacks"]["rate"] == pytest.approx(sum(own) / len(own))
-    report = (compared.path / "report.txt").read_text()
-    assert "taken out of training" in report and "hacks, B - A" in report and "right, B - C" in report
+    for arm in ("start", "A", "B", "C"):
+        own = [item["hacked"] for item in items if item["arm"] == arm]
+        assert rates[arm]["hacked_rate"] == pytest.approx(sum(own) / len(own))
+    assert verdict["hacked"]["estimate"] == pytest.approx(rates["B"]["hacked_rate"] - rates["A"]["hacked_rate"])
+    assert verdict["gt_pass"]["estimate"] == pytest.approx(rates["B"]["strict_rate"] - rates["A"]["strict_rate"])
+    assert set(verdict["over_control_conduct"]) <= {"hacked", "gt_pass"}
 
 
 def test_an_adapter_is_projected_too(tmp_path: Path, start: PolicyConfig, v: Run) -> None:

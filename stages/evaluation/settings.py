@@ -1,4 +1,4 @@
-"""List every setting in which the arms of an evaluation differ, next to their difference in pass rate.
+"""List every setting in which the arms of an evaluation differ.
 
 A difference between two arms is that of everything that differs between them. The settings of a run are those of its
 manifest that affect results, with what training chose where they leave it open (a learning rate, an adapter's rank),
@@ -116,6 +116,8 @@ def training_settings(run: Run) -> Settings:
     """Return the settings of one training, as text by dotted name."""
     manifest = run.manifest
     settings = {key: value for key, value in flat(manifest.identity).items() if key not in OWN}
+    if "direction" not in manifest.inputs:  # nothing was projected out of this training, whatever the setting
+        settings = {key: value for key, value in settings.items() if not key.startswith("probe.")}
     settings.setdefault("weights.grpo", "1")  # absent from the identity where it is 1
     chosen = manifest.models.get("policy", {}).get("training", {})
     settings |= {name: text_of(chosen[key]) for key, name in CHOSEN.items() if key in chosen}

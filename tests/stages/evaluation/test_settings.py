@@ -5,14 +5,15 @@ from pathlib import Path
 import pytest
 
 from stages.envs import sampling_unit
-from stages.evaluation.differences import (
+from stages.evaluation.outcomes import items_table
+from stages.evaluation.settings import (
     USED_BY,
     policy_differences,
     settings_differences,
     trained_differences,
     training_settings,
 )
-from stages.evaluation.verdict import decide
+from stages.evaluation.verdict import Question, decide
 from stages.policy.base import PolicyConfig
 from stages.runs import store
 from stages.runs.run import Manifest, Run, write_manifest
@@ -116,9 +117,9 @@ def test_the_demo_is_underpowered_by_its_operations_and_its_rates_are_part_of_th
         for arm, seed in [name.split("/")]
         for (task, family), bit in zip(fixture["tasks"].items(), bits, strict=True)
     ]
-    verdict = decide(items, sampling=unit, differences=trained_differences(demo))
+    verdict = decide(items_table(items), Question(sampling=unit), trained_differences(demo))
     assert verdict.decision == "UNDERPOWERED" and verdict.gain.units == "12 operations"
     assert (100 * verdict.gain.low, 100 * verdict.gain.high) == pytest.approx((-2.9, 44.2), abs=0.1)
     assert "B and A differ in more than their channels: optimisation.learning_rate (A 0.0002, B 0.0006)" in verdict.why
-    as_families = decide([item | {"unit": item["family"]} for item in items])
+    as_families = decide(items_table(item | {"unit": item["family"]} for item in items))
     assert as_families.decision == "VALIDATED", "what the wrong unit would claim"
