@@ -115,7 +115,10 @@ def written(folder: Path, stage: str, tables: list, states: int, inputs: dict | 
             for begin in range(0, states, PART):
                 columns = columns_of(np.arange(begin, min(begin + PART, states)))
                 size = len(next(iter(columns.values())))
-                told = [pa.array(columns.get(name, [None] * size), of) for name, of in kind.columns.items()]
+                told = [
+                    pa.array(columns.get(name, [None] * size), of)
+                    for name, of in zip(kind.schema.names, kind.schema.types, strict=True)
+                ]
                 writer.write_batch(pa.record_batch(told, schema=kind.schema))
                 number += size
         digests = dict.fromkeys(("sha256", "content_sha256"), store.file_sha256(file))

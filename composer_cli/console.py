@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from composer_cli.printing import escape_control_characters, say
-from composer_cli.show.follow import view
 from stages.errors import BadInput
 from stages.layout import duration
 from stages.runs.activity import Notice, Preparation
@@ -145,6 +144,8 @@ class Views:
 
     def refresh(self) -> None:
         """Read all runs again."""
+        from composer_cli.show.follow import view  # which reads tables: only --watch waits for its imports
+
         for title, find_folder in list(self.folders.items()):
             try:
                 folder = find_folder()

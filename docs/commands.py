@@ -25,7 +25,7 @@ def kinds() -> str:
     for kind in record_kinds.KINDS.values():
         lines += [f"### {kind.plural}", "", f"`{kind}`. {told.get(kind.name, '')}".rstrip(), ""]
         lines += ["| column | type |", "| --- | --- |"]
-        lines += [f"| `{name}` | `{type_}` |" for name, type_ in kind.columns.items()]
+        lines += [f"| `{one.name}` | `{one.type}` |" for one in kind.schema]
         lines.append("")
     return "\n".join(lines)
 

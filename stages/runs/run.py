@@ -29,17 +29,20 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from shutil import rmtree
-from typing import Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
-from pyarrow import RecordBatch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from stages.errors import BadInput, ComposerError, UsageError, refusal
 from stages.redaction import redacted_value
-from stages.runs import display, ledger, store, tables
+from stages.runs import display, ledger, store
 from stages.runs.kinds import CHECKPOINT, Kind, Row
 from stages.runs.store import Journal
-from stages.runs.tables import Scan
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+
+    from stages.runs.tables import Scan  # with Arrow, which a command that is refused does not wait for
 
 Status = Literal["running", "complete", "incomplete", "interrupted", "failed"]
 PACKAGES = ("torch", "transformers", "trl", "pyarrow", "duckdb", "openai")
@@ -256,11 +259,13 @@ class Run:
         outputs = self.manifest.outputs.items()
         return {name: self.path / out["file"] for name, out in outputs if out["file"].endswith(".parquet")}
 
-    def scan(self, name: str | Kind) -> Scan:
+    def scan(self, name: str | Kind) -> "Scan":
         """Return a lazy table by its kind or name (`rollouts`, `rollout`); `BadInput` when there is none."""
+        from stages.runs.tables import Scan, scan_table
+
         if isinstance(name, Kind):
             path = self.folder(name)  # an output of this name; a table's file has a suffix
-            return tables.scan_table(path.with_name(f"{path.name}.parquet"), name)
+            return scan_table(path.with_name(f"{path.name}.parquet"), name)
         named = self.tables()
         for output, path in named.items():
             if name in (output, self.manifest.outputs[output]["kind"].partition("/")[0]):
@@ -446,11 +451,13 @@ class RunWriter:
             if self.follow is not None:
                 self.follow(self._so_far.figures(self.budget.spent), self._so_far.units)
 
-    def table(self, kind: Kind, rows: Iterable[Row | RecordBatch], name: str | None = None) -> None:
+    def table(self, kind: Kind, rows: "Iterable[Row | RecordBatch]", name: str | None = None) -> None:
         """Write a Parquet output; the rows of an iterator are never all in memory."""
+        from stages.runs.tables import write_table
+
         name = name or f"{kind.name}s"
         file = f"{name}.parquet"
-        self.manifest.outputs[name] = {"file": file, **tables.write_table(self.path / file, kind, rows)}
+        self.manifest.outputs[name] = {"file": file, **write_table(self.path / file, kind, rows)}
 
     def checkpoint(self, fill: Callable[[Path], object], name: str = "checkpoint") -> None:
         """Write a folder output atomically: `fill` writes into a temporary folder that is then renamed."""

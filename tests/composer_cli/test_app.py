@@ -59,6 +59,17 @@ def test_stages_are_light_to_import():
     assert not (HEAVY - {"pyarrow", "pydantic", "numpy"}) & set(done.stdout.split())
 
 
+@pytest.mark.parametrize("words", [["train", "--set", "x=1"], ["collect", "--config", "/no/such/file"]])
+def test_a_refusal_waits_for_no_reader_of_tables(words):
+    script = (
+        "import sys\nfrom composer_cli.app import main\n"
+        f"try: main({words})\nexcept SystemExit as end: print(end.code, *sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    code, *modules = done.stdout.split()
+    assert code == "2" and not ((HEAVY | {"pyarrow", "duckdb", "numpy"}) - {"pydantic"}) & set(modules)
+
+
 WITHOUT_TORCH = """
 import asyncio, json, sys
 from pathlib import Path
