@@ -7,10 +7,9 @@ import typer
 from composer_cli import options
 from composer_cli.help import CommandGroup
 from composer_cli.printing import as_sentences
-from stages.layout import aligned
 
 if TYPE_CHECKING:
-    from stages.envs.swe.requirements import RequirementList
+    from stages.envs.swe.requirements import WayToRun
 
 INCOMPLETE = 3
 COLOURS = {"missing": 31, "note": 33, "ok": 32}
@@ -26,7 +25,7 @@ def check(
     json: options.Json = False,
     verbose: options.Verbose = False,
 ) -> None:
-    """Tell what this machine lacks for `--env swe-lite`, and how long building takes. Settings are `env.KEY=VALUE`.
+    """Check whether this machine can run `--env swe-lite`. Settings are `env.KEY=VALUE`.
 
     Exit code 0 where `collect` can begin with these settings, 3 where something is missing.
     """
@@ -54,27 +53,11 @@ def check(
     raise typer.Exit(0 if report.ready else INCOMPLETE)
 
 
-def _requirements(way: "RequirementList") -> str:
-    """Return the requirements of one way to run and, where environments are built, the table of its repositories."""
+def _requirements(way: "WayToRun") -> str:
+    """Return the requirements of one way to run."""
     lines = [f"{way.name}: {'ready' if way.ready else 'parts are missing'}"]
     lines += [
         f"  {part.name:<14} {part.state:<8} {part.found}{f' -> {part.way_out}' if part.way_out else ''}"
         for part in way.parts
     ]
-    if not way.repositories:
-        return "\n".join(lines)
-    heads = ("repository", "rows", "cloned", "environments", "to build", "minutes to build")
-    cells = []
-    for one in way.repositories:
-        minutes = "not measured" if one["build_s"] is None else f"{one['build_s'] / 60:.1f}"
-        cloned = "yes" if one["cloned"] else "no"
-        cells.append((one["repo"], one["rows"], cloned, one["environments"], one["to_build"], minutes))
-    table = aligned(cells, heads)
-    building = sum(one["to_build"] for one in way.repositories)
-    unknown = [one["repo"] for one in way.repositories if one["build_s"] is None]
-    if building:
-        time = f"Building {building} environments takes about {way.build_s / 60:.0f} minutes on two slow cores"
-        time += f", and that of {', '.join(unknown)}, which was never measured." if unknown else "."
-    else:
-        time = "Nothing is to be built."
-    return "\n".join([*lines, "", *(f"  {line}" for line in table.splitlines()), "", f"  {time}"])
+    return "\n".join(lines)

@@ -1,19 +1,16 @@
 """Requirements of `swe-lite` on a machine, checked one by one, for both ways of running it.
 
 Containers need an engine and images; clones need a mirror and an environment for every version of a repository.
-Nothing is made or fetched here except one tiny wheel, which shows whether pip has an index to build from.
+Nothing is made or fetched here. What only building can show (an index for pip, user ids of a rootless engine) is left
+to the error of the build or the engine.
 """
 
-import os
 import platform
-import pwd
 import shutil
 import subprocess
-import sys
-import tempfile
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -30,22 +27,8 @@ ALL_IMAGES_GB, ALL_IMAGES = 120, 300
 MANIFEST_S = 30
 """Seconds for a registry to answer whether it has an image."""
 State = Literal["ok", "note", "missing"]
-BUILD_S = {
-    "django/django": 223,
-    "mwaskom/seaborn": 141,
-    "pallets/flask": 74,
-    "psf/requests": 18,
-    "pylint-dev/pylint": 133,
-    "pytest-dev/pytest": 75,
-    "sphinx-doc/sphinx": 136,
-    "sympy/sympy": 26,
-}
-"""Longest measured seconds to build one environment, on two busy cores (benchmarks/swe_gold.py)."""
 ENVIRONMENT_MB = 250
 """Disk space assumed for one environment: Django's and Sphinx's took 10 and 75 MB, those with numpy take more."""
-INDEX_S = 60
-"""Seconds to fetch the small wheel."""
-SMALL_WHEEL = "iniconfig"
 
 
 @dataclass(frozen=True)
@@ -59,22 +42,16 @@ class Requirement:
 
 
 @dataclass(frozen=True)
-class RequirementList:
-    """The requirements of one way to run the rows. `repositories`: rows, existing environments and those to build."""
+class WayToRun:
+    """One way to run the rows, in containers or on local clones, and its requirements."""
 
     name: str
     parts: list[Requirement]
-    repositories: list[Row] = field(default_factory=list)
 
     @property
     def ready(self) -> bool:
         """Whether `collect` can begin."""
         return all(part.state != "missing" for part in self.parts)
-
-    @property
-    def build_s(self) -> float:
-        """Seconds to build the missing environments, of repositories where that was measured."""
-        return float(sum(each["build_s"] or 0 for each in self.repositories))
 
 
 @dataclass(frozen=True)
@@ -82,7 +59,7 @@ class RequirementsReport:
     """The rows, the requirements of both ways to run them, and the name of the one that the settings choose."""
 
     rows: Requirement
-    ways: list[RequirementList]
+    ways: list[WayToRun]
     chosen: str
 
     @property
@@ -92,31 +69,20 @@ class RequirementsReport:
 
     def document(self) -> Row:
         """Return the report as JSON."""
-        ways = [
-            {
-                "way": way.name,
-                "ready": way.ready,
-                "build_s": way.build_s,
-                "parts": [vars(part) for part in way.parts],
-                "repositories": way.repositories,
-            }
-            for way in self.ways
-        ]
+        ways = [{"way": way.name, "ready": way.ready, "parts": [vars(part) for part in way.parts]} for way in self.ways]
         return {"ready": self.ready, "chosen": self.chosen, "rows": vars(self.rows), "ways": ways}
 
 
-def container_requirements(rows: Sequence[Row], program: str | None) -> RequirementList:
+def container_requirements(rows: Sequence[Row], program: str | None) -> WayToRun:
     """Check what running in containers needs. program: an engine that answers, None where there is none."""
     if program is None:
         failures = "; ".join(
             f"{name} {container_engine.engine_failure(name) or 'answers'}" for name in container_engine.ENGINES
         )
         no_engine = Requirement("engine", "missing", failures, "Install Docker or Podman and start it.")
-        return RequirementList("containers", [no_engine, _architecture(), _memory()])
+        return WayToRun("containers", [no_engine, _architecture(), _memory()])
     info = container_engine.engine_info(program)
     parts = [Requirement("engine", "ok", f"{program}, {'rootless' if info.rootless else 'as root'}")]
-    if info.rootless:
-        parts.append(_user_ids())
     parts += [_architecture(), _memory()]
     images = {engine.image_of(row) for row in rows}
     command = [program, "images", "--format", "{{.Repository}}:{{.Tag}}"]
@@ -136,19 +102,7 @@ def container_requirements(rows: Sequence[Row], program: str | None) -> Requirem
             failure = f"{present}; {missing[0]} cannot be fetched ({reason})"
             parts.append(Requirement("images", "missing", failure, way_out))
     needed_mb = ALL_IMAGES_GB * 1000 * len(missing) // ALL_IMAGES
-    return RequirementList("containers", [*parts, _disk(info.storage or Path("/"), needed_mb, "images")])
-
-
-def _user_ids() -> Requirement:
-    """Check whether a rootless engine has user ids to give to containers."""
-    # The files of an image belong to several ids, which a rootless engine maps into the user's range.
-    user = pwd.getpwuid(os.getuid()).pw_name
-    given = Path("/etc/subuid")
-    lines = given.read_text().splitlines() if given.exists() else []
-    if any(line.split(":")[0] in (user, str(os.getuid())) for line in lines):
-        return Requirement("user ids", "ok", f"{user} has some in {given}")
-    way_out = f"sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {user}"
-    return Requirement("user ids", "missing", f"{user} has none in {given}, which rootless containers need", way_out)
+    return WayToRun("containers", [*parts, _disk(info.storage or Path("/"), needed_mb, "images")])
 
 
 def _architecture() -> Requirement:
@@ -187,12 +141,8 @@ def local_requirements(
     folder: Path,
     sandbox: str = "bubblewrap",
     spec: Callable[[Mapping[str, object]], EnvironmentSpec] = spec_of,
-    index: Callable[[], str] | None = None,
-) -> RequirementList:
-    """Check what clones need. repos: a folder of mirrors, or an empty string; folder: that of the environments.
-
-    index: returns why pip cannot fetch, or an empty string.
-    """
+) -> WayToRun:
+    """Check what clones need. repos: a folder of mirrors, or an empty string; folder: that of the environments."""
     versions = {venvs.name_of(row): row for row in rows}
     specs = {name: spec(row) for name, row in versions.items()}
     to_build = {name: specs[name] for name in versions if not venvs.exists(folder / name)}
@@ -203,7 +153,7 @@ def local_requirements(
         parts = [Requirement("sandbox", "missing", str(error))]
     parts += [_clones(rows, repos), _memory()]
     if rows:
-        parts += _environments(to_build, len(versions), index or index_failure)
+        parts += _environments(to_build, len(versions))
         guessed = sum(spec.source == GUESSED for spec in specs.values())
         if guessed:
             found = f"{guessed} of {len(specs)} versions are in no table here, and get the newest of what they ask for"
@@ -212,7 +162,7 @@ def local_requirements(
         else:
             parts.append(Requirement("specifications", "ok", "all versions are in swebench's table"))
         parts.append(_disk(folder, ENVIRONMENT_MB * len(to_build), "environments"))
-    return RequirementList("local", parts, _by_repository(rows, repos, to_build))
+    return WayToRun("local", parts)
 
 
 def _clones(rows: Sequence[Row], repos: str) -> Requirement:
@@ -238,8 +188,8 @@ def _clones(rows: Sequence[Row], repos: str) -> Requirement:
     return Requirement("clones", "ok", found + ", every base commit in them")
 
 
-def _environments(to_build: Mapping[str, EnvironmentSpec], total: int, index: Callable[[], str]) -> list[Requirement]:
-    """Check interpreters, conda and the index for the environments that are still to be built."""
+def _environments(to_build: Mapping[str, EnvironmentSpec], total: int) -> list[Requirement]:
+    """Check interpreters and conda for the environments that are still to be built."""
     found = f"{total - len(to_build)} of {total} are there"
     if not to_build:
         return [Requirement("environments", "ok", found)]
@@ -259,44 +209,4 @@ def _environments(to_build: Mapping[str, EnvironmentSpec], total: int, index: Ca
     for version, names in sorted(absent.items()):
         pyenv = f"pyenv install {version}"
         parts.append(Requirement(f"Python {version}", "missing", f"for {len(names)} of them", pyenv))
-    if reason := index():
-        way_out = "Connect to one, or let pip find packages without (PIP_FIND_LINKS)."
-        parts.append(Requirement("index", "missing", reason, way_out))
-    else:
-        parts.append(Requirement("index", "ok", "pip can fetch"))
     return parts
-
-
-def index_failure() -> str:
-    """Return why pip cannot fetch the small wheel, or an empty string."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    with tempfile.TemporaryDirectory() as folder:
-        words = [*command, "--no-cache-dir", "--retries", "0", "--dest", folder, SMALL_WHEEL]
-        try:
-            done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=INDEX_S)
-        except subprocess.TimeoutExpired:
-            return f"no answer within {INDEX_S} s"
-    return (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1] if done.returncode else ""
-
-
-def _by_repository(rows: Sequence[Row], repos: str, to_build: Mapping[str, EnvironmentSpec]) -> list[Row]:
-    """Return for each repository its rows, whether it is cloned, its environments, and seconds to build the others."""
-    counts = Counter(row["repo"] for row in rows)
-    versions: dict[str, set[str]] = defaultdict(set)
-    for row in rows:
-        versions[row["repo"]].add(venvs.name_of(row))
-    found = []
-    for repo, number in counts.most_common():
-        building = sum(name in to_build for name in versions[repo])
-        each = BUILD_S.get(repo)
-        found.append(
-            {
-                "repo": repo,
-                "rows": number,
-                "cloned": bool(repos) and find_mirror(Path(repos), repo) is not None,
-                "environments": len(versions[repo]) - building,
-                "to_build": building,
-                "build_s": 0 if not building else None if each is None else each * building,
-            }
-        )
-    return found
