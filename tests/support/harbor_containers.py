@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from stages.envs.repo import runner
-from stages.sandbox import container_engine
+from stages.sandbox import containers
 from support import container_image
 from support.harbor import BASE
 
@@ -36,7 +36,7 @@ def podman(folder: Path) -> Iterator[str | None]:
     if shutil.which("runc"):
         (folder / "containers.conf").write_text(SETTINGS)
         os.environ["CONTAINERS_CONF"] = str(folder / "containers.conf")
-    container_engine.find_engine.cache_clear()
+    containers.find_engine.cache_clear()
     try:
         if subprocess.run(["podman", "image", "inspect", BASE], capture_output=True).returncode:
             container_image.fill(folder / "root", runner.distribution_paths(runner.RUNNER), programs=PROGRAMS)
@@ -49,4 +49,4 @@ def podman(folder: Path) -> Iterator[str | None]:
         os.environ.pop("CONTAINERS_CONF", None)
         if before is not None:
             os.environ["CONTAINERS_CONF"] = before
-        container_engine.find_engine.cache_clear()
+        containers.find_engine.cache_clear()

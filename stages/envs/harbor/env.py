@@ -29,7 +29,7 @@ from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.messages import Message
 from stages.runs import store
 from stages.runs.kinds import Row
-from stages.sandbox import container_engine
+from stages.sandbox import containers
 
 log = logging.getLogger(__name__)
 SYSTEM = """\
@@ -78,7 +78,7 @@ class HarborEnv:
         if not 0 < eval_share < 1:
             raise UsageError(f"env.eval_share is {eval_share}. It is a share of the families, between 0 and 1.")
         for key, value, allowed in (
-            ("runs_in", runs_in, ("auto", *container_engine.ENGINES, "bubblewrap")),
+            ("runs_in", runs_in, ("auto", *containers.ENGINES, "bubblewrap")),
             ("network", network, ("none", "task")),
             ("limits", limits, ("ours", "task")),
         ):
@@ -297,10 +297,10 @@ def _engine(runs_in: RunsIn) -> str | None:
     """Return the program of the engine that a setting asks for; None for bubblewrap."""
     if runs_in == "bubblewrap":
         return None
-    program = container_engine.find_engine()
+    program = containers.find_engine()
     if runs_in == "auto":
         return program
-    failure = container_engine.engine_failure(runs_in)
+    failure = containers.engine_failure(runs_in)
     if failure is not None:
         raise UsageError(f"env.runs_in is {runs_in}, which {failure}. Start it, or set env.runs_in=bubblewrap.")
     return runs_in

@@ -15,7 +15,6 @@ import subprocess
 import tarfile
 import threading
 import time
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -28,12 +27,21 @@ from stages.envs import folders
 from stages.envs.folders import UnwieldyTree
 from stages.envs.harbor import dockerfile
 from stages.envs.harbor.dockerfile import CopiedFiles, DockerRecipe, NotFollowed
-from stages.envs.harbor.task_folder import ARTIFACTS, ContainerSource, HarborTask, Healthcheck, User
+from stages.envs.harbor.task_folder import ARTIFACTS, ContainerSource, HarborTask, Healthcheck
 from stages.envs.repo import runner, trees
 from stages.errors import InfrastructureError
-from stages.sandbox import CommandResult, Limits, Sandbox, container_engine, open_sandbox
+from stages.sandbox import CommandResult, Limits, Sandbox, containers, open_sandbox
 from stages.sandbox.bubblewrap import LINKS
-from stages.sandbox.container_engine import GRACE_S, START_S, TIMEOUT_CODE, last_line, run_bounded, run_engine
+from stages.sandbox.containers import (
+    START_S,
+    TIMEOUT_CODE,
+    WAITING,
+    Container,
+    User,
+    last_line,
+    run_bounded,
+    run_engine,
+)
 
 COMMAND_S = 300.0
 """Wall-clock seconds of one command, where the task's own limits do not apply."""
@@ -45,13 +53,11 @@ MANIFEST_S = 30
 LOGS = "/logs"
 FIXED = (LOGS, "/tests", "/solution")
 """Folders of the format."""
-SYSTEM = frozenset({"bin", "dev", "etc", "lib", "lib32", "lib64", "proc", "run", "sbin", "sys", "usr"})
+SYSTEM_FOLDERS = frozenset({"bin", "dev", "etc", "lib", "lib32", "lib64", "proc", "run", "sbin", "sys", "usr"})
 """Folders at the top that hold this machine's programs, or none of the task's files."""
 SHARED = {"home": ("agent",), "opt": ("composer",), "tmp": (), "var": ("tmp", "run", "lib")}
 """Folders at the top in which a task may have a folder of its own, except these."""
 BUILT = "localhost/composer-harbor"
-WAITING = "trap exit TERM; while :; do sleep 3600 & wait $!; done"
-"""The command of a container, which an entrypoint of the image gets as its arguments."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +171,7 @@ def _unavailable(engine: str, image: str) -> str | None:
     """Return why an image cannot be had; None where it can."""
     if subprocess.run([engine, "image", "inspect", image], capture_output=True, timeout=START_S).returncode == 0:
         return None
-    return container_engine.manifest_failure(engine, image, MANIFEST_S)
+    return containers.manifest_failure(engine, image, MANIFEST_S)
 
 
 @cache
@@ -227,24 +233,25 @@ def image_of(task: HarborTask, source: ContainerSource, engine: str) -> str:
     return tag
 
 
-class ContainerMachine:
-    """Implements Machine: a container that waits, and a bash in it for every command."""
+class ContainerMachine(Container):
+    """Implements Machine: a container whose services go on running, with its files read and written by the engine."""
 
     def __init__(self, engine: str, image: str, source: ContainerSource, place: PlayedIn) -> None:
-        self.engine, self.settings, self.description = engine, source.settings, image
-        self.name = f"composer-{uuid.uuid4().hex[:12]}"
-        memory_mb = self.settings.memory_mb or MEMORY_MB
+        self.settings, self.description = source.settings, image
+        limits = Limits(
+            wall_s=COMMAND_S,
+            memory_mb=self.settings.memory_mb or MEMORY_MB,
+            processes=PROCESSES,
+            output_bytes=OUTPUT_BYTES,
+        )
         has_network = place.network and self.settings.network_mode != "no-network"
-        words = [engine, "run", "--detach", "--rm", "--name", self.name]
-        words += [] if has_network else ["--network", "none"]
-        # --memory-swap is the sum of memory and swap, so this is no swap.
-        words += ["--memory", f"{memory_mb}m", "--memory-swap", f"{memory_mb}m"]
-        words += ["--pids-limit", str(PROCESSES), "--security-opt", "no-new-privileges"]
+        options = [] if has_network else ["--network", "none"]
         if self.settings.cpus:
-            words += ["--cpus", str(min(self.settings.cpus, os.cpu_count() or 1))]
-        words += [word for key, value in self.settings.env.items() for word in ("--env", f"{key}={value}")]
+            options += ["--cpus", str(min(self.settings.cpus, os.cpu_count() or 1))]
+        options += [word for key, value in self.settings.env.items() for word in ("--env", f"{key}={value}")]
         # The image's entrypoint is kept: it may start the service that a task is about.
-        run_engine([*words, image, "sh", "-c", WAITING])
+        command = ["sh", "-c", WAITING]
+        super().__init__(engine, image, limits, options, command, workdir=self.settings.workdir, keeps_processes=True)
         try:
             self._as_root(f"mkdir -p {LOGS}/agent {LOGS}/verifier {ARTIFACTS} && chmod -R 777 {LOGS}")
             if self.settings.workdir:
@@ -261,27 +268,6 @@ class ContainerMachine:
             reason = last_line(done.kept.decode(errors="replace"))
             raise InfrastructureError(f"{Path(self.engine).name} exec {command[:60]!r} failed: {reason}")
         return done.kept.decode(errors="replace")
-
-    def run(
-        self, command: str, wall_s: float, env: Mapping[str, str] | None = None, user: User = None
-    ) -> CommandResult:
-        """Run a command; processes that it starts in the background go on."""
-        words = [self.engine, "exec", *([] if user is None else ["--user", str(user)])]
-        words += [word for key, value in (env or {}).items() for word in ("--env", f"{key}={value}")]
-        words += ["--workdir", self.settings.workdir] if self.settings.workdir else []
-        # `timeout` inside: killing the engine's client leaves the command running in the container.
-        limited = ["timeout", "-k", "2", str(max(1, round(wall_s))), "bash", "-c", command]
-        done = run_bounded([*words, self.name, *limited], wall_s + GRACE_S, OUTPUT_BYTES)
-        output = done.kept.decode(errors="replace")
-        if done.returncode in (125, 255) and not self._runs():
-            raise InfrastructureError(f"The container of {self.description} has ended: {last_line(output)}")
-        # A command may exit with 124 by itself, so the time counts too.
-        timed_out = done.returncode == TIMEOUT_CODE and done.duration_s >= min(wall_s, max(1, round(wall_s)))
-        return CommandResult(output, done.returncode, done.duration_s, timed_out, done.num_bytes, None)
-
-    def _runs(self) -> bool:
-        words = [self.engine, "inspect", "--format", "{{.State.Running}}", self.name]
-        return subprocess.run(words, capture_output=True, text=True, timeout=START_S).stdout.strip() == "true"
 
     def upload(self, folder: Path, target: str) -> None:
         """Copy a folder's content into the container, by the engine."""
@@ -349,10 +335,6 @@ class ContainerMachine:
         if not any(words in said.lower() for words in ("no such file", "could not find", "could not be found")):
             raise InfrastructureError(f"{Path(self.engine).name} cp {path} failed: {last_line(said)}")
 
-    def close(self) -> None:
-        """Remove the container."""
-        subprocess.run([self.engine, "rm", "--force", self.name], capture_output=True, timeout=START_S)
-
 
 # Bubblewrap.
 
@@ -383,7 +365,7 @@ def places(recipe: DockerRecipe, task: HarborTask) -> list[str]:
     found = []
     for path in wanted:
         top, *below = PurePosixPath(path).parts[1:] or ("",)
-        if not top or top in SYSTEM or (top in SHARED and (not below or below[0] in SHARED[top])):
+        if not top or top in SYSTEM_FOLDERS or (top in SHARED and (not below or below[0] in SHARED[top])):
             raise NotFollowed(f"the folder {path} belongs to the machine's system")
         found.append(f"/{top}/{below[0]}" if top in SHARED else f"/{top}")
     return list(dict.fromkeys(found))

@@ -24,6 +24,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from stages.envs import folders
 from stages.envs.base import Split
 from stages.errors import BadInput, refusal
+from stages.sandbox.containers import User
 
 VERSIONS = ("1.0", "1.1", "1.2", "1.3", "1.4")
 MOST_TEXT = 1 << 20
@@ -79,7 +80,6 @@ def _megabytes(size: Any) -> Any:
 
 Seconds = Annotated[float, Field(gt=0, le=7 * 86_400, allow_inf_nan=False)]
 Variables = Annotated[dict[str, str], AfterValidator(_without_host_variables)]
-User = str | int | None
 Keys = list[str | int]
 """Where a value is in task.toml."""
 Network = Literal["public", "no-network", "allowlist"]

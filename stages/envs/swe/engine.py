@@ -1,4 +1,4 @@
-"""A sandbox in a container. The tree is on this machine and mounted at /testbed.
+"""Containers of SWE-bench's images. The tree is on this machine and mounted at /testbed.
 
 The image's own /testbed, with its history, is hidden by that mount. The container has no network, no capabilities,
 bounded memory and processes, and the user of this process, so that its files have the same owner.
@@ -9,19 +9,16 @@ import subprocess
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from stages.envs import folders
 from stages.envs.repo import trees
 from stages.errors import InfrastructureError, UsageError
 from stages.sandbox import CommandResult, Limits
 from stages.sandbox.bubblewrap import TESTBED
-from stages.sandbox.container_engine import GRACE_S, START_S, TIMEOUT_CODE, find_engine, run_bounded, run_engine
+from stages.sandbox.containers import START_S, WAITING, Container, User, find_engine, run_engine
 
 CONDA = "source /opt/miniconda3/bin/activate testbed 2>/dev/null || true\n"
-WAITING = "trap exit TERM; while :; do sleep 3600 & wait $!; done"
-"""The command of a container: as process 1 it survives `kill -9 -1` and reaps what that leaves."""
 REGISTRY = "docker.io/swebench/sweb.eval.x86_64"
 
 
@@ -42,71 +39,38 @@ def image_of(row: Mapping[str, Any]) -> str:
     return str(row.get("image") or f"{REGISTRY}.{str(row['instance_id']).lower().replace('__', '_1776_')}:latest")
 
 
-def start_arguments(
-    engine: str, image: str, folder: Path, limits: Limits, readonly: Sequence[Path], name: str
-) -> list[str]:
-    """Return the command line that starts a container which only waits."""
+def open_container(
+    engine: str, image: str, folder: Path, limits: Limits, readonly: Sequence[Path], env: Mapping[str, str]
+) -> Container:
+    """Start a container of an image on a tree of this machine; `readonly` paths are visible at their own places."""
+    options = container_options(engine, folder, limits, readonly)
+    # An image may have an entrypoint that ends, and the container with it.
+    return CondaContainer(
+        engine, image, limits, [*options, "--entrypoint", "bash"], ["-c", WAITING], workdir=TESTBED, env=env
+    )
+
+
+class CondaContainer(Container):
+    """A container whose commands run in the conda environment of the official images, where there is one."""
+
+    def run(
+        self, command: str, wall_s: float | None = None, env: Mapping[str, str] | None = None, user: User = None
+    ) -> CommandResult:
+        """Run `command` in a fresh bash in /testbed for at most `wall_s` seconds."""
+        return super().run(CONDA + command, wall_s, env, user)
+
+
+def container_options(engine: str, folder: Path, limits: Limits, readonly: Sequence[Path]) -> list[str]:
+    """Return the options of a container without network and capabilities, which belongs to this process's user."""
     # Without keep-id files in the mount would belong to another user; podman refuses it as root, who needs none.
     podman = ["--userns", "keep-id"] if Path(engine).name == "podman" and os.getuid() else []
     # Read-only at their own paths, so that PYTHONPATH and command lines are those of a sandbox without container.
     mounts = [word for path in readonly for word in ("--volume", f"{path}:{path}:ro")]
     return [
-        *(engine, "run", "--detach", "--rm", "--name", name),
-        *("--network", "none", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
-        # --memory-swap is the sum of memory and swap, so this is no swap.
-        *("--memory", f"{limits.memory_mb}m", "--memory-swap", f"{limits.memory_mb}m"),
-        *("--pids-limit", str(limits.processes), "--ulimit", "core=0", "--ulimit", f"fsize={limits.file_mb << 20}"),
+        *("--network", "none", "--cap-drop", "ALL", "--ulimit", "core=0", "--ulimit", f"fsize={limits.file_mb << 20}"),
         *("--user", f"{os.getuid()}:{os.getgid()}", *podman, "--env", "HOME=/tmp"),
         *("--volume", f"{folder}:{TESTBED}", *mounts, "--workdir", TESTBED),
-        # An image may have an entrypoint that ends, and the container with it.
-        *("--entrypoint", "bash", image, "-c", WAITING),
     ]
-
-
-def command_arguments(engine: str, name: str, command: str, env: Mapping[str, str], wall_s: float) -> list[str]:
-    """Return the command line that runs one command in a container and ends what it left behind."""
-    variables = [word for key, value in env.items() for word in ("--env", f"{key}={value}")]
-    # `timeout` inside: killing the engine's client leaves the command running in the container.
-    limited = ["timeout", "--kill-after", "2", f"{wall_s:g}", "bash", "-c", CONDA + command]
-    return [engine, "exec", "--workdir", TESTBED, *variables, name, *limited]
-
-
-class ContainerSandbox:
-    """Implements `Sandbox`: a container that waits, and a fresh bash in it for every command."""
-
-    kind = "container"
-
-    def __init__(
-        self, engine: str, image: str, folder: Path, limits: Limits, readonly: Sequence[Path], env: Mapping[str, str]
-    ) -> None:
-        self.engine, self.limits, self.env = engine, limits, dict(env)
-        self.name = f"composer-{uuid.uuid4().hex[:12]}"
-        run_engine(start_arguments(engine, image, folder, limits, readonly, self.name))
-
-    def run(self, command: str, *, wall_s: float | None = None) -> CommandResult:
-        """Run `command` in a fresh bash in /testbed for at most `wall_s` seconds."""
-        timeout_s = wall_s or self.limits.wall_s
-        arguments = command_arguments(self.engine, self.name, command, self.env, timeout_s)
-        done = run_bounded(arguments, timeout_s + GRACE_S, self.limits.output_bytes)
-        # kill(2) with -1 spares process 1, which keeps the container.
-        end_leftovers = [self.engine, "exec", self.name, "bash", "-c", "kill -9 -1"]
-        subprocess.run(end_leftovers, capture_output=True, timeout=START_S)
-        # A command may exit with 124 by itself, so the time counts too.
-        timed_out = done.returncode == TIMEOUT_CODE and done.duration_s >= timeout_s
-        output = done.kept.decode(errors="replace")
-        return CommandResult(output, done.returncode, done.duration_s, timed_out, done.num_bytes, None)
-
-    def close(self) -> None:
-        """Remove the container."""
-        subprocess.run([self.engine, "rm", "--force", self.name], capture_output=True, timeout=START_S)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def copy_testbed(engine: str, image: str, target: Path) -> None:

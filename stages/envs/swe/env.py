@@ -17,7 +17,7 @@ from stages.envs.swe.instances import find_mirror, require_mirror
 from stages.envs.swe.requirements import RequirementsReport
 from stages.errors import ComposerError
 from stages.runs.kinds import Row
-from stages.sandbox import container_engine
+from stages.sandbox import containers
 
 HUB_SPLIT: dict[Split, str] = {"train": "dev", "eval": "test"}
 """The data set's own splits, which share no repository."""
@@ -80,7 +80,7 @@ class SweEnv(RepoEnvironment):
             read = requirements.Requirement("rows", "missing", str(error), "Give a file of rows with env.path.")
         folder = Path(self._venvs) if self._venvs else instance_tasks.DEFAULT_VENVS
         ways = [
-            requirements.container_requirements(rows, container_engine.find_engine()),
+            requirements.container_requirements(rows, containers.find_engine()),
             requirements.local_requirements(rows, self._repos, folder, self._kind),
         ]
         return RequirementsReport(read, ways, "local" if self._local else "containers")

@@ -20,7 +20,7 @@ from stages.envs.swe.instances import find_mirror, has_commit
 from stages.envs.swe.specs import GUESSED, EnvironmentSpec, spec_of
 from stages.errors import InfrastructureError, UsageError
 from stages.runs.kinds import Row
-from stages.sandbox import container_engine, probe
+from stages.sandbox import containers, probe
 
 ALL_IMAGES_GB, ALL_IMAGES = 120, 300
 """The disk space that SWE-bench's own README asks for, and its number of images."""
@@ -76,24 +76,22 @@ class RequirementsReport:
 def container_requirements(rows: Sequence[Row], program: str | None) -> WayToRun:
     """Check what running in containers needs. program: an engine that answers, None where there is none."""
     if program is None:
-        failures = "; ".join(
-            f"{name} {container_engine.engine_failure(name) or 'answers'}" for name in container_engine.ENGINES
-        )
+        failures = "; ".join(f"{name} {containers.engine_failure(name) or 'answers'}" for name in containers.ENGINES)
         no_engine = Requirement("engine", "missing", failures, "Install Docker or Podman and start it.")
         return WayToRun("containers", [no_engine, _architecture(), _memory()])
-    info = container_engine.engine_info(program)
+    info = containers.engine_info(program)
     parts = [Requirement("engine", "ok", f"{program}, {'rootless' if info.rootless else 'as root'}")]
     parts += [_architecture(), _memory()]
     images = {engine.image_of(row) for row in rows}
     command = [program, "images", "--format", "{{.Repository}}:{{.Tag}}"]
-    listed = subprocess.run(command, capture_output=True, text=True, timeout=container_engine.START_S).stdout.split()
+    listed = subprocess.run(command, capture_output=True, text=True, timeout=containers.START_S).stdout.split()
     # docker's names omit the registry.
     missing = sorted(images - {*listed, *(f"docker.io/{name}" for name in listed)})
     present = f"{len(images) - len(missing)} of {len(images)} are here"
     if images and not missing:
         parts.append(Requirement("images", "ok", present))
     elif missing:
-        reason = container_engine.manifest_failure(program, missing[0], MANIFEST_S)
+        reason = containers.manifest_failure(program, missing[0], MANIFEST_S)
         if reason is None:
             fetched_later = f"{present}; the others are fetched when they are first used"
             parts.append(Requirement("images", "ok", fetched_later))

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from stages.envs.swe import engine
-from stages.envs.swe.engine import ContainerSandbox, command_arguments, image_of, start_arguments
+from stages.envs.swe.engine import container_options, image_of, open_container
 from stages.errors import InfrastructureError
-from stages.sandbox import Limits, container_engine
+from stages.sandbox import Limits, containers
+from stages.sandbox.containers import Container, exec_words, start_words
 
 LIMITS = Limits(wall_s=5, memory_mb=512, processes=64, output_bytes=2048)
 STAND_IN = """\
@@ -40,12 +41,13 @@ def stand_in(folder: Path, info: int = 0, name: str = "docker") -> Path:
     return program
 
 
-def opened(folder: Path, image: str = "image") -> ContainerSandbox:
-    return ContainerSandbox(str(stand_in(folder)), image, folder / "work", LIMITS, (), {"GREETING": "hello"})
+def opened(folder: Path, image: str = "image") -> Container:
+    return open_container(str(stand_in(folder)), image, folder / "work", LIMITS, (), {"GREETING": "hello"})
 
 
 def test_a_container_has_no_network_no_capabilities_and_limits(tmp_path: Path) -> None:
-    line = " ".join(start_arguments("/usr/bin/docker", "image", tmp_path, LIMITS, (Path("/opt/plugin"),), "name"))
+    words = start_words("/usr/bin/docker", "name", LIMITS)
+    line = " ".join([*words, *container_options("/usr/bin/docker", tmp_path, LIMITS, (Path("/opt/plugin"),))])
     for wanted in (
         *("--network none", "--cap-drop ALL", "--security-opt no-new-privileges"),
         *("--memory 512m --memory-swap 512m", "--pids-limit 64", f"--user {os.getuid()}:{os.getgid()}"),
@@ -53,15 +55,14 @@ def test_a_container_has_no_network_no_capabilities_and_limits(tmp_path: Path) -
     ):
         assert wanted in line
     assert "--privileged" not in line and "keep-id" not in line
-    of_podman = " ".join(start_arguments("/usr/bin/podman", "image", tmp_path, LIMITS, (), "name"))
+    of_podman = " ".join(container_options("/usr/bin/podman", tmp_path, LIMITS, ()))
     assert ("--userns keep-id" in of_podman) is (os.getuid() != 0), "podman refuses it as root"
 
 
 def test_a_command_is_one_argument_and_ends_in_time() -> None:
-    arguments = command_arguments("docker", "name", "echo 'a b'; exit 3", {"A": "1"}, 7.5)
-    assert arguments[:2] == ["docker", "exec"] and arguments[-3:-1] == ["bash", "-c"]
-    assert arguments[-1].endswith("echo 'a b'; exit 3") and arguments[-7:-3] == ["timeout", "--kill-after", "2", "7.5"]
-    assert arguments[4:7] == ["--env", "A=1", "name"]
+    arguments = exec_words("docker", "name", "echo 'a b'; exit 3", 7.5, {"A": "1"}, "/testbed")
+    assert arguments[:2] == ["docker", "exec"] and arguments[-3:] == ["bash", "-c", "echo 'a b'; exit 3"]
+    assert arguments[2:-3] == ["--env", "A=1", "--workdir", "/testbed", "name", "timeout", "-k", "2", "8"]
 
 
 def test_the_official_image_or_the_rows_own() -> None:
@@ -73,15 +74,15 @@ def test_the_official_image_or_the_rows_own() -> None:
 
 
 def test_an_engine_that_does_not_answer_is_none(tmp_path: Path) -> None:
-    container_engine.find_engine.cache_clear()
-    assert container_engine.find_engine(str(tmp_path)) is None
+    containers.find_engine.cache_clear()
+    assert containers.find_engine(str(tmp_path)) is None
     (tmp_path / "dead").mkdir()
     stand_in(tmp_path / "dead", info=1)
-    assert container_engine.find_engine(str(tmp_path / "dead")) is None
+    assert containers.find_engine(str(tmp_path / "dead")) is None
     (tmp_path / "alive").mkdir()
     podman = stand_in(tmp_path / "alive", name="podman")
-    assert container_engine.find_engine(f"{tmp_path}/alive:/usr/bin:/bin") == str(podman)
-    container_engine.find_engine.cache_clear()
+    assert containers.find_engine(f"{tmp_path}/alive:/usr/bin:/bin") == str(podman)
+    containers.find_engine.cache_clear()
 
 
 def test_commands_run_and_are_limited(tmp_path: Path) -> None:

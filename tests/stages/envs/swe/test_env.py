@@ -17,7 +17,7 @@ from stages.envs.bash import fenced
 from stages.envs.swe import instance_tasks
 from stages.envs.swe.env import SweEnv
 from stages.errors import InfrastructureError, UsageError
-from stages.sandbox import container_engine
+from stages.sandbox import containers
 
 ROOT = Path(__file__).parents[4]
 TESTS = "python -m pytest -q tests"
@@ -187,7 +187,7 @@ def test_a_commit_that_the_mirror_lacks_is_no_zero(path: Path, env: SweEnv, task
 
 
 def test_without_engine_and_mirrors_one_sentence_says_what_to_install(path: Path) -> None:
-    if container_engine.find_engine():
+    if containers.find_engine():
         pytest.skip("a container engine answers on this machine, so nothing is refused")
     for options in ({"path": str(path)}, {}):
         with pytest.raises(UsageError, match=r"install Docker or Podman .* env.repos=DIR.*swe-mini"):

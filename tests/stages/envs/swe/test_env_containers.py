@@ -13,7 +13,7 @@ from stages.envs.bash import fenced
 from stages.envs.swe.env import SweEnv
 from stages.envs.swe.instance_tasks import task_of
 from stages.envs.swe.instances import check_out
-from stages.sandbox import container_engine
+from stages.sandbox import containers
 
 STAND_IN = """\
 #!{python}
@@ -60,11 +60,11 @@ def env(repos: Path, row: dict[str, Any], tmp_path: Path, monkeypatch: pytest.Mo
     # The fix has as many bytes as the bug and is written within the same second: bytecode of the bug would pass for it.
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     monkeypatch.setenv("PATH", f"{program.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}")
-    container_engine.find_engine.cache_clear()
+    containers.find_engine.cache_clear()
     environment = SweEnv(runs_in="containers")
     yield environment
     environment.close()
-    container_engine.find_engine.cache_clear()
+    containers.find_engine.cache_clear()
 
 
 @pytest.mark.parametrize("further", [{}, pytest.param(NEWER, marks=pytest.mark.slow)], ids=["classic", "newer"])

@@ -16,7 +16,7 @@ from stages.envs.swe import engine
 from stages.envs.swe.env import SweEnv
 from stages.envs.swe.instance_tasks import task_of
 from stages.envs.swe.instances import check_out
-from stages.sandbox import Limits, container_engine
+from stages.sandbox import Limits, containers
 
 WHY = container_image.missing()
 pytestmark = [
@@ -55,11 +55,11 @@ def env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SweEnv]:
     refusing.write_text("#!/bin/sh\nexit 1\n")
     refusing.chmod(0o755)
     monkeypatch.setenv("PATH", f"{refusing.parent}:{os.environ['PATH']}")
-    container_engine.find_engine.cache_clear()
+    containers.find_engine.cache_clear()
     environment = SweEnv(runs_in="containers")
     yield environment
     environment.close()
-    container_engine.find_engine.cache_clear()
+    containers.find_engine.cache_clear()
 
 
 @pytest.mark.parametrize("further", [{}, NEWER], ids=["classic", "newer"])
@@ -79,7 +79,7 @@ def test_both_shapes_are_unresolved_without_the_fix_and_resolved_with_it(
 
 
 def test_a_container_is_fenced_and_outlives_what_its_commands_leave_behind(image: str, tmp_path: Path) -> None:
-    program = container_engine.find_engine() or ""
+    program = containers.find_engine() or ""
     with engine.ContainerSandbox(program, image, tmp_path, Limits(wall_s=20), (), {"SAID": "yes"}) as box:
         first = box.run("sleep 7654 & echo $SAID; id -u; touch mine; cat /proc/self/status; ls /sys/class/net")
         assert first.returncode == 0, first.output

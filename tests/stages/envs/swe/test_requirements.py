@@ -14,7 +14,7 @@ from stages.envs.swe import requirements
 from stages.envs.swe.env import SweEnv
 from stages.envs.swe.requirements import WayToRun
 from stages.envs.swe.specs import EnvironmentSpec
-from stages.sandbox import container_engine
+from stages.sandbox import containers
 
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 STAND_IN = """\
@@ -105,9 +105,9 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     program.write_text(STAND_IN.format(info=json.dumps(told)))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent))
-    container_engine.find_engine.cache_clear()
+    containers.find_engine.cache_clear()
     yield program
-    container_engine.find_engine.cache_clear()
+    containers.find_engine.cache_clear()
 
 
 def test_images_that_an_engine_holds_need_no_registry(row: dict[str, Any], docker: Path) -> None:
@@ -123,7 +123,7 @@ def test_images_that_cannot_be_fetched_are_missing(row: dict[str, Any], docker: 
 
 def test_without_an_engine_each_is_named_with_its_reason(row: dict[str, Any], docker: Path) -> None:
     docker.write_text("#!/bin/sh\necho Cannot connect to the daemon >&2\nexit 1\n")
-    way = requirements.container_requirements([row], container_engine.find_engine())
+    way = requirements.container_requirements([row], containers.find_engine())
     said = found(way, "engine")
     assert "docker does not answer (Cannot connect to the daemon)" in said and "podman is not installed" in said
     assert not way.ready

@@ -1,4 +1,4 @@
-"""Container engines: which one is here, its properties, and one command of it."""
+"""Container engines (which one is here, its properties, one command of it), and commands run in a container."""
 
 import json
 import os
@@ -6,17 +6,24 @@ import select
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import TracebackType
 
 from stages.errors import InfrastructureError
+from stages.sandbox.contract import CommandResult, Limits
 
 ENGINES = ("docker", "podman")
 START_S, GRACE_S = 600, 15
 """Seconds for the engine to start or end a container (it may fetch an image), and to answer after a timeout."""
 TIMEOUT_CODE = 124
+WAITING = "trap exit TERM; while :; do sleep 3600 & wait $!; done"
+"""The command of a container: as process 1 it survives `kill -9 -1` and reaps what that leaves."""
+User = str | int | None
 
 
 @cache
@@ -125,3 +132,96 @@ def run_bounded(arguments: Sequence[str], timeout_s: float, most_bytes: int) -> 
     left_out = total - len(head) - len(tail)
     cut = f"\n[... {left_out} bytes left out ...]\n".encode() if left_out else b""
     return BoundedOutput(bytes(head + cut + tail), total, code if ended else TIMEOUT_CODE, time.monotonic() - started)
+
+
+class Container(AbstractContextManager["Container"]):
+    """Implements `Sandbox`: a container that waits, and a fresh bash in it for every command.
+
+    `options` of `run` are added to the limits. `command` starts the container: WAITING, by a shell or as arguments of
+    the image's entrypoint. `workdir`: where commands start, by default the image's. `env` is that of every command.
+    `keeps_processes`: what a command leaves behind goes on running, as a service does; else it is ended.
+    """
+
+    kind = "container"
+
+    def __init__(
+        self,
+        engine: str,
+        image: str,
+        limits: Limits,
+        options: Sequence[str],
+        command: Sequence[str],
+        *,
+        workdir: str | None = None,
+        env: Mapping[str, str] | None = None,
+        keeps_processes: bool = False,
+    ) -> None:
+        self.engine, self.image, self.limits, self.workdir = engine, image, limits, workdir
+        self.env, self.keeps_processes = dict(env or {}), keeps_processes
+        self.name = f"composer-{uuid.uuid4().hex[:12]}"
+        run_engine([*start_words(engine, self.name, limits), *options, image, *command])
+
+    def run(
+        self, command: str, wall_s: float | None = None, env: Mapping[str, str] | None = None, user: User = None
+    ) -> CommandResult:
+        """Run `command` in a fresh bash for at most `wall_s` seconds."""
+        limit_s = self.limits.wall_s if wall_s is None else wall_s
+        words = exec_words(self.engine, self.name, command, limit_s, {**self.env, **(env or {})}, self.workdir, user)
+        done = run_bounded(words, limit_s + GRACE_S, self.limits.output_bytes)
+        output = done.kept.decode(errors="replace")
+        if done.returncode in (125, 255) and not self._runs():
+            raise InfrastructureError(f"The container of {self.image} has ended: {last_line(output)}")
+        if not self.keeps_processes:
+            # kill(2) with -1 spares process 1, which keeps the container.
+            end_leftovers = [self.engine, "exec", self.name, "bash", "-c", "kill -9 -1"]
+            subprocess.run(end_leftovers, capture_output=True, timeout=START_S)
+        # A command may exit with 124 by itself, so the time counts too.
+        timed_out = done.returncode == TIMEOUT_CODE and done.duration_s >= min(limit_s, whole_seconds(limit_s))
+        return CommandResult(output, done.returncode, done.duration_s, timed_out, done.num_bytes, None)
+
+    def _runs(self) -> bool:
+        words = [self.engine, "inspect", "--format", "{{.State.Running}}", self.name]
+        return subprocess.run(words, capture_output=True, text=True, timeout=START_S).stdout.strip() == "true"
+
+    def close(self) -> None:
+        """Remove the container."""
+        subprocess.run([self.engine, "rm", "--force", self.name], capture_output=True, timeout=START_S)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def start_words(engine: str, name: str, limits: Limits) -> list[str]:
+    """Return the command line that starts a container, up to its options."""
+    return [
+        *(engine, "run", "--detach", "--rm", "--name", name, "--security-opt", "no-new-privileges"),
+        # --memory-swap is the sum of memory and swap, so this is no swap.
+        *("--memory", f"{limits.memory_mb}m", "--memory-swap", f"{limits.memory_mb}m"),
+        *("--pids-limit", str(limits.processes)),
+    ]
+
+
+def exec_words(
+    engine: str,
+    name: str,
+    command: str,
+    wall_s: float,
+    env: Mapping[str, str],
+    workdir: str | None = None,
+    user: User = None,
+) -> list[str]:
+    """Return the command line that runs one command in a container."""
+    return [
+        *(engine, "exec", *([] if user is None else ["--user", str(user)])),
+        *(word for key, value in env.items() for word in ("--env", f"{key}={value}")),
+        *(["--workdir", workdir] if workdir else []),
+        # `timeout` inside: killing the engine's client leaves the command running in the container.
+        *(name, "timeout", "-k", "2", str(whole_seconds(wall_s)), "bash", "-c", command),
+    ]
+
+
+def whole_seconds(wall_s: float) -> int:
+    """Return a limit as `timeout` of BusyBox takes it."""
+    return max(1, round(wall_s))
