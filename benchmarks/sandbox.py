@@ -25,7 +25,7 @@ from records import needed
 from stages.envs.base import Task
 from stages.envs.bash import fenced
 from stages.envs.kata.env import KataEnv
-from stages.sandbox import Call, Limits, judge, open_sandbox, probe
+from stages.sandbox import Call, Limits, View, judge, open_sandbox, probe
 from stages.sandbox.bubblewrap import bwrap_command, find_bwrap
 from stages.sandbox.supervised import FIXED_ENV
 
@@ -56,7 +56,7 @@ def times_ms(action: Callable[[], object], repetitions: int) -> list[float]:
 
 def fresh(work: Path, command: str) -> None:
     """One command in a bwrap of its own."""
-    with bwrap_command(work, Limits(), [], writable=True) as (argv, descriptors):
+    with bwrap_command(work, Limits(), View()) as (argv, descriptors):
         argv += ["--", "bash", "-c", command]
         subprocess.run(argv, pass_fds=descriptors, env=FIXED_ENV, capture_output=True, check=True)
 

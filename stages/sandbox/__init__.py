@@ -1,6 +1,6 @@
 """The sandbox in which every command of an agent and every grading run is executed.
 
-contract.py - limits, results, the protocol of a sandbox
+contract.py - limits, what is visible, results, the protocol of a sandbox
 supervised.py - open a sandbox, probe whether one works here, run commands in it
 bubblewrap.py - the bwrap command line: visible files, the seccomp filter, the interpreter
 containers.py - container engines, and commands run in a container
@@ -10,8 +10,20 @@ guest/ - the supervisor, process 1 of the sandbox
 judge.py - verdicts on functions, which no candidate can forge
 """
 
-from stages.sandbox.contract import CommandResult, Limits, Sandbox
+from stages.sandbox.contract import CommandResult, Limits, Sandbox, View
 from stages.sandbox.judge import Answer, Call, Outcome, judge
 from stages.sandbox.supervised import KINDS, open_sandbox, probe
 
-__all__ = ["KINDS", "Answer", "Call", "CommandResult", "Limits", "Outcome", "Sandbox", "judge", "open_sandbox", "probe"]
+__all__ = [
+    "KINDS",
+    "Answer",
+    "Call",
+    "CommandResult",
+    "Limits",
+    "Outcome",
+    "Sandbox",
+    "View",
+    "judge",
+    "open_sandbox",
+    "probe",
+]

@@ -9,14 +9,14 @@ import shutil
 import struct
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 
 from stages.errors import UsageError
-from stages.sandbox.contract import Limits
+from stages.sandbox.contract import Limits, View
 
 # The seccomp filter, for what namespaces and rlimits leave open: a classic BPF program over `struct seccomp_data`.
 
@@ -238,19 +238,9 @@ def find_bwrap() -> str:
 
 @contextmanager
 def bwrap_command(
-    work: Path,
-    limits: Limits,
-    readonly: Iterable[Path],
-    program: Sequence[str] = (),
-    *,
-    writable: bool,
-    hidden: Iterable[Path] = (),
-    places: Mapping[str, Path] | None = None,
-    packages: Iterable[Path] = (),
+    work: Path, limits: Limits, view: View, program: Sequence[str] = ()
 ) -> Iterator[tuple[list[str], list[int]]]:
     """Yield the command line and the descriptors that it reads, which are open inside the `with`.
-
-    `places` are writable too: a path inside -> a folder of this machine. `packages` are importable.
 
     Without a `program` the command line ends before it. bwrap hands its environment on: start it with the one that the
     program is to have.
@@ -266,17 +256,17 @@ def bwrap_command(
         arguments += VAR_TMP
         for name, descriptor in etc.items():
             arguments += ["--ro-bind-data", str(descriptor), f"/etc/{name}"]
-        arguments += interpreter_arguments(packages)
+        arguments += interpreter_arguments(view.packages)
         for name, descriptor in guest.items():
             arguments += ["--perms", "0444", "--file", str(descriptor), f"{GUEST}/{name}"]
-        for path in readonly:
+        for path in view.readonly:
             arguments += ["--ro-bind", str(path), str(path)]
-        for path in hidden:
+        for path in view.hidden:
             empty = ("--tmpfs", str(path), "--remount-ro", str(path))
             arguments += empty if path.is_dir() else ("--ro-bind", os.devnull, str(path))
-        root = MACHINE if places else TESTBED
-        arguments += ["--bind" if writable else "--ro-bind", str(work), root, "--chdir", root]
-        for inside, place in sorted((places or {}).items()):  # an outer folder before those in it
+        root = MACHINE if view.places else TESTBED
+        arguments += ["--bind" if view.writable else "--ro-bind", str(work), root, "--chdir", root]
+        for inside, place in sorted(view.places.items()):  # an outer folder before those in it
             arguments += ["--bind", str(place), inside]
         # Last, since everything above makes folders in them. /proc: host root may write sysctls without any capability.
         arguments += ["--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/"]

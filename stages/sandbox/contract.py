@@ -1,7 +1,9 @@
-"""The contract of a sandbox: limits of a command, its result, and the protocol."""
+"""The contract of a sandbox: limits of a command, what it finds, its result, and the protocol."""
 
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Protocol
 
 from stages.errors import UsageError
@@ -27,13 +29,32 @@ class Limits:
     """Bytes kept of stdout and stderr together; the rest is counted, not kept."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if not getattr(self, field.name) > 0:
-                raise UsageError(f"The limit {field.name} is {getattr(self, field.name)!r}; give a number above zero.")
+        for one in fields(self):
+            if not getattr(self, one.name) > 0:
+                raise UsageError(f"The limit {one.name} is {getattr(self, one.name)!r}; give a number above zero.")
         # The notice between head and tail takes 64 bytes of the head (guest/capture.py); a tiny limit would leave
         # nothing.
         if self.output_bytes < 1024:
             raise UsageError(f"The limit output_bytes is {self.output_bytes}; give at least 1024.")
+
+
+@dataclass(frozen=True)
+class View:
+    """What commands in a sandbox find in addition to the work folder and this machine's programs."""
+
+    readonly: Sequence[Path] = ()
+    """Visible at their own paths."""
+    hidden: Sequence[Path] = ()
+    """Files and folders of this machine that would be visible and are empty inside; without isolation they can be read.
+    No folder among them lies in another."""
+    places: Mapping[str, Path] = field(default_factory=dict)
+    """Under bubblewrap alone: path inside -> the folder in the work folder that is also found there, such as /app."""
+    packages: Sequence[Path] = ()
+    """Files and folders that every Python of the sandbox can import."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables of commands."""
+    writable: bool = True
+    """Whether commands can write to the work folder."""
 
 
 @dataclass(frozen=True)

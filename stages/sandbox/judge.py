@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.errors import UsageError
-from stages.sandbox.contract import Limits
+from stages.sandbox.contract import Limits, View
 from stages.sandbox.session import KILLED, Reply, SupervisorLost
 from stages.sandbox.supervised import SupervisedSandbox, probe
 
@@ -86,7 +86,7 @@ def judge(
     # One sandbox, a fork a candidate: 64 candidates take .1 s, in sandboxes of their own 1.4 s.
     with (
         tempfile.TemporaryDirectory(prefix="composer-judge-") as empty,
-        SupervisedSandbox(sandbox_kind, shown or Path(empty), limits or Limits(), writable=False) as sandbox,
+        SupervisedSandbox(sandbox_kind, shown or Path(empty), limits or Limits(), View(writable=False)) as sandbox,
     ):
         return [_outcome(sandbox, work, call) for call in calls]
 

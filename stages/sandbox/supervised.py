@@ -3,8 +3,8 @@
 import os
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +13,7 @@ from typing import Any
 from stages.errors import InfrastructureError, UsageError
 from stages.sandbox import memory_group
 from stages.sandbox.bubblewrap import GUEST, LINKS, MACHINE, TESTBED, base_python, bwrap_command, guest_folder
-from stages.sandbox.contract import CommandResult, Limits
+from stages.sandbox.contract import CommandResult, Limits, View
 from stages.sandbox.session import KILLED, Reply, SupervisorLost, SupervisorSession
 
 KINDS = ("bubblewrap", "none")
@@ -32,31 +32,17 @@ FIXED_ENV = {
 
 
 class SupervisedSandbox(AbstractContextManager["SupervisedSandbox"]):
-    """Implements `Sandbox` for both kinds, for one thread at a time; `open_sandbox` explains the arguments.
+    """Implements `Sandbox` for both kinds, for one thread at a time; `open_sandbox` gives the arguments.
 
     Kept alive a command costs about 3 ms, in a bwrap of its own 9 to 13 ms.
     """
 
-    def __init__(
-        self,
-        kind: str,
-        work: Path,
-        limits: Limits,
-        readonly: Sequence[Path] = (),
-        env: Mapping[str, str] | None = None,
-        *,
-        writable: bool = True,
-        hidden: Sequence[Path] = (),
-        places: Mapping[str, Path] | None = None,
-        packages: Sequence[Path] = (),
-    ) -> None:
+    def __init__(self, kind: str, work: Path, limits: Limits, view: View) -> None:
         if not work.is_dir():
             raise UsageError(f"{str(work)!r} is not a folder; a sandbox needs one that exists.")
-        self.kind, self.work, self.limits, self.writable = kind, work.resolve(), limits, writable
-        self.readonly = [path.absolute() for path in readonly]
-        self.hidden, self.places, self.packages = list(hidden), dict(places or {}), list(packages)
-        self.env = dict(env or {})
-        if missing := [str(path) for path in self.readonly if not path.exists()]:
+        self.kind, self.work, self.limits = kind, work.resolve(), limits
+        self.view = replace(view, readonly=[path.absolute() for path in view.readonly])
+        if missing := [str(path) for path in self.view.readonly if not path.exists()]:
             raise UsageError(f"The sandbox should show {', '.join(missing)}, which does not exist.")
         self.session: SupervisorSession | None = self._start()
 
@@ -97,52 +83,25 @@ class SupervisedSandbox(AbstractContextManager["SupervisedSandbox"]):
     def _start(self) -> SupervisorSession:
         command: AbstractContextManager[tuple[list[str], list[int]]]
         if self.kind == "bubblewrap":
-            fixed, inside = FIXED_ENV, MACHINE if self.places else TESTBED
+            fixed, inside = FIXED_ENV, MACHINE if self.view.places else TESTBED
             group = memory_group.opened(self.limits)
-            program = [str(LINKS / "python3"), "-sS", GUEST]
-            command = bwrap_command(
-                self.work,
-                self.limits,
-                self.readonly,
-                program,
-                writable=self.writable,
-                hidden=self.hidden,
-                places=self.places,
-                packages=self.packages,
-            )
+            command = bwrap_command(self.work, self.limits, self.view, [str(LINKS / "python3"), "-sS", GUEST])
         else:
             path = f"{base_python().parent}:{os.defpath}:/usr/local/bin"
             fixed, inside, group = {**FIXED_ENV, "HOME": str(self.work), "PATH": path}, str(self.work), None
             command = nullcontext(([str(base_python()), "-sS", str(guest_folder())], []))
         # The supervisor itself gets no variable of the caller's, such as a PYTHONPATH that leads into the work folder.
-        settings = {"work": inside, "env": {**fixed, **self.env}}
+        settings = {"work": inside, "env": {**fixed, **self.view.env}}
         return SupervisorSession(command, fixed, self.limits, settings, group)
 
 
-def open_sandbox(
-    kind: str,
-    work: Path,
-    *,
-    limits: Limits | None = None,
-    readonly: Sequence[Path] = (),
-    env: Mapping[str, str] | None = None,
-    hidden: Sequence[Path] = (),
-    places: Mapping[str, Path] | None = None,
-    packages: Sequence[Path] = (),
-) -> SupervisedSandbox:
-    """Open a sandbox on the folder `work` (/testbed under bubblewrap), with `readonly` visible at their own paths.
+def open_sandbox(kind: str, work: Path, *, limits: Limits | None = None, view: View | None = None) -> SupervisedSandbox:
+    """Open a sandbox on the folder `work`: /testbed under bubblewrap, MACHINE where the view has places.
 
-    `places`, under bubblewrap alone: a path inside -> the folder in `work` that is also found there, such as /app;
-    `work` is then at MACHINE. `packages`: files and folders that every Python of the sandbox can import.
-
-    `kind` is one of KINDS, `env` adds variables for commands. `hidden` are files and folders of this machine that would
-    be visible inside and are empty there; without isolation they can be read. No folder among them lies in another.
     `UsageError` where no such sandbox works here, or a path does not exist.
     """
     probe(kind)
-    return SupervisedSandbox(
-        kind, work, limits or Limits(), readonly, env, hidden=hidden, places=places, packages=packages
-    )
+    return SupervisedSandbox(kind, work, limits or Limits(), view or View())
 
 
 @cache
@@ -157,7 +116,7 @@ def probe(kind: str) -> None:
         advice = "Try sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0, or --set sandbox=none (no isolation)."
     with tempfile.TemporaryDirectory(prefix="composer-probe-") as folder:
         try:
-            with SupervisedSandbox(kind, Path(folder), Limits()) as sandbox:
+            with SupervisedSandbox(kind, Path(folder), Limits(), View()) as sandbox:
                 result = sandbox.run("python3 -c 'print(6 * 7)'")
         except InfrastructureError as error:
             raise UsageError(f"{error} {advice}") from None

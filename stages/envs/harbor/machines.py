@@ -30,7 +30,7 @@ from stages.envs.harbor.dockerfile import CopiedFiles, DockerRecipe, NotFollowed
 from stages.envs.harbor.task_folder import ARTIFACTS, ContainerSource, HarborTask, Healthcheck
 from stages.envs.repo import runner, trees
 from stages.errors import InfrastructureError
-from stages.sandbox import CommandResult, Limits, Sandbox, containers, open_sandbox
+from stages.sandbox import CommandResult, Limits, Sandbox, View, containers, open_sandbox
 from stages.sandbox.bubblewrap import LINKS
 from stages.sandbox.containers import (
     START_S,
@@ -465,10 +465,12 @@ class BubblewrapMachine:
                 "bubblewrap",
                 self.root,
                 limits=self._limits,
-                readonly=(programs(),),
-                packages=runner.distribution_paths(runner.RUNNER),
-                env=self._env,
-                places={place: self._host(place) for place in self._places},
+                view=View(
+                    readonly=(programs(),),
+                    packages=runner.distribution_paths(runner.RUNNER),
+                    env=self._env,
+                    places={place: self._host(place) for place in self._places},
+                ),
             )
         given = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in (env or {}).items())
         return self._sandbox.run(f"cd {shlex.quote(self.workdir)} || exit 126\n{given}{command}", wall_s=wall_s)

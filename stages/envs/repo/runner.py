@@ -11,7 +11,7 @@ from pathlib import Path
 
 from stages.envs.repo import grading
 from stages.errors import UsageError
-from stages.sandbox import Limits, Sandbox, open_sandbox
+from stages.sandbox import Limits, Sandbox, View, open_sandbox
 from stages.sandbox.bubblewrap import TESTBED
 
 RUNNER = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
@@ -82,4 +82,4 @@ def open_package_sandbox(
         # The core on sys.monitoring supports no dynamic contexts (coverage 7.17), so no record of lines per test.
         "COVERAGE_CORE": "ctrace",
     }
-    return open_sandbox(kind, tree, limits=limits, readonly=shown, env=env, hidden=hidden)
+    return open_sandbox(kind, tree, limits=limits, view=View(shown, hidden, env=env))

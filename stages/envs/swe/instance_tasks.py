@@ -19,7 +19,7 @@ from stages.envs.swe.instances import check_out, is_newer, patched_files, requir
 from stages.envs.swe.logs import lists_of
 from stages.envs.swe.specs import instance_tests, run_eval_script, spec_of
 from stages.runs.kinds import Row
-from stages.sandbox import Limits, Sandbox, open_sandbox
+from stages.sandbox import Limits, Sandbox, View, open_sandbox
 
 TEST_LIMITS = replace(grading.LIMITS, wall_s=1800, cpu_s=1800)
 DEFAULT_VENVS = Path.home() / ".cache" / "composer" / "swe-venvs"
@@ -116,7 +116,7 @@ def local_task(row: Mapping[str, Any], sandbox: str, repos: str, folder: str) ->
         if sandbox == "none":
             env["PYTHONPATH"] = ":".join([str(target), f"{target}/src", env["PYTHONPATH"]])
         readonly = (*venv.readonly(), grading.GUEST)
-        return open_sandbox(sandbox, target, limits=limits, readonly=readonly, env=env, hidden=copies)
+        return open_sandbox(sandbox, target, limits=limits, view=View(readonly, copies, env=env))
 
     with give_back_on_failure(key):
         venvs.refuse_copies(venv, delivered, venvs.name_of(row))

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from stages.sandbox import open_sandbox
+from stages.sandbox import View, open_sandbox
 
 
 def test_a_hidden_file_cannot_be_read(work: Path, tmp_path: Path) -> None:
@@ -12,9 +12,9 @@ def test_a_hidden_file_cannot_be_read(work: Path, tmp_path: Path) -> None:
     for name in ("answer.py", "other.py"):
         (shown / name).write_text("content\n")
     read = f"cat {shown}/answer.py {shown}/other.py"
-    with open_sandbox("bubblewrap", work, readonly=[shown]) as sandbox:
+    with open_sandbox("bubblewrap", work, view=View(readonly=[shown])) as sandbox:
         assert sandbox.run(read).output == "content\ncontent\n"
-    with open_sandbox("bubblewrap", work, readonly=[shown], hidden=[shown / "answer.py"]) as sandbox:
+    with open_sandbox("bubblewrap", work, view=View(readonly=[shown], hidden=[shown / "answer.py"])) as sandbox:
         result = sandbox.run(read)
         assert result.output.count("content") == 1 and result.returncode != 0
         assert sandbox.run(f"umount {shown}/answer.py").returncode != 0

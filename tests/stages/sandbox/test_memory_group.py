@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.sandbox import Limits, memory_group, open_sandbox
+from stages.sandbox import Limits, View, memory_group, open_sandbox
 from stages.sandbox.bubblewrap import LINKS, bwrap_command
 from stages.sandbox.memory_group import HEADROOM_MB, MB, GroupParent, MemoryGroup, places
 from stages.sandbox.session import SupervisorSession
@@ -79,7 +79,7 @@ def test_what_the_kernel_ended_is_said_and_the_sandbox_goes_on(place: GroupParen
     """A limit of the kernel's below the watchdog's, so that it is certainly the first."""
     limits = Limits(memory_mb=512)
     group = MemoryGroup(place, 128)
-    with bwrap_command(work, limits, [], writable=True) as (argv, descriptors):
+    with bwrap_command(work, limits, View()) as (argv, descriptors):
         command = nullcontext(([*argv, "--", str(LINKS / "python3"), "-sS", GUEST], descriptors))
         session = SupervisorSession(command, FIXED_ENV, limits, {"work": TESTBED, "env": FIXED_ENV}, group)
     try:

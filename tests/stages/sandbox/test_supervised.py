@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stages.errors import UsageError
-from stages.sandbox import KINDS, Limits, Sandbox, open_sandbox, probe
+from stages.sandbox import KINDS, Limits, Sandbox, View, open_sandbox, probe
 
 
 def test_output_and_return_code_come_back(either: Sandbox) -> None:
@@ -85,7 +85,7 @@ def test_standard_input_is_empty(either: Sandbox) -> None:
 def test_environment_is_fixed_and_given(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "host-only")
     for kind in KINDS:
-        with open_sandbox(kind, work, env={"EXTRA": "given"}) as sandbox:
+        with open_sandbox(kind, work, view=View(env={"EXTRA": "given"})) as sandbox:
             names = sandbox.run("env | grep -v ^_= | cut -d= -f1 | sort").output.split()
         fixed = ["GIT_TERMINAL_PROMPT", "HOME", "LANG", "PAGER", "PATH", "PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED"]
         assert names == sorted([*fixed, "EXTRA", "PWD", "SHLVL"])
@@ -94,7 +94,9 @@ def test_environment_is_fixed_and_given(work: Path, monkeypatch: pytest.MonkeyPa
 def test_a_given_variable_cannot_subvert_the_supervisor(work: Path) -> None:
     (work / "struct.py").write_text("print('subverted')")
     for kind in KINDS:
-        with open_sandbox(kind, work, env={"PYTHONPATH": "/testbed" if kind == "bubblewrap" else str(work)}) as sandbox:
+        with open_sandbox(
+            kind, work, view=View(env={"PYTHONPATH": "/testbed" if kind == "bubblewrap" else str(work)})
+        ) as sandbox:
             assert sandbox.run("python3 -c 'import struct'").output == "subverted\n"
 
 
@@ -108,7 +110,7 @@ def test_python_is_the_base_interpreter_without_packages(box: Sandbox) -> None:
 def test_readonly_paths_are_visible_and_readonly(work: Path, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data/file").write_text("seen")
-    with open_sandbox("bubblewrap", work, readonly=[tmp_path / "data"]) as sandbox:
+    with open_sandbox("bubblewrap", work, view=View(readonly=[tmp_path / "data"])) as sandbox:
         assert sandbox.run(f"cat {tmp_path}/data/file").output == "seen"
         assert "Read-only" in sandbox.run(f"touch {tmp_path}/data/new").output
 
@@ -138,7 +140,7 @@ def test_refusals_say_what_exists(work: Path) -> None:
     with pytest.raises(UsageError, match="not a folder"):
         open_sandbox("none", work / "absent")
     with pytest.raises(UsageError, match="absent"):
-        open_sandbox("none", work, readonly=[work / "absent"])
+        open_sandbox("none", work, view=View(readonly=[work / "absent"]))
     with pytest.raises(UsageError, match="processes is 0"):
         Limits(processes=0)
     with pytest.raises(UsageError, match="at least 1024"):

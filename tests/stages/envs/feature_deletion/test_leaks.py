@@ -12,7 +12,7 @@ from stages.envs.feature_deletion import leaks
 from stages.envs.feature_deletion.definitions import definitions
 from stages.envs.feature_deletion.selection import Removal
 from stages.envs.repo import trees
-from stages.sandbox import open_sandbox
+from stages.sandbox import View, open_sandbox
 
 PATH = "pkg/maths.py"
 SOURCE = textwrap.dedent(
@@ -69,7 +69,7 @@ def test_what_python_itself_needs_is_not_hidden_but_reported() -> None:
 
 def test_hidden_copies_cannot_be_read(planted: Path, tmp_path: Path) -> None:
     place = planted / "vendored.py"
-    with open_sandbox("bubblewrap", tmp_path, readonly=[planted], hidden=[place]) as sandbox:
+    with open_sandbox("bubblewrap", tmp_path, view=View(readonly=[planted], hidden=[place])) as sandbox:
         assert (
             "collected_values"
             not in sandbox.run(f"cat {place}; cp {place} x; cat x; python3 -c 'open({str(place)!r}).read()'").output

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from stages.envs.repo.hidden import copies_on_host
-from stages.sandbox import open_sandbox
+from stages.sandbox import View, open_sandbox
 
 
 def test_vendored_packages_and_wheels_are_found_once(tmp_path: Path) -> None:
@@ -24,7 +24,7 @@ def test_what_is_found_is_empty_inside(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "__init__.py").write_text("the answer\n")
     hidden = copies_on_host({"abacus"}, shown)
-    with open_sandbox("bubblewrap", work, readonly=[shown], hidden=hidden) as sandbox:
+    with open_sandbox("bubblewrap", work, view=View(readonly=[shown], hidden=hidden)) as sandbox:
         found = sandbox.run(
             f"ls {shown}/vendor/abacus; touch {shown}/vendor/abacus/x; cat {shown}/vendor/other/__init__.py"
         )
