@@ -10,12 +10,25 @@ import typer
 
 from composer_cli.app import click_command
 from composer_cli.help import HelpCommand, described
+from stages import STAGES, command_words
 from stages.runs import kinds as record_kinds
+from stages.runs.stage import load_stage
 
 
 def commands() -> str:
     """Return a section for each command: usage, options and settings."""
     return "\n".join(line for name, command in _named(click_command(), "composer") for line in _section(name, command))
+
+
+def stages() -> str:
+    """Return a table of the stages: the record kinds that each reads and writes."""
+    rows = ["| command | reads | writes |", "| --- | --- | --- |"]
+    for name in STAGES:
+        stage = load_stage(name)
+        reads = ", ".join(f"`{slot.kind}`" for slot in stage.inputs.values()) or "–"
+        writes = ", ".join(f"`{kind}`" for kind in stage.outputs.values()) or "–"
+        rows.append(f"| `{command_words(name)}` | {reads} | {writes} |")
+    return "\n".join(rows)
 
 
 def kinds() -> str:

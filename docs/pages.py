@@ -84,7 +84,7 @@ def built() -> dict[str, str]:
 
     del sys.path[:2]
     return {
-        "commands": f"# Commands and settings\n\n{commands.commands()}",
+        "commands": f"# Commands and settings\n\n{commands.stages()}\n\n{commands.commands()}",
         "tables": f"# Tables and columns\n\n{commands.kinds()}",
         "python": PYTHON,
         "records": f"# Benchmark records\n\n{records.page()}",
