@@ -23,8 +23,8 @@ from stages.training.channels import CHANNELS
 from stages.training.channels.episodes import EpisodeSource, own_episode
 from stages.training.channels.hints import HintedTurn, HintSource
 from stages.training.channels.pairs import PairSource, TokenPair
+from stages.training.config import Hints
 from stages.training.scoring import Tree
-from stages.training.settings import Hints
 from stages.training.step import Batch
 
 MANY = 100_000

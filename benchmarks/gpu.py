@@ -234,7 +234,8 @@ def attention(asked: Asked) -> list[Any]:
     import records
     import torch
 
-    from stages.training.scoring import Tree, flash_agrees, score
+    from stages.training.packing import flash_agrees
+    from stages.training.scoring import Tree, score
 
     trees = [Tree(real_shape.ids(40, 1), tuple(real_shape.ids(20 + 9 * i, 2 + i) for i in range(4)))]
     exact = real_shape.new_model(0, None, "tiny", "cpu", "float32")

@@ -209,8 +209,7 @@ def channels(names: tuple[str, ...], rows: Any, model: Any, teacher: Any, num_st
     from stages.training.channels.episodes import EpisodeSource
     from stages.training.channels.hints import HintSource
     from stages.training.channels.pairs import PairSource
-    from stages.training.config import Config
-    from stages.training.settings import Hints
+    from stages.training.config import Config, Hints
     from stages.training.step import Channels
 
     pairs = PairSource(list(rows.of("pairs")), per_step=PAIRS, seed=0)
@@ -265,9 +264,9 @@ def trainer(
     from stages.backends import resources
     from stages.policy.base import PolicyConfig
     from stages.policy.local import LocalPolicy, checkpointed
-    from stages.training import projection, setup
+    from stages.training import projection, trl_arguments
+    from stages.training.config import AdapterSettings, Optimisation
     from stages.training.rollouts import environment_reward
-    from stages.training.settings import AdapterSettings, Optimisation
     from stages.training.step import ComposedTrainer
 
     settings = Optimisation(
@@ -285,7 +284,7 @@ def trainer(
             direction = projection.weight_direction(model, hack_pairs(rows))
         callbacks.append(projection.ProjectionCallback(direction, "v", 0, Unwritten()))  # type: ignore[arg-type]
     common = {
-        "args": setup.trl_config(
+        "args": trl_arguments.trl_config(
             folder,
             settings,
             seed=0,
@@ -294,7 +293,7 @@ def trainer(
             device=device,
             mixed=not rank,
         ),
-        "peft_config": setup.lora(AdapterSettings(rank=rank), model),
+        "peft_config": trl_arguments.lora(AdapterSettings(rank=rank), model),
         "callbacks": callbacks,
     }
     if name == "TRL":

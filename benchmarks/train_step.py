@@ -36,12 +36,11 @@ from trl import DPOConfig, DPOTrainer, GRPOTrainer
 from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy
 from stages.training.channels.pairs import PairSource, TokenPair
-from stages.training.config import Config
+from stages.training.config import Config, Optimisation
 from stages.training.rollouts import LockStep, Schedule
 from stages.training.scoring import Tree
-from stages.training.settings import Optimisation
-from stages.training.setup import trl_config
 from stages.training.step import Batch, Channels, ComposedTrainer
+from stages.training.trl_arguments import trl_config
 
 PAIRS, PROMPT, ANSWER, TOKENS, VOCABULARY = 16, 96, 24, 64, 512
 SETTINGS = Optimisation(steps=10_000, prompts_per_step=8, generations=8)

@@ -8,7 +8,8 @@ share of each step's rollouts, and the first one writes the run.
 """
 
 import tempfile
-from contextlib import closing, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +39,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     """Plan the steps and their rollouts; refuses what the settings alone show to be impossible."""
     resolved = resolve(config, world_size(), inputs, _longest_row(inputs))
     if config.trl:
-        from stages.training.setup import trl_arguments
+        from stages.training.trl_arguments import trl_arguments
 
         trl_arguments(resolved, Path(tempfile.gettempdir()))
     size = config.optimisation
@@ -67,13 +68,13 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     resolved = resolve(config, ranks.count, inputs, _longest_row(inputs))
     tasks = resolved.config.draw(resolved.config.opener(), resolved.config.tasks)
     from stages.policy.local import checkpointed, load_model
-    from stages.training import projection, replicas, report, setup, weights
+    from stages.training import projection, replicas, report, trl_arguments, weights
     from stages.training.distributed import Student
     from stages.training.rollouts import prompt_order
 
     # Refuse what cannot be trained before a model is made or loaded.
     config = resolved.config
-    setup.trl_arguments(resolved, out.path)
+    trl_arguments.trl_arguments(resolved, out.path)
     check_memory(resolved, room(resolved))
     if resolved.device == "cpu" and not resolved.small:
         resources.set_mmap_threshold()
@@ -86,7 +87,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     with (
         Serving(out, [config.policy], rank=config.adapter.rank) as serving,
         ranks.naming_lost_peers(),
-        setup.seeded(resolved.config.seed, config.optimisation.threads),
+        _seeded(resolved.config.seed, config.optimisation.threads),
     ):
         server = weights.shared_server(sampled, ranks)
         sampler = server.in_turn(lambda: serving.open(sampled)) if sampled.served else None
@@ -125,6 +126,24 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
             outer.report()
 
 
+@contextmanager
+def _seeded(seed: int, threads: int | None) -> Iterator[None]:
+    """Seed torch and set the number of CPU threads (None: as many as there are), by which sums round.
+
+    Unlike `stages.tiny_models.training.reproducible`, which is for models of seconds on one CPU thread, it forbids no
+    kernel without a deterministic form: models of any size are trained here, on GPUs too, where some have none.
+    """
+    import torch
+
+    before = torch.get_num_threads()
+    torch.manual_seed(seed)
+    torch.set_num_threads(threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _rollouts(
     resolved: "TrainPlan",
     out: RunWriter,
@@ -138,12 +157,12 @@ def _rollouts(
     prompts: tasks of all prompts of the training, in order. sampler: the policy behind a server that samples instead of
     the student, None without one. server: how this process shares it. `UsageError` where the server cannot follow.
     """
-    from stages.training import setup, weights
+    from stages.training import trl_arguments, weights
     from stages.training.rollouts import LockStep, Schedule, StepsAhead
 
     config = resolved.config
     make, size = config.opener(), config.optimisation
-    reuse = setup.trl_arguments(resolved, out.path).num_iterations
+    reuse = trl_arguments.trl_arguments(resolved, out.path).num_iterations
     schedule = Schedule(prompts, size.prompts_per_step, size.generations, config.seed, server.ranks, reuse)
     if sampler is None:
         return LockStep(make, student.policy, schedule, config.max_steps)
@@ -167,7 +186,7 @@ def _assemble(
 
     folder: of checkpoints to resume from. outer: DiLoCo's rounds. direction: what is taken out of the training.
     """
-    from stages.training import checkpoints, distributed, projection, setup, step
+    from stages.training import checkpoints, distributed, projection, step, trl_arguments
     from stages.training.channels.base import Given
     from stages.training.report import TrainingJournal
 
@@ -196,9 +215,9 @@ def _assemble(
         "shared_prompts": size.shared_prompts,
         "max_tokens": size.max_tokens_per_micro_batch,
         "ranks": ranks,
-        "args": setup.trl_arguments(resolved, folder, student.mixed),
+        "args": trl_arguments.trl_arguments(resolved, folder, student.mixed),
         "callbacks": callbacks,
-        "peft_config": setup.lora(config.adapter, policy.model),
+        "peft_config": trl_arguments.lora(config.adapter, policy.model),
     }
     if student.sharded is None:
         return step.ComposedTrainer(**parts)

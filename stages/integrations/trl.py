@@ -33,9 +33,9 @@ from stages.policy.local import LocalPolicy, device
 from stages.rollouts import trace
 from stages.rollouts.agent_loop import Episode, play, state_sha256
 from stages.runs.kinds import Row
+from stages.training.config import Optimisation
 from stages.training.rollouts import environment_reward, planned, trl_columns
-from stages.training.settings import Optimisation
-from stages.training.setup import trl_config
+from stages.training.trl_arguments import trl_config
 
 __all__ = ["RolloutFunction", "ToolEnvironment", "environment_reward", "tool_environments"]
 

@@ -1,16 +1,16 @@
 """Training a student with several channels at once: GRPO on the environment's reward, and further losses.
 
 What is trained:
-config.py - the configuration of one arm, and the setting `weights` with one field a channel
-settings.py - its tables: pairs, hints, TAID, EOPD, optimisation, distribution, adapter
+config.py - the configuration of one arm: its tables, and the setting `weights` with one field a channel
 plan.py - the configuration resolved once: choices by the model's size, refusals, the estimate of memory
-setup.py - what a training starts from: TRL's configuration, the adapter, seeds
+trl_arguments.py - the arguments of TRL's trainer, checked before a model is loaded, and the adapter's configuration
 
 One step:
 step.py - the step from its rows to its report: one forward pass, the channels' losses, their sum with GRPO's
 channels/ - the channels besides GRPO: the registry, and each source of rows in a file with its channels
 rollouts.py - which episodes a step is made of, how they are played, and TRL's columns of them
-scoring.py - several completions of one prompt scored in one pass; GRPO's groups; rows without padding
+scoring.py - several completions of one prompt scored in one pass; GRPO's groups
+packing.py - prompts and their completions as one row without padding
 weights.py - the weights of the servers that are sampled from: which server, how it follows, how it is checked
 
 Around the steps:

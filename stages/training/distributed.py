@@ -30,8 +30,9 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from stages.backends.ranks import Ranks
 from stages.policy import adapters
 from stages.policy.local import LocalPolicy
+from stages.training.packing import HALF
 from stages.training.plan import TrainPlan
-from stages.training.scoring import HALF, Tree, score, token_log_probs
+from stages.training.scoring import Tree, score, token_log_probs
 from stages.training.step import Batch, ComposedTrainer
 
 WITHIN = "composer_within"

@@ -22,7 +22,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from stages.runs.kinds import Row
 from stages.runs.run import RunWriter
-from stages.training.scoring import Tree, on_device, score, token_log_probs
+from stages.training.packing import on_device
+from stages.training.scoring import Tree, score, token_log_probs
 
 PAIRS = "pairs.json"
 """In the folder of a direction: [hack, clean] pairs of rows of ids, as they were when it was extracted."""

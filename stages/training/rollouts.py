@@ -19,8 +19,8 @@ from stages.policy.base import Policy
 from stages.rollouts.agent_loop import Episode, play
 from stages.runs import store
 from stages.training.channels.episodes import OwnEpisode, own_episode
+from stages.training.config import Optimisation
 from stages.training.scoring import Tree
-from stages.training.settings import Optimisation
 
 TRL_COLUMNS = ("prompt_ids", "completion_ids", "logprobs", "env_mask", "environment_reward")
 """What TRL's `rollout_func` returns; `env_mask` is 1 for the tokens that the policy wrote."""

@@ -34,9 +34,9 @@ def trained_on(mode: Any, size: str, layers: int | None) -> Iterator[None]:
     from accelerate.state import PartialState
     from transformers import TrainingArguments, training_args
 
-    from stages.training import setup
+    from stages.training import trl_arguments
 
-    given = setup.trl_config
+    given = trl_arguments.trl_config
 
     def on_device(folder: str, size: Any, **settings: Any) -> Any:
         made = given(folder, size, **{**settings, "device": "gpu"})
@@ -50,7 +50,7 @@ def trained_on(mode: Any, size: str, layers: int | None) -> Iterator[None]:
 
     with (
         mock.patch.object(real_shape, "new_model", new_model),
-        mock.patch.object(setup, "trl_config", on_device),
+        mock.patch.object(trl_arguments, "trl_config", on_device),
         mock.patch.object(training_args, "is_torch_bf16_gpu_available", return_value=True),
         mock.patch.object(TrainingArguments, "device", property(lambda self: (self._setup_devices, GPU)[1])),
     ):

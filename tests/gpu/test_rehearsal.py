@@ -48,7 +48,7 @@ def test_scoring_never_waits_and_copies_a_pass_at_once(call: str) -> None:
     found = rehearse(*QUICK)[call]
     assert found["waits"] == {}
     # The targets once, and what the pass needs once; in rows of their own each of two buckets, and their order.
-    assert found["copies"] == {"to the device at stages/training/scoring.py:on_device": 4 if "packed" in call else 2}
+    assert found["copies"] == {"to the device at stages/training/packing.py:on_device": 4 if "packed" in call else 2}
 
 
 def test_packed_rows_of_any_lengths_attend_in_one_launch() -> None:

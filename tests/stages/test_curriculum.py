@@ -21,8 +21,8 @@ from stages.errors import BadInput, Incomplete, UsageError
 from stages.runs import runner
 from stages.runs.kinds import DIFFICULTY, ROLLOUT, TASK, TRAINING_REWARD
 from stages.runs.run import Run
+from stages.training.config import Optimisation
 from stages.training.rollouts import prompt_order
-from stages.training.settings import Optimisation
 
 
 def measured(root: Path, passed: dict[str, list[bool | None]], prompt: str = "do it", model: str = "m") -> Run:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.training import scoring
+from stages.training import packing
 
 Segment = tuple[Tensor, Tensor, Tensor, Tensor]
 """Queries [Q, H, D], keys and values [K, H, D] of a segment in float64, and its probabilities [H, Q, K]."""
@@ -67,9 +67,9 @@ def flash_on_cpu(shift: int = 0) -> Iterator[list[tuple[int, int]]]:
     library = torch.library.Library("aten", "IMPL")
     library.impl("_flash_attention_forward", forward, "CPU")
     library.impl("_flash_attention_backward", backward, "CPU")
-    scoring.flash_agrees.cache_clear()
+    packing.flash_agrees.cache_clear()
     try:
         yield calls
     finally:
         library._destroy()
-        scoring.flash_agrees.cache_clear()
+        packing.flash_agrees.cache_clear()

@@ -29,8 +29,8 @@ from stages.policy.base import Policy, Turn
 from stages.rollouts.agent_loop import Episode
 from stages.training.channels.base import Channel, ChannelLoss, Given, Metric, RowSource, ScoredRows
 from stages.training.channels.episodes import own_episode
+from stages.training.config import Hints
 from stages.training.scoring import Scored, Tree, head, score
-from stages.training.settings import Hints
 
 
 @dataclass(frozen=True)

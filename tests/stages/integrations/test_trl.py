@@ -28,8 +28,8 @@ from stages.integrations.trl import (
 from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy
 from stages.rollouts import trace
-from stages.training.settings import Optimisation
-from stages.training.setup import trl_config
+from stages.training.config import Optimisation
+from stages.training.trl_arguments import trl_config
 
 TASKS = GuessEnv().tasks("train", 2, 0)
 

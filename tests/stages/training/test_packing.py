@@ -28,7 +28,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from stages.training import scoring
+from stages.training import packing
 from stages.training.scoring import score, token_log_probs
 
 SIZES = {**trees.SIZES, "initializer_range": 0.5}
@@ -130,7 +130,7 @@ def test_in_sixteen_bits_it_is_as_near_to_the_truth_as_separate_rows() -> None:
 def test_however_passes_are_cut_the_numbers_stay(most: int) -> None:
     model = tiny_model().double()
     expected, shapes = by_rows(model), watched(model)
-    found = scoring.predicting(model, [(tree.prompt, tree.branches) for tree in TREES], most)
+    found = packing.predicting(model, [(tree.prompt, tree.branches) for tree in TREES], most)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
     assert all(width <= max(most, 31) for _, width in shapes) and (len(shapes) > 1) == (most < 1000)
 
@@ -162,21 +162,21 @@ def test_everything_else_of_the_model_is_as_it_was(tmp_path: Any) -> None:
 
     before = seen()
     score(model, TREES)
-    assert model.config._attn_implementation == scoring.NAME
+    assert model.config._attn_implementation == packing.NAME
     assert all(torch.equal(old, new) for old, new in zip(before, seen(), strict=True))
     model.save_pretrained(tmp_path)
-    assert scoring.NAME not in (tmp_path / "config.json").read_text()
+    assert packing.NAME not in (tmp_path / "config.json").read_text()
 
 
 def test_segments_of_like_length_attend_together() -> None:
-    groups = scoring.alike([10, 3, 4, 15, 16, 2], lambda length: length, lambda length: length**2, 500)
+    groups = packing.by_length([10, 3, 4, 15, 16, 2], lambda length: length, lambda length: length**2, 500)
     assert groups == [[2, 3], [4], [10, 15], [16]]
 
 
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (6, 1)])
 def test_one_call_for_segments_of_any_length_attends_as_blocks_do(heads: tuple[int, int]) -> None:
     families = [(tree.prompt, tree.branches) for tree in TREES]
-    *_, segments = scoring.laid_out(families)
+    *_, segments = packing.laid_out(families)
     size = sum(one.length for one in segments)
     made = torch.Generator().manual_seed(0)
     numbers = [torch.randn(1, n, size, 8, dtype=torch.float64, generator=made) for n in (heads[0], heads[1], heads[1])]
@@ -184,7 +184,7 @@ def test_one_call_for_segments_of_any_length_attends_as_blocks_do(heads: tuple[i
     module = SimpleNamespace(training=True, is_causal=True, num_key_value_groups=heads[0] // heads[1])
     found = []
     with flash_on_cpu() as calls:
-        for lay_out in (scoring.padded, scoring.ragged):
+        for lay_out in (packing.padded, packing.ragged):
             states = [one.clone().requires_grad_() for one in numbers]
             _, layout = lay_out(segments, (), torch.device("cpu"), torch.float64)
             attended = layout.attend(module, *states, **given)
@@ -214,9 +214,9 @@ def test_flash_attention_is_taken_where_torch_has_it_and_is_as_near_to_the_truth
 
 def test_flash_attention_that_gives_other_numbers_is_not_taken() -> None:
     shape = (torch.device("cpu"), torch.bfloat16, 4, 2, 8)
-    assert not scoring.flash_agrees(*shape)  # torch has none for a CPU
+    assert not packing.flash_agrees(*shape)  # torch has none for a CPU
     with flash_on_cpu():
-        assert scoring.flash_agrees(*shape)
-        assert not scoring.flash_agrees(torch.device("cpu"), torch.float32, 4, 2, 8)
+        assert packing.flash_agrees(*shape)
+        assert not packing.flash_agrees(torch.device("cpu"), torch.float32, 4, 2, 8)
     with flash_on_cpu(shift=1):
-        assert not scoring.flash_agrees(*shape)
+        assert not packing.flash_agrees(*shape)

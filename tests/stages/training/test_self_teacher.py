@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from support.models import tiny_model
 
 from stages.training.channels.hints import FILE, SelfTeacher
+from stages.training.config import Hints
 from stages.training.scoring import Tree, logits, score
-from stages.training.settings import Hints
 
 TREES = [Tree([5, 6, 7], ([8, 9, 10],))]
 

@@ -12,9 +12,8 @@ from stages.training.channels import CHANNELS
 from stages.training.channels.episodes import EpisodeSource, OwnEpisode
 from stages.training.channels.hints import HintedTurn, HintSource
 from stages.training.channels.pairs import PairSource, TokenPair
-from stages.training.config import Config
+from stages.training.config import Config, Hints, Pairs
 from stages.training.scoring import Tree
-from stages.training.settings import Hints, Pairs
 from stages.training.step import Batch, Channels, StepReport
 
 VOCABULARY = 40

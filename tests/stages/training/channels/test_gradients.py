@@ -12,9 +12,8 @@ from stages.training.channels import CHANNELS
 from stages.training.channels.episodes import EpisodeRows, EpisodeSource, OwnEpisode
 from stages.training.channels.hints import HintedTurn, HintSource
 from stages.training.channels.pairs import PairSource, TokenPair
-from stages.training.config import Config
+from stages.training.config import Config, Hints
 from stages.training.scoring import Scored, Tree, score, token_log_probs
-from stages.training.settings import Hints
 from stages.training.step import Batch, Channels
 
 PAIRS = [TokenPair("p", Tree([5, 6, 7], ([8, 9], [10, 11, 12]))), TokenPair("q", Tree([13, 14], ([15], [16, 17])))]

@@ -1,7 +1,6 @@
-"""What a training starts from: TRL's configuration, the adapter, and seeds."""
+"""The arguments of TRL's trainer: our settings, the user's `trl.KEY=VALUE`, and peft's configuration of an adapter."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,8 +13,8 @@ from trl.trainer.grpo_config import GRPOConfig
 
 from stages.errors import UsageError, refusal
 from stages.runs.reporting import PROJECT
+from stages.training.config import AdapterSettings, Optimisation
 from stages.training.plan import SMALL_RATE, TrainPlan
-from stages.training.settings import AdapterSettings, Optimisation
 
 # TRL's own fields are given as `trl.KEY=VALUE` and checked before a model is loaded, by TRL and against its types.
 
@@ -105,9 +104,11 @@ def checked_config(own: Mapping[str, Any], given: Mapping[str, Any]) -> GRPOConf
     known = [field.name for field in fields(GRPOConfig) if field.init]
     for key in given:
         if key in OURS:
-            raise UsageError(f"trl.{key} is what our own setting {OURS[key]} stands for. Set that.")
+            raise UsageError(f"trl.{key} is set through {OURS[key]}. Set {OURS[key]}.")
         if key in FIXED:
-            raise UsageError(f"trl.{key} cannot be set: rollouts, records and resuming stand on it. Leave it out.")
+            raise UsageError(
+                f"trl.{key} cannot be set: rollouts, the journal and --resume depend on its value. Remove it."
+            )
         if key not in known:
             near = get_close_matches(key, known, n=1, cutoff=0.0)[0]
             raise UsageError(f"TRL's GRPOConfig has no field {key}. Did you mean trl.{near}?")
@@ -237,19 +238,3 @@ def lora(settings: AdapterSettings, model: Any) -> LoraConfig | None:
         use_rslora=settings.rslora,
         use_dora=settings.dora,
     )
-
-
-@contextmanager
-def seeded(seed: int, threads: int | None) -> Iterator[None]:
-    """Seed torch and set the number of CPU threads (None: as many as there are), by which sums round.
-
-    Unlike `stages.tiny_models.training.reproducible`, which is for models of seconds on one CPU thread, it forbids no
-    kernel without a deterministic form: models of any size are trained here, on GPUs too, where some have none.
-    """
-    before = torch.get_num_threads()
-    torch.manual_seed(seed)
-    torch.set_num_threads(threads or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
