@@ -4,19 +4,12 @@ Each reads its words, asks one module for facts, and prints them as text or JSON
 """
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from composer_cli import options
 from composer_cli.printing import as_sentences, interrupt_leaves, say
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from composer_cli.executors.jobs import SubmittedJob
-
-WATCHED = "Only the watching has ended; what was watched goes on."
 
 
 @as_sentences
@@ -88,16 +81,10 @@ def show(
     artifacts: options.Artifacts = options.ARTIFACTS,
 ) -> None:
     """Read a run: its result, the list of its rollouts or rows of its tables; or one rollout."""
-    from composer_cli.executors import jobs
-    from composer_cli.printing import print_json, print_text, views
-    from composer_cli.show import facts, runs, text
-    from composer_cli.show import rollout as rollouts
-    from composer_cli.show.follow import follow as follow_run
-    from stages import STAGES
-    from stages.errors import BadInput, UsageError
-    from stages.runs import queries
+    from composer_cli.executors.jobs import SubmittedJob
+    from composer_cli.show import command
+    from stages.errors import UsageError
     from stages.runs.queries import RolloutFilter
-    from stages.runs.run import Run
 
     if passed and failed:
         raise UsageError("Give --passed or --failed, not both: without them all rollouts are listed.")
@@ -107,70 +94,18 @@ def show(
         )
     if full and rollout is None:
         raise UsageError("--full is for one rollout: give a ROLLOUT too.")
-    target: Path | SubmittedJob | None = jobs.find(artifacts, run, part=False)
-    if target is None:
-        try:
-            target = runs.find(artifacts, run)
-        except BadInput:
-            if (target := jobs.find(artifacts, run)) is None:
-                raise
-    if isinstance(target, jobs.SubmittedJob):
-        if follow:
-            with interrupt_leaves(WATCHED):
-                for line in jobs.log(target, follow=True):
-                    print_text(line)
-                    sys.stdout.flush()
-            return
-        target = jobs.refreshed(target)
-        if json:
-            print_json({"job": target, "log": list(jobs.log(target, follow=False))})
-        else:
-            print_text(jobs.page(target))
-        return
+    target = command.find(artifacts, run)
     if follow:
-        with interrupt_leaves(WATCHED), views() as draw:
-            follow_run(target, draw)
-        return
-    if run in STAGES and (newer := runs.unfinished_since(target.resolve())) is not None:
-        say(f"{runs.name(newer.path)} is newer and {newer.manifest.status}; this is {runs.name(target.resolve())}.")
-    found = Run(target)
-    if damage := runs.damage(found, "tables"):
-        # The facts are the manifest's, which is intact; rows and transcripts may not be what the run wrote.
-        if json:
-            print_json({"manifest": found.manifest.model_dump(), "damage": damage})
-        else:
-            print_text(text.facts_page(found))
-        say(f"{found.path}: {damage}. {runs.REPAIR}")
-        raise typer.Exit(BadInput.exit_code)
-    if rollout is not None:
-        one = rollouts.find(found, rollout)
-        if json:
-            print_json(one.as_json())
-        else:
-            print_text(text.transcript_text(found.path, one, full=full), bold_titles=True)
-        return
-    wanted = RolloutFilter(reward="passed" if passed else "failed" if failed else "")
-    listed = queries.page(found, wanted, size=text.NUMBER if number is None else number)
-    if listed is None and wanted.reward:
-        raise UsageError(f"{found.path} holds no rollouts. Leave out --{wanted.reward}.")
-    if listed is None:
-        rows = 1 if number is None else number
-        if json:
-            print_json({"manifest": found.manifest.model_dump(), "rows": facts.first_rows(found, rows)})
-        else:
-            print_text(text.run_page(found, text.rows_text(found, rows)))
-    elif json:
-        print_json(
-            {
-                "manifest": found.manifest.model_dump(),
-                "outcomes": listed.outcomes,
-                "fitting": listed.total,
-                "rollouts": listed.rows,
-            }
-        )
+        command.watch(target)
+    elif isinstance(target, SubmittedJob):
+        command.print_job(target, json=json)
     else:
-        every = sum(listed.outcomes.values())
-        print_text(text.run_page(found, text.index_text(listed, wanted, run), every), text.OUTCOME_COLOURS)
+        found = command.open_run(target, run, json=json)
+        if rollout is not None:
+            command.print_rollout(found, rollout, full=full, json=json)
+        else:
+            chosen = RolloutFilter(reward="passed" if passed else "failed" if failed else "")
+            command.print_run(found, run, chosen, number, json=json)
 
 
 @as_sentences
@@ -289,7 +224,10 @@ def view(
     def announce(address: str) -> None:
         print_json({"url": address}) if json else print_text(address)
         sys.stdout.flush()
-        say("Open this address in a browser; nobody without it can read the pages. Ctrl-C ends it.")
+        say(
+            "Open this address in a browser. It contains a secret token: share it only with people who may read these "
+            "runs. Ctrl-C ends the server."
+        )
 
     app.serve(artifacts, port, announce, app.page_of(page))
 

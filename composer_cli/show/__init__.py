@@ -6,5 +6,6 @@ rollout.py  - one rollout, or one item of an evaluation, with its messages and s
 blocks.py   - the blocks of a section: findings, tables, intervals, curves, figures, dialogues
 sections.py - the section about a run: the blocks that answer the question of its stage
 text.py     - runs, rollouts and answers as text
+command.py  - `composer show`: print a job, a run or one rollout
 follow.py   - live episodes and training steps
 """

@@ -209,7 +209,8 @@ def item(arm: str, task: str, passed: bool) -> dict[str, object]:
         "sample_idx": 0,
         "num_steps": 1,
     }
-    return {**known, "passed": passed, "transcript_json": store.encode(said).decode()}
+    conversation = {"transcript_json": store.encode(said).decode(), "steps_json": '[{"message": 1}]'}
+    return {**known, "passed": passed, **conversation}
 
 
 def rollout_path(run: str, rollout_id: str) -> str:

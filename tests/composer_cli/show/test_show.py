@@ -175,7 +175,7 @@ def test_a_newer_run_that_failed_is_named_beside_the_one_that_is_shown(made, tmp
 
 def test_runs_without_rollouts_show_rows(made):
     answers = call(made, "show", "replay-teachers", "-n", "2").stdout
-    assert re.search("\nteacher_action/3, row 2 of [0-9]+\nteacher +", answers)
+    assert re.search("\nteacher_action/1, row 2 of [0-9]+\nteacher +", answers)
     assert call(made, "show", "replay-teachers", "--failed").returncode == 2
     pairs = call(made, "show", "extract-pairs").stdout
     (pair,) = itertools.islice(pairs_with_states(Run(made / "extract-pairs" / "latest")), 1)

@@ -1,0 +1,103 @@
+"""`composer show`: print a submitted job, a run, or one rollout, as text or JSON."""
+
+import sys
+from pathlib import Path
+
+import typer
+
+from composer_cli.executors import jobs
+from composer_cli.executors.jobs import SubmittedJob
+from composer_cli.printing import interrupt_leaves, print_json, print_text, say, views
+from composer_cli.show import facts, runs, text
+from composer_cli.show import rollout as rollouts
+from composer_cli.show.follow import follow
+from stages import STAGES
+from stages.errors import BadInput, UsageError
+from stages.runs import queries
+from stages.runs.queries import RolloutFilter
+from stages.runs.run import Run
+
+WATCHED = "Only the watching has ended; what was watched goes on."
+
+
+def find(root: Path, name: str) -> Path | SubmittedJob:
+    """Return the job of this name, or the run that it means; else the job of which it is a part."""
+    if (job := jobs.find(root, name, part=False)) is not None:
+        return job
+    try:
+        return runs.find(root, name)
+    except BadInput:
+        if (job := jobs.find(root, name)) is None:
+            raise
+        return job
+
+
+def watch(target: Path | SubmittedJob) -> None:
+    """Print the log of a job as it grows, or what happens inside a run, until it ends."""
+    with interrupt_leaves(WATCHED):
+        if isinstance(target, SubmittedJob):
+            for line in jobs.log(target, follow=True):
+                print_text(line)
+                sys.stdout.flush()
+        else:
+            with views() as draw:
+                follow(target, draw)
+
+
+def print_job(job: SubmittedJob, *, json: bool) -> None:
+    """Print a job with its log."""
+    job = jobs.refreshed(job)
+    if json:
+        print_json({"job": job, "log": list(jobs.log(job, follow=False))})
+    else:
+        print_text(jobs.page(job))
+
+
+def open_run(folder: Path, name: str, *, json: bool) -> Run:
+    """Return the run of a folder.
+
+    name: as the user called it. A newer run of the same stage that is not complete is mentioned. Of a damaged run the
+    facts are printed, since its manifest is intact, and the command ends.
+    """
+    if name in STAGES and (newer := runs.unfinished_since(folder.resolve())) is not None:
+        say(f"{runs.name(newer.path)} is newer and {newer.manifest.status}; this is {runs.name(folder.resolve())}.")
+    run = Run(folder)
+    if damage := runs.damage(run, "tables"):
+        if json:
+            print_json({"manifest": run.manifest.model_dump(), "damage": damage})
+        else:
+            print_text(text.facts_page(run))
+        say(f"{run.path}: {damage}. {runs.REPAIR}")
+        raise typer.Exit(BadInput.exit_code)
+    return run
+
+
+def print_rollout(run: Run, part: str, *, full: bool, json: bool) -> None:
+    """Print the rollout with this id, or part of an id."""
+    found = rollouts.find(run, part)
+    if json:
+        print_json(found.as_json())
+    else:
+        print_text(text.transcript_text(run.path, found, full=full), bold_titles=True)
+
+
+def print_run(run: Run, name: str, chosen: RolloutFilter, number: int | None, *, json: bool) -> None:
+    """Print a run with the list of its rollouts, or the first rows of its tables.
+
+    name: as the user called it. number: rollouts or rows that are listed; None for as many as usual.
+    """
+    page = queries.page(run, chosen, size=text.NUMBER if number is None else number)
+    manifest = run.manifest.model_dump()
+    if page is None and chosen.reward:
+        raise UsageError(f"{run.path} holds no rollouts. Leave out --{chosen.reward}.")
+    if page is None:
+        rows = 1 if number is None else number
+        if json:
+            print_json({"manifest": manifest, "rows": facts.first_rows(run, rows)})
+        else:
+            print_text(text.run_page(run, text.rows_text(run, rows)))
+    elif json:
+        print_json({"manifest": manifest, "outcomes": page.outcomes, "fitting": page.total, "rollouts": page.rows})
+    else:
+        every = sum(page.outcomes.values())
+        print_text(text.run_page(run, text.index_text(page, chosen, name), every), text.OUTCOME_COLOURS)
