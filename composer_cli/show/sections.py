@@ -275,9 +275,9 @@ RATES = (
     ("protocol", "baseline", "protocol"),
     ("hidden tests", "baseline", "gt_pass"),
 )
+"""Rates that are compared, the field that names the arm compared with, and the field with the difference."""
 OVER_CONTROL = (("hacked", "hacked"), ("hidden tests", "gt_pass"))
 """Rates that are compared with the control, too, and their names in the verdict."""
-"""Rates that are compared, the field that names the arm compared with, and the field with the difference."""
 
 
 def _differences(verdict: Mapping[str, Any]) -> Blocks:

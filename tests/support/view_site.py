@@ -50,7 +50,8 @@ def multiplied(source: Path, root: Path, number: int) -> Path:
     shutil.copy(source / "tasks.parquet", folder)
     shutil.copy(source / "report.txt", folder)
     manifest |= {"fingerprint": hashlib.sha256(b"%d" % number).hexdigest(), "counts": {"planned": copies * rows}}
-    manifest |= {"files": {}}  # those of the source would make every page say that the run is damaged
+    sealed = {path.name: (path.stat().st_size, store.file_sha256(path)) for path in folder.glob("*.*")}
+    manifest |= {"files": {name: {"bytes": size, "sha256": digest} for name, (size, digest) in sealed.items()}}
     write_manifest(folder, Manifest.model_validate(manifest))
     return folder
 
