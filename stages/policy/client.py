@@ -6,7 +6,7 @@ after `Fatal` no request to this server can succeed. Each holds what the call co
 a request that arrived may have been billed. API keys are redacted from all text that a server sends.
 
 openai's library provides addresses, headers and connections. Its retries stay off, as they have no entry in the ledger;
-so does its `post`, which takes 0.9 ms of processor time a call where `_request` takes 0.3.
+so does its `post`, which takes twice the processor time of `Client.ask` (0.9 ms a call instead of 0.5).
 """
 
 import asyncio

@@ -1,0 +1,372 @@
+"""Responses read as samples, and bills checked against request and answer: a limit holds whatever a server claims."""
+
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from support.server import Reply, answer, serving
+
+from stages.errors import ComposerError, Incomplete
+from stages.policy import ask_all, reading
+from stages.policy.base import PolicyConfig, Sample, Turn
+from stages.policy.client import FREE, Failed, Fatal, Rejected, Response, Retryable, error_of
+from stages.policy.endpoint import EndpointPolicy
+from stages.policy.reading import MalformedBill, Overlong, cost, least_tokens, most_words, read
+from stages.policy.requests import Asked
+from stages.runs.ledger import NAME, Budget, totals
+
+LIMIT = 3.0
+QUESTION = "How many of the words in this question are words that a tokenizer could take for one, do you think?"
+TEXT = "word " * 60
+TRUE = {"prompt_tokens": 30, "completion_tokens": 60}
+"""What an honest server bills."""
+LIST_PRICE = 90 * 1000 / 1e6
+"""USD of one call."""
+PRICES = {"usd_per_mtok_in": 1000.0, "usd_per_mtok_cached_in": 100.0, "usd_per_mtok_out": 1000.0}
+ASKED = Asked(500, 64, ({"role": "user", "content": QUESTION},))
+BOUND = (500, 64, 0.564)
+"""Tokens and USD of a call whose bill is not believed."""
+
+
+def config(url: str = "http://127.0.0.1:9/v1", **more: Any) -> PolicyConfig:
+    usual = {"model": "big", "concurrency": 4, "max_tokens": 64, "max_attempts": 1, "timeout_s": 20.0, **PRICES}
+    return PolicyConfig(base_url=url, **{**usual, **more})
+
+
+def turns(number: int) -> list[Turn]:
+    return [Turn([{"role": "user", "content": f"{QUESTION} {i}"}], seed=i) for i in range(number)]
+
+
+def body(usage: Any, text: Any = TEXT, **more: Any) -> dict[str, Any]:
+    return {**answer(text), "usage": usage, **more}
+
+
+def read_as(found: Any, asked: Asked = ASKED, **more: Any) -> Sample:
+    raw = found if isinstance(found, bytes) else orjson.dumps(found)
+    return read(raw, config(**more), asked, latency_s=0.0, attempts=1)
+
+
+def ask(tmp_path: Path, reply: dict[str, Any], number: int = 1, **more: Any) -> tuple[Any, ...]:
+    """The answers (None where the run was stopped), the ledger's sums, and the server."""
+    budget, samples = Budget(LIMIT, tmp_path / NAME), None
+    with serving(lambda *_: Reply(body=reply)) as server:
+        policy = EndpointPolicy(config(server.url, **more), budget=budget, cache=tmp_path)
+        with suppress(Incomplete):
+            samples = ask_all(policy, turns(number))
+    return samples, budget, server
+
+
+# --- bills
+
+
+def cached(tokens: Any) -> dict[str, Any]:
+    return {**TRUE, "prompt_tokens_details": {"cached_tokens": tokens}}
+
+
+def reasoning(tokens: int, completion: int = 61) -> dict[str, Any]:
+    return {**TRUE, "completion_tokens": completion, "completion_tokens_details": {"reasoning_tokens": tokens}}
+
+
+BILLS: dict[str, tuple[Any, tuple[int, int, float] | None, float | None]] = {
+    # what the server bills; prompt and completion tokens and USD that count, None for the bound; the claim if lower
+    "honest": (TRUE, (30, 60, LIST_PRICE), None),
+    "no usage": (None, None, None),
+    "only the prompt": ({"prompt_tokens": 30}, None, None),
+    "fewer tokens than the prompt has words": ({**TRUE, "prompt_tokens": 1}, None, 0.061),
+    "fewer tokens than the answer has words": ({**TRUE, "completion_tokens": 1}, None, 0.031),
+    "negative completion": ({**TRUE, "completion_tokens": -90}, None, 0.0),
+    "negative cost": ({**TRUE, "cost": -1}, None, -1.0),
+    "a cost above the list price": ({**TRUE, "cost": 0.5}, (30, 60, 0.5), None),
+    "a cost below the list price": ({**TRUE, "cost": 0.01}, (30, 60, LIST_PRICE), 0.01),
+    "a cost alone": ({"cost": 0.5}, (500, 64, 0.5), None),
+    "a cost alone, too low for the words": ({"cost": 0.01}, None, 0.01),
+    "a cost alone, above the bound": ({"prompt_tokens": 1, "completion_tokens": 1, "cost": 2.0}, (500, 64, 2.0), None),
+    "cached at its price": (cached(20), (30, 60, 0.072), None),
+    "more cached than there is": (cached(10**6), None, None),
+    "less cached than nothing": (cached(-5), None, None),
+    "reasoning counted apart": (reasoning(500), (30, 561, 0.591), None),
+    "reasoning counted within": (reasoning(50), (30, 61, 0.091), None),
+    "a total above its parts": ({**TRUE, "total_tokens": 591}, (30, 561, 0.591), None),
+    "a total below its parts": ({**TRUE, "total_tokens": 2}, (30, 60, LIST_PRICE), None),
+}
+
+
+@pytest.mark.parametrize("name", BILLS)
+def test_a_possible_bill_counts_and_any_other_costs_the_bound(name: str) -> None:
+    bill, counted, claimed = BILLS[name]
+    found = cost({"usage": bill}, [TEXT], ASKED, config())
+    got = (found["prompt_tokens"], found["completion_tokens"], found["cost_usd"])
+    assert got == pytest.approx(counted or BOUND)
+    assert name == "a cost alone, above the bound" or (found["usage_by"] == "bound") is (counted is None)
+    if claimed is not None:
+        assert found["claimed_usd"] == pytest.approx(claimed)
+    elif counted is not None:
+        assert found["claimed_usd"] is None
+
+
+def test_cached_tokens_are_reported_and_cost_their_own_price() -> None:
+    found = cost({"usage": cached(20)}, [TEXT], ASKED, config())
+    assert found["cached_tokens"] == 20
+    full = cost({"usage": cached(20)}, [TEXT], ASKED, config(usd_per_mtok_cached_in=None))
+    assert (found["cost_usd"], full["cost_usd"]) == pytest.approx((0.072, LIST_PRICE))
+
+
+NO_NUMBERS: dict[str, Any] = {
+    "a bool": {**TRUE, "cost": False},
+    "a text": {**TRUE, "cost": "1e9"},
+    "a cost that no call reaches": {**TRUE, "cost": 1e308},
+    "tokens that no call reaches": {**TRUE, "prompt_tokens": 10**15},
+    "part of a token": {**TRUE, "completion_tokens": 0.1},
+    "a text of cached tokens": cached("abc"),
+    "a text of details": {**TRUE, "prompt_tokens_details": "abc"},
+    "a list of usage": [1],
+}
+
+
+@pytest.mark.parametrize("bill", NO_NUMBERS.values(), ids=NO_NUMBERS.keys())
+def test_a_bill_that_is_no_number_makes_an_unusable_answer(bill: Any) -> None:
+    with pytest.raises(MalformedBill):
+        cost({"usage": bill}, [TEXT], ASKED, config())
+    with pytest.raises(Retryable) as caught:
+        read_as(body(bill))
+    assert (caught.value.kind, caught.value.billed_usd) == ("garbage", None)
+
+
+@pytest.mark.parametrize("bill", [TRUE, None, {**TRUE, "completion_tokens": -90}, NO_NUMBERS["a bool"]])
+def test_a_limit_holds_against_any_bill(tmp_path: Path, bill: Any) -> None:
+    """Commit 46e634e served 13.68 USD under a limit of 3 where bills were negative."""
+    _, budget, server = ask(tmp_path, body(bill), 50)
+    served = LIST_PRICE * len(server.requests)
+    assert budget.spent >= 0 and 0 < served <= budget.spent + budget.possibly + 1e-9 <= LIMIT + 1e-9
+    assert totals(tmp_path) == pytest.approx((budget.spent, budget.possibly))
+
+
+def test_an_impossible_bill_costs_the_upper_bound_and_its_answer_is_kept(tmp_path: Path) -> None:
+    (sample,), budget, server = ask(tmp_path, body({**TRUE, "cost": -1}))
+    assert sample.text == TEXT and sample.usage_by == "bound"
+    assert sample.cost_usd == budget.spent == Asked.of(server.requests[0], 4096).usd(config()) > LIST_PRICE
+    assert budget.understated == 1 and budget.understated_usd > 0
+
+
+def test_a_lower_claim_is_kept_in_the_ledger(tmp_path: Path) -> None:
+    (sample,), budget, _ = ask(tmp_path, body({**TRUE, "cost": 0.01}))
+    assert (sample.cost_usd, sample.claimed_usd) == (pytest.approx(LIST_PRICE), 0.01)
+    for one in (budget, Budget(LIMIT, tmp_path / NAME)):
+        assert (one.understated, one.understated_usd) == (1, pytest.approx(LIST_PRICE - 0.01))
+
+
+def test_a_bill_without_a_price_is_checked_for_sense_alone() -> None:
+    settings = PolicyConfig(model="big", base_url="http://h", price="unknown")
+    assert cost({"usage": {**TRUE, "cost": 0.5}}, [TEXT], ASKED, settings)["cost_usd"] == 0.5
+    void = cost({"usage": {**TRUE, "cost": -0.5}}, [TEXT], ASKED, settings)
+    assert (void["cost_usd"], void["price_known"], void["usage_by"]) == (0.0, False, "bound")
+
+
+# --- answers that cannot be used
+
+FIELDS: dict[str, dict[str, Any]] = {
+    "a text of log-probs": {"logprobs": {"content": "abc"}},
+    "a text of a log-prob": {"logprobs": {"content": [{"token": "a", "logprob": "-0.5"}]}},
+    "a bool of a log-prob": {"logprobs": {"content": [{"token": "a", "logprob": True}]}},
+    "a number of a reason": {"finish_reason": 5},
+    "a number of content": {"message": {"content": 5}},
+    "a part of content that is a number": {"message": {"content": [{"text": 5}]}},
+    "a part of content that is a text": {"message": {"content": ["abc"]}},
+    "a text of a message": {"message": "abc"},
+    "a text of calls": {"message": {"content": None, "tool_calls": "abc"}},
+    "a text of a function": {"message": {"content": None, "tool_calls": [{"function": "abc"}]}},
+    "a function without a name": {"message": {"content": None, "tool_calls": [{"function": {"arguments": "{}"}}]}},
+}
+
+
+@pytest.mark.parametrize("change", FIELDS.values(), ids=FIELDS.keys())
+def test_a_field_of_another_type_makes_an_unusable_answer_that_is_paid(change: dict[str, Any]) -> None:
+    choice = {"finish_reason": "stop", "message": {"content": TEXT}, **change}
+    with pytest.raises(Retryable) as caught:
+        read_as({"choices": [choice], "usage": TRUE})
+    assert (caught.value.kind, caught.value.billed_usd) == ("garbage", pytest.approx(LIST_PRICE))
+
+
+def test_what_is_no_answer_may_have_been_billed() -> None:
+    for found in (b"nonsense", b"[1]", {"choices": []}):
+        with pytest.raises(Retryable) as caught:
+            read_as(found)
+        assert (caught.value.kind, caught.value.billed_usd) == ("garbage", None)
+    with pytest.raises(Rejected) as silent:
+        read_as(body(TRUE, None))
+    assert (silent.value.kind, silent.value.billed_usd) == ("no_text", pytest.approx(LIST_PRICE))
+
+
+@pytest.mark.parametrize("form", ["none", "qwen3", "llama3", "mistral", "deepseek", "gpt-oss"])
+def test_deep_nesting_is_no_crash(form: str) -> None:
+    marks = {"qwen3": "<tool_call>", "llama3": "<|python_tag|>", "mistral": "[TOOL_CALLS]"}
+    text = marks.get(form, "") + "[" * 100_000
+    with suppress(Retryable):
+        assert read_as(body(None, text), Asked(500, 10**6), tool_calls=form).error_type is None
+
+
+def test_half_a_surrogate_pair_can_be_kept(tmp_path: Path) -> None:
+    text = '<tool_call>{"name": "a", "arguments": {"x": "\\ud800"}}</tool_call>'
+    (sample,), _, _ = ask(tmp_path, body(TRUE, text), tool_calls="qwen3")
+    assert sample.error_type is None and "?" in sample.text
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [(400, Rejected), (402, Fatal), (429, Retryable), ("abc", Retryable), (True, Retryable)]
+)
+def test_an_error_inside_a_200_may_have_been_billed(code: Any, kind: type[Failed]) -> None:
+    for usage, billed in ((None, None), ({**TRUE, "cost": 0.5}, 0.5), ({"cost": -1}, None)):
+        with pytest.raises(kind) as caught:
+            read_as({"error": {"code": code, "message": "upstream died"}, "usage": usage})
+        assert caught.value.billed_usd == billed
+
+
+# --- other statuses
+
+STATUSES: dict[int, tuple[type[Failed], str | None]] = {
+    204: (Rejected, "rejected"),
+    307: (Fatal, None),
+    400: (Rejected, "rejected"),
+    401: (Fatal, None),
+    404: (Fatal, None),
+    408: (Retryable, "server"),
+    413: (Rejected, "rejected"),
+    429: (Retryable, "rate_limit"),
+    500: (Retryable, "server"),
+    501: (Rejected, "rejected"),
+    503: (Retryable, "server"),
+    524: (Retryable, "server"),
+}
+
+
+@pytest.mark.parametrize("status", STATUSES)
+def test_a_status_is_an_error_and_free_only_where_it_refuses_before_any_work(status: int) -> None:
+    error = error_of(Response(status, {"retry-after": "3"}, b'{"error": {"message": "no"}}'), config())
+    kind, word = STATUSES[status]
+    assert type(error) is kind and getattr(error, "kind", None) == word
+    assert error.billed_usd == (0.0 if status in {401, 404, 413, 429} else None)
+    if isinstance(error, Retryable):
+        assert (error.wait_s, error.pushes_back) == (3.0, status in {429, 503})
+
+
+@pytest.mark.parametrize("status", [400, 429])
+def test_the_ledger_keeps_what_a_status_may_cost(tmp_path: Path, status: int) -> None:
+    budget = Budget(100.0, tmp_path / NAME)
+    with serving(lambda *_: Reply(status, {"error": {"message": "no"}}, {"Retry-After": "0"})) as server:
+        ask_all(EndpointPolicy(config(server.url), budget=budget, cache=tmp_path), turns(1))
+    assert len(server.requests) == 1 and budget.spent == 0 == budget.reserved
+    assert (budget.possibly > 0) == (status not in FREE)
+
+
+@pytest.mark.parametrize(
+    ("status", "page"),
+    [
+        (200, b"<!---->" * 25),
+        (404, b"<!---->" * 25),
+        (400, b'{"error": {"message": "' + b"input has 1 tokens " * 2000 + b'"}}'),
+    ],
+)
+def test_no_error_takes_long_to_read(status: int, page: bytes) -> None:
+    """The first took a minute and its double for ever, the last 48 s: a regular expression tried every division."""
+    began = time.process_time()
+    with suppress(Failed):
+        read_as(page) if status == 200 else error_of(Response(status, {}, page), config())
+    assert time.process_time() - began < 2
+
+
+def test_no_redirect_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop of 307 made 63 requests for 3 calls of the ledger at commit 46e634e; other addresses got the request."""
+    monkeypatch.setenv("BUDGET_KEY", "sk-a-key-that-is-nobodys")
+    budget = Budget(LIMIT)
+    with serving(lambda *_: Reply(body=answer("caught"))) as other:
+        away = Reply(307, b"", {"Location": f"{other.url}/chat/completions"})
+        with serving(lambda *_: away) as server:
+            settings = config(server.url, api_key_env="BUDGET_KEY")
+            with pytest.raises(ComposerError, match=r"a redirect to http://127\.0\.0\.1") as caught:
+                ask_all(EndpointPolicy(settings, budget=budget, cache=tmp_path), turns(1))
+        assert (len(server.requests), other.requests, other.keys) == (1, [], [])
+    assert budget.possibly > 0 and "sk-a-key" not in str(caught.value)
+
+
+@pytest.mark.parametrize("location", [None, "/v1/chat/completions", "http://[", "http://u:p@h/"])
+def test_odd_redirects_are_one_sentence(location: str | None) -> None:
+    error = error_of(Response(302, {} if location is None else {"location": location}, b""), config())
+    assert isinstance(error, Fatal) and "a redirect to" in str(error) and "u:p" not in str(error)
+
+
+# --- answers longer than asked for
+
+
+@pytest.mark.parametrize(
+    ("bill", "words", "tokens"), [({**TRUE, "completion_tokens": 500}, 60, 500), (TRUE, 500, 500), (None, 500, 500)]
+)
+def test_an_answer_longer_than_asked_for_is_known_by_its_bill_or_its_text(bill: Any, words: int, tokens: int) -> None:
+    with pytest.raises(Overlong, match=f"{tokens} tokens"):
+        read_as(body(bill, "word " * words))
+    assert read_as(body({**TRUE, "completion_tokens": 66})).text == TEXT, "some servers count what ends an answer"
+    with pytest.raises(Overlong):
+        read_as(body({**TRUE, "completion_tokens": 67}))
+
+
+@pytest.mark.parametrize("limit", [None, LIMIT])
+def test_a_server_that_ignores_max_tokens_stops_the_run(tmp_path: Path, limit: float | None) -> None:
+    budget = Budget(limit, tmp_path / NAME)
+    with serving(lambda *_: Reply(body=body(None, "word " * 500))) as server:
+        settings = config(server.url, max_tokens=40, concurrency=1)
+        policy = EndpointPolicy(settings, budget=budget, cache=tmp_path)
+        with pytest.raises(Incomplete, match=r"500 tokens.*40"):
+            ask_all(policy, turns(20))
+        assert len(server.requests) == 1 and budget.spent > 0
+        assert ask_all(policy, turns(1))[0].text == "word " * 500, "the answer is paid, so it is kept"
+
+
+# --- what a bill is checked against
+
+
+def test_the_lower_bound_is_one() -> None:
+    texts = {
+        "": 0,
+        "a": 1,
+        "two words": 2,
+        "  \n\t ": 1,
+        "x" * 5000: 5,
+        "foo.bar(baz)\n" * 10: 10,
+        "龍" * 1000: 3,
+        "// -- **": 1,
+        "\ud800": 1,
+    }
+    assert {text: least_tokens(text) for text in texts} == texts
+
+
+def tiny_tokenizer(folder: Path) -> str:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    vocabulary = {"[UNK]": 0, **{letter: i for i, letter in enumerate("abcdefghijklmnopqrstuvwxyz", 1)}}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    folder.mkdir()
+    made.save(str(folder / "tokenizer.json"))
+    return str(folder)
+
+
+def test_a_known_tokenizer_finds_smaller_lies(tmp_path: Path) -> None:
+    """The model's name is a folder of this machine, as where one is served by another program."""
+    model = tiny_tokenizer(tmp_path / "model")
+    assert reading.tokenizer(model)("a" * 100) == 100 - 2 - 5
+    bill = body({"prompt_tokens": 500, "completion_tokens": 65})
+    known, unknown = (read_as(bill, Asked(1000, 200), model=name) for name in (model, "big"))
+    assert (known.usage_by, unknown.usage_by) == ("bound", "server"), "240 letters are 240 tokens of this tokenizer"
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "tokenizer.json").write_text("{")
+    assert reading.tokenizer(str(tmp_path / "broken")) is None and reading.tokenizer("a/b/c/d") is None
+
+
+@given(st.text(st.characters(max_codepoint=127)) | st.text())
+@example(" ".join(chr(code) + "a" for code in range(128)))
+def test_the_quick_count_of_words_is_never_too_small(text: str) -> None:
+    assert most_words(text) >= len(text.split())

@@ -1,0 +1,48 @@
+"""What a request may contain, and the most that its answer can cost."""
+
+from typing import Any
+
+import pytest
+
+from stages.policy import available
+from stages.policy.base import PolicyConfig
+
+UNBOUNDED: dict[str, tuple[str, dict[str, Any]]] = {
+    "a number as text": ("request", {"max_tokens": "100000"}),
+    "part of a token": ("request", {"max_tokens": 100.5}),
+    "a bool": ("extra_body", {"max_completion_tokens": True}),
+    "no tokens": ("request", {"max_completion_tokens": 0}),
+    "nothing": ("request", {"max_tokens": None}),
+    "left out where only a request can": ("extra_body", {"max_tokens": False}),
+    "another name of the length": ("extra_body", {"max_output_tokens": 100_000}),
+    "the same in capitals and signs": ("extra_body", {"MAX-Tokens": 100_000}),
+    "several answers": ("extra_body", {"n": 2}),
+    "a stream": ("extra_body", {"stream": True}),
+    "another conversation": ("extra_body", {"messages": []}),
+    "inside an object": ("extra_body", {"options": {"num_predict": 10**6}}),
+    "inside two": ("extra_body", {"extra_body": {"google": {"thinking_config": {"thinking_budget": 10**6}}}}),
+    "reasoning longer than the answer": ("extra_body", {"reasoning": {"max_tokens": 10**6}}),
+    "reasoning without a number": ("extra_body", {"reasoning": {"max_tokens": "64"}}),
+}
+
+
+@pytest.mark.parametrize("name", UNBOUNDED)
+def test_a_field_that_lengthens_an_answer_unseen_is_refused(name: str) -> None:
+    where, fields = UNBOUNDED[name]
+    with pytest.raises(ValueError, match=where):
+        PolicyConfig(model="m", base_url="http://h", **{where: fields})
+
+
+def test_a_field_that_bounds_an_answer_is_taken() -> None:
+    taken = {
+        "extra_body": {"max_completion_tokens": 500, "reasoning": {"max_tokens": 400, "effort": "high"}},
+        "request": {"max_tokens": False},
+    }
+    assert available.longest_answer(PolicyConfig(model="m", base_url="http://h", **taken)) == 500
+    schema = {"response_format": {"json_schema": {"properties": {"n": {"type": "integer"}, "max_tokens": {}}}}}
+    PolicyConfig(model="m", base_url="http://h", extra_body={**schema, "provider": {"order": ["a"]}})
+
+
+def test_cached_input_that_is_dearer_is_reserved_at_its_price() -> None:
+    settings = PolicyConfig(model="m", usd_per_mtok_in=1.0, usd_per_mtok_cached_in=5.0, usd_per_mtok_out=1.0)
+    assert settings.most(10**6, 0) == 5.0 == settings.cost(10**6, 0, 10**6)
