@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from stages.policy import available, dialect
-from stages.policy.base import UNSTATED, PolicyConfig, Turn, prompt_bound
+from stages.policy.base import UNSTATED, PolicyConfig, Turn
 from stages.policy.dialect import EXTRAS
+from stages.policy.request_fields import LIMITS
 from stages.runs import store
 
 QUESTION = [{"role": "user", "content": "Answer with the word OK."}]
@@ -45,7 +46,7 @@ def probing(config: PolicyConfig, max_tokens: int | bool) -> tuple[Request, Requ
     """Return the request that probes a server, without the fields that it may not accept, and these fields."""
     plain = request_body(config, max_tokens, Turn([], 0), EXTRAS)
     plain["messages"] = QUESTION
-    for name in ({"max_tokens", "max_completion_tokens"} & plain.keys()) or {"max_tokens"}:
+    for name in (set(LIMITS) & plain.keys()) or {"max_tokens"}:
         plain[name] = min(plain.get(name, LONGEST), LONGEST)
     return plain, {name: value for name, value in EXTRAS.items() if config.request.get(name) is not False}
 
@@ -61,13 +62,20 @@ class Asked:
     @classmethod
     def of(cls, request: Mapping[str, Any], context: int) -> "Asked":
         """Return the bounds of a request to a server; context: the longest answer where the request has none."""
-        limits = [request[name] for name in ("max_tokens", "max_completion_tokens") if request.get(name) is not None]
+        limits = [request[name] for name in LIMITS if request.get(name) is not None]
         longest = max(limits, default=context)
         return cls(prompt_bound(len(store.encode(request))), longest, tuple(request.get("messages", ())))
 
     def usd(self, config: PolicyConfig) -> float:
         """Return the most that the call can cost, at the larger of the two prices of input."""
-        return config.most(self.prompt_tokens, self.completion_tokens)
+        return config.highest_cost(self.prompt_tokens, self.completion_tokens)
+
+
+def prompt_bound(num_bytes: int) -> int:
+    """Return an upper bound of the prompt tokens of a request whose JSON has this many bytes."""
+    # No tokenizer makes more tokens than there are UTF-8 bytes. The margin, 10 % and 512, is for what a chat template
+    # or a provider adds.
+    return num_bytes * 11 // 10 + 512
 
 
 def price_bound(config: PolicyConfig, turns: Iterable[Turn]) -> float:

@@ -43,11 +43,13 @@ def sample_batch(
     pad_id: int,
     prefill_tokens: int = 8192,
     prefixes: "PrefixCache | None" = None,
+    look_every: int | None = None,
 ) -> list[Drawn]:
     """Draw one completion per prompt: (token ids with the end token, natural log-probs after temperature).
 
     At temperature 0 the most likely token is taken and log-probs are those of the untempered distribution. prefixes:
-    rows of the call before, which prompts may continue; afterwards it holds those of this call.
+    rows of the call before, which prompts may continue; afterwards it holds those of this call. look_every: tokens
+    between two looks at which rows have ended; None chooses by the device.
     """
     device = next(model.parameters()).device
     # A generator per row, on the CPU in float64: a row's draws depend neither on the batch nor on the device.
@@ -55,7 +57,7 @@ def sample_batch(
     drawn = [torch.rand(max_tokens, dtype=torch.float64, generator=generator) for generator in generators]
     uniforms = torch.stack(drawn).to(device)  # [B, max_tokens]
     rows, logits = _prefilled(model, prompts, max_tokens, pad_id, prefill_tokens, prefixes)
-    look = look_every(device)
+    look = look_every or tokens_between_looks(device)
     found: list[Drawn] = [([], []) for _ in prompts]
     ended, pending = [False] * len(prompts), list[Tensor]()
     for t in range(max_tokens):
@@ -87,7 +89,7 @@ def sample_batch(
     return found
 
 
-def look_every(device: torch.device) -> int:
+def tokens_between_looks(device: torch.device) -> int:
     """Return the tokens between two looks at which rows have ended: a GPU is waited for at each, a CPU never."""
     return 1 if device.type == "cpu" else 16
 

@@ -303,7 +303,7 @@ class VllmPolicy:
         if folder is not None:
             name = f"adapter-{store.folder_sha256(folder)[:12]}"
             policy.load(name, folder)
-            policy.take(name)
+            policy.sample_from(name)
         return policy
 
     async def ask(self, turn: Turn) -> Sample:
@@ -370,7 +370,7 @@ class VllmPolicy:
         """Replace all weights of the server, between requests."""
         self._asked(self._completions.replace_weights(source))
 
-    def take(self, name: str | None, version: int | None = None) -> None:
+    def sample_from(self, name: str | None, version: int | None = None) -> None:
         """Sample from a loaded adapter from now on, or without one; `version` is written into every sample."""
         self._name, self.version = name or self.found.name, version
 

@@ -199,7 +199,7 @@ class AdapterSync(WeightSync):
         name = f"{self._run}-version-{version}"
         if self.server.loads:
             self.sampler.load(name, folder)
-        self.sampler.take(name, version)
+        self.sampler.sample_from(name, version)
         self._held = [*(held for held in self._held if held[0] != name), (name, folder)]
 
     def check_unchanged(self, step: int) -> None:
@@ -257,7 +257,7 @@ class WholeSync(WeightSync):
         self._replaced = True
         if self.server.loads:
             self.sampler.replace_weights(str(folder.resolve()))
-        self.sampler.take(None, version)
+        self.sampler.sample_from(None, version)
 
     def check_unchanged(self, step: int) -> None:
         """`ComposerError` where another run has replaced the weights while the rollouts of a step were played."""

@@ -1,6 +1,7 @@
-"""An answer without `max_tokens`: 64 tokens of an embedded model, else what the context of the model leaves."""
+"""Whether a model is available, and its context, which limits an answer without `max_tokens`."""
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ from support.models import save_tiny
 from support.server import Reply, Server, answer, serving
 
 from stages import collect
-from stages.errors import UsageError
+from stages.envs.kata.recipes import recipe_fingerprint
+from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.policy import PolicyConfig, ask_all, available, open_policy
-from stages.policy.available import context_tokens
+from stages.policy.available import check, context_tokens
 from stages.policy.base import UNSTATED, Turn
 from stages.rollouts.agent_loop import EpisodeLimits, Rules
 from stages.runs.ledger import Budget
@@ -139,3 +141,79 @@ def test_a_model_of_ones_own_passes_the_gate_of_its_collection_without_a_setting
     assert done.returncode == 0, done.stdout + done.stderr
     steps = Run(next((tmp_path / "collect").glob("2*"))).rows(collect.STEP)
     assert all(step["finish_reason"] == "stop" for step in steps)
+
+
+# --- whether it is available
+
+
+def named(*names: str) -> Reply:
+    return Reply(body={"data": [{"id": name} for name in names]})
+
+
+def never(body: dict[str, Any], number: int) -> Reply:
+    raise AssertionError("no answer is to be asked for")
+
+
+def test_a_server_that_lists_the_model_passes_and_one_that_does_not_is_refused() -> None:
+    with serving(never, named("big", "small")) as server:
+        assert "lists the model" in check(PolicyConfig(model="big", base_url=server.url), Path())
+        with pytest.raises(BadInput, match="has no model 'bgi'; it lists 2, for example 'big'"):
+            check(PolicyConfig(model="bgi", base_url=server.url), Path())
+    assert server.requests == []
+
+
+def test_a_server_without_a_list_is_only_said_to_answer() -> None:
+    with serving(never) as server:
+        assert "lists no models" in check(PolicyConfig(model="big", base_url=server.url), Path())
+
+
+def test_a_refused_key_and_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_KEY", "k-123456789")
+    with (
+        serving(never, Reply(401, {"error": {"message": "bad key"}})) as server,
+        pytest.raises(UsageError, match=r"refuses the key \(status 401\). Check SOME_KEY"),
+    ):
+        check(PolicyConfig(model="big", base_url=server.url, api_key_env="SOME_KEY"), Path())
+    with pytest.raises(InfrastructureError, match=r"http://127\.0\.0\.1:9/v1 cannot be reached"):
+        check(PolicyConfig(model="big", base_url="http://127.0.0.1:9/v1"), Path())
+
+
+def test_a_model_for_vllm_has_a_server_that_answers_or_a_vllm_to_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dry run says both, of the tokenizer that is read here and of the server, before anything is loaded."""
+    model = f"vllm:{save_tiny(tmp_path / 'tiny')}"
+    with serving(never, named("base")) as server:
+        assert "its folder is whole; " in (said := check(PolicyConfig(model=model, base_url=server.url), Path()))
+        assert said.endswith(f"{server.url}, which is to sample from it, answers")
+    with pytest.raises(InfrastructureError, match=r"http://127\.0\.0\.1:9/v1 cannot be reached"):
+        check(PolicyConfig(model=model, base_url="http://127.0.0.1:9/v1"), Path())
+    monkeypatch.delenv("COMPOSER_VLLM", raising=False)
+    assert sys.executable in check(PolicyConfig(model=model, server={"python": sys.executable}), Path())
+    with pytest.raises(UsageError, match="/no/python, which is to run vLLM, does not exist"):
+        check(PolicyConfig(model=model, server={"python": "/no/python"}), Path())
+    for weights in (tmp_path / "tiny").glob("*.safetensors"):
+        weights.unlink()
+    with pytest.raises(BadInput, match=r"holds no \*.safetensors"):
+        check(PolicyConfig(model=model, server={"python": sys.executable}), Path())
+
+
+def test_folders_are_read_as_loading_would_and_weights_must_be_there(tmp_path: Path) -> None:
+    save_tiny(tmp_path / "tiny")
+    config = PolicyConfig(model=str(tmp_path / "tiny"))
+    assert "its folder is whole" in check(config, Path())
+    for weights in (tmp_path / "tiny").glob("*.safetensors"):
+        weights.unlink()
+    with pytest.raises(BadInput, match=r"holds no \*.safetensors"):
+        check(config, Path())
+    with pytest.raises(BadInput, match=r"no model folder \./nowhere"):
+        check(PolicyConfig(model="./nowhere"), Path())
+    made = check(PolicyConfig(model="kata:student"), tmp_path)
+    assert made.endswith("kata-novice, then from it kata-student, each in up to a minute on an idle core")
+
+
+def test_a_model_that_was_made_is_there(tmp_path: Path) -> None:
+    said = {"novice": "use: kata-student, in up to a minute on an idle core", "student": f": is there, in {tmp_path}"}
+    for name, end in said.items():
+        (tmp_path / f"kata-{name}-{recipe_fingerprint(name)[:6]}").mkdir()
+        assert check(PolicyConfig(model="kata:student"), tmp_path).endswith(end)

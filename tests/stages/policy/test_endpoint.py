@@ -78,35 +78,10 @@ def test_a_slow_answer_times_out(tmp_path: Path) -> None:
 
 
 def test_a_server_that_is_not_there(tmp_path: Path) -> None:
-    sample = ask_all(open_at("http://127.0.0.1:9/v1", tmp_path, max_attempts=1), turns("a"))[0]
+    budget = Budget(100.0)
+    sample = ask_all(open_at("http://127.0.0.1:9/v1", tmp_path, budget, max_attempts=1), turns("a"))[0]
     assert sample.error_type == "connection" and "127.0.0.1:9" in (sample.error or "")
-
-
-@pytest.mark.parametrize(("status", "words"), [(401, "key was refused"), (402, "no credit"), (404, "no such model")])
-def test_what_no_retry_can_mend_stops_the_run(tmp_path: Path, status: int, words: str) -> None:
-    with (
-        serving(lambda body, n: Reply(status, {"error": {"message": "no"}})) as server,
-        pytest.raises(UsageError, match=words),
-    ):
-        ask_all(open_at(server.url, tmp_path), turns("a"))
-    assert len(server.requests) == 1
-
-
-@pytest.mark.parametrize(
-    ("status", "body"),
-    [
-        (400, {"error": {"message": "Your messages are too many.", "code": "context_length_exceeded"}}),
-        (400, {"object": "error", "message": "This model's maximum context length is 1024 tokens. However, you ..."}),
-        (400, {"error": {"message": "the request exceeds the available context size", "code": 400}}),
-        (400, {"error": {"message": "prompt is too long: 201000 tokens > 200000 maximum"}}),
-        (413, {"error": {"message": "The input is longer than the model's context length (4096 tokens)."}}),
-        (200, {"error": {"message": "This endpoint's maximum context length is 4096 tokens.", "code": 400}}),
-    ],
-)
-def test_a_prompt_that_does_not_fit_has_a_kind_of_its_own(tmp_path: Path, status: int, body: dict) -> None:
-    with serving(lambda asked, n: Reply(status, body)) as server:
-        (sample,) = ask_all(open_at(server.url, tmp_path), turns("long"))
-        assert (sample.error_type, len(server.requests)) == ("context", 1)
+    assert (budget.spent, budget.possibly, budget.reserved) == (0.0, 0.0, 0.0)
 
 
 def test_a_rejected_request_fails_alone(tmp_path: Path) -> None:
@@ -118,21 +93,6 @@ def test_a_rejected_request_fails_alone(tmp_path: Path) -> None:
         samples = ask_all(open_at(server.url, tmp_path), turns("long", "short"))
     assert samples[0].error_type == "rejected" and samples[1].text == "ok"
     assert len(server.requests) == 2
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"[1, 2]",
-        {"choices": []},
-        {"choices": [{"finish_reason": "error", "message": {"content": None}}]},
-        {"error": {"message": "upstream died", "code": 502}},
-    ],
-)
-def test_garbage_is_an_error_and_not_an_answer(tmp_path: Path, body: Any) -> None:
-    with serving(lambda request, n: Reply(body=body)) as server:
-        sample = ask_all(open_at(server.url, tmp_path, max_attempts=1), turns("a"))[0]
-    assert sample.error_type in {"garbage", "server"} and sample.text == ""
 
 
 @pytest.mark.parametrize("status", [200, 405, 501])
@@ -196,12 +156,6 @@ def test_a_missing_key_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         open_at("http://127.0.0.1:9/v1", tmp_path, api_key_env="TEACHER_KEY")
 
 
-# --- money
-
-
-# --- answers
-
-
 def test_a_call_that_fails_after_its_caller_left_is_nobodys_news(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -231,12 +185,6 @@ def test_a_tool_call_is_an_answer(tmp_path: Path) -> None:
     assert messages.read(sample.text).calls == (messages.ToolCall("search", '{"query": "boat"}'),)
 
 
-def test_json_is_read_whatever_its_content_type(tmp_path: Path) -> None:
-    with serving(lambda body, n: Reply(body=answer("ok"), headers={"Content-Type": "text/plain"})) as server:
-        assert ask_all(open_at(server.url, tmp_path), turns("a"))[0].text == "ok"
-    assert len(server.requests) == 1
-
-
 @pytest.mark.parametrize(("finish", "error"), [("length", None), ("content_filter", "no_text")])
 def test_an_answer_without_text_is_bought_once(tmp_path: Path, finish: str, error: str | None) -> None:
     body = answer("")
@@ -245,13 +193,6 @@ def test_an_answer_without_text_is_bought_once(tmp_path: Path, finish: str, erro
         (sample,) = ask_all(open_at(server.url, tmp_path), turns("a"))
     assert (sample.error_type, sample.finish_reason, len(server.requests)) == (error, finish, 1)
     assert sample.cost_usd > 0
-
-
-def test_the_model_that_answered_is_recorded(tmp_path: Path) -> None:
-    body = {**answer("x"), "model": "big-2026-08-01", "provider": "Somewhere"}
-    with serving(lambda request, n: Reply(body=body)) as server:
-        (sample,) = ask_all(open_at(server.url, tmp_path), turns("a"))
-    assert (sample.served_model, sample.provider) == ("big-2026-08-01", "Somewhere")
 
 
 def test_request_and_extra_body_shape_what_is_sent(tmp_path: Path) -> None:
@@ -269,17 +210,6 @@ def test_request_and_extra_body_shape_what_is_sent(tmp_path: Path) -> None:
     assert sent["max_completion_tokens"] == 500 and available.longest_answer(policy.config) == 500
     assert sent["provider"] == {"allow_fallbacks": False} and sent["enable_thinking"] is False
     assert {s.text for s in samples} == {"answer 0", "answer 1"}, "samples stay apart where no seed tells them apart"
-
-
-@pytest.mark.parametrize("settings", [{"request": {"max_tokens": False}}, {"extra_body": {"n": 4}}])
-def test_requests_without_an_end_or_with_several_answers_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="request"):
-        PolicyConfig(model="m", **settings)
-
-
-def test_what_the_server_billed_counts_more_than_our_prices(tmp_path: Path) -> None:
-    with serving(lambda body, n: Reply(body=answer("x", cost=0.25))) as server:
-        assert ask_all(open_at(server.url, tmp_path), turns("a"))[0].cost_usd == 0.25
 
 
 def test_a_paid_answer_is_never_bought_twice(tmp_path: Path) -> None:
@@ -370,32 +300,6 @@ def test_calls_without_an_answer_are_not_free(tmp_path: Path, reply: Reply, paid
     assert budget.reserved == 0
 
 
-def test_a_server_that_is_not_there_costs_nothing(tmp_path: Path) -> None:
-    budget = Budget(100.0)
-    ask_all(open_at("http://127.0.0.1:9/v1", tmp_path, budget, max_attempts=1), turns("a"))
-    assert (budget.spent, budget.possibly, budget.reserved) == (0.0, 0.0, 0.0)
-
-
-def test_a_server_that_leaves_out_usage_is_not_free(tmp_path: Path) -> None:
-    silent = {k: v for k, v in answer("four words are here").items() if k != "usage"}
-    budget = Budget(100.0)
-    with serving(lambda body, n: Reply(body=silent)) as server:
-        (sample,) = ask_all(open_at(server.url, tmp_path, budget), turns("a"))
-    assert sample.usage_by == "bound"
-    assert sample.prompt_tokens >= len("a") and sample.completion_tokens == 64
-    assert budget.spent == sample.cost_usd > 0
-
-
-def test_cached_input_has_its_own_price(tmp_path: Path) -> None:
-    cached = answer("x", prompt_tokens=1000, completion_tokens=10, prompt_tokens_details={"cached_tokens": 900})
-    with serving(lambda body, n: Reply(body=cached)) as server:
-        (sample,) = ask_all(open_at(server.url, tmp_path, usd_per_mtok_cached_in=0.1), turns("a"))
-        (full,) = ask_all(open_at(server.url, tmp_path / "other"), turns("a"))
-    assert sample.cached_tokens == 900
-    assert sample.cost_usd == pytest.approx((100 * 1.0 + 900 * 0.1 + 10 * 2.0) / 1e6)
-    assert full.cost_usd == pytest.approx((1000 * 1.0 + 10 * 2.0) / 1e6)
-
-
 def test_the_answer_is_durable_before_its_reservation_is_released(tmp_path: Path) -> None:
     kept_at_release: list[int] = []
 
@@ -426,3 +330,19 @@ def test_answers_in_flight_are_kept_when_another_call_stops_the_run(tmp_path: Pa
         assert budget.spent > 0 == budget.reserved
         assert ask_all(policy, turns("slow"))[0].text == "paid"
     assert len(server.requests) == 2
+
+
+def test_what_is_waited_for_is_said_while_a_server_is_silent(tmp_path: Path) -> None:
+    heard: list[tuple[str, int, int]] = []
+    with serving(lambda body, n: Reply(body=answer("x"), delay_s=0.5)) as server:
+        config = PolicyConfig(model="big", base_url=server.url)
+        policy = EndpointPolicy(
+            config, budget=Budget(), cache=tmp_path, listener=lambda *said: heard.append(said), quiet_s=0.1
+        )
+        ask_all(policy, [Turn([{"role": "user", "content": text}], seed=0) for text in "ab"])
+        told = len(heard)
+        time.sleep(0.3)
+    assert told and len(heard) == told, "nothing is said once all answers are there"
+    what, done, total = heard[0]
+    assert what.startswith("waiting for 2 answers of big at http://127.0.0.1:") and ", the oldest since " in what
+    assert (done, total) == (0, 0)

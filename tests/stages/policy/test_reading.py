@@ -192,8 +192,14 @@ def test_a_field_of_another_type_makes_an_unusable_answer_that_is_paid(change: d
     assert (caught.value.kind, caught.value.billed_usd) == ("garbage", pytest.approx(LIST_PRICE))
 
 
+def test_the_model_that_answered_is_recorded() -> None:
+    sample = read_as({**body(TRUE), "model": "big-2026-08-01", "provider": "Somewhere"})
+    assert (sample.served_model, sample.provider) == ("big-2026-08-01", "Somewhere")
+
+
 def test_what_is_no_answer_may_have_been_billed() -> None:
-    for found in (b"nonsense", b"[1]", {"choices": []}):
+    broken_off = {"choices": [{"finish_reason": "error", "message": {"content": None}}]}
+    for found in (b"nonsense", b"[1]", {"choices": []}, broken_off):
         with pytest.raises(Retryable) as caught:
             read_as(found)
         assert (caught.value.kind, caught.value.billed_usd) == ("garbage", None)
@@ -252,6 +258,21 @@ def test_a_status_is_an_error_and_free_only_where_it_refuses_before_any_work(sta
     assert error.billed_usd == (0.0 if status in {401, 404, 413, 429} else None)
     if isinstance(error, Retryable):
         assert (error.wait_s, error.pushes_back) == (3.0, status in {429, 503})
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"error": {"message": "Your messages are too many.", "code": "context_length_exceeded"}},
+        {"object": "error", "message": "This model's maximum context length is 1024 tokens. However, you ..."},
+        {"error": {"message": "the request exceeds the available context size", "code": 400}},
+        {"error": {"message": "prompt is too long: 201000 tokens > 200000 maximum"}},
+        {"error": {"message": "The input is longer than the model's context length (4096 tokens)."}},
+    ],
+)
+def test_a_prompt_that_does_not_fit_has_a_kind_of_its_own(error: dict[str, Any]) -> None:
+    found = error_of(Response(400, {}, orjson.dumps(error)), config())
+    assert isinstance(found, Rejected) and found.kind == "context"
 
 
 @pytest.mark.parametrize("status", [400, 429])

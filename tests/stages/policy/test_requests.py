@@ -13,6 +13,7 @@ UNBOUNDED: dict[str, tuple[str, dict[str, Any]]] = {
     "a bool": ("extra_body", {"max_completion_tokens": True}),
     "no tokens": ("request", {"max_completion_tokens": 0}),
     "nothing": ("request", {"max_tokens": None}),
+    "no length at all": ("request", {"max_tokens": False}),
     "left out where only a request can": ("extra_body", {"max_tokens": False}),
     "another name of the length": ("extra_body", {"max_output_tokens": 100_000}),
     "the same in capitals and signs": ("extra_body", {"MAX-Tokens": 100_000}),
@@ -45,4 +46,4 @@ def test_a_field_that_bounds_an_answer_is_taken() -> None:
 
 def test_cached_input_that_is_dearer_is_reserved_at_its_price() -> None:
     settings = PolicyConfig(model="m", usd_per_mtok_in=1.0, usd_per_mtok_cached_in=5.0, usd_per_mtok_out=1.0)
-    assert settings.most(10**6, 0) == 5.0 == settings.cost(10**6, 0, 10**6)
+    assert settings.highest_cost(10**6, 0) == 5.0 == settings.cost(10**6, 0, 10**6)
