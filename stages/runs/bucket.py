@@ -1,6 +1,6 @@
 """Runs in a bucket or on the Hugging Face hub.
 
-In this order: objects in a bucket (`Bucket`, through obstore), files on the hub (`HubDataset`, `HubBucket`), finished
+In this order: objects in a bucket (`Bucket`, through obstore), files in a bucket of the hub (`HubBucket`), finished
 runs that are fetched and published, and a run that is uploaded while it runs (`Mirror`).
 
 Keys come from where each provider's own tools look for them (AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS, ...),
@@ -165,21 +165,20 @@ def _first_line(error: Exception) -> str:
     return re.split(r"\n|Debug source", str(error), maxsplit=1)[0].strip().rstrip(".")
 
 
-# Runs on the Hugging Face hub, in a bucket (`hf://buckets/OWNER/NAME/RUN`) or a dataset (`hf://datasets/OWNER/NAME/RUN`).
-# A bucket takes runs in progress. A dataset is a repository whose every write is a commit, so it takes finished runs
-# only, one commit each. Neither can create a file only if it is absent, append, or rename: nothing here needs that,
-# but DiLoCo replicas do, and are refused (`open_bucket`). The token is HF_TOKEN, else that of `hf auth login`;
-# HF_ENDPOINT names another hub. Uses `HfFileSystem` and `HfApi` of huggingface_hub 2.4.
+# Runs in a bucket of the Hugging Face hub, `hf://buckets/OWNER/NAME/RUN`. The hub cannot create a file only if it is
+# absent, append, or rename: nothing here needs that, but DiLoCo replicas do, and are refused (`open_bucket`). The token
+# is HF_TOKEN, else that of `hf auth login`; HF_ENDPOINT names another hub. Uses `HfFileSystem` and `HfApi` of
+# huggingface_hub 2.4.
 
 SCHEME = "hf"
-ADDRESS = re.compile(r"hf://(buckets|datasets)/([\w.-]+/[\w.-]+)((?:/[^/@]+)*)")
+ADDRESS = re.compile(r"hf://buckets/([\w.-]+/[\w.-]+)((?:/[^/@]+)*)")
 
 
-class HubDataset:
-    """Files below a folder of a dataset repository, with the methods of `Bucket` that a commit allows."""
+class HubBucket:
+    """Files below a folder of a bucket of the hub, with the methods of `Bucket` that a run needs."""
 
-    def __init__(self, url: str, kind: str, repository: str, folder: str) -> None:
-        """folder: below the repository, empty for the repository itself. `UsageError` when it cannot be opened."""
+    def __init__(self, url: str, repository: str, folder: str) -> None:
+        """folder: below the bucket, empty for the bucket itself. `UsageError` when it cannot be opened."""
         from huggingface_hub import HfApi, HfFileSystem
         from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
@@ -188,7 +187,7 @@ class HubDataset:
         self._api = HfApi(endpoint=endpoint, token=token, library_name="composer")
         self._files = HfFileSystem(endpoint=endpoint, token=token, skip_instance_cache=True)
         self.url, self._repository, self._folder = url, repository, f"{folder}/" if folder else ""
-        root = f"{kind}/{repository}"
+        root = f"buckets/{repository}"
         self._prefix = f"{root}/{self._folder}"  # of the keys, in the paths of HfFileSystem
         self.sent = self.received = 0
         with self._failing("opening it"):
@@ -197,7 +196,7 @@ class HubDataset:
             except FileNotFoundError:
                 raise UsageError(
                     f"{url} cannot be opened: there is no {root} that this token may see. Create it with "
-                    "`hf repo create` or `hf buckets create`, or set HF_TOKEN."
+                    "`hf buckets create`, or set HF_TOKEN."
                 ) from None
 
     def read(self, key: str) -> bytes | None:
@@ -227,35 +226,6 @@ class HubDataset:
             found = self._files.find(self._prefix.rstrip("/"), refresh=True)  # else from a cache of this process
         return sorted(key for name in found if (key := name.removeprefix(self._prefix)).startswith(prefix))
 
-    def send_all(self, files: Sequence[tuple[Path, str]]) -> None:
-        """Upload files in one commit: all or none of them."""
-        from huggingface_hub import CommitOperationAdd
-
-        operations = [CommitOperationAdd(self._folder + key, path) for path, key in files]
-        with self._failing("writing"):
-            self._api.create_commit(
-                self._repository, operations, commit_message=f"Publish {self.url}", repo_type="dataset"
-            )
-        self.sent += sum(path.stat().st_size for path, _ in files)
-
-    @contextmanager
-    def _failing(self, what: str) -> Iterator[None]:
-        from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
-        from huggingface_hub.errors import HTTPError as Unreachable  # type: ignore[attr-defined]  # of its HTTP client
-
-        try:
-            yield
-        except (Unreachable, EntryNotFoundError, OSError, RuntimeError, ValueError) as error:
-            message = str(error)
-            if isinstance(error, HfHubHTTPError):
-                message = f"{error.response.status_code}: {error.server_message or error}"
-            # redacted(): a proxy or the hub may repeat the request's token in its message.
-            raise failed(self.url, what, redacted(message.strip().split("\n")[0])) from None
-
-
-class HubBucket(HubDataset):
-    """Files below a folder of a bucket of the hub, which can be replaced and deleted as well."""
-
     def write(self, key: str, data: bytes) -> None:
         """Write a file, replacing any of that key."""
         with self._failing(f"writing {key}"):
@@ -284,23 +254,36 @@ class HubBucket(HubDataset):
         with self._failing("deleting"):
             self._api.batch_bucket_files(self._repository, delete=[self._folder + key for key in there])
 
+    @contextmanager
+    def _failing(self, what: str) -> Iterator[None]:
+        from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
+        from huggingface_hub.errors import HTTPError as Unreachable  # type: ignore[attr-defined]  # of its HTTP client
 
-ReadStore = Bucket | HubDataset
-"""A store of finished runs."""
+        try:
+            yield
+        except (Unreachable, EntryNotFoundError, OSError, RuntimeError, ValueError) as error:
+            message = str(error)
+            if isinstance(error, HfHubHTTPError):
+                message = f"{error.response.status_code}: {error.server_message or error}"
+            # redacted(): a proxy or the hub may repeat the request's token in its message.
+            raise failed(self.url, what, redacted(message.strip().split("\n")[0])) from None
 
 
-def open_store(url: str) -> ReadStore:
+RunStore = Bucket | HubBucket
+"""A store of runs."""
+
+
+def open_store(url: str) -> RunStore:
     """Open the bucket or the repository at an address; `UsageError` when it is not understood or not found."""
     if not url.startswith(f"{SCHEME}://"):
         return open_bucket(url)
     found = ADDRESS.fullmatch(url)
     if found is None:
         raise UsageError(
-            f"The address {url!r} names no place on the hub. Write hf://buckets/OWNER/NAME/RUN, or "
-            "hf://datasets/OWNER/NAME/RUN for a finished run."
+            f"The address {url!r} names no place on the hub. Write hf://buckets/OWNER/NAME/RUN; "
+            "`composer export hub` writes tables to a dataset."
         )
-    kind, repository, folder = found.groups()
-    return (HubBucket if kind == "buckets" else HubDataset)(url, kind, repository, folder.lstrip("/"))
+    return HubBucket(url, found[1], found[2].lstrip("/"))
 
 
 def is_address(text: str) -> bool:
@@ -344,7 +327,7 @@ def local_folder(url: str, stage: str, cache: Path) -> Path:
     return cache / store.digest(url)[:12] / store.folder_name(stage) / store.folder_name(url.rpartition("/")[2])
 
 
-def download(bucket: ReadStore, folder: Path, manifest: bytes, *, but: Collection[str] = ()) -> None:
+def download(bucket: RunStore, folder: Path, manifest: bytes, *, but: Collection[str] = ()) -> None:
     """Replace a folder by the files of a run in a bucket, except those named in `but`."""
     # First: files of an earlier run at this address would otherwise stay among the new ones.
     shutil.rmtree(folder, ignore_errors=True)
@@ -413,13 +396,7 @@ class Mirror:
     def __init__(self, url: str, stage: str, cache: Path, every_s: float = EVERY_S) -> None:
         self.url = url.rstrip("/")
         self.folder = local_folder(self.url, stage, cache)
-        opened = open_store(self.url)
-        if not isinstance(opened, Bucket | HubBucket):
-            raise UsageError(
-                f"{self.url} takes finished runs only, since every write to a dataset is a commit. Give --out "
-                "hf://buckets/OWNER/NAME/RUN, or `composer publish RUN` there once it is finished."
-            )
-        self._bucket = opened
+        self._bucket = open_store(self.url)
         self._owner, self._sent = uuid4().hex.encode(), dict[str, Stamp]()
         self._over, self._every_s = threading.Event(), every_s
 

@@ -1,21 +1,20 @@
-"""Runs on the hub: published and fetched as from any bucket; a dataset in one commit, and finished runs only."""
+"""Runs in a bucket of the hub: published and fetched as from any bucket."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants
 from support.hub import FileHub, file_hub
 from support.runs import written
 
 from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.runs import bucket, store
-from stages.runs.bucket import HubBucket, Mirror, open_bucket, open_store
+from stages.runs.bucket import HubBucket, open_bucket, open_store
 from stages.runs.kinds import ROLLOUT
 from stages.runs.run import Run
 
 TOKEN = "hf_" + "n0tarealtoken" * 2
-IN_BUCKET, IN_DATASET = "hf://buckets/someone/runs/kata/first", "hf://datasets/someone/tables/kata/first"
+IN_BUCKET = "hf://buckets/someone/runs/kata/first"
 
 
 @pytest.fixture
@@ -34,17 +33,12 @@ def run(tmp_path: Path) -> Run:
     return Run(folder)
 
 
-@pytest.mark.parametrize("url", [IN_BUCKET, IN_DATASET])
-def test_a_published_run_is_read_as_it_was(
-    tmp_path: Path, run: Run, hub: FileHub, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", url == IN_DATASET)  # large files go by LFS, as the fake has it
+def test_a_published_run_is_read_as_it_was(tmp_path: Path, run: Run, hub: FileHub) -> None:
+    url, there = IN_BUCKET, hub.objects
     assert bucket.is_address(url) and bucket.publish(run, url) > 0
-    there = hub.objects if url == IN_BUCKET else hub.files
     names = {"manifest.json", "report.txt", "rollouts.parquet", "figures/a b.txt"}
     assert set(there) == {f"kata/first/{name}" for name in names}
-    commits = [path for path in hub.asked if path.endswith(("/commit/main", "/runs/batch"))]
-    assert len(commits) == (2 if url == IN_BUCKET else 1), "a bucket takes the manifest last, a dataset all at once"
+    assert len([path for path in hub.asked if path.endswith("/runs/batch")]) == 2, "the manifest comes last"
     fetched = Run(bucket.fetch(url, tmp_path / "cache"))
     assert fetched.rows(ROLLOUT) == run.rows(ROLLOUT) and fetched.read_file("figures/a b.txt") == b"in a folder"
     assert fetched.manifest == run.manifest and bucket.publish(run, url) == 0
@@ -75,12 +69,10 @@ def test_files_of_a_bucket_are_replaced_listed_and_deleted(tmp_path: Path, hub: 
         place.send(tmp_path / "gone", "gone")
 
 
-def test_what_the_hub_cannot_do_is_a_sentence(tmp_path: Path, hub: FileHub) -> None:
-    with pytest.raises(UsageError, match=r"finished runs only, .*hf://buckets/OWNER/NAME/RUN"):
-        Mirror(IN_DATASET, "collect", tmp_path)
+def test_what_the_hub_cannot_do_is_a_sentence(hub: FileHub) -> None:
     with pytest.raises(UsageError, match="will not do for replicas"):
         open_bucket(IN_BUCKET)
-    for url in ("hf://someone/runs", "hf://spaces/a/b", "hf://buckets/someone", "hf://datasets/a/b@main/run"):
+    for url in ("hf://someone/runs", "hf://spaces/a/b", "hf://buckets/someone", "hf://datasets/a/b/run"):
         with pytest.raises(UsageError, match="names no place on the hub"):
             open_store(url)
     with pytest.raises(UsageError, match="there is no buckets/someone/nothing that this token may see"):
