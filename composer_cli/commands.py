@@ -141,11 +141,12 @@ def query(
     from composer_cli.printing import print_json, print_text
     from composer_cli.show import runs
     from composer_cli.show.text import query_table
-    from stages.runs import answering, queries
+    from stages.runs import queries
     from stages.runs.run import Run
+    from stages.runs.sql import run_sql
 
     named = [Run(runs.find(artifacts, name)) for name in from_ or []]
-    columns, rows = answering.answer(queries.question(named or runs.readable(artifacts), sql))
+    columns, rows = run_sql(queries.sql_query(named or runs.readable(artifacts), sql))
     if json:
         print_json({"rows": [dict(zip(columns, row, strict=True)) for row in rows]})
     else:

@@ -403,11 +403,12 @@ def query(sql: str, *runs: Run, artifacts: Path | str = "artifacts") -> Table:
     >>> answer[0]
     {'n': 2, 'mean': 1.0}
     """
-    from stages.runs import answering, queries
+    from stages.runs import queries
+    from stages.runs.sql import run_sql
 
     with errors_in_python():
         paths_of_runs(runs)
-        columns, rows = answering.answer(queries.question(list(runs) or run_folders.readable(Path(artifacts)), sql))
+        columns, rows = run_sql(queries.sql_query(list(runs) or run_folders.readable(Path(artifacts)), sql))
         return Table(columns, rows)
 
 

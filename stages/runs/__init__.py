@@ -1,7 +1,7 @@
 """A run on disk: what a stage reads and writes, and what executes a stage. Nothing else opens the files of a run.
 
 activity.py - what a stage does between two units, for its progress
-answering.py - a question in SQL, answered in a bounded process of its own
+sql.py - a question in SQL, answered in a thread with a time limit
 bucket.py   - runs in a bucket or on the Hugging Face hub: fetched, published, uploaded while they run
 display.py  - short tables of runs, plans and tables, in terminals and notebooks
 hub.py      - whether the Hugging Face hub answers

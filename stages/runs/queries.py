@@ -18,7 +18,7 @@ import orjson
 import pyarrow as pa
 
 from stages.messages import Message
-from stages.runs import answering, store
+from stages.runs import store
 from stages.runs.kinds import (
     CONTINUATION,
     EVAL_ITEM,
@@ -32,6 +32,7 @@ from stages.runs.kinds import (
     Row,
 )
 from stages.runs.run import Run
+from stages.runs.sql import RUNS, SqlQuery
 
 UNREADABLE = (duckdb.Error, pa.ArrowException, orjson.JSONDecodeError, OSError)  # pyarrow's for a damaged footer
 """Errors of torn files: a run that has not ended has no digests by which they would be found."""
@@ -593,7 +594,7 @@ def _journal(run: Run) -> list[tuple[Kind, list[Row]]]:
     return [(kind, rows) for kind, rows in ((ROLLOUT, rollouts), (STEP, steps), (EVAL_ITEM, items)) if rows]
 
 
-def question(runs: Sequence[Run], sql: str) -> answering.Question:
+def sql_query(runs: Sequence[Run], sql: str) -> SqlQuery:
     """Return a question in SQL with the tables of these runs that it may read.
 
     Every table is a view under the name of its file (`rollouts`, `steps`, `pairs`, ...), with the rows of all runs
@@ -602,9 +603,9 @@ def question(runs: Sequence[Run], sql: str) -> answering.Question:
     files: dict[str, list[Path]] = {}
     lines = list[Row]()
     for run in runs:
-        facts = {name: getattr(run.manifest, name) for name in answering.RUNS.names if hasattr(run.manifest, name)}
+        facts = {name: getattr(run.manifest, name) for name in RUNS.names if hasattr(run.manifest, name)}
         lines.append(facts | {"run": f"{run.path.parent.name}/{run.path.name}", "path": str(run.path)})
         for path in run.tables().values():
             if path.is_file():
                 files.setdefault(path.stem, []).append(path.resolve())
-    return answering.Question(sql, files, lines)
+    return SqlQuery(sql, files, lines)

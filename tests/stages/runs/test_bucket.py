@@ -10,9 +10,10 @@ from support.s3 import s3 as s3
 
 from composer_cli.show import runs
 from stages.errors import BadInput, UsageError
-from stages.runs import answering, bucket, queries, store
+from stages.runs import bucket, queries, store
 from stages.runs.kinds import ROLLOUT, STEP
 from stages.runs.run import Inputs, Run
+from stages.runs.sql import run_sql
 from stages.runs.stage import check_inputs
 
 pytest.importorskip("obstore", reason="the extra `diloco` is not installed")
@@ -43,7 +44,7 @@ def test_a_published_run_is_read_as_it_was(tmp_path: Path, run: Run) -> None:
     assert held_alike(run, fetched) and fetched.read_file("report.txt") == b"one rollout"
     assert fetched.path.is_relative_to(tmp_path / "artifacts" / "remote")
     check_inputs(Inputs({"rollouts": fetched}))
-    assert answering.ask(queries.question([fetched], "select run, count(*) from steps group by run"))[1] == [
+    assert run_sql(queries.sql_query([fetched], "select run, count(*) from steps group by run"))[1] == [
         ("collect/first", 3)
     ]
 

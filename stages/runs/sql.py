@@ -1,0 +1,157 @@
+"""A question in SQL about tables of runs, answered in a thread that is left after a time limit.
+
+A question is one SELECT that reads the given files and no others, writes nothing and loads no extension. It can still
+be endless (a join without a condition, a recursion), and large: time, rows and the memory that DuckDB counts are
+bounded. DuckDB looks at an interruption between blocks of rows only, and one call of a function can take hours: its
+thread is a daemon, which ends with the process.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from stages.errors import BadInput, UsageError
+
+LIMIT_S = 60.0
+"""Seconds that a question may take."""
+ROWS = 1_000_000
+"""Rows of the largest answer."""
+BLOCK = 10_000
+INTERRUPT_S = 1.0
+"""Seconds to wait for the end of a question that was interrupted."""
+RUNS = pa.schema(
+    [(name, pa.string()) for name in ("run", "stage", "status", "label", "started_at", "fingerprint", "path")]
+    + [("seconds", pa.float64()), ("cost_usd", pa.float64())]
+)
+LESS = (
+    "Ask for less: name runs with --from, join on a condition, count or average, add a limit. "
+    "The tables are Parquet files, which DuckDB itself reads without this bound."
+)
+Answer = tuple[list[str], list[tuple[Any, ...]]]
+
+
+@dataclass(frozen=True)
+class SqlQuery:
+    """SQL, the Parquet files that it may read by the name of their table, and the rows of the table `runs`.
+
+    memory: bytes that DuckDB may use.
+    """
+
+    sql: str
+    files: Mapping[str, Sequence[Path]]
+    runs: Sequence[Mapping[str, Any]]
+    memory: int = 4 * 2**30
+
+
+def run_sql(query: SqlQuery, limit_s: float = LIMIT_S) -> Answer:
+    """Return column names and rows; `UsageError` where the query has no answer, or none within the bounds."""
+    connection, done = duckdb.connect(), Future[Answer]()
+    asking = Thread(target=_fulfil, args=(done, connection, query), daemon=True)
+    asking.start()
+    try:
+        return done.result(limit_s)
+    except TimeoutError:
+        raise UsageError(f"That question had no answer after {limit_s:g} seconds and was stopped. {LESS}") from None
+    finally:
+        # Not `close`, which would wait for a call of a function that DuckDB does not interrupt.
+        connection.interrupt()
+        asking.join(INTERRUPT_S)
+
+
+def _fulfil(done: "Future[Answer]", connection: duckdb.DuckDBPyConnection, query: SqlQuery) -> None:
+    try:
+        done.set_result(_ask(connection, query))
+    except Exception as error:
+        done.set_exception(error)
+
+
+def _too_large(what: str) -> UsageError:
+    return UsageError(f"That question needs more than {what}. {LESS}")
+
+
+def _ask(connection: duckdb.DuckDBPyConnection, query: SqlQuery) -> Answer:
+    _require_one_select(connection, query.sql)
+    for name, paths in query.files.items():
+        _create_view(connection, name, paths)
+    connection.register("runs", pa.Table.from_pylist([dict(run) for run in query.runs], schema=RUNS))
+    # From here on the connection can open these files alone, and not write them: COPY is no SELECT. The list is
+    # set before access is closed, which cannot be undone, and no setting can be changed after the last line.
+    paths_allowed = _quoted_list([path for paths in query.files.values() for path in paths])
+    connection.execute(f"SET allowed_paths = {paths_allowed}")
+    connection.execute(f"SET memory_limit = '{query.memory}B'")
+    connection.execute("SET temp_directory = ''")  # a sort of much would write to the working folder
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+    try:
+        answered = connection.execute(query.sql)
+        rows = list[tuple[Any, ...]]()
+        while block := answered.fetchmany(BLOCK):
+            rows += block
+            if len(rows) > ROWS:
+                raise _too_large(f"{ROWS:,} rows for its answer")
+        return [column[0] for column in answered.description or ()], rows
+    except duckdb.OutOfMemoryException:
+        raise _too_large(f"{query.memory / 2**30:.3g} GB of memory") from None
+    except duckdb.Error as error:
+        tables = ", ".join(sorted([*query.files, "runs"]))
+        first, *more = str(error).splitlines()
+        # A second line that proposes a table may name one of DuckDB's own, which nobody means.
+        columns = "".join(f" {line}." for line in more[:1] if line.startswith("Candidate bindings"))
+        if missing := NO_TABLE.match(first):
+            near = get_close_matches(missing[1], [*query.files, "runs"], 1)
+            first = f"no run here holds a table {missing[1]}.{''.join(f' Did you mean {one}?' for one in near)}"
+        raise UsageError(f"That question cannot be answered: {first}{columns} There are the tables {tables}.") from None
+
+
+NO_TABLE = re.compile(r"Catalog Error: Table with name (\S+) does not exist")
+
+
+def _require_one_select(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
+    """`UsageError` unless the text is one SELECT; WITH, FROM, VALUES, DESCRIBE, SHOW and SUMMARIZE are forms of it."""
+    try:
+        statements = connection.extract_statements(sql)
+    except duckdb.Error as error:
+        raise UsageError(f"That question cannot be answered: {str(error).splitlines()[0]}. Ask in SQL.") from None
+    if not statements:
+        raise UsageError("The question is empty. Ask in SQL, such as: select run, status from runs.")
+    kinds = [statement.type.name for statement in statements]
+    if kinds != ["SELECT"]:
+        raise UsageError(
+            f"A question is one SELECT, and this is {' and '.join(kinds)}: `composer query` reads the runs' tables "
+            "and changes nothing."
+        )
+
+
+def _create_view(connection: duckdb.DuckDBPyConnection, name: str, paths: Sequence[Path]) -> None:
+    """Create a view with the rows of these files and the column `run`; `BadInput` that names a damaged file."""
+    quoted = name.replace('"', '""')
+    try:
+        # union_by_name: runs of several versions of a stage have different columns. The file's path names the run.
+        named = "parse_path(filename)[-3] || '/' || parse_path(filename)[-2] AS run"
+        source = f"read_parquet({_quoted_list(paths)}, union_by_name = true, filename = true)"
+        connection.execute(f'CREATE VIEW "{quoted}" AS SELECT {named}, * EXCLUDE (filename) FROM {source}')
+    except duckdb.Error as error:
+        if len(paths) == 1:
+            raise BadInput(
+                f"{paths[0]} cannot be read as Parquet ({str(error).splitlines()[0]}). Restore it, rerun its stage, or "
+                "name the runs to ask with --from."
+            ) from None
+        for path in paths:  # the one that cannot be read
+            _create_view(connection, f"{name} of {path}", [path])
+        raise UsageError(
+            f"The tables {name} of these runs cannot be read as one ({str(error).splitlines()[0]}). "
+            "Name runs of one kind with --from."
+        ) from None
+
+
+def _quoted_list(paths: Sequence[Path]) -> str:
+    # Table functions and settings take no parameters.
+    return "[" + ", ".join("'" + str(path).replace("'", "''") + "'" for path in paths) + "]::VARCHAR[]"
