@@ -1,7 +1,8 @@
 """One training step: its rows, one forward pass of the student, the channels' losses, their sum with GRPO's, a report.
 
-transformers' trainer runs the loop of steps; TRL's `GRPOTrainer`, which is made from it, calls `ComposedTrainer` here.
-A step is one generation of rollouts, trained in `_num_micro_batches` micro-batches. In each of them, in this order:
+transformers' trainer runs the loop of steps; TRL's `GRPOTrainer`, which is made from it, calls `ComposedStep`, and for
+rollouts `ComposedTrainer`. A step is one generation of rollouts, trained in `_num_micro_batches` micro-batches. In each
+of them, in this order:
 
 1. `_prepare_inputs`: in a step's first micro-batch the rollouts are taken (rollouts.py) and TRL computes their
    advantages, and the sources of the channels give their rows (`Channels.rows`). Each micro-batch gets its share of
@@ -23,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from datasets import Dataset
@@ -185,72 +186,52 @@ class Channels:
 # 3. The step
 
 
-class ComposedTrainer(GRPOTrainer):
-    """TRL's GRPO on our environments, with channels; methods without a caller here are hooks of TRL or transformers.
+if TYPE_CHECKING:
+    AnyTrainer = GRPOTrainer
+else:
+    AnyTrainer = object
 
-    policy: the model under training. rollouts: what plays the rollouts of each step, recorded by `record`.
-    rows: of the channels; called once a step, in the first process, with the rollouts of all. gradient_cosine_every:
-    steps between reports of gradient norms and cosines, 0 for none. shared_prompts: score each prompt once also without
-    channels. max_tokens: of one forward pass; None does not cut. trl: further arguments of `GRPOTrainer`.
-    stages/train.py puts all of this together.
+
+class ComposedStep(AnyTrainer):
+    """Adds the losses of channels to the step of the `GRPOTrainer` that follows in the bases of a class.
+
+    rows: returns the rows of the channels' sources; called once a step, in the first process, with TRL's micro-batches
+    of the step there and the number of the step. gradient_cosine_every: steps between reports of gradient norms and
+    cosines, 0 for none. shared_prompts: score each prompt once also without channels. max_tokens: of one forward pass;
+    None does not cut. ranks: the processes that train. Methods without a caller here are hooks of TRL or transformers.
     """
 
     args: GRPOConfig
+    model: Any
 
     def __init__(
         self,
-        *,
-        policy: LocalPolicy,
-        rollouts: Rollouts,
-        record: Callable[[int, list[Episode]], None],
+        *args: Any,
         channels: Channels,
-        rows: Callable[[list[Episode], int], Batch],
-        gradient_cosine_every: int,
+        rows: Callable[[Sequence[Mapping[str, Any]], int], Batch],
+        gradient_cosine_every: int = 0,
         shared_prompts: bool = False,
         max_tokens: int | None = None,
         ranks: Ranks | None = None,
         **trl: Any,
     ) -> None:
-        self._policy, self.rollouts, self.channels, self._rows = policy, rollouts, channels, rows
+        self.channels, self._rows, self._ranks = channels, rows, ranks or join()
         self._gradient_cosine_every, self._shared_prompts = gradient_cosine_every, shared_prompts
-        self._max_tokens, self._ranks, self._record = max_tokens, ranks or join(), record
+        self._max_tokens = max_tokens
         self._report = StepReport(channels.weights)
-        self._episodes: list[Episode] = []
-        self._columns: dict[str, list[Any]] = {}
         self._unused: dict[str, list[Any]] = {}
         self._scored: tuple[Tensor, Tensor] | None = None
-        # A process trains on one GPU; the Trainer would split each batch over all that it sees (transformers 5.23,
-        # trainer.py: DataParallel where args.n_gpu > 1), and leave the channels' rows on the first.
-        trl["args"]._n_gpu = min(trl["args"].n_gpu, 1)
-        super().__init__(
-            model=policy.model,
-            processing_class=policy.tokenizer,
-            reward_funcs=environment_reward,
-            rollout_func=lambda prompts, trainer: self._columns,
-            train_dataset=unused_rows(trl["args"]),
-            **trl,
-        )
-        self.remove_callback(PrinterCallback)  # prints every log to stdout, which is for results
+        for given in (*args, *trl.values()):
+            if isinstance(given, GRPOConfig):
+                # A process trains on one GPU; the Trainer would split each batch over all that it sees (transformers
+                # 5.23, trainer.py: DataParallel where args.n_gpu > 1), and leave the channels' rows on the first.
+                given._n_gpu = min(given.n_gpu, 1)
+        super().__init__(*args, **trl)
         # Trees are scored around the model's own forward pass, where DistributedDataParallel would see no gradients.
         prepare = partial(self.accelerator.prepare_model, evaluation_mode=True)
         self.accelerator.prepare_model = prepare
-        self.use_vllm = rollouts.corrected  # in TRL's loss: it never asks a server of its own here
         # Of one optimiser step, which is one generation: TRL sets it when the configuration is made.
         self._num_micro_batches = self.args.steps_per_generation or 1
-
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Take the rollouts of a step, in place of rows that TRL's sampler dealt; TRL computes their advantages."""
-        step = self.state.global_step
-        own, metrics = self.rollouts.take(step)
-        if len(own) != len(inputs):
-            raise RuntimeError(f"step {step} has {len(own)} rollouts, and TRL expects {len(inputs)}")
-        self._episodes = [episode for episodes in self._ranks.gather_to_rank0(own) for episode in episodes]
-        self._record(step, self._episodes)
-        for name, value in metrics.items():
-            self._metrics["train"][name].append(value)
-        self._columns = trl_columns(own, self.processing_class)
-        self._last_loaded_step = step  # else TRL would load the weights into a server of its own
-        return super()._generate_and_score_completions([trl_row(episode) for episode in own])
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
         """Return a micro-batch: TRL's tensors of its rollouts, and its share of the channels' rows."""
@@ -261,7 +242,7 @@ class ComposedTrainer(GRPOTrainer):
         if micro == 0:  # TRL has just generated the step's rollouts, in super()
             step = self.state.global_step
             # Hints may come from a model that is paid for, and the journal has one writer: one process asks for all.
-            self._step_rows = ranks.broadcast_from_rank0(lambda: self._rows(self._episodes, step))
+            self._step_rows = ranks.broadcast_from_rank0(lambda: self._rows(self._buffered_inputs or [], step))
             self._unused = {
                 name: list(self._step_rows.of(name))
                 for name, source in self.channels.sources.items()
@@ -282,7 +263,7 @@ class ComposedTrainer(GRPOTrainer):
 
     def _reduce_gradients(self) -> None:
         """Called after the last backward pass of a step, before the optimiser."""
-        self._ranks.average_gradients(self._policy.model.parameters())
+        self._ranks.average_gradients(self.model.parameters())
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Float[Tensor, ""]:
         """Return the loss of a micro-batch, all parts of which but the last have been differentiated already."""
@@ -347,7 +328,7 @@ class ComposedTrainer(GRPOTrainer):
         if self._gradient_cosine_every and self.state.global_step % self._gradient_cosine_every == 0:
             all_losses = {GRPO: grpo / self._ranks.count} | {name: channel.loss for name, channel in losses.items()}
             differentiable = {name: loss for name, loss in all_losses.items() if loss.requires_grad}
-            self._report.add_gradients(differentiable, self._policy.model.parameters())
+            self._report.add_gradients(differentiable, self.model.parameters())
         # A channel's denominator counts the rows of all processes, so its losses add up over them; the factor undoes
         # the division by their number in the gradients' mean.
         weights = {name: weight * self._ranks.count for name, weight in self.channels.weights.items()}
@@ -359,6 +340,53 @@ class ComposedTrainer(GRPOTrainer):
             return super()._get_per_token_logps_and_entropies(*args, **kwargs)
         scored, self._scored = self._scored, None
         return (*scored, None)
+
+
+class ComposedTrainer(ComposedStep, GRPOTrainer):
+    """TRL's GRPO on our environments, with channels.
+
+    policy: the model under training. rollouts: what plays the rollouts of each step, recorded by `record`. rows: of the
+    channels; called once a step, in the first process, with the rollouts of all. composed: further arguments of
+    `ComposedStep` and `GRPOTrainer`. stages/train.py puts all of this together.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: LocalPolicy,
+        rollouts: Rollouts,
+        record: Callable[[int, list[Episode]], None],
+        rows: Callable[[list[Episode], int], Batch],
+        **composed: Any,
+    ) -> None:
+        self.rollouts, self._record = rollouts, record
+        self._episodes: list[Episode] = []
+        self._columns: dict[str, list[Any]] = {}
+        super().__init__(
+            model=policy.model,
+            processing_class=policy.tokenizer,
+            reward_funcs=environment_reward,
+            rollout_func=lambda prompts, trainer: self._columns,
+            train_dataset=unused_rows(composed["args"]),
+            rows=lambda batches, step: rows(self._episodes, step),
+            **composed,
+        )
+        self.remove_callback(PrinterCallback)  # prints every log to stdout, which is for results
+        self.use_vllm = rollouts.corrected  # in TRL's loss: it never asks a server of its own here
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """Take the rollouts of a step, in place of rows that TRL's sampler dealt; TRL computes their advantages."""
+        step = self.state.global_step
+        own, metrics = self.rollouts.take(step)
+        if len(own) != len(inputs):
+            raise RuntimeError(f"step {step} has {len(own)} rollouts, and TRL expects {len(inputs)}")
+        self._episodes = [episode for episodes in self._ranks.gather_to_rank0(own) for episode in episodes]
+        self._record(step, self._episodes)
+        for name, value in metrics.items():
+            self._metrics["train"][name].append(value)
+        self._columns = trl_columns(own, self.processing_class)
+        self._last_loaded_step = step  # else TRL would load the weights into a server of its own
+        return super()._generate_and_score_completions([trl_row(episode) for episode in own])
 
 
 def unused_rows(args: GRPOConfig) -> Dataset:
