@@ -204,14 +204,22 @@ class PlanQuestion:
     resampled: tuple[TaskModel, ...] = ()
 
     def line(
-        self, name: str, design: Design, num: int = NUM_EXPERIMENTS, null: bool = False, ranged: bool = False
+        self,
+        name: str,
+        design: Design,
+        num: int = NUM_EXPERIMENTS,
+        *,
+        null: bool = False,
+        ranged: bool = False,
+        enough: Outlook | None = None,
     ) -> DesignLine:
         """Simulate one design.
 
-        null: also how often it finds a gain that is not there. ranged: also under what the pilot leaves open.
+        null: also how often it finds a gain that is not there. ranged: also under what the pilot leaves open. enough:
+        the outlook of a design that was found to reach the wanted power, which is not simulated again.
         """
         with doing(f"simulating the design '{name}'"):
-            found = outlook(self.model, design, self.gain, num)
+            found = enough or outlook(self.model, design, self.gain, num)
             validated = [
                 outlook(model, design, self.gain, NUM_RESAMPLED, seed).chances[VALIDATED]
                 for seed, model in enumerate(self.resampled if ranged else ())
@@ -230,7 +238,7 @@ class PlanQuestion:
             chances=found.chances,
             simulated=num,
             false_gain=none[VALIDATED] + none[PARTIAL] if none else None,
-            detectable=self.detectable(design),
+            detectable=self.gain if enough else self.detectable(design),
             validated_range=(float(low), float(high)) if validated else None,
         )
 
@@ -659,12 +667,14 @@ def cheapest(question: PlanQuestion, start: Design) -> DesignLine | None:
             if times is not None:
                 design = grown(small, times)
                 candidates.append((design.num_tasks * samples * seeds, design))
-    # Fewest rollouts first: the first design that the simulation confirms, grown at most twice, is the cheapest.
+    # Fewest rollouts first: the first design that the simulation confirms, grown a few times, is the cheapest.
     for _, design in sorted(candidates, key=lambda candidate: candidate[0]):
-        for step in range(3):
-            larger = grown(design, 1.3**step)
-            if outlook(question.model, larger, question.gain, NUM_SEARCH).chances[VALIDATED] >= question.power:
-                return question.line("enough", larger, num=NUM_SEARCH)
+        for step in range(5):
+            larger = grown(design, 1.15**step)
+            with doing("simulating the design 'enough'"):
+                found = outlook(question.model, larger, question.gain, NUM_SEARCH)
+            if found.chances[VALIDATED] >= question.power:
+                return question.line("enough", larger, num=NUM_SEARCH, enough=found)
     return None
 
 

@@ -600,7 +600,7 @@ def seeds_sentence(by_seed: Mapping[str, float]) -> str:
             f"{spread}; the interval covers other trainings where their gains are normally distributed, which "
             f"{len(by_seed)} seeds cannot show: {RECOMMENDED_SEEDS} are recommended."
         )
-    return f"{spread}; the interval covers other trainings too."
+    return f"{spread}. The interval is about trainings that vary as these {len(by_seed)} did."
 
 
 def subsets_sentence(gaining: Sequence[Subset]) -> str:
