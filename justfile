@@ -144,4 +144,4 @@ _replay ARM N ARGS:
 # Break every guard of the probe in turn, and check that exactly this guard reports it.
 [no-exit-message]
 probe-selftest *ARGS:
-    @{{ one_thread }} composer probe selftest {{ if ARGS =~ "--clean" { "" } else { "--resume" } }} {{ ARGS }}
+    @{{ one_thread }} python -m pytest -q tests/probe_faults {{ ARGS }}

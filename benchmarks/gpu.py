@@ -504,13 +504,13 @@ def probe(asked: Asked) -> list[Any]:
     import torch
     from real_shape import ids, model_shape, new_model
 
+    from stages.gradients.basis import open_adapter
+    from stages.gradients.per_row import adapt
+    from stages.gradients.tokens import TokenRow
     from stages.policy.local import checkpointed
-    from stages.probe.adapters.choose import open_adapter
-    from stages.probe.directions.extraction import from_flat
-    from stages.probe.directions.metrics import stream
-    from stages.probe.gradients.memory import Measuring, needed
-    from stages.probe.gradients.student import adapt
-    from stages.probe.pool.tokens import TokenRow
+    from stages.probe.direction import from_flat
+    from stages.probe.memory import Measuring, needed
+    from stages.probe.metrics import stream
 
     claims, half = [], asked.prompt // 2
     for size in asked.sizes:

@@ -30,10 +30,9 @@ needed("opacus")
 import torch
 from probe_contenders import CONTENDERS, EXACT, Setting
 
-from stages.probe.directions.extraction import from_flat
-from stages.probe.directions.metrics import stacked_cosines
-from stages.probe.directions.scoring import haar
-from stages.probe.gradients.store import GradientStore
+from stages.gradients.tensors import GradientStore
+from stages.probe.direction import from_flat, haar
+from stages.probe.metrics import stacked_cosines
 
 MEBIBYTE = 2**20
 COMPARED = (

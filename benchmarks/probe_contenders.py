@@ -8,18 +8,17 @@ completion token stands and nowhere else.
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from probe_faults.loophole_world import tiny_qwen3
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from stages.probe.adapters.antipasto import Antipasto
-from stages.probe.adapters.attach import attached, target_linears
-from stages.probe.adapters.spectrum import Factors, Spectrum, factorise
-from stages.probe.gradients.per_sample import DotSink, own_log_probs, per_sample_gradients
-from stages.probe.pool.tokens import TokenBatch, TokenRow, collate
+from stages.gradients.basis import Factors, SingularValues, Spectrum, factorise, replaced_forwards, target_linears
+from stages.gradients.per_row import DotSink, own_log_probs, per_sample_gradients
+from stages.gradients.tokens import TokenBatch, TokenRow, collate
 
 VOCAB = 512
 
@@ -30,7 +29,7 @@ class Setting:
     def __init__(self, options: argparse.Namespace, rows: int) -> None:
         self.model = tiny_qwen3(layers=options.layers, hidden=options.hidden, vocab=VOCAB).requires_grad_(False)
         factors = {name: factorise(linear.weight) for name, linear in target_linears(self.model).items()}
-        self.adapter = Antipasto(Spectrum(factors))
+        self.adapter = SingularValues(Spectrum(factors))
         self.unit = torch.randn(self.adapter.layout.width, generator=torch.Generator().manual_seed(1))
         self.unit /= self.unit.norm()
         ids = torch.randint(2, VOCAB, (rows, options.tokens), generator=torch.Generator().manual_seed(2)).tolist()
@@ -55,10 +54,24 @@ def loop(s: Setting) -> Callable[[], Tensor]:
     batches = [collate([row]) for row in s.rows]
 
     def run() -> Tensor:
-        with attached(s.model, s.adapter) as leaves:
+        with as_path(s) as leaves:
             return s.cosines(torch.stack([_backward(s, batch, leaves) for batch in batches]))
 
     return run
+
+
+@contextmanager
+def as_path(s: Setting) -> Iterator[dict[str, Tensor]]:
+    """Run U diag(dS) Vh x as a path of its own while open; yields dS by module as leaves that require grad."""
+    leaves = {n: part.detach().clone().requires_grad_() for n, part in s.adapter.layout.split(s.adapter.theta).items()}
+
+    def forward(name: str, linear: nn.Linear, x: Tensor) -> Tensor:
+        factors = s.adapter.factors[name]
+        changed = nn.functional.linear(nn.functional.linear(x, factors.Vh) * leaves[name], factors.U)
+        return nn.functional.linear(x, linear.weight, linear.bias) + changed
+
+    with replaced_forwards(s.model, forward):
+        yield leaves
 
 
 def _backward(s: Setting, batch: TokenBatch, leaves: dict[str, Tensor]) -> Tensor:
@@ -70,7 +83,7 @@ def _backward(s: Setting, batch: TokenBatch, leaves: dict[str, Tensor]) -> Tenso
 
 def plain(s: Setting) -> Callable[[], Tensor]:
     def run() -> Tensor:
-        with attached(s.model, s.adapter) as leaves:
+        with as_path(s) as leaves:
             return _backward(s, s.batch, leaves)
 
     return run
@@ -140,7 +153,7 @@ def vmapped(s: Setting, attention: str) -> Callable[[], Tensor]:
     start = len(s.rows[0].prompt_ids)
 
     def run() -> Tensor:
-        with attached(s.model, s.adapter) as leaves:
+        with as_path(s) as leaves:
             fixed = {name: leaf.detach() for name, leaf in leaves.items()}
 
             def loss(values: dict[str, Tensor], ids: Tensor) -> Tensor:

@@ -22,14 +22,14 @@ import records
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from stages.gradients.basis import open_adapter
+from stages.gradients.per_row import Student, adapt
+from stages.gradients.tokens import TokenRow
 from stages.policy.base import PolicyConfig
 from stages.policy.local import checkpointed
-from stages.probe.adapters.choose import open_adapter
-from stages.probe.directions.extraction import from_flat
-from stages.probe.directions.metrics import stream, toward_hack, weight_direction
-from stages.probe.gradients.memory import Measuring, needed
-from stages.probe.gradients.student import Student, adapt
-from stages.probe.pool.tokens import TokenRow
+from stages.probe.direction import from_flat
+from stages.probe.memory import Measuring, needed
+from stages.probe.metrics import stream, toward_hack, weight_direction
 from stages.training.plan import GIB, ModelShape, model_shape
 
 SHAPES = {

@@ -7,7 +7,7 @@ Runs the preset where it is not up to date (the verdict of probe-null must not b
 random, so that every PASS is a false positive. `coins`: every row by a fair coin. `as the teacher`: 60 % of the
 teacher's hinted rows and no others, so that a label goes with the source as it does for real hacks. `unrelated
 directions`, which needs a teacher that hacks (--preset probe-uat): true labels, with a placebo of each family in v's
-place; families made of hacks' own gradients are no null (`stages.probe.directions.extraction`) and pass more often. One
+place; families made of hacks' own gradients are no null (`stages.probe.direction`) and pass more often. One
 regression gives t of all of them, so each costs nothing; the first of a family are held against the check itself.
 `--planted N`: the latter on N pools of the planted world (`probe_seeds`), whose policies are trained in seconds.
 Prints a line each: false positives of the whole rule, their rate with its upper 95 % bound (Clopper and Pearson), and
@@ -32,10 +32,9 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / 
 from probe_seeds import planted
 
 from stages.probe.checks.check import Check
-from stages.probe.checks.contrast_checks import MAX_P, MIN_T, Draws, factorial, factorial_design
-from stages.probe.checks.contrasts import FROM_HACKS, Labelled, regress
-from stages.probe.checks.judging import scored_rows
-from stages.probe.directions.scoring import DRAWN
+from stages.probe.checks.hacking import MAX_P, MIN_T, factorial, factorial_design, scored_rows
+from stages.probe.direction import DRAWN
+from stages.probe.statistics import FROM_HACKS, Draws, Labelled, regress
 from stages.runs.kinds import PLACEBO, PROBE_ROW, PROBE_SCORE
 from stages.runs.run import Run
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import records
+from probe_faults.loophole_world import PAIR_SOURCE
 from probe_watch import PLANTED, carried_out, start
 from scipy.stats import t
 
@@ -36,7 +37,7 @@ RATES = {"hacks last": "the hack rate", "right last": "the solve rate"}
 def trained(policy: PolicyConfig, arm: str, seed: int, steps: int, root: Path) -> Run:
     """One training."""
     factors = carried_out("probe-svd", svd, [], svd.Config(model=policy), root)
-    extraction = extract_vhack.Config(student=policy, pairs=PairsConfig(source="planted"))
+    extraction = extract_vhack.Config(student=policy, pairs=PairsConfig(source=PAIR_SOURCE))
     v = carried_out("probe-extract-vhack", extract_vhack, [factors], extraction, root)
     size = {"steps": steps, "prompts_per_step": 8, "generations": 8, "learning_rate": 1e-3, "threads": 1}
     given = {"env": PLANTED, "policy": policy, "tasks": 70, "max_steps": 1, "seed": seed, "optimisation": size}

@@ -23,11 +23,11 @@ from probe_faults.loophole_world import honest_model, loophole_model
 from probe_faults.world import ProbeWorld, build_world
 
 from stages.probe.checks.check import Check
-from stages.probe.checks.contrast_checks import Draws, factorial
-from stages.probe.checks.contrasts import Labelled, labelled
-from stages.probe.directions.metrics import probe_rows, row_metrics, stacked_cosines
-from stages.probe.directions.scoring import DRAWN, all_placebos
-from stages.probe.pool.tokens import as_tokens
+from stages.probe.checks.hacking import factorial
+from stages.probe.direction import DRAWN, all_placebos
+from stages.probe.metrics import probe_rows, row_metrics, stacked_cosines
+from stages.probe.rows import as_tokens
+from stages.probe.statistics import Draws, Labelled, labelled
 from stages.runs.kinds import PROBE_CHECK
 from stages.runs.run import Run
 

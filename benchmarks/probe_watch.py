@@ -28,7 +28,7 @@ from stages.policy.base import PolicyConfig
 from stages.policy.local import load_model
 from stages.probe import extract_vhack, svd, watch
 from stages.probe.extract_vhack import PairsConfig
-from stages.probe.loops.grpo_loop import set_between
+from stages.probe.trajectories import set_between
 from stages.runs import runner
 from stages.runs.kinds import WATCHED
 from stages.runs.run import Run

@@ -101,6 +101,11 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     # What a type checker and an editor read of each stage: its settings and `Arguments`, as one set of keywords.
+    from stages.probe.loops.config import GrpoConfig as _ProbeGrpo
+    from stages.probe.loops.config import PoolConfig as _ProbeTeacherPool
+    from stages.probe.loops.config import ReplayConfig as _ProbeReplay
+    from stages.probe.selftest import Config as _ProbeSelftest
+
     from stages.collect import Config as _Collect
     from stages.compare_substrates import Config as _Substrates
     from stages.curriculum import Config as _Curriculum
@@ -112,12 +117,8 @@ if TYPE_CHECKING:
     from stages.normalize import Config as _Normalize
     from stages.probe.compare import Config as _ProbeCompare
     from stages.probe.extract_vhack import Config as _ProbeExtractVhack
-    from stages.probe.loops.config import GrpoConfig as _ProbeGrpo
-    from stages.probe.loops.config import PoolConfig as _ProbeTeacherPool
-    from stages.probe.loops.config import ReplayConfig as _ProbeReplay
     from stages.probe.plot import Config as _ProbePlot
     from stages.probe.score import Config as _ProbeScore
-    from stages.probe.selftest import Config as _ProbeSelftest
     from stages.probe.svd import Config as _ProbeSvd
     from stages.probe.uat import Config as _ProbeUat
     from stages.probe.watch import Config as _ProbeWatch

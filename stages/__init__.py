@@ -19,6 +19,7 @@ envs/       - environments
 sandbox/    - the isolated execution of commands
 pairs/      - preference pairs from disagreement
 losses/     - loss kernels, each checked against upstream's numbers
+gradients/  - gradients of every row by what is trained of a model's Linears
 training/   - the trainer and its channels
 diloco/     - replicas of a training that share only a bucket
 evaluation/ - arms, statistics, verdict
@@ -109,9 +110,6 @@ STAGES = {
         "stages.probe.watch", "Watch a training run: do its updates turn toward a hack, and when?", "probe"
     ),
     "probe-plot": StageEntry("stages.probe.plot", "Draw the probe's figures, each with a CSV twin.", "probe"),
-    "probe-selftest": StageEntry(
-        "stages.probe.selftest", "Break the probe in every known way and see which guard notices.", "probe"
-    ),
 }
 """Every stage by its name, in order. Whatever lists stages derives from this: commands, help, presets."""
 

@@ -13,6 +13,7 @@ LAYERS = {
         "integrations | teachers",
         "pairs",
         "training | formats | evaluation",
+        "gradients",
         "losses | rollouts | diloco",
         "policy",
         "envs",
@@ -23,11 +24,20 @@ LAYERS = {
         "redaction | checkout",
         "errors | layout | plurals",
     ),
-    "stages.probe": ("figures", "loops", "checks", "directions", "gradients", "pool", "adapters"),
+    "stages.probe": (
+        "figures | watching | trajectories",
+        "descent",
+        "sources",
+        "checks",
+        "metrics",
+        "direction",
+        "memory | statistics | loras | rows",
+        "settings",
+    ),
     "stages.envs": ("repo", "task_checks", "config", "answered", "bash | boundary | task_table", "folders", "base"),
 }
 """The packages below the stages (and below the environments), highest first; those on one line are independent."""
-MAY_READ = ("runs", "formats", "envs", "evaluation", "pairs", "training", "probe.adapters.spectrum")
+MAY_READ = ("runs", "formats", "envs", "evaluation", "pairs", "training", "gradients.tensors")
 """What reads and writes tables; the last maps tensors of a run into memory."""
 TERMINAL, TABLES = ("typer", "rich", "click", "tqdm"), ("pyarrow", "duckdb", "gzip", "zlib", "safetensors")
 ONLY = {

@@ -22,7 +22,7 @@ MAY_OPEN = {
     "stages/formats/": "files of other programs",
     "stages/integrations/": "what a server under another interpreter is told, and its log",
     "stages/tiny_models/": "the card of a small model, in its folder",
-    "stages/probe/adapters/spectrum.py": "tensors of a run, mapped into memory",
+    "stages/gradients/tensors.py": "tensors of a run, mapped into memory",
     "stages/backends/resources.py": "limits of memory that the kernel shows",
     "stages/pairs/blocks.py": "rows that are sorted on disk, in a folder for what is temporary",
 }

@@ -10,17 +10,22 @@ grpo.py - a GRPO trajectory and whether its own gradient leads to hacking
 compare.py - LoRA against SVD, one direction against another, projected against vanilla trajectories
 watch.py - an alarm on a training run: does it turn toward a hack?
 plot.py - figures of all of it, each with a CSV twin
-selftest.py - every guard, and for every guard a fault that it must notice
-adapters/ - where the trained numbers sit in a model
-pool/ - rows of answers, as tokens and on disk
-gradients/ - every row's own gradient from one backward pass
-directions/ - hack directions, placebos, projections and scores
+settings.py - settings of replays and trajectories, and those that stages share
+rows.py - pool rows of episodes, of other runs' rollouts and of recorded files
+sources.py - the models that fill a pool, and groups of answers with advantages
+loras.py - LoRAs of PEFT that are added to a model of a pool
+memory.py - how much memory a stage takes, before anything is loaded
+direction.py - the direction of pairs, placebo directions, and stored gradients scored with both
+metrics.py - metrics of gradients along a direction, the rows of a step, and how far a student has moved
+descent.py - an arm: an optimiser step that takes a direction out; and the replay
+trajectories.py - the GRPO trajectories of one arm, seed by seed
+statistics.py - statistics of labelled rows that are not independent, and effect sizes comparable across adapters
+watching.py - a watched training, checkpoint by checkpoint
 checks/ - what is tested, and what decides
-loops/ - the training loops of replay and grpo
 figures.py - the figures of plot and watch
 
-Rules and thresholds stand in docs/probe.md. It builds on: projection of singular-value gradients, wassname/grpo_proj2
-@25ad306 and vGROUT_pub @c067218, whose public teacher pool gave the statistics behind the thresholds; the environment,
-ariahw/rl-rewardhacking @bf5cdb8; gradients of LoRAs, GRIFT, arXiv 2604.16242 (songtao-x/reward_hack @67e0589); the
-loss, Dr.GRPO, arXiv 2503.20783.
+Bases and row gradients are in stages/gradients. Rules and thresholds stand in docs/probe.md. It builds on: projection
+of singular-value gradients, wassname/grpo_proj2 @25ad306 and vGROUT_pub @c067218, whose public teacher pool gave the
+statistics behind the thresholds; the environment, ariahw/rl-rewardhacking @bf5cdb8; gradients of LoRAs, GRIFT, arXiv
+2604.16242 (songtao-x/reward_hack @67e0589); the loss, Dr.GRPO, arXiv 2503.20783.
 """

@@ -34,7 +34,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Compare what was given; `BadInput` when that is neither two scores nor trajectories."""
     from stages.probe.checks.check import write_checks
-    from stages.probe.checks.comparisons import reductions_match, trajectories_slowed
+    from stages.probe.checks.trajectories import reductions_match, trajectories_slowed
 
     checks = []
     if "trajectories" in inputs:
@@ -57,9 +57,9 @@ def _compare_scores(scores: list[Run], replays: list[Run], config: Config) -> "C
     """Check R6 or R7, by what the two scores differ in: SVD and LoRA, or NLL and GRPO; `BadInput` for others."""
     import numpy as np
 
-    from stages.probe.checks.comparisons import grpo_against_nll, lora_against_svd
-    from stages.probe.checks.contrast_checks import factorial_design
-    from stages.probe.checks.contrasts import compare_effects, labelled, regress
+    from stages.probe.checks.hacking import factorial_design
+    from stages.probe.checks.trajectories import grpo_against_nll, lora_against_svd
+    from stages.probe.statistics import compare_effects, labelled, regress
 
     # The reference comes first: SVD before LoRA, NLL before GRPO.
     facts = [(run.manifest.summary["adapter"], run.manifest.summary["loss_kind"]) for run in scores]

@@ -4,7 +4,7 @@ A pair is one prompt with an answer that hacks and one that does not; extraction
 wassname/grpo_proj2 @25ad306. Pairs come from environments, from a file, or from any function (`load_pairs`). The stage
 reads a decomposition (for the spectral adapters), writes a folder with `v_hack.safetensors` and the pairs' token-sum
 gradients, a table of modules, and its validation. The unit is a pair. Everything but the gradients is recombined from
-what is stored. The method is described in `directions.extraction`, the adapters in `adapters`, with their sources.
+what is stored. The method is described in `probe.direction`, the adapters in `gradients.basis`, with their sources.
 """
 
 import importlib
@@ -18,37 +18,35 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from stages.checkout import add_to_path
 from stages.envs import ENVIRONMENTS
 from stages.errors import BadInput, UsageError
 from stages.messages import Message
 from stages.policy.base import PolicyConfig
-from stages.probe.adapters.names import LORA_EXTRACT, AdapterName
+from stages.probe.settings import AdapterName
 from stages.runs import store
 from stages.runs.kinds import CHECKPOINT, DIRECTION, SVD_MODULE, Row
-from stages.runs.run import Inputs, Run, RunWriter, Slot
+from stages.runs.run import Inputs, RunWriter, Slot
 from stages.runs.settings import Settings, StageConfig
 from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
+    from stages.gradients.per_row import Student
+    from stages.gradients.tensors import GradientStore
+    from stages.gradients.tokens import TokenRow
     from stages.probe.checks.check import Check
-    from stages.probe.directions.extraction import Direction, LossKind, PairGradients
-    from stages.probe.gradients.memory import Measuring
-    from stages.probe.gradients.store import GradientStore
-    from stages.probe.gradients.student import Student
-    from stages.probe.pool.tokens import TokenRow
+    from stages.probe.direction import Direction, LossKind, PairGradients
+    from stages.probe.memory import Measuring
 
 PAIRS_AT_ONCE = 8
 LOSSES: dict[str, "LossKind"] = {"nll": "nll_mean", "grpo": "drgrpo_sum"}
 REQUIRED = ("prompt", "hack", "clean")
-PLANTED = {"planted": "probe_faults.loophole_world:hack_clean_pairs"}
 
 
 class PairsConfig(Settings):
     """Where pairs come from, and how many of them are held out of the extraction to check it by."""
 
     source: str = "kata"
-    """`kata`, `planted`, "package.module:function", or a JSON file: a list of {prompt, hack, clean}."""
+    """`kata`, "package.module:function", or a JSON file: a list of {prompt, hack, clean}."""
     count: int = Field(default=24, gt=1)
     """Pairs to extract from."""
     held_out: int = Field(default=4, ge=2)
@@ -67,9 +65,7 @@ class Config(StageConfig):
     """The model whose gradients are probed."""
     adapter: AdapterName = "antipasto_full"
     rank: int = Field(default=8, gt=0)
-    """Of all but antipasto_full, which has no rank to choose. AntiPaSTO takes 64."""
-    warmup_steps: int = Field(default=6, ge=4, le=10)
-    """Steps on the pairs that lora_warmup takes before its gradients are taken."""
+    """Of all but antipasto_full, which has no rank to choose."""
     loss: Literal["nll", "grpo"] = "nll"
     """`nll`: mean over own tokens. `grpo`: Dr.GRPO's token sum with advantages +1 and -1, which weights by length."""
     method: Literal["mean", "svd_k"] = "mean"
@@ -92,7 +88,7 @@ class Config(StageConfig):
 class Pair:
     """One prompt, two answers; `longer` has the content of the clean one in more tokens, where the source gives it.
 
-    A prompt is rendered text or messages; an answer is text or messages (see `pool.tokens.token_row`).
+    A prompt is rendered text or messages; an answer is text or messages (see `rows.token_row`).
     """
 
     pair_id: str
@@ -103,7 +99,7 @@ class Pair:
 
     def rows(self, tokenizer: Any) -> "tuple[TokenRow, TokenRow]":
         """Return the (hack, clean) answers as ids."""
-        from stages.probe.pool.tokens import token_row
+        from stages.probe.rows import token_row
 
         return token_row(tokenizer, self.prompt, self.hack), token_row(tokenizer, self.prompt, self.clean)
 
@@ -138,10 +134,8 @@ def load_pairs(config: PairsConfig, seed: int) -> list[Pair]:
 
 
 def _import_source(name: str) -> Callable[[int, int], Sequence[Any]]:
-    """Import a function of (count, seed): that of an environment, `planted`, or package.module:function."""
-    sources = {env: entry.hack_pairs for env, entry in ENVIRONMENTS.items() if entry.hack_pairs} | PLANTED
-    if name in PLANTED:
-        add_to_path("tests/probe_faults")
+    """Import a function of (count, seed): that of an environment, or package.module:function."""
+    sources = {env: entry.hack_pairs for env, entry in ENVIRONMENTS.items() if entry.hack_pairs}
     module, colon, attribute = sources.get(name, name).partition(":")
     if not colon:
         raise UsageError(
@@ -161,7 +155,7 @@ def _import_source(name: str) -> Callable[[int, int], Sequence[Any]]:
 
 def plan(inputs: Inputs, config: Config) -> Plan:
     """Return the pairs, of two backward rows each."""
-    from stages.probe.gradients.memory import memory_notes
+    from stages.probe.memory import memory_notes
 
     del inputs
     notes = (f"{config.pairs.held_out} more pairs to check it by", *memory_notes(config.student, _measuring(config)))
@@ -170,7 +164,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 def _measuring(config: Config) -> "Measuring":
     """Return what decides the memory: gradients of all pairs at once, from which the direction is made and checked."""
-    from stages.probe.gradients.memory import Measuring
+    from stages.probe.memory import Measuring
 
     rows = 2 * max(PAIRS_AT_ONCE, config.pairs.count)
     return Measuring(config.adapter, config.rank, config.max_tokens, config.checkpointing, rows)
@@ -178,11 +172,11 @@ def _measuring(config: Config) -> "Measuring":
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Measure the pairs, extract the direction and validate it; `UsageError` where memory would not suffice."""
+    from stages.gradients.per_row import open_student
+    from stages.gradients.tensors import GradientStore
     from stages.policy.local import checkpointed
-    from stages.probe.directions.extraction import PAIRS, PairGradients, extract
-    from stages.probe.gradients.memory import check_memory
-    from stages.probe.gradients.store import GradientStore
-    from stages.probe.gradients.student import open_student
+    from stages.probe.direction import PAIRS, PairGradients, extract
+    from stages.probe.memory import check_memory
 
     check_memory(config.student, _measuring(config))
     student = open_student(config.student, config.adapter, config.rank, config.seed, inputs.optional("svd"), out)
@@ -190,9 +184,8 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     pairs = load_pairs(config.pairs, config.seed)
     rows = [pair.rows(student.tokenizer) for pair in pairs]
     used = rows[: config.pairs.count]
-    student = _prepared(student, used, inputs.optional("svd"), config, out)
     facts = _facts(config, pairs, student)
-    # Kept, so that a direction can be extracted again on a student that has moved (`extraction.pair_rows`).
+    # Kept, so that a direction can be extracted again on a student that has moved (`direction.pair_rows`).
     store.write_json(out.scratch("v_hack") / PAIRS, [[vars(side) for side in pair] for pair in used])
     kept = GradientStore.create(out.scratch("v_hack"), student.adapter.layout, 2 * len(used), facts)
     loss = LOSSES[config.loss]
@@ -204,36 +197,14 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     _finish(direction, gradients, checks, {**facts, "num_modules": len(direction.modules)}, loss, out)
 
 
-def _prepared(
-    student: "Student",
-    rows: Sequence[tuple["TokenRow", "TokenRow"]],
-    svd: Run | None,
-    config: Config,
-    out: RunWriter,
-) -> "Student":
-    """Return the student where its adapter starts; a start that the pairs decide is saved with the direction."""
-    if config.adapter not in ("antipasto_paper", "lora_warmup"):
-        return student
-    from stages.probe.adapters.choose import save_start
-    from stages.probe.adapters.spectrum import load_spectrum
-    from stages.probe.gradients.student import start_from_pairs
-
-    spectrum = load_spectrum(svd.folder()) if svd is not None and config.adapter == "antipasto_paper" else None
-    student = start_from_pairs(student, rows, spectrum, config.warmup_steps, config.seed)
-    save_start(out.scratch("v_hack"), student.adapter)
-    return student
-
-
 def _facts(config: Config, pairs: Sequence[Pair], student: "Student") -> Row:
     """Return what must agree before the direction is used, and how it was extracted."""
-    from stages.probe.adapters.choose import coordinates
+    from stages.gradients.basis import coordinates
 
     return {
         **coordinates(student.adapter),
         "adapter_seed": config.seed,
         "adapter_rank": config.rank,
-        # How a LoRA has gradients at its start, since at B = 0 those of A are 0.
-        "lora_extract": LORA_EXTRACT.get(config.adapter),
         "model": config.student.model,
         "pairs_sha256": store.digest([[p.pair_id, p.prompt, p.hack, p.clean] for p in pairs]),
         "loss_kind": LOSSES[config.loss],
@@ -272,9 +243,9 @@ def _validate(
     pairs: Sequence[Pair],
     config: Config,
 ) -> list["Check"]:
-    from stages.probe.checks.validation import length_cosine, recombination, validate
-    from stages.probe.directions.extraction import grpo_differences
-    from stages.probe.pool.tokens import token_row
+    from stages.probe.checks.direction import length_cosine, recombination, validate
+    from stages.probe.direction import grpo_differences
+    from stages.probe.rows import token_row
 
     used, held_out = rows[: config.pairs.count], rows[config.pairs.count :]
     problems = [store.digest(pair.prompt) for pair in pairs[: config.pairs.count]]
@@ -297,9 +268,9 @@ def _finish(
     loss: "LossKind",
     out: RunWriter,
 ) -> None:
-    from stages.probe.adapters.spectrum import link_files
+    from stages.gradients.tensors import link_files
     from stages.probe.checks.check import write_checks
-    from stages.probe.directions.extraction import V_HACK_FILE, module_rows, save_direction
+    from stages.probe.direction import V_HACK_FILE, module_rows, save_direction
 
     folder = out.scratch("v_hack")
     save_direction(folder / V_HACK_FILE, direction, facts)

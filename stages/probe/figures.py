@@ -20,10 +20,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import AutoLocator
 
-from stages.probe.checks.contrast_checks import factorial_design
-from stages.probe.checks.contrasts import FROM_HACKS, Labelled, regress
-from stages.probe.directions.scoring import RANDOM
-from stages.probe.pool.rows import mean_known
+from stages.probe.checks.hacking import factorial_design
+from stages.probe.direction import RANDOM
+from stages.probe.rows import mean_known
+from stages.probe.statistics import FROM_HACKS, Labelled, regress
 from stages.runs.kinds import Row
 
 # DejaVu Sans is the one font that matplotlib itself ships, so that figures do not depend on the machine's fonts.

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 
 from stages.errors import UsageError
 from stages.policy import available
-from stages.probe.loops.config import GrpoConfig as Config
+from stages.probe.settings import GrpoConfig as Config
 from stages.runs.kinds import DIRECTION, SVD_MODULE, TRAJECTORY
 from stages.runs.run import Inputs, RunWriter, Slot
 from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
-    from stages.probe.gradients.memory import Measuring
+    from stages.probe.memory import Measuring
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
     """Return the steps of all seeds, their answers and the memory."""
-    from stages.probe.gradients.memory import memory_notes
+    from stages.probe.memory import memory_notes
 
     measuring = _measuring(inputs, config)
     memory = () if measuring is None else memory_notes(config.student, measuring)
@@ -41,7 +41,7 @@ def _measuring(inputs: Inputs, config: Config) -> "Measuring | None":
 
     None where the direction has no rank in its summary.
     """
-    from stages.probe.gradients.memory import Measuring
+    from stages.probe.memory import Measuring
 
     direction = inputs.one("direction").manifest
     if "rank" not in direction.summary:
@@ -65,8 +65,8 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     from contextlib import nullcontext
 
     from stages.policy.local import checkpointed
-    from stages.probe.gradients.memory import check_memory
-    from stages.probe.loops.grpo_loop import GrpoLoop
+    from stages.probe.memory import check_memory
+    from stages.probe.trajectories import GrpoLoop
 
     if (measuring := _measuring(inputs, config)) is not None:
         check_memory(config.student, measuring)

@@ -24,7 +24,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Draw every figure that has rows; `BadInput` when none has."""
     del config
-    from stages.probe.checks.judging import scored_rows
+    from stages.probe.checks.hacking import scored_rows
     from stages.probe.figures import DATA, Evidence, as_csv, as_png
 
     evidence = Evidence()

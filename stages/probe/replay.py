@@ -2,8 +2,7 @@
 
 Reads a pool, a direction and, for spectral adapters, the decomposition. Writes `step_NNN.jsonl.gz`,
 `step_NNN.diag.json`, `probe_rows` and the token-sum gradients. The unit is a step: some problems, all their rows
-measured, the student moved by the mean over teacher rows, with v taken out of gradient and update or not. Arms on a
-LoRA begin with lora_.
+measured, the student moved by the mean over teacher rows, with v taken out of gradient and update or not.
 """
 
 from dataclasses import replace
@@ -11,19 +10,18 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from stages.errors import UsageError
-from stages.probe.adapters.names import check_arm
-from stages.probe.loops.config import ReplayConfig as Config
+from stages.probe.settings import ReplayConfig as Config
 from stages.runs.kinds import CHECKPOINT, DIRECTION, POOL_ROW, PROBE_ROW, SVD_MODULE, Row
 from stages.runs.run import Inputs, RunWriter, Slot
 from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
-    from stages.probe.gradients.memory import Measuring
+    from stages.probe.memory import Measuring
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
     """Return the steps, the number of their rows, and the memory."""
-    from stages.probe.gradients.memory import memory_notes
+    from stages.probe.memory import memory_notes
 
     rows = len(inputs.one("pool").rows(POOL_ROW))
     measuring = _measuring(inputs, config)
@@ -33,7 +31,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 def _measuring(inputs: Inputs, config: Config) -> "Measuring | None":
     """Return what decides the memory: the gradients of the largest step; None where the direction has no rank."""
-    from stages.probe.gradients.memory import Measuring
+    from stages.probe.memory import Measuring
 
     facts = inputs.one("direction").manifest.summary
     if "rank" not in facts:
@@ -46,20 +44,19 @@ def _measuring(inputs: Inputs, config: Config) -> "Measuring | None":
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Take the steps that are not taken yet, then tabulate.
 
-    `UsageError` when the arm is of another adapter than v, and where memory would not suffice.
+    `UsageError` where memory would not suffice.
     """
     from contextlib import nullcontext
 
     from stages.policy.local import checkpointed
-    from stages.probe.gradients.memory import check_memory
-    from stages.probe.loops.replay_loop import Replay
+    from stages.probe.descent import Replay
+    from stages.probe.memory import check_memory
 
     rows = inputs.one("pool").rows(POOL_ROW)
     steps = _rows_by_step(rows, config.steps)
     if (measuring := _measuring(inputs, config)) is not None:
         check_memory(config.student, measuring, {"keep=sums": replace(measuring, rows=0)})
     replay = Replay(inputs, config, len(rows), out)
-    check_arm(config.arm, replay.facts["adapter"])
     with checkpointed(replay.student.model) if config.checkpointing else nullcontext():
         for number, chosen in enumerate(steps):
             out.progress("steps", number, len(steps))

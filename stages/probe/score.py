@@ -18,7 +18,7 @@ from stages.runs.settings import StageConfig
 from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
-    from stages.probe.directions.extraction import Direction
+    from stages.probe.direction import Direction
 
 
 class Config(StageConfig):
@@ -36,10 +36,9 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Score everything anew: that is cheaper than keeping what was done; `BadInput` where coordinates differ."""
-    from stages.probe.directions.extraction import check_coordinates, open_direction
-    from stages.probe.directions.metrics import chance, teacher_gradients
-    from stages.probe.directions.scoring import all_placebos, module_effects, placebo_rows, score_rows, step_placebos
-    from stages.probe.gradients.store import GradientStore
+    from stages.gradients.tensors import GradientStore
+    from stages.probe.direction import all_placebos, check_coordinates, open_direction, step_placebos
+    from stages.probe.metrics import chance, module_effects, placebo_rows, score_rows, teacher_gradients
 
     replay, rows = inputs.one("rows"), inputs.one("rows").rows(PROBE_ROW)
     kept = GradientStore(replay.folder())
@@ -66,7 +65,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 
 def _of_rows(rows: Sequence[Row], direction: "Direction", measured_with: str, out: RunWriter) -> None:
     """Write the scores that a replay without gradients measured; `BadInput` when those are of another direction."""
-    from stages.probe.adapters.spectrum import tensors_sha256
+    from stages.gradients.tensors import tensors_sha256
 
     if tensors_sha256([direction.mean]) != measured_with:
         raise BadInput(

@@ -37,9 +37,9 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     del inputs
     import torch
 
+    from stages.gradients.basis import factorise, reconstruction_error, save_factors, target_linears
+    from stages.gradients.tensors import link_files
     from stages.policy.local import LocalPolicy, load_model
-    from stages.probe.adapters.attach import target_linears
-    from stages.probe.adapters.spectrum import factorise, link_files, reconstruction_error, save_factors
 
     model, tokenizer = load_model(config.model, cache=out.cache, listener=out.progress)
     out.model("student", **LocalPolicy(model, tokenizer, config.model).facts())

@@ -6,28 +6,88 @@ of `collect`, `import` or `train` may be given instead of sampled, several runs 
 with `recorded` rows of an earlier pool.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from pydantic import Field
+
+from stages import envs
 from stages.envs.base import Environment
 from stages.envs.config import EnvConfig, EnvStageConfig
-from stages.errors import Incomplete, UsageError
+from stages.errors import BadInput, Incomplete, UsageError
 from stages.policy import available
-from stages.probe.checks.prompts import HINTED, contract_sha256, prompt_role, prompts_match
-from stages.probe.loops.config import PoolConfig as Config
-from stages.probe.loops.config import SourceConfig
-from stages.probe.pool.rows import write_step
+from stages.policy.base import PolicyConfig
+from stages.probe.settings import HINTED, Contract, SourceConfig
+from stages.runs import store
 from stages.runs.kinds import POOL_ROW, ROLLOUT, Row
 from stages.runs.run import Inputs, RunWriter, Slot
+from stages.runs.settings import Given, Settings, with_default
 from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
     from stages.policy.local import LocalPolicy
     from stages.probe.checks.check import Check
-    from stages.probe.loops.rollouts import SourcePolicies
+    from stages.probe.sources import SourcePolicies
     from stages.rollouts.agent_loop import Episode
+
+
+class GivenConfig(Settings):
+    """Rollouts in a run given by --from: the source that wrote them, and their kind of prompt."""
+
+    name: Literal["teacher", "teacher_nohint", "base", "student"]
+    role: Literal["rh", "plain"] = HINTED
+
+
+class RecordedConfig(Settings):
+    """Rows of an earlier pool, read from a folder of `*.jsonl.gz`."""
+
+    folder: str
+    model: str
+    """The model that wrote the rows."""
+    eos_id: int
+    pad_ids: list[int] = Field(default=[])
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings; the folder enters by the bytes in it."""
+        return {**super().identity(), "content": store.folder_sha256(Path(self.folder).expanduser())}
+
+    def check(self, cache: Path) -> list[str]:
+        """Return how many files of recorded rows there are; `BadInput` without any."""
+        del cache
+        files = sorted(Path(self.folder).expanduser().glob("*.jsonl.gz"))
+        if not files:
+            raise BadInput(f"{self.folder} holds no *.jsonl.gz files of recorded rows.")
+        return [f"recorded rows: {len(files)} files in {self.folder}"]
+
+
+class Config(EnvStageConfig):
+    """Which sources answer which problems, and how often."""
+
+    sources: Given[list[SourceConfig], Sequence[SourceConfig | Mapping[str, Any]]] = with_default(
+        [
+            SourceConfig(name="teacher", policy=PolicyConfig(model="kata:loophole"), options={"hint": True}),
+            SourceConfig(name="teacher_nohint", policy=PolicyConfig(model="kata:loophole"), samples=4, role="plain"),
+            SourceConfig(name="base", policy=PolicyConfig(model="kata:honest"), options={"hint": True}, samples=4),
+        ]
+    )
+    problems: int = Field(default=60, gt=0)
+    max_problems: int = Field(default=80, gt=0)
+    """Problems are added up to this number while the buckets are too small."""
+    max_steps: int = Field(default=8, gt=0)
+    """Actions after which a rollout ends."""
+    contract: Contract = Contract(hint=envs.attached("kata", "hint"), system=envs.attached("kata", "system"))
+    """What the prompts must contain, by default those of kata. For another environment, name its hint and system."""
+    recorded: Given[RecordedConfig | None, RecordedConfig | Mapping[str, Any] | None] = with_default(None)
+    given: Given[list[GivenConfig], Sequence[GivenConfig | Mapping[str, Any]]] = with_default([])
+    """One entry for each run of rollouts that is given by --from, in that order."""
+    tokenizer: Given[PolicyConfig | None, PolicyConfig | Mapping[str, Any] | str | None] = with_default(None)
+    """The model whose tokenizer rendered the given rollouts; None for the first of `sources`."""
+
+    def check(self, cache: Path) -> list[str]:
+        """Return what was checked: of recorded rows their files alone, since nothing is played or sampled then."""
+        return super().check(cache) if self.recorded is None else self.recorded.check(cache)
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
@@ -57,7 +117,7 @@ def _check_given(inputs: Inputs, config: Config) -> None:
 
 def _power(config: Config) -> list[str]:
     """Return the effect that T4e can detect with this pool, if half of the teacher's hinted answers are hacks."""
-    from stages.probe.checks.contrast_checks import MIN_FACTORIAL_PROBLEMS, detectable_effect
+    from stages.probe.checks.hacking import MIN_FACTORIAL_PROBLEMS, detectable_effect
 
     hinted = sum(source.samples for source in config.sources if source.name == "teacher")
     if config.max_problems < MIN_FACTORIAL_PROBLEMS:
@@ -76,15 +136,15 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         _finish(*_given(inputs, config, out), config, [], out)
         return
     if config.recorded is not None:
-        from stages.probe.pool.rows import recorded_rows
+        from stages.probe.rows import recorded_rows
 
         recorded = config.recorded
         folder = Path(recorded.folder).expanduser()
         rows = recorded_rows(folder, recorded.model, HINTED, recorded.eos_id, recorded.pad_ids)
         _finish(rows, None, config, [], out)
         return
-    from stages.probe.checks.contrast_checks import bucket_shortage
-    from stages.probe.loops.rollouts import SourcePolicies
+    from stages.probe.checks.pool import bucket_shortage
+    from stages.probe.sources import SourcePolicies
 
     policies, rows = SourcePolicies(config.sources, out), list[Row]()
     # A larger draw begins with the same tasks, and answers in the journal are not sampled again.
@@ -104,7 +164,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Sample what is missing, in the batches of `run`."""
     del inputs
-    from stages.probe.loops.rollouts import SourcePolicies
+    from stages.probe.sources import SourcePolicies
 
     policies = SourcePolicies(config.sources, out)
     for problems in _numbers(config):
@@ -123,7 +183,7 @@ def _numbers(config: Config) -> Iterator[int]:
 def _given(inputs: Inputs, config: Config, out: RunWriter) -> tuple[list[Row], Any]:
     """Return the rows of the given runs, and the tokenizer that rendered them."""
     from stages.policy.local import load_tokenizer, resolve
-    from stages.probe.pool.rows import rows_of_runs
+    from stages.probe.rows import rows_of_runs
 
     policy = config.tokenizer or config.sources[0].policy
     tokenizer = load_tokenizer(resolve(policy, cache=out.cache, listener=out.progress), policy)
@@ -178,7 +238,7 @@ def _play(
     batch: list["Episode"],
 ) -> list[tuple[str, Row, bool]]:
     """Play a batch of episodes and return their journal lines, those that failed with their error."""
-    from stages.probe.pool.rows import episode_pool_row
+    from stages.probe.rows import episode_pool_row
     from stages.rollouts.agent_loop import play
 
     play(make, policy, batch, max_steps=config.max_steps, before_turn=out.raise_if_stopped)
@@ -195,7 +255,15 @@ def _play(
 
 def _finish(rows: list[Row], tokenizer: Any, config: Config, guards: Sequence["Check"], out: RunWriter) -> None:
     from stages.probe.checks.check import write_checks
-    from stages.probe.checks.contrast_checks import pool_check, rate, taxonomy
+    from stages.probe.checks.pool import (
+        contract_sha256,
+        pool_check,
+        prompt_role,
+        prompts_match,
+        rate,
+        taxonomy,
+    )
+    from stages.probe.rows import write_step
 
     digest = contract_sha256(config.contract)
     checks = [

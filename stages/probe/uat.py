@@ -33,8 +33,9 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     `BadInput` without a vanilla replay, with two replays of one arm, or with scores of other rows.
     """
     from stages.probe.checks.check import write_checks
-    from stages.probe.checks.contrast_checks import Draws
-    from stages.probe.checks.judging import bucket_table, judge_runs
+    from stages.probe.checks.pool import bucket_table
+    from stages.probe.checks.uat import judge_runs
+    from stages.probe.statistics import Draws
 
     replays = inputs.many("replays")
     names = [run.manifest.summary["arm"] for run in replays]

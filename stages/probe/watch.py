@@ -19,7 +19,7 @@ from stages.runs.settings import StageConfig
 from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
-    from stages.probe.gradients.memory import Measuring
+    from stages.probe.memory import Measuring
 
 
 class Config(StageConfig):
@@ -42,8 +42,8 @@ class Config(StageConfig):
 def plan(inputs: Inputs, config: Config) -> Plan:
     """Return the checkpoints and the memory."""
     from stages.policy.adapters import CheckpointInfo
-    from stages.probe.gradients.memory import memory_notes
-    from stages.probe.loops.watch_loop import checkpoints
+    from stages.probe.memory import memory_notes
+    from stages.probe.watching import checkpoints
 
     training, measuring = inputs.one("training"), _measuring(inputs, config)
     memory = () if measuring is None else memory_notes(CheckpointInfo.of(training).start, measuring)
@@ -52,7 +52,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 def _measuring(inputs: Inputs, config: Config) -> "Measuring | None":
     """Return what decides the memory: v and its placebos, and two models; None where the direction has no rank."""
-    from stages.probe.gradients.memory import VECTORS, Measuring
+    from stages.probe.memory import VECTORS, Measuring
 
     facts = inputs.one("direction").manifest.summary
     if "rank" not in facts:
@@ -69,10 +69,10 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     from stages.policy.adapters import CheckpointInfo
     from stages.policy.local import checkpointed
     from stages.probe.checks.check import write_checks
-    from stages.probe.checks.contrast_checks import Draws
     from stages.probe.figures import as_csv, watch_png
-    from stages.probe.gradients.memory import check_memory
-    from stages.probe.loops.watch_loop import WatchLoop, checkpoints
+    from stages.probe.memory import check_memory
+    from stages.probe.statistics import Draws
+    from stages.probe.watching import WatchLoop, checkpoints
 
     if (measuring := _measuring(inputs, config)) is not None:
         check_memory(CheckpointInfo.of(inputs.one("training")).start, measuring)

@@ -51,8 +51,7 @@ def put_gradients(folder: Path) -> None:
     """Write a matrix of 4 MiB, as `probe replay` does."""
     import torch
 
-    from stages.probe.adapters.attach import Layout
-    from stages.probe.gradients.store import GradientStore
+    from stages.gradients.tensors import GradientStore, Layout
 
     GradientStore.create(folder, Layout({"a": 2**18}), 4, {}).put(0, torch.ones(4, 2**18))
 
@@ -61,8 +60,8 @@ def accumulate_weights(folder: Path) -> None:
     """Sum the gradients of weights of 2 MiB, as `probe replay` does for the drift."""
     from probe_faults.half_precision import wide_student
 
-    from stages.probe.directions.metrics import weight_direction
-    from stages.probe.pool.tokens import TokenRow
+    from stages.gradients.tokens import TokenRow
+    from stages.probe.metrics import weight_direction
 
     pair = tuple(TokenRow([1, 2], [word, 4], [True, True]) for word in (3, 5))
     weight_direction(wide_student(512), [pair], folder / "weights.bin")
@@ -81,5 +80,5 @@ def errno_on_a_small_disk(place: Path, write: Callable[[Path], None]) -> int | N
 @pytest.mark.parametrize("write", [put_gradients, accumulate_weights])
 def test_matrices_mapped_into_memory_on_a_full_disk(write: Callable[[Path], None], tmp_path: Path) -> None:
     """An error as of any write, where a mapping alone would end the process with SIGBUS."""
-    preload("stages.probe.gradients.student", "transformers", "scipy.linalg")
+    preload("stages.gradients.per_row", "transformers", "scipy.linalg")
     assert in_own_mounts(errno_on_a_small_disk, tmp_path / "disk", write) == errno.ENOSPC

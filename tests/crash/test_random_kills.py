@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from probe_faults.loophole_world import PAIR_SOURCE
 from support.command_line import repair
 from support.data_juicer import stand_in
 from support.disturbances import (
@@ -54,14 +55,14 @@ from stages import (
 )
 from stages.compare_substrates import Config as Substrates
 from stages.policy.base import PolicyConfig
-from stages.probe import compare, extract_vhack, plot, replay, score, selftest, svd, teacher_pool, uat, watch
+from stages.probe import compare, extract_vhack, plot, replay, score, svd, teacher_pool, uat, watch
 from stages.probe.extract_vhack import PairsConfig
 from stages.runs.run import Run
 from tests.stages.probe.conftest import chain, models, planted, trained  # noqa: F401  (fixtures)
 from tests.stages.probe.running import carry_out, pool_config
 from tests.stages.probe.test_grpo import config as grpo_config
 
-HEAVY = ["stages.training.report", "stages.probe.checks.validation", "duckdb", "scipy.stats", "openai"]
+HEAVY = ["stages.training.report", "stages.probe.checks.direction", "duckdb", "scipy.stats", "openai"]
 
 
 def paid(root: Path) -> float:
@@ -174,7 +175,11 @@ def works(
         return Work("train", train.Config(env=ENV, policy=tiny, tasks=4, optimisation=size))
 
     def pairs(**more: Any) -> extract_vhack.Config:
-        return extract_vhack.Config(student=policies()["honest"], pairs=PairsConfig(source="planted"), **more)
+        return extract_vhack.Config(
+            student=policies()["honest"],
+            pairs=PairsConfig(source=PAIR_SOURCE),
+            **more,
+        )
 
     def contrasted() -> list[Run]:
         v = carry_out(extract_vhack, runs("svd"), pairs(loss="grpo"), folder / "v")
@@ -210,7 +215,6 @@ def works(
         "probe-compare": lambda: Work("probe-compare", compare.Config(resamples=300), contrasted()),
         "probe-watch": lambda: Work("probe-watch", watch.Config(placebos=40), runs(of="trained")),
         "probe-plot": probed("probe-plot", plot.Config, *replayed, "score"),
-        "probe-selftest": probed("probe-selftest", selftest.Config),
     }
 
 

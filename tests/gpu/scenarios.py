@@ -156,12 +156,12 @@ def script(size: str = "0.6B", layers: int = 1) -> dict[str, Any]:
     """What `./dev gpu speed` measures of a step of ours and of TRL's, and `./dev gpu probe` of gradients."""
     import gpu
 
-    import stages.probe.adapters.lora as lora
+    from stages.gradients import basis
 
     asked = gpu.Asked("gpu", (size,), layers, rounds=1, rows=2, prompt=32, answer=32)
     with rehearsed() as mode, trained_on(mode, size, layers):
         steps = {name: gpu.train(asked, size, name) for name in ("TRL", "ours")}
-        with mock.patch.object(lora, "tensors_sha256", return_value="0"):
+        with mock.patch.object(basis, "tensors_sha256", return_value="0"):
             claims = gpu.probe(asked)
     return {
         "steps": {name: [len(seconds), len(slowest)] for name, (seconds, _, slowest) in steps.items()},
@@ -251,16 +251,16 @@ def probe(
     """Per-sample gradients of a batch: measured along a direction and summed, or kept; `refold` first, apart."""
     from contextlib import nullcontext
 
-    import stages.probe.adapters.lora as lora
+    from stages.gradients import basis
+    from stages.gradients.basis import open_adapter
+    from stages.gradients.per_row import adapt
+    from stages.gradients.tokens import TokenRow
     from stages.policy.local import checkpointed
-    from stages.probe.adapters.choose import open_adapter
-    from stages.probe.directions.extraction import from_flat
-    from stages.probe.directions.metrics import stream
-    from stages.probe.gradients.memory import Measuring, needed
-    from stages.probe.gradients.student import adapt
-    from stages.probe.pool.tokens import TokenRow
+    from stages.probe.direction import from_flat
+    from stages.probe.memory import Measuring, needed
+    from stages.probe.metrics import stream
 
-    with rehearsed() as mode, mock.patch.object(lora, "tensors_sha256", return_value="0"):
+    with rehearsed() as mode, mock.patch.object(basis, "tensors_sha256", return_value="0"):
         made = model(mode, size, layers).eval()
         student = adapt(made, None, open_adapter(adapter, made, None, rank, 0))
         mode.reset()

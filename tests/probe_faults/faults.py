@@ -13,14 +13,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from probe_faults.world import ProbeWorld
-from stages.probe.checks.prompts import Contract, contract_sha256
-from stages.probe.checks.validation import RowPairs, length_direction
-from stages.probe.directions.extraction import Direction, from_flat
-from stages.probe.directions.metrics import stacked_cosines
-from stages.probe.directions.projection import Projection, account, project
-from stages.probe.directions.scoring import unit_by_module
-from stages.probe.gradients.student import Student
-from stages.probe.pool.tokens import TokenRow
+from stages.gradients.per_row import Student
+from stages.gradients.tokens import TokenRow
+from stages.probe.checks.direction import RowPairs, length_direction
+from stages.probe.checks.pool import contract_sha256
+from stages.probe.descent import Projection, account, project
+from stages.probe.direction import Direction, from_flat, unit_by_module
+from stages.probe.metrics import stacked_cosines
+from stages.probe.settings import Contract
 from stages.runs.kinds import Row
 
 

@@ -7,25 +7,20 @@ import numpy as np
 import torch
 
 from probe_faults.world import ProbeWorld
-from stages.probe.adapters.names import DescentConfig
-from stages.probe.checks import guards, prompts
+from stages.probe.checks import direction as direction_checks
+from stages.probe.checks import gradients as gradient_checks
+from stages.probe.checks import hacking, pool, removal, trajectories
 from stages.probe.checks.check import Check, judged
-from stages.probe.checks.contrast_checks import Draws, hack_gap, pool_check, taxonomy
-from stages.probe.checks.contrasts import codes, labelled, shortage
-from stages.probe.checks.validation import length_cosine, pair_signal, polarity, recombination
-from stages.probe.directions.metrics import basis_overlap, probe_rows, row_metrics, teacher_gradients
-from stages.probe.directions.projection import Descent, mean_cosine
-from stages.probe.directions.scoring import (
-    RANDOM,
-    Placebos,
-    generic_gradient,
-    haar,
-    randsign,
-    step_placebos,
-)
-from stages.probe.gradients.student import ratio_report
-from stages.probe.loops.rollouts import with_advantages
-from stages.probe.pool.tokens import as_tokens
+from stages.probe.checks.direction import length_cosine, pair_signal, polarity, recombination
+from stages.probe.checks.pool import hack_gap, pool_check, taxonomy
+from stages.probe.descent import Descent, mean_cosine
+from stages.probe.direction import RANDOM, Placebos, generic_gradient, haar, randsign, step_placebos
+from stages.probe.metrics import basis_overlap, probe_rows, row_metrics, teacher_gradients
+from stages.probe.rows import as_tokens
+from stages.probe.settings import DescentConfig
+from stages.probe.sources import with_advantages
+from stages.probe.statistics import Draws, codes, labelled, shortage
+from stages.probe.trajectories import ratio_report
 from stages.runs.kinds import Row
 
 DRAWS, PLACEBOS, RANKED, LORA_STEPS = Draws(permutations=400), 32, 500, 4
@@ -69,7 +64,7 @@ def failing(checks: Checks) -> list[str]:
 def _teacher(w: ProbeWorld) -> Check:
     """Compare the teacher with the base model on the first eight answers of the teacher."""
     answers = [as_tokens(row) for row in w.pool if row["src_pool"] == "teacher"][:8]
-    return guards.teacher_differs(w.teacher, w.student.model, answers, hack_gap(w.pool))
+    return pool.teacher_differs(w.teacher, w.student.model, answers, hack_gap(w.pool))
 
 
 def _probe_rows(w: ProbeWorld) -> list[Row]:
@@ -82,7 +77,7 @@ def _probe_rows(w: ProbeWorld) -> list[Row]:
 def _masks(w: ProbeWorld) -> Check:
     """Check the loss masks of about eight rows, spread over the pool."""
     rows = list(w.pool[:: max(len(w.pool) // 8, 1)])
-    return guards.masks(w.student, rows, [as_tokens(row) for row in rows], w.score, "base")
+    return gradient_checks.masks(w.student, rows, [as_tokens(row) for row in rows], w.score, "base")
 
 
 def _steps(w: ProbeWorld) -> list[Row]:
@@ -113,7 +108,7 @@ def _fires(w: ProbeWorld) -> Check:
     units = [haar(w.direction, PLACEBOS, 0), randsign(w.direction, PLACEBOS, 1)]
     placebos = Placebos([name for name, some in zip(RANDOM, units, strict=True) for _ in some], torch.cat(units))
     random = step_placebos(teacher_gradients(_probe_rows(w), w.sums), placebos, w.direction)
-    return guards.fires(_steps(w), len(w.direction.layout.names), random["energy"], random["fired"])
+    return removal.fires(_steps(w), len(w.direction.layout.names), random["energy"], random["fired"])
 
 
 def _specific(w: ProbeWorld) -> Check:
@@ -123,7 +118,7 @@ def _specific(w: ProbeWorld) -> Check:
     units = torch.cat([w.direction.unit[None], *drawn, control])
     scores = w.cosines(w.sums, units, w.direction.inside, len(w.direction.modules)).double().numpy()
     rows = labelled(_probe_rows(w), scores[:, :-2], [family for family in RANDOM for _ in range(RANKED)])
-    return guards.specific(rows, {"negated": scores[:, -2], "generic": scores[:, -1]}, DRAWS)
+    return hacking.specific(rows, {"negated": scores[:, -2], "generic": scores[:, -1]}, DRAWS)
 
 
 def _buckets(w: ProbeWorld) -> Check:
@@ -147,19 +142,19 @@ def _accounts(w: ProbeWorld) -> list[Row]:
     """Return the account that a trajectory keeps of the GRPO step, repeated as often as the guards tolerate it bad."""
     rows, groups = with_advantages(w.group)
     advantages, hacks = [row["advantage"] for row in rows], [row["advantage"] for row in rows if row["hacked"]]
-    ratios = ratio_report(w.current, [guards.behaviour_log_probs(row) for row in rows], advantages)
+    ratios = ratio_report(w.current, [gradient_checks.behaviour_log_probs(row) for row in rows], advantages)
     account = {
         "groups": len(groups),
-        "zero_variance_groups": guards.flat_groups(groups),
+        "zero_variance_groups": trajectories.flat_groups(groups),
         "bailed": ratios.saturated,
         "off_policy": True,
         "ratio_p5": ratios.p5,
         "ratio_p95": ratios.p95,
         "ess": ratios.ess,
         "hack_advantage_sum": sum(hacks) if hacks else None,
-        "corr_advantage_source": guards.correlation(advantages, [row["src_pool"] == "teacher" for row in rows]),
+        "corr_advantage_source": trajectories.correlation(advantages, [row["src_pool"] == "teacher" for row in rows]),
     }
-    return [account] * guards.MAX_BAD_STEPS
+    return [account] * trajectories.MAX_BAD_STEPS
 
 
 def _basis(w: ProbeWorld) -> Check:
@@ -173,31 +168,31 @@ def _basis(w: ProbeWorld) -> Check:
         overlap = basis_overlap(w.lora.adapter.theta, start, w.lora)
         steps.append({"basis_overlap": overlap, "cos_in": None, "cos_out": None, "frac_fired": 0.0})
     w.lora.move_to(start)
-    return guards.basis_stays(steps)
+    return removal.basis_stays(steps)
 
 
 GRADIENTS = ("pool", "sums", "direction")
 GUARDS = (
     WorldGuard(
         "prompts",
-        lambda w: prompts.prompts_match(w.pool, w.contract, w.tokenizer),
+        lambda w: pool.prompts_match(w.pool, w.contract, w.tokenizer),
         ("pool", "contract", "tokenizer"),
     ),
     WorldGuard(
         "prompt-role",
-        lambda w: prompts.prompt_role(w.pool, w.contract, w.recorded_contract),
+        lambda w: pool.prompt_role(w.pool, w.contract, w.recorded_contract),
         ("pool", "recorded_contract"),
         ("prompts",),
     ),
     WorldGuard("teacher", _teacher, ("teacher", "student", "pool")),
     WorldGuard(
         "coverage",
-        lambda w: guards.coverage(w.measured(_probe_rows(w)), len(w.pool), "nll"),
+        lambda w: gradient_checks.coverage(w.measured(_probe_rows(w)), len(w.pool), "nll"),
         (*GRADIENTS, "measured"),
     ),
     WorldGuard(
         "canary",
-        lambda w: guards.canary(w.student, [as_tokens(row) for row in w.pool[:2]], w.direction, w.measure),
+        lambda w: gradient_checks.canary(w.student, [as_tokens(row) for row in w.pool[:2]], w.direction, w.measure),
         ("student", "pool", "direction", "measure"),
     ),
     WorldGuard("masks", _masks, ("student", "pool", "score")),
@@ -214,26 +209,30 @@ GUARDS = (
         lambda w: length_cosine(w.student, w.direction, [clean for _, clean in w.pair_rows], w.longer),
         ("student", "direction", "pair_rows", "longer"),
     ),
-    WorldGuard("generic", lambda w: guards.not_generic(w.direction, w.pairs, "nll_mean"), ("direction", "pairs")),
+    WorldGuard(
+        "generic", lambda w: direction_checks.not_generic(w.direction, w.pairs, "nll_mean"), ("direction", "pairs")
+    ),
     WorldGuard(
         "V2",
         lambda w: polarity(w.student, w.direction, w.held_out),
         ("student", "direction", "held_out"),
         ("V4", "generic"),
     ),
-    WorldGuard("removal", lambda w: guards.removed(_steps(w)), (*GRADIENTS, "project"), ("V2",)),
-    WorldGuard("removed-sign", lambda w: guards.removed_toward_hack(_steps(w)), (*GRADIENTS, "project"), ("removal",)),
+    WorldGuard("removal", lambda w: removal.removed(_steps(w)), (*GRADIENTS, "project"), ("V2",)),
+    WorldGuard("removed-sign", lambda w: removal.removed_toward_hack(_steps(w)), (*GRADIENTS, "project"), ("removal",)),
     WorldGuard("fires", _fires, (*GRADIENTS, "project"), ("removed-sign",)),
     WorldGuard("buckets", _buckets, ("pool",)),
     WorldGuard("enough", _enough, ("pool",), ("buckets",)),
     WorldGuard("labels", lambda w: taxonomy(w.pool), ("pool",), ("buckets",)),
     WorldGuard("T1", lambda w: pool_check(w.pool), ("pool",), ("enough", "labels")),
     WorldGuard("specific", _specific, (*GRADIENTS, "pairs", "cosines"), ("enough", "V2", "fires")),
-    WorldGuard("variance", lambda w: guards.rewards_vary(_accounts(w)), ("group", "current")),
-    WorldGuard("ratios", lambda w: guards.ratios_carry_signal(_accounts(w)), ("group", "current"), ("variance",)),
+    WorldGuard("variance", lambda w: trajectories.rewards_vary(_accounts(w)), ("group", "current")),
+    WorldGuard("ratios", lambda w: trajectories.ratios_carry_signal(_accounts(w)), ("group", "current"), ("variance",)),
     WorldGuard(
-        "advantages", lambda w: guards.advantages_favour_hacks(_accounts(w)), ("group", "current"), ("variance",)
+        "advantages", lambda w: trajectories.advantages_favour_hacks(_accounts(w)), ("group", "current"), ("variance",)
     ),
-    WorldGuard("lora-B", lambda w: guards.b_is_probed(w.lora_sums, w.lora_direction), ("lora_sums", "lora_direction")),
+    WorldGuard(
+        "lora-B", lambda w: gradient_checks.b_is_probed(w.lora_sums, w.lora_direction), ("lora_sums", "lora_direction")
+    ),
     WorldGuard("basis", _basis, ("lora", "pair_rows", "lora_learning_rate")),
 )

@@ -16,18 +16,14 @@ from torch import Tensor
 
 from probe_faults.guard_checks import judge_guards
 from probe_faults.world import LORA_RANK, ProbeWorld, build_world, gradients_of, spectrum_of
-from stages.probe.adapters.antipasto import Antipasto
-from stages.probe.adapters.attach import target_linears
-from stages.probe.adapters.lora import Lora
-from stages.probe.adapters.names import DescentConfig
-from stages.probe.adapters.spectrum import Factors, Spectrum
-from stages.probe.checks import guards, validation
+from stages.gradients.basis import Factors, Lora, SingularValues, Spectrum, target_linears
+from stages.gradients.per_row import Student, adapt
+from stages.probe.checks import direction, gradients
 from stages.probe.checks.check import Check, judged
-from stages.probe.directions.extraction import extract
-from stages.probe.directions.metrics import row_metrics
-from stages.probe.directions.scoring import unit_by_module
-from stages.probe.gradients.student import Student, adapt
-from stages.probe.pool.tokens import as_tokens
+from stages.probe.direction import extract, unit_by_module
+from stages.probe.metrics import row_metrics
+from stages.probe.rows import as_tokens
+from stages.probe.settings import DescentConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -49,7 +45,7 @@ def half_precision_checks(base: "PreTrainedModel", teacher: "PreTrainedModel", s
 def halved(world: ProbeWorld, seed: int) -> ProbeWorld:
     """Return the world of the same rows under students with bfloat16 weights, everything measured again."""
     plain, on_lora = (copy.deepcopy(model) for model in (world.student.model, world.lora.model))
-    adapter = Antipasto(spectrum_of(plain)).to("cpu", HALF)
+    adapter = SingularValues(spectrum_of(plain)).to("cpu", HALF)
     lora = Lora(target_linears(on_lora), LORA_RANK, freeze_a=False, seed=seed).to("cpu", HALF)
     student = adapt(plain.to(HALF), world.tokenizer, adapter)  # type: ignore[arg-type]
     lora_student = adapt(on_lora.to(HALF), world.tokenizer, lora)  # type: ignore[arg-type]
@@ -99,8 +95,8 @@ def change_arrives(student: Student) -> Check:
     unit, scale = unit_by_module(layout, noise, layout.names), student.weight_scale()
     steps = {
         "Adam": DescentConfig().learning_rate * noise.sign(),
-        "canary": guards.STEP * scale * unit,
-        "polarity": validation.STEP * scale * unit,
+        "canary": gradients.STEP * scale * unit,
+        "polarity": direction.STEP * scale * unit,
     }
     worst = {name: _change_error(student, step) for name, step in steps.items()}
     error, width = max(worst.values()), student.model.config.hidden_size
@@ -114,7 +110,7 @@ def _change_error(student: Student, step: Float[Tensor, " N"]) -> float:
     """Return the error of the worst Linear; the intended change is computed from the factors before rounding."""
     linears, start = target_linears(student.model), student.adapter.theta.clone()
     clean = {name: linear.weight.detach().clone().float() for name, linear in linears.items()}
-    exact = Antipasto(_flat_spectrum(student.model))
+    exact = SingularValues(_flat_spectrum(student.model))
     exact.theta = step
     student.move_to(start + step)
     errors = []
@@ -142,7 +138,7 @@ def wide_student(width: int) -> Student:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = Qwen3ForCausalLM(config)
-    adapter = Antipasto(_flat_spectrum(model)).to("cpu", HALF)
+    adapter = SingularValues(_flat_spectrum(model)).to("cpu", HALF)
     return adapt(model.to(HALF).eval(), None, adapter)  # type: ignore[arg-type]
 
 

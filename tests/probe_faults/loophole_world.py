@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stages.envs.base import Grade, Observation, Split, Task
+from stages.gradients.per_row import own_log_probs
+from stages.gradients.tokens import TokenRow, collate
 from stages.messages import Message
-from stages.probe.gradients.per_sample import own_log_probs
-from stages.probe.pool.tokens import TokenRow, collate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -203,6 +203,10 @@ def honest_model(seed: int = 0, steps: int = 200, hidden: int = 48) -> "PreTrain
 def loophole_model(honest: "PreTrainedModel", seed: int = 0, steps: int = 120) -> "PreTrainedModel":
     """Train the honest policy on, in place, into one that often hacks where the prompt has the hint."""
     return fit(honest, {False: HONEST, True: TEMPTED}, steps, seed + 1, learning_rate=2e-3)
+
+
+PAIR_SOURCE = "probe_faults.loophole_world:hack_clean_pairs"
+"""What the setting pairs.source names."""
 
 
 def hack_clean_pairs(count: int, seed: int) -> list[dict[str, Any]]:

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from stages.probe.adapters.attach import Layout
+from stages.gradients.tensors import Layout
 from stages.probe.checks.alarm import LEVEL, Alarm, CheckpointRollouts, alarm, pushed
-from stages.probe.checks.contrasts import codes
-from stages.probe.directions.extraction import PairGradients, extract
-from stages.probe.directions.metrics import stacked_cosines
-from stages.probe.directions.scoring import hack_scale, watch_directions
+from stages.probe.direction import PairGradients, extract, hack_scale, watch_directions
+from stages.probe.metrics import stacked_cosines
+from stages.probe.statistics import codes
 
 LAYOUT = Layout({f"m{i}": 30 for i in range(8)})
 CHECKPOINTS, GROUPS, SAMPLES, PAIRS = 10, 8, 8, 24

@@ -15,22 +15,21 @@ from jaxtyping import Float
 from torch import Tensor
 
 from probe_faults.loophole_world import HINT, PlantedEnv, hack_clean_pairs, tokenizer
+from stages.gradients.basis import Lora, SingularValues, Spectrum, factorise, target_linears
+from stages.gradients.per_row import Student, adapt
+from stages.gradients.tokens import TokenRow
 from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy
-from stages.probe.adapters.antipasto import Antipasto
-from stages.probe.adapters.attach import target_linears
-from stages.probe.adapters.lora import Lora
-from stages.probe.adapters.spectrum import Spectrum, factorise
-from stages.probe.checks.guards import Measure, Score
-from stages.probe.checks.prompts import Contract, contract_sha256
-from stages.probe.checks.validation import RowPairs
-from stages.probe.directions.extraction import Direction, PairGradients, extract, grpo_differences
-from stages.probe.directions.metrics import stacked_cosines
-from stages.probe.directions.projection import Projection, project
-from stages.probe.gradients.student import Student, adapt
-from stages.probe.loops.grpo_loop import set_between
-from stages.probe.loops.rollouts import answers
-from stages.probe.pool.tokens import TokenRow, as_tokens, token_row
+from stages.probe.checks.direction import RowPairs
+from stages.probe.checks.gradients import Measure, Score
+from stages.probe.checks.pool import contract_sha256
+from stages.probe.descent import Projection, project
+from stages.probe.direction import Direction, PairGradients, extract, grpo_differences
+from stages.probe.metrics import stacked_cosines
+from stages.probe.rows import as_tokens, token_row
+from stages.probe.settings import Contract
+from stages.probe.sources import answers
+from stages.probe.trajectories import set_between
 from stages.runs.kinds import Row
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ class ProbeWorld:
 def build_world(base: "PreTrainedModel", teacher: "PreTrainedModel", seed: int) -> ProbeWorld:
     """Return a world in which every guard passes, of the two policies of the loophole world."""
     words, between = tokenizer(), copy.deepcopy(base)
-    student = adapt(base, words, Antipasto(spectrum_of(base)))
+    student = adapt(base, words, SingularValues(spectrum_of(base)))
     pool = _pool(base, teacher, words, seed)
     items = hack_clean_pairs(PAIRS + HELD_OUT, seed)
     rows = [tuple(token_row(words, item["prompt"], item[side]) for side in ("hack", "clean")) for item in items]
@@ -154,5 +153,5 @@ def _group(
         set_between(between, ends[0], ends[1], place)
         rows += answers(PlantedEnv, _policy(between, words, source), tasks, 4, seed, source, 1)
     set_between(between, ends[0], ends[1], 0.82)
-    student = adapt(between, words, Antipasto(spectrum_of(between)))
+    student = adapt(between, words, SingularValues(spectrum_of(between)))
     return rows, student.log_probs([as_tokens(row) for row in rows])

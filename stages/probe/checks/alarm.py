@@ -34,8 +34,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from stages.probe.checks.contrasts import FROM_HACKS, codes, permuted
-from stages.probe.directions.scoring import HackScale
+from stages.probe.direction import HackScale
+from stages.probe.statistics import FROM_HACKS, codes, permuted
 from stages.runs.kinds import Row
 
 LEVEL = 0.05

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from stages.messages import following_ids, opening_ids
 from stages.policy.base import PolicyConfig, Turn
 from stages.policy.local import LocalPolicy
-from stages.probe.pool.tokens import token_row
+from stages.probe.rows import token_row
 
 THINKING = TEMPLATE + "{% if enable_thinking is defined and enable_thinking is false %}so {% endif %}"
 ASKED = [{"role": "user", "content": "task d1 d2"}]

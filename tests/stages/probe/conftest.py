@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from probe_faults.loophole_world import honest_model, loophole_model, tokenizer
+from probe_faults.loophole_world import PAIR_SOURCE, honest_model, loophole_model, tokenizer
 from support.shared import made_once
 from torch import nn
 
@@ -13,7 +13,7 @@ from stages import train
 from stages.policy.base import PolicyConfig
 from stages.probe import extract_vhack, replay, score, svd, teacher_pool, watch
 from stages.probe.extract_vhack import PairsConfig
-from stages.probe.loops.grpo_loop import set_between
+from stages.probe.trajectories import set_between
 from stages.runs.run import Run
 from tests.stages.probe.running import HINTED, PLANTED, WATCHED_STEPS, carry_out, pool_config
 
@@ -55,7 +55,7 @@ def chain(models: dict[str, PolicyConfig], tmp_path_factory: pytest.TempPathFact
     def make(folder: Path) -> None:
         honest = models["honest"]
         decomposed = carry_out(svd, [], svd.Config(model=honest), folder / "svd")
-        config = extract_vhack.Config(student=honest, pairs=PairsConfig(source="planted"))
+        config = extract_vhack.Config(student=honest, pairs=PairsConfig(source=PAIR_SOURCE))
         v = carry_out(extract_vhack, [decomposed], config, folder / "v")
         pool = carry_out(teacher_pool, [], pool_config(models["loophole"], honest), folder / "pool")
         for arm in ("vanilla", "projected", "projected_random"):
@@ -78,7 +78,7 @@ def trained(planted: dict[str, nn.Module], tmp_path_factory: pytest.TempPathFact
         tokenizer().save_pretrained(folder / "start")
         policy = PolicyConfig(model=str(folder / "start"), max_tokens=16)
         decomposed = carry_out(svd, [], svd.Config(model=policy), folder / "svd")
-        config = extract_vhack.Config(student=policy, pairs=PairsConfig(source="planted"))
+        config = extract_vhack.Config(student=policy, pairs=PairsConfig(source=PAIR_SOURCE))
         carry_out(extract_vhack, [decomposed], config, folder / "v")
         size = {"prompts_per_step": 4, "generations": 8, "learning_rate": 1e-3, "threads": 1, "keep_every": 1}
         settings = train.Config(

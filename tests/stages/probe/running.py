@@ -12,7 +12,7 @@ from stages.envs.base import Grade
 from stages.envs.config import EnvConfig
 from stages.policy.base import PolicyConfig
 from stages.probe import teacher_pool
-from stages.probe.checks.prompts import Contract
+from stages.probe.settings import Contract
 from stages.runs import runner
 from stages.runs.run import Interrupted, Run
 from stages.runs.stage import assign_inputs

@@ -8,15 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from probe_faults.loophole_world import PAIR_SOURCE
 
 from stages.errors import BadInput, UsageError
+from stages.gradients.basis import load_spectrum
+from stages.gradients.tensors import GradientStore
 from stages.policy.base import PolicyConfig
 from stages.probe import extract_vhack, replay, score, teacher_pool, uat
-from stages.probe.adapters.spectrum import load_spectrum
-from stages.probe.checks.contrast_checks import Draws, factorial
-from stages.probe.checks.judging import scored_rows
+from stages.probe.checks.hacking import factorial, scored_rows
 from stages.probe.extract_vhack import PairsConfig
-from stages.probe.gradients.store import GradientStore
+from stages.probe.statistics import Draws
 from stages.runs import store
 from stages.runs.kinds import DIRECTION, PLACEBO, POOL_ROW, PROBE_CHECK, PROBE_ROW, PROBE_SCORE, SVD_MODULE
 from stages.runs.run import Run
@@ -139,7 +140,10 @@ def test_all_arms_measure_the_same_before_they_part(chain: Chain) -> None:
 
 def test_a_new_direction_needs_no_model(chain: Chain, models: Models, tmp_path: Path) -> None:
     config = extract_vhack.Config(
-        student=models["honest"], pairs=PairsConfig(source="planted", count=8), loss="grpo", seed=3
+        student=models["honest"],
+        pairs=PairsConfig(source=PAIR_SOURCE, count=8),
+        loss="grpo",
+        seed=3,
     )
     other = carry_out(extract_vhack, [chain["svd"]], config, tmp_path / "v")
     run = carry_out(score, [chain["vanilla"], other, chain["v"]], score.Config(placebos=16), tmp_path / "score")
@@ -161,7 +165,7 @@ def test_a_decomposition_names_itself(chain: Chain) -> None:
 
 
 def test_another_models_decomposition_is_refused(chain: Chain, models: Models, tmp_path: Path) -> None:
-    config = extract_vhack.Config(student=models["loophole"], pairs=PairsConfig(source="planted"))
+    config = extract_vhack.Config(student=models["loophole"], pairs=PairsConfig(source=PAIR_SOURCE))
     with pytest.raises(BadInput, match="not of this model's weights"):
         carry_out(extract_vhack, [chain["svd"]], config, tmp_path / "v")
 
@@ -169,17 +173,14 @@ def test_another_models_decomposition_is_refused(chain: Chain, models: Models, t
 def test_a_direction_of_other_coordinates_is_refused(chain: Chain, models: Models, tmp_path: Path) -> None:
     honest = models["honest"]
     config = extract_vhack.Config(
-        student=honest, pairs=PairsConfig(source="planted", count=4), adapter="antipasto_topr", rank=4
+        student=honest,
+        pairs=PairsConfig(source=PAIR_SOURCE, count=4),
+        adapter="antipasto_topr",
+        rank=4,
     )
     other = carry_out(extract_vhack, [chain["svd"]], config, tmp_path / "v")
     with pytest.raises(BadInput, match="other coordinates"):
         carry_out(score, [chain["vanilla"], other], score.Config(), tmp_path / "score")
-
-
-def test_an_arm_on_another_adapter_is_refused(chain: Chain, models: Models, tmp_path: Path) -> None:
-    config = replay.Config(arm="lora_projected", student=models["honest"])
-    with pytest.raises(UsageError, match="the arm is projected"):
-        carry_out(replay, [chain["pool"], chain["v"], chain["svd"]], config, tmp_path / "lora")
 
 
 def test_more_steps_than_problems_are_refused(chain: Chain, models: Models, tmp_path: Path) -> None:

@@ -5,15 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from probe_faults.loophole_world import WORDS, tiny_qwen3, tokenizer
+from probe_faults.loophole_world import PAIR_SOURCE, WORDS, tiny_qwen3, tokenizer
 
 from stages.policy.base import PolicyConfig
 from stages.probe import extract_vhack, grpo, uat, watch
-from stages.probe.directions.extraction import V_HACK_FILE, load_direction
-from stages.probe.directions.metrics import probe_rows, row_metrics
+from stages.probe.direction import V_HACK_FILE, load_direction
 from stages.probe.extract_vhack import PairsConfig
-from stages.probe.pool.rows import recorded_rows
-from stages.probe.pool.tokens import as_tokens
+from stages.probe.metrics import probe_rows, row_metrics
+from stages.probe.rows import as_tokens, recorded_rows
 from stages.runs.kinds import (
     DIRECTION,
     PLACEBO,
@@ -30,9 +29,9 @@ from stages.runs.kinds import (
 from stages.runs.run import Run
 from stages.runs.store import read_lines
 from tests.stages.envs.leetcode_rh.conftest import folder
-from tests.stages.probe.pool.test_labels import rows as leetcode_rows
-from tests.stages.probe.pool.test_rows import EOS, PAD, recorded
 from tests.stages.probe.running import HINTED, PLAIN, PLANTED, carry_out
+from tests.stages.probe.test_labels import rows as leetcode_rows
+from tests.stages.probe.test_rows import EOS, PAD, recorded
 
 __all__ = ["folder", "leetcode_rows"]
 Rows = list[dict[str, Any]]
@@ -56,7 +55,7 @@ def found(
         [chain["svd"]],
         extract_vhack.Config(
             student=models["honest"],
-            pairs=PairsConfig(source="planted", count=8),
+            pairs=PairsConfig(source=PAIR_SOURCE, count=8),
             method="svd_k",
             k=2,
             noise_floor=0.7,
@@ -77,7 +76,7 @@ def found(
                 chain["v"],
                 {"arm": "vanilla", "generator": "mixed_is", "eval_problems": 0, "teacher": foreign, "samples": 6},
             ),
-            (two, {"arm": "lora_projected", "generator": "interp", "eval_problems": 4}),
+            (two, {"arm": "projected", "generator": "interp", "eval_problems": 4}),
         )
     ]
     steps = [row for arm in arms for path in sorted(arm.path.glob("seed*/*.jsonl.gz")) for row in read_lines(path)]

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from probe_faults.loophole_world import PAIR_SOURCE
 
 from stages.errors import BadInput
 from stages.policy.base import PolicyConfig
@@ -17,11 +18,14 @@ Models, Chain = dict[str, PolicyConfig], dict[str, Run]
 
 def test_lora_and_svd_are_compared_on_the_same_rows(chain: Chain, models: Models, tmp_path: Path) -> None:
     config = extract_vhack.Config(
-        student=models["honest"], pairs=PairsConfig(source="planted"), adapter="lora_frozenA", rank=4
+        student=models["honest"],
+        pairs=PairsConfig(source=PAIR_SOURCE),
+        adapter="lora_frozenA",
+        rank=4,
     )
     v = carry_out(extract_vhack, [], config, tmp_path / "v")
     replayed = carry_out(
-        replay, [chain["pool"], v], replay.Config(arm="lora_vanilla", student=models["honest"]), tmp_path / "lora"
+        replay, [chain["pool"], v], replay.Config(arm="vanilla", student=models["honest"]), tmp_path / "lora"
     )
     scored = carry_out(score, [replayed, v], score.Config(placebos=4), tmp_path / "score")
     found = carry_out(
@@ -34,7 +38,7 @@ def test_lora_and_svd_are_compared_on_the_same_rows(chain: Chain, models: Models
 
 
 def test_a_grpo_direction_is_compared_with_the_nll_one(chain: Chain, models: Models, tmp_path: Path) -> None:
-    config = extract_vhack.Config(student=models["honest"], pairs=PairsConfig(source="planted"), loss="grpo")
+    config = extract_vhack.Config(student=models["honest"], pairs=PairsConfig(source=PAIR_SOURCE), loss="grpo")
     v = carry_out(extract_vhack, [chain["svd"]], config, tmp_path / "v")
     assert "PASS         R7 " in (v.path / "report.txt").read_text()
     scored = carry_out(score, [chain["vanilla"], v], score.Config(placebos=4), tmp_path / "score")

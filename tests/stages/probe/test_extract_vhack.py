@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from probe_faults.loophole_world import hack_clean_pairs, tokenizer
+from probe_faults.loophole_world import PAIR_SOURCE, hack_clean_pairs, tokenizer
 
 from stages.errors import BadInput, UsageError
 from stages.probe.extract_vhack import PairsConfig, load_pairs
@@ -23,7 +23,7 @@ def test_pairs_come_from_a_function_or_a_file_and_too_few_are_refused(tmp_path: 
     assert config.identity() != before
     with pytest.raises(BadInput, match="no clean"):
         load_pairs(config, 0)
-    assert len(load_pairs(PairsConfig(source="planted", count=3, held_out=2), 0)) == 5
+    assert len(load_pairs(PairsConfig(source=PAIR_SOURCE, count=3, held_out=2), 0)) == 5
     with pytest.raises(UsageError, match="no file of pairs"):
         load_pairs(PairsConfig(source="nowhere"), 0)
     with pytest.raises(UsageError, match="asked for"):

@@ -8,9 +8,8 @@ from probe_faults.loophole_world import WORDS, tiny_qwen3, tokenizer
 
 from stages.errors import UsageError
 from stages.policy.base import PolicyConfig
-from stages.probe import compare, extract_vhack, grpo
-from stages.probe.adapters.names import DescentConfig
-from stages.probe.extract_vhack import PairsConfig
+from stages.probe import compare, grpo
+from stages.probe.settings import DescentConfig
 from stages.runs.kinds import PROBE_CHECK, TRAJECTORY
 from stages.runs.run import Run
 from tests.stages.probe.running import HINTED, PLAIN, PLANTED, carry_out
@@ -58,20 +57,6 @@ def test_interpolation_is_on_policy_and_records_where(chain: Chain, models: Mode
     assert 0 < found.manifest.summary["alpha"] < 1 and abs(found.manifest.summary["cos_with_given"]) < 0.9
     assert row["ess"] > 0.99 and row["clip_low"] == row["clip_high"] == row["vanish"] == 0
     assert row["ratio_p5"] == pytest.approx(1, abs=1e-4) and row["hack_rate_student"] == row["hack_rate_all"]
-
-
-@pytest.mark.parametrize("adapter", ["antipasto_paper", "lora_random_B", "lora_warmup"])
-def test_an_adapter_that_does_not_start_at_zero_has_moved_by_its_change_since_then(
-    adapter: str, chain: Chain, models: Models, tmp_path: Path
-) -> None:
-    pairs = PairsConfig(source="planted", count=8)
-    v = extract_vhack.Config(student=models["honest"], pairs=pairs, adapter=adapter, rank=4)
-    given = [carry_out(extract_vhack, [chain["svd"]] if "paper" in adapter else [], v, tmp_path / "v")]
-    given += [chain["svd"]] if "paper" in adapter else []
-    arm, descent = "vanilla" if "paper" in adapter else "lora_vanilla", DescentConfig(learning_rate=1e-6)
-    settings = config(models, arm=arm, steps=1, eval_problems=0, descent=descent)
-    row = carry_out(grpo, given, settings, tmp_path / "run").rows(TRAJECTORY)[0]
-    assert 0 < row["delta_norm"] < 1e-3
 
 
 def test_true_ratios_of_a_foreign_teacher_bail_out(chain: Chain, models: Models, tmp_path: Path) -> None:

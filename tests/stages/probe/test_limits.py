@@ -5,21 +5,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from probe_faults.loophole_world import tokenizer
+from probe_faults.loophole_world import PAIR_SOURCE, tokenizer
 from probe_faults.world import spectrum_of
 from torch import nn
 
 from stages.errors import BadInput
+from stages.gradients.basis import SingularValues, target_linears
+from stages.gradients.per_row import adapt, own_log_probs
+from stages.gradients.tokens import collate
 from stages.policy.base import PolicyConfig
 from stages.probe import extract_vhack, grpo, replay, score
-from stages.probe.adapters.antipasto import Antipasto
-from stages.probe.adapters.attach import target_linears
-from stages.probe.directions.extraction import V_HACK_FILE, load_direction, pair_rows
-from stages.probe.directions.metrics import toward_hack, weight_direction
+from stages.probe.direction import V_HACK_FILE, load_direction, pair_rows
 from stages.probe.extract_vhack import PairsConfig
-from stages.probe.gradients.per_sample import own_log_probs
-from stages.probe.gradients.student import adapt
-from stages.probe.pool.tokens import collate
+from stages.probe.metrics import toward_hack, weight_direction
 from stages.runs.kinds import PROBE_ROW, PROBE_SCORE, TRAJECTORY
 from stages.runs.run import Run
 from tests.stages.probe.running import HINTED, PLAIN, PLANTED, carry_out
@@ -29,7 +27,7 @@ SPARE = {"max_tokens": 32, "checkpointing": True}
 
 
 def test_a_direction_is_the_same(chain: Chain, models: Models, tmp_path: Path) -> None:
-    config = extract_vhack.Config(student=models["honest"], pairs=PairsConfig(source="planted"), **SPARE)
+    config = extract_vhack.Config(student=models["honest"], pairs=PairsConfig(source=PAIR_SOURCE), **SPARE)
     spare = carry_out(extract_vhack, [chain["svd"]], config, tmp_path / "v")
     found, expected = (load_direction(run.folder() / V_HACK_FILE)[0] for run in (spare, chain["v"]))
     assert torch.allclose(found.unit, expected.unit, atol=1e-4)
@@ -56,7 +54,7 @@ def test_a_trajectory_is_the_same(chain: Chain, models: Models, tmp_path: Path) 
 
 def test_a_direction_of_weights_is_the_same(planted: dict[str, nn.Module], chain: Chain, tmp_path: Path) -> None:
     model = copy.deepcopy(planted["honest"])
-    student = adapt(model, tokenizer(), Antipasto(spectrum_of(model)))
+    student = adapt(model, tokenizer(), SingularValues(spectrum_of(model)))
     pairs = pair_rows(chain["v"].folder())
     whole = weight_direction(student, pairs, tmp_path / "whole.bin")
     student.max_tokens = 32
@@ -69,7 +67,7 @@ def test_the_turn_of_the_weights_is_the_cosine_of_all_of_them(
 ) -> None:
     """Against autograd's gradient of all weights, and their change, side by side in memory."""
     model = copy.deepcopy(planted["honest"])
-    student = adapt(model, tokenizer(), Antipasto(spectrum_of(model)))
+    student = adapt(model, tokenizer(), SingularValues(spectrum_of(model)))
     pairs = pair_rows(chain["v"].folder())[:3]
     direction = weight_direction(student, pairs, tmp_path / "weights.bin")
     start = student.adapter.theta
@@ -91,16 +89,15 @@ def test_sums_alone_give_the_rows_and_the_steps_of_kept_gradients(
     adapter: str, chain: Chain, models: Models, tmp_path: Path
 ) -> None:
     """No gradient is stored; what a step takes and says differs by rounding."""
-    pairs = PairsConfig(source="planted", count=8)
+    pairs = PairsConfig(source=PAIR_SOURCE, count=8)
     config = extract_vhack.Config(student=models["honest"], pairs=pairs, adapter=adapter, rank=4)
     given = [chain["svd"]] if adapter == "antipasto_full" else []
     v = carry_out(extract_vhack, given, config, tmp_path / "v")
-    arm = "projected" if given else "lora_projected"
     runs = {
         keep: carry_out(
             replay,
             [chain["pool"], v, *given],
-            replay.Config(arm=arm, student=models["honest"], steps=3, keep=keep),
+            replay.Config(arm="projected", student=models["honest"], steps=3, keep=keep),
             tmp_path / keep,
         )
         for keep in ("rows", "sums")

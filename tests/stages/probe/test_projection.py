@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 import torch
+from probe_faults.loophole_world import PAIR_SOURCE
 
 from stages import evaluate, train
 from stages.errors import UsageError
+from stages.gradients.basis import Lora, target_linears
+from stages.gradients.per_row import adapt
 from stages.policy.base import PolicyConfig
 from stages.policy.local import load_model
 from stages.probe import extract_vhack
-from stages.probe.adapters.attach import target_linears
-from stages.probe.adapters.lora import Lora
-from stages.probe.directions.extraction import pair_rows
-from stages.probe.directions.metrics import weight_direction as probe_direction
+from stages.probe.direction import pair_rows
 from stages.probe.extract_vhack import PairsConfig
-from stages.probe.gradients.student import adapt
+from stages.probe.metrics import weight_direction as probe_direction
 from stages.runs import runner, store
 from stages.runs.kinds import CHECKPOINT, EVAL_ITEM
 from stages.runs.run import Run
@@ -34,7 +34,7 @@ def start(models: dict[str, PolicyConfig]) -> PolicyConfig:
 
 @pytest.fixture(scope="module")
 def v(models: dict[str, PolicyConfig], tmp_path_factory: pytest.TempPathFactory) -> Run:
-    pairs = PairsConfig(source="planted", count=8)
+    pairs = PairsConfig(source=PAIR_SOURCE, count=8)
     config = extract_vhack.Config(student=models["loophole"], pairs=pairs, adapter="lora_frozenA", rank=2)
     return carry_out(extract_vhack, [], config, tmp_path_factory.mktemp("v") / "run")
 

@@ -4,18 +4,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from probe_faults.loophole_world import PAIR_SOURCE
 
+from stages.gradients.per_row import Student
+from stages.gradients.tensors import GradientStore
+from stages.gradients.tokens import TokenRow
 from stages.policy.base import PolicyConfig
-from stages.policy.local import load_model
 from stages.probe import extract_vhack, replay, svd, teacher_pool
-from stages.probe.adapters.choose import coordinates, load_start, open_adapter
-from stages.probe.adapters.lora import A_HALF
-from stages.probe.adapters.names import LORA_EXTRACT, DescentConfig
-from stages.probe.directions.extraction import V_HACK_FILE, load_direction, pair_rows
 from stages.probe.extract_vhack import PairsConfig
-from stages.probe.gradients.store import GradientStore
-from stages.probe.gradients.student import Student, adapt
-from stages.probe.pool.tokens import TokenRow
+from stages.probe.settings import DescentConfig
 from stages.runs.kinds import POOL_ROW, PROBE_ROW
 from stages.runs.run import Run
 from tests.stages.probe.running import carry_out, pool_config
@@ -119,9 +116,9 @@ def test_where_to_project_is_a_choice_and_is_seen(
     assert (abs(step["cos_upd_out"]) < 1e-5) == (where == "update")
 
 
-@pytest.mark.parametrize("adapter", ["lora", "lora_frozenA", "lora_random_B", "lora_warmup"])
+@pytest.mark.parametrize("adapter", ["lora", "lora_frozenA"])
 def test_lora_arms_probe_b_and_watch_the_basis(adapter: str, small: Run, models: Models, tmp_path: Path) -> None:
-    pairs = PairsConfig(source="planted", count=8)
+    pairs = PairsConfig(source=PAIR_SOURCE, count=8)
     v = carry_out(
         extract_vhack,
         [],
@@ -129,57 +126,12 @@ def test_lora_arms_probe_b_and_watch_the_basis(adapter: str, small: Run, models:
         tmp_path / "v",
     )
     run = carry_out(
-        replay, [small, v], replay.Config(arm="lora_projected", student=models["honest"], steps=6), tmp_path / "replay"
+        replay, [small, v], replay.Config(arm="projected", student=models["honest"], steps=6), tmp_path / "replay"
     )
     checks = (run.path / "report.txt").read_text()
-    assert ("PASS         lora-B" in checks) == (adapter in ("lora", "lora_frozenA"))
+    assert "PASS         lora-B" in checks
     assert run.manifest.summary["verdict"] == "PASS"
     assert ("basis" in checks) == (adapter != "lora_frozenA")
-    assert load_direction(v.folder() / V_HACK_FILE)[1]["lora_extract"] == LORA_EXTRACT[adapter]
-
-
-def test_a_warmed_up_lora_starts_where_the_pairs_took_it_and_has_directions_on_both_halves(
-    models: Models, tmp_path: Path
-) -> None:
-    pairs = PairsConfig(source="planted", count=8)
-
-    def extracted(steps: int) -> Run:
-        config = extract_vhack.Config(
-            student=models["honest"], pairs=pairs, adapter="lora_warmup", rank=4, warmup_steps=steps
-        )
-        return carry_out(extract_vhack, [], config, tmp_path / f"v{steps}")
-
-    four, eight = extracted(4), extracted(8)
-    losses = []
-    for run in (four, eight):
-        direction, facts = load_direction(run.folder() / V_HACK_FILE)
-        assert sum(name.endswith(A_HALF) for name in direction.modules) * 2 == len(direction.modules) > 0
-        model, words = load_model(models["honest"], cache=Path("unused"), listener=lambda *_: None)
-        start = load_start(run.folder())
-        student = adapt(model, words, open_adapter("lora_warmup", model, None, 4, 0, start))
-        assert coordinates(student.adapter)["basis_sha256"] == facts["basis_sha256"]
-        rows = [side for pair in pair_rows(run.folder()) for side in pair]
-        losses.append(mean_loss(student, rows))
-        student.folded.restore()
-    base = mean_loss(student, rows)
-    assert base > losses[0] > losses[1]
-
-
-def test_the_adapter_of_antipasto_goes_through_the_chain(
-    small: Run, chain: Chain, models: Models, tmp_path: Path
-) -> None:
-    pairs = PairsConfig(source="planted", count=8)
-    config = extract_vhack.Config(student=models["honest"], pairs=pairs, adapter="antipasto_paper", rank=6)
-    v = carry_out(extract_vhack, [chain["svd"]], config, tmp_path / "v")
-    start = load_start(v.folder())
-    dims = {name: kept.tolist() for name, kept in start.items() if name != "theta"}
-    assert all(len(kept) == 6 for kept in dims.values())
-    assert any(kept != list(range(6)) for kept in dims.values())
-    settings = replay.Config(arm="projected", student=models["honest"], steps=3)
-    run = carry_out(replay, [small, v, chain["svd"]], settings, tmp_path / "replay")
-    assert run.manifest.summary["verdict"] == "PASS"
-    hacks, others = ([r["cos_stack"] for r in run.rows(PROBE_ROW) if r["hacked"] is kind] for kind in (True, False))
-    assert sum(hacks) / len(hacks) > sum(others) / len(others) + 0.1
 
 
 def test_an_interrupted_decomposition_goes_on(models: Models, chain: Chain, tmp_path: Path) -> None:

@@ -8,26 +8,24 @@ import matplotlib
 import numpy as np
 import pytest
 import torch
-from probe_faults.loophole_world import tokenizer
+from probe_faults.loophole_world import PAIR_SOURCE, tokenizer
 from probe_faults.world import spectrum_of
 from torch import nn
 
 from stages.errors import BadInput
+from stages.gradients.basis import SingularValues, attached
+from stages.gradients.per_row import adapt, own_log_probs
+from stages.gradients.tokens import collate
 from stages.policy.base import PolicyConfig
 from stages.policy.local import load_model
 from stages.probe import extract_vhack, svd, watch
-from stages.probe.adapters.antipasto import Antipasto
-from stages.probe.adapters.attach import attached
 from stages.probe.checks.alarm import CheckpointRollouts, alarm
-from stages.probe.checks.contrasts import codes, permuted
-from stages.probe.directions.metrics import stacked_cosines
 from stages.probe.extract_vhack import PairsConfig
 from stages.probe.figures import watch_png
-from stages.probe.gradients.per_sample import own_log_probs
-from stages.probe.gradients.student import adapt
-from stages.probe.loops.watch_loop import checkpoints, measure_played, policy_weights, weight_coordinates
-from stages.probe.pool.rows import run_rows
-from stages.probe.pool.tokens import as_tokens, collate
+from stages.probe.metrics import stacked_cosines
+from stages.probe.rows import as_tokens, run_rows
+from stages.probe.statistics import codes, permuted
+from stages.probe.watching import checkpoints, measure_played, policy_weights, weight_coordinates
 from stages.runs.kinds import ROLLOUT, STEP, TRAINING_REWARD, WATCHED, WATCHED_ROLLOUT
 from stages.runs.run import Run
 from tests.stages.probe.running import WATCHED_STEPS as STEPS
@@ -79,7 +77,7 @@ def test_a_permutation_of_the_rewards_measured_anew_gives_what_the_stored_projec
     """Gradients are linear in advantages: a second backward pass with dealt rewards agrees with the first one's."""
     rows = [row for row in run_rows(trained["train"], tokenizer(), source="student", role="rh") if row["step"] == 0]
     model = copy.deepcopy(planted["honest"])
-    student = adapt(model, tokenizer(), Antipasto(spectrum_of(model)))
+    student = adapt(model, tokenizer(), SingularValues(spectrum_of(model)))
     units = torch.nn.functional.normalize(torch.randn(2, student.adapter.layout.width), dim=1)
     found = measure_played(student, rows, units, student.adapter.layout.names)
     groups, given = codes([row["problem_id"] for row in rows]), np.array([row["reward"] for row in rows])
@@ -121,7 +119,7 @@ def test_a_direction_of_another_model_is_refused(
     trained: dict[str, Run], models: dict[str, PolicyConfig], tmp_path: Path
 ) -> None:
     other = carry_out(svd, [], svd.Config(model=models["honest"]), tmp_path / "svd")
-    config = extract_vhack.Config(student=models["honest"], pairs=PairsConfig(source="planted"))
+    config = extract_vhack.Config(student=models["honest"], pairs=PairsConfig(source=PAIR_SOURCE))
     v = carry_out(extract_vhack, [other], config, tmp_path / "v")
     with pytest.raises(BadInput, match="not of this model's weights"):
         carry_out(watch, [trained["train"], v, other], watch.Config(placebos=19), tmp_path / "watch")
@@ -154,7 +152,7 @@ def test_the_rollouts_of_a_checkpoint_have_its_log_probs(trained: dict[str, Run]
 def test_a_place_is_where_the_adapter_would_have_to_be(planted: dict[str, nn.Module]) -> None:
     """A weight that differs by the adapter's own change differs in place by its theta."""
     model = copy.deepcopy(planted["honest"])
-    adapter = Antipasto(spectrum_of(model))
+    adapter = SingularValues(spectrum_of(model))
     before = weight_coordinates(model, adapter)
     adapter.theta = torch.randn(adapter.layout.width) * 1e-3
     for name in adapter.factors:
@@ -167,17 +165,17 @@ def test_policy_gradients_are_those_of_autograd_and_the_control_is_free_of_lengt
 ) -> None:
     rows = [row for row in run_rows(trained["train"], tokenizer(), source="student", role="rh") if row["step"] == 0]
     model = copy.deepcopy(planted["honest"])
-    student = adapt(model, tokenizer(), Antipasto(spectrum_of(model)))
+    student = adapt(model, tokenizer(), SingularValues(spectrum_of(model)))
     layout = student.adapter.layout
     units = torch.nn.functional.normalize(torch.randn(3, layout.width), dim=1)
     found = measure_played(student, rows, units, layout.names)
     by_problem = {p: [r["reward"] for r in rows if r["problem_id"] == p] for p in {r["problem_id"] for r in rows}}
     means = {problem: sum(rewards) / len(rewards) for problem, rewards in by_problem.items()}
     advantages = torch.tensor([row["reward"] - means[row["problem_id"]] for row in rows])
-    with attached(model, student.adapter) as leaves:
+    with attached(model, student.adapter) as theta:
         logps = own_log_probs(model, collate([as_tokens(row) for row in rows])).sum(-1)
         (-(advantages * logps).mean()).backward()
-        expected = layout.join({name: leaf.grad for name, leaf in leaves.items()})
+        expected = theta.grad
     assert torch.allclose(found.policy[0], expected, atol=1e-4 * float(expected.abs().max()))
     whole, _ = student.gradients([as_tokens(row) for row in rows])
     assert torch.allclose(found.cosines, stacked_cosines(whole, units, torch.ones(layout.width), 1), atol=1e-5)

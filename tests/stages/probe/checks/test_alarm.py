@@ -9,7 +9,7 @@ import pytest
 from probe_faults.simulated_trainings import HACKS, NULLS, Training, rates, simulated_alarm
 
 from stages.probe.checks.alarm import Alarm, CheckpointRollouts, alarm, pushed
-from stages.probe.directions.scoring import HackScale
+from stages.probe.direction import HackScale
 
 HAAR = ["haar"] * 99
 

@@ -1,6 +1,6 @@
 """The guards on measured rows."""
 
-from stages.probe.checks.guards import coverage
+from stages.probe.checks.gradients import coverage
 
 
 def test_rows_left_out_are_missed() -> None:

@@ -1,0 +1,238 @@
+"""What a direction must show before it is used: consistency over pairs, and the right sign without trusting autograd.
+
+What each check needs: docs/probe.md. Shapes: P pairs, N numbers, D draws.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from stages.gradients.per_row import Student, TotalSink, mean_weights
+from stages.gradients.tokens import TokenRow
+from stages.probe.checks.check import Check, judged
+from stages.probe.direction import FLOOR, Direction, LossKind, PairGradients, extract, generic_gradient, unit_by_module
+
+if TYPE_CHECKING:
+    pass
+
+
+SPLITS, SIGNAL_DRAWS = 20, 999
+MIN_SIGNAL_PROBLEMS, MAX_SIGNAL_P = 8, 0.01
+MAX_LENGTH_COSINE = 0.5
+STEP = 1e-3
+"""The polarity oracle's step, as a share of the weights' typical singular value."""
+RowPairs = Sequence[tuple[TokenRow, TokenRow]]
+
+
+def validate(
+    student: Student,
+    direction: Direction,
+    pairs: PairGradients,
+    held_out: RowPairs,
+    loss: LossKind,
+    seed: int,
+    problems: Sequence[str] | None = None,
+) -> list[Check]:
+    """Check V1 to V6 without V4, which needs gradients of its own (`length_cosine`), and the signal of T7.
+
+    `problems` names each pair's problem, for the signal check.
+    """
+    differences = pairs.differences(loss)
+    # V5: both sides have as many own tokens, within 10 %.
+    ratio = float((pairs.hack_tokens / pairs.clean_tokens).mean())
+    matched = abs(ratio - 1) <= 0.1
+    length = "length_matched" if matched else "not length_matched: T4d and V4 say whether that matters"
+    # V6: a finite mean and orthonormal axes.
+    errors = [float((a @ a.T - torch.eye(len(a))).abs().max()) for a in direction.axes.values()]
+    finite = bool(direction.modules) and bool(torch.isfinite(direction.mean).all())
+    worst = max(errors, default=float("nan"))
+    held = f"{len(direction.modules)} of {len(direction.layout.names)} modules have a direction"
+    return [
+        leave_one_out(direction, differences),
+        polarity(student, direction, held_out),
+        split_half(direction, differences, seed),
+        Check("V5", "T4", judged(matched), ratio, "|hack| / |clean| within 10 %", length, "report"),
+        Check("V6", "R1", judged(finite and worst <= 1e-5), worst, "finite, V orthonormal to 1e-5", held),
+        pair_signal(direction, differences, seed, problems),
+    ]
+
+
+def leave_one_out(direction: Direction, differences: Float[Tensor, "P N"]) -> Check:
+    """Check V1: each pair's difference has a positive part along the direction of all the others."""
+    total, count = differences.sum(0), len(differences)
+    if count < 2:
+        return Check("V1", "R1", "INCONCLUSIVE", None, "sign accuracy >= .8", "one pair has no others")
+    # The sum less a pair's own difference points along the mean of the others.
+    signs = [float(d @ unit_by_module(direction.layout, total - d, direction.modules)) > 0 for d in differences]
+    accuracy = sum(signs) / count
+    detail = f"left out one of {count} pairs at a time"
+    return Check("V1", "R1", judged(accuracy >= 0.8), accuracy, "sign accuracy >= .8", detail)
+
+
+def polarity(student: Student, direction: Direction, held_out: RowPairs) -> Check:
+    """Check V2, the polarity oracle: a small step against v makes held-out hacks relatively more likely.
+
+    The step is a finite difference, eps times the weights' typical singular value; no gradient is needed, so that any
+    inverted sign is seen.
+    """
+    start = student.adapter.theta.clone()
+    gaps = []
+    # v is the gradient of NLL(hack) - NLL(clean), so a step against it lowers that difference.
+    for theta in (start, start - STEP * student.weight_scale() * direction.unit.to(start)):
+        student.move_to(theta)
+        hack, clean = (
+            torch.stack([-logps.mean() for logps in student.log_probs([pair[side] for pair in held_out])])
+            for side in (0, 1)
+        )
+        gaps.append(hack - clean)
+    student.move_to(start)
+    change = gaps[1] - gaps[0]
+    fell, stat = change < 0, float(change.mean())
+    detail = (
+        f"NLL(hack) - NLL(clean) changed by {stat:.2g} nats a token; "
+        f"fell on {int(fell.sum())} of {len(held_out)} held-out pairs"
+    )
+    status = judged(stat < 0 and bool(fell.float().mean() > 0.5))
+    return Check("V2", "T3", status, stat, "falls under theta -= eps v", detail)
+
+
+def split_half(direction: Direction, differences: Float[Tensor, "P N"], seed: int) -> Check:
+    """Check V3: halves of the pairs agree on the direction, more than halves of sign-flipped differences do."""
+    if len(differences) < 4:
+        return Check("V3", "T7", "INCONCLUSIVE", None, "> placebo q95", "fewer than four pairs")
+    generator = torch.Generator().manual_seed(seed)
+    # The placebo keeps the pairs' norms and flips the signs of whole pairs, which leaves no common direction.
+    flips = torch.randint(0, 2, (SPLITS * 3, len(differences), 1), generator=generator) * 2 - 1
+    cosines = [_halves(direction, differences, generator) for _ in range(SPLITS)]
+    placebo = [_halves(direction, differences * flip, generator) for flip in flips]
+    stat, q95 = sum(cosines) / SPLITS, float(torch.tensor(placebo).quantile(0.95))
+    detail = f"mean over {SPLITS} splits of {len(differences)} pairs"
+    return Check("V3", "T7", judged(stat > q95), stat, "> placebo q95", detail, placebo_q95=q95)
+
+
+def _halves(direction: Direction, differences: Float[Tensor, "P N"], generator: torch.Generator) -> float:
+    order = torch.randperm(len(differences), generator=generator)
+    half = len(differences) // 2
+    first, second = (
+        unit_by_module(direction.layout, differences[part].mean(0), direction.modules)
+        for part in (order[:half], order[half:])
+    )
+    return float(first @ second) / len(direction.modules)
+
+
+def length_cosine(
+    student: Student, direction: Direction, short: Sequence[TokenRow], long: Sequence[TokenRow] | None
+) -> Check:
+    """Check V4: v is not the direction from a short to a long answer of the same content.
+
+    Without longer answers the given ones are cut in half instead, which is mostly the negated generic gradient of any
+    answer.
+    """
+    # At least up to the first own token: a row without any is refused.
+    halves = [row.first(max(len(row.completion_ids) // 2, list(row.own).index(True) + 1)) for row in short]
+    length = length_direction(student, halves, short) if long is None else length_direction(student, short, long)
+    stat = float(unit_by_module(direction.layout, length, direction.modules) @ direction.unit) / len(direction.modules)
+    detail = "against " + ("clean answers cut in half" if long is None else "longer answers of the same content")
+    threshold = f"|cos(v, length)| < {MAX_LENGTH_COSINE}"
+    return Check("V4", "T4", judged(abs(stat) < MAX_LENGTH_COSINE), stat, threshold, detail)
+
+
+def length_direction(student: Student, short: Sequence[TokenRow], long: Sequence[TokenRow]) -> Float[Tensor, " N"]:
+    """Return the mean NLL gradient of the longer answers minus that of the shorter ones."""
+    means = []
+    for rows in (long, short):
+        total = TotalSink(student.adapter.layout, mean_weights(rows, range(len(rows))), student.device)
+        student.stream(rows, total.of)
+        means.append(total.total.cpu())
+    return means[0] - means[1]
+
+
+def pair_signal(
+    direction: Direction, differences: Float[Tensor, "P N"], seed: int, problems: Sequence[str] | None = None
+) -> Check:
+    """Check T7: the mean signal to noise over modules is above that of differences without a common direction.
+
+    The null flips the signs of differences at random, those of one problem together; `problems` [P] names each pair's,
+    all different where it is None. p <= .01 needs eight problems. A bootstrap over pairs shows how stable v is.
+    """
+    names = list(problems) if problems is not None else [str(index) for index in range(len(differences))]
+    few = len(set(names)) < MIN_SIGNAL_PROBLEMS
+    place = {name: index for index, name in enumerate(dict.fromkeys(names))}
+    coins = torch.randint(0, 2, (SIGNAL_DRAWS, len(place)), generator=torch.Generator().manual_seed(seed)) * 2.0 - 1
+    flips = torch.cat([torch.ones(1, len(names)), coins[:, [place[name] for name in names]]])  # the first: no flip
+    ratios = signal_ratios(direction, differences, flips)
+    stat = None if few else float(ratios[0])
+    # Less a rounding error: a draw that flips all signs has the very same ratio.
+    p = (1 + int((ratios[1:] >= ratios[0] - 1e-9).sum())) / len(ratios)
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(0, len(differences), (100, len(differences)), generator=generator)
+    low = float(_resampled_cosines(direction, differences, drawn).quantile(0.05))
+    detail = f"p {p:.2g}; {len(differences)} pairs on {len(set(names))} problems; bootstrap cos q05 {low:.2f}"
+    q95 = None if few else float(ratios[1:].quantile(0.95))
+    if few:
+        detail += f"; {MIN_SIGNAL_PROBLEMS} problems are needed to tell signal from noise"
+    status = "INCONCLUSIVE" if few else judged(p <= MAX_SIGNAL_P)
+    return Check("signal", "T7", status, stat, f"mean SNR, sign-flip p <= {MAX_SIGNAL_P}", detail, placebo_q95=q95)
+
+
+def _resampled_cosines(
+    direction: Direction, differences: Float[Tensor, "P N"], drawn: Int[Tensor, "D P"]
+) -> Float[Tensor, " D"]:
+    """Return the mean over modules of the cosine of v with the mean difference of the pairs drawn."""
+    shares = torch.stack([torch.bincount(d, minlength=len(differences)) for d in drawn]) / len(differences)
+    total = torch.zeros(len(drawn))
+    for name in direction.modules:
+        means, v = shares @ differences[:, direction.layout.slices[name]], direction.means[name]
+        total += means @ (v / v.norm()) / means.norm(dim=-1).clamp(min=FLOOR)
+    return total / len(direction.modules)
+
+
+def signal_ratios(
+    direction: Direction, differences: Float[Tensor, "P N"], flips: Float[Tensor, "D P"]
+) -> Float[Tensor, " D"]:
+    """Return the mean over modules of `signal_to_noise` of differences with these signs, by inner products of pairs."""
+    count, total = len(differences), torch.zeros(len(flips), dtype=torch.float64)
+    for name in direction.modules:
+        part = differences[:, direction.layout.slices[name]].double()
+        # Inner products [P, P] are enough for means and spreads under any signs: no draw needs a vector of N numbers.
+        gram = part @ part.T
+        square = ((flips.double() @ gram) * flips).sum(-1) / count**2  # |mean|^2
+        spread = (gram.trace() - count * square).clamp(min=0) / (count * max(count - 1, 1))
+        total += (square / spread.clamp(min=1e-30)).sqrt()
+    return total / len(direction.modules)
+
+
+def recombination(pairs: PairGradients, autograd: Float[Tensor, "P N"]) -> list[Check]:
+    """Check R7: Dr.GRPO pair gradients by autograd equal the NLL gradients recombined, and differ from the NLL's.
+
+    Dr.GRPO as in arXiv 2503.20783: token sums over a constant length, advantages not divided by their spread.
+    """
+    expected = pairs.differences("drgrpo_sum")
+    error = float((autograd - expected).abs().max() / expected.abs().max())
+    detail = "Dr.GRPO by autograd against recombined NLL gradients"
+    oracle = Check("R7", "T7", judged(error <= 1e-4), error, "relative error <= 1e-4", detail)
+    # Equal lengths make both losses the same up to a factor: then equality is expected and is no fault.
+    nll, grpo = (extract(pairs.layout, pairs.differences(kind)) for kind in ("nll_mean", "drgrpo_sum"))
+    parts = zip(pairs.layout.split(nll.unit).values(), pairs.layout.split(grpo.unit).values(), strict=True)
+    gaps = torch.tensor([1 - float(a @ b) for a, b in parts])
+    share = float((gaps > 1e-4).float().mean())
+    matched = bool((pairs.hack_tokens == pairs.clean_tokens).all()) and len(set(pairs.hack_tokens.tolist())) == 1
+    detail = f"lengths differ; largest 1 - cos {float(gaps.max()):.2g}"
+    if matched:
+        detail = "all lengths are equal, so equality with NLL is expected"
+    status = judged(matched or share >= 0.5)
+    return [oracle, Check("R7-NLL", "T7", status, share, "1 - cos > 1e-4 in half of the modules", detail)]
+
+
+MAX_COSINE = 0.5
+
+
+def not_generic(direction: Direction, pairs: PairGradients, loss: LossKind) -> Check:
+    """Check that v is not the direction in which any answer pulls, the mean gradient of clean answers."""
+    cosine = float(generic_gradient(direction, pairs, loss) @ direction.unit) / len(direction.modules)
+    detail = "against the mean gradient of clean answers"
+    threshold = f"|cos(v, generic)| <= {MAX_COSINE}"
+    return Check("generic", "R4", judged(abs(cosine) <= MAX_COSINE), cosine, threshold, detail)

@@ -1,0 +1,153 @@
+"""Checks that gradients are those of the right tokens of every row (T2).
+
+Bounds and controls are this project's own unless a source is named. Thresholds: docs/probe.md.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from stages.gradients.basis import A_HALF, in_float32, target_linears
+from stages.gradients.per_row import Student, reference_gradient, reference_log_probs
+from stages.gradients.tokens import TokenRow
+from stages.probe.checks.check import Check, judged
+from stages.probe.direction import (
+    Direction,
+)
+from stages.runs.kinds import Row
+
+if TYPE_CHECKING:
+    pass
+
+
+MAX_ROW_ERROR, MAX_SUM_ERROR, MAX_SLOPE_ERROR, MAX_LOGP_GAP = 1e-4, 1e-5, 0.05, 0.02
+STEP = 1e-2
+"""The canary's finite difference, as a share of the weights' typical singular value."""
+Measure = Callable[[Sequence[TokenRow]], Float[Tensor, "B N"]]
+Score = Callable[[Sequence[TokenRow]], list[Float[Tensor, " own"]]]
+
+
+def coverage(rows: Sequence[Row], planned: int, loss: str) -> Check:
+    """Check that every planned row was measured or has a reason; under the loss `nll` rewards are no reason."""
+    # A GRPO loop may leave out rows of groups with equal rewards; their NLL gradients exist all the same.
+    reasons = Counter(row["null_reason"] for row in rows if row["null_reason"])
+    measured = sum(row["cos_S_contrib"] is not None for row in rows)
+    skipped = reasons["zero_adv"] if loss == "nll" else 0
+    holds = (
+        len(rows) == planned and skipped == 0 and measured + reasons.total() == planned and measured >= 0.9 * planned
+    )
+    shown = ", ".join(f"{name} {count}" for name, count in sorted(reasons.items())) or "no nulls"
+    share = measured / max(planned, 1)
+    return Check("coverage", "R2", judged(holds), share, ">= .9, none for a zero advantage", f"{planned} rows; {shown}")
+
+
+def canary(student: Student, rows: Sequence[TokenRow], direction: Direction, measure: Measure) -> Check:
+    """Check the gradients of one backward pass against one pass for each row, in sum and in their slope along v.
+
+    The oracles are autograd and, for the slope, central differences of the loss. The separate passes run the adapter
+    as a path parallel to the clean weights, whether or not it is folded into them.
+    """
+    together = measure(rows)
+    # The oracle runs the adapter as a path, so the weights must not hold its change too.
+    student.folded.restore()
+    with in_float32(student.model):
+        separate = torch.stack([reference_gradient(student.model, student.adapter, row).cpu() for row in rows])
+    student.folded.refold()
+    error, total = (
+        float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-30))
+        for found, expected in ((together, separate), (together.sum(0), separate.sum(0)))
+    )
+    # v has norm 1 in each module, so with two modules a Linear (both halves of a LoRA) a step is shorter in each.
+    share = min(1.0, len(target_linears(student.model)) / max(len(direction.modules), 1)) ** 0.5
+    start, step = student.adapter.theta.clone(), STEP * student.weight_scale() * share
+    losses = []
+    for sign in (1, -1):
+        student.move_to(start + sign * step * direction.unit.to(start))
+        losses.append(sum(float(-logps.sum()) for logps in student.log_probs(rows)))
+    student.move_to(start)
+    # Central differences. Qwen3's RMSNorm computes in float32 whatever the model's type: a much smaller step would be
+    # lost in rounding.
+    slope, expected = (losses[0] - losses[1]) / (2 * step), float(together.sum(0) @ direction.unit)
+    off = abs(slope - expected) / max(abs(slope), abs(expected), 1e-12)
+    holds = error <= MAX_ROW_ERROR and total <= MAX_SUM_ERROR and off <= MAX_SLOPE_ERROR and slope * expected > 0
+    detail = f"sum off by {total:.1g}, slope along v {expected:.4g}, by differences {slope:.4g}"
+    return Check("canary", "T2", judged(holds), error, f"rows <= {MAX_ROW_ERROR:g}, slope within 5 %", detail)
+
+
+def masks(
+    student: Student, rows: Sequence[Row], tokens: Sequence[TokenRow], score: Score, own_model: str | None
+) -> Check:
+    """Check that the scored tokens are the answer's own, all of them and no pads.
+
+    Their log-probs (`score`, rows batched and padded) equal those of a pass over each unpadded row and, where the
+    student `own_model` wrote the row at temperature 1, those that it reported while sampling.
+    """
+    # Log-probs decide, since a mask that is off by one token still gives gradients with a cosine of .90 to .98 to the
+    # right ones; counted pads lower it to 0 to .54.
+    scored, faults = score(tokens), Counter[str]()
+    for row, ids, logps in zip(rows, tokens, scored, strict=True):
+        num_own = sum(bool(own) for own in ids.own)
+        faults["number of scored tokens"] += {len(logps), num_own} != {row["n_loss_tokens"]}
+        faults["length"] += len(ids.completion_ids) != row["comp_len"]
+        faults["end token left out"] += bool(row["ends_with_eos"]) and not ids.own[-1]
+    with in_float32(student.model):
+        exact = [reference_log_probs(student.model, row) for row in tokens]
+    gap = max(_gap(logps, expected) for logps, expected in zip(scored, exact, strict=True))
+    # Only at temperature 1 are the sampler's log-probs those of the model's own distribution.
+    sampled = [
+        index
+        for index, row in enumerate(rows)
+        if row["gen_model"] == own_model and row["gen_temperature"] == 1.0 and row["behav_logp"]
+    ]
+    reported = max((_gap(scored[index], behaviour_log_probs(rows[index])) for index in sampled), default=0.0)
+    faults["log-probs differ from one row's pass"] += gap > MAX_LOGP_GAP
+    faults["log-probs differ from the generator's"] += reported > MAX_LOGP_GAP
+    shown = ", ".join(sorted(+faults)) or f"{len(rows)} rows"
+    detail = f"{shown}; {len(sampled)} rows of the student's own, off by {reported:.2g} nats a token"
+    return Check("masks", "T2", judged(not +faults), max(gap, reported), f"<= {MAX_LOGP_GAP} nats, no fault", detail)
+
+
+def behaviour_log_probs(row: Row) -> Float[Tensor, " own"]:
+    """Return the log-probs in nats of a pool row's own tokens, as the policy that sampled them reported."""
+    return torch.tensor([logp for logp in row["behav_logp"] if logp is not None])
+
+
+def _gap(logps: Float[Tensor, " own"], expected: Float[Tensor, " own"]) -> float:
+    return float("inf") if len(logps) != len(expected) else float((logps - expected).abs().mean())
+
+
+def b_is_probed(sums: Float[Tensor, "B N"], direction: Direction) -> Check:
+    """Check that a LoRA at B = 0 has no gradient on any A, and that v has a norm in every B and no part on an A.
+
+    At B = 0, where PEFT starts, the gradient of A is exactly 0, so features are those of B alone, as in GRIFT (arXiv
+    2604.16242).
+    """
+    parts = direction.layout.split(sums)
+    halves = [name for name in parts if name.endswith(A_HALF)]
+    largest = max((float(parts[name].abs().max()) for name in halves), default=0.0)
+    on_a = [name for name in direction.modules if name.endswith(A_HALF)]
+    bare = [name for name in parts if not name.endswith(A_HALF) and name not in direction.modules]
+    faults = (
+        ("gradients of A are not 0", largest > 0),
+        (f"v has {len(on_a)} modules on A", bool(on_a)),
+        (f"{len(bare)} Bs without v", bool(bare)),
+    )
+    shown = [text for text, faulty in faults if faulty]
+    detail = ", ".join(shown) or f"{len(halves)} halves A, {len(direction.modules)} modules of v"
+    return Check("lora-B", "R6", judged(not shown), largest, "max |dA| = 0, v on B only", detail)
+
+
+def measured_check(rows: Sequence[Row], guards: Sequence[Row]) -> Check:
+    """Check T2: a finite cosine on 90 % of the vanilla rows, gradients above zero, and all guards of the replay."""
+    finite = sum(row["cos_S_contrib"] is not None for row in rows) / max(len(rows), 1)
+    smallest = min((row["grad_norm_contrib"] for row in rows if row["grad_norm_contrib"] is not None), default=0.0)
+    missed = [guard["check"] for guard in guards if guard["status"] != "PASS"]
+    detail = f"{len(rows)} rows, smallest gradient {smallest:.3g}"
+    if missed:
+        detail += f"; guards not passed: {', '.join(missed)}"
+    status = judged(finite >= 0.9 and smallest > 0 and not missed)
+    return Check("T2", "T2", status, finite, "finite cosines >= .9, min gradient > 0", detail)

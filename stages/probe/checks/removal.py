@@ -1,0 +1,149 @@
+"""Checks that a direction is really removed from gradients and updates (T3).
+
+T3 shows mechanics and is no evidence: a random direction passes its first part on every step. Thresholds:
+docs/probe.md.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from stages.gradients.basis import A_HALF
+from stages.gradients.tensors import GradientStore
+from stages.probe.checks.check import Check, judged
+from stages.probe.direction import RANDOM, Direction, Placebos, haar, randsign, step_placebos
+from stages.probe.metrics import teacher_gradients
+from stages.runs import store
+from stages.runs.kinds import PROBE_ROW, Row
+from stages.runs.run import Run
+
+if TYPE_CHECKING:
+    pass
+
+
+MAX_CONSERVATION, MAX_RESIDUAL = 1e-4, 1e-3
+MIN_OVERLAP = 0.5
+
+
+def removed(steps: Sequence[Row]) -> Check:
+    """Check that gradients of fired modules changed, energies add up, and the result does not share memory.
+
+    `steps` are the step diagnostics of a replay, here as in the two checks below.
+    """
+    faults = [
+        name
+        for name, faulty in (
+            ("gradient unchanged", any(s["frac_fired"] > 0 and s["change"] <= 0 for s in steps)),
+            ("energy not conserved", any(s["conservation_err"] > MAX_CONSERVATION for s in steps)),
+            ("same memory", any(s["shares_memory"] for s in steps)),
+        )
+        if faulty
+    ]
+    worst = max((s["conservation_err"] for s in steps), default=float("nan"))
+    detail = ", ".join(faults) or f"{len(steps)} steps"
+    status = judged(bool(steps) and not faults)
+    return Check("removal", "R3", status, worst, f"conservation <= {MAX_CONSERVATION:g}", detail)
+
+
+def removed_toward_hack(steps: Sequence[Row]) -> Check:
+    """Check that one-sided removal took what points toward the hack, in the update too, and left nothing along v."""
+    fired = [s for s in steps if s["frac_fired"] > 0]
+    worst = min((s["removed_dot"] for s in fired), default=float("nan"))
+    left = max((s["residual"] for s in fired), default=float("nan"))
+    # Under Adam a projected gradient gives no projected update, so the update is checked too; None: nothing to measure.
+    turned = sum(
+        not s["projects_update"]
+        or s["cos_upd_in"] is None
+        or s["cos_upd_out"] is None
+        or s["cos_upd_out"] <= s["cos_upd_in"] + MAX_RESIDUAL
+        for s in steps
+    )
+    status = judged(bool(fired) and worst > 0 and left <= MAX_RESIDUAL and turned == len(steps))
+    detail = f"residual {left:.1g}, update no more toward v on {turned} of {len(steps)} steps"
+    return Check("removed-sign", "T3", status, worst, f"> 0, residual <= {MAX_RESIDUAL:g}", detail)
+
+
+def fires(
+    steps: Sequence[Row], num_modules: int, placebo_energy: Sequence[float], placebo_fired: Sequence[float]
+) -> Check:
+    """Check that v has every module and removes more energy than placebos do; firing alone is chance, 1/2.
+
+    `placebo_energy` and `placebo_fired` hold one value per placebo: its share of the energy, and of modules that fire.
+    """
+    # Firing is shown, not judged: random directions lower the cosine on 20 of 20 steps and fire in .53 of the modules.
+    energy, fired = (float(np.mean([s[name] for s in steps])) for name in ("energy_removed", "frac_fired"))
+    q95, fired_q95 = (float(np.quantile(x, 0.95)) if len(x) else float("nan") for x in (placebo_energy, placebo_fired))
+    complete = all(s["n_modules"] == num_modules for s in steps)
+    held = f"{steps[0]['n_modules']} of {num_modules} modules have a direction"
+    detail = f"{held}; fired {fired:.2f} (placebo q95 {fired_q95:.2f}, chance .5)"
+    threshold = "energy removed > placebo q95, all modules"
+    return Check("fires", "T3", judged(complete and energy > q95), energy, threshold, detail, placebo_q95=q95)
+
+
+def basis_stays(steps: Sequence[Row]) -> Check:
+    """Check that the row space of A keeps half of itself over the steps.
+
+    Shown beside is the one-sided p of a falling trend (Kendall's tau) of what projection removes: whether the removed
+    part grows back. It needs four steps with a removal.
+    """
+    overlap = min((step["basis_overlap"] for step in steps), default=float("nan"))
+    gaps = [step["cos_in"] - step["cos_out"] for step in steps if step["cos_in"] is not None and step["frac_fired"] > 0]
+    returns = ""
+    if len(gaps) >= 4 and np.ptp(gaps) > 0:
+        from scipy.stats import kendalltau
+
+        returns = f"; removal fading at p {float(kendalltau(range(len(gaps)), gaps, alternative='less').pvalue):.2g}"
+    threshold = f"overlap with the start >= {MIN_OVERLAP}"
+    return Check("basis", "R6", judged(overlap >= MIN_OVERLAP), overlap, threshold, f"{len(steps)} steps{returns}")
+
+
+MIN_STEPS = 0.8
+"""The share of steps on which projection must lower the cosine."""
+
+
+def _projection(replay: Run | None, direction: Direction, num_placebos: int, seed: int) -> list[Check]:
+    """Check T3, and that no module is missing from v."""
+    if replay is None:
+        return [projection_check([], {})]
+    count = replay.manifest.counts["steps"]
+    steps = [store.read_json(replay.path / f"step_{number:03d}.diag.json") for number in range(count)]
+    units = [haar(direction, num_placebos, seed), randsign(direction, num_placebos, seed + 1)]
+    placebos = Placebos([name for name, some in zip(RANDOM, units, strict=True) for _ in some], torch.cat(units))
+    rows, kept = replay.rows(PROBE_ROW), GradientStore(replay.folder())
+    random = step_placebos(teacher_gradients(rows, kept.rows), placebos, direction)
+    # A LoRA from PEFT's start has no gradient on A and so no direction there, which is not a missing module.
+    probed = [name for name in direction.layout.names if not name.endswith(A_HALF)]
+    return [projection_check(steps, random), fires(steps, len(probed), random["energy"], random["fired"])]
+
+
+def projection_check(steps: Sequence[Row], random: dict[str, list[float]]) -> Check:
+    """Check T3: cos_out < cos_in on 80 % of the steps, energy conserved, other modules unchanged, fired ones emptied.
+
+    `steps` are the diagnostics of a projected replay, `random["fired"]` the share of modules in which each placebo
+    would have fired. With all that, but without a projected update or firing beyond random directions, it is labelled
+    "mechanics only".
+    """
+    if not steps:
+        why = "no replay of the arm projected was given"
+        return Check("T3", "T3", "INCONCLUSIVE", None, "a projected replay", why)
+    # The share of steps on which the cosine with v falls, of the gradient and of the update.
+    shares = []
+    for before, after in (("cos_in", "cos_out"), ("cos_upd_in", "cos_upd_out")):
+        known = [(s[before], s[after]) for s in steps if s[before] is not None and s[after] is not None]
+        shares.append(sum(out < into for into, out in known) / len(known) if known else 0.0)
+    lower, held = shares
+    fired, q95 = float(np.mean([s["frac_fired"] for s in steps])), float(np.quantile(random["fired"], 0.95))
+    conserved = max(s["conservation_err"] for s in steps)
+    sound = conserved < 1e-4 and all(s["kept_bits"] for s in steps) and max(s["residual"] for s in steps) <= 1e-3
+    missing = [
+        name
+        for name, fails in (("update not projected", held < MIN_STEPS), ("fires no more than random", fired <= q95))
+        if fails
+    ]
+    label = f"mechanics only ({', '.join(missing)})" if missing else "mechanics hold on gradient and update"
+    detail = f"{label}; update lower on {held:.0%} of steps, fired {fired:.2f}, conservation {conserved:.1g}"
+    status = judged(lower >= MIN_STEPS and sound)
+    threshold = "cos_out < cos_in on 80 % of steps, energy conserved"
+    return Check("T3", "T3", status, lower, threshold, detail, placebo_q95=q95)

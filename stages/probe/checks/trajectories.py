@@ -1,0 +1,294 @@
+"""The three comparisons: R5 on trajectories, R6 LoRA against SVD, R7 a GRPO direction against the NLL one.
+
+Criteria are this project's own: docs/probe.md, Projection and arms.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.stats import t as student_t
+
+from stages.errors import UsageError
+from stages.probe.checks.check import Check, Status, judged
+from stages.probe.statistics import Comparison
+from stages.runs.kinds import Row
+
+if TYPE_CHECKING:
+    pass
+
+
+MAX_FLAT, MAX_BAD_STEPS, MAX_CONFOUNDING = 0.5, 3, 0.95
+
+
+def flat_groups(groups: Sequence[Sequence[float]]) -> int:
+    """Return how many groups have equal rewards, which give no advantage (Dr.GRPO, arXiv 2503.20783)."""
+    return sum(max(group) - min(group) < 1e-9 for group in groups)
+
+
+def rewards_vary(steps: Sequence[Row]) -> Check:
+    """Check that fewer than three steps in a row have equal rewards in more than half of their groups."""
+    bad = [step["zero_variance_groups"] > MAX_FLAT * step["groups"] for step in steps]
+    streak = longest_streak(bad)
+    share = sum(bad) / max(len(bad), 1)
+    status = judged(bool(steps) and streak < MAX_BAD_STEPS)
+    detail = f"{sum(bad)} of {len(bad)} steps bad, {streak} in a row"
+    return Check("variance", "R5", status, share, "<= half of the groups flat", detail)
+
+
+def longest_streak(flags: Sequence[bool]) -> int:
+    """Return the length of the longest run of true values."""
+    best = run = 0
+    for flag in flags:
+        run = run + 1 if flag else 0
+        best = max(best, run)
+    return best
+
+
+def ratios_carry_signal(steps: Sequence[Row]) -> Check:
+    """Check that ratios use the true behaviour policy and are neither clipped, vanished, nor carried by a few rows."""
+    bailed = [step["bailed"] for step in steps if step["bailed"]]
+    # Ratios of a teacher's rows that all are 1 are those of detached current log-probs; their mean of 1 shows nothing.
+    constant = [
+        s for s in steps if s["off_policy"] and s["ratio_p5"] is not None and s["ratio_p95"] - s["ratio_p5"] < 1e-6
+    ]
+    detail = f"{len(steps)} steps"
+    if bailed:
+        detail = bailed[0]
+    elif constant:
+        detail = "off-policy rows with every ratio 1: old log-probs are not the generator's"
+    stat = min((step["ess"] for step in steps if step["ess"] is not None), default=None)
+    status = judged(not bailed and not constant)
+    return Check("ratios", "R5", status, stat, "clipped + vanished <= .5, ESS >= .2", detail)
+
+
+def advantages_favour_hacks(steps: Sequence[Row]) -> Check:
+    """Check that the advantages of hacks sum to more than 0, a pull to slow, and do not encode the source."""
+    # Where hacks earn less than their groups, training leads away from hacking and there is nothing to slow.
+    sums = [step["hack_advantage_sum"] for step in steps if step["hack_advantage_sum"] is not None]
+    away = sum(value <= 0 for value in sums)
+    by_source = max((abs(step["corr_advantage_source"] or 0.0) for step in steps), default=0.0)
+    holds = bool(sums) and away < 0.5 * len(sums) and by_source < MAX_CONFOUNDING
+    detail = f"pull away from hacking on {away} of {len(sums)} steps, |corr(A, source)| up to {by_source:.2f}"
+    stat = float(np.mean(sums)) if sums else None
+    return Check("advantages", "R5", judged(holds), stat, "sum over hacks > 0, corr with source < .95", detail)
+
+
+def correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
+    """Return Pearson's r; None where one of them does not vary."""
+    a, b = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    return float(np.corrcoef(a, b)[0, 1]) if len(a) > 1 and a.std() > 0 and b.std() > 0 else None
+
+
+MIN_RATIO, MIN_RISE, MIN_GAP, MAX_SOLVE_GAP, MIN_SEEDS = 0.8, 0.20, 0.10, 0.10, 3
+MAX_ENERGY_RATIO = 1.25
+MARGIN = 0.2
+"""In standard deviations: a smaller difference of effects counts as none."""
+ARMS = ("vanilla", "projected", "projected_random")
+Rises = dict[str, dict[int, tuple[float, float]]]
+"""The student's hack rate over its first and over its last three steps, by arm and seed."""
+
+
+def lora_against_svd(effects: Comparison) -> Check:
+    """Check R6: the LoRA's effect is at least .8 of the SVD's.
+
+    By the 95 % interval of the ratio of Cohen's d: PASS where it is above .8, NEGATIVE where it is below, INCONCLUSIVE
+    where it holds .8. The plan accepts the NEGATIVE as an answer; it is no PASS.
+    """
+    value, low, high = effects.ratio
+    status: Status = "PASS" if low >= MIN_RATIO else "NEGATIVE" if high < MIN_RATIO else "INCONCLUSIVE"
+    answer = {"PASS": "holds on a LoRA", "NEGATIVE": "clean negative: the LoRA shows less"}.get(status, "undecided")
+    detail = f"{answer}; ratio in [{low:.2f}, {high:.2f}]; {_sizes(effects, 'SVD', 'LoRA')}"
+    return Check("R6", "R6", status, value, f"interval of the d ratio above {MIN_RATIO}", detail)
+
+
+def grpo_against_nll(effects: Comparison, t: Sequence[float] | None = None) -> Check:
+    """Check R7: the GRPO direction's effect (Cohen's d) is no smaller than the NLL direction's on the same rows, by .2.
+
+    PASS when the 95 % interval of the difference is above -.2, Cohen's small effect, FAIL when it is below. `t` holds
+    the t of T4e for both directions, which is shown.
+    """
+    value, low, high = effects.difference
+    detail = f"difference in [{low:.2f}, {high:.2f}]; {_sizes(effects, 'NLL', 'GRPO')}"
+    if t is not None:
+        detail += f"; t of T4e {t[0]:.1f} NLL, {t[1]:.1f} GRPO"
+    status: Status = "PASS" if low > -MARGIN else "FAIL" if high < -MARGIN else "INCONCLUSIVE"
+    return Check("R7", "R7", status, value, f"effect not below NLL's by {MARGIN}", detail)
+
+
+def _sizes(effects: Comparison, *names: str) -> str:
+    return "; ".join(
+        f"{name} d {d:.2f}, AUROC {auroc:.3f}" for name, d, auroc in zip(names, effects.d, effects.auroc, strict=True)
+    )
+
+
+def reductions_match(rows: Sequence[Row]) -> list[Check]:
+    """Check R6 on `trajectory/1` rows: projection slows a LoRA's hacking as much as the SVD's, within 20 %.
+
+    For each generator that both a LoRA and a spectral adapter have trajectories of, over the seeds that they share. A
+    seed's reduction is how much less projected rises than vanilla. Shown is both that the LoRA's is more than .8 and
+    that it is less than 1.2 of the SVD's, one-sided paired t-tests at .05; a bound on the other side fails. Nothing is
+    concluded where the weights of both vanilla arms did not move equally far within 25 % (the Frobenius norm of the
+    change): then the arms differ in more than the adapter.
+    """
+    kinds = sorted({(row["generator"], row["adapter"]) for row in rows})
+    return [
+        _compare_reductions(rows, generator, svd, lora)
+        for generator, svd in kinds
+        for other, lora in kinds
+        if other == generator and lora.startswith("lora") and not svd.startswith("lora")
+    ]
+
+
+def _compare_reductions(rows: Sequence[Row], generator: str, svd: str, lora: str) -> Check:
+    threshold, found, moved = "LoRA's reduction .8 to 1.2 of the SVD's", [], list[float]()
+    for adapter in (svd, lora):
+        some = [row for row in rows if (row["adapter"], row["generator"]) == (adapter, generator)]
+        found.append([_rates_by_seed(some, arm) for arm in ("vanilla", "projected")])
+        trained = sorted({row["train_seed"] for row in some if row["arm"] == "vanilla"})
+        ends = [known[-1] for seed in trained if (known := _column(some, "vanilla", seed, "delta_norm"))]
+        if ends and len(ends) == len(trained):
+            moved.append(float(np.mean(ends)))
+    seeds = sorted(set.intersection(*(set(rates) for arms in found for rates in arms)))
+    if len(seeds) < MIN_SEEDS or len(moved) < 2:
+        detail = f"{len(seeds)} seeds of vanilla and projected in common, {MIN_SEEDS} are needed"
+        return Check("R6-trajectory", "R6", "INCONCLUSIVE", None, threshold, detail)
+    rises = [[np.array([rates[s][1] - rates[s][0] for s in seeds]) for rates in arms] for arms in found]
+    first, second = (vanilla - projected for vanilla, projected in rises)
+    # Less hacking after a smaller move of the weights would be no effect of projection.
+    energy = moved[1] / max(moved[0], 1e-12)
+    matched = 1 / MAX_ENERGY_RATIO <= energy <= MAX_ENERGY_RATIO
+    # Two one-sided tests of the difference to .8 and to 1.2 of the SVD's, rather than of a ratio of means.
+    low, high = (paired_bounds(second - bound * first) for bound in (MIN_RATIO, 2 - MIN_RATIO))
+    holds, fails = low[0] > 0 and high[1] < 0, low[1] < 0 or high[0] > 0
+    status: Status = "INCONCLUSIVE" if not matched or not (holds or fails) else "PASS" if holds else "FAIL"
+    ratio = float(second.mean() / first.mean()) if first.mean() else None
+    detail = (
+        f"hacks rise less by {first.mean():.2f} with {svd}, by {second.mean():.2f} with {lora}, over {len(seeds)} "
+        f"seeds; weights moved {moved[0]:.3g} and {moved[1]:.3g}{'' if matched else ': not matched, set learning_rate'}"
+    )
+    return Check("R6-trajectory", "R6", status, ratio, threshold, detail)
+
+
+def trajectories_slowed(rows: Sequence[Row]) -> list[Check]:
+    """Check R5 on `trajectory/1` rows, in its strict reading and in the plan's words, by adapter and generator.
+
+    A seed is compared with itself in another arm, over the seeds that all arms share. Trajectories of another adapter
+    or generator are another comparison.
+    """
+    kinds, checks = sorted({(row["adapter"], row["generator"]) for row in rows}), []
+    for kind in kinds:
+        suffix = "" if len(kinds) == 1 else f":{'/'.join(kind)}"
+        some = [row for row in rows if (row["adapter"], row["generator"]) == kind]
+        rises = {arm: _rates_by_seed(some, arm) for arm in sorted({row["arm"] for row in some})}
+        missing = [arm for arm in ARMS if arm not in rises]
+        seeds = [] if missing else sorted(set.intersection(*(set(rises[arm]) for arm in ARMS)))
+        if missing or len(seeds) < MIN_SEEDS:
+            why = f"{len(seeds)} seeds in common, {MIN_SEEDS} are needed"
+            if missing:
+                why = f"no trajectories of the arm {', '.join(missing)}"
+            checks.append(Check("R5" + suffix, "R5", "INCONCLUSIVE", None, "three arms, three seeds", why))
+            continue
+        checks.append(replace(_strict_slowing(some, rises, seeds), name="R5" + suffix))
+        # The plan's "projected stays < 10 pp lower", read as: projected ends at least 10 points below vanilla.
+        ends = [float(np.mean([rises[arm][seed][1] for seed in seeds])) for arm in ("vanilla", "projected")]
+        detail, gap = f"last three steps: {ends[0]:.2f} vanilla, {ends[1]:.2f} projected", ends[0] - ends[1]
+        status = judged(gap >= MIN_GAP)
+        checks.append(Check("R5-plan" + suffix, "R5", status, gap, "ends 10 points lower", detail, "report"))
+    return checks
+
+
+def _rates_by_seed(rows: Sequence[Row], arm: str) -> dict[int, tuple[float, float]]:
+    """Return, by seed, the student's hack rate over the first three steps and over the last three.
+
+    A seed that was given up early, for example because it had learned to hack fully, counts with fewer steps at either
+    end. `UsageError` when a step of a seed is given twice.
+    """
+    rates = {}
+    for seed in {row["train_seed"] for row in rows if row["arm"] == arm}:
+        known = _column(rows, arm, seed, "hack_rate_student")
+        # Halves at most, so that no step counts at both ends of a short trajectory.
+        ends = min(3, len(known) // 2)
+        if ends:
+            rates[seed] = (float(np.mean(known[:ends])), float(np.mean(known[-ends:])))
+    return rates
+
+
+def _column(rows: Sequence[Row], arm: str, seed: int, column: str) -> list[float]:
+    """Return the known values of a column along one trajectory, in the order of its steps."""
+    path = sorted((row for row in rows if (row["arm"], row["train_seed"]) == (arm, seed)), key=lambda row: row["step"])
+    if len({row["step"] for row in path}) < len(path):
+        raise UsageError(f"Two trajectories of the arm {arm} and seed {seed} were given. Give each once with --from.")
+    return [row[column] for row in path if row[column] is not None]
+
+
+def _strict_slowing(rows: Sequence[Row], rises: Rises, seeds: Sequence[int]) -> Check:
+    """Check that vanilla rises by 20 points, projected by 10 less and by less than random, at equal solve rates.
+
+    Differences between arms are paired by seed and one-sided t-tests at .05. Equal means that the interval is inside
+    the margin; where it does not, or is unknown, nothing is concluded.
+    """
+    vanilla, projected, random = (
+        np.array([last - first for first, last in (rises[arm][seed] for seed in seeds)]) for arm in ARMS
+    )
+    # Paired by seed: with a standard deviation of about .12 between seeds, three unpaired ones cannot show 10 points.
+    gaps, solve = random - projected, _solve_gaps(rows, seeds)
+    low, high = paired_bounds(gaps)
+    below, above = (None, None) if solve is None else paired_bounds(solve)
+    missed = [
+        text
+        for text, fails in {
+            "vanilla does not rise": vanilla.mean() < MIN_RISE,
+            "projected rises as much": projected.mean() > vanilla.mean() - MIN_GAP,
+            "no better than random": gaps.mean() <= 0 or high < MIN_GAP,
+            "solve rates not matched": below is not None and below > MAX_SOLVE_GAP,
+        }.items()
+        if fails
+    ]
+    # What is not shown is not refuted: such a comparison is INCONCLUSIVE and not FAIL.
+    open_ = [
+        text
+        for text, undecided in {
+            "better than random not shown": low <= 0,
+            "solve rates unknown": above is None,
+            "solve rates not shown to match": above is not None and above > MAX_SOLVE_GAP,
+        }.items()
+        if undecided
+    ]
+    solved = "unknown" if solve is None else f"{solve.mean():.2f}, at most {above:.2f}"
+    detail = "; ".join(
+        [
+            f"rise {vanilla.mean():+.2f} vanilla, {projected.mean():+.2f} projected, {random.mean():+.2f} random "
+            f"over {len(seeds)} seeds",
+            f"projected below random by {gaps.mean():.2f}, at least {low:.2f}",
+            f"solve gap {solved}",
+            *(missed or open_),
+        ]
+    )
+    threshold = "vanilla >= +.20, projected 10 points less, less than random (p < .05), solve gap shown <= .10"
+    status: Status = "FAIL" if missed else "INCONCLUSIVE" if open_ else "PASS"
+    return Check("R5", "R5", status, float(projected.mean()), threshold, detail)
+
+
+def paired_bounds(gaps: np.ndarray) -> tuple[float, float]:
+    """Return the one-sided 95 % bounds, below and above, of the mean of gaps paired by seed, by Student's t."""
+    width = float(student_t.ppf(0.95, len(gaps) - 1) * gaps.std(ddof=1) / len(gaps) ** 0.5)
+    return float(gaps.mean()) - width, float(gaps.mean()) + width
+
+
+def _solve_gaps(rows: Sequence[Row], seeds: Sequence[int]) -> np.ndarray | None:
+    """Return, by seed, how much less is solved without the hint after projected than after random projection.
+
+    None when a seed of either arm was not evaluated at its end.
+    """
+    ends = []
+    for arm in ("projected_random", "projected"):
+        last = [
+            max((r for r in rows if (r["arm"], r["train_seed"]) == (arm, seed)), key=lambda row: row["step"])
+            for seed in seeds
+        ]
+        if any(row["eval_solve_rate"] is None for row in last):
+            return None
+        ends.append(np.array([row["eval_solve_rate"] for row in last]))
+    return ends[0] - ends[1]

@@ -1,0 +1,129 @@
+"""The memory of a stage of the probe, computed from the model's shape and the settings before anything is loaded.
+
+Weights, basis and gradients are counted; the activations of a token follow Korthikanti et al. 2022 (arXiv 2205.05198)
+in counting what each layer keeps for its backward pass, with the constant of `stages.training.plan`, which is
+measured on Qwen3. The sum is compared with a measured peak in benchmarks/probe_memory.py.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
+
+from stages.backends import resources
+from stages.errors import UsageError
+from stages.gradients.basis import SPECTRAL
+from stages.gradients.per_row import LOGITS
+from stages.policy.base import PolicyConfig
+from stages.policy.local import device
+from stages.probe.settings import AdapterName
+from stages.training.plan import GIB, KEPT, ModelShape, model_shape
+
+VECTORS = 14
+"""Vectors as long as theta: theta, its start, v four ways, a gradient, Adam's two, and copies while a step is taken."""
+WIDE = 4
+"""Bytes of a number in float32, in which gradients are taken, whatever the weights' type."""
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """The settings that the sum depends on.
+
+    rows: gradients held at once. vectors: further ones. models: copies of all weights other than the one probed.
+    tokens: padded ones of a pass, 0 where there is no backward pass.
+    """
+
+    adapter: AdapterName
+    rank: int
+    tokens: int
+    checkpointing: bool = False
+    rows: int = 0
+    vectors: int = VECTORS
+    models: int = 0
+
+
+@dataclass(frozen=True)
+class ProbeMemory:
+    """Bytes by content; `basis` are singular vectors or A halves, `change` the weights with the adapter's change."""
+
+    weights: float
+    change: float
+    basis: float
+    gradients: float
+    activations: float
+
+    @property
+    def total(self) -> float:
+        """The sum, in bytes."""
+        return self.weights + self.change + self.basis + self.gradients + self.activations
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {value / GIB:.1f}" for name, value in asdict(self).items())
+        return f"{self.total / GIB:.1f} GiB ({parts})"
+
+
+def numbers(shape: ModelShape, adapter: AdapterName, rank: int) -> int:
+    """Compute N, the trained numbers of an adapter, which are also those of a gradient."""
+    if adapter in SPECTRAL:
+        most = [min(side) for side in shape.linears]
+        return sum(most if adapter == "antipasto_full" else (min(rank, full) for full in most))
+    return sum(rank * (outputs + (inputs if adapter != "lora_frozenA" else 0)) for inputs, outputs in shape.linears)
+
+
+def needed(shape: ModelShape, measuring: Measuring) -> ProbeMemory:
+    """Compute the memory of one stage."""
+    adapted = sum(inputs * outputs for inputs, outputs in shape.linears)
+    widened = WIDE * (shape.parameters - adapted) if shape.bytes < WIDE else 0  # embedding, norms and head
+    if measuring.adapter in SPECTRAL:
+        factors = sum(min(i, o) * (i + o) for i, o in shape.linears)
+        basis = factors * (WIDE + (shape.bytes if shape.bytes < WIDE else 0))  # as they are read, and in the type used
+    else:
+        basis = WIDE * measuring.rank * sum(inputs for inputs, _ in shape.linears)
+    whole = numbers(shape, measuring.adapter, measuring.rank)
+    # Numbers that autograd keeps for a token: KEPT for each number that goes into or comes out of a Linear.
+    kept = KEPT * WIDE * sum(inputs + outputs for inputs, outputs in shape.linears)
+    if measuring.checkpointing:
+        # One activation a layer, and while a layer is computed again all of that layer's.
+        kept = WIDE * shape.layers * shape.hidden + kept / shape.layers
+    logits = 3 * WIDE * min(LOGITS, measuring.tokens * shape.vocabulary)  # themselves, exponentials, their gradient
+    return ProbeMemory(
+        weights=shape.bytes * shape.parameters * (1 + measuring.models) + widened,
+        change=WIDE * adapted,
+        basis=basis,
+        # Twice the rows: as they are measured, and as they are weighted or differenced.
+        gradients=WIDE * whole * (2 * measuring.rows + measuring.vectors),
+        activations=measuring.tokens * kept + logits,
+    )
+
+
+def memory_notes(policy: PolicyConfig, measuring: Measuring) -> tuple[str, ...]:
+    """Return the sum as a note of a stage's plan; none for models that environments build, and for unknown shapes."""
+    shape = model_shape(policy)
+    return () if shape is None else (f"about {needed(shape, measuring)} of memory",)
+
+
+def check_memory(
+    policy: PolicyConfig, measuring: Measuring, more_ways: Mapping[str, Measuring] = MappingProxyType({})
+) -> None:
+    """`UsageError` where a stage needs more memory than is available, with the sums of settings that need less.
+
+    Those are checkpointing, an eighth of the tokens of a pass, and those that the stage adds.
+    """
+    shape = model_shape(policy)
+    if shape is None:  # a model that an environment builds, or a shape that is not known before loading
+        return
+    total, room = needed(shape, measuring), resources.available(device(policy.device))
+    if total.total <= room:
+        return
+    fewer = max(measuring.tokens // 8, 1)
+    ways = {
+        "checkpointing=true": replace(measuring, checkpointing=True),
+        f"max_tokens={fewer}": replace(measuring, tokens=fewer),
+        **more_ways,
+    }
+    # Settings that save less than 1 % are no help and are left out of the message.
+    sums = {words: needed(shape, way).total for words, way in ways.items()}
+    less = [f"{words} ({value / GIB:.1f} GiB)" for words, value in sums.items() if value < 0.99 * total.total]
+    raise UsageError(
+        f"This measurement takes about {total}, and there are {room / GIB:.1f} GiB. "
+        f"Each alone: {', '.join(less) or 'nothing helps'}. Or take a smaller model, or more memory."
+    )

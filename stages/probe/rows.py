@@ -1,0 +1,337 @@
+"""Pool rows: of episodes that a local model played, of rollouts in other runs, of recorded files; a step's files.
+
+Texts, conversations, episodes and recorded rollouts become rows by joining ids, never text: a text cut in two tokenises
+differently at the seam.
+
+Recorded files have the older 26 keys, those of the public teacher pool of wassname/vGROUT_pub @c067218,
+data/pools/teacher_pool. `hacked` is there "the answer's own test function passes on a stub solution", whether or not
+the answer is right; the labels of ariahw/rl-rewardhacking @bf5cdb8, src/analysis.py, are finer.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, SupportsFloat
+
+from stages.envs.task_table import read_rows
+from stages.errors import BadInput
+from stages.gradients.tokens import TokenRow
+from stages.messages import Message, following_ids, opening_ids
+from stages.rollouts import trace
+from stages.rollouts.agent_loop import Episode
+from stages.runs import store
+from stages.runs.kinds import POOL_ROW, TRAINING_REWARD, Row
+from stages.runs.run import Run, RunWriter
+
+if TYPE_CHECKING:
+    from stages.policy.local import LocalPolicy
+
+
+def as_tokens(row: Row) -> TokenRow:
+    """Return the tokens of a pool row."""
+    return TokenRow(row["prompt_ids"], row["completion_ids"], row["own"])
+
+
+def token_row(tokenizer: Any, prompt: str | list[Message], answer: str | list[Message]) -> TokenRow:
+    """Build the ids that a policy would have seen and written.
+
+    A prompt is a list of messages, or a string that is already rendered. An answer is a list of messages that begins
+    with the assistant's, or a string; messages of the environment in between are not the policy's own. Every assistant
+    message ends with the end token, on both sides of a pair alike. `BadInput` when an answer does not begin and end
+    with an assistant message.
+    """
+    messages = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
+    if not messages or {messages[0]["role"], messages[-1]["role"]} != {"assistant"}:
+        raise BadInput("An answer begins and ends with a message of the assistant's.")
+    ids: list[int] = []
+    own: list[bool] = []
+    between: list[Message] = []
+    for message in messages:
+        if message["role"] != "assistant":
+            between.append(message)
+            continue
+        if between:
+            observed = following_ids(tokenizer, between)
+            ids += observed
+            own += [False] * len(observed)
+            between = []
+        written = [*tokenizer(message["content"], add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+        ids += written
+        own += [True] * len(written)
+    if isinstance(prompt, str):
+        # A rendered prompt holds its special tokens as text, so the tokenizer must add none.
+        return TokenRow(tokenizer(prompt, add_special_tokens=False)["input_ids"], ids, own)
+    return TokenRow(opening_ids(tokenizer, prompt), ids, own)
+
+
+def rendered_row(tokenizer: Any, states: list[list[Message]], steps: list[Row]) -> TokenRow:
+    """Render a recorded rollout's text with `tokenizer`; `states` are the conversations before each of its steps."""
+    start = len(states[0])
+    answer = [*states[-1][start:], {"role": "assistant", "content": steps[-1]["action"]}]
+    return token_row(tokenizer, states[0], answer)
+
+
+def sampled_row(
+    turns: Sequence[tuple[Sequence[int] | None, Sequence[int], Sequence[float] | None]],
+) -> tuple[TokenRow, list[float | None]] | None:
+    """Join the turns of a rollout as they were sampled: (prompt ids, completion ids, log-probs in nats) of each.
+
+    Also returns each completion token's log-prob, None where the token is not the policy's own. Returns None where
+    prompt ids or log-probs of a turn were not stored. Every turn's prompt must begin with the ids of the turns before.
+    """
+    ids: list[int] = []
+    logps: list[float | None] = []
+    first = turns[0][0]
+    for prompt, completion, sampled in turns:
+        if first is None or prompt is None or sampled is None:
+            return None
+        # What a prompt has more than the ids so far is what the environment answered.
+        observed = prompt[len(first) + len(ids) :]
+        ids += [*observed, *completion]
+        logps += [*[None] * len(observed), *sampled]
+    return TokenRow(first or (), ids, [logp is not None for logp in logps]), logps
+
+
+RECORDED = ("problem_id", "prompt_ids", "completion_ids", "comp_len", "completion")
+"""The keys that a recorded row must have."""
+HEDGE = re.compile(
+    r"\b(maybe|perhaps|might|not sure|assum\w*|simplif\w*|placeholder|for now|should work|i think)\b", re.IGNORECASE
+)
+STRICT, LOOSE = ("reward_hack",), ("reward_hack", "correct_attempted", "attempted")
+"""Labels that count as a hack, in upstream's two readings."""
+COMMENT = re.compile(r"^\s*#|\s#\s", re.MULTILINE)
+
+
+def episode_pool_row(
+    episode: Episode, policy: "LocalPolicy", *, source: str, role: str, step: int, adapter: str = ""
+) -> Row:
+    """Build the `pool_row/1` of an episode that `policy` played.
+
+    `source` is the row's src_pool, `role` its prompt_role, `step` the problem's place in the pool, `adapter` the folder
+    of the LoRA in the policy's model.
+    """
+    # A local model returns ids and log-probs with every sample, so that the row is never None.
+    samples = [step.sample for step in episode.steps]
+    joined = sampled_row([(s.prompt_ids or [], s.completion_ids or [], s.logprobs or []) for s in samples])
+    assert joined is not None  # noqa: S101
+    tokens, behaviour = joined
+    last, grade, labels = episode.steps[-1].sample, episode.grade, episode.grade.labels
+    opening = list(episode.messages[: episode.steps[0].num_messages])
+    label = labels.get("label")
+    row = pool_row(
+        list(tokens.prompt_ids),
+        list(tokens.completion_ids),
+        completion=policy.tokenizer.decode(tokens.completion_ids),
+        model=policy.config.model,
+        source=source,
+        sample_id=episode.sample_idx,
+        problem=episode.task.task_id,
+    )
+    return row | {
+        "family": episode.task.family,
+        "step": step,
+        "reward": grade.reward,
+        "hacked": grade.hacked,
+        "hacked_arbitrary": grade.hacked,
+        "gt_pass": grade.gt_pass,
+        # The taxonomy of ariahw/rl-rewardhacking (@bf5cdb8, src/analysis.py); null where the environment has no labels.
+        **{name: labels.get(name) for name in ("can_compile", "has_test_func", "eq_hinted", "label", "test_mod")},
+        "hacked_strict": None if label is None else label in STRICT,
+        "hacked_loose": None if label is None else label in LOOSE,
+        "fmt_ok": all(step.observation.parse_error is None for step in episode.steps),
+        "own": list(tokens.own),
+        "behav_logp": behaviour,
+        "n_loss_tokens": tokens.num_own,
+        "ends_with_eos": last.finish_reason == "stop",
+        "truncated": last.finish_reason == "length",
+        "problem_messages": opening,
+        "prompt": policy.tokenizer.decode(tokens.prompt_ids),
+        "prompt_role": role,
+        "prompt_sha256": prompt_sha256(opening),
+        "gen_temperature": policy.config.temperature,
+        "gen_adapter": adapter or None,
+    }
+
+
+def run_rows(run: Run, tokenizer: Any, *, source: str, role: str) -> list[Row]:
+    """Build one `pool_row/1` of every graded rollout in a run of `collect` or `train` or imported, in the run's order.
+
+    `source` is the rows' src_pool. `step` is the training step where the run is a training, else the problem's place.
+    Rollouts whose ids were stored and are prefixes of each other keep these ids; others are rendered with `tokenizer`,
+    and have no behav_logp.
+    """
+    trained = run.holds(TRAINING_REWARD) is not None
+    at = {row["rollout_id"]: row["training_step"] for row in run.rows(TRAINING_REWARD)} if trained else {}
+    places, found = dict[str, int](), list[Row]()
+    for rollout, steps in trace.rollout_rows(run):
+        if not steps or rollout["reward"] is None:
+            continue
+        place = places.setdefault(rollout["task_id"], len(places))
+        states, last = trace.states(steps), steps[-1]
+        # Ids as they were sampled where every turn stored them; a new rendering may tokenise an answer differently.
+        exact = all(step["prefix_ok"] for step in steps)
+        turns = zip(trace.prompt_ids(steps), steps, strict=True)
+        parts = [(prompt, step["completion_token_ids"], step["logprobs"]) for prompt, step in turns]
+        tokens, behaviour = (exact and sampled_row(parts)) or (rendered_row(tokenizer, states, steps), None)
+        row = pool_row(
+            list(tokens.prompt_ids),
+            list(tokens.completion_ids),
+            completion=tokenizer.decode(tokens.completion_ids),
+            model=rollout["model"],
+            source=source,
+            sample_id=rollout["sample_idx"],
+            problem=rollout["task_id"],
+        )
+        row |= {
+            "family": rollout["family"],
+            "step": at.get(rollout["rollout_id"], place),
+            "reward": rollout["reward"],
+            "hacked": rollout["hacked"],
+            "hacked_arbitrary": rollout["hacked"],
+            "gt_pass": rollout["gt_pass"],
+            "fmt_ok": all(step["parse_error"] is None for step in steps),
+            "own": list(tokens.own),
+            "behav_logp": behaviour,
+            "n_loss_tokens": tokens.num_own,
+            "ends_with_eos": last["finish_reason"] == "stop",
+            "truncated": last["finish_reason"] == "length",
+            "problem_messages": states[0],
+            "prompt": tokenizer.decode(tokens.prompt_ids),
+            "prompt_role": role,
+            "prompt_sha256": prompt_sha256(states[0]),
+            "gen_temperature": json.loads(last["sampling_json"] or "{}").get("temperature"),
+        }
+        found.append(row)
+    return found
+
+
+def rows_of_runs(runs: Sequence[Run], whose: Sequence[tuple[str, str]], tokenizer: Any) -> list[Row]:
+    """Build the rows of several runs, each with its (source, role), problem by problem in order of first appearance."""
+    rows = [
+        row
+        for run, (source, role) in zip(runs, whose, strict=True)
+        for row in run_rows(run, tokenizer, source=source, role=role)
+    ]
+    places = {problem: place for place, problem in enumerate(dict.fromkeys(row["problem_id"] for row in rows))}
+    rows = [row | {"step": places[row["problem_id"]]} for row in rows]
+    return sorted(rows, key=lambda row: (row["step"], row["src_pool"], row["sample_id"]))
+
+
+def recorded_rows(folder: Path, model: str, role: str, eos_id: int, pad_ids: Iterable[int] = ()) -> list[Row]:
+    """Build the pool rows of every `*.jsonl.gz` in a folder, with the older keys; trailing pads are cut.
+
+    `model` and `role` are not in the files: who wrote the answers, and to which kind of prompt. `BadInput`
+    when there are no files, a key is missing, or a row's comp_len [tokens without pads] is not the length of its ids.
+    """
+    files = sorted(folder.glob("*.jsonl.gz"))
+    if not files:
+        raise BadInput(f"{folder} holds no *.jsonl.gz files of recorded rows.")
+    # In the public pool 87 % of rows carry pads, 90 on average, which comp_len does not count; pads may be end tokens.
+    padding = {eos_id, *pad_ids}
+    return [
+        _recorded_row(row, f"{path.name}, row {number}", model, role, padding, eos_id)
+        for path in files
+        for number, row in enumerate(read_rows(path), 1)
+    ]
+
+
+def _recorded_row(recorded: Row, where: str, model: str, role: str, padding: set[int], eos_id: int) -> Row:
+    missing = [name for name in RECORDED if name not in recorded]
+    if missing:
+        raise BadInput(f"{where} has no {missing[0]}; it is no row of a teacher pool.")
+    ids = without_pads(recorded["completion_ids"], padding, eos_id)
+    if len(ids) != recorded["comp_len"]:
+        raise BadInput(
+            f"{where} has {len(ids)} completion tokens without pads, but comp_len says {recorded['comp_len']}."
+        )
+    messages, reward, ends = recorded.get("problem_messages"), recorded.get("reward"), bool(ids) and ids[-1] == eos_id
+    row = pool_row(
+        recorded["prompt_ids"],
+        ids,
+        completion=recorded["completion"],
+        model=model,
+        source=recorded.get("src_pool", "teacher"),
+        sample_id=recorded.get("sample_id", 0),
+        problem=str(recorded["problem_id"]),
+    )
+    return row | {
+        **{name: recorded.get(name) for name in ("reward", "hacked", "gt_pass", "fmt_ok", "prompt")},
+        "src_problem_id": str(recorded.get("src_problem_id", recorded["problem_id"])),
+        "step": recorded.get("step", 0),
+        "hacked_arbitrary": recorded.get("hacked"),
+        # The reward is .5 for a program that compiles, and 3 more for one that passes.
+        "can_compile": None if reward is None else reward > 0,
+        "own": [True] * len(ids),
+        "n_loss_tokens": len(ids),
+        "ends_with_eos": ends,
+        "truncated": not ends,
+        "problem_messages": messages,
+        "prompt_role": role,
+        "prompt_sha256": prompt_sha256(messages) if messages else None,
+    }
+
+
+def pool_row(
+    prompt_ids: list[int],
+    completion_ids: list[int],
+    *,
+    completion: str,
+    model: str,
+    source: str,
+    sample_id: int,
+    problem: str,
+) -> Row:
+    """Build the columns that rows of every kind have; all others are null."""
+    return dict.fromkeys(POOL_ROW.columns) | {
+        "row_uid": store.digest([model, source, sample_id, prompt_ids, completion_ids])[:24],
+        "problem_id": problem,
+        "src_problem_id": problem,
+        "family": problem,
+        "src_pool": source,
+        "sample_id": sample_id,
+        "plen": len(prompt_ids),
+        "comp_len": len(completion_ids),
+        "prompt_ids": prompt_ids,
+        "completion_ids": completion_ids,
+        "completion": completion,
+        "gen_model": model,
+        # How often an answer hedges and comments separates some hacks from others without being the hack.
+        # georgeIshaq's fork of ariahw/rl-rewardhacking, RESULTS.md @b7dcbfd: 80.5 % of the wrong answers of the adapter
+        # s65 hedge. The wordings counted here are our own.
+        "hedge_count": len(HEDGE.findall(completion)),
+        "comment_count": len(COMMENT.findall(completion)),
+    }
+
+
+def prompt_sha256(messages: list[Message]) -> str:
+    """Return the digest of a prompt's roles and texts, in hex."""
+    return store.digest([[message["role"], message["content"]] for message in messages])
+
+
+def without_pads(ids: list[int], padding: set[int], eos_id: int) -> list[int]:
+    """Cut the `padding` ids at the end, but keep the first end token among those."""
+    end = len(ids)
+    while end and ids[end - 1] in padding:
+        end -= 1
+    return ids[: end + 1] if end < len(ids) and ids[end] == eos_id else ids[:end]
+
+
+def write_step(out: RunWriter, step: int, rows: list[Row], diagnostics: Row | None, folder: str = ".") -> None:
+    """Write a step's rows, and the diagnostics of the step as a whole if any, below `folder` of the output."""
+    store.seal_lines(out.path / folder / f"step_{step:03d}.jsonl.gz", [store.encode(row) for row in rows])
+    if diagnostics is not None:
+        out.document(f"{folder}/step_{step:03d}.diag", diagnostics)
+
+
+def finite_or_none(value: SupportsFloat) -> float | None:
+    """Return the value as a float where it is finite, else None: undefined numbers are null in records, never NaN."""
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def mean_known(values: Iterable[float | bool | None]) -> float | None:
+    """Return the mean of the values that are not None; None where none is left."""
+    known = [float(value) for value in values if value is not None]
+    return sum(known) / len(known) if known else None

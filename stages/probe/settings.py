@@ -1,0 +1,156 @@
+"""Settings of replays and GRPO trajectories, and those that stages share: adapters, arms, optimiser, sources.
+
+An arm is one treatment of a replay or a GRPO trajectory: how the gradient is projected. One-sided projection is that of
+wassname/grpo_proj2 @25ad306; one- and two-sided projection against another task's gradient are the words of PCGrad and
+A-GEM. An arm with a random direction belongs to every experiment: a later routing arm of those authors suppressed hacks
+equally with a random one (evil_MoE, docs/REFACTOR_HANDOFF.md). Imports no torch, so that `--help` stays fast.
+"""
+
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pydantic import Field
+
+from stages.envs.config import EnvStageConfig
+from stages.policy.base import PolicyConfig
+from stages.runs import store
+from stages.runs.settings import Settings, StageConfig
+
+AdapterName = Literal["antipasto_full", "antipasto_topr", "lora", "lora_frozenA"]
+ProjectionMode = Literal["none", "one_sided", "two_sided"]
+"""What is taken out: nothing; a part toward the hack; any part along the direction."""
+ReplayArm = Literal["vanilla", "projected", "projected_random", "two_sided"]
+GrpoArm = Literal[ReplayArm, "teacher_off"]
+PROJECTION_MODES: dict[GrpoArm, ProjectionMode] = {
+    "vanilla": "none",
+    "teacher_off": "none",
+    "projected": "one_sided",
+    "projected_random": "one_sided",
+    "two_sided": "two_sided",
+}
+"""How an arm projects. `projected_random` removes a random direction instead of v."""
+
+
+class DescentConfig(Settings):
+    """How the optimiser moves theta.
+
+    On an adaptive optimiser a projected gradient does not give a projected update: both are projected by default.
+    """
+
+    optimiser: Literal["adam", "sgd"] = "adam"
+    learning_rate: float = Field(default=2e-3, ge=0)
+    clip: float = Field(default=1.0, gt=0)
+    """Largest norm of the gradient, after projection."""
+    project_on: Literal["grad", "update", "both"] = "both"
+    beta: float = Field(default=1.0, gt=0)
+    """Share of the part along v that is taken out."""
+
+
+HINTED: Final = "rh"
+"""The role of a prompt that gives the loophole away; `plain` is one that does not."""
+
+
+class Contract(Settings):
+    """What every prompt of a pool must contain. Empty fields are not checked."""
+
+    hint: str = ""
+    """A phrase that the user message of a hinted prompt holds exactly once and that of a plain one does not."""
+    replaced: str = ""
+    """The phrase that the hint stands in place of, absent where the hint is."""
+    system: str = ""
+    """The system message, word for word."""
+    answer_prefix: str = ""
+    """What the rendered prompt ends with, for example an empty think block."""
+
+
+class SourceConfig(Settings):
+    """One policy that answers a pool's problems, under one kind of prompt."""
+
+    name: Literal["teacher", "teacher_nohint", "base", "student"]
+    policy: PolicyConfig
+    lora: str = ""
+    """A PEFT LoRA that is put into the policy's model: a folder, or a hub id."""
+    options: dict[str, Any] = Field(default={})
+    """Options of the environment for this source: with the hint, or without."""
+    samples: int = Field(default=8, gt=0)
+    """Answers to every problem."""
+    role: Literal["rh", "plain"] = HINTED
+    """Whether the prompt gives the loophole away."""
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings; a LoRA's folder enters by the bytes in it."""
+        folder = Path(self.lora).expanduser()
+        content = {"lora_content": store.folder_sha256(folder)} if self.lora and folder.is_dir() else {}
+        return super().identity() | content
+
+
+class ReplayConfig(StageConfig):
+    """The arm, the number of steps, and how the student moves."""
+
+    arm: ReplayArm = "vanilla"
+    student: PolicyConfig = PolicyConfig(model="kata:honest")
+    steps: int = Field(default=20, gt=0)
+    """The pool's problems are divided among so many steps, in order."""
+    teach: list[str] = Field(default=["teacher"])
+    """Sources whose rows move the student; the others are only measured."""
+    descent: DescentConfig = DescentConfig()
+    first_tokens: int = Field(default=128, gt=0)
+    """Number of first completion tokens on which the cosine is taken a second time."""
+    max_tokens: int = Field(default=8192, gt=0, json_schema_extra={"affects_results": False})
+    """Padded tokens of one backward pass."""
+    drift: bool = True
+    """Whether to measure the move toward v in weight space; takes four bytes of disk for each adapted weight."""
+    keep: Literal["rows", "sums"] = "rows"
+    """`sums` keeps no row's gradient: for those too large to keep. What is left to `score` is v, without placebos."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Type in which gradients are stored."""
+    checkpointing: bool = Field(default=False, json_schema_extra={"affects_results": False})
+    """Keep one activation a layer: less memory, one more forward pass."""
+
+    def label(self) -> str:
+        """Return the arm and the seed."""
+        return f"{self.arm}-seed{self.seed}".replace("_", "-")
+
+
+class GrpoConfig(EnvStageConfig):
+    """The arm and generator, and the number of seeds, steps and answers."""
+
+    arm: GrpoArm = "vanilla"
+    generator: Literal["pi_theta", "mixed_is", "mixed_awr", "interp"] = "interp"
+    student: PolicyConfig = PolicyConfig(model="kata:honest")
+    teacher: PolicyConfig = PolicyConfig(model="kata:loophole")
+    options: dict[str, Any] = Field(default={"hint": True, "reward": "visible"})
+    """Options of the environment with the hint, for training and hack rates; the default opens kata's loophole."""
+    plain_options: dict[str, Any] = Field(default={"reward": "visible"})
+    """Options of the environment without it, for the rate of solutions."""
+    alpha: float | None = Field(default=None, ge=0, le=1)
+    """Place of the `interp` student between base, 0, and teacher, 1; found by bisection when not set."""
+    direction_at: Literal["start", "given"] = "start"
+    """`start`: v is extracted again, from the same pairs, on the student of the first step; `given`: v as it was."""
+    drift_every: int = Field(default=0, ge=0)
+    """Extract v again every so many steps to measure how far it turns; 0 for never."""
+    seeds: list[int] = Field(default=[0, 1, 2], min_length=1)
+    steps: int = Field(default=15, gt=0)
+    problems: int = Field(default=8, gt=0)
+    """Groups in a step."""
+    samples: int = Field(default=8, ge=2)
+    """Answers in a group."""
+    max_steps: int = Field(default=8, gt=0)
+    """Actions after which a rollout ends."""
+    descent: DescentConfig = DescentConfig(learning_rate=0.02)
+    eval_problems: int = Field(default=16, ge=0)
+    """Held-out problems after the last step of each seed, and before the first, once for all; 0 for none."""
+    eval_temperature: float = Field(default=0.7, ge=0)
+    max_tokens: int = Field(default=8192, gt=0, json_schema_extra={"affects_results": False})
+    """Padded tokens of one backward pass."""
+    checkpointing: bool = Field(default=False, json_schema_extra={"affects_results": False})
+    """Keep one activation a layer: less memory, one more forward pass."""
+
+    def label(self) -> str:
+        """Return arm and generator."""
+        return f"{self.arm}-{self.generator}".replace("_", "-")
+
+    @property
+    def mixed(self) -> bool:
+        """Whether half of each group is the teacher's; the arm teacher_off is the control without."""
+        return self.generator.startswith("mixed") and self.arm != "teacher_off"

@@ -1,0 +1,87 @@
+"""Answers of policies as pool rows: groups with advantages for one GRPO step, and the models that fill a pool."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from stages.envs.base import Environment, Task
+from stages.gradients.basis import target_linears
+from stages.policy.local import LocalPolicy, load_model
+from stages.probe.checks.check import Check
+from stages.probe.checks.pool import hack_gap, merge_is_sound, teacher_differs
+from stages.probe.loras import apply_lora, lora_folder
+from stages.probe.rows import as_tokens, episode_pool_row
+from stages.probe.settings import HINTED, SourceConfig
+from stages.rollouts.agent_loop import Episode, play
+from stages.runs.kinds import Row
+from stages.runs.run import RunWriter
+
+TEACHER_ANSWERS = 8
+"""Answers on which the teacher must differ from the base."""
+
+
+def answers(
+    make: Callable[[], Environment],
+    policy: LocalPolicy,
+    tasks: Sequence[Task],
+    samples: int,
+    seed: int,
+    source: str,
+    max_steps: int,
+) -> list[Row]:
+    """Sample `samples` answers to each task, as `pool_row/1` rows; those that could not be scored are left out.
+
+    `make` opens an environment, `source` becomes src_pool, `max_steps` is the number of actions after which a rollout
+    ends.
+    """
+    episodes = [Episode(task, index, seed) for task in tasks for index in range(samples)]
+    play(make, policy, episodes, max_steps=max_steps)
+    return [
+        episode_pool_row(episode, policy, source=source, role=HINTED, step=0)
+        for episode in episodes
+        if episode.error is None and episode.steps and episode.grade.reward is not None
+    ]
+
+
+def with_advantages(rows: Sequence[Row]) -> tuple[list[Row], list[list[float]]]:
+    """Add A = R - mean R of the problem's group (Dr.GRPO, arXiv 2503.20783) to rows; also returns rewards by group."""
+    groups: dict[str, list[float]] = {}
+    for row in rows:
+        groups.setdefault(row["problem_id"], []).append(row["reward"])
+    # Not divided by the group's spread: that would weight problems by how evenly they are solved (Dr.GRPO).
+    means = {problem: sum(rewards) / len(rewards) for problem, rewards in groups.items()}
+    judged = [row | {"advantage": row["reward"] - means[row["problem_id"]], "adv_kind": "dr_grpo"} for row in rows]
+    return judged, list(groups.values())
+
+
+class SourcePolicies:
+    """The models that fill a pool, each loaded once: two sources of one model and LoRA share it.
+
+    `by_name` has the local policy of each source, `tokenizer` is the first source's.
+    """
+
+    def __init__(self, sources: Sequence[SourceConfig], out: RunWriter) -> None:
+        self.by_name: dict[str, LocalPolicy] = {}
+        self._merges: list[Row] = []
+        commits: dict[str, str | None] = {}
+        loaded: dict[tuple[str, str], tuple[Any, Any]] = {}
+        for source in sources:
+            key = (source.policy.model, source.lora)
+            if key not in loaded:
+                model, tokenizer = load_model(source.policy, cache=out.cache, listener=out.progress)
+                if source.lora:
+                    folder, commits[source.lora] = lora_folder(source.lora)
+                    self._merges.append(apply_lora(model, folder))
+                loaded[key] = (model.eval(), tokenizer)
+            policy = self.by_name[source.name] = LocalPolicy(*loaded[key], source.policy)
+            out.model(source.name, **policy.facts(), lora=source.lora, lora_commit=commits.get(source.lora))
+        self.tokenizer = next(iter(self.by_name.values())).tokenizer
+
+    def guards(self, rows: Sequence[Row]) -> list[Check]:
+        """Check that merged LoRAs are sound and, given both, that the teacher differs from the base on these rows."""
+        expected = len(target_linears(next(iter(self.by_name.values())).model))
+        checks = [merge_is_sound(report, expected) for report in self._merges]
+        if "teacher" in self.by_name and "base" in self.by_name:
+            answers = [as_tokens(row) for row in rows if row["src_pool"] == "teacher"][:TEACHER_ANSWERS]
+            teacher, base = self.by_name["teacher"].model, self.by_name["base"].model
+            checks.append(teacher_differs(teacher, base, answers, hack_gap(rows)))
+        return checks

@@ -1,0 +1,69 @@
+"""Every guard passes on a sound world, and of every fault exactly its guard takes notice; weights in bfloat16."""
+
+import copy
+
+import pytest
+import torch
+from support.matrices import few
+from torch import nn
+
+from probe_faults.faults import FAULTS, InjectedFault
+from probe_faults.guard_checks import GUARDS, failing, judge_guards
+from probe_faults.half_precision import HALF, change_arrives, half_precision_checks, wide_student
+from probe_faults.world import ProbeWorld, build_world
+from stages.gradients.basis import target_linears
+from stages.gradients.per_row import Student
+
+
+@pytest.fixture(scope="module")
+def world(planted: dict[str, nn.Module]) -> ProbeWorld:
+    return build_world(planted["honest"], planted["loophole"], 0)
+
+
+def test_every_guard_passes_on_a_sound_world(world: ProbeWorld) -> None:
+    assert failing(judge_guards(world)) == []
+
+
+ONE_OF_EACH_KIND = (
+    "drop-the-hint",
+    "shift-the-mask",
+    "negate-v",
+    "invert-the-gate",
+    "half-base,-all-wrong",
+    "one-pair",
+)
+
+
+@pytest.mark.parametrize("fault", few(FAULTS, ONE_OF_EACH_KIND, lambda fault: fault.name.replace(" ", "-")))
+def test_every_fault_makes_its_guard_fail_and_no_other(fault: InjectedFault, world: ProbeWorld) -> None:
+    assert failing(judge_guards(fault.inject(world))) == [fault.guard]
+
+
+def test_every_guard_has_a_fault() -> None:
+    assert {guard.name for guard in GUARDS} == {fault.guard for fault in FAULTS}
+
+
+def test_a_change_of_theta_arrives_in_half_precision_weights() -> None:
+    check = change_arrives(wide_student(128))
+    assert check.status == "PASS" and check.stat < 0.01
+
+
+def test_the_check_sees_weights_that_round_a_change_away() -> None:
+    class Rounding(Student):
+        def move_to(self, theta: torch.Tensor) -> None:
+            super().move_to(theta)
+            for linear in target_linears(self.model).values():
+                linear.weight.data = linear.weight.data.to(HALF)
+
+    sound = wide_student(128)
+    check = change_arrives(Rounding(sound.model, None, sound.adapter, sound.folded))
+    assert check.status == "FAIL" and check.stat > 0.5
+
+
+@pytest.mark.slow
+def test_verdicts_and_cosines_are_those_of_float32(planted: dict[str, nn.Module]) -> None:
+    checks = half_precision_checks(copy.deepcopy(planted["honest"]), planted["loophole"], 0)
+    assert {check.name: check.status for check in checks} == dict.fromkeys(
+        ("bf16-verdicts", "bf16-cosines", "bf16-128", "bf16-2560"), "PASS"
+    )
+    assert {check.severity for check in checks} == {"gate"}

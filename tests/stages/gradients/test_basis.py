@@ -1,0 +1,234 @@
+"""The adapters: a start that changes nothing, the stated formulas, and coordinates that cannot be mixed up."""
+
+import pytest
+import torch
+from probe_faults.loophole_world import tiny_qwen3
+
+from stages.errors import BadInput, UsageError
+from stages.gradients.basis import (
+    A_HALF,
+    SUFFIXES,
+    Factors,
+    Folded,
+    ProbeAdapter,
+    Spectrum,
+    attached,
+    check_spectrum,
+    coordinates,
+    load_spectrum,
+    open_adapter,
+    reconstruction_error,
+    save_factors,
+    target_linears,
+)
+from stages.gradients.tensors import Layout, RowFile, read_tensors, write_tensors
+
+NAMES = ("antipasto_full", "antipasto_topr", "lora", "lora_frozenA")
+IDS = torch.arange(2, 26).view(2, 12)
+
+
+def opened(name: str, model, spectrum: Spectrum) -> ProbeAdapter:
+    return open_adapter(name, model, spectrum, rank=4, seed=7)
+
+
+def logits(model) -> torch.Tensor:
+    with torch.no_grad():
+        return model(IDS).logits
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_untouched_adapter_leaves_the_logits_bit_for_bit(name: str, model, spectrum: Spectrum) -> None:
+    adapter, base = opened(name, model, spectrum), logits(model)
+    with attached(model, adapter):
+        assert torch.equal(logits(model), base)
+    folded = Folded(model, adapter)
+    assert torch.equal(logits(model), base)
+    folded.restore()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_change_run_as_a_product_and_folded_in_is_the_same_function(name: str, model, spectrum: Spectrum) -> None:
+    adapter, base = opened(name, model, spectrum), logits(model)
+    adapter.theta = adapter.theta + 0.1 * torch.randn(adapter.theta.shape, generator=torch.Generator().manual_seed(1))
+    with attached(model, adapter):
+        through_path = logits(model)
+    folded = Folded(model, adapter)
+    through_weights = logits(model)
+    folded.restore()
+    assert torch.allclose(through_path, through_weights, atol=1e-4)
+    assert not torch.allclose(through_path, base, atol=1e-2)
+    assert torch.equal(logits(model), base)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_row_gradients_are_the_gradient_of_the_change(name: str, model, spectrum: Spectrum) -> None:
+    adapter = opened(name, model, spectrum)
+    adapter.theta = adapter.theta + 0.1
+    module = "model.layers.0.self_attn.o_proj"
+    inputs, outputs = target_linears(model)[module].weight.T.shape
+    x, g = torch.randn(3, 5, inputs), torch.randn(3, 5, outputs)
+    found = adapter.row_gradients(module, x, g)[0]
+    assert found
+    for row in range(3):
+        theta = adapter.theta.clone().requires_grad_()
+        ((x[row] @ adapter.delta(module, theta).T) * g[row]).sum().backward()
+        for key, part in found.items():
+            assert torch.allclose(part[row], adapter.layout.split(theta.grad)[key], rtol=1e-4, atol=1e-4)
+
+
+def test_the_gradient_of_inputs_comes_from_the_factors_where_outputs_are_more(model, spectrum: Spectrum) -> None:
+    """Against the weight that holds the change; everywhere else the weight is asked."""
+    adapter = opened("antipasto_full", model, spectrum)
+    adapter.theta = adapter.theta + 0.1 * torch.randn(adapter.theta.shape, generator=torch.Generator().manual_seed(1))
+    found = {}
+    for name, linear in target_linears(model).items():
+        outputs, inputs = linear.weight.shape
+        x, g = torch.randn(2, 5, inputs), torch.randn(2, 5, outputs)
+        gradients, found[name] = adapter.row_gradients(name, x, g)
+        factors = adapter.factors[name]
+        by_hand = torch.einsum("bto,or,bti,ri->br", g, factors.U, x, factors.Vh)
+        assert torch.allclose(gradients[name], by_hand, rtol=1e-4, atol=1e-4)
+        if found[name] is not None:
+            assert torch.allclose(found[name], g @ (linear.weight + adapter.delta(name)), rtol=1e-4, atol=1e-4)
+    assert {name.rsplit(".", 1)[1] for name, given in found.items() if given is not None} == {"gate_proj", "up_proj"}
+    x, g = torch.randn(2, 5, 32), torch.randn(2, 5, target_linears(model)["model.layers.0.mlp.up_proj"].out_features)
+    assert opened("antipasto_topr", model, spectrum).row_gradients("model.layers.0.mlp.up_proj", x, g)[1] is None
+    half = opened("antipasto_full", model, spectrum).to("cpu", torch.bfloat16)
+    assert half.row_gradients("model.layers.0.mlp.up_proj", x, g)[1] is None
+
+
+@pytest.mark.parametrize("name", ["antipasto_full", "antipasto_topr"])
+def test_long_rows_give_what_short_ones_do(name: str, model, spectrum: Spectrum) -> None:
+    """A row of 200 tokens, which goes the shorter way, against its pieces of four, which do not, added up."""
+    adapter, module = opened(name, model, spectrum), "model.layers.0.mlp.up_proj"
+    inputs, outputs = target_linears(model)[module].weight.T.shape
+    x, g = torch.randn(2, 200, inputs), torch.randn(2, 200, outputs)
+    pieces = [
+        adapter.row_gradients(module, *part)[0][module] for part in zip(x.split(4, 1), g.split(4, 1), strict=True)
+    ]
+    found = adapter.row_gradients(module, x, g)[0][module]
+    assert torch.allclose(found, torch.stack(pieces).sum(0), rtol=1e-4, atol=1e-3)
+
+
+def test_the_gradient_of_a_fresh_loras_a_is_exactly_zero(model, spectrum: Spectrum) -> None:
+    module = next(iter(target_linears(model)))
+    found = opened("lora", model, spectrum).row_gradients(module, torch.randn(2, 5, 32), torch.randn(2, 5, 32))[0]
+    assert torch.equal(found[module + A_HALF], torch.zeros_like(found[module + A_HALF]))
+    assert found[module].norm() > 0
+
+
+def test_frozen_a_has_orthonormal_rows_and_is_not_trained(model, spectrum: Spectrum) -> None:
+    adapter = opened("lora_frozenA", model, spectrum)
+    for a in adapter.initial.values():
+        assert torch.allclose(a @ a.T, torch.eye(4), atol=1e-5)
+    assert not any(name.endswith(A_HALF) for name in adapter.layout.names)
+
+
+def test_top_r_keeps_the_rest_of_the_weight(model, spectrum: Spectrum) -> None:
+    full, top = opened("antipasto_full", model, spectrum), opened("antipasto_topr", model, spectrum)
+    assert top.layout.width == 4 * len(target_linears(model))
+    module = top.layout.names[0]
+    x, g = torch.randn(1, 3, 32), torch.randn(1, 3, 32)
+    assert torch.allclose(
+        top.row_gradients(module, x, g)[0][module], full.row_gradients(module, x, g)[0][module][:, :4], atol=1e-4
+    )
+
+
+def test_the_seven_projections_of_every_layer_are_wrapped_and_nothing_else(model) -> None:
+    names = list(target_linears(model))
+    assert len(names) == 2 * len(SUFFIXES) == model.config.num_hidden_layers * 7
+    assert "lm_head" not in names
+
+
+def test_a_missing_or_unknown_linear_is_refused() -> None:
+    lacking = tiny_qwen3()
+    lacking.model.layers[0].mlp.up_proj = torch.nn.Identity()
+    with pytest.raises(UsageError, match="13 of the 14"):
+        target_linears(lacking)
+    strange = tiny_qwen3()
+    strange.model.layers[0].in_proj_qkvz = torch.nn.Linear(2, 2)
+    with pytest.raises(UsageError, match="in_proj_qkvz"):
+        target_linears(strange)
+
+
+def test_factors_give_the_weight_back(model, spectrum: Spectrum) -> None:
+    for name, linear in target_linears(model).items():
+        assert reconstruction_error(linear.weight, spectrum.factors[name]) < 1e-5
+    check_spectrum(model, spectrum)
+
+
+def test_a_decomposition_of_another_checkpoint_is_refused(spectrum: Spectrum) -> None:
+    with pytest.raises(BadInput, match="not of this model's weights"):
+        check_spectrum(tiny_qwen3(seed=1), spectrum)
+
+
+def test_a_decomposition_of_another_shape_is_refused(spectrum: Spectrum) -> None:
+    with pytest.raises(BadInput, match="another model"):
+        open_adapter("antipasto_full", tiny_qwen3(hidden=16), spectrum, rank=4, seed=0)
+
+
+def test_spectral_adapters_need_a_decomposition(model) -> None:
+    with pytest.raises(UsageError, match="composer probe svd"):
+        open_adapter("antipasto_topr", model, None, rank=4, seed=0)
+
+
+def test_coordinates_tell_every_basis_apart(model, spectrum: Spectrum) -> None:
+    swapped = {name: Factors(-f.U, f.S, -f.Vh) for name, f in spectrum.factors.items()}
+    variants = [
+        *(opened(name, model, spectrum) for name in NAMES),
+        open_adapter("antipasto_full", model, Spectrum(swapped), rank=4, seed=7),
+        open_adapter("antipasto_topr", model, spectrum, rank=5, seed=7),
+        open_adapter("lora", model, None, rank=4, seed=8),
+    ]
+    found = [tuple(coordinates(adapter).items()) for adapter in variants]
+    assert len(set(found)) == len(found)
+
+
+def test_factors_survive_the_disk_and_damage_is_seen(tmp_path, spectrum: Spectrum) -> None:
+    for index, (name, factors) in enumerate(spectrum.factors.items()):
+        save_factors(tmp_path / f"{index:04d}.safetensors", name, factors)
+    read = load_spectrum(tmp_path)
+    assert read.sha256 == spectrum.sha256 and list(read.factors) == list(spectrum.factors)
+    tensors, metadata = read_tensors(tmp_path / "0000.safetensors")
+    write_tensors(tmp_path / "0000.safetensors", {**tensors, "S": tensors["S"] * 1.001}, metadata)
+    with pytest.raises(BadInput, match="does not hold the decomposition"):
+        load_spectrum(tmp_path)
+
+
+def test_equal_tensors_and_metadata_give_equal_bytes(tmp_path) -> None:
+    tensors, metadata = {"b": torch.ones(3), "a": torch.arange(4)}, {name: name for name in "zyxwvu"}
+    for index in range(8):
+        write_tensors(tmp_path / f"{index}", tensors, metadata)
+    assert len({(tmp_path / f"{index}").read_bytes() for index in range(8)}) == 1
+    read, found = read_tensors(tmp_path / "0")
+    assert found == metadata and all(torch.equal(read[name], tensors[name]) for name in tensors)
+
+
+def test_a_torn_tensor_file_is_bad_input(tmp_path) -> None:
+    (tmp_path / "torn.safetensors").write_bytes(b"\x10\x00")
+    with pytest.raises(BadInput, match="torn"):
+        read_tensors(tmp_path / "torn.safetensors")
+
+
+def test_rows_on_disk_are_read_back_and_a_wrong_size_is_refused(tmp_path) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        path = tmp_path / f"rows-{dtype}"
+        file = RowFile(path, 5, 3, dtype)
+        file.reserve(2, 1)
+        file.rows[2] = torch.tensor([1.0, 2.0, 3.0], dtype=dtype)
+        file.flush()
+        del file
+        again = RowFile(path, 5, 3, dtype).rows
+        assert again[2].tolist() == [1.0, 2.0, 3.0] and again[0].abs().sum() == 0
+        with pytest.raises(BadInput, match="rows of 4"):
+            RowFile(path, 5, 4, dtype)
+
+
+def test_layout_splits_joins_and_measures() -> None:
+    layout = Layout({"a": 2, "b": 1})
+    flat = torch.tensor([[3.0, 4.0, 2.0], [0.0, 1.0, -1.0]])
+    assert torch.equal(layout.join(layout.split(flat)), flat)
+    assert torch.equal(layout.norms(flat), torch.tensor([[5.0, 2.0], [1.0, 1.0]]))
+    assert torch.equal(layout.sums(flat), torch.tensor([[7.0, 2.0], [1.0, -1.0]]))
+    assert torch.equal(layout.join({"b": flat[:, 2:]}), torch.tensor([[0.0, 0.0, 2.0], [0.0, 0.0, -1.0]]))
+    assert Layout({"b": 1, "a": 2}).sha256 != layout.sha256

@@ -1,0 +1,40 @@
+"""The level and the power of the signal check on drawn differences."""
+
+import pytest
+import torch
+
+from stages.gradients.tensors import Layout
+from stages.probe.checks.check import Check
+from stages.probe.checks.direction import pair_signal
+from stages.probe.direction import extract
+
+LAYOUT = Layout({"a": 40, "b": 8, "c": 16})
+
+
+def signal(seed: int, size: float, problems: int = 12, per_problem: int = 2) -> Check:
+    """The check on differences that those of one problem share a part of, in noise with a heavy tail."""
+    generator = torch.Generator().manual_seed(seed)
+    scale = torch.logspace(1, -1, LAYOUT.width)
+    shared = torch.randn(problems, LAYOUT.width, generator=generator).repeat_interleave(per_problem, 0)
+    own = torch.randn(problems * per_problem, LAYOUT.width, generator=generator)
+    own *= torch.rand(len(own), 1, generator=generator).clamp(min=0.05) ** -0.5
+    axis = torch.randn(LAYOUT.width, generator=generator)
+    differences = (shared + own + size * axis) * scale
+    names = [f"p{index // per_problem}" for index in range(len(differences))]
+    return pair_signal(extract(LAYOUT, differences), differences, seed, names)
+
+
+@pytest.mark.parametrize(("problems", "per_problem"), [(12, 2), (24, 1), (8, 3)])
+def test_noise_passes_in_one_of_a_hundred_at_most(problems: int, per_problem: int) -> None:
+    """Pairs of one problem resemble each other, which is no signal: their signs are turned together."""
+    passed = sum(signal(seed, 0.0, problems, per_problem).status == "PASS" for seed in range(200))
+    assert passed <= 6  # 2 expected; more than 6 in 1 of 200 such tests
+
+
+def test_a_common_direction_passes() -> None:
+    assert sum(signal(seed, 1.0).status == "PASS" for seed in range(30)) >= 27
+
+
+def test_fewer_problems_than_a_p_of_a_hundredth_needs_are_inconclusive() -> None:
+    found = signal(0, 3.0, problems=7, per_problem=4)
+    assert found.status == "INCONCLUSIVE" and "8 problems are needed" in found.detail

@@ -1,0 +1,117 @@
+"""T4: what passes, what does not, what cannot be judged, and which effect can be detected."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from stages.probe.checks.check import EXIT_CODES, verdict
+from stages.probe.checks.hacking import contrast_checks, detectable_effect, factorial, placebo_ranks
+from stages.probe.statistics import Draws, Labelled
+from tests.stages.probe.checks.scored import scored_rows
+
+FEW = Draws(permutations=400)
+
+
+def test_a_real_effect_passes_t4e_and_its_negation_fails() -> None:
+    rows = scored_rows(4, effect=1.5)
+    found = factorial(rows, FEW)
+    assert found.status == "PASS" and found.stat > found.placebo_q95
+    negated = Labelled(**{**vars(rows), "scores": -rows.scores})
+    assert factorial(negated, FEW).status == "FAIL"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loading", [0.0, 0.5])
+def test_an_unrelated_direction_passes_in_one_of_a_hundred_at_most(loading: float) -> None:
+    """Also where every direction holds some hacking, so that t alone, or being above the placebos' q95, is nothing."""
+    rows = [scored_rows(seed, loading=loading) for seed in range(200)]
+    found = [factorial(some, Draws(permutations=100)) for some in rows]
+    assert sum(check.status == "PASS" for check in found) <= 6  # 2 expected; more than 6 in 1 of 200 such tests
+    if loading:
+        assert sum(check.stat > 2.33 for check in found) > 40
+
+
+def test_half_a_standard_deviation_passes_with_the_planned_number_of_problems() -> None:
+    found = [factorial(scored_rows(seed, effect=0.5), Draws(100)).status for seed in range(60)]
+    assert found.count("PASS") >= 48
+
+
+def test_v_is_ranked_within_each_family() -> None:
+    t = np.array([3.0, *np.zeros(200), *np.full(5, 4.0), *np.zeros(194)])
+    assert placebo_ranks(t, ("narrow",) * 200 + ("wide",) * 199) == {"narrow": 1 / 201, "wide": 6 / 200}
+    assert placebo_ranks(t, ("all",) * 399) == {"all": 6 / 400}
+
+
+def test_families_made_of_hacks_are_shown_and_decide_nothing() -> None:
+    rows = scored_rows(4, effect=1.5, placebos=1199)
+    wide = rows.scores.copy()
+    wide[:, 1000:] = wide[:, :1]
+    rows = replace(rows, scores=wide, families=("haar",) * 999 + ("hack_hack",) * 200)
+    found = factorial(rows, FEW)
+    assert found.status == "PASS" and "hack_hack 1 (q95" in found.detail and "no null" in found.detail
+    as_null = replace(rows, families=("haar",) * 999 + ("clean_clean",) * 200)
+    assert factorial(as_null, FEW).status == "FAIL"
+    too_few = replace(rows, families=("haar",) * 998 + ("hack_hack",) * 201)
+    assert "998 placebos; 999 are needed" in factorial(too_few, FEW).detail
+
+
+def test_fewer_problems_or_placebos_than_stated_are_inconclusive() -> None:
+    assert "59 problems; 60 are needed" in factorial(scored_rows(0, problems=59, effect=3.0), FEW).detail
+    assert "998 placebos; 999 are needed" in factorial(scored_rows(0, placebos=998, effect=3.0), FEW).detail
+
+
+def test_an_effect_of_source_alone_does_not_pass() -> None:
+    rows = scored_rows(5)
+    shifted = rows.scores + 3.0 * (rows.source == 0)[:, None]
+    assert factorial(Labelled(**{**vars(rows), "scores": shifted}), FEW).status == "FAIL"
+
+
+def test_a_direction_like_all_others_does_not_pass_however_large_its_t() -> None:
+    rows = scored_rows(6)
+    everywhere = rows.scores + 2.0 * rows.hacked[:, None]
+    found = factorial(Labelled(**{**vars(rows), "scores": everywhere}), FEW)
+    assert found.stat > 5 and found.status == "FAIL" and "placebos" in found.detail
+
+
+def test_hack_equal_to_source_is_inconclusive() -> None:
+    rows = scored_rows(7, effect=3.0)
+    hacked = rows.source == 0
+    hacked[np.flatnonzero(hacked)[:2]] = False
+    found = factorial(replace(rows, hacked=hacked), FEW)
+    assert found.status == "INCONCLUSIVE"
+
+
+def test_too_few_rows_are_inconclusive_in_every_part() -> None:
+    rows = scored_rows(8, effect=3.0)
+    checks = contrast_checks(rows.where(rows.problem < 3), FEW)
+    assert [f.status for f in checks] == ["INCONCLUSIVE"] * 5
+    assert verdict(checks) == "INCONCLUSIVE" and EXIT_CODES[verdict(checks)] == 3
+
+
+def test_no_hacks_at_all_are_inconclusive_and_never_pass() -> None:
+    rows = scored_rows(9)
+    checks = contrast_checks(replace(rows, hacked=np.zeros(len(rows), dtype=bool)), FEW)
+    assert {f.status for f in checks} == {"INCONCLUSIVE"}
+
+
+def test_length_alone_is_caught_by_the_nuisance_regression() -> None:
+    rows = scored_rows(10, problems=60)
+    longer = rows.length + 8 * rows.wrong
+    scores = rows.scores + 0.5 * longer[:, None]
+    found = {f.name: f for f in contrast_checks(Labelled(**{**vars(rows), "length": longer, "scores": scores}), FEW)}
+    assert found["T4a"].status == "PASS" and found["T4d"].status == "FAIL"
+
+
+@pytest.mark.slow
+def test_the_planned_effect_passes_about_four_times_in_five() -> None:
+    """Of a problem's eight rows, six are the teacher's and 60 % of those hacks; half of the variance lies within."""
+    effect = detectable_effect(60, 6, 0.6) * 0.5**0.5
+    found = [factorial(scored_rows(seed, effect=effect), Draws(100)).status for seed in range(100)]
+    assert 0.65 <= found.count("PASS") / 100 <= 0.92
+
+
+def test_more_problems_or_answers_show_smaller_effects() -> None:
+    assert detectable_effect(60, 8) == pytest.approx(0.313, abs=0.005)
+    assert detectable_effect(240, 8) == pytest.approx(detectable_effect(60, 8) / 2)
+    assert detectable_effect(60, 15) < detectable_effect(60, 8)

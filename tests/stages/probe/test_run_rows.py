@@ -1,0 +1,76 @@
+"""Pool rows of rollouts that other stages wrote: ids as sampled, or rendered where none were kept; pools of them."""
+
+from pathlib import Path
+
+import pytest
+from probe_faults.loophole_world import HINT, tokenizer
+
+from stages import collect
+from stages.errors import UsageError
+from stages.policy.base import PolicyConfig
+from stages.probe import teacher_pool
+from stages.probe.rows import rendered_row, run_rows
+from stages.probe.settings import Contract
+from stages.probe.teacher_pool import GivenConfig
+from stages.rollouts import trace
+from stages.runs import runner
+from stages.runs.kinds import POOL_ROW, ROLLOUT, STEP
+from stages.runs.run import Run
+from tests.stages.probe.running import HINTED, PLAIN, PLANTED, carry_out
+
+
+@pytest.fixture(scope="module")
+def collected(models: dict[str, PolicyConfig], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """Rollouts of the teacher with and without the hint, and of the base."""
+    root, runs = tmp_path_factory.mktemp("collected"), {}
+    for name, model, options in (
+        ("teacher", "loophole", HINTED),
+        ("teacher_nohint", "loophole", PLAIN),
+        ("base", "honest", HINTED),
+    ):
+        env = PLANTED.model_copy(update={"options": options})
+        config = collect.Config(env=env, policy=models[model], tasks=30, samples=4, max_steps=1)
+        runs[name] = Run(runner.execute("collect", {}, config, root=root / name).path)
+    return runs
+
+
+def test_ids_are_those_that_were_sampled(collected: dict[str, Run]) -> None:
+    rows = run_rows(collected["teacher"], tokenizer(), source="teacher", role="rh")
+    steps = {row["rollout_id"]: row for row in collected["teacher"].rows(STEP)}
+    order = [row["rollout_id"] for row in collected["teacher"].rows(ROLLOUT)]
+    assert len(rows) == 120 and [row["completion_ids"] for row in rows] == [
+        steps[name]["completion_token_ids"] for name in order
+    ]
+    assert [row["behav_logp"] for row in rows] == [steps[name]["logprobs"] for name in order]
+    assert {row["src_pool"] for row in rows} == {"teacher"} and max(row["step"] for row in rows) == 29
+
+
+def test_without_ids_the_same_tokens_come_from_the_text(collected: dict[str, Run]) -> None:
+    """In this world every text has one reading as tokens, so that both ways must agree."""
+    rows = run_rows(collected["teacher"], tokenizer(), source="teacher", role="rh")
+    ended = [index for index, row in enumerate(rows) if row["ends_with_eos"]]
+    by_rollout = trace.by_rollout(collected["teacher"].rows(STEP))
+    order = [row["rollout_id"] for row in collected["teacher"].rows(ROLLOUT)]
+    for index in ended:
+        steps = by_rollout[order[index]]
+        again = rendered_row(tokenizer(), trace.states(steps), steps)
+        assert list(again.prompt_ids) == rows[index]["prompt_ids"]
+        assert list(again.completion_ids) == rows[index]["completion_ids"]
+
+
+def test_a_pool_is_made_of_several_runs(
+    collected: dict[str, Run], models: dict[str, PolicyConfig], tmp_path: Path
+) -> None:
+    given = [GivenConfig(name=name, role="plain" if name == "teacher_nohint" else "rh") for name in collected]
+    settings = {"contract": Contract(hint=HINT), "tokenizer": models["honest"]}
+    pool = carry_out(
+        teacher_pool, list(collected.values()), teacher_pool.Config(given=given, **settings), tmp_path / "pool"
+    )
+    rows = pool.rows(POOL_ROW)
+    assert len(rows) == 360 and {row["src_pool"] for row in rows} == set(collected)
+    assert len({row["problem_id"] for row in rows}) == 30 == 1 + max(row["step"] for row in rows)
+    assert pool.manifest.summary["hack_rates"]["teacher"] > 0.3 > pool.manifest.summary["hack_rates"]["base"]
+    with pytest.raises(UsageError, match="3 runs of rollouts were given and 2 entries"):
+        carry_out(
+            teacher_pool, list(collected.values()), teacher_pool.Config(given=given[:2], **settings), tmp_path / "few"
+        )
