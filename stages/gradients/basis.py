@@ -4,7 +4,7 @@ A direction in singular coordinates means nothing in those of another decomposit
 two decompositions may choose different axes. So a decomposition is made once, stored, and identified by its digest;
 what was measured in it carries that digest. The decomposition is torch.linalg.svd's.
 
-`Folded` puts an adapter's change into the weights, `attached` runs it as a product of its own that autograd sees.
+`FoldedModel` puts an adapter's change into the weights, `attached` runs it as a product of its own that autograd sees.
 Either way an adapter at its start leaves the base model's logits bit for bit: W is never rebuilt from factors. A
 change of theta is mostly smaller than the spacing of half-precision weights: at width 2,560 a bfloat16 weight loses
 62 % of the change of an Adam step and all of a finite difference's. So weights that hold a change are float32, and the
@@ -403,7 +403,7 @@ def wide_linear(
 def replaced_forwards(model: "PreTrainedModel", forward: Forward) -> Iterator[None]:
     """Replace the forward of every adapted Linear by `forward(name, linear, x)`, while open."""
     targets = target_linears(model)
-    # A Linear may have a forward of its own already: `Folded` and `apply_lora` set one, and this one can be nested.
+    # A Linear may have a forward already: `FoldedModel` and `apply_lora` set one, and this one can be nested.
     before = {name: vars(linear).get("forward") for name, linear in targets.items()}
     for name, linear in targets.items():
         # By `vars`, since mypy refuses an assignment to a method; `del linear.forward` restores the class's forward.
@@ -436,7 +436,7 @@ def in_float32(model: "PreTrainedModel") -> Iterator[None]:
             parameter.data = data
 
 
-class Folded:
+class FoldedModel:
     """A model whose weights hold the adapter's present change, W' = W + delta.
 
     Always computed from the clean W, never by subtracting the previous change, so that rounding does not add up. W' is

@@ -3,7 +3,7 @@
 The batch's loss is the sum of the rows' losses, and no row's loss depends on another row, so the gradient of a Linear's
 outputs at (row, token) is that of the row's own loss. With the inputs, which autograd keeps anyway, it gives each row's
 gradient of the adapter: no adapter path runs, forward or backward; the adapter's present change is folded into the
-weights (`basis.Folded`). That and the adapters' chain rules are the derivation; `reference_gradient`, one row
+weights (`basis.FoldedModel`). That and the adapters' chain rules are the derivation; `reference_gradient`, one row
 at a time by autograd alone, is the oracle that it is tested against.
 
 Sums run over all positions, the prompt's too: keys and values of the prompt feed the completion. Holds for dense
@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 
 from stages.gradients.basis import (
     SPECTRAL,
-    Folded,
+    FoldedModel,
     ProbeAdapter,
     attached,
     check_spectrum,
@@ -241,7 +241,7 @@ class Student:
     model: "PreTrainedModel"
     tokenizer: Any
     adapter: ProbeAdapter
-    folded: Folded
+    folded: FoldedModel
     max_tokens: int = MAX_TOKENS
     """Padded tokens of one pass, unless a call sets another number."""
 
@@ -337,7 +337,7 @@ class Student:
 def adapt(model: "PreTrainedModel", tokenizer: Any, adapter: ProbeAdapter) -> Student:
     """Adapt a model that is already loaded; its weights are frozen."""
     model.requires_grad_(False)
-    return Student(model, tokenizer, adapter, Folded(model, adapter))
+    return Student(model, tokenizer, adapter, FoldedModel(model, adapter))
 
 
 def open_student(

@@ -172,7 +172,7 @@ class GrpoLoop:
             alpha, measured = find_alpha(hack_rate) if config.alpha is None else (config.alpha, None)
             self.out.write("alpha", {"alpha": alpha, "hack_rate": measured})
         set_between(student.model, base, teacher, alpha)
-        # Folded anew: the clean weights are those of the mixture now.
+        # FoldedModel anew: the clean weights are those of the mixture now.
         self.student = adapt(student.model, student.tokenizer, student.adapter)
 
     def run_seed(self, seed: int) -> None:

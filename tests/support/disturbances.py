@@ -42,7 +42,7 @@ HARD = {signal.SIGKILL, signal.SIGQUIT}
 """Signals after which a process does nothing more."""
 FULL, READ_ONLY = "full", "read-only"
 PATIENCE_S = 900
-"""`probe-selftest` takes 35 s of CPU, for which it waits 250 s on a machine with other work."""
+"""A stage that takes 35 s of CPU waits 250 s on a machine with other work."""
 STOPPED_S = 0.2
 OTHER = {"manifest.json", "ledger.jsonl", ".lock"}
 """Files that say when and how often a run was begun, and in what order calls were paid for."""

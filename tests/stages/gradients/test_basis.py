@@ -9,7 +9,7 @@ from stages.gradients.basis import (
     A_HALF,
     SUFFIXES,
     Factors,
-    Folded,
+    FoldedModel,
     ProbeAdapter,
     Spectrum,
     attached,
@@ -41,7 +41,7 @@ def test_an_untouched_adapter_leaves_the_logits_bit_for_bit(name: str, model, sp
     adapter, base = opened(name, model, spectrum), logits(model)
     with attached(model, adapter):
         assert torch.equal(logits(model), base)
-    folded = Folded(model, adapter)
+    folded = FoldedModel(model, adapter)
     assert torch.equal(logits(model), base)
     folded.restore()
 
@@ -52,7 +52,7 @@ def test_the_change_run_as_a_product_and_folded_in_is_the_same_function(name: st
     adapter.theta = adapter.theta + 0.1 * torch.randn(adapter.theta.shape, generator=torch.Generator().manual_seed(1))
     with attached(model, adapter):
         through_path = logits(model)
-    folded = Folded(model, adapter)
+    folded = FoldedModel(model, adapter)
     through_weights = logits(model)
     folded.restore()
     assert torch.allclose(through_path, through_weights, atol=1e-4)

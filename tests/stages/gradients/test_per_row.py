@@ -4,7 +4,7 @@ import pytest
 import torch
 from probe_faults.loophole_world import tiny_qwen3
 
-from stages.gradients.basis import Folded, ProbeAdapter, Spectrum, factorise, open_adapter, target_linears
+from stages.gradients.basis import FoldedModel, ProbeAdapter, Spectrum, factorise, open_adapter, target_linears
 from stages.gradients.per_row import DotSink, own_log_probs, per_sample_gradients, reference_gradient, tapped
 from stages.gradients.tokens import TokenRow, collate
 from stages.policy.local import checkpointed
@@ -37,7 +37,7 @@ def opened(name: str, model, moved: float) -> ProbeAdapter:
 
 
 def gradients(model, adapter: ProbeAdapter, rows: list[TokenRow], **padding: int) -> torch.Tensor:
-    parts, folded = {}, Folded(model, adapter)
+    parts, folded = {}, FoldedModel(model, adapter)
     per_sample_gradients(model, adapter, collate(rows, **padding), parts.__setitem__)
     folded.restore()
     return torch.cat([parts[name] for name in adapter.layout.names], dim=-1)
