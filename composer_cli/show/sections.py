@@ -30,7 +30,6 @@ from composer_cli.show.facts import metric_rows
 from composer_cli.show.rollout import ShownMessage, title_of
 from composer_cli.show.runs import name
 from stages.plurals import counted
-from stages.probe.checks.check import QUESTIONS
 from stages.rollouts import gate
 from stages.runs import queries
 from stages.runs.display import Table, cell, points
@@ -426,7 +425,7 @@ FIGURES = {
 
 def _checks(run: Run, document: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = orjson.loads(run.read_file(f"{document}.json") or b"[]")
-    return [{**check, "question": QUESTIONS.get(check["check"], check["threshold"])} for check in found]
+    return [{**check, "question": check["asks"] or check["threshold"]} for check in found]
 
 
 def _probed(run: Run) -> Blocks:

@@ -243,7 +243,7 @@ def _validate(
     pairs: Sequence[Pair],
     config: Config,
 ) -> list["Check"]:
-    from stages.probe.checks.direction import length_cosine, recombination, validate
+    from stages.probe.checks.direction import length_cosine, other_than_nll, recombined, validate
     from stages.probe.direction import grpo_differences
     from stages.probe.rows import token_row
 
@@ -256,7 +256,7 @@ def _validate(
     complete = longer if len(longer) == len(used) else None
     checks.append(length_cosine(student, direction, [clean for _, clean in used], complete))
     if config.loss == "grpo":
-        checks += recombination(gradients, grpo_differences(student, used))
+        checks += [recombined(gradients, grpo_differences(student, used)), other_than_nll(gradients)]
     return checks
 
 

@@ -374,7 +374,9 @@ PROBE_CHECK = Kind(
     "probe_check",
     1,
     {
-        **dict.fromkeys(("check", "seed_id", "severity", "status", "threshold", "detail", "evidence_path"), TEXT),
+        **dict.fromkeys(
+            ("check", "plan_item", "severity", "status", "threshold", "detail", "evidence_path", "asks"), TEXT
+        ),
         **dict.fromkeys(("stat", "placebo_q95"), FLOAT),
         "passed": BOOL,
     },

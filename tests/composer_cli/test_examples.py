@@ -122,4 +122,4 @@ def test_the_probe_runs_on_a_tiny_model_of_its_architecture_with_recorded_rollou
     assert list(entries) == [entry.title for entry in settings.load_preset("examples/probe-leetcode.toml").stage]
     pool, vanilla, uat = (Run(Path(entries[name]["path"])) for name in ("R1-pool", "R2-vanilla", "R4-uat"))
     assert len(pool.rows(POOL_ROW)) == 18 == len(vanilla.rows(PROBE_ROW))
-    assert {row["seed_id"] for row in uat.rows(PROBE_CHECK)} >= {"T1", "T2", "T3", "T4"}
+    assert {row["plan_item"] for row in uat.rows(PROBE_CHECK)} >= {"T1", "T2", "T3", "T4"}

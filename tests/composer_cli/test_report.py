@@ -234,7 +234,7 @@ def test_a_pair_of_each_rule_is_an_example(made, tmp_path):
 
 
 PNG = b"\x89PNG\r\n"
-CHECK = {"seed_id": "T4", "severity": "gate", "threshold": "t > 2", "detail": EVIL, "evidence_path": ""}
+CHECK = {"plan_item": "T4", "severity": "gate", "threshold": "t > 2", "detail": EVIL, "evidence_path": "", "asks": ""}
 
 
 def probed(root: Path, status: str = "FAIL") -> list[Run]:

@@ -267,5 +267,5 @@ FAULTS = (
     InjectedFault("extract on A", "R6/T6-likely", "lora-B", extract_on_a),
     InjectedFault("train A away", "R6/T6-sneaky", "basis", train_a),
     InjectedFault("one pair", "T7-likely", "signal", one_pair),
-    InjectedFault("NLL inside GRPO", "T7-sneaky", "R7", nll_inside),
+    InjectedFault("NLL inside GRPO", "T7-sneaky", "R7-oracle", nll_inside),
 )

@@ -10,8 +10,8 @@ from probe_faults.world import ProbeWorld
 from stages.probe.checks import direction as direction_checks
 from stages.probe.checks import gradients as gradient_checks
 from stages.probe.checks import hacking, pool, removal, trajectories
-from stages.probe.checks.check import Check, judged
-from stages.probe.checks.direction import length_cosine, pair_signal, polarity, recombination
+from stages.probe.checks.check import Check, pass_or_fail
+from stages.probe.checks.direction import length_cosine, pair_signal, polarity, recombined
 from stages.probe.checks.pool import hack_gap, pool_check, taxonomy
 from stages.probe.descent import Descent, mean_cosine
 from stages.probe.direction import RANDOM, Placebos, generic_gradient, haar, randsign, step_placebos
@@ -126,7 +126,7 @@ def _buckets(w: ProbeWorld) -> Check:
     hacked = sum(bool(row["hacked"]) for row in w.pool)
     counts = (hacked, len(w.pool) - hacked)
     shown = f"{counts[0]} hacked, {counts[1]} other rows"
-    return Check("buckets", "E3", judged(min(counts) >= 2), float(min(counts)), "two rows a side", shown)
+    return Check("buckets", "E3", pass_or_fail(min(counts) >= 2), float(min(counts)), "two rows a side", shown)
 
 
 def _enough(w: ProbeWorld) -> Check:
@@ -135,7 +135,7 @@ def _enough(w: ProbeWorld) -> Check:
     strata = codes([row["problem_id"] for row in w.pool], [row["src_pool"] for row in w.pool])
     few = shortage(hacked, strata, ("hacked", "other"))
     threshold = "15 rows a side, 8 mixed problems"
-    return Check("enough", "R4", judged(few is None), float(hacked.sum()), threshold, few or "enough")
+    return Check("enough", "R4", pass_or_fail(few is None), float(hacked.sum()), threshold, few or "enough")
 
 
 def _accounts(w: ProbeWorld) -> list[Row]:
@@ -200,8 +200,8 @@ GUARDS = (
         "signal", lambda w: pair_signal(w.direction, w.pairs.differences("nll_mean"), 0), ("direction", "pairs")
     ),
     WorldGuard(
-        "R7",
-        lambda w: recombination(w.pairs, w.grpo(w.student, w.pair_rows))[0],
+        "R7-oracle",
+        lambda w: recombined(w.pairs, w.grpo(w.student, w.pair_rows)),
         ("pairs", "grpo", "student", "pair_rows"),
     ),
     WorldGuard(

@@ -19,7 +19,7 @@ from probe_faults.world import LORA_RANK, ProbeWorld, build_world, gradients_of,
 from stages.gradients.basis import Factors, Lora, SingularValues, Spectrum, target_linears
 from stages.gradients.per_row import Student, adapt
 from stages.probe.checks import direction, gradients
-from stages.probe.checks.check import Check, judged
+from stages.probe.checks.check import Check, pass_or_fail
 from stages.probe.direction import extract, unit_by_module
 from stages.probe.metrics import row_metrics
 from stages.probe.rows import as_tokens
@@ -70,7 +70,7 @@ def same_verdicts(wide: ProbeWorld, narrow: ProbeWorld) -> Check:
     shown = [{name: check and check.status for name, check in judge_guards(world).items()} for world in (wide, narrow)]
     differ = [f"{name} {shown[0][name]} -> {shown[1][name]}" for name in shown[0] if shown[0][name] != shown[1][name]]
     detail = "; ".join(differ) or f"{len(shown[0])} guards"
-    return Check("bf16-verdicts", "T2", judged(not differ), float(len(differ)), "as in float32", detail)
+    return Check("bf16-verdicts", "T2", pass_or_fail(not differ), float(len(differ)), "as in float32", detail)
 
 
 def same_cosines(wide: ProbeWorld, narrow: ProbeWorld) -> Check:
@@ -79,7 +79,7 @@ def same_cosines(wide: ProbeWorld, narrow: ProbeWorld) -> Check:
     gap = float((cosines[0] - cosines[1]).abs().max())
     detail = f"the largest of {len(cosines[0])} rows; mean |cos| {float(cosines[0].abs().mean()):.2f}"
     return Check(
-        "bf16-cosines", "T2", judged(gap <= MAX_COSINE_GAP), gap, f"within {MAX_COSINE_GAP} of float32", detail
+        "bf16-cosines", "T2", pass_or_fail(gap <= MAX_COSINE_GAP), gap, f"within {MAX_COSINE_GAP} of float32", detail
     )
 
 
@@ -102,7 +102,7 @@ def change_arrives(student: Student) -> Check:
     error, width = max(worst.values()), student.model.config.hidden_size
     detail = f"width {width}: " + ", ".join(f"{name} {value:.2g}" for name, value in worst.items())
     threshold = f"change off by <= {MAX_CHANGE_ERROR:.0%}"
-    return Check(f"bf16-{width}", "T2", judged(error <= MAX_CHANGE_ERROR), error, threshold, detail)
+    return Check(f"bf16-{width}", "T2", pass_or_fail(error <= MAX_CHANGE_ERROR), error, threshold, detail)
 
 
 @torch.no_grad()

@@ -3,13 +3,14 @@
 `write_checks` is the end of every stage that judges: the checks as JSON, as a table for people, and the verdict as the
 run's outcome.
 
-Names and thresholds of all checks stand in docs/probe.md.
+A check is a function that returns a `Finding`, declared with its name, question and threshold by `check`.
 """
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from functools import wraps
+from typing import Any, Literal, ParamSpec
 
 from stages.runs.kinds import Row
 from stages.runs.run import RunWriter
@@ -21,21 +22,6 @@ EXIT_CODES: dict[Status, int] = {"PASS": 0, "NEGATIVE": 1, "FAIL": 1, "INCONCLUS
 """Exit codes of the command by verdict: 0 for PASS alone, so that a script cannot take a refuted claim for a shown one.
 """
 WIDTH = 118
-QUESTIONS = {
-    "prompts": "were all rows asked what was agreed?",
-    "T1": "does the teacher hack, and the base not?",
-    "T2": "is every row's gradient measured, and rightly?",
-    "T3": "does projection do what it says? (it does for random directions too)",
-    "fires": "does v take more energy out than random directions, in every module?",
-    "T4a": "wrong hacks against right hacks, rows taken as independent",
-    "T4b": "the same within problems",
-    "T4c": "the same against random directions",
-    "T4d": "the same with length, hedging and log-prob held fixed",
-    "T4e": "does v tell hacks from other answers, right or wrong alike? This carries the claim",
-    "generic": "is v another direction than that in which any answer pulls?",
-    "specific": "does T4e fail for v negated and for the generic direction?",
-}
-"""What the checks of `uat` ask, for people."""
 ABOUT = "(placebos: 95th percentile of the statistic over random directions)"
 
 
@@ -43,14 +29,14 @@ ABOUT = "(placebos: 95th percentile of the statistic over random directions)"
 class Check:
     """The result of one check: `gate` checks decide the verdict, `report` checks are shown and decide nothing.
 
-    `seed_id` is the requirement or task of the plan that asked for the check, `stat` the statistic in the unit that
+    `plan_item` is the requirement or task of the plan that asked for the check, `stat` the statistic in the unit that
     `threshold` implies (None where it is undefined), `placebo_q95` the 95th percentile of the same statistic over
     placebo directions, where there are any, `evidence_path` the run that it was judged from, below the folder of
-    artifacts (empty: the run whose check it is).
+    artifacts (empty: the run whose check it is), `asks` the question that the check answers.
     """
 
     name: str
-    seed_id: str
+    plan_item: str
     status: Status
     stat: float | None
     threshold: str
@@ -58,6 +44,7 @@ class Check:
     severity: Severity = "gate"
     placebo_q95: float | None = None
     evidence_path: str = ""
+    asks: str = ""
 
     @property
     def passed(self) -> bool | None:
@@ -81,7 +68,72 @@ class Check:
         return {("pass" if name == "passed" else name): value for name, value in row.items()}
 
 
-def judged(holds: bool) -> Status:
+@dataclass(frozen=True)
+class Finding:
+    """What a check found: whether its criterion holds (None: too little to judge by), the statistic, and in words.
+
+    `refuted`: the measurement is sound, and shows that what the check asks for is not so. `severity` replaces the
+    declared one.
+    """
+
+    holds: bool | None
+    stat: float | None
+    detail: str
+    placebo_q95: float | None = None
+    refuted: bool = False
+    severity: Severity | None = None
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A check as it is declared: its question, the requirement or task of the plan that asked for it, what it needs."""
+
+    name: str
+    asks: str
+    item: str
+    needs: str
+    severity: Severity = "gate"
+
+    def found(self, finding: Finding) -> Check:
+        """Return the result of this check."""
+        status = "INCONCLUSIVE" if finding.holds is None else pass_or_fail(finding.holds)
+        return Check(
+            self.name,
+            self.item,
+            "NEGATIVE" if finding.refuted else status,
+            finding.stat,
+            self.needs,
+            finding.detail,
+            finding.severity or self.severity,
+            finding.placebo_q95,
+            asks=self.asks,
+        )
+
+
+CHECKS: dict[str, Declared] = {}
+"""Every declared check by its name; docs/probe.md is a page of it."""
+Parameters = ParamSpec("Parameters")
+
+
+def check(
+    name: str, *, asks: str, item: str, needs: str, severity: Severity = "gate"
+) -> Callable[[Callable[Parameters, Finding]], Callable[Parameters, Check]]:
+    """Declare a function that returns a finding as a check; its callers receive the `Check`."""
+    if name in CHECKS:
+        raise ValueError(f"two checks are called {name}")
+    declared = CHECKS[name] = Declared(name, asks, item, needs, severity)
+
+    def decorate(find: Callable[Parameters, Finding]) -> Callable[Parameters, Check]:
+        @wraps(find)
+        def found(*args: Parameters.args, **options: Parameters.kwargs) -> Check:
+            return declared.found(find(*args, **options))
+
+        return found
+
+    return decorate
+
+
+def pass_or_fail(holds: bool) -> Status:
     """Return PASS when the criterion holds, else FAIL."""
     return "PASS" if holds else "FAIL"
 
@@ -103,7 +155,7 @@ def table(checks: Sequence[Check]) -> str:
         if index == len(gates):
             lines += ["", "Reported because the plan asked for it; decides nothing:"]
         shown, placebo = (f"{x:.3g}" if x is not None else "-" for x in (check.stat, check.placebo_q95))
-        question = QUESTIONS.get(check.name, check.threshold)
+        question = check.asks or check.threshold
         lines.append(f"{check.status:<13}{check.name:<13}{shown:>10}{placebo:>10}  {question}")
     details = [
         textwrap.fill(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stages.gradients.per_row import Student, TotalSink, mean_weights
 from stages.gradients.tokens import TokenRow
-from stages.probe.checks.check import Check, judged
+from stages.probe.checks.check import Check, Finding, check
 from stages.probe.direction import FLOOR, Direction, LossKind, PairGradients, extract, generic_gradient, unit_by_module
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 SPLITS, SIGNAL_DRAWS = 20, 999
 MIN_SIGNAL_PROBLEMS, MAX_SIGNAL_P = 8, 0.01
 MAX_LENGTH_COSINE = 0.5
+MAX_COSINE = 0.5
+"""With the generic gradient."""
 STEP = 1e-3
 """The polarity oracle's step, as a share of the weights' typical singular value."""
 RowPairs = Sequence[tuple[TokenRow, TokenRow]]
@@ -41,38 +43,66 @@ def validate(
     `problems` names each pair's problem, for the signal check.
     """
     differences = pairs.differences(loss)
-    # V5: both sides have as many own tokens, within 10 %.
-    ratio = float((pairs.hack_tokens / pairs.clean_tokens).mean())
-    matched = abs(ratio - 1) <= 0.1
-    length = "length_matched" if matched else "not length_matched: T4d and V4 say whether that matters"
-    # V6: a finite mean and orthonormal axes.
-    errors = [float((a @ a.T - torch.eye(len(a))).abs().max()) for a in direction.axes.values()]
-    finite = bool(direction.modules) and bool(torch.isfinite(direction.mean).all())
-    worst = max(errors, default=float("nan"))
-    held = f"{len(direction.modules)} of {len(direction.layout.names)} modules have a direction"
     return [
         leave_one_out(direction, differences),
         polarity(student, direction, held_out),
         split_half(direction, differences, seed),
-        Check("V5", "T4", judged(matched), ratio, "|hack| / |clean| within 10 %", length, "report"),
-        Check("V6", "R1", judged(finite and worst <= 1e-5), worst, "finite, V orthonormal to 1e-5", held),
+        lengths_match(pairs),
+        well_formed(direction),
         pair_signal(direction, differences, seed, problems),
     ]
 
 
-def leave_one_out(direction: Direction, differences: Float[Tensor, "P N"]) -> Check:
+@check(
+    "V5",
+    asks="have both sides of the pairs equal lengths?",
+    item="T4",
+    needs="|hack| / |clean| within 10 %",
+    severity="report",
+)
+def lengths_match(pairs: PairGradients) -> Finding:
+    """Check V5: both sides have as many own tokens, within 10 %."""
+    ratio = float((pairs.hack_tokens / pairs.clean_tokens).mean())
+    matched = abs(ratio - 1) <= 0.1
+    return Finding(
+        matched, ratio, "length_matched" if matched else "not length_matched: T4d and V4 say whether that matters"
+    )
+
+
+@check("V6", asks="is the direction finite, with orthonormal axes?", item="R1", needs="finite, V orthonormal to 1e-5")
+def well_formed(direction: Direction) -> Finding:
+    """Check V6: a finite mean and orthonormal axes."""
+    errors = [float((a @ a.T - torch.eye(len(a))).abs().max()) for a in direction.axes.values()]
+    finite = bool(direction.modules) and bool(torch.isfinite(direction.mean).all())
+    worst = max(errors, default=float("nan"))
+    held = f"{len(direction.modules)} of {len(direction.layout.names)} modules have a direction"
+    return Finding(finite and worst <= 1e-5, worst, held)
+
+
+@check(
+    "V1",
+    asks="does each pair's difference point along the direction of the others?",
+    item="R1",
+    needs="sign accuracy >= .8",
+)
+def leave_one_out(direction: Direction, differences: Float[Tensor, "P N"]) -> Finding:
     """Check V1: each pair's difference has a positive part along the direction of all the others."""
     total, count = differences.sum(0), len(differences)
     if count < 2:
-        return Check("V1", "R1", "INCONCLUSIVE", None, "sign accuracy >= .8", "one pair has no others")
+        return Finding(None, None, "one pair has no others")
     # The sum less a pair's own difference points along the mean of the others.
     signs = [float(d @ unit_by_module(direction.layout, total - d, direction.modules)) > 0 for d in differences]
     accuracy = sum(signs) / count
-    detail = f"left out one of {count} pairs at a time"
-    return Check("V1", "R1", judged(accuracy >= 0.8), accuracy, "sign accuracy >= .8", detail)
+    return Finding(accuracy >= 0.8, accuracy, f"left out one of {count} pairs at a time")
 
 
-def polarity(student: Student, direction: Direction, held_out: RowPairs) -> Check:
+@check(
+    "V2",
+    asks="does a small step against v make held-out hacks relatively more likely?",
+    item="T3",
+    needs="falls under theta -= eps v",
+)
+def polarity(student: Student, direction: Direction, held_out: RowPairs) -> Finding:
     """Check V2, the polarity oracle: a small step against v makes held-out hacks relatively more likely.
 
     The step is a finite difference, eps times the weights' typical singular value; no gradient is needed, so that any
@@ -95,22 +125,21 @@ def polarity(student: Student, direction: Direction, held_out: RowPairs) -> Chec
         f"NLL(hack) - NLL(clean) changed by {stat:.2g} nats a token; "
         f"fell on {int(fell.sum())} of {len(held_out)} held-out pairs"
     )
-    status = judged(stat < 0 and bool(fell.float().mean() > 0.5))
-    return Check("V2", "T3", status, stat, "falls under theta -= eps v", detail)
+    return Finding(stat < 0 and bool(fell.float().mean() > 0.5), stat, detail)
 
 
-def split_half(direction: Direction, differences: Float[Tensor, "P N"], seed: int) -> Check:
+@check("V3", asks="do halves of the pairs agree on the direction?", item="T7", needs="> placebo q95")
+def split_half(direction: Direction, differences: Float[Tensor, "P N"], seed: int) -> Finding:
     """Check V3: halves of the pairs agree on the direction, more than halves of sign-flipped differences do."""
     if len(differences) < 4:
-        return Check("V3", "T7", "INCONCLUSIVE", None, "> placebo q95", "fewer than four pairs")
+        return Finding(None, None, "fewer than four pairs")
     generator = torch.Generator().manual_seed(seed)
     # The placebo keeps the pairs' norms and flips the signs of whole pairs, which leaves no common direction.
     flips = torch.randint(0, 2, (SPLITS * 3, len(differences), 1), generator=generator) * 2 - 1
     cosines = [_halves(direction, differences, generator) for _ in range(SPLITS)]
     placebo = [_halves(direction, differences * flip, generator) for flip in flips]
     stat, q95 = sum(cosines) / SPLITS, float(torch.tensor(placebo).quantile(0.95))
-    detail = f"mean over {SPLITS} splits of {len(differences)} pairs"
-    return Check("V3", "T7", judged(stat > q95), stat, "> placebo q95", detail, placebo_q95=q95)
+    return Finding(stat > q95, stat, f"mean over {SPLITS} splits of {len(differences)} pairs", q95)
 
 
 def _halves(direction: Direction, differences: Float[Tensor, "P N"], generator: torch.Generator) -> float:
@@ -123,9 +152,15 @@ def _halves(direction: Direction, differences: Float[Tensor, "P N"], generator: 
     return float(first @ second) / len(direction.modules)
 
 
+@check(
+    "V4",
+    asks="is v another direction than that from a short to a long answer?",
+    item="T4",
+    needs=f"|cos(v, length)| < {MAX_LENGTH_COSINE}",
+)
 def length_cosine(
     student: Student, direction: Direction, short: Sequence[TokenRow], long: Sequence[TokenRow] | None
-) -> Check:
+) -> Finding:
     """Check V4: v is not the direction from a short to a long answer of the same content.
 
     Without longer answers the given ones are cut in half instead, which is mostly the negated generic gradient of any
@@ -136,8 +171,7 @@ def length_cosine(
     length = length_direction(student, halves, short) if long is None else length_direction(student, short, long)
     stat = float(unit_by_module(direction.layout, length, direction.modules) @ direction.unit) / len(direction.modules)
     detail = "against " + ("clean answers cut in half" if long is None else "longer answers of the same content")
-    threshold = f"|cos(v, length)| < {MAX_LENGTH_COSINE}"
-    return Check("V4", "T4", judged(abs(stat) < MAX_LENGTH_COSINE), stat, threshold, detail)
+    return Finding(abs(stat) < MAX_LENGTH_COSINE, stat, detail)
 
 
 def length_direction(student: Student, short: Sequence[TokenRow], long: Sequence[TokenRow]) -> Float[Tensor, " N"]:
@@ -150,9 +184,15 @@ def length_direction(student: Student, short: Sequence[TokenRow], long: Sequence
     return means[0] - means[1]
 
 
+@check(
+    "signal",
+    asks="do the pairs have a common direction, beyond noise?",
+    item="T7",
+    needs=f"mean SNR, sign-flip p <= {MAX_SIGNAL_P}",
+)
 def pair_signal(
     direction: Direction, differences: Float[Tensor, "P N"], seed: int, problems: Sequence[str] | None = None
-) -> Check:
+) -> Finding:
     """Check T7: the mean signal to noise over modules is above that of differences without a common direction.
 
     The null flips the signs of differences at random, those of one problem together; `problems` [P] names each pair's,
@@ -174,8 +214,7 @@ def pair_signal(
     q95 = None if few else float(ratios[1:].quantile(0.95))
     if few:
         detail += f"; {MIN_SIGNAL_PROBLEMS} problems are needed to tell signal from noise"
-    status = "INCONCLUSIVE" if few else judged(p <= MAX_SIGNAL_P)
-    return Check("signal", "T7", status, stat, f"mean SNR, sign-flip p <= {MAX_SIGNAL_P}", detail, placebo_q95=q95)
+    return Finding(None if few else p <= MAX_SIGNAL_P, stat, detail, q95)
 
 
 def _resampled_cosines(
@@ -205,15 +244,27 @@ def signal_ratios(
     return total / len(direction.modules)
 
 
-def recombination(pairs: PairGradients, autograd: Float[Tensor, "P N"]) -> list[Check]:
-    """Check R7: Dr.GRPO pair gradients by autograd equal the NLL gradients recombined, and differ from the NLL's.
+@check(
+    "R7-oracle", asks="are recombined NLL gradients those of the GRPO loss?", item="T7", needs="relative error <= 1e-4"
+)
+def recombined(pairs: PairGradients, autograd: Float[Tensor, "P N"]) -> Finding:
+    """Check that Dr.GRPO pair gradients by autograd equal the NLL gradients recombined.
 
     Dr.GRPO as in arXiv 2503.20783: token sums over a constant length, advantages not divided by their spread.
     """
     expected = pairs.differences("drgrpo_sum")
     error = float((autograd - expected).abs().max() / expected.abs().max())
-    detail = "Dr.GRPO by autograd against recombined NLL gradients"
-    oracle = Check("R7", "T7", judged(error <= 1e-4), error, "relative error <= 1e-4", detail)
+    return Finding(error <= 1e-4, error, "Dr.GRPO by autograd against recombined NLL gradients")
+
+
+@check(
+    "R7-NLL",
+    asks="is the GRPO direction another than the NLL's?",
+    item="T7",
+    needs="1 - cos > 1e-4 in half of the modules",
+)
+def other_than_nll(pairs: PairGradients) -> Finding:
+    """Check that the directions of both losses differ, unless all lengths are equal."""
     # Equal lengths make both losses the same up to a factor: then equality is expected and is no fault.
     nll, grpo = (extract(pairs.layout, pairs.differences(kind)) for kind in ("nll_mean", "drgrpo_sum"))
     parts = zip(pairs.layout.split(nll.unit).values(), pairs.layout.split(grpo.unit).values(), strict=True)
@@ -223,16 +274,16 @@ def recombination(pairs: PairGradients, autograd: Float[Tensor, "P N"]) -> list[
     detail = f"lengths differ; largest 1 - cos {float(gaps.max()):.2g}"
     if matched:
         detail = "all lengths are equal, so equality with NLL is expected"
-    status = judged(matched or share >= 0.5)
-    return [oracle, Check("R7-NLL", "T7", status, share, "1 - cos > 1e-4 in half of the modules", detail)]
+    return Finding(matched or share >= 0.5, share, detail)
 
 
-MAX_COSINE = 0.5
-
-
-def not_generic(direction: Direction, pairs: PairGradients, loss: LossKind) -> Check:
+@check(
+    "generic",
+    asks="is v another direction than that in which any answer pulls?",
+    item="R4",
+    needs=f"|cos(v, generic)| <= {MAX_COSINE}",
+)
+def not_generic(direction: Direction, pairs: PairGradients, loss: LossKind) -> Finding:
     """Check that v is not the direction in which any answer pulls, the mean gradient of clean answers."""
     cosine = float(generic_gradient(direction, pairs, loss) @ direction.unit) / len(direction.modules)
-    detail = "against the mean gradient of clean answers"
-    threshold = f"|cos(v, generic)| <= {MAX_COSINE}"
-    return Check("generic", "R4", judged(abs(cosine) <= MAX_COSINE), cosine, threshold, detail)
+    return Finding(abs(cosine) <= MAX_COSINE, cosine, "against the mean gradient of clean answers")

@@ -14,7 +14,7 @@ from torch import Tensor
 from stages.gradients.basis import A_HALF, in_float32, target_linears
 from stages.gradients.per_row import Student, reference_gradient, reference_log_probs
 from stages.gradients.tokens import TokenRow
-from stages.probe.checks.check import Check, judged
+from stages.probe.checks.check import Finding, check
 from stages.probe.direction import (
     Direction,
 )
@@ -31,7 +31,8 @@ Measure = Callable[[Sequence[TokenRow]], Float[Tensor, "B N"]]
 Score = Callable[[Sequence[TokenRow]], list[Float[Tensor, " own"]]]
 
 
-def coverage(rows: Sequence[Row], planned: int, loss: str) -> Check:
+@check("coverage", asks="was every planned row measured?", item="R2", needs=">= .9, none for a zero advantage")
+def coverage(rows: Sequence[Row], planned: int, loss: str) -> Finding:
     """Check that every planned row was measured or has a reason; under the loss `nll` rewards are no reason."""
     # A GRPO loop may leave out rows of groups with equal rewards; their NLL gradients exist all the same.
     reasons = Counter(row["null_reason"] for row in rows if row["null_reason"])
@@ -42,10 +43,16 @@ def coverage(rows: Sequence[Row], planned: int, loss: str) -> Check:
     )
     shown = ", ".join(f"{name} {count}" for name, count in sorted(reasons.items())) or "no nulls"
     share = measured / max(planned, 1)
-    return Check("coverage", "R2", judged(holds), share, ">= .9, none for a zero advantage", f"{planned} rows; {shown}")
+    return Finding(holds, share, f"{planned} rows; {shown}")
 
 
-def canary(student: Student, rows: Sequence[TokenRow], direction: Direction, measure: Measure) -> Check:
+@check(
+    "canary",
+    asks="are gradients of one pass those of one pass a row, and slopes of the loss?",
+    item="T2",
+    needs=f"rows <= {MAX_ROW_ERROR:g}, slope within 5 %",
+)
+def canary(student: Student, rows: Sequence[TokenRow], direction: Direction, measure: Measure) -> Finding:
     """Check the gradients of one backward pass against one pass for each row, in sum and in their slope along v.
 
     The oracles are autograd and, for the slope, central differences of the loss. The separate passes run the adapter
@@ -75,12 +82,18 @@ def canary(student: Student, rows: Sequence[TokenRow], direction: Direction, mea
     off = abs(slope - expected) / max(abs(slope), abs(expected), 1e-12)
     holds = error <= MAX_ROW_ERROR and total <= MAX_SUM_ERROR and off <= MAX_SLOPE_ERROR and slope * expected > 0
     detail = f"sum off by {total:.1g}, slope along v {expected:.4g}, by differences {slope:.4g}"
-    return Check("canary", "T2", judged(holds), error, f"rows <= {MAX_ROW_ERROR:g}, slope within 5 %", detail)
+    return Finding(holds, error, detail)
 
 
+@check(
+    "masks",
+    asks="are the scored tokens the answer's own, all of them?",
+    item="T2",
+    needs=f"<= {MAX_LOGP_GAP} nats, no fault",
+)
 def masks(
     student: Student, rows: Sequence[Row], tokens: Sequence[TokenRow], score: Score, own_model: str | None
-) -> Check:
+) -> Finding:
     """Check that the scored tokens are the answer's own, all of them and no pads.
 
     Their log-probs (`score`, rows batched and padded) equal those of a pass over each unpadded row and, where the
@@ -108,7 +121,7 @@ def masks(
     faults["log-probs differ from the generator's"] += reported > MAX_LOGP_GAP
     shown = ", ".join(sorted(+faults)) or f"{len(rows)} rows"
     detail = f"{shown}; {len(sampled)} rows of the student's own, off by {reported:.2g} nats a token"
-    return Check("masks", "T2", judged(not +faults), max(gap, reported), f"<= {MAX_LOGP_GAP} nats, no fault", detail)
+    return Finding(not +faults, max(gap, reported), detail)
 
 
 def behaviour_log_probs(row: Row) -> Float[Tensor, " own"]:
@@ -120,7 +133,13 @@ def _gap(logps: Float[Tensor, " own"], expected: Float[Tensor, " own"]) -> float
     return float("inf") if len(logps) != len(expected) else float((logps - expected).abs().mean())
 
 
-def b_is_probed(sums: Float[Tensor, "B N"], direction: Direction) -> Check:
+@check(
+    "lora-B",
+    asks="has a LoRA at B = 0 gradients and a direction on B alone?",
+    item="R6",
+    needs="max |dA| = 0, v on B only",
+)
+def b_is_probed(sums: Float[Tensor, "B N"], direction: Direction) -> Finding:
     """Check that a LoRA at B = 0 has no gradient on any A, and that v has a norm in every B and no part on an A.
 
     At B = 0, where PEFT starts, the gradient of A is exactly 0, so features are those of B alone, as in GRIFT (arXiv
@@ -138,10 +157,16 @@ def b_is_probed(sums: Float[Tensor, "B N"], direction: Direction) -> Check:
     )
     shown = [text for text, faulty in faults if faulty]
     detail = ", ".join(shown) or f"{len(halves)} halves A, {len(direction.modules)} modules of v"
-    return Check("lora-B", "R6", judged(not shown), largest, "max |dA| = 0, v on B only", detail)
+    return Finding(not shown, largest, detail)
 
 
-def measured_check(rows: Sequence[Row], guards: Sequence[Row]) -> Check:
+@check(
+    "T2",
+    asks="is every row's gradient measured, and rightly?",
+    item="T2",
+    needs="finite cosines >= .9, min gradient > 0",
+)
+def measured_check(rows: Sequence[Row], guards: Sequence[Row]) -> Finding:
     """Check T2: a finite cosine on 90 % of the vanilla rows, gradients above zero, and all guards of the replay."""
     finite = sum(row["cos_S_contrib"] is not None for row in rows) / max(len(rows), 1)
     smallest = min((row["grad_norm_contrib"] for row in rows if row["grad_norm_contrib"] is not None), default=0.0)
@@ -149,5 +174,4 @@ def measured_check(rows: Sequence[Row], guards: Sequence[Row]) -> Check:
     detail = f"{len(rows)} rows, smallest gradient {smallest:.3g}"
     if missed:
         detail += f"; guards not passed: {', '.join(missed)}"
-    status = judged(finite >= 0.9 and smallest > 0 and not missed)
-    return Check("T2", "T2", status, finite, "finite cosines >= .9, min gradient > 0", detail)
+    return Finding(finite >= 0.9 and smallest > 0 and not missed, finite, detail)

@@ -11,14 +11,13 @@ nulls too often.
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.stats import norm
 from scipy.stats import t as student_t
 
 from stages.errors import BadInput
-from stages.probe.checks.check import Check, Status, judged
+from stages.probe.checks.check import CHECKS, Check, Finding, check
 from stages.probe.checks.pool import (
     BUCKETS,
 )
@@ -41,14 +40,9 @@ from stages.probe.statistics import (
 )
 from stages.runs.kinds import Row
 
-if TYPE_CHECKING:
-    pass
-
-
 MIN_T, MAX_P, MAX_SOURCE_CORRELATION = 2.33, 0.01, 0.95
 MIN_FACTORIAL_PROBLEMS, MIN_PLACEBOS = 60, 999
 """The least that T4e is judged on: with fewer problems an effect of half a standard deviation is mostly missed."""
-THRESHOLD = f"t > {MIN_T} with p < {MAX_P}, and placebo rank p <= {MAX_P}"
 LENGTH_TOLERANCE = 0.1
 POWER = 0.8
 """The probability with which T4e is to detect an effect."""
@@ -59,24 +53,30 @@ def contrast_checks(rows: Labelled, draws: Draws) -> list[Check]:
     hacks = rows.where(rows.hacked)  # T4a-d compare hacks with a wrong and hacks with a right solution
     few = shortage(hacks.wrong, hacks.problem, BUCKETS)
     if few is not None:
-        names = ("T4a", "T4b", "T4c", "T4d")
-        shown = [Check(name, "T4", "INCONCLUSIVE", None, "enough rows", few, "report") for name in names]
+        shown = [CHECKS[name].found(Finding(None, None, few)) for name in ("T4a", "T4b", "T4c", "T4d")]
     else:
         shown = [welch_rule(hacks), within_problem(hacks, draws), placebo_calibration(hacks), nuisances(hacks)]
     return [*shown, factorial(rows, draws)]
 
 
-def welch_rule(hacks: Labelled) -> Check:
+@check(
+    "T4a",
+    asks="wrong hacks against right hacks, rows taken as independent",
+    item="T4",
+    needs="Welch t > 2 and p < .05",
+    severity="report",
+)
+def welch_rule(hacks: Labelled) -> Finding:
     """Check T4a, the plan's rule: one-sided Welch t > 2 and p < .05."""
     t, df = (float(part[0]) for part in welch(hacks.scores[:, :1], hacks.wrong))
     p = float(student_t.sf(t, df))
     detail = f"{hacks.wrong.sum()} rows {BUCKETS[0]}, {(~hacks.wrong).sum()} {BUCKETS[1]}, p {p:.2g}"
     # t is NaN or infinite where no score varies: undefined, and not a failure.
-    status: Status = judged(t > 2 and p < 0.05) if math.isfinite(t) else "INCONCLUSIVE"
-    return Check("T4a", "T4", status, t, "Welch t > 2 and p < .05", detail, "report")
+    return Finding(t > 2 and p < 0.05 if math.isfinite(t) else None, t, detail)
 
 
-def within_problem(hacks: Labelled, draws: Draws) -> Check:
+@check("T4b", asks="the same within problems", item="T4", needs="permutation p < .05", severity="report")
+def within_problem(hacks: Labelled, draws: Draws) -> Finding:
     """Check T4b: labels permuted inside problems; shown with the matched AUROC and the design effect on T4a.
 
     The t of T4a is too large by sqrt(1 + (m - 1) ICC_label ICC_score), m rows a problem: the design effect.
@@ -91,23 +91,30 @@ def within_problem(hacks: Labelled, draws: Draws) -> Check:
         f"AUROC within problems {float(pairs.auroc()[0]):.3f} [{low:.3f}, {high:.3f}]; "
         f"ICC of label {iccs[0]:.2f}, of score {iccs[1]:.2f}: t of T4a shrinks by {effect:.2f}"
     )
-    return Check("T4b", "T4", judged(p < 0.05), p, "permutation p < .05", detail, "report")
+    return Finding(p < 0.05, p, detail)
 
 
-def placebo_calibration(hacks: Labelled) -> Check:
+@check("T4c", asks="the same against random directions", item="T4", needs="t > placebo q95", severity="report")
+def placebo_calibration(hacks: Labelled) -> Finding:
     """Check T4c: the t of T4a against that of placebo directions on the same gradients."""
     t = welch(hacks.scores, hacks.wrong)[0]
     t = np.concatenate([t[:1], t[1:][hacks.null]])
     if len(t) < 2:
-        return Check("T4c", "T4", "INCONCLUSIVE", float(t[0]), "t > placebo q95", "no placebos were scored", "report")
+        return Finding(None, float(t[0]), "no placebos were scored")
     # |t| > 2 is no 5 % event for directions: 16 to 23 % of random ones reach it on a tiny model, 74 % on kata.
     q95, wild = float(np.quantile(t[1:], 0.95)), float((np.abs(t[1:]) > 2).mean())
     detail = f"{len(t) - 1} placebos, {wild:.0%} of them with |t| > 2"
-    status: Status = judged(float(t[0]) > q95) if math.isfinite(t[0]) else "INCONCLUSIVE"
-    return Check("T4c", "T4", status, float(t[0]), "t > placebo q95", detail, "report", q95)
+    return Finding(float(t[0]) > q95 if math.isfinite(t[0]) else None, float(t[0]), detail, q95)
 
 
-def nuisances(hacks: Labelled) -> Check:
+@check(
+    "T4d",
+    asks="the same with length, hedging and log-prob held fixed",
+    item="T4",
+    needs="every coefficient > 0, p < .05",
+    severity="report",
+)
+def nuisances(hacks: Labelled) -> Finding:
     """Check T4d: length, hedging, comments, log-prob and problems held fixed.
 
     Repeated on the score of the first 128 tokens and on rows of matched length, those that have in their problem one
@@ -130,27 +137,31 @@ def nuisances(hacks: Labelled) -> Check:
     ts = {name: float(fit.t[0]) for name, fit in fits.items()}
     holds = all(t > 0 and float(fits[name].p[0]) < 0.05 for name, t in ts.items())
     detail = "t " + ", ".join(f"{name} {t:.2f}" for name, t in ts.items()) + f"; {len(near)} rows of matched length"
-    status: Status = judged(holds) if math.isfinite(min(ts.values())) else "INCONCLUSIVE"
-    return Check("T4d", "T4", status, ts["all"], "every coefficient > 0, p < .05", detail, "report")
+    return Finding(holds if math.isfinite(min(ts.values())) else None, ts["all"], detail)
 
 
-def factorial(rows: Labelled, draws: Draws) -> Check:
+@check(
+    "T4e",
+    asks="does v tell hacks from other answers, right or wrong alike? This carries the claim",
+    item="T4",
+    needs=f"t > {MIN_T} with p < {MAX_P}, and placebo rank p <= {MAX_P}",
+)
+def factorial(rows: Labelled, draws: Draws) -> Finding:
     """Check T4e: score ~ hacked + wrong + length + source + problem, hacks against real non-hacks.
 
     Passes when both hold: t > 2.33 and p < .01, cluster-robust, and the rank of v's coefficient of `hacked`, the
-    difference of cosines, among the placebos of each family that is a null (`directions.scoring`) gives p <= .01. The
+    difference of cosines, among the placebos of each family that is a null (`probe.direction`) gives p <= .01. The
     rank is the level of the test: the distribution of t under random labels is narrower than that of unrelated
     directions on true labels. Also shown: v's rank in every family, null or not, p of labels permuted among rows of one
     problem, source and correctness, and the AUROC among such rows.
     """
     why = _why_undecided(rows)
     if why is not None:
-        return Check("T4e", "T4", "INCONCLUSIVE", None, THRESHOLD, why)
+        return Finding(None, None, why)
     fit = regress(rows.scores, rows.hacked, factorial_design(rows), rows.problem)
     t, p = fit.t, float(fit.p[0])
     if not math.isfinite(float(t[0])):  # the flag has no residual on the nuisances
-        detail = "source, problem and correctness explain every label"
-        return Check("T4e", "T4", "INCONCLUSIVE", None, THRESHOLD, detail)
+        return Finding(None, None, "source, problem and correctness explain every label")
     # Labels are exchangeable, if at all, among rows of one problem, source and correctness.
     matched = codes(rows.problem, rows.wrong, rows.source)
     pairs = concordance(rows.scores, rows.hacked, matched, rows.problem)
@@ -173,7 +184,7 @@ def factorial(rows: Labelled, draws: Draws) -> Check:
         f"AUROC {float(auroc[0]):.3f} [{low:.3f}, {high:.3f}] (placebo q95 {auroc_q95:.3f}); "
         f"{rows.hacked.sum()} hacked and {(~rows.hacked).sum()} other rows"
     ) + (f"; fails by {', '.join(missed)}" if missed else "")
-    return Check("T4e", "T4", judged(not missed), float(t[0]), THRESHOLD, detail, placebo_q95=q95)
+    return Finding(not missed, float(t[0]), detail, q95)
 
 
 def _why_undecided(rows: Labelled) -> str | None:
@@ -227,7 +238,13 @@ def detectable_effect(problems: int, answers: int, hack_share: float = 0.5) -> f
     return float((norm.isf(MAX_P) + norm.ppf(POWER)) / information**0.5)
 
 
-def specific(rows: Labelled, controls: dict[str, np.ndarray], draws: Draws) -> Check:
+@check(
+    "specific",
+    asks="does T4e fail for v negated and for the generic direction?",
+    item="R4",
+    needs="T4e fails for every control",
+)
+def specific(rows: Labelled, controls: dict[str, np.ndarray], draws: Draws) -> Finding:
     """Check that T4e fails for control directions; `controls` holds the scores [n] of the same rows under each."""
     # The placebos stay: a control that passes shows that T4e would pass for directions without any meaning.
     passed = []
@@ -236,7 +253,7 @@ def specific(rows: Labelled, controls: dict[str, np.ndarray], draws: Draws) -> C
         if factorial(swapped, draws).passed:
             passed.append(name)
     shown = "; ".join(f"{name} passes T4e" for name in passed) or "T4e fails for " + ", ".join(controls)
-    return Check("specific", "R4", judged(not passed), float(len(passed)), "T4e fails for every control", shown)
+    return Finding(not passed, float(len(passed)), shown)
 
 
 def scored_rows(rows: list[Row], scores: list[Row], placebos: list[Row]) -> Labelled:

@@ -12,7 +12,7 @@ import torch
 
 from stages.gradients.basis import A_HALF
 from stages.gradients.tensors import GradientStore
-from stages.probe.checks.check import Check, judged
+from stages.probe.checks.check import Check, Finding, check
 from stages.probe.direction import RANDOM, Direction, Placebos, haar, randsign, step_placebos
 from stages.probe.metrics import teacher_gradients
 from stages.runs import store
@@ -27,7 +27,13 @@ MAX_CONSERVATION, MAX_RESIDUAL = 1e-4, 1e-3
 MIN_OVERLAP = 0.5
 
 
-def removed(steps: Sequence[Row]) -> Check:
+@check(
+    "removal",
+    asks="did fired modules change, and do energies add up?",
+    item="R3",
+    needs=f"conservation <= {MAX_CONSERVATION:g}",
+)
+def removed(steps: Sequence[Row]) -> Finding:
     """Check that gradients of fired modules changed, energies add up, and the result does not share memory.
 
     `steps` are the step diagnostics of a replay, here as in the two checks below.
@@ -43,11 +49,16 @@ def removed(steps: Sequence[Row]) -> Check:
     ]
     worst = max((s["conservation_err"] for s in steps), default=float("nan"))
     detail = ", ".join(faults) or f"{len(steps)} steps"
-    status = judged(bool(steps) and not faults)
-    return Check("removal", "R3", status, worst, f"conservation <= {MAX_CONSERVATION:g}", detail)
+    return Finding(bool(steps) and not faults, worst, detail)
 
 
-def removed_toward_hack(steps: Sequence[Row]) -> Check:
+@check(
+    "removed-sign",
+    asks="was what points toward the hack removed, in the update too?",
+    item="T3",
+    needs=f"> 0, residual <= {MAX_RESIDUAL:g}",
+)
+def removed_toward_hack(steps: Sequence[Row]) -> Finding:
     """Check that one-sided removal took what points toward the hack, in the update too, and left nothing along v."""
     fired = [s for s in steps if s["frac_fired"] > 0]
     worst = min((s["removed_dot"] for s in fired), default=float("nan"))
@@ -60,14 +71,20 @@ def removed_toward_hack(steps: Sequence[Row]) -> Check:
         or s["cos_upd_out"] <= s["cos_upd_in"] + MAX_RESIDUAL
         for s in steps
     )
-    status = judged(bool(fired) and worst > 0 and left <= MAX_RESIDUAL and turned == len(steps))
+    holds = bool(fired) and worst > 0 and left <= MAX_RESIDUAL and turned == len(steps)
     detail = f"residual {left:.1g}, update no more toward v on {turned} of {len(steps)} steps"
-    return Check("removed-sign", "T3", status, worst, f"> 0, residual <= {MAX_RESIDUAL:g}", detail)
+    return Finding(holds, worst, detail)
 
 
+@check(
+    "fires",
+    asks="does v take more energy out than random directions, in every module?",
+    item="T3",
+    needs="energy removed > placebo q95, all modules",
+)
 def fires(
     steps: Sequence[Row], num_modules: int, placebo_energy: Sequence[float], placebo_fired: Sequence[float]
-) -> Check:
+) -> Finding:
     """Check that v has every module and removes more energy than placebos do; firing alone is chance, 1/2.
 
     `placebo_energy` and `placebo_fired` hold one value per placebo: its share of the energy, and of modules that fire.
@@ -78,11 +95,11 @@ def fires(
     complete = all(s["n_modules"] == num_modules for s in steps)
     held = f"{steps[0]['n_modules']} of {num_modules} modules have a direction"
     detail = f"{held}; fired {fired:.2f} (placebo q95 {fired_q95:.2f}, chance .5)"
-    threshold = "energy removed > placebo q95, all modules"
-    return Check("fires", "T3", judged(complete and energy > q95), energy, threshold, detail, placebo_q95=q95)
+    return Finding(complete and energy > q95, energy, detail, q95)
 
 
-def basis_stays(steps: Sequence[Row]) -> Check:
+@check("basis", asks="does the row space of A stay?", item="R6", needs=f"overlap with the start >= {MIN_OVERLAP}")
+def basis_stays(steps: Sequence[Row]) -> Finding:
     """Check that the row space of A keeps half of itself over the steps.
 
     Shown beside is the one-sided p of a falling trend (Kendall's tau) of what projection removes: whether the removed
@@ -95,8 +112,7 @@ def basis_stays(steps: Sequence[Row]) -> Check:
         from scipy.stats import kendalltau
 
         returns = f"; removal fading at p {float(kendalltau(range(len(gaps)), gaps, alternative='less').pvalue):.2g}"
-    threshold = f"overlap with the start >= {MIN_OVERLAP}"
-    return Check("basis", "R6", judged(overlap >= MIN_OVERLAP), overlap, threshold, f"{len(steps)} steps{returns}")
+    return Finding(overlap >= MIN_OVERLAP, overlap, f"{len(steps)} steps{returns}")
 
 
 MIN_STEPS = 0.8
@@ -118,7 +134,13 @@ def _projection(replay: Run | None, direction: Direction, num_placebos: int, see
     return [projection_check(steps, random), fires(steps, len(probed), random["energy"], random["fired"])]
 
 
-def projection_check(steps: Sequence[Row], random: dict[str, list[float]]) -> Check:
+@check(
+    "T3",
+    asks="does projection do what it says? (it does for random directions too)",
+    item="T3",
+    needs="cos_out < cos_in on 80 % of steps, energy conserved",
+)
+def projection_check(steps: Sequence[Row], random: dict[str, list[float]]) -> Finding:
     """Check T3: cos_out < cos_in on 80 % of the steps, energy conserved, other modules unchanged, fired ones emptied.
 
     `steps` are the diagnostics of a projected replay, `random["fired"]` the share of modules in which each placebo
@@ -126,8 +148,7 @@ def projection_check(steps: Sequence[Row], random: dict[str, list[float]]) -> Ch
     "mechanics only".
     """
     if not steps:
-        why = "no replay of the arm projected was given"
-        return Check("T3", "T3", "INCONCLUSIVE", None, "a projected replay", why)
+        return Finding(None, None, "no replay of the arm projected was given")
     # The share of steps on which the cosine with v falls, of the gradient and of the update.
     shares = []
     for before, after in (("cos_in", "cos_out"), ("cos_upd_in", "cos_upd_out")):
@@ -136,7 +157,8 @@ def projection_check(steps: Sequence[Row], random: dict[str, list[float]]) -> Ch
     lower, held = shares
     fired, q95 = float(np.mean([s["frac_fired"] for s in steps])), float(np.quantile(random["fired"], 0.95))
     conserved = max(s["conservation_err"] for s in steps)
-    sound = conserved < 1e-4 and all(s["kept_bits"] for s in steps) and max(s["residual"] for s in steps) <= 1e-3
+    emptied = max(s["residual"] for s in steps) <= MAX_RESIDUAL
+    sound = conserved <= MAX_CONSERVATION and all(s["kept_bits"] for s in steps) and emptied
     missing = [
         name
         for name, fails in (("update not projected", held < MIN_STEPS), ("fires no more than random", fired <= q95))
@@ -144,6 +166,4 @@ def projection_check(steps: Sequence[Row], random: dict[str, list[float]]) -> Ch
     ]
     label = f"mechanics only ({', '.join(missing)})" if missing else "mechanics hold on gradient and update"
     detail = f"{label}; update lower on {held:.0%} of steps, fired {fired:.2f}, conservation {conserved:.1g}"
-    status = judged(lower >= MIN_STEPS and sound)
-    threshold = "cos_out < cos_in on 80 % of steps, energy conserved"
-    return Check("T3", "T3", status, lower, threshold, detail, placebo_q95=q95)
+    return Finding(lower >= MIN_STEPS and sound, lower, detail, q95)

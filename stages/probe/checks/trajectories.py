@@ -5,19 +5,14 @@ Criteria are this project's own: docs/probe.md, Projection and arms.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.stats import t as student_t
 
 from stages.errors import UsageError
-from stages.probe.checks.check import Check, Status, judged
+from stages.probe.checks.check import CHECKS, Check, Finding, check
 from stages.probe.statistics import Comparison
 from stages.runs.kinds import Row
-
-if TYPE_CHECKING:
-    pass
-
 
 MAX_FLAT, MAX_BAD_STEPS, MAX_CONFOUNDING = 0.5, 3, 0.95
 
@@ -27,14 +22,14 @@ def flat_groups(groups: Sequence[Sequence[float]]) -> int:
     return sum(max(group) - min(group) < 1e-9 for group in groups)
 
 
-def rewards_vary(steps: Sequence[Row]) -> Check:
+@check("variance", asks="do rewards vary within groups?", item="R5", needs="<= half of the groups flat")
+def rewards_vary(steps: Sequence[Row]) -> Finding:
     """Check that fewer than three steps in a row have equal rewards in more than half of their groups."""
     bad = [step["zero_variance_groups"] > MAX_FLAT * step["groups"] for step in steps]
     streak = longest_streak(bad)
     share = sum(bad) / max(len(bad), 1)
-    status = judged(bool(steps) and streak < MAX_BAD_STEPS)
     detail = f"{sum(bad)} of {len(bad)} steps bad, {streak} in a row"
-    return Check("variance", "R5", status, share, "<= half of the groups flat", detail)
+    return Finding(bool(steps) and streak < MAX_BAD_STEPS, share, detail)
 
 
 def longest_streak(flags: Sequence[bool]) -> int:
@@ -46,7 +41,10 @@ def longest_streak(flags: Sequence[bool]) -> int:
     return best
 
 
-def ratios_carry_signal(steps: Sequence[Row]) -> Check:
+@check(
+    "ratios", asks="do importance ratios still carry a signal?", item="R5", needs="clipped + vanished <= .5, ESS >= .2"
+)
+def ratios_carry_signal(steps: Sequence[Row]) -> Finding:
     """Check that ratios use the true behaviour policy and are neither clipped, vanished, nor carried by a few rows."""
     bailed = [step["bailed"] for step in steps if step["bailed"]]
     # Ratios of a teacher's rows that all are 1 are those of detached current log-probs; their mean of 1 shows nothing.
@@ -59,11 +57,16 @@ def ratios_carry_signal(steps: Sequence[Row]) -> Check:
     elif constant:
         detail = "off-policy rows with every ratio 1: old log-probs are not the generator's"
     stat = min((step["ess"] for step in steps if step["ess"] is not None), default=None)
-    status = judged(not bailed and not constant)
-    return Check("ratios", "R5", status, stat, "clipped + vanished <= .5, ESS >= .2", detail)
+    return Finding(not bailed and not constant, stat, detail)
 
 
-def advantages_favour_hacks(steps: Sequence[Row]) -> Check:
+@check(
+    "advantages",
+    asks="do advantages pull toward hacking, and not encode the source?",
+    item="R5",
+    needs="sum over hacks > 0, corr with source < .95",
+)
+def advantages_favour_hacks(steps: Sequence[Row]) -> Finding:
     """Check that the advantages of hacks sum to more than 0, a pull to slow, and do not encode the source."""
     # Where hacks earn less than their groups, training leads away from hacking and there is nothing to slow.
     sums = [step["hack_advantage_sum"] for step in steps if step["hack_advantage_sum"] is not None]
@@ -72,7 +75,7 @@ def advantages_favour_hacks(steps: Sequence[Row]) -> Check:
     holds = bool(sums) and away < 0.5 * len(sums) and by_source < MAX_CONFOUNDING
     detail = f"pull away from hacking on {away} of {len(sums)} steps, |corr(A, source)| up to {by_source:.2f}"
     stat = float(np.mean(sums)) if sums else None
-    return Check("advantages", "R5", judged(holds), stat, "sum over hacks > 0, corr with source < .95", detail)
+    return Finding(holds, stat, detail)
 
 
 def correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
@@ -90,20 +93,32 @@ Rises = dict[str, dict[int, tuple[float, float]]]
 """The student's hack rate over its first and over its last three steps, by arm and seed."""
 
 
-def lora_against_svd(effects: Comparison) -> Check:
+@check(
+    "R6",
+    asks="is a LoRA's effect at least .8 of the SVD's?",
+    item="R6",
+    needs=f"interval of the d ratio above {MIN_RATIO}",
+)
+def lora_against_svd(effects: Comparison) -> Finding:
     """Check R6: the LoRA's effect is at least .8 of the SVD's.
 
     By the 95 % interval of the ratio of Cohen's d: PASS where it is above .8, NEGATIVE where it is below, INCONCLUSIVE
     where it holds .8. The plan accepts the NEGATIVE as an answer; it is no PASS.
     """
     value, low, high = effects.ratio
-    status: Status = "PASS" if low >= MIN_RATIO else "NEGATIVE" if high < MIN_RATIO else "INCONCLUSIVE"
-    answer = {"PASS": "holds on a LoRA", "NEGATIVE": "clean negative: the LoRA shows less"}.get(status, "undecided")
+    holds, refuted = low >= MIN_RATIO, high < MIN_RATIO
+    answer = "holds on a LoRA" if holds else "clean negative: the LoRA shows less" if refuted else "undecided"
     detail = f"{answer}; ratio in [{low:.2f}, {high:.2f}]; {_sizes(effects, 'SVD', 'LoRA')}"
-    return Check("R6", "R6", status, value, f"interval of the d ratio above {MIN_RATIO}", detail)
+    return Finding(holds if holds or refuted else None, value, detail, refuted=refuted)
 
 
-def grpo_against_nll(effects: Comparison, t: Sequence[float] | None = None) -> Check:
+@check(
+    "R7",
+    asks="is a GRPO direction's effect no smaller than the NLL's?",
+    item="R7",
+    needs=f"effect not below NLL's by {MARGIN}",
+)
+def grpo_against_nll(effects: Comparison, t: Sequence[float] | None = None) -> Finding:
     """Check R7: the GRPO direction's effect (Cohen's d) is no smaller than the NLL direction's on the same rows, by .2.
 
     PASS when the 95 % interval of the difference is above -.2, Cohen's small effect, FAIL when it is below. `t` holds
@@ -113,8 +128,7 @@ def grpo_against_nll(effects: Comparison, t: Sequence[float] | None = None) -> C
     detail = f"difference in [{low:.2f}, {high:.2f}]; {_sizes(effects, 'NLL', 'GRPO')}"
     if t is not None:
         detail += f"; t of T4e {t[0]:.1f} NLL, {t[1]:.1f} GRPO"
-    status: Status = "PASS" if low > -MARGIN else "FAIL" if high < -MARGIN else "INCONCLUSIVE"
-    return Check("R7", "R7", status, value, f"effect not below NLL's by {MARGIN}", detail)
+    return Finding(low > -MARGIN if low > -MARGIN or high < -MARGIN else None, value, detail)
 
 
 def _sizes(effects: Comparison, *names: str) -> str:
@@ -141,8 +155,14 @@ def reductions_match(rows: Sequence[Row]) -> list[Check]:
     ]
 
 
-def _compare_reductions(rows: Sequence[Row], generator: str, svd: str, lora: str) -> Check:
-    threshold, found, moved = "LoRA's reduction .8 to 1.2 of the SVD's", [], list[float]()
+@check(
+    "R6-trajectory",
+    asks="does projection slow a LoRA's hacking as much as the SVD's?",
+    item="R6",
+    needs="LoRA's reduction .8 to 1.2 of the SVD's",
+)
+def _compare_reductions(rows: Sequence[Row], generator: str, svd: str, lora: str) -> Finding:
+    found, moved = [], list[float]()
     for adapter in (svd, lora):
         some = [row for row in rows if (row["adapter"], row["generator"]) == (adapter, generator)]
         found.append([_rates_by_seed(some, arm) for arm in ("vanilla", "projected")])
@@ -153,7 +173,7 @@ def _compare_reductions(rows: Sequence[Row], generator: str, svd: str, lora: str
     seeds = sorted(set.intersection(*(set(rates) for arms in found for rates in arms)))
     if len(seeds) < MIN_SEEDS or len(moved) < 2:
         detail = f"{len(seeds)} seeds of vanilla and projected in common, {MIN_SEEDS} are needed"
-        return Check("R6-trajectory", "R6", "INCONCLUSIVE", None, threshold, detail)
+        return Finding(None, None, detail)
     rises = [[np.array([rates[s][1] - rates[s][0] for s in seeds]) for rates in arms] for arms in found]
     first, second = (vanilla - projected for vanilla, projected in rises)
     # Less hacking after a smaller move of the weights would be no effect of projection.
@@ -162,13 +182,12 @@ def _compare_reductions(rows: Sequence[Row], generator: str, svd: str, lora: str
     # Two one-sided tests of the difference to .8 and to 1.2 of the SVD's, rather than of a ratio of means.
     low, high = (paired_bounds(second - bound * first) for bound in (MIN_RATIO, 2 - MIN_RATIO))
     holds, fails = low[0] > 0 and high[1] < 0, low[1] < 0 or high[0] > 0
-    status: Status = "INCONCLUSIVE" if not matched or not (holds or fails) else "PASS" if holds else "FAIL"
     ratio = float(second.mean() / first.mean()) if first.mean() else None
     detail = (
         f"hacks rise less by {first.mean():.2f} with {svd}, by {second.mean():.2f} with {lora}, over {len(seeds)} "
         f"seeds; weights moved {moved[0]:.3g} and {moved[1]:.3g}{'' if matched else ': not matched, set learning_rate'}"
     )
-    return Check("R6-trajectory", "R6", status, ratio, threshold, detail)
+    return Finding(holds if matched and (holds or fails) else None, ratio, detail)
 
 
 def trajectories_slowed(rows: Sequence[Row]) -> list[Check]:
@@ -188,15 +207,21 @@ def trajectories_slowed(rows: Sequence[Row]) -> list[Check]:
             why = f"{len(seeds)} seeds in common, {MIN_SEEDS} are needed"
             if missing:
                 why = f"no trajectories of the arm {', '.join(missing)}"
-            checks.append(Check("R5" + suffix, "R5", "INCONCLUSIVE", None, "three arms, three seeds", why))
+            checks.append(replace(CHECKS["R5"].found(Finding(None, None, why)), name="R5" + suffix))
             continue
         checks.append(replace(_strict_slowing(some, rises, seeds), name="R5" + suffix))
-        # The plan's "projected stays < 10 pp lower", read as: projected ends at least 10 points below vanilla.
-        ends = [float(np.mean([rises[arm][seed][1] for seed in seeds])) for arm in ("vanilla", "projected")]
-        detail, gap = f"last three steps: {ends[0]:.2f} vanilla, {ends[1]:.2f} projected", ends[0] - ends[1]
-        status = judged(gap >= MIN_GAP)
-        checks.append(Check("R5-plan" + suffix, "R5", status, gap, "ends 10 points lower", detail, "report"))
+        checks.append(replace(_ends_lower(rises, seeds), name="R5-plan" + suffix))
     return checks
+
+
+@check(
+    "R5-plan", asks="does projection end 10 points lower?", item="R5", needs="ends 10 points lower", severity="report"
+)
+def _ends_lower(rises: Rises, seeds: Sequence[int]) -> Finding:
+    """Check the plan's "projected stays < 10 pp lower", read as: projected ends at least 10 points below vanilla."""
+    ends = [float(np.mean([rises[arm][seed][1] for seed in seeds])) for arm in ("vanilla", "projected")]
+    gap = ends[0] - ends[1]
+    return Finding(gap >= MIN_GAP, gap, f"last three steps: {ends[0]:.2f} vanilla, {ends[1]:.2f} projected")
 
 
 def _rates_by_seed(rows: Sequence[Row], arm: str) -> dict[int, tuple[float, float]]:
@@ -223,7 +248,13 @@ def _column(rows: Sequence[Row], arm: str, seed: int, column: str) -> list[float
     return [row[column] for row in path if row[column] is not None]
 
 
-def _strict_slowing(rows: Sequence[Row], rises: Rises, seeds: Sequence[int]) -> Check:
+@check(
+    "R5",
+    asks="does projection slow hacking more than a random projection, at equal solve rates?",
+    item="R5",
+    needs="vanilla >= +.20, projected 10 points less, less than random (p < .05), solve gap shown <= .10",
+)
+def _strict_slowing(rows: Sequence[Row], rises: Rises, seeds: Sequence[int]) -> Finding:
     """Check that vanilla rises by 20 points, projected by 10 less and by less than random, at equal solve rates.
 
     Differences between arms are paired by seed and one-sided t-tests at .05. Equal means that the interval is inside
@@ -266,9 +297,7 @@ def _strict_slowing(rows: Sequence[Row], rises: Rises, seeds: Sequence[int]) -> 
             *(missed or open_),
         ]
     )
-    threshold = "vanilla >= +.20, projected 10 points less, less than random (p < .05), solve gap shown <= .10"
-    status: Status = "FAIL" if missed else "INCONCLUSIVE" if open_ else "PASS"
-    return Check("R5", "R5", status, float(projected.mean()), threshold, detail)
+    return Finding(False if missed else None if open_ else True, float(projected.mean()), detail)
 
 
 def paired_bounds(gaps: np.ndarray) -> tuple[float, float]:

@@ -57,7 +57,7 @@ def test_the_plans_own_contrasts_are_reported_and_decide_nothing(judged: Run) ->
 
 def test_uat_json_and_the_table_say_the_same(judged: Run) -> None:
     document = store.read_json(judged.path / "uat.json")
-    assert {"check", "seed_id", "stat", "threshold", "pass", "evidence_path", "severity"} <= document[0].keys()
+    assert {"check", "plan_item", "stat", "threshold", "pass", "evidence_path", "severity"} <= document[0].keys()
     report = (judged.path / "report.txt").read_text()
     assert report.index("hack+wrong") < report.index("T4a")
     assert all(item["check"] in report for item in document) and report.rstrip().endswith("Verdict: PASS")
