@@ -104,7 +104,6 @@ if TYPE_CHECKING:
     from stages.probe.loops.config import GrpoConfig as _ProbeGrpo
     from stages.probe.loops.config import PoolConfig as _ProbeTeacherPool
     from stages.probe.loops.config import ReplayConfig as _ProbeReplay
-    from stages.probe.selftest import Config as _ProbeSelftest
 
     from stages.collect import Config as _Collect
     from stages.compare_substrates import Config as _Substrates
@@ -169,8 +168,6 @@ if TYPE_CHECKING:
 
     class _ProbePlotWords(Arguments, _ProbePlot): ...
 
-    class _ProbeSelftestWords(Arguments, _ProbeSelftest): ...
-
     collect = _function(_CollectWords, ReadableRun)
     replay_teachers = _function(_ReplayTeachersWords, ReadableRun)
     extract_pairs = _function(_ExtractPairsWords, ReadableRun)
@@ -196,7 +193,6 @@ if TYPE_CHECKING:
         compare = _function(_ProbeCompareWords, ReadableRun)
         watch = _function(_ProbeWatchWords, ReadableRun)
         plot = _function(_ProbePlotWords, ReadableRun)
-        selftest = _function(_ProbeSelftestWords, ReadableRun)
 
 else:
 
