@@ -101,10 +101,6 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     # What a type checker and an editor read of each stage: its settings and `Arguments`, as one set of keywords.
-    from stages.probe.loops.config import GrpoConfig as _ProbeGrpo
-    from stages.probe.loops.config import PoolConfig as _ProbeTeacherPool
-    from stages.probe.loops.config import ReplayConfig as _ProbeReplay
-
     from stages.collect import Config as _Collect
     from stages.compare_substrates import Config as _Substrates
     from stages.curriculum import Config as _Curriculum
@@ -118,7 +114,10 @@ if TYPE_CHECKING:
     from stages.probe.extract_vhack import Config as _ProbeExtractVhack
     from stages.probe.plot import Config as _ProbePlot
     from stages.probe.score import Config as _ProbeScore
+    from stages.probe.settings import GrpoConfig as _ProbeGrpo
+    from stages.probe.settings import ReplayConfig as _ProbeReplay
     from stages.probe.svd import Config as _ProbeSvd
+    from stages.probe.teacher_pool import Config as _ProbeTeacherPool
     from stages.probe.uat import Config as _ProbeUat
     from stages.probe.watch import Config as _ProbeWatch
     from stages.replay_teachers import Config as _ReplayTeachers
