@@ -12,8 +12,8 @@ from benchmarks import gpu_shapes
 from benchmarks.gpu_shapes import CASES
 
 ALLOWED = {
-    "nonzero at stages/losses/reduction.py:token_sum": "once a loss: tokens of weight 0 are not computed",
-    "mask as index at stages/losses/eopd.py:eopd_from_hidden": "once a loss: metrics are of the tokens that count",
+    "nonzero at stages/losses/tokens.py:token_sum": "once a loss: tokens of weight 0 are not computed",
+    "mask as index at stages/losses/distillation.py:eopd": "once a loss: metrics are of the tokens that count",
     "tolist at stages/training/channels/base.py:floats": "once a step and type: the metrics",
     "item at stages/training/distributed.py:clip": "once a step in shares: the norm of the gradients, which is logged",
 }

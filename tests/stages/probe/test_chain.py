@@ -45,7 +45,9 @@ def judged(chain: Chain, tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_the_planted_hack_is_found(judged: Run) -> None:
     found = checks(judged)
     assert found["T4e"]["status"] == "PASS" and found["T4e"]["stat"] > found["T4e"]["placebo_q95"]
-    assert {found[name]["status"] for name in ("T1", "T2", "T3", "fires", "generic", "specific", "prompts")} == {"PASS"}
+    assert {found[name]["status"] for name in ("T1", "T2", "T3", "fires", "generic", "specific", "contract")} == {
+        "PASS"
+    }
     assert judged.manifest.outcome.exit_code == 0
 
 
@@ -203,4 +205,4 @@ def test_a_replay_of_other_prompts_fails_the_uat(chain: Chain, models: Models, t
         teacher_pool, [], pool_config(models["loophole"], models["honest"], problems=2, contract={}), tmp_path / "pool"
     )
     runs = [pool, *(chain[name] for name in ("vanilla", "score", "v"))]
-    assert checks(carry_out(uat, runs, uat.Config(), tmp_path / "uat"))["prompts"]["status"] == "FAIL"
+    assert checks(carry_out(uat, runs, uat.Config(), tmp_path / "uat"))["contract"]["status"] == "FAIL"
