@@ -281,3 +281,43 @@ def test_what_an_attempt_left_open_is_held_again(tmp_path: Path) -> None:
     assert taken is not None and (again.possibly, again.reserved) == (5.0, 4.0) and again.take_up(shard="a") is None
     again.write([{"call": taken.call, "settled": 1.0}])
     assert totals(tmp_path) == (1.0, 5.0)
+
+
+def test_at_the_limit_a_call_of_unknown_price_is_refused() -> None:
+    budget = Budget(1.0)
+    held = budget.hold(1.0)
+    assert held is not None
+    budget.write([held.line, {"call": held.call, "settled": 1.0}])
+    with pytest.raises(Incomplete):
+        budget.hold(None)
+
+
+def test_a_reservation_that_is_given_back_is_free_again() -> None:
+    budget = Budget(1.0)
+    held = budget.hold(0.6)
+    assert held is not None and budget.hold(0.6) is None
+    budget.give_back(held)
+    assert budget.left == 1.0 and budget.hold(0.6) is not None
+
+
+@pytest.mark.parametrize(("claimed", "understated"), [(None, 0.0), (0.5, 0.25), (0.75, 0.0), (1.0, 0.0), (-1.0, 0.75)])
+def test_a_bill_of_the_server_is_kept_where_it_is_lower(
+    tmp_path: Path, claimed: float | None, understated: float
+) -> None:
+    budget = Budget(None, tmp_path / NAME)
+
+    async def one_call() -> None:
+        reservation = await budget.room(1.0)
+        await budget.record(reservation)
+        await budget.settle(reservation, 0.75, claimed)
+
+    asyncio.run(one_call())
+    for sums in (budget, Budget(None, tmp_path / NAME)):
+        assert (sums.spent, sums.understated, sums.understated_usd) == (0.75, int(understated > 0), understated)
+
+
+def test_a_whole_file_is_read_as_it_is_and_a_last_line_gets_its_line_break(tmp_path: Path) -> None:
+    path, line = tmp_path / NAME, store.checked(b'{"call":1,"reserved":1.0}')
+    for left in (line + b"\n", line):
+        path.write_bytes(left)
+        assert Budget(None, path).possibly == 1.0 and path.read_bytes() == line + b"\n"

@@ -1,0 +1,322 @@
+"""Mistakes of a user, each answered by one clear sentence and the right exit code, and by nothing on disk.
+
+A row is a mistake that takes another branch of the code, or one that was reported. All that an answer must hold is the
+value or the remedy.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+URL = "policy.base_url=http://127.0.0.1:9/v1"
+COLLECT = ["collect", "--policy", "m", "-s", URL, "-s", "policy.max_attempts=1"]
+REPLAY, POOL = ["replay-teachers", "--teachers"], ["probe", "teacher-pool"]
+IN_FILE = ["--artifacts", "{tmp}/binary"]
+PRESETS = {
+    "twice.toml": '[[stage]]\nstage = "collect"\n[[stage]]\nstage = "collect"\n',
+    "later.toml": '[[stage]]\nstage = "extract-pairs"\nfrom = ["collect"]\n[[stage]]\nstage = "collect"\n',
+    "unknown.toml": '[[stage]]\nstage = "colect"\n',
+    "empty.toml": "",
+    "gpus.toml": '[[stage]]\nstage = "collect"\ngpus = -1\n',
+    "text.toml": 'stage = "collect"\n',
+    "config.toml": '[[stage]]\nstage = "collect"\nconfig = 3\n',
+    "key.toml": '[[stage]]\nstage = "collect"\nconfg = {}\n',
+    "value.toml": '[[stage]]\nstage = "collect"\n[stage.config]\ntasks = "many"\n',
+    "date.toml": '[[stage]]\nstage = "collect"\n[stage.config]\ntasks = 2026-01-01\n',
+}
+TEACHERS = {
+    "no-teacher.toml": "teachers = []\n",
+    "one.toml": '[teachers]\nname = "a"\n',
+    "same.toml": '[[teachers]]\nname = "a"\nmodel = "m"\n' * 2,
+    "negative.toml": '[[teachers]]\nname = "a"\nmodel = "m"\nmax_tokens = -5\n',
+    "price.toml": '[[teachers]]\nname = "a"\nmodel = "m"\nusd_per_mtok_in = -1.0\n',
+    "stream.toml": '[[teachers]]\nname = "a"\nmodel = "m"\nextra_body = { stream = true }\n',
+    "scheme.toml": '[[teachers]]\nname = "a"\nmodel = "m"\nbase_url = "file:///etc/passwd"\n',
+    "no-model.toml": '[[teachers]]\nname = "a"\n',
+    "binary.toml": "\x00\x01",
+}
+OTHERS = {
+    "rows.jsonl": '{"id": 1}\n{"id": \n',
+    "task.jsonl": '{"prompt": "p", "test": "true"}\n',
+    "list.json": "[]",
+    "not-a-run/manifest.json": "{}",
+    "number-run/manifest.json": "3",
+    "model/config.json": "{}",
+}
+
+
+def settings(command: list[str], *pairs: str) -> list[tuple[list[str], int, str]]:
+    return [([*command, "-s", pair], 2, pair.partition("=")[0].rpartition(".")[2]) for pair in pairs]
+
+
+NUMBERS = [
+    *(f"tasks={value}" for value in ("0", "-1", "true", "1.5", "nan", "many", "[]")),
+    *(f"policy.temperature={value}" for value in ("-1", "inf", "nan", "true", "warm")),
+    *("samples=0", "max_steps=0", "policy.max_tokens=0", "policy.concurrency=0", "policy.max_attempts=0"),
+    *("policy.timeout_s=0", "policy.timeout_s=false", "policy.usd_per_mtok_in=inf", "policy.usd_per_mtok_out=cheap"),
+]
+MISTAKES: list[tuple[list[str], int, str]] = [
+    *settings(COLLECT, *NUMBERS),
+    *settings(COLLECT, "tasks=100000000", "samples=100000000", "seed=true", "seed=x", "env.split=test", "nonsense=1"),
+    *settings(COLLECT, "policy.base_url=localhost:8000/v1", "policy.base_url=ftp://x"),
+    *settings(["train"], "arm=''", "arm='a/b'", "tasks=100000000", "policy.temperature=0", "tasks=true"),
+    *settings(["evaluate"], "tasks=100000000", "tasks=0", "temperature=inf", "temperature=true", "samples=0"),
+    *settings(["extract-pairs"], "no_such_setting=1"),
+    *settings(POOL, "no_such_setting=1", "samples=true"),
+    ([*COLLECT, "-s", "policy.usd_per_mtok_in=-1"], 2, "prices cannot be negative"),
+    ([*POOL, "-s", "no_such_setting=1"], 2, "no setting no_such_setting"),
+    ([*POOL, "-s", "sample=1"], 2, "`composer probe teacher-pool --help`"),
+    (["probe", "svd", "-s", "zzz.yyy.xxx=1"], 2, "zzz"),
+    (["probe-teacher-pool"], 2, "probe-teacher-pool"),
+    (["colect"], 2, "Did you mean 'collect'?"),
+    *((command, 2, "is a file") for command in (["view", *IN_FILE], ["status", *IN_FILE], ["run", *IN_FILE])),
+    ([*COLLECT, "--on", "magic"], 2, "processes:N, ray"),
+    ([*COLLECT, "--on", "processes:0"], 2, "processes:N, ray"),
+    (["train", "--on", "ray"], 2, "--on"),
+    (["probe", "colect"], 2, "colect"),
+    (["collect", "--nonsense"], 2, "--nonsense"),
+    (["collect", "--set"], 2, "--set"),
+    ([*COLLECT, "-s", "tasks"], 2, "KEY=VALUE"),
+    ([*COLLECT, "-s", "=3"], 2, "KEY=VALUE"),
+    ([*COLLECT, "-s", "policy=3"], 2, "policy"),
+    ([*COLLECT, "-s", "env=3"], 2, "env"),
+    ([*COLLECT, "-s", "env.options=3"], 2, "options"),
+    ([*COLLECT, "-s", "env.no_such_option=3"], 2, "no option 'no_such_option'"),
+    ([*COLLECT, "-c", "/no/such.toml"], 2, "/no/such.toml"),
+    ([*COLLECT, "-c", "{tmp}"], 2, "{tmp}"),
+    ([*COLLECT, "-c", "{tmp}/bad.toml"], 2, "not valid TOML"),
+    ([*COLLECT, "-c", "{tmp}/binary"], 2, "not valid TOML"),
+    ([*COLLECT, "--limit", "many"], 2, "--limit"),
+    ([*COLLECT, "--limit", "0"], 2, "--limit / -n cannot be '0'"),
+    ([*COLLECT, "--seed", "x"], 2, "--seed"),
+    ([*COLLECT, "--seed", "99999999999999999999999"], 2, "more than 64 bits hold"),
+    ([*COLLECT, "-s", "seed=1e400"], 2, "finite"),
+    ([*COLLECT, "-s", "report_to=tensorbord"], 2, "it should be 'tensorboard', 'trackio' or 'wandb'"),
+    ([*COLLECT, "-s", "report_to=3"], 2, "report_to"),
+    ([*COLLECT, "-s", "history=last 0"], 2, "history"),
+    ([*COLLECT, "-s", "limits.wall_s=-1"], 2, "limits.wall_s"),
+    ([*COLLECT, "-s", "in_flight.episodes=0"], 2, "in_flight.episodes"),
+    ([*COLLECT, "-s", "policy.tool_calls=maybe"], 2, "policy.tool_calls"),
+    (["import", "{tmp}/binary"], 4, "binary"),
+    (["import", "{tmp}/empty.jsonl"], 4, "Nothing could be imported"),
+    (["import", "{tmp}/torn.eval"], 4, "damaged_record"),
+    (["export", "inspect"], 4, "Run `composer collect`"),
+    (["view", "--port", "99999"], 2, "Port 99999"),
+    (["view", "--port", "x"], 2, "--port"),
+    ([*COLLECT, "--max-cost", "-1"], 2, "--max-cost"),
+    ([*COLLECT, "--max-cost", "nan"], 2, "--max-cost"),
+    ([*COLLECT, "--max-cost", "much"], 2, "--max-cost"),
+    ([*COLLECT, "--env", ""], 2, "no environment ''"),
+    ([*COLLECT, "--env", "no-such-env"], 2, "no environment 'no-such-env'"),
+    ([*COLLECT, "--env", "no_such_module:Env"], 2, "could not be imported"),
+    ([*COLLECT, "--env", "orjson:NoSuchClass"], 2, "could not be imported"),
+    ([*COLLECT, "--env", "os:system", "-s", "env.options.command='true'"], 2, "standard library"),
+    ([*COLLECT, "--env", "orjson:loads"], 2, "is no class, so it is no environment"),
+    (
+        [*COLLECT, "--env", "pydantic:BaseModel"],
+        2,
+        "lacks the methods tasks, reset, step, grade, close, so it is no environment",
+    ),
+    ([*COLLECT, "--env", "json:"], 2, "json:"),
+    ([*COLLECT, "--env", "json:dumps"], 2, "json:dumps"),
+    ([*COLLECT, "--env", "bad_env:Broken"], 2, "bad_env.py, line"),
+    ([*COLLECT, "--env", "bad_env:NoTasks"], 2, "bad_env.py, line"),
+    ([*COLLECT, "--env", "bad_env:WrongTasks"], 2, "a list of Task is needed"),
+    ([*COLLECT, "--env", "bad_env:Twice"], 2, "twice"),
+    ([*COLLECT, "--env", "bad_env:NoJson"], 2, "JSON cannot hold"),
+    ([*COLLECT, "--env", "syntax_env:Env"], 2, "could not be imported"),
+    ([*COLLECT, "-s", "sandbox=no-such-sandbox"], 2, "no-such-sandbox"),
+    ([*COLLECT, "--from", "x"], 2, "reads no runs"),
+    ([*COLLECT, "extra"], 2, "extra"),
+    ([*COLLECT, "--out", "/proc/x"], 2, "Nothing can be written to /proc"),
+    ([*COLLECT, "--out", "/proc/x/y"], 2, "Nothing can be written to /proc"),
+    ([*COLLECT, "--artifacts", "/proc"], 2, "Nothing can be written to /proc"),
+    ([*COLLECT, "--artifacts", "{tmp}/binary"], 2, "{tmp}/binary"),
+    ([*COLLECT, "--out", "{tmp}/binary"], 2, "is a file"),
+    ([*COLLECT, "--out", "{tmp}"], 2, "not empty"),
+    ([*COLLECT, "-s", "policy.api_key_env=NO_SUCH_KEY_VARIABLE"], 2, "NO_SUCH_KEY_VARIABLE"),
+    (["collect", "--policy", "./nowhere"], 4, "no model folder"),
+    (["collect", "--policy", "/no/where"], 4, "no model folder"),
+    (["collect", "--policy", "kata:nobody"], 4, "kata:nobody"),
+    (["collect", "--policy", ""], 2, "model"),
+    (["tasks"], 2, "From which package?"),
+    (["tasks", "feature-deletion"], 2, "From which package?"),
+    (["tasks", "feature-deletion", "/no/such/package"], 4, "/no/such/package"),
+    (["tasks", "no-such-env", "x"], 2, "no-such-env"),
+    (["tasks", "feature-deletion", "x", "y"], 2, "one word too many"),
+    (["import"], 2, "import"),
+    (["import", "/no/such/file"], 4, "/no/such/file"),
+    (["export"], 2, "format"),
+    (["export", "no-such-format"], 2, "no-such-format"),
+    (["extract-pairs"], 4, "Run `composer collect`"),
+    (["extract-pairs", "-n", "3"], 2, "-n"),
+    (["replay-teachers"], 4, "Run `composer collect`"),
+    (["replay-teachers", "--teachers", "/no/such.toml"], 2, "/no/such.toml"),
+    (["replay-teachers", "--teachers", "{tmp}/other.toml"], 2, "[[teachers]]"),
+    (["replay-teachers", "--teachers", "{tmp}/nameless.toml"], 2, "name"),
+    (["replay-teachers", "--from", "{tmp}/other-run"], 4, "not a run folder"),
+    (["evaluate"], 4, "--from"),
+    (["evaluate", "--from", "nothing"], 4, "There is no run 'nothing'"),
+    (["train", "--from", "nothing"], 4, "There is no run 'nothing'"),
+    (["probe", "replay"], 4, "Run `composer probe teacher-pool`"),
+    (["probe", "score"], 4, "Run `composer probe replay`"),
+    (["probe", "uat"], 4, "composer probe"),
+    (["show"], 2, "RUN"),
+    (["show", "nothing"], 4, "There is no run 'nothing'"),
+    (["show", "/proc"], 4, "not a run folder"),
+    (["show", "{tmp}/empty-manifest"], 4, "manifest.json"),
+    (["query"], 2, "SQL"),
+    (["query", "selec 1"], 2, "cannot be answered"),
+    (["query", "select * from rolouts"], 2, "no run here holds a table rolouts"),
+    (["query", "select * from nowhere"], 2, "tables"),
+    (["query", ""], 2, "question"),
+    (["query", "select 1", "--from", "nothing"], 4, "There is no run 'nothing'"),
+    (["report"], 4, "no finished run"),
+    (["report", "nothing"], 4, "There is no run 'nothing'"),
+    (["run"], 2, "Which preset?"),
+    (["run", "--preset", "nothing"], 2, "There is no preset 'nothing'"),
+    (["run", "--preset", "{tmp}/other.toml"], 2, "is no preset"),
+    (["run", "--preset", "{tmp}/bad.toml"], 2, "not valid TOML"),
+    (["run", "--preset", "demo", "-s", "nonsense=1"], 2, "no entry 'nonsense'"),
+    (["run", "--preset", "demo", "-s", "collect.nonsense=1"], 2, "no setting nonsense"),
+    *((["run", "--preset", f"{{tmp}}/{name}"], 2, part) for name, part in (
+        ("twice.toml", "two entries are called 'collect'"),
+        ("later.toml", "no earlier entry"),
+        ("unknown.toml", "colect"),
+        ("empty.toml", "it has no [[stage]] tables"),
+        ("gpus.toml", "gpus"),
+        ("text.toml", "is no preset"),
+        ("config.toml", "config"),
+        ("key.toml", "confg"),
+        ("value.toml", "tasks"),
+        ("date.toml", "tasks"),
+    )),
+    (["collect", "--samples", "2"], 2, "Did you mean the setting --set samples=2? `composer collect --help`"),
+    (["collect", "--limit", "abc"], 2, "--limit / -n cannot be 'abc': it should be a whole number."),
+    (["train", "-s", "weights.dpo=much"], 2, "weights.dpo = 'much': it should be a number."),
+    (["collect", "-s", "env=3"], 2, "env = 3: it should be a table of keys and values."),
+    (["replay-teachers", "-s", "teachers=[]"], 2, "teachers = []: it should not be empty."),
+    (["collect", "--temprature=0"], 2, "--set policy.temperature=VALUE?"),
+    (["train", "--lr", "3e-4"], 2, "--set optimisation.learning_rate=3e-4?"),
+    (["collect", "--limt", "2"], 2, "--limit"),
+    (["run", "--preset", "demo", "--samples", "2"], 2, "--set KEY=VALUE or --set STAGE.KEY=VALUE"),
+    (["tasks", "chek", "rows.jsonl"], 2, "Did you mean 'tasks check'?"),
+    (["query", "select rnu from runs"], 2, 'Candidate bindings: "run"'),
+    (["run", "--preset", "{tmp}"], 2, "There is no preset"),
+    (["run", "--preset", ""], 2, "There is no preset"),
+    (["run", "--preset", "examples/no-such.toml"], 2, "no-such.toml"),
+    (["run", "--preset", "demo", "--resume", "--clean"], 2, "Leave out one of them"),
+    (["run", "--preset", "demo", "--on", "slurmm"], 2, "slurmm"),
+    (["run", "--preset", "demo", "--tune", "x"], 2, "--tune"),
+    (["run", "--preset", "demo", "--tune", "no.such=1,2"], 2, "has no setting no"),
+    (["run", "--preset", "demo", "-s", "train.arm=a/b"], 2, "arm"),
+    (["run", "--preset", "demo", "-s", "A-0"], 2, "KEY=VALUE"),
+    (["run", "demo"], 2, "Did you mean --preset demo?"),
+    (["run", "--preset", "demoo"], 2, "Did you mean 'demo'?"),
+    (["collect", "my.jsonl"], 2, "Tasks in a file are given with --env tasks --set env.path=my.jsonl."),
+    (["collect", "--env", "my.jsonl"], 2, "Tasks in a file are given with --env tasks --set env.path=my.jsonl."),
+    (["collect", "--set", "tasks", "=", "2"], 2, "A setting is written without spaces: --set KEY=VALUE."),
+    (["query", "select", "run", "from", "runs"], 2, "Quote what is one argument."),
+    (["import", "{tmp}/task.jsonl"], 4, "it is a task and no rollout"),
+    (["collect", "--env", "tasks", "-s", "env.path={tmp}"], 4, ", a folder. Name a .jsonl"),
+    (["collect", "--policy", "refrence"], 4, "Did you mean 'reference'?"),
+    (["collect", "--policy", "{tmp}/not-a-run", "-n", "1"], 4, "it has neither config.json nor adapter_config.json"),
+    ([*COLLECT, "-s", "policy.api_key_env=sk-secret"], 2, "api_key_env takes the name of an environment variable"),
+    *(([*REPLAY, f"{{tmp}}/{name}"], 2, part) for name, part in (
+        ("no-teacher.toml", "teachers"),
+        ("one.toml", "teachers"),
+        ("same.toml", "same name"),
+        ("negative.toml", "(of a)"),
+        ("price.toml", "prices cannot be negative"),
+        ("stream.toml", "stream"),
+        ("scheme.toml", "is no address"),
+        ("no-model.toml", "needs the setting teachers.0.model (of a)"),
+        ("binary.toml", "not valid TOML"),
+    )),
+    ([*REPLAY, "{tmp}"], 2, "cannot be read"),
+    ([*REPLAY, ""], 2, "cannot be read"),
+    ([*COLLECT, "--resume", "--clean"], 2, "Leave out one of them"),
+    ([*COLLECT, "-s", "policy.max_tokens=9223372036854775808"], 2, "64 bits"),
+    ([*COLLECT, "-s", "limits.context_tokens=-1"], 2, "context_tokens"),
+    ([*COLLECT, "-s", 'policy.extra_body={n=3}'], 2, "one answer"),
+    ([*COLLECT, "-s", "policy.request={max_tokens=false}"], 2, "max_completion_tokens"),
+    ([*COLLECT, "-s", "policy.server.args={BAD=1}"], 2, "args"),
+    ([*COLLECT, "-s", "policy.chat_template_kwargs={'a b'=1}"], 2, "chat_template_kwargs"),
+    ([*COLLECT, "-s", "policy.price=free"], 2, "unknown"),
+    ([*COLLECT, "-s", "policy.base_url=http:///v1"], 2, "is no address"),
+    ([*COLLECT, "-s", "policy.base_url=127.0.0.1:9"], 2, "is no address"),
+    ([*COLLECT, "-s", "history=last"], 2, "history"),
+    ([*COLLECT, "-s", "env.curriculum=/no/such"], 4, "/no/such"),
+    ([*COLLECT, "--out", ""], 2, ""),
+    ([*COLLECT, "--artifacts", "s3://bucket"], 2, "is an address"),
+    ([*COLLECT, "-s", "\x1b[2J=1"], 2, "no setting"),
+    (["collect", "--policy", "{tmp}/model"], 4, "model"),
+    (["collect", "--policy", "{tmp}/list.json"], 4, "list.json is a file."),
+    (["collect", "--policy", "vllm:", "-s", URL], 2, "model"),
+    (["collect", "--al"], 2, "--al"),
+    (["train", "-s", "weights.dpo=-1"], 2, "weights.dpo"),
+    (["train", "-s", "optimisation.steps=0"], 2, "optimisation.steps"),
+    (["evaluate", "--plan", "-s", "planning.power=2"], 2, "planning.power"),
+    (["import", "{tmp}/rows.jsonl"], 4, "rows.jsonl"),
+    (["import", "{tmp}/list.json"], 4, "list.json"),
+    (["show", "{tmp}/number-run"], 4, "manifest.json"),
+    (["query", "select 1; select 2"], 2, "one"),
+    (["query", "copy (select 1) to '/tmp/x'"], 2, "SELECT"),
+    (["cancel", "nothing"], 4, "nothing"),
+    (["serve", "./nowhere"], 4, "nowhere"),
+    (["probe", "svd", "--from", "x"], 2, "reads no runs"),
+    # What a command works on and cannot find: 4.
+    (["collect", "--env", "tasks", "-s", "env.path=nowhere.jsonl"], 4, "nowhere.jsonl cannot be read"),
+    (["collect", "--env", "harbor", "-s", "env.path=nowhere"], 4, "no such folder"),
+    (["collect", "--env", "gsm8k", "-s", "env.path=nowhere.jsonl"], 4, "nowhere.jsonl cannot be read"),
+    (["collect", "--env", "swe-lite", "-s", "env.path=nowhere.jsonl"], 4, "nowhere.jsonl"),
+    (["collect", "--env", "feature-deletion", "-s", "env.package=nowhere"], 4, "no package at"),
+    (["tasks", "check", "nowhere.jsonl"], 4, "nowhere.jsonl cannot be read"),
+    (["import", "nowhere.jsonl"], 4, "neither a file nor a folder"),
+    # Settings that it cannot find, in files too: 2.
+    (["collect", "-c", "nowhere.toml"], 2, "nowhere.toml cannot be read"),
+    (["run", "--preset", "nowhere.toml"], 2, "nowhere.toml cannot be read"),
+    (["tasks", "rows.jsonl"], 2, "`composer tasks check rows.jsonl`"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(place: Path) -> Path:
+    """The files, beside those of `place`."""
+    for name, text in (PRESETS | TEACHERS | OTHERS).items():
+        (place / name).parent.mkdir(exist_ok=True)
+        (place / name).write_text(text)
+    return place
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "part"), MISTAKES, ids=lambda value: repr(" ".join(value)) if isinstance(value, list) else ""
+)
+def test_a_mistake_is_one_clear_sentence(
+    say: Callable[..., tuple[int, str, str]], folder: Path, words: list[str], code: int, part: str
+) -> None:
+    before = set((folder / "artifacts").glob("*/2*"))
+    found, out, err = say(*words)
+    last = (err.splitlines() or [""])[-1]
+    assert found == code, err
+    assert "failed unexpectedly" not in err and "Traceback" not in err and "\x1b" not in err and not out
+    assert part.replace("{tmp}", str(folder)) in last and last.endswith((".", "?", "`", ")")), err
+    assert set((folder / "artifacts").glob("*/2*")) == before
+
+
+@pytest.mark.parametrize("words", [["collect", "-s", "tasks=0"], ["show", "nothing"], ["colect"], ["run"]])
+def test_a_failure_is_json_where_json_is_asked_for(say, words):
+    code, out, err = say(*words, "--json")
+    told = json.loads(out)
+    assert told["exit_code"] == code and told["error"] and err
+
+
+def test_a_dry_run_of_a_chain_is_json_where_json_is_asked_for(say):
+    code, out, _ = say("run", "--preset", "demo", "--dry-run", "--json")
+    assert code == 0 and json.loads(out)["entries"][0]["plan"]["units"] > 0
+
+
+def test_limit_is_listed_only_where_it_works(say):
+    assert "--limit" in say("collect", "--help")[1] and "--limit" not in say("extract-pairs", "--help")[1]
