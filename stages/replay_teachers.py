@@ -140,9 +140,9 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
             ask_teachers(asked, policies, out)
         else:
             passed = passed_by_rollout(inputs.one("rollouts").scan(ROLLOUT).rows(PASSED_COLUMNS))
-            taken = recorded.steps()
+            taken = recorded.distinct.steps()
             spared = ask_gated(asked, taken, policies, config.teachers, config.gate, passed, out)
-        answers = AnswerSummary(recorded.rollout_ids())
+        answers = AnswerSummary(recorded.distinct.rollout_ids())
         keys = (question.key for questions in asked.values() for question in questions)
         out.table(TEACHER_ACTION, map(answers.add, (record["answer"] for record in out.journal.read(keys))))
         omitting = recorded.with_media()

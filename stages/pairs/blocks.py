@@ -1,14 +1,14 @@
 """Thousands of states at a time as arrays: their steps, their answers, and which actions are equal.
 
 No Python object per row, except for texts that are seen for the first time. Rows come from DuckDB, which joins the
-tables of runs (`open_database`, `rows_of`), and are sorted by state on disk (`SortedRows`).
+tables of runs, and are sorted by state on disk (`SortedRows`).
 """
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,18 +16,10 @@ import pyarrow.compute as pc
 
 from stages.pairs.voting import form
 from stages.runs import store
-from stages.runs.kinds import Row
-from stages.runs.tables import Scan
-
-if TYPE_CHECKING:
-    import duckdb
 
 Array = np.ndarray[Any, Any]
 NOTHING = -1
 """The number of a missing or malformed action."""
-MEMORY = "200MB"
-"""Memory of DuckDB before it sorts on disk."""
-BATCH_ROWS = 1024
 RUN_BYTES = 32 * 1024 * 1024
 """Bytes of rows that are sorted in memory together."""
 PIECE_BYTES = 256 * 1024
@@ -335,34 +327,3 @@ def in_order(table: pa.Table, *keys: str) -> pa.Table:
         before, after = column[:-1], column[1:]
         ascending = (before < after) | ((before == after) & ascending)
     return table if ascending.all() else table.combine_chunks().take(to_arrow(np.lexsort(columns[::-1])))
-
-
-def open_database(folder: Path, memory: str = MEMORY, **tables: Scan) -> "duckdb.DuckDBPyConnection":
-    """Open a DuckDB database in `folder` with these tables as views, which also have `file_row_number`."""
-    import duckdb  # slow to import, and few commands need it
-
-    settings: dict[str, str | bool | int | float | list[str]] = {
-        "memory_limit": memory,
-        # A second thread saves a third of the time to join, and takes half as much processor time and memory again.
-        "threads": 1,
-        # What is stored is temporary: compressing it is not worth the time.
-        "force_compression": "uncompressed",
-        "temp_directory": str(folder / "spilled"),
-    }
-    (folder / "rows.duckdb").unlink(missing_ok=True)
-    database = duckdb.connect(str(folder / "rows.duckdb"), config=settings)
-    for name, table in tables.items():
-        # CREATE VIEW takes no parameters, so the path is quoted by hand.
-        path = str(table.path).replace("'", "''")
-        database.execute(
-            f"CREATE VIEW {name} AS SELECT * FROM read_parquet('{path}', file_row_number = true)"  # noqa: S608
-        )
-    return database
-
-
-def rows_of(database: "duckdb.DuckDBPyConnection", query: str) -> Generator[Row, None, None]:
-    """Yield the rows of a query, one after the other."""
-    # A cursor of its own: a connection has one result at a time, and steps and answers are read side by side.
-    with database.cursor() as cursor:
-        for batch in cursor.sql(query).to_arrow_reader(BATCH_ROWS):
-            yield from batch.to_pylist()

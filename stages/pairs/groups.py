@@ -18,13 +18,13 @@ import numpy as np
 import pyarrow as pa
 
 from stages.envs.base import Task
-from stages.pairs.blocks import open_database, rows_of
 from stages.pairs.voting import STUDENT, Ballot, Preference, canonical, canonical_answer, canonical_command, decide
 from stages.rollouts.agent_loop import state_sha256
 from stages.rollouts.trace import STATE_COLUMNS, by_rollout, opening_row, state_id, state_rows, states, step_groups
 from stages.runs import store
 from stages.runs.kinds import STEP, Row
 from stages.runs.run import Run
+from stages.runs.tables import open_database, rows_of
 
 MIN_ROLLOUTS = 2
 """On each side: the reward of a single rollout depends as much on the luck of its other steps as on this one."""

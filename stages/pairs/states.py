@@ -6,12 +6,12 @@ all of its memory; sorted on disk, the states then come one by one, or in blocks
 
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import pyarrow as pa
@@ -25,8 +25,6 @@ from stages.pairs.blocks import (
     CanonicalForms,
     SortedRows,
     StateBlock,
-    open_database,
-    rows_of,
     short_name,
 )
 from stages.pairs.voting import (
@@ -41,24 +39,14 @@ from stages.pairs.voting import (
     form,
     outcomes,
 )
+from stages.rollouts.distinct import DistinctStates
 from stages.runs.kinds import STEP, TEACHER_ACTION, Row
 from stages.runs.run import Run
 
-ROLLOUTS = """
-CREATE TABLE rollouts AS SELECT rollout_id, row_number() OVER (ORDER BY rollout_id) AS place
-FROM (SELECT DISTINCT rollout_id FROM steps)
-"""
-STATES = """
-CREATE TABLE states AS SELECT state_sha256 FROM (
-    SELECT state_sha256, min(place * 4294967296 + step) AS first
-    FROM steps JOIN rollouts USING (rollout_id) GROUP BY state_sha256
-) ORDER BY first
-"""
-"""In the order of rollouts and steps, which a table keeps: its `rowid` is the number of the state."""
 STEPS = """
-SELECT states.rowid AS n, place * 4294967296 + step AS nth, state_sha256, rollout_id, task_id, step, action, truncated,
+SELECT states.rowid AS n, nth, state_sha256, rollout_id, task_id, step, action, truncated,
 prompt_delta_token_ids IS NOT NULL AS has_ids
-FROM steps JOIN rollouts USING (rollout_id) JOIN states USING (state_sha256)
+FROM numbered JOIN states USING (state_sha256)
 """
 ANSWERS = """
 SELECT states.rowid AS n, file_row_number AS nth, teacher,
@@ -96,7 +84,7 @@ class AnsweredState:
         return str(self.steps[0]["task_id"])
 
 
-class AnsweredStates:
+class AnsweredStates(AbstractContextManager["AnsweredStates"]):
     """The distinct states of a run, in the order of rollouts and steps, read anew at each iteration.
 
     `folder` is for what exceeds memory. Raises `BadInput` when the answers belong to other rollouts.
@@ -114,22 +102,17 @@ class AnsweredStates:
             )
         steps, given = rollouts.scan(STEP), answers.scan(TEACHER_ACTION)
         memory = max(MEMORY_MB, MORE_MB * (len(steps) + len(given)) // 10**6)
-        self._database, self._folder = open_database(folder, f"{memory}MB", steps=steps, answers=given), folder
-        for table in (ROLLOUTS, STATES):
-            self._database.execute(table)
+        self._distinct, self._folder = DistinctStates(rollouts, folder, f"{memory}MB", answers=given), folder
+        self._database = self._distinct.database
         ordered = "SELECT teacher FROM answers GROUP BY teacher ORDER BY min(file_row_number)"
         self.teachers = [name for (name,) in self._database.execute(ordered).fetchall()]
         self._paths: dict[str, list[tuple[str, str]]] = {}
 
-    def __enter__(self) -> "AnsweredStates":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._database.close()
+    def __exit__(self, *error: object) -> None:
+        self._distinct.__exit__(*error)
 
     def __len__(self) -> int:
-        ((number,),) = self._database.execute("SELECT count(*) FROM states").fetchall()
-        return int(number)
+        return len(self._distinct)
 
     def counts(self) -> tuple[int, int, dict[str, int]]:
         """Return the number of rollouts that have steps, of their steps, and of distinct states by task."""
@@ -170,7 +153,7 @@ class AnsweredStates:
 
     def digests(self) -> Iterator[str]:
         """Yield the digests of all states, in order."""
-        for row in rows_of(self._database, "SELECT state_sha256 FROM states ORDER BY rowid"):
+        for row in self._distinct.rows("SELECT state_sha256 FROM states ORDER BY rowid"):
             yield row["state_sha256"]
 
     def blocks(self, most: int = BLOCK_STATES) -> Iterator[StateBlock]:

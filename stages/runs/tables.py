@@ -4,7 +4,7 @@ Equal rows give equal bytes and digests, whether they come as a list, an iterato
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 BATCH_ROWS = 512
 """Rows that exist as Python objects at the same time, in reading and in writing."""
+MEMORY = "200MB"
+"""Memory of DuckDB before it sorts on disk."""
 
 Columns: TypeAlias = Sequence[str] | str | None
 """Names of columns, or one name; None for all columns."""
@@ -247,3 +249,35 @@ def scan_table(path: Path, kind: Kind) -> Scan:
             f"{path} holds {found} records, but {kind} is needed here. Give the run that holds them with --from."
         )
     return Scan(path)
+
+
+def open_database(folder: Path, memory: str = MEMORY, **tables: Scan) -> "duckdb.DuckDBPyConnection":
+    """Open a DuckDB database in `folder` with these tables as views, which also have `file_row_number`."""
+    import duckdb  # slow to import, and few commands need it
+
+    settings: dict[str, str | bool | int | float | list[str]] = {
+        "memory_limit": memory,
+        # A second thread saves a third of the time to join, and takes half as much processor time and memory again.
+        "threads": 1,
+        # What is stored is temporary: compressing it is not worth the time.
+        "force_compression": "uncompressed",
+        "temp_directory": str(folder / "spilled"),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "rows.duckdb").unlink(missing_ok=True)
+    database = duckdb.connect(str(folder / "rows.duckdb"), config=settings)
+    for name, table in tables.items():
+        # CREATE VIEW takes no parameters, so the path is quoted by hand.
+        path = str(table.path).replace("'", "''")
+        database.execute(
+            f"CREATE VIEW {name} AS SELECT * FROM read_parquet('{path}', file_row_number = true)"  # noqa: S608
+        )
+    return database
+
+
+def rows_of(database: "duckdb.DuckDBPyConnection", query: str) -> Generator[Row, None, None]:
+    """Yield the rows of a query, one after the other."""
+    # A cursor of its own: a connection has one result at a time, and steps and answers are read side by side.
+    with database.cursor() as cursor:
+        for batch in cursor.sql(query).to_arrow_reader(BATCH_ROWS):
+            yield from batch.to_pylist()

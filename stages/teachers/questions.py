@@ -1,13 +1,12 @@
-"""Questions to teachers: the teacher table, the distinct states of a run, and the row that an answer becomes.
+"""Questions to teachers: the teacher table, the messages of each distinct state, and the row that an answer becomes.
 
-A run may be larger than memory. DuckDB sorts the states on disk; conversations are copied into a file of plain lines,
-because the table holds the rollouts in another order than teachers are asked.
+A run may be larger than memory: conversations are copied into a file of plain lines, because the table holds the
+rollouts in another order than teachers are asked.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Container, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
@@ -19,9 +18,9 @@ import orjson
 from pydantic import Field
 
 from stages.messages import OMITTED, Message
-from stages.pairs.blocks import open_database, rows_of
 from stages.policy import PolicyConfig, Sample, Turn
 from stages.policy.base import VLLM
+from stages.rollouts.distinct import DistinctState, DistinctStates
 from stages.rollouts.trace import states
 from stages.runs import store
 from stages.runs.kinds import ORIGIN, ROLLOUT, STEP, Row
@@ -70,42 +69,20 @@ def _model_and_server(model: str, base_url: str | None) -> tuple[str, str]:
     return model.removeprefix(VLLM), "" if model.startswith(VLLM) else (base_url or "").rstrip("/")
 
 
-FIRST = "row(rollout_id, step)"
-"""SQL value that orders by rollout and step."""
 CONVERSATION_COLUMNS = ["rollout_id", "step", "new_messages_json", "history"]
 """Columns of step rows from which conversations are rebuilt."""
 CACHED_CONVERSATIONS = 4
 """Conversations in memory in addition to those being asked about."""
 
 
-@dataclass(frozen=True, slots=True)
-class DistinctState:
-    """A distinct state: the rollout and step that reached it first, and the number of steps taken in it."""
-
-    digest: str
-    task_id: str
-    rollout_id: str
-    step: int
-    num_steps: int
-
-
 class RecordedStates(AbstractContextManager["RecordedStates"]):
-    """The distinct states of a run, in the order of rollouts and steps; `folder` holds what memory does not."""
+    """The distinct states of a run with their messages and tools; `folder` holds what memory does not."""
 
     def __init__(self, rollouts: Run, folder: Path) -> None:
+        self.distinct = DistinctStates(rollouts, folder)
         self._rollouts, self._folder = rollouts, folder
         self._spool, self._places, self._lock = Spool(folder), dict[str, list[int]](), Lock()
-        table = rollouts.scan(STEP)
-        self._reading: list[Generator[Row, None, None]] = []
-        self._history = "history" in table.columns
-        self._database = open_database(folder, steps=table)
-        self._database.execute(
-            "CREATE TABLE states AS SELECT state_sha256 AS digest, "  # noqa: S608 (our own columns)
-            f"arg_min(task_id, {FIRST}) AS task_id, arg_min(rollout_id, {FIRST}) AS rollout_id, "
-            f"arg_min(step, {FIRST}) AS step, count(*) AS num_steps "
-            "FROM steps GROUP BY state_sha256 ORDER BY 3, 4"
-        )
-        ((self._number,),) = self._database.execute("SELECT count(*) FROM states").fetchall()
+        self._history = "history" in rollouts.scan(STEP).columns
         # By rollout the tools that it could call, as its environment or its source declared them.
         self.tools: dict[str, list[Any]] = {}
         read = lru_cache(64)(orjson.loads)  # most rollouts have the same tools
@@ -116,34 +93,8 @@ class RecordedStates(AbstractContextManager["RecordedStates"]):
         self._conversation = lru_cache(CACHED_CONVERSATIONS)(self._read)
 
     def __exit__(self, *error: object) -> None:
-        for rows in self._reading:
-            rows.close()  # a reader left open by an error would keep the database locked for the next attempt
-        self._database.close()
+        self.distinct.__exit__(*error)
         self._spool.close()
-
-    def __len__(self) -> int:
-        return self._number
-
-    def __iter__(self) -> Iterator[DistinctState]:
-        return (DistinctState(**row) for row in self._rows("SELECT * FROM states"))
-
-    def _rows(self, question: str) -> Iterator[Row]:
-        self._reading.append(rows_of(self._database, question))
-        return self._reading[-1]
-
-    def rollout_ids(self) -> list[str]:
-        """Return the sorted ids of all rollouts that have steps."""
-        found = self._database.execute("SELECT DISTINCT rollout_id FROM steps ORDER BY 1").fetchall()
-        return [name for (name,) in found]
-
-    def steps(self) -> Iterator[tuple[str, list[Row]]]:
-        """Yield each state's digest with the steps taken in it: rollout_id, step, action, truncated."""
-        question = (
-            "SELECT digest, s.rollout_id, s.step, s.action, s.truncated FROM steps s JOIN states ON digest = "
-            "state_sha256 ORDER BY states.rollout_id, states.step, s.rollout_id, s.step"
-        )
-        for digest, rows in groupby(self._rows(question), key=itemgetter("digest")):
-            yield digest, list(rows)
 
     def messages(self, state: DistinctState) -> list[Message]:
         """Return the messages before a state's action, as the policy was shown them."""
@@ -163,7 +114,7 @@ class RecordedStates(AbstractContextManager["RecordedStates"]):
         # Local models ask in the main thread while servers are asked in that of the event loop.
         with self._lock:
             if rollout_id not in self._places:
-                self.keep(set(self.rollout_ids()))
+                self.keep(set(self.distinct.rollout_ids()))
         rows = [row for place in self._places[rollout_id] for row in orjson.loads(self._spool.line(place))]
         rows.sort(key=itemgetter("step"))
         return {row["step"]: shown for row, shown in zip(rows, states(rows), strict=True)}
@@ -171,13 +122,13 @@ class RecordedStates(AbstractContextManager["RecordedStates"]):
     def with_media(self) -> int:
         """Return the number of states with a picture or a sound, of which teachers see only a placeholder."""
         question = "SELECT DISTINCT rollout_id FROM steps WHERE contains(new_messages_json, ?)"
-        named = {name for (name,) in self._database.execute(question, [OMITTED]).fetchall()}
+        named = {name for (name,) in self.distinct.database.execute(question, [OMITTED]).fetchall()}
         if not named:
             return 0
         self.keep(named)
         return sum(
             state.rollout_id in named and any(OMITTED in message["content"] for message in self.messages(state))
-            for state in self
+            for state in self.distinct
         )
 
 
@@ -251,11 +202,11 @@ class TeacherQuestions:
         self._identity = teacher.identity()  # reads all bytes of a local model folder
 
     def __len__(self) -> int:
-        return len(self.recorded) * self._samples
+        return len(self.recorded.distinct) * self._samples
 
     def __iter__(self) -> Iterator[TeacherQuestion]:
         read, tools = self.recorded.messages, self.recorded.tools
-        for state in self.recorded:
+        for state in self.recorded.distinct:
             for index in range(self._samples):
                 declared = tools.get(state.rollout_id, ())
                 yield TeacherQuestion(self.teacher, self._identity, state, read, index, self._seed, declared)

@@ -66,12 +66,12 @@ def test_states_are_those_that_memory_would_hold(tmp_path: Path) -> None:
     run = recorded_run(tmp_path, [rollout(name, task, 4, 30) for name, task in names])
     held = states_by_digest(run.rows(STEP))
     with RecordedStates(run, tmp_path / "scratch") as recorded:
-        assert len(recorded) == len(held) == 3 + 4 * 3
-        found = list(recorded)
+        assert len(recorded.distinct) == len(held) == 3 + 4 * 3
+        found = list(recorded.distinct)
         assert [state.digest for state in found] == list(held)
         assert [recorded.messages(state) for state in found] == [state.messages for state in held.values()]
         assert [state.num_steps for state in found] == [len(state.steps) for state in held.values()]
-        for (digest, taken), state in zip(recorded.steps(), held.values(), strict=True):
+        for (digest, taken), state in zip(recorded.distinct.steps(), held.values(), strict=True):
             assert digest == state.steps[0]["state_sha256"]
             assert [(s["rollout_id"], s["step"]) for s in taken] == [(s["rollout_id"], s["step"]) for s in state.steps]
 
@@ -80,7 +80,7 @@ def test_conversations_that_were_not_asked_for_are_read_when_they_are_needed(tmp
     run = recorded_run(tmp_path, [rollout(name, name, 3, 30) for name in ("b", "a")])
     with RecordedStates(run, tmp_path / "scratch") as recorded:
         recorded.keep({"a"})
-        assert [len(recorded.messages(state)) for state in recorded] == [1, 3, 5] * 2
+        assert [len(recorded.messages(state)) for state in recorded.distinct] == [1, 3, 5] * 2
 
 
 def test_states_with_pictures_are_counted_once(tmp_path: Path) -> None:
