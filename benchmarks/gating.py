@@ -36,8 +36,8 @@ from support.server import Reply, answer, serving
 from stages import extract_pairs, import_traces, replay_teachers
 from stages.layout import markdown_table
 from stages.messages import Message, Spoken, ToolCall, write
+from stages.pairs.actions import decide
 from stages.pairs.states import AnsweredStates
-from stages.pairs.voting import decide
 from stages.policy import dialect
 from stages.runs import runner, store
 from stages.runs.kinds import PAIR, STEP, TEACHER_ACTION

@@ -31,8 +31,8 @@ from records import needed
 
 from stages import extract_pairs
 from stages.envs.base import Task
-from stages.pairs.extraction import pair_rows, patterns
-from stages.pairs.states import AnsweredStates
+from stages.pairs.extraction import pair_rows
+from stages.pairs.states import AnsweredStates, patterns
 from stages.runs import runner, store
 from stages.runs.kinds import PAIR, ROLLOUT, STEP, TASK, TEACHER_ACTION, Row
 from stages.runs.run import InputRef, Manifest, Run, write_manifest

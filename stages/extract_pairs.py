@@ -27,15 +27,15 @@ from stages.envs import task_table
 from stages.envs.base import ComparesOutcomes, Environment, Task
 from stages.envs.config import EnvStageConfig
 from stages.errors import BadInput, Incomplete, UsageError
-from stages.pairs.audit import (
+from stages.pairs.blocks import ActionClasses, StateBlock
+from stages.pairs.continuation import Branch, Continued, PairBatches, branches, goes_on, play_branches, read_rows
+from stages.pairs.evidence import (
     PASSED_COLUMNS,
-    OutcomeJudgement,
+    FailureAlignment,
     failure_text,
     failure_verdict,
     passed_by_rollout,
 )
-from stages.pairs.blocks import ActionClasses, StateBlock
-from stages.pairs.continuation import Branch, Continued, PairBatches, branches, goes_on, play_branches, read_rows
 from stages.pairs.extraction import Extraction
 from stages.pairs.groups import group_pairs, steps_by_task
 from stages.pairs.report import PairAccount, PairVerdict, report
@@ -293,7 +293,7 @@ def _compare_groups(imported: Run, config: Config, out: RunWriter) -> None:
             out.write(task_id, group_pairs(tasks[task_id], grouped[task_id], steps, submitted, config.student))
     out.progress("tasks", len(tasks), len(tasks))
     account, dropped, shared = PairAccount(), Counter[str](), Counter[str]()
-    judgement = OutcomeJudgement(passed_by_rollout(rollouts))
+    judgement = FailureAlignment(passed_by_rollout(rollouts))
 
     def pairs() -> Iterator[Row]:
         for record in out.journal.read(tasks):

@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 
 from stages.envs.config import EnvStageConfig
 from stages.errors import Incomplete, UsageError
-from stages.pairs.audit import PASSED_COLUMNS, passed_by_rollout
+from stages.pairs.evidence import PASSED_COLUMNS, passed_by_rollout
 from stages.plurals import counted
 from stages.policy import available, open_policy
 from stages.policy.base import AsyncPolicy

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stages.pairs.voting import form
+from stages.pairs.actions import form
 from stages.runs import store
 
 Array = np.ndarray[Any, Any]

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from stages.envs.base import Task
-from stages.pairs.voting import STUDENT, Ballot, Preference, canonical, canonical_answer, canonical_command, decide
+from stages.pairs.actions import STUDENT, Ballot, Preference, canonical, canonical_answer, canonical_command, decide
 from stages.rollouts.agent_loop import state_sha256
 from stages.rollouts.trace import STATE_COLUMNS, by_rollout, opening_row, state_id, state_rows, states, step_groups
 from stages.runs import store
@@ -93,7 +93,7 @@ def group_pairs(
     dropped: Counter[str] = Counter()
     candidates: list[Row] = []
     voted: tuple[list[str], list[str]] = [], []
-    shared_states = crossings(steps, rollouts)
+    shared_states = visits_by_state(steps, rollouts)
     for visits in shared_states:
         choices, votes, reasons = choose(visits, student)
         dropped += reasons
@@ -135,10 +135,10 @@ def group_pairs(
     return {"pairs": list(pairs.values()), "voted": voted, **counts}
 
 
-def crossings(steps: Sequence[Row], rollouts: Sequence[Row]) -> list[list[StateVisit]]:
+def visits_by_state(steps: Sequence[Row], rollouts: Sequence[Row]) -> list[list[StateVisit]]:
     """Return the states of a group's rollouts, each with all visits to it, in the order in which they were recorded."""
     rollout_by_id = {row["rollout_id"]: row for row in rollouts}
-    visits_by_state: dict[str, list[StateVisit]] = {}
+    found: dict[str, list[StateVisit]] = {}
     for rollout_id, rows in by_rollout(list(steps)).items():
         rollout = rollout_by_id[rollout_id]
         key, known = store.digest(rollout["group_id"]), 0  # the key digests everything that led to the state
@@ -151,10 +151,10 @@ def crossings(steps: Sequence[Row], rollouts: Sequence[Row]) -> list[list[StateV
             if action is None:
                 action = canonical_answer(row["action"])
             visit = StateVisit(row, rollout["model"] or "unknown", rollout["reward"], action)
-            visits_by_state.setdefault(key, []).append(visit)
+            found.setdefault(key, []).append(visit)
             # By the form and not by the text: rollouts that reasoned in other words stay in the same state.
             key, known = store.digest([key, action]), len(messages) + 1
-    return list(visits_by_state.values())
+    return list(found.values())
 
 
 def choose(visits: Sequence[StateVisit], student: str | None) -> tuple[list[Choice], list[Choice], Counter[str]]:

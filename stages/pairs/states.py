@@ -1,11 +1,15 @@
 """The distinct states of a run with the teachers' actions in them, and the vote in each.
 
+What is decided in a state depends only on which of its actions are equal. `patterns` groups the states of a block by
+that pattern of equalities and decides each pattern once.
+
 DuckDB numbers the states and joins steps and answers with them, once and one table after the other, since each may take
 all of its memory; sorted on disk, the states then come one by one, or in blocks of arrays, however often they are read.
 """
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -18,16 +22,8 @@ import pyarrow as pa
 
 from stages.envs.base import Environment, Task
 from stages.errors import BadInput
-from stages.pairs.blocks import (
-    NOTHING,
-    ActionClasses,
-    Array,
-    CanonicalForms,
-    SortedRows,
-    StateBlock,
-    short_name,
-)
-from stages.pairs.voting import (
+from stages.pairs.actions import (
+    STUDENT,
     Ballot,
     NotReproducible,
     Preference,
@@ -38,6 +34,18 @@ from stages.pairs.voting import (
     fails_at_once,
     form,
     outcomes,
+)
+from stages.pairs.blocks import (
+    NOTHING,
+    ActionClasses,
+    AlikeStates,
+    Array,
+    CanonicalForms,
+    SortedRows,
+    StateBlock,
+    equal_rows,
+    short_name,
+    to_numpy,
 )
 from stages.rollouts.distinct import DistinctStates
 from stages.runs.kinds import STEP, TEACHER_ACTION, Row
@@ -63,6 +71,10 @@ BLOCK_STATES = 8192
 BATCH_STATES = 256
 """States whose rows are Python objects together."""
 LOST = "state_not_reproducible"
+MOST_NUMBERS = 4_000_000
+"""Numbers in the largest array that compares the actions of alike states with each other."""
+Places = tuple[int, ...]
+"""Places of a state's actions among each other: its steps, then the answers teacher by teacher."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +212,7 @@ def vote(
     make: Callable[[], Environment] | None,
     path: Sequence[tuple[str, str]] = (),
 ) -> Row:
-    """Return every recorded step's preferences or reason for none, how actions were compared, and their classes.
+    """Return the classes of the actions in a state, how they were compared, and which chosen actions fail there.
 
     make: the environment in which actions whose forms differ are run, after the (action, observation) of `path`; None
     compares texts alone. `students` and `teachers` are short names of classes that mean the same in every state;
@@ -215,28 +227,26 @@ def vote(
     if make is not None and len(candidates) > 1:
         try:
             order = list(dict.fromkeys(form for form in forms.values() if form is not None))
-            found = outcomes(make, reached, [candidates[form] for form in order])
-            compared_by, ending = "outcome", {one.digest for one in found if one.ends}
-            by_outcome = {form: one.digest for form, one in zip(order, found, strict=True)}
+            results = outcomes(make, reached, [candidates[form] for form in order])
+            compared_by, ending = "outcome", {one.digest for one in results if one.ends}
+            by_outcome = {form: one.digest for form, one in zip(order, results, strict=True)}
         except NotReproducible:
             # Not compared by form instead: what differs in form may be equal here, and the environment has changed.
             reproducible = False
     classes = {text: None if form is None else by_outcome.get(form, form) for text, form in forms.items()}
-    if reproducible:
-        votes = [step_vote(state, step, classes) for step in state.steps]
-    else:
-        votes = [{"pairs": [], "reason": LOST} for _ in state.steps]
     names = class_names(classes, forms)
     short = {text: None if name is None else short_name(name) for text, name in names.items()}
+    steps = [step for step in state.steps if reproducible and not step["truncated"]]
+    found = (one for step in steps for one in decide(Ballot(step["action"], state.teachers, classes))[0])
     # Graded where a pair would choose the action, and nowhere else: a grade may take minutes of tests.
-    chosen = {classes[pair["chosen"]]: pair["chosen"] for one in votes for pair in one["pairs"]}
+    chosen = {classes[one.chosen]: one.chosen for one in found}
     failing = (
         {short[text] for name, text in chosen.items() if name in ending and fails_at_once(make, reached, text)}
         if make is not None
         else set[str]()
     )
     return {
-        "votes": votes,
+        "reproducible": reproducible,
         "compared_by": compared_by,
         "students": [None if step["truncated"] else short[step["action"]] for step in state.steps],
         "teachers": {name: [text and short[text] for text in texts] for name, texts in state.teachers.items()},
@@ -244,26 +254,133 @@ def vote(
     }
 
 
-def step_vote(state: AnsweredState, step: Row, classes: dict[str, str | None]) -> Row:
-    """Return the pairs of one recorded step in a state, or the reason for none."""
-    if step["truncated"]:
-        return {"pairs": [], "reason": "student_truncated"}
-    if not any(state.teachers.values()):
-        return {"pairs": [], "reason": "not_asked"}
-    # Texts and their classes as numbers, in the order in which they appear: most states then repeat a vote that
-    # `decided` has in its cache, whatever their texts are.
-    given = [text for texts in state.teachers.values() for text in texts if text is not None]
-    spelled = {str(number): text for number, text in enumerate(dict.fromkeys([step["action"], *given]))}
-    number_of: dict[str | None, str | None] = {text: number for number, text in spelled.items()} | {None: None}
-    known = dict.fromkeys(classes[text] for text in spelled.values())
-    kind_of = {kind: None if kind is None else str(number) for number, kind in enumerate(known)}
-    teachers = tuple((name, tuple(number_of[text] for text in texts)) for name, texts in state.teachers.items())
-    found, reason = decided("0", teachers, tuple(kind_of[classes[text]] for text in spelled.values()))
-    pairs = [
-        {**vars(one), "chosen": spelled[one.chosen], "rejected": spelled[one.rejected], "chosen_by": list(by)}
-        for one, by in found
-    ]
-    return {"pairs": pairs, "reason": reason}
+def recorded_classes(block: StateBlock, records: Iterable[Row]) -> ActionClasses:
+    """Return the classes of a block as `vote` found them in each of its states."""
+    known: dict[str, int] = {}
+    steps, answers, compared_by, lost = list[int](), list[int](), list[str](), list[bool]()
+    failing: tuple[list[bool], list[bool]] = [], []  # of steps, of answers
+    for record in records:
+        compared_by.append(record["compared_by"])
+        lost.append(not record["reproducible"])
+        for numbers, flags, names in (
+            (steps, failing[0], record["students"]),
+            (answers, failing[1], list(chain(*(record["teachers"][name] for name in block.teachers)))),
+        ):
+            numbers += [NOTHING if name is None else known.setdefault(name, len(known)) for name in names]
+            flags += [name in record["failing"] for name in names]
+    class_of = np.array(steps + answers, dtype=np.int64)
+    fails = np.array(failing[0] + failing[1], dtype=bool)
+    return ActionClasses(class_of, list(known), pa.array(compared_by), np.array(lost), fails)
+
+
+# The vote in thousands of states at a time
+
+
+@dataclass(frozen=True)
+class JudgedState:
+    """The actions in one state: of the student in each recorded step, of each teacher in each sample.
+
+    Actions are names of classes, None for a missing or malformed one.
+    """
+
+    students: Sequence[str | None]
+    teachers: Mapping[str, Sequence[str | None]]
+
+    def preferences(self, without: str | None = None) -> Iterator[tuple[Preference, int]]:
+        """Yield the preferences among classes, perhaps without one teacher, each with the step that it judges."""
+        teachers = {name: actions for name, actions in self.teachers.items() if name != without}
+        classes = {name: name for names in (self.students, *teachers.values()) for name in names if name is not None}
+        for step, own in enumerate(self.students):
+            for preference in decide(Ballot(own or "", teachers, {"": None, **classes}))[0]:
+                yield preference, step
+
+    def most_common(self, teacher: str) -> str | None:
+        """Return the most common action of a teacher; None where it has none."""
+        known = Counter(name for name in self.teachers.get(teacher, ()) if name is not None)
+        return known.most_common(1)[0][0] if known else None
+
+
+@dataclass(frozen=True)
+class LeaveOneOut:
+    """A teacher in a state: the pairs that are lost and won without it, and those that it backs.
+
+    sides: for each recorded step, "joined" where the student did the same as the teacher against the majority,
+    "opposed" where the student did as the majority, else None; None instead of a tuple without a minority vote.
+    """
+
+    lost: int
+    won: int
+    backed: int
+    sides: tuple[str | None, ...] | None
+
+
+def leave_one_out(state: JudgedState, teacher: str) -> LeaveOneOut:
+    """Return which pairs of one state depend on a teacher."""
+    found = [preference for preference, _ in state.preferences()]
+    everyone = {(each.rule, each.chosen, each.rejected) for each in found}
+    without = {(each.rule, each.chosen, each.rejected) for each, _ in state.preferences(without=teacher)}
+    answer = state.most_common(teacher)
+    # a teacher backs a pair by doing what is chosen over the student, or what is rejected in favour of the student
+    backed = sum(answer == (each.chosen if each.rejected_by == STUDENT else each.rejected) for each in found)
+    winner = found[-1].chosen if found else None  # by either rule the majority does what was chosen
+    sides = None
+    if winner is not None and answer is not None and answer != winner:
+        names = {answer: "joined", winner: "opposed"}
+        sides = tuple(None if own is None else names.get(own) for own in state.students)
+    return LeaveOneOut(len(everyone - without), len(without - everyone), backed, sides)
+
+
+@dataclass(frozen=True)
+class PatternPair:
+    """A pair: the step that it judges, and the first places of its sides in the pattern."""
+
+    step: int
+    chosen: int
+    rejected: int
+    preference: Preference
+    chosen_by: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """The decision in a state. reasons: why a step gives no pair; shared: among how many pairs its cost is shared.
+
+    teachers: what each decides; wanted: all preferences among classes, each with the step that it judges; answers: the
+    places of the student's first action, and of each teacher's most common one, `NOTHING` for none.
+    """
+
+    reasons: tuple[str, ...]
+    pairs: tuple[PatternPair, ...]
+    duplicates: int
+    shared: int
+    teachers: tuple[LeaveOneOut, ...]
+    wanted: tuple[tuple[Preference, int], ...]
+    answers: Places
+
+
+def patterns(block: StateBlock, classes: ActionClasses) -> Iterator[tuple[AlikeStates, Pattern]]:
+    """Yield the states of a block, those with one pattern together."""
+    truncated = np.zeros(len(block.actions), dtype=bool)
+    truncated[: len(block.steps)] = to_numpy(block.steps["truncated"], null=False)
+    class_of = np.where(truncated, NOTHING, classes.class_of)
+    for alike in block.alike(MOST_NUMBERS):
+        length, students = alike.rows.shape[1], alike.students
+        cut, lost = truncated[alike.rows[:, :students]], classes.lost[alike.states, None]
+        equalities = np.hstack([_first_equal(block.text_of[alike.rows]), _first_equal(class_of[alike.rows]), cut, lost])
+        for same in equal_rows(np.ascontiguousarray(equalities, dtype=np.int32)):
+            row, shape = equalities[same[0]].tolist(), (students, alike.samples)
+            texts, kinds, flags = row[:length], row[length : 2 * length], row[2 * length :]
+            pattern = _pattern(block.teachers, shape, tuple(texts), tuple(kinds), tuple(flags[:-1]), bool(flags[-1]))
+            yield AlikeStates(alike.states[same], alike.rows[same], *shape), pattern
+
+
+def _first_equal(values: Array) -> Array:
+    """Return the first place [S, L] in each row [S, L] that holds the same; `NOTHING` stays so."""
+    # The states last: NumPy then compares and reduces thousands of them at a time.
+    columns = np.ascontiguousarray(values.T)
+    places = np.arange(len(columns), dtype=np.int32)[:, None, None]
+    first = np.where(columns[:, None] == columns[None], places, len(columns)).min(axis=0)
+    return np.where(columns == NOTHING, NOTHING, first).T
 
 
 @lru_cache(16_384)
@@ -277,20 +394,63 @@ def decided(
     return tuple((preference, tuple(backers(ballot, preference))) for preference in preferences), reason
 
 
-def recorded_classes(block: StateBlock, records: Iterable[Row]) -> ActionClasses:
-    """Return the classes of a block as `vote` found them in each of its states."""
-    known: dict[str, int] = {}
-    steps, answers, compared_by, lost = list[int](), list[int](), list[str](), list[bool]()
-    failing: tuple[list[bool], list[bool]] = [], []  # of steps, of answers
-    for record in records:
-        compared_by.append(record["compared_by"])
-        lost.append(record["votes"][0]["reason"] == LOST)
-        for numbers, flags, names in (
-            (steps, failing[0], record["students"]),
-            (answers, failing[1], list(chain(*(record["teachers"][name] for name in block.teachers)))),
-        ):
-            numbers += [NOTHING if name is None else known.setdefault(name, len(known)) for name in names]
-            flags += [name in record["failing"] for name in names]
-    class_of = np.array(steps + answers, dtype=np.int64)
-    fails = np.array(failing[0] + failing[1], dtype=bool)
-    return ActionClasses(class_of, list(known), pa.array(compared_by), np.array(lost), fails)
+@lru_cache(16_384)
+def _pattern(
+    teachers: tuple[str, ...],
+    shape: tuple[int, tuple[int, ...]],
+    texts: Places,
+    classes: Places,
+    truncated: Places,
+    lost: bool,
+) -> Pattern:
+    """Decide a pattern: steps and samples of each teacher (`shape`), and what equals what (`texts`, `classes`)."""
+    students, samples = shape
+    ends = (students + np.cumsum(samples, dtype=int)).tolist()
+    places = {name: range(end - number, end) for name, number, end in zip(teachers, samples, ends, strict=True)}
+    class_names = [None if place == NOTHING else str(place) for place in classes]
+    reasons, votes = list[str](), list[PatternPair]()
+    for step in range(students):
+        reason, found = _step_pairs(step, places, texts, class_names, bool(truncated[step]), lost)
+        reasons += [] if reason is None else [reason]
+        votes += found
+    sides = [(one.chosen, one.rejected) for one in votes]
+    # Steps with equal actions give equal pairs: reversed, so that the first of them is the one that is kept.
+    kept = dict(zip(reversed(sides), reversed(votes), strict=True))
+    actions = {name: [class_names[place] for place in of] for name, of in places.items()}
+    judged = JudgedState(class_names[:students], actions)
+    answers = [judged.students[0], *(judged.most_common(name) for name in teachers)]
+    return Pattern(
+        tuple(reasons),
+        tuple(one for side, one in zip(sides, votes, strict=True) if kept[side] is one),
+        len(votes) - len(kept),
+        len(kept),
+        tuple(leave_one_out(judged, name) for name in teachers),
+        tuple(judged.preferences()),
+        tuple(NOTHING if most is None else int(most) for most in answers),
+    )
+
+
+def _step_pairs(
+    step: int,
+    places: dict[str, range],
+    texts: Places,
+    class_names: Sequence[str | None],
+    truncated: bool,
+    lost: bool,
+) -> tuple[str | None, list[PatternPair]]:
+    """Return the pairs of one recorded step, or the reason for none."""
+    if lost:
+        return LOST, []
+    if truncated:
+        return "student_truncated", []
+    if not any(places.values()):
+        return "not_asked", []
+    given = [place for of in places.values() for place in of]
+    class_of = {texts[place]: class_names[place] for place in (*given, step)}
+    order = dict.fromkeys(text for text in (texts[step], *(texts[place] for place in given)) if text != NOTHING)
+    teachers = tuple(
+        (name, tuple(None if texts[place] == NOTHING else str(texts[place]) for place in of))
+        for name, of in places.items()
+    )
+    found, reason = decided(str(texts[step]), teachers, tuple(class_of[text] for text in order))
+    return reason, [PatternPair(step, int(one.chosen), int(one.rejected), one, by) for one, by in found]

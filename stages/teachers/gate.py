@@ -22,8 +22,8 @@ from typing import Literal
 
 from pydantic import Field
 
+from stages.pairs.actions import ROUNDING, Ballot, canonical, decide
 from stages.pairs.states import explored
-from stages.pairs.voting import ROUNDING, Ballot, canonical, decide
 from stages.policy.requests import price_bound
 from stages.runs.kinds import Row
 from stages.runs.run import RunWriter
@@ -84,7 +84,7 @@ class GatedState:
             return "open"
         return "with" if ballot.class_of(ballot.student) == winner else "against"
 
-    def company(self, asked: Sequence[str]) -> tuple[str, ...]:
+    def agreeing_teachers(self, asked: Sequence[str]) -> tuple[str, ...]:
         """Return the teachers of `asked` whose vote is mostly the student's first action."""
         ballot = next(self.ballots(asked), None)
         own = None if ballot is None else ballot.class_of(ballot.student)
@@ -152,9 +152,9 @@ class ExpectedGains:
 
     def _places(self, state: GatedState) -> list[tuple[object, ...]]:
         """Return the groups of a state, from the most general to the narrowest."""
-        situation, company = state.situation(self._before), state.company(self._before)
+        situation, agreeing = state.situation(self._before), state.agreeing_teachers(self._before)
         step = min(state.steps[0]["step"], LAST_STEP)
-        return [(situation,), (situation, company), (situation, company, step)]
+        return [(situation,), (situation, agreeing), (situation, agreeing, step)]
 
     def expected(self, state: GatedState) -> float:
         """Return the expected number of pairs that an answer adds; 0.5 without data (Laplace's rule)."""

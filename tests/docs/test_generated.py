@@ -12,7 +12,7 @@ from support.documents import BIN, DOCUMENTS, FENCE, ROOT
 
 from stages import STAGES
 from stages.evaluation import report
-from stages.pairs import extraction
+from stages.pairs import evidence
 from stages.rollouts import gate
 
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(#[^)\s]+)?\)")
@@ -60,7 +60,7 @@ def test_the_glossary_is_in_alphabetical_order_and_explains_the_words_of_reports
     terms = re.findall(r"^\| \*\*(.+?)\*\* \|", text, re.M)
     assert terms == sorted(terms, key=str.lower) and len(terms) > 30
     explained = {word for term in terms for word in term.split(", ")}
-    missing = {*report.HEAD, *extraction.AUDIT_HEAD} - explained - PLAIN
+    missing = {*report.HEAD, *evidence.AUDIT_HEAD} - explained - PLAIN
     assert missing == set(), "docs/glossary.md explains none of these words of a report"
 
 

@@ -10,7 +10,7 @@ from support.foreign import INSTANCE, REAL, call, document, jsonl, needs_real
 from stages import extract_pairs
 from stages.errors import BadInput, UsageError
 from stages.import_traces import Config
-from stages.pairs.voting import canonical
+from stages.pairs.actions import canonical
 from stages.rollouts.trace import pairs_with_states
 from stages.runs import runner
 from stages.runs.kinds import PAIR, ROLLOUT

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from stages import extract_pairs
 from stages.envs.base import Task
-from stages.pairs.audit import passed_by_rollout
+from stages.pairs.actions import canonical
 from stages.pairs.blocks import (
     CanonicalForms,
     SortedRows,
@@ -27,9 +27,9 @@ from stages.pairs.blocks import (
     to_arrow,
     to_numpy,
 )
-from stages.pairs.extraction import Extraction, patterns
-from stages.pairs.states import AnsweredState, AnsweredStates, recorded_classes, vote
-from stages.pairs.voting import canonical
+from stages.pairs.evidence import passed_by_rollout
+from stages.pairs.extraction import Extraction
+from stages.pairs.states import AnsweredState, AnsweredStates, patterns, recorded_classes, vote
 from stages.runs import runner, store
 from stages.runs.kinds import PAIR, ROLLOUT, TASK
 from stages.runs.run import Run
@@ -250,8 +250,8 @@ def test_voting_does_not_import_pandas(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from stages.envs.base import Task
-from stages.pairs.extraction import pair_rows, patterns
-from stages.pairs.states import AnsweredStates
+from stages.pairs.extraction import pair_rows
+from stages.pairs.states import AnsweredStates, patterns
 from stages.runs.run import Run
 from stages.runs.kinds import TASK
 

@@ -11,7 +11,6 @@ import pytest
 from stages.envs.base import Grade, Message, Observation, Split, Task
 from stages.envs.bash import same_observation
 from stages.errors import InfrastructureError
-from stages.pairs.audit import failure_text
 from stages.pairs.continuation import (
     MIN_UNITS,
     Branch,
@@ -23,6 +22,7 @@ from stages.pairs.continuation import (
     restore,
     signal_test,
 )
+from stages.pairs.evidence import failure_text
 from stages.pairs.report import PairVerdict
 from stages.policy.base import PolicyConfig, Sample, Turn
 from stages.rollouts.agent_loop import NOT_RESTORED, Episode, Rules, act, begin

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stages.messages import Spoken, ToolCall, write
-from stages.pairs.groups import choose, compare_submissions, crossings
+from stages.pairs.groups import choose, compare_submissions, visits_by_state
 from stages.rollouts.agent_loop import state_sha256
 from stages.runs import store
 from stages.runs.kinds import Row
@@ -42,7 +42,7 @@ def rollout(
 
 
 def meet(*rollouts: tuple[Row, list[Row]]) -> list[Any]:
-    return crossings([step for _, steps in rollouts for step in steps], [row for row, _ in rollouts])
+    return visits_by_state([step for _, steps in rollouts for step in steps], [row for row, _ in rollouts])
 
 
 def chosen(visits: Sequence[Any], student: str | None = None) -> tuple[list[tuple[str, str, str]], dict[str, int]]:

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from stages.pairs.audit import JudgedState, OutcomeJudgement, failure_verdict
+from stages.pairs.actions import STUDENT, Preference
 from stages.pairs.continuation import PairOutcome, signal_test
-from stages.pairs.voting import STUDENT, Preference
+from stages.pairs.evidence import FailureAlignment, failure_verdict
+from stages.pairs.states import JudgedState
 
 UNITS, TASKS, CHOICES, SAMPLES = 12, 8, 6, 4
 NAMES = ("a", "b", "c")
@@ -115,7 +116,7 @@ def verdicts(teachers: Teachers, seed: int, samples: int, tasks: int) -> tuple[s
     passed = random.random(len(run.right)) < quality[np.arange(len(run.right)), run.student]
 
     found, by_rollout = list[PairOutcome](), list[PairOutcome]()
-    judgement = OutcomeJudgement({str(task): bool(one) for task, one in enumerate(passed)})
+    judgement = FailureAlignment({str(task): bool(one) for task, one in enumerate(passed)})
     for task in range(len(run.right)):
         number, _ = judgement.rollout_numbers([str(task)], [str(task)])
         state = JudgedState([str(run.student[task])], {name: [str(said[task, i])] for i, name in enumerate(NAMES)})

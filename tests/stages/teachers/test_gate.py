@@ -11,7 +11,7 @@ from stages import collect, extract_pairs, replay_teachers
 from stages.envs.kata.env import KataEnv
 from stages.envs.kata.recipes import Knowledge
 from stages.envs.kata.tasks import OPERATIONS
-from stages.pairs.audit import passed_by_rollout
+from stages.pairs.evidence import passed_by_rollout
 from stages.pairs.states import explored
 from stages.runs import runner, store
 from stages.runs.kinds import PAIR, ROLLOUT, TEACHER_ACTION

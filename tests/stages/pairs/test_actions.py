@@ -1,7 +1,7 @@
 """The majority, what follows from it, why nothing follows; the canonical forms that it compares."""
 
 import shlex
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
@@ -10,18 +10,17 @@ from support.environments import GuessEnv
 
 from stages.envs.base import Observation
 from stages.messages import Spoken, ToolCall, write
-from stages.pairs.states import AnsweredState, step_vote, vote
-from stages.pairs.voting import (
+from stages.pairs.actions import (
     Ballot,
     NotReproducible,
     StatePath,
-    backers,
     canonical,
     canonical_answer,
     canonical_command,
     decide,
     outcomes,
 )
+from stages.pairs.states import AnsweredState, vote
 from tests.stages.pairs.answered import command
 
 
@@ -119,8 +118,8 @@ def test_two_spellings_of_one_outcome_are_one_class() -> None:
     }
     task = GuessEnv().tasks("train", 1, 0)[0]
     found = vote(AnsweredState("d", steps, teachers), task, SumsEnv)
-    (pair,) = found["votes"][0]["pairs"]
-    assert (pair["chosen"], pair["rejected"], found["compared_by"]) == (command("x+y"), command("x-y"), "outcome")
+    (own,), ((one,), two, other) = found["students"], found["teachers"].values()
+    assert two == [one, one] and other == [None, own] and one != own and found["compared_by"] == "outcome"
     assert SumsEnv.ran == [command("x-y"), command("x+y"), command("y+x")], "distinct forms, in order"
 
 
@@ -188,21 +187,3 @@ def test_answers_are_compared_without_reasoning_and_blanks() -> None:
 @given(st.text("ab/-.=,:@%+_ \t", max_size=20))
 def test_plain_words_are_what_the_shell_would_split_and_quote(command: str) -> None:
     assert canonical_command(command) == shlex.join(shlex.split(command))
-
-
-TEXTS = st.sampled_from(["a", "A", "b", "B", "c", "malformed"])
-CLASSES = {"a": "x", "A": "x", "b": "y", "B": "y", "c": "z", "malformed": None}
-TEACHERS = st.fixed_dictionaries({name: st.lists(st.none() | TEXTS, max_size=3) for name in ("t", "u", "v")})
-
-
-@given(student=TEXTS, teachers=TEACHERS)
-def test_a_vote_by_pattern_is_the_vote_itself(student: str, teachers: dict[str, list[str | None]]) -> None:
-    step: dict[str, Any] = {"action": student, "truncated": False}
-    found = step_vote(AnsweredState("d", [step], teachers), step, CLASSES)
-    if not any(teachers.values()):
-        assert found == {"pairs": [], "reason": "not_asked"}
-        return
-    ballot = Ballot(student, teachers, CLASSES)
-    preferences, reason = decide(ballot)
-    assert found["reason"] == reason
-    assert found["pairs"] == [{**vars(one), "chosen_by": backers(ballot, one)} for one in preferences]
