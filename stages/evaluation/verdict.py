@@ -115,11 +115,12 @@ class Question:
 class PairedDifference:
     """Treatment minus baseline over the same tasks and training seeds, in numbers that JSON can hold.
 
-    `low`, `high` and `p_value` are those of the deciding test. `mde` is the true difference that 80 % of such
-    experiments would find, by simulation, where nothing was decided; None where it was decided, and where no difference
-    would be found so often. `too_few`: whether the test has too few units to reject anything. `elsewhere` is the
-    interval for other units where those played are fixed, else None. `unit` is the noun for a unit. `num_collections`:
-    of pairs that the trainings learnt from, 0 where none did. `wins` and `losses` are tasks that rose, fell.
+    `low`, `high` and `p_value` are those of the deciding test, and `shows` is what it shows. `mde` is the true
+    difference that 80 % of such experiments would find, by simulation, where nothing was decided; None where it was
+    decided, and where no difference would be found so often. `too_few`: whether the test has too few units to reject
+    anything. `elsewhere` is the interval for other units where those played are fixed, else None. `unit` is the noun
+    for a unit. `num_collections`: of pairs that the trainings learnt from, 0 where none did. `wins` and `losses` are
+    tasks that rose, fell.
     """
 
     estimate: float
@@ -132,16 +133,12 @@ class PairedDifference:
     wins: int
     losses: int
     p_value: float
+    shows: str = UNDECIDED
     mde: float | None = None
     too_few: bool = False
     elsewhere: tuple[float, float] | None = None
     unit: str = "family"
     num_collections: int = 0
-
-    @property
-    def significant(self) -> bool:
-        """Return whether the interval excludes zero."""
-        return self.low > 0 or self.high < 0
 
     @property
     def units(self) -> str:
@@ -343,10 +340,8 @@ def judged(
     bounds: the comparison with lost outcomes against the treatment, and for it; none where none was lost.
     """
     found, bar = gain.difference, f"{100 * question.min_gain:g} points"
-    shown, of_known = (
-        str(shows([each.test for each in tests], question.min_gain, question.alpha)[0])
-        for tests in ([gain, *bounds], [gain])
-    )
+    tests = [each.test for each in (gain, *bounds)]
+    shown, of_known = str(shows(tests, question.min_gain, question.alpha)[0]), found.shows
     worst, best = (each.difference for each in bounds) if bounds else (found, found)
     claim, reason = clause(shown, min(found.low, worst.low), max(found.high, best.high), question)
     if shown == UNDECIDED and of_known != UNDECIDED:
@@ -443,14 +438,15 @@ def compare(
         wins=int((d_T > TIE).sum()),
         losses=int((d_T < -TIE).sum()),
         p_value=float(test.p()[0]),
+        shows=str(shows([test], question.min_gain, alpha)[0]),
         too_few=test.num_flipped < fewest_units(alpha),
         elsewhere=elsewhere,
         unit=sampling.noun,
         num_collections=num_collections,
     )
-    undecided = str(shows([test], question.min_gain, alpha)[0]) == UNDECIDED
-    if outcome is None and missing == "excluded" and undecided and not difference.too_few:
-        mde = planner.detectable(items, treatment, baseline, found, fixed=sampling.fixed, alpha=alpha)
+    if outcome is None and missing == "excluded" and difference.shows == UNDECIDED and not difference.too_few:
+        passed = items.set_column(items.column_names.index("passed"), "passed", question.outcome.value(items))
+        mde = planner.detectable(passed, treatment, baseline, found, fixed=sampling.fixed, alpha=alpha)
         difference = replace(difference, mde=mde)
     return Comparison(found, test, difference)
 
@@ -465,7 +461,7 @@ def secondary(items: pa.Table, possible: pa.Table, question: Question) -> tuple[
     subsets = by_family(paired(possible, treatment, baseline, question.outcome))
     for arm in sorted({*pc.unique(items["arm"]).to_pylist()} - {START, *question.arms}):
         if not problems(possible, arm, baseline, question.untrained):
-            found = compare(possible, arm, baseline, question, PASSED)
+            found = compare(possible, arm, baseline, question, question.outcome)
             if found:
                 of = found.difference
                 subsets.append(Subset("arm", arm, of.estimate, of.num_tasks, of.p_value))
@@ -623,8 +619,7 @@ def credit_sentence(gained: bool, over: Comparison | None, reasons: Sequence[str
             f"so {gain} cannot be attributed."
         )
     found, control = over.difference, str(question.control)
-    undecided = found.low <= 0 and found.high >= question.min_gain
-    more = f"; {power_clause(found, question.alpha)}" if undecided else ""
+    more = f"; {power_clause(found, question.alpha)}" if found.shows == UNDECIDED else ""
     credited = credit(gained, control, found, question.min_gain, trained=control not in question.untrained)
     return f"{question.treatment} - {control} is {points(found)}: {credited}{more}."
 
@@ -633,26 +628,27 @@ def credit(
     gained: bool, control: str, over: PairedDifference, min_gain: float = MIN_GAIN, *, trained: bool = True
 ) -> str:
     """Return how the treatment stands to the control, and what that says of imitation: the end of a sentence."""
-    short = f"less than {100 * min_gain:g} points above {control}"
+    stands = {
+        BETTER: f"above {control}",
+        WORSE: f"below {control}",
+        NO_GAIN: f"less than {100 * min_gain:g} points above {control}",
+        UNDECIDED: "not separated",
+    }
     if not trained:
-        stands = "above" if over.low > 0 else "below" if over.high < 0 else ""
-        place = f"{stands} {control}" if stands else short if over.high < min_gain else f"not separated from {control}"
-        return f"{place}, which was not trained"
-    if over.high < 0:
-        return f"below {control}, so imitation does better without the preference"
-    if over.low > 0 and gained:
-        return f"above {control}, so imitation alone does not explain the gain"
-    if over.low > 0:
-        return f"above {control}, which is a lead and no test, since no gain is shown first"
-    if over.high < min_gain:
-        suffices = "so imitation suffices" if gained else "and no gain is shown that imitation could explain"
-        return f"{short}, {suffices}"
-    return f"not separated, so {'the' if gained else 'a'} gain is credited neither to the preference nor to imitation"
+        return f"{stands[over.shows]}, which is about training as a whole, as {control} was not trained"
+    lead = "which is a lead and no test, since no gain is shown first"
+    follows = {
+        BETTER: "so imitation alone does not explain the gain" if gained else lead,
+        WORSE: "so imitation does better without the preference",
+        NO_GAIN: "so imitation suffices" if gained else "and no gain is shown that imitation could explain",
+        UNDECIDED: f"so {'the' if gained else 'a'} gain is credited neither to the preference nor to imitation",
+    }
+    return f"{stands[over.shows]}, {follows[over.shows]}"
 
 
 def conduct_sentences(treatment: str, gain: PairedDifference, found: Conduct, alpha: float = ALPHA) -> list[str]:
     """Return, in sentences, what changed significantly besides the pass rate, after Holm's correction."""
-    changed = {name: d for name, (d, p) in found.items() if d and d.significant and p < alpha}
+    changed = {name: d for name, (d, p) in found.items() if d and d.shows in (BETTER, WORSE) and p < alpha}
     sentences = []
     for name, rate in (("hacked", "hacked rate"), ("hacked_loose", "rate of visible without hidden passes")):
         if name in changed and changed[name].estimate > 0:
@@ -709,7 +705,7 @@ def gain_conclusions(verdict: EvalVerdict) -> tuple[list[str], list[str]]:
         shown.append(f"{treatment} passes more tasks than {baseline}{least}: {_interval(gain)}.")
         if not least:
             not_shown.append(f"That the gain of {treatment} over {baseline} reaches {bar}.")
-    elif gain.high < 0 and verdict.decision == INVALIDATED:
+    elif gain.shows == WORSE and verdict.decision == INVALIDATED:
         shown.append(f"{treatment} passes fewer tasks than {baseline}: {_interval(gain)}.")
     elif verdict.decision == INVALIDATED:
         shown.append(f"{treatment} gains less than {bar} over {baseline}: {_interval(gain)}.")
@@ -733,15 +729,15 @@ def control_conclusions(verdict: EvalVerdict) -> tuple[list[str], list[str]]:
         ]
     rates = {arm.arm: arm.pass_rate for arm in verdict.arms}
     scored = f"{control} passes {_percent(rates.get(str(control)))}, {treatment} {_percent(rates.get(treatment))}"
-    scored, above = f"{scored} ({treatment} \u2212 {control} {_interval(over)})", over.low > 0 and verdict.claim
+    scored = f"{scored} ({treatment} \u2212 {control} {_interval(over)})"
     if not verdict.control_trained:
-        if over.low > 0 or over.high < 0:
-            more = "more" if over.low > 0 else "fewer"
-            return [f"{treatment} passes {more} tasks than {control}, which was not trained: {_interval(over)}."], []
-        return [], [f"Whether training helps at all: {scored}."]
-    if above:
+        if over.shows not in (BETTER, WORSE):
+            return [], [f"Whether training helps at all: {scored}."]
+        more = "more" if over.shows == BETTER else "fewer"
+        return [f"{treatment} passes {more} tasks than {control}, which was not trained: {_interval(over)}."], []
+    if over.shows == BETTER and verdict.claim:
         return [f"{treatment} passes more tasks than {control}, which only imitates: {_interval(over)}."], []
-    if over.high < 0:
+    if over.shows == WORSE:
         return [f"Imitation alone does better: {scored}."], ["That the pairs' preference helps."]
     higher = "imitation alone scored higher" if over.estimate < 0 else "imitation alone is not excluded"
     return [], [f"That the pairs' preference helps: {higher}. {scored}."]
