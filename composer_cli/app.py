@@ -18,12 +18,12 @@ from composer_cli.help import CommandGroup, is_basic
 from composer_cli.printing import (
     FAILED,
     USAGE,
-    as_sentences,
     discard,
     interrupt_leaves,
     is_output_failure,
     open_missing_streams,
     print_error_json,
+    reports_errors,
     say,
     sentence_and_code,
 )
@@ -205,7 +205,7 @@ app.add_typer(swe.app, name="swe")
 
 
 @app.command(cls=RunCommand)
-@as_sentences
+@reports_errors
 def run(
     preset: options.Preset = None,
     on: options.OnOrSubmit = "local",
@@ -237,7 +237,7 @@ def run(
     )
     wanted = settings.load_preset(preset)
     console = Console(quiet, watch=watch)
-    files = settings.read_for_preset(wanted, config or [], console.tell)
+    files = settings.read_for_preset(wanted, config or [], console.notify)
     layers, on_settings = jobs.split_on([*files, *map(settings.assignment, set_ or [])])
     configs = configure_preset(wanted, layers[: len(files)], policy, layers[len(files) :], trust=trust)
     if (executor := base.executor(on)) is not None:

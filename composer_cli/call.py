@@ -106,17 +106,17 @@ def configure(
     teachers: Path | None,
     limit: int | None,
     assignments: Sequence[str],
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
     *,
     trust: bool = False,
 ) -> StageConfig:
     """Return the stage's configuration: defaults, files, bare words, the short options, then --set.
 
     values: the short options that stand for one setting, by its key. teachers: a file with [[teachers]] tables. limit:
-    the value of the setting that the stage names LIMIT; raises `UsageError` for a stage without one. tell: is told what
-    is left out of files, as settings of other stages. trust: whether files may send a provider's key elsewhere.
+    the value of the setting that the stage names LIMIT; raises `UsageError` for a stage without one. notify: called
+    with what is left out of files. trust: whether files may send a provider's key elsewhere.
     """
-    read = settings.read_for_stage(stage, files, tell)
+    read = settings.read_for_stage(stage, files, notify)
     layers = [*positionals]
     layers += [settings.nested(key, value) for key, value in values.items() if value is not None]
     if teachers is not None:
@@ -235,14 +235,14 @@ def execute(job: StageJob, run_options: RunOptions, console: Console) -> Result:
     """Run a stage and print when it starts and how it ended."""
     with ranks.join().leading():
         if done := job.completed(run_options):
-            console.tell(f"{job.title}: {done.reason}")
+            console.notify(f"{job.title}: {done.reason}")
             return done
         lines = job.first_lines(run_options)
         started = time.monotonic()
         with console.watching() as watch:
             listener = watch.listener(job.title, partial(job.folder, run_options))
             result = job.run(run_options, telling_of_the_start(listener, console, lines))
-        console.tell(f"{job.title}: {ending(result, time.monotonic() - started)}")
+        console.notify(f"{job.title}: {ending(result, time.monotonic() - started)}")
         return result
 
 
@@ -255,7 +255,7 @@ def telling_of_the_start(listener: Listener, console: Console, lines: Sequence[s
 
     def listen(what: str, done: int, total: int) -> None:
         while waiting and what and not isinstance(what, Checking):
-            console.tell(waiting.pop(0))
+            console.notify(waiting.pop(0))
         listener(what, done, total)
 
     return listen
@@ -282,7 +282,7 @@ def plan_in_words(plan: Plan) -> str:
 def show_plan(job: StageJob, run_options: RunOptions, console: Console, as_json: bool) -> None:
     """Print what would be done and what was checked for it; raises what running it would raise before its work."""
     if note := job.nothing_to_resume(run_options):
-        console.tell(note)
+        console.notify(note)
     plan, checked = job.plan(), preflight(job.stage, job.inputs, job.config, **run_options.where())
     if as_json:
         print_json({**asdict(plan), "checked": checked})

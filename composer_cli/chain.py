@@ -105,7 +105,7 @@ def show_plan(
                 done[entry.title] = found
             else:
                 if begun and (note := job.nothing_to_resume(run_options)):
-                    console.tell(f"{entry.title}: {note}")
+                    console.notify(f"{entry.title}: {note}")
                 plan = job.plan()
         reads = f"after {', '.join(entry.reads)}" if entry.reads else "reads nothing"
         planned = f", {call.plan_in_words(plan)}" if plan else ""

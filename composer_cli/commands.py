@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from composer_cli import options
-from composer_cli.printing import as_sentences, interrupt_leaves, say
+from composer_cli.printing import interrupt_leaves, reports_errors, say
 
 
-@as_sentences
+@reports_errors
 def status(
     check: Annotated[
         bool, typer.Option("--check", help="Read every byte of every run, and exit with 4 if any is damaged.")
@@ -44,7 +44,7 @@ def status(
         raise typer.Exit(BadInput.exit_code)
 
 
-@as_sentences
+@reports_errors
 def show(
     run: Annotated[
         str,
@@ -108,7 +108,7 @@ def show(
             command.print_run(found, run, chosen, number, json=json)
 
 
-@as_sentences
+@reports_errors
 def cancel(
     job: Annotated[
         str,
@@ -126,7 +126,7 @@ def cancel(
     print_json({"job": stopped}) if json else print_text(f"{stopped.name} is {stopped.state.status}.")
 
 
-@as_sentences
+@reports_errors
 def query(
     sql: Annotated[
         str,
@@ -153,7 +153,7 @@ def query(
         print_text(query_table(columns, rows))
 
 
-@as_sentences
+@reports_errors
 def report(
     run: Annotated[
         list[str] | None,
@@ -176,7 +176,7 @@ def report(
         print_text(str(path))
 
 
-@as_sentences
+@reports_errors
 def publish(
     run: Annotated[
         str,
@@ -208,7 +208,7 @@ def publish(
         print_text(f"{address}: {f'{sent / 1e6:.1f} MB sent' if sent else 'this run is there already'}")
 
 
-@as_sentences
+@reports_errors
 def view(
     page: Annotated[
         str, typer.Argument(metavar="[LINK]", help="The page to open: a link that was copied from a page.")
@@ -233,7 +233,7 @@ def view(
     app.serve(artifacts, port, announce, app.page_of(page))
 
 
-@as_sentences
+@reports_errors
 def serve(
     model: Annotated[
         str, typer.Argument(metavar="MODEL|RUN", help="A model folder or hub id, or a run whose checkpoint is served.")

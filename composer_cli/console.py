@@ -46,7 +46,7 @@ class Console:
     heartbeat_s: float = HEARTBEAT_S
     watch: bool = False
 
-    def tell(self, text: str) -> None:
+    def notify(self, text: str) -> None:
         """Print one line on stderr."""
         if not self.quiet:
             say(text)
@@ -54,7 +54,7 @@ class Console:
     @contextmanager
     def watching(self) -> Iterator[Watch]:
         """Show progress until the block ends; what libraries print goes to stderr, since stdout is for results."""
-        with redirect_stdout(sys.stderr), announcing_interrupts(self.tell):
+        with redirect_stdout(sys.stderr), announcing_interrupts(self.notify):
             if self.quiet:
                 yield HeartbeatLines(silent=True)
                 return
@@ -91,14 +91,14 @@ def handling_interrupts(
 
 
 @contextmanager
-def announcing_interrupts(tell: Callable[[str], None]) -> Iterator[None]:
+def announcing_interrupts(notify: Callable[[str], None]) -> Iterator[None]:
     """Print what the first signal does while a stage drains; where no stage handles it, raise at once."""
 
     def announce(number: int, frame: object) -> None:
         # A stage that drains installs a handler of its own, which calls this one once.
         if signal.getsignal(number) is announce:
             raise Interrupted(number)
-        tell(stopping(number))
+        notify(stopping(number))
 
     with handling_interrupts(announce):
         yield

@@ -78,7 +78,7 @@ def execute(
     def count_interrupt(number: int, frame: object) -> None:
         """Keep every Ctrl-C, and the first SIGTERM: schedulers send that often."""
         if not interrupts:
-            console.tell(stopping(number))
+            console.notify(stopping(number))
         if number == signal.SIGINT or not interrupts:
             interrupts.append(number)
 
@@ -131,7 +131,7 @@ class Neighbours:
                 else:
                     is_interrupt = isinstance(end, (Interrupted, KeyboardInterrupt))
                     last_words = "interrupted" if is_interrupt else f"stopped: {end}"
-                self._console.tell(f"{worker.job.title}: {last_words}")
+                self._console.notify(f"{worker.job.title}: {last_words}")
                 self._ended(worker.job.title, end)
             for worker in [one for one in self._leaving if not one.process.is_alive()]:
                 self._leaving.remove(worker)
@@ -158,7 +158,7 @@ class Neighbours:
                 job = entry.job(self.results)
                 if (done := job.completed(self._run_options)) is not None:
                     self._pool.give_back(gpus)
-                    self._console.tell(f"{job.title}: {done.reason}")
+                    self._console.notify(f"{job.title}: {done.reason}")
                     self._ended(job.title, done)
                     continue
                 lines = job.first_lines(self._run_options, f" on {devices.used(len(gpus), gpus)}" if gpus else "")

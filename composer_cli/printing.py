@@ -137,7 +137,7 @@ def discard(stream: TextIO) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def as_sentences(command: Callable[..., None]) -> Callable[..., None]:
+def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
     """Turn a command's failures into a sentence on stderr and an exit code; with `verbose` after the traceback."""
 
     @wraps(command)

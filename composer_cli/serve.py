@@ -55,18 +55,18 @@ def serve(text: str, port: int, words: Sequence[str], artifacts: Path, console: 
                     f"  --set policy.model={model} --set policy.base_url={server.url}"
                 )
             sys.stdout.flush()
-            with announcing_interrupts(console.tell):  # no stage drains here, so a signal is raised immediately
+            with announcing_interrupts(console.notify):  # no stage drains here, so a signal is raised immediately
                 while True:
                     time.sleep(POLL_S)
                     if not server.alive():
-                        console.tell(
+                        console.notify(
                             f"The server of {server.title} died; it is started again. Its log is {server.log}."
                         )
                         server.revive()
         finally:
             server.stop()
     except (KeyboardInterrupt, Interrupted) as error:
-        console.tell(f"The server of {config.source} has ended.")
+        console.notify(f"The server of {config.source} has ended.")
         return 128 + int(getattr(error, "signal_number", 2))
 
 

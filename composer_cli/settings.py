@@ -71,7 +71,7 @@ def read_file(path: Path) -> Tree:
         raise UsageError(f"{path} is not valid TOML: {error}.") from None
 
 
-def read_files(paths: Iterable[Path], own: Container[str], whose: str, tell: Callable[[str], None]) -> list[Tree]:
+def read_files(paths: Iterable[Path], own: Container[str], whose: str, notify: Callable[[str], None]) -> list[Tree]:
     """Return TOML files as trees, without the settings that other stages have and none of these; says what is left out.
 
     One file can so serve all stages. own: the names that mean something here; what no stage knows stays, and is refused
@@ -83,7 +83,7 @@ def read_files(paths: Iterable[Path], own: Container[str], whose: str, tell: Cal
         # Other stages are imported for such keys alone.
         others = [key for key, value in tree.items() if key not in own and _of_a_stage(key, value)]
         if others:
-            tell(f"{path}: {', '.join(others)} left out, which other stages have and {whose} does not.")
+            notify(f"{path}: {', '.join(others)} left out, which other stages have and {whose} does not.")
         trees.append({key: value for key, value in tree.items() if key not in others})
     return trees
 
@@ -95,23 +95,23 @@ def _of_a_stage(key: str, value: Any) -> bool:
     )
 
 
-def read_for_stage(stage: str, paths: Iterable[Path], tell: Callable[[str], None]) -> list[Tree]:
+def read_for_stage(stage: str, paths: Iterable[Path], notify: Callable[[str], None]) -> list[Tree]:
     """Return TOML files as layers of a stage's settings: those of all stages, and over them the stage's own table."""
     fields = load_stage(stage).config.model_fields
     return [
         merge({key: value for key, value in tree.items() if key != stage}, tree[stage])
         if isinstance(tree.get(stage), dict) and stage not in fields
         else tree
-        for tree in read_files(paths, {*fields, stage}, stage, tell)
+        for tree in read_files(paths, {*fields, stage}, stage, notify)
     ]
 
 
-def read_for_preset(preset: "Preset", paths: Iterable[Path], tell: Callable[[str], None]) -> list[Tree]:
+def read_for_preset(preset: "Preset", paths: Iterable[Path], notify: Callable[[str], None]) -> list[Tree]:
     """Return TOML files as layers of a chain's settings, as `by_entry` reads them, and the table of its executor."""
     stages = {entry.stage for entry in preset.stage}
     fields = {key for stage in stages for key in load_stage(stage).config.model_fields}
     titles = {entry.title for entry in preset.stage}
-    return read_files(paths, {*stages, *fields, *titles, "on"}, "this preset", tell)
+    return read_files(paths, {*stages, *fields, *titles, "on"}, "this preset", notify)
 
 
 def read_toml_text(path: Path) -> str:

@@ -7,7 +7,7 @@ import typer
 
 from composer_cli import options
 from composer_cli.help import ALL, HelpCommand
-from composer_cli.printing import as_sentences, print_json
+from composer_cli.printing import print_json, reports_errors
 from stages import STAGES, command_words
 from stages.errors import UsageError
 
@@ -91,7 +91,7 @@ class RunCommand(HelpCommand):
 def command_function(stage: str) -> Callable[..., None]:
     """Return the function behind a stage's command."""
 
-    @as_sentences
+    @reports_errors
     def command(
         words: options.Words = None,
         from_: options.From = None,
@@ -134,10 +134,10 @@ def command_function(stage: str) -> Callable[..., None]:
         values = {"env.name": env, "policy.model": policy, "arm": arm, "dj.recipe": dj, "seed": seed}
         values |= {"diloco.store": diloco, "diloco.replicas": replicas}
         configuration = call.configure(
-            stage, config or [], positionals, values, teachers, limit, set_ or [], console.tell, trust=trust
+            stage, config or [], positionals, values, teachers, limit, set_ or [], console.notify, trust=trust
         )
         if stage == "train" and (note := unlike_presets(configuration)):
-            console.tell(f"train: {note}")
+            console.notify(f"train: {note}")
         study = load_stage(stage).study
         if plan and study is not None:
             pilots = [Run(runs.find(artifacts, name)) for name in from_ or []]
@@ -147,7 +147,7 @@ def command_function(stage: str) -> Callable[..., None]:
                     numbers, text = study(pilots, configuration, listen)
             print_json(numbers) if json else print(text)
             return
-        inputs = runs.choose(stage, [*named, *(from_ or [])], artifacts, console.tell)
+        inputs = runs.choose(stage, [*named, *(from_ or [])], artifacts, console.notify)
         job = call.StageJob(stage, stage, inputs, configuration)
         run_options = call.with_out(stage, out, call.RunOptions(artifacts, None, resume, clean, max_cost, on))
         if dry_run:

@@ -6,7 +6,7 @@ import typer
 
 from composer_cli import options
 from composer_cli.help import CommandGroup
-from composer_cli.printing import as_sentences
+from composer_cli.printing import reports_errors
 
 if TYPE_CHECKING:
     from stages.envs.swe.requirements import WayToRun
@@ -19,7 +19,7 @@ app = typer.Typer(
 
 
 @app.command()
-@as_sentences
+@reports_errors
 def check(
     set_: options.Set = None,
     json: options.Json = False,

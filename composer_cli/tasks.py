@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from composer_cli import options
-from composer_cli.printing import as_sentences, interrupt_leaves
+from composer_cli.printing import interrupt_leaves, reports_errors
 from stages.errors import BadInput, UsageError
 from stages.plurals import counted
 
@@ -29,7 +29,7 @@ Words = Annotated[
 Limit = Annotated[int | None, typer.Option("--limit", "-n", metavar="N", min=1, help="At most N tasks of each split.")]
 
 
-@as_sentences
+@reports_errors
 def check(
     path: Words = None,
     env: options.Env = None,
@@ -54,11 +54,11 @@ def check(
     configuration = configured("tasks check", path, env, config, set_, limit, seed)
     console, checks, interrupted = Console(quiet), list["TaskCheck"](), None
     with console.watching() as watch:
-        tell = watch.listener("tasks check")
-        tell("reading tasks", 0, 0)
+        notify = watch.listener("tasks check")
+        notify("reading tasks", 0, 0)
         tasks = task_checks.drawn(configuration)
         try:
-            for one in task_checks.check(configuration, tasks, configuration.workers or os.cpu_count() or 1, tell):
+            for one in task_checks.check(configuration, tasks, configuration.workers or os.cpu_count() or 1, notify):
                 checks.append(one)  # one by one: an interrupt keeps those before it
         except (KeyboardInterrupt, Interrupted) as error:
             if not checks:
@@ -86,7 +86,7 @@ def check(
     raise typer.Exit(BadInput.exit_code if bad else INCOMPLETE if found["error"] else 0)
 
 
-@as_sentences
+@reports_errors
 def convert(
     path: Words = None,
     to: Annotated[
@@ -118,13 +118,13 @@ def convert(
     with console.watching() as watch:
         listen = watch.listener("tasks convert")
 
-        def tell(name: str) -> None:
+        def notify(name: str) -> None:
             names.append(name)
             listen("tasks", len(names), len(tasks))
 
         options_ = configuration.env_options()
         with interrupt_leaves(f"{to[1]} holds the tasks written by then; delete it and start again."):
-            harbor.write_tasks(configuration.env.name, options_, tasks, to[1], base_image, tell)
+            harbor.write_tasks(configuration.env.name, options_, tasks, to[1], base_image, notify)
         watch.ended("tasks convert")
     if json:
         print_json({"env": configuration.env.name, "folder": str(to[1]), "tasks": names})

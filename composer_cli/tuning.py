@@ -85,7 +85,7 @@ def tune(
     choice = TunedSetting(key, len(set(items["task_id"].to_pylist())), rates, chosen, run.path.name)
     store.write_json(run_options.root / "tuning" / f"{run.path.name}.json", asdict(choice))
     for line in str(choice).splitlines():
-        console.tell(line)
+        console.notify(line)
     tuned = dict(configs)
     for title, config in configs.items():
         if arm := arm_of(preset, title, config):

@@ -290,7 +290,7 @@ def run(
         asked = settings.build("run", Arguments, [{**how, "on": on, "trust": trust, "quiet": quiet}])
         root, console = asked.artifacts.resolve(), PythonConsole(quiet)
         wanted = settings.load_preset(str(preset))
-        files = settings.read_for_preset(wanted, asked.config, console.tell)
+        files = settings.read_for_preset(wanted, asked.config, console.notify)
         given = checked_settings(chosen)
         layers, on_settings = jobs.split_on([*files, *(settings.nested(*one) for one in given.items())])
         configs = call.configure_preset(wanted, layers[: len(files)], policy, layers[len(files) :], trust=trust)
@@ -425,14 +425,14 @@ def report(*runs: Run, artifacts: Path | str = "artifacts") -> Path:
         return page.save(root, page.chain(root, paths_of_runs(runs)))
 
 
-def view(artifacts: Path | str = "artifacts", port: int = 0, tell: Callable[[str], None] = print) -> None:
+def view(artifacts: Path | str = "artifacts", port: int = 0, notify: Callable[[str], None] = print) -> None:
     """Show all runs and rollouts on a local web page until Ctrl-C, or until a notebook's cell is interrupted.
 
-    port: the port of the page; 0 for a free one. tell: called with the page's address once it answers.
+    port: the port of the page; 0 for a free one. notify: called with the page's address once it answers.
 
     Raises `UsageError` where the port is not free.
     """
     from composer_cli.view import app
 
     with errors_in_python():
-        app.serve(Path(artifacts).resolve(), port, tell)
+        app.serve(Path(artifacts).resolve(), port, notify)

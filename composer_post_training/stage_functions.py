@@ -37,9 +37,9 @@ R = TypeVar("R", covariant=True)
 class PythonConsole(Console):
     """Prints remarks and progress on stderr, in the words of this interface."""
 
-    def tell(self, text: str) -> None:
+    def notify(self, text: str) -> None:
         """Print one line."""
-        super().tell(in_python(text))
+        super().notify(in_python(text))
 
 
 class StageFunction(Generic[P, R]):
@@ -161,8 +161,8 @@ class StageFunction(Generic[P, R]):
         teachers = given.get("teachers")
         file = Path(teachers) if isinstance(teachers, (str, Path)) else None
         layers = [one for one in layers if file is None or "teachers" not in one]
-        made = call.configure(self.name, asked.config, layers, {}, file, None, [], console.tell, trust=asked.trust)
-        return asked, made, run_folders.choose(self.name, named, asked.artifacts, console.tell)
+        made = call.configure(self.name, asked.config, layers, {}, file, None, [], console.notify, trust=asked.trust)
+        return asked, made, run_folders.choose(self.name, named, asked.artifacts, console.notify)
 
 
 def _entry(shown: str, text: str) -> str:

@@ -117,7 +117,7 @@ def _newest(root: Path, kind: Kind) -> list[Path]:
     return found(_of_a_model) or found()
 
 
-def choose(stage: str, given: Sequence[str], root: Path, tell: Callable[[str], None]) -> Inputs:
+def choose(stage: str, given: Sequence[str], root: Path, notify: Callable[[str], None]) -> Inputs:
     """Return the inputs of a stage: the runs that were named, or else the latest of the stages that write its inputs.
 
     Where one of the latest, or one that was named, was made from a run that fits another slot, that run is read: pairs
@@ -130,7 +130,7 @@ def choose(stage: str, given: Sequence[str], root: Path, tell: Callable[[str], N
         raise UsageError(f"{stage} reads no runs. Leave out --from {given[0]}.")
     if given:
         named = [Run(find(root, text)) for text in given]
-        return assign_inputs(loaded, [*named, *_read_by_named(loaded, named, root, tell)])
+        return assign_inputs(loaded, [*named, *_read_by_named(loaded, named, root, notify)])
     wanted = {name: slot.kind for name, slot in loaded.inputs.items() if not (slot.many or slot.optional)}
     first = sorted(wanted, key=lambda name: min(map(stage_order, writers(wanted[name]))))
     newest = {name: _newest(root, wanted[name]) for name in first}
@@ -149,18 +149,18 @@ def choose(stage: str, given: Sequence[str], root: Path, tell: Callable[[str], N
         chosen[name] = read or (Run(max(newest[name], key=lambda path: path.name)), "the latest")
     in_order = {chosen[name][0].path: chosen[name] for name in wanted}
     for path, (_, reason) in in_order.items():
-        tell(f"{stage}: reads {path} ({reason}; --from chooses another)")
+        notify(f"{stage}: reads {path} ({reason}; --from chooses another)")
     return assign_inputs(loaded, [run for run, _ in in_order.values()])
 
 
-def _read_by_named(stage: Stage[Any], named: Sequence[Run], root: Path, tell: Callable[[str], None]) -> list[Run]:
+def _read_by_named(stage: Stage[Any], named: Sequence[Run], root: Path, notify: Callable[[str], None]) -> list[Run]:
     """Return the runs that these were made from, for the required slots that none of these fills."""
     found: list[Run] = []
     named = [run for run in named if any(run.holds(slot.kind) for slot in stage.inputs.values())]
     for slot in stage.inputs.values():
         filled = any(run.holds(kind) for run in named for kind in (slot.kind, *slot.unless))
         if not (slot.optional or filled) and (read := _read_by(named, slot.kind, root)):
-            tell(f"{stage.name}: reads {read[0].path} ({read[1]}; --from chooses another)")
+            notify(f"{stage.name}: reads {read[0].path} ({read[1]}; --from chooses another)")
             found.append(read[0])
     return found
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from composer_cli.printing import as_sentences, interrupt_leaves
+from composer_cli.printing import interrupt_leaves, reports_errors
 from stages.runs.run import Interrupted
 
 GOOD = {"id": "good", "prompt": "p", "test": "grep -qx 1 a", "solution": {"a": "1\n"}, "split": "train"}
@@ -90,7 +90,7 @@ def test_an_interrupt_prints_the_tasks_that_were_checked_by_then(say, tmp_path, 
 
 
 def test_an_interrupt_of_a_plan_or_of_what_leaves_something_has_its_own_sentence(capsys):
-    @as_sentences
+    @reports_errors
     def command(*, resume: bool, plan: bool, leaves: str) -> None:
         with interrupt_leaves(leaves):
             raise Interrupted(signal.SIGTERM)
