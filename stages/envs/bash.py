@@ -1,4 +1,4 @@
-"""The text protocol of a bash action, the observation of a command, and the faulty turns of a shell episode.
+"""The actions of an agent in a shell, the observation of a command, and the faulty turns of a shell episode.
 
 An action is one assistant message, free text around exactly one fenced block:
 
@@ -11,7 +11,9 @@ quoted text and the bodies of here-documents are data, except those of a Python 
 """
 
 import re
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from stages.envs.base import Observation, TurnFault
 from stages.sandbox import CommandResult
@@ -21,6 +23,24 @@ SUBMIT = "submit"
 BLOCK = f"{FENCE}bash\n{{command}}\n{FENCE}"
 CLOSED = re.compile(r"^```bash[ \t]*\n(.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
 OPENED = re.compile(r"^```bash[ \t]*$", re.MULTILINE)
+
+
+TOOLS: tuple[dict[str, Any], ...] = (
+    {
+        "name": "bash",
+        "description": "Run one command or script in /testbed.",
+        "parameters": {
+            "type": "object",
+            "properties": {"command": {"type": "string", "description": "What bash is to run."}},
+            "required": ["command"],
+        },
+    },
+    {
+        "name": SUBMIT,
+        "description": "Hand the repository in as it stands, and finish.",
+        "parameters": {"type": "object", "properties": {}},
+    },
+)
 
 
 class ActionError(ValueError):
@@ -164,3 +184,45 @@ def faults(observations: Sequence[Observation]) -> list[TurnFault]:
         if fault is not None:
             by_turn.setdefault(fault.turn, fault)
     return list(by_turn.values())
+
+
+class ShellEnvironment(ABC):
+    """The methods by which the agent of an environment acts in a shell; a subclass runs the command.
+
+    Implements TakesCalls and ReportsFaults. `_system`: the system message of an opening; `opening_by_calls`: that for
+    calls of tools. `well_formed`: whether all actions of the episode could be run; `reset` of a subclass sets it.
+    """
+
+    tools = TOOLS
+    opening_by_calls: str
+    well_formed = True
+    _system: str
+
+    @abstractmethod
+    def run_command(self, command: str) -> Observation:
+        """Run one command, or hand in on `submit`."""
+
+    def step(self, text: str) -> Observation:
+        """Run the command of one assistant message."""
+        try:
+            command = parse_bash(text)
+        except ActionError as error:
+            return self.malformed(str(error))
+        return self.run_command(command)
+
+    def use_tools(self) -> None:
+        """Take calls of `bash` and `submit` as actions."""
+        self._system = self.opening_by_calls
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> Observation:
+        """Run one call of `bash` or `submit`."""
+        return self.run_command(SUBMIT if name == SUBMIT else arguments["command"])
+
+    def malformed(self, error: str) -> Observation:
+        """Return the observation of an action that cannot be run."""
+        self.well_formed = False
+        return Observation(f"[{error}]", parse_error=error)
+
+    def faults(self, observations: Sequence[Observation]) -> list[TurnFault]:
+        """Return at most one fault a turn."""
+        return faults(observations)

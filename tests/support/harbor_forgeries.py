@@ -52,7 +52,8 @@ def exported(folder: Path) -> None:
     """The task as `composer tasks convert` writes it."""
     tests = [f"tests/test_sums.py::{name}" for name in ("test_add", "test_zero")]
     row = {"id": "sums", "prompt": "Mend add.", "files": {"sums.py": WRONG}, "split": "train"}
-    rows = folder.with_suffix(".jsonl")
+    rows = folder.parents[1] / "rows.jsonl"
+    rows.parent.mkdir(parents=True, exist_ok=True)
     rows.write_text(json.dumps({**row, "hidden": {"tests/test_sums.py": TESTS}, "tests": tests}))
     with closing(TasksEnv(path=str(rows))) as env:
         (task,) = env.tasks("train", 1, 0)

@@ -17,13 +17,12 @@ from typing import Any, Literal
 
 from stages.envs import bash, folders
 from stages.envs.base import Grade, Observation, Split, Task, Work
-from stages.envs.bash import SUBMIT, ActionError, fenced, observation, parse_bash
+from stages.envs.bash import SUBMIT, ShellEnvironment, fenced, observation
 from stages.envs.folders import UnwieldyTree
 from stages.envs.harbor import machines, task_folder, verifying
 from stages.envs.harbor.machines import COMMAND_S, Machine, PlayedIn
 from stages.envs.harbor.task_folder import HarborStep, HarborTask
 from stages.envs.harbor.verifying import VerifierVerdict
-from stages.envs.repo.session import TOOLS
 from stages.envs.task_table import DIVIDED_BY, MOST_REPORTED, split_rows, too_many, unusable
 from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.messages import Message
@@ -32,7 +31,7 @@ from stages.runs.kinds import Row
 from stages.sandbox import containers
 
 log = logging.getLogger(__name__)
-SYSTEM = """\
+SYSTEM_PROMPT = """\
 You work in a shell on the machine of a task. Answer every time with a short thought and exactly one ```bash block: one
 command or script. Its output and exit code come back. Every block starts in {folder} in a fresh shell. To finish, \
 answer with `submit` alone in the block."""
@@ -46,7 +45,7 @@ SCRIPT_BYTES = 48 << 10
 RunsIn = Literal["auto", "docker", "podman", "bubblewrap"]
 
 
-class HarborEnv:
+class HarborEnv(ShellEnvironment):
     """Implements Environment, TakesCalls, ReportsFaults, HasSize and HasSolutions.
 
     `path`: a folder of tasks, or one task. `runs_in`: "auto" is the engine that answers, else bubblewrap.
@@ -57,8 +56,7 @@ class HarborEnv:
     """
 
     name = "harbor"
-    tools = TOOLS
-    faults = staticmethod(bash.faults)
+    opening_by_calls = WITH_TOOLS
 
     def __init__(
         self,
@@ -89,7 +87,7 @@ class HarborEnv:
         self._place = PlayedIn(_engine(runs_in), network == "task")
         self._path, self._own_limits, self._skips = path, limits == "task", skip_refused
         self._family, self._split_seed, self._eval_share = family, split_seed, eval_share
-        self.sandbox, self.max_chars, self._system = self._place.kind, max_chars, SYSTEM
+        self.sandbox, self.max_chars, self._system = self._place.kind, max_chars, SYSTEM_PROMPT
         self._machine: Machine | None = None
         self._task: HarborTask | None = None
 
@@ -165,7 +163,7 @@ class HarborEnv:
         if check := found.config.environment.healthcheck:
             machines.check_health(self._machine, check)
         self._verdicts: list[VerifierVerdict] = []
-        self._well_formed, self._submitted, self._over = True, False, False
+        self.well_formed, self._submitted, self._over = True, False, False
         self._failure: InfrastructureError | None = None
         self._begin(found.steps[0])
         return [
@@ -191,28 +189,7 @@ class HarborEnv:
             raise RuntimeError("reset() comes before step() and grade()")
         return self._machine, self._task
 
-    def step(self, text: str) -> Observation:
-        """Run the command of one assistant message."""
-        try:
-            return self._run(parse_bash(text))
-        except ActionError as error:
-            return self.malformed(str(error))
-
-    def use_tools(self) -> None:
-        """Take calls of `bash` and `submit` as actions."""
-        self._system = WITH_TOOLS
-
-    def call(self, name: str, arguments: Mapping[str, Any]) -> Observation:
-        """Run one call of `bash` or `submit`."""
-        return self._run(SUBMIT if name == SUBMIT else arguments["command"])
-
-    def malformed(self, error: str) -> Observation:
-        """Return the observation of an action that cannot be run."""
-        self._open()
-        self._well_formed = False
-        return Observation(f"[{error}]", parse_error=error)
-
-    def _run(self, command: str) -> Observation:
+    def run_command(self, command: str) -> Observation:
         """Run a command, or end the step."""
         machine, _ = self._open()
         if command.strip() == SUBMIT:
@@ -255,7 +232,7 @@ class HarborEnv:
         """Run the verifier of the present step and return the task's reward; null with the reason where it has none."""
         machine, task = self._open()
         work = Work(image=machine.description, submission="" if self._submitted else None)
-        protocol_ok = self._well_formed and self._submitted
+        protocol_ok = self.well_formed and self._submitted
         try:
             if self._failure is not None:
                 raise self._failure

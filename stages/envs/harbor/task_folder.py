@@ -80,7 +80,7 @@ def _megabytes(size: Any) -> Any:
 
 Seconds = Annotated[float, Field(gt=0, le=7 * 86_400, allow_inf_nan=False)]
 Variables = Annotated[dict[str, str], AfterValidator(_without_host_variables)]
-Keys = list[str | int]
+Keys = Sequence[str | int]
 """Where a value is in task.toml."""
 Network = Literal["public", "no-network", "allowlist"]
 
@@ -376,18 +376,15 @@ def read(folder: Path, root: Path | None = None) -> HarborTask:
     try:
         config = TaskConfig.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
-        line = re.search(r"at line (\d+)", str(error))
-        raise BadTask(_problem(folder, root, int(line[1]) if line else None, f"no valid TOML ({error})")) from None
+        raise BadTask(_problem(folder, root, (), f"no valid TOML ({error})")) from None
     except ValidationError as error:
         for one in error.errors(include_url=False):
             keys = [key for key in one["loc"] if isinstance(key, int) or re.fullmatch(r"[a-z_]+", key)]
-            reason = refusal(one)
-            where = ".".join(map(str, keys))
-            problems.append(_problem(folder, root, line_of(text, keys), f"{where}: {reason}" if where else reason))
+            problems.append(_problem(folder, root, keys, refusal(one)))
         raise BadTask(*problems) from None
     name = config.task.name if config.task else str(PurePosixPath(folder.relative_to(root)))
     task = _assembled(folder, name if name != "." else folder.name, digest, config, paths, root, problems)
-    problems += [_problem(folder, root, line_of(text, keys), reason) for keys, reason in _refused(config, paths)]
+    problems += [_problem(folder, root, keys, reason) for keys, reason in _refused(config, paths)]
     _check_compose(folder, root, paths, problems)
     if problems:
         raise BadTask(*problems)
@@ -407,7 +404,7 @@ def _assembled(
     container = ContainerSource(config.environment, ENVIRONMENT)
     if config.environment.docker_image is None and f"{ENVIRONMENT}/Dockerfile" not in paths:
         problems.append(
-            _problem(folder, root, None, "there is neither environment/Dockerfile nor environment.docker_image")
+            _problem(folder, root, (), "there is neither environment/Dockerfile nor environment.docker_image")
         )
     steps = []
     sections: Sequence[StepSection | None] = config.steps or [None]
@@ -500,7 +497,7 @@ def _refused(config: TaskConfig, paths: frozenset[str]) -> Iterator[tuple[Keys, 
         if artifact.service not in (None, MAIN):
             yield ["artifacts"], f"it needs the service {artifact.service!r}; only main is run"
     if config.metadata.get("split") not in (None, "train", "eval"):
-        yield ["metadata", "split"], f"metadata.split is {config.metadata['split']!r}; it is train or eval"
+        yield ["metadata", "split"], f"{config.metadata['split']!r} is no split; it is train or eval"
     for path in sorted(paths):
         if PurePosixPath(path).name == "trajectory.json" and (path.count("/") == 0 or path.startswith("steps/")):
             yield [], f"{path} is a conversation before the instruction, which is not played"
@@ -593,8 +590,9 @@ def _shown(path: Path, root: Path) -> str:
     return str(Path(root.name) / path.relative_to(root)) if path.is_relative_to(root) else str(path)
 
 
-def _problem(folder: Path, root: Path, line: int | None, reason: str) -> str:
-    return f"{_shown(folder / CONFIG, root)}{f', line {line}' if line else ''}: {reason}"
+def _problem(folder: Path, root: Path, keys: Keys, reason: str) -> str:
+    """Return a problem of task.toml: its path, the key where there is one, and the reason."""
+    return ": ".join([_shown(folder / CONFIG, root), *([".".join(map(str, keys))] if keys else []), reason])
 
 
 def without_canary(text: str) -> str:
@@ -604,36 +602,3 @@ def without_canary(text: str) -> str:
     while start < len(lines) and re.fullmatch(r"(<!--.*canary.*-->|#.*canary.*)", lines[start].strip(), re.IGNORECASE):
         start += 1
     return "\n".join(lines[start:]).lstrip("\n") if start else text
-
-
-TABLE = re.compile(r"\s*(\[\[?)\s*([^\]]+?)\s*\]\]?\s*(?:#.*)?$")
-KEY = re.compile(r"\s*([\w.\"'-]+)\s*=")
-
-
-def line_of(text: str, keys: Sequence[str | int]) -> int | None:
-    """Return the line of a TOML text on which a key is set, else that of the innermost table around it; None without.
-
-    `tomllib` reports no positions. Inline tables count as their key's line.
-    """
-    best: tuple[int, int | None] = (0, None)
-    counts: dict[tuple[str, ...], int] = {}
-    current: list[str | int] = []
-    for number, line in enumerate(text.splitlines(), 1):
-        if table := TABLE.match(line):
-            current = []
-            names = tuple(part.strip(" \"'") for part in table[2].split("."))
-            for length in range(1, len(names) + 1):
-                current.append(names[length - 1])
-                if table[1] == "[[" and length == len(names):
-                    counts[names] = counts.get(names, -1) + 1
-                if names[:length] in counts:
-                    current.append(counts[names[:length]])
-            found = current
-        elif key := KEY.match(line):
-            found = [*current, *(part.strip(" \"'") for part in key[1].split("."))]
-        else:
-            continue
-        shared = min(len(found), len(keys))
-        if shared > best[0] and list(keys[:shared]) == found[:shared]:
-            best = (shared, number)
-    return best[1]

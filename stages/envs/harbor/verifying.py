@@ -66,9 +66,9 @@ def verify(
     for attempt in range(1, ATTEMPTS + 1):
         try:
             if step.separate is None:
-                rewards, text = _in(machine, task, step, timeout_s)
+                rewards, text = run_shared(machine, task, step, timeout_s)
             else:
-                rewards, text = _beside(machine, start, task, step, step.separate, timeout_s)
+                rewards, text = run_separate(machine, start, task, step, step.separate, timeout_s)
             return VerifierVerdict(rewards, text, planted)
         except InfrastructureError as error:
             if attempt == ATTEMPTS or not getattr(error, "again", True):
@@ -81,7 +81,7 @@ def verify(
     raise AssertionError
 
 
-def _in(
+def run_shared(
     machine: Machine, task: HarborTask, step: HarborStep, timeout_s: float, *, has_tests: bool = False
 ) -> tuple[dict[str, float], str]:
     """Run the test script in a machine; return the rewards and the log."""
@@ -109,7 +109,7 @@ def _in(
     raise NoReward(f"The verifier wrote no reward and ended with exit code {result.returncode}: {said}")
 
 
-def _beside(
+def run_separate(
     machine: Machine,
     start: Callable[[ContainerSource], Machine],
     task: HarborTask,
@@ -139,7 +139,7 @@ def _beside(
         try:
             for path, folder in carried:
                 _carry(fresh, path, folder)
-            return _in(fresh, task, step, timeout_s, has_tests=source.own_tests)
+            return run_shared(fresh, task, step, timeout_s, has_tests=source.own_tests)
         finally:
             fresh.close()
 

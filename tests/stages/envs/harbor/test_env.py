@@ -236,7 +236,7 @@ def test_everything_that_is_not_followed_is_refused_before_the_start(tmp_path: P
         '[environment]\nnetwork_mode = "public"\n': "asks for the network",
         "[environment]\nmemory_mb = 99999999\n": "needs 99999999 MiB, and this machine has",
         '[agent]\nuser = "app"\n[environment]\n': "needs the user 'app'",
-        "[environment]\ngpus = 1\n": "line 2: it needs 1 GPUs",
+        "[environment]\ngpus = 1\n": "environment.gpus: it needs 1 GPUs",
         '[environment.healthcheck]\ncommand = "true"\n': "no service goes on running",
         "[environment\n": "no valid TOML",
     }
