@@ -4,7 +4,6 @@ The server runs in a process of its own, under an interpreter that has openenv; 
 spoken (huggingface/OpenEnv 0.10.0, `openenv/core/env_server/types.py`), so that openenv need not be installed here.
 """
 
-import asyncio
 import json
 import os
 import subprocess
@@ -20,6 +19,7 @@ import aiohttp
 from stages.envs.base import Grade, Observation, Split, Task, Work
 from stages.errors import InfrastructureError, UsageError
 from stages.messages import Message
+from stages.policy import background
 from stages.sandbox.bubblewrap import find_bwrap
 
 INTERPRETER = "COMPOSER_OPENENV"
@@ -150,17 +150,14 @@ def _grade(metadata: Mapping[str, Any]) -> Grade:
 
 
 class _Session:
-    """One WebSocket, for one thread at a time.
-
-    Environments are synchronous and aiohttp is not, so that each session has an event loop, which runs for one call.
-    """
+    """One WebSocket for one thread at a time, on the event loop of all server requests."""
 
     def __init__(self, url: str) -> None:
-        self._url, self._loop = url, asyncio.new_event_loop()
+        self._url = url
         self._client: aiohttp.ClientSession | None = None
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         try:
-            self._loop.run_until_complete(self._open())
+            background.run(self._open())
         except (aiohttp.ClientError, OSError) as error:
             self.close()
             raise InfrastructureError(f"The OpenEnv server at {url} cannot be reached: {error}.") from None
@@ -174,8 +171,8 @@ class _Session:
         """Return the data of the server's answer; `InfrastructureError` for an error, or no answer at all."""
         assert self._socket is not None  # noqa: S101
         try:
-            self._loop.run_until_complete(self._socket.send_json(message))
-            answer: dict[str, Any] = self._loop.run_until_complete(self._socket.receive_json(timeout=ANSWER_S))
+            background.run(self._socket.send_json(message))
+            answer: dict[str, Any] = background.run(self._socket.receive_json(timeout=ANSWER_S))
         except (aiohttp.ClientError, OSError, TypeError, TimeoutError) as error:
             raise InfrastructureError(f"The OpenEnv server at {self._url} was lost: {error}.") from None
         if answer["type"] == "error":
@@ -187,8 +184,6 @@ class _Session:
         """Close the connection, at which the server frees the environment."""
         with suppress(aiohttp.ClientError, OSError):
             if self._socket is not None:
-                self._loop.run_until_complete(self._socket.close())
+                background.run(self._socket.close())
             if self._client is not None:
-                self._loop.run_until_complete(self._client.close())
-            self._loop.run_until_complete(asyncio.sleep(0))  # runs the transport's last callback
-        self._loop.close()
+                background.run(self._client.close())

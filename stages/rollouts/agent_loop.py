@@ -630,7 +630,7 @@ def play_missing(
             history=config.history,
             before_turn=out.raise_if_stopped,
         )
-        # Lock step has no time of its own for an episode: each gets an equal share.
+        # In lock step an episode has no wall time of its own: the batch's time is divided equally.
         for episode in batch:
             episode.wall_s = (time.monotonic() - started) / len(batch)
             yield key(episode), payload(episode), episode.error is not None

@@ -297,7 +297,7 @@ class Config(EnvStageConfig):
             return self
         if teacher.base_url is not None and not teacher.served:
             raise ValueError(
-                "teacher.base_url: a server that answers in text tells nothing of the student's tokens; "
+                "teacher.base_url: a text server returns no log-probs of the student's tokens; "
                 "write vllm: before teacher.model, or leave base_url out for a folder or a hub id"
             )
         if not teacher.served:
