@@ -9,7 +9,8 @@ base.py - trajectories, dropped records, and `Reader`
 files.py - finding files, and reading them record by record
 messages.py - chat messages of every dialect as role and text
 reports.py - SWE-bench's reports, and other files that describe or judge trajectories
-reading.py - detection of a file's format, redaction, validation, and all trajectories of a file
+reading.py - detection of a file's format, completion and validation, and all trajectories of a file
+secrets.py - secrets in texts, replaced by their kind
 rows.py - trajectories as task, rollout, step and origin rows
 transcripts.py - rollouts read back from rows for writers, and `Writer`
 hub.py - a run as a folder for the Hugging Face hub, and its upload

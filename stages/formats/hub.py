@@ -162,7 +162,7 @@ def dataset_card(published: Mapping[str, Any], tables: Mapping[str, Mapping[str,
         matter += ["  default: true"] if name == first else []
     rows = [(f"`{name}`", about["kind"], f"{about['rows']:,}") for name, about in tables.items()]
     code = f'from datasets import load_dataset\n\nrows = load_dataset(FOLDER_OR_REPO, "{first}", split="train")'
-    note = "What a column means stands in Composer's reference of record kinds. A null is not a zero: the source"
+    note = "Composer's reference of record kinds explains the columns. A null is not a zero: the source"
     body = [
         markdown_table(rows, ("table", "kind of record", "rows")),
         f"```python\n{code}\n```",

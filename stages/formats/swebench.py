@@ -30,7 +30,7 @@ from stages.runs.store import FolderNames
 
 PREDICTIONS, LOGS = "swebench-preds", "swe-logs"
 MISSING = frozenset({missing.STEPS, missing.OPENING})
-LOST = ("everything but what was handed in and the verdict on it",)
+LOST = ("everything but submissions and the verdicts on them",)
 VERDICTS = {"resolved_ids": True, "unresolved_ids": False}
 """Keys of a written report."""
 

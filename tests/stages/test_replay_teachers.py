@@ -12,12 +12,13 @@ import pytest
 from support import scripted_runs
 from support.engine import running
 from support.recorded_states import states_by_digest
+from support.runs import written
 from support.server import Reply, answer, serving
 
 from stages import replay_teachers
 from stages.errors import BadInput, Incomplete, UsageError
 from stages.runs import runner, store
-from stages.runs.kinds import STEP, TEACHER_ACTION
+from stages.runs.kinds import ROLLOUT, STEP, TASK, TEACHER_ACTION
 from stages.runs.run import Inputs, Run
 from stages.teachers.questions import RecordedStates, questions
 
@@ -148,18 +149,16 @@ def test_two_teachers_of_one_name_are_refused() -> None:
         replay_teachers.Config(teachers=[endpoint("one", "http://x"), endpoint("one", "http://y")])
 
 
-def test_the_built_in_teachers_answer_kata_alone(
-    tmp_path: Path, collected: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_built_in_teachers_answer_kata_alone(tmp_path: Path, collected: Callable[..., Run]) -> None:
     """Also where rollouts were imported: their rows name the environment, and no settings do."""
-    asked = {"rollouts": collected()}
-    refused = r"^No teachers are given, and the built-in ones know kata alone: add --teachers FILE or --config FILE\.$"
-    for _ in ("played", "imported"):
-        with pytest.raises(UsageError, match=refused):
+    played = collected()
+    tables = [(kind, played.rows(kind)) for kind in (TASK, ROLLOUT, STEP)]
+    for rollouts in (played, Run(written(tmp_path, "import/one", tables))):
+        asked = {"rollouts": rollouts}
+        with pytest.raises(UsageError, match="--teachers FILE"):
             replay_teachers.plan(Inputs(asked), replay_teachers.Config())
-        with pytest.raises(UsageError, match=refused):
+        with pytest.raises(UsageError, match="--teachers FILE"):
             runner.execute("replay-teachers", asked, replay_teachers.Config(), root=tmp_path)
-        monkeypatch.setattr(asked["rollouts"].manifest, "config", {})
     assert not list(tmp_path.glob("replay-teachers/2*"))
     named = replay_teachers.Config(teachers=[{"name": "a", "model": "kata:teacher-a", "max_tokens": 64}])
     assert replay_teachers.plan(Inputs(asked), named).units > 0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stages.formats.reading import Redactions, clean, redact
+from stages.formats.secrets import Redactions, clean, redact
 
 KEY = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow{}\n-----END RSA PRIVATE KEY-----".format("A" * 40)
 SECRETS = {
