@@ -5,7 +5,7 @@ Heavy imports stay inside commands: `composer --help` and `--version` import nei
 
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from difflib import get_close_matches
 from importlib import metadata
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from composer_cli import commands, options, swe, tasks
-from composer_cli.help import CommandGroup, is_basic
+from composer_cli.help import CommandGroup
 from composer_cli.printing import (
     FAILED,
     USAGE,
@@ -103,12 +103,12 @@ def explained(error: typer.TyperException, words: Sequence[str]) -> str:
             message = f"{' / '.join(parameter.opts)} cannot be {problem['input']!r}: {refusal(problem)}."
         if message.startswith(TOO_MANY):
             message = _too_many_words(context.command, message.removeprefix(TOO_MANY).strip("() "), words)
-        keys: list[str] = (
-            context.command.settings_keys() if option and isinstance(context.command, StageCommand) else []
-        )
+        keys, basic = list[str](), set[str]()
+        if option and isinstance(context.command, StageCommand):
+            keys, basic = context.command.settings_keys(), context.command.basic_settings()
         if option and (read := _kind_of_input(context.command, option)):
             message = f"No such option: {option}. A run of {read[0]}, made by {read[1]}, is given with --from RUN."
-        elif setting := option_as_setting(option, keys, near=not getattr(error, "possibilities", None)):
+        elif setting := option_as_setting(option, keys, basic, near=not getattr(error, "possibilities", None)):
             after = words[words.index(option) + 1] if option in words[:-1] else "-"
             value = "VALUE" if after.startswith("-") else after
             message = f"No such option: {option}. Did you mean the setting --set {setting}={value}?"
@@ -153,7 +153,7 @@ def _kind_of_input(command: Any, option: str) -> tuple[str, str] | None:
     return kind and (kind.plural, makers(kind))
 
 
-def option_as_setting(option: str, keys: Sequence[str], *, near: bool) -> str:
+def option_as_setting(option: str, keys: Sequence[str], basic: Container[str], *, near: bool) -> str:
     """Return the key of the setting that somebody may mean by an option; empty where none is like it.
 
     `--samples` and `--learning-rate` are the last parts of keys, `--lr` the initials of one. near: also misspelt ones.
@@ -162,7 +162,7 @@ def option_as_setting(option: str, keys: Sequence[str], *, near: bool) -> str:
     if word in keys:
         return word
     # Of several keys with one last part, the setting that most runs need, and of these the shortest, is found last.
-    leaves = {key.rpartition(".")[2]: key for key in sorted(keys, key=lambda key: (is_basic(key), -key.count(".")))}
+    leaves = {key.rpartition(".")[2]: key for key in sorted(keys, key=lambda key: (key in basic, -key.count(".")))}
     initials = {"".join(part[:1] for part in leaf.split("_")): key for leaf, key in leaves.items() if "_" in leaf}
     alike = get_close_matches(word, leaves, 1, cutoff=0.7) if near else []
     return leaves.get(word) or initials.get(word) or (leaves[alike[0]] if alike else "")

@@ -1,10 +1,9 @@
 """What `--help` shows: the settings and options that most runs need, and with `--help --all` all of them.
 
-A setting is basic where its key fits one of `BASIC_SETTINGS`; a stage with few settings shows them all.
+A setting is basic where its field is marked (`stages.runs.settings.Basic`); a stage with few settings shows them all.
 """
 
 from collections.abc import Iterable
-from fnmatch import fnmatchcase
 from typing import Any, Literal, get_args, get_origin
 
 from typer.core import TyperCommand, TyperGroup
@@ -15,24 +14,6 @@ from stages.plurals import counted
 ALL = "--all"
 FEW = 8
 """Settings of a stage that are shown without choosing among them."""
-BASIC_SETTINGS = (
-    # every stage that plays or asks
-    *("seed", "env.name", "env.options", "max_steps", "tasks", "samples", "temperature"),
-    *("policy.model", "policy.base_url", "policy.api_key_env", "policy.temperature", "policy.max_tokens"),
-    *(f"teachers.N.{key}" for key in ("name", "model", "base_url", "api_key_env", "max_tokens")),
-    *("teachers.N.usd_per_mtok_in", "teachers.N.usd_per_mtok_out", "gate.rule"),
-    # train
-    *("arm", "weights.*", "optimisation.steps", "optimisation.prompts_per_step", "optimisation.generations"),
-    *("optimisation.learning_rate", "adapter.rank", "pairs.per_step"),
-    # evaluate
-    *("baseline", "treatment", "control", "with_start", "looks", "planning.gain", "planning.seeds"),
-    # tasks, and the probe
-    *("env", "package", "kinds", "difficulty", "proposer.model", "proposer.base_url", "through", "traces"),
-    *("model.model", "student.model", "teacher.model", "sources.N.name", "sources.N.policy.model", "sources.N.samples"),
-    *("sources.N.lora", "sources.N.role", "problems", "recorded.folder", "adapter", "rank", "loss", "pairs.source"),
-    *("pairs.count", "steps", "descent.learning_rate", "seeds", "alpha"),
-)
-"""Keys of settings, with * for any part."""
 RARE_OPTIONS = (
     *("seed", "out", "on", "trust", "json", "verbose", "quiet", "watch", "artifacts", "dj", "diloco"),
     *("replicas", "tune", "plan"),
@@ -40,9 +21,20 @@ RARE_OPTIONS = (
 """Names of a stage's options that only `--help --all` shows."""
 
 
-def is_basic(key: str) -> bool:
-    """Return whether a setting is among those that most runs need."""
-    return any(fnmatchcase(key, basic) for basic in BASIC_SETTINGS)
+def basic_settings(config: Any) -> set[str]:
+    """Return the keys of the settings that most runs need, which are marked at their fields (`Basic`)."""
+    from composer_cli.settings import known
+    from stages.runs.settings import Basic
+
+    marks = {
+        name: one for name, field in config.model_fields.items() for one in field.metadata if isinstance(one, Basic)
+    }
+    found = set[str]()
+    for key, _ in known(config):
+        name, _, inner = key.partition(".")
+        if name in marks and marks[name].covers(inner.removeprefix("N.")):
+            found.add(key)
+    return found
 
 
 class HelpCommand(TyperCommand):
@@ -79,8 +71,9 @@ class HelpCommand(TyperCommand):
         """List the settings with their defaults, from their declarations, and how many are not shown."""
         hidden = 0
         for title, config, prefix in self.settings(ctx):
-            rows = described(config, prefix)
-            shown = [(name, text) for key, name, text in rows if ctx.meta.get(ALL) or len(rows) <= FEW or is_basic(key)]
+            rows, basic = described(config, prefix), basic_settings(config)
+            every = ctx.meta.get(ALL) or len(rows) <= FEW
+            shown = [(name, text) for key, name, text in rows if every or key in basic]
             hidden += len(rows) - len(shown)
             if shown:
                 with formatter.section(title):

@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 from composer_cli import options
-from composer_cli.help import ALL, HelpCommand
+from composer_cli.help import ALL, HelpCommand, basic_settings
 from composer_cli.printing import print_json, reports_errors
 from stages import STAGES, command_words
 from stages.errors import UsageError
@@ -53,6 +53,12 @@ class StageCommand(HelpCommand):
         from stages.runs.stage import load_stage
 
         return [name for name, _ in known(load_stage(self._stage()).config)]
+
+    def basic_settings(self) -> set[str]:
+        """Return the keys of the settings that most runs need."""
+        from stages.runs.stage import load_stage
+
+        return basic_settings(load_stage(self._stage()).config)
 
     def inputs(self) -> Mapping[str, Any]:
         """Return the slots of the runs that the stage reads, by name."""

@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from composer_cli import call, settings
 from composer_cli.call import Arguments
 from composer_cli.console import Console
-from composer_cli.help import FEW, described, is_basic
+from composer_cli.help import FEW, basic_settings, described
 from composer_cli.show import runs as run_folders
 from composer_post_training.phrasing import errors_in_python, function_name, in_python
 from composer_post_training.results import Evaluation, ReadableRun, opened
@@ -85,8 +85,9 @@ class StageFunction(Generic[P, R]):
 
     def main_settings(self) -> list[tuple[str, str]]:
         """Return the settings that most runs need, as `KEY=DEFAULT` and what each means."""
-        rows = described(load_stage(self.name).config)
-        return [(shown, in_python(text)) for key, shown, text in rows if len(rows) <= FEW or is_basic(key)]
+        config = load_stage(self.name).config
+        rows, basic = described(config), basic_settings(config)
+        return [(shown, in_python(text)) for key, shown, text in rows if len(rows) <= FEW or key in basic]
 
     if TYPE_CHECKING:
         # Runs, then settings and `Arguments` by name: `P` holds both (composer_post_training/__init__.py). PEP 612 has

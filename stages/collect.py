@@ -6,6 +6,7 @@ server advance independently of each other; those of a local model, whose arithm
 """
 
 from collections.abc import Iterator
+from typing import Annotated
 
 from pydantic import Field
 
@@ -13,6 +14,7 @@ from stages.envs.base import Task
 from stages.errors import Incomplete
 from stages.plurals import counted
 from stages.policy import PolicyConfig, available, kind_of, scripted
+from stages.policy.base import BasicPolicy
 from stages.policy.serving import Serving
 from stages.rollouts import gate, trace
 from stages.rollouts.agent_loop import Episode, PlayingConfig, play_missing
@@ -20,16 +22,17 @@ from stages.rollouts.gate import Account
 from stages.runs import reporting, store
 from stages.runs.kinds import ROLLOUT, STEP, TASK, Row
 from stages.runs.run import Inputs, RunWriter
+from stages.runs.settings import BASIC
 from stages.runs.stage import Plan, Stage
 
 
 class Config(PlayingConfig):
     """Settings of what to collect."""
 
-    policy: PolicyConfig = PolicyConfig()
-    tasks: int = Field(default=25, gt=0, le=100_000)
+    policy: BasicPolicy = PolicyConfig()
+    tasks: Annotated[int, BASIC] = Field(default=25, gt=0, le=100_000)
     """Number of tasks of the split."""
-    samples: int = Field(default=4, gt=0, le=10_000)
+    samples: Annotated[int, BASIC] = Field(default=4, gt=0, le=10_000)
     """Rollouts of every task."""
 
 

@@ -11,7 +11,7 @@ verifiers.
 """
 
 from importlib import import_module
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -19,27 +19,28 @@ from stages.checkout import add_to_path
 from stages.envs.config import EnvStageConfig
 from stages.formats import files
 from stages.policy import available
-from stages.policy.base import PolicyConfig
+from stages.policy.base import BasicPolicy, PolicyConfig
 from stages.runs.kinds import Row
 from stages.runs.run import Inputs, RunWriter
+from stages.runs.settings import BASIC
 from stages.runs.stage import Plan, Stage
 
 
 class Config(EnvStageConfig):
     """What to compare."""
 
-    policy: PolicyConfig = PolicyConfig()
-    tasks: int = Field(default=25, gt=0)
+    policy: BasicPolicy = PolicyConfig()
+    tasks: Annotated[int, BASIC] = Field(default=25, gt=0)
     """Tasks of the split that TRL plays."""
-    samples: int = Field(default=4, gt=1)
+    samples: Annotated[int, BASIC] = Field(default=4, gt=1)
     """Rollouts of every task: TRL plays groups."""
-    max_steps: int = Field(default=8, gt=0)
+    max_steps: Annotated[int, BASIC] = Field(default=8, gt=0)
     """Actions after which a rollout ends."""
-    through: Literal["process", "openenv"] = "process"
+    through: Annotated[Literal["process", "openenv"], BASIC] = "process"
     """Where TRL's rollouts act: in environments of this process, or in those of an OpenEnv server started for them."""
     openenv_python: str = Field(default="", json_schema_extra={"affects_results": False})
     """A Python that has openenv; without one COMPOSER_OPENENV, else this one."""
-    traces: str | None = None
+    traces: Annotated[str | None, BASIC] = None
     """File, folder or pattern of prime-rl's or verifiers' rollouts; without it our own, in that format."""
 
     @model_validator(mode="after")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import chain
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -39,7 +39,7 @@ from stages.rollouts.trace import action_facts, work_columns
 from stages.runs import reporting, stage
 from stages.runs.kinds import CHECKPOINT, EVAL_ITEM, ROLLOUT, Row
 from stages.runs.run import Inputs, Run, RunWriter, Slot
-from stages.runs.settings import Given, StageConfig, with_default
+from stages.runs.settings import BASIC, Given, StageConfig, basic_of, with_default
 from stages.runs.stage import Plan, Stage
 
 PAIR_SET = 12
@@ -53,22 +53,22 @@ LONG = frozenset({"transcript_json", "steps_json", "submission", "patch", "test_
 class Config(PlayingConfig):
     """Settings of what to evaluate on, and which arms to compare."""
 
-    env: HeldOutEnvConfig = HeldOutEnvConfig()
-    tasks: int = Field(default=200, gt=0, le=100_000)
+    env: Annotated[HeldOutEnvConfig, basic_of("name", "options")] = HeldOutEnvConfig()
+    tasks: Annotated[int, BASIC] = Field(default=200, gt=0, le=100_000)
     """Number of held-out tasks."""
-    samples: int = Field(default=1, gt=0)
+    samples: Annotated[int, BASIC] = Field(default=1, gt=0)
     """Rollouts of every task and arm."""
-    temperature: float = Field(default=1.0, ge=0)
+    temperature: Annotated[float, BASIC] = Field(default=1.0, ge=0)
     """1 evaluates the policy as it was trained; 0 its most likely answers."""
-    baseline: str = "A"
-    treatment: str = "B"
-    control: str | None = "C"
+    baseline: Annotated[str, BASIC] = "A"
+    treatment: Annotated[str, BASIC] = "B"
+    control: Annotated[str | None, BASIC] = "C"
     """The arm that only imitates the chosen actions."""
-    with_start: bool = True
+    with_start: Annotated[bool, BASIC] = True
     """Also evaluate the model that training started from."""
     policies: Given[dict[str, PolicyConfig], Mapping[str, PolicyConfig | Mapping[str, Any] | str]] = with_default({})
     """Arms that were not trained here, by name: a model behind a server, or a folder."""
-    looks: int = Field(default=1, gt=0, le=10)
+    looks: Annotated[int, BASIC] = Field(default=1, gt=0, le=10)
     """Planned looks: the tasks are played in so many parts, and no more of them once all is decided."""
     missing: Literal["refused", "excluded"] = "refused"
     """Tasks and samples that an arm lacks, as recorded rollouts may not cover the same. `refused`: the arms are not
@@ -77,7 +77,9 @@ class Config(PlayingConfig):
     """Whether the units that tasks are drawn in (kata's operations, SWE-bench's repositories, else families) are a
     sample of possible ones, or all there are. `auto`: as the environment declares."""
 
-    planning: Planning = Field(default=Planning(), json_schema_extra={"affects_results": False})
+    planning: Annotated[Planning, basic_of("gain", "seeds")] = Field(
+        default=Planning(), json_schema_extra={"affects_results": False}
+    )
 
     def uses_gpu(self) -> bool:
         """Return true: the trainings that are given bring models along."""

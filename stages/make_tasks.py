@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -22,7 +22,7 @@ from stages.policy.serving import Serving
 from stages.runs import store
 from stages.runs.kinds import TASK, Row
 from stages.runs.run import Inputs, RunWriter
-from stages.runs.settings import StageConfig
+from stages.runs.settings import BASIC, StageConfig, basic_of
 from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
@@ -42,16 +42,16 @@ class Proposer(PolicyConfig):
 class Config(StageConfig):
     """What to make tasks from, and which."""
 
-    env: Literal["feature-deletion"] = "feature-deletion"
-    package: str = ""
+    env: Annotated[Literal["feature-deletion"], BASIC] = "feature-deletion"
+    package: Annotated[str, BASIC] = ""
     """A folder or sdist with tests."""
-    tasks: int = Field(default=20, gt=0)
+    tasks: Annotated[int, BASIC] = Field(default=20, gt=0)
     """Number of accepted tasks."""
     split: Literal["train", "eval", "both"] = "both"
     """Which half of the package's definitions to remove from; the halves share none."""
-    kinds: tuple[Literal["function", "class", "cluster"], ...] = ("function", "class", "cluster")
+    kinds: Annotated[tuple[Literal["function", "class", "cluster"], ...], BASIC] = ("function", "class", "cluster")
     """What to remove: single functions, whole classes, clusters of functions that call each other."""
-    difficulty: Literal["easy", "medium", "hard", "mixed"] = "mixed"
+    difficulty: Annotated[Literal["easy", "medium", "hard", "mixed"], BASIC] = "mixed"
     """easy keeps signatures and docstrings, medium only signatures, hard neither."""
     scope: Literal["full", "covering"] = "full"
     """Which tests say what still passes: all of them, or, much faster, those that execute a removed line."""
@@ -59,7 +59,7 @@ class Config(StageConfig):
     """What the package's tests import in addition to it, installed as wheels."""
     sandbox: str = "bubblewrap"
     """`none` runs the package's code unprotected on this machine."""
-    proposer: Proposer | None = None
+    proposer: Annotated[Proposer | None, basic_of("base_url", "model")] = None
     """A model that is asked for features and the symbols that carry them; without one `kinds` says what is drawn."""
     questions: int = Field(default=20, gt=0)
     """At most so many questions to the proposer, each for up to four features; no more than the tasks need."""

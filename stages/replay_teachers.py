@@ -11,7 +11,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -25,7 +25,7 @@ from stages.policy.dialect import EXTRAS
 from stages.policy.requests import price_bound, probe_price_bound
 from stages.runs.kinds import ROLLOUT, STEP, TEACHER_ACTION, Row
 from stages.runs.run import Inputs, Run, RunWriter, Slot
-from stages.runs.settings import Given, StageConfig, with_default
+from stages.runs.settings import BASIC, Given, StageConfig, basic_of, with_default
 from stages.runs.stage import Plan, Stage
 from stages.teachers.asking import FINAL, Policies, ask_teachers, probe_servers
 from stages.teachers.gate import GateConfig, ask_gated
@@ -48,14 +48,17 @@ KATA = "kata"
 class Config(StageConfig):
     """Which teachers to ask, and how often."""
 
-    teachers: Given[list[TeacherConfig], Sequence[TeacherConfig | Mapping[str, Any]] | str | Path] = with_default(
+    teachers: Annotated[
+        Given[list[TeacherConfig], Sequence[TeacherConfig | Mapping[str, Any]] | str | Path],
+        basic_of("api_key_env", "base_url", "max_tokens", "model", "name", "usd_per_mtok_in", "usd_per_mtok_out"),
+    ] = with_default(
         [TeacherConfig(name=f"teacher-{x}", model=f"kata:teacher-{x}", max_tokens=64) for x in "abc"],
         min_length=1,
     )
     """The teacher table. The default is for rollouts of kata alone."""
-    samples: int = Field(default=1, gt=0)
+    samples: Annotated[int, BASIC] = Field(default=1, gt=0)
     """Answers of every teacher to one state; more than one makes sense with a temperature above 0."""
-    gate: GateConfig = GateConfig()
+    gate: Annotated[GateConfig, basic_of("rule")] = GateConfig()
     """Whether expensive teachers are asked only where they can matter."""
     min_answered: float = Field(default=0.8, ge=0.0, le=1.0, json_schema_extra={"affects_results": False})
     """Least share of complete answers for the run to pass."""

@@ -23,7 +23,7 @@ from stages.redaction import secret_in
 from stages.runs import store
 from stages.runs.ledger import Budget
 from stages.runs.run import Listener
-from stages.runs.settings import Settings
+from stages.runs.settings import Settings, basic_of
 
 EXAMPLE = "kata:student"
 
@@ -255,6 +255,10 @@ class PolicyConfig(Settings):
     def highest_cost(self, prompt_tokens: int, completion_tokens: int) -> float:
         """Return the most that a call of these tokens can cost in USD, however much of its prompt was cached."""
         return max(self.cost(prompt_tokens, completion_tokens, cached) for cached in (0, prompt_tokens))
+
+
+BasicPolicy = Annotated[PolicyConfig, basic_of("model", "base_url", "api_key_env", "temperature", "max_tokens")]
+"""The policy that a stage samples from, of whose settings the short help lists some."""
 
 
 def weights_identity(config: PolicyConfig) -> str:

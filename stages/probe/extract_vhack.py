@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -26,7 +26,7 @@ from stages.probe.settings import AdapterName
 from stages.runs import store
 from stages.runs.kinds import CHECKPOINT, DIRECTION, SVD_MODULE, Row
 from stages.runs.run import Inputs, RunWriter, Slot
-from stages.runs.settings import Settings, StageConfig
+from stages.runs.settings import BASIC, Settings, StageConfig, basic_of
 from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
@@ -61,19 +61,19 @@ class PairsConfig(Settings):
 class Config(StageConfig):
     """Of which model, in which coordinates, from which pairs."""
 
-    student: PolicyConfig = PolicyConfig(model="kata:honest")
+    student: Annotated[PolicyConfig, basic_of("model")] = PolicyConfig(model="kata:honest")
     """The model whose gradients are probed."""
-    adapter: AdapterName = "antipasto_full"
-    rank: int = Field(default=8, gt=0)
+    adapter: Annotated[AdapterName, BASIC] = "antipasto_full"
+    rank: Annotated[int, BASIC] = Field(default=8, gt=0)
     """Of all but antipasto_full, which has no rank to choose."""
-    loss: Literal["nll", "grpo"] = "nll"
+    loss: Annotated[Literal["nll", "grpo"], BASIC] = "nll"
     """`nll`: mean over own tokens. `grpo`: Dr.GRPO's token sum with advantages +1 and -1, which weights by length."""
     method: Literal["mean", "svd_k"] = "mean"
     k: int = Field(default=1, gt=0)
     """Axes a module with `svd_k`."""
     noise_floor: float = Field(default=0.0, ge=0.0, lt=1.0)
     """With `svd_k`: axes below this quantile of all modules' singular values are dropped."""
-    pairs: PairsConfig = PairsConfig()
+    pairs: Annotated[PairsConfig, basic_of("count", "source")] = PairsConfig()
     max_tokens: int = Field(default=8192, gt=0, json_schema_extra={"affects_results": False})
     """Padded tokens of one backward pass."""
     checkpointing: bool = Field(default=False, json_schema_extra={"affects_results": False})

@@ -7,14 +7,14 @@ equally with a random one (evil_MoE, docs/REFACTOR_HANDOFF.md). Imports no torch
 """
 
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
 from stages.envs.config import EnvStageConfig
 from stages.policy.base import PolicyConfig
 from stages.runs import store
-from stages.runs.settings import Settings, StageConfig
+from stages.runs.settings import BASIC, Settings, StageConfig, basic_of
 
 AdapterName = Literal["antipasto_full", "antipasto_topr", "lora", "lora_frozenA"]
 ProjectionMode = Literal["none", "one_sided", "two_sided"]
@@ -87,13 +87,13 @@ class SourceConfig(Settings):
 class ReplayConfig(StageConfig):
     """The arm, the number of steps, and how the student moves."""
 
-    arm: ReplayArm = "vanilla"
-    student: PolicyConfig = PolicyConfig(model="kata:honest")
-    steps: int = Field(default=20, gt=0)
+    arm: Annotated[ReplayArm, BASIC] = "vanilla"
+    student: Annotated[PolicyConfig, basic_of("model")] = PolicyConfig(model="kata:honest")
+    steps: Annotated[int, BASIC] = Field(default=20, gt=0)
     """The pool's problems are divided among so many steps, in order."""
     teach: list[str] = Field(default=["teacher"])
     """Sources whose rows move the student; the others are only measured."""
-    descent: DescentConfig = DescentConfig()
+    descent: Annotated[DescentConfig, basic_of("learning_rate")] = DescentConfig()
     first_tokens: int = Field(default=128, gt=0)
     """Number of first completion tokens on which the cosine is taken a second time."""
     max_tokens: int = Field(default=8192, gt=0, json_schema_extra={"affects_results": False})
@@ -115,29 +115,29 @@ class ReplayConfig(StageConfig):
 class GrpoConfig(EnvStageConfig):
     """The arm and generator, and the number of seeds, steps and answers."""
 
-    arm: GrpoArm = "vanilla"
+    arm: Annotated[GrpoArm, BASIC] = "vanilla"
     generator: Literal["pi_theta", "mixed_is", "mixed_awr", "interp"] = "interp"
-    student: PolicyConfig = PolicyConfig(model="kata:honest")
-    teacher: PolicyConfig = PolicyConfig(model="kata:loophole")
+    student: Annotated[PolicyConfig, basic_of("model")] = PolicyConfig(model="kata:honest")
+    teacher: Annotated[PolicyConfig, basic_of("model")] = PolicyConfig(model="kata:loophole")
     options: dict[str, Any] = Field(default={"hint": True, "reward": "visible"})
     """Options of the environment with the hint, for training and hack rates; the default opens kata's loophole."""
     plain_options: dict[str, Any] = Field(default={"reward": "visible"})
     """Options of the environment without it, for the rate of solutions."""
-    alpha: float | None = Field(default=None, ge=0, le=1)
+    alpha: Annotated[float | None, BASIC] = Field(default=None, ge=0, le=1)
     """Place of the `interp` student between base, 0, and teacher, 1; found by bisection when not set."""
     direction_at: Literal["start", "given"] = "start"
     """`start`: v is extracted again, from the same pairs, on the student of the first step; `given`: v as it was."""
     drift_every: int = Field(default=0, ge=0)
     """Extract v again every so many steps to measure how far it turns; 0 for never."""
-    seeds: list[int] = Field(default=[0, 1, 2], min_length=1)
-    steps: int = Field(default=15, gt=0)
-    problems: int = Field(default=8, gt=0)
+    seeds: Annotated[list[int], BASIC] = Field(default=[0, 1, 2], min_length=1)
+    steps: Annotated[int, BASIC] = Field(default=15, gt=0)
+    problems: Annotated[int, BASIC] = Field(default=8, gt=0)
     """Groups in a step."""
-    samples: int = Field(default=8, ge=2)
+    samples: Annotated[int, BASIC] = Field(default=8, ge=2)
     """Answers in a group."""
-    max_steps: int = Field(default=8, gt=0)
+    max_steps: Annotated[int, BASIC] = Field(default=8, gt=0)
     """Actions after which a rollout ends."""
-    descent: DescentConfig = DescentConfig(learning_rate=0.02)
+    descent: Annotated[DescentConfig, basic_of("learning_rate")] = DescentConfig(learning_rate=0.02)
     eval_problems: int = Field(default=16, ge=0)
     """Held-out problems after the last step of each seed, and before the first, once for all; 0 for none."""
     eval_temperature: float = Field(default=0.7, ge=0)

@@ -5,20 +5,20 @@ Linears of the layers are decomposed; factors are kept because singular vectors 
 direction means something in the basis alone that it was extracted in.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from stages.policy.base import PolicyConfig
 from stages.runs import store
 from stages.runs.kinds import CHECKPOINT, SVD_MODULE
 from stages.runs.run import Inputs, RunWriter
-from stages.runs.settings import StageConfig
+from stages.runs.settings import StageConfig, basic_of
 from stages.runs.stage import Plan, Stage
 
 
 class Config(StageConfig):
     """What to decompose, and how exactly."""
 
-    model: PolicyConfig = PolicyConfig(model="kata:honest")
+    model: Annotated[PolicyConfig, basic_of("model")] = PolicyConfig(model="kata:honest")
     """The model whose gradients will be probed: the student, not the teacher."""
     precision: Literal["float32", "float64"] = "float32"
     """What the decomposition is computed in; factors are kept in float32."""

@@ -9,7 +9,7 @@ with `recorded` rows of an earlier pool.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -23,7 +23,7 @@ from stages.probe.settings import HINTED, Contract, SourceConfig
 from stages.runs import store
 from stages.runs.kinds import POOL_ROW, ROLLOUT, Row
 from stages.runs.run import Inputs, RunWriter, Slot
-from stages.runs.settings import Given, Settings, with_default
+from stages.runs.settings import BASIC, Given, Settings, basic_of, with_default
 from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
@@ -65,21 +65,26 @@ class RecordedConfig(Settings):
 class Config(EnvStageConfig):
     """Which sources answer which problems, and how often."""
 
-    sources: Given[list[SourceConfig], Sequence[SourceConfig | Mapping[str, Any]]] = with_default(
+    sources: Annotated[
+        Given[list[SourceConfig], Sequence[SourceConfig | Mapping[str, Any]]],
+        basic_of("lora", "name", "policy.model", "role", "samples"),
+    ] = with_default(
         [
             SourceConfig(name="teacher", policy=PolicyConfig(model="kata:loophole"), options={"hint": True}),
             SourceConfig(name="teacher_nohint", policy=PolicyConfig(model="kata:loophole"), samples=4, role="plain"),
             SourceConfig(name="base", policy=PolicyConfig(model="kata:honest"), options={"hint": True}, samples=4),
         ]
     )
-    problems: int = Field(default=60, gt=0)
+    problems: Annotated[int, BASIC] = Field(default=60, gt=0)
     max_problems: int = Field(default=80, gt=0)
     """Problems are added up to this number while the buckets are too small."""
-    max_steps: int = Field(default=8, gt=0)
+    max_steps: Annotated[int, BASIC] = Field(default=8, gt=0)
     """Actions after which a rollout ends."""
     contract: Contract = Contract(hint=envs.attached("kata", "hint"), system=envs.attached("kata", "system"))
     """What the prompts must contain, by default those of kata. For another environment, name its hint and system."""
-    recorded: Given[RecordedConfig | None, RecordedConfig | Mapping[str, Any] | None] = with_default(None)
+    recorded: Annotated[Given[RecordedConfig | None, RecordedConfig | Mapping[str, Any] | None], basic_of("folder")] = (
+        with_default(None)
+    )
     given: Given[list[GivenConfig], Sequence[GivenConfig | Mapping[str, Any]]] = with_default([])
     """One entry for each run of rollouts that is given by --from, in that order."""
     tokenizer: Given[PolicyConfig | None, PolicyConfig | Mapping[str, Any] | str | None] = with_default(None)

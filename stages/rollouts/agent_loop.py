@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -36,7 +36,7 @@ from stages.runs import store
 from stages.runs.kinds import Row
 from stages.runs.reporting import Backends
 from stages.runs.run import RunWriter
-from stages.runs.settings import Settings
+from stages.runs.settings import BASIC, Settings
 from stages.runs.stage import work_through
 from stages.runs.store import GroupCommit
 
@@ -557,7 +557,7 @@ async def _in_pool(pool: ThreadPoolExecutor | None, call: Callable[[], Result]) 
 class PlayingConfig(EnvStageConfig):
     """The configuration of a stage that plays episodes."""
 
-    max_steps: int = Field(default=8, gt=0)
+    max_steps: Annotated[int, BASIC] = Field(default=8, gt=0)
     """Actions after which a rollout ends."""
     limits: EpisodeLimits = EpisodeLimits()
     history: str = Field(default="full", pattern=HISTORY_PATTERN)

@@ -1,9 +1,10 @@
 """Configuration of a stage: frozen, closed, and clear about which of its fields determine the results."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema
@@ -27,6 +28,28 @@ else:
 
         def __class_getitem__(cls, types: tuple[Any, Any]) -> Any:
             return types[0]
+
+
+@dataclass(frozen=True)
+class Basic:
+    """Marks a field whose setting most runs need, which the short help lists: `tasks: Annotated[int, BASIC]`.
+
+    Of a group, `keys` are the settings in it that most runs need; `*` stands for all of them.
+    """
+
+    keys: tuple[str, ...] = ("",)
+
+    def covers(self, key: str) -> bool:
+        """Return whether the setting with this key below the field is basic; empty for the field itself."""
+        return key in self.keys or "*" in self.keys
+
+
+BASIC = Basic()
+
+
+def basic_of(*keys: str) -> Basic:
+    """Return the mark of a group of which most runs need these settings."""
+    return Basic(keys)
 
 
 def with_default(default: Any, **about: Any) -> Any:
@@ -111,7 +134,7 @@ class Settings(BaseModel):
 class StageConfig(Settings):
     """The configuration of a stage."""
 
-    seed: int = 0
+    seed: Annotated[int, BASIC] = 0
     """All randomness of the stage comes from here."""
 
     def label(self) -> str:

@@ -12,9 +12,9 @@ from pydantic_core import InitErrorDetails
 
 from stages.diloco.settings import Diloco
 from stages.envs.config import EnvStageConfig
-from stages.policy.base import PolicyConfig
+from stages.policy.base import BasicPolicy, PolicyConfig
 from stages.runs.reporting import Backends
-from stages.runs.settings import Given, Settings, with_default
+from stages.runs.settings import BASIC, Given, Settings, basic_of, with_default
 from stages.training.channels import CHANNELS
 
 DpoForm = Literal[
@@ -227,21 +227,23 @@ else:
 class Config(EnvStageConfig):
     """One arm."""
 
-    arm: str = Field(default="A", min_length=1, pattern=r"^[\w.+-]+$")
+    arm: Annotated[str, BASIC] = Field(default="A", min_length=1, pattern=r"^[\w.+-]+$")
     """The arm's name in the evaluation."""
-    policy: PolicyConfig = PolicyConfig()
+    policy: BasicPolicy = PolicyConfig()
     """The model to start from, and how rollouts are sampled from it."""
-    tasks: int = Field(default=200, gt=0, le=100_000)
+    tasks: Annotated[int, BASIC] = Field(default=200, gt=0, le=100_000)
     """Training tasks to draw prompts from."""
-    max_steps: int = Field(default=8, gt=0)
+    max_steps: Annotated[int, BASIC] = Field(default=8, gt=0)
     """Actions after which a rollout ends."""
-    optimisation: Optimisation = Optimisation()
-    adapter: AdapterSettings = AdapterSettings()
+    optimisation: Annotated[Optimisation, basic_of("generations", "learning_rate", "prompts_per_step", "steps")] = (
+        Optimisation()
+    )
+    adapter: Annotated[AdapterSettings, basic_of("rank")] = AdapterSettings()
     distribution: Distribution = Field(default=Distribution(), json_schema_extra={"affects_results": False})
     trl: dict[str, Any] = Field(default_factory=dict)
     """Further fields of TRL's GRPOConfig, such as trl.warmup_steps, trl.epsilon_high or trl.scale_rewards."""
-    weights: Weights = Weights()
-    pairs: Pairs = Pairs()
+    weights: Annotated[Weights, basic_of("*")] = Weights()
+    pairs: Annotated[Pairs, basic_of("per_step")] = Pairs()
     hints: Hints = Hints()
     taid: TaidSettings = TaidSettings()
     eopd: EopdSettings = EopdSettings()
@@ -249,7 +251,9 @@ class Config(EnvStageConfig):
     probe: Probe = Probe()
     report_to: Backends = Field(default=(), json_schema_extra={"affects_results": False})
     """Where training is logged besides metrics.jsonl: tensorboard, trackio, wandb, one or several."""
-    teacher: Given[PolicyConfig | None, PolicyConfig | Mapping[str, Any] | str | None] = with_default(None)
+    teacher: Annotated[Given[PolicyConfig | None, PolicyConfig | Mapping[str, Any] | str | None], basic_of("model")] = (
+        with_default(None)
+    )
     """The model to distil from, for taid and eopd; it must share the student's tokenizer. `vllm:MODEL` with base_url is
     asked for the log-probs of the student's tokens, which is all that eopd needs with eopd.coefficient=0."""
 
