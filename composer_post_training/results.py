@@ -84,22 +84,17 @@ class Differences(tuple[Difference, ...]):
 
     def table(self) -> Table:
         """Return a row for each difference, in points."""
-        head = ("rate", "difference", "points", "95 % interval", "p", "units", "tasks", "verdict")
-        return Table(
-            head,
-            [
-                (
-                    one.rate,
-                    f"{one.treatment} - {one.baseline}",
-                    f"{100 * one.estimate:+.1f}",
-                    f"[{100 * one.low:+.1f}, {100 * one.high:+.1f}]",
-                    f"{one.p_value:.3f}",
-                    one.units,
-                    one.num_tasks,
-                    one.verdict,
-                )
-                for one in self
-            ],
+        return Table.of(
+            "",
+            [{**vars(one), "difference": f"{one.treatment} - {one.baseline}"} for one in self],
+            """rate: rate
+            difference: difference
+            points: estimate points
+            95 % interval: low..high interval
+            p: p_value p
+            units: units
+            tasks: num_tasks count
+            verdict: verdict""",
         )
 
     def pandas(self) -> "pandas.DataFrame":

@@ -190,12 +190,24 @@ def test_a_training_under_way_is_drawn_anew_without_being_asked(site: Site, tab:
     assert before != "0.87"
 
 
-def test_a_hostile_transcript_does_nothing(site: Site, tab: Tab) -> None:
-    for path in ("", f"run/{HOSTILE_RUN}", rollout_path(HOSTILE_RUN, HOSTILE.replace("\x00", ""))):
-        tab.open(site.url + path)
+def test_a_hostile_transcript_does_nothing(site: Site, tab: Tab, artifacts: Path) -> None:
+    saved = page.save(artifacts, page.chain(artifacts, [HOSTILE_RUN])).as_uri()
+    rollout = rollout_path(HOSTILE_RUN, HOSTILE.replace("\x00", ""))
+    for address in (saved, *(site.url + path for path in ("", f"run/{HOSTILE_RUN}", f"chain/{HOSTILE_RUN}", rollout))):
+        tab.open(address)
         assert tab.value("document.title") != "owned"
         assert tab.value("document.querySelectorAll('main img, main script, main iframe').length") == 0
     assert "{{ 7 * 7 }}" in tab.value("document.body.innerText")
+
+
+def test_the_policy_of_a_saved_report_holds_where_escaping_would_fail(tab: Tab, tmp_path: Path) -> None:
+    folder = written(tmp_path, "train/20260102T030405Z-kata-A", config={"arm": "A", "seed": 0})
+    path = page.save(tmp_path, page.chain(tmp_path, [str(folder)]))
+    evil = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+    path.write_text(path.read_text().replace("</main>", f"{evil}</main>"))
+    tab.open(path.as_uri())
+    assert tab.value("document.title") != "owned"
+    tab.errors.clear()  # the browser reports what it refused
 
 
 @pytest.mark.parametrize("width", [1280, 390])
