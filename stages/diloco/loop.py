@@ -176,7 +176,7 @@ class OuterLoop:
                 raise Stopped
             if time.monotonic() > deadline:
                 raise InfrastructureError(
-                    f"Fewer than {self._settings.least} replicas came to round {self.state.round} within "
+                    f"Fewer than {self._settings.least} replicas took part in round {self.state.round} within "
                     f"{self._settings.timeout_s:g} s. Start more and go on with --resume, or set diloco.quorum."
                 )
             time.sleep(pause)

@@ -170,7 +170,7 @@ class ObjectStore:
                 break
         if found is None and mine.round == 0:
             raise InfrastructureError(
-                f"{self._bucket.url}: no whole state is left in s/. Restore one, or start anew in another folder of "
+                f"{self._bucket.url}: no complete state is left in s/. Restore one, or start anew in another folder of "
                 "the bucket."
             )
         self._announce((found or mine).round)
@@ -186,7 +186,7 @@ class ObjectStore:
                 self._commits[round_] = list(orjson.loads(data)["keys"])
             except (orjson.JSONDecodeError, KeyError, TypeError):
                 raise InfrastructureError(
-                    f"{self._bucket.url}/r/{round_:06d}/commit.json is damaged, so nobody knows whose weights count. "
+                    f"{self._bucket.url}/r/{round_:06d}/commit.json is damaged, so which offers count is unknown. "
                     "Delete it while no replica runs, then go on with --resume."
                 ) from None
         return self._commits[round_]

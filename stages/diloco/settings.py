@@ -17,25 +17,26 @@ class Diloco(Settings):
     text_sets: ClassVar[str | None] = "store"
 
     store: str | None = None
-    """Where they meet: s3://BUCKET/RUN, gs://, az:// or file:///FOLDER. None trains alone."""
+    """Object store by which replicas exchange weights: s3://BUCKET/RUN, gs://, az:// or file:///FOLDER. None trains
+    without replicas."""
     replicas: int = Field(default=2, gt=0)
     """Replicas that the first round waits for; later ones may join, and any may leave."""
     replica: int | None = Field(default=None, ge=0)
-    """This one's number, from 0, which its random draws follow. None takes the first free one in the bucket."""
+    """This replica's number, from 0, on which its random draws depend. None takes the first free one in the bucket."""
     inner_steps: int = Field(default=20, gt=0)
-    """Training steps between two meetings about the same weights."""
+    """Training steps between two rounds on the same weights."""
     outer_learning_rate: float = Field(default=0.9, gt=0)
-    """Of the outer step. 1 with momentum 0 is the plain average."""
+    """Learning rate of the outer step. 1 with momentum 0 is the plain average."""
     outer_momentum: float = Field(default=0.5, ge=0, lt=1)
     """Nesterov momentum of the outer step. The papers' 0.7 and 0.9 are for hundreds of rounds."""
     codec: Codec = "int8"
-    """How weights travel. What rounding loses of a replica's own is added to what it sends next."""
+    """Encoding of the weights that are sent. The rounding error of an offer is added to the next offer."""
     fragments: int = Field(default=1, gt=0)
-    """Parts that meet in turn, each every inner_steps: the same traffic in smaller portions."""
+    """Parts of the weights that are averaged in turn, each every inner_steps: equal traffic in smaller portions."""
     quorum: int | None = Field(default=None, gt=0)
     """Least number of replicas in a round; None: more than half of `replicas`."""
     grace_s: float = Field(default=60.0, ge=0)
-    """Seconds that a round waits for others once there is a quorum; who comes later is left out of it."""
+    """Seconds that a round waits for others once there is a quorum; later offers do not count in it."""
     timeout_s: float = Field(default=3600.0, gt=0, json_schema_extra={"affects_results": False})
     """Seconds that a replica waits for a quorum before it gives up."""
 

@@ -57,8 +57,8 @@ def base_of(folder: Path, config: PolicyConfig) -> tuple[PolicyConfig, str | Non
         base = AdapterBase.model_validate(store.read_json(folder / RECORD))
     except (BadInput, ValidationError):
         raise BadInput(
-            f"{folder} is an adapter without a readable {RECORD}, which says what it was trained on. Merge it into its "
-            "base with peft and give the merged folder."
+            f"{folder} is an adapter without a readable {RECORD}, which records what it was trained on. Merge it into "
+            "its base with peft and give the merged folder."
         ) from None
     if not (folder / WEIGHTS).is_file():
         raise BadInput(f"{folder} has no {WEIGHTS}, and pickled adapters are not read. Save it again as safetensors.")
@@ -67,8 +67,8 @@ def base_of(folder: Path, config: PolicyConfig) -> tuple[PolicyConfig, str | Non
     found = weights_identity(start)
     if found != base.weights:
         raise BadInput(
-            f"The adapter {folder} was trained on {base.model!r} with the identity {base.weights[:12]}, but what lies "
-            f"there now is {found[:12]}. Restore that model, or train again."
+            f"The adapter {folder} was trained on {base.model!r} with the identity {base.weights[:12]}, and the "
+            f"model there now has {found[:12]}. Restore that model, or train again."
         )
     return start, base.revision
 
@@ -111,8 +111,8 @@ class CheckpointInfo(BaseModel):
         document = run.read_file("checkpoint.json")
         if document is None:
             raise BadInput(
-                f"{run.path} has no checkpoint.json, which says what was trained: it is not a run of `composer train`, "
-                "or one of an older version. Train again with --clean."
+                f"{run.path} has no checkpoint.json, which records what was trained: it is not a complete run of "
+                "`composer train`. Train again with --clean."
             )
         try:
             return cls.model_validate_json(document)

@@ -2,7 +2,7 @@
 
 Each answer is kept with a SHA-256 over its key and its bytes, so that a changed byte, a truncated file or two records
 that changed places are noticed: that answer counts as missing and is bought again. SQLite itself has no checksums. A
-file that SQLite can no longer write is left as it is, and `answers-2.sqlite` takes what comes; both are read.
+file that SQLite can no longer write is left as it is, and later answers go to `answers-2.sqlite`; both are read.
 """
 
 import hashlib
@@ -93,7 +93,7 @@ class AnswerCache:
             if not _is_damage(error, file.path):
                 raise
             why = str(error)
-        self._report(f"{file.path} is damaged ({why}), so paid answers are kept in a new file beside it")
+        self._report(f"{file.path} is damaged ({why}), so paid answers are kept in a new file in its folder")
         self._begin_another()
         self._files[-1].put(rows, self._bad_keys)
 

@@ -18,7 +18,7 @@ from stages.runs import hub, store
 FIELDS = ("max_model_len", "context_length", "context_window", "max_context_length")
 AGAIN_S = 60.0
 """Seconds for which a server that did not answer is not asked again: a plan asks for the bound of every question."""
-_asked_in_vain: dict[tuple[str, str | None], float] = {}
+_unanswered: dict[tuple[str, str | None], float] = {}
 _stated: dict[tuple[str, str | None], int | None] = {}
 """Contexts by model and server, of models that could be asked for."""
 
@@ -43,12 +43,12 @@ def context_tokens(config: PolicyConfig) -> int | None:
     """
     at_server = config.base_url is not None and not config.served
     key = (config.source, config.base_url if at_server else None)
-    if time.monotonic() - _asked_in_vain.get(key, -AGAIN_S) < AGAIN_S:
+    if time.monotonic() - _unanswered.get(key, -AGAIN_S) < AGAIN_S:
         return None
     if key not in _stated:
         found = _of_server(config) if at_server else _of_model(config.in_process())
         if found is _UNKNOWN:
-            _asked_in_vain[key] = time.monotonic()
+            _unanswered[key] = time.monotonic()
             return None
         _stated[key] = found
     return _stated[key]
@@ -164,4 +164,4 @@ def _weights(config: PolicyConfig, cache: Path) -> str:
     folder = Path(source)
     if folder.is_dir() and not any(folder.glob("*.safetensors")):
         raise BadInput(f"The model folder {config.model} holds no *.safetensors. Save the model's weights there.")
-    return f"model {config.model}: {'its folder is whole' if folder.is_dir() else 'its tokenizer is there'}"
+    return f"model {config.model}: {'its folder is complete' if folder.is_dir() else 'its tokenizer is there'}"

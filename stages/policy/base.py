@@ -103,7 +103,7 @@ class PolicyConfig(Settings):
     usd_per_mtok_in: float | None = None
     """Price of a million input tokens of a server in USD; 0 where it is free."""
     usd_per_mtok_cached_in: float | None = None
-    """The same for input tokens that the server says it had cached; without it they cost what others do."""
+    """Price of a million input tokens that the server reports as cached; without it they cost as much as others."""
     usd_per_mtok_out: float | None = None
     """Price of a million output tokens in USD."""
     price: Literal["unknown"] | None = None
@@ -249,8 +249,8 @@ class PolicyConfig(Settings):
     def cost(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> float:
         """Return the price of a call in USD, `cached_tokens` of the prompt being cached; an unknown price is 0."""
         new, cached, out = (self.usd_per_mtok_in or 0.0, self.usd_per_mtok_cached_in, self.usd_per_mtok_out or 0.0)
-        dear = prompt_tokens - cached_tokens
-        return (dear * new + cached_tokens * (new if cached is None else cached) + completion_tokens * out) / 1e6
+        uncached = prompt_tokens - cached_tokens
+        return (uncached * new + cached_tokens * (new if cached is None else cached) + completion_tokens * out) / 1e6
 
     def highest_cost(self, prompt_tokens: int, completion_tokens: int) -> float:
         """Return the most that a call of these tokens can cost in USD, however much of its prompt was cached."""

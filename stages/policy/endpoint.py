@@ -138,7 +138,7 @@ class WaitReport:
     `QUIET_S`, the listener gets a line about it as progress of 0 in 0 units.
     """
 
-    whom: str
+    source: str
     """Model and server, for the line."""
     listener: Listener | None
     quiet_s: float
@@ -165,7 +165,7 @@ class WaitReport:
             if since is not None and time.monotonic() - sent >= self.quiet_s and self.listener is not None:
                 count = counted(len(self._sent), "answer")
                 with suppress(Interrupted):  # the stage gets the same interrupt at its next report
-                    self.listener(f"waiting for {count} of {self.whom}, the oldest since {since:%H:%M:%S}", 0, 0)
+                    self.listener(f"waiting for {count} of {self.source}, the oldest since {since:%H:%M:%S}", 0, 0)
         self._watching = None
 
 
@@ -220,10 +220,10 @@ class EndpointPolicy:
         self._accepted: Accepted | None = None
         self._max_tokens = max_tokens_field(config)
         self.longest = available.longest_answer(config)
-        """Tokens of the longest answer to a request without a limit; asked for here, as a server may have to tell."""
+        """Tokens of the longest answer to a request without a limit; asked for here, as it may take a request."""
         self._answered = False
-        self._told = False
-        """Whether the first failure was told."""
+        self._has_reported = False
+        """Whether the first failure was reported."""
         self._halted: Incomplete | None = None
         """The error after which nothing more is asked."""
 
@@ -291,7 +291,7 @@ class EndpointPolicy:
             return Sample(**kept)
         attempt = 0
         try:
-            async for launch in retrying(self.config, stop=self._is_last, before_sleep=self._tell_once):
+            async for launch in retrying(self.config, stop=self._is_last, before_sleep=self._report_first_failure):
                 with launch:
                     attempt = launch.retry_state.attempt_number
                     return await self._launch_when_free(key, request, attempt)
@@ -312,12 +312,14 @@ class EndpointPolicy:
             min(REFUSALS, self.config.max_attempts) if given_up else self.config.max_attempts
         )
 
-    def _tell_once(self, state: tenacity.RetryCallState) -> None:
-        """Tell the listener at once of the first failure, where the server does not merely ask to go slower."""
+    def _report_first_failure(self, state: tenacity.RetryCallState) -> None:
+        """Report the first failure to the listener immediately, unless the server only asks to go slower."""
         error = state.outcome.exception() if state.outcome else None
-        if self._told or self._waits.listener is None or not isinstance(error, Retryable) or error.kind == "rate_limit":
+        if self._has_reported or self._waits.listener is None:
             return
-        self._told = True
+        if not isinstance(error, Retryable) or error.kind == "rate_limit":
+            return
+        self._has_reported = True
         most, connect_s = self.config.max_attempts, CONNECT_S
         if isinstance(error, NotListening) and not self._host.has_answered:
             most, connect_s = min(most, REFUSALS), 0.0
@@ -327,9 +329,9 @@ class EndpointPolicy:
             if error.kind == "connection" and error.wait_s is None
             else ""
         )
-        whom = self.config.model if str(self.config.base_url) in str(error) else self._waits.whom
+        source = self.config.model if str(self.config.base_url) in str(error) else self._waits.source
         with suppress(Interrupted):  # the stage gets the same interrupt at its next report
-            self._waits.listener(Notice(f"{whom}: {error}; trying again, {most} times{bound} at most"), 0, 0)
+            self._waits.listener(Notice(f"{source}: {error}; trying again, {most} times{bound} at most"), 0, 0)
 
     async def drain(self) -> None:
         """Wait for all requests in flight, so that no paid answer is lost."""

@@ -3,7 +3,7 @@
 A bill is checked against the request that it answers and against the text of its answer. It is taken as true where it
 is possible, and never lowers what a call costs below our own price list. One that is too small for its text, negative,
 or missing costs the upper bound that was reserved for the call, so that a limit holds whatever a server claims; the
-claim is kept beside the cost. A bill that is no number makes its answer unusable.
+claim is kept with the cost. A bill that is no number makes its answer unusable.
 """
 
 import re

@@ -2,7 +2,7 @@
 
 They check an environment before money is spent on it: `reference` should pass every task and `noop` none. The agent
 loop gives each question the next action of the environment's solution (`stages.envs.base.HasSolutions`). Where there is
-none the policy is idle: the episode ends and is graded as it is, without a malformed action that nobody wrote.
+none the policy is idle: the episode ends and is graded as it is, without a malformed action.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ from stages.runs.ledger import Budget
 from stages.runs.run import Listener
 
 OTHER_NAMES = {"gold": REFERENCE, "oracle": REFERENCE, "solution": REFERENCE, "nop": NOOP, "no-op": NOOP, "none": NOOP}
-"""Their names in other tools. They are no ids of models, and the hub takes seconds to tell."""
+"""Their names in other tools. They are refused here: the hub takes seconds to answer that it has no such model."""
 
 
 class ScriptedPolicy:

@@ -184,7 +184,7 @@ UTILISATION = 0.92
 CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 ENVIRONMENT = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_NO_USAGE_STATS": "1"}
 REPLACEABLE = {"VLLM_SERVER_DEV_MODE": "1"}
-"""Opens the addresses by which weights are replaced; whoever reaches the server may then replace them, too."""
+"""Opens the addresses by which weights are replaced; anyone who reaches the server can then replace them."""
 NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 
 

@@ -139,7 +139,7 @@ class Completions:
     async def load(self, name: str, folder: Path) -> None:
         """Load an adapter into the server as a model of this name; the server must be able to read the folder.
 
-        A name stands for the same weights for ever.
+        A name always refers to the same weights.
         """
         # Never with load_inplace: vLLM 0.32 then reads the adapter again for every batch, and keeps using prefixes that
         # it cached under the old weights.

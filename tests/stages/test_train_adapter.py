@@ -174,7 +174,7 @@ def test_another_base_is_refused(tmp_path: Path, tiny: Path) -> None:
     shutil.copytree(tiny, base)
     folder = trained(tmp_path, str(base)).folder(CHECKPOINT)
     (base / "generation_config.json").write_text("{}")
-    with pytest.raises(BadInput, match=r"was trained on .* but what lies there now"):
+    with pytest.raises(BadInput, match=r"was trained on .* the model there now has"):
         opened(str(folder), tmp_path)
 
 

@@ -172,7 +172,7 @@ def test_too_few_replicas_give_up_in_time(bucket: Bucket):
     loop = replica.in_bucket(bucket, settings(timeout_s=0.05), 0, 2)
     loop.start()
     offered(replica, loop)
-    with pytest.raises(InfrastructureError, match="Fewer than 2 replicas came to round 0 within"):
+    with pytest.raises(InfrastructureError, match="Fewer than 2 replicas took part in round 0 within"):
         loop.collect()
 
 
@@ -348,5 +348,5 @@ def test_a_damaged_state_falls_back_to_the_one_before(bucket: Bucket):
 def test_without_any_whole_state_a_joiner_is_refused(bucket: Bucket):
     started(bucket, settings(2), 2)
     bucket.write("s/000000", b"torn")
-    with pytest.raises(InfrastructureError, match="no whole state is left"):
+    with pytest.raises(InfrastructureError, match="no complete state is left"):
         Replica(2).in_bucket(bucket, settings(2), 2, 2).start()

@@ -184,7 +184,7 @@ def test_a_model_for_vllm_has_a_server_that_answers_or_a_vllm_to_start(
     """A dry run says both, of the tokenizer that is read here and of the server, before anything is loaded."""
     model = f"vllm:{save_tiny(tmp_path / 'tiny')}"
     with serving(never, named("base")) as server:
-        assert "its folder is whole; " in (said := check(PolicyConfig(model=model, base_url=server.url), Path()))
+        assert "its folder is complete; " in (said := check(PolicyConfig(model=model, base_url=server.url), Path()))
         assert said.endswith(f"{server.url}, which is to sample from it, answers")
     with pytest.raises(InfrastructureError, match=r"http://127\.0\.0\.1:9/v1 cannot be reached"):
         check(PolicyConfig(model=model, base_url="http://127.0.0.1:9/v1"), Path())
@@ -201,7 +201,7 @@ def test_a_model_for_vllm_has_a_server_that_answers_or_a_vllm_to_start(
 def test_folders_are_read_as_loading_would_and_weights_must_be_there(tmp_path: Path) -> None:
     save_tiny(tmp_path / "tiny")
     config = PolicyConfig(model=str(tmp_path / "tiny"))
-    assert "its folder is whole" in check(config, Path())
+    assert "its folder is complete" in check(config, Path())
     for weights in (tmp_path / "tiny").glob("*.safetensors"):
         weights.unlink()
     with pytest.raises(BadInput, match=r"holds no \*.safetensors"):
