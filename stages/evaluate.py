@@ -36,11 +36,11 @@ from stages.policy.base import VLLM
 from stages.policy.serving import Serving
 from stages.rollouts.agent_loop import Episode, PlayingConfig, play_missing
 from stages.rollouts.trace import action_facts, work_columns
-from stages.runs import reporting, stage
+from stages.runs import reporting
 from stages.runs.kinds import CHECKPOINT, EVAL_ITEM, ROLLOUT, Row
 from stages.runs.run import Inputs, Run, RunWriter, Slot
 from stages.runs.settings import BASIC, Given, StageConfig, basic_of, with_default
-from stages.runs.stage import Plan, Stage
+from stages.runs.stage import Plan, Stage, blocks
 
 PAIR_SET = 12
 """Hexadecimal digits of the digest that names a set of pairs."""
@@ -320,7 +320,7 @@ def worker_blocks(arms: Sequence[Arm], episodes: Sequence[Episode]) -> list[Sequ
     for arm in arms:
         # A server batches the rollouts of all workers itself; a model in a process plays its batch together.
         served = arm.policy.served or arm.policy.base_url is not None
-        shares += stage.blocks([item_id(arm, episode) for episode in episodes], 1 if served else arm.policy.lockstep)
+        shares += blocks([item_id(arm, episode) for episode in episodes], 1 if served else arm.policy.lockstep)
     return shares
 
 

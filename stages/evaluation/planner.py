@@ -42,6 +42,7 @@ from stages.evaluation.inference import (
     PairedTest,
     decision_of,
     fewest_units,
+    numbered,
     shows,
 )
 from stages.evaluation.outcomes import START, PairedOutcomes, items_table, paired
@@ -116,12 +117,17 @@ class TaskModel:
 
 @dataclass(frozen=True)
 class Design:
-    """What is played: tasks by unit, rollouts per task, training seeds; `fixed`: units are fixed strata."""
+    """What is played: tasks by unit, rollouts per task, training seeds; `fixed`: units are fixed strata.
+
+    `collection_of`: of pairs, for each training seed, numbered from 0; empty where no three are shared by seeds. Gains
+    are then taken to differ from collection to collection, and not within one.
+    """
 
     sizes: tuple[int, ...]
     samples: int = 1
     seeds: int = 1
     fixed: bool = False
+    collection_of: tuple[int, ...] = ()
 
     @property
     def num_tasks(self) -> int:
@@ -326,7 +332,9 @@ def detectable(
     rates = measure(arms.to_pylist(), baseline, treatment)
     per_task = arms.group_by(["arm", "train_seed", "task_id"]).aggregate([([], "count_all")])
     samples = pc.max(per_task["count_all"]).as_py()
-    design = Design(tuple(Counter(found.units).values()), samples, len(found.seeds), fixed)
+    collections = numbered(found.collections).tolist()
+    shared = tuple(collections) if MIN_SEEDS <= len(set(collections)) < len(found.seeds) else ()
+    design = Design(tuple(Counter(found.units).values()), samples, len(found.seeds), fixed, shared)
     return least_gain(lambda gain: task_model(complete(rates, gain)), design, rates["pass_rate"][0], power, alpha)
 
 
@@ -518,9 +526,10 @@ def draw(
     z_2XT = np.sqrt(share) * family_2XF[:, :, family_T] + np.sqrt(1 - share) * own_2XT
     difficulty_XT = (z_2XT[0], r * z_2XT[0] + np.sqrt(1 - r**2) * z_2XT[1])
     rates_XS = np.full((2, num, design.seeds), model.pass_rate)
-    rates_XS[1] = np.clip(
-        model.pass_rate + gain + model.seed_sd * random.normal(size=rates_XS[1].shape), 1e-4, 1 - 1e-4
-    )
+    num_top = max(design.collection_of, default=design.seeds - 1) + 1
+    of_top_XC = model.seed_sd * random.normal(size=(num, num_top))
+    gain_XS = gain + of_top_XC[:, list(design.collection_of or range(design.seeds))]
+    rates_XS[1] = np.clip(model.pass_rate + gain_XS, 1e-4, 1 - 1e-4)
     arms = []
     block = max(1, BLOCK_CELLS // (design.seeds * len(family_T)))
     for rate_XS, z_XT in zip(rates_XS, difficulty_XT, strict=True):
@@ -580,10 +589,11 @@ def simulated(
     """Yield the tests of `num` experiments of a design, as many at once as memory holds."""
     random = np.random.default_rng(seed)
     unit_T = np.repeat(np.arange(len(design.sizes)), design.sizes)
+    collection_S = np.array(design.collection_of) if design.collection_of else None
     step = max(1, min(num, BATCH_CELLS // (design.num_tasks * design.seeds)))
     for start in range(0, num, step):
         arms = draw(model, design, gain, min(step, num - start), random)
-        yield PairedTest(*arms, unit_T, fixed=design.fixed, num_flips=num_flips, seed=seed)
+        yield PairedTest(*arms, unit_T, fixed=design.fixed, collection_S=collection_S, num_flips=num_flips, seed=seed)
 
 
 def least_gain(

@@ -160,6 +160,17 @@ def test_the_detectable_gain_of_a_finished_experiment_is_found_with_its_power(de
     assert again["VALIDATED"] + again["PARTIAL"] == pytest.approx(0.8, abs=0.09)
 
 
+def test_seeds_that_share_collections_find_less_than_seeds_of_their_own():
+    """Twelve seeds on three collections have three gains, and Student's t over three has a long way to go."""
+    question = PlanQuestion(TaskModel(seed_sd=0.05), 0.08, 0.8, 4)
+    alone, shared = (Design((1,) * 60, seeds=12, collection_of=each) for each in ((), (0, 1, 2) * 4))
+    assert question.detectable(shared) > 1.5 * question.detectable(alone)
+    drawn = draw(replace(question.model, samples_differ=0.01), shared, 0.1, 50, np.random.default_rng(0))
+    gain_XS = (drawn[0] - drawn[1]).mean(2)
+    within = np.abs(gain_XS[:, 0] - gain_XS[:, 3]).mean()
+    assert within < 0.5 * np.abs(gain_XS[:, 0] - gain_XS[:, 1]).mean()
+
+
 def test_units_that_are_too_few_or_all_pass_find_no_gain():
     question = PlanQuestion(TaskModel(), 0.08, 0.8, 4)
     assert question.detectable(Design((40,) * 5)) is None and question.detectable(Design((4,) * 6)) is None
