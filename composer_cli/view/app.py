@@ -121,20 +121,20 @@ class Pages:
 
     def runs(self, request: Request) -> Response:
         """Show all runs, or those that fit the search."""
-        wanted = {name: request.query_params.get(name, "") for name in ("text", "stage", "status")}
+        filters = {name: request.query_params.get(name, "") for name in ("text", "stage", "status")}
         every = listed(self._root)
         # The text may occur in a run's name, status, reason or headline; an empty word fits every run.
         found = [
             one
             for one in every
-            if wanted["text"].lower() in f"{one.line.run} {one.line.status} {one.line.reason} {one.headline}".lower()
-            and wanted["stage"] in ("", one.stage)
-            and wanted["status"] in ("", one.line.status)
+            if filters["text"].lower() in f"{one.line.run} {one.line.status} {one.line.reason} {one.headline}".lower()
+            and filters["stage"] in ("", one.stage)
+            and filters["status"] in ("", one.line.status)
         ]
         return self._page(
             "runs",
             title="Runs",
-            wanted=wanted,
+            filters=filters,
             listed=found,
             every=len(every),
             stages=sorted({one.stage for one in every}),
@@ -149,8 +149,8 @@ class Pages:
             return self._damaged(run, damage)
         name = run_folders.name(run.path)
         notes = Notes(self._root, name)
-        wanted, offset = _wanted(request, notes)
-        found = queries.page(run, wanted, offset, SIZE)
+        rollout_filter, offset = _filter(request, notes)
+        found = queries.page(run, rollout_filter, offset, SIZE)
         shown_pairs, pair_filter = None, PairFilter()
         if found is None:
             pair_filter = PairFilter(**{key: request.query_params.get(key, "") for key in PairFilter.__annotations__})
@@ -169,7 +169,7 @@ class Pages:
             made=[run_folders.name(one.path) for one in run_folders.readers_of(self._root, run)],
             alike=self._same_experiment(run),
             found=found,
-            wanted={**_asked(request, wanted), "col": asked},
+            filters={**_asked(request, rollout_filter), "col": asked},
             size=SIZE,
             columns=columns,
             listed=[column for column in OUTCOME if column.listed],
@@ -185,21 +185,21 @@ class Pages:
 
     def rollout(self, request: Request) -> Response:
         """Show one rollout, step by step."""
-        run, wanted = self._intact(request), request.query_params.get("id", "")
+        run, rollout_id = self._intact(request), request.query_params.get("id", "")
         name = run_folders.name(run.path)
-        rollout = rollouts.read(run, wanted, root=self._root)
+        rollout = rollouts.read(run, rollout_id, root=self._root)
         if rollout is None:
-            raise BadInput(f"{name} has no rollout {wanted!r}. Its page lists those that it has.")
+            raise BadInput(f"{name} has no rollout {rollout_id!r}. Its page lists those that it has.")
         notes = Notes(self._root, name)
-        chosen, _ = _wanted(request, notes)
+        chosen, _ = _filter(request, notes)
         return self._page(
             "rollout",
-            title=wanted,
+            title=rollout_id,
             name=name,
             rollout=rollout,
-            note=notes.of([wanted]).get(wanted, Note()),
-            place=queries.place(run, chosen, wanted),
-            wanted=_asked(request, chosen),
+            note=notes.of([rollout_id]).get(rollout_id, Note()),
+            position=queries.place(run, chosen, rollout_id),
+            filters=_asked(request, chosen),
         )
 
     async def note(self, request: Request) -> Response:
@@ -221,18 +221,18 @@ class Pages:
         return await run_in_threadpool(self._save_note, request, fields)
 
     def _save_note(self, request: Request, fields: Mapping[str, str]) -> Response:
-        run, wanted = self._run(request), fields.get("id", "")
+        run, rollout_id = self._run(request), fields.get("id", "")
         name = run_folders.name(run.path)
         # Only for rollouts that there are: nobody fills the disk with notes on others.
-        if not wanted or queries.rollout(run, wanted)[0] is None:
-            raise BadInput(f"{name} has no rollout {wanted!r}, so that there is nothing to write a note on.")
+        if not rollout_id or queries.rollout(run, rollout_id)[0] is None:
+            raise BadInput(f"{name} has no rollout {rollout_id!r}, so that there is nothing to write a note on.")
         note = Note.of_form(fields.get("text", ""), fields.get("tags", ""))
         try:
-            Notes(self._root, name).save(wanted, note, fields.get("seen", ""))
+            Notes(self._root, name).save(rollout_id, note, fields.get("seen", ""))
         except OSError as error:
             sentence = f"The note could not be written ({error}). Go back, and keep your text."
             return self._page("refused", title="Not saved", sentence=sentence, code=500)
-        return RedirectResponse(f"{self._base}/rollout/{name}{page.query({'id': wanted})}#note", 303)
+        return RedirectResponse(f"{self._base}/rollout/{name}{page.query({'id': rollout_id})}#note", 303)
 
     def compare(self, request: Request) -> Response:
         """Show two arms side by side: the tasks on which they differ most, and the rollouts of one task."""
@@ -262,7 +262,7 @@ class Pages:
             second=second,
             tasks=tasks,
             size=SIZE,
-            wanted={"a": first, "b": second, **asked},
+            filters={"a": first, "b": second, **asked},
             sides=sides,
         )
 
@@ -337,11 +337,11 @@ class Pages:
 
     def _run(self, request: Request) -> Run:
         """Return the run of an address; only folders that are listed are opened, whatever else a name may point to."""
-        wanted = f"{request.path_params['stage']}/{request.path_params['folder']}"
+        name = f"{request.path_params['stage']}/{request.path_params['folder']}"
         for path in run_folders.folders(self._root):
-            if run_folders.name(path) == wanted:
+            if run_folders.name(path) == name:
                 return Run(path)
-        raise BadInput(f"There is no run {wanted}. The first page lists those that there are.")
+        raise BadInput(f"There is no run {name}. The first page lists those that there are.")
 
     def _intact(self, request: Request) -> Run:
         """Return the run of an address; `BadInput` where its files are damaged."""
@@ -358,7 +358,7 @@ class Pages:
         return f"{self._base}/figure/{run}/{quote(figure, safe='')}"
 
 
-def _wanted(request: Request, notes: Notes) -> tuple[RolloutFilter, int]:
+def _filter(request: Request, notes: Notes) -> tuple[RolloutFilter, int]:
     """Return the filters of an address and the offset of its page; numbers that are none count as 0."""
     asked = request.query_params
     reward, tag = asked.get("reward", ""), asked.get("tag", "")
@@ -366,7 +366,7 @@ def _wanted(request: Request, notes: Notes) -> tuple[RolloutFilter, int]:
     if tag or "noted" in asked:
         ids = tuple(key for key, note in notes.all().items() if not tag or tag in note.tags)
     # What an address asks for may be anything; an unknown reward or offset counts as none.
-    wanted = RolloutFilter(
+    rollout_filter = RolloutFilter(
         text=asked.get("text", ""),
         task=asked.get("task", ""),
         family=asked.get("family", ""),
@@ -377,12 +377,12 @@ def _wanted(request: Request, notes: Notes) -> tuple[RolloutFilter, int]:
         order=asked.get("order", ""),
         ids=ids,
     )
-    return wanted, _offset(request)
+    return rollout_filter, _offset(request)
 
 
-def _asked(request: Request, wanted: RolloutFilter) -> dict[str, Any]:
+def _asked(request: Request, rollout_filter: RolloutFilter) -> dict[str, Any]:
     """Return the filters as an address holds them."""
-    fields = {key: value for key, value in wanted.__dict__.items() if key != "ids"}
+    fields = {key: value for key, value in rollout_filter.__dict__.items() if key != "ids"}
     return fields | {key: request.query_params.get(key, "") for key in ("noted", "tag")}
 
 
