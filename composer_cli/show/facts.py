@@ -136,19 +136,12 @@ METRICS = {
     "taid/loss": "TAID loss",
     "eopd/loss": "entropy-aware distillation loss",
 }
-"""The metrics of a training that are drawn, in this order, with their titles; losses of other channels follow."""
+"""The metrics of a training that are drawn first, with their titles; others that vary follow by their names."""
 
 
 def metric_rows(run: Run, last: int = 0) -> list[dict[str, Any]]:
     """Return what a training logged, one row a step; `last` limits them to the newest."""
     return [orjson.loads(line) for line in (run.read_file("metrics.jsonl") or b"").splitlines()[-last:]]
-
-
-def metric_titles(names: Iterable[str]) -> dict[str, str]:
-    """Return the titles of those of these metrics that are drawn, in the order of drawing."""
-    logged = set(names)
-    others = {one: one.replace("/", " ") for one in sorted(logged) if one.endswith("/loss") and one not in METRICS}
-    return {one: title for one, title in {**METRICS, **others}.items() if one in logged}
 
 
 def first_rows(run: Run, number: int) -> dict[str, list[Row]]:
