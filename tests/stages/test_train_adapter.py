@@ -145,9 +145,6 @@ def test_the_reference_is_the_base_with_the_adapter_off(tmp_path: Path, tiny: Pa
     first, second = (orjson.loads(line) for line in (run.path / "metrics.jsonl").read_bytes().splitlines())
     assert first["kl"] == 0 and second["kl"] > 0
     assert "ref" not in {path.name for path in run.folder(CHECKPOINT).iterdir()}
-    again = {**SMALL, "beta": 0.5}
-    with pytest.raises(UsageError, match=r"optimisation\.beta needs a reference"):
-        trained(tmp_path, str(run.folder(CHECKPOINT)), optimisation=again, adapter={"rank": 0})
 
 
 def test_collect_and_evaluate_take_it_as_a_policy(tmp_path: Path, tiny: Path) -> None:

@@ -12,12 +12,9 @@ from safetensors.torch import load_file
 from support.models import save_tiny
 from support.several import BROKEN, pairs_run, start, train_all
 
-from stages.errors import UsageError
 from stages.runs.kinds import CHECKPOINT, HINT, ROLLOUT
 from stages.runs.run import Run
-from stages.training import plan
 from stages.training.channels import CHANNELS
-from stages.training.config import Config
 
 TOLERANCE = 1e-5
 STEP = {"steps": 2, "prompts_per_step": 4, "generations": 2, "learning_rate": 0.05, "threads": 1}
@@ -175,23 +172,3 @@ def test_a_killed_training_goes_on_in_another_number_of_processes(folder: Path) 
         resumed = train_all(place, {"run": case}, then)
         assert resumed["run"].manifest.attempts == 2
         assert compare(resumed, whole) == {}
-
-
-REFUSED = [
-    ({"loss_type": "bnpo"}, {}, "bnpo"),
-    ({}, {"entropy_coef": 0.1}, r"trl\.entropy_coef"),
-    ({"prompts_per_step": 3}, {}, "Take a multiple of 2"),
-    ({"micro_batch": 3}, {}, "Take a divisor of 8"),
-]
-
-
-@pytest.mark.parametrize(("size", "trl", "words"), REFUSED)
-def test_what_would_be_another_step_is_refused(size: dict[str, Any], trl: dict[str, Any], words: str) -> None:
-    config = Config(optimisation={"prompts_per_step": 4, "generations": 4, **size}, trl=trl)
-    with pytest.raises(UsageError, match=words):
-        plan.resolve(config, 2)
-    plan.resolve(config, 1)
-
-
-def test_a_micro_batch_larger_than_the_share_is_cut() -> None:
-    plan.resolve(Config(optimisation={"prompts_per_step": 4, "generations": 4, "micro_batch": 16}), 2)

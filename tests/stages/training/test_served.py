@@ -23,10 +23,9 @@ from stages.policy.vllm import VllmPolicy
 from stages.rollouts import trace
 from stages.runs import runner
 from stages.runs.kinds import CHECKPOINT, EVAL_ITEM, STEP, TRAINING_REWARD
-from stages.runs.run import Inputs, Run
+from stages.runs.run import Run
 from stages.training import weights
 from stages.training.distributed import Student
-from stages.training.plan import TrainPlan, refusals
 from stages.training.rollouts import Schedule, StepsAhead
 from stages.training.scoring import Tree, score, token_log_probs
 
@@ -237,21 +236,6 @@ def test_weights_are_written_in_several_files_in_the_type_they_compute_in(tmp_pa
     found = {name: tensor for file in files for name, tensor in load_file(file).items()}
     assert len(files) > 3 and found.keys() == dict(own.named_parameters()).keys()
     assert all(torch.equal(found[name], value.bfloat16()) for name, value in own.named_parameters())
-
-
-def test_what_a_server_cannot_follow_is_refused_by_a_plan(tmp_path: Path, model: Path) -> None:
-    (tmp_path / "adapter_config.json").write_text("{}")
-    stale: dict[str, Any] = {"adapter": {"rank": 0}, "optimisation": {"max_staleness": 1}}
-    replicas: dict[str, Any] = {"diloco": {"store": tmp_path.as_uri()}, "optimisation": {"steps": 40}}
-    for given, words in (
-        ({"policy": {"model": f"vllm:{tmp_path}"}, "adapter": {"rank": 4}}, "cannot hold another one on top"),
-        ({"policy": {"model": f"vllm:{model}"}, **replicas}, "follows one training, and replicas are several"),
-        ({"policy": {"model": f"vllm:{model}"}, **stale}, "holds the newest alone"),
-    ):
-        (refusal,) = refusals(TrainPlan(train.Config(**given), None, small=False, episode=1))
-        assert words in refusal
-    with pytest.raises(UsageError, match="holds the newest alone"):
-        train.plan(Inputs(), train.Config(policy={"model": f"vllm:{model}"}, **stale))
 
 
 def test_staleness_needs_a_server() -> None:

@@ -13,13 +13,12 @@ from support.several import start, train_all
 
 from stages import train
 from stages.backends.ranks import Ranks
-from stages.errors import UsageError
 from stages.policy import server
 from stages.policy.base import PolicyConfig
 from stages.runs.kinds import CHECKPOINT, ROLLOUT, STEP
 from stages.runs.run import Run
 from stages.training import weights
-from stages.training.plan import TrainPlan, resolve
+from stages.training.plan import TrainPlan
 
 HERE = "http://127.0.0.1:8000/v1"
 
@@ -165,27 +164,6 @@ def test_away_from_a_cpu_nobody_waits() -> None:
     assert server.scoring_lock(policy.base_url or "", "cpu") is None
     place = weights.shared_server(policy, Told(1, [("", "10.0.0.1:8000")] * 2, [1, 1]))
     assert (place.loads, place.turn, place.turns) == (False, 0, 1)
-
-
-@pytest.mark.parametrize(
-    ("policy", "others", "staleness", "count", "words"),
-    [
-        ({}, (), 0, 2, "has no address, and 2 processes would start a server each"),
-        ({"base_url": HERE}, (HERE, HERE), 0, 2, "3 servers were given to 2 processes"),
-        ({"base_url": HERE}, (HERE,), 0, 1, "2 servers were given to 1 processes"),
-        ({"base_url": HERE}, (), 1, 2, "2 processes share 1 vLLM on a CPU"),
-    ],
-)
-def test_servers_that_processes_cannot_sample_from(
-    model: Path, policy: dict[str, Any], others: tuple[str, ...], staleness: int, count: int, words: str
-) -> None:
-    config = train.Config(
-        policy={"model": f"vllm:{model}", "device": "cpu", **policy},
-        optimisation={"max_staleness": staleness},
-        distribution={"servers": others},
-    )
-    with pytest.raises(UsageError, match=words):
-        resolve(config, count)
 
 
 def test_further_servers_need_a_first_one() -> None:

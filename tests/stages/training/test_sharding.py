@@ -14,7 +14,6 @@ from stages.errors import UsageError
 from stages.runs import store
 from stages.runs.kinds import CHECKPOINT
 from stages.train import Config
-from stages.training import plan
 from stages.training.channels import CHANNELS
 from stages.training.plan import ModelShape, Room, TrainPlan, check_memory, estimate_memory
 from tests.stages.training.test_processes import at_a_checkpoint, compare, settings, weights_apart
@@ -112,24 +111,6 @@ def test_a_killed_training_goes_on_in_shares_or_whole(folder: Path) -> None:
         resumed = train_all(place, {"run": {**case, **SHARDED}}, then)
         assert resumed["run"].manifest.attempts == 2
         assert compare(resumed, whole) == {}
-
-
-REFUSED = [
-    ({}, 8, "adapter.rank=8"),
-    ({"hints": {"teacher": "ema"}, "weights": {"sdpo": 1}}, 0, "hints.teacher=ema"),
-    ({"optimisation": {"gradient_cosine_every": 2}}, 0, "gradient_cosine_every"),
-    ({"trl": {"optim": "adafactor"}}, 0, "adamw_torch, adamw_torch_fused, sgd"),
-]
-
-
-@pytest.mark.parametrize(("more", "rank", "words"), REFUSED)
-def test_what_needs_everything_in_one_place_is_refused(more: dict[str, Any], rank: int, words: str) -> None:
-    settings = {**more, "adapter": {"rank": rank}}
-    config = Config(**settings, **SHARDED)
-    with pytest.raises(UsageError, match=words):
-        plan.resolve(config, 2)
-    plan.resolve(config, 1)
-    plan.resolve(Config(**settings), 2)
 
 
 def test_how_it_is_spread_is_no_part_of_what_is_trained() -> None:

@@ -1,0 +1,143 @@
+"""A plan: what settings leave open is chosen by the size of the model; what cannot be trained is refused."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import Qwen3Config
+
+from stages import train
+from stages.errors import UsageError
+from stages.policy.base import PolicyConfig
+from stages.runs.run import Inputs
+from stages.train import Config
+from stages.training.plan import TrainPlan, refusals, resolve
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def larger(tmp_path: Path) -> PolicyConfig:
+    """A config.json of some twenty million parameters."""
+    sizes = {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 3}
+    Qwen3Config(**sizes, num_attention_heads=8, architectures=["Qwen3ForCausalLM"]).save_pretrained(tmp_path)
+    return PolicyConfig(model=str(tmp_path), max_tokens=64)
+
+
+def chosen(policy: PolicyConfig, **more: object) -> tuple[object, ...]:
+    return tuple(resolve(Config(policy=policy, optimisation=more), 1).facts().values())
+
+
+def test_embedded_and_small_models_are_trained_as_ever(tiny: Path) -> None:
+    assert chosen(PolicyConfig()) == (0, 2e-4, 64, False)
+    assert chosen(PolicyConfig(model=str(tiny))) == (0, 2e-4, 64, False)
+
+
+def test_larger_models_get_an_adapter_a_small_rate_and_recomputed_activations(larger: PolicyConfig) -> None:
+    assert chosen(larger) == (16, 1e-5, 8, True)
+    whole = resolve(Config(policy=larger, adapter={"rank": 0}), 1)
+    assert whole.facts() == {
+        "adapter_rank": 0,
+        "learning_rate": 1e-6,
+        "micro_batch": 8,
+        "gradient_checkpointing": True,
+    }
+
+
+def test_what_was_set_stays(larger: PolicyConfig) -> None:
+    said = {"learning_rate": 3e-5, "micro_batch": 2, "gradient_checkpointing": False}
+    assert chosen(larger, **said) == (16, 3e-5, 2, False)
+
+
+def test_the_example_keeps_its_rate_to_its_own_model(larger: PolicyConfig) -> None:
+    preset = tomllib.loads((ROOT / "examples/gsm8k.toml").read_text())["stage"]
+    for entry in (entry["config"] for entry in preset if entry["stage"] == "train"):
+        rates = [chosen(policy, **entry["optimisation"])[1] for policy in (PolicyConfig(**entry["policy"]), larger)]
+        assert rates == [1e-3, 1e-5]
+
+
+HERE = "http://127.0.0.1:8000/v1"
+GROUPS = {"prompts_per_step": 4, "generations": 4}
+SHARES = {"distribution": {"sharding": "fsdp2"}, "adapter": {"rank": 0}}
+
+
+def served(*others: str, address: str | None = HERE, rank: int = 4, **optimisation: int) -> dict[str, Any]:
+    return {
+        "policy": {"model": "vllm:m", "device": "cpu", "base_url": address},
+        "distribution": {"servers": others},
+        "adapter": {"rank": rank},
+        "optimisation": optimisation,
+    }
+
+
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
+    "pairs are missing": ({"weights": {"dpo": 1}}, {}, ("weights.dpo is 1", "--from")),
+    "pairs are not used": ({}, {"pairs": True}, ("weights.dpo", "weights.sft")),
+    "direction and dora": ({"adapter": {"dora": True}}, {"direction": 9}, ("adapter.dora=false",)),
+    "a mean of each pass": ({"optimisation": {**GROUPS, "loss_type": "bnpo"}}, {"processes": 2}, ('Take "dapo"',)),
+    "a mean that TRL adds": ({"trl": {"entropy_coef": 0.1}}, {"processes": 2}, ("trl.entropy_coef",)),
+    "groups are split": ({"optimisation": {**GROUPS, "prompts_per_step": 3}}, {"processes": 2}, ("multiple of 2",)),
+    "no divisor": ({"optimisation": {**GROUPS, "micro_batch": 3}}, {"processes": 2}, ("divisor of 8",)),
+    "replicas of processes": (
+        {"diloco": {"store": "file:///x"}, "optimisation": {"steps": 40}},
+        {"processes": 2},
+        ("diloco.store", "torchrun"),
+    ),
+    "shares of an adapter": ({**SHARES, "adapter": {"rank": 8}}, {"processes": 2}, ("adapter.rank=8", "take 0")),
+    "copies of shares": (
+        {**SHARES, "hints": {"teacher": "ema"}, "weights": {"sdpo": 1}},
+        {"processes": 2},
+        ("hints.teacher=ema", "take current"),
+    ),
+    "cosines of shares": (
+        {**SHARES, "optimisation": {"gradient_cosine_every": 2}},
+        {"processes": 2},
+        ("optimisation.gradient_cosine_every", "take 0"),
+    ),
+    "optimisers of shares": ({**SHARES, "trl": {"optim": "adafactor"}}, {"processes": 2}, ("adafactor", "adamw_torch")),
+    "replicas on a server": (
+        served(steps=40) | {"diloco": {"store": "file:///x"}},
+        {},
+        ("diloco.store", "vllm:"),
+    ),
+    "stale whole weights": (served(rank=0, max_staleness=1), {}, ("optimisation.max_staleness is 1", "adapter.rank")),
+    "a server each": (served(address=None), {"processes": 2}, ("policy.base_url", "distribution.servers")),
+    "more servers than processes": (served(HERE, HERE), {"processes": 2}, ("3 servers", "Leave 1 out")),
+    "stale on a shared CPU": (served(max_staleness=1), {"processes": 2}, ("optimisation.max_staleness is 1", "Take 0")),
+}
+"""By the branch: settings, what else the plan holds, and what the refusal names."""
+
+
+@pytest.mark.parametrize("branch", REFUSED)
+def test_what_cannot_be_trained_is_refused_with_the_setting_and_the_remedy(branch: str) -> None:
+    settings, more, names = REFUSED[branch]
+    (refusal,) = refusals(TrainPlan(Config(**settings), None, small=False, episode=1, **more))
+    assert all(name in refusal for name in names), refusal
+
+
+@pytest.mark.parametrize("branch", [name for name, (_, more, _) in REFUSED.items() if more.get("processes")])
+def test_several_processes_are_what_is_refused_there(branch: str) -> None:
+    settings, _, names = REFUSED[branch]
+    found = refusals(TrainPlan(Config(**settings), None, small=False, episode=1))
+    assert not any(all(name in refusal for name in names) for refusal in found)
+
+
+def test_an_adapter_is_refused_as_reference_and_behind_a_server(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    for settings, name in (
+        ({"policy": {"model": str(tmp_path)}, "optimisation": {"beta": 0.1}}, "adapter.rank"),
+        ({"policy": {"model": f"vllm:{tmp_path}"}, "adapter": {"rank": 4}}, "export merged"),
+    ):
+        (refusal,) = refusals(TrainPlan(Config(**settings), None, small=False, episode=1))
+        assert name in refusal and str(tmp_path) in refusal
+
+
+def test_a_dry_run_refuses_what_a_run_would(tiny: Path) -> None:
+    stale: dict[str, Any] = {"adapter": {"rank": 0}, "optimisation": {"max_staleness": 1}}
+    with pytest.raises(UsageError, match=r"optimisation\.max_staleness"):
+        train.plan(Inputs(), Config(policy={"model": f"vllm:{tiny}"}, **stale))
+
+
+def test_a_micro_batch_larger_than_the_share_is_cut() -> None:
+    resolve(Config(optimisation={**GROUPS, "micro_batch": 16}), 2)
