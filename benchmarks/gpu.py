@@ -509,7 +509,7 @@ def probe(asked: Asked) -> list[Any]:
     from stages.gradients.tokens import TokenRow
     from stages.policy.local import checkpointed
     from stages.probe.direction import from_flat
-    from stages.probe.memory import Measuring, needed
+    from stages.probe.memory import MemoryInputs, needed
     from stages.probe.metrics import stream
 
     claims, half = [], asked.prompt // 2
@@ -528,7 +528,7 @@ def probe(asked: Asked) -> list[Any]:
             most = peak(asked)
             del model, student
         tokens = asked.rows * 2 * half
-        measuring = Measuring("lora", 32, tokens, True, rows=0)
+        measuring = MemoryInputs("lora", 32, tokens, True, rows=0)
         what = f"{asked.name(size)}, gradients of {asked.rows} rows of {2 * half} tokens"
         claims += _predicted(what, needed(model_shape(size, asked.layers), measuring).total, most)
         print(f"{what}: {statistics.median(seconds):.2f} s")

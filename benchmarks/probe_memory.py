@@ -28,7 +28,7 @@ from stages.gradients.tokens import TokenRow
 from stages.policy.base import PolicyConfig
 from stages.policy.local import checkpointed
 from stages.probe.direction import from_flat
-from stages.probe.memory import Measuring, needed
+from stages.probe.memory import MemoryInputs, needed
 from stages.probe.metrics import stream, toward_hack, weight_direction
 from stages.training.plan import GIB, ModelShape, model_shape
 
@@ -37,11 +37,11 @@ SHAPES = {
     "Qwen3-4B": {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32},
 }
 SIZES = (
-    Measuring("antipasto_full", 8, 8192, True, rows=16),
-    Measuring("antipasto_full", 8, 2048, False, rows=16),
-    Measuring("lora_frozenA", 32, 8192, True),
-    Measuring("lora", 32, 8192, True),
-    Measuring("lora", 32, 8192, True, rows=16),
+    MemoryInputs("antipasto_full", 8, 8192, True, rows=16),
+    MemoryInputs("antipasto_full", 8, 2048, False, rows=16),
+    MemoryInputs("lora_frozenA", 32, 8192, True),
+    MemoryInputs("lora", 32, 8192, True),
+    MemoryInputs("lora", 32, 8192, True, rows=16),
 )
 """What the table has a line for; 16 rows are a step's whole gradients, 0 sums alone."""
 
@@ -126,7 +126,7 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     before = _anonymous() / GIB
-    measuring = Measuring(options.adapter, options.rank, options.rows * options.tokens, True)
+    measuring = MemoryInputs(options.adapter, options.rank, options.rows * options.tokens, True)
     planned = needed(shape("Qwen3-0.6B"), measuring)
     student, seconds, most = peak(lambda: made(options.adapter, options.rank))
     print(json.dumps({"part": "made and folded", "s": round(seconds, 1), "GiB": round(most - before, 2)}), flush=True)

@@ -28,7 +28,7 @@ from stages.policy.base import PolicyConfig
 from stages.policy.local import load_model
 from stages.probe import extract_vhack, svd, watch
 from stages.probe.extract_vhack import PairsConfig
-from stages.probe.trajectories import set_between
+from stages.probe.trajectories import interpolate_weights
 from stages.runs import runner
 from stages.runs.kinds import WATCHED
 from stages.runs.run import Run
@@ -71,7 +71,7 @@ def start(world: str, mix: float, root: Path) -> PolicyConfig:
     if not folder.exists():
         model, teacher, words = ends(world, root)
         weights = [{n: p.detach().clone() for n, p in m.named_parameters()} for m in (model, teacher)]
-        set_between(model, weights[0], weights[1], mix)
+        interpolate_weights(model, weights[0], weights[1], mix)
         model.save_pretrained(folder)
         words.save_pretrained(folder)
     return PolicyConfig(model=str(folder), max_tokens=16 if world == "planted" else 64)

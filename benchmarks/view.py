@@ -25,7 +25,7 @@ from support.view_site import multiplied, rollout_path, serving_view
 from stages.runs import queries
 from stages.runs.run import Run
 
-LOOKS = {"light": {}, "dark": {"dark": True}, "phone": {"width": 390, "height": 844}}
+QUANTITIES = {"light": {}, "dark": {"dark": True}, "phone": {"width": 390, "height": 844}}
 
 
 def pages(run: str, rollout_id: str) -> dict[str, str]:
@@ -74,7 +74,7 @@ def measure(folder: Path, given: argparse.Namespace, number: int) -> None:
             claim, loads = f"composer view, {number:,} rollouts, {name}: load of the page", shown[-1]
             load = records.measured(claim, statistics.median(loads), unit="ms", n=len(loads), goal="<= 1000")
             records.write(__file__, [load])
-            for look, settings in LOOKS.items() if given.pictures else ():
+            for look, settings in QUANTITIES.items() if given.pictures else ():
                 tab.look(**settings)
                 tab.open(site.url + path)
                 tab.picture(given.pictures / f"{number}-{name.replace(' ', '-')}-{look}.png")

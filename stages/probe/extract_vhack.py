@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from stages.gradients.tokens import TokenRow
     from stages.probe.checks.check import Check
     from stages.probe.direction import Direction, LossKind, PairGradients
-    from stages.probe.memory import Measuring
+    from stages.probe.memory import MemoryInputs
 
 PAIRS_AT_ONCE = 8
 LOSSES: dict[str, "LossKind"] = {"nll": "nll_mean", "grpo": "drgrpo_sum"}
@@ -158,16 +158,19 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     from stages.probe.memory import memory_notes
 
     del inputs
-    notes = (f"{config.pairs.held_out} more pairs to check it by", *memory_notes(config.student, _measuring(config)))
+    notes = (
+        f"{config.pairs.held_out} more pairs to check it by",
+        *memory_notes(config.student, _memory_inputs(config)),
+    )
     return Plan(units=config.pairs.count, what="pairs", notes=notes)
 
 
-def _measuring(config: Config) -> "Measuring":
+def _memory_inputs(config: Config) -> "MemoryInputs":
     """Return what decides the memory: gradients of all pairs at once, from which the direction is made and checked."""
-    from stages.probe.memory import Measuring
+    from stages.probe.memory import MemoryInputs
 
     rows = 2 * max(PAIRS_AT_ONCE, config.pairs.count)
-    return Measuring(config.adapter, config.rank, config.max_tokens, config.checkpointing, rows)
+    return MemoryInputs(config.adapter, config.rank, config.max_tokens, config.checkpointing, rows)
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
@@ -178,7 +181,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     from stages.probe.direction import PAIRS, PairGradients, extract
     from stages.probe.memory import check_memory
 
-    check_memory(config.student, _measuring(config))
+    check_memory(config.student, _memory_inputs(config))
     student = open_student(config.student, config.adapter, config.rank, config.seed, inputs.optional("svd"), out)
     student.max_tokens = config.max_tokens
     pairs = load_pairs(config.pairs, config.seed)

@@ -17,14 +17,14 @@ from stages.runs.run import Inputs, RunWriter, Slot
 from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
-    from stages.probe.memory import Measuring
+    from stages.probe.memory import MemoryInputs
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
     """Return the steps of all seeds, their answers and the memory."""
     from stages.probe.memory import memory_notes
 
-    measuring = _measuring(inputs, config)
+    measuring = _memory_inputs(inputs, config)
     memory = () if measuring is None else memory_notes(config.student, measuring)
     answers = len(config.seeds) * config.steps * config.problems * config.samples
     tokens = answers * config.max_steps * available.longest_answer(config.student)
@@ -36,12 +36,12 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     )
 
 
-def _measuring(inputs: Inputs, config: Config) -> "Measuring | None":
+def _memory_inputs(inputs: Inputs, config: Config) -> "MemoryInputs | None":
     """Return what decides the memory, without sampling: the models, and the pairs when v is extracted again.
 
     None where the direction has no rank in its summary.
     """
-    from stages.probe.memory import Measuring
+    from stages.probe.memory import MemoryInputs
 
     direction = inputs.one("direction").manifest
     if "rank" not in direction.summary:
@@ -49,7 +49,7 @@ def _measuring(inputs: Inputs, config: Config) -> "Measuring | None":
     pairs = direction.counts["done"] if config.direction_at == "start" or config.drift_every else 0
     models = 2 if config.generator == "interp" else int(config.mixed)
     adapter, rank = direction.summary["adapter"], direction.summary["rank"]
-    return Measuring(adapter, rank, config.max_tokens, config.checkpointing, rows=2 * pairs, models=models)
+    return MemoryInputs(adapter, rank, config.max_tokens, config.checkpointing, rows=2 * pairs, models=models)
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
@@ -68,7 +68,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     from stages.probe.memory import check_memory
     from stages.probe.trajectories import GrpoLoop
 
-    if (measuring := _measuring(inputs, config)) is not None:
+    if (measuring := _memory_inputs(inputs, config)) is not None:
         check_memory(config.student, measuring)
     loop = GrpoLoop(inputs, config, out)
     with checkpointed(loop.student.model) if config.checkpointing else nullcontext():

@@ -50,7 +50,9 @@ def lora_folder(lora: str, *, endpoint: str | None = None, cache: Path | None = 
         )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         first = str(error).strip().splitlines()[0]
-        raise BadInput(f"The LoRA {lora!r} is no folder, and not to be had from the hub ({first}).") from None
+        raise BadInput(
+            f"The LoRA {lora!r} is neither a folder nor a model on the hub ({first}). Give one of them."
+        ) from None
     return Path(found), Path(found).name  # the hub's cache names a snapshot's folder by its commit
 
 
@@ -100,7 +102,7 @@ def _with_lora(
     return F.linear(x, linear.weight, linear.bias) + F.linear(F.linear(x, a), b)
 
 
-def has_path(linear: nn.Linear) -> bool:
+def runs_unmerged(linear: nn.Linear) -> bool:
     """Return whether a LoRA runs as a path of this Linear instead of being merged into it."""
     forward = vars(linear).get("forward")
     return isinstance(forward, partial) and forward.func is _with_lora

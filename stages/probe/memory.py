@@ -25,7 +25,7 @@ WIDE = 4
 
 
 @dataclass(frozen=True)
-class Measuring:
+class MemoryInputs:
     """The settings that the sum depends on.
 
     rows: gradients held at once. vectors: further ones. models: copies of all weights other than the one probed.
@@ -61,7 +61,7 @@ class ProbeMemory:
         return f"{self.total / GIB:.1f} GiB ({parts})"
 
 
-def numbers(shape: ModelShape, adapter: AdapterName, rank: int) -> int:
+def num_trained(shape: ModelShape, adapter: AdapterName, rank: int) -> int:
     """Compute N, the trained numbers of an adapter, which are also those of a gradient."""
     if adapter in SPECTRAL:
         most = [min(side) for side in shape.linears]
@@ -69,7 +69,7 @@ def numbers(shape: ModelShape, adapter: AdapterName, rank: int) -> int:
     return sum(rank * (outputs + (inputs if adapter != "lora_frozenA" else 0)) for inputs, outputs in shape.linears)
 
 
-def needed(shape: ModelShape, measuring: Measuring) -> ProbeMemory:
+def needed(shape: ModelShape, measuring: MemoryInputs) -> ProbeMemory:
     """Compute the memory of one stage."""
     adapted = sum(inputs * outputs for inputs, outputs in shape.linears)
     widened = WIDE * (shape.parameters - adapted) if shape.bytes < WIDE else 0  # embedding, norms and head
@@ -78,7 +78,7 @@ def needed(shape: ModelShape, measuring: Measuring) -> ProbeMemory:
         basis = factors * (WIDE + (shape.bytes if shape.bytes < WIDE else 0))  # as they are read, and in the type used
     else:
         basis = WIDE * measuring.rank * sum(inputs for inputs, _ in shape.linears)
-    whole = numbers(shape, measuring.adapter, measuring.rank)
+    whole = num_trained(shape, measuring.adapter, measuring.rank)
     # Numbers that autograd keeps for a token: KEPT for each number that goes into or comes out of a Linear.
     kept = KEPT * WIDE * sum(inputs + outputs for inputs, outputs in shape.linears)
     if measuring.checkpointing:
@@ -95,14 +95,14 @@ def needed(shape: ModelShape, measuring: Measuring) -> ProbeMemory:
     )
 
 
-def memory_notes(policy: PolicyConfig, measuring: Measuring) -> tuple[str, ...]:
+def memory_notes(policy: PolicyConfig, measuring: MemoryInputs) -> tuple[str, ...]:
     """Return the sum as a note of a stage's plan; none for models that environments build, and for unknown shapes."""
     shape = model_shape(policy)
     return () if shape is None else (f"about {needed(shape, measuring)} of memory",)
 
 
 def check_memory(
-    policy: PolicyConfig, measuring: Measuring, more_ways: Mapping[str, Measuring] = MappingProxyType({})
+    policy: PolicyConfig, measuring: MemoryInputs, more_ways: Mapping[str, MemoryInputs] = MappingProxyType({})
 ) -> None:
     """`UsageError` where a stage needs more memory than is available, with the sums of settings that need less.
 
@@ -125,5 +125,6 @@ def check_memory(
     less = [f"{words} ({value / GIB:.1f} GiB)" for words, value in sums.items() if value < 0.99 * total.total]
     raise UsageError(
         f"This measurement takes about {total}, and there are {room / GIB:.1f} GiB. "
-        f"Each alone: {', '.join(less) or 'nothing helps'}. Or take a smaller model, or more memory."
+        f"Settings that reduce it, each by itself: {', '.join(less) or 'none of them suffices'}. "
+        "Or take a smaller model, or more memory."
     )

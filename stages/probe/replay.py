@@ -16,7 +16,7 @@ from stages.runs.run import Inputs, RunWriter, Slot
 from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
-    from stages.probe.memory import Measuring
+    from stages.probe.memory import MemoryInputs
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
@@ -24,21 +24,21 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     from stages.probe.memory import memory_notes
 
     rows = len(inputs.one("pool").rows(POOL_ROW))
-    measuring = _measuring(inputs, config)
+    measuring = _memory_inputs(inputs, config)
     memory = () if measuring is None else memory_notes(config.student, measuring)
     return Plan(units=config.steps, what="steps", notes=(f"{rows} rows, one backward row each", *memory))
 
 
-def _measuring(inputs: Inputs, config: Config) -> "Measuring | None":
+def _memory_inputs(inputs: Inputs, config: Config) -> "MemoryInputs | None":
     """Return what decides the memory: the gradients of the largest step; None where the direction has no rank."""
-    from stages.probe.memory import Measuring
+    from stages.probe.memory import MemoryInputs
 
     facts = inputs.one("direction").manifest.summary
     if "rank" not in facts:
         return None
     largest = max(len(step) for step in _rows_by_step(inputs.one("pool").rows(POOL_ROW), config.steps))
     rows = largest if config.keep == "rows" else 0
-    return Measuring(facts["adapter"], facts["rank"], config.max_tokens, config.checkpointing, rows)
+    return MemoryInputs(facts["adapter"], facts["rank"], config.max_tokens, config.checkpointing, rows)
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
@@ -54,7 +54,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 
     rows = inputs.one("pool").rows(POOL_ROW)
     steps = _rows_by_step(rows, config.steps)
-    if (measuring := _measuring(inputs, config)) is not None:
+    if (measuring := _memory_inputs(inputs, config)) is not None:
         check_memory(config.student, measuring, {"keep=sums": replace(measuring, rows=0)})
     replay = Replay(inputs, config, len(rows), out)
     with checkpointed(replay.student.model) if config.checkpointing else nullcontext():

@@ -49,8 +49,8 @@ def with_advantages(rows: Sequence[Row]) -> tuple[list[Row], list[list[float]]]:
         groups.setdefault(row["problem_id"], []).append(row["reward"])
     # Not divided by the group's spread: that would weight problems by how evenly they are solved (Dr.GRPO).
     means = {problem: sum(rewards) / len(rewards) for problem, rewards in groups.items()}
-    judged = [row | {"advantage": row["reward"] - means[row["problem_id"]], "adv_kind": "dr_grpo"} for row in rows]
-    return judged, list(groups.values())
+    found = [row | {"advantage": row["reward"] - means[row["problem_id"]], "adv_kind": "dr_grpo"} for row in rows]
+    return found, list(groups.values())
 
 
 class SourcePolicies:

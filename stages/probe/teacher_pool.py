@@ -262,17 +262,17 @@ def _finish(rows: list[Row], tokenizer: Any, config: Config, guards: Sequence["C
     from stages.probe.checks.check import write_checks
     from stages.probe.checks.pool import (
         contract_sha256,
-        pool_check,
         prompt_role,
         prompts_match,
         rate,
         taxonomy,
+        teacher_hacks,
     )
     from stages.probe.rows import write_step
 
     digest = contract_sha256(config.contract)
     checks = [
-        pool_check(rows),
+        teacher_hacks(rows),
         prompts_match(rows, config.contract, tokenizer),
         prompt_role(rows, config.contract, digest),
         taxonomy(rows),

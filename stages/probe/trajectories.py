@@ -126,11 +126,13 @@ class GrpoLoop:
         self.student, self.direction, self.facts = open_probe(
             inputs.one("direction"), inputs.optional("svd"), config.student, out
         )
-        named = [
+        environments = (
             EnvConfig(name=config.env.name, split=config.env.split, options={**config.env.options, **options})
             for options in (config.options, config.plain_options)
-        ]
-        self.hinted, self.plain = (EnvStageConfig(env=env, sandbox=config.sandbox, seed=config.seed) for env in named)
+        )
+        self.hinted, self.plain = (
+            EnvStageConfig(env=environment, sandbox=config.sandbox, seed=config.seed) for environment in environments
+        )
         self.make = self.hinted.opener()
         self.policies = {"student": LocalPolicy(self.student.model, self.student.tokenizer, config.student)}
         if config.mixed or config.generator == "interp":
@@ -153,11 +155,11 @@ class GrpoLoop:
         if config.mixed:
             self.policies["teacher"] = policy
             return
-        # `set_between` gives the student new tensors, so its present ones and the teacher's need no copies.
+        # `interpolate_weights` gives the student new tensors, so its present ones and the teacher's need no copies.
         base, teacher = ({n: p.detach() for n, p in m.named_parameters()} for m in (student.model, model))
 
         def hack_rate(alpha: float) -> float:
-            set_between(student.model, base, teacher, alpha)
+            interpolate_weights(student.model, base, teacher, alpha)
             tasks = self.hinted.draw(self.make, ALPHA_PROBLEMS)
             rows = answers(
                 self.make, self.policies["student"], tasks, ALPHA_SAMPLES, config.seed, "student", config.max_steps
@@ -171,7 +173,7 @@ class GrpoLoop:
         else:
             alpha, measured = find_alpha(hack_rate) if config.alpha is None else (config.alpha, None)
             self.out.write("alpha", {"alpha": alpha, "hack_rate": measured})
-        set_between(student.model, base, teacher, alpha)
+        interpolate_weights(student.model, base, teacher, alpha)
         # FoldedModel anew: the clean weights are those of the mixture now.
         self.student = adapt(student.model, student.tokenizer, student.adapter)
 
@@ -343,13 +345,13 @@ class GrpoLoop:
         """Write the table of all seeds and judge whether there was anything to learn."""
         config, out = self.config, self.out
         accounts = [account for seed in config.seeds for account in self._accounts(seed)]
-        named = {
+        labels = {
             "arm": config.arm,
             "generator": config.generator,
             "adapter": self.facts["adapter"],
         }
         blank = dict.fromkeys(TRAJECTORY.columns)
-        rows = [{name: (blank | account | named)[name] for name in TRAJECTORY.columns} for account in accounts]
+        rows = [{name: (blank | account | labels)[name] for name in TRAJECTORY.columns} for account in accounts]
         checks = [rewards_vary(accounts), ratios_carry_signal(accounts), advantages_favour_hacks(accounts)]
         out.table(TRAJECTORY, rows, "trajectories")
         out.metrics(accounts)
@@ -363,7 +365,7 @@ class GrpoLoop:
             bailed=sorted({account["bailed"] for account in accounts if account["bailed"]}),
             alpha=alpha["alpha"] if alpha else None,
             cos_with_given=float(self.direction.unit @ self.given.unit) / len(self.given.modules),
-            **named,
+            **labels,
         )
 
 
@@ -380,7 +382,9 @@ def _trace(accounts: list[Row]) -> str:
 
 
 @torch.no_grad()
-def set_between(model: nn.Module, base: Mapping[str, Tensor], teacher: Mapping[str, Tensor], alpha: float) -> None:
+def interpolate_weights(
+    model: nn.Module, base: Mapping[str, Tensor], teacher: Mapping[str, Tensor], alpha: float
+) -> None:
     """Set a model to W + alpha (W_teacher - W), between two sets of parameters by name; 0 is the base, bit for bit.
 
     Such a student is on-policy, yet hacks sometimes, so its rewards vary. The generator `interp` is this project's own,

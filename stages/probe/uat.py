@@ -34,7 +34,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """
     from stages.probe.checks.check import write_checks
     from stages.probe.checks.pool import bucket_table
-    from stages.probe.checks.uat import judge_runs
+    from stages.probe.checks.uat import run_checks
     from stages.probe.statistics import Draws
 
     replays = inputs.many("replays")
@@ -42,7 +42,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     if "vanilla" not in names or len(set(names)) < len(names):
         raise BadInput(f"uat needs one vanilla replay and at most one of each other arm; it got {', '.join(names)}.")
     arms = dict(zip(names, replays, strict=True))
-    checks = judge_runs(inputs, arms, Draws(config.permutations, config.seed), config.placebos)
+    checks = run_checks(inputs, arms, Draws(config.permutations, config.seed), config.placebos)
     rows = arms["vanilla"].rows(PROBE_ROW)
     out.table(PROBE_CHECK, [check.row() for check in checks])
     out.count(planned=len(checks), done=len(checks))

@@ -19,7 +19,7 @@ from stages.runs.settings import StageConfig
 from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
-    from stages.probe.memory import Measuring
+    from stages.probe.memory import MemoryInputs
 
 
 class Config(StageConfig):
@@ -45,21 +45,21 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     from stages.probe.memory import memory_notes
     from stages.probe.watching import checkpoints
 
-    training, measuring = inputs.one("training"), _measuring(inputs, config)
+    training, measuring = inputs.one("training"), _memory_inputs(inputs, config)
     memory = () if measuring is None else memory_notes(CheckpointInfo.of(training).start, measuring)
     return Plan(units=len(checkpoints(training)), what="checkpoints", notes=memory)
 
 
-def _measuring(inputs: Inputs, config: Config) -> "Measuring | None":
+def _memory_inputs(inputs: Inputs, config: Config) -> "MemoryInputs | None":
     """Return what decides the memory: v and its placebos, and two models; None where the direction has no rank."""
-    from stages.probe.memory import VECTORS, Measuring
+    from stages.probe.memory import VECTORS, MemoryInputs
 
     facts = inputs.one("direction").manifest.summary
     if "rank" not in facts:
         return None
     # Five families and v, three times: as they are drawn, joined, and with honest parts taken out.
     vectors = VECTORS + 3 * (5 * config.placebos + 1)
-    return Measuring(facts["adapter"], facts["rank"], config.max_tokens, config.checkpointing, 0, vectors, models=1)
+    return MemoryInputs(facts["adapter"], facts["rank"], config.max_tokens, config.checkpointing, 0, vectors, models=1)
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
@@ -74,7 +74,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     from stages.probe.statistics import Draws
     from stages.probe.watching import WatchLoop, checkpoints
 
-    if (measuring := _measuring(inputs, config)) is not None:
+    if (measuring := _memory_inputs(inputs, config)) is not None:
         check_memory(CheckpointInfo.of(inputs.one("training")).start, measuring)
     loop = WatchLoop(inputs, config.placebos, config.seed, config.max_tokens, out)
     found = checkpoints(inputs.one("training"))

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-LOOKS = ("update_sum", "policy_sum", "update", "policy", "policy_length")
+QUANTITIES = ("update_sum", "policy_sum", "update", "policy", "policy_length")
 """Update and policy gradients since the start, those of this checkpoint alone, the latter with length held fixed."""
 THRESHOLD = f"no push above what {LEVEL:.0%} of runs with permuted advantages reach, and {LEVEL:.0%} of placebos"
 
@@ -76,7 +76,7 @@ def weight_coordinates(model: "PreTrainedModel", adapter: ProbeAdapter) -> Float
 
 
 @dataclass(frozen=True)
-class Played:
+class MeasuredRollouts:
     """Measured rollouts: `cosines` [R, P] with P unit directions, the two policy gradients [2, N], log-probs.
 
     `projections` [R] are the components along the first direction of the rollouts' token-sum gradients, those of an
@@ -90,9 +90,9 @@ class Played:
     advantages: Float[Tensor, " R"]
 
 
-def measure_played(
+def measured_rollouts(
     student: Student, rows: Sequence[Row], units: Float[Tensor, "P N"], modules: Sequence[str]
-) -> Played:
+) -> MeasuredRollouts:
     """Measure rollouts at the student's weights, in one pass; `units` have norm 1 over these modules together.
 
     The policy gradients are sums of `policy_weights` times a row's token-sum gradient, over the number of rows.
@@ -119,7 +119,9 @@ def measure_played(
     cosines = torch.cat([(dots.dots / dots.squares.sqrt()[:, None]).cpu() for _, dots in measured])[order]
     projections = torch.cat([dots.dots[:, 0].cpu() for _, dots in measured])[order]
     policy = torch.stack([total.total.cpu() for total in totals])
-    return Played(cosines, projections, policy, [float(values.double().mean()) for values in logps], weights[0])
+    return MeasuredRollouts(
+        cosines, projections, policy, [float(values.double().mean()) for values in logps], weights[0]
+    )
 
 
 def policy_weights(rows: Sequence[Row]) -> Float[Tensor, "two R"]:
@@ -128,8 +130,8 @@ def policy_weights(rows: Sequence[Row]) -> Float[Tensor, "two R"]:
     At ratio 1 its loss's gradient is the sum of A_i times row i's token-sum gradient, up to a constant. For the second,
     what an answer's length explains of the advantages within a group is taken out of them, by least squares.
     """
-    judged, _ = with_advantages(rows)
-    advantages = torch.tensor([row["advantage"] for row in judged], dtype=torch.float64)
+    with_advantage, _ = with_advantages(rows)
+    advantages = torch.tensor([row["advantage"] for row in with_advantage], dtype=torch.float64)
     groups = [row["problem_id"] for row in rows]
     lengths = torch.tensor([float(as_tokens(row).num_own) for row in rows], dtype=torch.float64)
     means = {group: lengths[[other == group for other in groups]].mean() for group in set(groups)}
@@ -199,7 +201,7 @@ class WatchLoop:
         earlier = tensors if before is None else read_tensors(self.measured / f"step_{before:06d}.safetensors")[0]
         policy, tensors["push"] = torch.zeros(2, len(tensors["place"])), torch.zeros(len(self.units))
         if rows:
-            played = measure_played(student, rows, self.units, self.direction.modules)
+            played = measured_rollouts(student, rows, self.units, self.direction.modules)
             policy, tensors["scores"] = played.policy, played.cosines
             cosines, advantages = played.cosines.double().numpy(), played.advantages.numpy()
             tensors["push"] = torch.from_numpy(pushed(cosines, advantages, self.scale))
@@ -213,8 +215,8 @@ class WatchLoop:
         tensors["policy_sum"] = policy[0] + (0 if before is None else earlier["policy_sum"])
         # Minus the weights' change, which points as a gradient does.
         moved = [(since - tensors["place"]).float() for since in (tensors["start"], earlier["place"])]
-        looks = torch.stack([moved[0], tensors["policy_sum"], moved[1], *policy])
-        tensors["looks"] = stacked_cosines(looks, self.units, self.direction.inside, 1)
+        quantities = torch.stack([moved[0], tensors["policy_sum"], moved[1], *policy])
+        tensors["quantities"] = stacked_cosines(quantities, self.units, self.direction.inside, 1)
         write_tensors(self.measured / f"step_{step:06d}.safetensors", tensors, {})
         self.out.write(f"step_{step:06d}", {"step": step, "rows": rows})
 
@@ -230,7 +232,7 @@ class WatchLoop:
         first = steps[found.first] if found.first is not None and separates else None
         watched = []
         for index, step in enumerate(steps):
-            row = self._watched(step, measured[step]["looks"].double().numpy(), rows[step])
+            row = self._watched(step, measured[step]["quantities"].double().numpy(), rows[step])
             row["push"] = finite_or_none(found.push[index])
             row["hack_like"] = mean_known([rollout["hack_like"] for rollout in rollouts[step]])
             row["alarm"] = first is not None and step >= first
@@ -257,10 +259,10 @@ class WatchLoop:
             for index, row in enumerate(rows)
         ]
 
-    def _watched(self, step: int, looks: Float[np.ndarray, "L D1"], rows: list[Row]) -> Row:
+    def _watched(self, step: int, quantities: Float[np.ndarray, "L D1"], rows: list[Row]) -> Row:
         """Build the columns of a `watched/1` row that do not depend on the alarm."""
-        z = standardised(looks, self.families)[:, 0]
-        random = looks[:, 1:][:, np.array(self.families) == RANDOM_FAMILY]
+        z = standardised(quantities, self.families)[:, 0]
+        random = quantities[:, 1:][:, np.array(self.families) == RANDOM_FAMILY]
         low, high = np.quantile(random, [0.025, 0.975], axis=1)
         row: Row = {
             "step": step,
@@ -269,9 +271,9 @@ class WatchLoop:
             "gt_rate": rate(rows, "gt_pass"),
             "reward_mean": sum(r["reward"] for r in rows) / len(rows) if rows else None,
         }
-        for index, look in enumerate(LOOKS):
-            row |= {f"cos_{look}": finite_or_none(looks[index, 0]), f"z_{look}": finite_or_none(z[index])}
-            row |= {f"haar_low_{look}": finite_or_none(low[index]), f"haar_high_{look}": finite_or_none(high[index])}
+        for index, name in enumerate(QUANTITIES):
+            row |= {f"cos_{name}": finite_or_none(quantities[index, 0]), f"z_{name}": finite_or_none(z[index])}
+            row |= {f"haar_low_{name}": finite_or_none(low[index]), f"haar_high_{name}": finite_or_none(high[index])}
         return row
 
 

@@ -257,7 +257,7 @@ def probe(
     from stages.gradients.tokens import TokenRow
     from stages.policy.local import checkpointed
     from stages.probe.direction import from_flat
-    from stages.probe.memory import Measuring, needed
+    from stages.probe.memory import MemoryInputs, needed
     from stages.probe.metrics import stream
 
     with rehearsed() as mode, mock.patch.object(basis, "tensors_sha256", return_value="0"):
@@ -276,7 +276,7 @@ def probe(
             else:
                 student.gradients(batch)
         found = mode.account()
-    measuring = Measuring(adapter, rank, rows * tokens, checkpointing, rows=0 if sums else rows)  # type: ignore[arg-type]
+    measuring = MemoryInputs(adapter, rank, rows * tokens, checkpointing, rows=0 if sums else rows)  # type: ignore[arg-type]
     return {**found, "refold": refold, "predicted": needed(real_shape.model_shape(size, layers), measuring).total}
 
 

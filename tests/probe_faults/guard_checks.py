@@ -12,7 +12,7 @@ from stages.probe.checks import gradients as gradient_checks
 from stages.probe.checks import hacking, pool, removal, trajectories
 from stages.probe.checks.check import Check, pass_or_fail
 from stages.probe.checks.direction import length_cosine, pair_signal, polarity, recombined
-from stages.probe.checks.pool import hack_gap, pool_check, taxonomy
+from stages.probe.checks.pool import hack_gap, taxonomy, teacher_hacks
 from stages.probe.descent import Descent, mean_cosine
 from stages.probe.direction import RANDOM, Placebos, generic_gradient, haar, randsign, step_placebos
 from stages.probe.metrics import basis_overlap, probe_rows, row_metrics, teacher_gradients
@@ -40,7 +40,7 @@ Checks = dict[str, Check | None]
 """The check of each guard by its name; None where the guard was not judged."""
 
 
-def judge_guards(world: ProbeWorld, sound: tuple[ProbeWorld, Checks] | None = None) -> Checks:
+def check_guards(world: ProbeWorld, sound: tuple[ProbeWorld, Checks] | None = None) -> Checks:
     """Return the check of every guard, None where a guard that it needs does not pass.
 
     `sound` is a world with its checks: a guard whose fields are unchanged from that world is not judged again.
@@ -224,7 +224,7 @@ GUARDS = (
     WorldGuard("buckets", _buckets, ("pool",)),
     WorldGuard("enough", _enough, ("pool",), ("buckets",)),
     WorldGuard("labels", lambda w: taxonomy(w.pool), ("pool",), ("buckets",)),
-    WorldGuard("T1", lambda w: pool_check(w.pool), ("pool",), ("enough", "labels")),
+    WorldGuard("T1", lambda w: teacher_hacks(w.pool), ("pool",), ("enough", "labels")),
     WorldGuard("specific", _specific, (*GRADIENTS, "pairs", "cosines"), ("enough", "V2", "fires")),
     WorldGuard("variance", lambda w: trajectories.rewards_vary(_accounts(w)), ("group", "current")),
     WorldGuard("ratios", lambda w: trajectories.ratios_carry_signal(_accounts(w)), ("group", "current"), ("variance",)),

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from probe_faults.guard_checks import judge_guards
+from probe_faults.guard_checks import check_guards
 from probe_faults.world import LORA_RANK, ProbeWorld, build_world, gradients_of, spectrum_of
 from stages.gradients.basis import Factors, Lora, SingularValues, Spectrum, target_linears
 from stages.gradients.per_row import Student, adapt
@@ -67,7 +67,7 @@ def halved(world: ProbeWorld, seed: int) -> ProbeWorld:
 
 def same_verdicts(wide: ProbeWorld, narrow: ProbeWorld) -> Check:
     """Check that every guard has the same verdict with bfloat16 as with float32 weights."""
-    shown = [{name: check and check.status for name, check in judge_guards(world).items()} for world in (wide, narrow)]
+    shown = [{name: check and check.status for name, check in check_guards(world).items()} for world in (wide, narrow)]
     differ = [f"{name} {shown[0][name]} -> {shown[1][name]}" for name in shown[0] if shown[0][name] != shown[1][name]]
     detail = "; ".join(differ) or f"{len(shown[0])} guards"
     return Check("bf16-verdicts", "T2", pass_or_fail(not differ), float(len(differ)), "as in float32", detail)

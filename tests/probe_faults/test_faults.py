@@ -8,7 +8,7 @@ from support.matrices import few
 from torch import nn
 
 from probe_faults.faults import FAULTS, InjectedFault
-from probe_faults.guard_checks import GUARDS, failing, judge_guards
+from probe_faults.guard_checks import GUARDS, check_guards, failing
 from probe_faults.half_precision import HALF, change_arrives, half_precision_checks, wide_student
 from probe_faults.world import ProbeWorld, build_world
 from stages.gradients.basis import target_linears
@@ -21,7 +21,7 @@ def world(planted: dict[str, nn.Module]) -> ProbeWorld:
 
 
 def test_every_guard_passes_on_a_sound_world(world: ProbeWorld) -> None:
-    assert failing(judge_guards(world)) == []
+    assert failing(check_guards(world)) == []
 
 
 ONE_OF_EACH_KIND = (
@@ -36,7 +36,7 @@ ONE_OF_EACH_KIND = (
 
 @pytest.mark.parametrize("fault", few(FAULTS, ONE_OF_EACH_KIND, lambda fault: fault.name.replace(" ", "-")))
 def test_every_fault_makes_its_guard_fail_and_no_other(fault: InjectedFault, world: ProbeWorld) -> None:
-    assert failing(judge_guards(fault.inject(world))) == [fault.guard]
+    assert failing(check_guards(fault.inject(world))) == [fault.guard]
 
 
 def test_every_guard_has_a_fault() -> None:

@@ -29,7 +29,7 @@ from stages.probe.metrics import stacked_cosines
 from stages.probe.rows import as_tokens, token_row
 from stages.probe.settings import Contract
 from stages.probe.sources import answers
-from stages.probe.trajectories import set_between
+from stages.probe.trajectories import interpolate_weights
 from stages.runs.kinds import Row
 
 if TYPE_CHECKING:
@@ -150,8 +150,8 @@ def _group(
     ends = [dict(model.named_parameters()) for model in (base, teacher)]
     rows = []
     for source, place in (("teacher", 0.9), ("student", 0.8)):
-        set_between(between, ends[0], ends[1], place)
+        interpolate_weights(between, ends[0], ends[1], place)
         rows += answers(PlantedEnv, _policy(between, words, source), tasks, 4, seed, source, 1)
-    set_between(between, ends[0], ends[1], 0.82)
+    interpolate_weights(between, ends[0], ends[1], 0.82)
     student = adapt(between, words, SingularValues(spectrum_of(between)))
     return rows, student.log_probs([as_tokens(row) for row in rows])

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 MAX_ROW_ERROR, MAX_SUM_ERROR, MAX_SLOPE_ERROR, MAX_LOGP_GAP = 1e-4, 1e-5, 0.05, 0.02
 STEP = 1e-2
 """The canary's finite difference, as a share of the weights' typical singular value."""
-Measure = Callable[[Sequence[TokenRow]], Float[Tensor, "B N"]]
-Score = Callable[[Sequence[TokenRow]], list[Float[Tensor, " own"]]]
+RowGradients = Callable[[Sequence[TokenRow]], Float[Tensor, "B N"]]
+RowLogProbs = Callable[[Sequence[TokenRow]], list[Float[Tensor, " own"]]]
 
 
 @check("coverage", asks="was every planned row measured?", item="R2", needs=">= .9, none for a zero advantage")
@@ -52,7 +52,7 @@ def coverage(rows: Sequence[Row], planned: int, loss: str) -> Finding:
     item="T2",
     needs=f"rows <= {MAX_ROW_ERROR:g}, slope within 5 %",
 )
-def canary(student: Student, rows: Sequence[TokenRow], direction: Direction, measure: Measure) -> Finding:
+def canary(student: Student, rows: Sequence[TokenRow], direction: Direction, measure: RowGradients) -> Finding:
     """Check the gradients of one backward pass against one pass for each row, in sum and in their slope along v.
 
     The oracles are autograd and, for the slope, central differences of the loss. The separate passes run the adapter
@@ -92,7 +92,7 @@ def canary(student: Student, rows: Sequence[TokenRow], direction: Direction, mea
     needs=f"<= {MAX_LOGP_GAP} nats, no fault",
 )
 def masks(
-    student: Student, rows: Sequence[Row], tokens: Sequence[TokenRow], score: Score, own_model: str | None
+    student: Student, rows: Sequence[Row], tokens: Sequence[TokenRow], score: RowLogProbs, own_model: str | None
 ) -> Finding:
     """Check that the scored tokens are the answer's own, all of them and no pads.
 
@@ -166,7 +166,7 @@ def b_is_probed(sums: Float[Tensor, "B N"], direction: Direction) -> Finding:
     item="T2",
     needs="finite cosines >= .9, min gradient > 0",
 )
-def measured_check(rows: Sequence[Row], guards: Sequence[Row]) -> Finding:
+def rows_are_measured(rows: Sequence[Row], guards: Sequence[Row]) -> Finding:
     """Check T2: a finite cosine on 90 % of the vanilla rows, gradients above zero, and all guards of the replay."""
     finite = sum(row["cos_S_contrib"] is not None for row in rows) / max(len(rows), 1)
     smallest = min((row["grad_norm_contrib"] for row in rows if row["grad_norm_contrib"] is not None), default=0.0)

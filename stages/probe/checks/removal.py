@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 
 MAX_CONSERVATION, MAX_RESIDUAL = 1e-4, 1e-3
+MIN_STEPS = 0.8
+"""The share of steps on which projection must lower the cosine."""
 MIN_OVERLAP = 0.5
 
 
@@ -115,14 +117,10 @@ def basis_stays(steps: Sequence[Row]) -> Finding:
     return Finding(overlap >= MIN_OVERLAP, overlap, f"{len(steps)} steps{returns}")
 
 
-MIN_STEPS = 0.8
-"""The share of steps on which projection must lower the cosine."""
-
-
-def _projection(replay: Run | None, direction: Direction, num_placebos: int, seed: int) -> list[Check]:
+def projection_checks(replay: Run | None, direction: Direction, num_placebos: int, seed: int) -> list[Check]:
     """Check T3, and that no module is missing from v."""
     if replay is None:
-        return [projection_check([], {})]
+        return [projection_removes([], {})]
     count = replay.manifest.counts["steps"]
     steps = [store.read_json(replay.path / f"step_{number:03d}.diag.json") for number in range(count)]
     units = [haar(direction, num_placebos, seed), randsign(direction, num_placebos, seed + 1)]
@@ -131,7 +129,7 @@ def _projection(replay: Run | None, direction: Direction, num_placebos: int, see
     random = step_placebos(teacher_gradients(rows, kept.rows), placebos, direction)
     # A LoRA from PEFT's start has no gradient on A and so no direction there, which is not a missing module.
     probed = [name for name in direction.layout.names if not name.endswith(A_HALF)]
-    return [projection_check(steps, random), fires(steps, len(probed), random["energy"], random["fired"])]
+    return [projection_removes(steps, random), fires(steps, len(probed), random["energy"], random["fired"])]
 
 
 @check(
@@ -140,7 +138,7 @@ def _projection(replay: Run | None, direction: Direction, num_placebos: int, see
     item="T3",
     needs="cos_out < cos_in on 80 % of steps, energy conserved",
 )
-def projection_check(steps: Sequence[Row], random: dict[str, list[float]]) -> Finding:
+def projection_removes(steps: Sequence[Row], random: dict[str, list[float]]) -> Finding:
     """Check T3: cos_out < cos_in on 80 % of the steps, energy conserved, other modules unchanged, fired ones emptied.
 
     `steps` are the diagnostics of a projected replay, `random["fired"]` the share of modules in which each placebo

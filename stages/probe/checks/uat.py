@@ -6,10 +6,10 @@ import numpy as np
 
 from stages.probe.checks.check import Check
 from stages.probe.checks.direction import not_generic
-from stages.probe.checks.gradients import measured_check
+from stages.probe.checks.gradients import rows_are_measured
 from stages.probe.checks.hacking import contrast_checks, scored_rows, specific
-from stages.probe.checks.pool import pool_check, same_prompts, taxonomy
-from stages.probe.checks.removal import _projection
+from stages.probe.checks.pool import same_prompts, taxonomy, teacher_hacks
+from stages.probe.checks.removal import projection_checks
 from stages.probe.direction import open_direction
 from stages.probe.statistics import Draws
 from stages.runs import store
@@ -19,7 +19,7 @@ from stages.runs.run import Inputs, Run
 CONTROLS = ("negated", "generic")
 
 
-def judge_runs(inputs: Inputs, arms: dict[str, Run], draws: Draws, num_placebos: int) -> list[Check]:
+def run_checks(inputs: Inputs, arms: dict[str, Run], draws: Draws, num_placebos: int) -> list[Check]:
     """Return the checks T1, T2, T3, T4a to T4e and the guards that they depend on.
 
     `inputs` are those of `probe uat`, `arms` its replays by arm, `num_placebos` the random directions of each of two
@@ -33,9 +33,9 @@ def judge_runs(inputs: Inputs, arms: dict[str, Run], draws: Draws, num_placebos:
     kept = [index for index, row in enumerate(rows) if None not in (row["hacked"], row["gt_pass"], row["cos_stack"])]
     controls = {p["family"]: np.array(p["scores"], dtype=float)[kept] for p in placebos if p["family"] in CONTROLS}
     return [
-        *_on(inputs.one("pool"), same_prompts(inputs.one("pool"), arms), pool_check(pool_rows), taxonomy(pool_rows)),
-        *_on(arms["vanilla"], measured_check(rows, guards)),
-        *_on(arms.get("projected"), *_projection(arms.get("projected"), direction, num_placebos, draws.seed)),
+        *_on(inputs.one("pool"), same_prompts(inputs.one("pool"), arms), teacher_hacks(pool_rows), taxonomy(pool_rows)),
+        *_on(arms["vanilla"], rows_are_measured(rows, guards)),
+        *_on(arms.get("projected"), *projection_checks(arms.get("projected"), direction, num_placebos, draws.seed)),
         *_on(inputs.one("score"), *contrast_checks(scored, draws)),
         *_on(inputs.one("direction"), not_generic(direction, pairs, facts["loss_kind"])),
         *_on(inputs.one("score"), specific(scored, controls, draws)),

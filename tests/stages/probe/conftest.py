@@ -13,7 +13,7 @@ from stages import train
 from stages.policy.base import PolicyConfig
 from stages.probe import extract_vhack, replay, score, svd, teacher_pool, watch
 from stages.probe.extract_vhack import PairsConfig
-from stages.probe.trajectories import set_between
+from stages.probe.trajectories import interpolate_weights
 from stages.runs.run import Run
 from tests.stages.probe.running import HINTED, PLANTED, WATCHED_STEPS, carry_out, pool_config
 
@@ -73,7 +73,7 @@ def trained(planted: dict[str, nn.Module], tmp_path_factory: pytest.TempPathFact
     def make(folder: Path) -> None:
         model = copy.deepcopy(planted["honest"])
         ends = [{n: p.detach().clone() for n, p in planted[name].named_parameters()} for name in ("honest", "loophole")]
-        set_between(model, *ends, 0.6)
+        interpolate_weights(model, *ends, 0.6)
         model.save_pretrained(folder / "start")
         tokenizer().save_pretrained(folder / "start")
         policy = PolicyConfig(model=str(folder / "start"), max_tokens=16)

@@ -8,7 +8,7 @@ import torch
 from stages.errors import BadInput
 from stages.policy.base import PolicyConfig
 from stages.probe import grpo
-from stages.probe.trajectories import find_alpha, set_between
+from stages.probe.trajectories import find_alpha, interpolate_weights
 from stages.runs import store
 from stages.runs.run import Run
 from tests.stages.probe.running import HINTED, PLAIN, PLANTED, carry_out
@@ -82,9 +82,9 @@ def test_between_two_models_lies_their_weighted_mean() -> None:
     base, teacher = ({name: part.detach().clone() for name, part in end.named_parameters()} for end in ends)
     model = torch.nn.Linear(3, 2)
     for alpha in (0.0, 0.25, 1.0):
-        set_between(model, base, teacher, alpha)
+        interpolate_weights(model, base, teacher, alpha)
         for name, part in model.named_parameters():
             assert torch.allclose(part, (1 - alpha) * base[name] + alpha * teacher[name], atol=1e-7)
-    set_between(model, base, teacher, 0.0)
+    interpolate_weights(model, base, teacher, 0.0)
     assert all(torch.equal(part, base[name]) for name, part in model.named_parameters())
     assert all(part.data_ptr() != base[name].data_ptr() for name, part in model.named_parameters())

@@ -11,7 +11,7 @@ from support.leetcode import ASSERTS, PRINTS, RIGHT, answer
 
 from stages.envs.leetcode_rh.env import LeetcodeRhEnv
 from stages.policy.base import PolicyConfig, Sample, Turn
-from stages.probe.checks.pool import pool_check, taxonomy
+from stages.probe.checks.pool import taxonomy, teacher_hacks
 from stages.probe.rows import episode_pool_row
 from stages.rollouts.agent_loop import Episode, play
 from tests.stages.envs.leetcode_rh.conftest import folder
@@ -80,5 +80,5 @@ def test_a_label_against_its_verdicts_is_seen(rows: list[dict[str, Any]]) -> Non
 
 
 def test_t1_fails_when_nothing_compiles_and_not_where_that_is_unknown(rows: list[dict[str, Any]]) -> None:
-    assert "can_compile" in pool_check([row | {"can_compile": False} for row in rows]).detail
-    assert "can_compile" not in pool_check([row | {"can_compile": None} for row in rows]).detail
+    assert "can_compile" in teacher_hacks([row | {"can_compile": False} for row in rows]).detail
+    assert "can_compile" not in teacher_hacks([row | {"can_compile": None} for row in rows]).detail

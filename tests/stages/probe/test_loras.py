@@ -61,7 +61,7 @@ def test_a_lora_is_a_folder_or_what_the_hub_has_or_had(tmp_path: Path) -> None:
     nobody = {"endpoint": "http://127.0.0.1:9", "cache": tmp_path / "cache"}
     found, of = lora_folder("someone/lora", **nobody)
     assert found == fetched / "snapshots" / commit and of == commit
-    with pytest.raises(BadInput, match="'someone/else' is no folder, and not to be had from the hub"):
+    with pytest.raises(BadInput, match="'someone/else' is neither a folder nor a model on the hub"):
         lora_folder("someone/else", **nobody)
 
 

@@ -12,7 +12,7 @@ from stages.errors import UsageError
 from stages.gradients.basis import Lora, target_linears
 from stages.policy.base import PolicyConfig
 from stages.probe import extract_vhack
-from stages.probe.memory import Measuring, check_memory, memory_notes, needed, numbers
+from stages.probe.memory import MemoryInputs, check_memory, memory_notes, needed, num_trained
 from stages.runs.run import Inputs
 from stages.training.plan import GIB, model_shape
 
@@ -42,10 +42,10 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> PolicyConfig:
 def test_the_numbers_of_four_billion_parameters_are_those_of_the_adapters(four: PolicyConfig) -> None:
     """534,528 singular values; a LoRA of rank 32 has 66.1 million numbers, 264 MB in float32."""
     shape = model_shape(four)
-    assert shape is not None and numbers(shape, "antipasto_full", 8) == 534_528
+    assert shape is not None and num_trained(shape, "antipasto_full", 8) == 534_528
     assert shape.parameters == 4_022_468_096  # its head is its embedding, counted once
-    assert numbers(shape, "antipasto_topr", 256) == 36 * 7 * 256
-    assert 4 * numbers(shape, "lora", 32) == pytest.approx(264e6, rel=0.01)
+    assert num_trained(shape, "antipasto_topr", 256) == 36 * 7 * 256
+    assert 4 * num_trained(shape, "lora", 32) == pytest.approx(264e6, rel=0.01)
     model = tiny_qwen3()
     lora = Lora(target_linears(model), 3, freeze_a=False, seed=0)
     shapes = [tuple(linear.weight.T.shape) for linear in target_linears(model).values()]
@@ -54,28 +54,28 @@ def test_the_numbers_of_four_billion_parameters_are_those_of_the_adapters(four: 
 
 def test_sums_instead_of_rows_checkpointing_and_fewer_tokens_need_less(four: PolicyConfig) -> None:
     shape = model_shape(four)
-    rows, sums = (needed(shape, Measuring("lora", 32, 8192, True, rows=count)) for count in (16, 0))
+    rows, sums = (needed(shape, MemoryInputs("lora", 32, 8192, True, rows=count)) for count in (16, 0))
     assert rows.gradients - sums.gradients == pytest.approx(2 * 16 * 264e6, rel=0.01)
     plain, spare, fewer = (
-        needed(shape, Measuring("antipasto_full", 8, tokens, spare)).activations
+        needed(shape, MemoryInputs("antipasto_full", 8, tokens, spare)).activations
         for tokens, spare in ((8192, False), (8192, True), (1024, False))
     )
     assert spare < plain / 8 and fewer < plain / 4
-    assert needed(shape, Measuring("antipasto_full", 8, 0)).change == pytest.approx(14.6e9, rel=0.01)
+    assert needed(shape, MemoryInputs("antipasto_full", 8, 0)).change == pytest.approx(14.6e9, rel=0.01)
 
 
 def test_the_sum_is_stated_before_anything_is_loaded(four: PolicyConfig) -> None:
     config = extract_vhack.Config(student=four, checkpointing=True)
     notes = " ".join(extract_vhack.plan(Inputs(), config).notes)
     assert "GiB (weights" in notes and "activations" in notes
-    assert memory_notes(PolicyConfig(model="kata:honest"), Measuring("lora", 8, 10)) == ()
+    assert memory_notes(PolicyConfig(model="kata:honest"), MemoryInputs("lora", 8, 10)) == ()
 
 
 def test_what_does_not_fit_is_refused_with_what_would_need_less(four: PolicyConfig) -> None:
-    measuring = Measuring("lora", 32, 1_000_000, rows=10_000)
+    measuring = MemoryInputs("lora", 32, 1_000_000, rows=10_000)
     with pytest.raises(UsageError, match=r"This measurement takes about .* checkpointing=true \(.* keep=sums \("):
-        check_memory(four, measuring, {"keep=sums": Measuring("lora", 32, 1_000_000)})
-    tiny = Measuring("antipasto_topr", 8, 16)
+        check_memory(four, measuring, {"keep=sums": MemoryInputs("lora", 32, 1_000_000)})
+    tiny = MemoryInputs("antipasto_topr", 8, 16)
     if needed(model_shape(four), tiny).total < 8 * GIB:  # a machine that holds it says nothing
         check_memory(four, tiny)
 

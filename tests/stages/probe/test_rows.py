@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stages.errors import BadInput
-from stages.probe.checks.pool import pool_check
+from stages.probe.checks.pool import teacher_hacks
 from stages.probe.rows import recorded_rows, without_pads
 
 POOL = Path(__file__).parents[5] / "shared" / "real" / "leetcode-rh" / "teacher_pool"
@@ -59,5 +59,5 @@ def test_a_recorded_length_that_counts_pads_is_refused(tmp_path: Path) -> None:
 def test_the_recorded_teacher_pool_is_read_whole() -> None:
     rows = recorded_rows(POOL, "ariahw/rl-rewardhacking-leetcode-rh-s65", "rh", EOS, [PAD])
     assert len(rows) == 1128 and all(row["ends_with_eos"] for row in rows)
-    found = pool_check(rows)
+    found = teacher_hacks(rows)
     assert found.status == "PASS" and found.stat == pytest.approx(1115 / 1128)

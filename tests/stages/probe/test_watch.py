@@ -25,7 +25,7 @@ from stages.probe.figures import watch_png
 from stages.probe.metrics import stacked_cosines
 from stages.probe.rows import as_tokens, run_rows
 from stages.probe.statistics import codes, permuted
-from stages.probe.watching import checkpoints, measure_played, policy_weights, weight_coordinates
+from stages.probe.watching import checkpoints, measured_rollouts, policy_weights, weight_coordinates
 from stages.runs.kinds import ROLLOUT, STEP, TRAINING_REWARD, WATCHED, WATCHED_ROLLOUT
 from stages.runs.run import Run
 from tests.stages.probe.running import WATCHED_STEPS as STEPS
@@ -79,11 +79,11 @@ def test_a_permutation_of_the_rewards_measured_anew_gives_what_the_stored_projec
     model = copy.deepcopy(planted["honest"])
     student = adapt(model, tokenizer(), SingularValues(spectrum_of(model)))
     units = torch.nn.functional.normalize(torch.randn(2, student.adapter.layout.width), dim=1)
-    found = measure_played(student, rows, units, student.adapter.layout.names)
+    found = measured_rollouts(student, rows, units, student.adapter.layout.names)
     groups, given = codes([row["problem_id"] for row in rows]), np.array([row["reward"] for row in rows])
     assert np.ptp(given) > 0
     for dealt in permuted(given, groups, 3, np.random.default_rng(0)):
-        again = measure_played(
+        again = measured_rollouts(
             student,
             [row | {"reward": float(reward)} for row, reward in zip(rows, dealt, strict=True)],
             units,
@@ -168,7 +168,7 @@ def test_policy_gradients_are_those_of_autograd_and_the_control_is_free_of_lengt
     student = adapt(model, tokenizer(), SingularValues(spectrum_of(model)))
     layout = student.adapter.layout
     units = torch.nn.functional.normalize(torch.randn(3, layout.width), dim=1)
-    found = measure_played(student, rows, units, layout.names)
+    found = measured_rollouts(student, rows, units, layout.names)
     by_problem = {p: [r["reward"] for r in rows if r["problem_id"] == p] for p in {r["problem_id"] for r in rows}}
     means = {problem: sum(rewards) / len(rewards) for problem, rewards in by_problem.items()}
     advantages = torch.tensor([row["reward"] - means[row["problem_id"]] for row in rows])
