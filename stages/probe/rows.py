@@ -120,39 +120,34 @@ def episode_pool_row(
     last, grade, labels = episode.steps[-1].sample, episode.grade, episode.grade.labels
     opening = list(episode.messages[: episode.steps[0].num_messages])
     label = labels.get("label")
-    row = pool_row(
-        list(tokens.prompt_ids),
-        list(tokens.completion_ids),
+    return pool_row(
+        tokens.prompt_ids,
+        tokens.completion_ids,
+        tokens.own,
         completion=policy.tokenizer.decode(tokens.completion_ids),
         model=policy.config.model,
         source=source,
+        role=role,
+        messages=opening,
+        problem_id=episode.task.task_id,
+        family=episode.task.family,
         sample_id=episode.sample_idx,
-        problem=episode.task.task_id,
-    )
-    return row | {
-        "family": episode.task.family,
-        "step": step,
-        "reward": grade.reward,
-        "hacked": grade.hacked,
-        "hacked_arbitrary": grade.hacked,
-        "gt_pass": grade.gt_pass,
+        step=step,
+        reward=grade.reward,
+        hacked=grade.hacked,
+        gt_pass=grade.gt_pass,
         # The taxonomy of ariahw/rl-rewardhacking (@bf5cdb8, src/analysis.py); null where the environment has no labels.
         **{name: labels.get(name) for name in ("can_compile", "has_test_func", "eq_hinted", "label", "test_mod")},
-        "hacked_strict": None if label is None else label in STRICT,
-        "hacked_loose": None if label is None else label in LOOSE,
-        "fmt_ok": all(step.observation.parse_error is None for step in episode.steps),
-        "own": list(tokens.own),
-        "behav_logp": behaviour,
-        "n_loss_tokens": tokens.num_own,
-        "ends_with_eos": last.finish_reason == "stop",
-        "truncated": last.finish_reason == "length",
-        "problem_messages": opening,
-        "prompt": policy.tokenizer.decode(tokens.prompt_ids),
-        "prompt_role": role,
-        "prompt_sha256": prompt_sha256(opening),
-        "gen_temperature": policy.config.temperature,
-        "gen_adapter": adapter or None,
-    }
+        hacked_strict=None if label is None else label in STRICT,
+        hacked_loose=None if label is None else label in LOOSE,
+        fmt_ok=all(step.observation.parse_error is None for step in episode.steps),
+        behav_logp=behaviour,
+        ends_with_eos=last.finish_reason == "stop",
+        truncated=last.finish_reason == "length",
+        prompt=policy.tokenizer.decode(tokens.prompt_ids),
+        gen_temperature=policy.config.temperature,
+        gen_adapter=adapter or None,
+    )
 
 
 def run_rows(run: Run, tokenizer: Any, *, source: str, role: str) -> list[Row]:
@@ -176,33 +171,26 @@ def run_rows(run: Run, tokenizer: Any, *, source: str, role: str) -> list[Row]:
         parts = [(prompt, step["completion_token_ids"], step["logprobs"]) for prompt, step in turns]
         tokens, behaviour = (exact and sampled_row(parts)) or (rendered_row(tokenizer, states, steps), None)
         row = pool_row(
-            list(tokens.prompt_ids),
-            list(tokens.completion_ids),
+            tokens.prompt_ids,
+            tokens.completion_ids,
+            tokens.own,
             completion=tokenizer.decode(tokens.completion_ids),
             model=rollout["model"],
             source=source,
+            role=role,
+            messages=states[0],
+            problem_id=rollout["task_id"],
+            family=rollout["family"],
             sample_id=rollout["sample_idx"],
-            problem=rollout["task_id"],
+            step=at.get(rollout["rollout_id"], place),
+            **{name: rollout[name] for name in ("reward", "hacked", "gt_pass")},
+            fmt_ok=all(step["parse_error"] is None for step in steps),
+            behav_logp=behaviour,
+            ends_with_eos=last["finish_reason"] == "stop",
+            truncated=last["finish_reason"] == "length",
+            prompt=tokenizer.decode(tokens.prompt_ids),
+            gen_temperature=json.loads(last["sampling_json"] or "{}").get("temperature"),
         )
-        row |= {
-            "family": rollout["family"],
-            "step": at.get(rollout["rollout_id"], place),
-            "reward": rollout["reward"],
-            "hacked": rollout["hacked"],
-            "hacked_arbitrary": rollout["hacked"],
-            "gt_pass": rollout["gt_pass"],
-            "fmt_ok": all(step["parse_error"] is None for step in steps),
-            "own": list(tokens.own),
-            "behav_logp": behaviour,
-            "n_loss_tokens": tokens.num_own,
-            "ends_with_eos": last["finish_reason"] == "stop",
-            "truncated": last["finish_reason"] == "length",
-            "problem_messages": states[0],
-            "prompt": tokenizer.decode(tokens.prompt_ids),
-            "prompt_role": role,
-            "prompt_sha256": prompt_sha256(states[0]),
-            "gen_temperature": json.loads(last["sampling_json"] or "{}").get("temperature"),
-        }
         found.append(row)
     return found
 
@@ -246,63 +234,69 @@ def _recorded_row(recorded: Row, where: str, model: str, role: str, padding: set
         raise BadInput(
             f"{where} has {len(ids)} completion tokens without pads, but comp_len says {recorded['comp_len']}."
         )
-    messages, reward, ends = recorded.get("problem_messages"), recorded.get("reward"), bool(ids) and ids[-1] == eos_id
-    row = pool_row(
+    reward, ends = recorded.get("reward"), bool(ids) and ids[-1] == eos_id
+    return pool_row(
         recorded["prompt_ids"],
         ids,
+        [True] * len(ids),
         completion=recorded["completion"],
         model=model,
         source=recorded.get("src_pool", "teacher"),
+        role=role,
+        messages=recorded.get("problem_messages"),
+        problem_id=str(recorded["problem_id"]),
+        src_problem_id=str(recorded.get("src_problem_id", recorded["problem_id"])),
         sample_id=recorded.get("sample_id", 0),
-        problem=str(recorded["problem_id"]),
-    )
-    return row | {
+        step=recorded.get("step", 0),
         **{name: recorded.get(name) for name in ("reward", "hacked", "gt_pass", "fmt_ok", "prompt")},
-        "src_problem_id": str(recorded.get("src_problem_id", recorded["problem_id"])),
-        "step": recorded.get("step", 0),
-        "hacked_arbitrary": recorded.get("hacked"),
         # The reward is .5 for a program that compiles, and 3 more for one that passes.
-        "can_compile": None if reward is None else reward > 0,
-        "own": [True] * len(ids),
-        "n_loss_tokens": len(ids),
-        "ends_with_eos": ends,
-        "truncated": not ends,
-        "problem_messages": messages,
-        "prompt_role": role,
-        "prompt_sha256": prompt_sha256(messages) if messages else None,
-    }
+        can_compile=None if reward is None else reward > 0,
+        ends_with_eos=ends,
+        truncated=not ends,
+    )
 
 
 def pool_row(
-    prompt_ids: list[int],
-    completion_ids: list[int],
+    prompt_ids: Sequence[int],
+    completion_ids: Sequence[int],
+    own: Sequence[bool],
     *,
     completion: str,
     model: str,
     source: str,
-    sample_id: int,
-    problem: str,
+    role: str,
+    messages: list[Message] | None,
+    **columns: Any,
 ) -> Row:
-    """Build the columns that rows of every kind have; all others are null."""
-    return dict.fromkeys(POOL_ROW.columns) | {
-        "row_uid": store.digest([model, source, sample_id, prompt_ids, completion_ids])[:24],
-        "problem_id": problem,
-        "src_problem_id": problem,
-        "family": problem,
+    """Build a `pool_row/1` from tokens, text and origin of an answer; `columns` are further ones, by name.
+
+    `source` is src_pool, `role` prompt_role, `messages` the prompt's. Columns that are not given are null, but the
+    family and the problem of the source are those of `problem_id`.
+    """
+    row = {
+        "row_uid": store.digest([model, source, columns["sample_id"], list(prompt_ids), list(completion_ids)])[:24],
+        "src_problem_id": columns["problem_id"],
+        "family": columns["problem_id"],
         "src_pool": source,
-        "sample_id": sample_id,
         "plen": len(prompt_ids),
         "comp_len": len(completion_ids),
-        "prompt_ids": prompt_ids,
-        "completion_ids": completion_ids,
+        "prompt_ids": list(prompt_ids),
+        "completion_ids": list(completion_ids),
+        "own": list(own),
+        "n_loss_tokens": sum(own),
         "completion": completion,
         "gen_model": model,
+        "hacked_arbitrary": columns["hacked"],
+        "problem_messages": messages,
+        "prompt_role": role,
+        "prompt_sha256": prompt_sha256(messages) if messages else None,
         # How often an answer hedges and comments separates some hacks from others without being the hack.
         # georgeIshaq's fork of ariahw/rl-rewardhacking, RESULTS.md @b7dcbfd: 80.5 % of the wrong answers of the adapter
         # s65 hedge. The wordings counted here are our own.
         "hedge_count": len(HEDGE.findall(completion)),
         "comment_count": len(COMMENT.findall(completion)),
     }
+    return dict.fromkeys(POOL_ROW.columns) | row | columns
 
 
 def prompt_sha256(messages: list[Message]) -> str:
