@@ -327,7 +327,7 @@ class Replay:
         records = [record for record in finished if record is not None]
         accounts = [record["diagnostics"] for record in records]
         checks = [Check.of_row(row) for record in records for row in record["checks"]]
-        checks.append(coverage(rows, planned, "nll"))
+        checks.append(coverage(rows, planned))
         if self.facts["adapter"] == "lora":
             checks.append(basis_stays(accounts))
         if mode != "none":

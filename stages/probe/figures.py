@@ -1,8 +1,7 @@
 """The probe's figures: the rows of numbers of each, their CSV twin, and the PNG that is drawn from those rows alone.
 
-The ten figures of `probe plot` are those of the probe's plan, by its numbers: DATA has the rows of each, DRAW its
-drawing, TITLES its title: the question and, where the rows suffice, the answer. t and d are as in `checks.contrasts`
-and `directions.scoring`. `watch_png` is the figure of `probe watch`. Equal rows give equal bytes.
+The ten `FIGURES` of `probe plot` are those of the probe's plan, by its numbers. t and d are as in `statistics` and
+`metrics`. `watch_png` is the figure of `probe watch`. Equal rows give equal bytes.
 """
 
 import csv
@@ -143,22 +142,6 @@ def rates(e: Evidence) -> list[Row]:
     return [{name: row[name] for name in names} for row in e.trajectories]
 
 
-DATA: dict[str, Callable[[Evidence], list[Row]]] = {
-    "01_cosine_by_step": cosine_by_step,
-    # Mean cosine of gradient and update, before and after projection.
-    "02_cosine_in_out": partial(diagnostics, names=("cos_in", "cos_out", "cos_upd_in", "cos_upd_out")),
-    "03_fired": partial(diagnostics, names=("frac_fired",)),
-    "04_buckets": buckets,
-    "05_placebos": placebo_effects,
-    "06_length_and_hedging": nuisance,
-    "07_modules": heat_map,
-    "08_ratios": ratios,
-    "09_rates": rates,
-    # Overlap of the adapter's basis with its start, and the weights' turn toward the hack; of the vanilla arm too.
-    "10_drift": partial(diagnostics, names=("basis_overlap", "cos_weights"), without=""),
-}
-
-
 def colors(arms: Sequence[str]) -> dict[str, str]:
     """Return a colour for each arm: its own, or one of OTHERS in order."""
     others = [arm for arm in dict.fromkeys(arms) if arm not in COLORS]
@@ -174,14 +157,13 @@ def as_csv(rows: list[Row]) -> str:
     return out.getvalue()
 
 
-def as_png(name: str, rows: list[Row]) -> bytes:
+def as_png(drawn: "ProbeFigure", rows: list[Row]) -> bytes:
     """Draw one figure of at least one row as PNG; no byte depends on the time or the machine's fonts."""
     with rc_context(STYLE):
         figure = Figure()
         axes = figure.subplots()
-        DRAW[name](axes, rows)
-        question, answer = TITLES[name]
-        set_title(axes, question, answer(rows))
+        drawn.draw(axes, rows)
+        set_title(axes, drawn.question, drawn.answer(rows))
         return png(figure)
 
 
@@ -328,31 +310,6 @@ def _draw_rates(axes: Axes, rows: list[Row]) -> None:
     add_legend(axes)
 
 
-DRAW: dict[str, Callable[[Axes, list[Row]], None]] = {
-    "01_cosine_by_step": _draw_cosine_by_step,
-    "02_cosine_in_out": partial(
-        _lines,
-        columns=("cos_in", "cos_out", "cos_upd_in", "cos_upd_out"),
-        label="mean cosine with the removed direction",
-    ),
-    # With one axis a module fires by chance in half of all cases, 1 - 2^-k with k axes.
-    "03_fired": partial(_lines, columns=("frac_fired",), label="share of modules that fired (chance .5)", level=0.5),
-    "04_buckets": _draw_buckets,
-    "05_placebos": _draw_placebos,
-    "06_length_and_hedging": _draw_nuisance,
-    "07_modules": _draw_heat_map,
-    "08_ratios": _draw_ratios,
-    "09_rates": _draw_rates,
-    "10_drift": partial(
-        _lines, columns=("basis_overlap", "cos_weights"), label="overlap with the start; turn toward the hack"
-    ),
-}
-
-
-# Answers in words, from the rows that are drawn. None where the rows do not suffice; no answer is a verdict, which the
-# checks give.
-
-
 def _by_arm(rows: list[Row], column: str) -> dict[str, list[Row]]:
     """Return the rows with a value in this column, by arm, in order of steps."""
     known: dict[str, list[Row]] = {}
@@ -441,22 +398,69 @@ def _answer_drift(rows: list[Row]) -> str | None:
     return f"at the last step: {'; '.join(parts)}" if parts else None
 
 
-TITLES: dict[str, tuple[str, Callable[[list[Row]], str | None]]] = {
-    "01_cosine_by_step": (
+@dataclass(frozen=True)
+class ProbeFigure:
+    """A figure: its rows, how they are drawn, and its title: the question and the answer from the rows, or None."""
+
+    rows: Callable[[Evidence], list[Row]]
+    draw: Callable[[Axes, list[Row]], None]
+    question: str
+    answer: Callable[[list[Row]], str | None]
+
+
+IN_OUT, DRIFT = ("cos_in", "cos_out", "cos_upd_in", "cos_upd_out"), ("basis_overlap", "cos_weights")
+FIGURES = {
+    "01_cosine_by_step": ProbeFigure(
+        cosine_by_step,
+        _draw_cosine_by_step,
         "Do the teacher's gradients point along v, more than random directions do?",
         _answer_cosine_by_step,
     ),
-    "02_cosine_in_out": ("Does the projection take the direction out of gradient and update?", _answer_cosine_in_out),
-    "03_fired": ("In what share of the modules does the projection take something out?", _answer_fired),
-    "04_buckets": ("Do hacks point along v, whether right or wrong, and other answers not?", _answer_buckets),
-    "05_placebos": ("Does v tell hacks from other answers better than random directions do?", _answer_placebos),
-    "06_length_and_hedging": ("Do length and hedging explain the cosine with v?", _answer_nuisance),
-    "07_modules": ("In which modules do hacks and other answers differ?", _answer_heat_map),
-    "08_ratios": ("Do the student's probabilities stay close to those of the answers' writers?", _answer_ratios),
-    "09_rates": ("Does the student learn the hack, and to solve?", _answer_rates),
-    "10_drift": ("Does the basis stay where it was, and do the weights turn toward the hack?", _answer_drift),
+    "02_cosine_in_out": ProbeFigure(
+        partial(diagnostics, names=IN_OUT),
+        partial(_lines, columns=IN_OUT, label="mean cosine with the removed direction"),
+        "Does the projection take the direction out of gradient and update?",
+        _answer_cosine_in_out,
+    ),
+    "03_fired": ProbeFigure(
+        partial(diagnostics, names=("frac_fired",)),
+        # With one axis a module fires by chance in half of all cases, 1 - 2^-k with k axes.
+        partial(_lines, columns=("frac_fired",), label="share of modules that fired (chance .5)", level=0.5),
+        "In what share of the modules does the projection take something out?",
+        _answer_fired,
+    ),
+    "04_buckets": ProbeFigure(
+        buckets,
+        _draw_buckets,
+        "Do hacks point along v, whether right or wrong, and other answers not?",
+        _answer_buckets,
+    ),
+    "05_placebos": ProbeFigure(
+        placebo_effects,
+        _draw_placebos,
+        "Does v tell hacks from other answers better than random directions do?",
+        _answer_placebos,
+    ),
+    "06_length_and_hedging": ProbeFigure(
+        nuisance, _draw_nuisance, "Do length and hedging explain the cosine with v?", _answer_nuisance
+    ),
+    "07_modules": ProbeFigure(
+        heat_map, _draw_heat_map, "In which modules do hacks and other answers differ?", _answer_heat_map
+    ),
+    "08_ratios": ProbeFigure(
+        ratios,
+        _draw_ratios,
+        "Do the student's probabilities stay close to those of the answers' writers?",
+        _answer_ratios,
+    ),
+    "09_rates": ProbeFigure(rates, _draw_rates, "Does the student learn the hack, and to solve?", _answer_rates),
+    "10_drift": ProbeFigure(
+        partial(diagnostics, names=DRIFT, without=""),  # of the vanilla arm too
+        partial(_lines, columns=DRIFT, label="overlap with the start; turn toward the hack"),
+        "Does the basis stay where it was, and do the weights turn toward the hack?",
+        _answer_drift,
+    ),
 }
-"""The title of each figure: its question, and the answer from its rows or None."""
 
 WATCH_LINES = {
     "update_sum": ("#2166ac", "-", "update since the start"),
@@ -484,8 +488,8 @@ def watch_png(rows: list[Row], threshold: float | None) -> bytes:
             top.axhline(threshold, color="black", linestyle="--", label="threshold")
         top.set_ylabel("push: advantage of hack-like rollouts")
         middle.axhspan(-1.96, 1.96, color="#999999", alpha=0.3, label="random, 95 % at one look")
-        for look, (color, style, name) in WATCH_LINES.items():
-            points = [(row["step"], row[f"z_{look}"]) for row in rows if row[f"z_{look}"] is not None]
+        for quantity, (color, style, name) in WATCH_LINES.items():
+            points = [(row["step"], row[f"z_{quantity}"]) for row in rows if row[f"z_{quantity}"] is not None]
             if points:
                 middle.plot(*zip(*points, strict=True), style, marker=".", color=color, label=name)
         middle.set_ylabel("alignment, in sd of random")

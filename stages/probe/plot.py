@@ -25,7 +25,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Draw every figure that has rows; `BadInput` when none has."""
     del config
     from stages.probe.checks.hacking import scored_rows
-    from stages.probe.figures import DATA, Evidence, as_csv, as_png
+    from stages.probe.figures import FIGURES, Evidence, as_csv, as_png
 
     evidence = Evidence()
     for run in inputs.many("replays"):
@@ -42,12 +42,12 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         evidence.placebos, evidence.modules = score.rows(PLACEBO), store.read_json(score.path / "modules.json")
         evidence.scored = scored_rows(evidence.rows["vanilla"], score.rows(PROBE_SCORE), evidence.placebos)
     drawn = []
-    for index, (name, data) in enumerate(DATA.items()):
-        out.progress("figures", index, len(DATA))
-        points = data(evidence)
+    for index, (name, figure) in enumerate(FIGURES.items()):
+        out.progress("figures", index, len(FIGURES))
+        points = figure.rows(evidence)
         if points:
             out.write_file(f"{name}.csv", as_csv(points))
-            out.write_file(f"{name}.png", as_png(name, points))
+            out.write_file(f"{name}.png", as_png(figure, points))
             drawn.append(name)
     if not drawn:
         raise BadInput("There is nothing to draw. Give replays, a score or trajectories with --from.")

@@ -187,7 +187,7 @@ GUARDS = (
     WorldGuard("teacher", _teacher, ("teacher", "student", "pool")),
     WorldGuard(
         "coverage",
-        lambda w: gradient_checks.coverage(w.measured(_probe_rows(w)), len(w.pool), "nll"),
+        lambda w: gradient_checks.coverage(w.measured(_probe_rows(w)), len(w.pool)),
         (*GRADIENTS, "measured"),
     ),
     WorldGuard(

@@ -32,18 +32,14 @@ RowLogProbs = Callable[[Sequence[TokenRow]], list[Float[Tensor, " own"]]]
 
 
 @check("coverage", asks="was every planned row measured?", item="R2", needs=">= .9, none for a zero advantage")
-def coverage(rows: Sequence[Row], planned: int, loss: str) -> Finding:
-    """Check that every planned row was measured or has a reason; under the loss `nll` rewards are no reason."""
-    # A GRPO loop may leave out rows of groups with equal rewards; their NLL gradients exist all the same.
+def coverage(rows: Sequence[Row], planned: int) -> Finding:
+    """Check that every planned row was measured or has a reason, which a reward is not."""
     reasons = Counter(row["null_reason"] for row in rows if row["null_reason"])
     measured = sum(row["cos_S_contrib"] is not None for row in rows)
-    skipped = reasons["zero_adv"] if loss == "nll" else 0
-    holds = (
-        len(rows) == planned and skipped == 0 and measured + reasons.total() == planned and measured >= 0.9 * planned
-    )
+    complete = len(rows) == measured + reasons.total() == planned and not reasons["zero_adv"]
     shown = ", ".join(f"{name} {count}" for name, count in sorted(reasons.items())) or "no nulls"
     share = measured / max(planned, 1)
-    return Finding(holds, share, f"{planned} rows; {shown}")
+    return Finding(complete and measured >= 0.9 * planned, share, f"{planned} rows; {shown}")
 
 
 @check(

@@ -7,7 +7,7 @@ import pytest
 
 from stages.errors import BadInput
 from stages.probe import plot
-from stages.probe.figures import DATA, DRAW, TITLES, as_png
+from stages.probe.figures import FIGURES, as_png
 from stages.runs.kinds import Row
 from stages.runs.run import Run
 from tests.stages.probe.running import carry_out
@@ -17,8 +17,7 @@ from tests.stages.probe.running import carry_out
 def test_figures_have_twins_and_equal_runs_give_equal_bytes(chain: dict[str, Run], tmp_path: Path) -> None:
     given = [chain[name] for name in ("vanilla", "projected", "projected_random", "score")]
     one, other = (carry_out(plot, given, plot.Config(), tmp_path / name) for name in ("one", "other"))
-    assert one.manifest.summary["figures"] == [name for name in DATA if name[:2] not in ("08", "09")]
-    assert DATA.keys() == DRAW.keys() == TITLES.keys()
+    assert one.manifest.summary["figures"] == [name for name in FIGURES if name[:2] not in ("08", "09")]
     for name in one.manifest.summary["figures"]:
         assert (one.path / f"{name}.png").read_bytes() == (other.path / f"{name}.png").read_bytes()
         assert (one.path / f"{name}.csv").read_bytes() == (other.path / f"{name}.csv").read_bytes()
@@ -61,9 +60,8 @@ def test_figures_have_twins_and_equal_runs_give_equal_bytes(chain: dict[str, Run
     ],
 )
 def test_a_title_asks_and_answers_where_the_rows_suffice(name: str, rows: list[Row], answer: str | None) -> None:
-    question, find = TITLES[name]
-    assert question.endswith("?") and find(rows) == answer
-    assert as_png(name, rows).startswith(b"\x89PNG")
+    assert FIGURES[name].answer(rows) == answer
+    assert as_png(FIGURES[name], rows).startswith(b"\x89PNG")
 
 
 def test_nothing_to_draw_is_refused(tmp_path: Path) -> None:
