@@ -21,7 +21,7 @@ from stages.gradients.tokens import TokenRow
 from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy
 from stages.probe.checks.direction import RowPairs
-from stages.probe.checks.gradients import Measure, Score
+from stages.probe.checks.gradients import RowGradients, RowLogProbs
 from stages.probe.checks.pool import contract_sha256
 from stages.probe.descent import Projection, project
 from stages.probe.direction import Direction, PairGradients, extract, grpo_differences
@@ -54,8 +54,8 @@ class ProbeWorld:
     pool: Sequence[Row]
     teacher: "PreTrainedModel"
     student: Student
-    measure: Measure
-    score: Score
+    measure: RowGradients
+    score: RowLogProbs
     measured: Callable[[Sequence[Row]], Sequence[Row]]
     sums: Float[Tensor, "R N"]
     pairs: PairGradients
