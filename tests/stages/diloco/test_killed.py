@@ -38,7 +38,7 @@ def ended(url: str, process: BaseProcess, number: int) -> tuple[str, list[int]]:
 
 def test_one_killed_and_one_slow_end_with_the_bytes_of_the_others(url: str):
     """Replica 1 dies just after its offer of round 3 and is started again; replica 3 sleeps from round 2 to 5."""
-    chosen = Diloco(replicas=4, inner_steps=5, quorum=2, grace_s=1.5, timeout_s=150)
+    chosen = Diloco(replicas=4, inner_steps=5, quorum=2, grace_s=6.0, timeout_s=150)
     steady = {number: started(url, number, chosen, hold={9: "back"}) for number in (0, 2)}
     slow = started(url, 3, chosen, hold={2: "r/000005/commit.json", 9: "back"})
     killed = started(url, 1, chosen, die_in=3)
