@@ -5,7 +5,6 @@ Modules are stages and are named by verbs, packages are named by nouns. A stage'
 only through run folders on disk.
 
 errors.py   - the errors that end a stage, each with an exit code
-checkout.py - code of a checkout that an installed package lacks, made importable
 layout.py  - tables with aligned columns, durations and ages, as text
 plurals.py - numbers with their nouns, for messages and reports
 redaction.py - keys of servers are kept out of everything that is written or shown

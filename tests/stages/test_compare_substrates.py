@@ -9,8 +9,8 @@ import pytest
 from support.foreign import REAL, jsonl, needs_real
 from support.real_openenv import PYTHON, needs_openenv
 
-from benchmarks.substrates import Side, cleaner, table
 from stages import compare_substrates as substrates
+from stages.compare_substrates import Side, cleaner, table
 from stages.errors import BadInput
 from stages.rollouts import missing
 from stages.rollouts.agent_loop import state_sha256
