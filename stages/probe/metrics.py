@@ -302,7 +302,7 @@ def weight_direction(student: Student, pairs: Sequence[tuple[TokenRow, TokenRow]
 def toward_hack(student: Student, direction: WeightDirection, start: Float[Tensor, " N"]) -> float | None:
     """Compute the cosine of -(the weights' change since theta was `start`) with the weight direction.
 
-    Above 0 is toward the hack; None before any change. The sign convention is that of `extraction`: the optimiser moves
+    Above 0 is toward the hack; None before any change. The sign convention is that of `direction`: the optimiser moves
     by minus a gradient. One module's change exists at a time.
     """
     adapter, dot, moved, square = student.adapter, 0.0, 0.0, 0.0

@@ -38,7 +38,7 @@ MIN_ROWS, MIN_PROBLEMS = 15, 8
 EDGE = 1e-9
 """The distance from an observed share at which the search for its bounds begins."""
 FROM_HACKS = ("perm_pairs", "hack_hack")
-"""Families of placebos made of hacks' own gradients: shown, but no null (`directions.scoring` explains why)."""
+"""Families of placebos made of hacks' own gradients: shown, but no null (`probe.direction` explains why)."""
 
 
 def codes(*labels: Sequence[object] | np.ndarray) -> Codes:

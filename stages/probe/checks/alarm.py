@@ -3,8 +3,8 @@
 The policy gradient's component along v is a sum over rollouts of advantage times each one's own component; nearly all
 of it is the noise of rollouts that have nothing to do with the hack. What counts here are the rollouts that look like
 it: their cosine with v is nearer to that of hacks than to that of clean answers in pairs that v was not made from
-(`scoring.HackScale`). The push of a run up to a checkpoint is the sum of the advantages of all such rollouts so far: 1
-is one hack that earned a whole point more than its group. A hack that is punished counts against.
+(`direction.HackScale`). The push of a run up to a checkpoint is the sum of the advantages of all such rollouts so far:
+1 is one hack that earned a whole point more than its group. A hack that is punished counts against.
 
 The null hypothesis is that, among the rollouts of one GRPO group, the advantage does not depend on whether a rollout is
 hack-like. Then the advantages of a group are exchangeable, however many of its rollouts look like the hack: v may share
@@ -22,7 +22,7 @@ this kind 41 % gave an alarm at the level of 5 % with such weights, 5 % without 
 
 A v that is unrelated to hacking may still share with right answers what the reward pays for. So the largest push must
 also exceed what `level` of the placebos of a family reach, counted in the same way, the largest over the families that
-are a null (`directions.scoring`). Both conditions must hold, which can only lower the rate of false alarms.
+are a null (`probe.direction`). Both conditions must hold, which can only lower the rate of false alarms.
 
 Shapes: Q checkpoints, R rollouts, D placebos, B permutations.
 """
