@@ -1,7 +1,7 @@
 """Teachers: frozen policies that are asked what they would have done in recorded states.
 
 spending.py - calls, tokens, cost and latency of teachers, and whether they are affordable
-questions.py - the teacher table, the distinct states of a run on disk, and one question per state, teacher and sample
+questions.py - the teacher table, the messages of each distinct state, and one question per state, teacher and sample
 asking.py - all questions asked: servers concurrently on the event loop, local models batch by batch
 gate.py - expensive teachers asked only where their answers can change a pair
 proposing.py - a model asked which features of a package to delete

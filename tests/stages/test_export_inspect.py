@@ -219,7 +219,7 @@ def test_every_sample_has_the_documented_shape(tmp_path: Path) -> None:
     assert (header["eval"]["task"], header["eval"]["model"], header["status"]) == ("e", "lab/m", "success")
 
 
-def test_what_a_model_was_shown_stands_once_and_events_refer_to_it(tmp_path: Path) -> None:
+def test_messages_are_stored_once_and_events_refer_to_them(tmp_path: Path) -> None:
     written = exported(imported(talk(tmp_path), tmp_path), tmp_path)
     first = samples(archives(written)[0])[0]
     pool = first["events_data"]["messages"]

@@ -62,7 +62,7 @@ def test_a_report_of_sb_cli_next_door_judges(tmp_path: Path, given: str) -> None
     assert found == {"owner__repo-0": 0.0, "owner__repo-1": 1.0, "owner__repo-2": 0.0}
 
 
-def test_a_line_that_stands_twice_counts_once(tmp_path: Path) -> None:
+def test_a_repeated_line_counts_once(tmp_path: Path) -> None:
     jsonl(tmp_path / "a.jsonl", chat(LONG), chat(LONG), chat(LONG + "x"), chat(LONG))
     run = imported(tmp_path, tmp_path / "a.jsonl")
     assert len(run.rows(ROLLOUT)) == 2 and run.manifest.counts["dropped_duplicate"] == 2
