@@ -1,4 +1,4 @@
-"""One stage from words to result: build its settings, run it or find it done, print what it gave."""
+"""Run one stage: build its settings, execute it or reuse a complete run, print the result."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

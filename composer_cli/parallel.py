@@ -82,7 +82,7 @@ def execute(
         if number == signal.SIGINT or not interrupts:
             interrupts.append(number)
 
-    neighbours = Neighbours(waiting, results, run_options, console, require)
+    neighbours = ParallelEntries(waiting, results, run_options, console, require)
     with console.watching() as watch, handling_interrupts(count_interrupt):
         neighbours.run(watch, interrupts)
     if interrupts:
@@ -92,7 +92,7 @@ def execute(
     return {one.title: neighbours.results[one.title] for one in waiting}
 
 
-class Neighbours:
+class ParallelEntries:
     """Entries of a chain that wait for what they read, work in a process, or have ended."""
 
     def __init__(

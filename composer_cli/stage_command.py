@@ -131,7 +131,7 @@ def command_function(stage: str) -> Callable[..., None]:
         from composer_cli.console import Console
         from composer_cli.settings import unlike_presets
         from composer_cli.show import runs
-        from stages.runs.activity import telling
+        from stages.runs.activity import on_activity
         from stages.runs.run import Run
         from stages.runs.stage import load_stage
 
@@ -149,7 +149,7 @@ def command_function(stage: str) -> Callable[..., None]:
             pilots = [Run(runs.find(artifacts, name)) for name in from_ or []]
             with console.watching() as shown:
                 listen = shown.listener(f"{stage} --plan")
-                with telling(lambda what: listen(what, 0, 0)):
+                with on_activity(lambda what: listen(what, 0, 0)):
                     numbers, text = study(pilots, configuration, listen)
             print_json(numbers) if json else print(text)
             return

@@ -22,7 +22,7 @@ each a `ComposerError`. The page docs/python.md has an executed example of every
 The modules of this package:
 
 jobs.py            - a submitted chain: its state, log and end
-phrasing.py        - messages of the command line in the words of Python
+messages.py        - messages of the command line in the words of Python
 results.py         - a run and a chain with what they hold as Python objects
 rollouts.py        - one rollout as an object that shows itself as a conversation
 stage_functions.py - a stage as a function: its arguments, signature and help
@@ -37,7 +37,7 @@ from composer_cli import call, settings
 from composer_cli.call import Arguments
 from composer_cli.show import runs as run_folders
 from composer_post_training.jobs import Job
-from composer_post_training.phrasing import errors_in_python, function_name, in_python
+from composer_post_training.messages import errors_in_python, function_name, translate_message
 from composer_post_training.results import Chain, Difference, Differences, Evaluation, ReadableRun, opened
 from composer_post_training.rollouts import Rollout
 from composer_post_training.stage_functions import (
@@ -328,12 +328,21 @@ def runs(artifacts: Path | str = "artifacts") -> Table:
                 f"{one.done}/{one.planned}" if one.planned else None,
                 one.cost_usd,
                 one.device or None,
-                in_python(one.reason),
+                translate_message(one.reason),
             )
             for one in run_folders.lines(root)
         ]
         cells += [
-            (one["job"], "run", one["status"], age(one["age_s"]), None, None, one["on"], in_python(one["reason"]))
+            (
+                one["job"],
+                "run",
+                one["status"],
+                age(one["age_s"]),
+                None,
+                None,
+                one["on"],
+                translate_message(one["reason"]),
+            )
             for one in jobs.lines(root)
         ]
         note = "" if cells else f"There are no runs in {root} yet. `run('demo')` makes some."

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from composer_cli.executors import jobs
-from composer_post_training.phrasing import errors_in_python, in_python
+from composer_post_training.messages import errors_in_python, translate_message
 from stages.runs.display import Table
 
 
@@ -49,7 +49,7 @@ class Job:
 
     def _table(self) -> Table:
         status, record = self.status, self._record
-        facts = {"on": self.on, "status": status, "reason": in_python(record.state.detail)}
+        facts = {"on": self.on, "status": status, "reason": translate_message(record.state.detail)}
         facts |= {"submitted": record.submitted_at, "folder": record.folder}
         return Table(("job", self.name), [(label, value) for label, value in facts.items() if value])
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from composer_cli.show.rollout import of_row, read_rows
-from composer_post_training.phrasing import errors_in_python
+from composer_post_training.messages import errors_in_python
 from composer_post_training.rollouts import Rollout
 from stages.errors import UsageError
 from stages.messages import Message

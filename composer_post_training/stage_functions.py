@@ -20,7 +20,7 @@ from composer_cli.call import Arguments
 from composer_cli.console import Console
 from composer_cli.help import FEW, basic_settings, described
 from composer_cli.show import runs as run_folders
-from composer_post_training.phrasing import errors_in_python, function_name, in_python
+from composer_post_training.messages import errors_in_python, function_name, translate_message
 from composer_post_training.results import Evaluation, ReadableRun, opened
 from stages import STAGES
 from stages.errors import UsageError
@@ -39,7 +39,7 @@ class PythonConsole(Console):
 
     def notify(self, text: str) -> None:
         """Print one line."""
-        super().notify(in_python(text))
+        super().notify(translate_message(text))
 
 
 class StageFunction(Generic[P, R]):
@@ -87,7 +87,7 @@ class StageFunction(Generic[P, R]):
         """Return the settings that most runs need, as `KEY=DEFAULT` and what each means."""
         config = load_stage(self.name).config
         rows, basic = described(config), basic_settings(config)
-        return [(shown, in_python(text)) for key, shown, text in rows if len(rows) <= FEW or key in basic]
+        return [(shown, translate_message(text)) for key, shown, text in rows if len(rows) <= FEW or key in basic]
 
     if TYPE_CHECKING:
         # Runs, then settings and `Arguments` by name: `P` holds both (composer_post_training/__init__.py). PEP 612 has

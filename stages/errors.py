@@ -1,4 +1,4 @@
-"""The ways a stage can say no: each is one sentence for a person, and each has an exit code.
+"""Exceptions that end a stage; each message is one sentence and each class has an exit code.
 
 A sentence says what happened, shows the value, and says what to do next. Nothing of this project is imported here, so
 every layer may raise.

@@ -143,8 +143,8 @@ def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Vote where actions have to be run for it, or play continuations; everything else is left to `run`."""
     rollouts = inputs.one("rollouts")
     tasks = {row["task_id"]: task_table.task(row) for row in rollouts.scan(TASK).rows()}
-    if out.found is not None:
-        wanted, samples = out.found
+    if out.shared_value is not None:
+        wanted, samples = out.shared_value
         _play(wanted, samples, rollouts, tasks, config, out)
         return
     make = _environment(rollouts, config)

@@ -123,7 +123,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Read a worker's files."""
     del inputs, config
-    files_of_worker: WorkerFiles = out.found
+    files_of_worker: WorkerFiles = out.shared_value
     for source, reader in files_of_worker.files:
         if not out.finished(unit_of(source)):
             read_into_journal(source, reader, files_of_worker.sidecars, out)

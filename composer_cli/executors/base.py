@@ -28,7 +28,7 @@ QUEUED, RUNNING, COMPLETE, FAILED, INTERRUPTED, CANCELLED, LOST = (
     "cancelled",
     "lost",
 )
-GOING_ON = (QUEUED, RUNNING)
+ACTIVE = (QUEUED, RUNNING)
 EVERY_S = 2.0
 """Between two reads of a log."""
 EXIT_CODES = {
@@ -70,7 +70,7 @@ class JobState:
     @property
     def over(self) -> bool:
         """Whether the job has ended."""
-        return self.status not in GOING_ON
+        return self.status not in ACTIVE
 
 
 @dataclass(frozen=True)

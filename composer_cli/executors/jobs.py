@@ -53,7 +53,7 @@ class SubmittedJob:
     spec: dict[str, Any]
     state: JobState
     """The state at the last query of the executor; final once the job is over."""
-    found: Mapping[str, Any] | None = None
+    handle: Mapping[str, Any] | None = None
     """What finds the job again at its executor; None while it is being submitted."""
     folder: str = ""
 
@@ -257,7 +257,7 @@ def submit(
     # Before the chain is submitted: where the answer of the service is lost, the record still tells of the job.
     job = keep(chain.folder, job)
     try:
-        return keep(chain.folder, job, found=executor.submit(chain, where))
+        return keep(chain.folder, job, handle=executor.submit(chain, where))
     except UsageError:
         shutil.rmtree(chain.folder)  # nothing was submitted
         raise
@@ -269,9 +269,9 @@ def submit(
 
 def refreshed(job: SubmittedJob) -> SubmittedJob:
     """Return the job with the state that its executor reports now, kept in its record; ended jobs are not queried."""
-    if job.state.over or job.found is None:
+    if job.state.over or job.handle is None:
         return job
-    return keep(Path(job.folder), job, state=job.at_executor().state(job.found))
+    return keep(Path(job.folder), job, state=job.at_executor().state(job.handle))
 
 
 def cancel(root: Path, text: str) -> SubmittedJob:
@@ -280,16 +280,16 @@ def cancel(root: Path, text: str) -> SubmittedJob:
     if job is None:
         raise BadInput(f"No job {text!r} was submitted from {root}. `composer status` lists those that were.")
     job = refreshed(job)
-    if job.state.over or job.found is None:
+    if job.state.over or job.handle is None:
         raise UsageError(f"{job.name} is over: {job.state.status}. There is nothing to cancel.")
-    job.at_executor().cancel(job.found)
+    job.at_executor().cancel(job.handle)
     return keep(Path(job.folder), job, state=JobState(CANCELLED, "from here"))
 
 
 def log(job: SubmittedJob, follow: bool) -> Iterator[str]:
     """Yield what a job printed, line by line, without keys."""
-    if job.found is not None:
-        for line in job.at_executor().log(job.found, follow and not job.state.over):
+    if job.handle is not None:
+        for line in job.at_executor().log(job.handle, follow and not job.state.over):
             yield redacted(line)
 
 
@@ -314,7 +314,7 @@ def page(job: SubmittedJob) -> str:
         f"{job.name}, submitted to {job.executor} on {job.submitted_at}",
         f"status: {job.state.status}" + (f" ({job.state.detail})" if job.state.detail else ""),
         f"command: composer {' '.join(job.words)}",
-        *(f"{name}: {value}" for name, value in (job.found or {}).items()),
+        *(f"{name}: {value}" for name, value in (job.handle or {}).items()),
     ]
     last = list(log(job, follow=False))[-SHOWN:]
     return "\n".join([*head, "", *last, "", f"The record: {job.folder}/job.json"])

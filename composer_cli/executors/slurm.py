@@ -48,7 +48,7 @@ STATUSES = {
     "STAGE_OUT": RUNNING,
     "CANCELLED": CANCELLED,
 }
-SUPERVISED = """\
+SIGNAL_FORWARDING = """\
 rm -f {folder}/exit-code
 again=
 "$@" &
@@ -115,7 +115,7 @@ class Slurm:
             python=where.python or sys.executable,
             artifacts=str(folder.parents[1]),
             head="\n".join(lines),
-            supervise=SUPERVISED.format(folder=shlex.quote(str(folder)), restarts=where.restarts),
+            supervise=SIGNAL_FORWARDING.format(folder=shlex.quote(str(folder)), restarts=where.restarts),
         )
         return {"command": ["sbatch", "--parsable", "job.sh"], "keys": list(chain.keys), "script": text}
 

@@ -11,7 +11,7 @@ from stages import envs
 from stages.envs import boundary, task_table
 from stages.envs.base import Environment, Task
 from stages.errors import ComposerError, UsageError
-from stages.runs.activity import Checking, doing
+from stages.runs.activity import Checking, activity
 from stages.runs.settings import Settings, StageConfig, basic_of
 from stages.sandbox import probe
 
@@ -121,7 +121,7 @@ class EnvStageConfig(StageConfig):
         """
         environment = make()
         try:
-            with doing(Checking("preparing the tasks")):
+            with activity(Checking("preparing the tasks")):
                 try:
                     return self._tasks(environment, count)
                 except task_table.TooManyTasks as error:

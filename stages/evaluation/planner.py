@@ -47,7 +47,7 @@ from stages.evaluation.inference import (
 )
 from stages.evaluation.outcomes import START, PairedOutcomes, items_table, paired
 from stages.plurals import plural
-from stages.runs.activity import doing
+from stages.runs.activity import activity
 from stages.runs.kinds import Row
 from stages.runs.settings import Settings
 
@@ -224,7 +224,7 @@ class PlanQuestion:
         null: also how often it finds a gain that is not there. ranged: also under what the pilot leaves open. enough:
         the outlook of a design that was found to reach the wanted power, which is not simulated again.
         """
-        with doing(f"simulating the design '{name}'"):
+        with activity(f"simulating the design '{name}'"):
             found = enough or outlook(self.model, design, self.gain, num)
             validated = [
                 outlook(model, design, self.gain, NUM_RESAMPLED, seed).chances[VALIDATED]
@@ -668,7 +668,7 @@ def cheapest(question: PlanQuestion, start: Design) -> DesignLine | None:
     for seeds in SEEDS:
         for samples in SAMPLES:
             small = replace(start, seeds=seeds, samples=samples)
-            with doing(f"simulating {seeds} seeds and {samples} samples, in search of the cheapest design"):
+            with activity(f"simulating {seeds} seeds and {samples} samples, in search of the cheapest design"):
                 found = outlook(question.model, small, question.gain, NUM_SEARCH)
             sizes = [1.0]
             while sizes[-1] * small.num_tasks < MOST_TASKS:
@@ -681,7 +681,7 @@ def cheapest(question: PlanQuestion, start: Design) -> DesignLine | None:
     for _, design in sorted(candidates, key=lambda candidate: candidate[0]):
         for step in range(5):
             larger = grown(design, 1.15**step)
-            with doing("simulating the design 'enough'"):
+            with activity("simulating the design 'enough'"):
                 found = outlook(question.model, larger, question.gain, NUM_SEARCH)
             if found.chances[VALIDATED] >= question.power:
                 return question.line("enough", larger, num=NUM_SEARCH, enough=found)

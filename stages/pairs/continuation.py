@@ -168,7 +168,7 @@ def play_branches(
         config=config,
         out=out,
         what="continuations",
-        found=(list(wanted), samples),
+        shared_value=(list(wanted), samples),
     )
 
 

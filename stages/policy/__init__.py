@@ -43,7 +43,7 @@ from stages.policy.base import (
     is_embedded,
 )
 from stages.runs import hub
-from stages.runs.activity import doing
+from stages.runs.activity import activity
 from stages.runs.ledger import Budget
 from stages.runs.run import Listener
 
@@ -108,7 +108,7 @@ def open_policy(config: PolicyConfig, *, cache: Path, budget: Budget, listener: 
     kind = KINDS[kind_of(config)]
     if kind_of(config) == "endpoint":
         config.key()  # one that is missing is found before the work begins
-    with doing(f"opening the model {config.model}"):  # importing torch alone takes up to half a minute
+    with activity(f"opening the model {config.model}"):  # importing torch alone takes up to half a minute
         opener: PolicyKind = resolve_name(kind) if isinstance(kind, str) else kind
         return opener.open(config, cache=cache, budget=budget, listener=listener)
 

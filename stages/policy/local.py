@@ -20,7 +20,7 @@ from stages.policy import adapters, base, dialect, sampling
 from stages.policy.base import UNSTATED, PolicyConfig, Sample, Turn
 from stages.policy.dialect import canonical
 from stages.runs import hub, store
-from stages.runs.activity import doing
+from stages.runs.activity import activity
 from stages.runs.ledger import Budget
 from stages.runs.run import Listener
 
@@ -212,7 +212,7 @@ def load_model(
         return adapted.merge_and_unload().requires_grad_(True) if merged else adapted.get_base_model(), tokenizer
     tokenizer = load_tokenizer(source, config, revision)
     try:
-        with doing(f"loading {config.model}"):
+        with activity(f"loading {config.model}"):
             model: Any = AutoModelForCausalLM.from_pretrained(
                 source,
                 dtype="auto" if config.dtype == "auto" else getattr(torch, config.dtype),

@@ -587,13 +587,13 @@ def play_missing(
     config: PlayingConfig,
     out: RunWriter,
     what: str,
-    found: Any = None,
+    shared_value: Any = None,
 ) -> None:
     """Play every episode whose unit (`key`) is not finished; write each with its `payload` as soon as it is graded.
 
     A policy on a server (`AsyncPolicy`) plays episodes independently of each other; any other, whose arithmetic
     depends on the batch, plays fixed batches in lock step. The workers of the run play first, where there are any; they
-    get `found` (`RunWriter.spread`).
+    get `shared_value` (`RunWriter.spread`).
     """
 
     async def independently() -> None:
@@ -636,7 +636,7 @@ def play_missing(
             yield key(episode), payload(episode), episode.error is not None
 
     if isinstance(policy, AsyncPolicy):
-        out.spread([[key(episode)] for episode in episodes], what, found)
+        out.spread([[key(episode)] for episode in episodes], what, shared_value)
         background.run(independently())
     else:
-        work_through(episodes, key, in_batch, policy=policy, out=out, what=what, found=found)
+        work_through(episodes, key, in_batch, policy=policy, out=out, what=what, shared_value=shared_value)

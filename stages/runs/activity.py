@@ -1,14 +1,14 @@
 """The activity of a stage between two finished units: installing, contacting a server, loading a model.
 
 Code far below a stage (an environment that installs packages, a loader of models) has no listener. It names what takes
-long by `doing`, and whatever shows the progress of this process gets the name: `RunWriter.progress` is for units.
+long by `activity`, and whatever shows the progress of this process gets the name: `RunWriter.progress` is for units.
 """
 
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-Told = Callable[[str], None]
+ActivityListener = Callable[[str], None]
 """Called with an activity when it begins, and with the one before it (empty for none) when it ends."""
 
 
@@ -64,38 +64,38 @@ def is_dropped_on_stop() -> bool:
     return getattr(_dropped, "depth", 0) > 0
 
 
-_told: list[Told] = []
+_listeners: list[ActivityListener] = []
 _begun: list[str] = []
 """The activities that have not ended, the newest last."""
 
 
 @contextmanager
-def telling(told: Told) -> Iterator[None]:
-    """Pass every activity of this process to `told` until the block ends, from any thread."""
-    _told.append(told)
+def on_activity(listener: ActivityListener) -> Iterator[None]:
+    """Pass every activity of this process to `listener` until the block ends, from any thread."""
+    _listeners.append(listener)
     try:
         yield
     finally:
-        _told.remove(told)
+        _listeners.remove(listener)
 
 
 @contextmanager
-def doing(what: str) -> Iterator[None]:
+def activity(what: str) -> Iterator[None]:
     """Name what this process does, such as "installing pytest", until the block ends."""
-    listeners = list(_told)
+    listeners = list(_listeners)
     _begun.append(what)
-    for told in listeners:
-        _tell(told, what)
+    for listener in listeners:
+        _tell(listener, what)
     try:
         yield
     finally:
         _begun.remove(what)
-        for told in listeners:
-            _tell(told, _begun[-1] if _begun else "")
+        for listener in listeners:
+            _tell(listener, _begun[-1] if _begun else "")
 
 
-def _tell(told: Told, what: str) -> None:
+def _tell(listener: ActivityListener, what: str) -> None:
     # A listener raises where the stage is to stop. The stage gets the same at its next report between two units; here
     # it would end an installation in its middle.
     with suppress(Exception):
-        told(what)
+        listener(what)

@@ -296,7 +296,7 @@ def is_address(text: str) -> bool:
 # fetched again while the manifest in the bucket is the same.
 
 MANIFEST = "manifest.json"
-LEFT_OUT = ("scratch", "ledger.jsonl")
+NOT_PUBLISHED = ("scratch", "ledger.jsonl")
 """Files that only a resumed attempt needs; hidden files are left out too."""
 
 
@@ -369,7 +369,7 @@ def publish(run: Run, url: str) -> int:
     for path in sorted(run.path.rglob("*")):
         name = path.relative_to(run.path)
         hidden = any(part.startswith(".") for part in name.parts)
-        if path.is_file() and not path.is_symlink() and not hidden and name.parts[0] not in (*LEFT_OUT, MANIFEST):
+        if path.is_file() and not path.is_symlink() and not hidden and name.parts[0] not in (*NOT_PUBLISHED, MANIFEST):
             files.append((path, name.as_posix()))
     bucket.send_all([*files, (run.path / MANIFEST, MANIFEST)])  # the manifest last: it makes the folder a run
     return bucket.sent

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from stages.errors import BadInput
-from stages.runs.activity import doing
+from stages.runs.activity import activity
 
 ANSWER_S = 3.0
 """Seconds within which the hub must answer."""
@@ -37,7 +37,7 @@ def unreachable(endpoint: str | None = None) -> str | None:
     at, reason = _asked.get(url, (0.0, ""))
     if reason is None or (reason and time.monotonic() - at < REMEMBERED_S):
         return reason
-    with doing(f"contacting {url}"):
+    with activity(f"contacting {url}"):
         reason = _ask(url)
     _asked[url] = time.monotonic(), reason
     return reason

@@ -397,7 +397,7 @@ class RunWriter:
     """A run folder being written: finished units, tables, folders, counts, progress, and stop requests."""
 
     worker = False  # True in a worker process, which writes its share of the units
-    found: Any = None  # in a worker: the value that the run passed to `spread`
+    shared_value: Any = None  # in a worker: the value that the run passed to `spread`
 
     def __init__(
         self,
@@ -428,14 +428,14 @@ class RunWriter:
         """Return whether a unit is finished, in any attempt, or was tried by a worker in this attempt."""
         return unit in self.attempted or self.journal.finished(unit)
 
-    def spread(self, blocks: Sequence[Sequence[str]], what: str, found: Any = None) -> None:
+    def spread(self, blocks: Sequence[Sequence[str]], what: str, shared_value: Any = None) -> None:
         """Let workers do the missing units with the stage's `work`; without workers do nothing.
 
-        Units of one block depend on each other, so one worker does all missing units of a block. found: a picklable
-        value that saves the workers a computation.
+        Units of one block depend on each other, so one worker does all missing units of a block. shared_value: a
+        picklable value that saves the workers a computation.
         """
         if self._spread:
-            self._spread(self, blocks, what, found)
+            self._spread(self, blocks, what, shared_value)
 
     def write(self, unit: str, payload: Mapping[str, Any], *, failed: bool = False) -> None:
         """Write a unit durably; safe to call from several threads."""

@@ -35,7 +35,7 @@ from stages.backends.engine import Engine, find_engine
 from stages.errors import BadInput, ComposerError, Incomplete, UsageError
 from stages.plurals import counted
 from stages.runs import activity, ledger, store
-from stages.runs.activity import telling
+from stages.runs.activity import on_activity
 from stages.runs.bucket import Mirror
 from stages.runs.run import (
     Inputs,
@@ -53,7 +53,7 @@ from stages.runs.run import (
     write_manifest,
 )
 from stages.runs.settings import StageConfig
-from stages.runs.spread import Spread
+from stages.runs.spread import ShardScheduler
 from stages.runs.stage import Stage, check_inputs, load_stage
 
 DISTRIBUTION = "composer-post-training"
@@ -141,10 +141,10 @@ def execute(
                 cache=root / MODELS,
                 max_cost=max_cost,
                 listener=listener,
-                spread=Spread(engine, stage, inputs, config),
+                spread=ShardScheduler(engine, stage, inputs, config),
             )
             following = mirror.following(writer, units=loaded.work is not None) if mirror else nullcontext()
-            with following, telling(lambda what: listener(what, 0, 0) if listener else None):
+            with following, on_activity(lambda what: listener(what, 0, 0) if listener else None):
                 try:
                     _run(loaded, inputs, config, writer)
                 except (UsageError, BadInput):
@@ -302,7 +302,7 @@ def differences(found: Mapping[str, Any], asked: Mapping[str, Any], prefix: str 
 def _settle_existing(resolved: ResolvedRun, *, resume: bool) -> bool:
     """Return whether the folder is to be emptied first; `UsageError` where it holds work that this run may not touch.
 
-    An attempt that finished and paid for nothing is in nobody's way: the corrected command runs as if it had not been.
+    An attempt without finished units or paid calls is replaced.
     """
     try:
         run = Run(resolved.folder)
@@ -337,7 +337,7 @@ def _settle_existing(resolved: ResolvedRun, *, resume: bool) -> bool:
 
 BOOKKEEPING = ("manifest.json", "config.json", "logs", "steps", ledger.NAME, RESERVE)
 """What every attempt writes into its folder before it has finished anything; `steps` by its units."""
-REMADE = ("live", "asked")
+REWRITTEN_EACH_ATTEMPT = ("live", "asked")
 """Folders in `scratch` that every attempt writes anew."""
 
 
@@ -356,7 +356,9 @@ def holds_work(run: Run, *, paid: bool = True) -> bool:
         return True
     files = [path.relative_to(folder).parts for path in folder.rglob("*") if not path.is_dir()]
     scratch = [parts[1] for parts in files if parts[0] == "scratch"]
-    return any(name not in REMADE for name in scratch) or any(p[0] not in (*BOOKKEEPING, "scratch") for p in files)
+    return any(name not in REWRITTEN_EACH_ATTEMPT for name in scratch) or any(
+        p[0] not in (*BOOKKEEPING, "scratch") for p in files
+    )
 
 
 @contextmanager

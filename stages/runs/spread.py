@@ -36,7 +36,7 @@ POLL_S = 0.5
 
 @dataclass(frozen=True)
 class Shard:
-    """The job of a worker. `lent`: USD that it may spend, None for no bound. `found`: as `RunWriter.found`."""
+    """The job of a worker. `lent`: USD that it may spend, None for no bound. `shared_value`: as `RunWriter` has it."""
 
     stage: str
     inputs: dict[str, list[Path]]
@@ -45,7 +45,7 @@ class Shard:
     folder: Path
     cache: Path
     lent: float | None = None
-    found: Any = None
+    shared_value: Any = None
 
 
 class ShardWriter(RunWriter):
@@ -59,7 +59,7 @@ class ShardWriter(RunWriter):
         record = Manifest(composer="", stage=shard.stage, stage_version=load_stage(shard.stage).version, fingerprint="")
         # A folder of this process alone: a worker that was declared dead may still be writing into its own.
         super().__init__(shard.folder / uuid4().hex, record, cache=shard.cache, max_cost=lent)
-        self.found = shard.found
+        self.shared_value = shard.shared_value
         self._missing = shard.units - {unit for unit, row in units.items() if not row["failed"]}
 
     def finished(self, unit: str) -> bool:
@@ -68,7 +68,7 @@ class ShardWriter(RunWriter):
 
 
 @dataclass(eq=False)
-class Spread:
+class ShardScheduler:
     """Deals the units of one run to workers, and merges their results; without an engine it only merges."""
 
     engine: Engine | None
@@ -78,7 +78,7 @@ class Spread:
     _held: dict[str, Reservation] = field(default_factory=dict)
     """The money of each shard that is under way, by the name of its folder."""
 
-    def __call__(self, out: RunWriter, blocks: Sequence[Sequence[str]], what: str, found: Any = None) -> None:
+    def __call__(self, out: RunWriter, blocks: Sequence[Sequence[str]], what: str, shared_value: Any = None) -> None:
         """Let workers do the blocks of units of which any is missing, each block by one worker.
 
         Raises what a worker raised, once the others have stopped; no further shard is begun then. Where the money for a
@@ -96,7 +96,7 @@ class Spread:
         folder, total = out.scratch("shards"), sum(map(len, blocks))
         while missing := [block for block in blocks if not all(map(out.finished, block))]:
             errors = list[BaseException]()
-            shards = self._shards(self.engine, missing, folder, errors, out, found)
+            shards = self._shards(self.engine, missing, folder, errors, out, shared_value)
             try:
                 with _polling(lambda: bool(errors) or out.stop.is_set(), (folder / STOP).touch):  # noqa: B023 - this round's
                     for shard, error in self.engine.map(work, shards):
@@ -121,7 +121,7 @@ class Spread:
         folder: Path,
         errors: Sequence[BaseException],
         out: RunWriter,
-        found: Any,
+        shared_value: Any,
     ) -> Iterator[Shard]:
         """Yield shards of neighbouring blocks until there are errors; each reserves an equal part of the money."""
         inputs = {name: [run.path for run in runs] for name, runs in self.inputs.items()}
@@ -138,7 +138,7 @@ class Spread:
                 return
             out.budget.write([held.line])  # before the worker can spend it
             self._held[name] = held
-            yield Shard(self.stage, inputs, self.config, units, folder / name, out.cache, lent, found)
+            yield Shard(self.stage, inputs, self.config, units, folder / name, out.cache, lent, shared_value)
 
 
 def work(shard: Shard) -> BaseException | None:

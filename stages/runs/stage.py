@@ -193,18 +193,18 @@ def work_through(
     policy: Batched,
     out: RunWriter,
     what: str,
-    found: Any = None,
+    shared_value: Any = None,
 ) -> None:
     """Do every unit that is not finished and write (key, payload, failed) of each.
 
-    Where the run has workers, they do it, a batch or more each, with `found` (`RunWriter.spread`). `units` is iterated
-    twice and may be lazy.
+    Where the run has workers, they do it, a batch or more each, with `shared_value` (`RunWriter.spread`). `units` is
+    iterated twice and may be lazy.
     """
     local = policy.capture_level == "tokens"
     # A fixed size for a local model: its arithmetic depends on the shape of a batch, and so would the results.
     size = policy.config.lockstep if local else policy.batch_size
     keys = [key(unit) for unit in units]
-    out.spread(blocks(keys, size), what, found)
+    out.spread(blocks(keys, size), what, shared_value)
     total, waiting = len(keys), iter(units)
     for start in range(0, total, size):
         batch = list(islice(waiting, size))

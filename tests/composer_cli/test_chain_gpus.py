@@ -11,7 +11,7 @@ from support.chains import SMALL, entry
 from composer_cli import chain, settings
 from composer_cli.call import RunOptions
 from composer_cli.console import Console
-from composer_cli.parallel import Neighbours, WaitingEntry
+from composer_cli.parallel import ParallelEntries, WaitingEntry
 from composer_cli.show import facts
 from composer_cli.show.runs import RunLine
 from stages.errors import UsageError
@@ -63,7 +63,7 @@ def test_an_entry_that_needs_several_is_not_overtaken(tmp_path, monkeypatch):
         WaitingEntry(name, "collect", reads, gpus, lambda results: None)
         for name, gpus, reads in (("a", 1, ["a"]), ("b", 1, []), ("c", 2, []), ("d", 1, []), ("e", 0, []))
     ]
-    neighbours = Neighbours(waiting, {}, RunOptions(tmp_path), Console(quiet=True), lambda title, result: None)
+    neighbours = ParallelEntries(waiting, {}, RunOptions(tmp_path), Console(quiet=True), lambda title, result: None)
     begun = [neighbours.choose() for _ in range(3)]
     assert begun == [(waiting[1], ("0",)), (waiting[4], ()), None], "d waits behind c, a for itself, e for nothing"
 

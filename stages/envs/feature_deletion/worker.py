@@ -24,7 +24,7 @@ from stages.envs.feature_deletion.package import import_hint
 from stages.envs.repo import runner, trees
 from stages.envs.repo.guest.composer_rules import PASSING
 from stages.errors import BadInput, InfrastructureError, UsageError
-from stages.runs.activity import doing
+from stages.runs.activity import activity
 from stages.sandbox import CommandResult, Limits
 
 GUEST = Path(__file__).parent / "guest"
@@ -52,7 +52,7 @@ def install(requirements: Sequence[str], folder: Path) -> None:
     """Install wheels of requirements and their dependencies into a folder; no code of them is run."""
     # Only wheels: pip would run the build backend of an sdist on this machine, outside of the sandbox.
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--only-binary", ":all:", "--target", str(folder)]
-    with doing(f"installing {', '.join(requirements)}"):
+    with activity(f"installing {', '.join(requirements)}"):
         done = subprocess.run([*command, *requirements], capture_output=True, text=True)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]

@@ -28,7 +28,7 @@ from stages.envs.swe.logs import lists_of
 from stages.envs.swe.specs import HERE, EnvironmentSpec, instance_tests
 from stages.errors import BadInput, UsageError
 from stages.runs import store
-from stages.runs.activity import doing
+from stages.runs.activity import activity
 from stages.runs.kinds import Row
 from stages.sandbox import Limits, Sandbox
 
@@ -82,7 +82,7 @@ def _fetched(path: Path, fetch: Callable[[Path], str], what: str, way_out: str) 
     with FileLock(path.parent / "lock"):
         if path.exists():
             return
-        with trees.scratch() as folder, doing(f"fetching {path.name}"):
+        with trees.scratch() as folder, activity(f"fetching {path.name}"):
             reason = fetch(folder / path.name)
             if reason or not (folder / path.name).exists():
                 raise UsageError(

@@ -23,7 +23,7 @@ from stages.envs.repo.hidden import packages_of
 from stages.envs.swe.instances import check_out
 from stages.envs.swe.specs import GUESSED, EnvironmentSpec
 from stages.errors import InfrastructureError
-from stages.runs.activity import doing
+from stages.runs.activity import activity
 from stages.sandbox.bubblewrap import TESTBED
 
 DONE = "composer-environment.json"
@@ -116,7 +116,7 @@ def build(row: Mapping[str, Any], spec: EnvironmentSpec, mirror: Path, place: Pa
     build_log = place.with_name(f"{place.name}.log")
     try:
         with (
-            doing(f"installing the environment {place.name}"),
+            activity(f"installing the environment {place.name}"),
             build_log.open("wb") as out,
             trees.scratch() as source,
         ):

@@ -156,7 +156,7 @@ def test_a_job_that_is_over_is_shown_from_its_record(composer, tmp_path):
         "submitted_at": "2026-01-01T00:00:00+00:00",
         "spec": {},
         "state": {"status": "failed", "detail": "exit code 3"},
-        "found": {"id": "1", "folder": str(folder)},
+        "handle": {"id": "1", "folder": str(folder)},
     }
     (folder / "job.json").write_text(json.dumps(record))
     (folder / "log.txt").write_text(f"one\ntwo {KEY}\n")

@@ -58,7 +58,7 @@ def here(composer, tmp_path: Path) -> dict[str, str]:
 
 
 def number(tmp_path: Path, name: str) -> str:
-    return json.loads((tmp_path / "artifacts" / "submitted" / name / "job.json").read_text())["found"]["id"]
+    return json.loads((tmp_path / "artifacts" / "submitted" / name / "job.json").read_text())["handle"]["id"]
 
 
 def test_a_submitted_chain_ends_in_the_same_content_and_its_key_is_written_nowhere(

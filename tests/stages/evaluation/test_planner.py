@@ -27,7 +27,7 @@ from stages.evaluation.planner import (
 )
 from stages.evaluation.report import study_text
 from stages.evaluation.verdict import Question, decide
-from stages.runs.activity import telling
+from stages.runs.activity import on_activity
 
 KATA = (9, 8, 8, 8, 7, 7, 6, 6, 6, 6, 5, 5, 5, 5, 4, 4, 4, 4, 4, 3, 2, 2, 1, 1)
 
@@ -223,7 +223,7 @@ def test_a_plan_names_sampling_units_as_the_environment_does():
 
 def test_units_too_few_to_reject_have_no_detectable_gain():
     told: list[str] = []
-    with telling(told.append):
+    with on_activity(told.append):
         found = study_design(PlanQuestion(TaskModel(), 0.08, 0.8, 4), Design((40,) * 3), {})
     assert told[0] == "simulating the design 'as asked'" and any("in search of the cheapest" in what for what in told)
     line = found.lines[0]

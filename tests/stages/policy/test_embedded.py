@@ -10,7 +10,7 @@ from stages.envs.kata.env import KataEnv
 from stages.errors import BadInput
 from stages.policy import base, open_policy
 from stages.policy.base import PolicyConfig
-from stages.runs.activity import Notice, telling
+from stages.runs.activity import Notice, on_activity
 from stages.runs.ledger import Budget
 
 
@@ -37,7 +37,7 @@ def test_a_build_is_announced_before_it_begins_and_the_models_opening_is_named(t
         checkpoints.ensure("student", tmp_path, report)
     told: list[str] = []
     config = PolicyConfig(model="big", base_url="http://127.0.0.1:9/v1")
-    with telling(told.append):
+    with on_activity(told.append):
         open_policy(config, cache=tmp_path, budget=Budget(), listener=lambda what, done, total: None)
         EnvStageConfig().draw(KataEnv, 1)
     assert told == ["opening the model big", "", "preparing the tasks", ""]

@@ -36,12 +36,12 @@ def test_a_hub_that_refuses_breaks_or_is_silent_is_unreachable_and_one_that_answ
 
 def test_what_takes_long_is_told_and_then_withdrawn() -> None:
     told: list[str] = []
-    with activity.telling(told.append):
+    with activity.on_activity(told.append):
         hub.unreachable("http://127.0.0.1:8")
-    with activity.doing("nobody listens"):
+    with activity.activity("nobody listens"):
         pass
     assert told == ["contacting http://127.0.0.1:8", ""]
-    with activity.telling(told.append), activity.doing("opening"), activity.doing("loading"):
+    with activity.on_activity(told.append), activity.activity("opening"), activity.activity("loading"):
         pass
     assert told[2:] == ["opening", "loading", "opening", ""]
 

@@ -22,7 +22,7 @@ from stages.probe import teacher_pool
 from stages.runs import ledger, runner, spread, store
 from stages.runs.kinds import PAIR
 from stages.runs.run import Inputs, Interrupted, Manifest, Run, RunWriter
-from stages.runs.spread import Shard, ShardWriter, Spread
+from stages.runs.spread import Shard, ShardScheduler, ShardWriter
 from stages.teachers.questions import TeacherConfig
 
 ENV = {"name": "support.environments:NumberedEnv"}
@@ -285,7 +285,7 @@ def test_an_attempt_that_was_killed_is_taken_over(tmp_path: Path, engine_of_the_
         record = Manifest(composer="", stage="collect", stage_version=2, fingerprint="")
 
         def attempt(engine: ProcessEngine | None) -> RunWriter:
-            dealt = Spread(engine, "collect", Inputs(), config)
+            dealt = ShardScheduler(engine, "collect", Inputs(), config)
             out = RunWriter(folder, record, cache=tmp_path / "models", max_cost=1.0, spread=dealt)
             collect.run(Inputs(), config, out)
             return out
@@ -310,7 +310,7 @@ def test_workers_stop_between_units_when_the_run_is_asked_to(tmp_path: Path) -> 
     with serving(slow) as server:
         config = settings(server.url, policy={"concurrency": 1}, in_flight={"episodes": 1})
         record = Manifest(composer="", stage="collect", stage_version=2, fingerprint="")
-        dealt = Spread(ProcessEngine(2), "collect", Inputs(), config)
+        dealt = ShardScheduler(ProcessEngine(2), "collect", Inputs(), config)
         out = RunWriter(tmp_path / "run", record, cache=tmp_path / "models", spread=dealt)
         threading.Thread(target=lambda: (seen.wait(60), time.sleep(1), out.stop.set()), daemon=True).start()
         with pytest.raises(Interrupted):

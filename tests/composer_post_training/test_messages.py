@@ -10,7 +10,7 @@ import pytest
 
 import composer_post_training as composer
 from composer_cli.app import click_command
-from composer_post_training.phrasing import FUNCTIONS, ONLY_COMMANDS, errors_in_python, in_python
+from composer_post_training.messages import FUNCTIONS, ONLY_COMMANDS, errors_in_python, translate_message
 from stages import STAGES, command_words
 
 ROOT = Path(__file__).parents[2]
@@ -58,7 +58,7 @@ def test_every_sentence_names_arguments_and_functions_alone() -> None:
     named, said_here, wrong = options(click_command()), sentences(), list[str]()
     for sentence in said_here:
         if not any(words in sentence for words in (*FOREIGN, *NOT_RAISED)):
-            said = in_python(sentence)
+            said = translate_message(sentence)
             wrong += [said for option in named if re.search(rf"(?<![\w-]){option}(?![\w-])", said)]
             wrong += [
                 said for words in re.findall(r"`composer ([^`]+)", said) if not words.startswith(WITHOUT_FUNCTION)
@@ -90,12 +90,12 @@ def test_every_sentence_names_arguments_and_functions_alone() -> None:
     ],
 )
 def test_an_option_and_a_command_become_an_argument_and_a_call(said: str, python: str) -> None:
-    assert in_python(said) == python
+    assert translate_message(said) == python
 
 
 def test_the_functions_that_messages_name_exist() -> None:
     for stage in STAGES:
-        said = in_python(f"`{command_words(stage)}`").strip("`()")
+        said = translate_message(f"`{command_words(stage)}`").strip("`()")
         assert attrgetter(said)(composer).name == stage
     for command in FUNCTIONS.values():
         assert callable(getattr(composer, command))
@@ -107,7 +107,7 @@ def test_an_interrupt_of_what_is_no_run_promises_nothing() -> None:
         errors_in_python(),
     ):
         raise KeyboardInterrupt
-    assert in_python("Ctrl-C again stops at once.") == "A second interrupt stops at once."
+    assert translate_message("Ctrl-C again stops at once.") == "A second interrupt stops at once."
 
 
 def test_an_error_is_shown_with_the_call_alone() -> None:

@@ -43,7 +43,7 @@ WORDS = re.compile(
 )
 
 
-def in_python(message: str) -> str:
+def translate_message(message: str) -> str:
     """Return a message of the command line with the words of the Python interface."""
     said = WORDS.sub(_phrase, message)
     for words, instead in OTHER_WORDS.items():
@@ -71,10 +71,10 @@ class errors_in_python:  # noqa: N801 (used as a function)
     ) -> None:
         __tracebackhide__ = True  # read by IPython and pytest
         if isinstance(error, ComposerError):
-            error.args = (in_python(str(error)),)
+            error.args = (translate_message(str(error)),)
             raise error.with_traceback(None) from error.__cause__
         if isinstance(error, (KeyboardInterrupt, Interrupted)):
-            sentence = in_python(sentence_and_code(error, resumes=self._resumes)[0])
+            sentence = translate_message(sentence_and_code(error, resumes=self._resumes)[0])
             if getattr(error, "signal_number", signal.SIGINT) == signal.SIGINT:
                 raise KeyboardInterrupt(sentence) from None
             error.args = (sentence,)
