@@ -177,7 +177,10 @@ def test_another_base_is_refused(tmp_path: Path, tiny: Path) -> None:
 
 @pytest.mark.parametrize(
     ("missing", "words"),
-    [("composer_base.json", "says what it was trained on"), ("adapter_model.safetensors", "pickled adapters")],
+    [
+        ("composer_base.json", r"without a readable composer_base\.json"),
+        ("adapter_model.safetensors", "pickled adapters"),
+    ],
 )
 def test_an_incomplete_adapter_is_refused(tmp_path: Path, tiny: Path, missing: str, words: str) -> None:
     folder = shutil.copytree(trained(tmp_path, str(tiny)).folder(CHECKPOINT), tmp_path / "copy")
