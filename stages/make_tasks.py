@@ -17,19 +17,22 @@ from pydantic import Field, field_validator
 
 from stages.errors import BadInput, Incomplete, UsageError
 from stages.plurals import counted
-from stages.policy import PolicyConfig, available
+from stages.policy import Policy, PolicyConfig, Turn, ask_all, available
 from stages.policy.serving import Serving
 from stages.runs import store
 from stages.runs.kinds import TASK, Row
 from stages.runs.run import Inputs, RunWriter
 from stages.runs.settings import BASIC, StageConfig, basic_of
 from stages.runs.stage import Plan, Stage
+from stages.teachers.asking import FINAL
 
 if TYPE_CHECKING:
-    from stages.envs.feature_deletion.selection import Removal
+    from stages.envs.feature_deletion.selection import Proposals, Removal
     from stages.envs.feature_deletion.task_generator import TaskGenerator
     from stages.envs.feature_deletion.worker import Baseline
-    from stages.teachers.proposing import FeatureProposer
+
+
+ANSWER_FIELDS = ("text", "finish_reason", "prompt_tokens", "completion_tokens", "cost_usd", "error_type", "error")
 
 
 class Proposer(PolicyConfig):
@@ -125,6 +128,68 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     _finish(search, config, out)
 
 
+class FeatureProposer:
+    """Questions to a model about which features of a package to delete, at most `questions` of them.
+
+    Every answer is a unit of the run, so that it is paid for once however often the run is resumed.
+
+    `more` raises `Incomplete` where the model fails in a way that another attempt may not.
+    """
+
+    def __init__(
+        self, proposals: "Proposals", config: PolicyConfig, questions: int, seed: int, serving: Serving, out: RunWriter
+    ) -> None:
+        self.proposals, self.questions, self.asked = proposals, questions, 0
+        self._config, self._seed, self._serving, self._out = config, seed, serving, out
+        self._policy: Policy | None = None
+
+    @property
+    def over(self) -> bool:
+        """Return whether no question is left."""
+        return self.asked >= self.questions or not self.proposals.question()
+
+    def more(self) -> "list[Removal]":
+        """Ask until a new removal is proposed or no question is left; return all removals so far."""
+        before = len(self.proposals.removals)
+        while not self.over and len(self.proposals.removals) == before:
+            self._out.raise_if_stopped()
+            self.proposals.take(self._answer())
+            self.asked += 1
+        return self.proposals.removals
+
+    def report(self, refused: Counter[str]) -> list[str]:
+        """Return the result of the questions as lines of a report."""
+        tried = counted(len(self.proposals.removals), "feature")
+        lines = [
+            "",
+            f"{counted(self.asked, 'question')} to {self._config.model}: {tried} to try, {refused.total()} refused",
+        ]
+        return lines + [f"{number:>6}  {reason}" for reason, number in refused.most_common()]
+
+    def _answer(self) -> str:
+        """Return the text of the next answer; empty for an error that asking again would not change."""
+        unit = f"question-{self.asked:04d}"
+        if not self._out.finished(unit):
+            self._out.progress("questions about features", self.asked, self.questions)
+            # The seed depends on the question's number, so that a resumed run would ask the same.
+            seed = int(store.digest([self._seed, unit])[:15], 16)
+            # Opened with the first question: a resumed run whose answers are all there needs no server.
+            if self._policy is None:
+                self._policy = self._serving.open(self._config)
+                self._out.model("proposer", **self._policy.facts())
+            sample = ask_all(self._policy, [Turn(self.proposals.question(), seed)])[0]
+            failed = sample.error_type not in FINAL
+            answer: Row = {name: getattr(sample, name) for name in ANSWER_FIELDS}
+            self._out.write(unit, {"answer": answer}, failed=failed)
+            if failed:
+                raise Incomplete(
+                    f"{self._config.model} did not say which features to delete: {sample.error}. What was made is "
+                    "saved; go on with --resume."
+                )
+        found = self._out.journal.get(unit)
+        return str(found["answer"]["text"]) if found else ""
+
+
 @dataclass
 class Search:
     """The search for tasks: the candidates in order, the proposer's questions if any, and lines for the report.
@@ -133,7 +198,7 @@ class Search:
     """
 
     candidates: list["Removal"] = field(default_factory=list)
-    asking: "FeatureProposer | None" = None
+    asking: FeatureProposer | None = None
     notes: list[str] = field(default_factory=list)
     is_over: bool = False
 
@@ -203,13 +268,10 @@ class TimeIsOver(Exception):
     """The attempt's time limit has passed."""
 
 
-def _proposing(
-    generator: "TaskGenerator", config: Config, serving: Serving, out: RunWriter
-) -> "FeatureProposer | None":
+def _proposing(generator: "TaskGenerator", config: Config, serving: Serving, out: RunWriter) -> FeatureProposer | None:
     """Return the questions to the model that proposes features; None without a proposer."""
     from stages.envs.feature_deletion.selection import Proposals
     from stages.envs.feature_deletion.task_generator import parse_difficulties
-    from stages.teachers.proposing import FeatureProposer
 
     if config.proposer is None:
         return None

@@ -46,7 +46,7 @@ def blamed(error: BaseException, environment: Environment, task_id: str) -> str:
     return f"{what} ({frame.filename}, line {frame.lineno}, in {frame.name}, task {task_id}; {owner})"
 
 
-def boundary_messages(found: Any) -> list[Message]:
+def opening(found: Any) -> list[Message]:
     """Check the value of `reset`: at least one message with role and content."""
     whole = isinstance(found, (list, tuple)) and all(
         isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in found

@@ -27,7 +27,7 @@ from stages.envs.bash import fenced
 from stages.envs.config import EnvStageConfig
 from stages.errors import ComposerError, InfrastructureError, UsageError
 
-ENDLESS = 20
+DEFAULT_CHECKED = 20
 """Tasks of a split that are checked where the environment does not say how many it has."""
 SPLITS: tuple[Split, ...] = ("train", "eval")
 Verdict = Literal["ok", "fails", "empty passes", "flaky", "forgeable", "no solution", "error"]
@@ -96,7 +96,7 @@ The solution's other files are emptied.
 EMPTIED = (
     "find . -newer {mark} -type f -not -path './.git/*' | while IFS= read -r file; do : > \"$file\"; done\nrm -f {mark}"
 )
-ALONE = {
+SCRIPT_FORGERIES = {
     "tests that test nothing": (
         "find . -type f \\( -name 'test*.py' -o -name '*_test.py' \\) -not -path './.git/*' | while IFS= read -r file\n"
         'do names=$(sed -nE \'s/^ *def +(test[A-Za-z_0-9]*).*/\\1/p\' "$file"); echo \'print("ok")\' > "$file"\n'
@@ -121,7 +121,7 @@ ALONE = {
     ),
 }
 """Name -> a script that leaves the task undone."""
-FORGERIES = (*CODE, "empty files", *ALONE)
+FORGERIES = (*CODE, "empty files", *SCRIPT_FORGERIES)
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ def drawn(config: TaskChecksConfig) -> list[Task]:
     for split in SPLITS:
         environment = make()
         try:
-            count = environment.size(split) if isinstance(environment, HasSize) else ENDLESS
+            count = environment.size(split) if isinstance(environment, HasSize) else DEFAULT_CHECKED
         finally:
             environment.close()
         one = config.model_copy(update={"env": config.env.model_copy(update={"split": split})})
@@ -325,8 +325,8 @@ def telling_line(log: str) -> str:
 
 def forged(name: str, solution: Sequence[str]) -> Iterator[str]:
     """Yield the messages of a forgery: the solution up to its last message, what forges it, and that last message."""
-    if name in ALONE:
-        yield fenced(ALONE[name])
+    if name in SCRIPT_FORGERIES:
+        yield fenced(SCRIPT_FORGERIES[name])
     else:
         # Files are told apart by their time, in a file of no other play: without /tmp of its own a sandbox shares it.
         mark = f"/tmp/.composer-{secrets.token_hex(8)}"  # noqa: S108

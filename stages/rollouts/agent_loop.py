@@ -214,7 +214,7 @@ def begin(rules: Rules, episode: Episode, environment: Environment) -> None:
     episode.started, episode.history = time.monotonic(), rules.history
     if rules.calls:
         episode.tools = boundary.tools(environment)
-    opening = _guarded(episode, environment, lambda: boundary.boundary_messages(environment.reset(episode.task)))
+    opening = _guarded(episode, environment, lambda: boundary.opening(environment.reset(episode.task)))
     episode.messages = opening or []
     if rules.solutions and opening is not None and isinstance(environment, HasSolutions):
         episode.solution = _guarded(episode, environment, environment.solution) or ()

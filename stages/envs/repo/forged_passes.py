@@ -53,7 +53,7 @@ NATIVE = frozenset(
         *("ctypes.create_string_buffer", "ctypes.create_unicode_buffer"),
     }
 )
-"""Uses of ctypes that honest code makes. It reads the text of a test, which tells nothing to who never saw it."""
+"""Uses of ctypes that honest code makes. Reading a test's code helps only a solution that knows the original test."""
 REMEMBERED = 64
 """Tasks whose expected answers are kept in this process."""
 
@@ -84,7 +84,7 @@ EMPTY = AnswerSheet({}, {}, {}, frozenset(), frozenset())
 
 
 @dataclass(frozen=True)
-class SecondRun:
+class RewrittenRun:
     """Rewritten files, the tests to run, and by the node id of each version of a function what must become of it.
 
     `asked`: function -> its version with questions. `unaltered` versions must pass, `altered` ones must not; `copied`
@@ -116,7 +116,7 @@ class SecondRun:
         return wrong
 
 
-def is_forged(
+def contradicts_itself(
     files: trees.Changes,
     lists: TestLists,
     statuses: Statuses,
@@ -138,7 +138,7 @@ def is_forged(
     """
     tests = TestFiles(files)
     sheet = _sheets.get(task, lambda: answer_sheet(tests, lists, rerun, reference=reference)) if asks else EMPTY
-    run = second_run(tests, lists, statuses, sheet)
+    run = rewritten_run(tests, lists, statuses, sheet)
     second = rerun(run.files, run.selected, "solution") if run.selected else TestOutcomes({}, False, "")
     known: RerunTree = "reference" if reference else "delivered"
     tolerated = _tolerated(tests, lists, run, TestFiles(seen))
@@ -149,7 +149,7 @@ def is_forged(
             return False
         # Tests and other files of the repository may do so themselves. What one of its files that is no test does, any
         # may do: a solution may change them all. Another process may come from a test as well.
-        usual = _usual.get(task, lambda: rerun({}, (), known).accesses)
+        usual = _tolerated_accesses.get(task, lambda: rerun({}, (), known).accesses)
         common = {what for what, path in usual if what.startswith(SPAWNS) or (path and not is_test(path))}
         return any(one not in usual and one[0] not in common for one in own)
 
@@ -168,7 +168,7 @@ def is_forged(
     return bool(found & again) or bool(again & run.altered) or searches(third.accesses)
 
 
-def _tolerated(tests: TestFiles, lists: TestLists, run: SecondRun, seen: TestFiles) -> frozenset[str]:
+def _tolerated(tests: TestFiles, lists: TestLists, run: RewrittenRun, seen: TestFiles) -> frozenset[str]:
     """Return the accesses that help no forgery of the tests that have to pass.
 
     Each test must be decided by its answers, or have altered copies, which an agent that saw it could tell apart.
@@ -259,7 +259,7 @@ def answer_sheet(tests: TestFiles, lists: TestLists, rerun: RerunTests, *, refer
     return AnswerSheet(asked, expected, numbers, frozenset(proving), frozenset(deciding))
 
 
-def second_run(tests: TestFiles, lists: TestLists, statuses: Statuses, sheet: AnswerSheet) -> SecondRun:
+def rewritten_run(tests: TestFiles, lists: TestLists, statuses: Statuses, sheet: AnswerSheet) -> RewrittenRun:
     """Return a run with rewritten tests; which copies are altered cannot be predicted."""
     rng = random.Random(secrets.randbits(128))  # noqa: S311 - seeded from the operating system's entropy
     passing = [name for name in lists.fail_to_pass if statuses.get(name) in PASSING]
@@ -286,13 +286,13 @@ def second_run(tests: TestFiles, lists: TestLists, statuses: Statuses, sheet: An
         if not copies:
             continue
         copied.add(function)
-        # An unaltered copy more than one would be told by being the only text that occurs twice.
+        # Only one unaltered copy: two equal texts would identify it.
         named = [_named(one, _random_name(function, rng)) for one in (node, *copies)]
         unaltered.add(function.named(named[0].name))
         altered.update(function.named(one.name) for one in named[1:])
         versions[function] = versions.get(function, []) + rng.sample(named, len(named))
     files = tests.with_versions(versions, questions.IMPORT)
-    return SecondRun(files, asked, frozenset(unaltered), frozenset(altered), frozenset(copied), sheet)
+    return RewrittenRun(files, asked, frozenset(unaltered), frozenset(altered), frozenset(copied), sheet)
 
 
 def _functions(tests: TestFiles, names: Sequence[str]) -> list[TestLocation]:
@@ -311,7 +311,7 @@ def _named(node: FunctionNode, name: str) -> FunctionNode:
     return made
 
 
-class _OfTasks(Generic[Made]):
+class PerTaskCache(Generic[Made]):
     """What was made for the tasks that were graded last in this process, each once."""
 
     def __init__(self) -> None:
@@ -334,6 +334,6 @@ class _OfTasks(Generic[Made]):
             return self._made[task]
 
 
-_sheets = _OfTasks[AnswerSheet]()
-_usual = _OfTasks[frozenset[tuple[str, str]]]()
+_sheets = PerTaskCache[AnswerSheet]()
+_tolerated_accesses = PerTaskCache[frozenset[tuple[str, str]]]()
 """What is done to tests without an agent's code."""

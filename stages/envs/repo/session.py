@@ -296,7 +296,7 @@ class RepoEnvironment(ShellEnvironment):
         forged = (
             verdict.strict
             and not impossible
-            and forged_passes.is_forged(
+            and forged_passes.contradicts_itself(
                 task.asked,
                 _single_tests(verdict, task.ids),
                 verdict.statuses,

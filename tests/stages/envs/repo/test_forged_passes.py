@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stages.envs.repo import alterations, questions, trees
-from stages.envs.repo.forged_passes import AnswerSheet, RerunTree, answer_sheet, is_forged, second_run
+from stages.envs.repo.forged_passes import AnswerSheet, RerunTree, answer_sheet, contradicts_itself, rewritten_run
 from stages.envs.repo.grading import TestLists, TestOutcomes
 from stages.envs.repo.rewritten_tests import TestFiles, TestLocation, function_name
 
@@ -257,7 +257,9 @@ def by(candidate: Behaviour, reference: Behaviour = right, asks: bool = True, **
         k: v for k, v in more.items() if k != "seen"
     }
     visible, lists, solved = options.pop("visible"), options.pop("lists", LISTS), options.pop("solved", True)
-    return is_forged(FILES, lists, ALL, rerun, task=next(_tasks), reference=solved, asks=asks, seen=visible, **options)
+    return contradicts_itself(
+        FILES, lists, ALL, rerun, task=next(_tasks), reference=solved, asks=asks, seen=visible, **options
+    )
 
 
 def test_the_honest_is_believed() -> None:
@@ -375,7 +377,7 @@ def test_what_a_function_asserts_besides_its_questions_is_altered() -> None:
     one = named(name)
     sheet = AnswerSheet({one: made}, {one: []}, {one: frozenset(made.leaks)}, frozenset({one}), frozenset())
     lists = TestLists((one.named(name),), ())
-    run = second_run(tests, lists, {one.named(name): "passed"}, sheet)
+    run = rewritten_run(tests, lists, {one.named(name): "passed"}, sheet)
     assert run.copied == {one} and len(run.altered) >= 5
     written = TestFiles(run.files)
     texts = [ast.unparse(node) for node in written.functions.values() if node.name.startswith(name)]
