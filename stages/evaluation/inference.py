@@ -24,6 +24,9 @@ more information than their share of tasks, and the bound is conservative.
 
 Axis names: X experiments, S training seeds, T tasks, U units, C collections, H strata, R assignments of signs, K kinds
 of units. All values are fractions of one, not points.
+
+scipy is imported where it computes: importing it takes longer than all of the program, which reads this module to
+refuse a wrong setting.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +34,6 @@ from functools import cache
 from itertools import pairwise
 
 import numpy as np
-from scipy.special import ndtr, stdtrit
 
 Array = np.ndarray
 ALPHA = 0.05
@@ -213,6 +215,8 @@ class PairedTest:
 
     def _units_p(self, mean_X: Array) -> Array:
         """Return [X] the p-value of the units: the larger one of the flips and the score test."""
+        from scipy.special import ndtr
+
         p_X: Array = np.maximum(self.flips.p(mean_X), 2 * ndtr(-np.abs(self.score(mean_X))))
         return p_X
 
@@ -222,6 +226,8 @@ class PairedTest:
         Limits of independent parts add in squares: a limit lies sqrt(share * u**2 + s**2) from the estimate, u being
         the units' distance and s that of the top level.
         """
+        from scipy.special import stdtrit
+
         distance_X = mean_X - self.estimate_X
         if self.top_error_X is None:
             return mean_X, np.ones(len(distance_X), dtype=bool)
@@ -348,6 +354,8 @@ def rate_interval(
     values_ST: means of samples by training seed and task, NaN where there is none. unit_T: the unit of each task,
     numbered from 0; strata with `fixed`. From three training seeds on the interval is of other trainings, too.
     """
+    from scipy.special import stdtrit
+
     values_XT = np.nanmean(values_ST, 0)[None]
     flipped_T = np.arange(len(unit_T)) if fixed else unit_T
     spread_XT = within_strata(values_XT, unit_T) if fixed else values_XT
@@ -395,6 +403,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
 @cache
 def levels(num_looks: int, alpha: float = ALPHA) -> tuple[float, ...]:
     """Return the two-sided level of each look; a test that may pass at any of them has level `alpha` over all."""
+    from scipy.special import ndtr
+
     if num_looks == 1:
         return (alpha,)
     from scipy.optimize import brentq  # as slow to import as all of the program, and few evaluations have looks

@@ -26,7 +26,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
-from scipy.special import ndtr, ndtri, owens_t, stdtrit
 
 from stages.envs.base import TWIN, SamplingUnit
 from stages.errors import UsageError
@@ -268,6 +267,8 @@ class PlanQuestion:
 
         The limits of seeds and units add in squares; the simulation that follows decides.
         """
+        from scipy.special import ndtri, stdtrit
+
         lasting = min(self.model.seed_sd**2 / seeds, found.seed_variance) if seeds >= MIN_SEEDS else 0.0
         by_seed = lasting + (found.seed_variance - lasting) / times
         by_unit = found.unit_variance / times
@@ -469,6 +470,8 @@ def chance_of_both(one: float, other: float, correlation: float) -> float:
 
     The bivariate normal distribution by Owen's function (Annals of Mathematical Statistics 1956).
     """
+    from scipy.special import ndtri, owens_t
+
     if correlation >= 1 - 1e-9:
         return min(one, other)
     h, k = (float(ndtri(rate)) + 1e-12 for rate in (one, other))  # the formula has a pole at 0
@@ -517,6 +520,8 @@ def draw(
 
     Fixed units are the same in all experiments: their difficulties come from the seed `strata`.
     """
+    from scipy.special import ndtr, ndtri
+
     (same_task, r), share = latent_correlations(model, gain), model.family_correlation
     family_T = np.repeat(np.arange(len(design.sizes)), design.sizes)
     num_models, num_families = 1 if design.fixed else num, len(design.sizes)
