@@ -42,7 +42,7 @@ ended: dict[str, float] = {}
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the files that took longest the last time, so that none of them runs alone at the end."""
-    known = config.cache.get(SECONDS, {})
+    known = config.cache.get(SECONDS, {}) if hasattr(config, "cache") else {}  # absent with -p no:cacheprovider
     items.sort(key=lambda item: -known.get(item.location[0], 0.0))
 
 
@@ -62,7 +62,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """Report at the end of a complete run which files ran last, and what is not installed and so was not tested."""
     if config.args_source is pytest.Config.ArgsSource.ARGS:
         return
-    config.cache.set(SECONDS, {**config.cache.get(SECONDS, {}), **seconds})
+    if hasattr(config, "cache"):
+        config.cache.set(SECONDS, {**config.cache.get(SECONDS, {}), **seconds})
     last = [file for file in seconds if ended[file] > time.monotonic() - LAST_S]
     rows = (f"{file} {seconds[file]:.0f} s" for file in sorted(last, key=lambda file: -seconds[file])[:5])
     terminalreporter.write_line(f"running in the last {LAST_S} s: {', '.join(rows)}")
