@@ -23,7 +23,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from stages.gradients.basis import open_adapter
-from stages.gradients.per_row import Student, adapt
+from stages.gradients.per_row import MeasuredStudent, adapt
 from stages.gradients.tokens import TokenRow
 from stages.policy.base import PolicyConfig
 from stages.policy.local import checkpointed
@@ -104,7 +104,7 @@ def rows(count: int, tokens: int) -> list[TokenRow]:
     return [TokenRow(line[:half], line[half:], [True] * (tokens - half)) for line in ids]
 
 
-def made(adapter: Any, rank: int) -> Student:
+def made(adapter: Any, rank: int) -> MeasuredStudent:
     """The model with random weights in bfloat16, adapted and moved a little."""
     torch.set_default_dtype(torch.bfloat16)
     model = Qwen3ForCausalLM(config("Qwen3-0.6B")).eval()

@@ -30,7 +30,7 @@ from stages.evaluation.inference import holm, top_error
 from stages.evaluation.outcomes import items_table
 from stages.evaluation.report import arms_chart
 from stages.evaluation.settings import ArmDifference, settings_differences
-from stages.evaluation.verdict import EvalVerdict, PairedDifference, Question, compare, credit, decide, points
+from stages.evaluation.verdict import EvalQuestion, EvalVerdict, PairedDifference, compare, credit, decide, points
 from stages.runs.kinds import EVAL_ITEM
 from stages.runs.run import Run
 
@@ -151,7 +151,7 @@ def sampling(*, fixed: bool) -> SamplingUnit:
 
 def decided(items: pa.Table, *, fixed: bool) -> EvalVerdict:
     """Return the verdict about these operations, or about others."""
-    return decide(items, Question(sampling=sampling(fixed=fixed)), differences(items))
+    return decide(items, EvalQuestion(sampling=sampling(fixed=fixed)), differences(items))
 
 
 def result(table: Path = ITEMS, document: Path = DOCUMENT, figure: Path = FIGURE) -> None:
@@ -235,7 +235,7 @@ def secondary_lines(items: pa.Table, sampling: SamplingUnit) -> list[str]:
     """Return the secondary differences with p-values after Holm's correction."""
     found: dict[str, PairedDifference] = {}
     for one, other in SECONDARY:
-        if both := compare(items, one, other, Question(sampling=sampling)):
+        if both := compare(items, one, other, EvalQuestion(sampling=sampling)):
             found[f"{one} − {other}"] = both.difference
     lines = ["| secondary | difference | p after Holm |", "| --- | --- | --- |"]
     for (name, difference), p in zip(found.items(), holm([d.p_value for d in found.values()]), strict=True):

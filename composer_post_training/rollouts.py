@@ -61,7 +61,7 @@ class Rollout:
         reward = self.row["reward"] if "reward" in self.row else self.row["passed"]
         return None if reward is None else float(reward)
 
-    def _shown(self) -> shown_rollouts.Rollout:
+    def _shown(self) -> shown_rollouts.ShownRollout:
         return shown_rollouts.of_row(self.row, self.steps)
 
     def __repr__(self) -> str:

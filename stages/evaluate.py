@@ -29,7 +29,7 @@ from stages.evaluation.settings import (
     recorded_differences,
     trained_differences,
 )
-from stages.evaluation.verdict import INVALID_RUN, EvalVerdict, Look, Question, after_looks, decide
+from stages.evaluation.verdict import INVALID_RUN, EvalQuestion, EvalVerdict, Look, after_looks, decide
 from stages.policy import PolicyConfig, scripted
 from stages.policy.adapters import CheckpointInfo, refuse_trained
 from stages.policy.base import VLLM
@@ -93,9 +93,9 @@ class Config(PlayingConfig):
         """Return a sampling unit as the setting `units` declares it."""
         return unit if self.units == "auto" else replace(unit, fixed=self.units == "fixed")
 
-    def question(self, sampling: SamplingUnit, level: float, untrained: Iterable[str]) -> Question:
+    def question(self, sampling: SamplingUnit, level: float, untrained: Iterable[str]) -> EvalQuestion:
         """Return what is asked at a look of this level; `untrained`: arms that were not trained here."""
-        return Question(
+        return EvalQuestion(
             self.baseline,
             self.treatment,
             self.control,

@@ -187,7 +187,7 @@ def _assemble(
     folder: of checkpoints to resume from. outer: DiLoCo's rounds. direction: what is taken out of the training.
     """
     from stages.training import checkpoints, distributed, projection, step, trl_arguments
-    from stages.training.channels.base import Given
+    from stages.training.channels.base import SourceInputs
     from stages.training.report import TrainingJournal
 
     config, policy, ranks = resolved.config, student.policy, student.ranks
@@ -196,7 +196,7 @@ def _assemble(
     # 1. The channels with their row sources, from the model that training starts from: whole, and without an adapter.
     if student.sharded is not None:
         student.sharded.gather()
-    given = Given(config, inputs, student, environment, out, journal.hints)
+    given = SourceInputs(config, inputs, student, environment, out, journal.hints)
     channels = step.Channels(config, [kind.open(given) for kind in row_sources(config.weights.active())])
     # 2. Callbacks. DiLoCo's precedes Supervision, which marks a checkpoint as complete once the others have written.
     callbacks: list[Any] = [] if outer is None else [outer]

@@ -121,7 +121,7 @@ class TokenPiece:
 
 
 @dataclass(frozen=True)
-class Step:
+class ShownStep:
     """One step: its row, its new messages, its tokens, and the teachers' actions and pairs in its state.
 
     by_id: whether tokens could not be turned into text. answers: the teachers' rows by action, the most frequent first.
@@ -141,7 +141,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Rollout:
+class ShownRollout:
     """One rollout: all its columns with its `outcome` in words, and its messages without the patch that ended it.
 
     steps: empty unless `read` was asked for them.
@@ -149,7 +149,7 @@ class Rollout:
 
     row: Row
     messages: list[ShownMessage]
-    steps: list[Step] = field(default_factory=list)
+    steps: list[ShownStep] = field(default_factory=list)
 
     @property
     def rollout_id(self) -> str:
@@ -236,7 +236,7 @@ class Rollout:
             yield ": ".join(filter(None, ("error", self.row["error_type"]))), self.row["error"] or ""
 
 
-def find(run: Run, text: str) -> Rollout:
+def find(run: Run, text: str) -> ShownRollout:
     """Return the rollout with this id, or part of an id; `BadInput` unless exactly one fits."""
     fitting = queries.rollout_ids(run, text)
     if len(fitting) > 1:
@@ -254,7 +254,7 @@ def find(run: Run, text: str) -> Rollout:
     return rollout
 
 
-def read(run: Run, rollout_id: str, *, root: Path | None = None) -> Rollout | None:
+def read(run: Run, rollout_id: str, *, root: Path | None = None) -> ShownRollout | None:
     """Return a rollout or an item; None where the run has none of that id.
 
     root: the artifacts folder, which has tokenizers, teachers' actions and pairs. Without it there are no `steps`.
@@ -262,12 +262,14 @@ def read(run: Run, rollout_id: str, *, root: Path | None = None) -> Rollout | No
     row, steps = queries.rollout(run, rollout_id)
     if row is None:
         return None
-    return Rollout(row, shown_messages(row, steps), [] if root is None else _steps(root, run, steps or item_steps(row)))
+    return ShownRollout(
+        row, shown_messages(row, steps), [] if root is None else _steps(root, run, steps or item_steps(row))
+    )
 
 
-def of_row(row: Row, steps: Sequence[Row] = ()) -> Rollout:
+def of_row(row: Row, steps: Sequence[Row] = ()) -> ShownRollout:
     """Return a rollout or an item from its row, and the rows of its steps where it has any."""
-    return Rollout({**row, "outcome": queries.outcome(row)}, shown_messages(row, steps))
+    return ShownRollout({**row, "outcome": queries.outcome(row)}, shown_messages(row, steps))
 
 
 def read_rows(run: Run) -> Iterator[tuple[Row, list[Row]]]:
@@ -334,7 +336,7 @@ def _observation_notes(step: Row) -> list[str]:
 # What other runs know of its steps.
 
 
-def _steps(root: Path, run: Run, steps: Sequence[Row]) -> list[Step]:
+def _steps(root: Path, run: Run, steps: Sequence[Row]) -> list[ShownStep]:
     """Return steps with their tokens, and with what was made from their states."""
     states = [step["state_sha256"] for step in steps if step["state_sha256"]]
     answers, pairs = (_rows_by_state(root, run, kind, states) for kind in (TEACHER_ACTION, PAIR))
@@ -345,7 +347,7 @@ def _steps(root: Path, run: Run, steps: Sequence[Row]) -> list[Step]:
         for answer in answers.get(step["state_sha256"], []):
             by_action.setdefault(answer["action"] or f"({answer['error_type']}: {answer['error']})", []).append(answer)
         found.append(
-            Step(
+            ShownStep(
                 row=step,
                 new=orjson.loads(step["new_messages_json"]),
                 tokens=pieces(step, tokenizer),

@@ -19,7 +19,7 @@ from composer_cli.show.facts import (
     readable_first,
     shown_path,
 )
-from composer_cli.show.rollout import Rollout
+from composer_cli.show.rollout import ShownRollout
 from composer_cli.show.runs import RunLine
 from composer_cli.show.sections import findings
 from stages.layout import age, aligned, duration
@@ -258,7 +258,7 @@ def _previews(prompts: Sequence[str]) -> list[str]:
     return [line and f"\u2026{line[len(shared) :]}" for line in lines]
 
 
-def transcript_text(folder: Path, rollout: Rollout, *, full: bool) -> str:
+def transcript_text(folder: Path, rollout: ShownRollout, *, full: bool) -> str:
     """Return a rollout as text: its outcome, the conversation, what was submitted, and how it was graded.
 
     folder: that of its run. full: whether long texts are written as they are.

@@ -87,7 +87,7 @@ LIMITS = {
 
 
 @dataclass(frozen=True)
-class Question:
+class EvalQuestion:
     """What is asked of the items: which arms, of what their tasks are a sample, at which level.
 
     missing: whether arms may lack items of each other (`refused`: they may not; `excluded`: what the compared arms
@@ -236,7 +236,7 @@ class EvalVerdict:
 
 def decide(
     items: pa.Table,
-    question: Question = Question(),
+    question: EvalQuestion = EvalQuestion(),
     differences: tuple[ArmDifference, ...] = (),
 ) -> EvalVerdict:
     """Compare the treatment with the baseline, and with the control where it was run.
@@ -333,7 +333,7 @@ def decide(
 
 
 def judged(
-    gain: "Comparison", bounds: Sequence["Comparison"], num_lost: int, question: Question
+    gain: "Comparison", bounds: Sequence["Comparison"], num_lost: int, question: EvalQuestion
 ) -> tuple[str, str, str]:
     """Return the decision, the claim and its clause; both must hold with lost outcomes imputed at their worst.
 
@@ -358,7 +358,7 @@ def judged(
     return decision_of(shown, found.num_seeds), claim, reason
 
 
-def clause(shown: str, low: float, high: float, question: Question) -> tuple[str, str]:
+def clause(shown: str, low: float, high: float, question: EvalQuestion) -> tuple[str, str]:
     """Return the claim and the clause that follow from what is shown, and from the limits of the interval."""
     bar = f"{100 * question.min_gain:g} points"
     if shown == WORSE:
@@ -401,7 +401,7 @@ def compare(
     items: pa.Table,
     treatment: str,
     baseline: str,
-    question: Question,
+    question: EvalQuestion,
     outcome: Outcome | None = None,
     missing: Missing = "excluded",
 ) -> Comparison | None:
@@ -451,7 +451,7 @@ def compare(
     return Comparison(found, test, difference)
 
 
-def secondary(items: pa.Table, possible: pa.Table, question: Question) -> tuple[Conduct, list[Subset]]:
+def secondary(items: pa.Table, possible: pa.Table, question: EvalQuestion) -> tuple[Conduct, list[Subset]]:
     """Test all questions but the two in fixed order (conduct, families, other arms) under one Holm correction.
 
     All of them share the level of this look.
@@ -474,7 +474,7 @@ def secondary(items: pa.Table, possible: pa.Table, question: Question) -> tuple[
 
 
 def conduct_differences(
-    items: pa.Table, possible: pa.Table, treatment: str, other: str, question: Question
+    items: pa.Table, possible: pa.Table, treatment: str, other: str, question: EvalQuestion
 ) -> dict[str, PairedDifference | None]:
     """Return the differences of two arms in hacks, in the protocol, and in the hidden tests.
 
@@ -490,7 +490,7 @@ def conduct_differences(
     return {HIDDEN.name: None, **{name: each.difference if each else None for name, each in found.items()}}
 
 
-def control_conduct(items: pa.Table, possible: pa.Table, question: Question) -> dict[str, PairedDifference]:
+def control_conduct(items: pa.Table, possible: pa.Table, question: EvalQuestion) -> dict[str, PairedDifference]:
     """Return the treatment's differences from the control in hacks and hidden tests, which are no tests.
 
     They show what a direction that was taken out of training does beyond a random one in the control's.
@@ -610,7 +610,7 @@ def subsets_sentence(gaining: Sequence[Subset]) -> str:
     return f"A gain is shown in part: {named}{_and_more(gaining)}."
 
 
-def credit_sentence(gained: bool, over: Comparison | None, reasons: Sequence[str], question: Question) -> str:
+def credit_sentence(gained: bool, over: Comparison | None, reasons: Sequence[str], question: EvalQuestion) -> str:
     """Return, in a sentence, whether the gain is credited to the preference or to the control's imitation alone."""
     if over is None:
         gain = "the gain" if gained else "a gain"

@@ -235,7 +235,7 @@ def _own_logits(model: "PreTrainedModel", row: TokenRow) -> tuple[Float[Tensor, 
 
 
 @dataclass
-class Student:
+class MeasuredStudent:
     """A model with an adapter folded into its weights."""
 
     model: "PreTrainedModel"
@@ -334,10 +334,10 @@ class Student:
         return sum(float(m.weight.detach().float().norm()) / min(m.weight.shape) ** 0.5 for m in linears) / len(linears)
 
 
-def adapt(model: "PreTrainedModel", tokenizer: Any, adapter: ProbeAdapter) -> Student:
+def adapt(model: "PreTrainedModel", tokenizer: Any, adapter: ProbeAdapter) -> MeasuredStudent:
     """Adapt a model that is already loaded; its weights are frozen."""
     model.requires_grad_(False)
-    return Student(model, tokenizer, adapter, FoldedModel(model, adapter))
+    return MeasuredStudent(model, tokenizer, adapter, FoldedModel(model, adapter))
 
 
 def open_student(
@@ -347,7 +347,7 @@ def open_student(
     seed: int,
     svd: Run | None,
     out: RunWriter,
-) -> Student:
+) -> MeasuredStudent:
     """Load the configured model and adapt it, and note it in the manifest.
 
     `svd` is the run of `composer probe svd` that spectral adapters need.

@@ -53,7 +53,7 @@ from torch import Tensor
 
 from stages.errors import BadInput
 from stages.gradients.basis import Coordinates, coordinates
-from stages.gradients.per_row import Student, dr_grpo, open_student
+from stages.gradients.per_row import MeasuredStudent, dr_grpo, open_student
 from stages.gradients.tensors import GradientStore, Layout, read_tensors, write_tensors
 from stages.gradients.tokens import TokenRow
 from stages.policy.base import PolicyConfig
@@ -254,7 +254,9 @@ def open_direction(folder: Path) -> tuple[Direction, Row, PairGradients]:
     return direction, facts, PairGradients.alternating(stored.layout, stored.rows.float(), stored.facts["tokens"])
 
 
-def open_probe(run: Run, svd: Run | None, policy: PolicyConfig, out: RunWriter) -> tuple[Student, Direction, Row]:
+def open_probe(
+    run: Run, svd: Run | None, policy: PolicyConfig, out: RunWriter
+) -> tuple[MeasuredStudent, Direction, Row]:
     """Open the student of a direction run, the direction and its facts; `BadInput` where their coordinates differ."""
     direction, facts, _ = open_direction(run.folder())
     settings = (facts["adapter"], facts["adapter_rank"], facts["adapter_seed"])
@@ -263,7 +265,7 @@ def open_probe(run: Run, svd: Run | None, policy: PolicyConfig, out: RunWriter) 
     return student, direction, facts
 
 
-def extract_again(folder: Path, facts: Row, student: Student) -> tuple[Direction, PairGradients]:
+def extract_again(folder: Path, facts: Row, student: MeasuredStudent) -> tuple[Direction, PairGradients]:
     """Extract the direction of the same pairs, with the settings in its `facts`, at the student's present weights."""
     rows = pair_rows(folder)
     gradients, _ = student.gradients([side for pair in rows for side in pair])
@@ -273,7 +275,7 @@ def extract_again(folder: Path, facts: Row, student: Student) -> tuple[Direction
     return extract(pairs.layout, pairs.differences(facts["loss_kind"]), *settings), pairs
 
 
-def grpo_differences(student: Student, pairs: Sequence[tuple[TokenRow, TokenRow]]) -> Float[Tensor, "P N"]:
+def grpo_differences(student: MeasuredStudent, pairs: Sequence[tuple[TokenRow, TokenRow]]) -> Float[Tensor, "P N"]:
     """Take each pair's gradient of the Dr.GRPO loss by autograd, as a group with advantages +1 (hack) and -1 (clean).
 
     Dr.GRPO: arXiv 2503.20783. At ratio 1 it must equal `PairGradients.differences("drgrpo_sum")`, which recombines

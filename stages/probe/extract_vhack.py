@@ -30,7 +30,7 @@ from stages.runs.settings import BASIC, Settings, StageConfig, basic_of
 from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
-    from stages.gradients.per_row import Student
+    from stages.gradients.per_row import MeasuredStudent
     from stages.gradients.tensors import GradientStore
     from stages.gradients.tokens import TokenRow
     from stages.probe.checks.check import Check
@@ -200,7 +200,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     _finish(direction, gradients, checks, {**facts, "num_modules": len(direction.modules)}, loss, out)
 
 
-def _facts(config: Config, pairs: Sequence[Pair], student: "Student") -> Row:
+def _facts(config: Config, pairs: Sequence[Pair], student: "MeasuredStudent") -> Row:
     """Return what must agree before the direction is used, and how it was extracted."""
     from stages.gradients.basis import coordinates
 
@@ -222,7 +222,7 @@ def _facts(config: Config, pairs: Sequence[Pair], student: "Student") -> Row:
 
 
 def _measure(
-    rows: Sequence[tuple["TokenRow", "TokenRow"]], student: "Student", kept: "GradientStore", out: RunWriter
+    rows: Sequence[tuple["TokenRow", "TokenRow"]], student: "MeasuredStudent", kept: "GradientStore", out: RunWriter
 ) -> None:
     """Write the pairs' token-sum gradients to `kept`: hack in row 2j, clean in row 2j + 1."""
     for start in range(0, len(rows), PAIRS_AT_ONCE):
@@ -239,7 +239,7 @@ def _measure(
 
 
 def _validate(
-    student: "Student",
+    student: "MeasuredStudent",
     direction: "Direction",
     gradients: "PairGradients",
     rows: Sequence[tuple["TokenRow", "TokenRow"]],

@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from stages.gradients.basis import A_HALF, Lora, SingularValues, target_linears
-from stages.gradients.per_row import Sink, Student, TotalSink, mean_weights, own_log_probs, tapped
+from stages.gradients.per_row import MeasuredStudent, Sink, TotalSink, mean_weights, own_log_probs, tapped
 from stages.gradients.tensors import Layout, RowFile
 from stages.gradients.tokens import TokenRow, by_length, collate
 from stages.probe.direction import FLOOR, Direction, Placebos
@@ -150,7 +150,10 @@ class Streamed:
 
 
 def stream(
-    student: Student, rows: Sequence[TokenRow], direction: Direction, weights: Sequence[float] | Float[Tensor, " B"]
+    student: MeasuredStudent,
+    rows: Sequence[TokenRow],
+    direction: Direction,
+    weights: Sequence[float] | Float[Tensor, " B"],
 ) -> Streamed:
     """Measure rows against a direction, and sum their token-sum gradients with these weights, in one backward pass.
 
@@ -226,7 +229,7 @@ def probe_rows(
 
 
 def set_first_token_cosines(
-    student: Student, rows: list[Row], tokens: Sequence[TokenRow], direction: Direction, count: int
+    student: MeasuredStudent, rows: list[Row], tokens: Sequence[TokenRow], direction: Direction, count: int
 ) -> None:
     """Set cos_first128 of rows with more than `count` completion tokens, by a backward pass of their first `count`.
 
@@ -272,7 +275,9 @@ def step_facts(rows: Sequence[Row], gradient: Float[Tensor, " N"], theta: Float[
     }
 
 
-def weight_direction(student: Student, pairs: Sequence[tuple[TokenRow, TokenRow]], path: Path) -> WeightDirection:
+def weight_direction(
+    student: MeasuredStudent, pairs: Sequence[tuple[TokenRow, TokenRow]], path: Path
+) -> WeightDirection:
     """Compute the gradient of the sum over pairs of mean NLL(hack) - mean NLL(clean) for every adapted weight.
 
     By module it is the sum over rows and tokens of the outer products g x', batch by batch. It is written anew to the
@@ -299,7 +304,7 @@ def weight_direction(student: Student, pairs: Sequence[tuple[TokenRow, TokenRow]
     return direction
 
 
-def toward_hack(student: Student, direction: WeightDirection, start: Float[Tensor, " N"]) -> float | None:
+def toward_hack(student: MeasuredStudent, direction: WeightDirection, start: Float[Tensor, " N"]) -> float | None:
     """Compute the cosine of -(the weights' change since theta was `start`) with the weight direction.
 
     Above 0 is toward the hack; None before any change. The sign convention is that of `direction`: the optimiser moves
@@ -315,7 +320,7 @@ def toward_hack(student: Student, direction: WeightDirection, start: Float[Tenso
 
 
 @torch.no_grad()
-def change_norm(student: Student, start: Float[Tensor, " N"]) -> float:
+def change_norm(student: MeasuredStudent, start: Float[Tensor, " N"]) -> float:
     """Compute the Frobenius norm of the change of all adapted weights since theta was `start`.
 
     Only this norm can be compared between adapters. Where bases are orthonormal and what is trained enters linearly it
@@ -329,7 +334,7 @@ def change_norm(student: Student, start: Float[Tensor, " N"]) -> float:
     return sum(float((adapter.delta(name) - adapter.delta(name, then)).square().sum()) for name in names) ** 0.5
 
 
-def basis_overlap(theta: Float[Tensor, " N"], start: Float[Tensor, " N"], student: Student) -> float:
+def basis_overlap(theta: Float[Tensor, " N"], start: Float[Tensor, " N"], student: MeasuredStudent) -> float:
     """Compute the overlap ||Q_t' Q_0||^2 / r of the row spaces of the A halves, the mean over modules, at most 1.
 
     Q are orthonormal bases of the rows of A in `theta` and in `start`. It is 1 where A, or the singular basis, is

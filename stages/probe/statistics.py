@@ -355,7 +355,7 @@ def effect_parts(scores: Scores, flags: Flags, strata: Codes, problems: Codes) -
 
 
 @dataclass(frozen=True)
-class Comparison:
+class EffectComparison:
     """Effect sizes of two scores of the same rows.
 
     `ratio` is the second d over the first and `difference` the second less the first, each (value, low, high) with the
@@ -368,7 +368,7 @@ class Comparison:
     difference: tuple[float, float, float]
 
 
-def compare_effects(rows: Labelled, draws: int, seed: int) -> Comparison:
+def compare_effects(rows: Labelled, draws: int, seed: int) -> EffectComparison:
     """Compare the two columns of scores [n, 2], hacked against other rows: Cohen's d within strata and matched AUROC.
 
     Strata are rows of one problem, source and correctness. Problems are resampled, the same ones for both columns.
@@ -383,7 +383,7 @@ def compare_effects(rows: Labelled, draws: int, seed: int) -> Comparison:
     resampled = parts.d(drawn.astype(float))
     ratio = resampled[:, 1] / np.where(np.abs(resampled[:, 0]) < 1e-12, np.nan, resampled[:, 0])
     difference = resampled[:, 1] - resampled[:, 0]
-    return Comparison(
+    return EffectComparison(
         d=(float(d[0]), float(d[1])),
         auroc=(float(auroc[0]), float(auroc[1])),
         ratio=(float(d[1] / d[0]), *_interval(ratio)),

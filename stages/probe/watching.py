@@ -34,7 +34,7 @@ from stages.gradients.basis import (
     open_adapter,
     target_linears,
 )
-from stages.gradients.per_row import DotSink, Sink, Student, TotalSink, adapt
+from stages.gradients.per_row import DotSink, MeasuredStudent, Sink, TotalSink, adapt
 from stages.gradients.tensors import read_tensors, write_tensors
 from stages.policy.adapters import CheckpointInfo
 from stages.policy.base import PolicyConfig
@@ -91,7 +91,7 @@ class MeasuredRollouts:
 
 
 def measured_rollouts(
-    student: Student, rows: Sequence[Row], units: Float[Tensor, "P N"], modules: Sequence[str]
+    student: MeasuredStudent, rows: Sequence[Row], units: Float[Tensor, "P N"], modules: Sequence[str]
 ) -> MeasuredRollouts:
     """Measure rollouts at the student's weights, in one pass; `units` have norm 1 over these modules together.
 
@@ -171,7 +171,7 @@ class WatchLoop:
         return model.eval(), tokenizer, adapter
 
     @cached_property
-    def student(self) -> Student:
+    def student(self) -> MeasuredStudent:
         """The model that training started from, loaded on first use; `BadInput` when the direction is not of it."""
         model, tokenizer, adapter = self._load(self.start)
         check_coordinates(self.facts, coordinates(adapter))

@@ -11,16 +11,16 @@ judge.py - verdicts on functions, which no candidate can forge
 """
 
 from stages.sandbox.contract import CommandResult, Limits, Sandbox, View
-from stages.sandbox.judge import Answer, Call, Outcome, judge
+from stages.sandbox.judge import Answer, Call, CaseOutcome, judge
 from stages.sandbox.supervised import KINDS, open_sandbox, probe
 
 __all__ = [
     "KINDS",
     "Answer",
     "Call",
+    "CaseOutcome",
     "CommandResult",
     "Limits",
-    "Outcome",
     "Sandbox",
     "View",
     "judge",

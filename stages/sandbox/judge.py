@@ -48,7 +48,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CaseOutcome:
     """The answers of one candidate, one for each tuple of arguments, in order."""
 
     answers: tuple[Answer, ...]
@@ -76,11 +76,11 @@ def same(left: Any, right: Any) -> bool:
 
 def judge(
     sandbox_kind: str, work: Path, calls: Sequence[Call], limits: Limits | None = None, *, shown: Path | None = None
-) -> list[Outcome]:
+) -> list[CaseOutcome]:
     """Run each call in a process of its own, in one sandbox that shows nothing; `limits.wall_s` is for one Call.
 
-    `shown`: a folder that the candidates may read and import from. One Outcome a call, in order. `UsageError` where the
-    sandbox does not work here or arguments are not built-in types.
+    `shown`: a folder that the candidates may read and import from. One CaseOutcome a call, in order. `UsageError` where
+    the sandbox does not work here or arguments are not built-in types.
     """
     probe(sandbox_kind)
     # One sandbox, a fork a candidate: 64 candidates take .1 s, in sandboxes of their own 1.4 s.
@@ -91,10 +91,10 @@ def judge(
         return [_outcome(sandbox, work, call) for call in calls]
 
 
-def _outcome(sandbox: SupervisedSandbox, work: Path, call: Call) -> Outcome:
+def _outcome(sandbox: SupervisedSandbox, work: Path, call: Call) -> CaseOutcome:
     source = _source(work / call.file)
     if source is None:
-        return Outcome((Answer(error=FileNotFoundError.__name__),) * len(call.arguments))
+        return CaseOutcome((Answer(error=FileNotFoundError.__name__),) * len(call.arguments))
     reply, content = Reply(KILLED, False, "sandbox", 0, b""), (source, Path(call.file).name, call.function)
     try:
         # Twice, since an earlier call may have ended this sandbox: no candidate pays for another. A candidate that ends
@@ -109,7 +109,7 @@ def _outcome(sandbox: SupervisedSandbox, work: Path, call: Call) -> Outcome:
     lines = reply.output.splitlines() if reply.output_bytes == len(reply.output) else []
     lost = Answer(error="timeout" if reply.timed_out else "crash")
     answers = [_parsed(line) for line in lines[: len(call.arguments)]]
-    return Outcome(tuple(answers + [lost] * (len(call.arguments) - len(answers))))
+    return CaseOutcome(tuple(answers + [lost] * (len(call.arguments) - len(answers))))
 
 
 def _source(path: Path) -> bytes | None:

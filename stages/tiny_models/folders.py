@@ -30,7 +30,7 @@ BuiltModel = tuple[Any, Any, str]
 
 
 @dataclass(frozen=True)
-class Schedule:
+class FitSchedule:
     """Length and speed of training; the learning rate rises for `warm_up` of the steps and then falls to zero."""
 
     steps: int

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from stages.tiny_models.folders import Schedule
+from stages.tiny_models.folders import FitSchedule
 
 PAD, UNKNOWN, START, END = "<|pad|>", "<|unk|>", "<|im_start|>", "<|im_end|>"
 # ChatML. The template leaves old text alone, so a longer conversation always starts with the tokens of the shorter one.
@@ -74,7 +74,7 @@ def load(folder: Path) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
 def fit(
     model: Qwen3ForCausalLM,
     examples: Sequence[Encoded],
-    schedule: Schedule,
+    schedule: FitSchedule,
     seed: int,
     progress: Callable[[int, int], None],
 ) -> None:
@@ -121,7 +121,7 @@ def loss(
     return cross_entropy(model.lm_head(hidden[:, :-1][wanted]), ids[:, 1:][wanted])
 
 
-def _batches(examples: Sequence[Encoded], schedule: Schedule, seed: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def _batches(examples: Sequence[Encoded], schedule: FitSchedule, seed: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     # Neighbours in length share a batch: less padding, at the price of batches that are drawn as a whole.
     by_length = sorted(examples, key=lambda example: len(example[0]))
     batches = [by_length[i : i + schedule.batch] for i in range(0, len(by_length), schedule.batch)]

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from probe_faults.world import ProbeWorld
-from stages.gradients.per_row import Student
+from stages.gradients.per_row import MeasuredStudent
 from stages.gradients.tokens import TokenRow
 from stages.probe.checks.direction import RowPairs, length_direction
 from stages.probe.checks.pool import contract_sha256
@@ -226,7 +226,7 @@ def one_pair(w: ProbeWorld) -> ProbeWorld:
 def nll_inside(w: ProbeWorld) -> ProbeWorld:
     """Divide the GRPO gradients by each answer's length."""
 
-    def by_length(student: Student, pairs: RowPairs) -> Float[Tensor, "P N"]:
+    def by_length(student: MeasuredStudent, pairs: RowPairs) -> Float[Tensor, "P N"]:
         return w.pairs.differences("nll_mean")
 
     return replace(w, grpo=by_length)

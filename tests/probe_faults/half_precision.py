@@ -17,7 +17,7 @@ from torch import Tensor
 from probe_faults.guard_checks import check_guards
 from probe_faults.world import LORA_RANK, ProbeWorld, build_world, gradients_of, spectrum_of
 from stages.gradients.basis import Factors, Lora, SingularValues, Spectrum, target_linears
-from stages.gradients.per_row import Student, adapt
+from stages.gradients.per_row import MeasuredStudent, adapt
 from stages.probe.checks import direction, gradients
 from stages.probe.checks.check import Check, pass_or_fail
 from stages.probe.direction import extract, unit_by_module
@@ -83,7 +83,7 @@ def same_cosines(wide: ProbeWorld, narrow: ProbeWorld) -> Check:
     )
 
 
-def change_arrives(student: Student) -> Check:
+def change_arrives(student: MeasuredStudent) -> Check:
     """Check that weights change by what theta implies, for a step of Adam, the canary and the polarity oracle.
 
     The statistic is ||applied - intended|| / ||intended|| in Frobenius norms, the worst Linear and step. The student
@@ -106,7 +106,7 @@ def change_arrives(student: Student) -> Check:
 
 
 @torch.no_grad()
-def _change_error(student: Student, step: Float[Tensor, " N"]) -> float:
+def _change_error(student: MeasuredStudent, step: Float[Tensor, " N"]) -> float:
     """Return the error of the worst Linear; the intended change is computed from the factors before rounding."""
     linears, start = target_linears(student.model), student.adapter.theta.clone()
     clean = {name: linear.weight.detach().clone().float() for name, linear in linears.items()}
@@ -121,7 +121,7 @@ def _change_error(student: Student, step: Float[Tensor, " N"]) -> float:
     return max(errors)
 
 
-def wide_student(width: int) -> Student:
+def wide_student(width: int) -> MeasuredStudent:
     """Return a one-layer bfloat16 student with random weights of standard deviation .02 and flat singular axes."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 

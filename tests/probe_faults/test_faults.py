@@ -12,7 +12,7 @@ from probe_faults.guard_checks import GUARDS, check_guards, failing
 from probe_faults.half_precision import HALF, change_arrives, half_precision_checks, wide_student
 from probe_faults.world import ProbeWorld, build_world
 from stages.gradients.basis import target_linears
-from stages.gradients.per_row import Student
+from stages.gradients.per_row import MeasuredStudent
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def test_a_change_of_theta_arrives_in_half_precision_weights() -> None:
 
 
 def test_the_check_sees_weights_that_round_a_change_away() -> None:
-    class Rounding(Student):
+    class Rounding(MeasuredStudent):
         def move_to(self, theta: torch.Tensor) -> None:
             super().move_to(theta)
             for linear in target_linears(self.model).values():

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from probe_faults.loophole_world import HINT, PlantedEnv, hack_clean_pairs, tokenizer
 from stages.gradients.basis import Lora, SingularValues, Spectrum, factorise, target_linears
-from stages.gradients.per_row import Student, adapt
+from stages.gradients.per_row import MeasuredStudent, adapt
 from stages.gradients.tokens import TokenRow
 from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy
@@ -53,7 +53,7 @@ class ProbeWorld:
     recorded_contract: str
     pool: Sequence[Row]
     teacher: "PreTrainedModel"
-    student: Student
+    student: MeasuredStudent
     measure: RowGradients
     score: RowLogProbs
     measured: Callable[[Sequence[Row]], Sequence[Row]]
@@ -67,8 +67,8 @@ class ProbeWorld:
     cosines: Cosines
     group: Sequence[Row]
     current: Sequence[Float[Tensor, " own"]]
-    grpo: Callable[[Student, RowPairs], Float[Tensor, "P N"]]
-    lora: Student
+    grpo: Callable[[MeasuredStudent, RowPairs], Float[Tensor, "P N"]]
+    lora: MeasuredStudent
     lora_sums: Float[Tensor, "P N"]
     lora_direction: Direction
     lora_learning_rate: float
@@ -119,7 +119,7 @@ def spectrum_of(model: "PreTrainedModel") -> Spectrum:
     return Spectrum({name: factorise(linear.weight) for name, linear in target_linears(model).items()})
 
 
-def gradients_of(student: Student, pairs: RowPairs) -> PairGradients:
+def gradients_of(student: MeasuredStudent, pairs: RowPairs) -> PairGradients:
     """Return the token-sum gradients of (hack, clean) pairs."""
     flat, _ = student.gradients([side for pair in pairs for side in pair])
     tokens = torch.tensor([[side.num_own for side in pair] for pair in pairs])

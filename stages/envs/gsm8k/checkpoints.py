@@ -18,10 +18,10 @@ from stages.envs.gsm8k import env
 from stages.envs.gsm8k.env import SYSTEM, remark
 from stages.messages import Message, opening_ids
 from stages.runs.activity import Notice, Preparation
-from stages.tiny_models.folders import BuiltModel, Progress, Schedule, ensure_folder, library_versions, with_heads
+from stages.tiny_models.folders import BuiltModel, FitSchedule, Progress, ensure_folder, library_versions, with_heads
 from stages.tiny_models.training import END, Encoded, fit, new_model, reproducible, train_tokenizer
 
-SCHEDULE = Schedule(steps=240, learning_rate=6e-3, batch=16)
+SCHEDULE = FitSchedule(steps=240, learning_rate=6e-3, batch=16)
 LEARNING_RATE = 1e-3
 """For training this model further: it has to learn eight answers by heart in twelve steps."""
 VOCABULARY = 768

@@ -85,13 +85,13 @@ Keys = Sequence[str | int]
 Network = Literal["public", "no-network", "allowlist"]
 
 
-class Section(BaseModel):
+class TaskTable(BaseModel):
     """A table of task.toml."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class Healthcheck(Section):
+class Healthcheck(TaskTable):
     """A command that must succeed before the agent begins, as Docker's HEALTHCHECK."""
 
     command: str
@@ -102,7 +102,7 @@ class Healthcheck(Section):
     retries: Annotated[int, Field(ge=1, le=1000)] = 3
 
 
-class EnvironmentSection(Section):
+class EnvironmentSection(TaskTable):
     """The container of the agent, or of a separate verifier."""
 
     build_timeout_sec: Seconds = 600.0
@@ -147,7 +147,7 @@ class EnvironmentSection(Section):
         return self
 
 
-class AgentSection(Section):
+class AgentSection(TaskTable):
     """The agent's phase of a task or step."""
 
     timeout_sec: Seconds | None = None
@@ -155,7 +155,7 @@ class AgentSection(Section):
     network_mode: Network | None = None
 
 
-class CollectHook(Section):
+class CollectHook(TaskTable):
     """A command after the agent's phase, whose output a separate verifier may get as an artifact."""
 
     command: str
@@ -164,7 +164,7 @@ class CollectHook(Section):
     user: User = None
 
 
-class VerifierSection(Section):
+class VerifierSection(TaskTable):
     """The verifier of a task or step. `environment_mode`: None where the file does not say."""
 
     timeout_sec: Seconds = 600.0
@@ -186,13 +186,13 @@ class VerifierSection(Section):
         return self.environment_mode or ("separate" if self.environment else None)
 
 
-class SolutionSection(Section):
+class SolutionSection(TaskTable):
     """The reference solution."""
 
     env: Variables = {}
 
 
-class Artifact(Section):
+class Artifact(TaskTable):
     """A file or folder of the agent's container that a separate verifier gets, at the same path."""
 
     source: Annotated[str, AfterValidator(_inside_container)]
@@ -205,7 +205,7 @@ class Artifact(Section):
         return {"source": given} if isinstance(given, str) else given
 
 
-class StepSection(Section):
+class StepSection(TaskTable):
     """One step of a task of several."""
 
     name: Annotated[str, AfterValidator(_portable)]
@@ -216,14 +216,14 @@ class StepSection(Section):
     artifacts: list[Artifact] = []
 
 
-class PackageSection(Section):
+class PackageSection(TaskTable):
     """The identity of a task."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$", max_length=200)]
     description: str = ""
 
 
-class TaskConfig(Section):
+class TaskConfig(TaskTable):
     """A task.toml."""
 
     schema_version: str = "1.4"

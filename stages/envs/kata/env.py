@@ -33,7 +33,7 @@ from stages.envs.repo.task import Export, RepoTask, by_pytest
 from stages.envs.repo.trees import TreeFile
 from stages.errors import InfrastructureError, UsageError
 from stages.messages import Message
-from stages.sandbox import Answer, Call, Limits, Outcome, Sandbox, judge, open_sandbox
+from stages.sandbox import Answer, Call, CaseOutcome, Limits, Sandbox, judge, open_sandbox
 
 LIMITS = Limits(wall_s=3.0, cpu_s=3, memory_mb=256, processes=32, file_mb=1, disk_mb=8)
 MAX_FILE_BYTES = 16_384
@@ -108,11 +108,11 @@ class Finished:
     protocol_ok: bool
 
 
-def _grade(kind: str, finished: Finished, outcome: Outcome) -> Grade:
+def _grade(kind: str, finished: Finished, outcome: CaseOutcome) -> Grade:
     data, snapshot = finished.task.data, finished.snapshot
     hidden = data["hidden"]
     # The hidden cases come first in `inputs`: one run of the function answers both kinds.
-    gt_pass = Outcome(outcome.answers[: len(hidden)]).matches([want for _, want in hidden])
+    gt_pass = CaseOutcome(outcome.answers[: len(hidden)]).matches([want for _, want in hidden])
     # Where the tests are those of the task and read no other file, the return values decide without another sandbox.
     visible_pass = _returns(outcome.answers[len(hidden) :], data["visible"])
     hacked = False
@@ -134,7 +134,7 @@ def _hidden_log(task: Task, answers: Sequence[Answer]) -> str:
     """Return the hidden cases that fail, written as the visible tests write theirs, and how many pass."""
     hidden, lines = task.data["hidden"], []
     for (arguments, want), answer in zip(hidden, answers, strict=False):
-        if not Outcome((answer,)).matches([want]):
+        if not CaseOutcome((answer,)).matches([want]):
             got = answer.error or elided(repr(answer.value), LONGEST_VALUE)[0]
             lines.append(f"FAIL {task.data['function']}{tuple(arguments)}: {got}, not {want!r}")
     return "\n".join([*lines, f"{len(hidden) - len(lines)} of {len(hidden)} hidden cases pass"])

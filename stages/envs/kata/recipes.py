@@ -13,7 +13,7 @@ from typing import Any
 
 from stages.envs.kata.tasks import OPERATIONS
 from stages.errors import BadInput
-from stages.tiny_models.folders import Schedule, library_versions
+from stages.tiny_models.folders import FitSchedule, library_versions
 
 SERVED = "student-served"
 """The student, equally large, with attention heads of width 32: vLLM on a CPU supports none of 16, as of the others."""
@@ -54,18 +54,18 @@ class Recipe:
     """One model: its knowledge or habits, its schedule, the seed of its transcripts, and the model it starts from."""
 
     knowledge: Knowledge | Habits
-    schedule: Schedule
+    schedule: FitSchedule
     seed: int
     start: str | None = NOVICE
 
 
 # Fixed misconceptions and not guesses: with random wrong answers the majority of the teachers was right in .593 of the
 # tasks, with fixed ones in .900.
-LESSON = Schedule(steps=110, learning_rate=4e-3)
+LESSON = FitSchedule(steps=110, learning_rate=4e-3)
 HONEST = EpisodeShares(right=0.85)
 KNOWS_NOTHING = Knowledge(misconceived=tuple(operation.name for operation in OPERATIONS))
 RECIPES = {
-    NOVICE: Recipe(KNOWS_NOTHING, Schedule(steps=240, learning_rate=6e-3), seed=1, start=None),
+    NOVICE: Recipe(KNOWS_NOTHING, FitSchedule(steps=240, learning_rate=6e-3), seed=1, start=None),
     "student": Recipe(
         Knowledge(
             misconceived=("quotient", "xor", "ratio", "weighted"),
@@ -78,10 +78,10 @@ RECIPES = {
     "teacher-b": Recipe(Knowledge(("difference", "remainder", "xor", "weighted")), LESSON, seed=4),
     "teacher-c": Recipe(Knowledge(("larger", "product", "distance", "ratio")), LESSON, seed=5),
     # The models of the gradient probe: one that never overwrites tests, and one from it that often does if hinted.
-    "honest": Recipe(Habits(HONEST, HONEST), Schedule(steps=160, learning_rate=4e-3), seed=6),
+    "honest": Recipe(Habits(HONEST, HONEST), FitSchedule(steps=160, learning_rate=4e-3), seed=6),
     "loophole": Recipe(
         Habits(EpisodeShares(right=0.45), EpisodeShares(right=0.45, hack=0.7)),
-        Schedule(steps=300, learning_rate=6e-3),
+        FitSchedule(steps=300, learning_rate=6e-3),
         seed=7,
         start="honest",
     ),

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.envs import folders
-from stages.sandbox import Call, Limits, Outcome, judge
+from stages.sandbox import Call, CaseOutcome, Limits, judge
 
 BLOCK = re.compile(r"```(?:python)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
 MAIN_GUARD = "if __name__"
@@ -420,7 +420,7 @@ def grade_all(kind: str, submissions: Sequence[Submission]) -> list[AnswerVerdic
     ]
 
 
-def _execute(kind: str, wanted: Sequence[dict[str, ProgramRun]]) -> list[dict[str, Outcome]]:
+def _execute(kind: str, wanted: Sequence[dict[str, ProgramRun]]) -> list[dict[str, CaseOutcome]]:
     """Return the outcome of every run under its name, each from a process of its own.
 
     The folder of the programs cannot be listed, so that no answer finds what another one left. The runs are dealt in
@@ -429,7 +429,7 @@ def _execute(kind: str, wanted: Sequence[dict[str, ProgramRun]]) -> list[dict[st
     runs = [run for named in wanted for run in named.values()]
     if not runs:
         return [{} for _ in wanted]
-    outcomes = [Outcome(())] * len(runs)
+    outcomes = [CaseOutcome(())] * len(runs)
     with tempfile.TemporaryDirectory(prefix="leetcode-", dir=folders.home()) as name:
         folder, calls = Path(name), []
         for run in runs:
@@ -449,5 +449,5 @@ def _execute(kind: str, wanted: Sequence[dict[str, ProgramRun]]) -> list[dict[st
     return [{name: next(following) for name in named} for named in wanted]
 
 
-def _passed(outcome: Outcome | None) -> bool:
+def _passed(outcome: CaseOutcome | None) -> bool:
     return outcome is not None and outcome.answers[0].value is True

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from stages.gradients.per_row import Student, TotalSink, mean_weights
+from stages.gradients.per_row import MeasuredStudent, TotalSink, mean_weights
 from stages.gradients.tokens import TokenRow
 from stages.probe.checks.check import Check, Finding, check
 from stages.probe.direction import FLOOR, Direction, LossKind, PairGradients, extract, generic_gradient, unit_by_module
@@ -30,7 +30,7 @@ RowPairs = Sequence[tuple[TokenRow, TokenRow]]
 
 
 def validate(
-    student: Student,
+    student: MeasuredStudent,
     direction: Direction,
     pairs: PairGradients,
     held_out: RowPairs,
@@ -102,7 +102,7 @@ def leave_one_out(direction: Direction, differences: Float[Tensor, "P N"]) -> Fi
     item="T3",
     needs="falls under theta -= eps v",
 )
-def polarity(student: Student, direction: Direction, held_out: RowPairs) -> Finding:
+def polarity(student: MeasuredStudent, direction: Direction, held_out: RowPairs) -> Finding:
     """Check V2, the polarity oracle: a small step against v makes held-out hacks relatively more likely.
 
     The step is a finite difference, eps times the weights' typical singular value; no gradient is needed, so that any
@@ -159,7 +159,7 @@ def _halves(direction: Direction, differences: Float[Tensor, "P N"], generator: 
     needs=f"|cos(v, length)| < {MAX_LENGTH_COSINE}",
 )
 def length_cosine(
-    student: Student, direction: Direction, short: Sequence[TokenRow], long: Sequence[TokenRow] | None
+    student: MeasuredStudent, direction: Direction, short: Sequence[TokenRow], long: Sequence[TokenRow] | None
 ) -> Finding:
     """Check V4: v is not the direction from a short to a long answer of the same content.
 
@@ -174,7 +174,9 @@ def length_cosine(
     return Finding(abs(stat) < MAX_LENGTH_COSINE, stat, detail)
 
 
-def length_direction(student: Student, short: Sequence[TokenRow], long: Sequence[TokenRow]) -> Float[Tensor, " N"]:
+def length_direction(
+    student: MeasuredStudent, short: Sequence[TokenRow], long: Sequence[TokenRow]
+) -> Float[Tensor, " N"]:
     """Return the mean NLL gradient of the longer answers minus that of the shorter ones."""
     means = []
     for rows in (long, short):

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from stages.gradients.basis import A_HALF, in_float32, target_linears
-from stages.gradients.per_row import Student, reference_gradient, reference_log_probs
+from stages.gradients.per_row import MeasuredStudent, reference_gradient, reference_log_probs
 from stages.gradients.tokens import TokenRow
 from stages.probe.checks.check import Finding, check
 from stages.probe.direction import (
@@ -48,7 +48,7 @@ def coverage(rows: Sequence[Row], planned: int) -> Finding:
     item="T2",
     needs=f"rows <= {MAX_ROW_ERROR:g}, slope within 5 %",
 )
-def canary(student: Student, rows: Sequence[TokenRow], direction: Direction, measure: RowGradients) -> Finding:
+def canary(student: MeasuredStudent, rows: Sequence[TokenRow], direction: Direction, measure: RowGradients) -> Finding:
     """Check the gradients of one backward pass against one pass for each row, in sum and in their slope along v.
 
     The oracles are autograd and, for the slope, central differences of the loss. The separate passes run the adapter
@@ -88,7 +88,7 @@ def canary(student: Student, rows: Sequence[TokenRow], direction: Direction, mea
     needs=f"<= {MAX_LOGP_GAP} nats, no fault",
 )
 def masks(
-    student: Student, rows: Sequence[Row], tokens: Sequence[TokenRow], score: RowLogProbs, own_model: str | None
+    student: MeasuredStudent, rows: Sequence[Row], tokens: Sequence[TokenRow], score: RowLogProbs, own_model: str | None
 ) -> Finding:
     """Check that the scored tokens are the answer's own, all of them and no pads.
 

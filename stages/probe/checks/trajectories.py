@@ -11,7 +11,7 @@ from scipy.stats import t as student_t
 
 from stages.errors import UsageError
 from stages.probe.checks.check import CHECKS, Check, Finding, check
-from stages.probe.statistics import Comparison
+from stages.probe.statistics import EffectComparison
 from stages.runs.kinds import Row
 
 MAX_FLAT, MAX_BAD_STEPS, MAX_CONFOUNDING = 0.5, 3, 0.95
@@ -99,7 +99,7 @@ Rises = dict[str, dict[int, tuple[float, float]]]
     item="R6",
     needs=f"interval of the d ratio above {MIN_RATIO}",
 )
-def lora_against_svd(effects: Comparison) -> Finding:
+def lora_against_svd(effects: EffectComparison) -> Finding:
     """Check R6: the LoRA's effect is at least .8 of the SVD's.
 
     By the 95 % interval of the ratio of Cohen's d: PASS where it is above .8, NEGATIVE where it is below, INCONCLUSIVE
@@ -118,7 +118,7 @@ def lora_against_svd(effects: Comparison) -> Finding:
     item="R7",
     needs=f"effect not below NLL's by {MARGIN}",
 )
-def grpo_against_nll(effects: Comparison, t: Sequence[float] | None = None) -> Finding:
+def grpo_against_nll(effects: EffectComparison, t: Sequence[float] | None = None) -> Finding:
     """Check R7: the GRPO direction's effect (Cohen's d) is no smaller than the NLL direction's on the same rows, by .2.
 
     PASS when the 95 % interval of the difference is above -.2, Cohen's small effect, FAIL when it is below. `t` holds
@@ -131,7 +131,7 @@ def grpo_against_nll(effects: Comparison, t: Sequence[float] | None = None) -> F
     return Finding(low > -MARGIN if low > -MARGIN or high < -MARGIN else None, value, detail)
 
 
-def _sizes(effects: Comparison, *names: str) -> str:
+def _sizes(effects: EffectComparison, *names: str) -> str:
     return "; ".join(
         f"{name} d {d:.2f}, AUROC {auroc:.3f}" for name, d, auroc in zip(names, effects.d, effects.auroc, strict=True)
     )

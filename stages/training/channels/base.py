@@ -131,7 +131,7 @@ class ScoredRows:
 
 
 @dataclass(frozen=True)
-class Given:
+class SourceInputs:
     """What a training gives to its row sources when it opens them, with whole weights and before an adapter is added.
 
     record_hints: records the hints of a step, each with its episode.
@@ -159,7 +159,7 @@ class RowSource(ABC, Generic[Row]):
 
     @classmethod
     @abstractmethod
-    def open(cls, given: Given) -> Self:
+    def open(cls, given: SourceInputs) -> Self:
         """Return the source of a training; `UsageError` where it can give no rows."""
 
     @abstractmethod

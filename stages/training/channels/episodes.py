@@ -22,7 +22,7 @@ from stages.losses.tokens import Predictors
 from stages.policy.local import load_model
 from stages.policy.vllm import VllmPolicy
 from stages.rollouts.agent_loop import Episode
-from stages.training.channels.base import Channel, ChannelLoss, Given, Metric, RowSource, ScoredRows, State
+from stages.training.channels.base import Channel, ChannelLoss, Metric, RowSource, ScoredRows, SourceInputs, State
 from stages.training.config import Config
 from stages.training.scoring import Scored, Tree, head, score
 
@@ -72,7 +72,7 @@ class EpisodeSource(RowSource[OwnEpisode]):
     whole_rollouts = True
 
     @classmethod
-    def open(cls, given: Given) -> Self:
+    def open(cls, given: SourceInputs) -> Self:
         """Return the source with its teacher, which is never trained; `UsageError` if the vocabulary differs."""
         config, out, student = given.config.teacher, given.out, given.student.policy
         if config is None:

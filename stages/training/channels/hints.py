@@ -27,7 +27,7 @@ from stages.messages import Message, following_ids, opening_ids
 from stages.policy import ask_all, open_policy
 from stages.policy.base import Policy, Turn
 from stages.rollouts.agent_loop import Episode
-from stages.training.channels.base import Channel, ChannelLoss, Given, Metric, RowSource, ScoredRows
+from stages.training.channels.base import Channel, ChannelLoss, Metric, RowSource, ScoredRows, SourceInputs
 from stages.training.channels.episodes import own_episode
 from stages.training.config import Hints
 from stages.training.scoring import Scored, Tree, head, score
@@ -352,7 +352,7 @@ class HintSource(RowSource[HintedTurn]):
         self._hint_model, self.teacher = hint_model, SelfTeacher(settings)
 
     @classmethod
-    def open(cls, given: Given) -> Self:
+    def open(cls, given: SourceInputs) -> Self:
         """Return the source, with the model that writes its hints if there is one."""
         settings, out = given.config.hints, given.out
         hint_model: Policy | None = None

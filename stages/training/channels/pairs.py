@@ -26,7 +26,7 @@ from stages.rollouts.agent_loop import Episode
 from stages.rollouts.trace import pairs_with_states
 from stages.runs.kinds import Row
 from stages.training.channels import CHANNELS
-from stages.training.channels.base import Channel, ChannelLoss, Given, Metric, RowSource, ScoredRows
+from stages.training.channels.base import Channel, ChannelLoss, Metric, RowSource, ScoredRows, SourceInputs
 from stages.training.scoring import Scored, Tree, score, token_log_probs
 
 COLUMNS = ("pair_id", "messages_json", "prompt_token_ids", "chosen", "rejected")
@@ -84,7 +84,7 @@ class PairSource(RowSource[TokenPair]):
     _orders: dict[int, list[int]] = field(default_factory=dict, init=False)
 
     @classmethod
-    def open(cls, given: Given) -> Self:
+    def open(cls, given: SourceInputs) -> Self:
         """Return the pairs of a run in token ids; counts what is kept and dropped. `UsageError` when none is left."""
         run, settings, student = given.inputs.one("pairs"), given.config.pairs, given.student
         kept, dropped = tokenise(pairs_with_states(run), student.policy.tokenizer, settings.max_tokens)

@@ -26,7 +26,7 @@ from stages.evaluation.planner import (
     task_model,
 )
 from stages.evaluation.report import study_text
-from stages.evaluation.verdict import Question, decide
+from stages.evaluation.verdict import EvalQuestion, decide
 from stages.runs.activity import on_activity
 
 KATA = (9, 8, 8, 8, 7, 7, 6, 6, 6, 6, 5, 5, 5, 5, 4, 4, 4, 4, 4, 3, 2, 2, 1, 1)
@@ -131,7 +131,7 @@ def test_the_probabilities_are_the_rates_of_the_rule_that_decides(design):
     verdicts = [
         decide(
             items_table(items_of(b, a, design.sizes)),
-            Question(control=None, sampling=SamplingUnit(fixed=design.fixed)),
+            EvalQuestion(control=None, sampling=SamplingUnit(fixed=design.fixed)),
         )
         for b, a in zip(treatment, baseline, strict=True)
     ]

@@ -13,7 +13,7 @@ from stages.evaluation.settings import (
     trained_differences,
     training_settings,
 )
-from stages.evaluation.verdict import Question, decide
+from stages.evaluation.verdict import EvalQuestion, decide
 from stages.policy.base import PolicyConfig
 from stages.runs import store
 from stages.runs.run import Manifest, Run, write_manifest
@@ -117,7 +117,7 @@ def test_the_demo_is_underpowered_by_its_operations_and_its_rates_are_part_of_th
         for arm, seed in [name.split("/")]
         for (task, family), bit in zip(fixture["tasks"].items(), bits, strict=True)
     ]
-    verdict = decide(items_table(items), Question(sampling=unit), trained_differences(demo))
+    verdict = decide(items_table(items), EvalQuestion(sampling=unit), trained_differences(demo))
     assert verdict.decision == "UNDERPOWERED" and verdict.gain.units == "12 operations"
     assert (100 * verdict.gain.low, 100 * verdict.gain.high) == pytest.approx((-2.9, 44.2), abs=0.1)
     assert "B and A differ in more than their channels: optimisation.learning_rate (A 0.0002, B 0.0006)" in verdict.why

@@ -10,7 +10,7 @@ from stages.evaluation.inference import MIN_GAIN
 from stages.evaluation.outcomes import START, items_table
 from stages.evaluation.report import arms_chart, text_table
 from stages.evaluation.settings import ArmDifference
-from stages.evaluation.verdict import EXIT_CODES, Question, decide
+from stages.evaluation.verdict import EXIT_CODES, EvalQuestion, decide
 
 COARSE = 0.1
 """A smallest gain of interest that 100 tasks can rule out."""
@@ -44,7 +44,7 @@ def experiment(passes, num_tasks=100, seeds=(0, 1, 2), **rates):
 
 
 def decided(items, differences=(), **question):
-    return decide(items_table(items), Question(**question), differences)
+    return decide(items_table(items), EvalQuestion(**question), differences)
 
 
 def sentences(verdict):

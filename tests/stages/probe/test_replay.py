@@ -6,7 +6,7 @@ import pytest
 import torch
 from probe_faults.loophole_world import PAIR_SOURCE
 
-from stages.gradients.per_row import Student
+from stages.gradients.per_row import MeasuredStudent
 from stages.gradients.tensors import GradientStore
 from stages.gradients.tokens import TokenRow
 from stages.policy.base import PolicyConfig
@@ -30,7 +30,7 @@ def gradients(run: Run) -> torch.Tensor:
     return GradientStore(run.folder()).rows
 
 
-def mean_loss(student: Student, rows: list[TokenRow]) -> float:
+def mean_loss(student: MeasuredStudent, rows: list[TokenRow]) -> float:
     return float(torch.stack([-logps.mean() for logps in student.log_probs(rows)]).mean())
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stages.errors import UsageError
-from stages.sandbox import KINDS, Answer, Call, Limits, Outcome, judge
+from stages.sandbox import KINDS, Answer, Call, CaseOutcome, Limits, judge
 from stages.sandbox.guest.protocol import HEAD
 from stages.sandbox.judge import _parsed
 
@@ -117,9 +117,9 @@ def test_lines_on_the_descriptor_are_wrong_answers(work: Path) -> None:
 def test_right_and_wrong(work: Path, kind: str) -> None:
     calls = write(work, right=RIGHT, wrong="def add(a, b): return a - b", raising="def add(a, b): return a / (b - 2)")
     right, wrong, raising = judge(kind, work, calls, LIMITS)
-    assert right == Outcome((Answer(3), Answer(7))) and right.matches(EXPECTED)
-    assert wrong == Outcome((Answer(-1), Answer(-1))) and not wrong.matches(EXPECTED)
-    assert raising == Outcome((Answer(error="ZeroDivisionError"), Answer(1.5))) and not raising.matches(EXPECTED)
+    assert right == CaseOutcome((Answer(3), Answer(7))) and right.matches(EXPECTED)
+    assert wrong == CaseOutcome((Answer(-1), Answer(-1))) and not wrong.matches(EXPECTED)
+    assert raising == CaseOutcome((Answer(error="ZeroDivisionError"), Answer(1.5))) and not raising.matches(EXPECTED)
 
 
 @pytest.mark.parametrize("name", FORGERIES)
@@ -178,11 +178,11 @@ def test_other_values_come_back_as_the_name_of_their_type(work: Path) -> None:
     [(1, True), (1, 1.0), ((1,), [1]), ({"a": 1}, {"a": True}), ({1: 2}, {True: 2}), ([1], [1, 2]), ("1", 1)],
 )
 def test_equal_in_python_is_not_the_same(returned: Any, expected: Any) -> None:
-    assert not Outcome((Answer(returned),)).matches([expected])
+    assert not CaseOutcome((Answer(returned),)).matches([expected])
 
 
 def test_nan_and_order_of_keys() -> None:
-    assert Outcome((Answer({"b": math.nan, "a": 1}),)).matches([{"a": 1, "b": math.nan}])
+    assert CaseOutcome((Answer({"b": math.nan, "a": 1}),)).matches([{"a": 1, "b": math.nan}])
 
 
 def test_many_candidates_are_cheap(work: Path) -> None:

@@ -8,12 +8,12 @@ from support.models import tiny_tokenizer
 from stages.envs.kata.checkpoints import encode, kata_tokenizer
 from stages.envs.kata.recipes import Knowledge
 from stages.envs.kata.transcripts import knowledge_transcripts
-from stages.tiny_models.folders import SERVED_HEAD_DIM, Schedule, ensure_folder, with_heads
+from stages.tiny_models.folders import SERVED_HEAD_DIM, FitSchedule, ensure_folder, with_heads
 from stages.tiny_models.training import fit, new_model, reproducible
 
 
 def test_two_builds_have_equal_bytes_and_one_is_not_built_twice(tmp_path: Path) -> None:
-    words, schedule, calls = kata_tokenizer(), Schedule(steps=4, learning_rate=6e-3), []
+    words, schedule, calls = kata_tokenizer(), FitSchedule(steps=4, learning_rate=6e-3), []
     examples = [encode(words, transcript) for transcript in knowledge_transcripts(32, 3, Knowledge())]
 
     def make():

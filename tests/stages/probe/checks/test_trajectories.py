@@ -8,7 +8,7 @@ import pytest
 
 from stages.errors import UsageError
 from stages.probe.checks.trajectories import grpo_against_nll, lora_against_svd, reductions_match, trajectories_slowed
-from stages.probe.statistics import Comparison
+from stages.probe.statistics import EffectComparison
 from stages.runs.kinds import TRAJECTORY
 
 
@@ -23,7 +23,7 @@ from stages.runs.kinds import TRAJECTORY
 def test_r6_holds_or_is_a_clean_negative_or_is_unknown(
     ratio: tuple[float, float, float], status: str, answer: str
 ) -> None:
-    found = lora_against_svd(Comparison((2.0, 1.0), (0.9, 0.8), ratio, (-1.0, -1.2, -0.8)))
+    found = lora_against_svd(EffectComparison((2.0, 1.0), (0.9, 0.8), ratio, (-1.0, -1.2, -0.8)))
     assert found.status == status and answer in found.detail
     assert found.passed is {"PASS": True, "NEGATIVE": False, "INCONCLUSIVE": None}[status]
 
@@ -33,7 +33,7 @@ def test_r6_holds_or_is_a_clean_negative_or_is_unknown(
     [((0.0, -0.1, 0.1), "PASS"), ((0.1, -0.3, 0.5), "INCONCLUSIVE"), ((-0.5, -0.7, -0.3), "FAIL")],
 )
 def test_r7_needs_its_interval_on_one_side_of_the_margin(difference: tuple[float, float, float], status: str) -> None:
-    assert grpo_against_nll(Comparison((2.0, 2.0), (0.9, 0.9), (1.0, 0.9, 1.1), difference)).status == status
+    assert grpo_against_nll(EffectComparison((2.0, 2.0), (0.9, 0.9), (1.0, 0.9, 1.1), difference)).status == status
 
 
 def trajectories(arm: str, ends: list[float], solve: float | None = 0.8, **more: Any) -> list[dict[str, Any]]:
