@@ -1,8 +1,8 @@
 """collect: play a policy in an environment and keep every step.
 
 Answers: is the trace stream clean? Reads an environment and a policy; writes `steps/*.jsonl.gz` (full transcripts),
-`tasks`, `rollouts` and `steps` as Parquet, and the collection gate. The unit is one rollout. Rollouts of a policy on a
-server advance independently of each other; those of a local model, whose arithmetic depends on the batch, in batches.
+`tasks`, `rollouts` and `steps` as Parquet, and the collection checks. The unit is one rollout. Rollouts of a policy on
+a server advance independently of each other; those of a local model, whose arithmetic depends on the batch, in batches.
 """
 
 from collections.abc import Iterator
@@ -94,7 +94,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     )
     shown = "nothing scored" if mean is None else f"mean reward {mean:.3f}"
     if strict is not None and loose is not None:
-        shown += f", strict {100 * strict:.1f} %, loose {100 * loose:.1f} %"
+        shown += f", hidden tests pass {100 * strict:.1f} %, visible tests pass {100 * loose:.1f} %"
     if account.out_of_steps:
         shown += f"; {account.out_of_steps} of {num} ended by max_steps={config.max_steps}"
     counts = (counted(num, "rollout"), counted(account.steps, "step"), counted(failed, "error"))

@@ -4,7 +4,7 @@ Answers: whose traces are cleaner? A substrate is a way to get rollouts. Side 00
 uses it, without an optimiser step, kept by our recorder in `steps/*.jsonl.gz`; with `through=openenv` its environments
 are those of an OpenEnv server on loopback. Side 002b is a file of prime-rl or verifiers; without a file it is the
 rollouts of 002a in that format, which measures the format and not prime-rl, so that neither side is called cleaner.
-Both are held to the collection gate and to what training needs of a trace, which the gate can pass over as not
+Both are held to the collection checks and to what training needs of a trace, which these checks can pass over as not
 recorded. Writes `comparison.json` and the table in `report.txt`. The unit is a rollout through TRL. docs/tickets.md
 explains the names of the sides in results.
 """
@@ -135,7 +135,7 @@ class Side:
 
     @cached_property
     def checks(self) -> list[GateCheck]:
-        """The checks of the collection gate, then those of what training needs of a trace."""
+        """The collection checks, then those of what training needs of a trace."""
         rounded = [missing.EXACT_LOGPROBS in self.absent.get(row["rollout_id"], ()) for row in self.steps]
         unusable = sum(row["logprobs"] is None or cut for row, cut in zip(self.steps, rounded, strict=True))
         lost, total = sum(self.dropped.values()), len(self.steps)

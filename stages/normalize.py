@@ -2,7 +2,7 @@
 
 Reads one run of rollouts, writes `rollouts`, `steps`, `tasks` and `origins` as they were without those that the
 recipe drops, `selections` with every rollout, kept or not, its statistics or which operator dropped it, and the
-collection gate of what is left. Texts stay as they are, whatever the recipe does to its own copy. A rollout without
+collection checks of what is left. Texts stay as they are, whatever the recipe does to its own copy. A rollout without
 steps has nothing to judge and stays.
 
 Data-Juicer installs the packages that an operator lacks while it runs, gigabytes of CUDA among them, so it must not be

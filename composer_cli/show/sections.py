@@ -61,7 +61,7 @@ def findings(run: Run) -> Findings | None:
 
 
 def checked(run: Run) -> Findings | None:
-    """Return the result of the collection gate; None for a run that has not ended."""
+    """Return the result of the collection checks; None for a run that has not ended."""
     summary = run.manifest.summary
     if not (checks := summary.get("gate")):
         return None
@@ -72,7 +72,7 @@ def checked(run: Run) -> Findings | None:
     without = f", {len(unrecorded)} are about what is not recorded" if unrecorded else ""
     missed = [f"{name}, {passed} of {total}" for name, (passed, total, *_) in checks.items() if name in failed]
     return Findings(
-        f"Collection gate: {title}{without}",
+        f"Collection checks: {title}{without}",
         lead=gate.advice(failed).strip(),
         not_shown=missed,
         sides=("passed", "FAIL"),
@@ -80,7 +80,7 @@ def checked(run: Run) -> Findings | None:
 
 
 def _gated(run: Run) -> Blocks:
-    """Yield the collection gate, with all its checks."""
+    """Yield the collection checks, each with its counts."""
     if found := checked(run):
         yield found
     summary = run.manifest.summary
@@ -530,7 +530,7 @@ TAMPERED = (RolloutFilter(hacked=True), "visible tests passed because they were 
 FIRST = [TAMPERED, (RolloutFilter(reward="passed"), "passed"), (RolloutFilter(reward="failed"), "failed")]
 """Which rollouts of a collection are shown, and why."""
 GATED = ("collect", "import", "normalize")
-"""Stages whose rollouts pass the collection gate."""
+"""Stages whose rollouts pass the collection checks."""
 CLEAN = ("Is the trace stream clean?", "", _collected)
 TRUSTED = ("Can the probe be trusted?", "What a stage checked of its own work before anything was concluded.")
 SECTIONS: dict[str, tuple[str, str, Callable[[Run], Blocks]]] = {

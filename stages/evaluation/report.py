@@ -40,7 +40,7 @@ def text_table(verdict: EvalVerdict) -> str:
         lines += wrap("USD and tokens: the mean cost and the mean number of sampled tokens of a rollout.")
     if judged := [arm for arm in verdict.arms if arm.strict_rate is not None]:
         rates = (f"{arm.arm} {percent(arm.strict_rate)} / {percent(arm.loose_rate)}" for arm in judged)
-        lines += wrap(f"strict / loose verdicts: {', '.join(rates)}")
+        lines += wrap(f"hidden / visible tests pass: {', '.join(rates)}")
     if most := max((arm.num_twins for arm in verdict.arms), default=0):
         lines += wrap(f"hacked: the pass rate on {most} impossible twins, which no honest solution passes")
     for arm in verdict.arms:

@@ -1,4 +1,4 @@
-"""The collection gate, which decides whether a trace stream is clean: counted checks over rollout and step rows.
+"""Decide by counted checks over rollout and step rows whether a collection's trace stream is clean.
 
 `Gate` counts rollout after rollout, so that a run may exceed memory; `Account` sums rewards, verdicts and tokens of the
 same rollouts for the report.
@@ -209,7 +209,7 @@ def table(checks: list[GateCheck]) -> str:
         else:
             unrecorded = f", {each.unrecorded} not recorded" if each.unrecorded else ""
             cells.append((each.verdict, each.name, f"{each.total - each.failed} of {each.total}{unrecorded}"))
-    return f"Collection gate\n{aligned(cells)}"
+    return f"Collection checks\n{aligned(cells)}"
 
 
 def advice(failed: Sequence[str]) -> str:
@@ -218,7 +218,8 @@ def advice(failed: Sequence[str]) -> str:
         return ""
     cut = "Answers were cut: raise policy.max_tokens. " if "nothing truncated" in failed else ""
     return (
-        f"\nThe gate failed: {', '.join(failed)}. The run is whole, but its trace stream is not clean: exit code 1. "
+        f"\nThese checks failed: {', '.join(failed)}. "
+        "The run is complete, but its trace stream is not clean: exit code 1. "
         f"{cut}`composer show RUN` lists the rollouts. Change the setting that is the cause and collect again; where "
         "no setting is the cause but a server, for example, collect again with --clean.\n"
     )

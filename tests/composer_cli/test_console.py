@@ -119,7 +119,7 @@ def test_on_a_terminal_there_are_bars(server, tmp_path):
     shown, result = on_a_terminal(words, tmp_path)
     assert "collect: rollouts" in shown and "━" in shown and "live" not in shown
     assert COLOUR.search(shown)
-    assert "Collection gate" in result
+    assert "Collection checks" in result
 
 
 @pytest.mark.slow
@@ -140,7 +140,7 @@ def test_watching_shows_live_episodes_below_the_bars(server, tmp_path):
     shown, result = on_a_terminal(command(*words, "--watch"), tmp_path, NO_COLOR="1")
     assert not COLOUR.search(shown)
     assert "collect: rollouts" in shown and "of 8 finished, 1 live" in shown and "asking" in shown
-    assert "Collection gate" in result
+    assert "Collection checks" in result
 
 
 def test_watching_shows_them_without_a_terminal_too(tmp_path, capfd):

@@ -226,7 +226,7 @@ def run_blocks(path: Path, folder: Path, url: str) -> None:
         for job in jobs:
             code, printed = execute(job, folder, env)
             said += printed.replace(str(folder) + "/", "")
-            gate = code == 1 and "Collection gate" in printed and "FAIL" in printed  # tiny models say random things
+            gate = code == 1 and "Collection checks" in printed and "FAIL" in printed  # tiny models say random things
             undecided = code == 3 and "UNDERPOWERED" in printed  # what so little can show
             # A chain to the end has the code of the first stage that did not pass its own checks.
             to_the_end = code == 1 and "Every entry was run." in printed

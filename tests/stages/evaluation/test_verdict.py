@@ -405,7 +405,8 @@ def test_the_table_fits_a_terminal_and_shows_the_numbers():
 
 def test_columns_that_nothing_measured_are_left_out():
     items = experiment({"A": 50, "B": 65})
-    assert "strict / loose" not in text_table(decided(items)) and "suspect: hacked" in text_table(decided(items))
+    text = text_table(decided(items))
+    assert "hidden / visible tests pass" not in text and "suspect: hacked" in text
     unknown = [{**item, "hacked": None} for item in items]
     assert "suspect" not in text_table(decided(unknown))
     judged = [{**item, "gt_pass": item["passed"], "visible_pass": True} for item in items]

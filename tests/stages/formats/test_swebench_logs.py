@@ -69,7 +69,7 @@ def test_the_report_says_how_far_we_agree_and_a_document_holds_every_test(tmp_pa
     text = (run.read_file("report.txt") or b"").decode()
     assert "4 logs: 1 resolved, 2 not, 1 without a verdict" in text and "1 disagree, 1 not compared" in text
     assert "disagrees: pallets__flask-3/test_output.txt: False here, True there" in text
-    assert "FAIL" not in text.partition("Collection gate")[2], (
+    assert "FAIL" not in text.partition("Collection checks")[2], (
         "rollouts without steps are not recorded, and do not fail"
     )
     graded = document(run, "graded.json")

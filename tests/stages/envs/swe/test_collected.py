@@ -52,7 +52,8 @@ def test_work_that_a_limit_ended_is_graded_kept_and_exported(
     assert rows["submitted"]["submission"] == rows["submitted"]["patch"] and rows["submitted"]["canary"] == []
     assert rows["max_steps"]["submission"] is None
     assert rows["max_steps"]["canary"] == ["found the canary", "searches history"]
-    assert run.manifest.summary["strict_rate"] == 1.0 and "strict 100.0 %" in (run.path / "report.txt").read_text()
+    assert run.manifest.summary["strict_rate"] == 1.0
+    assert "hidden tests pass 100.0 %" in (run.path / "report.txt").read_text()
 
     written = Run(
         runner.execute("export", {"rollouts": run}, export.Config(format="swebench-preds"), root=tmp_path).path
