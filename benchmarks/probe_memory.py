@@ -4,7 +4,8 @@
 
 One process, one thread: the model is made, adapted and folded; then a replay's step with sums alone and the turn of
 the weights, both checkpointed. Peaks are of the resident set without mapped files (`RssAnon`), sampled every tenth of a
-second, less what the process held before. `--table` prints what is planned for other sizes instead (docs/probe.md).
+second, less what the process held before. `--table` prints what is planned for other sizes instead
+(docs/probe-method.md).
 """
 
 import argparse
@@ -62,7 +63,7 @@ def shape(name: str) -> ModelShape:
 
 
 def table() -> list[str]:
-    """Lines of docs/probe.md."""
+    """Lines of docs/probe-method.md."""
     lines = []
     for name, own in SHAPES.items():
         for size in SIZES:

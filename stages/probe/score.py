@@ -2,7 +2,7 @@
 
 Needs no model, so a new v, or more placebos, cost seconds. Reads a replay and directions (the first is v, further ones
 are placebos of kind `unrelated`). Writes `probe_scores`, `placebos`, and what each module and each family of placebos
-shows. One unit. Metrics and placebos: docs/probe.md.
+shows. One unit. Metrics and placebos: docs/probe-method.md.
 """
 
 import statistics

@@ -111,7 +111,7 @@ class Declared:
 
 
 CHECKS: dict[str, Declared] = {}
-"""Every declared check by its name; docs/probe.md is a page of it."""
+"""Every declared check by its name; docs/probe-method.md is a page of it."""
 Parameters = ParamSpec("Parameters")
 
 

@@ -1,6 +1,6 @@
 """What a direction must show before it is used: consistency over pairs, and the right sign without trusting autograd.
 
-What each check needs: docs/probe.md. Shapes: P pairs, N numbers, D draws.
+What each check needs: docs/probe-method.md. Shapes: P pairs, N numbers, D draws.
 """
 
 from collections.abc import Sequence

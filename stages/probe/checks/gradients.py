@@ -1,6 +1,6 @@
 """Checks that gradients are those of the right tokens of every row (T2).
 
-Bounds and controls are this project's own unless a source is named. Thresholds: docs/probe.md.
+Bounds and controls are this project's own unless a source is named. Thresholds: docs/probe-method.md.
 """
 
 from collections import Counter

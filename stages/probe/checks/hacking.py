@@ -3,8 +3,8 @@
 Random directions, problems, length and source could explain a difference too; last comes the effect that T4e can
 detect, before anything is sampled. T4a-d compare hacks whose solution is wrong with hacks whose solution is right. Both
 sides are hacks, so they show little about hacking and are reported only; the plan asked for T4a. T4e compares hacks
-with non-hacks, right or wrong alike, and carries the claim. The rules are this project's own (docs/probe.md): on the
-public teacher pool of vGROUT_pub rows of one problem are correlated (ICC .55), so that Welch's t alone rejects true
+with non-hacks, right or wrong alike, and carries the claim. The rules are this project's own (docs/probe-method.md): on
+the public teacher pool of vGROUT_pub rows of one problem are correlated (ICC .55), so that Welch's t alone rejects true
 nulls too often.
 """
 

@@ -1,6 +1,6 @@
 """Checks of a pool: whether the teacher hacks and the base not (T1), its prompts, its teacher.
 
-Bounds and controls are this project's own unless a source is named. Thresholds: docs/probe.md.
+Bounds and controls are this project's own unless a source is named. Thresholds: docs/probe-method.md.
 """
 
 from collections import Counter
@@ -39,8 +39,8 @@ MIN_KL, MAX_ROUNDING = 1e-3, 0.3
 def teacher_hacks(rows: Sequence[Row]) -> Finding:
     """Check T1 on `pool_row/1` rows: FAIL when a rate misses its bound, INCONCLUSIVE when only buckets are too small.
 
-    Bounds are those of the probe's plan: docs/probe.md. On the public pool of vGROUT_pub @c067218 the teacher hacks in
-    98.9 % of its answers.
+    Bounds are those of the probe's plan: docs/probe-method.md. On the public pool of vGROUT_pub @c067218 the teacher
+    hacks in 98.9 % of its answers.
     """
     teacher = [row for row in rows if row["src_pool"] == "teacher"]
     # Rates over rows that are known; a pool without the base model has no rate of it, and no bound is missed.

@@ -1,7 +1,7 @@
 """Checks that a direction is really removed from gradients and updates (T3).
 
 T3 shows mechanics and is no evidence: a random direction passes its first part on every step. Thresholds:
-docs/probe.md.
+docs/probe-method.md.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """The three comparisons: R5 on trajectories, R6 LoRA against SVD, R7 a GRPO direction against the NLL one.
 
-Criteria are this project's own: docs/probe.md, Projection and arms.
+Criteria are this project's own: docs/probe-method.md, Projection and arms.
 """
 
 from collections.abc import Sequence

@@ -12,7 +12,7 @@ from stages.errors import BadInput
 from stages.formats import swebench_logs
 from stages.formats.swebench_logs import HARNESS, GradedLog, find_logs, grade_log
 
-SHARED = Path(__file__).parents[5] / "shared/real/swe-logs"
+SHARED = Path(__file__).parents[4] / "shared/real/swe-logs"
 real = pytest.mark.skipif(
     not SHARED.is_dir(), reason="the real logs are not beside this checkout (../shared/real/swe-logs)"
 )

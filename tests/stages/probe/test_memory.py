@@ -91,8 +91,8 @@ def test_a_stage_refuses_before_it_loads(four: PolicyConfig, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_the_table_of_the_documents_is_what_is_planned() -> None:
-    root = Path(__file__).parents[4]
+    root = Path(__file__).parents[3]
     command = [sys.executable, str(root / "benchmarks/probe_memory.py"), "--table"]
     planned = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    told = (root / "docs/probe.md").read_text().splitlines()
+    told = (root / "docs/probe-method.md").read_text().splitlines()
     assert len(planned) == 10 and all(line in told for line in planned)

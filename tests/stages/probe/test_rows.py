@@ -11,7 +11,7 @@ from stages.errors import BadInput
 from stages.probe.checks.pool import teacher_hacks
 from stages.probe.rows import recorded_rows, without_pads
 
-POOL = Path(__file__).parents[5] / "shared" / "real" / "leetcode-rh" / "teacher_pool"
+POOL = Path(__file__).parents[4] / "shared" / "real" / "leetcode-rh" / "teacher_pool"
 EOS, PAD = 151645, 151643
 
 
