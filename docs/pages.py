@@ -5,6 +5,7 @@ the site. The reference is built and not kept in the repository: commands with t
 columns, the Python interface, every benchmark record, and one page for each package of `stages`.
 """
 
+import inspect
 import os.path
 import re
 import sys
@@ -80,13 +81,17 @@ def built() -> dict[str, str]:
     sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
     import commands
 
+    import composer_post_training as composer
     from benchmarks import records
+    from stages import STAGES
 
     del sys.path[:2]
+    functions = [getattr(composer, name) for stage in STAGES if hasattr(composer, name := stage.replace("-", "_"))]
+    stages = "\n\n".join(f"### composer.{one.__name__}\n\n```\n{inspect.getdoc(one)}\n```" for one in functions)
     return {
         "commands": f"# Commands and settings\n\n{commands.stages()}\n\n{commands.commands()}",
         "tables": f"# Tables and columns\n\n{commands.kinds()}",
-        "python": PYTHON,
+        "python": f"{PYTHON}\n## Stages\n\n{stages}\n",
         "records": f"# Benchmark records\n\n{records.page()}",
     }
 
