@@ -12,8 +12,8 @@ from composer_cli import chain, settings
 from composer_cli.call import RunOptions
 from composer_cli.console import Console
 from composer_cli.parallel import ParallelEntries, WaitingEntry
-from composer_cli.show import facts
 from composer_cli.show.runs import RunLine
+from composer_cli.show.text import status_tables
 from stages.errors import UsageError
 
 CORES = len(os.sched_getaffinity(0))
@@ -132,8 +132,8 @@ def test_a_number_of_gpus_is_not_negative(tmp_path):
         settings.load_preset(str(tmp_path / "preset.toml"))
 
 
-def test_a_run_of_an_older_composer_has_no_device():
+def test_a_run_without_a_device_has_none_in_the_table():
     assert RunLine("train/x", "complete").device == ""
-    table = facts.status_tables([RunLine("train/x", "complete"), RunLine("train/y", "running", device="GPU 3")], [])
+    table = status_tables([RunLine("train/x", "complete"), RunLine("train/y", "running", device="GPU 3")], [])
     assert table.splitlines()[0].split() == ["run", "status", "age", "units", "USD", "took", "device", "reason"]
     assert "GPU 3" in table

@@ -108,7 +108,7 @@ def test_what_a_server_does_not_take_is_found_out_and_left_out(tmp_path: Path, r
 
 
 def test_the_capture_level_is_recorded(tmp_path: Path, rollouts: Run) -> None:
-    def on_activity(body: dict[str, Any], earlier: int) -> Reply:
+    def telling(body: dict[str, Any], earlier: int) -> Reply:
         said = answer("OK", cost=0.125)
         if body.get("logprobs"):
             said["choices"][0]["logprobs"] = {"content": [{"token": "OK", "logprob": -0.1}]}
