@@ -33,8 +33,8 @@ _lint-and-test WORDS:
     code=$?
     wait $types || { code=1; cat "$log"; }
     times >"$log" # of this shell's finished children, and theirs
-    awk -v wall=$(($(date +%s) - begun)) 'NR == 2 { split($1, user, /[ms]/); split($2, system, /[ms]/)
-        printf "lint and tests: %d s wall, %d s user, %d s system\n", wall, 60 * user[1] + user[2], 60 * system[1] + system[2] }' "$log"
+    awk -v wall=$(($(date +%s) - begun)) 'NR == 2 { split($1, u, /[ms]/); split($2, s, /[ms]/)
+        printf "lint and tests: %d s wall, %d s user, %d s system\n", wall, 60 * u[1] + u[2], 60 * s[1] + s[2] }' "$log"
     rm "$log"
     exit $code
 

@@ -35,6 +35,7 @@ sys.exit(int(words[words.index("--code") + 1]))
 def job(tmp_path: Path):
     """Start the batch script of a chain whose program is a stand-in; requeueing is kept in a file."""
     (tmp_path / "stand_in" / "composer_cli").mkdir(parents=True)
+    (tmp_path / "stand_in" / "composer_cli" / "__init__.py").touch()  # else a package later on the path is taken
     (tmp_path / "stand_in" / "composer_cli" / "__main__.py").write_text(PROGRAM)
     scontrol = tmp_path / "bin" / "scontrol"
     scontrol.parent.mkdir()
