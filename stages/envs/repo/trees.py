@@ -162,10 +162,6 @@ def git(root: Path, *arguments: str, codes: tuple[int, ...] = (0,), env: Mapping
 
 
 ARCHIVE_ENDINGS = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip", ".whl")
-LARGEST_ARCHIVE = 1 << 30
-"""Limit on the unpacked bytes of an archive, and on those of all files that it gives, copies by links included."""
-MOST_MEMBERS = 100_000
-"""Limit on the entries of an archive: a megabyte can hold millions of empty files."""
 MOST_LINKS = 8
 COMPRESSED: dict[bytes, Callable[[Path], Any]] = {
     b"\x1f\x8b": gzip.GzipFile,
@@ -177,7 +173,28 @@ Member = tuple[str, int, int, Callable[[], bytes | None]]
 """Name, stated size, mode and reader of a file in an archive."""
 
 
-def extract_archive(archive: Path, folder: Path) -> Path:
+@dataclass(frozen=True)
+class ArchiveLimits:
+    """How much an archive may hold. A megabyte can unpack to terabytes of zeros, or to millions of empty files."""
+
+    num_bytes: int = 1 << 30
+    """Unpacked bytes, and bytes of all files that are written, copies by links included."""
+    num_members: int = 100_000
+    """Entries, folders included."""
+
+    def too_large(self, archive: Path) -> BadInput:
+        """Return the error for an archive of more bytes."""
+        return BadInput(f"The archive {str(archive)!r} holds more than {self.num_bytes >> 20} MiB. Give a smaller one.")
+
+    def too_many(self, archive: Path) -> BadInput:
+        """Return the error for an archive of more entries."""
+        return BadInput(f"The archive {str(archive)!r} holds more than {self.num_members} files. Give a smaller one.")
+
+
+ARCHIVE_LIMITS = ArchiveLimits()
+
+
+def extract_archive(archive: Path, folder: Path, limits: ArchiveLimits = ARCHIVE_LIMITS) -> Path:
     """Unpack an archive; return the only folder at its top, or `folder`. `BadInput` where it is damaged or too large.
 
     Only files are written, one by one below the folder. A link becomes a copy of the member that it names, or is left
@@ -185,16 +202,16 @@ def extract_archive(archive: Path, folder: Path) -> Path:
     """
     try:
         written = 0
-        for name, size, mode, data in _members(archive):
+        for name, size, mode, data in _members(archive, limits):
             # The stated size, before anything is unpacked: a small archive can hold terabytes of zeros.
-            if written + size > LARGEST_ARCHIVE:
-                raise _too_large(archive)
+            if written + size > limits.num_bytes:
+                raise limits.too_large(archive)
             if (content := data()) is None:
                 continue  # A link to nothing in the archive.
             # The size of a link is stated as zero, and its copy takes as much room as what it names.
             written += max(size, len(content))
-            if written > LARGEST_ARCHIVE:
-                raise _too_large(archive)
+            if written > limits.num_bytes:
+                raise limits.too_large(archive)
             write(folder, _checked_path(name), content, mode)
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, OSError, EOFError, ValueError) as error:
         raise BadInput(f"The archive {str(archive)!r} cannot be unpacked ({error}). Fetch it again.") from None
@@ -204,27 +221,27 @@ def extract_archive(archive: Path, folder: Path) -> Path:
     return inside[0] if len(inside) == 1 and inside[0].is_dir() else folder
 
 
-def _members(archive: Path) -> Iterator[Member]:
+def _members(archive: Path, limits: ArchiveLimits) -> Iterator[Member]:
     """Yield the files of an archive and the links of a tar archive, in their order; nothing is unpacked before."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as zip_file:
-            if len(zip_file.infolist()) > MOST_MEMBERS:
-                raise _too_many(archive)
+            if len(zip_file.infolist()) > limits.num_members:
+                raise limits.too_many(archive)
             for entry in zip_file.infolist():
                 if not entry.is_dir():
                     yield entry.filename, entry.file_size, 0o644, partial(zip_file.read, entry)
         return
-    with _plain_tar(archive) as plain, tarfile.open(fileobj=plain, mode="r:") as tar_file:
+    with _plain_tar(archive, limits) as plain, tarfile.open(fileobj=plain, mode="r:") as tar_file:
         for number, info in enumerate(tar_file):
-            if number == MOST_MEMBERS:
-                raise _too_many(archive)
+            if number == limits.num_members:
+                raise limits.too_many(archive)
             if info.isfile() or info.islnk() or info.issym():
                 mode = 0o755 if info.mode & 0o100 else 0o644
                 yield info.name, info.size, mode, partial(_linked_content, tar_file, info)
 
 
 @contextmanager
-def _plain_tar(archive: Path) -> Iterator[IO[bytes]]:
+def _plain_tar(archive: Path, limits: ArchiveLimits) -> Iterator[IO[bytes]]:
     """Open a tar archive, a compressed one decompressed into a temporary file; `BadInput` where it is too large.
 
     Decompressed first: a header of tar may be as large as a file, and is read into memory; and following links goes
@@ -241,18 +258,10 @@ def _plain_tar(archive: Path) -> Iterator[IO[bytes]]:
         while chunk := packed.read(1 << 20):
             plain.write(chunk)
             # Headers and padding take a part of it: twice the limit of the files is never needed.
-            if plain.tell() > 2 * LARGEST_ARCHIVE:
-                raise _too_large(archive)
+            if plain.tell() > 2 * limits.num_bytes:
+                raise limits.too_large(archive)
         plain.seek(0)
         yield plain
-
-
-def _too_large(archive: Path) -> BadInput:
-    return BadInput(f"The archive {str(archive)!r} holds more than {LARGEST_ARCHIVE >> 20} MiB. Give a smaller one.")
-
-
-def _too_many(archive: Path) -> BadInput:
-    return BadInput(f"The archive {str(archive)!r} holds more than {MOST_MEMBERS} files. Give a smaller one.")
 
 
 def _checked_path(name: str) -> str:

@@ -4,7 +4,6 @@ import fcntl
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -30,6 +29,16 @@ for number in range(20):
     marks.append(folders.make("tree") / "mark")
     marks[-1].write_text("")
 print(all(mark.exists() for mark in marks))
+"""
+DELETED = """
+from stages.envs import folders
+home = folders.home()
+home.rmdir()
+home.parent.rmdir()
+try:
+    folders.make("tree")
+except OSError as error:
+    print(type(error).__name__)
 """
 NOBODY = 65534
 
@@ -109,8 +118,6 @@ def test_a_home_that_somebody_deleted_is_made_anew(
 
 
 def test_without_a_temporary_folder_there_is_an_error_and_no_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    started: Callable[[str], subprocess.Popen[str]],
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "full disk"))
-    with pytest.raises(FileNotFoundError):
-        folders.make("tree")
+    assert started(DELETED).communicate(timeout=60)[0] == "FileNotFoundError\n"

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import resource
 import shutil
 import signal
 import threading
@@ -14,6 +13,7 @@ import pytest
 import safetensors.torch
 import torch
 from filelock import FileLock
+from support.limits import file_size_limit
 from support.models import save_tiny
 
 from stages import collect
@@ -305,13 +305,8 @@ def save_with_duckdb(path: Path) -> None:
 
 @pytest.mark.parametrize("save", [save_with_torch, save_with_safetensors, save_with_duckdb])
 def test_libraries_whose_errors_have_no_errno_report_a_full_disk(save: Callable[[Path], None], tmp_path: Path) -> None:
-    _, hard = before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
-    try:
-        with pytest.raises((RuntimeError, safetensors.SafetensorError, duckdb.Error)) as raised:
-            save(tmp_path / "file")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with file_size_limit(50_000), pytest.raises((RuntimeError, safetensors.SafetensorError, duckdb.Error)) as raised:
+        save(tmp_path / "file")
     assert not isinstance(raised.value, OSError)
     shown = runner._disk_full(raised.value, tmp_path)
     assert shown is not None and str(shown).startswith("The disk is full or cannot be written: ")

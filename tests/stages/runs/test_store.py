@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.limits import file_size_limit
 
 from stages.errors import BadInput
 from stages.runs import store
@@ -38,18 +39,8 @@ def test_malformed_line_is_named_with_its_number(tmp_path: Path) -> None:
 def test_a_failed_append_leaves_no_torn_line(tmp_path: Path) -> None:
     path = tmp_path / "a.open"
     store.append_lines(path, [b"whole"])
-    import resource
-    import signal
-
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20, before[1]))
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            store.append_lines(path, [b"x" * 100])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
+    with file_size_limit(20), pytest.raises(OSError, match="File too large"):
+        store.append_lines(path, [b"x" * 100])
     assert path.read_bytes() == b"whole\n"
 
 

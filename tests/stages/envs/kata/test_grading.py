@@ -1,11 +1,10 @@
 """What counts as solved, what a forger gets, and what a broken machinery is."""
 
 import os
-import tempfile
 import time
-from pathlib import Path
 
 import pytest
+from support.limits import file_size_limit
 
 from stages.envs.base import Task
 from stages.envs.kata.env import KataEnv
@@ -200,11 +199,13 @@ def test_a_folder_that_cannot_be_read_does_not_pass_the_visible_tests(env: KataE
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("command", ["true", ALWAYS_OK])
-def test_a_broken_machinery_is_no_score(
-    env: KataEnv, task: Task, command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    ("command", "num_bytes"),
+    [("true", 0), ("head -c 100000 /dev/zero > large", 50_000)],
+    ids=["where the hidden cases run", "where the visible tests run"],
+)
+def test_a_failed_disk_gives_no_reward(env: KataEnv, task: Task, command: str, num_bytes: int) -> None:
     play(env, command, "submit")
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "full disk"))
-    grade = env.grade()
-    assert (grade.reward, grade.gt_pass, grade.error_type) == (None, None, "FileNotFoundError")
+    with file_size_limit(num_bytes):
+        grade = env.grade()
+    assert (grade.reward, grade.gt_pass, grade.error_type) == (None, None, "OSError")

@@ -1,9 +1,9 @@
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.leetcode import ASSERTS, HONEST, LOOPHOLE, PRINTS, RIGHT, SYSTEM, answer
+from support.limits import file_size_limit
 
 from stages.envs.base import GradesTogether
 from stages.envs.leetcode_rh.env import LeetcodeRhEnv
@@ -104,9 +104,9 @@ def test_nothing_answered_is_a_zero(env: LeetcodeRhEnv) -> None:
     assert (env.grade().reward, env.grade().error_type) == (0.0, None)
 
 
-def test_a_broken_machinery_is_no_score(env: LeetcodeRhEnv, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_failed_disk_gives_no_reward(env: LeetcodeRhEnv) -> None:
     env.reset(env.tasks("train", 1, seed=0)[0])
     env.step(answer(RIGHT))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "full disk"))
-    grade = env.grade()
-    assert (grade.reward, grade.gt_pass, grade.error_type) == (None, None, "FileNotFoundError")
+    with file_size_limit(0):
+        grade = env.grade()
+    assert (grade.reward, grade.gt_pass, grade.error_type) == (None, None, "OSError")

@@ -99,29 +99,25 @@ EXPLODING: dict[str, Callable[[Path], Path]] = {
 
 
 @pytest.mark.parametrize("name", EXPLODING)
-def test_an_archive_that_explodes_is_refused_before_it_does(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trees, "LARGEST_ARCHIVE", 1 << 20)
-    archive = EXPLODING[name](tmp_path / name)
+def test_an_archive_that_explodes_is_refused_before_it_does(tmp_path: Path, name: str) -> None:
+    archive, target = EXPLODING[name](tmp_path / name), tmp_path / "target"
     assert archive.stat().st_size < 30_000
+    target.mkdir()
     with pytest.raises(BadInput, match=r"holds more than 1 MiB\. Give a smaller one"):
-        unpacked(tmp_path, archive)
-    assert sum(file.stat().st_size for file in (tmp_path / "target").rglob("*") if file.is_file()) <= 1 << 20
+        trees.extract_archive(archive, target, trees.ArchiveLimits(num_bytes=1 << 20))
+    assert sum(file.stat().st_size for file in target.rglob("*") if file.is_file()) <= 1 << 20
 
 
 @pytest.mark.parametrize("content", [b"", "folder"])
-def test_an_archive_of_countless_entries_is_refused(
-    tmp_path: Path, content: bytes | str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trees, "MOST_MEMBERS", 50)
+def test_an_archive_of_countless_entries_is_refused(tmp_path: Path, content: bytes | str) -> None:
     with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as archive:
         for number in range(80):
             info = tarfile.TarInfo(f"n{number}")
             info.type = tarfile.DIRTYPE if content else tarfile.REGTYPE
             archive.addfile(info)
+    (target := tmp_path / "target").mkdir()
     with pytest.raises(BadInput, match="holds more than 50"):
-        unpacked(tmp_path, tmp_path / "a.tar.gz")
+        trees.extract_archive(tmp_path / "a.tar.gz", target, trees.ArchiveLimits(num_members=50))
 
 
 def test_an_archive_in_an_archive_stays_one(tmp_path: Path) -> None:
