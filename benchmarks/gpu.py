@@ -255,8 +255,8 @@ def attention(asked: Asked) -> list[Any]:
     ]
 
 
-def correctness(asked: Asked) -> list[Any]:
-    """Return how far the device's numbers are from the CPU's."""
+def correctness(asked: Asked, losses: Callable[[Any, str], dict[str, Any]] = losses) -> list[Any]:
+    """Return how far the device's numbers are from the CPU's. losses: of a model on a device, by name."""
     import records
 
     claims = attention(asked)
@@ -536,7 +536,7 @@ def probe(asked: Asked) -> list[Any]:
     return claims
 
 
-PARTS: dict[str, Callable[[Asked], list[Any]]] = {
+PARTS: dict[str, Callable[..., list[Any]]] = {
     "correctness": correctness,
     "speed": speed,
     "memory": memory,
@@ -577,26 +577,26 @@ def wheels(version: str) -> int:
     return done.returncode
 
 
-def missing() -> list[str]:
+def missing(imported: Sequence[str]) -> list[str]:
     """Return the packages that cannot be imported, in a fresh look at the path."""
     importlib.invalidate_caches()
-    return [name for name in IMPORTED if importlib.util.find_spec(name) is None]
+    return [name for name in imported if importlib.util.find_spec(name) is None]
 
 
-def provide() -> str | None:
+def provide(imported: Sequence[str] = IMPORTED, wheels: Path = WHEELS) -> str | None:
     """Install the wheels where packages are missing; return in a sentence what is still missing."""
-    if not missing():
+    if not missing(imported):
         return None
-    if held := sorted(WHEELS.glob("*.whl")):
+    if held := sorted(wheels.glob("*.whl")):
         folder = tempfile.mkdtemp(prefix="composer-gpu-")
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
         subprocess.run([*pip, "--target", folder, *map(str, held)], check=True)
         sys.path.insert(0, folder)
         os.environ["PYTHONPATH"] = os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    if left := missing():
+    if left := missing(imported):
         return (
             f"{sys.executable} lacks {', '.join(left)}. Run `./dev gpu wheels` on a machine with a network, and bring "
-            f"the folder {WHEELS.name} here, or name another interpreter: PYTHON=... ./dev gpu."
+            f"the folder {wheels.name} here, or name another interpreter: PYTHON=... ./dev gpu."
         )
     return None
 
@@ -612,8 +612,11 @@ def device_of(name: str) -> str | None:
     return None
 
 
-def run(part: str, asked: Asked) -> int:
-    """Run one part in this process and keep its numbers; return how many goals were missed."""
+def run(part: str, asked: Asked, **replaced: Any) -> int:
+    """Run one part in this process and keep its numbers; return how many goals were missed.
+
+    replaced: arguments of the part that replace its defaults.
+    """
     import records
 
     sizes = asked.sizes or USUAL.get(part, ())
@@ -623,7 +626,7 @@ def run(part: str, asked: Asked) -> int:
         if torch.cuda.get_device_properties(asked.device).total_memory < SMALL:
             sizes = sizes[:-1]
     started = time.perf_counter()
-    claims = PARTS[part](replace(asked, sizes=tuple(sizes)))
+    claims = PARTS[part](replace(asked, sizes=tuple(sizes)), **replaced)
     if claims:
         records.write(f"gpu-{part}", claims)
     for claim in claims:

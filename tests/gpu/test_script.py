@@ -41,14 +41,13 @@ def test_correctness_compares_every_loss_and_a_step(tmp_path: Path, monkeypatch:
     assert found["gradient of a step with all channels: relative difference from the CPU"] == 0
 
     # A device whose numbers are off by more than rounding is caught.
-    def off(model: object, device: str, of: object = gpu.losses) -> dict[str, object]:
-        values = of(model, device)  # type: ignore[operator]
+    def off(model: object, device: str) -> dict[str, object]:
+        values = gpu.losses(model, device)
         off.calls += 1  # type: ignore[attr-defined]
         return {name: value * 1.01 if off.calls == 1 else value for name, value in values.items()}  # type: ignore[attr-defined]
 
     off.calls = 0  # type: ignore[attr-defined]
-    monkeypatch.setattr(gpu, "losses", off)
-    assert gpu.run("correctness", gpu.Asked("cpu")) == 12
+    assert gpu.run("correctness", gpu.Asked("cpu"), losses=off) == 12
 
 
 def said_by(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -57,11 +56,10 @@ def said_by(*words: str, **environment: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def test_what_is_missing_is_said_in_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_is_missing_is_said_in_a_sentence(tmp_path: Path) -> None:
     unknown = said_by("corectness")
     assert unknown.returncode == 2 and "there is no part 'corectness'; there are correctness, speed" in unknown.stderr
     why = gpu.device_of("cuda")
     assert why is None or ("finds no GPU" in why and "--device cpu" in why)
-    monkeypatch.setattr(gpu, "IMPORTED", ("torch", "no_such_package"))
-    monkeypatch.setattr(gpu, "WHEELS", tmp_path / ".whl")
-    assert "lacks no_such_package. Run `./dev gpu wheels`" in str(gpu.provide())
+    why = gpu.provide(imported=("torch", "no_such_package"), wheels=tmp_path / ".whl")
+    assert "lacks no_such_package. Run `./dev gpu wheels`" in str(why)
