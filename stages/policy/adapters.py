@@ -98,8 +98,6 @@ class CheckpointInfo(BaseModel):
     """The model that training started from, and how rollouts were sampled from it."""
     start_identity: str
     """SHA-256 of the start's settings and weights: arms are comparable when it is equal."""
-    projected: Literal["v", "random"] | None = None
-    """Direction removed from gradients and updates: the hack direction, or a random one as its control."""
     env: str
     split: Literal["train", "eval"]
     task_ids: tuple[str, ...]

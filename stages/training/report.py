@@ -133,7 +133,6 @@ def save(trainer: ComposedTrainer, config: Config, tasks: Iterable[Task], out: R
         start_identity=store.digest(out.manifest.identity["policy"]),
         env=config.env.name,
         split=config.env.split,
-        projected=config.probe.project if projected else None,
         task_ids=tuple(dict.fromkeys(task.task_id for task in tasks)),
     )
     out.document("checkpoint", info.model_dump(mode="json"))
