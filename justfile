@@ -86,7 +86,7 @@ extra NAME:
 
 # Bring the generated parts of the documents up to date and build them as a site, which a terminal with a browser opens.
 docs: (extra "docs")
-    PYTHONPATH=. cog -r README.md docs/benchmarks.md docs/comparison.md docs/environments.md docs/probe-method.md
+    PYTHONPATH=. cog -r README.md docs/benchmarks.md docs/comparison.md docs/environments.md docs/probe-method.md docs/replicas.md
     NO_MKDOCS_2_WARNING=1 mkdocs build --quiet --strict
     @echo "{{ justfile_directory() }}/site/index.html"
     @if [ -t 1 ] && [ -z "${CI:-}" ]; then python -m webbrowser "file://{{ justfile_directory() }}/site/index.html" || true; fi
