@@ -6,6 +6,7 @@ bounded. DuckDB looks at an interruption between blocks of rows only, and one ca
 thread is a daemon, which ends with the process.
 """
 
+import atexit
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -27,6 +28,8 @@ ROWS = 1_000_000
 BLOCK = 10_000
 INTERRUPT_S = 1.0
 """Seconds to wait for the end of a question that was interrupted."""
+EXIT_S = 10.0
+"""Seconds that the process waits for it before it ends."""
 RUNS = pa.schema(
     [(name, pa.string()) for name in ("run", "stage", "status", "label", "started_at", "fingerprint", "path")]
     + [("seconds", pa.float64()), ("cost_usd", pa.float64())]
@@ -64,6 +67,9 @@ def run_sql(query: SqlQuery, limit_s: float = LIMIT_S) -> Answer:
         # Not `close`, which would wait for a call of a function that DuckDB does not interrupt.
         connection.interrupt()
         asking.join(INTERRUPT_S)
+        if asking.is_alive():
+            # A thread that comes back from DuckDB while the interpreter shuts down aborts the process.
+            atexit.register(asking.join, EXIT_S)
 
 
 def _fulfil(done: "Future[Answer]", connection: duckdb.DuckDBPyConnection, query: SqlQuery) -> None:

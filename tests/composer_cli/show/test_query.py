@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.command_line import call, command, environment
+from support.command_line import call, command, environment, until
 
 from stages.errors import UsageError
 from stages.runs import queries
@@ -178,7 +178,8 @@ def test_a_question_can_be_interrupted(tmp_path):
     with subprocess.Popen(
         command("query", endless), env=environment(tmp_path), stderr=subprocess.PIPE, text=True
     ) as process:
-        time.sleep(4)  # until it is asked: an interrupt before is that of any command
+        until(lambda: "duckdb" in Path(f"/proc/{process.pid}/maps").read_text())
+        time.sleep(1)  # until it is asked: an interrupt before is that of any command
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 130
         assert "Traceback" not in process.stderr.read()
