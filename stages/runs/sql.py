@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from threading import Thread
+from time import monotonic
 from typing import Any
 
 import duckdb
@@ -65,11 +66,18 @@ def run_sql(query: SqlQuery, limit_s: float = LIMIT_S) -> Answer:
         raise UsageError(f"That question had no answer after {limit_s:g} seconds and was stopped. {LESS}") from None
     finally:
         # Not `close`, which would wait for a call of a function that DuckDB does not interrupt.
-        connection.interrupt()
-        asking.join(INTERRUPT_S)
+        _interrupt(connection, asking, INTERRUPT_S)
         if asking.is_alive():
             # A thread that comes back from DuckDB while the interpreter shuts down aborts the process.
-            atexit.register(asking.join, EXIT_S)
+            atexit.register(_interrupt, connection, asking, EXIT_S)
+
+
+def _interrupt(connection: duckdb.DuckDBPyConnection, asking: Thread, seconds: float) -> None:
+    """Interrupt the connection until its thread ends; an interruption between two statements stops neither."""
+    until = monotonic() + seconds
+    while asking.is_alive() and monotonic() < until:
+        connection.interrupt()
+        asking.join(0.05)
 
 
 def _fulfil(done: "Future[Answer]", connection: duckdb.DuckDBPyConnection, query: SqlQuery) -> None:

@@ -2,6 +2,7 @@ import json
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -159,6 +160,13 @@ def test_a_damaged_table_is_named_and_other_runs_are_answered(made, tmp_path):
 def test_an_endless_question_is_stopped(asked):
     with pytest.raises(UsageError, match=r"no answer after 1 seconds and was stopped\. Ask for less: [^\n]*$"):
         run_sql(queries.sql_query([], asked), limit_s=1)
+
+
+def test_a_question_stopped_before_its_first_statement_leaves_no_thread():
+    before = threading.active_count()
+    with pytest.raises(UsageError, match="had no answer"):
+        run_sql(queries.sql_query([], "select count(*) from range(10000000) a, range(100000000) b"), limit_s=0)
+    assert threading.active_count() == before
 
 
 def test_an_answer_with_too_many_rows_is_refused():
