@@ -1,19 +1,58 @@
-"""Somebody's own environment may break or return nonsense: one episode ends, and the error says where and whose."""
+"""Episodes of a policy in an environment: batches, requests to a server, limits, tool calls, summaries, mistakes."""
 
+import asyncio
+import json
 import math
+import threading
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from shutil import rmtree
+from typing import Any, ClassVar
 
+import orjson
 import pytest
 from support.environments import GuessEnv
+from support.server import Reply, answer, serving, strict
 
+from stages import collect, replay_teachers
 from stages.envs.base import Grade, Observation, Task
+from stages.envs.boundary import carry_out
+from stages.errors import UsageError
+from stages.formats.transcripts import Transcripts
+from stages.messages import Spoken, ToolCall, write
+from stages.policy import background
 from stages.policy.base import PolicyConfig, Sample, Turn
 from stages.policy.local import LocalPolicy
-from stages.rollouts.agent_loop import Episode, EpisodeLimits, play
+from stages.rollouts.agent_loop import (
+    AFTER_SUMMARY,
+    NO_LIMITS,
+    SUMMARY_PROMPT,
+    Episode,
+    EpisodeLimits,
+    InFlight,
+    Rules,
+    play,
+    play_each,
+    shown,
+)
 from stages.rollouts.gate import check
-from stages.rollouts.trace import payload, states, step_rows
-from stages.runs import store
+from stages.rollouts.trace import payload, state_digests, states, step_rows
+from stages.runs import runner, store
+from stages.runs.kinds import ROLLOUT, STEP, Row
+from stages.runs.run import Interrupted, Run
+
+
+def episodes(count: int, seed: int = 0) -> list[Episode]:
+    return [Episode(task, 0, seed) for task in GuessEnv().tasks("train", count, 0)]
+
+
+def collected(root: Path, url: str, env: str, tasks: int = 1, samples: int = 1, **more: Any) -> Run:
+    """Rollouts of a policy on a server in an environment of this file, or of `support.environments`."""
+    name = f"{__name__ if env in globals() else 'support.environments'}:{env}"
+    policy = {"model": "m", "base_url": url, **more.pop("policy", {})}
+    config = collect.Config(env={"name": name}, policy=policy, tasks=tasks, samples=samples, **more)
+    return Run(runner.execute("collect", {}, config, root=root).path)
 
 
 class Says:
@@ -22,16 +61,17 @@ class Says:
     config, capture_level, batch_size = PolicyConfig(), "text", 8
 
     def sample(self, turns: list[Turn]) -> list[Sample]:
-        """One word a turn."""
         return [Sample(text="aaa") for _ in turns]
 
     def facts(self) -> dict[str, Any]:
-        """None."""
         return {}
 
 
+# What an environment raises or returns
+
+
 class Own(GuessEnv):
-    """Does in task guess-1 what a test tells it to."""
+    """Does in task guess-1 what a test tells it to: return a value, or call a function."""
 
     def __init__(self, method: str, does: Any) -> None:
         super().__init__(turns=1)
@@ -43,16 +83,12 @@ class Own(GuessEnv):
         return self.does() if callable(self.does) else self.does
 
     def reset(self, task: Task) -> Any:
-        """A message, or what is wanted."""
-        usual = super().reset(task)
-        return self._odd("reset", usual)
+        return self._odd("reset", super().reset(task))
 
     def step(self, text: str) -> Any:
-        """An observation, or what is wanted."""
         return self._odd("step", super().step(text))
 
     def grade(self) -> Any:
-        """A grade, or what is wanted."""
         return self._odd("grade", super().grade())
 
 
@@ -60,105 +96,101 @@ class OwnTogether(Own):
     """Grades all at once, and breaks where one of them would."""
 
     def grade_together(self, episodes: list[Any]) -> list[Any]:
-        """One after the other."""
         return [episode.grade() for episode in episodes]
 
 
 def broken() -> Any:
-    """A mistake of the author's."""
     return {}["no such key"]
 
 
-def played(env: type[Own], method: str, does: Any) -> list[Episode]:
-    tasks = GuessEnv().tasks("train", 3, 0)
-    return play(lambda: env(method, does), Says(), [Episode(task, 0, 0) for task in tasks], max_steps=3)
+def played_by(env: type[Own], method: str, does: Any) -> tuple[Episode, Episode]:
+    """An episode of each kind: a sound one and the odd one; the others are sound as well."""
+    first, odd, last = play(lambda: env(method, does), Says(), episodes(3), max_steps=3)
+    assert (first.error, last.error) == (None, None) and first.grade.reward == 1.0
+    return first, odd
 
 
 @pytest.mark.parametrize("env", [Own, OwnTogether])
 @pytest.mark.parametrize("method", ["reset", "step", "grade"])
-def test_an_exception_ends_one_episode_and_says_whose_it_was(method: str, env: type[Own]) -> None:
-    first, odd, last = played(env, method, broken)
-    assert (first.error, last.error) == (None, None) and first.grade.reward == 1.0
+def test_an_exception_ends_one_episode_and_names_line_task_and_owner(method: str, env: type[Own]) -> None:
+    _, odd = played_by(env, method, broken)
     assert odd.error is not None and odd.grade.reward is None
     kind, text = odd.error
-    line = broken.__code__.co_firstlineno + 2
+    line = broken.__code__.co_firstlineno + 1
     assert kind == "KeyError" and f"{__file__}, line {line}, in broken, task guess-1" in text
-    assert f"code of the environment {__name__}:{env.__name__}, not of Composer" in text
+    assert f"{__name__}:{env.__name__}, not of Composer" in text
 
 
 @pytest.mark.parametrize(
-    ("method", "value", "words"),
+    ("method", "value", "shown_value"),
     [
         ("grade", Grade(reward=math.nan), "reward=nan"),
-        ("grade", Grade(reward=math.inf), "reward=inf"),
-        ("grade", Grade(reward=-math.inf), "reward=-inf"),
         ("grade", Grade(reward="1"), "reward='1'"),
         ("grade", Grade(reward=True), "reward=True"),
-        ("grade", Grade(reward=1j), "reward=1j"),
         ("grade", Grade(reward=1.0, gt_pass=1), "gt_pass=1"),
-        ("grade", 1.0, "a Grade is needed"),
-        ("grade", None, "a Grade is needed"),
-        ("step", "text", "an Observation is needed"),
+        ("grade", 1.0, "returned 1.0"),
+        ("grade", Grade(reward=1.0, work="?"), "work='?'"),
+        ("step", "text", "returned 'text'"),
         ("step", Observation(None), "content=None"),
         ("step", Observation("x", stop=True), "stop=True"),
         ("step", Observation("x", returncode="0"), "returncode='0'"),
-        ("reset", "hello", "reset returned 'hello'"),
-        ("reset", [], "reset returned []"),
-        ("reset", [{"role": "user"}], "reset returned [{'role': 'user'}]"),
+        ("reset", "hello", "returned 'hello'"),
+        ("reset", [], "returned []"),
+        ("reset", [{"role": "user"}], "returned [{'role': 'user'}]"),
     ],
 )
-def test_values_that_no_environment_may_return_are_refused(method: str, value: Any, words: str) -> None:
-    first, odd, last = played(Own, method, value)
-    assert (first.error, last.error) == (None, None)
+def test_a_value_that_no_environment_may_return_ends_one_episode(method: str, value: Any, shown_value: str) -> None:
+    _, odd = played_by(Own, method, value)
     assert odd.error is not None and odd.grade.reward is None
-    assert words in odd.error[1] and "task guess-1" in odd.error[1] and "not of Composer" in odd.error[1]
+    assert shown_value in odd.error[1] and "task guess-1" in odd.error[1] and "not of Composer" in odd.error[1]
 
 
 def test_a_whole_number_is_a_reward() -> None:
-    assert played(Own, "grade", Grade(reward=1))[1].grade.reward == 1.0
+    assert played_by(Own, "grade", Grade(reward=1))[1].grade.reward == 1.0
+
+
+# The local sampler, and the end of the context
+
+
+def local(tiny: Path, cache: Path) -> LocalPolicy:
+    return LocalPolicy.open(PolicyConfig(model=str(tiny), max_tokens=24), cache=cache, listener=lambda *told: None)
 
 
 def test_the_local_sampler_is_asked_for_all_active_episodes_at_once_in_their_order(tiny: Path, tmp_path: Path) -> None:
     """Its arithmetic depends on the batch: ids and log-probs are those of a plain loop, to the bit."""
-    config = PolicyConfig(model=str(tiny), max_tokens=24)
-    policy = LocalPolicy.open(config, cache=tmp_path, listener=lambda *told: None)
-    tasks = GuessEnv().tasks("train", 5, 0)
-    episodes = play(lambda: GuessEnv(3), policy, [Episode(task, 0, 7) for task in tasks], max_steps=3)
+    policy, tasks = local(tiny, tmp_path), GuessEnv().tasks("train", 5, 0)
+    played = play(lambda: GuessEnv(3), policy, episodes(5, seed=7), max_steps=3)
 
     envs, said, over = [GuessEnv(3) for _ in tasks], [[] for _ in tasks], [False] * len(tasks)
     chats = [env.reset(task) for env, task in zip(envs, tasks, strict=True)]
     with policy.reusing_prefixes():  # as `play` does
         for step in range(3):
             active = [i for i in range(len(tasks)) if not over[i]]
-            if not active:
-                break
             seeds = {i: int(store.digest([f"{tasks[i].task_id}#0@7", step])[:15], 16) for i in active}
             held = {i: [*said[i][-1].prompt_ids, *said[i][-1].completion_ids] if said[i] else None for i in active}
-            for i, sample in zip(
-                active, policy.sample([Turn(list(chats[i]), seeds[i], held[i]) for i in active]), strict=True
-            ):
+            samples = policy.sample([Turn(list(chats[i]), seeds[i], held[i]) for i in active]) if active else []
+            for i, sample in zip(active, samples, strict=True):
                 said[i].append(sample)
                 over[i] = sample.finish_reason == "length"
                 if not over[i]:
-                    chats[i] += [
-                        {"role": "assistant", "content": sample.text},
-                        {"role": "user", "content": envs[i].step(sample.text).content},
-                    ]
-    told = [[(s.prompt_ids, s.completion_ids, s.logprobs) for s in samples] for samples in said]
-    assert [
-        [(s.prompt_ids, s.completion_ids, s.logprobs) for s in (x.sample for x in e.steps)] for e in episodes
-    ] == told
-    assert len({len(e.steps) for e in episodes}) > 1, "some episodes end before others, so batches shrink"
+                    chats[i].append({"role": "assistant", "content": sample.text})
+                    chats[i].append({"role": "user", "content": envs[i].step(sample.text).content})
+    sampled = [[step.sample for step in episode.steps] for episode in played]
+    ids, expected = (
+        [[(s.prompt_ids, s.completion_ids, s.logprobs) for s in samples] for samples in each]
+        for each in (sampled, said)
+    )
+    assert ids == expected
+    assert len({len(episode.steps) for episode in played}) > 1, "some episodes end before others, so batches shrink"
 
 
 class Counting(Says):
-    """A server that says how long each prompt was, or that it does not fit, or nothing."""
+    """A server that reports how long each prompt was, or that it does not fit, or nothing."""
 
     def __init__(self, tokens: int, usage: str) -> None:
         self.tokens, self.usage, self.turns = tokens, usage, []
 
     def sample(self, turns: list[Turn]) -> list[Sample]:
-        """Ten tokens of prompt for each message."""
         self.turns += turns
         return [self._one(turn) for turn in turns]
 
@@ -182,29 +214,25 @@ class Counting(Says):
     ],
 )
 def test_at_the_end_of_the_context_the_work_is_graded(usage: str, context_tokens: int | None, steps: int) -> None:
-    policy = Counting(10, usage)
-    tasks = GuessEnv().tasks("train", 1, 0)
     limits = EpisodeLimits(context_tokens=context_tokens)
-    (episode,) = play(lambda: GuessEnv(9), policy, [Episode(tasks[0], 0, 0)], max_steps=4, limits=limits)
+    (episode,) = play(lambda: GuessEnv(9), Counting(10, usage), episodes(1), max_steps=4, limits=limits)
     assert episode.error is None and episode.grade.reward == 1.0
     assert (len(episode.steps), episode.terminated_by) == (steps, "max_steps" if steps == 4 else "context")
 
 
 def test_a_tokenizer_counts_where_there_is_one(tiny: Path, tmp_path: Path) -> None:
-    policy = LocalPolicy.open(PolicyConfig(model=str(tiny), max_tokens=24), cache=tmp_path, listener=lambda *told: None)
-    task = GuessEnv().tasks("train", 1, 0)[0]
-    exact = policy.count_tokens(Turn(GuessEnv().reset(task), 0))
+    policy = local(tiny, tmp_path)
+    exact = policy.count_tokens(Turn(GuessEnv().reset(episodes(1)[0].task), 0))
     for room, steps in ((exact + 24, 1), (exact + 23, 0)):
         limits = EpisodeLimits(context_tokens=room)
-        (episode,) = play(lambda: GuessEnv(1), policy, [Episode(task, 0, 0)], max_steps=1, limits=limits)
+        (episode,) = play(lambda: GuessEnv(1), policy, episodes(1), max_steps=1, limits=limits)
         assert len(episode.steps) == steps and episode.error is None
     assert episode.terminated_by == "context"
 
 
-def test_the_policy_is_shown_the_last_observations_and_the_row_tells() -> None:
+def test_the_policy_is_shown_the_last_observations_and_the_row_records_it() -> None:
     policy = Counting(10, "server")
-    task = GuessEnv().tasks("train", 1, 0)[0]
-    (episode,) = play(lambda: GuessEnv(4), policy, [Episode(task, 0, 0)], max_steps=4, history="last 1")
+    (episode,) = play(lambda: GuessEnv(4), policy, episodes(1), max_steps=4, history="last 1")
     out, seen = "[22 characters left out]", "foo: command not found"
     assert [[m["content"] for m in turn.messages] for turn in policy.turns] == [
         ["say a"],
@@ -218,3 +246,392 @@ def test_the_policy_is_shown_the_last_observations_and_the_row_tells() -> None:
     assert states(rows) == [turn.messages for turn in policy.turns]
     row = payload(episode, policy, sandbox="none")["rollout"]
     assert all(c.ok for c in check([row], rows, 1) if c.name in ("state hash chain", "tuples complete"))
+
+
+# Episodes of a policy on a server, independent of each other
+
+
+class Asked:
+    """A policy on a server that takes its time for some tasks; counts what it is asked at once."""
+
+    capture_level, batch_size = "text", 8
+    config = PolicyConfig()
+
+    def __init__(self, delay: Callable[[Turn], float] = lambda turn: 0.0) -> None:
+        self.delay, self.now, self.most, self.drained = delay, 0, 0, False
+
+    async def ask(self, turn: Turn) -> Sample:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            await asyncio.sleep(self.delay(turn))
+        finally:
+            self.now -= 1
+        return Sample(text="a", prompt_tokens=4, completion_tokens=1, cost_usd=0.25)
+
+    async def drain(self) -> None:
+        self.drained = True
+
+
+class CountedEnv(GuessEnv):
+    """Counts how many steps and gradings run at once, and which environments are open."""
+
+    running: ClassVar[dict[str, int]] = {}
+    most: ClassVar[dict[str, int]] = {}
+    opened: ClassVar[set[int]] = set()
+    lock: ClassVar[Any] = threading.Lock()
+    slow_grade: ClassVar[str] = ""
+
+    def _timed(self, what: str, seconds: float) -> None:
+        with self.lock:
+            self.running[what] = self.running.get(what, 0) + 1
+            self.most[what] = max(self.most.get(what, 0), self.running[what])
+        time.sleep(seconds)
+        with self.lock:
+            self.running[what] -= 1
+
+    def reset(self, task: Task) -> Any:
+        self.opened.add(id(self))
+        return super().reset(task)
+
+    def step(self, text: str) -> Observation:
+        self._timed("steps", 0.01)
+        return super().step(text)
+
+    def grade(self) -> Grade:
+        assert self._task is not None
+        self._timed("gradings", 1.0 if self._task.task_id == self.slow_grade else 0.02)
+        return super().grade()
+
+    def close(self) -> None:
+        self.opened.discard(id(self))
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    for counted in (CountedEnv.running, CountedEnv.most, CountedEnv.opened):
+        counted.clear()
+    CountedEnv.slow_grade = ""
+
+
+def played(
+    policy: Asked,
+    count: int,
+    *,
+    limits: EpisodeLimits = NO_LIMITS,
+    in_flight: InFlight = InFlight(),  # noqa: B008
+    check: Callable[[], None] = lambda: None,
+    turns: int = 3,
+    finished: Callable[[Episode], None] = lambda episode: None,
+) -> list[Episode]:
+    """The episodes in the order in which they were finished."""
+    ended: list[Episode] = []
+
+    async def keep(episode: Episode) -> None:
+        ended.append(episode)
+        finished(episode)
+
+    asked, rules = episodes(count), Rules(10, limits)
+    make = lambda: CountedEnv(turns)  # noqa: E731
+    background.run(play_each(make, policy, asked, keep, rules=rules, in_flight=in_flight, check=check))
+    assert policy.drained and not any(episode.steps for episode in asked)
+    return ended
+
+
+def test_a_slow_answer_and_a_slow_grader_delay_no_other_episode() -> None:
+    slow = [True]
+    ended = played(Asked(lambda turn: slow.pop() * 2.0 if slow else 0.0), 12, in_flight=InFlight(episodes=2))
+    assert [e.task.task_id for e in ended][-1] == "guess-0" and len(ended) == 12
+    assert all(e.terminated_by == "answered" and len(e.steps) == 3 and e.grade.reward is not None for e in ended)
+    CountedEnv.slow_grade = "guess-0"
+    ended = played(Asked(), 12, in_flight=InFlight(episodes=2, gradings=2))
+    assert [e.task.task_id for e in ended][-1] == "guess-0" and len(ended) == 12
+
+
+def test_no_more_at_once_than_allowed_and_as_many_as_allowed() -> None:
+    policy = Asked(lambda turn: 0.03)
+    played(policy, 24, in_flight=InFlight(episodes=6, commands=3, gradings=2))
+    assert CountedEnv.most == {"steps": 3, "gradings": 2} and 4 <= policy.most <= 6
+
+
+def test_where_time_runs_out_the_work_is_graded() -> None:
+    ended = played(Asked(lambda turn: 0.1), 2, limits=EpisodeLimits(wall_s=0.15), turns=9)
+    assert [(e.terminated_by, e.error, len(e.steps)) for e in ended] == [("wall_time", None, 1)] * 2
+    assert sorted(e.grade.reward or 0.0 for e in ended) == [0.0, 1.0]
+
+
+def test_an_episode_costs_no_more_than_one_answer_beyond_its_limit() -> None:
+    ended = played(Asked(), 2, limits=EpisodeLimits(cost_usd=0.6), turns=9)
+    assert [(e.terminated_by, len(e.steps)) for e in ended] == [("cost", 3)] * 2
+
+
+def test_an_interrupt_is_heard_between_turns_and_every_environment_is_closed() -> None:
+    done: list[Episode] = []
+
+    def check() -> None:
+        if len(done) >= 3:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        played(Asked(lambda turn: 0.01), 40, check=check, in_flight=InFlight(episodes=4), finished=done.append)
+    assert 3 <= len(done) < 12 and CountedEnv.opened == set()
+
+
+def test_an_error_of_no_single_episode_ends_them_all_and_every_environment_is_closed() -> None:
+    class Refused(Asked):
+        async def ask(self, turn: Turn) -> Sample:
+            if turn.messages[0]["content"] == "say b":
+                raise UsageError("the key was refused")
+            return await super().ask(turn)
+
+    with pytest.raises(UsageError):
+        played(Refused(), 6)
+    assert CountedEnv.opened == set()
+
+
+def test_equal_work_gives_equal_tables_whatever_ended_first(tmp_path: Path) -> None:
+    def reply(body: dict, n: int) -> Reply:
+        said = "ab"[sum(len(message["content"]) for message in body["messages"]) % 2]
+        return Reply(body=answer(said * (body["seed"] % 3 + 1)), delay_s=(n * 7 % 5) / 100)
+
+    sizes = {"episodes": 1, "commands": 1, "gradings": 1}, {"episodes": 12, "commands": 4, "gradings": 3}
+    with serving(reply) as server:
+        runs = [
+            collected(tmp_path / str(i), server.url, "NumberedEnv", tasks=6, samples=2, in_flight=in_flight)
+            for i, in_flight in enumerate(sizes)
+        ]
+    for name in ("rollouts", "steps"):
+        one, other = (run.manifest.outputs[name]["content_sha256"] for run in runs)
+        assert one == other
+
+
+# Tool calls
+
+
+class CallsEnv(GuessEnv):
+    """Letters are said through a tool; `stop` ends the episode."""
+
+    tools = (
+        {
+            "name": "say",
+            "description": "Say a letter.",
+            "parameters": {
+                "type": "object",
+                "properties": {"letter": {"type": "string", "enum": ["a", "b"]}, "times": {"type": "integer"}},
+                "required": ["letter"],
+            },
+        },
+        {"name": "stop", "description": "Finish.", "parameters": {"type": "object", "properties": {}}},
+    )
+
+    def __init__(self) -> None:
+        super().__init__(turns=99)
+        self.wrong = 0
+
+    def use_tools(self) -> None:
+        """Nothing else is understood anyway."""
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> Observation:
+        if name == "stop":
+            return Observation("bye", commands=("stop",), stop="answered")
+        self._said.append(arguments["letter"] * arguments.get("times", 1))
+        return Observation(f"said {arguments['letter']}", commands=(f"say {arguments['letter']}",), returncode=0)
+
+    def malformed(self, error: str) -> Observation:
+        self.wrong += 1
+        return Observation(f"[{error}]", parse_error=error)
+
+
+def carried_out(*made: tuple[str, str]) -> tuple[CallsEnv, Observation]:
+    env = CallsEnv()
+    env.reset(env.tasks("train", 1, 0)[0])
+    return env, carry_out(env, write(Spoken("", tuple(ToolCall(*call) for call in made))))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "names"),
+    [
+        ("shout", "{}", ("'shout'", "say, stop")),
+        ("say", '{"letter": ', ("say", "JSON")),
+        ("say", '["a"]', ("say", "object")),
+        ("say", "{}", ("'letter'",)),
+        ("say", '{"letter": "a", "loud": true}', ("'loud'", "letter, times")),
+        ("say", '{"letter": 1}', ("'letter'", "string")),
+        ("say", '{"letter": "a", "times": true}', ("'times'", "integer")),
+        ("say", '{"letter": "c"}', ("'letter'", "['a', 'b']")),
+    ],
+)
+def test_a_wrong_call_is_answered_and_the_others_are_carried_out(name: str, arguments: str, names: tuple) -> None:
+    env, seen = carried_out((name, arguments), ("say", '{"letter": "b"}'))
+    assert all(word in str(seen.parse_error) for word in names) and env.wrong == 1
+    assert seen.commands == ("say b",) and seen.results == (f"[{seen.parse_error}]", "said b")
+    assert seen.content == "\n".join(seen.results) and seen.returncode == 0 and seen.stop is None
+
+
+def test_after_the_end_no_call_is_carried_out() -> None:
+    _, seen = carried_out(("stop", "{}"), ("say", '{"letter": "b"}'))
+    assert seen.stop == "answered" and seen.commands == ("stop",) and len(seen.results) == 2
+
+
+def native(*made: tuple[str | None, Any], text: str | None = None) -> dict[str, Any]:
+    """A server's answer with calls."""
+    body = answer("")
+    calls = [
+        {"id": f"x{n}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        for n, (name, arguments) in enumerate(made)
+    ]
+    body["choices"][0]["message"] = {"role": "assistant", "content": text, "tool_calls": calls}
+    return body
+
+
+def test_native_calls_and_calls_in_a_familys_format_are_recorded_alike(tmp_path: Path) -> None:
+    """The second server has no parser of calls: what the model writes comes as text."""
+    turns = [[("say", '{"letter": "a"}'), ("say", '{"letter": "b", "times": 2}')], [("say", '{"letter": 5}')]]
+    turns += [[], [("stop", "{}")]]
+
+    def parsed(body: dict, n: int) -> Reply:
+        return Reply(body=native(*turns[n], text="Hm.") if turns[n] else answer("Hm."))
+
+    def unparsed(body: dict, n: int) -> Reply:
+        blocks = [f'<tool_call>\n{{"name": "{name}", "arguments": {given}}}\n</tool_call>' for name, given in turns[n]]
+        return Reply(body=answer("\n".join(["Hm.", *blocks]) + "<|im_end|>" * bool(blocks)))
+
+    runs = []
+    for name, reply in (("native", parsed), ("qwen3", unparsed)):
+        with serving(reply) as server:
+            runs.append(collected(tmp_path / name, server.url, "CallsEnv", policy={"tool_calls": name}))
+            asked = server.requests
+        assert [tool["function"]["name"] for tool in asked[0]["tools"]] == ["say", "stop"]
+        _, said, one, two = asked[1]["messages"]
+        assert [call["function"]["name"] for call in said["tool_calls"]] == ["say", "say"] and said["content"] == "Hm."
+        assert [one["tool_call_id"], two["tool_call_id"]] == [call["id"] for call in said["tool_calls"]]
+        assert (one["role"], one["content"], two["content"]) == ("tool", "said a", "said b")
+        assert [m["role"] for m in asked[3]["messages"]][-3:] == ["tool", "assistant", "user"]
+    first, second = (run.rows(STEP) for run in runs)
+    recorded = ("action", "commands", "parse_error", "observation", "new_messages_json", "state_sha256", "reward")
+    assert [[row[name] for name in recorded] for row in first] == [[row[name] for name in recorded] for row in second]
+    assert [row["commands"] for row in first] == [["say a", "say b"], [], [], ["stop"]]
+    assert "string" in first[1]["parse_error"] and "found none" in first[2]["parse_error"]
+    (rollout,) = runs[0].rows(ROLLOUT)
+    assert rollout["reward"] == pytest.approx(1 / 3) and rollout["error_type"] is None
+    assert [tool["name"] for tool in json.loads(rollout["tools_json"])] == ["say", "stop"]
+    assert set(runs[0].manifest.summary["gate_failed"]) == {"actions well-formed"}  # two of four were not
+
+
+def test_arguments_that_are_an_object_and_names_that_are_missing_are_read(tmp_path: Path) -> None:
+    replies = [native(("say", {"letter": "a"}), (None, "")), native(("stop", None))]
+    with serving(lambda body, n: Reply(body=replies[n])) as server:
+        rows = collected(tmp_path, server.url, "CallsEnv", policy={"tool_calls": "native"}).rows(STEP)
+        assert len(server.requests) == 2
+    assert rows[0]["commands"] == ["say a"] and "no tool ''" in rows[0]["parse_error"]
+
+
+def test_an_environment_without_tools_is_refused(tmp_path: Path) -> None:
+    with serving(lambda body, n: Reply(body=answer("a"))) as server, pytest.raises(UsageError, match="guess"):
+        collected(tmp_path, server.url, "GuessEnv", policy={"tool_calls": "native"})
+
+
+def test_teachers_and_other_programs_get_the_tools_that_the_student_had(tmp_path: Path) -> None:
+    with serving(lambda body, n: Reply(body=native(("stop", "{}")))) as server:
+        rollouts = collected(tmp_path, server.url, "CallsEnv", policy={"tool_calls": "native"})
+        student, asked = server.requests[-1]["tools"], len(server.requests)
+        table = [{"name": "one", "model": "one", "base_url": server.url, "max_tokens": 64, "price": "unknown"}]
+        runner.execute("replay-teachers", {"rollouts": rollouts}, replay_teachers.Config(teachers=table), root=tmp_path)
+        of_teacher = server.requests[asked:]
+    assert student and of_teacher and all(body["tools"] == student for body in of_teacher)
+    (transcript,) = Transcripts(rollouts)
+    assert transcript.tools == [dict(tool) for tool in CallsEnv.tools]
+
+
+# The history `summarise`: the policy sums up what it can soon not read any more, in a step of its own
+
+LIMIT, SHOWN = 1200, 150
+
+
+class LongEnv(GuessEnv):
+    """Shows 150 characters at every step."""
+
+    def step(self, text: str) -> Observation:
+        self._said.append(text)
+        stop = "answered" if len(self._said) >= 12 else None
+        return Observation(f"{len(self._said):03d}" * (SHOWN // 3), commands=(text,), returncode=0, stop=stop)
+
+    def grade(self) -> Grade:
+        """What was acted on is what counts: no summary reaches the environment."""
+        return Grade(reward=float(len(self._said) == 12 and not any("summary" in text for text in self._said)))
+
+
+def summing_up(body: dict[str, Any], earlier: int) -> Reply:
+    """An action, or a summary where one is asked for; tokens are counted as bytes are."""
+    asked = body["messages"][-1]["content"].endswith(SUMMARY_PROMPT)
+    size = sum(len(message["content"].encode()) for message in body["messages"])
+    text = f"summary of {len(body['messages'])} messages" if asked else f"look {len(body['messages'])}"
+    return Reply(body=answer(text, size, len(text), cost=0.001))
+
+
+def summarised(root: Path, url: str, **more: Any) -> Run:
+    settings = {"history": "summarise", "limits": {"context_tokens": LIMIT}, "max_steps": 20, **more}
+    return collected(root, url, "LongEnv", policy={"max_tokens": 50}, **settings)
+
+
+def summaries(steps: list[Row]) -> list[Row]:
+    return [row for row in steps if orjson.loads(row["new_messages_json"])[-1]["content"] == SUMMARY_PROMPT]
+
+
+def test_a_policy_sums_up_before_its_context_is_full_and_a_repeated_rollout_pays_nothing_anew(tmp_path: Path) -> None:
+    with serving(strict(summing_up)) as server:
+        run = summarised(tmp_path, server.url)
+        asked = [body["messages"] for body in server.requests]
+        (rollout,), steps, content = run.rows(ROLLOUT), run.rows(STEP), run.manifest.outputs["steps"]["content_sha256"]
+        assert run.manifest.outcome.ok, run.manifest.summary
+        rmtree(run.path)
+        again = summarised(tmp_path, server.url)
+        assert len(server.requests) == len(asked) and again.manifest.outputs["steps"]["content_sha256"] == content
+    made = summaries(steps)
+    assert rollout["terminated_by"] == "answered" and rollout["reward"] == 1.0 and len(made) >= 2
+    assert len(steps) == len(asked) == 12 + len(made)
+    assert {row["history"] for row in steps} == {rollout["history"]} == {"summarise"}
+    assert [(row["commands"], row["observation"]) for row in made] == [([], AFTER_SUMMARY)] * len(made)
+    sizes = [sum(len(message["content"]) for message in messages) for messages in asked]
+    assert max(sizes) + 50 <= LIMIT < sum(len(row["observation"]) for row in steps)
+    roles = [message["role"] for message in asked[-1]]
+    assert roles == ["user", "assistant"] * (len(roles) // 2) + ["user"], "they take turns, as templates want it"
+    after = asked[asked.index(next(m for m in asked if m[-1]["content"].endswith(SUMMARY_PROMPT))) + 1]
+    assert [m["content"] for m in after] == ["say a", made[0]["action"], AFTER_SUMMARY]
+    assert rollout["cost_usd"] == pytest.approx(0.001 * len(steps))
+    assert rollout["prompt_tokens"] == sum(sizes)
+    assert rollout["completion_tokens"] == sum(len(row["action"]) for row in steps)
+    assert states(steps) == asked
+    assert state_digests(steps) == [row["state_sha256"] for row in steps]
+
+
+def test_limits_hold_for_a_policy_that_sums_up(tmp_path: Path) -> None:
+    """Where a summary would not fit, the work is graded as it is; summaries do not count against the steps."""
+    with serving(summing_up) as server:
+        full = summarised(tmp_path / "full", server.url, limits={"context_tokens": 260})
+        steps = summarised(tmp_path / "steps", server.url, max_steps=10).rows(STEP)
+    assert full.rows(ROLLOUT)[0]["terminated_by"] == "context" and not summaries(full.rows(STEP))
+    assert len(summaries(steps)) >= 1 and len(steps) - len(summaries(steps)) == 10
+    assert steps[-1]["terminated_by"] == "max_steps"
+    with pytest.raises(ValueError, match=r"limits\.context_tokens"):
+        collect.Config(history="summarise")
+
+
+@pytest.mark.parametrize("role", ["user", "tool"])
+def test_what_is_shown_begins_at_the_last_summary(role: str) -> None:
+    def say(who: str, what: str) -> dict[str, str]:
+        return {"role": who, "content": what}
+
+    opening, ask, after = (
+        [say("system", "s"), say("user", "task")],
+        say("user", SUMMARY_PROMPT),
+        say("user", AFTER_SUMMARY),
+    )
+    one = [*opening, say("assistant", "a"), say(role, "seen")]
+    assert shown(one, "summarise") == one
+    merged = say("user", f"seen\n\n{SUMMARY_PROMPT}")
+    assert shown([*one, ask], "summarise") == ([*one[:-1], merged] if role == "user" else [*one, ask])
+    two = [*one, ask, say("assistant", "sum"), after]
+    assert shown(two, "summarise") == [*opening, say("assistant", "sum"), after]
+    three = [*two, say("assistant", "b"), say(role, "more"), ask, say("assistant", "sums"), after]
+    assert shown(three, "summarise") == [*opening, say("assistant", "sums"), after]
