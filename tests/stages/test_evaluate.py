@@ -1,23 +1,28 @@
-"""evaluate without training: models behind a server, rollouts that were recorded, planned looks."""
+"""evaluate: trainings, models behind a server and recorded rollouts as arms; planned looks; what is not compared."""
 
 import shutil
 
 import orjson
 import pytest
 from support.server import Reply, answer, serving
+from support.trainings import ENV, metrics_of, trained
+from transformers import AutoModelForCausalLM
 
 from composer_cli.show.runs import folders, name
 from stages import collect, evaluate
 from stages.errors import BadInput, UsageError
+from stages.evaluation.verdict import EXIT_CODES
+from stages.policy.adapters import CheckpointInfo
+from stages.policy.base import PolicyConfig
 from stages.runs import runner
-from stages.runs.kinds import EVAL_ITEM
+from stages.runs.kinds import CHECKPOINT, EVAL_ITEM
 from stages.runs.run import Inputs, Run
 from stages.runs.stage import assign_inputs
 
-ENV = "support.environments:GuessEnv"
+HELD_OUT = evaluate.Config(env={"name": ENV, "split": "eval"}, tasks=5)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def url():
     """Model `right` says the letter that is asked for, `wrong` another one."""
 
@@ -29,9 +34,15 @@ def url():
         yield server.url
 
 
-def recorded(root, url, model, **more):
-    config = collect.Config(env={"name": ENV}, policy={"model": model, "base_url": url}, **{"tasks": 14, **more})
-    return Run(runner.execute("collect", {}, config, root=root / model).path)
+@pytest.fixture
+def recorded(artifacts, url):
+    """Rollouts of a model on the server; equal ones are the same run."""
+
+    def run(model, **more):
+        config = collect.Config(env={"name": ENV}, policy={"model": model, "base_url": url}, **{"tasks": 14, **more})
+        return Run(runner.execute("collect", {}, config, root=artifacts / model).path)
+
+    return run
 
 
 def evaluated(root, inputs, **settings):
@@ -43,6 +54,74 @@ def evaluated(root, inputs, **settings):
 
 def models(url):
     return {"A": {"model": "wrong", "base_url": url}, "B": {"model": "right", "base_url": url}}
+
+
+# Trainings as arms
+
+
+def test_arms_train_and_are_judged(tmp_path, artifacts, tiny, pairs):
+    a = trained(artifacts, tiny)
+    b = trained(artifacts, tiny, "B", pairs, weights={"dpo": 1.0, "sft": 1.0})
+    c = trained(artifacts, tiny, "C", pairs, weights={"sft": 1.0})
+    AutoModelForCausalLM.from_pretrained(b.folder(CHECKPOINT))
+    metrics = metrics_of(b)
+    assert len(metrics) == 2 and metrics[0]["dpo/denominator"] > 0 and "sft/loss" in metrics[0]
+    assert b.manifest.outputs["checkpoint"]["sha256"] != c.manifest.outputs["checkpoint"]["sha256"]
+
+    run = Run(runner.execute("evaluate", {"arms": [a, b, c]}, HELD_OUT, root=tmp_path).path)
+    items = run.rows(EVAL_ITEM)
+    assert {item["arm"] for item in items} == {"start", "A", "B", "C"} and len(items) == 20
+    assert all(item["sampled_tokens"] > 0 for item in items)
+    verdict = orjson.loads((run.path / "verdict.json").read_bytes())
+    assert verdict["decision"] in {"INVALIDATED", "PARTIAL", "UNDERPOWERED"}, "one seed validates nothing"
+    assert run.manifest.outcome.exit_code == EXIT_CODES[verdict["decision"]] and run.manifest.outcome.ok
+    assert verdict["decision"] in (run.path / "report.txt").read_text()
+    assert (run.path / "chart.svg").read_bytes().startswith(b"<?xml")
+    done = []
+    pilot, text = evaluate.study([run], HELD_OUT, lambda *ready: done.append(ready))
+    assert done == [("designs", number, 7) for number in range(1, 7)]
+    assert pilot["rates"]["pass_rate"][1] == "pilot" and pilot["rates"]["seed_sd"][1] == "assumed"
+    assert pilot["pilots"] == (f"evaluate/{run.path.name}",) and f"evaluate/{run.path.name}" in text
+
+
+def test_a_checkpoint_records_what_was_trained(tmp_path, tiny):
+    a = trained(tmp_path, tiny)
+    info = CheckpointInfo.of(a)
+    assert (info.arm, info.train_seed, info.env, info.split) == ("A", 0, ENV, "train")
+    assert info.start == PolicyConfig(model=str(tiny), max_tokens=20)
+    assert set(info.task_ids) == {f"guess-{i}" for i in range(4)}
+    (a.path / "checkpoint.json").unlink()
+    with pytest.raises(BadInput, match=r"checkpoint\.json"):
+        evaluate.plan(Inputs({"arms": a}), HELD_OUT)
+
+
+def test_arms_that_cannot_be_compared_are_refused(artifacts, tiny):
+    a = trained(artifacts, tiny)
+    from_a = trained(artifacts, a.folder(CHECKPOINT), "B")
+    for arms, words in (([a, a], "given twice"), ([a, from_a], "did not start from the same model"), ([], "nothing")):
+        with pytest.raises(BadInput, match=words):
+            evaluate.plan(Inputs({"arms": arms}), HELD_OUT)
+
+
+def test_choosing_an_environment_does_not_choose_its_training_tasks():
+    assert evaluate.Config().env.split == evaluate.Config(env={"name": ENV}).env.split == "eval"
+    assert evaluate.Config(env={"name": ENV, "turns": 3}).env.options == {"turns": 3}
+
+
+def test_tasks_that_an_arm_was_trained_on_are_refused(tmp_path, artifacts, tiny):
+    a = trained(artifacts, tiny)
+    alone = evaluate.Config(env={"name": ENV, "split": "train"}, tasks=6)
+    named = alone.model_copy(update={"baseline": "start", "treatment": "A"})
+    remedy = "'B'.*start, A.*--set baseline=start --set treatment=A"
+    with pytest.raises(UsageError, match=remedy):
+        evaluate.plan(Inputs({"arms": a}), alone)
+    for config, words in ((alone, remedy), (named, r"4 of 6 tasks, for example guess-\d, .*arm .A.")):
+        with pytest.raises(UsageError, match=words):
+            runner.execute("evaluate", {"arms": a}, config, root=tmp_path)
+    assert not list((tmp_path / "evaluate").glob("2*"))
+
+
+# Models behind a server, and planned looks
 
 
 def test_models_behind_a_server_are_arms_and_play_no_more_than_needed(tmp_path, url):
@@ -66,63 +145,62 @@ def test_looks_that_decide_nothing_play_everything(tmp_path, url):
     assert "All 2 planned looks were taken" in verdict["why"]
 
 
-def test_recorded_rollouts_are_arms(tmp_path, url):
-    runs = [recorded(tmp_path, url, model) for model in ("right", "wrong")]
-    inputs = assign_inputs(evaluate.STAGE, runs)
-    run, verdict = evaluated(tmp_path, inputs, baseline="wrong", treatment="right", control=None)
+# Recorded rollouts as arms
+
+
+@pytest.fixture
+def both(recorded):
+    """Recorded rollouts of both models, as inputs."""
+    return assign_inputs(evaluate.STAGE, [recorded(model) for model in ("right", "wrong")])
+
+
+NAMES = {"baseline": "wrong", "treatment": "right", "control": None}
+
+
+def test_recorded_rollouts_are_arms(tmp_path, both):
+    run, verdict = evaluated(tmp_path, both, **NAMES)
     assert {item["arm"] for item in run.rows(EVAL_ITEM)} == {"right", "wrong"}
     assert verdict["gain"]["estimate"] == 1.0 and verdict["gain"]["num_tasks"] == 14
-    assert "(sign flips of each family's difference, " in verdict["gain"]["method"]
-    _, fixed = evaluated(tmp_path, inputs, baseline="wrong", treatment="right", control=None, units="fixed")
-    assert "sign flips of each task's difference within its family" in fixed["gain"]["method"]
+    assert "each family's difference" in verdict["gain"]["method"]
+    _, fixed = evaluated(tmp_path, both, **NAMES, units="fixed")
+    assert "each task's difference within its family" in fixed["gain"]["method"]
 
 
-def test_recorded_rollouts_of_other_tasks_are_compared_on_what_is_shared(tmp_path, url):
-    inputs = {"recorded": [recorded(tmp_path, url, "right"), recorded(tmp_path, url, "wrong", tasks=13)]}
-    names = {"baseline": "wrong", "treatment": "right", "control": None}
-    _, refused = evaluated(tmp_path, inputs, **names)
+def test_recorded_rollouts_of_other_tasks_are_compared_on_what_is_shared(tmp_path, recorded):
+    inputs = {"recorded": [recorded("right"), recorded("wrong", tasks=13)]}
+    _, refused = evaluated(tmp_path, inputs, **NAMES)
     assert refused["decision"] == "INVALID-RUN" and "missing=excluded" in refused["why"]
-    _, verdict = evaluated(tmp_path, inputs, **names, missing="excluded")
-    assert verdict["gain"]["num_tasks"] == 13 and "not every arm has them: 1 task." in verdict["why"]
+    _, verdict = evaluated(tmp_path, inputs, **NAMES, missing="excluded")
+    assert verdict["gain"]["num_tasks"] == 13 and "1 task." in verdict["why"]
 
 
-def test_two_runs_of_one_model_cannot_be_told_apart(tmp_path, url):
-    run = recorded(tmp_path, url, "right")
+def test_two_runs_of_one_model_cannot_be_told_apart(tmp_path, recorded):
+    run = recorded("right")
     other = shutil.copytree(run.path, tmp_path / "other")
     with pytest.raises(BadInput, match="both hold rollouts of right"):
         evaluated(tmp_path, {"recorded": [run, Run(other)]}, baseline="right", treatment="right")
 
 
-def test_arms_that_do_not_exist_are_refused_with_the_names_that_do(tmp_path, url):
-    inputs = assign_inputs(evaluate.STAGE, [recorded(tmp_path, url, model) for model in ("right", "wrong")])
-    asked = "arm 'A', and the arms here are right, wrong.* --set baseline=right --set treatment=wrong"
-    for do in (evaluate.plan, lambda inputs, config: runner.execute("evaluate", inputs, config, root=tmp_path)):
-        with pytest.raises(UsageError, match=asked):
-            do(inputs, evaluate.Config(env={"name": ENV}))
-    with pytest.raises(UsageError, match="The treatment is to be the arm 'B'"):
-        evaluate.plan(inputs, evaluate.Config(baseline="right"))
-    assert not list((tmp_path / "evaluate").glob("*/manifest.json"))
+def test_arms_that_do_not_exist_are_refused_with_the_names_that_do(both):
+    with pytest.raises(UsageError, match=r"'A'.*right, wrong.* --set baseline=right --set treatment=wrong"):
+        evaluate.plan(both, evaluate.Config(env={"name": ENV}))
+    with pytest.raises(UsageError, match="'B'"):
+        evaluate.plan(both, evaluate.Config(baseline="right"))
 
 
-@pytest.mark.parametrize("model", ["org/right", "../right", "right" * 60, "a\nright"])
-def test_a_models_name_cannot_move_the_run(tmp_path, url, model):
+@pytest.mark.parametrize("model", ["../right", "right" * 60, "a\nright"])
+def test_a_models_name_cannot_move_the_run(tmp_path, url, recorded, model):
     """The folder is where `status`, `show` and `latest` look, and the work is not repeated."""
-    inputs = assign_inputs(evaluate.STAGE, [recorded(tmp_path, url, "wrong")])
+    inputs = assign_inputs(evaluate.STAGE, [recorded("wrong")])
     policies = {model: {"model": "right", "base_url": url}}
-    run, _ = evaluated(tmp_path, inputs, policies=policies, tasks=14, baseline="wrong", treatment=model, control=None)
+    asked = {"policies": policies, "tasks": 14, "baseline": "wrong", "treatment": model, "control": None}
+    run, _ = evaluated(tmp_path, inputs, **asked)
     assert [name(path) for path in folders(tmp_path)] == [f"evaluate/{run.path.name}"]
     assert (tmp_path / "evaluate" / "latest").resolve() == run.path and len(run.path.name) < 200
-    again, _ = evaluated(tmp_path, inputs, policies=policies, tasks=14, baseline="wrong", treatment=model, control=None)
+    again, _ = evaluated(tmp_path, inputs, **asked)
     assert again.path == run.path and again.manifest.attempts == 1
 
 
-def test_a_comparison_of_recorded_rollouts_is_named_after_their_environment(tmp_path, url):
-    inputs = assign_inputs(evaluate.STAGE, [recorded(tmp_path, url, model) for model in ("right", "wrong")])
-    config = evaluate.Config(baseline="wrong", treatment="right", control=None)
-    run = Run(runner.execute("evaluate", inputs, config, root=tmp_path).path)
+def test_a_comparison_of_recorded_rollouts_is_named_after_their_environment(tmp_path, both):
+    run = Run(runner.execute("evaluate", both, evaluate.Config(**NAMES), root=tmp_path).path)
     assert run.manifest.label == "guess-right-vs-wrong" and "kata" not in run.path.name
-
-
-def test_nothing_to_compare_is_said():
-    with pytest.raises(BadInput, match="There is nothing to compare"):
-        evaluate.plan(Inputs(), evaluate.Config())

@@ -12,14 +12,20 @@ from stages.runs.run import Run
 ENV = "support.environments:GuessEnv"
 SMALL = {"steps": 2, "prompts_per_step": 2, "generations": 4}
 """Optimisation of two steps."""
+LORA = {"rank": 4, "alpha": 8.0}
 
 
-def trained(root: Path, model: Path, arm: str, pairs: Run | None = None, **more: Any) -> Run:
-    """A run of train of one arm."""
-    config = train.Config(
-        env={"name": ENV}, policy={"model": str(model), "max_tokens": 20}, tasks=4, arm=arm, optimisation=SMALL, **more
-    )
-    return Run(runner.execute("train", {"pairs": pairs} if pairs else {}, config, root=root).path)
+def settings(model: Path | str, **more: Any) -> train.Config:
+    """Settings of a small training; `policy` and `optimisation` change theirs one by one."""
+    policy = {"model": str(model), "max_tokens": 20} | more.pop("policy", {})
+    size = SMALL | more.pop("optimisation", {})
+    return train.Config(**{"env": {"name": ENV}, "tasks": 4, "policy": policy, "optimisation": size, **more})
+
+
+def trained(root: Path, model: Path | str, arm: str = "A", pairs: Run | None = None, **more: Any) -> Run:
+    """A run of train of one arm; equal settings below one root are trained once."""
+    given = {"pairs": pairs} if pairs else {}
+    return Run(runner.execute("train", given, settings(model, arm=arm, **more), root=root).path)
 
 
 def metrics_of(run: Run) -> list[dict[str, Any]]:

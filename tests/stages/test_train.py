@@ -1,0 +1,498 @@
+"""train: whole models and adapters, channels, teachers, several processes, replicas; equal trainings, equal bytes."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from importlib.util import find_spec
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from pydantic import ValidationError
+from safetensors.torch import load_file
+from support.command_line import until
+from support.models import save_tiny, tiny_model
+from support.replicas import PROCESSES, command
+from support.s3 import s3 as s3
+from support.server import Reply, answer, serving
+from support.trainings import ENV, LORA, metrics_of, settings, trained
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from stages import collect, evaluate, export, train
+from stages.diloco import rounds as in_store
+from stages.errors import BadInput, UsageError
+from stages.policy import adapters
+from stages.policy.base import PolicyConfig
+from stages.policy.local import load_model
+from stages.runs import runner, store
+from stages.runs.bucket import open_bucket
+from stages.runs.kinds import CHECKPOINT, EVAL_ITEM, HINT, ROLLOUT, STEP, TRAINING_REWARD
+from stages.runs.run import Inputs, Interrupted, Run
+from stages.training import replicas
+from stages.training.channels import CHANNELS
+from stages.training.scoring import Tree, score, token_log_probs
+
+TESTS = Path(__file__).resolve().parents[1]
+TREE = Tree([5, 6, 7], ([8, 9, 10], [4, 5]))
+
+
+@pytest.fixture
+def arm(artifacts: Path, tiny: Path) -> Run:
+    """A training of all weights by GRPO alone."""
+    return trained(artifacts, tiny)
+
+
+@pytest.fixture
+def adapted(artifacts: Path, tiny: Path) -> Run:
+    """A training of an adapter by GRPO alone."""
+    return trained(artifacts, tiny, adapter=LORA)
+
+
+def checkpoint_bytes(run: Run) -> bytes:
+    (file,) = run.folder(CHECKPOINT).glob("*.safetensors")
+    return file.read_bytes()
+
+
+@torch.no_grad()
+def scores(model: str, cache: Path, **more: Any) -> torch.Tensor:
+    """Log-probs of a tree's tokens under a model that is opened as a policy."""
+    opened = load_model(PolicyConfig(model=model), cache=cache, listener=lambda *told: None, **more)[0].eval()
+    return token_log_probs(opened, score(opened, [TREE]))
+
+
+# What a run holds
+
+
+@pytest.mark.parametrize("more", [{}, {"adapter": LORA}], ids=["whole", "adapter"])
+def test_the_same_training_gives_the_same_bytes(
+    tmp_path: Path, artifacts: Path, tiny: Path, more: dict[str, Any]
+) -> None:
+    assert checkpoint_bytes(trained(tmp_path, tiny, **more)) == checkpoint_bytes(trained(artifacts, tiny, **more))
+
+
+def test_rollouts_and_rewards_are_tables_of_the_run(arm: Run) -> None:
+    rollouts, rewards = arm.rows(ROLLOUT), arm.rows(TRAINING_REWARD)
+    assert len(rollouts) == len(rewards) == 2 * 2 * 4 and {row["source"] for row in rollouts} == {"train"}
+    assert [row["rollout_id"] for row in rollouts] == [row["rollout_id"] for row in rewards]
+    assert {row["rollout_id"] for row in arm.rows(STEP)} == {row["rollout_id"] for row in rollouts}
+    for step, logged in enumerate(metrics_of(arm)):
+        paid = [row["reward"] for row in rewards if row["training_step"] == step]
+        assert sum(paid) / len(paid) == pytest.approx(logged["reward"], abs=1e-6)
+    assert arm.rows(HINT) == []
+
+
+def test_metrics_can_be_read_while_the_training_goes_on(tmp_path: Path, tiny: Path) -> None:
+    seen: list[int] = []
+
+    def listener(what: str, done: int, total: int) -> None:
+        seen.extend(len(path.read_bytes().splitlines()) for path in tmp_path.glob("train/2*/metrics.jsonl"))
+
+    config = settings(tiny, optimisation={"steps": 3})
+    run = Run(runner.execute("train", {}, config, root=tmp_path, listener=listener).path)
+    assert seen and 1 <= seen[0] <= 3 and seen == sorted(seen)
+    assert [line["step"] for line in metrics_of(run)] == [1, 2, 3]
+
+
+def test_a_training_whose_rewards_are_all_equal_is_reported(tmp_path: Path, tiny: Path, arm: Run) -> None:
+    indifferent = {"name": "support.environments:IndifferentEnv"}
+    equal = trained(tmp_path, tiny, env=indifferent, policy={"max_tokens": 8}, optimisation={"steps": 1})
+    for run, expected in ((equal, True), (arm, False)):
+        assert run.manifest.summary["all_rewards_equal"] is expected
+        assert ("nothing was learned" in (run.path / "report.txt").read_text()) is expected
+
+
+@pytest.mark.parametrize(
+    ("more", "name"),
+    [
+        ({"weights": {"taid": 1.0}}, "teacher"),
+        ({"hints": {"source": "llm"}}, r"hints\.llm"),
+        ({"policy": {"temperature": 0.0}}, "advantage"),
+        ({"policy": {"base_url": "http://x"}}, "cannot be trained"),
+        ({"pairs": {"loss_type": "exo_pair"}}, "loss_type"),
+        ({"optimisation": {"steps": 20}, "diloco": {"store": "memory:///", "inner_steps": 6}}, r"20.*inner_steps.*6"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(more: dict[str, Any], name: str) -> None:
+    with pytest.raises(ValidationError, match=name):
+        train.Config(**more)
+
+
+def test_what_cannot_be_trained_is_refused_before_the_first_rollout(tmp_path: Path, tiny: Path, pairs: Run) -> None:
+    stranger = save_tiny(tmp_path / "other", characters="abcdefghijkm\u0120")
+    refused: list[tuple[str, dict[str, Any]]] = [
+        (r"weights\.dpo is 1", {"weights": {"dpo": 1.0}}),
+        ("no channel uses them", {"pairs": pairs}),
+        (r"token 12 is 'm' there and 'l' here", {"weights": {"taid": 1.0}, "teacher": {"model": str(stranger)}}),
+        (r"no Linear query\. It has: .*q_proj", {"adapter": {**LORA, "targets": ["query"]}}),
+    ]
+    for words, more in refused:
+        with pytest.raises(UsageError, match=words):
+            trained(tmp_path, tiny, **more)
+    assert not list(tmp_path.glob("train/2*"))
+
+
+# Channels and teachers
+
+
+def test_any_micro_batch_is_the_same_step(tmp_path: Path, artifacts: Path, tiny: Path, pairs: Run) -> None:
+    """More micro-batches than pairs too; every channel, gradient norms and cosines among them."""
+    teacher = {"model": str(save_tiny(tmp_path / "teacher", seed=5))}
+
+    def row(**micro: int) -> dict[str, Any]:
+        size = {"steps": 1, "gradient_cosine_every": 1, **micro}
+        more: dict[str, Any] = {"weights": dict.fromkeys(CHANNELS, 1.0), "hints": {"per_step": 3}, "teacher": teacher}
+        config = settings(tiny, policy={"max_tokens": 12}, optimisation=size, **more, pairs={"per_step": 2})
+        return metrics_of(Run(runner.execute("train", {"pairs": pairs}, config, root=artifacts).path))[0]
+
+    whole = row()
+    assert {f"gradient/norm/{name}" for name in ("grpo", *CHANNELS)} <= whole.keys()
+    assert -1.0 <= whole["gradient/cosine/dpo~sft"] <= 1.0
+    compared = [n for n in whole if n.partition("/")[0] in {*CHANNELS, "gradient"} or n in ("loss", "grad_norm")]
+    for micro in ({"micro_batch": 1}, {"max_tokens_per_micro_batch": 40}):
+        cut = row(**micro)
+        for name in compared:
+            assert cut[name] == pytest.approx(whole[name], rel=1e-3, abs=2e-4), (name, micro)
+
+
+@pytest.mark.parametrize(
+    ("hints", "adapter"),
+    [
+        ({"teacher": "ema", "importance_clip": 2.0}, {}),
+        ({"teacher": "trust-region", "tail": False}, {}),
+        ({"source": "rollout", "success_reward": 0.05}, {}),
+        ({"teacher": "ema"}, LORA),
+        ({"teacher": "trust-region"}, LORA),
+    ],
+)
+def test_self_distillation_in_upstreams_modes(
+    artifacts: Path, tiny: Path, hints: dict[str, Any], adapter: dict[str, Any]
+) -> None:
+    run = trained(artifacts, tiny, "D", weights={"sdpo": 1.0}, hints=hints, adapter=adapter)
+    assert all(row["sdpo/loss"] >= 0 and row["sdpo/turns"] > 0 < row["sdpo/denominator"] for row in metrics_of(run))
+    if hints.get("source") == "rollout":
+        shown = {row["source"] for row in run.rows(HINT)}
+        assert shown and shown <= {row["rollout_id"] for row in run.rows(ROLLOUT)}
+
+
+def test_hints_of_a_model_are_asked_at_once_for_the_turns_that_are_used(tmp_path: Path, tiny: Path) -> None:
+    lock, now, most = threading.Lock(), 0, 0
+
+    def reply(body: dict[str, Any], n: int) -> Reply:
+        nonlocal now, most
+        with lock:
+            now, most = now + 1, max(most, now + 1)
+        time.sleep(0.2)
+        with lock:
+            now -= 1
+        return Reply(body=answer(f"Think of {n % 3}."))
+
+    with serving(reply) as server:
+        hints = {"source": "llm", "llm": {"model": "adviser", "base_url": server.url}, "per_step": 4}
+        run = trained(tmp_path, tiny, "D", weights={"sdpo": 1.0}, hints=hints)
+        assert len(server.requests) <= 2 * 4 and most > 1
+    rows = run.rows(HINT)
+    assert [row["training_step"] for row in rows] == [0] * 4 + [1] * 4
+    assert {row["source"] for row in rows} == {"adviser"} and all(row["hint"].startswith("Hint: Think") for row in rows)
+    assert [row["sdpo/turns"] for row in metrics_of(run)] == [4.0, 4.0]
+
+
+def test_a_teacher_whose_head_is_padded_teaches(tmp_path: Path, tiny: Path) -> None:
+    padded = tmp_path / "padded"
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny), AutoTokenizer.from_pretrained(tiny)
+    model.resize_token_embeddings(len(tokenizer) + 13, mean_resizing=False)
+    model.save_pretrained(padded)
+    tokenizer.save_pretrained(padded)
+    weights = {"taid": 1.0, "eopd": 1.0}
+    plain, wide = (
+        metrics_of(trained(tmp_path, tiny, "T", weights=weights, teacher={"model": str(path)}))[0]
+        for path in (tiny, padded)
+    )
+    assert plain["taid/loss"] == pytest.approx(wide["taid/loss"], rel=1e-6)
+    assert plain["eopd/loss"] == pytest.approx(wide["eopd/loss"], rel=1e-6, abs=1e-7)
+
+
+# Adapters: the base stays as it is, a checkpoint knows its base, and stages take it as a policy
+
+
+def test_a_checkpoint_is_an_adapter_in_float32_with_its_base(adapted: Run, tiny: Path) -> None:
+    folder = adapted.folder(CHECKPOINT)
+    names = {path.name for path in folder.iterdir()}
+    assert {"adapter_config.json", "adapter_model.safetensors", "composer_base.json", "tokenizer.json"} <= names
+    assert "model.safetensors" not in names and not [name for name in names if name.endswith((".bin", ".pt"))]
+    weights = load_file(folder / "adapter_model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32} and not [n for n in weights if "head" in n]
+    assert all(tensor.abs().sum() > 0 for name, tensor in weights.items() if "lora_B" in name), "nothing was learned"
+    record = orjson.loads((folder / "composer_base.json").read_bytes())
+    assert (record["model"], record["dtype"]) == (str(tiny), "float32")
+
+
+def test_only_the_file_names_the_base_as_the_user_wrote_it(tmp_path: Path, tiny: Path) -> None:
+    """Whenever a model is saved, peft looks for the config of the base that it names, on the hub if it is no folder."""
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny), LoraConfig(r=2, target_modules=["q_proj"]))
+    base = adapters.AdapterBase(model="world:student", weights="0", dtype="float32")
+    adapters.save_adapter(model, base, tmp_path / "adapter")
+    saved = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert saved["base_model_name_or_path"] == base.model
+    assert model.peft_config["default"].base_model_name_or_path == str(tiny)
+
+
+def test_the_folder_of_a_model_is_hashed_once_in_a_training(tmp_path: Path, tiny: Path) -> None:
+    """Settings, checkpoint and adapter's record all name it by its bytes, which may be many."""
+    model = shutil.copytree(tiny, tmp_path / "model")
+    newest = max(path.stat().st_ctime for path in model.iterdir())
+    time.sleep(max(0.0, newest + store.CTIME_MARGIN_S + 0.1 - time.time()))  # files that change are hashed again
+    read, listening = [0], [True]
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if listening and event == "open" and arguments[0] == str(model / "model.safetensors"):
+            read[0] += 1
+
+    sys.addaudithook(hook)
+    trained(tmp_path, model, adapter=LORA, optimisation={"steps": 1})
+    listening.clear()
+    assert read[0] == 1
+
+
+def test_an_adapter_can_be_left_beside_its_base_or_merged(tmp_path: Path, tiny: Path) -> None:
+    run = trained(tmp_path, tiny, optimisation={"learning_rate": 1e-2}, adapter={**LORA, "dora": True})
+    folder = run.folder(CHECKPOINT)
+    assert any("magnitude" in name for name in load_file(folder / "adapter_model.safetensors"))
+    beside, start = scores(str(folder), tmp_path, merged=False), scores(str(tiny), tmp_path)
+    assert (beside - start).abs().max() > 1e-3
+    torch.testing.assert_close(beside, scores(str(folder), tmp_path), atol=1e-5, rtol=1e-4)
+    written = Run(runner.execute("export", {"checkpoint": run}, export.Config(format="merged"), root=tmp_path).path)
+    torch.testing.assert_close(scores(str(written.path / "merged"), tmp_path), beside, atol=1e-5, rtol=1e-4)
+    merged, base = (load_file(path / "model.safetensors") for path in (written.path / "merged", tiny))
+    assert merged.keys() == base.keys()
+    assert written.manifest.counts["changed_weights"] > 0.9 * written.manifest.counts["adapted_weights"]
+
+
+@pytest.mark.parametrize("more", [{"rslora": True}, {"targets": ["q_proj", "v_proj"], "dropout": 0.1}])
+def test_forms_of_lora(tmp_path: Path, tiny: Path, more: dict[str, Any]) -> None:
+    folder = trained(tmp_path, tiny, adapter={**LORA, **more}).folder(CHECKPOINT)
+    names = set(load_file(folder / "adapter_model.safetensors"))
+    assert any("mlp" in name for name in names) == ("targets" not in more)
+    assert torch.isfinite(scores(str(folder), tmp_path)).all()
+
+
+@pytest.mark.slow
+def test_a_stopped_training_ends_in_the_same_adapter(tmp_path: Path, tiny: Path, adapted: Run) -> None:
+    def stop(what: str, done: int, of: int) -> None:
+        if what == "training steps" and done == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    config = settings(tiny, arm="A", adapter=LORA)
+    with pytest.raises(Interrupted):
+        runner.execute("train", {}, config, root=tmp_path, listener=stop)
+    resumed = Run(runner.execute("train", {}, config, root=tmp_path, resume=True).path)
+    assert checkpoint_bytes(resumed) == checkpoint_bytes(adapted)
+
+
+def test_the_reference_is_the_base_with_the_adapter_off(tmp_path: Path, tiny: Path) -> None:
+    """No second copy: GRPO's KL is zero while the adapter still is, and the trainer holds one model."""
+    run = trained(tmp_path, tiny, optimisation={"beta": 0.5, "learning_rate": 1e-2}, adapter=LORA)
+    first, second = metrics_of(run)
+    assert first["kl"] == 0 and second["kl"] > 0
+    assert "ref" not in {path.name for path in run.folder(CHECKPOINT).iterdir()}
+
+
+def test_collect_and_evaluate_take_an_adapter_as_a_policy(tmp_path: Path, adapted: Run) -> None:
+    policy = {"model": str(adapted.folder(CHECKPOINT)), "max_tokens": 16}
+    rollouts = collect.Config(env={"name": ENV}, policy=policy, tasks=2, samples=2)
+    assert len(Run(runner.execute("collect", {}, rollouts, root=tmp_path).path).rows(ROLLOUT)) == 4
+    compare = evaluate.Config(env={"name": ENV, "split": "eval"}, tasks=2, baseline="start", treatment="A")
+    items = Run(runner.execute("evaluate", {"arms": adapted}, compare, root=tmp_path).path).rows(EVAL_ITEM)
+    assert {item["arm"] for item in items} == {"A", "start"} and not [i for i in items if i["error_type"]]
+
+
+def test_training_goes_on_from_an_adapter(tmp_path: Path, adapted: Run) -> None:
+    first = adapted.folder(CHECKPOINT)
+    second = trained(tmp_path, first, adapter=LORA).folder(CHECKPOINT)
+    assert torch.isfinite(scores(str(second), tmp_path)).all()
+    assert (trained(tmp_path, first).folder(CHECKPOINT) / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        ("another base", r"was trained on .* the model there now has"),
+        ("composer_base.json", r"composer_base\.json"),
+        ("adapter_model.safetensors", "pickled adapters"),
+    ],
+)
+def test_an_adapter_that_is_incomplete_or_of_another_base_is_refused(
+    tmp_path: Path, adapted: Run, damage: str, words: str
+) -> None:
+    folder = shutil.copytree(adapted.folder(CHECKPOINT), tmp_path / "copy")
+    if damage == "another base":
+        record = orjson.loads((folder / "composer_base.json").read_bytes())
+        other = shutil.copytree(record["model"], tmp_path / "base")
+        (other / "generation_config.json").write_text("{}")
+        (folder / "composer_base.json").write_bytes(orjson.dumps({**record, "model": str(other)}))
+    else:
+        (folder / damage).unlink()
+    with pytest.raises(BadInput, match=words):
+        scores(str(folder), tmp_path)
+
+
+# Several processes under torchrun: one run, one voice, and nothing left waiting
+
+
+def torchrun(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Two processes of the command."""
+    paths = os.pathsep.join([str(TESTS), str(TESTS.parent)])
+    program = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "composer_cli"]
+    return subprocess.run(
+        [sys.executable, *program, *words, "--artifacts", str(root)],
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+
+
+def words_of(model: Path, *given: str) -> list[str]:
+    """The words of a training on the command line with these settings."""
+    words = [word for setting in ("policy.max_tokens=10", *given) for word in ("--set", setting)]
+    return ["train", "--env", ENV, "--policy", str(model), *words]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_one_run_by_two_processes(tmp_path: Path, tiny: Path) -> None:
+    size = ("steps=1", "prompts_per_step=2", "generations=2")
+    words = words_of(tiny, "tasks=2", *(f"optimisation.{part}" for part in size))
+    done = torchrun(tmp_path, *words)
+    assert done.returncode == 0, done.stderr
+    (folder,) = tmp_path.glob("train/2*")
+    run = Run(folder)
+    assert done.stdout.strip().endswith(str(folder)) and done.stdout.count("arm A") == 1
+    assert done.stderr.count("train: starts") == 1
+    assert run.manifest.models["policy"]["training"]["processes"] == 2
+    assert len(run.rows(ROLLOUT)) == 4
+
+    again = torchrun(tmp_path, *words)
+    assert again.returncode == 0 and again.stderr.count("up to date") == 1, again.stderr
+
+    refused = torchrun(tmp_path, *words, "--set", "optimisation.loss_type=bnpo")
+    assert refused.returncode != 0 and refused.stderr.count("processes would take another step than one") == 1
+    assert len(list(tmp_path.glob("train/2*"))) == 1
+
+    other = torchrun(tmp_path, "collect", "--limit", "1")
+    assert other.returncode != 0 and "composer collect runs in one process, and this is one of 2" in other.stderr
+    assert not (tmp_path / "collect").exists()
+
+
+# Replicas in processes of their own that share nothing but a folder or a bucket
+
+needs_obstore = pytest.mark.skipif(find_spec("obstore") is None, reason="the extra `diloco` is not installed")
+
+
+class Replicas:
+    """`composer train --diloco` at work: one folder of artifacts a replica, as on machines of their own."""
+
+    def __init__(self, root: Path, url: str, model: Path, number: int, **variables: str) -> None:
+        self.root, self.variables = root, variables
+        size = ("steps=6", "prompts_per_step=2", "generations=4", "save_every=1", "threads=1", "learning_rate=0.01")
+        diloco = ("inner_steps=2", "timeout_s=150", "outer_momentum=0")
+        given = (*(f"optimisation.{part}" for part in size), *(f"diloco.{part}" for part in diloco))
+        self.words = [*words_of(model, "tasks=4", *given), "-q", "--diloco", url, "--replicas", str(number)]
+
+    def start(self, name: str, *more: str) -> BaseProcess:
+        words = [*self.words, "--artifacts", str(self.root / name), *more]
+        process = PROCESSES.Process(target=command, args=(words, self.root / name, self.variables))
+        process.start()
+        return process
+
+    def end(self, name: str, process: BaseProcess) -> Run:
+        process.join(200)
+        assert process.exitcode == 0, (self.root / name / "stderr").read_text()
+        return Run(next((self.root / name / "train").glob("2*")))
+
+
+def members(run: Run) -> list[list[int]]:
+    """The replicas of each round."""
+    return [held["replicas"] for held in store.read_json(run.path / "diloco.json")["rounds"]]
+
+
+@needs_obstore
+@pytest.mark.slow
+def test_two_replicas_end_alike_and_one_of_them_is_killed_on_the_way(tmp_path: Path, tiny: Path) -> None:
+    """Killed in its second round and resumed, it goes on in the round that the other one waits for."""
+    both, grace = Replicas(tmp_path, f"file://{tmp_path}/bucket", tiny, 2), ("-s", "diloco.grace_s=100")
+    other, killed = both.start("b", *grace), both.start("a", *grace)
+    mark = "train/2*/scratch/trainer/checkpoint-3/composer.json"
+    until(lambda: list((tmp_path / "a").glob(mark)) or not killed.is_alive(), 200)
+    os.kill(killed.pid or 0, signal.SIGKILL)
+    killed.join()
+    runs = [both.end("a", both.start("a", "--resume", *grace)), both.end("b", other)]
+    assert checkpoint_bytes(runs[0]) == checkpoint_bytes(runs[1]) != (tiny / "model.safetensors").read_bytes()
+    assert members(runs[1]) == [[0, 1]] * 3
+    played = [{row["rollout_id"]: row["reward"] for row in run.rows(ROLLOUT)} for run in runs]
+    assert played[0] != played[1], "each plays its own"
+    assert sorted(run.manifest.outcome.summary["replica"] for run in runs) == [0, 1]
+    assert [run.manifest.counts["done"] for run in runs] == [6, 6]
+    late = both.end("c", both.start("c", *grace))
+    assert checkpoint_bytes(late) == checkpoint_bytes(runs[0])
+    assert late.manifest.outcome.summary["rounds_taken_part"] == 0
+
+
+@needs_obstore
+@pytest.mark.slow
+def test_replicas_meet_in_an_s3_bucket(tmp_path: Path, tiny: Path, s3: dict[str, str]) -> None:
+    both = Replicas(tmp_path, "s3://runs/first", tiny, 2, **s3)
+    runs = [both.end(name, process) for name, process in [(name, both.start(name)) for name in "ab"]]
+    assert checkpoint_bytes(runs[0]) == checkpoint_bytes(runs[1]) and members(runs[0]) == [[0, 1]] * 3
+
+
+def replica(**diloco: Any) -> train.Config:
+    return train.Config(optimisation={"steps": 20}, diloco={"store": "memory:///", "inner_steps": 5, **diloco})
+
+
+def test_few_rounds_for_the_outer_momentum_are_a_warning_before_training() -> None:
+    def warnings(config: train.Config) -> list[str]:
+        return [note for note in train.plan(Inputs({}), config).notes if note.startswith("WARNING")]
+
+    (note,) = warnings(replica(outer_momentum=0.9))
+    assert "4 outer steps" in note and "0.9" in note
+    assert warnings(replica(outer_momentum=0, inner_steps=2)) == warnings(train.Config()) == []
+
+
+@needs_obstore
+def test_replicas_of_one_machine_have_folders_of_their_own_and_share_all_other_settings(tmp_path: Path) -> None:
+    assert replica(replica=3).label().endswith("-s0-r3")
+    assert replica(replica=3).identity() != replica(replica=2).identity()
+    shared = [replicas.shared_settings(replica(replica=number).identity()) for number in (0, 1)]
+    assert shared[0] == shared[1]
+    bucket = open_bucket(f"file://{tmp_path}/run")
+    in_store.agree(bucket, shared[0])
+    with pytest.raises(UsageError, match=r"diloco\.codec is 'int8' there and 'int4' here"):
+        in_store.agree(bucket, replicas.shared_settings(replica(codec="int4").identity()))
+
+
+def test_the_same_weights_in_another_folder_are_the_same(tmp_path: Path, tiny: Path) -> None:
+    copy = shutil.copytree(tiny, tmp_path / "copy")
+    one, other = (replicas.shared_settings(settings(model).identity()) for model in (tiny, copy))
+    assert one == other
+
+
+def test_statistics_beside_parameters_are_refused() -> None:
+    assert len(replicas.trained(tiny_model())) == len(list(tiny_model().named_parameters()))
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    with pytest.raises(UsageError, match=r"1\.running_mean"):
+        replicas.trained(model)
+
+
+def test_a_missing_extra_is_named() -> None:
+    code = "import sys; sys.modules['obstore'] = None\nfrom stages.runs.bucket import open_bucket\nopen_bucket('file:///x')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert "file:///x needs obstore" in done.stderr
