@@ -19,7 +19,8 @@ from records import needed
 
 needed("starlette", "uvicorn", by="python -m pip install -c constraints.txt -e .")
 
-from support.browser import PROGRAM, browsing
+from needs import NEEDS
+from support.browser import browsing
 from support.view_site import multiplied, rollout_path, serving_view
 
 from stages.runs import queries
@@ -48,7 +49,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--pictures", type=Path)
     given = parser.parse_args()
-    if PROGRAM is None:
+    if NEEDS["chromium"].found() is None:
         sys.exit("benchmarks/view.py needs a Chromium. Type: apt install chromium")
     print(
         "| rollouts | page | first byte, ms (least) | paint (least) | load (least) |\n| --- | --- | --- | --- | --- |"

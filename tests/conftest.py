@@ -6,13 +6,14 @@ import os
 import subprocess
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from jaxtyping import install_import_hook
-from support import checker, ray_nodes, real_vllm
+from needs import NEEDS, skip_without
+from support import checker
 from support.command_line import call, collect, repair, teachers
 from support.server import serving
 
@@ -38,6 +39,26 @@ SECONDS = "composer/seconds"
 LAST_S = 60
 seconds: dict[str, float] = defaultdict(float)
 ended: dict[str, float] = {}
+untested: list[str] = []
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let `-m ray` select the tests that need Ray, and so on for every need."""
+    for name, need in NEEDS.items():
+        config.addinivalue_line("markers", f"{name}: needs {need.get}")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark a test by the name of each thing that it needs."""
+    for name in (name for mark in item.iter_markers("needs") for name in mark.args):
+        item.add_marker(name)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test, before its fixtures are made, where something is absent that it needs."""
+    for mark in item.iter_markers("needs"):
+        skip_without(*mark.args)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -47,9 +68,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Add up what each file takes, and when it ended."""
+    """Add up what each file takes, when it ended, and why tests were skipped."""
     seconds[report.location[0]] += report.duration
     ended[report.location[0]] = time.monotonic()
+    if report.skipped and isinstance(report.longrepr, tuple) and "NOT TESTED" in report.longrepr[2]:
+        untested.append(report.longrepr[2].removeprefix("Skipped: "))
 
 
 def pytest_collection_finish() -> None:
@@ -59,7 +82,9 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Report at the end of a complete run which files ran last, and what is not installed and so was not tested."""
+    """Report at the end what was not tested as this machine lacks it, and, of a complete run, which files ran last."""
+    for reason, tests in sorted(Counter(untested).items()):
+        terminalreporter.write_line(f"{reason} ({tests} tests)", yellow=True, bold=True)
     if config.args_source is pytest.Config.ArgsSource.ARGS:
         return
     if hasattr(config, "cache"):
@@ -67,9 +92,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     last = [file for file in seconds if ended[file] > time.monotonic() - LAST_S]
     rows = (f"{file} {seconds[file]:.0f} s" for file in sorted(last, key=lambda file: -seconds[file])[:5])
     terminalreporter.write_line(f"running in the last {LAST_S} s: {', '.join(rows)}")
-    missing = {real_vllm.MISSING: real_vllm.interpreter() is None, ray_nodes.MISSING: not ray_nodes.INSTALLED}
-    for sentence in (sentence for sentence, absent in missing.items() if absent):
-        terminalreporter.write_line(sentence, yellow=True, bold=True)
 
 
 @pytest.fixture(autouse=True)

@@ -7,14 +7,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from needs import needs
 from support import container_image
 
 ROOT = Path(__file__).parents[1]
-WHY = container_image.missing()
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(WHY is not None, reason=f"the Containerfile was NOT built: {WHY}"),
-]
+pytestmark = [pytest.mark.slow, needs("podman")]
 DEPENDENCIES = sysconfig.get_path("purelib")
 """What the base image of a user fetches, and the one made here lacks, is lent from this environment."""
 

@@ -37,9 +37,6 @@ from stages.runs import store
 from stages.runs.kinds import PAIR, ROLLOUT, STEP, TASK, TEACHER_ACTION
 from stages.runs.run import Run, RunOutcome
 
-pytest.importorskip("starlette", reason="starlette is not installed here, so `composer view` cannot be tried")
-pytest.importorskip("uvicorn", reason="uvicorn is not installed here, so `composer view` cannot be tried")
-
 
 @pytest.fixture(scope="module")
 def artifacts(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:

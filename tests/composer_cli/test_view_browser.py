@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.browser import PROGRAM, Tab, browsing
+from needs import needs
+from support.browser import Tab, browsing
 from support.runs import written
 from support.view_site import (
     EVALUATION,
@@ -22,13 +23,7 @@ from support.view_site import (
 
 from composer_cli.view import page
 
-pytest.importorskip("starlette", reason="starlette is not installed here, so `composer view` cannot be tried")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        PROGRAM is None, reason="there is no Chromium here: install Debian's `chromium` to try the pages"
-    ),
-]
+pytestmark = [pytest.mark.slow, needs("chromium")]
 SECOND = 1000.0
 
 

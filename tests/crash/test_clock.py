@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from needs import needs, where
 from support.models import save_tiny
 from support.server import Reply, Server, answer, serving
 
@@ -69,12 +69,10 @@ class Clock:
     """The clock of processes that are started with `environment`."""
 
     def __init__(self, folder: Path) -> None:
-        compiler = shutil.which("cc")
-        if compiler is None:
-            pytest.skip("The wall clock of a process can only be moved with a C compiler (cc), which is not installed.")
         library, self._offset = folder / "clock.so", folder / "offset"
         (folder / "clock.c").write_text(SOURCE)
-        subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, folder / "clock.c", "-ldl"], check=True)
+        words = [where("compiler"), "-shared", "-fPIC", "-O1", "-o", library, folder / "clock.c", "-ldl"]
+        subprocess.run(words, check=True)
         self.environment = {**os.environ, "LD_PRELOAD": str(library), "CLOCK_OFFSET": str(self._offset)}
         self.set(0)
 
@@ -109,7 +107,7 @@ TESTS = Path(__file__).resolve().parents[1]
 PATHS = os.pathsep.join([str(TESTS), str(TESTS.parent)])
 ENV = "support.environments:NumberedEnv"
 EVERY_S = 0.15
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), needs("compiler")]
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from needs import needs
 from support.chains import entry
 from support.disturbances import (
     PARTS,
@@ -31,7 +32,7 @@ from support.disturbances import (
     two_at_once,
     workers,
 )
-from support.ray_nodes import alone, jobs, needs_ray
+from support.ray_nodes import alone, jobs
 from support.server import Reply, Server, answer, serving
 
 from stages import collect
@@ -150,7 +151,7 @@ def ray_worker(process: BaseProcess, moment: random.Random) -> int | None:
     return moment.choice(found) if found else None
 
 
-@needs_ray
+@needs("ray")
 @pytest.mark.parametrize("part", ["ray", "a worker of ray"])
 def test_ray(part: str, server: Server, tmp_path: Path) -> None:
     with alone() as address:

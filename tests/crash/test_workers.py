@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from needs import needs
 from support.command_line import call, command, environment
-from support.ray_nodes import TESTS, cluster, needs_ray
+from support.ray_nodes import TESTS, cluster
 from support.server import Reply, Server, answer, serving
 
 from stages import collect
@@ -50,7 +51,7 @@ def asked_again(server: Server) -> int:
     return counts.total() - len(counts)
 
 
-@needs_ray
+@needs("ray")
 def test_two_nodes_of_three_are_killed(tmp_path: Path) -> None:
     with serving(patient) as server:
         expected = contents(runner.execute("collect", {}, config(server), root=tmp_path / "here").path)

@@ -4,10 +4,10 @@ import os
 import re
 import runpy
 import subprocess
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from needs import needs
 from support.documents import BIN, DOCUMENTS, FENCE, ROOT
 
 from stages import STAGES
@@ -49,7 +49,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
 
 
-@pytest.mark.skipif(find_spec("mkdocs") is None, reason="mkdocs is absent: the reference's packages were not compared")
+@needs("mkdocs")
 def test_the_reference_holds_every_package() -> None:
     site = runpy.run_path(str(ROOT / "docs" / "pages.py"))
     assert set(site["PACKAGES"]) == {path.parent.name for path in (ROOT / "stages").glob("*/__init__.py")}

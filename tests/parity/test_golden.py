@@ -2,16 +2,16 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from needs import REAL, needs
 
 from parity.golden_case import GOLDEN, Tolerance, differences, recorded_cases
 from parity.runners import RUNNERS, not_run
 
 CASES = list(recorded_cases())
-SHARED = Path(__file__).parents[3] / "shared" / "golden"
+SHARED = REAL.parent / "golden"
 
 
 @pytest.mark.parametrize("chunk_tokens", [None, 2])
@@ -72,7 +72,7 @@ def test_a_gradient_may_be_zero_where_upstreams_is_nan() -> None:
     assert not Tolerance(0, 0, zero_meets_nan=True).accepts(0.1, float("nan"))
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared golden files are not next to this checkout")
+@needs("real")
 def test_the_golden_files_are_the_shared_ones() -> None:
     own = {file.name: file.read_bytes() for file in GOLDEN.glob("*.json")}
     assert {file.name: file.read_bytes() for file in SHARED.glob("*.json")} == own

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.foreign import REAL, jsonl, needs_real
-from support.real_openenv import PYTHON, needs_openenv
+from needs import REAL, needs, where
+from support.foreign import jsonl
 
 from stages import compare_substrates as substrates
 from stages.compare_substrates import Side, cleaner, table
@@ -76,9 +76,10 @@ def test_a_users_file_is_held_to_the_same_gate(compared, tmp_path):
     assert run.manifest.summary["cleaner"] == "002a" and "nothing is said" not in run.read_file("report.txt").decode()
 
 
-@needs_real
+@needs("real")
 def test_a_real_run_is_read(compared):
-    _, theirs = sides(compared(tasks=1, traces=str(REAL / "wiki-search" / "qwen3-4b-instruct-2507.results.jsonl.gz")))
+    traces = REAL / "trajectories" / "wiki-search" / "qwen3-4b-instruct-2507.results.jsonl.gz"
+    _, theirs = sides(compared(tasks=1, traces=str(traces)))
     assert (
         theirs["rollouts"] == 60 and theirs["capture_levels"].keys() == {"text"} and theirs["nulls"]["step.returncode"]
     )
@@ -129,20 +130,20 @@ def test_a_model_behind_a_server_is_refused():
         substrates.Config(policy={"model": "m", "base_url": "http://127.0.0.1:9/v1"})
 
 
-@needs_openenv
+@needs("openenv")
 @pytest.mark.slow
 def test_through_an_openenv_server_the_rollouts_are_those_of_this_process(compared, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
-    through = compared(through="openenv", openenv_python=PYTHON)
+    through = compared(through="openenv", openenv_python=where("openenv"))
     assert steps(through) == steps(compared(folder="two"))
     assert "through an OpenEnv server" in through.read_file("report.txt").decode()
 
 
-@needs_openenv
+@needs("openenv")
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_hundred_rollouts_through_an_openenv_server_meet_the_gate(compared):
-    run = compared(env="kata", tasks=25, samples=4, max_tokens=12, through="openenv", openenv_python=PYTHON)
+    run = compared(env="kata", tasks=25, samples=4, max_tokens=12, through="openenv", openenv_python=where("openenv"))
     ours, _ = sides(run)
     assert ours["rollouts"] == ours["planned"] == 100 and run.manifest.counts["failed"] == 0
     of_a_random_model = {"actions well-formed", "nothing truncated"}

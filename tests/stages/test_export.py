@@ -7,7 +7,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from support.foreign import INSTANCE, PATCH, REAL, call, document, jsonl, needs_real
+from needs import REAL, needs
+from support.foreign import INSTANCE, PATCH, call, document, jsonl
 
 from stages import collect, export, import_traces
 from stages.errors import BadInput, ComposerError
@@ -233,13 +234,12 @@ def test_an_export_is_an_artifact_that_notices_damage(tmp_path: Path, imported: 
     assert "completions_00000.parquet has 1 bytes" in str(written.damage())
 
 
-@needs_real
+@needs("real")
 @pytest.mark.slow
 @pytest.mark.parametrize("wanted", ["trl", "openenv", "verifiers"])
 def test_real_rollouts_round_trip(imported: Any, exported: Exporting, wanted: str) -> None:
-    before = imported(
-        *(REAL / name for name in ("wiki-search", "nemo-gym", "openhands", "swe-agent", "inspect", "mini-swe-agent"))
-    )
+    names = ("wiki-search", "nemo-gym", "openhands", "swe-agent", "inspect", "mini-swe-agent")
+    before = imported(*(REAL / "trajectories" / name for name in names))
     after = imported(exported(before, wanted).path)
     kept = {row["rollout_id"] for row in after.rows(ROLLOUT)}
     same = ("rollout_id", "step", "new_messages_json", "state_sha256", "action", "observation", "done")

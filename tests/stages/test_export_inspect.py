@@ -1,21 +1,18 @@
 """export inspect: archives of the documented shape, read back by our importer and by inspect_ai itself."""
 
 import json
-import os
-import shutil
 import socket
 import subprocess
-import sys
 import time
 import zipfile
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NotRequired
 
 import pytest
+from needs import needs, where
 from pydantic import ConfigDict, TypeAdapter, with_config
-from support.browser import PROGRAM, browsing
+from support.browser import browsing
 from support.foreign import jsonl
 from typing_extensions import TypedDict
 
@@ -135,14 +132,6 @@ class Sample(TypedDict):
 
 SAMPLE = TypeAdapter(Sample)
 """Reads a sample; what does not fit is an error."""
-
-
-PYTHON = os.environ.get("COMPOSER_INSPECT") or (sys.executable if find_spec("inspect_ai") else "")
-
-needs_inspect = pytest.mark.skipif(
-    not shutil.which(PYTHON),
-    reason="inspect_ai is absent: its own reader did NOT read the export. COMPOSER_INSPECT names a Python that has it",
-)
 
 
 WHO = ("rollout_id", "task_id", "env", "family", "split", "reward", "gt_pass", "model", "num_steps", "terminated_by")
@@ -284,11 +273,11 @@ print(json.dumps(found))
 """
 
 
-@needs_inspect
+@needs("inspect")
 def test_inspect_ai_itself_reads_it(tmp_path: Path) -> None:
     written = exported(imported(talk(tmp_path), tmp_path), tmp_path)
     done = subprocess.run(
-        [PYTHON, "-W", "error::UserWarning", "-c", READER, str(written.path)], capture_output=True, text=True
+        [where("inspect"), "-W", "error::UserWarning", "-c", READER, str(written.path)], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     first, second = json.loads(done.stdout)
@@ -308,16 +297,15 @@ def test_inspect_ai_itself_reads_it(tmp_path: Path) -> None:
     assert first["summaries"][0] == ["e/k", 1, 6]
 
 
-@needs_inspect
+@needs("inspect", "chromium")
 @pytest.mark.slow
-@pytest.mark.skipif(PROGRAM is None, reason="Chromium is absent: inspect's own viewer did NOT open the export")
 def test_its_own_viewer_shows_it(tmp_path: Path) -> None:
     written = exported(imported(talk(tmp_path), tmp_path), tmp_path)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [PYTHON, "-m", "inspect_ai", "view", "start", "--log-dir", str(written.path), "--port", str(port)]
-    viewer = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    words = ["-m", "inspect_ai", "view", "start", "--log-dir", str(written.path), "--port", str(port)]
+    viewer = subprocess.Popen([where("inspect"), *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 60
         while socket.socket().connect_ex(("127.0.0.1", port)):

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.foreign import INSTANCE, REAL, call, document, jsonl, needs_real
+from needs import REAL, needs
+from support.foreign import INSTANCE, call, document, jsonl
 
 from stages import extract_pairs
 from stages.errors import BadInput, UsageError
@@ -137,9 +138,9 @@ def test_only_imported_rollouts_may_come_without_teachers(tmp_path: Path, collec
         assign_inputs(extract_pairs.STAGE, [collected()])
 
 
-@needs_real
+@needs("real")
 def test_real_wiki_search_gives_pairs(tmp_path: Path) -> None:
-    run = extracted(tmp_path, imported(tmp_path, REAL / "wiki-search"))
+    run = extracted(tmp_path, imported(tmp_path, REAL / "trajectories" / "wiki-search"))
     pairs = run.rows(PAIR)
     assert len(pairs) >= 20 and all(p["chosen"] != p["rejected"] for p in pairs)
     assert {p["rule"] for p in pairs} == {"majority_over_student", "student_over_minority"}
@@ -149,9 +150,9 @@ def test_real_wiki_search_gives_pairs(tmp_path: Path) -> None:
     assert not sides[0] & sides[1]
 
 
-@needs_real
+@needs("real")
 def test_real_submissions_to_one_instance_give_pairs(tmp_path: Path) -> None:
-    rollouts = imported(tmp_path, REAL / "nemo-gym")
+    rollouts = imported(tmp_path, REAL / "trajectories" / "nemo-gym")
     pairs = extracted(tmp_path, rollouts).rows(PAIR)
     resolved = {r["task_id"] for r in rollouts.rows(ROLLOUT) if r["gt_pass"]}
     assert len(pairs) >= 40 and {p["task_id"] for p in pairs} <= resolved

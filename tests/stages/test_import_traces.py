@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.foreign import INSTANCE, REAL, document, jsonl, needs_real
+from needs import REAL, needs
+from support.foreign import INSTANCE, document, jsonl
 
 from stages.errors import BadInput
 from stages.formats import FORMATS, readers
@@ -154,7 +155,7 @@ def test_a_named_format_takes_no_other(tmp_path: Path, imported: Importing) -> N
         imported(tmp_path / "results.jsonl", format="nemo-gym")
 
 
-@needs_real
+@needs("real")
 @pytest.mark.slow
 def test_everything_real_in_one_run(imported: Importing) -> None:
     run = imported(REAL)

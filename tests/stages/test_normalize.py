@@ -7,7 +7,8 @@ from typing import Any
 
 import orjson
 import pytest
-from support.data_juicer import REAL_PROGRAM, needs_real, stand_in
+from needs import needs, where
+from support.data_juicer import stand_in
 from support.foreign import jsonl
 from support.runs import written
 
@@ -144,14 +145,14 @@ def test_a_recipe_is_identified_by_its_content(tmp_path: Path, recipe: str) -> N
         JuicerConfig(recipe=str(tmp_path / "nowhere.yaml")).identity()
 
 
-@needs_real
+@needs("data-juicer")
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # at its first start it looks for more packages than pip gave it
 def test_data_juicer_itself_drops_what_is_short_and_what_is_equal(
     tmp_path: Path, make: Callable[..., Run], recipe: str
 ) -> None:
     Path(recipe).write_text(Path(recipe).read_text() + "  - document_deduplicator:\n")
-    run = make(played(tmp_path, "A" * 40, "no", "B" * 50, "A" * 40), command=REAL_PROGRAM)
+    run = make(played(tmp_path, "A" * 40, "no", "B" * 50, "A" * 40), command=where("data-juicer"))
     told = {row["rollout_id"]: row for row in run.rows(SELECTION)}
     assert [told[f"r{i}"]["kept"] for i in range(4)] == [True, False, True, False]
     assert told["r3"]["reason"] == "document_deduplicator, like r0"

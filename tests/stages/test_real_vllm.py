@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import real_vllm
+from needs import needs
 from support.command_line import command, environment
 from support.models import tiny_tokenizer
 from support.several import train_all
@@ -29,12 +29,7 @@ from stages.runs.kinds import ROLLOUT, STEP
 from stages.runs.run import Run
 from stages.training.scoring import Tree, score, token_log_probs
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.slow,
-    pytest.mark.timeout(1800),
-    pytest.mark.skipif(real_vllm.interpreter() is None, reason=real_vllm.MISSING),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), needs("vllm")]
 ROOT = Path(__file__).parents[2]
 VARIED = {"name": "support.environments:VariedEnv"}
 """Where rewards are all equal, no step changes a weight, and a server that is never updated goes unnoticed."""

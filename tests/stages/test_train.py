@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 import pytest
 import torch
+from needs import needs
 from peft import LoraConfig, get_peft_model
 from pydantic import ValidationError
 from safetensors.torch import load_file
@@ -447,6 +448,7 @@ def test_two_replicas_end_alike_and_one_of_them_is_killed_on_the_way(tmp_path: P
 
 
 @needs_obstore
+@needs("moto")
 @pytest.mark.slow
 def test_replicas_meet_in_an_s3_bucket(tmp_path: Path, tiny: Path, s3: dict[str, str]) -> None:
     both = Replicas(tmp_path, "s3://runs/first", tiny, 2, **s3)

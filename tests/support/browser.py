@@ -3,7 +3,6 @@
 import base64
 import json
 import os
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -11,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-"""None where there is none."""
+from needs import where
+
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--no-first-run", "--mute-audio")
 
 
@@ -119,9 +118,8 @@ class Tab:
 @contextmanager
 def browsing(folder: Path) -> Iterator[Tab]:
     """A tab of a browser of its own, whose profile lies in `folder`."""
-    assert PROGRAM is not None
     (there_in, send), (receive, there_out) = os.pipe(), os.pipe()
-    words = [PROGRAM, *FLAGS, f"--user-data-dir={folder / 'profile'}", "about:blank"]
+    words = [where("chromium"), *FLAGS, f"--user-data-dir={folder / 'profile'}", "about:blank"]
 
     def attach() -> None:
         one, other = os.dup(there_in), os.dup(there_out)

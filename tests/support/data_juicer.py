@@ -1,15 +1,8 @@
-"""Data-Juicer for tests: a program with its arguments, and itself where COMPOSER_DATA_JUICER names it."""
+"""A program with the arguments of Data-Juicer."""
 
-import os
 import sys
 from pathlib import Path
 
-import pytest
-
-REAL_PROGRAM = os.environ.get("COMPOSER_DATA_JUICER", "")
-needs_real = pytest.mark.skipif(
-    not REAL_PROGRAM, reason="COMPOSER_DATA_JUICER names no dj-process: Data-Juicer itself was NOT run"
-)
 STAND_IN = """#!{python}
 import json, os, sys
 told = dict(zip(sys.argv[1::2], sys.argv[2::2]))

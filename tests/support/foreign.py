@@ -5,15 +5,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from stages.formats import files, reading, rows
 from stages.formats.base import Drop, Trajectory
 from stages.formats.reading import FileCount
 from stages.formats.reports import Sidecars
 
-REAL = Path(__file__).resolve().parents[3] / "shared" / "real" / "trajectories"
-needs_real = pytest.mark.skipif(not REAL.is_dir(), reason=f"{REAL} is absent: real trajectories were NOT imported")
 INSTANCE = "owner__repo-12"
 PATCH = "diff --git a/f.py b/f.py\n"
 

@@ -4,24 +4,13 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
-INSTALLED = find_spec("ray") is not None
 NO_JOB = (b"ray::IDLE", b"ray::DashboardAgent", b"ray::RuntimeEnvAgent")
-MISSING = (
-    "NOT TESTED: Ray is not installed, so no worker ran on a cluster. `./dev extra ray` installs it (220 MB); "
-    "then `./dev test -m ray`."
-)
-
-
-def needs_ray(test: Any) -> Any:
-    """Mark a test `ray`, and skip it where Ray is absent."""
-    return pytest.mark.ray(pytest.mark.skipif(not INSTALLED, reason=MISSING)(test))
 
 
 @contextmanager

@@ -7,10 +7,6 @@ from functools import cache
 from pathlib import Path
 
 VERSION = "0.24.0"
-MISSING = (
-    f"NOT TESTED: harbor {VERSION} is absent, so its own models judged no exported folder. COMPOSER_HARBOR names a "
-    "Python 3.12 that has it; without, one is made where python3.12 and a package index are."
-)
 PLACE = Path("~/.cache/composer/harbor").expanduser() / VERSION
 
 

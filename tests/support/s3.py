@@ -1,7 +1,6 @@
 """A local S3 server with one bucket: moto's, from an environment of its own."""
 
 import os
-import shutil
 import socket
 import subprocess
 import time
@@ -9,24 +8,20 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
+from needs import where
 
 from support.command_line import until
 
 
 @pytest.fixture
 def s3() -> Iterator[dict[str, str]]:
-    """The variables that lead to a local S3 server with the bucket `runs`."""
-    program = os.environ.get("MOTO_SERVER") or shutil.which("moto_server")
-    if program is None:
-        pytest.skip(
-            "no moto_server: pip install 'moto[server]' into an environment of its own, and name it in MOTO_SERVER"
-        )
+    """The variables that lead to a local S3 server with the bucket `runs`, in a test that needs `moto`."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     address = f"http://127.0.0.1:{port}"
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    server = subprocess.Popen([program, "-H", "127.0.0.1", "-p", str(port)], env=clean, stderr=subprocess.DEVNULL)
+    server = subprocess.Popen([where("moto"), "-H", "127.0.0.1", "-p", str(port)], env=clean, stderr=subprocess.DEVNULL)
     try:
         until(lambda: _answers(address), 120)
         urllib.request.urlopen(urllib.request.Request(f"{address}/runs", method="PUT"))

@@ -2,7 +2,6 @@
 
 import getpass
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -12,8 +11,6 @@ from pathlib import Path
 
 from support.command_line import until
 
-PROGRAMS = ("slurmctld", "slurmd", "sbatch", "scontrol", "scancel", "sinfo")
-MISSING = f"Slurm is not installed ({', '.join(PROGRAMS)}): Debian's package slurm-wlm holds it"
 CONF = """\
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -46,11 +43,6 @@ NodeName={host} NodeAddr=127.0.0.1 CPUs=2 RealMemory=1000 State=UNKNOWN
 PartitionName=low Nodes=ALL Default=YES State=UP PriorityTier=1
 PartitionName=high Nodes=ALL State=UP PriorityTier=10
 """
-
-
-def installed() -> bool:
-    """Whether all of it is here."""
-    return all(shutil.which(program) for program in PROGRAMS)
 
 
 @contextmanager

@@ -6,13 +6,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from needs import needs
 from support.command_line import call, call_process, until
 from support.server import Server
 
 from tests.composer_cli.executors.submitting import KEY, chain, digests, holding, job, name_of
 
-MISSING = "Modal's SDK is not installed: ./dev extra modal"
-with_sdk = pytest.mark.skipif(find_spec("modal") is None, reason=MISSING)
 TOKEN = ("ak-0123456789", "as-0123456789abcdef")
 ROOT = Path(__file__).parents[3]
 
@@ -47,7 +46,7 @@ def words(tmp_path: Path) -> list:
     return ["run", "--preset", tmp_path / "small.toml", "--on", "modal", *sets, *path]
 
 
-@with_sdk
+@needs("modal")
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_an_ended_sandbox_is_followed_by_one_that_goes_on_to_the_same_content(
@@ -72,7 +71,7 @@ def test_an_ended_sandbox_is_followed_by_one_that_goes_on_to_the_same_content(
     assert holding(KEY, tmp_path / "artifacts", tmp_path / "volume") == []
 
 
-@with_sdk
+@needs("modal")
 def test_the_sandbox_is_what_was_asked_for(composer, words, service):
     sets = ["--set", 'on.setup="echo said; exit 3"', "--set", "on.gpu=H100:2", "--set", "on.cpu=4", "--json"]
     name = name_of(composer(*words, *sets))
@@ -87,14 +86,14 @@ def test_the_sandbox_is_what_was_asked_for(composer, words, service):
     assert "said" in composer("show", name).stdout
 
 
-@with_sdk
+@needs("modal")
 def test_a_sandbox_that_outlives_its_time_has_failed(composer, words, service):
     name = name_of(composer(*words, "--set", 'on.setup="sleep 60"', "--set", "on.timeout_s=1", "--json"))
     until(lambda: service.sandboxes[0].process.poll() is not None)
     assert job(composer, name)["reason"] == "its time is over; the same command with --on goes on"
 
 
-@with_sdk
+@needs("modal")
 @pytest.mark.parametrize(
     ("more", "variables", "said"),
     [

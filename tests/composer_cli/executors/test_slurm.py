@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from needs import needs
 from support.command_line import call, until
 
 from tests.composer_cli.executors import slurm
@@ -14,11 +15,7 @@ from tests.composer_cli.executors.submitting import KEY, chain, digests, holding
 
 REQUESTS = 16
 """Two tasks, two samples, four steps: what the chain asks for, however often it is interrupted."""
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(not slurm.installed(), reason=slurm.MISSING),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), needs("slurm")]
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from needs import needs
 from support.jobs import Nap, nap, place
-from support.ray_nodes import alone, cluster, needs_ray, served
+from support.ray_nodes import alone, cluster, served
 
 from stages.backends.engine import TRIES, RayEngine, find_engine
 from stages.errors import InfrastructureError, UsageError
@@ -21,7 +22,7 @@ def nodes() -> Iterator[Any]:
         yield made
 
 
-@needs_ray
+@needs("ray")
 def test_jobs_outlive_the_nodes_that_they_are_on(nodes: Any, tmp_path: Path) -> None:
     added = [nodes.add_node(num_cpus=2) for _ in range(3)]
     nodes.wait_for_nodes()
@@ -35,7 +36,7 @@ def test_jobs_outlive_the_nodes_that_they_are_on(nodes: Any, tmp_path: Path) -> 
     assert sorted(done) == list(range(24))
 
 
-@needs_ray
+@needs("ray")
 def test_a_handler_of_signals_stays() -> None:
     """Ray's handler of SIGTERM ends the process, so that a run would not save what it has in hand."""
     before = signal.getsignal(signal.SIGTERM)
@@ -44,7 +45,7 @@ def test_a_handler_of_signals_stays() -> None:
         assert signal.getsignal(signal.SIGTERM) is before
 
 
-@needs_ray
+@needs("ray")
 def test_a_job_that_kills_every_worker_is_given_up(nodes: Any, tmp_path: Path) -> None:
     nodes.add_node(num_cpus=1)
     nodes.wait_for_nodes()
@@ -53,7 +54,7 @@ def test_a_job_that_kills_every_worker_is_given_up(nodes: Any, tmp_path: Path) -
     assert (tmp_path / "0").read_text() == "x" * TRIES
 
 
-@needs_ray
+@needs("ray")
 def test_a_cluster_is_reached_through_rays_own_client(tmp_path: Path) -> None:
     with served() as address:
         engine = find_engine(address)
@@ -66,7 +67,7 @@ def test_a_cluster_is_reached_through_rays_own_client(tmp_path: Path) -> None:
         find_engine(address)
 
 
-@needs_ray
+@needs("ray")
 def test_tasks_have_a_gpu_each_of_those_that_the_cluster_has(nodes: Any, tmp_path: Path) -> None:
     """Logical GPUs: Ray counts them and names them to its tasks, and asks no driver."""
     nodes.add_node(num_cpus=8, num_gpus=3)
@@ -84,7 +85,7 @@ def test_tasks_have_a_gpu_each_of_those_that_the_cluster_has(nodes: Any, tmp_pat
     assert RayEngine().workers == 16
 
 
-@needs_ray
+@needs("ray")
 def test_a_cluster_without_gpus_is_used_by_core(nodes: Any) -> None:
     nodes.add_node(num_cpus=2)
     nodes.wait_for_nodes()

@@ -11,7 +11,6 @@ from support.replicas import PROCESSES, main
 from stages.diloco.settings import Diloco
 from stages.runs.bucket import open_bucket
 
-pytest.importorskip("obstore", reason="the extra `diloco` is not installed")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ROUNDS = 16
 

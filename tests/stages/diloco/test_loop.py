@@ -9,7 +9,6 @@ from stages.diloco import arrays
 from stages.diloco.arrays import norm
 from stages.diloco.settings import Codec, Diloco
 
-pytest.importorskip("obstore", reason="the extra `diloco` is not installed")
 PLAIN = {"codec": "float32", "outer_learning_rate": 1.0, "outer_momentum": 0.0}
 
 

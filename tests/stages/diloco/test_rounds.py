@@ -50,9 +50,6 @@ def held(pairs: list[tuple[Replica, OuterLoop]], steps: int = 4) -> None:
         loop.collect()
 
 
-pytest.importorskip("obstore", reason="the extra `diloco` is not installed")
-
-
 @pytest.mark.parametrize("more", [{}, {"codec": "int4", "fragments": 2}, {"codec": "float32"}])
 def test_a_folder_gives_the_bytes_that_memory_gives(bucket: Bucket, more: dict[str, object]):
     chosen = settings(**more)
@@ -265,9 +262,6 @@ def test_a_store_that_fails_is_named(tmp_path: Path):
     (tmp_path / "run" / "r").write_text("a file where a folder belongs")
     with pytest.raises(InfrastructureError, match="failed at writing r/x"):
         bucket.write("r/x", b"1")
-
-
-pytest.importorskip("obstore", reason="the extra `diloco` is not installed")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.foreign import INSTANCE, PATCH, REAL, document, jsonl, needs_real
+from needs import REAL, needs
+from support.foreign import INSTANCE, PATCH, document, jsonl
 
 from stages import export
 from stages.errors import BadInput
@@ -119,9 +120,9 @@ def test_a_reward_without_a_completion_is_kept_and_explained(tmp_path: Path) -> 
     assert "3 rollouts have a reward and no completion (1 of 0, 2 of 1)" in said and "recorded_reward" in said
 
 
-@needs_real
+@needs("real")
 def test_real_verifiers_rows_without_a_completion_are_explained(tmp_path: Path) -> None:
-    said = (imported(tmp_path, REAL / "verifiers").path / "report.txt").read_text()
+    said = (imported(tmp_path, REAL / "trajectories" / "verifiers").path / "report.txt").read_text()
     assert "150 rollouts have a reward and no completion (150 of 0)" in said
 
 

@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from needs import REAL, needs
 
 from stages.errors import BadInput
 from stages.formats import swebench_logs
 from stages.formats.swebench_logs import HARNESS, GradedLog, find_logs, grade_log
 
-SHARED = Path(__file__).parents[4] / "shared/real/swe-logs"
-real = pytest.mark.skipif(
-    not SHARED.is_dir(), reason="the real logs are not beside this checkout (../shared/real/swe-logs)"
-)
+SHARED = REAL / "swe-logs"
 
 ROW = {
     "repo": "pallets/flask",
@@ -230,21 +228,21 @@ def real_logs() -> list[GradedLog]:
     return grade_logs(SHARED)
 
 
-@real
+@needs("real")
 def test_every_docker_report_is_met_to_the_single_test(real_logs: list[GradedLog]) -> None:
     logs = [one for one in real_logs if one.eval_log.file.startswith("docker-harness/")]
     assert Counter((one.agrees, one.tests_agree) for one in logs) == {(True, True): 16, (None, None): 1}
     assert [one.eval_log.instance for one in logs if one.resolved is None] == ["pydata__xarray-6992"]
 
 
-@real
+@needs("real")
 def test_every_early_log_gets_the_verdict_of_its_list(real_logs: list[GradedLog]) -> None:
     logs = [one for one in real_logs if one.eval_log.file.startswith("log-harness/")]
     assert len(logs) == 46 and all(one.resolved == one.eval_log.harness_resolved for one in logs)
     assert [one.eval_log.instance for one in logs if one.agrees is None] == ["psf__requests-2317"]
 
 
-@real
+@needs("real")
 def test_the_logs_of_swe_smith_are_met_too(real_logs: list[GradedLog]) -> None:
     logs = [one for one in real_logs if one.eval_log.file.startswith("swe-smith/")]
     assert [one.tests_agree for one in logs] == [True] * 4

@@ -7,7 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from support.foreign import REAL, document, needs_real, payloads, read
+from needs import REAL, needs
+from support.foreign import document, payloads, read
 
 EVAL = {
     "task": "popularity",
@@ -155,7 +156,7 @@ def test_a_damaged_sample_is_dropped_and_the_others_kept(tmp_path: Path) -> None
     assert len(found) == 2 and [(drop.reason, drop.line) for drop in drops] == [("damaged_record", 3)]
 
 
-@needs_real
+@needs("real")
 def test_real_files() -> None:
-    found, drops, _ = read(REAL / "inspect")
+    found, drops, _ = read(REAL / "trajectories" / "inspect")
     assert len(found) == 22 and not drops and all(one.reward is not None for one in found)

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from support.foreign import INSTANCE, PATCH, REAL, call, document, needs_real, payloads, read
+from needs import REAL, needs
+from support.foreign import INSTANCE, PATCH, call, document, payloads, read
 
 from stages.rollouts import missing
 
@@ -143,8 +144,8 @@ def test_a_bare_list_of_messages_is_a_trajectory(tmp_path: Path) -> None:
     assert one.task_id == INSTANCE and one.turns[0].commands == ["ls"] and one.model is None
 
 
-@needs_real
+@needs("real")
 def test_real_files() -> None:
-    found, drops, _ = read(REAL / "mini-swe-agent")
+    found, drops, _ = read(REAL / "trajectories" / "mini-swe-agent")
     assert len(found) == 4 and not drops and [one.resolved for one in found] == [True, True, None, None]
     assert sum(len(one.turns) for one in found) == 51

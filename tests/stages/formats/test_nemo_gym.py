@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from support.foreign import INSTANCE, PATCH, REAL, jsonl, needs_real, payloads, read
+from needs import REAL, needs
+from support.foreign import INSTANCE, PATCH, jsonl, payloads, read
 
 from stages.rollouts import missing
 
@@ -105,9 +106,9 @@ def test_other_shapes_of_rows(tmp_path: Path) -> None:
     assert found[3].error is not None and found[3].error[0] == "no_actions" and not drops
 
 
-@needs_real
+@needs("real")
 def test_real_files() -> None:
-    found, drops, _ = read(REAL / "nemo-gym")
+    found, drops, _ = read(REAL / "trajectories" / "nemo-gym")
     assert len(found) == 40 and not drops
     assert sum(one.reward == 1.0 for one in found if one.task_id == "astropy__astropy-12907") == 10
     assert [one.resolved for one in found if one.extra["agent"] == "mini_swe_agent_2"].count(True) == 1

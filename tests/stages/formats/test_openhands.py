@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from support.foreign import INSTANCE, PATCH, REAL, call, jsonl, needs_real, payloads, read
+from needs import REAL, needs
+from support.foreign import INSTANCE, PATCH, call, jsonl, payloads, read
 
 from stages.rollouts import missing
 
@@ -150,8 +151,8 @@ def test_a_row_without_history_is_a_failed_rollout(tmp_path: Path) -> None:
     assert one["rollout"]["error"] == "RuntimeError: no container" and one["rollout"]["num_steps"] == 0
 
 
-@needs_real
+@needs("real")
 def test_real_files() -> None:
-    found, drops, _ = read(REAL / "openhands")
+    found, drops, _ = read(REAL / "trajectories" / "openhands")
     assert len(found) == 11 and not drops and sum(len(one.turns) for one in found) == 154
     assert [one.reward for one in found if one.env == "ProntoQA"].count(None) == 0

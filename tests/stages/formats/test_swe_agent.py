@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from support.foreign import INSTANCE, PATCH, REAL, call, document, needs_real, read
+from needs import REAL, needs
+from support.foreign import INSTANCE, PATCH, call, document, read
 
 ASKED = "We have an issue.\nISSUE:\nIt breaks.\n\nINSTRUCTIONS:\nFix it."
 
@@ -73,8 +74,8 @@ def test_every_attempt_is_a_rollout_and_the_verdict_is_of_the_chosen_one(tmp_pat
     ]
 
 
-@needs_real
+@needs("real")
 def test_real_files() -> None:
-    found, drops, _ = read(REAL / "swe-agent")
+    found, drops, _ = read(REAL / "trajectories" / "swe-agent")
     assert len(found) == 7 and not drops  # six trajectories and one prediction
     assert {one.env for one in found} == {"swe-agent", "swe-bench"} and sum(len(one.turns) for one in found) == 58

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from support.foreign import PATCH, REAL, document, jsonl, needs_real, payloads, read
+from needs import REAL, needs
+from support.foreign import PATCH, document, jsonl, payloads, read
 
 from stages.rollouts import missing
 
@@ -34,16 +35,16 @@ def test_predictions_by_instance_and_a_report_of_each(tmp_path: Path) -> None:
     assert [one.resolved for one in found] == [None, True] and not drops
 
 
-@needs_real
+@needs("real")
 def test_real_runs_on_the_same_instances() -> None:
-    found, drops, _ = read(REAL / "same-instance", "mini-swe-agent")
+    found, drops, _ = read(REAL / "trajectories" / "same-instance", "mini-swe-agent")
     assert len(found) == 18 and len({one.task_id for one in found}) == 18
     assert {drop.reason for drop in drops} == {"unknown_format"}  # of programs that are not read
 
 
-@needs_real
+@needs("real")
 def test_real_predictions_and_their_reports() -> None:
-    found, drops, _ = read(REAL.parent / "swe-patches")
+    found, drops, _ = read(REAL / "swe-patches")
     judged = {}
     for one in found:
         judged.setdefault(one.model, []).append(one.resolved)

@@ -5,7 +5,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from support.foreign import REAL, needs_real, payloads, read
+from needs import REAL, needs
+from support.foreign import payloads, read
 
 from stages.rollouts import missing
 
@@ -56,7 +57,7 @@ def test_message_rows_with_nulls_where_other_rows_have_calls(tmp_path: Path) -> 
     assert found[0].turns[0].action == '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
 
-@needs_real
+@needs("real")
 def test_real_files() -> None:
-    found, drops, _ = read(REAL / "trl")
+    found, drops, _ = read(REAL / "trajectories" / "trl")
     assert len(found) == 24 and not drops and len({one.task_id for one in found}) == 4

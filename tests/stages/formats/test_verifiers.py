@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.foreign import REAL, call, document, jsonl, needs_real, payloads, read
+from needs import REAL, needs
+from support.foreign import call, document, jsonl, payloads, read
 
 from stages.messages import ToolCall
 from stages.messages import read as parts_of
@@ -86,9 +87,9 @@ def test_what_the_file_cannot_tell_is_named(tmp_path: Path) -> None:
     assert (one["rollout"]["env"], one["rollout"]["model"]) == ("wiki", "some/model")
 
 
-@needs_real
+@needs("real")
 def test_real_wiki_search() -> None:
-    found, drops, _ = read(REAL / "wiki-search")
+    found, drops, _ = read(REAL / "trajectories" / "wiki-search")
     assert len(found) == 480 and not drops and len({one.task_id for one in found}) == 60
     assert (
         len({one.model for one in found}) == 9
@@ -96,9 +97,9 @@ def test_real_wiki_search() -> None:
     )
 
 
-@needs_real
+@needs("real")
 def test_real_runs_of_other_environments() -> None:
-    found, drops, _ = read(REAL / "verifiers")
+    found, drops, _ = read(REAL / "trajectories" / "verifiers")
     assert len(found) == 231 and not drops
     failed = [one for one in found if one.error]
     assert len(failed) == 150 and {one.env for one in failed} == {"gsm8k"}

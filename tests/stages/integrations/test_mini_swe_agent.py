@@ -7,16 +7,13 @@ from pathlib import Path
 
 import pytest
 from minisweagent.exceptions import Submitted
+from needs import needs
 from support.environments import BreakingEnv, GuessEnv
 
 from stages.envs.kata.env import KataEnv
 from stages.errors import InfrastructureError, UsageError
 from stages.integrations.mini_swe_agent import MiniSweEnvironment
 
-try:
-    from minisweagent.agents import default
-except ImportError:
-    default = None
 ROOT = Path(__file__).parents[3]
 SCRIPT = """
 import sys
@@ -94,7 +91,7 @@ def test_nothing_of_this_process_reaches_templates_or_trajectories(monkeypatch):
     environment.cleanup()
 
 
-@pytest.mark.skipif(default is None, reason="mini-swe-agent is not installed, so its own agent cannot drive ours")
+@needs("mini-swe-agent")
 def test_its_own_agent_drives_ours_without_litellm():
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(

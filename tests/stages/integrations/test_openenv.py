@@ -8,6 +8,7 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
+from needs import needs
 from support.command_line import until
 from support.environments import BreakingEnv, GuessEnv, NeverGradedEnv
 
@@ -21,10 +22,6 @@ try:
     from openenv.core import GenericEnvClient
 except ImportError:
     uvicorn = GenericEnvClient = None
-needs_openenv = pytest.mark.skipif(
-    GenericEnvClient is None,
-    reason="openenv is not installed, so nothing is served: `pip install openenv` in a venv of its own",
-)
 TASKS = GuessEnv().tasks("train", 4, 0)
 
 
@@ -112,7 +109,7 @@ def serve() -> Iterator[object]:
         thread.join(10)
 
 
-@needs_openenv
+@needs("openenv-here")
 def test_sessions_over_loopback_keep_apart(serve):
     url = serve(GuessEnv, TASKS, max_steps=5, sessions=2)
     with GenericEnvClient(base_url=url).sync() as one, GenericEnvClient(base_url=url).sync() as other:
@@ -129,7 +126,7 @@ def test_sessions_over_loopback_keep_apart(serve):
             one.step({"words": "a"})
 
 
-@needs_openenv
+@needs("openenv-here")
 @pytest.mark.parametrize("route", ["reset", "step"])
 def test_routes_without_a_session_are_not_served(serve, route):
     url = serve(GuessEnv, TASKS, max_steps=5)
@@ -140,7 +137,7 @@ def test_routes_without_a_session_are_not_served(serve, route):
     assert refused.value.code in (404, 405)
 
 
-@needs_openenv
+@needs("openenv-here")
 def test_kata_in_its_sandbox_over_loopback(serve):
     made: list[KataEnv] = []
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from needs import needs, where
 from support.environments import GuessEnv, NeverGradedEnv
-from support.real_openenv import PYTHON, needs_openenv
 
 from stages.envs.base import Environment, Task
 from stages.envs.kata.env import KataEnv
@@ -26,13 +26,13 @@ def played(env: Environment, task: Task, *texts: str) -> list[object]:
     return [opening, told, env.grade()]
 
 
-@needs_openenv
+@needs("openenv")
 @pytest.mark.slow
 def test_an_episode_is_what_it_is_in_this_process(tmp_path: Path) -> None:
     tasks = KataEnv().tasks("train", 2, 0)
     commands = ["```bash\ncat solution.py\n```", "no command", "```bash\npython3 test_solution.py\n```"]
     here = KataEnv()
-    with running("kata", {}, tasks, max_steps=5, sessions=2, folder=tmp_path, python=PYTHON) as url:
+    with running("kata", {}, tasks, max_steps=5, sessions=2, folder=tmp_path, python=where("openenv")) as url:
         served = ServedEnvironment(url, "kata", here.sandbox, tasks)
         for task in tasks:
             for ends in ([], ["```bash\nsubmit\n```"]):
@@ -44,12 +44,12 @@ def test_an_episode_is_what_it_is_in_this_process(tmp_path: Path) -> None:
     here.close()
 
 
-@needs_openenv
+@needs("openenv")
 @pytest.mark.slow
 def test_what_breaks_at_the_server_is_said_here(tmp_path: Path) -> None:
     tasks = GuessEnv().tasks("train", 1, 0)
     name = "support.environments:NeverGradedEnv"
-    with running(name, {"turns": 1}, tasks, max_steps=5, sessions=1, folder=tmp_path, python=PYTHON) as url:
+    with running(name, {"turns": 1}, tasks, max_steps=5, sessions=1, folder=tmp_path, python=where("openenv")) as url:
         served = ServedEnvironment(url, "guess", "not-needed", tasks)
         served.reset(tasks[0])
         assert served.step("a").stop and served.grade().reward is None and served.grade().error == "no grader"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from needs import needs
 from torch import Tensor
 
 from stages.errors import UsageError
@@ -119,7 +120,7 @@ def test_inputs_of_may_are_understood() -> None:
     assert torch.equal(load(config())(old).loss, load(config())(new).loss)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("prime_rl") is None, reason="prime-rl is not installed: it needs CUDA")
+@needs("prime-rl")
 def test_through_prime_rl_itself() -> None:
     from prime_rl.trainer.rl import loss as theirs
 

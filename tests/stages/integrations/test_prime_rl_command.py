@@ -4,7 +4,6 @@ Where prime-rl is installed, its own classes take both.
 """
 
 import asyncio
-import importlib.util
 import json
 import os
 import subprocess
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from needs import needs, where
 from parity.drift import Clone
 
 from stages import integrations
@@ -74,7 +74,7 @@ def test_the_shipped_configuration_keeps_the_default_loss_and_names_what_we_read
     assert HintSettings.read(table["orchestrator"]["env_vars"]) == HintSettings(0.5, "auto")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("prime_rl") is None, reason="prime-rl is not installed: it needs CUDA")
+@needs("prime-rl")
 def test_prime_rl_itself_takes_configuration_and_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
     import verifiers.v1 as vf
     from prime_rl.configs.rl import RLConfig
@@ -128,7 +128,6 @@ def test_prime_rl_itself_takes_configuration_and_algorithm(monkeypatch: pytest.M
     assert samples[1].ref_logprobs is None
 
 
-CLONE = os.environ.get("PRIME_RL_CLONE")
 COMMAND = "bash: pyest: command not found"
 
 
@@ -327,9 +326,9 @@ RECORDED_STREAMS = (
 )
 
 
-@pytest.mark.skipif(CLONE is None, reason="PRIME_RL_CLONE names no clone of prime-rl")
+@needs("prime-rl-clone")
 def test_the_originals_give_the_recorded_step() -> None:
-    folder, _, commit = str(CLONE).partition("@")
+    folder, _, commit = where("prime-rl-clone").partition("@")
     found = by_upstream(Clone(Path(folder), commit or None))
     for case, recorded in RECORDED.items():
         assert found[case]["streams"] == recorded["streams"]

@@ -2,15 +2,14 @@
 
 import json
 import os
-import shutil
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from needs import needs, where
 from support.command_line import repair
-from support.real_openenv import PYTHON, needs_openenv
 from support.server import Reply, serving
 
 from stages import compare_substrates as substrates
@@ -20,7 +19,6 @@ from stages.integrations.openenv_client import ServedEnvironment, running
 from stages.runs import runner
 from stages.runs.run import Run
 
-VERIFIERS = os.environ.get("COMPOSER_VERIFIERS", "")
 PLUGIN = """\
 from stages.integrations.verifiers_served import *  # noqa: F403
 from stages.integrations.verifiers_served import __all__  # noqa: F401
@@ -57,12 +55,12 @@ def streamed(asked: dict[str, Any], earlier: int) -> Reply:
     return Reply(body=events.encode(), headers={"Content-Type": "text/event-stream"})
 
 
-@needs_openenv
+@needs("openenv")
 @pytest.mark.slow
 def test_a_session_outlives_a_model_that_thinks_for_long(tmp_path: Path) -> None:
     """Longer than a server waits by default for the answer to its ping."""
     tasks = KataEnv().tasks("train", 1, 0)
-    with running("kata", {}, tasks, max_steps=2, sessions=1, folder=tmp_path, python=PYTHON) as url:
+    with running("kata", {}, tasks, max_steps=2, sessions=1, folder=tmp_path, python=where("openenv")) as url:
         environment = ServedEnvironment(url, "kata", "bubblewrap", tasks)
         environment.reset(tasks[0])
         time.sleep(45)
@@ -70,26 +68,23 @@ def test_a_session_outlives_a_model_that_thinks_for_long(tmp_path: Path) -> None
         environment.close()
 
 
-@needs_openenv
+@needs("openenv", "verifiers")
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.skipif(
-    not (shutil.which(VERIFIERS) and shutil.which("uv")),
-    reason="verifiers did NOT play: COMPOSER_VERIFIERS names a Python that has it, and it wants `uv` on the path",
-)
 def test_a_hundred_rollouts_of_verifiers_own_loop_are_held_to_the_same_gate(tmp_path: Path, tiny: Path) -> None:
     tasks = KataEnv().tasks("train", TASKS, 0)
     (tmp_path / "composer_served.py").write_text(PLUGIN)
+    python, sessions = where("openenv"), 2 * SAMPLES * TASKS
     with (
         serving(streamed) as model,
-        running("kata", {}, tasks, max_steps=6, sessions=2 * SAMPLES * TASKS, folder=tmp_path, python=PYTHON) as url,
+        running("kata", {}, tasks, max_steps=6, sessions=sessions, folder=tmp_path, python=python) as url,
     ):
         settings = tmp_path / "eval.toml"
         words = {"out": tmp_path / "out", "url": url, "asked": tmp_path / "openenv.json", "model": model.url}
         settings.write_text(EVALUATION.format(samples=SAMPLES, **words))
         done = subprocess.run(
-            [str(Path(VERIFIERS).parent / "vf-eval"), "@", str(settings)],
-            env={**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}", "VF_KEY": "none", "UV_PYTHON": VERIFIERS},
+            [str(Path(where("verifiers")).parent / "vf-eval"), "@", str(settings)],
+            env={**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}", "VF_KEY": "none", "UV_PYTHON": where("verifiers")},
             capture_output=True,
             text=True,
         )
@@ -102,7 +97,7 @@ def test_a_hundred_rollouts_of_verifiers_own_loop_are_held_to_the_same_gate(tmp_
         samples=SAMPLES,
         max_steps=2,
         through="openenv",
-        openenv_python=PYTHON,
+        openenv_python=where("openenv"),
         traces=str(traces),
     )
     run = Run(runner.execute("substrates", {}, config, root=tmp_path / "artifacts").path)

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from needs import needs
 
 from stages import extract_pairs
 from stages.envs.base import Task
@@ -242,9 +243,9 @@ def test_forms_are_numbered_alike_in_every_block_until_too_many_are_known() -> N
     assert forms.numbers(texts_to_arrow(["```bash\nls -l\n```", "```bash\ncd\n```"])).tolist() == [0, 1]
 
 
+@needs("pandas")
 def test_voting_does_not_import_pandas(tmp_path: Path) -> None:
     """Pyarrow does wherever pandas is installed: 0.35 s of processor time."""
-    pytest.importorskip("pandas")
     runs = drawn(tmp_path, 0)
     code = f"""
 import sys

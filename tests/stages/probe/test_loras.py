@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import peft
 import pytest
 import torch
 from probe_faults.loophole_world import tiny_qwen3
@@ -14,7 +15,6 @@ from stages.probe.settings import SourceConfig
 
 
 def test_a_merged_lora_is_that_of_peft(tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft")
     model, ids = tiny_qwen3(), torch.arange(2, 26).view(2, 12)
     settings = peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
     adapted = peft.get_peft_model(tiny_qwen3(), settings)
@@ -31,7 +31,6 @@ def test_a_merged_lora_is_that_of_peft(tmp_path: Path) -> None:
 
 
 def test_a_lora_too_small_for_the_weights_type_stays_beside_them(tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft")
     adapted = peft.get_peft_model(
         tiny_qwen3(), peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
     )

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from needs import REAL, needs
 
 from stages.errors import BadInput
 from stages.probe.checks.pool import teacher_hacks
 from stages.probe.rows import recorded_rows, without_pads
 
-POOL = Path(__file__).parents[4] / "shared" / "real" / "leetcode-rh" / "teacher_pool"
+POOL = REAL / "leetcode-rh" / "teacher_pool"
 EOS, PAD = 151645, 151643
 
 
@@ -53,9 +54,7 @@ def test_a_recorded_length_that_counts_pads_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not POOL.is_dir(), reason=f"the recorded teacher pool is not at {POOL}: it has no licence to be copied"
-)
+@needs("real")
 def test_the_recorded_teacher_pool_is_read_whole() -> None:
     rows = recorded_rows(POOL, "ariahw/rl-rewardhacking-leetcode-rh-s65", "rh", EOS, [PAD])
     assert len(rows) == 1128 and all(row["ends_with_eos"] for row in rows)

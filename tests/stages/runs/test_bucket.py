@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from needs import needs
 from support.runs import written
 from support.s3 import s3 as s3
 
@@ -15,8 +16,6 @@ from stages.runs.kinds import ROLLOUT, STEP
 from stages.runs.run import Inputs, Run
 from stages.runs.sql import run_sql
 from stages.runs.stage import check_inputs
-
-pytest.importorskip("obstore", reason="the extra `diloco` is not installed")
 
 
 @pytest.fixture
@@ -101,6 +100,7 @@ def test_a_name_in_a_bucket_cannot_lead_out_of_the_folder() -> None:
     assert not any(map(bucket.is_inside, ["../x", "/etc/x", "a/../../x", ".."]))
 
 
+@needs("moto")
 @pytest.mark.slow
 def test_a_run_lies_in_an_s3_bucket(tmp_path: Path, s3: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in s3.items():

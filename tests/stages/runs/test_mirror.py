@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from needs import needs
 from support.command_line import call, until
 from support.hub import file_hub
 from support.s3 import s3 as s3
@@ -22,14 +23,20 @@ from stages.runs.bucket import OWNER, Mirror, fetch, open_store
 from stages.runs.kinds import ROLLOUT
 from stages.runs.run import Run
 
-pytest.importorskip("obstore", reason="the extra `diloco` is not installed")
 EVERY_S = 0.1
 TESTS = Path(__file__).parents[2]
 FOUND = {"PYTHONPATH": f"{TESTS.parent}:{TESTS}"}
 """For processes that import an environment of the tests' own."""
 
 
-@pytest.fixture(params=["file", *(pytest.param(name, marks=pytest.mark.slow) for name in ("s3", "hub"))])
+PLACES = (
+    "file",
+    pytest.param("hub", marks=pytest.mark.slow),
+    pytest.param("s3", marks=(pytest.mark.slow, needs("moto"))),
+)
+
+
+@pytest.fixture(params=PLACES)
 def address(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Where a run may lie: a folder, a bucket of a local S3 server, one of a fake of the hub."""
     if request.param == "file":

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from needs import needs
 
 from stages import collect, evaluate, train
 from stages.errors import UsageError
@@ -90,6 +91,7 @@ def trained(root: Path, tiny: Path, backend: str) -> Run:
     return made("train", config(tiny, backend), root)
 
 
+@needs("tensorboard")
 @pytest.mark.parametrize(
     ("stage", "make", "tags"),
     [
@@ -100,15 +102,18 @@ def trained(root: Path, tiny: Path, backend: str) -> Run:
 def test_tensorboard_of_rollouts(
     tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str], stage: str, make: Any, tags: set[str]
 ) -> None:
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    from tensorboard.backend.event_processing import event_accumulator as accumulator
+
     run = made(stage, make(tiny, "tensorboard"), tmp_path)
     found = accumulator.EventAccumulator(str(run.path / "logs" / "tensorboard")).Reload()
     assert tags <= set(found.Tags()["scalars"]) and capsys.readouterr().out == ""
     assert found.Scalars(f"{stage}/sampled_tokens")[-1].step == 4
 
 
+@needs("tensorboard")
 def test_tensorboard(tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    from tensorboard.backend.event_processing import event_accumulator as accumulator
+
     run = trained(tmp_path, tiny, "tensorboard")
     found = accumulator.EventAccumulator(str(run.path / "logs" / "tensorboard")).Reload()
     assert {"train/reward", "train/loss", "train/grad_norm"} <= set(found.Tags()["scalars"])
@@ -117,6 +122,7 @@ def test_tensorboard(tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[s
     assert (run.read_file("metrics.jsonl") or b"").count(b"\n") == 2
 
 
+@needs("wandb")
 @pytest.mark.parametrize(("stage", "make"), [("train", config), ("collect", collecting), ("evaluate", evaluating)])
 def test_wandb_offline(
     tmp_path: Path,
@@ -126,7 +132,6 @@ def test_wandb_offline(
     stage: str,
     make: Any,
 ) -> None:
-    pytest.importorskip("wandb")
     import_module("transformers.integrations")  # which prints a line when it is first imported offline
     monkeypatch.setenv("WANDB_MODE", "offline")
     run = made(stage, make(tiny, "wandb"), tmp_path)
@@ -135,10 +140,10 @@ def test_wandb_offline(
     assert capsys.readouterr().out == ""
 
 
+@needs("trackio")
 @pytest.mark.parametrize(("stage", "make"), [("train", "config"), ("collect", "collecting")])
 def test_trackio(tmp_path: Path, tiny: Path, stage: str, make: str) -> None:
     """In a process of its own: Trackio reads where it writes when it is imported."""
-    pytest.importorskip("trackio")
     program = (
         f"import sys; from pathlib import Path; from tests.stages.runs.test_reporting import made, {make}\n"
         f"made({stage!r}, {make}(Path(sys.argv[2]), 'trackio'), Path(sys.argv[1]))"

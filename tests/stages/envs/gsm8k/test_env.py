@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from needs import REAL, needs
 
 from stages.envs.base import Task
 from stages.envs.config import EnvStageConfig
@@ -12,8 +13,7 @@ from stages.envs.gsm8k.env import Gsm8kEnv
 from stages.errors import BadInput, UsageError
 
 ROOT = Path(__file__).parents[4]
-ROWS = ROOT.parent / "shared/real/gsm8k"
-needs_rows = pytest.mark.skipif(not ROWS.is_dir(), reason="the GSM8K rows are not beside this checkout")
+ROWS = REAL / "gsm8k"
 
 
 def write(path: Path, numbers: range) -> str:
@@ -128,7 +128,7 @@ def test_no_sandbox_is_asked_for(one_file: Gsm8kEnv) -> None:
     assert env.sandbox == "not-needed" and len(env.tasks("train", 1, seed=0)) == 1
 
 
-@needs_rows
+@needs("real")
 def test_the_rows_of_gsm8k() -> None:
     env = Gsm8kEnv(str(ROWS / "train-200.jsonl"), str(ROWS / "test-200.jsonl"))
     tasks = env.tasks("train", 200, seed=0)

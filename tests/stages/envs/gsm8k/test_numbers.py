@@ -1,12 +1,12 @@
 from decimal import Decimal
-from pathlib import Path
 
 import pytest
+from needs import REAL, needs
 
 from stages.envs.gsm8k.env import answer_number, is_marked
 from stages.envs.task_table import read_rows
 
-RECORDED = Path(__file__).parents[5] / "shared/real/multi-answers/gsm8k_example_model_solutions.800.jsonl.gz"
+RECORDED = REAL / "multi-answers" / "gsm8k_example_model_solutions.800.jsonl.gz"
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_marked(text: str, marked: bool) -> None:
     assert is_marked(text) is marked
 
 
-@pytest.mark.skipif(not RECORDED.is_file(), reason="the recorded model solutions are not beside this checkout")
+@needs("real")
 def test_recorded_verdicts_on_the_solutions_of_four_models() -> None:
     rows = read_rows(RECORDED)
     found = [

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from needs import needs
 from support import harbor_templates, real_harbor
 
 from stages import collect
@@ -12,10 +13,9 @@ from stages.runs.kinds import ROLLOUT
 from stages.runs.run import Run
 
 
+@needs("harbor")
 @pytest.mark.slow
 def test_the_templates_of_harbors_wheel_are_played(tmp_path: Path) -> None:
-    if real_harbor.interpreter() is None:
-        pytest.skip(real_harbor.MISSING)
     names = harbor_templates.write_all(tmp_path / "tasks")
     assert len(names) == 8
     assert len(real_harbor.judged([tmp_path / "tasks" / name for name in names])) == 8

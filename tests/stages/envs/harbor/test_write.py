@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from needs import needs, skip_without
 from support import real_harbor
 from support.harbor_folders import differing, play
 from support.matrices import few
@@ -276,16 +277,14 @@ def test_generated_tasks_leave_with_solution_and_verifier(others: Callable[[], I
     for folder in found:
         solved, nothing = play(folder, solve=True), play(folder, solve=False)
         assert solved and nothing and (solved["reward"], nothing["reward"]) == (1.0, 0.0), folder.name
-    if real_harbor.interpreter() is None:
-        pytest.skip(real_harbor.MISSING)
+    skip_without("harbor")
     names = [line.split()[0] for line in real_harbor.judged(found)]
     assert names == [f"composer/{folder.name}" for folder in found]
 
 
+@needs("harbor")
 @pytest.mark.slow
 def test_harbors_own_models_accept_the_folders(folders: Path) -> None:
-    if real_harbor.interpreter() is None:
-        pytest.skip(real_harbor.MISSING)
     paths = [folders / row["id"] for row in ROWS]
     lengths = [str(len(row["prompt"])) for row in ROWS]
     assert [line.split()[1] for line in real_harbor.judged(paths)] == lengths

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from needs import REAL, needs
 from support.leetcode import PRINTS, answer, pool_row, write
 
 from benchmarks.leetcode_agreement import compare, main
@@ -13,8 +14,7 @@ from stages.envs.leetcode_rh import data, grading
 from stages.envs.leetcode_rh.grading import CodeAnswer, Submission, grade_all
 
 ROOT = Path(__file__).parents[4]
-RECORDED = ROOT.parent / "shared" / "real" / "leetcode-rh"
-needs_recorded = pytest.mark.skipif(not RECORDED.is_dir(), reason="the recorded rollouts are not beside this checkout")
+RECORDED = REAL / "leetcode-rh"
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +89,7 @@ def test_it_runs_as_a_script(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@needs_recorded
+@needs("real")
 def test_recorded_labels(tmp_path: Path) -> None:
     """A tenth of the pool and all substrate rows; the command grades everything in two minutes."""
     for path in RECORDED.glob("*.gz"):
@@ -104,7 +104,7 @@ def test_recorded_labels(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@needs_recorded
+@needs("real")
 @pytest.mark.parametrize("read", [data.pool_problems, data.medhard_problems])
 def test_reference_solutions_pass_the_real_tests_and_the_stub_never(read: object) -> None:
     problems = [problem for problem in read(RECORDED).values() if problem.assertions][::8]

@@ -8,12 +8,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from needs import REAL, needs
 
 from stages.envs.swe import instances
 from stages.envs.swe.instances import CLASSIC, NEWER, is_newer, load
 from stages.errors import BadInput
 
-SHARED = Path(__file__).parents[5] / "shared/real/swe-lite"
+SHARED = REAL / "swe-lite"
 CLASSIC_ROW: dict[str, Any] = {name: f"some {name}" for name in CLASSIC} | {
     "instance_id": "a__b-1",
     "FAIL_TO_PASS": '["t.py::test_it"]',
@@ -80,9 +81,7 @@ def test_what_is_no_file_of_rows_is_refused(tmp_path: Path) -> None:
         load(tmp_path / "rows.parquet")
 
 
-@pytest.mark.skipif(
-    not SHARED.is_dir(), reason="the real rows of SWE-bench are not beside this checkout (../shared/real/swe-lite)"
-)
+@needs("real")
 @pytest.mark.parametrize(("name", "count"), [("lite-test", 300), ("lite-dev", 23), ("verified-100", 100)])
 def test_all_real_rows_load(name: str, count: int) -> None:
     rows = load(SHARED / f"swe-bench-{name}.jsonl.gz")

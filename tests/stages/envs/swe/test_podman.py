@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from needs import needs
 from support import container_image
 
 from stages.envs.bash import fenced
@@ -18,11 +19,7 @@ from stages.envs.swe.instance_tasks import task_of
 from stages.envs.swe.instances import check_out
 from stages.sandbox import Limits, containers
 
-WHY = container_image.missing()
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(WHY is not None, reason=f"SWE-bench's containers were NOT tried with a real engine: {WHY}"),
-]
+pytestmark = [pytest.mark.slow, needs("podman")]
 SCRIPT = """\
 set -uxo pipefail
 git checkout base tests/test_sums.py

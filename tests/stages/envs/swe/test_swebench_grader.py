@@ -8,12 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from needs import REAL, needs
 
 from stages.envs.swe import logs
 from stages.envs.swe.instances import load
 from stages.envs.swe.logs import END, START, LogGrade, grade_container_log, lists_of
 
-SHARED = Path(__file__).parents[5] / "shared/real/swe-logs/docker-harness"
+SHARED = REAL / "swe-logs/docker-harness"
 ROW = {
     "repo": "pallets/flask",
     "version": "2.3",
@@ -52,12 +53,6 @@ def test_a_skipped_test_counts_neither_way() -> None:
     assert ours.tests_status["PASS_TO_PASS"] == {"success": ["t.py::test_old"], "failure": []}
 
 
-def needs_swebench() -> None:
-    pytest.importorskip(
-        "swebench.harness.constants", reason="the extra `swe` is not installed, so there is no grader to compare with"
-    )
-
-
 def graded_by_swebench(row: dict[str, Any], log: str, folder: Path) -> tuple[bool, Any]:
     """What swebench 4 makes of a log: resolved, and the status of every test."""
     from swebench.harness.grading import get_eval_report
@@ -81,16 +76,15 @@ def verdict(grade: LogGrade) -> tuple[bool, Any]:
     return grade.resolved, grade.tests_status
 
 
+@needs("swebench")
 @pytest.mark.parametrize("kind", LOGS)
 def test_swebench_gives_the_same_grade(kind: str, tmp_path: Path) -> None:
-    needs_swebench()
     ours = grade_container_log(LOGS[kind], lists_of(ROW), ROW["repo"])
     assert graded_by_swebench(ROW, LOGS[kind], tmp_path) == verdict(ours)
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the real logs are not beside this checkout (../shared/real/swe-logs)")
+@needs("real", "swebench")
 def test_swebench_gives_the_same_grades_of_real_logs(tmp_path: Path) -> None:
-    needs_swebench()
     for row in load(SHARED / "instances.jsonl"):
         path = SHARED / row["instance_id"] / "test_output.txt"
         if path.is_file():
@@ -155,8 +149,8 @@ REST = [
 ]
 
 
+@needs("swebench")
 def test_every_dialect_reads_random_logs_as_swebench_does() -> None:
-    needs_swebench()
     from swebench.harness.log_parsers import MAP_REPO_TO_PARSER
 
     for seed in range(400):
