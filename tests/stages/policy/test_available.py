@@ -48,8 +48,7 @@ def test_a_model_that_an_environment_brings_along_answers_with_64_tokens(model: 
     config = PolicyConfig(model=model)
     assert (config.max_tokens, available.notes(config)) == (64, ())
     assert PolicyConfig(model=model, max_tokens=9).max_tokens == 9
-    assert PolicyConfig().identity()["max_tokens"] == 64, "runs of before are found again"
-    assert PolicyConfig(model=model, base_url="http://127.0.0.1:1/v1").max_tokens in (None, 64)
+    assert config.identity()["max_tokens"] == 64, "runs of before are found again"
 
 
 def test_a_model_of_a_server_may_have_the_name_of_an_embedded_one() -> None:
@@ -117,19 +116,12 @@ def test_a_plan_names_the_context_as_the_bound(stating: Server) -> None:
     assert any("4,096" in note for note in plan.notes)
 
 
-def test_a_limit_of_the_context_needs_one_of_the_answer(tmp_path: Path) -> None:
-    policy = open_policy(
-        PolicyConfig(model="m", base_url="http://127.0.0.1:9/v1"),
-        cache=tmp_path,
-        budget=Budget(None, None),
-        listener=lambda *_: None,
-    )
+def test_limits_of_context_and_thoughts_need_one_of_the_answer(tmp_path: Path) -> None:
+    config = PolicyConfig(model="m", base_url="http://127.0.0.1:9/v1")
+    policy = open_policy(config, cache=tmp_path, budget=Budget(None, None), listener=lambda *_: None)
     with pytest.raises(UsageError, match="max_tokens"):
         Rules.of(policy, 3, EpisodeLimits(context_tokens=100), "full")
-
-
-def test_a_limit_of_thoughts_needs_one_of_the_answer() -> None:
-    with pytest.raises(ValidationError, match="give max_tokens"):
+    with pytest.raises(ValidationError, match="max_tokens"):
         PolicyConfig(model="m", base_url="http://127.0.0.1:9/v1", extra_body={"thinking": {"budget_tokens": 9}})
 
 
@@ -157,14 +149,10 @@ def never(body: dict[str, Any], number: int) -> Reply:
 def test_a_server_that_lists_the_model_passes_and_one_that_does_not_is_refused() -> None:
     with serving(never, named("big", "small")) as server:
         assert "lists the model" in check(PolicyConfig(model="big", base_url=server.url), Path())
-        with pytest.raises(BadInput, match="has no model 'bgi'; it lists 2, for example 'big'"):
+        with pytest.raises(BadInput, match=r"'bgi'.*'big'"):
             check(PolicyConfig(model="bgi", base_url=server.url), Path())
-    assert server.requests == []
-
-
-def test_a_server_without_a_list_is_only_said_to_answer() -> None:
-    with serving(never) as server:
-        assert "lists no models" in check(PolicyConfig(model="big", base_url=server.url), Path())
+    with serving(never) as silent:
+        assert "lists no models" in check(PolicyConfig(model="big", base_url=silent.url), Path())
 
 
 def test_a_refused_key_and_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,16 +192,18 @@ def test_folders_are_read_as_loading_would_and_weights_must_be_there(tmp_path: P
     assert "its folder is complete" in check(config, Path())
     for weights in (tmp_path / "tiny").glob("*.safetensors"):
         weights.unlink()
-    with pytest.raises(BadInput, match=r"holds no \*.safetensors"):
-        check(config, Path())
-    with pytest.raises(BadInput, match=r"no model folder \./nowhere"):
-        check(PolicyConfig(model="./nowhere"), Path())
-    made = check(PolicyConfig(model="kata:student"), tmp_path)
-    assert made.endswith("kata-novice, then from it kata-student, each in up to a minute on an idle core")
+    for lacking, words in ((config, r"holds no \*.safetensors"), (PolicyConfig(model="./nowhere"), r"\./nowhere")):
+        with pytest.raises(BadInput, match=words):
+            check(lacking, Path())
 
 
-def test_a_model_that_was_made_is_there(tmp_path: Path) -> None:
-    said = {"novice": "use: kata-student, in up to a minute on an idle core", "student": f": is there, in {tmp_path}"}
+def test_models_of_an_environment_are_there_or_made_before_their_use(tmp_path: Path) -> None:
+    said = {
+        None: "kata-novice, then from it kata-student, each in up to a minute on an idle core",
+        "novice": "use: kata-student, in up to a minute on an idle core",
+        "student": f": is there, in {tmp_path}",
+    }
     for name, end in said.items():
-        (tmp_path / f"kata-{name}-{recipe_fingerprint(name)[:6]}").mkdir()
+        if name is not None:
+            (tmp_path / f"kata-{name}-{recipe_fingerprint(name)[:6]}").mkdir()
         assert check(PolicyConfig(model="kata:student"), tmp_path).endswith(end)

@@ -26,30 +26,31 @@ REQUEST = {"model": "m", "messages": []}
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-Served: Yes\r\n\r\n{}"
 
 
-@pytest.fixture
-def answering() -> Iterator[Callable[[bytes | None], str]]:
-    """The URL of a server that answers every request with these bytes and hangs up; with None it only listens."""
+@contextmanager
+def served(serve: Callable[[socket.socket], None]) -> Iterator[str]:
+    """The URL of a server that gives each connection to a thread."""
+    held = list[socket.socket]()
     with closing(socket.create_server(("127.0.0.1", 0))) as listening:
 
-        def start(said: bytes | None) -> str:
-            held = []
-
-            def serve() -> None:
+        def accept() -> None:
+            with suppress(OSError):
                 while True:
-                    try:
-                        connection, _ = listening.accept()
-                    except OSError:
-                        return
-                    held.append(connection)
-                    connection.recv(65_536)
-                    if said is not None:
-                        connection.sendall(said)
-                        connection.close()
+                    held.append(listening.accept()[0])
+                    threading.Thread(target=serve, args=held[-1:], daemon=True).start()
 
-            threading.Thread(target=serve, daemon=True).start()
-            return f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
 
-        yield start
+
+def sends(data: bytes) -> Callable[[socket.socket], None]:
+    """Answer with these bytes and hang up."""
+
+    def serve(connection: socket.socket) -> None:
+        with connection:
+            connection.recv(65_536)
+            connection.sendall(data)
+
+    return serve
 
 
 @pytest.fixture(autouse=True)
@@ -75,51 +76,34 @@ def failing(kind: str, *, billed_usd: float | None) -> Iterator[pytest.Exception
     assert str(caught.value) and "secret" not in repr(caught.value)
 
 
-def test_an_answer_comes_whole(answering: Callable[[bytes | None], str]) -> None:
-    assert post(answering(OK)) == b"{}"
+@pytest.mark.parametrize("sent", [b"", OK[:-1], b"nonsense\r\n\r\n"], ids=["hung up", "half an answer", "no HTTP"])
+def test_a_connection_that_breaks_after_the_request_may_be_billed(sent: bytes) -> None:
+    with served(sends(sent)) as url, failing("connection", billed_usd=None):
+        post(url)
 
 
-@pytest.mark.parametrize("said", [b"", OK[:-1], b"nonsense\r\n\r\n"], ids=["hung up", "half an answer", "no HTTP"])
-def test_a_connection_that_breaks_after_the_request_may_be_billed(
-    said: bytes, answering: Callable[[bytes | None], str]
-) -> None:
-    with failing("connection", billed_usd=None):
-        post(answering(said))
-
-
-def test_silence_is_a_time_out(answering: Callable[[bytes | None], str]) -> None:
-    with failing("timeout", billed_usd=None) as caught:
-        post(answering(None), 0.3)
+def test_silence_is_a_time_out() -> None:
+    with served(lambda connection: None) as url, failing("timeout", billed_usd=None) as caught:
+        post(url, 0.3)
     assert caught.value.pushes_back
 
 
+DRIPPING_S = 60.0
+
+
 def drip(first: bytes, again: bytes, pause_s: float = 0.0) -> Callable[[socket.socket], None]:
-    """Answer with `first`, then with `again` until the other side hangs up, at most 20 s."""
+    """Answer with `first`, then with `again` until the other side hangs up, for a minute at most."""
 
     def serve(connection: socket.socket) -> None:
         with suppress(OSError), connection:
             connection.recv(65_536)
             connection.sendall(first)
-            ends = time.monotonic() + 20
+            ends = time.monotonic() + DRIPPING_S
             while time.monotonic() < ends:
                 connection.sendall(again)
                 time.sleep(pause_s)
 
     return serve
-
-
-@contextmanager
-def handled(serve: Callable[[socket.socket], None]) -> Iterator[str]:
-    """The URL of a server that gives each connection to a thread."""
-    with closing(socket.create_server(("127.0.0.1", 0))) as listening:
-
-        def accept() -> None:
-            with suppress(OSError):
-                while True:
-                    threading.Thread(target=serve, args=(listening.accept()[0],), daemon=True).start()
-
-        threading.Thread(target=accept, daemon=True).start()
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
 
 
 @pytest.fixture(params=["aiohttp", "httpx2"])
@@ -142,7 +126,7 @@ def test_a_request_has_openais_address_and_headers_and_its_own_body_in_one_part(
             seen.append(data)
             connection.sendall(OK.replace(b"X-Served: Yes", b"Connection: close"))
 
-    with handled(serve) as url:
+    with served(serve) as url:
         asked = client_of(f"{url}/")
         for text in ("a", "longer"):
             background.run(asked.ask("/chat/completions", {"model": text}))
@@ -173,21 +157,21 @@ DRIPS = {
 def test_a_call_ends_in_time_however_slowly_it_is_answered(library: str, what: str) -> None:
     """One byte every 0.3 s held a limit of 1 s for 12.9 s at commit 46e634e."""
     first, again = DRIPS[what]
-    with handled(drip(first, again, 0.1)) as url:
+    with served(drip(first, again, 0.1)) as url:
         started = time.monotonic()
         with pytest.raises(Failed) as caught:
-            post(url, 1.0)
+            post(url, 0.5)
         assert caught.value.billed_usd is None
-        assert time.monotonic() - started < 3.0
+        assert time.monotonic() - started < DRIPPING_S / 2, "it ended before its server did"
 
 
 @pytest.mark.parametrize("what", ["chunks", "a header", "headers", "provisional answers"])
 def test_what_never_ends_is_not_read_for_ever(library: str, what: str) -> None:
     first, again = DRIPS[what]
-    with handled(drip(first, again * 5_000)) as url:
+    with served(drip(first, again * 5_000)) as url:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         with pytest.raises(Failed):
-            post(url, 2.0, 2**20)
+            post(url, 1.0, 2**20)
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024, "KiB"
 
 
@@ -201,8 +185,7 @@ BOMBS = {
 }
 
 
-@pytest.mark.parametrize("status", [b"200 OK", b"500 No"])
-@pytest.mark.parametrize("coding", BOMBS)
+@pytest.mark.parametrize(("coding", "status"), [*((name, b"200 OK") for name in BOMBS), ("gzip", b"500 No")])
 def test_a_bomb_is_not_unpacked(library: str, coding: str, status: bytes) -> None:
     """One of 2.4 MB used 2.4 GB at commit 46e634e."""
     data = BOMBS[coding]
@@ -215,7 +198,7 @@ def test_a_bomb_is_not_unpacked(library: str, coding: str, status: bytes) -> Non
             while connection.recv(65_536):  # until the other side hangs up: closing first could cut off the answer
                 pass
 
-    with handled(serve) as url:
+    with served(serve) as url:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         with failing("connection", billed_usd=None) as caught:
             post(url, 20.0, 2**20)
@@ -226,7 +209,7 @@ def test_a_bomb_is_not_unpacked(library: str, coding: str, status: bytes) -> Non
 def test_what_is_compressed_is_read(library: str) -> None:
     data = gzip.compress(b'{"a": 1}')
     head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(data)
-    with handled(lambda connection: (connection.recv(65_536), connection.sendall(head + data))[1]) as url:
+    with served(sends(head + data)) as url:
         assert post(url) == b'{"a": 1}'
 
 
@@ -235,7 +218,7 @@ def test_a_body_that_cannot_be_unpacked_is_no_crash(library: str, coding: bytes)
     said = b"HTTP/1.1 200 OK\r\nContent-Encoding: %b\r\nContent-Length: 5\r\n\r\nabcde" % coding
     # A coding that is not known is left as it is; all others cannot be unpacked.
     outcome = nullcontext() if coding in (b"br", b"zstd") else failing("connection", billed_usd=None)
-    with handled(lambda connection: (connection.recv(65_536), connection.sendall(said))[1]) as url, outcome:
+    with served(sends(said)) as url, outcome:
         assert post(url, 5.0) == b"abcde"
 
 
@@ -256,33 +239,37 @@ def test_a_server_that_accepts_no_connection_is_given_up_soon() -> None:
         started = time.monotonic()
         with failing("connection", billed_usd=0.0):
             post(f"http://127.0.0.1:{silent.getsockname()[1]}/v1", 60.0)
-        assert time.monotonic() - started < 5.0
+        assert time.monotonic() - started < 30.0, "after its own half second, not after the call's minute"
         for one in full:
             one.close()
 
 
 @pytest.mark.parametrize(
-    ("said", "outcome"),
+    ("sent", "rows"),
     [
         (b'200 OK\r\nContent-Length: 24\r\n\r\n{"data": [{"id": "m1"}]}', [{"id": "m1"}]),
         (b"404 No\r\nContent-Length: 0\r\n\r\n", None),
         (b'200 OK\r\nContent-Length: 21\r\n\r\n{"data": {"id": "m"}}', None),
         (b"200 OK\r\nContent-Length: 12\r\n\r\n{'data': []}", None),
+    ],
+)
+def test_a_list_of_models_is_read_where_the_server_has_one(sent: bytes, rows: list[dict[str, str]] | None) -> None:
+    with served(sends(b"HTTP/1.1 " + sent)) as url:
+        assert background.run(client_of(url).models()) == rows
+
+
+@pytest.mark.parametrize(
+    ("sent", "error"),
+    [
         (b"401 No\r\nContent-Length: 0\r\n\r\n", Fatal),
         (b"307 No\r\nLocation: /\r\nContent-Length: 0\r\n\r\n", Fatal),
         (b"200 OK\r\nContent-Length: 15\r\n\r\n<!doctype html>", Fatal),
         (b"503 No\r\nContent-Length: 0\r\n\r\n", Retryable),
     ],
 )
-def test_a_list_of_models_is_read_or_its_absence_told(
-    said: bytes, outcome: object, answering: Callable[[bytes | None], str]
-) -> None:
-    asked = client_of(answering(b"HTTP/1.1 " + said)).models()
-    if isinstance(outcome, type) and issubclass(outcome, Failed):
-        with pytest.raises(outcome):
-            background.run(asked)
-    else:
-        assert background.run(asked) == outcome
+def test_a_server_that_cannot_be_asked_for_its_models_is_an_error(sent: bytes, error: type[Failed]) -> None:
+    with served(sends(b"HTTP/1.1 " + sent)) as url, pytest.raises(error):
+        background.run(client_of(url).models())
 
 
 def test_a_proxy_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,14 +278,16 @@ def test_a_proxy_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not uses_aiohttp()
 
 
-def test_nothing_is_said_of_open_connections_at_the_end(answering: Callable[[bytes | None], str]) -> None:
+def test_nothing_is_said_of_open_connections_at_the_end() -> None:
     code = (
-        "from stages.policy import PolicyConfig, background\nfrom stages.policy.client import Client\n"
-        f"client = Client(PolicyConfig(model='m', base_url={answering(OK)!r}))\n"
+        "import sys\nfrom stages.policy import PolicyConfig, background\nfrom stages.policy.client import Client\n"
+        "client = Client(PolicyConfig(model='m', base_url=sys.argv[1]))\n"
         f"print(background.run(client.ask('/chat/completions', {REQUEST!r})))"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
+    with served(sends(OK)) as url:
+        words = [sys.executable, "-c", code, url]
+        done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=60)
     assert (done.stdout, done.stderr) == ("b'{}'\n", "")
 
 

@@ -1,20 +1,143 @@
-"""The dialect of servers: whatever was recorded, a server that takes nothing beyond the protocol takes it."""
+"""Tool calls in the dialects of models and of servers.
+
+What a template of one of five families writes is read back, and prompts are prefixes of each other. Whatever was
+recorded, a server that takes nothing beyond the protocol takes it. The templates are short ones of our own, from the
+documented formats (tests/support/chat_templates).
+"""
 
 import json
+import time
+from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.models import tiny_tokenizer
 from support.server import fault
 
-from stages.messages import Spoken, ToolCall, write
-from stages.policy.dialect import conversation, declared
+from stages.errors import UsageError
+from stages.messages import Spoken, ToolCall, following_ids, opening_ids, read, write
+from stages.policy.base import PolicyConfig
+from stages.policy.dialect import FORMATS, canonical, conversation, declared
+from stages.policy.local import LocalPolicy
+from stages.runs.ledger import Budget
+
+TEMPLATES = Path(__file__).parents[2] / "support" / "chat_templates"
+ENDS = {"qwen3": "<|im_end|>", "llama3": "<|eot_id|>", "mistral": "</s>", "deepseek": "<｜end▁of▁sentence｜>"}
+BASH = {
+    "name": "bash",
+    "description": "Run a command.",
+    "parameters": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
+}
+ONE = ToolCall("bash", '{"command": "echo \\"ü; {x}\\" > a\\nls"}')
+TWO = ToolCall("bash", '{"command": "pytest -q", "wait": [1, {"s": null}]}')
+ASKED = [{"role": "user", "content": "Fix it."}]
+
+
+def tokenizer_of(family: str):
+    made = tiny_tokenizer()
+    made.chat_template = (TEMPLATES / f"{family}.jinja").read_text()
+    made.add_special_tokens({"eos_token": ENDS.get(family, "<|return|>")})
+    return made
+
+
+def rendered(family: str, messages: list[dict[str, str]]) -> str:
+    made = tokenizer_of(family)
+    return made.decode(opening_ids(made, messages, [BASH]))
+
+
+@pytest.mark.parametrize("calls", [(ONE,), (ONE, TWO), ()])
+@pytest.mark.parametrize("content", ["", "Let me look {here}."])
+@pytest.mark.parametrize("family", sorted(FORMATS))
+def test_what_a_template_writes_is_read_back(family: str, content: str, calls: tuple[ToolCall, ...]) -> None:
+    if family == "llama3" and calls:
+        content = ""  # it writes calls alone
+    if not calls:
+        content = content or "Done."
+    spoken = Spoken(content, calls)
+    opening = rendered(family, ASKED)
+    whole = rendered(family, [*ASKED, {"role": "assistant", "content": write(spoken)}, *ASKED])
+    assert whole.startswith(opening) and '"name": "bash"' in opening
+    answer = whole[len(opening) :]
+    end = ENDS.get(family)
+    answer = answer[: answer.index(end) + len(end)] if end else answer.partition("<|start|>user")[0]
+    found = read(canonical(family, answer))
+    assert found.content == content and [call.name for call in found.calls] == ["bash"] * len(calls)
+    assert [json.loads(call.arguments) for call in found.calls] == [json.loads(call.arguments) for call in calls]
+
+
+@pytest.mark.parametrize("family", sorted(ENDS))
+def test_sampled_ids_stay_and_results_are_appended(family: str) -> None:
+    made = tokenizer_of(family)
+    opening, said = opening_ids(made, ASKED, [BASH]), write(Spoken("", (ONE,)))
+    results = [{"role": "tool", "content": "a\nb"}]
+    whole = made.decode(opening_ids(made, [*ASKED, {"role": "assistant", "content": said}, *results], [BASH]))
+    answer = whole[len(made.decode(opening)) :]
+    answer = answer[: answer.index(ENDS[family]) + len(ENDS[family])]
+    sampled = made(answer, add_special_tokens=False)["input_ids"]
+    held = made.decode([*opening, *sampled, *following_ids(made, results)])
+    assert held.replace("\n", "") == whole.replace("\n", "")
+
+
+def test_a_template_that_ends_answers_with_several_tokens_is_refused_for_several_turns() -> None:
+    with pytest.raises(UsageError, match="does not end an answer with"):
+        following_ids(tokenizer_of("gpt-oss"), [{"role": "tool", "content": "a"}])
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "calls"),
+    [
+        ("qwen3", '<tool_call>\n{"name": "bash", "arguments": {"command": "l', [("bash", '{"name": "bash", "arg')]),
+        ("qwen3", "<tool_call>\nls\n</tool_call>", [("", "ls")]),
+        ("llama3", '<|python_tag|>{"name": "bash", "parameters": {"command": "ls"}}<|eom_id|>', [("bash", '{"com')]),
+        ("llama3", '{"name": "bash", "parameters": ', [("bash", '{"name"')]),
+        ("mistral", '[TOOL_CALLS]bash[ARGS]{"command": "ls"}[TOOL_CALLS]end[ARGS]{}', [("bash", "{"), ("end", "{}")]),
+        ("mistral", "[TOOL_CALLS]bash[CALL_ID]123456789[ARGS]{oops", [("bash", "{oops")]),
+        ("deepseek", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>bash<｜tool▁sep｜>{}", [("bash", "{}")]),
+        ("gpt-oss", "<|channel|>commentary to=functions.a <|constrain|>json<|message|>{oops<|call|>", [("a", "{oops")]),
+        ("gpt-oss", " to=functions.bash<|channel|>commentary json<|message|>{}<|call|>", [("bash", "{}")]),
+        ("gpt-oss", "<|channel|>final<|message|>Done.<|return|>", []),
+    ],
+)  # fmt: skip
+def test_calls_of_other_versions_and_broken_ones(family: str, text: str, calls: list[tuple[str, str]]) -> None:
+    found = read(canonical(family, text)).calls
+    assert [call.name for call in found] == [name for name, _ in calls]
+    assert all(call.arguments.startswith(start) for call, (_, start) in zip(found, calls, strict=True))
+
+
+def test_reasoning_of_harmony_is_reasoning() -> None:
+    text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Done.<|return|>"
+    assert read(canonical("gpt-oss", text)) == Spoken("Done.", (), "Hm.")
+
+
+def test_text_is_left_alone_without_a_format() -> None:
+    text = '<|python_tag|>{"name": "bash"}<|eom_id|>'
+    assert canonical("none", text) == canonical("native", text) == text
+
+
+def test_a_model_in_this_process_needs_a_format(tmp_path: Path) -> None:
+    config = PolicyConfig(model="x", tool_calls="native")
+    with pytest.raises(UsageError, match="no server reads the calls"):
+        LocalPolicy.open(config, cache=tmp_path, budget=Budget(), listener=lambda *told: None)
+
+
+def test_blanks_without_end_are_read_in_time() -> None:
+    """A degenerate model writes them up to `max_tokens`; a regular expression took 15 s for the first."""
+    call = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>"
+    began = time.process_time()
+    for text in (" " * 50_000, "\n" * 50_000, "\n" * 25_000 + "bash\n" * 5_000):
+        assert [one.name for one in FORMATS["deepseek"](call + text).calls] == ["function"]
+    assert time.process_time() - began < 5
+
+
+# Servers
 
 SEARCH = {"name": "search", "description": "Search.", "parameters": {"type": "object", "properties": {}}}
 CALL = ToolCall("search", '{"query": "boat"}')
 
 
-def said(content: str = "", *calls: ToolCall, reasoning: str | None = None) -> dict[str, str]:
+def assistant(content: str = "", *calls: ToolCall, reasoning: str | None = None) -> dict[str, str]:
     return {"role": "assistant", "content": write(Spoken(content, calls, reasoning))}
 
 
@@ -23,11 +146,11 @@ def told(content: str, role: str = "tool") -> dict[str, str]:
 
 
 def test_calls_and_results_are_native() -> None:
-    state = [told("Find it.", "user"), said("Let me see.", CALL, CALL, reasoning="hm"), told("a"), told("b")]
-    _, assistant, *results = conversation(state, with_tools=True)
-    assert assistant["content"] == "Let me see."
-    assert [call["function"] for call in assistant["tool_calls"]] == [vars(CALL)] * 2
-    ids = [call["id"] for call in assistant["tool_calls"]]
+    state = [told("Find it.", "user"), assistant("Let me see.", CALL, CALL, reasoning="hm"), told("a"), told("b")]
+    _, spoke, *results = conversation(state, with_tools=True)
+    assert spoke["content"] == "Let me see."
+    assert [call["function"] for call in spoke["tool_calls"]] == [vars(CALL)] * 2
+    ids = [call["id"] for call in spoke["tool_calls"]]
     assert results == [
         {"role": "tool", "tool_call_id": name, "content": text} for name, text in zip(ids, "ab", strict=True)
     ]
@@ -36,11 +159,11 @@ def test_calls_and_results_are_native() -> None:
 
 def test_what_cannot_be_said_natively_stays_text() -> None:
     for state, with_tools in (
-        ([said("", CALL), told("a")], False),
-        ([said("", CALL, CALL), told("a")], True),
-        ([said("", ToolCall("search", "no json")), told("a")], True),
-        ([said("", ToolCall("a name", "{}")), told("a")], True),
-        ([said("", CALL), told("seen", "user")], True),
+        ([assistant("", CALL), told("a")], False),
+        ([assistant("", CALL, CALL), told("a")], True),
+        ([assistant("", ToolCall("search", "no json")), told("a")], True),
+        ([assistant("", ToolCall("a name", "{}")), told("a")], True),
+        ([assistant("", CALL), told("seen", "user")], True),
     ):
         sent = conversation(state, with_tools=with_tools)
         assert sent == [{"role": "assistant", "content": state[0]["content"]}, {**state[1], "role": "user"}]
@@ -48,7 +171,7 @@ def test_what_cannot_be_said_natively_stays_text() -> None:
 
 def test_reasoning_of_the_student_is_not_sent() -> None:
     for with_tools in (True, False):
-        (sent,) = conversation([said("Done.", reasoning="secretly")], with_tools=with_tools)
+        (sent,) = conversation([assistant("Done.", reasoning="secretly")], with_tools=with_tools)
         assert sent == {"role": "assistant", "content": "Done."}
 
 
@@ -62,7 +185,7 @@ def test_tools_of_other_spellings_are_declared_alike() -> None:
 
 TEXTS = st.sampled_from(["", "words", "<tool_call>\n", "[omitted: image_url]"])
 CALLS = st.builds(ToolCall, st.sampled_from(["search", "x y", ""]), st.sampled_from(["{}", '{"a": 1}', "junk", ""]))
-SPOKEN = st.builds(lambda text, calls, why: said(text, *calls, reasoning=why), TEXTS, st.lists(CALLS), TEXTS)
+SPOKEN = st.builds(lambda text, calls, why: assistant(text, *calls, reasoning=why), TEXTS, st.lists(CALLS), TEXTS)
 OTHERS = st.builds(told, TEXTS, st.sampled_from(["tool", "user", "system", "environment"]))
 
 

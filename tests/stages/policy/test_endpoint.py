@@ -1,4 +1,4 @@
-"""The endpoint policy against a real server on loopback: answers, delays, failures, rate limits."""
+"""The endpoint policy against a real server on loopback: answers, failures, money, and how many requests it gets."""
 
 import asyncio
 import gc
@@ -17,7 +17,7 @@ from stages import messages
 from stages.errors import Incomplete, UsageError
 from stages.policy import ask_all, available, background
 from stages.policy.base import PolicyConfig, Turn
-from stages.policy.endpoint import EndpointPolicy
+from stages.policy.endpoint import REFUSALS, START, EndpointPolicy, HostLimit, host_limit
 from stages.runs.activity import Notice
 from stages.runs.ledger import Budget
 
@@ -44,16 +44,11 @@ def test_answers_come_in_order_with_tokens_and_cost(tmp_path: Path) -> None:
 
 
 def test_rate_limit_is_waited_out_as_asked(tmp_path: Path) -> None:
-    def reply(body: dict[str, Any], n: int) -> Reply:
-        return (
-            Reply(429, {"error": {"message": "slow"}}, {"Retry-After": "0.3"}) if n == 0 else Reply(body=answer("ok"))
-        )
-
-    with serving(reply) as server:
+    slow = Reply(429, {"error": {"message": "slow"}}, {"Retry-After": "0.3"})
+    with serving(lambda body, n: Reply(body=answer("ok")) if n else slow) as server:
         started = time.monotonic()
         sample = ask_all(open_at(server.url, tmp_path), turns("a"))[0]
-    assert sample.text == "ok" and sample.attempts == 2
-    assert 0.3 <= time.monotonic() - started < 5
+    assert sample.text == "ok" and sample.attempts == 2 and time.monotonic() - started >= 0.3
 
 
 def test_a_wait_longer_than_two_minutes_stops_the_run(tmp_path: Path) -> None:
@@ -69,19 +64,6 @@ def test_failures_end_after_the_allowed_attempts(tmp_path: Path) -> None:
         sample = ask_all(open_at(server.url, tmp_path, max_attempts=2), turns("a"))[0]
     assert sample.error_type == "server" and "boom" in (sample.error or "")
     assert len(server.requests) == sample.attempts == 2
-
-
-def test_a_slow_answer_times_out(tmp_path: Path) -> None:
-    with serving(lambda body, n: Reply(body=answer("late"), delay_s=1.0)) as server:
-        sample = ask_all(open_at(server.url, tmp_path, timeout_s=0.2, max_attempts=1), turns("a"))[0]
-    assert sample.error_type == "timeout"
-
-
-def test_a_server_that_is_not_there(tmp_path: Path) -> None:
-    budget = Budget(100.0)
-    sample = ask_all(open_at("http://127.0.0.1:9/v1", tmp_path, budget, max_attempts=1), turns("a"))[0]
-    assert sample.error_type == "connection" and "127.0.0.1:9" in (sample.error or "")
-    assert (budget.spent, budget.possibly, budget.reserved) == (0.0, 0.0, 0.0)
 
 
 def test_a_rejected_request_fails_alone(tmp_path: Path) -> None:
@@ -109,18 +91,17 @@ def test_a_web_page_ends_the_run_at_once_unless_the_server_has_answered_before(t
         assert len(server.requests) == 3
 
 
-def test_a_refused_connection_is_told_at_once_and_once(tmp_path: Path) -> None:
+def test_a_refused_connection_is_free_and_told_at_once_and_once(tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
-    config = PolicyConfig(model="big", base_url="http://127.0.0.1:9/v1", max_attempts=2, max_tokens=64)
-    policy = EndpointPolicy(
-        config, budget=Budget(), cache=tmp_path, listener=lambda what, done, total: told.append((what, done, total))
-    )
-    ask_all(policy, turns("a", "b"))
-    (what, *counts), *others = told
-    assert isinstance(what, Notice) and counts == [0, 0] and not others
-    assert what == (
-        "big: http://127.0.0.1:9/v1 cannot be reached (connection refused); trying again, 2 times in 1 s at most"
-    )
+    config = PolicyConfig(model="big", base_url="http://127.0.0.1:9/v1", max_attempts=2, max_tokens=64, price="unknown")
+    budget = Budget(100.0)
+    policy = EndpointPolicy(config, budget=budget, cache=tmp_path, listener=lambda *heard: told.append(heard))
+    for sample in ask_all(policy, turns("a", "b")):
+        assert sample.error_type == "connection" and "127.0.0.1:9" in (sample.error or "")
+    assert (budget.spent, budget.possibly, budget.reserved) == (0.0, 0.0, 0.0)
+    ((what, *counts),) = told
+    assert isinstance(what, Notice) and counts == [0, 0]
+    assert what.startswith("big: http://127.0.0.1:9/v1 cannot be reached") and "2 times in 1 s at most" in what
 
 
 def test_a_server_that_never_answered_is_given_up_in_seconds_and_one_that_did_is_waited_for(tmp_path: Path) -> None:
@@ -130,11 +111,11 @@ def test_a_server_that_never_answered_is_given_up_in_seconds_and_one_that_did_is
     started = time.monotonic()
     with pytest.raises(UsageError, match=f"^{url} refuses every connection, and no server has answered there"):
         ask_all(open_at(url, tmp_path, max_attempts=50), turns("a", "b"))
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60, "fifty attempts would take six minutes"
     with serving(lambda body, n: Reply(body=answer("x"))) as server:
         assert ask_all(open_at(server.url, tmp_path), turns("a"))[0].text == "x"
-    sample = ask_all(open_at(server.url, tmp_path, max_attempts=4), turns("b"))[0]  # the server is down now
-    assert sample.error_type == "connection" and sample.attempts == 4
+    sample = ask_all(open_at(server.url, tmp_path, max_attempts=REFUSALS + 1), turns("b"))[0]  # the server is down now
+    assert sample.error_type == "connection" and sample.attempts == REFUSALS + 1
 
 
 def test_the_key_is_sent_and_never_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,21 +262,25 @@ PAGE = b"<html>busy</html>"
 
 
 @pytest.mark.parametrize(
-    ("reply", "paid"),
+    ("reply", "error_type", "paid"),
     [
-        (Reply(body=answer("late"), delay_s=1.0), "possibly"),
-        (Reply(body=PAGE), "possibly"),
-        (Reply(502, {"error": {"message": "bad gateway"}}), "possibly"),
-        (Reply(429, {"error": {"message": "slow down"}}, {"Retry-After": "0"}), "nothing"),
-        (Reply(400, {"error": {"message": "too long"}}), "possibly"),
-        (Reply(body={**answer(""), "choices": []}), "spent"),
+        (Reply(body=answer("late"), delay_s=1.0), "timeout", "possibly"),
+        (Reply(body=PAGE), UsageError, "possibly"),
+        (Reply(502, {"error": {"message": "bad gateway"}}), "server", "possibly"),
+        (Reply(429, {"error": {"message": "slow down"}}, {"Retry-After": "0"}), "rate_limit", "nothing"),
+        (Reply(400, {"error": {"message": "too long"}}), "rejected", "possibly"),
+        (Reply(body={**answer(""), "choices": []}), "garbage", "spent"),
     ],
 )
-def test_calls_without_an_answer_are_not_free(tmp_path: Path, reply: Reply, paid: str) -> None:
-    budget = Budget(100.0)
-    ends = pytest.raises(UsageError, match="web page") if reply.body == PAGE else nullcontext()
+def test_a_call_without_an_answer_is_free_only_where_it_was_refused_before_any_work(
+    tmp_path: Path, reply: Reply, error_type: str | type[UsageError], paid: str
+) -> None:
+    budget, samples = Budget(100.0), []
+    ends = nullcontext() if isinstance(error_type, str) else pytest.raises(error_type, match="web page")
     with serving(lambda body, n: reply) as server, ends:
-        ask_all(open_at(server.url, tmp_path, budget, timeout_s=0.3, max_attempts=1), turns("a"))
+        policy = open_at(server.url, tmp_path, budget, timeout_s=0.3, max_attempts=1)
+        samples = ask_all(policy, turns("a"))
+    assert [sample.error_type for sample in samples] == [error_type] * isinstance(error_type, str)
     assert (budget.spent > 0, budget.possibly > 0) == (paid == "spent", paid == "possibly")
     assert budget.reserved == 0
 
@@ -346,3 +331,91 @@ def test_what_is_waited_for_is_said_while_a_server_is_silent(tmp_path: Path) -> 
     what, done, total = heard[0]
     assert what.startswith("waiting for 2 answers of big at http://127.0.0.1:") and ", the oldest since " in what
     assert (done, total) == (0, 0)
+
+
+# How many requests a server gets: more while it answers, fewer when it pushes back, none while it asks to wait.
+
+
+def test_the_number_grows_while_the_server_keeps_up_and_falls_when_it_pushes_back() -> None:
+    async def play() -> tuple[float, float, float]:
+        host = HostLimit()
+        for _ in range(6):
+            entered = int(host.limit)
+            for _ in range(entered):
+                await host.enter()
+            for _ in range(entered):
+                host.leave()
+        grown = host.limit
+        for _ in range(20):
+            await host.enter()
+        for _ in range(20):
+            host.leave(pushed_back=True)
+        fallen = host.limit
+        await host.enter()
+        host.leave()
+        return grown, fallen, host.limit
+
+    grown, fallen, idle = asyncio.run(play())
+    assert grown > START
+    assert fallen == 0.7 * grown, "twenty push-backs of one moment are one"
+    assert idle == fallen, "an idle door tells nothing"
+
+
+def test_a_capped_server_is_found_out() -> None:
+    """A server that takes 40 at once and refuses more: few refusals, and the number settles near 40."""
+    capacity, refused, peak = 40, 0, 0
+
+    async def play() -> float:
+        nonlocal refused, peak
+        host, inside = HostLimit(), 0
+
+        async def request() -> None:
+            nonlocal inside, refused, peak
+            while True:
+                await host.enter()
+                inside += 1
+                peak = max(peak, inside)
+                too_many = inside > capacity
+                await asyncio.sleep(0.001 if too_many else 0.02)
+                inside -= 1
+                host.leave(pushed_back=too_many)
+                if not too_many:
+                    return
+                refused += 1
+
+        await asyncio.gather(*(request() for _ in range(3000)))
+        return host.limit
+
+    limit = asyncio.run(play())
+    assert 15 <= limit <= 60
+    assert peak > 30 and refused < 600
+
+
+def test_a_wait_that_the_server_asks_for_holds_for_everyone() -> None:
+    async def play() -> float:
+        host = HostLimit()
+        await host.enter()
+        host.leave(pushed_back=True, wait_s=0.2)
+        started = time.monotonic()
+        await asyncio.gather(host.enter(), host.enter())
+        return time.monotonic() - started
+
+    assert asyncio.run(play()) >= 0.2
+
+
+def test_one_door_a_server() -> None:
+    assert host_limit("http://a:1/v1") is host_limit("http://a:1/v2") is not host_limit("http://a:2/v1")
+
+
+def test_a_waiter_that_gives_up_does_not_take_a_turn_away() -> None:
+    async def play() -> None:
+        host = HostLimit()
+        for _ in range(START):
+            await host.enter()
+        gone, waiting = asyncio.create_task(host.enter()), asyncio.create_task(host.enter())
+        await asyncio.sleep(0)
+        gone.cancel()
+        host.leave()
+        await asyncio.wait_for(waiting, 60.0)
+
+    asyncio.run(play())

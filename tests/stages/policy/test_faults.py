@@ -32,6 +32,9 @@ FAULTS: dict[str, Reply] = {
 }
 
 
+KINDS = {"rejected", "no_text", "garbage", "server", "rate_limit", "timeout", "connection"}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_every_call_ends_in_an_answer_or_a_reason(tmp_path: Path) -> None:
@@ -44,29 +47,16 @@ def test_every_call_ends_in_an_answer_or_a_reason(tmp_path: Path) -> None:
 
     budget = Budget(100.0, tmp_path / NAME)
     with serving(reply) as server:
-        config = PolicyConfig(
-            model="m",
-            base_url=server.url,
-            usd_per_mtok_in=1.0,
-            usd_per_mtok_out=1.0,
-            max_tokens=64,
-            concurrency=32,
-            timeout_s=1.0,
-            max_attempts=3,
-        )
+        prices = {"usd_per_mtok_in": 1.0, "usd_per_mtok_out": 1.0, "max_tokens": 64}
+        more = {"concurrency": 32, "timeout_s": 1.0, "max_attempts": 3}
+        config = PolicyConfig(model="m", base_url=server.url, **prices, **more)
         policy = EndpointPolicy(config, budget=budget, cache=tmp_path)
         ask_all(policy, [Turn([{"role": "user", "content": "first"}], seed=0)])  # after an answer, pages are repeated
-        samples = ask_all(policy, [Turn([{"role": "user", "content": f"q{i}"}], seed=i) for i in range(CALLS)])
+        asked = [Turn([{"role": "user", "content": f"q{i}"}], seed=i) for i in range(CALLS)]
+        samples = ask_all(policy, asked)
         launched = len(server.requests)
         assert all(sent[fault] > 10 for fault in FAULTS)
-        again = ask_all(
-            policy,
-            [
-                Turn([{"role": "user", "content": f"q{i}"}], seed=i)
-                for i in range(CALLS)
-                if samples[i].error_type is None
-            ],
-        )
+        again = ask_all(policy, [turn for turn, one in zip(asked, samples, strict=True) if one.error_type is None])
         assert len(server.requests) == launched, "what was answered is not bought again"
 
     assert len(samples) == CALLS and len(again) > 0.9 * CALLS
@@ -75,15 +65,7 @@ def test_every_call_ends_in_an_answer_or_a_reason(tmp_path: Path) -> None:
             assert sample.text in (f"Q{index}", "half")
             assert (sample.finish_reason == "length") == (sample.text == "half")
         else:
-            assert sample.error and sample.error_type in {
-                "rejected",
-                "no_text",
-                "garbage",
-                "server",
-                "rate_limit",
-                "timeout",
-                "connection",
-            }
+            assert sample.error and sample.error_type in KINDS
     spent, possibly = totals(tmp_path) or (0.0, 0.0)
     paid = sum(sample.cost_usd for sample in samples)
     assert spent == pytest.approx(budget.spent) and spent >= paid > 0 and budget.reserved == 0

@@ -14,7 +14,7 @@ from support.server import Reply, answer, serving
 from stages.errors import ComposerError, Incomplete
 from stages.policy import ask_all, reading
 from stages.policy.base import PolicyConfig, Sample, Turn
-from stages.policy.client import FREE, Failed, Fatal, Rejected, Response, Retryable, error_of
+from stages.policy.client import Failed, Fatal, Rejected, Response, Retryable, error_of
 from stages.policy.endpoint import EndpointPolicy
 from stages.policy.reading import MalformedBill, Overlong, cost, least_tokens, most_words, read
 from stages.policy.requests import Asked
@@ -146,18 +146,16 @@ def test_a_limit_holds_against_any_bill(tmp_path: Path, bill: Any) -> None:
     assert totals(tmp_path) == pytest.approx((budget.spent, budget.possibly))
 
 
-def test_an_impossible_bill_costs_the_upper_bound_and_its_answer_is_kept(tmp_path: Path) -> None:
-    (sample,), budget, server = ask(tmp_path, body({**TRUE, "cost": -1}))
-    assert sample.text == TEXT and sample.usage_by == "bound"
-    assert sample.cost_usd == budget.spent == Asked.of(server.requests[0], 4096).usd(config()) > LIST_PRICE
-    assert budget.understated == 1 and budget.understated_usd > 0
-
-
-def test_a_lower_claim_is_kept_in_the_ledger(tmp_path: Path) -> None:
-    (sample,), budget, _ = ask(tmp_path, body({**TRUE, "cost": 0.01}))
-    assert (sample.cost_usd, sample.claimed_usd) == (pytest.approx(LIST_PRICE), 0.01)
+@pytest.mark.parametrize(("claim", "counted"), [(0.01, LIST_PRICE), (-1, None)])
+def test_an_answer_with_too_low_a_bill_is_kept_and_its_claim_is_in_the_ledger(
+    tmp_path: Path, claim: float, counted: float | None
+) -> None:
+    (sample,), budget, server = ask(tmp_path, body({**TRUE, "cost": claim}))
+    usd = counted or Asked.of(server.requests[0], 4096).usd(config())
+    assert (sample.text, sample.cost_usd, sample.claimed_usd) == (TEXT, pytest.approx(usd), claim)
+    assert (sample.usage_by == "bound") is (counted is None)
     for one in (budget, Budget(LIMIT, tmp_path / NAME)):
-        assert (one.understated, one.understated_usd) == (1, pytest.approx(LIST_PRICE - 0.01))
+        assert (one.spent, one.understated, one.understated_usd) == pytest.approx((usd, 1, usd - max(claim, 0)))
 
 
 def test_a_bill_without_a_price_is_checked_for_sense_alone() -> None:
@@ -273,15 +271,6 @@ def test_a_status_is_an_error_and_free_only_where_it_refuses_before_any_work(sta
 def test_a_prompt_that_does_not_fit_has_a_kind_of_its_own(error: dict[str, Any]) -> None:
     found = error_of(Response(400, {}, orjson.dumps(error)), config())
     assert isinstance(found, Rejected) and found.kind == "context"
-
-
-@pytest.mark.parametrize("status", [400, 429])
-def test_the_ledger_keeps_what_a_status_may_cost(tmp_path: Path, status: int) -> None:
-    budget = Budget(100.0, tmp_path / NAME)
-    with serving(lambda *_: Reply(status, {"error": {"message": "no"}}, {"Retry-After": "0"})) as server:
-        ask_all(EndpointPolicy(config(server.url), budget=budget, cache=tmp_path), turns(1))
-    assert len(server.requests) == 1 and budget.spent == 0 == budget.reserved
-    assert (budget.possibly > 0) == (status not in FREE)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A kind of policy from outside the package: one class and one line, and `open_policy` opens it."""
+"""Which kind of policy a model is: ours, one of an environment, or one from outside by a class and a line."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,8 +7,12 @@ from typing import Any
 import pytest
 from support.models import save_tiny
 
-from stages.errors import UsageError
-from stages.policy import KINDS, Policy, PolicyConfig, Sample, Turn, kind_of, open_policy
+from stages.envs.config import EnvStageConfig
+from stages.envs.kata import checkpoints
+from stages.envs.kata.env import KataEnv
+from stages.errors import BadInput, UsageError
+from stages.policy import KINDS, Policy, PolicyConfig, Sample, Turn, base, kind_of, open_policy
+from stages.runs.activity import Notice, on_activity
 from stages.runs.ledger import Budget
 from stages.runs.run import Listener
 
@@ -55,6 +59,13 @@ def test_a_kind_from_outside_is_opened_by_its_word(tmp_path: Path) -> None:
     policy = opened(PolicyConfig(model="echo:loud"), tmp_path, progress)
     assert policy.sample([Turn([{"role": "user", "content": "hello"}], seed=0)])[0].text == "HELLO"
     assert policy.facts() == {"model": "echo:loud"} and progress == ["opening"]
+    assert kind_of(PolicyConfig(model="echo:loud", base_url=BASE_URL)) == "endpoint"
+    assert kind_of(PolicyConfig(model="echo")) == "local", "the word alone is a name"
+
+
+def test_a_model_is_local_unless_its_word_is_a_kind() -> None:
+    for model in ("kata:student", "Qwen/Qwen3-8B", "./model", "echo:loud", "local"):
+        assert kind_of(PolicyConfig(model=model)) == "local"
 
 
 @pytest.mark.usefixtures("echo")
@@ -65,22 +76,38 @@ def test_a_folder_behind_the_word_counts_by_its_bytes(tmp_path: Path) -> None:
     assert len(set(identities)) == 2 and "hub" not in identities
 
 
-@pytest.mark.usefixtures("echo")
-def test_a_base_url_is_an_endpoint_whatever_the_model_is_called() -> None:
-    assert kind_of(PolicyConfig(model="echo:loud", base_url=BASE_URL)) == "endpoint"
-
-
-@pytest.mark.parametrize("model", ["kata:student", "Qwen/Qwen3-8B", "./model", "echo:loud", "echo", "local"])
-def test_without_base_url_and_registered_word_a_model_is_local(model: str) -> None:
-    assert kind_of(PolicyConfig(model=model)) == "local"
-
-
 def test_our_own_kinds_open(tmp_path: Path) -> None:
     local = opened(PolicyConfig(model=str(save_tiny(tmp_path / "model"))), tmp_path)
     endpoint = opened(PolicyConfig(model="big", base_url=BASE_URL), tmp_path)
     assert (local.capture_level, endpoint.capture_level) == ("tokens", "text")
-
-
-def test_an_endpoint_without_a_server_says_what_to_set(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="base_url is not set"):
+    with pytest.raises(UsageError, match="base_url"):
         opened(PolicyConfig(model="endpoint:big"), tmp_path)
+
+
+def test_a_name_with_an_environment_before_a_colon_is_embedded():
+    assert base.is_embedded(base.EXAMPLE) and base.is_embedded("gsm8k:rows.jsonl")
+    assert not any(map(base.is_embedded, ("kata", "Qwen/Qwen3-8B", "./kata", "other:name")))
+
+
+def test_models_are_told_apart_and_an_unknown_one_is_refused():
+    assert PolicyConfig(model="kata:student").identity() != PolicyConfig(model="kata:teacher-a").identity()
+    with pytest.raises(BadInput, match=r"no embedded model kata:nobody\. There is kata:novice, kata:student"):
+        base.weights_identity(PolicyConfig(model="kata:nobody"))
+
+
+def test_a_build_is_announced_before_it_begins_and_the_models_opening_is_named(tmp_path: Path) -> None:
+    class Told(Exception):
+        """What was reported first."""
+
+    def report(what: str, done: int, total: int) -> None:
+        assert isinstance(what, Notice) and (done, total) == (0, 0)
+        raise Told(what)
+
+    with pytest.raises(Told, match=r"building the model kata-student, once; it is kept in "):
+        checkpoints.ensure("student", tmp_path, report)
+    told: list[str] = []
+    config = PolicyConfig(model="big", base_url="http://127.0.0.1:9/v1")
+    with on_activity(told.append):
+        open_policy(config, cache=tmp_path, budget=Budget(), listener=lambda what, done, total: None)
+        EnvStageConfig().draw(KataEnv, 1)
+    assert told == ["opening the model big", "", "preparing the tasks", ""]
