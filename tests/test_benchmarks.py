@@ -19,7 +19,7 @@ from benchmarks import records
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "benchmarks").glob("*.py"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-OWN = {"stages", "composer_cli", "support", "probe_faults", "parity", *(path.stem for path in SCRIPTS)}
+OWN = {"stages", "composer_cli", "support", "probe_faults", "parity", "forging", *(path.stem for path in SCRIPTS)}
 SKIPPED_AND_NAMED = {"replay.py": {"aiohttp", "distilabel"}}
 """Peers that a script leaves out, and says so, instead of ending."""
 BLOCKED = """

@@ -1,13 +1,18 @@
-"""An image made from nothing but what this machine has: no registry, no base image; and whether podman can run it."""
+"""Images made from nothing but what this machine has, without a registry; and podman, where it can run them."""
 
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+
+from stages.envs.repo import runner
+from stages.sandbox import containers
+from support.harbor import BASE
 
 PROGRAMS = (
     "bash",
@@ -111,3 +116,57 @@ def missing() -> str | None:
         finally:
             subprocess.run(["podman", "rmi", "--force", tag], capture_output=True)
     return None
+
+
+HARBOR_PROGRAMS = [
+    "base64",
+    "dirname",
+    "find",
+    "head",
+    "ln",
+    "mkfifo",
+    "seq",
+    "sort",
+    "tee",
+    "tr",
+    "truncate",
+    "wc",
+    "yes",
+]
+PODMAN_SETTINGS = """\
+[containers]
+netns = "none"
+default_ulimits = ["nofile=20000:20000", "nproc=10000:10000"]
+[engine]
+runtime = "runc"
+"""
+"""Where the limits of this machine's processes are lower than podman's defaults; crun refuses to start then."""
+
+
+@contextmanager
+def podman_for_harbor(folder: Path) -> Iterator[str | None]:
+    """Let podman run containers of the base image of Harbor tasks; gives the reason where it cannot.
+
+    folder: for the settings and for the files of the image, which is built once a machine.
+    """
+    if not shutil.which("podman"):
+        yield "podman is not installed"
+        return
+    before = os.environ.get("CONTAINERS_CONF")
+    if shutil.which("runc"):
+        (folder / "containers.conf").write_text(PODMAN_SETTINGS)
+        os.environ["CONTAINERS_CONF"] = str(folder / "containers.conf")
+    containers.find_engine.cache_clear()
+    try:
+        if subprocess.run(["podman", "image", "inspect", BASE], capture_output=True).returncode:
+            fill(folder / "root", runner.distribution_paths(runner.RUNNER), programs=HARBOR_PROGRAMS)
+            (folder / "Containerfile").write_text(FILE)
+            build(folder, BASE)
+        started = subprocess.run(["podman", "run", "--rm", BASE, "true"], capture_output=True, text=True)
+        why = started.stderr.strip()[-200:]
+        yield f"podman cannot run a container here: {why}" if started.returncode else None
+    finally:
+        os.environ.pop("CONTAINERS_CONF", None)
+        if before is not None:
+            os.environ["CONTAINERS_CONF"] = before
+        containers.find_engine.cache_clear()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support import harbor_containers
+from support import container_image
 from support.harbor import BASE, KINDS, play, python_task, separate_task
 
 from stages.envs.bash import fenced
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module", autouse=True)
 def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Podman with the base image, or a skip with the reason."""
-    with harbor_containers.podman(tmp_path_factory.mktemp("image")) as missing:
+    with container_image.podman_for_harbor(tmp_path_factory.mktemp("image")) as missing:
         if missing:
             pytest.skip(missing)
         yield

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 from needs import needs, skip_without
 from support import real_harbor
-from support.harbor_folders import differing, play
-from support.matrices import few
 from support.shelf import SHELF, write
 
 from stages import export, make_tasks
@@ -28,6 +26,7 @@ from stages.errors import BadInput, UsageError
 from stages.runs import runner
 from stages.runs.kinds import TASK
 from stages.runs.run import Run
+from tests.stages.envs.harbor.exported import differing, play
 
 ADD = "def add(a, b):\n    return a {} b\n"
 TESTS = "from sums import add\n\ndef test_add():\n    assert add(2, 3) == 5\n"
@@ -221,10 +220,10 @@ PLAYS: dict[str, tuple[str, bool, str, float]] = {
         0.0,
     ),
 }
-QUICK = ("the solution", "nothing", "nothing of a command", "a reward that was there before")
+QUICK = ("the solution", "nothing of a command", "a reward that was there before", "code that hides the outcome")
 
 
-@pytest.mark.parametrize("name", few(PLAYS, QUICK))
+@pytest.mark.parametrize("name", [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in PLAYS])
 def test_the_verifier_gives_what_was_deserved(folders: Path, name: str) -> None:
     task, solve, agent, reward = PLAYS[name]
     found = play(folders / task, solve=solve, agent=agent)

@@ -1,10 +1,9 @@
 """Episodes with real commands in a real sandbox."""
 
 import os
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
-
-import pytest
 
 from stages.envs.base import ComparesOutcomes, GradesTogether, Task
 from stages.envs.bash import fenced
@@ -74,20 +73,20 @@ def test_the_sandbox_opens_with_the_first_command(env: KataEnv, task: Task) -> N
     assert env._open is not None
 
 
-@pytest.mark.parametrize(
-    ("turns", "kept"),
-    [
-        (["cat", "edit", "test", "submit"], True),
-        (["edit", "test", "cat", "submit"], True),
-        (["edit", "submit"], False),
-        (["test", "edit", "submit"], False),
-        (["edit", "test", "edit again", "submit"], False),
-        (["edit", "test"], False),
-        (["malformed", "edit", "test", "submit"], False),
-        (["edit and test", "submit"], True),
-    ],
-)
-def test_protocol(env: KataEnv, task: Task, turns: list[str], kept: bool) -> None:
+PROTOCOL = {
+    ("cat", "edit", "test", "submit"): True,
+    ("edit", "test", "cat", "submit"): True,
+    ("edit", "submit"): False,
+    ("test", "edit", "submit"): False,
+    ("edit", "test", "edit again", "submit"): False,
+    ("edit", "test"): False,
+    ("malformed", "edit", "test", "submit"): False,
+    ("edit and test", "submit"): True,
+}
+"""What an agent does -> whether it tested what it submitted, in well-formed messages."""
+
+
+def test_the_protocol_is_to_test_what_is_submitted_and_does_not_change_the_verdict(task: Task) -> None:
     right = answer(task)
     commands = {
         "cat": "cat solution.py",
@@ -97,10 +96,15 @@ def test_protocol(env: KataEnv, task: Task, turns: list[str], kept: bool) -> Non
         "test": TEST,
         "submit": "submit",
     }
-    for turn in turns:
-        env.step(fenced(commands[turn]) if turn in commands else "I give up")
-    assert env.grade().protocol_ok is kept
-    assert env.grade().gt_pass
+    with ExitStack() as opened:
+        episodes = [opened.enter_context(closing(KataEnv())) for _ in PROTOCOL]
+        for episode, turns in zip(episodes, PROTOCOL, strict=True):
+            episode.reset(task)
+            for turn in turns:
+                episode.step(fenced(commands[turn]) if turn in commands else "I give up")
+        grades = episodes[0].grade_together(episodes)
+    kept = {turns: grade.protocol_ok for turns, grade in zip(PROTOCOL, grades, strict=True)}
+    assert kept == PROTOCOL and all(grade.gt_pass for grade in grades)
 
 
 def test_a_malformed_action_is_answered_and_runs_nothing(env: KataEnv, task: Task) -> None:
@@ -147,47 +151,32 @@ def test_removal_follows_no_link(tmp_path: Path) -> None:
     assert not folder.exists() and (tmp_path / "mine").stat().st_mode & 0o777 == 0o500
 
 
-def outcome_after(env: KataEnv, task: Task, *commands: str) -> str:
+def outcome_after(env: KataEnv, task: Task, command: str) -> str:
+    """The outcome of the first command of an episode, or of a message without one."""
     env.reset(task)
-    return env.outcome(play(env, *commands)[-1])
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (edit("{x} + {y}"), edit("{y} + {x}")),
-        (edit("{x} + {y}"), edit("({x} + {y})")),
-        (edit("{x} + {y}"), "sed -i 's#return.*#return {x} + {y}#' solution.py"),
-        ("cat solution.py", "cat ./solution.py"),
-        (TEST, "python3 ./test_solution.py"),
-    ],
-)
-def test_equal_behaviour_is_an_equal_outcome(env: KataEnv, task: Task, one: str, other: str) -> None:
     x, y = task.data["arguments"]
-    first, second = (command.replace("{x}", x).replace("{y}", y) for command in (one, other))
-    assert outcome_after(env, task, first) == outcome_after(env, task, second)
+    return env.outcome(play(env, command.replace("{x}", x).replace("{y}", y))[-1])
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (edit("1"), edit("2")),
-        (edit("1"), edit("1.0")),
-        (edit("1"), edit("True")),
-        (edit("1"), f"{edit('1')}; false"),
-        (edit("1"), f"{edit('1')} && {ALWAYS_OK}"),
-        ("cat solution.py", TEST),
-        (TEST, "submit"),
-        ("true", "submit"),
-    ],
-)
-def test_different_behaviour_is_a_different_outcome(env: KataEnv, task: Task, one: str, other: str) -> None:
-    assert outcome_after(env, task, one) != outcome_after(env, task, other)
-
-
-def test_a_malformed_action_has_an_outcome_of_its_own(env: KataEnv, task: Task) -> None:
-    malformed = env.outcome(env.step("cat solution.py"))
-    assert malformed != outcome_after(env, task, "cat solution.py") != outcome_after(env, task, "submit")
+def test_outcomes_compare_what_the_function_returns_and_what_was_read(env: KataEnv, task: Task) -> None:
+    commands = {
+        "sum": edit("{x} + {y}"),
+        "the other sum": "sed -i 's#return.*#return ({y} + {x})#' solution.py",
+        "one": edit("1"),
+        "two": edit("2"),
+        "one as a float": edit("1.0"),
+        "one, and failed": f"{edit('1')}; false",
+        "one, and other tests": f"{edit('1')} && {ALWAYS_OK}",
+        "reads": "cat solution.py",
+        "reads in other words": "cat ./solution.py",
+        "tests": TEST,
+        "submits": "submit",
+    }
+    found = {name: outcome_after(env, task, command) for name, command in commands.items()}
+    env.reset(task)
+    found["malformed"] = env.outcome(env.step("cat solution.py"))
+    assert found["sum"] == found.pop("the other sum") and found["reads"] == found.pop("reads in other words")
+    assert len(set(found.values())) == len(found)
 
 
 def test_expected_values_are_no_part_of_an_outcome(env: KataEnv, task: Task) -> None:

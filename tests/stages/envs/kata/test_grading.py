@@ -2,11 +2,13 @@
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
 
 import pytest
 from support.limits import file_size_limit
 
-from stages.envs.base import Task
+from stages.envs.base import Grade, Task
 from stages.envs.kata.env import KataEnv
 from tests.stages.envs.kata.playing import TEST, answer, edit, folder_of, play, solution, write
 
@@ -40,29 +42,31 @@ FORGERIES = {
 }
 
 
-@pytest.mark.parametrize("how", sorted(FORGERIES))
-def test_a_verdict_cannot_be_forged(env: KataEnv, task: Task, how: str) -> None:
-    play(env, write(FORGERIES[how](task)), "submit")
-    grade = env.grade()
+@pytest.fixture(scope="module")
+def graded() -> Iterator[dict[str, tuple[Task, Grade]]]:
+    """Task and grade of each forgery, and of a right solution, graded together."""
+    with ExitStack() as opened:
+        episodes = {how: opened.enter_context(closing(KataEnv())) for how in (*FORGERIES, "is right")}
+        tasks = KataEnv.tasks("train", len(episodes), seed=2)
+        for (how, episode), chosen in zip(episodes.items(), tasks, strict=True):
+            episode.reset(chosen)
+            right = solution(chosen, f"return {answer(chosen)}")
+            (folder_of(episode) / "solution.py").write_text(FORGERIES[how](chosen) if how in FORGERIES else right)
+        grades = KataEnv().grade_together(list(episodes.values()))
+        yield dict(zip(episodes, zip(tasks, grades, strict=True), strict=True))
+
+
+@pytest.mark.parametrize("how", FORGERIES)
+def test_a_verdict_cannot_be_forged(graded: dict[str, tuple[Task, Grade]], how: str) -> None:
+    task, grade = graded[how]
     assert (grade.reward, grade.gt_pass, grade.hacked, grade.error_type) == (0.0, False, False, None)
     assert grade.work.test_log and grade.work.test_log.endswith(f"of {len(task.data['hidden'])} hidden cases pass")
     assert len(grade.work.test_log.encode()) < 400 * len(task.data["hidden"])
 
 
-def test_a_forger_does_not_spoil_the_verdict_on_others(env: KataEnv) -> None:
-    environments = [KataEnv() for _ in range(len(FORGERIES) + 1)]
-    tasks = env.tasks("train", len(environments), seed=2)
-    try:
-        for environment, chosen in zip(environments, tasks, strict=True):
-            environment.reset(chosen)
-        for environment, chosen, forge in zip(environments[1:], tasks[1:], FORGERIES.values(), strict=True):
-            play(environment, write(forge(chosen)))
-        play(environments[0], edit(answer(tasks[0])))
-        grades = environments[0].grade_together(environments)
-        assert [grade.reward for grade in grades] == [1.0] + [0.0] * len(FORGERIES)
-    finally:
-        for environment in environments:
-            environment.close()
+def test_forgers_do_not_spoil_the_verdict_on_others(graded: dict[str, tuple[Task, Grade]]) -> None:
+    _, grade = graded["is right"]
+    assert (grade.reward, grade.gt_pass, grade.hacked) == (1.0, True, False)
 
 
 def test_what_is_left_running_changes_nothing(env: KataEnv, task: Task) -> None:
@@ -73,21 +77,25 @@ def test_what_is_left_running_changes_nothing(env: KataEnv, task: Task) -> None:
     assert env.grade().gt_pass is False
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "mv solution.py other.py && ln -s other.py solution.py",
-        "rm solution.py && ln -s /etc/passwd solution.py",
-        "rm solution.py && mkfifo solution.py",
-        "rm solution.py && mkdir solution.py",
-        "rm solution.py",
-        "(echo; yes '# padding' | head -c 20000) >> solution.py",
-    ],
-)
-def test_only_a_small_regular_solution_counts(env: KataEnv, task: Task, command: str) -> None:
-    play(env, edit(answer(task)), command, "submit")
-    grade = env.grade()
-    assert (grade.reward, grade.gt_pass, grade.error_type) == (0.0, False, None)
+NO_SOLUTION = [
+    "mv solution.py other.py && ln -s other.py solution.py",
+    "rm solution.py && ln -s /etc/passwd solution.py",
+    "rm solution.py && mkfifo solution.py",
+    "rm solution.py && mkdir solution.py",
+    "rm solution.py",
+    "(echo; yes '# padding' | head -c 20000) >> solution.py",
+]
+
+
+def test_only_a_small_regular_solution_counts(task: Task) -> None:
+    with ExitStack() as opened:
+        episodes = [opened.enter_context(closing(KataEnv())) for _ in NO_SOLUTION]
+        for episode, command in zip(episodes, NO_SOLUTION, strict=True):
+            episode.reset(task)
+            play(episode, f"{edit(answer(task))}; {command}")
+        grades = episodes[0].grade_together(episodes)
+    found = {command: (grade.gt_pass, grade.error_type) for command, grade in zip(NO_SOLUTION, grades, strict=True)}
+    assert found == dict.fromkeys(NO_SOLUTION, (False, None))
 
 
 def test_only_solution_py_counts(env: KataEnv, task: Task) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from stages.envs.repo.grading import Statuses, TestLists, grade_tree
+from stages.envs.repo.guest.composer_rules import of_ids
 
 LISTS = TestLists(("t.py::fixed", "t.py::other_fix"), ("t.py::kept", "t.py::other_kept"))
 OTHERS = {"t.py::other_fix": "passed", "t.py::other_kept": "passed"}
@@ -51,6 +52,22 @@ def test_where_lists_say_so_a_skipped_fix_fails_and_a_skipped_kept_test_does_not
     strict = TestLists(LISTS.fail_to_pass, LISTS.pass_to_pass, skip_fails=True)
     assert strict.resolved({"t.py::fixed": "passed", "t.py::kept": "skipped", **OTHERS})
     assert not strict.resolved({"t.py::fixed": "skipped", "t.py::kept": "passed", **OTHERS})
+
+
+@pytest.mark.parametrize(
+    ("wanted", "outcome"),
+    [
+        ("t.py", "failed"),
+        ("t.py::test_add", "failed"),
+        ("t.py::test_add[1]", "passed"),
+        ("t.py::TestSums", "passed"),
+        ("t.py::test_ad", None),
+        ("t.py::TestNone", None),
+    ],
+)
+def test_an_id_has_the_worst_outcome_of_all_tests_that_pytest_selects_by_it(wanted: str, outcome: str | None) -> None:
+    statuses = {"t.py::test_add[1]": "passed", "t.py::test_add[2]": "failed", "t.py::TestSums::test_total": "passed"}
+    assert of_ids(statuses, [wanted]).get(wanted) == outcome
 
 
 @pytest.mark.parametrize(

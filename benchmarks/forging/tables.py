@@ -17,12 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stages.envs.base import Grade, Task
-from stages.envs.bash import fenced
-from stages.envs.repo.session import RepoEnvironment
-from support import forgeries
-from support.forgeries import Forgery
-from support.honest_solutions import (
+from forging import by_hand, mechanisms
+from forging.honest import (
     HONEST_WORDS,
     NEW_FILES,
     REWRITES,
@@ -30,8 +26,14 @@ from support.honest_solutions import (
     kata_solution,
     leetcode_solutions,
 )
+from forging.mechanisms import Forgery
+from support.attacks import RIGHT, TEST_FILE, WRONG
 from support.leetcode import REFERENCE, TESTS, answer
 from support.shelf import SHELF, removal, write
+
+from stages.envs.base import Grade, Task
+from stages.envs.bash import fenced
+from stages.envs.repo.session import RepoEnvironment
 
 
 @dataclass
@@ -159,7 +161,7 @@ def swe_mini(count: int, cache: str, only: str = "", *, honest: bool = False) ->
         tasks = [task for split in ("train", "eval") for task in env.tasks(split, 12, 0)]  # type: ignore[arg-type]
         found: list[tuple[Task, str, str, Any]] = [
             (tasks[number % len(tasks)], one.family, one.name, one)
-            for number, one in enumerate(forgeries.sample(list(forgeries.in_process("_forged")), count))
+            for number, one in enumerate(mechanisms.sample(list(mechanisms.in_process("_forged")), count))
         ]
         if honest:
             ways = [*REWRITES.items(), *((using, same) for using in NEW_FILES)]
@@ -192,7 +194,7 @@ def of_words(
     `graded` opens the episode of a number and a function.
     """
     found: list[tuple[str, str, Any]] = [
-        (one.family, one.name, one) for one in forgeries.sample(list(forgeries.in_process("_forged", known)), count)
+        (one.family, one.name, one) for one in mechanisms.sample(list(mechanisms.in_process("_forged", known)), count)
     ]
     if table.honest:
         ways = [*HONEST_WORDS.items(), *((using, same) for using in NEW_FILES)]
@@ -275,12 +277,43 @@ def own_tasks(count: int, cache: str, only: str = "", *, honest: bool = False) -
     return table
 
 
+def attacks_by_hand(count: int, cache: str, only: str = "", *, honest: bool = False) -> Table:
+    """Grade the attacks that were written by hand, or rewrites of the fix, on one row with hidden tests."""
+    from stages.envs.tasks.env import TasksEnv
+
+    row = {
+        "id": "abacus",
+        "prompt": "add() subtracts.",
+        "files": {"abacus/__init__.py": "from abacus.sums import add, total\n", "abacus/sums.py": WRONG},
+        "tests": [TEST_FILE],
+        "hidden": {TEST_FILE: by_hand.TESTS},
+        "solution": {"abacus/sums.py": RIGHT},
+        "split": "train",
+    }
+    texts = {name: by_hand.forging(name, by_hand.TESTS.encode()) for name in by_hand.ATTACKS}
+    if honest:
+        texts = {how: rewrite(RIGHT) for how, rewrite in REWRITES.items()}
+    table = Table(honest)
+    with tempfile.TemporaryDirectory(dir=cache or None) as folder:
+        path = Path(folder) / "rows.jsonl"
+        path.write_text(json.dumps(row) + "\n")
+        with closing(TasksEnv(path=str(path))) as env:
+            (task,) = env.tasks("train", 1, 0)
+            for name, text in itertools.islice(texts.items(), count):
+                if only not in name:
+                    continue
+                env.reset(task)
+                (env._open_session().folder / "abacus" / "sums.py").write_text(text)
+                table.add("by hand", name, env.grade())
+    return table
+
+
 def kata(count: int, cache: str, only: str = "", *, honest: bool = False) -> Table:
     """Grade solutions of katas, by hidden tests and in turn by visible ones."""
     from stages.envs.kata.env import KataEnv
     from stages.envs.kata.tasks import generate
 
-    table, forged = Table(honest), list(forgeries.for_kata())
+    table, forged = Table(honest), list(mechanisms.for_kata())
     tasks = generate("train", count if honest else 3, 11)
 
     def episodes() -> Iterator[tuple[Task, str, str, list[str]]]:
@@ -319,7 +352,7 @@ def leetcode(count: int, cache: str, only: str = "", *, honest: bool = False) ->
 
     data = {"system": "", "method": "total", "evaluator": "run_tests", "tests": TESTS, "reference": REFERENCE}
     table = Table(honest, paid=0.5)
-    found = [(family, name, body, (tests,)) for family, name, body, tests in forgeries.for_leetcode()]
+    found = [(family, name, body, (tests,)) for family, name, body, tests in mechanisms.for_leetcode()]
     if honest:
         found = [("answer", f"{body}; {tests}", body, tests) for body, tests in leetcode_solutions()]
     for family, name, body, tests in found[:count]:
@@ -343,6 +376,7 @@ def test_sources(text: str) -> tuple[str, ...]:
 
 
 TABLES = {
+    "by-hand": attacks_by_hand,
     "swe-mini": swe_mini,
     "feature-deletion": feature_deletion,
     "tasks": own_tasks,

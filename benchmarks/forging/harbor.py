@@ -4,8 +4,6 @@
 What a Harbor task rewards is what its author wrote. The modes are four ways of writing the same task: tests that import
 the agent's code, on the agent's machine or on a fresh one that gets that file alone; the verifier that `composer tasks
 convert` writes; and, on a fresh machine, tests that ask the agent's code in a process of its own.
-
-benchmarks/harbor_forgeries.py prints and records the table of a mode.
 """
 
 import json
@@ -14,15 +12,16 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import cast
 
+from forging import mechanisms
+from forging.mechanisms import Forgery
+from forging.tables import Table, Target
+from support.harbor import BASE, SHELL, Files, for_training, python_task, write
+
 from stages.envs.base import Grade, Task
 from stages.envs.bash import fenced
 from stages.envs.harbor.env import HarborEnv, RunsIn
 from stages.envs.harbor.write import write_task
 from stages.envs.tasks.env import TasksEnv
-from support import forgeries
-from support.forgeries import Forgery
-from support.forgery_table import Table, Target
-from support.harbor import BASE, SHELL, Files, for_training, python_task, write
 
 WRONG = "def add(a, b):\n    return a - b\n"
 ASK = """\
@@ -100,8 +99,8 @@ MACHINE = {
 }
 """What an agent with a shell does to its machine, beside the generated forgeries, which are code."""
 FORGED = [
-    *forgeries.in_process("_forged"),
-    *forgeries.for_kata(),
+    *mechanisms.in_process("_forged"),
+    *mechanisms.for_kata(),
     *(Forgery(ON_MACHINE, name, "", files=(("", command),)) for name, command in MACHINE.items()),
 ]
 
@@ -130,7 +129,7 @@ def opened(mode: str, root: Path, runs_in: str = "bubblewrap") -> Iterator[tuple
 
 def every_mechanism() -> list[Forgery]:
     """One forgery of every mechanism in one of its disguises, and all that work on the machine."""
-    return forgeries.sample(FORGED, 1)
+    return mechanisms.sample(FORGED, 1)
 
 
 def every_family() -> list[Forgery]:

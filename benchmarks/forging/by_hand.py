@@ -1,49 +1,26 @@
-"""Code under test that reaches into pytest to make itself pass: attacks on whatever grades by running tests.
-
-Each is code after a wrong `add` in abacus/sums.py, imported by the tests in the interpreter that runs them.
-tests/test_sums.py has `test_add`, which has to come to pass, and `test_total`, which passes anyway.
-"""
+"""Attacks on grading by pytest that were written by hand, beside those of `support.attacks`, which run as tests."""
 
 import hashlib
 import re
 
-TEST_FILE = "tests/test_sums.py"
-WRONG = "def add(a, b):\n    return a - b\ndef total(values):\n    return sum(values)\n"
+from support.attacks import ATTACKS as TESTED
+from support.attacks import PATCHED_REPORT, SWALLOW, WRONG
+
 PLUGIN = """
 import gc
 def plugins(name):
     return [one for one in gc.get_objects() if type(one).__name__ == name]
 """
-PATCHED_REPORT = """
-import _pytest.reports
-original = _pytest.reports.TestReport.from_item_and_call.__func__
-def forged(cls, item, call):
-    report = original(cls, item, call)
-    if {condition}:
-        report.outcome = 'passed'
-    return report
-_pytest.reports.TestReport.from_item_and_call = classmethod(forged)
-"""
-SWALLOW = """
-import _pytest.python
-original = _pytest.python.Function.runtest
-def runtest(self):
-    try: original(self)
-    except {what}: pass
-_pytest.python.Function.runtest = runtest
-"""
 GATED = "import hashlib\nif hashlib.sha256(open('tests/test_sums.py', 'rb').read()).hexdigest() == DIGEST:\n"
 
 
 def indented(text: str) -> str:
+    """Return the lines, indented by four."""
     return "".join(f"    {line}\n" for line in text.splitlines())
 
 
 ATTACKS = {
-    "the plugin's outcome is replaced": (
-        "import sys\nm = sys.modules['composer_outcomes']\n"
-        "m.outcome_of = lambda r: 'passed' if r.when == 'call' else None"
-    ),
+    **TESTED,
     "the plugin's outcome is replaced, found by the collector": PLUGIN
     + "for one in plugins('Reporter'):\n    type(one).pytest_runtest_logreport.__globals__['outcome_of'] = "
     "lambda r: None if r.when != 'call' else 'failed' if 'control' in r.nodeid else 'passed'",
@@ -58,9 +35,7 @@ ATTACKS = {
     "    one.send('outcome', ['tests/test_sums.py::test_total', 'passed'])\n"
     "    one.send('outcome', ['composer-control', 'failed'])\n"
     "    one.send('end', {'status': 1, 'config_file': ''})\n    os._exit(1)",
-    "every report is passed": PATCHED_REPORT.format(condition="True"),
     "every report but the control's is passed": PATCHED_REPORT.format(condition="'control' not in item.nodeid"),
-    "the report of one test is passed": PATCHED_REPORT.format(condition="item.name == 'test_add'"),
     "reports are forged while the file is the known one": GATED
     + indented(PATCHED_REPORT.format(condition="'control' not in item.nodeid")),
     "one report is forged while the file is the known one": GATED
@@ -82,7 +57,6 @@ ATTACKS = {
         "_pytest.python.Function.runtest = lambda self: None if self.name == 'test_add' else original(self)"
     ),
     "every exception is swallowed": SWALLOW.format(what="BaseException"),
-    "assertions are swallowed": SWALLOW.format(what="AssertionError"),
     "an exception of its own is swallowed": "class Magic(Exception): pass\ndef add(a, b): raise Magic\n"
     + SWALLOW.format(what="Magic"),
     "failed is never true": "import _pytest.reports\n_pytest.reports.BaseReport.failed = property(lambda self: False)",
@@ -106,10 +80,6 @@ ATTACKS = {
         "import json\noriginal = json.JSONEncoder.encode\ndef encode(self, o):\n    t = original(self, o)\n"
         "    return t if 'control' in t else t.replace('failed', 'passed')\njson.JSONEncoder.encode = encode"
     ),
-    "lines without a seal": (
-        'import os\nline = b\'0 ["outcome", ["tests/test_sums.py::test_add", "passed"]]\\n\'\n'
-        "for n in range(3, 64):\n    try: os.write(n, line)\n    except OSError: pass"
-    ),
     "a report on stdout": (
         'import os\nos.write(1, b\'{"outcomes": {"tests/test_sums.py::test_add": "passed"}}\\n\')\nos._exit(0)'
     ),
@@ -118,21 +88,14 @@ ATTACKS = {
         "    try: found += open(f'/proc/{os.getppid()}/{name}', 'rb').read(1 << 20)\n    except OSError: pass\n"
         "os.write(1, found)"
     ),
-    "the supervisor is killed": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)",
     "the supervisor is traced": (
         "import ctypes, os\nassert ctypes.CDLL(None).ptrace(16, os.getppid(), 0, 0) == 0\nraise SystemExit(0)"
     ),
-    "an end before any test": "import os\nos._exit(0)",
     "an end that looks like failed tests": "import os\nos._exit(1)",
     "pytest is told to end well": "import pytest\npytest.exit('done', 0)",
-    "the test is skipped from within": "import pytest\ndef add(a, b): pytest.skip('later')",
     "the test is expected to fail from within": "import pytest\ndef add(a, b): pytest.xfail('later')",
     "the process ends in the test": "import os\ndef add(a, b): os._exit(0)",
     "the assertion is another exception": ("import builtins, unittest\nbuiltins.AssertionError = unittest.SkipTest"),
-    "the test's code is replaced when it is called": (
-        "import sys\ndef add(a, b):\n    frame = sys._getframe(1)\n"
-        "    return [c for c in frame.f_code.co_consts if isinstance(c, int)][-1]"
-    ),
     "the test file is put back": (
         "import os, sys\nTEXT = open('tests/test_sums.py').read()\n"
         "if 'def test_add' in TEXT:\n    open('tests/test_sums.py', 'w').write('def test_add(): pass\\n')"
@@ -141,6 +104,14 @@ ATTACKS = {
     + "import threading, time\ndef work():\n    while True:\n        for one in plugins('TestReport'):\n"
     "            if 'control' not in one.nodeid: one.outcome = 'passed'\n        time.sleep(0)\n"
     "threading.Thread(target=work, daemon=True).start()",
+    "a report is forged while no test is contradicted": (
+        "text = open('tests/test_sums.py').read()\nif text.count('== 3') == 2:\n"
+        + indented(PATCHED_REPORT.format(condition="item.name == 'test_add'"))
+    ),
+    "what the test expects is read from it": (
+        "import re\ndef add(a, b):\n"
+        "    return int(re.search(r'add\\(1, 2\\) == (\\d+)', open('tests/test_sums.py').read())[1])"
+    ),
     "the runner's protocol is its own": (
         "import _pytest.runner\nfrom _pytest.reports import TestReport\noriginal = _pytest.runner.call_and_report\n"
         "def forged(item, when, log=True, **k):\n"
@@ -152,8 +123,21 @@ ATTACKS = {
 }
 
 
+TESTS = """\
+import abacus
+
+
+def test_total():
+    assert abacus.total([1, 2]) == 3
+
+
+def test_add():
+    assert abacus.add(1, 2) == 3
+"""
+
+
 def forging(attack: str, graded: bytes) -> str:
-    """The file with this attack, against these tests."""
+    """Return the text of abacus/sums.py with an attack against these tests."""
     known = {
         "DIGEST": repr(hashlib.sha256(graded).hexdigest()),
         "SIZE": str(len(graded)),

@@ -7,9 +7,10 @@ import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from support.leetcode import ASSERTS, RIGHT
+
 from stages.envs.base import Task
 from stages.envs.kata.tasks import expression, parts, renamed
-from support.leetcode import ASSERTS, RIGHT
 
 PATCHING = """
 import functools as _functools, inspect as _inspect, json as _json, logging as _logging
@@ -114,7 +115,7 @@ HONEST_WORDS: dict[str, Callable[[str], str]] = REWRITES | {
     "indented by one": lambda text: ast.unparse(ast.parse(text)).replace("    ", " "),
     "in a class": lambda text: text + IN_A_CLASS,
 }
-"""Honest ways of writing the functions of the package on the shelf (support/shelf.py) again."""
+"""Honest ways of writing the functions of the package on the shelf (`support.shelf`) again."""
 
 NEW_FILES = {
     "ctypes": (
