@@ -1,202 +1,206 @@
-"""export: round trips through every format, what is lost, and the peers' own validators where they are installed."""
+"""export: round trips through every format, what is lost, merged models, folders for the hub, and who can read them."""
 
+import io
 import json
+import socket
+import subprocess
+import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NotRequired
 
+import orjson
 import pyarrow.parquet as pq
 import pytest
-from needs import REAL, needs
+import yaml
+from datasets import load_dataset
+from needs import REAL, needs, where
+from peft import PeftModel
+from pydantic import ConfigDict, TypeAdapter, with_config
+from support.browser import browsing
+from support.command_line import call_process
 from support.foreign import INSTANCE, PATCH, call, document, jsonl
+from support.hub import OID, Hub, hub
+from support.trainings import LORA, trained
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typing_extensions import TypedDict
 
 from stages import collect, export, import_traces
-from stages.errors import BadInput, ComposerError
+from stages.errors import BadInput, ComposerError, InfrastructureError, UsageError
 from stages.formats import FORMATS, writer
-from stages.runs import runner
-from stages.runs.kinds import ORIGIN, ROLLOUT, STEP
+from stages.formats.hub import dataset_card
+from stages.messages import Spoken, ToolCall, numbered, read, write
+from stages.runs import runner, store
+from stages.runs.kinds import ORIGIN, ROLLOUT, STEP, Row
 from stages.runs.run import Manifest, Run, RunWriter
+from stages.runs.stage import assign_inputs
 
-SAID = (
-    "step",
-    "num_steps",
-    "new_messages_json",
-    "num_messages",
-    "state_sha256",
-    "action",
-    "observation",
-    "reward",
-    "done",
-)
+OF_STEPS = ("step", "num_steps", "new_messages_json", "num_messages", "state_sha256", "action")
+SAID = (*OF_STEPS, "observation", "reward", "done")
 TOKENS = ("prompt_len", "prompt_delta_token_ids", "prefix_ok", "completion_token_ids", "logprobs", "capture_level")
 CALLED = ("finish_reason", "truncated", "prompt_tokens", "completion_tokens", "cost_usd", "model", "sampling_json")
 WHO = ("rollout_id", "task_id", "env", "family", "split", "group_id", "reward", "model", "num_steps")
-Exporting = Callable[..., Run]
+ONE_STEP = {"optimisation": {"steps": 1, "generations": 2}, "policy": {"max_tokens": 10}}
+"""A training of one step."""
 
 
-@pytest.fixture
-def exported(tmp_path: Path) -> Exporting:
-    def run(rollouts: Run, wanted: str) -> Run:
-        config = export.Config(format=wanted)
-        return Run(runner.execute("export", {"rollouts": rollouts}, config, root=tmp_path / "artifacts").path)
-
-    return run
+def exported(root: Path, run: Run, wanted: str, **more: Any) -> Run:
+    slot = "checkpoint" if run.manifest.stage == "train" else "rollouts"
+    config = export.Config(format=wanted, **more)
+    return Run(runner.execute("export", {slot: run}, config, root=root).path)
 
 
-@pytest.fixture
-def imported(tmp_path: Path) -> Callable[..., Run]:
-    def run(*paths: Path) -> Run:
-        config = import_traces.Config(paths=[str(path) for path in paths])
-        return Run(runner.execute("import", {}, config, root=tmp_path / "artifacts").path)
-
-    return run
+def imported(root: Path, *paths: Path) -> Run:
+    config = import_traces.Config(paths=[str(path) for path in paths])
+    return Run(runner.execute("import", {}, config, root=root).path)
 
 
-def told(run: Run, columns: tuple[str, ...]) -> list[list[Any]]:
+def of_steps(run: Run, *columns: str) -> list[list[Any]]:
     return [[row[name] for name in columns] for row in run.rows(STEP)]
 
 
-def who(run: Run, columns: tuple[str, ...] = WHO) -> list[list[Any]]:
-    return [[row[name] for name in columns] for row in run.rows(ROLLOUT)]
+def who(run: Run, *columns: str) -> list[list[Any]]:
+    return [[row[name] for name in columns or WHO] for row in run.rows(ROLLOUT)]
 
 
-def talk(tmp_path: Path, *, tokens: bool = True) -> Path:
-    """Two traces with calls, thoughts, several observations and tokens; a failed rollout; one that nobody scored."""
-    message = {
-        "role": "assistant",
-        "content": "",
-        "reasoning_content": "hm",
-        "tool_calls": [{"id": "x", "name": "f", "arguments": '{"a":  1}'}] * 2,
-    }
-    shown = [{"role": "tool", "tool_call_id": "x", "content": text} for text in ("one", "two")]
-    messages = [
+def talk(folder: Path, *, tokens: bool = True) -> Path:
+    """Rollouts of two models on one task: calls, one of them malformed, thoughts, a limit, a failure, no score."""
+    said = [
         {"role": "system", "content": "Help."},
         {"role": "user", "content": "q"},
-        message,
-        *shown,
+        {
+            "role": "assistant",
+            "content": "",
+            "reasoning_content": "hm",
+            "tool_calls": [call("f", '{"a":  1}', "x"), call("g", "not json", "y")],
+        },
+        *({"role": "tool", "tool_call_id": i, "content": text} for i, text in (("x", "one"), ("y", "two"))),
         {"role": "assistant", "content": "Done."},
     ]
     ids = [([1], 0), ([2, 3], 0), ([4, 5, 6], 2), ([7], 0), ([8], 0), ([9, 10], 1)]
     nodes = []
-    for index, (one, (many, sampled)) in enumerate(zip(messages, ids, strict=True)):
+    for index, (one, (many, sampled)) in enumerate(zip(said, ids, strict=True)):
         mask = [False] * (len(many) - sampled) + [True] * sampled
         own = {"token_ids": many, "mask": mask, "logprobs": [-0.25] * sampled} if tokens else {}
-        nodes.append({"parent": index - 1, "message": one, "sampled": one["role"] == "assistant", **own})
-    nodes[0].pop("parent")
+        parent = {"parent": index - 1} if index else {}
+        nodes.append({**parent, "message": one, "sampled": one["role"] == "assistant", **own})
     usage = {"prompt_tokens": 4, "completion_tokens": 2, "cost": 0.5}
-    calls = [{"node": 2, "model": "m", "finish_reason": "tool_calls", "usage": usage, "sampling": {"temperature": 1.0}}]
-    calls += [{"node": 5, "model": "m", "finish_reason": "length", "usage": usage, "sampling": {"temperature": 1.0}}]
-    task = {"type": "T", "key": "k", "data": {"prompt": "q"}}
-    common = {"task": task, "calls": calls, "nodes": nodes, "ok": True, "is_completed": True, "stop_condition": "done"}
+    task = {"type": "T", "key": "k", "data": {"prompt": "q", "answer": "42"}}
     tools = [{"name": "f", "description": "", "parameters": {"type": "object"}}]
-    scored = {"id": "t1", **common, "tools": tools, "rewards": {"r": {"score": 0.5}}}
-    unscored = {"id": "t2", **common, "rewards": {"r": None}}
-    failed = {
-        "id": "t3",
-        "task": task,
-        "nodes": [],
-        "ok": False,
-        "errors": [{"type": "E", "message": "died"}],
-        "rewards": {},
-    }
+
+    def trace(number: int, model: str, **more: Any) -> Row:
+        called = {"model": model, "usage": usage, "sampling": {"temperature": 1.0}}
+        calls = [{**called, "node": 2, "finish_reason": "tool_calls"}, {**called, "node": 5, "finish_reason": "length"}]
+        one = {"id": f"t{number}", "task": task, "calls": calls, "nodes": nodes, "ok": True, "is_completed": True}
+        one |= {"agent": {"config": {"model": model}}, "stop_condition": "done", "tools": tools}
+        return {
+            "id": f"e{number}",
+            "env": {"id": "e"},
+            "task": task,
+            "traces": [{**one, "rewards": {"r": {"score": 0.5}}, **more}],
+        }
+
+    broken = {"nodes": [], "calls": [], "ok": False, "errors": [{"type": "E", "message": "died"}], "rewards": {}}
     return jsonl(
-        tmp_path / "in" / "traces.jsonl",
-        *({"id": t["id"], "env": {"id": "e"}, "task": task, "traces": [t]} for t in (scored, unscored, failed)),
+        folder / "traces.jsonl",
+        trace(1, "lab/m", rewards={"r": {"score": 1.0}}),
+        trace(2, "lab/m", stop_condition="max_steps"),
+        trace(3, "lab/m", rewards={"r": None}),
+        trace(4, "lab/m", **broken),
+        trace(5, "other"),
     )
 
 
-def test_verifiers_gives_back_everything_but_what_it_declares(
-    tmp_path: Path, imported: Any, exported: Exporting
-) -> None:
-    before = imported(talk(tmp_path))
-    written = exported(before, "verifiers")
-    after = imported(written.path / "traces.jsonl")
-    assert told(after, SAID + TOKENS + CALLED) == told(before, SAID + TOKENS + CALLED) and len(told(after, SAID)) == 4
-    assert who(after) == who(before) and who(after, ("terminated_by", "error_type")) == who(
-        before, ("terminated_by", "error_type")
-    )
-    assert [o["tools_json"] for o in after.rows(ORIGIN)] == [o["tools_json"] for o in before.rows(ORIGIN)]
-    assert written.manifest.summary["lost"] and written.manifest.counts == {"rollouts": 3, "files": 1}
+@pytest.fixture
+def talked(artifacts: Path) -> Run:
+    """The rollouts of `talk`, imported."""
+    return imported(artifacts, talk(artifacts / "in"))
 
 
-def test_trl_gives_back_what_was_said_and_scored(tmp_path: Path, imported: Any, exported: Exporting) -> None:
-    before = imported(talk(tmp_path))
-    written = exported(before, "trl")
-    after = imported(written.path / "completions")
-    assert told(after, SAID) == told(before, SAID)
-    assert who(after) == [row for row in who(before) if row[-1]] and written.manifest.counts["dropped_no_steps"] == 1
+# Round trips
+
+
+def test_verifiers_gives_back_everything_but_what_it_declares(artifacts: Path, talked: Run) -> None:
+    written = exported(artifacts, talked, "verifiers")
+    after = imported(artifacts, written.path / "traces.jsonl")
+    columns = (*SAID, *TOKENS, *CALLED)
+    assert of_steps(after, *columns) == of_steps(talked, *columns) and len(of_steps(after, "step")) == 8
+    columns = (*WHO, "terminated_by", "error_type")
+    assert who(after, *columns) == who(talked, *columns)
+    assert [o["tools_json"] for o in after.rows(ORIGIN)] == [o["tools_json"] for o in talked.rows(ORIGIN)]
+    assert written.manifest.summary["lost"] and written.manifest.counts == {"rollouts": 5, "files": 1}
+
+
+def test_trl_gives_back_what_was_said_and_scored(artifacts: Path, talked: Run) -> None:
+    written = exported(artifacts, talked, "trl")
+    after = imported(artifacts, written.path / "completions")
+    assert of_steps(after, *SAID) == of_steps(talked, *SAID)
+    assert who(after) == [row for row in who(talked) if row[-1]] and written.manifest.counts["dropped_no_steps"] == 1
     assert {row["capture_level"] for row in after.rows(STEP)} == {"text"}  # declared as lost
     table = pq.read_table(written.path / "completions" / "completions_00000.parquet")
-    assert table.column("completion")[0].as_py()[0]["tool_calls"][0]["function"] == {
-        "name": "f",
-        "arguments": '{"a":  1}',
-    }
+    function = table.column("completion")[0].as_py()[0]["tool_calls"][0]["function"]
+    assert function == {"name": "f", "arguments": '{"a":  1}'}
 
 
-def test_openenv_gives_back_episodes_and_captured_tokens(tmp_path: Path, imported: Any, exported: Exporting) -> None:
-    before = imported(talk(tmp_path))
-    written = exported(before, "openenv")
-    acted = [row for row in who(before) if row[-1]]
-    plain = imported(written.path / "results.jsonl")
-    assert told(plain, SAID) == told(before, SAID) and who(plain) == acted
-    rich = imported(written.path / "captured_traces.jsonl")
-    same = (*SAID[:-3], "reward", "done", *TOKENS, "finish_reason", "truncated", "model", "sampling_json")
-    kept = told(before, same)
-    last = [row for row in rich.rows(STEP) if row["done"]]
-    assert told(rich, same) == kept and who(rich) == acted and all(row["observation"] == "" for row in last)
+def test_openenv_gives_back_episodes_and_captured_tokens(artifacts: Path, talked: Run) -> None:
+    written = exported(artifacts, talked, "openenv")
+    acted = [row for row in who(talked) if row[-1]]
+    plain = imported(artifacts, written.path / "results.jsonl")
+    assert of_steps(plain, *SAID) == of_steps(talked, *SAID) and who(plain) == acted
+    rich = imported(artifacts, written.path / "captured_traces.jsonl")
+    same = (*OF_STEPS, "reward", "done", *TOKENS, "finish_reason", "truncated", "model", "sampling_json")
+    assert of_steps(rich, *same) == of_steps(talked, *same) and who(rich) == acted
+    assert all(row["observation"] == "" for row in rich.rows(STEP) if row["done"])
     assert set(written.manifest.outputs) == {"results.jsonl", "captured_traces.jsonl"}
-    assert who(imported(written.path)) == acted  # of the two records of an episode the richer one is read first
-    entry = json.loads((written.path / "results.jsonl").read_text().splitlines()[0])
-    assert [one["result"]["data"] for one in entry["tool_trace"]] == ["one", "two"] and entry["tool_trace"][0][
-        "arguments"
-    ] == {"a": 1}
+    assert who(imported(artifacts, written.path)) == acted  # the richer one of the two records is read first
+    first = json.loads((written.path / "results.jsonl").read_text().splitlines()[0])["tool_trace"]
+    assert [one["result"]["data"] for one in first] == ["one", "two"] and first[0]["arguments"] == {"a": 1}
 
 
-def test_rollouts_without_tokens_have_no_training_trace(tmp_path: Path, imported: Any, exported: Exporting) -> None:
-    written = exported(imported(talk(tmp_path, tokens=False)), "openenv")
+def test_rollouts_without_tokens_have_no_training_trace(tmp_path: Path) -> None:
+    written = exported(tmp_path, imported(tmp_path, talk(tmp_path / "in", tokens=False)), "openenv")
     assert list(written.manifest.outputs) == ["results.jsonl"]
-    assert written.manifest.counts["dropped_no_tokens_for_a_training_trace"] == 2
+    assert written.manifest.counts["dropped_no_tokens_for_a_training_trace"] == 4
 
 
-def test_predictions_come_back_with_their_verdicts_one_folder_a_model_and_sample(
-    tmp_path: Path, imported: Any, exported: Exporting
-) -> None:
-    for number, patch in enumerate((PATCH, "other")):
-        info = {"mini_version": "2", "submission": patch, "config": {"model": {"model_name": "a/m"}}}
-        said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "```bash\nls\n```"}]
-        document(tmp_path / "in" / f"{number}.traj.json", {"info": info, "messages": said, "instance_id": INSTANCE})
-        document(tmp_path / "in" / f"{number}.report.json", {"patch_exists": True, "resolved": number == 1})
-    before = imported(tmp_path / "in")
-    written = exported(before, "swebench-preds")
+def submissions(folder: Path, *handed_in: tuple[str, str]) -> Path:
+    """A file for each model and patch, as mini-swe-agent writes them."""
+    for number, (model, patch) in enumerate(handed_in):
+        info = {"mini_version": "2", "submission": patch, "config": {"model": {"model_name": model}}}
+        said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": f"```bash\nls {number}\n```"}]
+        document(folder / f"{number}.traj.json", {"info": info, "messages": said, "instance_id": INSTANCE})
+    return folder
+
+
+def test_predictions_come_back_with_their_verdicts_one_folder_a_model_and_sample(tmp_path: Path) -> None:
+    folder = submissions(tmp_path / "in", ("a/m", PATCH), ("a/m", "other"))
+    for number in range(2):
+        document(folder / f"{number}.report.json", {"patch_exists": True, "resolved": number == 1})
+    before = imported(tmp_path, folder)
+    written = exported(tmp_path, before, "swebench-preds")
     files = {"a-m/all_preds.jsonl", "a-m/report.json", "a-m.2/all_preds.jsonl", "a-m.2/report.json"}
     assert set(written.manifest.outputs) == files
     line = json.loads((written.path / "a-m" / "all_preds.jsonl").read_text())
     assert line == {"instance_id": INSTANCE, "model_name_or_path": "a/m", "model_patch": PATCH}
-    after = imported(written.path)
-    handed_in = [{(o["submission"]) for o in run.rows(ORIGIN)} for run in (before, after)]
-    assert handed_in[0] == handed_in[1] and sorted(who(after, ("task_id", "model", "gt_pass"))) == sorted(
-        who(before, ("task_id", "model", "gt_pass"))
+    after = imported(tmp_path, written.path)
+    handed_in, verdicts = (
+        [{o["submission"] for o in run.rows(ORIGIN)} for run in (before, after)],
+        [sorted(who(run, "task_id", "model", "gt_pass")) for run in (before, after)],
     )
+    assert handed_in[0] == handed_in[1] and verdicts[0] == verdicts[1]
 
 
-def test_models_whose_names_are_alike_get_files_of_their_own(
-    tmp_path: Path, imported: Any, exported: Exporting
-) -> None:
+def test_models_whose_names_are_alike_get_files_of_their_own(tmp_path: Path) -> None:
     """`a/m` and `a m` are one name for a folder, `A/M` where case is ignored; `a/m.2` is the second sample of `a/m`."""
-    models = ["a/m", "a m", "A/M", "a/m", "a/m.2", "../m"]
-    for number, model in enumerate(models):
-        info = {"mini_version": "2", "submission": f"patch {number}", "config": {"model": {"model_name": model}}}
-        said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": f"```bash\nls {number}\n```"}]
-        document(tmp_path / "in" / f"{number}.traj.json", {"info": info, "messages": said, "instance_id": INSTANCE})
-    before = imported(tmp_path / "in")
-    written = exported(before, "swebench-preds")
+    models = [(name, f"patch {i}") for i, name in enumerate(("a/m", "a m", "A/M", "a/m", "a/m.2", "../m"))]
+    before = imported(tmp_path, submissions(tmp_path / "in", *models))
+    written = exported(tmp_path, before, "swebench-preds")
     files = sorted(path.relative_to(written.path) for path in written.path.rglob("all_preds.jsonl"))
     assert len(files) == len(models) == len({str(path).casefold() for path in files}) == len(written.manifest.outputs)
     predictions = [json.loads(line) for path in files for line in (written.path / path).read_text().splitlines()]
-    assert sorted((one["model_name_or_path"], one["model_patch"]) for one in predictions) == sorted(
-        (model, f"patch {number}") for number, model in enumerate(models)
-    )
-    archives = exported(before, "inspect").manifest.outputs
+    assert sorted((one["model_name_or_path"], one["model_patch"]) for one in predictions) == sorted(models)
+    archives = exported(tmp_path, before, "inspect").manifest.outputs
     assert sum(out["rows"] for out in archives.values()) == len(models) and len(archives) == 5
 
 
@@ -204,31 +208,29 @@ def test_no_file_of_an_export_is_written_twice(tmp_path: Path) -> None:
     record = Manifest(composer="", stage="export", stage_version=1, fingerprint="")
     out = RunWriter(tmp_path, record, cache=tmp_path)
     out.write_export("M/a.jsonl", lambda file: file.write(b"first"))
-    with pytest.raises(ComposerError, match="Two files of this export are called m/a"):
+    with pytest.raises(ComposerError, match="m/a"):
         out.write_export("m/a.jsonl", lambda file: file.write(b"second"))
     assert (tmp_path / "M" / "a.jsonl").read_bytes() == b"first"
 
 
-def test_rollouts_that_handed_nothing_in_cannot_be_predictions(
-    tmp_path: Path, imported: Any, exported: Exporting
-) -> None:
-    with pytest.raises(BadInput, match="3 no_submission"):
-        exported(imported(talk(tmp_path)), "swebench-preds")
+def test_rollouts_that_handed_nothing_in_cannot_be_predictions(tmp_path: Path, talked: Run) -> None:
+    with pytest.raises(BadInput, match="5 no_submission"):
+        exported(tmp_path, talked, "swebench-preds")
 
 
-def test_collected_rollouts_export_with_their_tokens(
-    tmp_path: Path, collected: Callable[..., Run], imported: Any, exported: Exporting
-) -> None:
+@pytest.mark.parametrize("wanted", ["trl", "verifiers", "inspect"])
+def test_collected_rollouts_come_back_word_by_word(artifacts: Path, collected: Callable[..., Run], wanted: str) -> None:
     before = collected()
-    after = imported(exported(before, "verifiers").path / "traces.jsonl")
-    same = ("step", "new_messages_json", "state_sha256", "action", "reward", "done", *TOKENS)
-    assert told(after, same) == told(before, same)
-    assert [row[:2] for row in who(after)] == [row[:2] for row in who(before)]
-    assert told(imported(exported(before, "trl").path), same[:6]) == told(before, same[:6])
+    after = imported(artifacts, exported(artifacts, before, wanted).path)
+    same = ("step", "new_messages_json", "state_sha256", "action", "reward", "done")
+    same += TOKENS if wanted == "verifiers" else ("finish_reason",) if wanted == "inspect" else ()
+    assert of_steps(after, *same) == of_steps(before, *same)
+    if wanted == "verifiers":
+        assert who(after, *WHO[:2]) == who(before, *WHO[:2])
 
 
-def test_an_export_is_an_artifact_that_notices_damage(tmp_path: Path, imported: Any, exported: Exporting) -> None:
-    written = exported(imported(talk(tmp_path)), "trl")
+def test_an_export_is_an_artifact_that_notices_damage(tmp_path: Path, talked: Run) -> None:
+    written = exported(tmp_path, talked, "trl")
     assert written.damage() is None
     (written.path / "completions" / "completions_00000.parquet").write_bytes(b"x")
     assert "completions_00000.parquet has 1 bytes" in str(written.damage())
@@ -237,19 +239,17 @@ def test_an_export_is_an_artifact_that_notices_damage(tmp_path: Path, imported: 
 @needs("real")
 @pytest.mark.slow
 @pytest.mark.parametrize("wanted", ["trl", "openenv", "verifiers"])
-def test_real_rollouts_round_trip(imported: Any, exported: Exporting, wanted: str) -> None:
+def test_real_rollouts_round_trip(tmp_path: Path, wanted: str) -> None:
     names = ("wiki-search", "nemo-gym", "openhands", "swe-agent", "inspect", "mini-swe-agent")
-    before = imported(*(REAL / "trajectories" / name for name in names))
-    after = imported(exported(before, wanted).path)
+    before = imported(tmp_path, *(REAL / "trajectories" / name for name in names))
+    after = imported(tmp_path, exported(tmp_path, before, wanted).path)
     kept = {row["rollout_id"] for row in after.rows(ROLLOUT)}
     same = ("rollout_id", "step", "new_messages_json", "state_sha256", "action", "observation", "done")
-    expected = sorted(row for row in told(before, same) if row[0] in kept)
-    assert sorted(told(after, same)) == expected and len(kept) >= 560
+    expected = sorted(row for row in of_steps(before, *same) if row[0] in kept)
+    assert sorted(of_steps(after, *same)) == expected and len(kept) >= 560
 
 
 def test_calls_are_numbered_and_results_follow_them() -> None:
-    from stages.messages import Spoken, ToolCall, numbered, write
-
     two = write(Spoken("", (ToolCall("f", "{}"), ToolCall("g", "{}"))))
     messages = [{"role": "assistant", "content": two}, *({"role": "tool", "content": c} for c in "xyz")]
     found = numbered(messages, iter(range(9)))
@@ -264,13 +264,406 @@ def test_every_target_of_the_table_can_be_named(name: str) -> None:
 
 
 @pytest.mark.parametrize("wanted", ["trl", "openenv", "verifiers"])
-def test_the_log_of_hidden_tests_is_in_the_table_of_rollouts_alone(
-    tmp_path: Path, exported: Exporting, wanted: str
-) -> None:
+def test_the_log_of_hidden_tests_is_in_the_table_of_rollouts_alone(artifacts: Path, wanted: str) -> None:
     config = collect.Config(env={"name": "kata"}, policy={"model": "noop"}, tasks=1)
-    rollouts = Run(runner.execute("collect", {}, config, root=tmp_path / "artifacts").path)
+    rollouts = Run(runner.execute("collect", {}, config, root=artifacts).path)
     assert all(row["test_log"].endswith(" of 8 hidden cases pass") for row in rollouts.rows(ROLLOUT))
     assert "hidden cases" not in json.dumps(rollouts.rows(STEP))
-    files = [path for path in exported(rollouts, wanted).path.rglob("*") if path.is_file()]
+    files = [path for path in exported(artifacts, rollouts, wanted).path.rglob("*") if path.is_file()]
     written = [str(pq.read_table(p).to_pylist()) if p.suffix == ".parquet" else str(p.read_bytes()) for p in files]
     assert any("solution.py" in text for text in written) and not any("hidden cases" in text for text in written)
+
+
+def test_a_format_refuses_what_it_does_not_write(tmp_path: Path, artifacts: Path, tiny: Path) -> None:
+    """`merged` takes an adapter, formats of rollouts take no model; test_train.py merges one."""
+    with pytest.raises(UsageError, match="Give its run"):
+        runner.execute("export", {}, export.Config(format="merged"), root=tmp_path)
+    whole = trained(artifacts, tiny, **ONE_STEP)
+    with pytest.raises(BadInput, match="whole model, not an adapter"):
+        exported(tmp_path, whole, "merged")
+    with pytest.raises(UsageError, match="trl writes rollouts"):
+        exported(tmp_path, whole, "trl")
+
+
+# inspect: archives of the documented shape, which our importer and inspect_ai itself read
+
+STRICT = with_config(ConfigDict(strict=True, extra="forbid"))
+
+
+@STRICT
+class Call(TypedDict):
+    id: str
+    function: str
+    type: Literal["function"]
+    arguments: dict[str, Any]
+    parse_error: NotRequired[str]
+
+
+@STRICT
+class Part(TypedDict):
+    type: Literal["reasoning", "text"]
+    reasoning: NotRequired[str]
+    text: NotRequired[str]
+
+
+@STRICT
+class Said(TypedDict):
+    id: str
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | list[Part]
+    source: NotRequired[Literal["input", "generate"]]
+    tool_calls: NotRequired[list[Call]]
+    tool_call_id: NotRequired[str]
+
+
+@STRICT
+class Usage(TypedDict):
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+    total_cost: float
+
+
+@STRICT
+class Choice(TypedDict):
+    message: Said
+    stop_reason: Literal["stop", "max_tokens", "tool_calls", "content_filter", "unknown"]
+
+
+@STRICT
+class Output(TypedDict):
+    model: str
+    choices: list[Choice]
+    usage: NotRequired[Usage]
+
+
+@STRICT
+class Event(TypedDict):
+    event: Literal["model"]
+    uuid: str
+    timestamp: str
+    working_start: int
+    model: str
+    input: list[Said]
+    input_refs: list[tuple[int, int]]
+    tools: list[Any]
+    tool_choice: Literal["auto"]
+    config: dict[str, float]
+    output: Output
+
+
+@STRICT
+class Score(TypedDict):
+    value: float | bool
+    answer: NotRequired[str]
+
+
+@STRICT
+class Pool(TypedDict):
+    messages: list[Said]
+    calls: list[Any]
+
+
+@STRICT
+class Fault(TypedDict):
+    message: str
+    traceback: str
+    traceback_ansi: str
+
+
+@STRICT
+class Limit(TypedDict):
+    type: Literal["turn", "context", "cost"]
+    limit: float
+
+
+@STRICT
+class Sample(TypedDict):
+    id: str
+    epoch: int
+    input: str | list[Said]
+    target: str
+    messages: list[Said]
+    output: Output
+    scores: dict[str, Score]
+    metadata: dict[str, dict[str, Any]]
+    events: list[Event]
+    events_data: Pool
+    model_usage: dict[str, Usage]
+    uuid: str
+    error: NotRequired[Fault]
+    limit: NotRequired[Limit]
+
+
+@pytest.fixture
+def archives(artifacts: Path, talked: Run) -> list[Path]:
+    """The rollouts of `talk` for inspect, a file a model."""
+    return sorted(exported(artifacts, talked, "inspect").path.glob("*.eval"))
+
+
+def samples(path: Path) -> list[Row]:
+    with zipfile.ZipFile(path) as archive:
+        return [json.loads(archive.read(name)) for name in archive.namelist() if name.startswith("samples/")]
+
+
+def test_every_sample_of_inspect_has_the_documented_shape(archives: list[Path]) -> None:
+    assert [path.name for path in archives] == ["e_lab-m.eval", "e_other.eval"]
+    for path in archives:
+        for sample in samples(path):
+            TypeAdapter(Sample).validate_json(json.dumps(sample))
+    with zipfile.ZipFile(archives[0]) as archive:
+        header, summaries = (json.loads(archive.read(name)) for name in ("header.json", "summaries.json"))
+        assert {name for name in archive.namelist() if "/" not in name} == {"header.json", "summaries.json"}
+    assert [(one["id"], one["epoch"]) for one in summaries] == [("e/k", n) for n in (1, 2, 3, 4)]
+    mean = {score["name"]: score["metrics"]["mean"]["value"] for score in header["results"]["scores"]}
+    assert mean == {"reward": 0.75} and header["results"]["completed_samples"] == 3
+    assert (header["eval"]["task"], header["eval"]["model"], header["status"]) == ("e", "lab/m", "success")
+
+
+def test_messages_are_stored_once_and_events_refer_to_them(archives: list[Path]) -> None:
+    first = samples(archives[0])[0]
+    pool = first["events_data"]["messages"]
+    assert [event["input_refs"] for event in first["events"]] == [[[0, 2]], [[0, 5]]]
+    assert [event["output"]["choices"][0]["message"] for event in first["events"]] == [pool[2], pool[5]]
+    good, bad = pool[2]["tool_calls"]
+    assert good["arguments"] == {"a": 1} and bad["arguments"] == {} and "not json" in bad["parse_error"]
+
+
+def test_inspect_gives_back_all_but_what_is_declared_lost(artifacts: Path, talked: Run) -> None:
+    written = exported(artifacts, talked, "inspect")
+    after = imported(artifacts, written.path)
+    columns = (*(name for name in WHO if name != "group_id"), "gt_pass", "terminated_by")
+    assert who(after, *columns) == who(talked, *columns)
+    columns = ("step", "observation", "done", "reward", "finish_reason", "prompt_tokens", "completion_tokens")
+    columns += ("cost_usd", "num_messages")
+    assert of_steps(after, *columns) == of_steps(talked, *columns)
+    for now, then in zip(after.rows(STEP), talked.rows(STEP), strict=True):
+        ours, theirs = read(now["action"]), read(then["action"])
+        assert (ours.content, ours.reasoning) == (theirs.content, theirs.reasoning)
+        assert [call.name for call in ours.calls] == [call.name for call in theirs.calls]
+    assert [o["submission"] for o in after.rows(ORIGIN)] == [o["submission"] for o in talked.rows(ORIGIN)]
+    failed = next(row for row in after.rows(ROLLOUT) if row["error_type"])
+    assert (failed["error_type"], failed["error"]) == ("E", "died") and written.manifest.summary["lost"]
+
+
+def test_equal_rollouts_give_equal_archives(tmp_path: Path, talked: Run, archives: list[Path]) -> None:
+    again = sorted(exported(tmp_path, talked, "inspect").path.glob("*.eval"))
+    assert [path.read_bytes() for path in archives] == [path.read_bytes() for path in again]
+
+
+READER = """
+import json, sys
+from inspect_ai.log import list_eval_logs, read_eval_log, read_eval_log_sample_summaries
+found = []
+for info in sorted(list_eval_logs(sys.argv[1]), key=lambda info: info.name):
+    log = read_eval_log(info.name)
+    header = read_eval_log(info.name, header_only=True)
+    told = [
+        {
+            "id": s.id, "epoch": s.epoch, "roles": [m.role for m in s.messages], "text": [m.text for m in s.messages],
+            "scores": {name: score.value for name, score in (s.scores or {}).items()},
+            "shown": [len(e.input) for e in s.events if e.event == "model"],
+            "stops": [e.output.stop_reason for e in s.events if e.event == "model"],
+            "error": s.error.message if s.error else None, "limit": s.limit.type if s.limit else None,
+            "calls": [call.function for m in s.messages if m.role == "assistant" for call in m.tool_calls or []],
+        }
+        for s in log.samples
+    ]
+    summaries = [(s.id, s.epoch, s.message_count) for s in read_eval_log_sample_summaries(info.name)]
+    mean = {s.name: s.metrics["mean"].value for s in header.results.scores}
+    found.append({"task": info.task, "model": header.eval.model, "status": log.status, "mean": mean, "samples": told,
+                  "summaries": summaries})
+print(json.dumps(found))
+"""
+
+
+@needs("inspect")
+def test_inspect_ai_itself_reads_it(archives: list[Path]) -> None:
+    words = [where("inspect"), "-W", "error::UserWarning", "-c", READER, str(archives[0].parent)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    first, second = json.loads(done.stdout)
+    names = ("task", "model", "status", "mean")
+    assert [first[name] for name in names] == ["e", "lab/m", "success", {"reward": 0.75}]
+    assert [len(log["samples"]) for log in (first, second)] == [4, 1]
+    one, limited, unscored, failed = sorted(first["samples"], key=lambda sample: sample["epoch"])
+    assert one["roles"] == ["system", "user", "assistant", "tool", "tool", "assistant"]
+    assert one["shown"] == [2, 5] and one["stops"] == ["tool_calls", "max_tokens"] and one["calls"] == ["f", "g"]
+    assert one["text"][-2:] == ["two", "Done."] and one["scores"] == {"reward": 1.0}
+    assert limited["limit"] == "turn" and unscored["scores"] == {}
+    assert failed["error"] == "E: died" and failed["roles"] == []
+    assert first["summaries"][0] == ["e/k", 1, 6]
+
+
+@needs("inspect", "chromium")
+@pytest.mark.slow
+def test_inspects_own_viewer_shows_it(tmp_path: Path, archives: list[Path]) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = ["-m", "inspect_ai", "view", "start", "--log-dir", str(archives[0].parent), "--port", str(port)]
+    viewer = subprocess.Popen([where("inspect"), *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while socket.socket().connect_ex(("127.0.0.1", port)):
+            assert viewer.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        with browsing(tmp_path) as tab:
+            tab.open(f"http://127.0.0.1:{port}/#/logs/e_lab-m.eval/samples/sample/e%2Fk/1/messages")
+            shown = "document.body.innerText"
+            tab.until(f"{shown}.includes('Done.') && {shown}.includes('hm') && {shown}.includes('two')")
+            assert "lab/m" in tab.value(shown)
+    finally:
+        viewer.terminate()
+        viewer.wait(30)
+
+
+# hub: folders that `datasets` and `peft` open, without this machine's paths, sent only where asked
+
+TOKEN = "hf_" + "n0tarealtoken" * 2
+
+
+def front_matter(folder: Path) -> dict[str, Any]:
+    """Of the card, which leaves the licence to the user."""
+    _, front, body = (folder / "README.md").read_text().split("---\n", 2)
+    assert body.startswith("\n# ") and "# license:" in front and "license" not in yaml.safe_load(front)
+    return yaml.safe_load(front)
+
+
+def assert_nameless(folder: Path, *places: Path) -> None:
+    for path in folder.rglob("*"):
+        text = path.read_bytes() if path.suffix in (".md", ".json", ".txt", ".jsonl") else b""
+        assert not [place for place in places if str(place).encode() in text], path
+
+
+def test_a_dataset_folder_is_opened_by_datasets(
+    tmp_path: Path, tiny: Path, artifacts: Path, collected: Callable[..., Run]
+) -> None:
+    run = collected()
+    folder = exported(artifacts, run, "hub").path / "hub"
+    front, cache = front_matter(folder), str(tmp_path / "cache")
+    assert {one["config_name"] for one in front["configs"]} == {"tasks", "rollouts", "steps"}
+    assert [one["config_name"] for one in front["configs"] if one.get("default")] == ["rollouts"]
+    rows = load_dataset(str(folder), split="train", cache_dir=cache)
+    assert [row["rollout_id"] for row in rows] == [row["rollout_id"] for row in run.rows(ROLLOUT)]
+    steps = load_dataset(str(folder), "steps", split="train", cache_dir=cache)
+    assert len(steps) == run.manifest.outputs["steps"]["rows"] > 0
+    record = orjson.loads((folder / "composer" / "run.json").read_bytes())
+    assert record["fingerprint"] == run.manifest.fingerprint and record["stage"] == "collect"
+    assert_nameless(folder, artifacts, run.path, tiny)
+    again = exported(tmp_path, run, "hub").path / "hub"
+    assert store.folder_sha256(folder) == store.folder_sha256(again)
+
+
+def test_a_run_of_pairs_is_a_dataset_and_nothing_for_other_formats(tmp_path: Path, pairs: Run) -> None:
+    given = assign_inputs(export.STAGE, [pairs])
+    assert list(given) == ["pairs"]
+    done = runner.execute("export", given, export.Config(format="hub"), root=tmp_path)
+    assert "pairs" in [one["config_name"] for one in front_matter(done.path / "hub")["configs"]]
+    with pytest.raises(UsageError, match="trl writes rollouts"):
+        runner.execute("export", given, export.Config(format="trl"), root=tmp_path)
+
+
+@pytest.mark.slow
+def test_a_model_folder_is_opened_by_peft_and_transformers(artifacts: Path, tiny: Path) -> None:
+    folder = exported(artifacts, trained(artifacts, tiny, adapter=LORA, **ONE_STEP), "hub").path / "hub"
+    assert front_matter(folder)["library_name"] == "peft" and "base_model" not in front_matter(folder)
+    PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny), folder)
+    assert_nameless(folder, artifacts, tiny)
+
+    whole = exported(artifacts, trained(artifacts, tiny, **ONE_STEP), "hub").path / "hub"
+    assert front_matter(whole)["library_name"] == "transformers"
+    AutoModelForCausalLM.from_pretrained(whole)
+    AutoTokenizer.from_pretrained(whole)
+    assert_nameless(whole, artifacts, tiny)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with hub(TOKEN) as running:
+        yield running
+
+
+def sent(run: Run, root: Path, server: Hub, *settings: str) -> Run:
+    """An export in a process of its own, whose large files go by LFS, which the fake speaks."""
+    words = [word for setting in (*settings, f"endpoint={server.endpoint}") for word in ("--set", setting)]
+    done = call_process(root, "export", "hub", str(run.path), *words, HF_HUB_DISABLE_XET="1", HF_TOKEN=TOKEN)
+    assert done.returncode == 0, done.stderr
+    return Run((root / "export" / "latest").resolve())
+
+
+def test_a_named_repository_holds_the_folder_afterwards(
+    tmp_path: Path, collected: Callable[..., Run], server: Hub
+) -> None:
+    run = sent(collected(), tmp_path, server, "repo=someone/rollouts")
+    written = {str(p.relative_to(run.path / "hub")): p.read_bytes() for p in (run.path / "hub").rglob("*.*")}
+    assert server.files == written and server.stored
+    created = {"name": "rollouts", "organization": "someone", "type": "dataset", "visibility": "private"}
+    assert server.created == [created]
+    assert run.manifest.summary["repo"] == "someone/rollouts" and run.manifest.summary["oid"] == OID
+    assert server.asked[-1] == "/api/datasets/someone/rollouts/commit/main"
+    for path in run.path.rglob("*.*"):
+        assert path.is_dir() or TOKEN.encode() not in path.read_bytes()
+
+
+def test_a_model_goes_to_a_model_repository_that_may_be_there(
+    tmp_path: Path, artifacts: Path, tiny: Path, server: Hub
+) -> None:
+    run = trained(artifacts, tiny, adapter=LORA, **ONE_STEP)
+    for name in ("a", "b"):
+        sent(run, tmp_path / name, server, "repo=someone/model", "private=false")
+    assert len(server.created) == 2 and "adapter_model.safetensors" in server.files
+    assert server.created[0].get("type", "model") == "model" and server.created[0]["visibility"] == "public"
+
+
+def test_without_a_repository_nothing_is_sent(tmp_path: Path, collected: Callable[..., Run], server: Hub) -> None:
+    exported(tmp_path, collected(), "hub", endpoint=server.endpoint)
+    assert server.asked == []
+
+
+def test_a_refused_token_and_a_failing_hub_are_errors_without_the_token(
+    tmp_path: Path, collected: Callable[..., Run], server: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = collected()
+    server.status = 400
+    with pytest.raises(InfrastructureError, match=r"400.*someone/x") as failed:
+        exported(tmp_path, run, "hub", repo="someone/x", endpoint=server.endpoint)
+    server.status = 200
+    monkeypatch.setenv("HF_TOKEN", other := TOKEN[::-1])
+    with pytest.raises(UsageError, match="someone/y") as refused:
+        exported(tmp_path, run, "hub", repo="someone/y", endpoint=server.endpoint)
+    assert TOKEN not in str(failed.value) and other not in str(refused.value)
+    with pytest.raises(UsageError, match="is no name for a repository"):
+        exported(tmp_path, run, "hub", repo="a/b/c", endpoint=server.endpoint)
+
+
+def test_what_cannot_be_sent_is_refused_before_anything_is_written(
+    tmp_path: Path, collected: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = collected()
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    with pytest.raises(UsageError, match="HF_TOKEN"):
+        exported(tmp_path, run, "hub", repo="someone/x")
+    with pytest.raises(UsageError, match="HF_TOKEN"):
+        export.Config(format="hub", repo="someone/x").check(Path())
+    with pytest.raises(UsageError, match="format hub, not trl"):
+        export.Config(format="trl", repo="someone/x").check(Path())
+    given = {"rollouts": run, "pairs": collected(samples=1)}
+    with pytest.raises(UsageError, match="2 were given"):
+        runner.execute("export", given, export.Config(format="hub"), root=tmp_path)
+    assert not list(tmp_path.rglob("README.md"))
+
+
+def test_a_value_cannot_break_out_of_a_card() -> None:
+    about = {
+        "stage": "collect",
+        "outcome": {"summary": {"a": "x|y\n# z <script>"}},
+        "counts": {"n": 1},
+        "config": {"b": "```\n# z"},
+        "composer": "1",
+        "fingerprint": "f",
+    }
+    card = dataset_card(about, {"tasks": {"kind": "task/1", "rows": 1}})
+    headings = [line for line in io.StringIO(card) if line.startswith("# ") and "license" not in line]
+    assert headings == ["# Records of `composer collect`\n"] and "<script>" not in card and "x\\|y" in card
