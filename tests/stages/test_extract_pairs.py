@@ -1,182 +1,436 @@
-"""extract-pairs on real files in a real sandbox: equal outcomes are equal actions, every drop has a reason."""
+"""extract-pairs: votes of teachers on real files in a real sandbox, continuations of pairs, and imported groups."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.foreign import INSTANCE, REAL, call, document, jsonl, needs_real
 from support.server import Reply, answer, serving
 
-from stages import collect, extract_pairs, replay_teachers
+from stages import collect, extract_pairs, import_traces, replay_teachers
+from stages.envs.bash import fenced
 from stages.envs.kata.env import KataEnv
 from stages.envs.kata.recipes import Knowledge
 from stages.envs.kata.tasks import OPERATIONS
-from stages.errors import BadInput
+from stages.errors import BadInput, Incomplete, UsageError
+from stages.pairs.actions import canonical
 from stages.rollouts.trace import pairs_with_states
 from stages.runs import runner
-from stages.runs.kinds import PAIR, TEACHER_ACTION
-from stages.runs.run import Inputs, Run
-from tests.stages.envs.kata.playing import author_texts
+from stages.runs.kinds import CONTINUATION, PAIR, ROLLOUT, TEACHER_ACTION
+from stages.runs.run import Inputs, Run, read_manifest, write_manifest
+from stages.runs.stage import assign_inputs
+from tests.stages.envs.kata.playing import author_texts, edit
 
-EVERYTHING = Knowledge()
-NOTHING = Knowledge(misconceived=tuple(operation.name for operation in OPERATIONS))
+MOST = 12
+"""Tasks, of eight operations."""
+FEW = 8
+"""Tasks of seven operations: six units are needed for a test."""
+HARD = ("ratio", "larger", "difference", "distance", "remainder", "xor")
+"""The operations of seven of the tasks: six units, so that pairs on them alone can be judged."""
 Actor = Callable[[list[dict[str, str]]], str]
 
 
-def actor(knowledge: Knowledge, spell: Callable[[str], str] = lambda text: text) -> Actor:
-    """Somebody of this knowledge: looks, edits, tests, submits."""
-    tasks = {KataEnv().reset(task)[-1]["content"]: task for task in KataEnv().tasks("train", 3, 0)}
+def script(of_task: Callable[[Any], list[str]]) -> Actor:
+    """An agent that does one thing after the other, whatever it sees, and its last one again."""
+    tasks = {KataEnv().reset(task)[-1]["content"]: task for task in KataEnv().tasks("train", MOST, 0)}
 
     def act(messages: list[dict[str, str]]) -> str:
-        task = tasks[next(m["content"] for m in messages if m["role"] == "user")]
-        texts = author_texts(task, knowledge)
-        done = sum(m["role"] == "assistant" for m in messages)
-        return spell(texts[min(done, len(texts) - 1)])
+        texts = of_task(tasks[next(m["content"] for m in messages if m["role"] == "user")])
+        return texts[min(sum(m["role"] == "assistant" for m in messages), len(texts) - 1)]
 
     return act
 
 
-def other_spelling(text: str) -> str:
-    """The same edit behind a blank comment and a needless pair of brackets."""
-    return text.replace("return .*|return ", "return .*|return (").replace("|' solution.py", ")|' solution.py")
+def author(*misconceived: str) -> Actor:
+    """Look, edit, test, submit."""
+    return script(lambda task: author_texts(task, Knowledge(misconceived=misconceived)))
 
 
+def other_spelling(task: Any) -> list[str]:
+    """The right edit behind a needless pair of brackets."""
+    texts = author_texts(task, Knowledge())
+    return [text.replace("return .*|return ", "return .*|return (").replace("|' solu", ")|' solu") for text in texts]
+
+
+def shared_wrong(task: Any) -> list[str]:
+    """The right edit, but for hard tasks another wrong one than the student's, and always the same."""
+    texts = author_texts(task, Knowledge())
+    if task.family.partition("/")[0] in HARD:
+        texts[1] = fenced(edit("0"))
+    return texts
+
+
+def looks_again(task: Any) -> list[str]:
+    """A second look after the test, before the submission."""
+    texts = author_texts(task, Knowledge(misconceived=HARD))
+    return [*texts[:3], fenced("cat test_solution.py"), texts[3]]
+
+
+NEVER = author(*(operation.name for operation in OPERATIONS))
 ACTORS: dict[str, Actor] = {
-    "student": actor(NOTHING),
-    "right": actor(EVERYTHING),
-    "spelled": actor(EVERYTHING, other_spelling),
-    "wrong": actor(NOTHING),
+    "right": author(),
+    "spelled": script(other_spelling),
+    "student": NEVER,
+    "wrong": NEVER,
+    "sometimes": author(*HARD),
+    "shared": script(shared_wrong),
+    "looks": script(looks_again),
     "mute": lambda messages: "I would rather not.",
 }
+VOTERS = ("right", "spelled", "wrong")
 
 
-@pytest.fixture
-def url() -> Any:
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
     with serving(lambda body, n: Reply(body=answer(ACTORS[body["model"]](body["messages"])))) as server:
         yield server.url
 
 
-def rollouts_of(root: Path, url: str, student: str) -> Run:
-    config = collect.Config(policy={"model": student, "base_url": url, "max_tokens": 99}, tasks=3, samples=1)
-    return Run(runner.execute("collect", {}, config, root=root).path)
-
-
-def extracted(root: Path, url: str, student: str, teachers: list[str], **settings: Any) -> Run:
-    rollouts = rollouts_of(root, url, student)
+def answered(
+    root: Path, url: str, student: str, teachers: tuple[str, ...], *, tasks: int = 3, samples: int = 1, **policy: Any
+) -> dict[str, Run]:
+    """Rollouts and the teachers' answers; below one root equal ones are made once."""
+    served = {"model": student, "base_url": url, "max_tokens": 99, **policy}
+    config = collect.Config(policy=served, tasks=tasks, samples=1)
+    rollouts = Run(runner.execute("collect", {}, config, root=root).path)
+    more = {"temperature": 1.0} if samples > 1 else {}
     table = [
-        {"name": f"{name}-{i}", "model": name, "base_url": url, "max_tokens": 99} for i, name in enumerate(teachers)
+        {"name": f"{name}-{i}", "model": name, "base_url": url, "max_tokens": 99, **more}
+        for i, name in enumerate(teachers)
     ]
-    answers = Run(
-        runner.execute(
-            "replay-teachers", {"rollouts": rollouts}, replay_teachers.Config(teachers=table), root=root
-        ).path
-    )
-    inputs = {"rollouts": rollouts, "teacher_actions": answers}
-    return Run(runner.execute("extract-pairs", inputs, extract_pairs.Config(**settings), root=root).path)
+    asked = replay_teachers.Config(teachers=table, samples=samples)
+    answers = Run(runner.execute("replay-teachers", {"rollouts": rollouts}, asked, root=root).path)
+    return {"rollouts": rollouts, "teacher_actions": answers}
 
 
-def test_majority_over_student_across_spellings(tmp_path: Path, url: str) -> None:
-    run = extracted(tmp_path, url, "student", ["right", "spelled", "wrong"])
-    rows = [row for row in run.rows(PAIR) if "sed" in row["chosen"]]
+def extracted(root: Path, given: dict[str, Run] | Run, signal: int = 0, resume: bool = False, **more: Any) -> Run:
+    """A run of extract-pairs over these inputs, with so many continuations of each action."""
+    max_cost = more.pop("max_cost", None)
+    inputs = {"rollouts": given} if isinstance(given, Run) else given
+    config = extract_pairs.Config(signal={"rollouts": signal}, **more)
+    return Run(runner.execute("extract-pairs", inputs, config, root=root, resume=resume, max_cost=max_cost).path)
+
+
+# Votes of teachers
+
+
+def edits(run: Run) -> list[dict[str, Any]]:
+    return [row for row in run.rows(PAIR) if "sed" in row["chosen"]]
+
+
+def test_equal_outcomes_are_equal_actions_whatever_their_spelling(artifacts: Path, url: str) -> None:
+    given = answered(artifacts, url, "student", VOTERS)
+    run = extracted(artifacts, given)
+    rows = edits(run)
     assert len(rows) == 3
     assert all(row["rule"] == "majority_over_student" and row["compared_by"] == "outcome" for row in rows)
     assert all(row["votes_chosen"] == 2 and row["votes_rejected"] == 1 for row in rows)
     assert all(row["prompt_token_ids"] is None and row["messages_json"] for row in pairs_with_states(run))
+    by_text = extracted(artifacts, given, compare="canonical")
+    assert not [row for row in edits(by_text) if row["rule"] == "majority_over_student"]
+    assert all(row["rejected_by"] != "student" for row in edits(by_text))
 
 
-def test_text_alone_finds_no_majority_where_outcomes_do(tmp_path: Path, url: str) -> None:
-    run = extracted(tmp_path, url, "student", ["right", "spelled", "wrong"], compare="canonical")
-    assert all("sed" not in row["chosen"] or row["rejected_by"] != "student" for row in run.rows(PAIR))
-    assert not [row for row in run.rows(PAIR) if row["rule"] == "majority_over_student" and "sed" in row["chosen"]]
+def test_equal_inputs_give_equal_rows(tmp_path: Path, artifacts: Path, url: str) -> None:
+    given = answered(artifacts, url, "student", VOTERS)
+    one, other = ((extracted(root, given).path / "pairs.parquet").read_bytes() for root in (artifacts, tmp_path))
+    assert one == other
 
 
-def test_student_over_minority(tmp_path: Path, url: str) -> None:
-    run = extracted(tmp_path, url, "right", ["right", "spelled", "wrong"])
-    rows = run.rows(PAIR)
+def test_the_student_over_a_minority_names_who_agreed(artifacts: Path, url: str) -> None:
+    rows = extracted(artifacts, answered(artifacts, url, "right", VOTERS)).rows(PAIR)
     assert {row["rule"] for row in rows} == {"student_over_minority"}
-    assert {row["rejected_by"] for row in rows} == {"wrong-2"}
+    assert all(row["chosen_by"] == ["student", "right-0", "spelled-1"] for row in rows)
+    assert {row["rejected_by"] for row in rows} == {"wrong-2"} and {row["cost_usd"] for row in rows} == {None}
 
 
-def test_everything_dropped_has_a_reason(tmp_path: Path, url: str) -> None:
-    run = extracted(tmp_path, url, "right", ["right", "mute", "wrong"])
-    dropped = run.manifest.summary["dropped"]
-    counts = run.manifest.counts
+def test_everything_dropped_has_a_reason(artifacts: Path, url: str) -> None:
+    run = extracted(artifacts, answered(artifacts, url, "right", ("right", "mute", "wrong")))
+    dropped, counts = run.manifest.summary["dropped"], run.manifest.counts
     assert counts["planned"] == sum(dropped.values()) + len(run.rows(PAIR)) - dropped.get("duplicate", 0)
-    assert dropped["no_majority"] == 3
-    assert counts["dropped_no_majority"] == 3
+    assert dropped["no_majority"] == counts["dropped_no_majority"] == 3
 
 
-def test_equal_rows_when_run_again(tmp_path: Path, url: str) -> None:
-    run = extracted(tmp_path, url, "student", ["right", "right", "wrong"])
-    before = (run.path / "pairs.parquet").read_bytes()
-    inputs = {name: Run(Path(refs[0].path)) for name, refs in run.manifest.inputs.items()}
-    again = runner.execute("extract-pairs", inputs, extract_pairs.Config(), root=tmp_path / "again")
-    assert (again.path / "pairs.parquet").read_bytes() == before
-
-
-def test_answers_to_other_rollouts_are_refused(tmp_path: Path, url: str) -> None:
-    run = extracted(tmp_path, url, "student", ["right", "right", "wrong"])
-    answers = Run(Path(run.manifest.inputs["teacher_actions"][0].path))
-    others = rollouts_of(tmp_path, url, "right")
+def test_answers_to_other_rollouts_are_refused(artifacts: Path, url: str) -> None:
+    student, right = (answered(artifacts, url, name, VOTERS) for name in ("student", "right"))
+    mixed = {"rollouts": right["rollouts"], "teacher_actions": student["teacher_actions"]}
     with pytest.raises(BadInput, match="answers the rollouts of"):
-        extract_pairs.plan(Inputs({"rollouts": others, "teacher_actions": answers}), extract_pairs.Config())
+        extract_pairs.plan(Inputs(mixed), extract_pairs.Config())
 
 
-def test_answers_that_were_cut_off_or_malformed_are_no_side(tmp_path: Path, url: str) -> None:
+def test_answers_that_were_cut_off_or_malformed_are_no_side(tmp_path: Path, artifacts: Path, url: str) -> None:
     """Half a command of a teacher used to become the rejected side of a pair."""
-    run = extracted(tmp_path, url, "right", ["right", "right", "mute"])
-    assert run.rows(PAIR) == []
+    assert extracted(artifacts, answered(artifacts, url, "right", ("right", "right", "mute"))).rows(PAIR) == []
 
     def cut(body: dict[str, Any], n: int) -> Reply:
-        said = answer(ACTORS["wrong" if body["model"] == "cut" else "right"](body["messages"]))
-        said["choices"][0]["finish_reason"] = "length" if body["model"] == "cut" else "stop"
+        said = answer(ACTORS[body["model"]](body["messages"]))
+        said["choices"][0]["finish_reason"] = "length" if body["model"] == "wrong" else "stop"
         return Reply(body=said)
 
     with serving(cut) as server:
-        run = extracted(tmp_path / "cut", server.url, "right", ["right", "right", "cut"])
-    assert run.rows(PAIR) == []
+        given = answered(tmp_path, server.url, "right", ("right", "right", "wrong"))
+        assert extracted(tmp_path, given).rows(PAIR) == []
 
 
-def test_samples_of_a_teacher_are_one_vote(tmp_path: Path, url: str) -> None:
+def test_samples_of_a_teacher_are_one_vote(artifacts: Path, url: str) -> None:
     """Asked four times, one wrong teacher would outvote two others."""
-    rollouts = rollouts_of(tmp_path, url, "student")
-    table = [
-        {"name": name, "model": name, "base_url": url, "max_tokens": 99, "temperature": 1.0}
-        for name in ("right", "spelled", "wrong")
-    ]
-    config = replay_teachers.Config(teachers=table, samples=3)
-    answers = Run(runner.execute("replay-teachers", {"rollouts": rollouts}, config, root=tmp_path).path)
-    inputs = {"rollouts": rollouts, "teacher_actions": answers}
-    run = Run(runner.execute("extract-pairs", inputs, extract_pairs.Config(), root=tmp_path).path)
-    rows = [row for row in run.rows(PAIR) if "sed" in row["chosen"]]
+    rows = edits(extracted(artifacts, answered(artifacts, url, "student", VOTERS, samples=3)))
     assert len(rows) == 3
     assert {(row["votes_chosen"], row["votes_rejected"], row["num_teachers"]) for row in rows} == {(2.0, 1.0, 3)}
 
 
 def test_a_kept_pair_has_a_price(tmp_path: Path) -> None:
     def reply(body: dict[str, Any], n: int) -> Reply:
-        dear = {"cost": 0.5} if body["model"] == "right" else {"cost": 0.0}
-        return Reply(body=answer(ACTORS[body["model"]](body["messages"]), **dear))
+        cost = 0.5 if body["model"] == "right" else 0.0
+        return Reply(body=answer(ACTORS[body["model"]](body["messages"]), cost=cost))
 
     with serving(reply) as server:
-        run = extracted(tmp_path, server.url, "student", ["right", "spelled", "wrong"])
-    answers = Run(Path(run.manifest.inputs["teacher_actions"][0].path)).rows(TEACHER_ACTION)
-    spent = sum(row["cost_usd"] for row in answers)
-    assert spent > 0
-    summary = run.manifest.summary
-    assert summary["usd_per_pair"]["all"] == pytest.approx(spent / len(run.rows(PAIR)))
-    assert (
-        summary["usd_per_pair"]["right-0"] == summary["usd_per_pair"]["all"] and summary["usd_per_pair"]["wrong-2"] == 0
-    )
-    assert "USD a kept pair" in (run.path / "report.txt").read_text()
-    assert sum(row["cost_usd"] for row in run.rows(PAIR)) <= spent
-    for row in run.rows(PAIR):
+        given = answered(tmp_path, server.url, "student", VOTERS)
+        run = extracted(tmp_path, given)
+    spent, rows = sum(row["cost_usd"] for row in given["teacher_actions"].rows(TEACHER_ACTION)), run.rows(PAIR)
+    prices = run.manifest.summary["usd_per_pair"]
+    assert spent > 0 and prices["all"] == prices["right-0"] == pytest.approx(spent / len(rows))
+    assert prices["wrong-2"] == 0 and "USD a kept pair" in (run.path / "report.txt").read_text()
+    assert sum(row["cost_usd"] for row in rows) <= spent
+    for row in rows:
         assert row["chosen_by"] == ["right-0", "spelled-1"] and row["rejected_by"] == "student"
         assert row["served_models"] == ["right", "spelled"] and row["cost_usd"] == pytest.approx(0.5)
 
 
-def test_a_pair_for_the_student_names_who_agreed(tmp_path: Path, url: str) -> None:
-    run = extracted(tmp_path, url, "right", ["right", "spelled", "wrong"])
-    rows = run.rows(PAIR)
-    assert rows and all(row["chosen_by"] == ["student", "right-0", "spelled-1"] for row in rows)
-    assert {row["rejected_by"] for row in rows} == {"wrong-2"} and {row["cost_usd"] for row in rows} == {None}
+# Continuations: pairs tested by their own actions
+
+
+def test_teachers_that_know_more_give_signal(artifacts: Path, url: str) -> None:
+    run = extracted(artifacts, answered(artifacts, url, "student", ("right", "right", "wrong"), tasks=FEW), 2)
+    pairs, rows = run.rows(PAIR), run.rows(CONTINUATION)
+    found = run.manifest.summary
+    assert found["verdict"] == "SIGNAL" and run.manifest.outcome.ok is True and run.manifest.outcome.exit_code == 0
+    assert found["continued"]["chosen"] == 1.0 and found["continued"]["rejected"] == 0.0
+    assert found["continued"]["low"] > 0 and found["continued"]["p_value"] < 0.05
+    # All rollouts fail, so the heuristic about rollouts cannot tell anything, and is not the verdict.
+    assert found["disagreement"] == "TOO LITTLE DATA" and len(pairs) == found["continued"]["tested"] == FEW
+    assert len(rows) == 2 * 2 * FEW == run.manifest.counts["continuations"]
+    passed = {(row["state_sha256"], row["action"], row["sample_idx"]): row["passed"] for row in rows}
+    for pair in pairs:
+        assert [passed[pair["state_sha256"], pair["chosen"], sample] for sample in range(2)] == [True, True]
+        assert [passed[pair["state_sha256"], pair["rejected"], sample] for sample in range(2)] == [False, False]
+    seeds = {(row["state_sha256"], row["sample_idx"]): set[int]() for row in rows}
+    for row in rows:
+        seeds[row["state_sha256"], row["sample_idx"]].add(row["seed"])
+    assert all(len(both) == 1 for both in seeds.values()), "both sides are continued with the same seed"
+    transcript = json.loads(rows[0]["transcript_json"])
+    assert [message["role"] for message in transcript] == ["assistant", "user"] * 2 + ["assistant"]
+    assert transcript[0]["content"] == rows[0]["action"] and rows[0]["num_steps"] == 3
+    report = (run.path / "report.txt").read_text()
+    assert "\nSIGNAL: " in report and "original criterion: FAIL, 1.00 pairs a trace" in report
+
+
+@pytest.mark.slow
+def test_teachers_that_share_a_wrong_answer_give_none(artifacts: Path, url: str) -> None:
+    """By the rule that every other action in a failed rollout is right, these pairs were SIGNAL."""
+    given = answered(artifacts, url, "sometimes", ("shared", "shared", "shared"), tasks=MOST)
+    played, heuristic = extracted(artifacts, given, 1), extracted(artifacts, given)
+    assert heuristic.manifest.summary["verdict"] == "DISAGREEMENT TRACKS FAILURE"
+    assert heuristic.manifest.summary["alignment"]["right"] == 1.0 and heuristic.manifest.outcome.ok is None
+    assert len(heuristic.rows(PAIR)) > 0 and "SIGNAL:" not in (heuristic.path / "report.txt").read_text()
+    found = played.manifest.summary
+    assert found["disagreement"] == "DISAGREEMENT TRACKS FAILURE"
+    assert found["verdict"] in ("UNDECIDED", "NO SIGNAL") and found["continued"]["units"] == len(HARD)
+    assert (found["continued"]["difference"], found["continued"]["not_tested"]) == (0.0, {})
+    # No continuation of a chosen action passes, so no pair is left, and the report counts them.
+    assert played.rows(PAIR) == []
+    assert found["dropped"]["chosen_continuations_fail"] == len(heuristic.rows(PAIR))
+    assert "chosen_continuations_fail" in (played.path / "report.txt").read_text()
+
+
+@pytest.mark.slow
+def test_an_action_that_ends_the_episode_and_fails_is_not_chosen(artifacts: Path, url: str) -> None:
+    """After the same test teachers submit and the student looks again: only a right solution is worth submitting."""
+    given = answered(artifacts, url, "looks", ("sometimes",) * 3, tasks=FEW)
+    run = extracted(artifacts, given)
+    failed = sum(task.family.partition("/")[0] in HARD for task in KataEnv().tasks("train", FEW, 0))
+    assert 0 < failed < FEW
+    assert run.manifest.counts["dropped_chosen_ends_in_failure"] == failed
+    pairs = run.rows(PAIR)
+    assert len(pairs) == FEW - failed and {pair["chosen"] for pair in pairs} == {fenced("submit")}
+    # The environment grades a final action once, and no policy has to be asked about it.
+    played = extracted(artifacts, given, 3)
+    ended = [row for row in played.rows(CONTINUATION) if row["action"] == fenced("submit")]
+    assert len(ended) == len(pairs) and all(row["passed"] and row["num_steps"] == 1 for row in ended)
+    assert len(played.rows(CONTINUATION)) == len(pairs) * (1 + 3)
+    assert len(extracted(artifacts, given, compare="canonical").rows(PAIR)) == FEW, "nothing is run or known"
+
+
+def test_continuations_are_saved_one_by_one_and_billed_once(tmp_path: Path) -> None:
+    asked: list[str] = []
+    broken = {"after": 10**6}
+
+    def reply(body: dict[str, Any], n: int) -> Reply:
+        if body["model"] == "student":
+            asked.append(body["messages"][-1]["content"])
+            if len(asked) > broken["after"]:
+                return Reply(status=429, body={"error": {"message": "broken"}}, headers={"Retry-After": "0"})
+        return Reply(body=answer(ACTORS[body["model"]](body["messages"]), prompt_tokens=450, completion_tokens=50))
+
+    with serving(reply) as server:
+        # An answer costs .15 USD, and its tokens are not known before: more is reserved for it.
+        prices = {"usd_per_mtok_in": 300.0, "usd_per_mtok_out": 300.0, "max_attempts": 1}
+        given = answered(tmp_path, server.url, "student", ("right",) * 3, tasks=FEW, **prices)
+        before, broken["after"] = len(asked), len(asked) + 20
+        with pytest.raises(Incomplete, match="continuations failed"):
+            extracted(tmp_path, given, 1)
+        (folder,) = [path.parent for path in (tmp_path / "extract-pairs").glob("*/manifest.json")]
+        stopped = read_manifest(folder)
+        assert stopped.status == "incomplete" and stopped.cost_usd == pytest.approx(20 * 0.15)
+        assert 0 < stopped.counts["continuations_failed"] < stopped.counts["continuations"] == 2 * FEW
+        broken["after"] = 10**6
+        resumed = extracted(tmp_path, given, 1, resume=True)
+        assert resumed.manifest.counts["continuations_failed"] == 0
+        assert resumed.manifest.summary["verdict"] == "SIGNAL"
+        # Two requests for each continuation, and none that was answered is asked again.
+        assert resumed.manifest.cost_usd == pytest.approx(2 * 2 * FEW * 0.15) and before == FEW * 4
+        # All first answers cost 4.80 USD, which may be bought before any second one, and all of both 9.60 USD.
+        with pytest.raises(Incomplete) as ended:
+            extracted(tmp_path / "limited", given, 2, max_cost=8.0)
+        (limited,) = [path.parent for path in (tmp_path / "limited" / "extract-pairs").glob("*/manifest.json")]
+        stopped = read_manifest(limited)
+        assert 0 < stopped.cost_usd + stopped.possibly_usd <= 8.0, str(ended.value)
+        assert 0 < sum("continuation" in unit for unit in Run(limited).units()) < 2 * 2 * FEW
+
+
+def test_a_greedy_policy_is_continued_once(artifacts: Path, url: str) -> None:
+    run = extracted(artifacts, answered(artifacts, url, "student", ("right",) * 3, tasks=2, temperature=0.0), 5)
+    assert len(run.rows(CONTINUATION)) == 2 * 2
+    assert run.manifest.summary["verdict"] == "TOO LITTLE DATA" and run.manifest.outcome.exit_code == 0
+
+
+def test_what_cannot_be_continued_is_refused_before_any_work(tmp_path: Path, url: str) -> None:
+    given = answered(tmp_path, url, "student", ("right",), tasks=2)
+    config = extract_pairs.Config(signal={"rollouts": 1})
+    plan = extract_pairs.plan(Inputs({name: [run] for name, run in given.items()}), config)
+    assert plan.max_completion_tokens > 0 and "continuations" in plan.notes[0]
+    path, manifest = given["rollouts"].path, given["rollouts"].manifest
+    write_manifest(path, manifest.model_copy(update={"identity": {"policy": {"weights": "others"}}}))
+    with pytest.raises(BadInput, match="has changed since"):
+        extract_pairs.plan(Inputs({**given, "rollouts": [Run(path)]}), config)
+    write_manifest(path, manifest.model_copy(update={"stage": "import"}))
+    with pytest.raises(UsageError, match=r"composer collect.*import"):
+        extract_pairs.plan(Inputs({"rollouts": [Run(path)]}), config)
+
+
+# Imported groups: no teachers needed, pairs in every state that several rollouts share
+
+
+def imported(root: Path, *paths: Path) -> Run:
+    config = import_traces.Config(paths=[str(path) for path in paths])
+    return Run(runner.execute("import", {}, config, root=root).path)
+
+
+def completions(folder: Path, model: str, *rows: tuple[str, list[dict[str, Any]], float]) -> None:
+    """A model's file of verifiers: question, what was said, reward."""
+    made = [
+        {"prompt": [{"role": "user", "content": asked}], "answer": "x", "completion": said, "reward": reward}
+        for asked, said, reward in rows
+    ]
+    jsonl(folder / f"{model}.results.jsonl", *made)
+    document(folder / f"{model}.metadata.json", {"env": "wiki", "model": model})
+
+
+@pytest.fixture
+def boat(artifacts: Path) -> Run:
+    """Three models search for the boat and are right; a fourth answers at once and is wrong."""
+    for number, name in enumerate("abc"):
+        calls = [json.dumps(call("search", '{"query": "boat"}', f"call_{number}"))]
+        said = [{"role": "assistant", "content": "", "tool_calls": calls}, {"role": "tool", "content": "a ship"}]
+        last = {"role": "assistant", "content": f"Hollow ship, says {name}."}
+        completions(artifacts / "boat", name, ("What?", [*said, last], 1.0))
+    completions(artifacts / "boat", "d", ("What?", [{"role": "assistant", "content": "A bird."}], 0.0))
+    return imported(artifacts, artifacts / "boat")
+
+
+def test_a_group_of_models_needs_no_teachers(artifacts: Path, boat: Run) -> None:
+    run = extracted(artifacts, boat)
+    pairs, counts = run.rows(PAIR), run.manifest.counts
+    assert [(p["rule"], p["rejected"], p["num_teachers"]) for p in pairs] == [("student_over_minority", "A bird.", 3)]
+    assert counts["planned"] == 7 and counts["dropped_duplicate"] == 3  # each student says the same
+    assert counts["dropped_too_few_rollouts"] == 1  # one rollout was wrong, which may be luck
+    search = '<tool_call>\n{"name": "search", "arguments": {"query": "boat"}}\n</tool_call>'
+    (said,) = (json.loads(p["messages_json"]) for p in pairs_with_states(run))
+    assert {p["chosen"] for p in pairs} == {search} and said == [{"role": "user", "content": "What?"}]
+    assert run.manifest.summary["verdict"] == "TOO LITTLE DATA" and run.manifest.outcome.exit_code == 0
+    report = (run.path / "report.txt").read_text()
+    assert "1 task, 4 models, 2 of 2 states shared" in report and "\nTOO LITTLE DATA: " in report
+
+
+@pytest.mark.parametrize(
+    ("wrong_where_it_differs", "verdict", "right", "exit_code"),
+    [(True, "DISAGREEMENT TRACKS FAILURE", 1.0, 0), (False, "DISAGREEMENT NOT SHOWN TO TRACK FAILURE", 0.0, 3)],
+)
+def test_groups_get_the_verdict_that_votes_and_rewards_allow(
+    tmp_path: Path, wrong_where_it_differs: bool, verdict: str, right: float, exit_code: int
+) -> None:
+    """Twelve questions. The model d differs from three others in six, and is wrong in these or in the other six."""
+    for name in "abcd":
+        rows = []
+        for number in range(12):
+            differs = name == "d" and number % 2 == 0
+            wrong = differs if wrong_where_it_differs else name == "d" and not differs
+            said = [{"role": "assistant", "content": f"No. {number}." if differs else f"Number {number}."}]
+            rows.append((f"What is {number}?", said, 0.0 if wrong else 1.0))
+        completions(tmp_path / "in", name, *rows)
+    run = extracted(tmp_path, imported(tmp_path, tmp_path / "in"), student="d")
+    found = run.manifest.summary
+    assert (found["verdict"], run.manifest.outcome.exit_code) == (verdict, exit_code)
+    assert (found["alignment"]["pairs"], found["alignment"]["right"]) == (6, right)
+    report = (run.path / "report.txt").read_text()
+    assert f"\n{verdict}: " in report and "cannot be continued" in report and "\noriginal criterion: FAIL" in report
+
+
+def test_what_groups_cannot_give_is_refused(tmp_path: Path, artifacts: Path, boat: Run, collected: Any) -> None:
+    with pytest.raises(UsageError, match=r"signal\.rollouts .*composer collect"):
+        extracted(tmp_path, boat, 2)
+    with pytest.raises(UsageError, match="a, b, c, d"):
+        extracted(tmp_path, boat, student="e")
+    assert extracted(tmp_path, boat, student="d").rows(PAIR)[0]["rejected_by"] in ("student", "d")
+    assert assign_inputs(extract_pairs.STAGE, [boat]) == {"rollouts": [boat]}
+    with pytest.raises(BadInput, match="teacher actions"):
+        assign_inputs(extract_pairs.STAGE, [collected()])
+
+
+def test_submissions_of_one_task_are_compared_by_the_verdict(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    for name, patch, resolved in (("one", "P", True), ("two", "Q", False)):
+        prediction = {"instance_id": INSTANCE, "model_name_or_path": name, "model_patch": patch}
+        jsonl(folder / name / "all_preds.jsonl", prediction)
+        document(folder / name / "report.json", {"resolved": [INSTANCE] if resolved else [], "applied": [INSTANCE]})
+    wordless = extracted(tmp_path, imported(tmp_path, folder))
+    assert wordless.rows(PAIR) == [] and wordless.manifest.counts["dropped_task_without_words"] == 1
+    task = {"instance_id": INSTANCE, "problem_statement": "It breaks.", "base_commit": "c"}
+    jsonl(folder / "lite.jsonl", task)
+    (pair,) = pairs_with_states(extracted(tmp_path, imported(tmp_path, folder)))
+    columns = ("rule", "chosen", "rejected", "rejected_by", "family")
+    assert [pair[name] for name in columns] == ["better_submission", "P", "Q", "two", "owner/repo"]
+    assert json.loads(pair["messages_json"]) == [{"role": "user", "content": "It breaks."}]
+
+
+@needs_real
+def test_real_wiki_search_gives_pairs(tmp_path: Path) -> None:
+    run = extracted(tmp_path, imported(tmp_path, REAL / "wiki-search"))
+    pairs = run.rows(PAIR)
+    assert len(pairs) >= 20 and all(p["chosen"] != p["rejected"] for p in pairs)
+    assert {p["rule"] for p in pairs} == {"majority_over_student", "student_over_minority"}
+    # Up to nine rollouts a question: rewards tell nothing about a step.
+    assert run.manifest.counts["dropped_too_few_rollouts"] >= 100
+    sides = [{(p["state_sha256"], canonical(p[side])) for p in pairs} for side in ("chosen", "rejected")]
+    assert not sides[0] & sides[1]
+
+
+@needs_real
+def test_real_submissions_to_one_instance_give_pairs(tmp_path: Path) -> None:
+    rollouts = imported(tmp_path, REAL / "nemo-gym")
+    pairs = extracted(tmp_path, rollouts).rows(PAIR)
+    resolved = {r["task_id"] for r in rollouts.rows(ROLLOUT) if r["gt_pass"]}
+    assert len(pairs) >= 40 and {p["task_id"] for p in pairs} <= resolved
+    assert {p["rule"] for p in pairs} == {"better_submission"}
