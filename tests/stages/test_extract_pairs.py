@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.foreign import INSTANCE, REAL, call, document, jsonl, needs_real
+from needs import REAL, needs
+from support.foreign import INSTANCE, call, document, jsonl
 from support.server import Reply, answer, serving
 
 from stages import collect, extract_pairs, import_traces, replay_teachers
@@ -415,9 +416,9 @@ def test_submissions_of_one_task_are_compared_by_the_verdict(tmp_path: Path) -> 
     assert json.loads(pair["messages_json"]) == [{"role": "user", "content": "It breaks."}]
 
 
-@needs_real
+@needs("real")
 def test_real_wiki_search_gives_pairs(tmp_path: Path) -> None:
-    run = extracted(tmp_path, imported(tmp_path, REAL / "wiki-search"))
+    run = extracted(tmp_path, imported(tmp_path, REAL / "trajectories" / "wiki-search"))
     pairs = run.rows(PAIR)
     assert len(pairs) >= 20 and all(p["chosen"] != p["rejected"] for p in pairs)
     assert {p["rule"] for p in pairs} == {"majority_over_student", "student_over_minority"}
@@ -427,9 +428,9 @@ def test_real_wiki_search_gives_pairs(tmp_path: Path) -> None:
     assert not sides[0] & sides[1]
 
 
-@needs_real
+@needs("real")
 def test_real_submissions_to_one_instance_give_pairs(tmp_path: Path) -> None:
-    rollouts = imported(tmp_path, REAL / "nemo-gym")
+    rollouts = imported(tmp_path, REAL / "trajectories" / "nemo-gym")
     pairs = extracted(tmp_path, rollouts).rows(PAIR)
     resolved = {r["task_id"] for r in rollouts.rows(ROLLOUT) if r["gt_pass"]}
     assert len(pairs) >= 40 and {p["task_id"] for p in pairs} <= resolved
