@@ -226,7 +226,7 @@ def _rows_a_pass(generations: int, episode: int) -> int:
 PER_PASS = ("entropy_coef", "use_adaptive_entropy")
 """Fields of TRL's that add a mean over the tokens of each pass (TRL 1.16, trainer/grpo_trainer.py `_compute_loss`)."""
 STEPPED_BY_SHARES = ("adamw_torch", "adamw_torch_fused", "sgd")
-"""Optimisers that were measured to take the same step from shares (tests/stages/training/test_sharding.py)."""
+"""Optimisers that were measured to take the same step from shares (tests/stages/training/test_processes.py)."""
 
 
 def refusals(plan: TrainPlan) -> Iterator[str]:

@@ -1,20 +1,27 @@
-"""Several processes take the step of one: every channel and combination, adapters and whole models, cut or not."""
+"""Several processes take the step of one, as copies or in shares: every channel, form and adapter, killed or not."""
 
 import subprocess
 import time
+from collections.abc import Iterable
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
+import torch
 from safetensors.torch import load_file
 from support.models import save_tiny
-from support.several import BROKEN, pairs_run, start, train_all
+from support.several import BROKEN, direction_run, pairs_run, start, train_all
+from support.trainings import metrics_of
+from transformers import Qwen3ForCausalLM
 
+from stages.errors import UsageError
+from stages.runs import store
 from stages.runs.kinds import CHECKPOINT, HINT, ROLLOUT
 from stages.runs.run import Run
+from stages.train import Config
 from stages.training.channels import CHANNELS
+from stages.training.plan import ModelShape, Room, TrainPlan, check_memory, estimate_memory
 
 TOLERANCE = 1e-5
 STEP = {"steps": 2, "prompts_per_step": 4, "generations": 2, "learning_rate": 0.05, "threads": 1}
@@ -22,11 +29,46 @@ APART = ("step_time", "entropy", "cispo_clip_ratio")
 """Metrics that measure the machine, or that TRL takes the mean of over passes, of which processes have other ones."""
 AT_FIRST = ("dpo/accuracy",)
 """In step 1 the student is the reference, so that this counts the signs of margins that are 0 up to rounding."""
+SHARDED = {"distribution": {"sharding": "fsdp2"}}
+EVERY = tuple(CHANNELS)
+CUT = {"micro_batch": 2, "max_tokens_per_micro_batch": 60}
+RECOMPUTED = {"gradient_checkpointing": True}
+FORMS = ("grpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
+Case = tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]
+"""Channels, settings of the optimisation, other settings."""
+SMALL: dict[str, Case] = {
+    "all": (EVERY, {}, {}),
+    "all-cut": (EVERY, {**CUT, "gradient_cosine_every": 1}, {}),
+    "adapter": (EVERY, {}, {"adapter": {"rank": 4}}),
+    "plain": ((), {"keep_every": 1}, {}),
+}
+"""Everything once."""
+OTHERS: dict[str, Case] = {
+    "kl": (("sdpo",), {"beta": 0.1}, {}),
+    "kl-adapter": (("sdpo",), {"beta": 0.1}, {"adapter": {"rank": 4}}),
+    "recomputed": (("sdpo", "dpo"), RECOMPUTED, {}),
+    "demonstrations": (("sdpo",), {}, {"hints": {"source": "rollout", "success_reward": 0.01}}),
+    "average": (("sdpo",), {}, {"hints": {"teacher": "ema", "importance_clip": 2.0}}),
+    "projected": (("dpo",), {}, {"from_direction": True}),
+}
+"""What channels and optimiser can be told to do otherwise."""
+CASES: dict[str, Case] = {
+    **SMALL,
+    **{name: ((name,), {}, {}) for name in CHANNELS},
+    **{"-".join(two): (two, {"steps": 1}, {}) for two in combinations(CHANNELS, 2)},
+    **{form: (("dpo",), {"loss_type": form, "micro_batch": 2}, {}) for form in FORMS},
+    **OTHERS,
+}
+"""Every channel alone and with each other one, and each form of GRPO's loss, besides."""
+IN_SHARES = ("all", "all-cut", "plain", "kl", "recomputed", "projected")
 
 
 def settings(folder: Path, names: tuple[str, ...] = (), size: dict[str, Any] | None = None, **more: Any) -> Any:
     """A case on the tiny model: gradient descent, so that weights differ by as much as gradients do."""
-    channels = [CHANNELS[name] for name in names]
+    needs = {need for name in names for need in CHANNELS[name].needs}
+    inputs = {"from_pairs": str(folder / "pairs")} if "pairs" in needs else {}
+    if more.pop("from_direction", False):
+        inputs["from_direction"] = str(folder / "direction")
     return {
         "env": {"name": "support.environments:GuessEnv"},
         "policy": {"model": str(folder / "student"), "max_tokens": 10},
@@ -35,25 +77,26 @@ def settings(folder: Path, names: tuple[str, ...] = (), size: dict[str, Any] | N
         "weights": {name: 0.7 + 0.2 * i for i, name in enumerate(names)},
         "pairs": {"per_step": 5},
         "hints": {"per_step": 5},
-        "teacher": {"model": str(folder / "teacher")} if any("teacher" in c.needs for c in channels) else None,
+        "teacher": {"model": str(folder / "teacher")} if "teacher" in needs else None,
         "trl": {"optim": "sgd"},
-        **({"from_pairs": str(folder / "pairs")} if any("pairs" in c.needs for c in channels) else {}),
+        **inputs,
         **more,
     }
 
 
+def cases(folder: Path, names: Iterable[str], **more: Any) -> dict[str, Any]:
+    return {name: settings(folder, CASES[name][0], CASES[name][1], **CASES[name][2], **more) for name in names}
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A student, a teacher, and pairs."""
+    """A student, a teacher, pairs, and the pairs of a direction."""
     made = tmp_path_factory.mktemp("processes")
     save_tiny(made / "student")
     save_tiny(made / "teacher", seed=5)
     pairs_run(made / "pairs", 12)
+    direction_run(made / "direction", 4)
     return made
-
-
-def metrics(run: Run) -> list[dict[str, float]]:
-    return [orjson.loads(line) for line in (run.path / "metrics.jsonl").read_bytes().splitlines()]
 
 
 def weights_apart(one: Run, other: Run) -> float:
@@ -66,7 +109,7 @@ def weights_apart(one: Run, other: Run) -> float:
 def difference(one: Run, other: Run) -> float:
     """The largest difference of a weight, a loss or another metric of a step, relative to numbers above 1."""
     found = [weights_apart(one, other)]
-    for number, (ours, theirs) in enumerate(zip(metrics(one), metrics(other), strict=True)):
+    for number, (ours, theirs) in enumerate(zip(metrics_of(one), metrics_of(other), strict=True)):
         assert ours.keys() == theirs.keys()
         left_out = APART if number else (*APART, *AT_FIRST)
         found += [abs(ours[k] - theirs[k]) / max(1, abs(ours[k])) for k in ours if k not in left_out]
@@ -84,59 +127,75 @@ def compare(ours: dict[str, Run], theirs: dict[str, Run]) -> dict[str, float]:
     return {name: much for name, much in found.items() if not much < TOLERANCE}
 
 
-def small_cases(folder: Path) -> dict[str, Any]:
-    """Everything once."""
-    every = tuple(CHANNELS)
-    cut = {"micro_batch": 2, "max_tokens_per_micro_batch": 60, "gradient_cosine_every": 1}
-    return {
-        "all": settings(folder, every),
-        "all-cut": settings(folder, every, cut),
-        "adapter": settings(folder, every, adapter={"rank": 4}),
-        "plain": settings(folder),
-    }
-
-
-def each_channel(folder: Path) -> dict[str, Any]:
-    """Alone, and with each other one."""
-    names = tuple(CHANNELS)
-    cases = {name: settings(folder, (name,)) for name in names}
-    return cases | {"-".join(two): settings(folder, two, {"steps": 1}) for two in combinations(names, 2)}
-
-
-def each_form(folder: Path) -> dict[str, Any]:
-    """Everything once, each form of GRPO's loss, and what channels and optimiser can be told to do otherwise."""
-    cases = small_cases(folder)
-    for form in ("grpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"):
-        cases[form] = settings(folder, ("dpo",), {"loss_type": form, "micro_batch": 2})
-    cases["kl"] = settings(folder, ("sdpo",), {"beta": 0.1})
-    cases["kl-adapter"] = settings(folder, ("sdpo",), {"beta": 0.1}, adapter={"rank": 4})
-    cases["recomputed"] = settings(folder, ("sdpo", "dpo"), {"gradient_checkpointing": True})
-    cases["demonstrations"] = settings(folder, ("sdpo",), hints={"source": "rollout", "success_reward": 0.01})
-    cases["average"] = settings(folder, ("sdpo",), hints={"teacher": "ema", "importance_clip": 2.0})
-    return cases
-
-
 @pytest.mark.slow
 def test_two_processes_take_the_step_of_one(folder: Path) -> None:
-    cases = small_cases(folder)
-    alone = train_all(folder / "one", cases, 1)
-    broken = {kind: {**cases["all"], "broken": kind} for kind in BROKEN}
-    both = train_all(folder / "two", cases | broken, 2)
-    assert compare({name: both[name] for name in cases}, alone) == {}
-    names = {key.partition("/")[0] for key in metrics(alone["all"])[0]}
-    assert set(CHANNELS) <= names
+    asked = cases(folder, SMALL)
+    broken = {kind: {**asked["all"], "broken": kind} for kind in BROKEN}
+    alone, both = train_all(folder / "one", asked, 1), train_all(folder / "two", asked | broken, 2)
+    assert compare({name: both[name] for name in asked}, alone) == {}
+    assert set(CHANNELS) <= {key.partition("/")[0] for key in metrics_of(alone["all"])[0]}
     red = {kind: weights_apart(both[kind], alone["all"]) for kind in BROKEN}
-    print(red)
     assert all(much > 10 * TOLERANCE for much in red.values()), red
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("count", "make"), [(2, each_channel), (2, each_form), (4, small_cases)])
-def test_every_combination_in_any_number_of_processes(folder: Path, count: int, make: Any) -> None:
-    cases = make(folder)
-    alone = train_all(folder / f"alone-{count}", cases, 1)
-    assert compare(train_all(folder / f"together-{count}", cases, count), alone) == {}
+@pytest.mark.parametrize(("count", "names"), [(2, CASES), (4, SMALL)], ids=["2", "4"])
+def test_every_combination_in_any_number_of_processes(folder: Path, count: int, names: Iterable[str]) -> None:
+    asked = cases(folder, names)
+    alone = train_all(folder / f"alone-{count}", asked, 1)
+    assert compare(train_all(folder / f"together-{count}", asked, count), alone) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("count", [2, 4])
+def test_shares_take_the_step_of_one_process(folder: Path, count: int) -> None:
+    """Masters, gradients and moments are spread over the processes; the checkpoint is that of one."""
+    asked = cases(folder, IN_SHARES, **SHARDED)
+    alone = train_all(folder / f"one-{count}", asked, 1)
+    together = train_all(folder / f"shares-{count}", asked, count)
+    assert compare(together, alone) == {}
+    for name, run in together.items():
+        model, config = (run.folder(CHECKPOINT) / file for file in ("model.safetensors", "config.json"))
+        assert config.read_bytes() == (alone[name].folder(CHECKPOINT) / "config.json").read_bytes()
+        assert load_file(model).keys() == load_file(alone[name].folder(CHECKPOINT) / "model.safetensors").keys()
+    step = Path("checkpoints") / "step_000001" / "model.safetensors"
+    ours, theirs = (load_file(run["plain"].path / step) for run in (together, alone))
+    assert max(float((ours[name] - theirs[name]).abs().max()) for name in theirs) < 1e-5
+    accounts = [store.read_json(run["projected"].path / "projection.json") for run in (together, alone)]
+    for ours, theirs in zip(*accounts, strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-5) and ours["energy_removed_update"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_rows_that_are_not_dealt_and_sixteen_bits(folder: Path) -> None:
+    """What breaks the shares' denominators is seen; bfloat16 weights are trained as float32 masters, here as there."""
+    tiny = save_tiny(folder / "half")
+    Qwen3ForCausalLM.from_pretrained(tiny, dtype=torch.bfloat16).save_pretrained(tiny)
+    half = {"policy": {"model": str(tiny), "max_tokens": 10}}
+    asked = {
+        "broken": settings(folder, EVERY, **SHARDED) | {"broken": "OwnDenominators"},
+        "half": settings(folder, ("dpo",), **half, **SHARDED),
+        "whole": settings(folder, ("dpo",), **half),
+    }
+    together = train_all(folder / "odd", asked, 2)
+    alone = train_all(folder / "even", {"broken": settings(folder, EVERY)}, 1)
+    assert weights_apart(together["broken"], alone["broken"]) > 1e-4
+    trained = load_file(together["half"].folder(CHECKPOINT) / "model.safetensors")
+    assert {weight.dtype for weight in trained.values()} == {torch.float32}
+    assert 0 < weights_apart(together["half"], together["whole"]) < 0.02
+
+
+KILLED = {"steps": 6, "save_every": 2}
+SLOWLY = {"env": {"name": "support.environments:SlowEnv"}}
+CARRIED: dict[str, Case] = {
+    "copies": (("sdpo", "taid"), KILLED, {"hints": {"teacher": "ema"}}),
+    "shares": (("taid",), {**KILLED, "learning_rate": 0.01}, {"trl": {"adam_epsilon": 1e-2}}),
+}
+"""Taid's schedule, a moving average and AdamW's moments go along. Its epsilon is large, so that moments of nearly 0 do
+not decide a step's sign."""
 
 
 def at_a_checkpoint(folder: Path, case: dict[str, Any], count: int) -> list["subprocess.Popen[str]"]:
@@ -151,24 +210,45 @@ def at_a_checkpoint(folder: Path, case: dict[str, Any], count: int) -> list["sub
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_killed_training_goes_on_in_another_number_of_processes(folder: Path) -> None:
-    """Taid's schedule and the moving average go along."""
-    case = settings(
-        folder,
-        ("sdpo", "taid"),
-        {"steps": 6, "save_every": 2},
-        env={"name": "support.environments:SlowEnv"},
-        hints={"teacher": "ema"},
-    )
-    whole = train_all(folder / "whole", {"run": case}, 1)
+@pytest.mark.parametrize("kind", CARRIED)
+def test_a_killed_training_goes_on_in_another_number_of_processes(tmp_path: Path, folder: Path, kind: str) -> None:
+    names, size, more = CARRIED[kind]
+    case = settings(folder, names, size, **more, **SLOWLY)
+    whole = train_all(tmp_path / "whole", {"run": case}, 1)
+    killed = case if kind == "copies" else {**case, **SHARDED}
     for first, then in ((2, 1), (1, 2)):
-        place = folder / f"{first}-{then}"
-        running = at_a_checkpoint(place, case, first)
+        place = tmp_path / f"{first}-{then}"
+        running = at_a_checkpoint(place, killed, first)
         running[-1].kill()
-        if first == 2:
+        if kind == "copies" and first == 2:
             said = running[0].communicate(timeout=120)[1]
             assert running[0].returncode == 1 and "One of the other 1 processes of this training is gone" in said
-        running[-1].communicate(timeout=60)
-        resumed = train_all(place, {"run": case}, then)
+        for process in running:
+            process.kill()
+            process.communicate(timeout=60)
+        resumed = train_all(place, {"run": killed}, then)
         assert resumed["run"].manifest.attempts == 2
         assert compare(resumed, whole) == {}
+
+
+def test_how_it_is_spread_is_no_part_of_what_is_trained() -> None:
+    assert Config(**SHARDED).identity() == Config().identity()
+
+
+def test_shares_take_less_memory() -> None:
+    """Seven billion parameters in bfloat16 on eight: 2 bytes for all of them, and 16 eighths."""
+    linears = ((10_000, 20_000),) * 28
+    shape = ModelShape(
+        parameters=7_000_000_000, bytes=2, layers=28, hidden=3584, kv=512, vocabulary=152_064, linears=linears
+    )
+    size = {"micro_batch": 1, "gradient_checkpointing": True}
+    training = TrainPlan(Config(optimisation=size, adapter={"rank": 0}), shape, small=False, episode=1024, processes=8)
+    sharded = training.changed(distribution={"sharding": "fsdp2"})
+    whole, shared = estimate_memory(training), estimate_memory(sharded)
+    assert (whole.weights, whole.gradients, whole.optimiser) == (42e9, 28e9, 56e9)
+    assert (shared.weights, shared.optimiser) == (17.5e9, 7e9)
+    uncut, on_their_way = 2 * (7e9 - 27 * 2e8), 4 * (7e9 - 28 * 2e8)  # the embeddings' and one layer's; the former's
+    assert shared.gradients == 3.5e9 + uncut + on_their_way
+    assert estimate_memory(sharded.changed(optimisation={"shared_prompts": True})).gradients == 17.5e9 + on_their_way
+    with pytest.raises(UsageError, match=r"distribution.sharding=fsdp2 \(\d+"):
+        check_memory(training, Room(round(shared.total)))
