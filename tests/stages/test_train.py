@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from importlib.util import find_spec
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -395,8 +394,6 @@ def test_one_run_by_two_processes(tmp_path: Path, tiny: Path) -> None:
 
 # Replicas in processes of their own that share nothing but a folder or a bucket
 
-needs_obstore = pytest.mark.skipif(find_spec("obstore") is None, reason="the extra `diloco` is not installed")
-
 
 class Replicas:
     """`composer train --diloco` at work: one folder of artifacts a replica, as on machines of their own."""
@@ -425,7 +422,6 @@ def members(run: Run) -> list[list[int]]:
     return [held["replicas"] for held in store.read_json(run.path / "diloco.json")["rounds"]]
 
 
-@needs_obstore
 @pytest.mark.slow
 def test_two_replicas_end_alike_and_one_of_them_is_killed_on_the_way(tmp_path: Path, tiny: Path) -> None:
     """Killed in its second round and resumed, it goes on in the round that the other one waits for."""
@@ -447,7 +443,6 @@ def test_two_replicas_end_alike_and_one_of_them_is_killed_on_the_way(tmp_path: P
     assert late.manifest.outcome.summary["rounds_taken_part"] == 0
 
 
-@needs_obstore
 @needs("moto")
 @pytest.mark.slow
 def test_replicas_meet_in_an_s3_bucket(tmp_path: Path, tiny: Path, s3: dict[str, str]) -> None:
@@ -469,7 +464,6 @@ def test_few_rounds_for_the_outer_momentum_are_a_warning_before_training() -> No
     assert warnings(replica(outer_momentum=0, inner_steps=2)) == warnings(train.Config()) == []
 
 
-@needs_obstore
 def test_replicas_of_one_machine_have_folders_of_their_own_and_share_all_other_settings(tmp_path: Path) -> None:
     assert replica(replica=3).label().endswith("-s0-r3")
     assert replica(replica=3).identity() != replica(replica=2).identity()

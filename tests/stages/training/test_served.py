@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from support import trainings
 from support.engine import Engine, running
 from support.environments import GuessEnv
 from support.models import save_tiny
@@ -22,14 +24,13 @@ from stages.policy.scripted import ScriptedPolicy
 from stages.policy.vllm import VllmPolicy
 from stages.rollouts import trace
 from stages.runs import runner
-from stages.runs.kinds import CHECKPOINT, EVAL_ITEM, STEP, TRAINING_REWARD
+from stages.runs.kinds import CHECKPOINT, EVAL_ITEM, STEP, TRAINING_REWARD, Row
 from stages.runs.run import Run
 from stages.training import weights
 from stages.training.distributed import Student
 from stages.training.rollouts import Schedule, StepsAhead
 from stages.training.scoring import Tree, score, token_log_probs
 
-ENV = "support.environments:GuessEnv"
 SIZE = {"steps": 3, "prompts_per_step": 2, "generations": 4, "learning_rate": 3e-2}
 
 
@@ -39,20 +40,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trained(root: Path, engine: Engine, model: Path, **more: Any) -> Run:
-    config = train.Config(
-        env={"name": ENV},
-        policy={"model": f"vllm:{model}", "base_url": engine.url, "max_tokens": 12, **more.pop("policy", {})},
-        tasks=4,
-        optimisation=SIZE | more.pop("optimisation", {}),
-        adapter={"rank": 4} | more.pop("adapter", {}),
-        **more,
-    )
-    return Run(runner.execute("train", {}, config, root=root).path)
+    policy = {"base_url": engine.url, "max_tokens": 12, **more.pop("policy", {})}
+    size, adapter = SIZE | more.pop("optimisation", {}), {"rank": 4} | more.pop("adapter", {})
+    return trainings.trained(root, f"vllm:{model}", policy=policy, optimisation=size, adapter=adapter, **more)
 
 
 def metrics(run: Run) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (run.read_file("metrics.jsonl") or b"").splitlines()]
-    return [line for line in lines if "reward" in line]
+    return [line for line in trainings.metrics_of(run) if "reward" in line]
 
 
 def versions(run: Run) -> list[int]:
@@ -60,24 +54,59 @@ def versions(run: Run) -> list[int]:
     return [json.loads(row["sampling_json"])["policy_version"] for row in run.rows(STEP)]
 
 
-def test_every_step_samples_from_the_newest_weights(tmp_path: Path, model: Path) -> None:
+@dataclass
+class Followed:
+    """A training, the weights that its server sampled from, and the evaluation of its checkpoint there."""
+
+    run: Run
+    sampled: list[str]
+    most: int
+    left: list[str]
+    items: list[Row]
+    evaluated: list[str]
+
+
+@pytest.fixture(scope="module")
+def followed(model: Path, artifacts: Path) -> Followed:
     with running(model) as engine:
-        run = trained(tmp_path, engine, model)
+        run = trained(artifacts, engine, model)
         asked = [body["model"] for path, body in engine.requests if "max_tokens" in body and "logprobs" in body]
-        assert [name.partition("-")[2] for name in dict.fromkeys(asked)] == ["", "version-0", "version-1", "version-2"]
-        assert engine.most == 2 and not engine.adapters, "versions that nobody samples from take memory"
-    assert versions(run) == sorted(versions(run)) and set(versions(run)) == {0, 1, 2}
-    for line in metrics(run):
+        most, left = engine.most, list(engine.adapters)
+        env = {"name": trainings.ENV, "split": "eval"}
+        compare = evaluate.Config(env=env, tasks=2, baseline="start", treatment="A", control=None)
+        again = Run(runner.execute("evaluate", {"arms": run}, compare, root=artifacts).path)
+        return Followed(run, list(dict.fromkeys(asked)), most, left, again.rows(EVAL_ITEM), list(engine.adapters))
+
+
+def test_every_step_samples_from_the_newest_weights(followed: Followed) -> None:
+    assert [name.partition("-")[2] for name in followed.sampled] == ["", "version-0", "version-1", "version-2"]
+    assert followed.most == 2 and not followed.left, "versions that nobody samples from take memory"
+    assert versions(followed.run) == sorted(versions(followed.run)) and set(versions(followed.run)) == {0, 1, 2}
+    for line in metrics(followed.run):
         assert line["sampling/sync_difference"] < 1e-4
         assert line["sampling/stale_rollouts"] == 0 and line["sampling/sampling_logp_difference/max"] < 1e-4
         assert line["sampling/importance_sampling_ratio/mean"] == pytest.approx(1, abs=1e-4)
 
 
+def test_the_checkpoint_is_what_the_server_had_last_and_evaluates_there(
+    tmp_path: Path, model: Path, followed: Followed
+) -> None:
+    assert not [item for item in followed.items if item["error_type"]] and "adapter-" in "".join(followed.evaluated)
+    folder = followed.run.folder(CHECKPOINT)
+    assert adapters.is_adapter(str(folder))
+    assert json.loads((folder / "composer_base.json").read_text())["model"] == str(model)
+    tree = Tree([5, 6, 7], ([8, 9, 10],))
+    after, before = (
+        load_model(PolicyConfig(model=str(path)), cache=tmp_path, listener=lambda *told: None)[0].eval()
+        for path in (folder, model)
+    )
+    with torch.no_grad():
+        changed = token_log_probs(after, score(after, [tree])) - token_log_probs(before, score(before, [tree]))
+    assert changed.abs().max() > 1e-3
+
+
 def test_a_server_that_keeps_its_old_weights_stops_the_run(tmp_path: Path, model: Path) -> None:
-    with (
-        running(model, deaf=1) as engine,
-        pytest.raises(ComposerError, match="After step 1 the server at "),
-    ):
+    with running(model, deaf=1) as engine, pytest.raises(ComposerError, match="After step 1 the server at "):
         trained(tmp_path, engine, model)
 
 
@@ -96,60 +125,40 @@ def test_the_tolerance_is_a_setting(tmp_path: Path, model: Path) -> None:
     assert metrics(run)[-1]["sampling/sync_difference"] > 1e-3
 
 
-def test_rollouts_ahead_are_corrected_and_counted(tmp_path: Path, model: Path) -> None:
+@pytest.fixture(scope="module")
+def ahead_by_one(model: Path, artifacts: Path) -> Run:
+    """A training whose rollouts are sampled one step before they are trained on; its checkpoints are kept."""
     with running(model) as engine:
-        run = trained(tmp_path, engine, model, optimisation={"max_staleness": 1, "steps": 4})
-    lines = metrics(run)
+        return trained(artifacts, engine, model, optimisation={"max_staleness": 1, "steps": 4, "keep_every": 1})
+
+
+def test_rollouts_ahead_are_corrected_and_counted(ahead_by_one: Run) -> None:
+    lines = metrics(ahead_by_one)
     assert [line["sampling/stale_rollouts"] for line in lines] == [0, 8, 8, 8]
     assert [line["sampling/staleness"] for line in lines] == [0, 1, 1, 1]
     ratios = [line["sampling/importance_sampling_ratio/max"] for line in lines]
     assert ratios[0] == pytest.approx(1, abs=1e-4) and max(ratios[1:]) > 1.001 and max(ratios) <= 3.0
-    assert set(versions(run)) == {0, 1, 2}, "no rollouts are played behind the last step"
+    assert set(versions(ahead_by_one)) == {0, 1, 2}, "no rollouts are played behind the last step"
 
 
-def test_the_logged_ratio_is_that_of_the_weights_then_and_now(tmp_path: Path, model: Path) -> None:
+def test_the_logged_ratio_is_that_of_the_weights_then_and_now(tmp_path: Path, ahead_by_one: Run) -> None:
     """TRL's ratio against one from the run: log-probs under the checkpoint of a step, and those of sampling."""
-    with running(model) as engine:
-        run = trained(tmp_path, engine, model, optimisation={"max_staleness": 1, "keep_every": 1})
-    of_step = {row["rollout_id"]: row["training_step"] for row in run.rows(TRAINING_REWARD)}
+    of_step = {row["rollout_id"]: row["training_step"] for row in ahead_by_one.rows(TRAINING_REWARD)}
     for step in (1, 2):
-        now, _ = load_model(
-            PolicyConfig(model=str(run.path / "checkpoints" / f"step_{step:06d}")), cache=tmp_path, listener=print
-        )
+        checkpoint = PolicyConfig(model=str(ahead_by_one.path / "checkpoints" / f"step_{step:06d}"))
+        now, _ = load_model(checkpoint, cache=tmp_path, listener=print)
         ratios = []
-        for rollout_id, rows in trace.by_rollout(run.rows(STEP)).items():
+        for rollout_id, rows in trace.by_rollout(ahead_by_one.rows(STEP)).items():
             if of_step[rollout_id] == step:
                 for prompt, row in zip(trace.prompt_ids(rows), rows, strict=True):
                     tree = Tree(prompt or [], (row["completion_token_ids"],))
                     with torch.no_grad():
                         logps = token_log_probs(now, score(now, [tree]))
                     ratios.append((logps - torch.tensor(row["logprobs"])).exp().clamp(max=3))
-        ratio, line = torch.cat(ratios), metrics(run)[step]
+        ratio, line = torch.cat(ratios), metrics(ahead_by_one)[step]
         for name, value in (("min", ratio.min()), ("mean", ratio.mean()), ("max", ratio.max())):
             assert line[f"sampling/importance_sampling_ratio/{name}"] == pytest.approx(value.item(), abs=1e-4)
         assert (ratio - 1).abs().max() > 1e-3
-
-
-def test_the_checkpoint_is_what_the_server_had_last_and_evaluates_there(tmp_path: Path, model: Path) -> None:
-    with running(model) as engine:
-        run = trained(tmp_path, engine, model)
-        compare = evaluate.Config(
-            env={"name": ENV, "split": "eval"}, tasks=2, baseline="start", treatment="A", control=None
-        )
-        again = Run(runner.execute("evaluate", {"arms": run}, compare, root=tmp_path).path)
-        assert not [item for item in again.rows(EVAL_ITEM) if item["error_type"]]
-        assert "adapter-" in "".join(engine.adapters)
-    folder = run.folder(CHECKPOINT)
-    assert adapters.is_adapter(str(folder)) and json.loads((folder / "composer_base.json").read_text())["model"] == str(
-        model
-    )
-    trained_model, _ = load_model(PolicyConfig(model=str(folder)), cache=tmp_path, listener=lambda *a: None)
-    tree = Tree([5, 6, 7], ([8, 9, 10],))
-    with torch.no_grad():
-        after = token_log_probs(trained_model, score(trained_model, [tree]))
-        before_model = AutoModelForCausalLM.from_pretrained(model).eval()
-        before = token_log_probs(before_model, score(before_model, [tree]))
-    assert (after - before).abs().max() > 1e-3
 
 
 def test_raw_log_probs_of_another_temperature_are_refused(tmp_path: Path, model: Path) -> None:
