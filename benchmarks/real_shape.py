@@ -265,7 +265,7 @@ def trainer(
     from stages.policy.base import PolicyConfig
     from stages.policy.local import LocalPolicy, checkpointed
     from stages.training import projection, trl_arguments
-    from stages.training.config import AdapterSettings, Optimisation
+    from stages.training.config import AdapterSettings, Optimisation, Probe
     from stages.training.rollouts import environment_reward
     from stages.training.step import ComposedTrainer
 
@@ -282,7 +282,7 @@ def trainer(
     if project:
         with checkpointed(model):
             direction = projection.weight_direction(model, hack_pairs(rows))
-        callbacks.append(projection.ProjectionCallback(direction, "v", 0, Unwritten()))  # type: ignore[arg-type]
+        callbacks.append(projection.ProjectionCallback(direction, Probe(), 0, Unwritten()))  # type: ignore[arg-type]
     common = {
         "args": trl_arguments.trl_config(
             folder,

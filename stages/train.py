@@ -19,7 +19,7 @@ from stages.backends.ranks import Ranks, join, world_size
 from stages.envs.base import Task
 from stages.policy.serving import Serving
 from stages.runs import reporting, store
-from stages.runs.kinds import CHECKPOINT, DIRECTION, HINT, PAIR, ROLLOUT, STEP, TRAINING_REWARD
+from stages.runs.kinds import CHECKPOINT, DIRECTION, HINT, PAIR, ROLLOUT, ROLLOUT_GRADIENT, STEP, TRAINING_REWARD
 from stages.runs.run import Inputs, Interrupted, RunWriter, Slot
 from stages.runs.stage import Plan, Stage
 from stages.training.channels import row_sources
@@ -27,6 +27,8 @@ from stages.training.config import Config
 from stages.training.plan import check_memory, resolve, room
 
 if TYPE_CHECKING:
+    from stages.policy.local import LocalPolicy
+    from stages.rollouts.agent_loop import Episode
     from stages.training.distributed import Student
     from stages.training.plan import TrainPlan
     from stages.training.replicas import OuterSteps
@@ -165,11 +167,26 @@ def _rollouts(
     reuse = trl_arguments.trl_arguments(resolved, out.path).num_iterations
     schedule = Schedule(prompts, size.prompts_per_step, size.generations, config.seed, server.ranks, reuse)
     if sampler is None:
-        return LockStep(make, student.policy, schedule, config.max_steps)
+        teacher = _playing_teacher(config, student, out) if config.probe.mixed else None
+        return LockStep(make, student.policy, schedule, config.max_steps, teacher)
     with closing(make()) as environment:
         opening = environment.reset(prompts[0])
     sync = weights.weight_sync(sampler, student, opening, config, out, server)
     return StepsAhead(make, sampler, schedule, sync, config.max_steps, size.max_staleness)
+
+
+def _playing_teacher(config: Config, student: "Student", out: RunWriter) -> "LocalPolicy":
+    """Return the teacher of mixed groups; `UsageError` where its vocabulary is another than the student's."""
+    from stages.policy.local import LocalPolicy, load_model
+    from stages.training.channels.episodes import check_vocabulary
+
+    if config.teacher is None:
+        raise RuntimeError("the settings of mixed groups need a teacher")
+    model, tokenizer = load_model(config.teacher, cache=out.cache, listener=out.progress)
+    check_vocabulary(student.policy.tokenizer, tokenizer, config.teacher.model)
+    teacher = LocalPolicy(model.eval().requires_grad_(False), tokenizer, config.teacher)
+    out.model("teacher", **teacher.facts())
+    return teacher
 
 
 def _assemble(
@@ -186,13 +203,28 @@ def _assemble(
 
     folder: of checkpoints to resume from. outer: DiLoCo's rounds. direction: what is taken out of the training.
     """
+    from stages.gradients.per_row import MAX_TOKENS
     from stages.training import checkpoints, distributed, projection, step, trl_arguments
     from stages.training.channels.base import SourceInputs
     from stages.training.report import TrainingJournal
+    from stages.training.rollout_gradients import RolloutGradients
+    from stages.training.rollouts import LockStep
 
     config, policy, ranks = resolved.config, student.policy, student.ranks
     size, environment = config.optimisation, config.opener()()
-    journal = TrainingJournal(out, rollouts.policy, environment.sandbox)
+    teacher = rollouts.teacher if isinstance(rollouts, LockStep) else None
+    journal = TrainingJournal(out, rollouts.policy, environment.sandbox, teacher, size.generations)
+    measured = None
+    if config.probe.mixed or (direction is not None and config.probe.measure):
+        toward = direction if direction is not None and config.probe.measure else {}
+        max_tokens = size.max_tokens_per_micro_batch or MAX_TOKENS
+        measured = RolloutGradients(student, toward, size.generations, max_tokens, out)
+
+    def record(step: int, episodes: list["Episode"]) -> None:
+        journal.rollouts(step, episodes)
+        if measured is not None:
+            measured.record(step, episodes)
+
     # 1. The channels with their row sources, from the model that training starts from: whole, and without an adapter.
     if student.sharded is not None:
         student.sharded.gather()
@@ -204,11 +236,12 @@ def _assemble(
     if size.keep_every:
         callbacks.append(checkpoints.KeptCheckpoints(out, student, size.keep_every))
     if direction is not None:
-        callbacks.append(projection.ProjectionCallback(direction, config.probe.project, config.seed, out))
+        callbacks.append(projection.ProjectionCallback(direction, config.probe, config.seed, out))
     parts: dict[str, Any] = {
         "policy": policy,
         "rollouts": rollouts,
-        "record": journal.rollouts,
+        "record": record,
+        "true_ratios": config.probe.mixed == "ratio",
         "channels": channels,
         "rows": channels.rows,
         "gradient_cosine_every": size.gradient_cosine_every,
@@ -253,6 +286,7 @@ STAGE = Stage(
         "steps": STEP,
         "training_rewards": TRAINING_REWARD,
         "hints": HINT,
+        "rollout_gradients": ROLLOUT_GRADIENT,
     },
     plan=plan,
     run=run,

@@ -35,6 +35,8 @@ OWN = frozenset({"arm", "seed"})
 """What names a training, and what is averaged over."""
 PAIR_SETS, VERSIONS = "pair sets", "program"
 UNSET = "unset"
+MIXED = "probe.mixed"
+"""The one setting of the probe that a training without a direction uses."""
 
 Settings = dict[str, str]
 
@@ -117,7 +119,7 @@ def training_settings(run: Run) -> Settings:
     manifest = run.manifest
     settings = {key: value for key, value in flat(manifest.identity).items() if key not in OWN}
     if "direction" not in manifest.inputs:  # nothing was projected out of this training, whatever the setting
-        settings = {key: value for key, value in settings.items() if not key.startswith("probe.")}
+        settings = {key: value for key, value in settings.items() if not key.startswith("probe.") or key == MIXED}
     settings.setdefault("weights.grpo", "1")  # absent from the identity where it is 1
     chosen = manifest.models.get("policy", {}).get("training", {})
     settings |= {name: text_of(chosen[key]) for key, name in CHOSEN.items() if key in chosen}

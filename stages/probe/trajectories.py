@@ -10,17 +10,13 @@ Arms and generators: `stages.probe.grpo`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from stages.envs.config import EnvConfig, EnvStageConfig
 from stages.errors import BadInput
 from stages.gradients.per_row import (
-    EPSILON,
     TotalSink,
     adapt,
     dr_grpo,
@@ -48,70 +44,7 @@ from stages.probe.sources import answers, with_advantages
 from stages.runs.kinds import TRAJECTORY, Row
 from stages.runs.run import Inputs, RunWriter
 from stages.runs.store import digest
-
-if TYPE_CHECKING:
-    pass
-
-
-VANISHED = 0.1
-"""Below this ratio a token of positive advantage has next to no gradient."""
-MAX_LOST, MIN_ESS = 0.5, 0.2
-"""Limits of the clipped and vanished share of tokens, and of the effective sample size, while ratios carry signal."""
-
-
-@dataclass(frozen=True)
-class RatioReport:
-    """How much of the data importance ratios leave unused: clipped and vanished tokens, effective sample size.
-
-    clip_low, clip_high and vanish are shares of the own tokens of rows with an advantage: A < 0 and rho < 1 - eps;
-    A > 0 and rho > 1 + eps; A > 0 and rho < .1. p5 to mean are of all own tokens' ratios. The mean carries no
-    information: it is 1 by construction when the current log-probs stand in for the old ones. ess is
-    (sum w)^2 / sum w^2 / B, with w the product of a row's ratios.
-    """
-
-    clip_low: float
-    clip_high: float
-    vanish: float
-    ess: float
-    p5: float
-    p50: float
-    p95: float
-    mean: float
-
-    @property
-    def saturated(self) -> str | None:
-        """The reason to stop, as a clause; None while the ratios still carry a signal."""
-        lost = self.clip_low + self.clip_high + self.vanish
-        if lost > MAX_LOST:
-            return f"{lost:.0%} of the tokens are clipped or vanish"
-        return f"the effective sample size is {self.ess:.0%} of the rows" if self.ess < MIN_ESS else None
-
-
-def ratio_report(
-    current: Sequence[Float[Tensor, " own"]], behaviour: Sequence[Float[Tensor, " own"]], advantages: Sequence[float]
-) -> RatioReport:
-    """Compare rows' log-probs [nats] now and when they were sampled; rows of advantage 0 count for the ess alone."""
-    log_ratios = [new - old for new, old in zip(current, behaviour, strict=True)]
-    ratios = [log_ratio.exp() for log_ratio in log_ratios]
-    learned = [(rho, a) for rho, a in zip(ratios, advantages, strict=True) if a]
-    total = max(sum(len(rho) for rho, _ in learned), 1)
-    # A row's weight is a product over hundreds of tokens: less the largest before exp, so that none overflows; the
-    # effective sample size does not depend on a common factor.
-    log_weights = torch.stack([log_ratio.sum() for log_ratio in log_ratios]).double()
-    weights = (log_weights - log_weights.max()).exp()
-    tokens = torch.cat(ratios)
-    p5, p50, p95 = tokens.double().quantile(torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)).tolist()
-    return RatioReport(
-        clip_low=sum(int((rho < 1 - EPSILON).sum()) for rho, a in learned if a < 0) / total,
-        clip_high=sum(int((rho > 1 + EPSILON).sum()) for rho, a in learned if a > 0) / total,
-        vanish=sum(int((rho < VANISHED).sum()) for rho, a in learned if a > 0) / total,
-        ess=float(weights.sum() ** 2 / weights.square().sum()) / len(weights),
-        p5=p5,
-        p50=p50,
-        p95=p95,
-        mean=float(tokens.mean()),
-    )
-
+from stages.training.rollout_gradients import RatioReport, ratio_report
 
 LOW, HIGH, ROUNDS = 0.3, 0.6, 8
 """Hack rates of a student of the generator `interp`, and the rounds of bisection that look for one."""
@@ -242,10 +175,9 @@ class GrpoLoop:
             "mean_cos_pre": account["cos_in"],
             "mean_cos_post": account["cos_out"],
             "frac_fired": account["frac_fired"],
-            "ratio_mean": ratios.mean,
-            "ratio_p5": ratios.p5,
-            "ratio_p50": ratios.p50,
-            "ratio_p95": ratios.p95,
+            "ratio_p5": ratios.ratio_p5,
+            "ratio_p50": ratios.ratio_p50,
+            "ratio_p95": ratios.ratio_p95,
             "ess": ratios.ess,
             "frac_clip_low": ratios.clip_low,
             "frac_clip_high": ratios.clip_high,
@@ -305,9 +237,9 @@ class GrpoLoop:
             "clip_high": ratios.clip_high,
             "vanish": ratios.vanish,
             "ess": ratios.ess,
-            "ratio_p5": ratios.p5,
-            "ratio_p50": ratios.p50,
-            "ratio_p95": ratios.p95,
+            "ratio_p5": ratios.ratio_p5,
+            "ratio_p50": ratios.ratio_p50,
+            "ratio_p95": ratios.ratio_p95,
             "cos_by_source": {s: mean_known(row["cos_stack"] for row in rows if row["src_pool"] == s) for s in sources},
             # With ratio 1 in the loss the reported ratios are of no consequence.
             "bailed": ratios.saturated if self.config.generator == "mixed_is" else None,

@@ -401,6 +401,19 @@ TRAJECTORY = Kind(
 )
 """One optimiser step of one arm and seed; student rates are over rows that the student itself wrote."""
 
+ROLLOUT_GRADIENT = Kind(
+    "rollout_gradient",
+    1,
+    {
+        "training_step": INT,
+        "rollout_id": TEXT,
+        **dict.fromkeys(("advantage", "cos_stack", "grad_norm", "logp_mean", "ratio"), FLOAT),
+    },
+)
+"""A rollout of a training at the weights of the step that learns from it: its reward less its group's mean, the cosine
+of its gradient with the hack direction and the gradient's norm (null without a direction), the mean log-prob of its own
+tokens in nats, and the geometric mean of their probability now over that at sampling."""
+
 WATCHED = Kind(
     "watched",
     1,
@@ -579,6 +592,7 @@ PROBE_KINDS = (
     PLACEBO,
     PROBE_CHECK,
     TRAJECTORY,
+    ROLLOUT_GRADIENT,
     WATCHED,
     WATCHED_ROLLOUT,
 )

@@ -151,8 +151,10 @@ class Distribution(Settings):
 
 
 class AdapterSettings(Settings):
-    """LoRA through peft: the base is frozen, and float32 adapters beside its Linears are trained."""
+    """What is trained beside frozen weights, in float32: LoRA through peft, or a change of the singular values."""
 
+    kind: Literal["lora", "singular-values"] = "lora"
+    """singular-values trains a change of all singular values of every Linear; the settings below are those of LoRA."""
     rank: int | None = Field(default=None, ge=0)
     """Rank of the adapters; 0 trains all weights. None: 0 below ten million parameters, 16 above."""
     alpha: int = Field(default=32, gt=0)
@@ -169,8 +171,16 @@ class AdapterSettings(Settings):
 class Probe(Settings):
     """What is done with a hack direction, which is given by --from a run of `composer probe extract-vhack`."""
 
-    project: Literal["v", "random"] = "v"
-    """Take what points toward the hack out of every gradient and update, or along a random direction, the control."""
+    project: Literal["v", "random", "none"] = "v"
+    """Take what points toward the hack out of every gradient and update, or along a random direction, the control.
+    none takes nothing out: the training is measured alone."""
+    two_sided: bool = False
+    """Take out what points away from the hack, too."""
+    measure: bool = False
+    """Compare the gradient of every rollout with the direction, at the weights of the step that learns from it."""
+    mixed: Literal["", "ratio", "imitation"] = ""
+    """Half of each group is the teacher's (`teacher`): weighted by the ratio of the student's probability to the
+    teacher's, clipped as in PPO, or with ratio 1, which is imitation weighted by advantages. Needs no direction."""
 
 
 Weight = Annotated[float, Field(ge=0)]
@@ -254,8 +264,9 @@ class Config(EnvStageConfig):
     teacher: Annotated[Given[PolicyConfig | None, PolicyConfig | Mapping[str, Any] | str | None], basic_of("model")] = (
         with_default(None)
     )
-    """The model to distil from, for taid and eopd; it must share the student's tokenizer. `vllm:MODEL` with base_url is
-    asked for the log-probs of the student's tokens, which is all that eopd needs with eopd.coefficient=0."""
+    """The model to distil from, for taid and eopd, or that plays in mixed groups (probe.mixed); it must share the
+    student's tokenizer. `vllm:MODEL` with base_url is asked for the log-probs of the student's tokens, which is all
+    that eopd needs with eopd.coefficient=0."""
 
     def uses_gpu(self) -> bool:
         """Return whether training takes a GPU: the model is trained in this process, whoever samples from it."""
@@ -271,6 +282,13 @@ class Config(EnvStageConfig):
         if self.teacher is None and any("teacher" in CHANNELS[name].needs for name in self.weights.active()):
             needing = [f"weights.{name}" for name, channel in CHANNELS.items() if "teacher" in channel.needs]
             raise ValueError(f"{' and '.join(needing)} need a teacher: set teacher.model")
+        if self.adapter.kind == "singular-values" and self.adapter.rank:
+            raise ValueError("adapter.rank is LoRA's, and adapter.kind=singular-values trains all singular values")
+        if self.probe.mixed and (self.teacher is None or self.teacher.served or self.policy.served):
+            raise ValueError(
+                "probe.mixed plays half of each group with a teacher, and both models are in this process: "
+                "set teacher.model to a folder or a hub id, and leave out vllm:"
+            )
         if self.hints.source == "llm" and self.hints.llm is None:
             raise ValueError('hints.source = "llm" needs hints.llm: set hints.llm.model and its base_url')
         if self.policy.base_url is not None and not self.policy.served:

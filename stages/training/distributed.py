@@ -2,7 +2,8 @@
 
 Precision: weights that learn are float32, because AdamW's steps at usual learning rates are smaller than half a unit in
 bfloat16's last place, so most would be lost. A model whose weights come in 16 bits is either frozen as it is, with
-float32 adapters, or trained as float32 masters under bfloat16 autocast, in which it is sampled from and scored, too.
+float32 adapters or changes of its singular values, or trained as float32 masters under bfloat16 autocast, in which it
+is sampled from and scored, too.
 
 Shares (distribution.sharding = "fsdp2"): from the rollouts of a step to its last backward pass every process holds the
 weights whole, in the type they compute in; of the float32 masters, the gradients and the optimiser's moments it holds
@@ -34,6 +35,7 @@ from stages.training.packing import HALF
 from stages.training.plan import TrainPlan
 from stages.training.scoring import Tree, score, token_log_probs
 from stages.training.step import Batch, ComposedTrainer
+from stages.training.trained import save_folded, train_singular_values
 
 WITHIN = "composer_within"
 """The model's method that FSDP takes for its forward pass: whatever is computed from its weights before one backward
@@ -68,6 +70,8 @@ class Student:
         if plan.sharded:
             mixed = model.dtype in HALF
             sharded = Sharded(model, ranks, mixed=mixed)
+        elif plan.spectral:
+            train_singular_values(model)
         elif not plan.config.adapter.rank and model.dtype in HALF:
             mixed = True
             model.float()
@@ -94,10 +98,10 @@ class Student:
         weights = None if self.sharded is None else self.sharded.weights()
         if not self.ranks.first:
             return
-        if self.base is None:
-            self.policy.model.save_pretrained(folder, state_dict=weights)
-        else:
+        if self.base is not None:
             self.save_adapter(folder)
+        elif not save_folded(self.policy.model, folder):
+            self.policy.model.save_pretrained(folder, state_dict=weights)
         self.policy.tokenizer.save_pretrained(folder)
 
     def save_adapter(self, folder: Path) -> None:

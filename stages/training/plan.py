@@ -33,6 +33,8 @@ SMALL_RATE = 2e-4
 ADAPTER_RATE = 1e-5
 WHOLE_RATE = 1e-6
 """TRL's default for GRPO."""
+SINGULAR_VALUES_RATE = 2e-2
+"""Of models of any size: the change of a singular value is measured in the units of the weights' norm."""
 RANK = 16
 """Of adapters, where nothing else is set."""
 
@@ -144,6 +146,11 @@ class TrainPlan:
         """Whether masters, gradients and moments are spread over the processes; an adapter's never are."""
         return self.config.distribution.sharding == "fsdp2" and self.processes > 1 and not self.config.adapter.rank
 
+    @property
+    def spectral(self) -> bool:
+        """Whether a change of the singular values is trained beside frozen weights."""
+        return self.config.adapter.kind == "singular-values"
+
     def sampled_by(self, rank: int) -> PolicyConfig:
         """Return the policy that a process samples from, with the address of its server: servers are taken in turn."""
         policy = self.config.policy
@@ -172,7 +179,7 @@ class TrainPlan:
         if self.small:
             return ()
         size, rank = self.config.optimisation, self.config.adapter.rank
-        trained = f"LoRA of rank {rank}" if rank else "all weights"
+        trained = f"LoRA of rank {rank}" if rank else "singular values" if self.spectral else "all weights"
         known = f"of {self.shape.parameters / 1e9:.2g} B parameters" if self.shape else "whose size is not known yet"
         again = "activations recomputed" if size.gradient_checkpointing else "activations kept"
         rows = f"{size.micro_batch} rollout{'s' * (size.micro_batch != 1)} a pass"
@@ -193,10 +200,13 @@ def resolve(config: Config, processes: int, inputs: Container[str] = (), directi
     policy, size, rank = config.policy, config.optimisation, config.adapter.rank
     shape = model_shape(policy.in_process())
     small = base.is_embedded(policy.source) or (shape is not None and shape.parameters < SMALL)
+    spectral = config.adapter.kind == "singular-values"
     if rank is None:
-        rank = 0 if small and not policy.served else RANK  # a server gets an adapter sooner than all weights
+        # A server gets an adapter sooner than all weights.
+        rank = 0 if spectral or (small and not policy.served) else RANK
     usual_rate = ADAPTER_RATE if rank else WHOLE_RATE
     rate = (base.learning_rate(policy.source) or SMALL_RATE) if small else usual_rate
+    rate = SINGULAR_VALUES_RATE if spectral else rate
     rollouts = size.prompts_per_step * size.generations
     teacher = None if config.teacher is None or config.teacher.served else model_shape(config.teacher)
     teacher_bytes = 0 if teacher is None else teacher.parameters * teacher.bytes
@@ -309,6 +319,8 @@ def _of_shares(plan: TrainPlan) -> Iterator[str]:
     rank, optimiser = config.adapter.rank, config.trl.get("optim", STEPPED_BY_SHARES[0])
     needing = {
         f"adapter.rank={rank}: an adapter is small, and its base is not cut; take 0": bool(rank),
+        "adapter.kind=singular-values, whose weights are frozen and not cut; take lora": plan.spectral,
+        "probe.measure, which compares whole gradients; take false": bool(plan.direction) and config.probe.measure,
         f"hints.teacher={config.hints.teacher}, which copies all weights; take current": copied,
         "optimisation.gradient_cosine_every, which compares whole gradients; take 0": bool(
             config.optimisation.gradient_cosine_every
@@ -326,6 +338,11 @@ def _of_servers(plan: TrainPlan) -> Iterator[str]:
     servers, count = 1 + len(plan.config.distribution.servers), plan.processes
     if not policy.served:
         return
+    if plan.spectral:
+        yield (
+            f"{policy.model!r} is sampled from a server, which gets an adapter or all weights, and "
+            "adapter.kind=singular-values trains neither. Leave out vllm:, or take adapter.kind=lora."
+        )
     if plan.config.diloco.store is not None:
         yield (
             f"{policy.model!r} is sampled from a server, which follows one training, and replicas are several. "
@@ -390,9 +407,12 @@ def estimate_memory(plan: TrainPlan) -> MemoryEstimate:
     if shape is None:
         raise ValueError("the model's shape is not known")
     inputs, outputs = (sum(side) for side in zip(*shape.linears, strict=True))
-    trained = rank * (inputs + outputs) if rank else shape.parameters
+    trained = num_trained(plan, shape)
     if rank:
         weights: float = shape.bytes * shape.parameters + 4 * trained
+    elif plan.spectral:
+        factors = sum(min(shapes) * sum(shapes) for shapes in shape.linears)
+        weights = shape.bytes * shape.parameters + 4 * (trained + factors)
     else:
         copies = 1 + (size.beta > 0)  # of the weights: GRPO's reference is a second model
         weights = shape.parameters * (4 * copies + (2 if shape.bytes == 2 else 0))  # autocast's bfloat16 copies
@@ -435,13 +455,22 @@ def estimate_memory(plan: TrainPlan) -> MemoryEstimate:
     return MemoryEstimate(weights, gradients, optimiser, activations, plan.teacher_bytes, direction)
 
 
+def num_trained(plan: TrainPlan, shape: ModelShape) -> int:
+    """Return how many numbers are trained."""
+    if plan.spectral:
+        return sum(min(shapes) for shapes in shape.linears)
+    rank = plan.config.adapter.rank
+    return rank * sum(map(sum, shape.linears)) if rank else shape.parameters
+
+
 def _direction(plan: TrainPlan, shape: ModelShape, trained: int, row: float, training: float) -> float:
     """Return the bytes that a direction takes beside `training`, the bytes of all else. row: activations of one row."""
     area = sum(width * height for width, height in shape.linears)
     # v, and the random direction that is taken out in its place, beside what is trained as it was before a step.
     copies = 1 + (plan.config.probe.project == "random")
     shares = plan.processes if plan.sharded else 1
-    held = (copies * shape.bytes * area + 4 * (trained if plan.config.adapter.rank else area)) / shares
+    frozen = bool(plan.config.adapter.rank) or plan.spectral
+    held = (copies * shape.bytes * area + 4 * (trained if frozen else area)) / shares
     # v is found before anything is trained: float32 sums, and the gradient of one Linear of one row.
     largest = max(width * height for width, height in shape.linears)
     finding = shape.bytes * shape.parameters + 4 * area + shape.bytes * largest + row

@@ -24,9 +24,12 @@ from stages.training.channels.hints import Hint
 from stages.training.checkpoints import KEPT
 from stages.training.config import Config
 from stages.training.projection import accounts
+from stages.training.rollout_gradients import write_measured
+from stages.training.rollouts import played_by_teacher
 from stages.training.step import ComposedTrainer
 
 TAKEN_OUT = {
+    "none": "Nothing was taken out: the hack direction was measured alone, in projection.json.",
     "v": "Taken out of gradients and updates: v, the hack direction. Train once with probe.project=random and once "
     "without a direction, as arms of other names, and `composer evaluate` shows all three.",
     "random": "Taken out of gradients and updates: a random direction, the control of v.",
@@ -41,15 +44,27 @@ NOTHING_LEARNED = "No group had two different rewards: nothing was learned from 
 
 @dataclass(frozen=True)
 class TrainingJournal:
-    """Records each step as it is played. sandbox: in which the environment runs commands."""
+    """Records each step as it is played. sandbox: in which the environment runs commands.
+
+    teacher: plays half of each group of `generations` rollouts; None where the policy plays all of them.
+    """
 
     out: RunWriter
     policy: Policy
     sandbox: str
+    teacher: Policy | None = None
+    generations: int = 1
 
     def rollouts(self, step: int, episodes: Sequence[Episode]) -> None:
         """Record the rollouts of a step."""
-        payloads = [trace.payload(e, self.policy, sandbox=self.sandbox, source="train") for e in episodes]
+        policies = [
+            self.teacher if self.teacher and played_by_teacher(index, self.generations) else self.policy
+            for index in range(len(episodes))
+        ]
+        payloads = [
+            trace.payload(e, policy, sandbox=self.sandbox, source="train")
+            for e, policy in zip(episodes, policies, strict=True)
+        ]
         self.out.write(f"rollouts-{step:06d}", {"training_step": step, "played": payloads})
 
     def hints(self, step: int, hints: Sequence[tuple[Episode, Hint]]) -> None:
@@ -137,6 +152,7 @@ def save(trainer: ComposedTrainer, config: Config, tasks: Iterable[Task], out: R
     )
     out.document("checkpoint", info.model_dump(mode="json"))
     write_tables(out, trainer.state.global_step)
+    write_measured(out, trainer.state.global_step)
     logged = [row for row in trainer.state.log_history if "loss" in row]  # without transformers' totals at the end
     out.metrics(logged)
     rewards = [row["reward"] for row in logged if "reward" in row]

@@ -109,20 +109,32 @@ class Rollouts(Protocol):
 
 @dataclass(frozen=True)
 class LockStep:
-    """Plays with a model of this process, all rollouts of a step together."""
+    """Plays with a model of this process, all rollouts of a step together; with a teacher half of each group by it."""
 
     make: Callable[[], Environment]
     policy: Policy
     schedule: Schedule
     max_steps: int
+    teacher: Policy | None = None
     corrected: ClassVar[bool] = False
 
     def take(self, step: int) -> tuple[list[Episode], dict[str, float]]:
         """Play the rollouts of a step."""
-        return play(self.make, self.policy, self.schedule.own(step), max_steps=self.max_steps), {}
+        episodes = self.schedule.own(step)
+        if self.teacher is None:
+            return play(self.make, self.policy, episodes, max_steps=self.max_steps), {}
+        for policy, teachers in ((self.teacher, True), (self.policy, False)):
+            theirs = [e for i, e in enumerate(episodes) if played_by_teacher(i, self.schedule.generations) == teachers]
+            play(self.make, policy, theirs, max_steps=self.max_steps)
+        return episodes, {}
 
     def close(self) -> None:
         """Nothing is left to end."""
+
+
+def played_by_teacher(index: int, generations: int) -> bool:
+    """Return whether a rollout of a step, by its place among all of them, is the teacher's in mixed groups."""
+    return index % generations < generations // 2
 
 
 class Weights(Protocol):

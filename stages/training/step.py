@@ -346,7 +346,8 @@ class ComposedTrainer(ComposedStep, GRPOTrainer):
     """TRL's GRPO on our environments, with channels.
 
     policy: the model under training. rollouts: what plays the rollouts of each step, recorded by `record`. rows: of the
-    channels; called once a step, in the first process, with the rollouts of all. composed: further arguments of
+    channels; called once a step, in the first process, with the rollouts of all. true_ratios: whether GRPO's ratios are
+    to the log-probs of sampling, of another policy, and not 1 before the step. composed: further arguments of
     `ComposedStep` and `GRPOTrainer`. stages/train.py puts all of this together.
     """
 
@@ -357,9 +358,10 @@ class ComposedTrainer(ComposedStep, GRPOTrainer):
         rollouts: Rollouts,
         record: Callable[[int, list[Episode]], None],
         rows: Callable[[list[Episode], int], Batch],
+        true_ratios: bool = False,
         **composed: Any,
     ) -> None:
-        self.rollouts, self._record = rollouts, record
+        self.rollouts, self._record, self._true_ratios = rollouts, record, true_ratios
         self._episodes: list[Episode] = []
         self._columns: dict[str, list[Any]] = {}
         super().__init__(
@@ -386,7 +388,10 @@ class ComposedTrainer(ComposedStep, GRPOTrainer):
             self._metrics["train"][name].append(value)
         self._columns = trl_columns(own, self.processing_class)
         self._last_loaded_step = step  # else TRL would load the weights into a server of its own
-        return super()._generate_and_score_completions([trl_row(episode) for episode in own])
+        batch = super()._generate_and_score_completions([trl_row(episode) for episode in own])
+        if self._true_ratios:
+            batch["old_per_token_logps"] = batch["sampling_per_token_logps"]
+        return batch
 
 
 def unused_rows(args: GRPOConfig) -> Dataset:

@@ -20,8 +20,8 @@ from stages.probe.rows import as_tokens
 from stages.probe.settings import DescentConfig
 from stages.probe.sources import with_advantages
 from stages.probe.statistics import Draws, codes, labelled, shortage
-from stages.probe.trajectories import ratio_report
 from stages.runs.kinds import Row
+from stages.training.rollout_gradients import ratio_report
 
 DRAWS, PLACEBOS, RANKED, LORA_STEPS = Draws(permutations=400), 32, 500, 4
 
@@ -148,8 +148,8 @@ def _accounts(w: ProbeWorld) -> list[Row]:
         "zero_variance_groups": trajectories.flat_groups(groups),
         "bailed": ratios.saturated,
         "off_policy": True,
-        "ratio_p5": ratios.p5,
-        "ratio_p95": ratios.p95,
+        "ratio_p5": ratios.ratio_p5,
+        "ratio_p95": ratios.ratio_p95,
         "ess": ratios.ess,
         "hack_advantage_sum": sum(hacks) if hacks else None,
         "corr_advantage_source": trajectories.correlation(advantages, [row["src_pool"] == "teacher" for row in rows]),

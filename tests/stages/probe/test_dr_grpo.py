@@ -1,15 +1,13 @@
-"""The surrogate with true ratios, and when it no longer learns."""
+"""The surrogate of Dr.GRPO: at ratio 1, and where true ratios are clipped."""
 
 from typing import Any
 
-import pytest
 import torch
 from probe_faults.loophole_world import tiny_qwen3
 
 from stages.gradients.basis import SingularValues, Spectrum, factorise, target_linears
 from stages.gradients.per_row import adapt, dr_grpo
 from stages.gradients.tokens import TokenRow
-from stages.probe.trajectories import ratio_report
 
 
 def rows_and_student() -> tuple[list[TokenRow], Any]:
@@ -31,21 +29,9 @@ def test_at_ratio_one_the_surrogate_is_the_nll_gradient_times_the_advantage() ->
         assert torch.allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_clipped_tokens_teach_nothing_and_are_counted() -> None:
+def test_clipped_tokens_teach_nothing() -> None:
     rows, student = rows_and_student()
     _, logps = student.gradients(rows)
     far = [logps[0] - 1.0, logps[1] + 1.0, logps[2] + 3.0, logps[3]]  # rho 2.7, .37, .05, 1
     found, _ = student.gradients(rows, dr_grpo([1.0, -1.0, 1.0, 1.0], far, l_max=7, num_rows=4))
     assert torch.equal(found[:2], torch.zeros_like(found[:2])) and found[3].norm() > 0
-    report = ratio_report(logps, far, [1.0, -1.0, 1.0, 1.0])
-    assert (report.clip_high, report.clip_low, report.vanish) == pytest.approx((4 / 22, 5 / 22, 6 / 22))
-    assert report.saturated is not None and "clipped or vanish" in report.saturated
-    assert ratio_report(logps, logps, [1.0, -1.0, 1.0, 1.0]).saturated is None
-
-
-def test_few_rows_with_all_the_weight_are_saturation_too() -> None:
-    logps = [torch.full((5,), -1.0) for _ in range(10)]
-    behaviour = [torch.full((5,), -1.2 if i == 0 else -1.0) for i in range(10)]
-    assert ratio_report(logps, behaviour, [0.0] * 10).saturated is None
-    behaviour[0] = torch.full((5,), -9.0)
-    assert "effective sample size" in ratio_report(logps, behaviour, [0.0] * 10).saturated

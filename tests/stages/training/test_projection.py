@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stages.training.projection import TrainedAdapter, TrainedWeight
+from stages.training.trained import TrainedAdapter, TrainedWeight
 
 ROWS, COLUMNS, SCALING = 7, 5, 1.7
 
@@ -44,7 +44,7 @@ def facing(adapted: Adapted, v: Tensor) -> Tensor:
 @pytest.mark.parametrize("fresh", [False, True])
 def test_the_effective_update_is_measured_without_making_it(rank: int, fresh: bool) -> None:
     adapted, v = Adapted(rank, fresh=fresh), unit()
-    along, square = adapted.linear.descent(v)
+    along, square = adapted.linear.moved(v)
     assert float(along) == pytest.approx(float((adapted.descent() * v).sum()), rel=1e-4, abs=1e-6)
     assert float(square) == pytest.approx(float(adapted.descent().square().sum()), rel=1e-4)
 
@@ -67,9 +67,9 @@ def test_a_full_rank_loses_what_a_weight_loses(fresh: bool) -> None:
     weight = TrainedWeight(whole)
     weight.remember()
     whole.copy_(adapted.weight())
-    along = weight.descent(v)[0]
+    along = weight.moved(v)[0]
     weight.remove(v, along)
-    size = adapted.linear.remove(v, adapted.linear.descent(v)[0])
+    size = adapted.linear.remove(v, adapted.linear.moved(v)[0])
     assert float(size) == pytest.approx(1, rel=1e-4)
     assert torch.allclose(adapted.weight().float(), whole, atol=1e-4 * float(along))
 
@@ -79,7 +79,7 @@ def test_a_full_rank_loses_what_a_weight_loses(fresh: bool) -> None:
 def test_the_part_along_the_direction_is_gone_by_the_least_change(rank: int, fresh: bool) -> None:
     adapted = Adapted(rank, fresh=fresh, step=0.001)
     v, a, b = facing(adapted, unit()), adapted.a.double().clone(), adapted.b.double().clone()
-    along, started = float(adapted.linear.descent(v)[0]), adapted.weight()
+    along, started = float(adapted.linear.moved(v)[0]), adapted.weight()
     adapted.linear.remove(v, torch.tensor(along))
     assert abs(float((adapted.descent() * v).sum())) < 1e-5 * along + 1e-7
     # The part of v in what changes of A and B can do to the weight, X A + B Y, by least squares.
@@ -95,5 +95,5 @@ def test_nothing_is_changed_where_the_update_points_away() -> None:
     adapted = Adapted(2)
     v = -facing(adapted, unit())
     a, b = adapted.a.clone(), adapted.b.clone()
-    adapted.linear.remove(v, adapted.linear.descent(v)[0].clamp_min(0))
+    adapted.linear.remove(v, adapted.linear.moved(v)[0].clamp_min(0))
     assert torch.equal(adapted.a, a) and torch.equal(adapted.b, b)
