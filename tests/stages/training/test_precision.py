@@ -1,21 +1,17 @@
 """Weights that learn do move: the share that a few steps at a small learning rate change, in each mode."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from support.models import save_tiny
+from support.trainings import trained
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from stages import train
-from stages.runs import runner
 from stages.runs.kinds import CHECKPOINT
-from stages.runs.run import Run
 
 RATE = 1e-6
-ENV = "support.environments:GuessEnv"
 
 
 @pytest.fixture(scope="module")
@@ -24,14 +20,6 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = save_tiny(tmp_path_factory.mktemp("half"))
     AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(folder)
     return folder
-
-
-def trained(root: Path, model: Path, **more: Any) -> Path:
-    size = {"steps": 2, "prompts_per_step": 2, "generations": 4, "learning_rate": RATE}
-    config = train.Config(
-        env={"name": ENV}, policy={"model": str(model), "max_tokens": 20}, tasks=4, optimisation=size, **more
-    )
-    return Run(runner.execute("train", {}, config, root=root).path).folder(CHECKPOINT)
 
 
 def share_moved(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> float:
@@ -53,20 +41,20 @@ def test_weights_in_bfloat16_hardly_move(half: Path) -> None:
     assert share_moved(before, model.state_dict()) < 0.02
 
 
-def test_full_training_moves_float32_masters(tmp_path: Path, half: Path) -> None:
-    after = load_file(trained(tmp_path, half) / "model.safetensors")
+@pytest.mark.parametrize("weights", [{}, {"sdpo": 1.0}], ids=["grpo", "channel"])
+def test_full_training_moves_float32_masters(tmp_path: Path, half: Path, weights: dict[str, float]) -> None:
+    run = trained(tmp_path, half, optimisation={"learning_rate": RATE}, weights=weights)
+    after = load_file(run.folder(CHECKPOINT) / "model.safetensors")
     assert {weight.dtype for weight in after.values()} == {torch.float32}
     assert share_moved(load_file(half / "model.safetensors"), after) > 0.95
 
 
-def test_channels_compute_under_the_same_autocast(tmp_path: Path, half: Path) -> None:
-    after = load_file(trained(tmp_path, half, weights={"sdpo": 1.0}) / "model.safetensors")
-    assert share_moved(load_file(half / "model.safetensors"), after) > 0.95
-
-
 def test_adapters_move_in_float32_beside_a_base_that_stays(tmp_path: Path, half: Path) -> None:
-    first = load_file(half / "model.safetensors")
-    after = load_file(trained(tmp_path, half, adapter={"rank": 4}) / "adapter_model.safetensors")
+    run = trained(tmp_path, half, optimisation={"learning_rate": RATE}, adapter={"rank": 4})
+    first, after = (
+        load_file(half / "model.safetensors"),
+        load_file(run.folder(CHECKPOINT) / "adapter_model.safetensors"),
+    )
     assert {weight.dtype for weight in first.values()} == {torch.bfloat16}
     assert {weight.dtype for weight in after.values()} == {torch.float32}
     learnt = [weight for name, weight in after.items() if "lora_B" in name]  # they begin at zero

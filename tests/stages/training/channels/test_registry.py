@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import orjson
 import pytest
 from pydantic import ValidationError
+from support.trainings import metrics_of, settings
 
 from stages import train
 from stages.runs import runner
@@ -38,21 +38,15 @@ def registered() -> Iterator[None]:
 
 
 def config(model: Path, **weights: float) -> train.Config:
-    return train.Config(
-        env={"name": "support.environments:GuessEnv"},
-        policy={"model": str(model), "max_tokens": 20},
-        tasks=2,
-        optimisation={"steps": 1, "prompts_per_step": 2, "generations": 2},
-        weights=weights,
-    )
+    return settings(model, optimisation={"steps": 1, "generations": 2}, weights=weights)
 
 
 @pytest.mark.usefixtures("registered")
 def test_a_channel_from_outside_trains(tmp_path: Path, tiny: Path) -> None:
-    settings = config(tiny, own_entropy=1.0)
-    assert settings.identity()["weights"] == {**Weights().identity(), "own_entropy": 1.0}
-    run = Run(runner.execute("train", {}, settings, root=tmp_path).path)
-    (row,) = (orjson.loads(line) for line in (run.read_file("metrics.jsonl") or b"").splitlines())
+    asked = config(tiny, own_entropy=1.0)
+    assert asked.identity()["weights"] == {**Weights().identity(), "own_entropy": 1.0}
+    run = Run(runner.execute("train", {}, asked, root=tmp_path).path)
+    (row,) = metrics_of(run)
     assert row["own_entropy/loss"] > 0 and row["own_entropy/tokens"] == row["own_entropy/denominator"] > 0
     header = (run.read_file("report.txt") or b"").decode().splitlines()[1]
     assert header.split()[-4:-2] == ["entropy", "own_entropy"] and header.endswith("own tok")
