@@ -30,10 +30,10 @@ from stages.probe import extract_vhack, svd, watch
 from stages.probe.extract_vhack import PairsConfig
 from stages.probe.trajectories import interpolate_weights
 from stages.runs import runner
+from stages.runs.catalog import assign_inputs
 from stages.runs.kinds import WATCHED
 from stages.runs.run import Run
 from stages.runs.settings import StageConfig
-from stages.runs.stage import assign_inputs
 
 PLANTED = {"name": "probe_faults.loophole_world:PlantedEnv", "options": {"hint": True}}
 UNPAID = {"name": "probe_watch:UnpaidEnv", "options": {"hint": True}}

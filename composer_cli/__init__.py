@@ -11,10 +11,10 @@ help.py          - what `--help` shows, and `--help --all`
 call.py          - one stage from arguments to result
 options.py       - the options, declared once, with completion in a shell
 parallel.py      - several stages at once, each in a process
+preset.py        - presets: chains of stages in TOML, and the settings of their entries
 presets/         - the presets shipped with Composer
 printing.py      - results on stdout, sentences on stderr, exit codes
 serve.py         - `composer serve`: a server of a model or of a run's checkpoint
-settings.py      - settings of a stage from defaults, files and arguments; presets
 show/            - `composer show`, `status`, `query`, and the facts about runs
 stage_command.py - the command of a stage
 swe.py           - `composer swe check`: what is missing on a machine for SWE-bench

@@ -145,7 +145,7 @@ def _kind_of_input(command: Any, option: str) -> tuple[str, str] | None:
     """Return what a stage reads under the name of an option, and the commands that make it; None for other words."""
     if not isinstance(command, StageCommand):
         return None
-    from stages.runs.stage import commands as makers
+    from stages.runs.catalog import commands as makers
 
     kinds = {name: slot.kind for name, slot in command.inputs().items()}
     kinds |= {kind.plural: kind for kind in kinds.values()}
@@ -226,20 +226,22 @@ def run(
     all_: options.All = False,
 ) -> None:
     """Run a preset: a chain of stages. Settings are written KEY=VALUE, STAGE.KEY=VALUE or ENTRY.KEY=VALUE."""
-    from composer_cli import chain, settings
-    from composer_cli.call import RunOptions, configure_preset, require_one_process
+    from composer_cli import chain
+    from composer_cli.call import RunOptions, require_one_process
     from composer_cli.console import Console
     from composer_cli.executors import base, jobs
+    from composer_cli.preset import configure_preset, load_preset, read_for_preset
+    from stages.runs import settings
 
     require_one_process("composer run")
     run_options = RunOptions(
         artifacts, resume=resume, clean=clean, max_cost=max_cost, on=None if on == base.LOCAL else on
     )
-    wanted = settings.load_preset(preset)
+    wanted = load_preset(preset)
     console = Console(quiet, watch=watch)
-    files = settings.read_for_preset(wanted, config or [], console.notify)
+    files = read_for_preset(wanted, config or [], console.notify)
     layers, on_settings = jobs.split_on([*files, *map(settings.assignment, set_ or [])])
-    configs = configure_preset(wanted, layers[: len(files)], policy, layers[len(files) :], trust=trust)
+    configs = configure_preset(wanted, layers[: len(files)], layers[len(files) :], policy=policy, trust=trust)
     if (executor := base.executor(on)) is not None:
         if tune:
             raise UsageError("--tune runs here, and --on submits a chain elsewhere. Tune without --on first.")

@@ -9,7 +9,6 @@ from typing import Any
 
 from pydantic import field_validator
 
-from composer_cli import settings
 from composer_cli.console import Console, Listener
 from composer_cli.printing import print_json, print_text
 from composer_cli.trust import require_trusted_servers
@@ -18,14 +17,13 @@ from stages.backends import ranks
 from stages.errors import UsageError
 from stages.layout import duration
 from stages.plurals import singular
-from stages.policy.base import VLLM
-from stages.runs import bucket, runner
+from stages.runs import bucket, runner, settings
 from stages.runs.activity import Checking
 from stages.runs.bucket import Mirror
 from stages.runs.run import Inputs, Run
 from stages.runs.runner import Result, preflight
 from stages.runs.settings import Given, Settings, StageConfig, with_default
-from stages.runs.stage import Plan, load_stage
+from stages.runs.stage import Plan, load_stage, read_for_stage
 
 
 class Arguments(Settings):
@@ -116,7 +114,7 @@ def configure(
     the value of the setting that the stage names LIMIT; raises `UsageError` for a stage without one. notify: called
     with what is left out of files. trust: whether files may send a provider's key elsewhere.
     """
-    read = settings.read_for_stage(stage, files, notify)
+    read = read_for_stage(stage, files, notify)
     layers = [*positionals]
     layers += [settings.nested(key, value) for key, value in values.items() if value is not None]
     if teachers is not None:
@@ -133,28 +131,6 @@ def configure(
     configuration = settings.build(stage, model, [*read, *typed])
     require_trusted_servers(stage, configuration, typed, trust=trust)
     return configuration
-
-
-def configure_preset(
-    preset: settings.Preset,
-    files: Sequence[settings.Tree],
-    policy: str | None,
-    typed: Sequence[settings.Tree],
-    *,
-    trust: bool,
-) -> dict[str, StageConfig]:
-    """Return the configurations of a preset's entries, from its own settings, files, `--policy`, then what was typed.
-
-    trust: as `configure` takes it; the preset is a file like the others.
-    """
-    chosen = settings.for_every_entry(preset, "policy.model", policy, prefix=VLLM) if policy else []
-    configs = settings.configure_preset(preset, [*files, *chosen, *typed])
-    by_entry = [settings.by_entry(preset, layer) for layer in typed]
-    for entry in preset.stage:
-        model = load_stage(entry.stage).config
-        trees = [settings.expanded(model, tree[entry.title]) for tree in by_entry if entry.title in tree]
-        require_trusted_servers(entry.title, configs[entry.title], trees, trust=trust)
-    return configs
 
 
 def require_one_process(what: str) -> None:

@@ -11,15 +11,16 @@ from composer_cli import call, parallel
 from composer_cli.call import RunOptions, StageJob
 from composer_cli.console import Console
 from composer_cli.parallel import WaitingEntry
+from composer_cli.preset import Preset, PresetEntry
 from composer_cli.printing import print_json, print_text
-from composer_cli.settings import Preset, PresetEntry
 from composer_cli.view import page
 from stages.backends import devices
 from stages.errors import ComposerError
+from stages.runs.catalog import assign_inputs
 from stages.runs.run import Run
 from stages.runs.runner import MODELS, Result, check_disk_space
 from stages.runs.settings import StageConfig
-from stages.runs.stage import Plan, assign_inputs, load_stage
+from stages.runs.stage import Plan, load_stage
 
 
 def run(

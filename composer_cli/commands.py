@@ -139,14 +139,13 @@ def query(
 ) -> None:
     """Ask the tables of all runs a question in SQL; every table has a column `run`."""
     from composer_cli.printing import print_json, print_text
-    from composer_cli.show import runs
     from composer_cli.show.text import query_table
-    from stages.runs import queries
+    from stages.runs import catalog, queries
     from stages.runs.run import Run
     from stages.runs.sql import run_sql
 
-    named = [Run(runs.find(artifacts, name)) for name in from_ or []]
-    columns, rows = run_sql(queries.sql_query(named or runs.readable(artifacts), sql))
+    named = [Run(catalog.find(artifacts, name)) for name in from_ or []]
+    columns, rows = run_sql(queries.sql_query(named or catalog.readable(artifacts), sql))
     if json:
         print_json({"rows": [dict(zip(columns, row, strict=True)) for row in rows]})
     else:
@@ -195,11 +194,10 @@ def publish(
 ) -> None:
     """Write a finished run into a bucket, from where `--from URL` reads it."""
     from composer_cli.printing import print_json, print_text
-    from composer_cli.show import runs
-    from stages.runs import bucket
+    from stages.runs import bucket, catalog
     from stages.runs.run import Run
 
-    folder = runs.find(artifacts, run)
+    folder = catalog.find(artifacts, run)
     with interrupt_leaves(f"What was sent stays at {address} and is no run yet; the same command sends it anew."):
         sent = bucket.publish(Run(folder), address)
     if json:

@@ -23,8 +23,7 @@ RARE_OPTIONS = (
 
 def basic_settings(config: Any) -> set[str]:
     """Return the keys of the settings that most runs need, which are marked at their fields (`Basic`)."""
-    from composer_cli.settings import known
-    from stages.runs.settings import Basic
+    from stages.runs.settings import Basic, known
 
     marks = {
         name: one for name, field in config.model_fields.items() for one in field.metadata if isinstance(one, Basic)
@@ -114,7 +113,7 @@ def first_sentence(text: str) -> str:
 
 def described(config: Any, prefix: str = "") -> list[tuple[str, str, str]]:
     """Return key, `KEY=DEFAULT` and description of every setting, with the allowed words where there are few."""
-    from composer_cli.settings import default_of, known
+    from stages.runs.settings import default_of, known
 
     rows = []
     for name, field in known(config):

@@ -16,21 +16,20 @@ from stages.backends.engine import WORDS as ENGINE_WORDS
 
 def complete_runs(ctx: typer.Context) -> list[str]:
     """Return the names of all runs, and of the stages that have one: a stage's name stands for its latest run."""
-    from composer_cli.show import runs
+    from stages.runs import catalog
 
-    names = [runs.name(path) for path in runs.folders(_artifacts(ctx))]
+    names = [catalog.name(path) for path in catalog.folders(_artifacts(ctx))]
     return [*dict.fromkeys(name.partition("/")[0] for name in names), *names]
 
 
 def complete_rollouts(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the ids of the rollouts of the run that was typed before, of those that hold what was typed."""
-    from composer_cli.show import runs
     from stages.errors import ComposerError
-    from stages.runs import queries
+    from stages.runs import catalog, queries
     from stages.runs.run import Run
 
     try:
-        return queries.rollout_ids(Run(runs.find(_artifacts(ctx), ctx.params["run"])), incomplete)
+        return queries.rollout_ids(Run(catalog.find(_artifacts(ctx), ctx.params["run"])), incomplete)
     except ComposerError:  # a job, or no run
         return []
 
@@ -47,8 +46,9 @@ def _artifacts(ctx: typer.Context) -> Path:
 
 def complete_settings(ctx: typer.Context) -> Iterator[str]:
     """Yield `KEY=` for every setting of the stage; of a preset's entries both `KEY=` and `ENTRY.KEY=`."""
-    from composer_cli import settings
+    from composer_cli.preset import load_preset
     from stages.errors import ComposerError
+    from stages.runs import settings
     from stages.runs.stage import load_stage
 
     command: Any = ctx.command
@@ -56,7 +56,7 @@ def complete_settings(ctx: typer.Context) -> Iterator[str]:
         yield from (f"{key}=" for key in command.settings_keys())
     elif wanted := ctx.params.get("preset"):
         try:
-            entries = settings.load_preset(wanted).stage
+            entries = load_preset(wanted).stage
         except ComposerError:
             return
         keys = {entry.title: [key for key, _ in settings.known(load_stage(entry.stage).config)] for entry in entries}
@@ -66,9 +66,9 @@ def complete_settings(ctx: typer.Context) -> Iterator[str]:
 
 def complete_presets() -> list[str]:
     """Return the names of the shipped presets."""
-    from composer_cli import settings
+    from composer_cli.preset import preset_names
 
-    return settings.preset_names()
+    return preset_names()
 
 
 ENGINES = ["processes:", "ray", "ray://"]

@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from composer_cli import settings
 from composer_cli.console import Console, announcing_interrupts
 from composer_cli.printing import print_json, print_text
-from composer_cli.show import runs
 from stages.errors import BadInput, UsageError
 from stages.policy import adapters, base
 from stages.policy.base import VLLM, PolicyConfig
 from stages.policy.server import ModelServer, interpreter, start
+from stages.runs import catalog, settings
 from stages.runs.kinds import CHECKPOINT
 from stages.runs.run import Interrupted, Listener, Run
 from stages.runs.store import folder_name
@@ -75,7 +74,7 @@ def find_model(text: str, artifacts: Path) -> ServedModel:
     if base.is_embedded(text) or (Path(text) / "config.json").is_file() or adapters.is_adapter(text):
         return ServedModel(text, artifacts / "serve" / folder_name(Path(text).name))
     try:
-        run = Run(runs.find(artifacts, text))
+        run = Run(catalog.find(artifacts, text))
     except BadInput:
         if Path(text).is_dir() or text.count("/") != 1 or text.startswith((".", "/", "~")):  # no hub id
             raise

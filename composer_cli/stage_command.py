@@ -49,7 +49,7 @@ class StageCommand(HelpCommand):
 
     def settings_keys(self) -> list[str]:
         """Return the keys of the stage's settings, also for completion in a shell."""
-        from composer_cli.settings import known
+        from stages.runs.settings import known
         from stages.runs.stage import load_stage
 
         return [name for name, _ in known(load_stage(self._stage()).config)]
@@ -129,8 +129,8 @@ def command_function(stage: str) -> Callable[..., None]:
     ) -> None:
         from composer_cli import call
         from composer_cli.console import Console
-        from composer_cli.settings import unlike_presets
-        from composer_cli.show import runs
+        from composer_cli.preset import unlike_presets
+        from stages.runs import catalog
         from stages.runs.activity import on_activity
         from stages.runs.run import Run
         from stages.runs.stage import load_stage
@@ -146,14 +146,14 @@ def command_function(stage: str) -> Callable[..., None]:
             console.notify(f"train: {note}")
         study = load_stage(stage).study
         if plan and study is not None:
-            pilots = [Run(runs.find(artifacts, name)) for name in from_ or []]
+            pilots = [Run(catalog.find(artifacts, name)) for name in from_ or []]
             with console.watching() as shown:
                 listen = shown.listener(f"{stage} --plan")
                 with on_activity(lambda what: listen(what, 0, 0)):
                     numbers, text = study(pilots, configuration, listen)
             print_json(numbers) if json else print(text)
             return
-        inputs = runs.choose(stage, [*named, *(from_ or [])], artifacts, console.notify)
+        inputs = catalog.choose(stage, [*named, *(from_ or [])], artifacts, console.notify)
         job = call.StageJob(stage, stage, inputs, configuration)
         run_options = call.with_out(stage, out, call.RunOptions(artifacts, None, resume, clean, max_cost, on))
         if dry_run:
@@ -169,7 +169,7 @@ def read_positionals(stage: str, words: Sequence[str]) -> tuple[list[dict[str, A
 
     An example is `composer export FORMAT RUN`. Raises `UsageError` when there are too many words.
     """
-    from composer_cli.settings import nested
+    from stages.runs.settings import nested
 
     meanings = STAGES[stage].positionals
     if meanings == ("paths",):

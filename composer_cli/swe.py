@@ -29,12 +29,12 @@ def check(
 
     Exit code 0 where `collect` can begin with these settings, 3 where something is missing.
     """
-    from composer_cli import settings
     from composer_cli.printing import print_json, print_text
     from stages.envs import load
     from stages.envs.config import EnvStageConfig
     from stages.envs.swe.env import SweEnv
     from stages.errors import UsageError
+    from stages.runs import settings
 
     layers = [{"env": {"name": SweEnv.name, "split": "eval"}}, *map(settings.assignment, set_ or [])]
     config = settings.build("swe check", EnvStageConfig, layers)

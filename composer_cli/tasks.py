@@ -142,8 +142,8 @@ def configured(
     seed: int | None,
 ) -> "TaskChecksConfig":
     """Return the configuration that the words of a command make."""
-    from composer_cli import settings
     from stages.envs.task_checks import TaskChecksConfig
+    from stages.runs import settings
 
     short = {name: value for name, value in (("limit", limit), ("seed", seed)) if value is not None}
     layers = [{"env": environment_of(path, env)}, *map(settings.read_file, files or []), short]

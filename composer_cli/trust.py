@@ -10,9 +10,8 @@ import re
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from composer_cli.settings import Tree, parts
 from stages.errors import UsageError
-from stages.runs.settings import StageConfig
+from stages.runs.settings import StageConfig, Tree, parts
 
 PROVIDERS = {
     "ANTHROPIC_API_KEY": "anthropic.com",

@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from composer_cli import chain, settings
+from composer_cli import chain
 from composer_cli.call import RunOptions
 from composer_cli.console import Console
-from composer_cli.settings import Preset, PresetEntry
+from composer_cli.preset import Preset, PresetEntry
 from stages.errors import UsageError
 from stages.evaluation.outcomes import items_table, of_arm, task_mean
-from stages.runs import store
+from stages.runs import settings, store
 from stages.runs.kinds import EVAL_ITEM
 from stages.runs.run import Run
 from stages.runs.settings import StageConfig

@@ -33,8 +33,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from composer_cli import call, settings
+from composer_cli import call
 from composer_cli.call import Arguments
+from composer_cli.preset import configure_preset, load_preset, read_for_preset
 from composer_cli.show import runs as run_folders
 from composer_post_training.jobs import Job
 from composer_post_training.messages import errors_in_python, function_name, translate_message
@@ -51,6 +52,7 @@ from composer_post_training.stage_functions import (
 from stages import STAGES
 from stages.errors import BadInput, ComposerError, Incomplete, InfrastructureError, UsageError
 from stages.layout import age
+from stages.runs import catalog, settings
 from stages.runs.display import Table
 from stages.runs.run import Run
 from stages.runs.stage import Plan
@@ -289,11 +291,11 @@ def run(
         how = {"config": config, "artifacts": artifacts, "resume": resume, "clean": clean, "max_cost": max_cost}
         asked = settings.build("run", Arguments, [{**how, "on": on, "trust": trust, "quiet": quiet}])
         root, console = asked.artifacts.resolve(), PythonConsole(quiet)
-        wanted = settings.load_preset(str(preset))
-        files = settings.read_for_preset(wanted, asked.config, console.notify)
+        wanted = load_preset(str(preset))
+        files = read_for_preset(wanted, asked.config, console.notify)
         given = checked_settings(chosen)
         layers, on_settings = jobs.split_on([*files, *(settings.nested(*one) for one in given.items())])
-        configs = call.configure_preset(wanted, layers[: len(files)], policy, layers[len(files) :], trust=trust)
+        configs = configure_preset(wanted, layers[: len(files)], layers[len(files) :], policy=policy, trust=trust)
         options = call.RunOptions(
             root, resume=resume, clean=clean, max_cost=max_cost, on=None if on == base.LOCAL else on
         )
@@ -394,7 +396,7 @@ def find(name: str | Path, artifacts: Path | str = "artifacts") -> ReadableRun:
         root = Path(artifacts).resolve()
         if submitted := jobs.find(root, str(name), part=False):
             raise BadInput(f"{submitted.name} is a submitted job, not a run. `job({submitted.name!r})` returns it.")
-        return opened(run_folders.find(root, str(name)))
+        return opened(catalog.find(root, str(name)))
 
 
 def query(sql: str, *runs: Run, artifacts: Path | str = "artifacts") -> Table:
@@ -413,7 +415,7 @@ def query(sql: str, *runs: Run, artifacts: Path | str = "artifacts") -> Table:
 
     with errors_in_python():
         paths_of_runs(runs)
-        columns, rows = run_sql(queries.sql_query(list(runs) or run_folders.readable(Path(artifacts)), sql))
+        columns, rows = run_sql(queries.sql_query(list(runs) or catalog.readable(Path(artifacts)), sql))
         return Table(columns, rows)
 
 

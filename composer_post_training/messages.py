@@ -14,11 +14,11 @@ import signal
 from collections.abc import Sequence
 from types import TracebackType
 
-from composer_cli import settings
 from composer_cli.printing import sentence_and_code
 from composer_cli.stage_command import SHORTCUTS, read_positionals
 from stages import STAGES, command_words
 from stages.errors import ComposerError, UsageError
+from stages.runs import settings
 from stages.runs.run import Interrupted
 
 FLAGS = ("resume", "clean", "trust")

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, Uni
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from composer_cli import call, settings
+from composer_cli import call
 from composer_cli.call import Arguments
 from composer_cli.console import Console
 from composer_cli.help import FEW, basic_settings, described
-from composer_cli.show import runs as run_folders
 from composer_post_training.messages import errors_in_python, function_name, translate_message
 from composer_post_training.results import Evaluation, ReadableRun, opened
 from stages import STAGES
 from stages.errors import UsageError
+from stages.runs import catalog, settings
 from stages.runs.run import Inputs, Run
 from stages.runs.settings import StageConfig
 from stages.runs.stage import Plan, load_stage
@@ -163,7 +163,7 @@ class StageFunction(Generic[P, R]):
         file = Path(teachers) if isinstance(teachers, (str, Path)) else None
         layers = [one for one in layers if file is None or "teachers" not in one]
         made = call.configure(self.name, asked.config, layers, {}, file, None, [], console.notify, trust=asked.trust)
-        return asked, made, run_folders.choose(self.name, named, asked.artifacts, console.notify)
+        return asked, made, catalog.choose(self.name, named, asked.artifacts, console.notify)
 
 
 def _entry(shown: str, text: str) -> str:

@@ -15,8 +15,7 @@ INTERFACES = ("composer_cli", "composer_post_training")
 SOURCES = sorted(path for package in (*INTERFACES, "stages") for path in (ROOT / package).rglob("*.py"))
 OPENERS = {"open", "read_text", "read_bytes", "write_text", "write_bytes"}
 MAY_OPEN = {
-    "composer_cli/settings.py": "settings that a user wrote",
-    "stages/runs/": "artifacts: the files of a run",
+    "stages/runs/": "artifacts: the files of a run, and settings that a user wrote",
     "stages/envs/": "trees, data sets and logs that a user names",
     "stages/sandbox/": "work folders and pipes",
     "stages/formats/": "files of other programs",

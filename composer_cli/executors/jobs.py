@@ -14,7 +14,6 @@ from typing import Any
 
 from pydantic import create_model
 
-from composer_cli import settings
 from composer_cli.executors.base import (
     CANCELLED,
     EXECUTORS,
@@ -26,10 +25,11 @@ from composer_cli.executors.base import (
     load,
     redact,
 )
+from composer_cli.preset import preset_names
 from composer_cli.printing import print_json, print_text
 from stages.errors import BadInput, ComposerError, UsageError
 from stages.redaction import redacted, redacted_value
-from stages.runs import store
+from stages.runs import settings, store
 from stages.runs.settings import Settings, StageConfig
 
 ON = "on"
@@ -185,7 +185,7 @@ def _prepare(request: RunRequest, configs: Mapping[str, StageConfig], where: Any
     """Return what would be submitted: words, the files that go along, the names of keys."""
     path = Path(request.preset)
     # An example that is not in the current folder is the one that came with Composer, which the job has too.
-    shipped = request.preset in settings.preset_names() or (path.parent == Path("examples") and not path.exists())
+    shipped = request.preset in preset_names() or (path.parent == Path("examples") and not path.exists())
     # The texts of files go along: what was submitted is what runs, whatever is edited here in the meantime.
     texts = {} if shipped else {"preset.toml": settings.read_toml_text(path)}
     words = ["run", "--preset", request.preset if shipped else "preset.toml"]

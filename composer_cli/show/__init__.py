@@ -1,6 +1,6 @@
 """Read runs and render them as text: `composer show`, `status` and `query`; the facts behind `report` and `view`.
 
-runs.py     - find runs, choose a stage's inputs, list runs with their status, follow what was made from what
+runs.py     - the list of runs with their status and damage
 facts.py    - facts of one run: manifest, progress, metrics, first rows
 rollout.py  - one rollout, or one item of an evaluation, with its messages and steps; the columns of its outcome
 blocks.py   - the blocks of a section: findings, tables, intervals, curves, figures, dialogues

@@ -13,7 +13,7 @@ from composer_cli.show import rollout as rollouts
 from composer_cli.show.follow import follow
 from stages import STAGES
 from stages.errors import BadInput, UsageError
-from stages.runs import queries
+from stages.runs import catalog, queries
 from stages.runs.queries import RolloutFilter
 from stages.runs.run import Run
 
@@ -25,7 +25,7 @@ def find(root: Path, name: str) -> Path | SubmittedJob:
     if (job := jobs.find(root, name, part=False)) is not None:
         return job
     try:
-        return runs.find(root, name)
+        return catalog.find(root, name)
     except BadInput:
         if (job := jobs.find(root, name)) is None:
             raise
@@ -59,8 +59,9 @@ def open_run(folder: Path, name: str, *, json: bool) -> Run:
     name: as the user called it. A newer run of the same stage that is not complete is mentioned. Of a damaged run the
     facts are printed, since its manifest is intact, and the command ends.
     """
-    if name in STAGES and (newer := runs.unfinished_since(folder.resolve())) is not None:
-        say(f"{runs.name(newer.path)} is newer and {newer.manifest.status}; this is {runs.name(folder.resolve())}.")
+    if name in STAGES and (newer := catalog.unfinished_since(folder.resolve())) is not None:
+        this = catalog.name(folder.resolve())
+        say(f"{catalog.name(newer.path)} is newer and {newer.manifest.status}; this is {this}.")
     run = Run(folder)
     if damage := runs.damage(run, "tables"):
         if json:

@@ -12,13 +12,13 @@ from typing import Any
 
 import orjson
 
-from composer_cli.show.runs import find_input, name, references
 from composer_cli.show.runs import reason as reason_of
 from stages import STAGES
 from stages.errors import ComposerError
 from stages.layout import duration
 from stages.plurals import counted
 from stages.runs import queries
+from stages.runs.catalog import find_input, name, references
 from stages.runs.display import Table, plain
 from stages.runs.kinds import CHECKPOINT, KINDS, Row
 from stages.runs.queries import RolloutPage

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from composer_cli.show.facts import shown_path
-from composer_cli.show.runs import readers_of
 from stages.errors import BadInput
 from stages.messages import Message
 from stages.rollouts.agent_loop import SUMMARY_REQUEST
 from stages.rollouts.trace import item_steps, rollout_units
 from stages.runs import queries
+from stages.runs.catalog import readers_of
 from stages.runs.display import plain
 from stages.runs.kinds import CHECKPOINT, PAIR, TEACHER_ACTION, Kind, Row
 from stages.runs.run import Run

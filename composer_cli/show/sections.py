@@ -28,10 +28,10 @@ from composer_cli.show.blocks import (
 )
 from composer_cli.show.facts import metric_rows
 from composer_cli.show.rollout import ShownMessage, title_of
-from composer_cli.show.runs import name
 from stages.plurals import counted
 from stages.rollouts import gate
 from stages.runs import queries
+from stages.runs.catalog import name
 from stages.runs.display import Table, cell, points
 from stages.runs.kinds import EVAL_ITEM, Row
 from stages.runs.queries import PairFilter, RolloutFilter, Side, TaskFilter

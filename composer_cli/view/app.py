@@ -30,7 +30,7 @@ from composer_cli.show.runs import RunLine, lines
 from composer_cli.view import page, pairs
 from composer_cli.view.notes import Note, NoteChanged, Notes
 from stages.errors import BadInput, ComposerError, UsageError
-from stages.runs import queries
+from stages.runs import catalog, queries
 from stages.runs.kinds import Row
 from stages.runs.queries import PairFilter, RolloutFilter, Side, TaskFilter
 from stages.runs.run import Run
@@ -147,7 +147,7 @@ class Pages:
         run = self._run(request)
         if damage := run_folders.damage(run):
             return self._damaged(run, damage)
-        name = run_folders.name(run.path)
+        name = catalog.name(run.path)
         notes = Notes(self._root, name)
         rollout_filter, offset = _filter(request, notes)
         found = queries.page(run, rollout_filter, offset, SIZE)
@@ -166,7 +166,7 @@ class Pages:
             blocks=about.blocks if about else [],
             report=(run.read_file("report.txt") or b"").decode(errors="replace").strip(),
             inputs=[(one, (self._root / one / "manifest.json").is_file()) for one in _inputs(run)],
-            made=[run_folders.name(one.path) for one in run_folders.readers_of(self._root, run)],
+            made=[catalog.name(one.path) for one in catalog.readers_of(self._root, run)],
             alike=self._same_experiment(run),
             found=found,
             filters={**_asked(request, rollout_filter), "col": asked},
@@ -186,7 +186,7 @@ class Pages:
     def rollout(self, request: Request) -> Response:
         """Show one rollout, step by step."""
         run, rollout_id = self._intact(request), request.query_params.get("id", "")
-        name = run_folders.name(run.path)
+        name = catalog.name(run.path)
         rollout = rollouts.read(run, rollout_id, root=self._root)
         if rollout is None:
             raise BadInput(f"{name} has no rollout {rollout_id!r}. Its page lists those that it has.")
@@ -222,7 +222,7 @@ class Pages:
 
     def _save_note(self, request: Request, fields: Mapping[str, str]) -> Response:
         run, rollout_id = self._run(request), fields.get("id", "")
-        name = run_folders.name(run.path)
+        name = catalog.name(run.path)
         # Only for rollouts that there are: nobody fills the disk with notes on others.
         if not rollout_id or queries.rollout(run, rollout_id)[0] is None:
             raise BadInput(f"{name} has no rollout {rollout_id!r}, so that there is nothing to write a note on.")
@@ -239,7 +239,7 @@ class Pages:
         run = self._intact(request)
         arms = sections.arms(run)
         if not arms:
-            raise BadInput(f"{run_folders.name(run.path)} is no evaluation, and has no arms to compare.")
+            raise BadInput(f"{catalog.name(run.path)} is no evaluation, and has no arms to compare.")
         first, second = _two_arms(run, arms, request.query_params)
         asked = {key: request.query_params.get(key, "") for key in ("task", "family", "text", "side")}
         side: Side = asked["side"] if asked["side"] in queries.SIDES else ""  # type: ignore[assignment]  # its keys
@@ -256,7 +256,7 @@ class Pages:
         return self._page(
             "compare",
             title=f"{first} and {second}, task by task",
-            name=run_folders.name(run.path),
+            name=catalog.name(run.path),
             arms=arms,
             first=first,
             second=second,
@@ -268,7 +268,7 @@ class Pages:
 
     def curves(self, request: Request) -> Response:
         """Show the curves of several trainings on top of each other: arms by colour, seeds as thin lines."""
-        trainings = {run_folders.name(run.path): run for run in run_folders.readable(self._root) if _trains(run)}
+        trainings = {catalog.name(run.path): run for run in catalog.readable(self._root) if _trains(run)}
         asked = [name for name in request.query_params.getlist("run") if name in trainings]
         newest = sorted(trainings, key=lambda name: trainings[name].manifest.started_at)[-1:]
         chosen = asked or [other for name in newest for other in self._same_experiment(trainings[name])] or newest
@@ -296,8 +296,8 @@ class Pages:
         """Return the trainings of the same model in the same environment, this one too; empty if it is the only one."""
         if not _trains(run):
             return []
-        every = [one for one in run_folders.readable(self._root) if _trains(one)]
-        found = [run_folders.name(one.path) for one in every if _experiment(one) == _experiment(run)]
+        every = [one for one in catalog.readable(self._root) if _trains(one)]
+        found = [catalog.name(one.path) for one in every if _experiment(one) == _experiment(run)]
         return found[-MOST_TRAININGS:] if len(found) > 1 else []
 
     def figure(self, request: Request) -> Response:
@@ -306,7 +306,7 @@ class Pages:
         # Only names that the manifest lists: any other could lead out of the run's folder.
         data = run.read_file(f"{name}.png") if name in run.manifest.summary.get("figures", []) else None
         if data is None:
-            raise BadInput(f"{run_folders.name(run.path)} has no figure {name!r}. Its page shows those that it has.")
+            raise BadInput(f"{catalog.name(run.path)} has no figure {name!r}. Its page shows those that it has.")
         return Response(data, media_type="image/png")
 
     def refused(self, request: Request, error: Exception) -> Response:
@@ -325,7 +325,7 @@ class Pages:
 
     def _damaged(self, run: Run, damage: str) -> Response:
         """Show the facts of the manifest, which is intact; rows may not be what the run wrote."""
-        name = run_folders.name(run.path)
+        name = catalog.name(run.path)
         return self._page(
             "damaged",
             title=name,
@@ -338,8 +338,8 @@ class Pages:
     def _run(self, request: Request) -> Run:
         """Return the run of an address; only folders that are listed are opened, whatever else a name may point to."""
         name = f"{request.path_params['stage']}/{request.path_params['folder']}"
-        for path in run_folders.folders(self._root):
-            if run_folders.name(path) == name:
+        for path in catalog.folders(self._root):
+            if catalog.name(path) == name:
                 return Run(path)
         raise BadInput(f"There is no run {name}. The first page lists those that there are.")
 
@@ -347,7 +347,7 @@ class Pages:
         """Return the run of an address; `BadInput` where its files are damaged."""
         run = self._run(request)
         if damage := run_folders.damage(run):
-            raise BadInput(f"{run_folders.name(run.path)}: {damage}. {run_folders.REPAIR}")
+            raise BadInput(f"{catalog.name(run.path)}: {damage}. {run_folders.REPAIR}")
         return run
 
     def _page(self, template: str, /, *, code: int = 200, **values: Any) -> HTMLResponse:
@@ -411,7 +411,7 @@ def _same_origin(request: Request) -> bool:
 
 def _inputs(run: Run) -> list[str]:
     """Return the names of the runs that were read, each once."""
-    return list(dict.fromkeys(run_folders.name(Path(ref.path)) for ref in run_folders.references(run.manifest)))
+    return list(dict.fromkeys(catalog.name(Path(ref.path)) for ref in catalog.references(run.manifest)))
 
 
 def _trains(run: Run) -> bool:

@@ -14,7 +14,6 @@ from urllib.parse import quote, urlencode
 import orjson
 
 from composer_cli.printing import escape_control_characters
-from composer_cli.settings import assignment, default_of, known, nested
 from composer_cli.show import runs
 from composer_cli.show.blocks import (
     Findings,
@@ -36,9 +35,10 @@ from stages import STAGES, command_words, stages_of
 from stages.errors import BadInput
 from stages.layout import age, duration
 from stages.plurals import counted
-from stages.runs import store
+from stages.runs import catalog, store
 from stages.runs.display import cell, plain
 from stages.runs.run import Run
+from stages.runs.settings import assignment, default_of, known, nested
 from stages.runs.stage import load_stage
 
 if TYPE_CHECKING:
@@ -123,8 +123,8 @@ def chain(root: Path, named: Sequence[str]) -> list[Run]:
     Without names: the newest run of the last stage of the pipeline that has one, and those at the ends of the probe.
     """
     if named:
-        return runs.with_ancestors([Run(runs.find(root, text)) for text in named])
-    latest = {stage: runs.latest(root, stage) for stage in (*stages_of("pipeline"), *PROBE_ENDS)}
+        return runs.with_ancestors([Run(catalog.find(root, text)) for text in named])
+    latest = {stage: catalog.latest(root, stage) for stage in (*stages_of("pipeline"), *PROBE_ENDS)}
     there = {stage: path for stage, path in latest.items() if path is not None}
     if not there:
         raise BadInput(f"There is no finished run in {root} to report on. `composer run --preset demo` makes some.")
@@ -168,7 +168,7 @@ def report(chain: Sequence[Run], **values: Any) -> tuple[bytes, dict[str, Any]]:
 def save(root: Path, chain: Sequence[Run]) -> Path:
     """Write the page about a chain and its JSON below `root/report`; returns the page's path."""
     figures = {
-        (runs.name(run.path), figure): base64.b64encode(run.read_file(f"{figure}.png") or b"").decode()
+        (catalog.name(run.path), figure): base64.b64encode(run.read_file(f"{figure}.png") or b"").decode()
         for run in chain
         for figure in run.manifest.summary.get("figures", [])
     }
@@ -215,7 +215,7 @@ def command(run: Run) -> str:
     stage = run.manifest.stage
     if stage not in STAGES:
         return ""
-    reads = [f"--from {runs.name(Path(ref.path))}" for ref in runs.references(run.manifest)]
+    reads = [f"--from {catalog.name(Path(ref.path))}" for ref in catalog.references(run.manifest)]
     changed: dict[str, Any] = {}
     for key, field in known(load_stage(stage).config):
         # a default as the manifest would hold it; a list of groups is given as one value

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from composer_cli.show.runs import find_input, references
-from composer_cli.show.runs import name as run_name
 from composer_cli.view.lines import MarkedLine, difference
 from stages.errors import BadInput
 from stages.messages import Message
 from stages.runs import queries
+from stages.runs.catalog import find_input, references
+from stages.runs.catalog import name as run_name
 from stages.runs.kinds import EVAL_ITEM, ROLLOUT, Row
 from stages.runs.queries import PairPage, RolloutFilter
 from stages.runs.run import Run

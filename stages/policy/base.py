@@ -21,6 +21,7 @@ from stages.messages import Message
 from stages.policy.request_fields import LIMITS, unbounded
 from stages.redaction import secret_in
 from stages.runs import store
+from stages.runs.kinds import NOOP, REFERENCE
 from stages.runs.ledger import Budget
 from stages.runs.run import Listener
 from stages.runs.settings import Settings, basic_of
@@ -65,8 +66,6 @@ def learning_rate(model: str) -> float | None:
     return getattr(embedded(model)[0], "LEARNING_RATE", None) if is_embedded(model) else None
 
 
-REFERENCE, NOOP = "reference", "noop"
-"""Models that are none: the tasks' own solutions, and nothing (`stages.policy.scripted`)."""
 EMBEDDED_TOKENS = 64
 """Longest answer of an embedded model in tokens, where none is given."""
 UNSTATED = 32_768

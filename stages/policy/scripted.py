@@ -10,7 +10,8 @@ from typing import Any, Self
 
 from stages import envs
 from stages.errors import UsageError
-from stages.policy.base import IDLE, NOOP, REFERENCE, PolicyConfig, Sample, Turn
+from stages.policy.base import IDLE, PolicyConfig, Sample, Turn
+from stages.runs.kinds import NOOP, REFERENCE
 from stages.runs.ledger import Budget
 from stages.runs.run import Listener
 

@@ -3,6 +3,7 @@
 activity.py - what a stage does between two units, for its progress
 sql.py - a question in SQL, answered in a thread with a time limit
 bucket.py   - runs in a bucket or on the Hugging Face hub: fetched, published, uploaded while they run
+catalog.py  - the runs below an artifacts folder: found by name, chosen as inputs, followed to what they read
 display.py  - short tables of runs, plans and tables, in terminals and notebooks
 hub.py      - whether the Hugging Face hub answers
 kinds.py    - the record kinds of all stages
@@ -11,9 +12,9 @@ queries.py  - rollouts by text and outcome, and the files that a question in SQL
 reporting.py - the backends that a run is logged to besides its own files
 run.py      - the folder of a run: its manifest, and the files that `Run` reads and `RunWriter` writes
 runner.py   - executes one stage: the run that its work resolves to, one attempt, and its end
-settings.py - the settings of a stage
+settings.py - settings: groups of fields, and the layers from which a configuration is built
 spread.py   - units dealt to workers, and merged from them
-stage.py    - what a stage is, what it plans, which runs it reads
+stage.py    - what a stage is, what it plans, which of a file's settings it takes
 store.py    - files that are complete or absent, JSON, lines, group commits, the journal of finished units
 tables.py   - tables, written and read in bounded row groups
 """

@@ -17,6 +17,8 @@ TEXT, INT, FLOAT, BOOL = "string", "int64", "double", "bool"
 TOKENS, FLOATS, TEXTS, BOOLS = "list<int32>", "list<double>", "list<string>", "list<bool>"
 MESSAGES = "list<role: string, content: string>"
 """The types of columns, as words: Arrow is imported where a table is read or written, which takes 0.2 s."""
+REFERENCE, NOOP = "reference", "noop"
+"""Policies of rollouts that no model wrote: the tasks' own solutions, and nothing (`stages.policy.scripted`)."""
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,28 @@
-"""Configuration of a stage: frozen, closed, and clear about which of its fields determine the results."""
+"""Settings: frozen groups of fields that refuse unknown keys, and the layers from which they are built.
 
-from collections.abc import Mapping
+A stage's configuration is built from layers: defaults underneath, then files in order, then what was typed. Every
+mistake is one sentence. Which fields determine the results of a run is declared at the fields (`Settings.identity`).
+"""
+
+import json
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_before_validator_function
 
+from stages import STAGES, command_words
+from stages.errors import UsageError, refusal
+from stages.runs.store import nearest
+
+Tree = dict[str, Any]
 Read = TypeVar("Read", covariant=True)
 Write = TypeVar("Write", contravariant=True)
 
@@ -174,3 +187,183 @@ def _uses_gpu(value: Any) -> bool:
     if isinstance(value, dict):
         return _uses_gpu(list(value.values()))
     return any(map(_uses_gpu, value)) if isinstance(value, (list, tuple)) else False
+
+
+# Layers of settings, and the configuration that they make.
+
+Config = TypeVar("Config", bound=Settings)
+
+
+def build(stage: str, config: type[Config], layers: Iterable[Tree]) -> Config:
+    """Return a stage's configuration from layers of settings, later ones over earlier ones."""
+    merged: Tree = {}
+    for layer in layers:
+        merged = merge(merged, expanded(config, layer))
+    try:
+        return config.model_validate(merged)
+    except ValidationError as error:
+        raise UsageError(_explain(stage, config, error, merged)) from None
+
+
+def expanded(config: type[BaseModel], layer: Tree) -> Tree:
+    """Return a layer with the table that each group's text stands for, so that the layers below keep the rest of it."""
+    groups = {name: _group(field.annotation) for name, field in config.model_fields.items()}
+    short = {name: getattr(group, "text_sets", None) for name, (group, many) in groups.items() if group and not many}
+    return {
+        key: {short[key]: str(value)} if isinstance(value, (str, Path)) and short.get(key) else value
+        for key, value in layer.items()
+    }
+
+
+def merge(below: Tree, above: Tree) -> Tree:
+    """Return both trees in one; where both have a value for a key, `above` wins."""
+    joined = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, dict) and isinstance(joined.get(key), dict)
+        joined[key] = merge(joined[key], value) if both else value
+    return joined
+
+
+def read_file(path: Path) -> Tree:
+    """Return a TOML file as a tree."""
+    try:
+        return tomllib.loads(read_toml_text(path))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not valid TOML: {error}.") from None
+
+
+def read_toml_text(path: Path) -> str:
+    """Return the text of a TOML file."""
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}).{nearest(path)} Give a TOML file.") from None
+
+
+def read_table(path: Path, key: str) -> Tree:
+    """Return a TOML file that holds the tables `key` and nothing else."""
+    found = read_file(path)
+    if found.keys() != {key}:
+        held = ", ".join(found) or "nothing"
+        raise UsageError(f"{path} holds {held}, but [[{key}]] tables are needed, and nothing beside them.")
+    return found
+
+
+def assignment(text: str) -> Tree:
+    """Return `a.b=value` as a tree. The value is read as TOML; what is no TOML value is a string."""
+    key, equals, value = (part.strip() for part in text.partition("="))
+    if not equals or not all(key.split(".")):
+        raise UsageError(
+            f"--set {text!r} is not understood. Write KEY=VALUE, for example --set policy.temperature=0.7."
+        )
+    # A value with a line break could be a whole document: then there are other keys than `value`, and it is a string.
+    try:
+        parsed = tomllib.loads(f"value = {value}")
+    except tomllib.TOMLDecodeError:
+        parsed = {}
+    return nested(key, parsed["value"] if parsed.keys() == {"value"} else value)
+
+
+def assignment_text(key: str, value: Any) -> str:
+    """Return a setting as the text that `assignment` reads; `UsageError` for a value that TOML lacks."""
+    if value is None:
+        raise UsageError(f"{key} = None cannot be written as KEY=VALUE. Give it in a preset of your own.")
+    if isinstance(value, Mapping):
+        held = (assignment_text(json.dumps(name), one) for name, one in value.items())
+        return f"{key}={{{', '.join(held)}}}"
+    if isinstance(value, (list, tuple)):
+        return f"{key}=[{', '.join(assignment_text('', one)[1:] for one in value)}]"
+    # A text of JSON is one of TOML without its pairs of surrogates, and so are its numbers and truth values.
+    text = json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
+    return f"{key}={text}".replace("\x7f", "\\u007f")
+
+
+def nested(key: str, value: Any) -> Tree:
+    """Return {"a": {"b": value}} for the key a.b."""
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value
+
+
+def known(config: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Yield all settings as dotted keys with their declarations, groups included; `N` is an index, `NAME` a name."""
+    for name, field in config.model_fields.items():
+        group, many = _group(field.annotation)
+        if group is None:
+            yield prefix + name, field
+        else:
+            yield from known(group, f"{prefix}{name}.{many}")
+
+
+def _group(annotation: Any) -> tuple[type[BaseModel] | None, str]:
+    """Return the group of settings that an annotation holds, if any, and the part between its name and its keys."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation, ""
+    inner = [_group(argument)[0] for argument in get_args(annotation)]
+    group = next((g for g in inner if g is not None), None)
+    origin = getattr(annotation, "__origin__", None)
+    return group, "N." if origin in (list, tuple) else "NAME." if origin is dict else ""
+
+
+def parts(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a setting and all that it holds (settings models, dicts, lists), each with its dotted key."""
+    yield key, value
+    named: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, BaseModel):
+        named = ((field, getattr(value, field)) for field in type(value).model_fields)
+    elif isinstance(value, dict):
+        named = value.items()
+    elif isinstance(value, (list, tuple)):
+        named = enumerate(value)
+    for name, part in named:
+        yield from parts(f"{key}.{name}", part)
+
+
+def default_of(field: FieldInfo) -> Any:
+    """Return the default of a setting; None where there is none."""
+    return None if field.is_required() else field.get_default(call_default_factory=True)
+
+
+def _explain(stage: str, config: type[BaseModel], error: ValidationError, given: Tree) -> str:
+    """Return what a configuration was refused for: one sentence, or a line for each of several problems.
+
+    Unknown keys come first: a setting that is missing is often one that was misspelt.
+    """
+    order = {"extra_forbidden": 0, "missing": 2}
+    problems = sorted(error.errors(include_url=False), key=lambda problem: order.get(problem["type"], 1))
+    sentences = list(dict.fromkeys(_problem(stage, config, problem, given) for problem in problems))
+    if len(sentences) == 1:
+        return sentences[0]
+    return "\n".join([f"{stage} cannot take these settings:", *(f"- {sentence}" for sentence in sentences)])
+
+
+def _problem(stage: str, config: type[BaseModel], problem: Mapping[str, Any], given: Tree) -> str:
+    """Return one problem in a sentence; of an entry of a list, such as a teacher, with the name that it was given."""
+    key = ".".join(map(str, problem["loc"]))
+    of = ""
+    entry: Any = given
+    for part in problem["loc"]:
+        within = isinstance(entry, list) and isinstance(part, int) and part < len(entry)
+        entry = entry[part] if within else entry.get(part) if isinstance(entry, dict) else None
+        if within and isinstance(entry, dict) and (name := entry.get("name") or entry.get("model")):
+            of = f" (of {name})"
+    if problem["type"] == "extra_forbidden":
+        # The nearest setting: one that ends alike wherever it is (`rank` for `adapter.rank`), else one spelt alike.
+        names = [name for name, _ in known(config)]
+        generic = ".".join("N" if part.isdigit() else part for part in key.split("."))
+        groups = dict.fromkeys(name.partition(".")[0] for name in names)
+        same_leaf = [name for name in names if name.rpartition(".")[2] == generic.rpartition(".")[2]]
+        near = same_leaf or get_close_matches(generic, [*names, *groups], n=1, cutoff=0.5)
+        if not near:
+            return f"{stage} has no setting {key}{of}. It has: {', '.join(groups)}."
+        return f"{stage} has no setting {key}{of}. Did you mean {near[0]}? `{command_words(stage)} --help` lists all."
+    if problem["type"] == "missing":
+        if stage in STAGES and key in STAGES[stage].positionals:
+            return f"{stage} needs {key}. Write `{command_words(stage)} {STAGES[stage].usage}`."
+        return f"{stage} needs the setting {key}{of}, which is not given."
+    # The text of a whole object, such as a run, is cut.
+    first, *more = repr(problem["input"]).splitlines() or [""]
+    # Of a table with several settings the reason names those that are meant.
+    value = "" if isinstance(problem["input"], dict) and problem["type"] == "value_error" else f" = {first}"
+    where = f"{key}{value}{'…' if more else ''}{of}" if key else "these settings"
+    return f"{stage} cannot take {where}: {refusal(problem)}."

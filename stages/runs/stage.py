@@ -1,12 +1,13 @@
-"""What a stage is, what it plans, which runs it reads, and how it works through its units in fixed batches.
+"""What a stage is, what it plans, which settings of a file it takes, and how it works through its units in batches.
 
 A stage's module ends in `STAGE = Stage(...)`; `stages.STAGES` names the modules, and `load_stage` imports one of them.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import islice
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from stages import STAGES, command_words
@@ -14,7 +15,7 @@ from stages.errors import BadInput, UsageError
 from stages.runs import display
 from stages.runs.kinds import Kind, Row
 from stages.runs.run import Inputs, Run, RunWriter, Slot
-from stages.runs.settings import StageConfig
+from stages.runs.settings import StageConfig, Tree, merge, read_file
 
 ConfigT = TypeVar("ConfigT", bound=StageConfig)
 Unit = TypeVar("Unit")
@@ -101,49 +102,39 @@ def load_stage(name: str) -> Stage[Any]:
     return stage
 
 
-def assign_inputs(stage: Stage[Any], runs: Sequence[Run]) -> Inputs:
-    """Assign each run to the slots whose kind it holds; `BadInput` when a slot stays empty or a run fits none."""
-    filled: dict[str, list[Run]] = {}
-    for name, slot in stage.inputs.items():
-        fitting = [run for run in runs if run.holds(slot.kind)]
-        if len(fitting) > 1 and not slot.many:
-            raise BadInput(
-                f"{stage.name} needs one run with {slot.kind.plural}, but {len(fitting)} were given: "
-                f"{', '.join(str(r.path) for r in fitting)}."
-            )
-        # `unless`: an export of pairs or of a checkpoint, for example, reads no rollouts.
-        spared = any(run.holds(kind) for run in runs for kind in slot.unless)
-        if not fitting and not slot.optional and not spared:
-            raise BadInput(
-                f"{stage.name} needs a run that holds {slot.kind.plural}. Give the run with --from FOLDER; "
-                "`composer status` lists the runs."
-            )
-        if fitting:
-            filled[name] = fitting
-    used = [run for fitting in filled.values() for run in fitting]
-    for run in runs:
-        if run not in used:
-            held = ", ".join(run.manifest.outputs) or "nothing"
-            raise BadInput(
-                f"{run.path} holds {held}; {stage.name} has no use for it. It reads "
-                f"{', '.join(f'{s.kind.plural} (made by {commands(s.kind)})' for s in stage.inputs.values())}."
-            )
-    return Inputs(filled)
+def read_for_stage(stage: str, paths: Iterable[Path], notify: Callable[[str], None]) -> list[Tree]:
+    """Return TOML files as layers of a stage's settings: those of all stages, and over them the stage's own table."""
+    fields = load_stage(stage).config.model_fields
+    return [
+        merge({key: value for key, value in tree.items() if key != stage}, tree[stage])
+        if isinstance(tree.get(stage), dict) and stage not in fields
+        else tree
+        for tree in read_files(paths, {*fields, stage}, stage, notify)
+    ]
 
 
-TRAINING = "train"
-"""The stage whose runs hold rollouts beside what they were made for."""
+def read_files(paths: Iterable[Path], own: Container[str], whose: str, notify: Callable[[str], None]) -> list[Tree]:
+    """Return TOML files as trees, without the settings that other stages have and none of these; says what is left out.
+
+    One file can so serve all stages. own: the names that mean something here; what no stage knows stays, and is refused
+    as unknown. whose: who lacks the others, for people.
+    """
+    trees = list[Tree]()
+    for path in paths:
+        tree = read_file(path)
+        # Other stages are imported for such keys alone.
+        others = [key for key, value in tree.items() if key not in own and _of_a_stage(key, value)]
+        if others:
+            notify(f"{path}: {', '.join(others)} left out, which other stages have and {whose} does not.")
+        trees.append({key: value for key, value in tree.items() if key not in others})
+    return trees
 
 
-def writers(kind: Kind) -> list[str]:
-    """Return the stages that write this kind, training only where no other does: its rollouts were played to learn."""
-    found = [stage for stage in STAGES if any(one.name == kind.name for one in load_stage(stage).outputs.values())]
-    return [stage for stage in found if stage != TRAINING] or found
-
-
-def commands(kind: Kind) -> str:
-    """Return the commands that make this kind, for a message."""
-    return " or ".join(f"`{command_words(writer)}`" for writer in writers(kind))
+def _of_a_stage(key: str, value: Any) -> bool:
+    """Return whether a key is a setting of some stage, or a stage's own table."""
+    return (key in STAGES and isinstance(value, dict)) or any(
+        key in load_stage(stage).config.model_fields for stage in STAGES
+    )
 
 
 def check_inputs(inputs: Inputs) -> None:

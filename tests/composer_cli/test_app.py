@@ -10,9 +10,8 @@ from support.command_line import environment
 
 from composer_cli.app import click_command
 from composer_cli.help import RARE_OPTIONS, first_sentence
-from composer_cli.settings import known
 from stages import STAGES
-from stages.runs.settings import Basic
+from stages.runs.settings import Basic, known
 from stages.runs.stage import load_stage
 
 ROOT = Path(__file__).parents[2]

@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 from support.chains import SMALL, entry
 
-from composer_cli import chain, settings
+from composer_cli import chain
 from composer_cli.call import RunOptions
 from composer_cli.console import Console
 from composer_cli.parallel import ParallelEntries, WaitingEntry
+from composer_cli.preset import Preset, configure_preset, load_preset
 from composer_cli.show.runs import RunLine
 from composer_cli.show.text import status_tables
 from stages.errors import UsageError
+from stages.runs import settings
 
 CORES = len(os.sched_getaffinity(0))
 ONE_MIG = {"COMPOSER_GPUS": "8", "CUDA_VISIBLE_DEVICES": "MIG-5d3e"}
@@ -79,8 +81,8 @@ def test_more_gpus_than_there_are_are_refused_before_anything_runs(composer, wri
 def placed(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
     """What a dry run says about the places of a preset's entries."""
     (tmp_path / "preset.toml").write_text(text)
-    preset = settings.load_preset(str(tmp_path / "preset.toml"))
-    configs = settings.configure_preset(preset, [])
+    preset = load_preset(str(tmp_path / "preset.toml"))
+    configs = configure_preset(preset, [])
     chain.show_plan(preset, configs, RunOptions(tmp_path), Console(quiet=True), as_json=False)
     return [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("  placed:")]
 
@@ -116,8 +118,8 @@ def test_what_needs_no_gpu_does_not_count(tmp_path, monkeypatch, capsys):
         entry("train", f"seed-{n}", f"seed = {n}", 'policy = { model = "vllm:kata:student-served" }', parallel="all")
         for n in range(2)
     )
-    preset = settings.Preset.model_validate(settings.read_file(_file(tmp_path, served)))
-    configs = settings.configure_preset(preset, [])
+    preset = Preset.model_validate(settings.read_file(_file(tmp_path, served)))
+    configs = configure_preset(preset, [])
     assert "one after another" in chain.placement(preset.stage, configs, chain.devices.Pool())
 
 
@@ -129,7 +131,7 @@ def _file(folder: Path, text: str) -> Path:
 def test_a_number_of_gpus_is_not_negative(tmp_path):
     (tmp_path / "preset.toml").write_text(on_gpus(TRAININGS, -1))
     with pytest.raises(UsageError, match="gpus"):
-        settings.load_preset(str(tmp_path / "preset.toml"))
+        load_preset(str(tmp_path / "preset.toml"))
 
 
 def test_a_run_without_a_device_has_none_in_the_table():

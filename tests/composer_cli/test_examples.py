@@ -11,8 +11,9 @@ from support.command_line import call
 from support.models import save_tiny, tiny_tokenizer
 from support.server import Reply, answer, serving
 
-from composer_cli import settings
+from composer_cli.preset import configure_preset, load_preset
 from stages.replay_teachers import Config
+from stages.runs import settings
 from stages.runs.kinds import POOL_ROW, PROBE_CHECK, PROBE_ROW
 from stages.runs.run import Run
 
@@ -31,7 +32,7 @@ def test_the_teachers_of_the_example_are_those_of_the_preset_and_have_prices() -
     teachers = Config(**settings.read_table(TABLE, "teachers")).teachers
     assert [teacher.name for teacher in teachers] == ["opus", "gpt", "deepseek"]
     assert all(teacher.priced and teacher.cost(1_000_000, 0) > 1 for teacher in teachers)
-    configs = settings.configure_preset(settings.load_preset("examples/three-arms.toml"), [])
+    configs = configure_preset(load_preset("examples/three-arms.toml"), [])
     assert configs["replay-teachers"].teachers == teachers  # type: ignore[attr-defined]
 
 
@@ -47,7 +48,7 @@ def test_a_replay_by_the_examples_teachers_can_be_planned(made: Path) -> None:
 
 
 def test_the_arms_differ_in_channels_and_seeds_alone() -> None:
-    configs = settings.configure_preset(settings.load_preset("examples/three-arms.toml"), [])
+    configs = configure_preset(load_preset("examples/three-arms.toml"), [])
     trained = {title: config.model_dump() for title, config in configs.items() if hasattr(config, "weights")}
     assert sorted(trained) == sorted(f"{arm}-{seed}" for arm in "ABC" for seed in range(5))
     alike = []
@@ -119,7 +120,7 @@ def test_the_probe_runs_on_a_tiny_model_of_its_architecture_with_recorded_rollou
     done = call(tmp_path / "artifacts", *words, *sets)
     assert done.returncode in (1, 3), done.stderr  # decided, but not in favour: the weights are random
     entries = json.loads(done.stdout)["entries"]
-    assert list(entries) == [entry.title for entry in settings.load_preset("examples/probe-leetcode.toml").stage]
+    assert list(entries) == [entry.title for entry in load_preset("examples/probe-leetcode.toml").stage]
     pool, vanilla, uat = (Run(Path(entries[name]["path"])) for name in ("R1-pool", "R2-vanilla", "R4-uat"))
     assert len(pool.rows(POOL_ROW)) == 18 == len(vanilla.rows(PROBE_ROW))
     assert {row["plan_item"] for row in uat.rows(PROBE_CHECK)} >= {"T1", "T2", "T3", "T4"}

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_cli import settings
+from composer_cli.preset import Preset, configure_preset, load_preset, preset_names, unlike_presets
 from stages.errors import UsageError
 from stages.runs.stage import load_stage
 
@@ -12,11 +12,11 @@ NO_PRESETS = {FOLDER / "teachers.toml", FOLDER / "eight-gpus.toml"}
 EXAMPLES = sorted(set(FOLDER.glob("*.toml")) - NO_PRESETS)
 
 
-@pytest.mark.parametrize("name", [*settings.preset_names(), *map(str, EXAMPLES)])
+@pytest.mark.parametrize("name", [*preset_names(), *map(str, EXAMPLES)])
 def test_every_shipped_preset_fits_the_stages(name):
     """Its settings are known, and every entry is given the kinds of records that its stage needs."""
-    preset = settings.load_preset(name)
-    assert settings.configure_preset(preset, []).keys() == {entry.title for entry in preset.stage}
+    preset = load_preset(name)
+    assert configure_preset(preset, []).keys() == {entry.title for entry in preset.stage}
     stages = {entry.title: entry.stage for entry in preset.stage}
     for entry in preset.stage:
         held = {kind.name for read in entry.reads for kind in load_stage(stages[read]).outputs.values()}
@@ -27,7 +27,7 @@ def test_every_shipped_preset_fits_the_stages(name):
 
 def test_the_arms_of_the_demo_differ_in_their_channels_alone():
     """A has no settings of pairs, as it reads none; seeds differ in nothing but the seed."""
-    configs = settings.configure_preset(settings.load_preset("demo"), [])
+    configs = configure_preset(load_preset("demo"), [])
     seeds = {config.seed for config in configs.values() if hasattr(config, "weights")}
     assert len(seeds) == 3, "with fewer no gain can be VALIDATED"
     for seed in seeds:
@@ -43,9 +43,9 @@ def test_the_arms_of_the_demo_differ_in_their_channels_alone():
 
 def test_the_probes_presets_differ_in_sizes_and_teacher_alone():
     """The null has the directions and the rule of the chain that finds the hack; the smoke has its stages."""
-    full, smoke, null = (settings.load_preset(f"probe-{name}") for name in ("uat", "smoke", "null"))
+    full, smoke, null = (load_preset(f"probe-{name}") for name in ("uat", "smoke", "null"))
     assert [(e.title, e.stage, e.reads) for e in smoke.stage] == [(e.title, e.stage, e.reads) for e in full.stage]
-    found, nothing = settings.configure_preset(full, []), settings.configure_preset(null, [])
+    found, nothing = configure_preset(full, []), configure_preset(null, [])
     for name in nothing.keys() - {"teacher-pool"}:
         assert nothing[name] == found[name], name
     ours, theirs = (configs["teacher-pool"] for configs in (found, nothing))
@@ -58,7 +58,7 @@ def test_the_probes_presets_differ_in_sizes_and_teacher_alone():
 
 
 def test_the_probes_replays_differ_in_the_arm_alone():
-    configs = settings.configure_preset(settings.load_preset("probe-uat"), [])
+    configs = configure_preset(load_preset("probe-uat"), [])
     arms = [configs[name].model_dump(exclude={"arm"}) for name in ("vanilla", "projected", "projected-random")]
     assert arms[0] == arms[1] == arms[2]
 
@@ -73,37 +73,35 @@ def test_the_probes_replays_differ_in_the_arm_alone():
     ],
 )
 def test_an_arm_that_learns_from_more_than_the_presets_arm_of_its_name_is_noted(arm, weights, said):
-    found = settings.unlike_presets(load_stage("train").config(arm=arm, weights=weights)) or ""
+    found = unlike_presets(load_stage("train").config(arm=arm, weights=weights)) or ""
     assert found.startswith(said) and bool(found) == bool(said)
 
 
 def test_settings_are_written_under_the_entry():
-    preset = settings.load_preset("demo")
-    configs = settings.configure_preset(preset, [{"collect": {"tasks": 3}, "B-0": {"optimisation": {"steps": 2}}}])
+    preset = load_preset("demo")
+    configs = configure_preset(preset, [{"collect": {"tasks": 3}, "B-0": {"optimisation": {"steps": 2}}}])
     assert (configs["collect"].tasks, configs["B-0"].optimisation.steps) == (3, 2)
     assert configs["B-0"].weights.dpo > 0  # the preset's own settings stay underneath
 
 
 def test_a_stage_that_is_no_entry_stands_for_all_its_entries():
     """What is given by title goes over it, and of two layers the later."""
-    preset = settings.load_preset("three-arm")
+    preset = load_preset("three-arm")
     layer = {"rlvr-1": {"tasks": 9}, "train": {"tasks": 7, "adapter": {"rank": 4}}}
     trained = {
-        title: config
-        for title, config in settings.configure_preset(preset, [layer]).items()
-        if hasattr(config, "weights")
+        title: config for title, config in configure_preset(preset, [layer]).items() if hasattr(config, "weights")
     }
     assert len(trained) == 12 and {config.adapter.rank for config in trained.values()} == {4}
     assert {title for title, config in trained.items() if config.tasks == 9} == {"rlvr-1"}
     assert {config.tasks for title, config in trained.items() if title != "rlvr-1"} == {7}
     assert trained["full-0"].weights.dpo > 0  # the preset's own settings stay underneath
-    later = settings.configure_preset(preset, [layer, {"train": {"tasks": 8}}])
+    later = configure_preset(preset, [layer, {"train": {"tasks": 8}}])
     assert {later[title].tasks for title in trained} == {8}
 
 
 def test_a_stage_that_is_an_entry_stands_for_that_entry_alone():
-    preset = settings.Preset.model_validate({"stage": [{"stage": "train"}, {"stage": "train", "name": "other"}]})
-    configs = settings.configure_preset(preset, [{"train": {"tasks": 7}}])
+    preset = Preset.model_validate({"stage": [{"stage": "train"}, {"stage": "train", "name": "other"}]})
+    configs = configure_preset(preset, [{"train": {"tasks": 7}}])
     assert (configs["train"].tasks, configs["other"].tasks) == (7, 200)
 
 
@@ -129,7 +127,7 @@ def test_what_is_no_preset_is_said(tmp_path, text, part):
     path = tmp_path / "mine.toml"
     path.write_text(text)
     with pytest.raises(UsageError, match=part):
-        settings.load_preset(str(path))
+        load_preset(str(path))
 
 
 ARMS = """
@@ -154,18 +152,18 @@ from = ["train"]
 def test_arms_and_seeds_make_an_entry_each(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(ARMS)
-    preset = settings.load_preset(str(path))
+    preset = load_preset(str(path))
     trained = ["A-0", "B-0", "A-1", "B-1"]
     assert [entry.title for entry in preset.stage] == ["collect", *trained, "evaluate"]
     assert [entry.reads for entry in preset.stage[1:]] == [[], ["collect"], [], ["collect"], trained]
-    configs = settings.configure_preset(preset, [{"B-1": {"optimisation": {"steps": 5}}}])
+    configs = configure_preset(preset, [{"B-1": {"optimisation": {"steps": 5}}}])
     assert [(configs[one].arm, configs[one].seed) for one in trained] == [("A", 0), ("B", 0), ("A", 1), ("B", 1)]
     assert [configs[one].weights.sft for one in trained] == [0, 1, 0, 1]
     assert [configs[one].optimisation.steps for one in trained] == [2, 2, 2, 5], "over the arm's, over the stage's"
     assert configs["B-0"].optimisation.threads == 1
-    alone = settings.Preset.model_validate({"stage": [{"stage": "train", "seeds": 2}]})
+    alone = Preset.model_validate({"stage": [{"stage": "train", "seeds": 2}]})
     assert [entry.title for entry in alone.stage] == ["train-0", "train-1"]
-    arms = settings.Preset.model_validate({"stage": [{"stage": "train", "arms": {"plain": {}, "hints": {}}}]})
+    arms = Preset.model_validate({"stage": [{"stage": "train", "arms": {"plain": {}, "hints": {}}}]})
     assert [entry.title for entry in arms.stage] == ["plain", "hints"]
 
 
@@ -173,14 +171,14 @@ def test_a_setting_alone_stands_for_all_entries_that_have_it(tmp_path):
     """By stage goes over it, and by entry over that; replay-teachers has no environment."""
     path = tmp_path / "mine.toml"
     path.write_text(ARMS)
-    preset = settings.load_preset(str(path))
+    preset = load_preset(str(path))
     layer = {"env": {"name": "swe-mini"}, "train": {"tasks": 7}, "tasks": 5, "A-1": {"tasks": 9}}
-    configs = settings.configure_preset(preset, [layer])
+    configs = configure_preset(preset, [layer])
     assert {config.env.name for config in configs.values()} == {"swe-mini"}
     assert [configs[one].tasks for one in ("collect", "A-0", "A-1", "evaluate")] == [5, 7, 9, 5]
-    later = settings.configure_preset(preset, [layer, {"tasks": 3}])
+    later = configure_preset(preset, [layer, {"tasks": 3}])
     assert {config.tasks for config in later.values()} == {3}, "a later layer goes over all of an earlier one"
-    demo = settings.configure_preset(settings.load_preset("demo"), [{"max_steps": 2}])
+    demo = configure_preset(load_preset("demo"), [{"max_steps": 2}])
     assert demo["collect"].max_steps == demo["B-2"].max_steps == 2 and not hasattr(demo["replay-teachers"], "max_steps")
 
 
@@ -188,44 +186,44 @@ def test_what_a_chain_cannot_fit_together_is_refused_before_it_begins(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(f"{ARMS}config.treatment = 'C'\n")
     with pytest.raises(UsageError, match=r"the arm 'C', and the arms here are start, A, B\. Add its training to the"):
-        settings.configure_preset(settings.load_preset(str(path)), [])
-    demo, elsewhere = settings.load_preset("demo"), {"env": {"name": "tasks", "path": "tasks.jsonl"}}
+        configure_preset(load_preset(str(path)), [])
+    demo, elsewhere = load_preset("demo"), {"env": {"name": "tasks", "path": "tasks.jsonl"}}
     with pytest.raises(UsageError, match=r"^No teachers are given, and the built-in ones know kata alone: add --teach"):
-        settings.configure_preset(demo, [elsewhere])
+        configure_preset(demo, [elsewhere])
     own = {"teachers": [{"name": "one", "model": "kata:teacher-a", "max_tokens": 64}]}
-    assert settings.configure_preset(demo, [elsewhere, own])["replay-teachers"].teachers[0].name == "one"
+    assert configure_preset(demo, [elsewhere, own])["replay-teachers"].teachers[0].name == "one"
 
 
 def test_entries_that_would_be_one_run_are_refused():
     with pytest.raises(UsageError, match=r"A-0 and A-1 would be one run.*such as seed"):
-        settings.configure_preset(settings.load_preset("demo"), [{"seed": 3}])
+        configure_preset(load_preset("demo"), [{"seed": 3}])
 
 
 def test_an_unknown_preset_entry_or_key_names_what_there_is():
     with pytest.raises(UsageError, match="There are: demo"):
-        settings.load_preset("dmeo")
+        load_preset("dmeo")
     with pytest.raises(UsageError, match="Which preset"):
-        settings.load_preset(None)
+        load_preset(None)
     with pytest.raises(UsageError, match=r"no entry 'D'.*collect"):
-        settings.configure_preset(settings.load_preset("demo"), [{"D": {"arm": "x"}}])
+        configure_preset(load_preset("demo"), [{"D": {"arm": "x"}}])
     with pytest.raises(UsageError, match=r"none of its stages such a setting. Did you mean policy\?"):
-        settings.configure_preset(settings.load_preset("demo"), [{"polcy": {"model": "x"}}])
+        configure_preset(load_preset("demo"), [{"polcy": {"model": "x"}}])
     with pytest.raises(UsageError, match=r"B-0: train has no setting wieghts\. Did you mean weights\?"):
-        settings.configure_preset(settings.load_preset("demo"), [{"B-0": {"wieghts": {"dpo": 1}}}])
+        configure_preset(load_preset("demo"), [{"B-0": {"wieghts": {"dpo": 1}}}])
 
 
 def test_neighbours_with_the_same_word_are_one_group():
-    groups = [[entry.title for entry in group] for group in settings.load_preset("demo").groups()]
+    groups = [[entry.title for entry in group] for group in load_preset("demo").groups()]
     trainings = [f"{arm}-{seed}" for seed in range(3) for arm in "ABC"]
     assert groups == [["collect", "replay-teachers", "extract-pairs", *trainings], ["evaluate"]]
 
 
 def test_a_shipped_example_is_found_from_any_folder_with_its_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    found = settings.load_preset("examples/gsm8k.toml")
+    found = load_preset("examples/gsm8k.toml")
     rows = Path(found.stage[0].config["env"]["options"]["path"])
     assert rows.is_absolute() and rows.is_file()
     assert found.stage[0].config["policy"]["model"] == f"gsm8k:{rows}"
     (tmp_path / "examples").mkdir()
     (tmp_path / "examples" / "gsm8k.toml").write_text('[[stage]]\nstage = "collect"\n')
-    assert settings.load_preset("examples/gsm8k.toml").stage[0].stage == "collect"
+    assert load_preset("examples/gsm8k.toml").stage[0].stage == "collect"

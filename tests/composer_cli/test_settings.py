@@ -2,9 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_cli import settings
 from stages import collect, replay_teachers, train
 from stages.errors import UsageError
+from stages.runs import settings
+from stages.runs.stage import read_for_stage
 
 KEYS = st.lists(st.text("abc_", min_size=1, max_size=4), min_size=1, max_size=4)
 
@@ -60,7 +61,7 @@ def test_a_stage_s_own_table_takes_back_the_address_of_a_server(tmp_path):
         '[policy]\nmodel = "m"\nbase_url = "http://127.0.0.1:1/v1"\n[train.policy]\nmodel = "weights"\nbase_url = ""\n'
     )
     for stage, module, found in (("collect", collect, "m"), ("train", train, "weights")):
-        config = settings.build(stage, module.Config, settings.read_for_stage(stage, [file], lambda what: None))
+        config = settings.build(stage, module.Config, read_for_stage(stage, [file], lambda what: None))
         assert config.policy.model == found and (config.policy.base_url is None) == (stage == "train")
     with pytest.raises(UsageError, match=r"cannot be trained; .* below \[train\.policy\]"):
         settings.build("train", train.Config, [{"policy": {"model": "m", "base_url": "http://127.0.0.1:1/v1"}}])

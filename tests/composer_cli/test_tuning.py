@@ -7,9 +7,10 @@ import orjson
 import pytest
 from support.models import save_tiny
 
-from composer_cli import settings, tuning
+from composer_cli import tuning
 from composer_cli.call import RunOptions
 from composer_cli.console import Console
+from composer_cli.preset import configure_preset, load_preset
 from stages.errors import UsageError
 from stages.runs.kinds import EVAL_ITEM
 from stages.runs.run import Run
@@ -44,8 +45,8 @@ def preset(tmp_path: Path, env: str = "EndlessGuessEnv") -> tuple[Any, Any]:
         part.format(arm=arm, env=env, model=model) for part, arm in ((ARM, "A"), (ARM, "B"), (EVALUATION, ""))
     )
     (tmp_path / "arms.toml").write_text(text)
-    loaded = settings.load_preset(str(tmp_path / "arms.toml"))
-    return loaded, settings.configure_preset(loaded, [])
+    loaded = load_preset(str(tmp_path / "arms.toml"))
+    return loaded, configure_preset(loaded, [])
 
 
 @pytest.mark.slow
@@ -73,8 +74,8 @@ def test_every_arm_keeps_the_value_whose_trial_passes_most(tmp_path: Path) -> No
 
 
 def test_all_arms_get_equally_many_trials_and_only_what_they_read_is_run() -> None:
-    demo = settings.load_preset("demo")
-    configs = settings.configure_preset(demo, [])
+    demo = load_preset("demo")
+    configs = configure_preset(demo, [])
     trials, entries, of_trials = tuning.trial_entries(demo, configs, "optimisation.learning_rate", [1e-4, 2e-4, 6e-4])
     assert [(trial.arm, trial.value) for trial in trials] == [(a, v) for a in "ABC" for v in (1e-4, 2e-4, 6e-4)]
     titles = [entry.title for entry in entries.stage]
@@ -108,6 +109,6 @@ def test_a_setting_that_train_does_not_have_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_preset_without_arms_has_nothing_to_tune() -> None:
-    smoke = settings.load_preset("probe-smoke")
+    smoke = load_preset("probe-smoke")
     with pytest.raises(UsageError, match="needs a preset that trains arms"):
-        tuning.trial_entries(smoke, settings.configure_preset(smoke, []), "seed", [1, 2])
+        tuning.trial_entries(smoke, configure_preset(smoke, []), "seed", [1, 2])

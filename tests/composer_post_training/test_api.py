@@ -11,8 +11,8 @@ import pytest
 from support.command_line import TEACHERS
 
 import composer_post_training as composer
-from composer_cli import settings
 from stages import STAGES, stages_of
+from stages.runs import settings
 from stages.runs.display import MAIN_COLUMNS, SHOWN_COLUMNS, Table
 from stages.runs.kinds import KINDS
 from stages.runs.run import Inputs

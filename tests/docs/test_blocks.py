@@ -31,8 +31,9 @@ from support.shelf import SHELF, write
 from typer import TyperException
 
 import composer_post_training as composer
-from composer_cli import call, settings
+from composer_cli import call
 from composer_cli.app import click_command
+from composer_cli.preset import configure_preset, load_preset
 from composer_cli.stage_command import SHORTCUTS, read_positionals
 from stages import STAGES
 from stages.errors import UsageError
@@ -344,7 +345,7 @@ def check(words: list[str]) -> None:
         values = {key: given.get(word) for word, key in SHORTCUTS.items() if word != "teachers"}
         call.configure(name, [], said, values, None, given.get("limit"), given["set_"] or [], print)
     if name == "run":
-        settings.configure_preset(settings.load_preset(given["preset"]), [])
+        configure_preset(load_preset(given["preset"]), [])
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from composer_cli import settings
+from composer_cli.preset import configure_preset, load_preset
 from stages.envs.kata import tasks
 
 ROOT = Path(__file__).parents[2]
@@ -22,8 +22,8 @@ import teacher_pairs  # noqa: E402 (a script of benchmarks/)
 def test_the_preset_is_the_registered_design(tmp_path: Path) -> None:
     """Four trainings of each arm on each of six collections, which differ in nothing but their weights."""
     (tmp_path / "preset.toml").write_text(teacher_pairs.preset())
-    loaded = settings.load_preset(str(tmp_path / "preset.toml"))
-    configs: dict[str, Any] = settings.configure_preset(loaded, [])
+    loaded = load_preset(str(tmp_path / "preset.toml"))
+    configs: dict[str, Any] = configure_preset(loaded, [])
     reads = {entry.title: entry.reads for entry in loaded.stage}
     assert len(reads["evaluate"]) == 6 * 24
     same = configs["A-0"].model_dump(exclude={"arm", "seed", "weights", "pairs"})

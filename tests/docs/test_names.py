@@ -13,8 +13,8 @@ from support.documents import BIN, DOCUMENTS, FENCE, ROOT, blocks, find
 
 from composer_cli.app import click_command
 from composer_cli.executors.base import EXECUTORS, load
-from composer_cli.settings import known
 from stages import STAGES, envs
+from stages.runs.settings import known
 from stages.runs.stage import load_stage
 
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")

@@ -8,16 +8,15 @@ from support.server import Reply, answer, serving
 from support.trainings import ENV, metrics_of, trained
 from transformers import AutoModelForCausalLM
 
-from composer_cli.show.runs import folders, name
 from stages import collect, evaluate
 from stages.errors import BadInput, UsageError
 from stages.evaluation.verdict import EXIT_CODES
 from stages.policy.adapters import CheckpointInfo
 from stages.policy.base import PolicyConfig
 from stages.runs import runner
+from stages.runs.catalog import assign_inputs, folders, name
 from stages.runs.kinds import CHECKPOINT, EVAL_ITEM
 from stages.runs.run import Inputs, Run
-from stages.runs.stage import assign_inputs
 
 HELD_OUT = evaluate.Config(env={"name": ENV, "split": "eval"}, tasks=5)
 

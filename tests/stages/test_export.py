@@ -32,9 +32,9 @@ from stages.formats import FORMATS, writer
 from stages.formats.hub import dataset_card
 from stages.messages import Spoken, ToolCall, numbered, read, write
 from stages.runs import runner, store
+from stages.runs.catalog import assign_inputs
 from stages.runs.kinds import ORIGIN, ROLLOUT, STEP, Row
 from stages.runs.run import Manifest, Run, RunWriter
-from stages.runs.stage import assign_inputs
 
 OF_STEPS = ("step", "num_steps", "new_messages_json", "num_messages", "state_sha256", "action")
 SAID = (*OF_STEPS, "observation", "reward", "done")

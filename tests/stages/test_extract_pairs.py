@@ -19,9 +19,9 @@ from stages.errors import BadInput, Incomplete, UsageError
 from stages.pairs.actions import canonical
 from stages.rollouts.trace import pairs_with_states
 from stages.runs import runner
+from stages.runs.catalog import assign_inputs
 from stages.runs.kinds import CONTINUATION, PAIR, ROLLOUT, TEACHER_ACTION
 from stages.runs.run import Inputs, Run, read_manifest, write_manifest
-from stages.runs.stage import assign_inputs
 from tests.stages.envs.kata.playing import author_texts, edit
 
 MOST = 12

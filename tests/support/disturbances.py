@@ -29,9 +29,10 @@ from composer_cli.app import main
 from composer_cli.printing import sentence_and_code
 from stages import STAGES
 from stages.runs import ledger, runner
+from stages.runs.catalog import assign_inputs
 from stages.runs.run import Run
 from stages.runs.settings import StageConfig
-from stages.runs.stage import assign_inputs, load_stage
+from stages.runs.stage import load_stage
 
 WAYS = ("composer run", "processes:2", "a worker of processes:2", "ray", "a worker of ray", "two processes at one run")
 """Ways to run stages, besides each for itself."""

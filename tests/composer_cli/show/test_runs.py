@@ -6,12 +6,13 @@ import pytest
 from support.command_line import call
 from support.runs import rewritten
 
-from composer_cli.show import runs
 from stages.errors import BadInput
+from stages.runs import catalog
+from stages.runs.run import Run
 
 
 def test_all_runs_are_found_in_the_order_of_the_pipeline(made: Path):
-    assert [folder.parent.name for folder in runs.folders(made)] == ["collect", "replay-teachers", "extract-pairs"]
+    assert [folder.parent.name for folder in catalog.folders(made)] == ["collect", "replay-teachers", "extract-pairs"]
 
 
 def test_a_run_is_found_by_folder_name_part_and_stage(made: Path):
@@ -25,20 +26,20 @@ def test_a_run_is_found_by_folder_name_part_and_stage(made: Path):
         str(made / "collect"),
         str(made / "collect" / "latest"),
     ):
-        assert runs.find(made, text).resolve() == run, text
+        assert catalog.find(made, text).resolve() == run, text
 
 
 def test_what_is_no_run_or_several_is_said(made: Path, tmp_path: Path):
     with pytest.raises(BadInput, match="no run 'zebra'"):
-        runs.find(made, "zebra")
+        catalog.find(made, "zebra")
     with pytest.raises(BadInput, match="3 runs fit"):
-        runs.find(made, "2")
+        catalog.find(made, "2")
     assert "no manifest.json" in call(made, "show", tmp_path).stderr
 
 
 def test_without_from_the_latest_runs_that_fit_are_taken_and_told(made: Path):
     told: list[str] = []
-    found = runs.choose("extract-pairs", [], made, told.append)
+    found = catalog.choose("extract-pairs", [], made, told.append)
     assert {name: found.one(name).manifest.stage for name in found} == {
         "rollouts": "collect",
         "teacher_actions": "replay-teachers",
@@ -48,13 +49,13 @@ def test_without_from_the_latest_runs_that_fit_are_taken_and_told(made: Path):
 
 def test_answers_that_are_named_bring_the_rollouts_they_are_about(made: Path):
     told: list[str] = []
-    found = runs.choose("extract-pairs", ["replay-teachers"], made, told.append)
+    found = catalog.choose("extract-pairs", ["replay-teachers"], made, told.append)
     assert found.one("rollouts").manifest.stage == "collect" and len(told) == 1
     assert f"extract-pairs: reads {found.one('rollouts').path} (which replay-teachers/" in told[0]
-    both = runs.choose("extract-pairs", ["collect", "replay-teachers"], made, told.append)
+    both = catalog.choose("extract-pairs", ["collect", "replay-teachers"], made, told.append)
     assert both.one("rollouts").path == found.one("rollouts").path and len(told) == 1, "nothing was chosen unasked"
     with pytest.raises(BadInput, match="needs a run that holds steps"):
-        runs.choose("replay-teachers", ["replay-teachers"], made, told.append)
+        catalog.choose("replay-teachers", ["replay-teachers"], made, told.append)
     assert len(told) == 1
 
 
@@ -73,12 +74,12 @@ def test_rollouts_of_a_training_are_read_only_where_it_is_named(made: Path, tmp_
     first = (root / "collect" / "latest").resolve()
     training = copied(first, root / "train" / "20990101T000000Z-kata-B-s1-abcdef", stage="train")
     told: list[str] = []
-    assert runs.choose("replay-teachers", [], root, told.append).one("rollouts").path == first
+    assert catalog.choose("replay-teachers", [], root, told.append).one("rollouts").path == first
     assert told == [f"replay-teachers: reads {first} (the latest; --from chooses another)"]
-    assert runs.choose("replay-teachers", ["train"], root, print).one("rollouts").path == training
+    assert catalog.choose("replay-teachers", ["train"], root, print).one("rollouts").path == training
     shutil.rmtree(root / "collect")
     with pytest.raises(BadInput, match=rf"such as the training {training}\.$"):
-        runs.choose("replay-teachers", [], root, print)
+        catalog.choose("replay-teachers", [], root, print)
 
 
 @pytest.mark.parametrize("policy", ["reference", "noop"])
@@ -86,29 +87,29 @@ def test_rollouts_that_no_model_played_are_passed_over(made: Path, tmp_path: Pat
     root = tmp_path / "artifacts"
     shutil.copytree(made, root, symlinks=True)
     first = (root / "collect" / "latest").resolve()
-    config = runs.Run(first).manifest.config
+    config = Run(first).manifest.config
     facts = {"config": {**config, "policy": {**config["policy"], "model": policy}}}
     checked = copied(first, root / "collect" / "20990101T000000Z-kata-abcdef", **facts)
-    assert runs.choose("replay-teachers", [], root, print).one("rollouts").path == first
-    assert runs.choose("replay-teachers", ["collect"], root, print).one("rollouts").path == checked
+    assert catalog.choose("replay-teachers", [], root, print).one("rollouts").path == first
+    assert catalog.choose("replay-teachers", ["collect"], root, print).one("rollouts").path == checked
     imported = root / "import" / "20260101T000000Z-x-abcdef"
     copied(first, imported, stage="import")
     shutil.rmtree(first)
-    assert runs.choose("replay-teachers", [], root, print).one("rollouts").path == imported, (
+    assert catalog.choose("replay-teachers", [], root, print).one("rollouts").path == imported, (
         "of another stage, and older"
     )
     shutil.rmtree(root / "import")
-    assert runs.choose("replay-teachers", [], root, print).one("rollouts").path == checked
+    assert catalog.choose("replay-teachers", [], root, print).one("rollouts").path == checked
 
 
 def test_pairs_come_from_the_rollouts_that_were_answered(made: Path, tmp_path: Path):
     root = tmp_path / "artifacts"
     shutil.copytree(made, root, symlinks=True)
     first, answers = ((root / stage / "latest").resolve() for stage in ("collect", "replay-teachers"))
-    outputs = runs.Run(first).manifest.outputs
+    outputs = Run(first).manifest.outputs
     outputs["steps"]["content_sha256"] = "0" * 64
     newer = copied(first, root / "collect" / "20990101T000000Z-kata-abcdef", outputs=outputs, fingerprint="ab" * 32)
-    found = runs.choose("extract-pairs", [], root, print)
+    found = catalog.choose("extract-pairs", [], root, print)
     assert [run.path for run in found.runs()] == [first, answers]
     done = call(root, "extract-pairs", "--dry-run", "--from", "collect", "--from", "replay-teachers")
     assert done.returncode == 4 and f"not those of {newer}. Give both: --from " in done.stderr
@@ -117,4 +118,4 @@ def test_pairs_come_from_the_rollouts_that_were_answered(made: Path, tmp_path: P
 
 
 def test_optional_inputs_are_not_taken_unasked(made: Path):
-    assert runs.choose("train", [], made, print) == {}
+    assert catalog.choose("train", [], made, print) == {}

@@ -14,8 +14,8 @@ from stages.policy.base import PolicyConfig
 from stages.probe import teacher_pool
 from stages.probe.settings import Contract
 from stages.runs import runner
+from stages.runs.catalog import assign_inputs
 from stages.runs.run import Interrupted, Run
-from stages.runs.stage import assign_inputs
 
 PLANTED = EnvConfig(name="probe_faults.loophole_world:PlantedEnv")
 HINTED, PLAIN = {"hint": True}, {"hint": False}

@@ -19,9 +19,9 @@ from stages.probe.direction import pair_rows
 from stages.probe.extract_vhack import PairsConfig
 from stages.probe.metrics import weight_direction as probe_direction
 from stages.runs import runner, store
+from stages.runs.catalog import assign_inputs
 from stages.runs.kinds import CHECKPOINT, EVAL_ITEM
 from stages.runs.run import Run
-from stages.runs.stage import assign_inputs
 from stages.training.projection import PAIRS, random_like, weight_direction
 from tests.stages.probe.running import HINTED, PLANTED, carry_out
 

@@ -9,9 +9,8 @@ from needs import needs
 from support.runs import written
 from support.s3 import s3 as s3
 
-from composer_cli.show import runs
 from stages.errors import BadInput, UsageError
-from stages.runs import bucket, queries, store
+from stages.runs import bucket, catalog, queries, store
 from stages.runs.kinds import ROLLOUT, STEP
 from stages.runs.run import Inputs, Run
 from stages.runs.sql import run_sql
@@ -39,7 +38,7 @@ def test_a_published_run_is_read_as_it_was(tmp_path: Path, run: Run) -> None:
     assert bucket.publish(run, url) > 0
     there = {str(p.relative_to(tmp_path / "bucket/first")) for p in (tmp_path / "bucket/first").rglob("*")}
     assert there == {"manifest.json", "report.txt", "rollouts.parquet", "steps.parquet"}
-    fetched = Run(runs.find(tmp_path / "artifacts", url))
+    fetched = Run(catalog.find(tmp_path / "artifacts", url))
     assert held_alike(run, fetched) and fetched.read_file("report.txt") == b"one rollout"
     assert fetched.path.is_relative_to(tmp_path / "artifacts" / "remote")
     check_inputs(Inputs({"rollouts": fetched}))

@@ -19,9 +19,10 @@ from support.models import save_tiny
 from stages import collect
 from stages.errors import BadInput, ComposerError, UsageError
 from stages.runs import runner, store
+from stages.runs.catalog import assign_inputs
 from stages.runs.run import Inputs, Interrupted, Manifest, Run, RunWriter, read_manifest, write_manifest
 from stages.runs.runner import Result
-from stages.runs.stage import assign_inputs, check_inputs, load_stage
+from stages.runs.stage import check_inputs, load_stage
 
 ENV = "support.environments:GuessEnv"
 

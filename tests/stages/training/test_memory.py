@@ -11,12 +11,12 @@ import torch
 from support.models import tiny_model
 from transformers import Qwen2Config, Qwen3Config, Qwen3ForCausalLM
 
-from composer_cli import settings
+from composer_cli.preset import configure_preset, for_every_entry, load_preset
 from stages import train
 from stages.backends import resources
 from stages.errors import UsageError
 from stages.policy.base import PolicyConfig
-from stages.runs import runner
+from stages.runs import runner, settings
 from stages.runs.run import Inputs
 from stages.training import plan
 from stages.training.plan import GIB, KEPT, ModelShape, Room, TrainPlan, model_shape, resolve
@@ -279,9 +279,9 @@ SMALLEST = 79.1
 
 @pytest.mark.parametrize(("preset", "entry"), [("real-model", "train"), ("three-arms", "B-4")])
 def test_an_example_for_80_gb_fits_with_room_to_spare(eight: Path, preset: str, entry: str) -> None:
-    preset = settings.load_preset(f"examples/{preset}.toml")
-    layers = settings.for_every_entry(preset, "policy.model", str(eight), prefix="vllm:")
-    config = settings.configure_preset(preset, [*layers, {entry: {"policy": {"device": "cuda"}}}])[entry]
+    preset = load_preset(f"examples/{preset}.toml")
+    layers = for_every_entry(preset, "policy.model", str(eight), prefix="vllm:")
+    config = configure_preset(preset, [*layers, {entry: {"policy": {"device": "cuda"}}}])[entry]
     resolved = resolve(config, 1, ["pairs"] if entry == "B-4" else [])
     whole = int(SMALLEST * GIB)
     found = plan.room(resolved, gpu_memory=lambda device: (whole, whole))

@@ -1,0 +1,246 @@
+"""The runs below an artifacts folder: find one by a user's words, choose what a stage reads, follow what was read.
+
+`composer show`, `status`, `query`, `report`, `view` and the stages' `--from` all look runs up here.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from stages import STAGES, command_words, stage_order
+from stages.errors import BadInput, UsageError
+from stages.runs import bucket
+from stages.runs.kinds import NOOP, REFERENCE, Kind
+from stages.runs.run import InputRef, Inputs, Manifest, Run, read_manifest
+from stages.runs.stage import Stage, load_stage
+
+TRAINING = "train"
+"""The stage whose runs hold rollouts beside what they were made for."""
+
+
+def folders(root: Path) -> list[Path]:
+    """Return all run folders below the artifacts folder, in the order of the stages, oldest first."""
+    found = [path.parent for path in root.glob("*/*/manifest.json") if not path.parent.is_symlink()]
+    return sorted(found, key=lambda path: (stage_order(path.parent.name), path.name))
+
+
+def readable(root: Path) -> list[Run]:
+    """Return all runs whose manifest can be read, in the same order."""
+    found = []
+    for folder in folders(root):
+        try:
+            found.append(Run(folder))
+        except BadInput:
+            continue
+    return found
+
+
+def name(run: Path) -> str:
+    """Return `stage/folder`, the name of a run below the artifacts folder."""
+    return f"{run.parent.name}/{run.name}"
+
+
+def find(root: Path, text: str) -> Path:
+    """Return the run folder that a user's words mean: a folder, a name or part of it, a stage for its latest run.
+
+    A run in a bucket is fetched into `remote` below the artifacts folder. Raises `BadInput` when there is none,
+    `UsageError` when several fit.
+    """
+    if bucket.is_address(text):
+        return bucket.fetch(text, root / "remote")
+    folder = Path(text)
+    if folder.is_dir():
+        return folder / "latest" if (folder / "latest" / "manifest.json").is_file() else folder
+    every = folders(root)
+    if text in STAGES and (newest := latest(root, text)) is not None:
+        return newest
+    fitting = [run for run in every if text in (run.name, name(run))] or [run for run in every if text in name(run)]
+    if not fitting:
+        words = [*dict.fromkeys(run.parent.name for run in every), *map(name, every)]
+        if text in STAGES and text not in words:
+            raise BadInput(f"There is no run of {text} in {root} yet. `{command_words(text)}` makes one.")
+        near = [f" Did you mean {one!r}?" for one in get_close_matches(text, words, 1)]
+        raise BadInput(
+            f"There is no run {text!r}, neither a folder nor in {root}.{''.join(near)} "
+            "`composer status` lists the runs there are."
+        )
+    if len(fitting) > 1:
+        some = ", ".join(map(name, fitting[-3:]))
+        raise BadInput(f"{len(fitting)} runs fit {text!r}, for example {some}. Give more of the name.")
+    return fitting[0]
+
+
+def latest(root: Path, stage: str, usable: Callable[[Manifest], bool] = lambda record: True) -> Path | None:
+    """Return the newest finished run of a stage: the target of `latest`, or the last by name where that was deleted.
+
+    usable: runs for whose record it returns False are left out.
+    """
+    # `latest` is a link, which may point to a folder that was deleted since.
+    linked = (root / stage / "latest").resolve()
+    if (linked / "manifest.json").is_file():
+        try:
+            if usable(read_manifest(linked)):
+                return linked
+        except BadInput:
+            return linked  # damage is reported when the run is read
+    for path in sorted((p.parent for p in (root / stage).glob("*/manifest.json")), reverse=True):
+        with suppress(BadInput):
+            record = None if path.is_symlink() else read_manifest(path)
+            if record is not None and record.status == "complete" and usable(record):
+                return path
+    return None
+
+
+def unfinished_since(run: Path) -> Run | None:
+    """Return the newest run of the same stage that began after a run and is not complete; None without one."""
+    for path in sorted(folders(run.parent.parent), reverse=True):
+        if path.parent.name == run.parent.name and path.name > run.name:
+            with suppress(BadInput):
+                if (found := Run(path)).manifest.status != "complete":
+                    return found
+    return None
+
+
+# The inputs of a stage.
+
+
+def choose(stage: str, given: Sequence[str], root: Path, notify: Callable[[str], None]) -> Inputs:
+    """Return the inputs of a stage: the runs that were named, or else the latest of the stages that write its inputs.
+
+    Where one of the latest, or one that was named, was made from a run that fits another slot, that run is read: pairs
+    come from the rollouts that the teachers answered. Rollouts of a training are read only where they are named, and
+    those of the policies `reference` and `noop` only where there are no others. Optional inputs and those that take
+    many runs are never chosen unasked.
+    """
+    loaded = load_stage(stage)
+    if given and not loaded.inputs:
+        raise UsageError(f"{stage} reads no runs. Leave out --from {given[0]}.")
+    if given:
+        named = [Run(find(root, text)) for text in given]
+        return assign_inputs(loaded, [*named, *_read_by_named(loaded, named, root, notify)])
+    wanted = {name: slot.kind for name, slot in loaded.inputs.items() if not (slot.many or slot.optional)}
+    first = sorted(wanted, key=lambda name: min(map(stage_order, writers(wanted[name]))))
+    newest = {name: _newest(root, wanted[name]) for name in first}
+    for name in (name for name in wanted if not newest[name]):
+        training = latest(root, TRAINING)
+        held = training is not None and Run(training).holds(wanted[name])
+        raise BadInput(
+            f"{stage} needs {wanted[name].plural}, and there is no finished run in {root} that holds them. "
+            f"Run {commands(wanted[name])} first, "
+            f"or give a run with --from FOLDER{f', such as the training {training}' if held else ''}."
+        )
+    chosen: dict[str, tuple[Run, str]] = {}  # by slot, with the reason
+    for name in reversed(first):  # runs of later stages say what they were made from
+        read = _read_by([run for run, _ in chosen.values()], wanted[name], root)
+        # Names begin with the time.
+        chosen[name] = read or (Run(max(newest[name], key=lambda path: path.name)), "the latest")
+    in_order = {chosen[name][0].path: chosen[name] for name in wanted}
+    for path, (_, reason) in in_order.items():
+        notify(f"{stage}: reads {path} ({reason}; --from chooses another)")
+    return assign_inputs(loaded, [run for run, _ in in_order.values()])
+
+
+def assign_inputs(stage: Stage[Any], runs: Sequence[Run]) -> Inputs:
+    """Assign each run to the slots whose kind it holds; `BadInput` when a slot stays empty or a run fits none."""
+    filled: dict[str, list[Run]] = {}
+    for name, slot in stage.inputs.items():
+        fitting = [run for run in runs if run.holds(slot.kind)]
+        if len(fitting) > 1 and not slot.many:
+            raise BadInput(
+                f"{stage.name} needs one run with {slot.kind.plural}, but {len(fitting)} were given: "
+                f"{', '.join(str(r.path) for r in fitting)}."
+            )
+        # `unless`: an export of pairs or of a checkpoint, for example, reads no rollouts.
+        spared = any(run.holds(kind) for run in runs for kind in slot.unless)
+        if not fitting and not slot.optional and not spared:
+            raise BadInput(
+                f"{stage.name} needs a run that holds {slot.kind.plural}. Give the run with --from FOLDER; "
+                "`composer status` lists the runs."
+            )
+        if fitting:
+            filled[name] = fitting
+    used = [run for fitting in filled.values() for run in fitting]
+    for run in runs:
+        if run not in used:
+            held = ", ".join(run.manifest.outputs) or "nothing"
+            raise BadInput(
+                f"{run.path} holds {held}; {stage.name} has no use for it. It reads "
+                f"{', '.join(f'{s.kind.plural} (made by {commands(s.kind)})' for s in stage.inputs.values())}."
+            )
+    return Inputs(filled)
+
+
+def writers(kind: Kind) -> list[str]:
+    """Return the stages that write this kind, training only where no other does: its rollouts were played to learn."""
+    found = [stage for stage in STAGES if any(one.name == kind.name for one in load_stage(stage).outputs.values())]
+    return [stage for stage in found if stage != TRAINING] or found
+
+
+def commands(kind: Kind) -> str:
+    """Return the commands that make this kind, for a message."""
+    return " or ".join(f"`{command_words(writer)}`" for writer in writers(kind))
+
+
+def _newest(root: Path, kind: Kind) -> list[Path]:
+    """Return the newest run of each stage that writes this kind: those of models, or else of any policy."""
+
+    def found(*usable: Callable[[Manifest], bool]) -> list[Path]:
+        return [path for stage in writers(kind) if (path := latest(root, stage, *usable)) is not None]
+
+    return found(_of_a_model) or found()
+
+
+def _of_a_model(record: Manifest) -> bool:
+    """Return whether a model wrote the rollouts: the policy is neither `reference` nor `noop`."""
+    return (record.config.get("policy") or {}).get("model") not in (REFERENCE, NOOP)
+
+
+def _read_by_named(stage: Stage[Any], named: Sequence[Run], root: Path, notify: Callable[[str], None]) -> list[Run]:
+    """Return the runs that these were made from, for the required slots that none of these fills."""
+    found: list[Run] = []
+    named = [run for run in named if any(run.holds(slot.kind) for slot in stage.inputs.values())]
+    for slot in stage.inputs.values():
+        filled = any(run.holds(kind) for run in named for kind in (slot.kind, *slot.unless))
+        if not (slot.optional or filled) and (read := _read_by(named, slot.kind, root)):
+            notify(f"{stage.name}: reads {read[0].path} ({read[1]}; --from chooses another)")
+            found.append(read[0])
+    return found
+
+
+def _read_by(runs: Sequence[Run], kind: Kind, root: Path) -> tuple[Run, str] | None:
+    """Return the run of this kind that one of these was made from, with that as the reason; None where none is left."""
+    for run in runs:
+        for ref in references(run.manifest):
+            # Of a folder of artifacts that was copied, the copy is meant.
+            places = (root / name(Path(ref.path)), Path(ref.path))
+            path = next((place for place in places if (place / "manifest.json").is_file()), None)
+            if path is not None and (found := Run(path)).holds(kind):
+                return found, f"which {name(run.path)} was made from"
+    return None
+
+
+# The runs that a run read, and those that read it.
+
+
+def references(record: Manifest) -> list[InputRef]:
+    """Return the manifest's references to the runs that were read, slot by slot."""
+    return [ref for refs in record.inputs.values() for ref in refs]
+
+
+def find_input(root: Path, recorded: Path) -> Path:
+    """Return the folder of an input: the recorded one, or that of its name below `root` where folders were moved."""
+    there = root / name(recorded)
+    return recorded if (recorded / "manifest.json").is_file() or not (there / "manifest.json").is_file() else there
+
+
+def readers_of(root: Path, run: Run) -> list[Run]:
+    """Return the runs that read this one, oldest first."""
+    # By fingerprint and name, not by path: artifacts folders are moved and copied.
+    wanted = (run.manifest.fingerprint, run.path.name)
+    return [
+        one
+        for one in readable(root)
+        if wanted in {(ref.fingerprint, Path(ref.path).name) for ref in references(one.manifest)}
+    ]
