@@ -5,6 +5,7 @@ launches in all; each continues where the one before stopped, since the chain ru
 """
 
 import base64
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -143,7 +144,14 @@ def _api() -> Any:
     if not token:
         raise UsageError("There is no token for Hugging Face. `hf auth login` keeps one, or export HF_TOKEN.")
     keep_secret(token)
-    return HfApi(token=token, library_name="composer")
+    return HfApi(endpoint=_endpoint(), token=token, library_name="composer")
+
+
+def _endpoint() -> str:
+    from huggingface_hub import constants
+
+    # The library reads the variable once, when it is imported.
+    return os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
 
 
 def _request(call: Callable[[], Answer]) -> Answer:
@@ -165,7 +173,6 @@ def _request(call: Callable[[], Answer]) -> Answer:
 @contextmanager
 def _refusals_as_sentences() -> Iterator[None]:
     """Turn the service's refusals and failures into `UsageError` and `InfrastructureError`."""
-    from huggingface_hub import constants
     from huggingface_hub.errors import HTTPError as Unreachable  # type: ignore[attr-defined]  # of its HTTP client
 
     try:
@@ -174,11 +181,11 @@ def _refusals_as_sentences() -> Iterator[None]:
         status = _status(error)
         reason = redacted(str(getattr(error, "server_message", None) or error).strip().split("\n")[0])
         if status in (401, 403):
-            raise UsageError(f"{constants.ENDPOINT} refuses the token for this job: {reason}") from None
+            raise UsageError(f"{_endpoint()} refuses the token for this job: {reason}") from None
         if status is not None and status < 500 and status != 429:
-            raise UsageError(f"{constants.ENDPOINT} refuses this job ({status}): {reason}") from None
+            raise UsageError(f"{_endpoint()} refuses this job ({status}): {reason}") from None
         raise InfrastructureError(
-            f"{constants.ENDPOINT} did not take the request ({status or 'no answer'}): {reason}. Try again later."
+            f"{_endpoint()} did not take the request ({status or 'no answer'}): {reason}. Try again later."
         ) from None
 
 
