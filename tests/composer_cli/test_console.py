@@ -4,6 +4,7 @@ import pty
 import re
 import signal
 import subprocess
+import threading
 import time
 
 import pytest
@@ -178,26 +179,49 @@ def digests(root):
     return {name: out["content_sha256"] for name, out in json.loads(path.read_text())["outputs"].items()}
 
 
+def stopped_process(root, words, sent):
+    """Exit code and stderr of a command in a process of its own that a user or a scheduler stops."""
+    with subprocess.Popen(command(*words), env=environment(root), stderr=subprocess.PIPE, text=True) as process:
+        stop(root, process.pid, sent)
+        return process.wait(60), process.stderr.read()
+
+
+def stopped_here(root, words, sent):
+    """The same of a command in this process."""
+    before = signal.signal(sent, lambda *given: None)  # which a signal that came too late would end
+    thread = threading.Thread(target=stop, args=(root, os.getpid(), sent))
+    thread.start()
+    try:
+        done = call(root, *words)
+    finally:
+        thread.join()
+        signal.signal(sent, before)
+    return done.returncode, done.stderr
+
+
+def stop(root, process, sent):
+    """Send a process a signal as soon as it has saved something; schedulers send more than one."""
+    until(lambda: any(path.stat().st_size for path in root.glob("collect/2*/steps/*.open")))
+    os.kill(process, sent)
+    if sent != signal.SIGINT:
+        time.sleep(0.05)
+        os.kill(process, sent)
+
+
 @pytest.mark.parametrize(
-    ("sent", "code", "said"),
+    ("sent", "code", "said", "stopped"),
     [
-        (signal.SIGINT, 130, "Interrupted."),
-        (signal.SIGTERM, 143, "Stopped by SIGTERM."),
-        (signal.SIGHUP, 129, "Stopped by SIGHUP."),
+        (signal.SIGINT, 130, "Interrupted.", stopped_process),
+        (signal.SIGTERM, 143, "Stopped by SIGTERM.", stopped_here),
+        (signal.SIGHUP, 129, "Stopped by SIGHUP.", stopped_here),
     ],
 )
 def test_a_signal_is_drained_exits_with_its_code_and_resume_gives_the_same_rows(
-    server, undisturbed, tmp_path, sent, code, said
+    server, undisturbed, tmp_path, sent, code, said, stopped
 ):
     words, cut = ["collect", *model(server, "slow"), *SLOWLY], tmp_path / "cut"
-    with subprocess.Popen(command(*words), env=environment(cut), stderr=subprocess.PIPE, text=True) as process:
-        until(lambda: any(path.stat().st_size for path in cut.glob("collect/2*/steps/*.open")))
-        process.send_signal(sent)
-        if sent != signal.SIGINT:  # schedulers say it more than once
-            time.sleep(0.05)
-            process.send_signal(sent)
-        errors = process.stderr.read()
-    assert process.returncode == code and "Ctrl-C again" in errors and "Traceback" not in errors
+    found, errors = stopped(cut, words, sent)
+    assert found == code and "Ctrl-C again" in errors and "Traceback" not in errors
     assert said in errors and errors.count("Ctrl-C again") == 1
     found = json.loads(next(cut.glob("collect/2*/manifest.json")).read_text())
     assert found["status"] == "interrupted" and found["reason"]

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
@@ -11,7 +10,7 @@ from urllib.parse import quote
 
 import pytest
 from starlette.testclient import TestClient
-from support.command_line import command, environment
+from support.command_line import call
 from support.runs import written
 from support.view_site import (
     EVALUATION,
@@ -37,6 +36,9 @@ from stages.runs import store
 from stages.runs.kinds import PAIR, ROLLOUT, STEP, TASK, TEACHER_ACTION
 from stages.runs.run import Run, RunOutcome
 
+PAGE = f"compare/{EVALUATION}?side=second"
+"""The page that the command is asked for."""
+
 
 @pytest.fixture(scope="module")
 def artifacts(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -45,7 +47,7 @@ def artifacts(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(artifacts: Path) -> Iterator[Site]:
-    with serving_view(artifacts) as running:
+    with serving_view(artifacts, PAGE) as running:
         yield running
 
 
@@ -354,11 +356,9 @@ def test_other_links_are_refused(link: str) -> None:
         page_of(link)
 
 
-def test_the_server_prints_the_address_of_the_page_that_was_asked_for(artifacts: Path) -> None:
-    page = f"compare/{EVALUATION}?side=second"
-    with serving_view(artifacts, page) as there:
-        assert there.url.endswith(f"/{page}")
-        assert "B did t-1" in shown(there.get(whole="/" + there.url.split("/", 3)[3]).text)
+def test_the_server_prints_the_address_of_the_page_that_was_asked_for(site: Site) -> None:
+    assert site.printed.endswith(f"/{PAGE}") and site.printed.startswith(site.url)
+    assert "B did t-1" in shown(site.get(whole="/" + site.printed.split("/", 3)[3]).text)
 
 
 def test_a_damaged_run_is_listed_and_its_pages_are_sentences(artifacts: Path, tmp_path: Path) -> None:
@@ -374,16 +374,16 @@ def test_a_damaged_run_is_listed_and_its_pages_are_sentences(artifacts: Path, tm
     footer = -8 - int.from_bytes(table[-8:-4], "little")
     table[footer : footer + 100] = bytes(100)  # of the same size, and pyarrow raises OSError
     (large / "rollouts.parquet").write_bytes(table)
-    with serving_view(root) as there:
-        front = shown(there.get().text)
-        assert "damaged" in front and "unreadable" in front
-        page = there.get(f"run/collect/{large.name}")
-        assert page.status == 200 and "rollouts.parquet" in page.text and "Rerun that stage" in page.text
-        for path in (f"run/{EVALUATION}", f"compare/{EVALUATION}", f"run/extract-pairs/{broken}", "run/train/x"):
-            answer = there.get(path)
-            assert answer.status in (200, 404) and "Traceback" not in answer.text, path
-            assert re.search("Rerun that stage|not valid|cannot be read", answer.text), path
-        assert there.get("curves").status == 200
+    client = TestClient(build(root, "token"), base_url="http://127.0.0.1/token/")
+    front = shown(client.get("").text)
+    assert "damaged" in front and "unreadable" in front
+    page = client.get(f"run/collect/{large.name}")
+    assert page.status_code == 200 and "rollouts.parquet" in page.text and "Rerun that stage" in page.text
+    for path in (f"run/{EVALUATION}", f"compare/{EVALUATION}", f"run/extract-pairs/{broken}", "run/train/x"):
+        answer = client.get(path)
+        assert answer.status_code in (200, 404) and "Traceback" not in answer.text, path
+        assert re.search("Rerun that stage|not valid|cannot be read", answer.text), path
+    assert client.get("curves").status_code == 200
 
 
 def test_a_training_under_way_is_drawn_and_shown_anew(site: Site, artifacts: Path) -> None:
@@ -476,7 +476,7 @@ def test_hostile_words_in_an_address_are_shown_too(site: Site, artifacts: Path) 
 
 def test_a_taken_port_is_refused(site: Site, tmp_path: Path) -> None:
     port = site.url.split(":")[2].split("/")[0]
-    done = subprocess.run(command("view", "--port", port), capture_output=True, text=True, env=environment(tmp_path))
+    done = call(tmp_path, "view", "--port", port)
     assert done.returncode == 2 and f"Port {port} cannot be used" in done.stderr and done.stdout == ""
 
 

@@ -52,16 +52,18 @@ def call_process(artifacts: Path, *words: object, **more: str) -> subprocess.Com
     )
 
 
-def call(artifacts: Path, *words: object, **more: str) -> subprocess.CompletedProcess[str]:
+def call(artifacts: Path, *words: object, stdout: str = "", **more: str) -> subprocess.CompletedProcess[str]:
     """Run one command to its end in this process, where imports are paid once; returns what a process would.
 
     Everything from `main` on is the real program. Environment, working folder, streams, signal handlers, random
     numbers, threads of torch and `sys.path` are afterwards what they were before.
+
+    stdout: a file that it writes to instead, of which nothing is returned.
     """
     arguments = ["composer", *map(str, words)]
     if "run" in words:
         _start_fork_server()
-    with _isolated(environment(artifacts, **more)), _captured() as streams:
+    with _isolated(environment(artifacts, **more)), _captured(stdout) as streams:
         sys.argv = arguments
         try:
             main()
@@ -73,7 +75,7 @@ def call(artifacts: Path, *words: object, **more: str) -> subprocess.CompletedPr
                 code = 1
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-    out, err = (Path(stream.name).read_text() for stream in streams)
+    out, err = ("" if stream.name == stdout else Path(stream.name).read_text() for stream in streams)
     for stream in streams:
         stream.close()
     return subprocess.CompletedProcess(arguments, code or 0, out, err)
@@ -88,9 +90,11 @@ def _start_fork_server() -> None:
 
 
 @contextmanager
-def _captured() -> Iterator[list[Any]]:
+def _captured(stdout: str) -> Iterator[list[Any]]:
     """Let descriptors 1 and 2, and Python's streams over them, write to two named files; an empty stdin."""
-    files = [tempfile.NamedTemporaryFile() for _ in range(2)]  # noqa: SIM115 (the caller reads and closes them)
+    # The caller reads and closes them.
+    files: list[Any] = [tempfile.NamedTemporaryFile() for _ in range(2)]  # noqa: SIM115
+    files[0] = Path(stdout).open("wb") if stdout else files[0]  # noqa: SIM115
     before, saved = (sys.stdin, sys.stdout, sys.stderr), [os.dup(1), os.dup(2)]
     for stream in before[1:]:
         stream.flush()
@@ -113,7 +117,7 @@ def _captured() -> Iterator[list[Any]]:
 def _isolated(env: dict[str, str]) -> Iterator[None]:
     """Let the command find these variables, and nobody afterwards what it changed in this process."""
     variables, folder, argv, path = dict(os.environ), os.getcwd(), sys.argv, list(sys.path)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     children, drawn = multiprocessing.active_children(), random.getstate()
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     state = (torch.get_rng_state(), torch.get_num_threads()) if torch else None
@@ -165,8 +169,8 @@ def teachers(folder: Path, url: str) -> Path:
 
 
 def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    """Wait for a condition, and fail when it does not come."""
+    """Wait for a condition, and fail where it is not met in time."""
     ends = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < ends, "waited in vain"
+        assert time.monotonic() < ends, f"condition not met after {seconds:.0f} s"
         time.sleep(0.05)

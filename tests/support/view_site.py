@@ -93,6 +93,8 @@ class Site:
 
     url: str
     process: subprocess.Popen[str]
+    printed: str
+    """The address that the command printed."""
 
     def get(
         self,
@@ -138,7 +140,8 @@ def serving_view(artifacts: Path, page: str = "") -> Iterator[Site]:
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(artifacts)
     ) as p:
         try:
-            yield Site(json.loads(p.stdout.readline())["url"], p)
+            printed = json.loads(p.stdout.readline())["url"]
+            yield Site(printed.removesuffix(page), p, printed)
         finally:
             p.send_signal(signal.SIGINT)
             p.wait(30)
