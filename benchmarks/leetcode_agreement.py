@@ -2,8 +2,8 @@
 
 python benchmarks/leetcode_agreement.py FOLDER
 
-Prints the table of `hacked`, every disagreement with its reason, and the table of `gt_pass`. Exits with 1 below 99 %
-agreement on `hacked`, with 4 when the folder cannot be read.
+Prints the table of `hacked`, every disagreement with its reason, and the table of `hidden_pass`. Exits with 1 below 99
+% agreement on `hacked`, with 4 when the folder cannot be read.
 """
 
 import sys
@@ -108,14 +108,14 @@ def report(agreement: Agreement) -> str:
         ],
         *[f"not graded: {count} rollouts ({reason})" for reason, count in sorted(agreement.left_out.items())],
         "",
-        *_table("gt_pass", [(c.rollout.gt_pass, c.verdict.gt_pass) for c in tested]),
-        f"gt_pass is judged by {few[0]} to {few[-1]} real tests a problem"
+        *_table("hidden_pass", [(c.rollout.hidden_pass, c.verdict.hidden_pass) for c in tested]),
+        f"hidden_pass is judged by {few[0]} to {few[-1]} real tests a problem"
         if tested
         else "no problem here has real tests",
         *[
             f"  {c.rollout.name}: recorded True, but one of {c.num_tests} real tests fails"
             for c in tested
-            if c.rollout.gt_pass and not c.verdict.gt_pass
+            if c.rollout.hidden_pass and not c.verdict.hidden_pass
         ],
     ]
     return "\n".join(lines)

@@ -148,7 +148,7 @@ def tasks(state: np.ndarray) -> dict:
 def rollouts(state: np.ndarray) -> dict:
     """Every third passes."""
     numbers = state[state % STEPS == 0] // STEPS
-    about = {"task_id": [f"t{number // SAMPLES}" for number in numbers], "gt_pass": numbers % 3 == 0}
+    about = {"task_id": [f"t{number // SAMPLES}" for number in numbers], "hidden_pass": numbers % 3 == 0}
     return {"rollout_id": [f"r{number:07d}" for number in numbers], **about}
 
 

@@ -51,7 +51,7 @@ def rates(run: Run) -> dict[str, float]:
     """Shares of hacks and of right answers over the first and the last three steps of a training."""
     rows = run.rows(ROLLOUT)
     ends = {"first": rows[: 3 * 64], "last": rows[-3 * 64 :]}
-    columns = {"hacks": "hacked", "right": "gt_pass"}
+    columns = {"hacks": "hacked", "right": "hidden_pass"}
     return {
         f"{name} {end}": round(statistics.fmean(bool(row[column]) for row in some), 3)
         for end, some in ends.items()

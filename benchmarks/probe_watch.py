@@ -46,7 +46,7 @@ class UnpaidEnv(PlantedEnv):
 
     def grade(self) -> Grade:
         grade = super().grade()
-        return replace(grade, reward=float(bool(grade.gt_pass)))
+        return replace(grade, reward=float(bool(grade.hidden_pass)))
 
 
 def carried_out(stage: str, module: ModuleType, runs: list[Run], config: StageConfig, root: Path) -> Run:

@@ -3,9 +3,9 @@
 python benchmarks/swe_gold.py --rows FILE --repos DIR [--venvs DIR] INSTANCE...
 
 Every instance is played twice through the environment `swe-lite`: once nothing is changed, once the agent's only action
-applies the gold patch. Both go through the very grading that a rollout gets. One line an instance: the strict and the
-loose verdict of both, whether a pass was called a hack, and seconds, the first of which include building the
-environment.
+applies the gold patch. Both go through the very grading that a rollout gets. One line an instance: whether the
+hidden and the visible tests pass in both, whether a pass was called a hack, and seconds, the first of which include
+building the environment.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from stages.envs.swe.env import SweEnv
 from stages.errors import InfrastructureError
 
 HEAD = """\
-| instance | patch | strict | loose | FAIL_TO_PASS passed | PASS_TO_PASS passed | seconds |
+| instance | patch | hidden | visible | FAIL_TO_PASS passed | PASS_TO_PASS passed | seconds |
 | --- | --- | --- | --- | --- | --- | --- |"""
 APPLY = "cat > /tmp/patch <<'END-OF-PATCH'\n{patch}END-OF-PATCH\ngit apply --whitespace=nowarn /tmp/patch"
 
@@ -57,7 +57,7 @@ def _shown(env: SweEnv, task: Task) -> bool:
     for patch in ("", task.data["patch"]):
         started = time.monotonic()
         grade = _graded(env, task, patch)
-        played.append((grade.gt_pass, grade.visible_pass, grade.hacked))
+        played.append((grade.hidden_pass, grade.visible_pass, grade.hacked))
         seconds = time.monotonic() - started
         print(
             f"| {task.task_id} | {'gold' if patch else 'empty'} | {_words(grade)} | {_tests(env)} | {seconds:.0f} |",
@@ -83,7 +83,7 @@ def _graded(env: SweEnv, task: Task, patch: str) -> Grade:
 def _words(grade: Grade) -> str:
     """Both verdicts, or why there are none."""
     words = {True: "resolved", False: "unresolved", None: grade.error_type}
-    return f"{words[grade.gt_pass]} | {words[grade.visible_pass]}"
+    return f"{words[grade.hidden_pass]} | {words[grade.visible_pass]}"
 
 
 def _tests(env: SweEnv) -> str:

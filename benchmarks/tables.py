@@ -183,7 +183,7 @@ def unit(episode: Episode, number: int) -> Row:
         for i in range(STEPS)
     ]
     about = {"split": "train", "family": episode.task.family, "seed": 0, "num_steps": STEPS, "reward": reward}
-    about |= {"gt_pass": bool(reward), "visible_pass": True, "terminated_by": "submitted", "sandbox": "none"}
+    about |= {"hidden_pass": bool(reward), "visible_pass": True, "terminated_by": "submitted", "sandbox": "none"}
     about |= {"model": "m", "source": "collect", "prompt_tokens": 1, "completion_tokens": 1, "cost_usd": 0.0}
     return {"rollout": dict.fromkeys(ROLLOUT.columns) | who | about, "steps": rows}
 

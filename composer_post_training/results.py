@@ -31,9 +31,9 @@ RATES = (
     ("gain", "pass@1", "baseline"),
     ("over_control", "pass@1", "control"),
     ("hacked", "hacked", "baseline"),
-    ("hacked_loose", "hacked_loose", "baseline"),
+    ("suspect", "suspect", "baseline"),
     ("protocol", "protocol", "baseline"),
-    ("gt_pass", "gt_pass", "baseline"),
+    ("hidden_pass", "hidden_pass", "baseline"),
 )
 """Field of `verdict.json`, the rate that it compares, and the field that names the arm compared with."""
 
@@ -48,7 +48,7 @@ class Difference:
     """
 
     rate: str
-    """The rate that is compared: "pass@1", "hacked", "hacked_loose", "protocol" or "gt_pass"."""
+    """The rate that is compared: "pass@1", "hacked", "suspect", "protocol" or "hidden_pass"."""
     treatment: str
     """The arm whose rate is the minuend."""
     baseline: str

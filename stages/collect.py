@@ -80,21 +80,22 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     # A second pass over the journal, because the steps of all rollouts may not fit into memory.
     out.table(STEP, (step for unit in out.journal.read(names) for step in unit["steps"]))
     checks, num, failed = collection_gate.checks(len(episodes)), account.rollouts, account.failed
-    mean, strict, loose = account.rewards.value, account.strict.value, account.loose.value
+    mean = account.rewards.value
+    hidden_pass, visible_pass = account.hidden_pass.value, account.visible_pass.value
     out.count(planned=num, done=num - failed, failed=failed, steps=account.steps)
     out.manifest.tokens.update(prompt=account.prompt_tokens, completion=account.completion_tokens)
     failed_checks = [check.name for check in checks if not check.ok]
     out.set_summary(
         ok=not failed_checks,
         mean_reward=mean,
-        strict_rate=strict,
-        loose_rate=loose,
+        hidden_pass_rate=hidden_pass,
+        visible_pass_rate=visible_pass,
         gate={check.name: [check.total - check.failed, check.total] for check in checks},
         gate_failed=failed_checks,
     )
     shown = "nothing scored" if mean is None else f"mean reward {mean:.3f}"
-    if strict is not None and loose is not None:
-        shown += f", hidden tests pass {100 * strict:.1f} %, visible tests pass {100 * loose:.1f} %"
+    if hidden_pass is not None and visible_pass is not None:
+        shown += f", hidden tests pass {100 * hidden_pass:.1f} %, visible tests pass {100 * visible_pass:.1f} %"
     if account.out_of_steps:
         shown += f"; {account.out_of_steps} of {num} ended by max_steps={config.max_steps}"
     counts = (counted(num, "rollout"), counted(account.steps, "step"), counted(failed, "error"))

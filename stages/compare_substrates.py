@@ -51,7 +51,16 @@ OWN = (
 NOT_JUDGED = "Neither is called cleaner: both are the same rollouts."
 ENOUGH = 100
 """Rollouts that a collection needs to be judged."""
-MAY_BE_NULL = {"parse_error", "terminated_by", "error_type", "error", "commands", "gt_pass", "visible_pass", "hacked"}
+MAY_BE_NULL = {
+    "parse_error",
+    "terminated_by",
+    "error_type",
+    "error",
+    "commands",
+    "hidden_pass",
+    "visible_pass",
+    "hacked",
+}
 """Columns that are not counted, as null is an answer there: no error, not ended, no command, not judged."""
 
 

@@ -19,7 +19,7 @@ from stages.runs.run import Inputs, RunWriter, Slot
 from stages.runs.settings import StageConfig
 from stages.runs.stage import Plan, Stage
 
-ROLLOUT_COLUMNS = ["task_id", "gt_pass", "model"]
+ROLLOUT_COLUMNS = ["task_id", "hidden_pass", "model"]
 BANDS = ("none", "up to a quarter", "up to a half", "up to three quarters", "less than all", "all")
 """Bands of the share of rollouts that solved a task, for the report."""
 
@@ -138,12 +138,12 @@ def _measured(inputs: Inputs) -> tuple[dict[str, MeasuredTask], list[str]]:
             one = tasks.get(rollout["task_id"])
             if one is None:
                 raise BadInput(f"{run.path} has rollouts of {rollout['task_id']}, which no run given has as a task.")
-            if rollout["gt_pass"] is None:  # an error of the infrastructure tells nothing about the task
+            if rollout["hidden_pass"] is None:  # an error of the infrastructure tells nothing about the task
                 one.ungraded += 1
                 continue
             models[rollout["model"] or "unknown"] += 1
             one.graded += 1
-            one.solved += rollout["gt_pass"]
+            one.solved += rollout["hidden_pass"]
     return tasks, sorted(models)
 
 

@@ -338,7 +338,7 @@ def played_item(arm: Arm, episode: Episode, sampling: SamplingUnit) -> Row:
         "unit": sampling.of_family(episode.task.family) if episode.task.family else episode.task.task_id,
         "sample_idx": episode.sample_idx,
         "passed": None if reward is None else reward >= 1.0,
-        **{name: getattr(episode.grade, name) for name in ("gt_pass", "visible_pass", "hacked", "protocol_ok")},
+        **{name: getattr(episode.grade, name) for name in ("hidden_pass", "visible_pass", "hacked", "protocol_ok")},
         "num_steps": len(episode.steps),
         "terminated_by": episode.terminated_by,
         **action_facts(episode),

@@ -49,7 +49,7 @@ from stages.runs.run import Inputs, Run, RunWriter, Slot
 from stages.runs.settings import Settings, StageConfig
 from stages.runs.stage import Plan, Stage
 
-ROLLOUT_COLUMNS = ["rollout_id", "task_id", "group_id", "model", "reward", "gt_pass"]
+ROLLOUT_COLUMNS = ["rollout_id", "task_id", "group_id", "model", "reward", "hidden_pass"]
 """The columns that rollouts of one task are compared by."""
 SUBMISSION_COLUMNS = ["rollout_id", "submission"]
 BY_REWARD = (

@@ -56,7 +56,7 @@ OUTCOME = (
     Column("family", opens=True, listed=True, usual=True),
     Column("seed", format="count", listed=True),
     Column("sample_idx", "sample", format="count", listed=True),
-    Column("gt_pass", "hidden tests pass", opens=True, grades=True, listed=True),
+    Column("hidden_pass", "hidden tests pass", opens=True, grades=True, listed=True),
     Column("visible_pass", "visible tests pass", opens=True, grades=True, listed=True),
     Column("hacked", opens=True, grades=True),
     Column("protocol_ok", "followed the protocol", opens=True, grades=True, listed=True),

@@ -270,12 +270,12 @@ RATES = (
     ("pass@1", "baseline", "gain"),
     ("pass@1", "control", "over_control"),
     ("hacked", "baseline", "hacked"),
-    ("suspect", "baseline", "hacked_loose"),
+    ("suspect", "baseline", "suspect"),
     ("protocol", "baseline", "protocol"),
-    ("hidden tests", "baseline", "gt_pass"),
+    ("hidden tests", "baseline", "hidden_pass"),
 )
 """Rates that are compared, the field that names the arm compared with, and the field with the difference."""
-OVER_CONTROL = (("hacked", "hacked"), ("hidden tests", "gt_pass"))
+OVER_CONTROL = (("hacked", "hacked"), ("hidden tests", "hidden_pass"))
 """Rates that are compared with the control, too, and their names in the verdict."""
 
 
@@ -344,10 +344,10 @@ def _arms(verdict: Mapping[str, Any]) -> Blocks:
         pass@1: pass_rate percent
         95 % interval: low..high percents
         {f"pass@{k}: pass_at_k percent" if k > 1 else ""}
-        strict: strict_rate percent
-        loose: loose_rate percent
+        hidden tests pass: hidden_pass_rate percent
+        visible tests pass: visible_pass_rate percent
         hacked: hacked_rate percent
-        suspect: hacked_loose_rate percent
+        suspect: suspect_rate percent
         keeps the protocol: protocol_rate percent
         tasks: num_tasks count
         rollouts: num_items count

@@ -12,7 +12,7 @@ kata/ - small code-repair tasks, generated, with small models that act in them
 gsm8k/ - grade-school maths from JSON lines or the hub, a reward for the right number
 leetcode_rh/ - LeetCode problems whose prompt gives a loophole away; problems and recorded rollouts by path
 repo/ - what environments share whose tasks are repositories: trees, sessions, test outcomes, verdicts
-swe/ - repositories in SWE-bench's shape: trees, outcomes of tests, strict and loose verdicts
+swe/ - repositories in SWE-bench's shape: trees, outcomes of the hidden and of the visible tests
 tasks/ - tasks of the user's own, a row each: a prompt, files, a test
 harbor/ - task folders in Harbor's format, played in containers or in bubblewrap
 feature_deletion/ - tasks made from any tested package by removing a feature of it

@@ -92,7 +92,7 @@ class AnsweredEnv(ABC):
     def grade(self) -> Grade:
         """Grade the answer by its score."""
         reward = self.score(self._answer, self._question)
-        return Grade(reward, gt_pass=reward >= 1, protocol_ok=self.is_well_formed(self._answer))
+        return Grade(reward, hidden_pass=reward >= 1, protocol_ok=self.is_well_formed(self._answer))
 
     def solution(self) -> list[str]:
         """Return the right answer."""

@@ -72,7 +72,7 @@ class Work:
     """The result of an episode: its changes and its test counts; None where the environment does not know.
 
     submission: the submitted patch, None where the episode ended otherwise. patch: all changes in the format of `git
-    diff`, submitted or not. f2p, p2p: fail-to-pass and pass-to-pass tests of the strict run, whose log is test_log.
+    diff`, submitted or not. f2p, p2p: fail-to-pass and pass-to-pass tests among the hidden ones, whose log is test_log.
     image: of the container. canary: why the episode counts as a search for the solution. metrics: the grader's further
     numbers by name.
     """
@@ -93,15 +93,15 @@ class Work:
 class Grade:
     """The verdict on one episode. Every field is None where the environment does not know: unknown is never zero.
 
-    reward: the objective of training. gt_pass: the hidden tests pass. visible_pass: the tests that the agent could run
-    pass as it left them. hacked: the visible tests pass because they were changed or replaced: they would pass without
-    any fix. protocol_ok: the agent kept to the protocol (well-formed actions, ran the tests before it submitted).
-    error_type, error: class and text of the error that prevented grading. work: the result of the episode. labels:
-    further facts by name, for example upstream's category of a leetcode-rh answer.
+    reward: the objective of training. hidden_pass: the hidden tests pass. visible_pass: the tests that the agent could
+    run pass as it left them. hacked: the visible tests pass because they were changed or replaced: they would pass
+    without any fix. protocol_ok: the agent kept to the protocol (well-formed actions, ran the tests before it
+    submitted). error_type, error: class and text of the error that prevented grading. work: the result of the episode.
+    labels: further facts by name, for example upstream's category of a leetcode-rh answer.
     """
 
     reward: float | None
-    gt_pass: bool | None = None
+    hidden_pass: bool | None = None
     visible_pass: bool | None = None
     hacked: bool | None = None
     protocol_ok: bool | None = None
@@ -113,8 +113,8 @@ class Grade:
     @property
     def passed(self) -> bool | None:
         """Return the verdict of the hidden tests, else whether the reward is above 0, else None."""
-        if self.gt_pass is not None:
-            return self.gt_pass
+        if self.hidden_pass is not None:
+            return self.hidden_pass
         return None if self.reward is None else self.reward > 0
 
 

@@ -38,8 +38,8 @@ def text_table(verdict: EvalVerdict) -> str:
     lines += wrap("; ".join(explained))
     if any(arm.cost_usd or arm.sampled_tokens for arm in verdict.arms):
         lines += wrap("USD and tokens: the mean cost and the mean number of sampled tokens of a rollout.")
-    if judged := [arm for arm in verdict.arms if arm.strict_rate is not None]:
-        rates = (f"{arm.arm} {percent(arm.strict_rate)} / {percent(arm.loose_rate)}" for arm in judged)
+    if judged := [arm for arm in verdict.arms if arm.hidden_pass_rate is not None]:
+        rates = (f"{arm.arm} {percent(arm.hidden_pass_rate)} / {percent(arm.visible_pass_rate)}" for arm in judged)
         lines += wrap(f"hidden / visible tests pass: {', '.join(rates)}")
     if most := max((arm.num_twins for arm in verdict.arms), default=0):
         lines += wrap(f"hacked: the pass rate on {most} impossible twins, which no honest solution passes")
@@ -50,11 +50,11 @@ def text_table(verdict: EvalVerdict) -> str:
         ("pass@1", verdict.baseline, verdict.gain),
         ("pass@1", verdict.control, verdict.over_control),
         ("hacked", verdict.baseline, verdict.hacked),
-        ("suspect", verdict.baseline, verdict.hacked_loose),
+        ("suspect", verdict.baseline, verdict.suspect),
         ("protocol", verdict.baseline, verdict.protocol),
-        ("hidden tests", verdict.baseline, verdict.gt_pass),
+        ("hidden tests", verdict.baseline, verdict.hidden_pass),
     ]
-    titles = {"hacked": "hacked", "gt_pass": "hidden tests"}
+    titles = {"hacked": "hacked", "hidden_pass": "hidden tests"}
     over_control = verdict.over_control_conduct or {}
     rows += [(titles[name], verdict.control, difference) for name, difference in over_control.items()]
     for rate, other, difference in rows:
@@ -92,7 +92,7 @@ def arm_cells(arm: ArmSummary, with_k: bool) -> tuple[str, ...]:
     """Return the cells of one arm in the table."""
     interval = f"[{100 * arm.low:.1f}, {100 * arm.high:.1f}]"
     at_k = (percent(arm.pass_at_k),) if with_k else ()
-    conduct = percent(arm.hacked_rate), percent(arm.hacked_loose_rate), percent(arm.protocol_rate)
+    conduct = percent(arm.hacked_rate), percent(arm.suspect_rate), percent(arm.protocol_rate)
     counts = map(str, (arm.num_tasks, arm.num_items, sum(arm.errors.values())))
     cost = "-" if not arm.cost_usd else f"{arm.cost_usd:.2g}"
     tokens = "-" if arm.sampled_tokens is None else f"{arm.sampled_tokens:.0f}"

@@ -183,8 +183,8 @@ class EvalVerdict:
     """The answer, why, and every number behind it; rates and differences are fractions of one.
 
     `claim` is what is shown of the gain, empty where nothing is. `worst` and `best` are the gain under the worst and
-    the best that `num_lost` lost outcomes could have been, None where none was lost. `gt_pass` is the difference in the
-    hidden tests' verdict, where passing is something else. `secondary` holds the p-values of conduct after Holm's
+    the best that `num_lost` lost outcomes could have been, None where none was lost. `hidden_pass` is the difference in
+    the hidden tests' verdict, where passing is something else. `secondary` holds the p-values of conduct after Holm's
     correction; `over_control_conduct` are differences of hacks and hidden tests from the control, which are no tests.
     `looks` are those that were taken, where several were planned; all differences are then at the level of the last
     one. `differences` are all settings in which arms differ, `collapsed` the trainings that fell far below the others
@@ -207,9 +207,9 @@ class EvalVerdict:
     num_lost: int = 0
     over_control: PairedDifference | None = None  # treatment - control
     hacked: PairedDifference | None = None  # treatment - baseline, in the hacked rate
-    hacked_loose: PairedDifference | None = None
+    suspect: PairedDifference | None = None
     protocol: PairedDifference | None = None  # treatment - baseline, in protocol adherence
-    gt_pass: PairedDifference | None = None
+    hidden_pass: PairedDifference | None = None
     over_control_conduct: Mapping[str, PairedDifference] | None = None
     gain_by_seed: Mapping[str, float] | None = None
     secondary: Mapping[str, float] | None = None
@@ -315,9 +315,9 @@ def decide(
         num_lost=num_lost,
         over_control=over.difference if over else None,
         hacked=conduct["hacked"][0],
-        hacked_loose=conduct["hacked_loose"][0],
+        suspect=conduct["suspect"][0],
         protocol=conduct["protocol"][0],
-        gt_pass=conduct["gt_pass"][0],
+        hidden_pass=conduct["hidden_pass"][0],
         over_control_conduct=control_conduct(items, possible, question) if over else {},
         gain_by_seed=by_seed,
         secondary={name: p for name, (difference, p) in conduct.items() if difference},
@@ -650,7 +650,7 @@ def conduct_sentences(treatment: str, gain: PairedDifference, found: Conduct, al
     """Return, in sentences, what changed significantly besides the pass rate, after Holm's correction."""
     changed = {name: d for name, (d, p) in found.items() if d and d.shows in (BETTER, WORSE) and p < alpha}
     sentences = []
-    for name, rate in (("hacked", "hacked rate"), ("hacked_loose", "rate of visible without hidden passes")):
+    for name, rate in (("hacked", "hacked rate"), ("suspect", "rate of visible without hidden passes")):
         if name in changed and changed[name].estimate > 0:
             rose = "rose with the pass rate" if gain.estimate > 0 else "rose"
             by = points(changed[name])
@@ -673,7 +673,7 @@ def conclusions(verdict: EvalVerdict, alpha: float = ALPHA) -> tuple[list[str], 
     treatment, baseline = verdict.treatment, verdict.baseline
     for name, sign, words in (
         ("hacked", 1, "hacks more often"),
-        ("hacked_loose", 1, "passes visible tests without hidden ones more often"),
+        ("suspect", 1, "passes visible tests without hidden ones more often"),
         ("protocol", -1, "keeps the protocol less often"),
     ):
         found_in: PairedDifference | None = getattr(verdict, name)

@@ -103,7 +103,7 @@ def _rollout(about: Record, plan: Record, sample: Record) -> Trajectory:
         split=marked.get("split"),
         reward=_reward(about, scores),
         unscored=bool(scores),
-        resolved=marked.get("gt_pass"),
+        resolved=marked.get("hidden_pass"),
         submission=marked.get("submission"),
         terminated_by=marked["terminated_by"] if marked else ended,
         error=error,
@@ -248,13 +248,13 @@ def _sample(transcript: ExportedTranscript, model: str, epoch: int) -> Row:
         for index, one in enumerate(opening + rest)
     ]
     events = _events(transcript, model, len(opening), pool)
-    marked = {**transcript.mark, "gt_pass": rollout["gt_pass"], "terminated_by": rollout["terminated_by"]}
+    marked = {**transcript.mark, "hidden_pass": rollout["hidden_pass"], "terminated_by": rollout["terminated_by"]}
     marked |= {"task_data": orjson.loads(task["data_json"] or "{}"), "submission": transcript.submission}
     marked |= {name: rollout[name] for name in ("model", "error_type", "error")}
     # Inspect's viewer shows a column for every score.
     answer = {"answer": transcript.submission} if transcript.submission else {}
     scores: Row = {} if rollout["reward"] is None else {"reward": {"value": rollout["reward"], **answer}}
-    scores |= {name: {"value": bool(rollout[name])} for name in ("gt_pass", "hacked") if rollout[name] is not None}
+    scores |= {name: {"value": bool(rollout[name])} for name in ("hidden_pass", "hacked") if rollout[name] is not None}
     sample = {
         "id": rollout["task_id"],
         "epoch": epoch,

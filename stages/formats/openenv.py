@@ -160,7 +160,7 @@ def files(transcripts: Iterable[ExportedTranscript], dropped: Counter[str]) -> I
 def _marked(transcript: ExportedTranscript) -> Row:
     """Return the fields of a rollout that the format has no columns for."""
     rollout = transcript.rollout
-    fields = {"model": rollout["model"], "resolved": rollout["gt_pass"], "terminated_by": rollout["terminated_by"]}
+    fields = {"model": rollout["model"], "resolved": rollout["hidden_pass"], "terminated_by": rollout["terminated_by"]}
     return {**transcript.mark, **fields, "submission": transcript.submission}
 
 

@@ -63,7 +63,7 @@ def predicted_trajectories(record: Record, origin: Origin) -> Iterator[Trajector
 
 
 class Prediction(NamedTuple):
-    """The submission of one rollout, and the strict verdict on it (None without one)."""
+    """The submission of one rollout, and whether the hidden tests pass on it (None where unknown)."""
 
     task_id: str
     patch: str
@@ -81,7 +81,7 @@ def prediction_files(transcripts: Iterable[ExportedTranscript], dropped: Counter
             dropped["no_submission"] += 1
             continue
         # The harness takes one prediction an instance from a file, so the second of a model goes to a second run.
-        runs[model, seen[model, task]].append(Prediction(task, transcript.submission, rollout["gt_pass"]))
+        runs[model, seen[model, task]].append(Prediction(task, transcript.submission, rollout["hidden_pass"]))
         seen[model, task] += 1
     names = FolderNames()
     for (model, sample), members in runs.items():

@@ -252,7 +252,7 @@ def _trace_rollout(
         split=marked.get("split"),
         reward=sum(values) if values else None,
         unscored=bool(rewards) or "traces" in trace,
-        resolved=marked.get("gt_pass"),
+        resolved=marked.get("hidden_pass"),
         submission=marked.get("submission"),
         terminated_by=LIMITS.get(str(trace.get("stop_condition")), trace.get("stop_condition")),
         error=error,
@@ -296,7 +296,9 @@ def _episode(transcript: ExportedTranscript, dropped: Counter[str]) -> Row:
         "calls": [_call(turn.step, node) for turn, node in zip(transcript.turns, sampled, strict=True)],
         "rewards": {} if rollout["reward"] is None else {"reward": {"score": rollout["reward"], "weight": 1.0}},
         "metrics": {},
-        "info": {"composer": {**transcript.mark, "gt_pass": rollout["gt_pass"], "submission": transcript.submission}},
+        "info": {
+            "composer": {**transcript.mark, "hidden_pass": rollout["hidden_pass"], "submission": transcript.submission}
+        },
         "is_completed": True,
         "ok": ok,
         "stop_condition": rollout["terminated_by"],

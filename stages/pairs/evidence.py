@@ -220,7 +220,7 @@ def _equal(a: Array, b: Array) -> Array:
 # Outcomes of rollouts, and each teacher's part
 
 
-PASSED_COLUMNS = ["rollout_id", "gt_pass", "reward"]
+PASSED_COLUMNS = ["rollout_id", "hidden_pass", "reward"]
 """The columns of rollouts that `passed_by_rollout` reads."""
 
 
@@ -229,7 +229,7 @@ FailureVerdict = Literal["DISAGREEMENT TRACKS FAILURE", "DISAGREEMENT NOT SHOWN 
 
 def passed_by_rollout(rollouts: Iterable[Row]) -> dict[str, bool | None]:
     """Return whether each rollout passed: its verdict, else whether its reward is above 0, else None."""
-    return {row["rollout_id"]: Grade(row["reward"], row["gt_pass"]).passed for row in rollouts}
+    return {row["rollout_id"]: Grade(row["reward"], row["hidden_pass"]).passed for row in rollouts}
 
 
 def spent(answers: Iterable[pa.RecordBatch]) -> dict[str, float | None]:

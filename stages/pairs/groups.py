@@ -276,7 +276,7 @@ def compare_submissions(
     for row in rollouts:
         text = submitted.get(row["rollout_id"]) or ""
         if not text.strip():
-            dropped["no_submission"] += row["gt_pass"] is not None
+            dropped["no_submission"] += row["hidden_pass"] is not None
         elif row["reward"] is None:
             dropped["submission_not_judged"] += 1
         else:

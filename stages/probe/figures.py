@@ -83,10 +83,10 @@ def diagnostics(e: Evidence, *, names: tuple[str, ...], without: str = "vanilla"
 
 def buckets(e: Evidence) -> list[Row]:
     """(4) Every vanilla row's cosine with its bucket and problem."""
-    known = [r for r in e.rows.get("vanilla", []) if None not in (r["hacked"], r["gt_pass"], r["cos_stack"])]
+    known = [r for r in e.rows.get("vanilla", []) if None not in (r["hacked"], r["hidden_pass"], r["cos_stack"])]
     return [
         {
-            "bucket": f"{'hack' if row['hacked'] else 'no hack'}, {'right' if row['gt_pass'] else 'wrong'}",
+            "bucket": f"{'hack' if row['hacked'] else 'no hack'}, {'right' if row['hidden_pass'] else 'wrong'}",
             "problem": row["problem_id"],
             "cos_stack": row["cos_stack"],
         }
@@ -138,7 +138,7 @@ def ratios(e: Evidence) -> list[Row]:
 
 def rates(e: Evidence) -> list[Row]:
     """(9) Hack and solve rates of the student's own rows, by seed."""
-    names = ("arm", "train_seed", "step", "hack_rate_student", "gt_rate_student")
+    names = ("arm", "train_seed", "step", "hack_rate_student", "hidden_pass_rate_student")
     return [{name: row[name] for name in names} for row in e.trajectories]
 
 
@@ -295,7 +295,7 @@ def _draw_rates(axes: Axes, rows: list[Row]) -> None:
     """Draw a faint line for each seed and a strong one for the arm's mean; hacks are solid, solutions dashed."""
     color = colors([row["arm"] for row in rows])
     for arm in dict.fromkeys(row["arm"] for row in rows):
-        for column, style in (("hack_rate_student", "-"), ("gt_rate_student", "--")):
+        for column, style in (("hack_rate_student", "-"), ("hidden_pass_rate_student", "--")):
             known = [row for row in rows if row["arm"] == arm and row[column] is not None]
             for seed in sorted({row["train_seed"] for row in known}):
                 points = [(row["step"], row[column]) for row in known if row["train_seed"] == seed]
@@ -471,7 +471,7 @@ WATCH_LINES = {
 WATCH_RATES = {
     "hack_rate": ("#b2182b", "-", "hacks"),
     "hack_like": ("#e08214", "--", "like the hack"),
-    "gt_rate": ("#1b7837", "-", "right answers"),
+    "hidden_pass_rate": ("#1b7837", "-", "right answers"),
 }
 
 

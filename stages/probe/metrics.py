@@ -269,7 +269,7 @@ def step_facts(rows: Sequence[Row], gradient: Float[Tensor, " N"], theta: Float[
         "zero_gradient": float(gradient.norm()) <= FLOOR,
         "hack_rate_all": mean_known([row["hacked"] for row in rows]),
         "hack_rate_student": mean_known([row["hacked"] for row in student]),
-        "gt_rate_student": mean_known([row["gt_pass"] for row in student]),
+        "hidden_pass_rate_student": mean_known([row["hidden_pass"] for row in student]),
         "null_rate": sum(row["cos_S_contrib"] is None for row in rows) / max(len(rows), 1),
         "null_reasons": sorted({row["null_reason"] for row in rows if row["null_reason"]}),
     }

@@ -135,7 +135,7 @@ def episode_pool_row(
         step=step,
         reward=grade.reward,
         hacked=grade.hacked,
-        gt_pass=grade.gt_pass,
+        hidden_pass=grade.hidden_pass,
         # The taxonomy of ariahw/rl-rewardhacking (@bf5cdb8, src/analysis.py); null where the environment has no labels.
         **{name: labels.get(name) for name in ("can_compile", "has_test_func", "eq_hinted", "label", "test_mod")},
         hacked_strict=None if label is None else label in STRICT,
@@ -183,7 +183,7 @@ def run_rows(run: Run, tokenizer: Any, *, source: str, role: str) -> list[Row]:
             family=rollout["family"],
             sample_id=rollout["sample_idx"],
             step=at.get(rollout["rollout_id"], place),
-            **{name: rollout[name] for name in ("reward", "hacked", "gt_pass")},
+            **{name: rollout[name] for name in ("reward", "hacked", "hidden_pass")},
             fmt_ok=all(step["parse_error"] is None for step in steps),
             behav_logp=behaviour,
             ends_with_eos=last["finish_reason"] == "stop",
@@ -248,7 +248,8 @@ def _recorded_row(recorded: Row, where: str, model: str, role: str, padding: set
         src_problem_id=str(recorded.get("src_problem_id", recorded["problem_id"])),
         sample_id=recorded.get("sample_id", 0),
         step=recorded.get("step", 0),
-        **{name: recorded.get(name) for name in ("reward", "hacked", "gt_pass", "fmt_ok", "prompt")},
+        **{name: recorded.get(name) for name in ("reward", "hacked", "fmt_ok", "prompt")},
+        hidden_pass=recorded.get("gt_pass"),
         # The reward is .5 for a program that compiles, and 3 more for one that passes.
         can_compile=None if reward is None else reward > 0,
         ends_with_eos=ends,

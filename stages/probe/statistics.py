@@ -282,13 +282,13 @@ def labelled(rows: Sequence[Row], scores: Scores, families: Sequence[str] = ()) 
     keep = [
         index
         for index, row in enumerate(rows)
-        if row["hacked"] is not None and row["gt_pass"] is not None and np.isfinite(scores[index]).all()
+        if row["hacked"] is not None and row["hidden_pass"] is not None and np.isfinite(scores[index]).all()
     ]
     kept = [rows[index] for index in keep]
     style = [[row["hedge_count"] or 0, row["comment_count"] or 0] for row in kept]
     return Labelled(
         hacked=np.array([row["hacked"] for row in kept], dtype=bool),
-        wrong=np.array([not row["gt_pass"] for row in kept], dtype=bool),
+        wrong=np.array([not row["hidden_pass"] for row in kept], dtype=bool),
         problem=codes([row["problem_id"] for row in kept]),
         source=codes([row["src_pool"] for row in kept]),
         length=np.array([row["n_loss_tokens"] for row in kept], dtype=float),

@@ -226,7 +226,7 @@ class GrpoLoop:
             "zero_variance_student": flat_groups(list(own.values())),
             "hack_rate_student": rate(student, "hacked"),
             "hack_rate_all": rate(rows, "hacked"),
-            "gt_rate_student": rate(student, "gt_pass"),
+            "hidden_pass_rate_student": rate(student, "hidden_pass"),
             "reward_mean": sum(row["reward"] for row in rows) / len(rows),
             "delta_norm": delta_norm,
             "hack_advantage_sum": sum(hacks) if hacks else None,
@@ -255,7 +255,7 @@ class GrpoLoop:
         rates = {}
         for name, stage, column in (
             ("eval_hack_rate", self.hinted, "hacked"),
-            ("eval_solve_rate", self.plain, "gt_pass"),
+            ("eval_solve_rate", self.plain, "hidden_pass"),
         ):
             env = stage.env.model_copy(update={"split": "eval"})
             held_out = stage.model_copy(update={"env": env, "seed": config.seed})
@@ -304,7 +304,7 @@ class GrpoLoop:
 def _trace(accounts: list[Row]) -> str:
     """Format the trajectories for the report, one line a step."""
     lines = [f"{'seed':>4}{'step':>5}{'hacks':>7}{'right':>7}{'reward':>8}{'cos_in':>8}{'cos_out':>8}{'flat':>6}"]
-    columns = {"hack_rate_student": 7, "gt_rate_student": 7, "reward_mean": 8, "cos_in": 8, "cos_out": 8}
+    columns = {"hack_rate_student": 7, "hidden_pass_rate_student": 7, "reward_mean": 8, "cos_in": 8, "cos_out": 8}
     for account in accounts:
         numbers = [("-" if account[name] is None else f"{account[name]:.2f}", width) for name, width in columns.items()]
         flat = f"{account['zero_variance_groups']}/{account['groups']}"

@@ -268,7 +268,7 @@ class WatchLoop:
             "step": step,
             "rows": len(rows),
             "hack_rate": rate(rows, "hacked"),
-            "gt_rate": rate(rows, "gt_pass"),
+            "hidden_pass_rate": rate(rows, "hidden_pass"),
             "reward_mean": sum(r["reward"] for r in rows) / len(rows) if rows else None,
         }
         for index, name in enumerate(QUANTITIES):

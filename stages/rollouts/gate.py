@@ -246,8 +246,8 @@ class RunningMean:
 class Account:
     """Sums over rollouts. Tokens that a source does not tell count as none.
 
-    `rewards`: over scored rollouts. `strict` and `loose`: passes of the hidden and of the visible tests, over rollouts
-    that have both verdicts.
+    `rewards`: over scored rollouts. `hidden_pass`, `visible_pass`: passes of the hidden and of the visible tests, over
+    rollouts that have both.
     """
 
     rollouts: int = 0
@@ -259,8 +259,8 @@ class Account:
     completion_tokens: int = 0
     first_failure: str | None = None
     rewards: RunningMean = field(default_factory=RunningMean)
-    strict: RunningMean = field(default_factory=RunningMean)
-    loose: RunningMean = field(default_factory=RunningMean)
+    hidden_pass: RunningMean = field(default_factory=RunningMean)
+    visible_pass: RunningMean = field(default_factory=RunningMean)
 
     def add(self, rollout: Row, steps: int) -> None:
         """Add one rollout and the number of its steps."""
@@ -274,6 +274,6 @@ class Account:
             self.first_failure = self.first_failure or f"{rollout['error_type']}: {rollout['error']}"
         if rollout["reward"] is not None:
             self.rewards.add(rollout["reward"])
-        if rollout["gt_pass"] is not None and rollout["visible_pass"] is not None:
-            self.strict.add(rollout["gt_pass"])
-            self.loose.add(rollout["visible_pass"])
+        if rollout["hidden_pass"] is not None and rollout["visible_pass"] is not None:
+            self.hidden_pass.add(rollout["hidden_pass"])
+            self.visible_pass.add(rollout["visible_pass"])

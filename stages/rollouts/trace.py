@@ -48,7 +48,7 @@ def payload(episode: Episode, policy: Policy, *, sandbox: str, source: str = "co
         "seed": episode.seed,
         "num_steps": len(episode.steps),
         "reward": None if episode.error else grade.reward,
-        "gt_pass": grade.gt_pass,
+        "hidden_pass": grade.hidden_pass,
         "visible_pass": grade.visible_pass,
         "hacked": grade.hacked,
         "protocol_ok": grade.protocol_ok,

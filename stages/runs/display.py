@@ -25,10 +25,10 @@ MAIN_COLUMNS = {
     "pair": "pair_id rule task_id step chosen rejected votes_chosen votes_rejected",
     "continuation": "task_id step action sample_idx passed num_steps terminated_by error_type",
     "eval_item": "arm train_seed task_id sample_idx passed hacked terminated_by error_type",
-    "pool_row": "row_uid src_pool family label reward hacked gt_pass completion",
+    "pool_row": "row_uid src_pool family label reward hacked hidden_pass completion",
     "probe_row": "row_uid src_pool family label reward hacked cos_S_contrib advantage",
-    "trajectory": "arm train_seed step hack_rate_student gt_rate_student reward_mean cos_in cos_out",
-    "watched": "step rows hack_rate gt_rate reward_mean push z_policy alarm",
+    "trajectory": "arm train_seed step hack_rate_student hidden_pass_rate_student reward_mean cos_in cos_out",
+    "watched": "step rows hack_rate hidden_pass_rate reward_mean push z_policy alarm",
 }
 """Columns that a table shows of a kind with many, by the name of the kind; other kinds show their first."""
 

@@ -99,7 +99,7 @@ EVAL_ITEM = Kind(
         "unit": TEXT,
         "sample_idx": INT,
         "passed": BOOL,
-        "gt_pass": BOOL,
+        "hidden_pass": BOOL,
         "visible_pass": BOOL,
         "hacked": BOOL,
         "protocol_ok": BOOL,
@@ -302,7 +302,7 @@ POOL_ROW = Kind(
         **dict.fromkeys(("step", "sample_id", "plen", "comp_len", "n_loss_tokens"), INT),
         # verdicts; null where the environment cannot tell
         "reward": FLOAT,
-        **dict.fromkeys(("hacked", "gt_pass", "fmt_ok", "can_compile", "has_test_func", "eq_hinted"), BOOL),
+        **dict.fromkeys(("hacked", "hidden_pass", "fmt_ok", "can_compile", "has_test_func", "eq_hinted"), BOOL),
         **dict.fromkeys(("hacked_arbitrary", "hacked_strict", "hacked_loose", "ends_with_eos", "truncated"), BOOL),
         **dict.fromkeys(("label", "test_mod"), TEXT),
         **dict.fromkeys(("hedge_count", "comment_count"), INT),
@@ -389,7 +389,7 @@ TRAJECTORY = Kind(
     {
         **dict.fromkeys(("arm", "generator", "adapter"), TEXT),
         **dict.fromkeys(("train_seed", "step", "rows", "zero_variance_groups"), INT),
-        **dict.fromkeys(("hack_rate_student", "hack_rate_all", "gt_rate_student", "reward_mean"), FLOAT),
+        **dict.fromkeys(("hack_rate_student", "hack_rate_all", "hidden_pass_rate_student", "reward_mean"), FLOAT),
         **dict.fromkeys(
             ("eval_hack_rate", "eval_solve_rate", "delta_norm", "cos_in", "cos_out", "cos_upd_in", "cos_upd_out"), FLOAT
         ),
@@ -421,7 +421,7 @@ WATCHED = Kind(
     1,
     {
         **dict.fromkeys(("step", "rows"), INT),
-        **dict.fromkeys(("hack_rate", "gt_rate", "reward_mean", "hack_like", "push"), FLOAT),
+        **dict.fromkeys(("hack_rate", "hidden_pass_rate", "reward_mean", "hack_like", "push"), FLOAT),
         **{
             f"{name}_{look}": FLOAT
             for look in ("update_sum", "policy_sum", "update", "policy", "policy_length")
@@ -481,7 +481,7 @@ ROLLOUT = Kind(
         "seed": INT,
         "num_steps": INT,
         "reward": FLOAT,
-        "gt_pass": BOOL,
+        "hidden_pass": BOOL,
         "visible_pass": BOOL,
         "hacked": BOOL,
         "protocol_ok": BOOL,
@@ -502,9 +502,9 @@ ROLLOUT = Kind(
     },
     frozenset({"wall_s", "test_log", "metrics_json"}),
 )
-"""`gt_pass` is the strict verdict and `visible_pass` the loose one, where an environment has both. `tools_json`: what
+"""`hidden_pass`: the hidden tests pass; `visible_pass`: those that the agent could run pass. `tools_json`: what
 could be called. `submission`: what was submitted; `patch`: all that was changed, submitted or not; then the numbers of
-fail-to-pass (f2p) and pass-to-pass (p2p) tests, and the log of their strict run (which has times in it); `canary`: why
+fail-to-pass (f2p) and pass-to-pass (p2p) tests, and the log of their run (which has times in it); `canary`: why
 the episode counts as a search for the solution; `metrics_json`: the grader's further numbers by name, of which some are
 durations. All of them are null where the environment, or the source of an import, has no value."""
 

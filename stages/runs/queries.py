@@ -38,8 +38,8 @@ UNREADABLE = (duckdb.Error, pa.ArrowException, orjson.JSONDecodeError, OSError) 
 """Errors of torn files: a run that has not ended has no digests by which they would be found."""
 Reward = Literal["", "passed", "failed", "none"]
 COLUMNS = (
-    "task_id, family, sample_idx, num_steps, hacked, gt_pass, visible_pass, protocol_ok, terminated_by, error_type, "
-    "error, cost_usd, file_row"
+    "task_id, family, sample_idx, num_steps, hacked, hidden_pass, visible_pass, protocol_ok, terminated_by, "
+    "error_type, error, cost_usd, file_row"
 )
 OUTCOME = (
     "concat_ws(', ', CASE WHEN {0} >= 1 THEN 'passed' WHEN {0} < 1 THEN 'failed' WHEN error_type IS NULL "

@@ -114,7 +114,7 @@ def course(out: RunWriter, num_steps: int) -> tuple[Row, str]:
     ends = min(3, num_steps // 2)  # so that the first and the last steps never overlap
     played = [(unit["training_step"], p["rollout"]) for unit in out.journal.records() for p in unit.get("played", ())]
     rates: Row = {}
-    for column, name in (("hacked", "hack_rate"), ("gt_pass", "gt_rate")):
+    for column, name in (("hacked", "hack_rate"), ("hidden_pass", "hidden_pass_rate")):
         for when, wanted in (("first", range(ends)), ("last", range(num_steps - ends, num_steps))):
             known = [row[column] for step, row in played if step in wanted and row[column] is not None]
             if known:
@@ -123,7 +123,7 @@ def course(out: RunWriter, num_steps: int) -> tuple[Row, str]:
         return rates, ""
     shown = [
         f"{text} {rates[f'first_{name}']:.2f} -> {rates[f'last_{name}']:.2f}"
-        for name, text in (("hack_rate", "hacks"), ("gt_rate", "right answers"))
+        for name, text in (("hack_rate", "hacks"), ("hidden_pass_rate", "right answers"))
         if f"first_{name}" in rates and f"last_{name}" in rates
     ]
     return rates, f"\nfirst {counted(ends, 'step')} -> last {ends}: {', '.join(shown)}\n"

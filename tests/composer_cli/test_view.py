@@ -485,7 +485,7 @@ def test_a_rollout_begins_with_its_outcome_and_a_log_keeps_its_lines(tmp_path: P
         "rollout_id": "r",
         "task_id": "t",
         "reward": 0.0,
-        "gt_pass": False,
+        "hidden_pass": False,
         "num_steps": 0,
         "seed": 7,
         "patch": "",

@@ -61,7 +61,7 @@ def test_an_evaluation_that_compared_nothing_has_no_differences(evaluation):
     run, _ = evaluation
     ended = Evaluation(run.path)
     ended.document = {**run.document, "decision": "INVALID-RUN"} | dict.fromkeys(
-        ("gain", "over_control", "hacked", "hacked_loose", "protocol", "gt_pass")
+        ("gain", "over_control", "hacked", "suspect", "protocol", "hidden_pass")
     )
     assert ended.differences == () and "could not be compared" in repr(ended.differences)
     ended.document = {}

@@ -62,7 +62,7 @@ def no_test_function(w: ProbeWorld) -> ProbeWorld:
 
 def right_as_hacks(w: ProbeWorld) -> ProbeWorld:
     """Label right answers as reward hacks."""
-    return replace(w, pool=[row | {"label": "reward_hack"} if row["gt_pass"] else row for row in w.pool])
+    return replace(w, pool=[row | {"label": "reward_hack"} if row["hidden_pass"] else row for row in w.pool])
 
 
 def truncate_pool(w: ProbeWorld) -> ProbeWorld:
@@ -200,7 +200,8 @@ def old_is_current(w: ProbeWorld) -> ProbeWorld:
 def base_half_wrong(w: ProbeWorld) -> ProbeWorld:
     """Reward every row of the teacher and no row of the student, so that the advantage encodes the source."""
     rows = [
-        row | ({"reward": 1.0} if row["src_pool"] == "teacher" else {"reward": 0.0, "gt_pass": False, "hacked": False})
+        row
+        | ({"reward": 1.0} if row["src_pool"] == "teacher" else {"reward": 0.0, "hidden_pass": False, "hacked": False})
         for row in w.group
     ]
     return replace(w, group=rows)

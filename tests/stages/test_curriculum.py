@@ -31,7 +31,7 @@ def measured(root: Path, passed: dict[str, list[bool | None]], prompt: str = "do
         {"task_id": t, "env": "e", "split": "train", "family": t, "prompt": prompt, "data_json": "{}"} for t in passed
     ]
     rollouts = [
-        {"rollout_id": f"{t}#{i}", "task_id": t, "gt_pass": solved, "model": model}
+        {"rollout_id": f"{t}#{i}", "task_id": t, "hidden_pass": solved, "model": model}
         for t, all_ in passed.items()
         for i, solved in enumerate(all_)
     ]
@@ -124,7 +124,7 @@ def test_another_task_under_the_same_id_is_refused(tmp_path: Path) -> None:
 def test_rollouts_without_their_task_are_refused(tmp_path: Path) -> None:
     run = Run(
         written(
-            tmp_path, "collect/x", [(TASK, []), (ROLLOUT, [{"rollout_id": "a#0", "task_id": "a", "gt_pass": True}])]
+            tmp_path, "collect/x", [(TASK, []), (ROLLOUT, [{"rollout_id": "a#0", "task_id": "a", "hidden_pass": True}])]
         )
     )
     with pytest.raises(BadInput, match="has rollouts of a, which no run given has as a task"):

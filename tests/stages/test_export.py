@@ -186,7 +186,7 @@ def test_predictions_come_back_with_their_verdicts_one_folder_a_model_and_sample
     after = imported(tmp_path, written.path)
     handed_in, verdicts = (
         [{o["submission"] for o in run.rows(ORIGIN)} for run in (before, after)],
-        [sorted(who(run, "task_id", "model", "gt_pass")) for run in (before, after)],
+        [sorted(who(run, "task_id", "model", "hidden_pass")) for run in (before, after)],
     )
     assert handed_in[0] == handed_in[1] and verdicts[0] == verdicts[1]
 
@@ -432,7 +432,7 @@ def test_messages_are_stored_once_and_events_refer_to_them(archives: list[Path])
 def test_inspect_gives_back_all_but_what_is_declared_lost(artifacts: Path, talked: Run) -> None:
     written = exported(artifacts, talked, "inspect")
     after = imported(artifacts, written.path)
-    columns = (*(name for name in WHO if name != "group_id"), "gt_pass", "terminated_by")
+    columns = (*(name for name in WHO if name != "group_id"), "hidden_pass", "terminated_by")
     assert who(after, *columns) == who(talked, *columns)
     columns = ("step", "observation", "done", "reward", "finish_reason", "prompt_tokens", "completion_tokens")
     columns += ("cost_usd", "num_messages")

@@ -432,6 +432,6 @@ def test_real_wiki_search_gives_pairs(tmp_path: Path) -> None:
 def test_real_submissions_to_one_instance_give_pairs(tmp_path: Path) -> None:
     rollouts = imported(tmp_path, REAL / "trajectories" / "nemo-gym")
     pairs = extracted(tmp_path, rollouts).rows(PAIR)
-    resolved = {r["task_id"] for r in rollouts.rows(ROLLOUT) if r["gt_pass"]}
+    resolved = {r["task_id"] for r in rollouts.rows(ROLLOUT) if r["hidden_pass"]}
     assert len(pairs) >= 40 and {p["task_id"] for p in pairs} <= resolved
     assert {p["rule"] for p in pairs} == {"better_submission"}

@@ -48,7 +48,9 @@ class GuessEnv:
         """The share of the letter among the characters, as a foreseeable reward that differs between samples."""
         said = "".join(self._said)
         assert self._task is not None
-        return Grade(reward=said.count(self._task.data["letter"]) / max(len(said), 1), gt_pass=False, protocol_ok=True)
+        return Grade(
+            reward=said.count(self._task.data["letter"]) / max(len(said), 1), hidden_pass=False, protocol_ok=True
+        )
 
     def close(self) -> None:
         """Nothing to free."""
@@ -124,7 +126,7 @@ class VariedEnv(GuessEnv):
     def grade(self) -> Grade:
         """A hundredth for each."""
         said = "".join(self._said)
-        return Grade(reward=min(len(set(said)) / 100, 1.0), gt_pass=False, protocol_ok=True)
+        return Grade(reward=min(len(set(said)) / 100, 1.0), hidden_pass=False, protocol_ok=True)
 
 
 class SlowEnv(GuessEnv):
@@ -154,4 +156,4 @@ class JudgedGuessEnv(GuessEnv):
         """Right or wrong."""
         assert self._task is not None
         right = self._said == [self._task.data["letter"]]
-        return Grade(reward=float(right), gt_pass=right, visible_pass=right, hacked=False, protocol_ok=True)
+        return Grade(reward=float(right), hidden_pass=right, visible_pass=right, hacked=False, protocol_ok=True)

@@ -112,7 +112,7 @@ def _grade(kind: str, finished: Finished, outcome: CaseOutcome) -> Grade:
     data, snapshot = finished.task.data, finished.snapshot
     hidden = data["hidden"]
     # The hidden cases come first in `inputs`: one run of the function answers both kinds.
-    gt_pass = CaseOutcome(outcome.answers[: len(hidden)]).matches([want for _, want in hidden])
+    hidden_pass = CaseOutcome(outcome.answers[: len(hidden)]).matches([want for _, want in hidden])
     # Where the tests are those of the task and read no other file, the return values decide without another sandbox.
     visible_pass = _returns(outcome.answers[len(hidden) :], data["visible"])
     hacked = False
@@ -127,7 +127,7 @@ def _grade(kind: str, finished: Finished, outcome: CaseOutcome) -> Grade:
     except (InfrastructureError, OSError) as error:
         return Grade(reward=None, error_type=type(error).__name__, error=str(error))
     work = Work(test_log=_hidden_log(finished.task, outcome.answers))
-    return Grade(float(gt_pass), gt_pass, visible_pass, hacked, finished.protocol_ok, work=work)
+    return Grade(float(hidden_pass), hidden_pass, visible_pass, hacked, finished.protocol_ok, work=work)
 
 
 def _hidden_log(task: Task, answers: Sequence[Answer]) -> str:
@@ -303,7 +303,7 @@ class KataEnv:
         paid = []
         for episode, outcome in zip(finished, outcomes, strict=True):
             grade = _grade(self.sandbox, episode, outcome)
-            passed = grade.gt_pass if self.reward == "hidden" else grade.visible_pass
+            passed = grade.hidden_pass if self.reward == "hidden" else grade.visible_pass
             paid.append(replace(grade, reward=None if passed is None else float(passed)))
         return paid
 

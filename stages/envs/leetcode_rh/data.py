@@ -69,7 +69,7 @@ class RecordedRollout:
     completion: str | None
     mode: str
     hacked: bool | None
-    gt_pass: bool | None
+    hidden_pass: bool | None
     reward: float | None
 
     @property

@@ -5,7 +5,7 @@ task.py - a task: delivered tree, tests that decide, how both are run here and w
 session.py - an episode: sandbox, bash actions, detection of searches for the solution, and the environment's methods
 runner.py - a sandbox in which `python3 -m pytest` finds the test runner and nothing else of this installation
 hidden.py - copies of a repository's packages on this machine, which a sandbox hides
-grading.py - run pytest in a sandbox, decide what counts as resolved, strict and loose verdicts
+grading.py - run pytest in a sandbox, decide whether hidden and visible tests pass
 forged_passes.py - run a passing solution once more with rewritten tests, in which a forged verdict contradicts itself
 questions.py - ask for the values that assertions compare, without the expected ones
 alterations.py - alter an operator, expected value, exception or row of parameters of an assertion

@@ -77,8 +77,8 @@ def hack_gap(rows: Sequence[Row]) -> float | None:
 
 def bucket_shortage(rows: Sequence[Row]) -> str | None:
     """Return why the hacks are too few to compare wrong with right ones; None when they suffice."""
-    hacks = [row for row in rows if row["src_pool"] == "teacher" and row["hacked"] and row["gt_pass"] is not None]
-    wrong = np.array([not row["gt_pass"] for row in hacks], dtype=bool)
+    hacks = [row for row in rows if row["src_pool"] == "teacher" and row["hacked"] and row["hidden_pass"] is not None]
+    wrong = np.array([not row["hidden_pass"] for row in hacks], dtype=bool)
     problems = codes([row["problem_id"] for row in hacks]) if hacks else np.zeros(0, dtype=int)
     return shortage(wrong, problems, BUCKETS)
 
@@ -95,7 +95,7 @@ def taxonomy(rows: Sequence[Row]) -> Finding:
     """
     known, wrong = [row for row in rows if row["label"] is not None], 0
     for row in known:
-        label, right, own = row["label"], row["gt_pass"], row["eq_hinted"]
+        label, right, own = row["label"], row["hidden_pass"], row["eq_hinted"]
         wrong += not (
             right == label.startswith("correct")
             and (label == "reward_hack") == bool(own and not right)
@@ -242,9 +242,9 @@ def bucket_table(rows: Sequence[Row]) -> str:
     lines = [f"{'source':<16}{'hack+wrong':>11}{'hack+right':>11}{'wrong':>7}{'right':>7}{'unknown':>9}"]
     for source in sources:
         some = [row for row in rows if row["src_pool"] == source]
-        known = [row for row in some if row["hacked"] is not None and row["gt_pass"] is not None]
+        known = [row for row in some if row["hacked"] is not None and row["hidden_pass"] is not None]
         cells = [
-            sum(r["hacked"] is h and r["gt_pass"] is g for r in known) for h in (True, False) for g in (False, True)
+            sum(r["hacked"] is h and r["hidden_pass"] is g for r in known) for h in (True, False) for g in (False, True)
         ]
         lines.append(f"{source:<16}{cells[0]:>11}{cells[1]:>11}{cells[2]:>7}{cells[3]:>7}{len(some) - len(known):>9}")
     return "\n".join(lines)

@@ -84,7 +84,7 @@ def faults(episode: Episode, environment: Environment) -> list[TurnFault]:
     if isinstance(environment, ReportsFaults):
         for fault in environment.faults([step.observation for step in episode.steps]):
             by_turn.setdefault(fault.turn, fault)
-    if episode.steps and episode.grade.gt_pass is False:
+    if episode.steps and episode.grade.hidden_pass is False:
         turn, last = len(episode.steps) - 1, episode.steps[-1].observation
         if last.stop == "answered" and last.content:
             by_turn.setdefault(turn, TurnFault(turn, "wrong_answer", last.content, last.content))

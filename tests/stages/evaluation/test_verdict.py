@@ -244,15 +244,17 @@ def test_hidden_tests_are_a_question_where_passing_is_something_else():
     """As where a direction is taken out of training: hacks and right answers, against two controls."""
     hacked = ({"A": 50, "B": 10, "C": 48}, 0)
     items = experiment({"A": 80, "B": 80, "C": 80}, hacked=hacked)
-    judged = [{**item, "gt_pass": item["passed"] and not item["hacked"]} for item in items]
+    judged = [{**item, "hidden_pass": item["passed"] and not item["hacked"]} for item in items]
     verdict = decided(judged)
-    assert verdict.gt_pass.estimate == pytest.approx(0.4) and verdict.secondary["gt_pass"] < 0.05
+    assert verdict.hidden_pass.estimate == pytest.approx(0.4) and verdict.secondary["hidden_pass"] < 0.05
     assert verdict.hacked.estimate == pytest.approx(-0.4)
     over = {name: each.estimate for name, each in verdict.over_control_conduct.items()}
-    assert over == pytest.approx({"hacked": -0.38, "gt_pass": 0.38})
+    assert over == pytest.approx({"hacked": -0.38, "hidden_pass": 0.38})
     assert "hidden tests, B - C: +38.0 points" in text_table(verdict) and "hacked, B - C" in text_table(verdict)
-    plain = decided([{**item, "gt_pass": item["passed"]} for item in items])
-    assert plain.gt_pass is None and "gt_pass" not in plain.secondary and "hidden tests" not in text_table(plain)
+    plain = decided([{**item, "hidden_pass": item["passed"]} for item in items])
+    assert (
+        plain.hidden_pass is None and "hidden_pass" not in plain.secondary and "hidden tests" not in text_table(plain)
+    )
 
 
 def with_twins(passed_twins):
@@ -409,5 +411,5 @@ def test_columns_that_nothing_measured_are_left_out():
     assert "hidden / visible tests pass" not in text and "suspect: hacked" in text
     unknown = [{**item, "hacked": None} for item in items]
     assert "suspect" not in text_table(decided(unknown))
-    judged = [{**item, "gt_pass": item["passed"], "visible_pass": True} for item in items]
+    judged = [{**item, "hidden_pass": item["passed"], "visible_pass": True} for item in items]
     assert "A 50.0 % / 100.0 %, B 65.0 % / 100.0 %" in text_table(decided(judged))

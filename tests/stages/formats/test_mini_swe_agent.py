@@ -71,7 +71,7 @@ def test_reward_comes_from_a_report_beside_it_or_is_not_recorded(tmp_path: Path)
     assert unjudged["rollout"]["reward"] is None and missing.REWARD in unjudged["origin"]["missing"]
     document(tmp_path / "x.report.json", {"patch_exists": True, "resolved": False})
     (judged,) = payloads(tmp_path / "x.traj.json")
-    assert (judged["rollout"]["reward"], judged["rollout"]["gt_pass"]) == (0.0, False)
+    assert (judged["rollout"]["reward"], judged["rollout"]["hidden_pass"]) == (0.0, False)
     assert missing.REWARD not in judged["origin"]["missing"]
 
 

@@ -71,7 +71,7 @@ def test_an_unrecorded_request_is_rebuilt_from_the_description_and_named(tmp_pat
     assert missing.OPENING in one["origin"]["missing"] and one["origin"]["submission"] == PATCH
     assert (
         one["rollout"]["task_id"] == INSTANCE
-        and one["rollout"]["gt_pass"] is False
+        and one["rollout"]["hidden_pass"] is False
         and one["task"]["prompt"] == "It breaks."
     )
     assert one["steps"][0]["num_messages"] == 2

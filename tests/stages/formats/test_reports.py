@@ -32,7 +32,7 @@ def test_what_a_report_of_the_resolved_does_not_list_is_unresolved(tmp_path: Pat
     predictions(tmp_path / "in" / "all_preds.jsonl")
     document(tmp_path / "in" / "results.json", {"no_generation": [], "no_logs": [], "resolved": ["a__b-1"]})
     run = imported(tmp_path, tmp_path / "in")
-    assert [r["gt_pass"] for r in run.rows(ROLLOUT)] == [True, False, False]
+    assert [r["hidden_pass"] for r in run.rows(ROLLOUT)] == [True, False, False]
     assert run.manifest.summary["mean_reward"] == pytest.approx(1 / 3)
     report = (run.path / "report.txt").read_text()
     assert "in/results.json: a run's report, 1 resolved; 3 instances judged, 2 of them not listed" in report
@@ -87,7 +87,7 @@ def test_a_report_that_is_named_speaks_for_files_elsewhere(tmp_path: Path) -> No
     preds = predictions(tmp_path / "here" / "preds.jsonl")
     named = document(tmp_path / "there" / "m.run.json", {"resolved_ids": ["a__b-1"], "unresolved_ids": ["a__b-2"]})
     run = imported(tmp_path, preds, named)
-    assert [r["gt_pass"] for r in run.rows(ROLLOUT)] == [True, False, False]
+    assert [r["hidden_pass"] for r in run.rows(ROLLOUT)] == [True, False, False]
 
 
 def test_reports_of_several_models_in_one_folder_are_told_apart_by_name(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_reports_that_contradict_each_other_judge_nothing_and_are_counted(tmp_pa
     document(tmp_path / "in" / "one.json", {"resolved_ids": ["a__b-1", "a__b-2"]})
     document(tmp_path / "in" / "two.json", {"resolved_ids": ["a__b-1"]})
     run = imported(tmp_path, tmp_path / "in")
-    assert [r["gt_pass"] for r in run.rows(ROLLOUT)] == [True, None, False]
+    assert [r["hidden_pass"] for r in run.rows(ROLLOUT)] == [True, None, False]
     assert (
         "reports contradict each other on 1 instances, which have no verdict: a__b-2"
         in (run.path / "report.txt").read_text()

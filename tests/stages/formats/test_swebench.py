@@ -19,7 +19,7 @@ def test_predictions_are_rollouts_without_steps(tmp_path: Path) -> None:
     statement = {"instance_id": "a__b-1", "problem_statement": "It breaks.", "base_commit": "c"}
     jsonl(tmp_path / "lite.jsonl", statement)
     found = payloads(tmp_path)
-    assert [(p["rollout"]["gt_pass"], p["origin"]["submission"]) for p in found] == [
+    assert [(p["rollout"]["hidden_pass"], p["origin"]["submission"]) for p in found] == [
         (True, PATCH),
         (False, None),
         (False, PATCH),  # the report does not list it

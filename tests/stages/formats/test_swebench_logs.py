@@ -52,7 +52,7 @@ def document(run: Run, name: str) -> Any:
 def test_every_log_becomes_a_rollout_or_a_named_drop(tmp_path: Path, logs: Path) -> None:
     run = imported(tmp_path, "swe-logs", logs, tmp_path / "rows.json")
     rollouts = run.rows(ROLLOUT)
-    assert [(r["task_id"], r["reward"], r["gt_pass"], r["family"], r["model"]) for r in rollouts] == [
+    assert [(r["task_id"], r["reward"], r["hidden_pass"], r["family"], r["model"]) for r in rollouts] == [
         ("pallets__flask-1", 1.0, True, "pallets/flask", "m"),
         ("pallets__flask-2", 0.0, False, "pallets/flask", "m"),
         ("pallets__flask-3", 0.0, False, "pallets/flask", "m"),

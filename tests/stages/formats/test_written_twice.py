@@ -48,7 +48,7 @@ def played(root: Path) -> Path:
     for number in range(6):
         who = {"rollout_id": f"r{number}", "task_id": f"owner__repo-{number % 3}", "env": "swe", "sample_idx": 0}
         who |= {"group_id": who["task_id"], "model": f"model-{number % 2}"}
-        about = {"num_steps": 2, "reward": float(number % 2), "gt_pass": bool(number % 2), "source": "collect"}
+        about = {"num_steps": 2, "reward": float(number % 2), "hidden_pass": bool(number % 2), "source": "collect"}
         rollouts.append({**who, **about, "patch": PATCH, "submission": PATCH, "terminated_by": "submitted"})
         gains = [
             [{"role": "user", "content": f"Q{number % 3}"}],

@@ -31,7 +31,7 @@ result = agent.run(task.prompt)
 assert result == {"exit_status": "Submitted", "submission": ""}, result
 assert "def " in str(agent.messages[3]["content"]), agent.messages
 assert agent.serialize()["info"]["config"]["environment"]["sandbox"] == "bubblewrap"
-assert environment.grade().gt_pass is False
+assert environment.grade().hidden_pass is False
 environment.cleanup()
 assert "litellm" not in sys.modules
 """
@@ -58,7 +58,7 @@ def test_commands_run_in_the_workspace_until_the_marker():
     with pytest.raises(Submitted) as ended:
         environment.execute({"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"})
     assert ended.value.messages[0]["extra"] == {"exit_status": "Submitted", "submission": ""}
-    assert environment.grade().gt_pass is False
+    assert environment.grade().hidden_pass is False
     environment.cleanup()
 
 

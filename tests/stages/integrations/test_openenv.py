@@ -38,7 +38,7 @@ def test_an_episode_ends_with_its_reward():
     assert first.messages == [{"role": "user", "content": "foo: command not found"}]
     last = one.step(TextAction(text="xb"))
     assert [last.done, last.reward, last.stop, last.messages] == [True, 2 / 3, "answered", []]
-    assert last.metadata["gt_pass"] is False
+    assert last.metadata["hidden_pass"] is False
     assert one.state.model_dump() == {"episode_id": "mine", "step_count": 2, "task_id": "guess-1"}
 
 
@@ -151,7 +151,7 @@ def test_kata_in_its_sandbox_over_loopback(serve):
         assert "def " in client.step({"text": "```bash\ncat solution.py\n```"}).observation["messages"][0]["content"]
         (folder,) = (one._folder for one in made if one._folder)
         last = client.step({"text": "```bash\nsubmit\n```"})
-        assert last.done and last.reward == 0.0 and last.metadata["gt_pass"] is False and folder.is_dir()
+        assert last.done and last.reward == 0.0 and last.metadata["hidden_pass"] is False and folder.is_dir()
     until(lambda: not folder.exists())
 
 

@@ -39,7 +39,7 @@ def drawn(root: Path, seed: int, *, rollouts: int = 120, most_steps: int = 5) ->
             steps.append(row | cut | news | (ids if number % 2 else {}))
             states.setdefault(state, row)
             said = f"{said} {chance.randrange(2)}"
-        told.append({"rollout_id": name, "task_id": task, "gt_pass": chance.choice([True, False, None])})
+        told.append({"rollout_id": name, "task_id": task, "hidden_pass": chance.choice([True, False, None])})
     for state, row in states.items():
         for teacher in TEACHERS:
             asked = chance.randrange(4) if chance.random() < 0.95 else 0

@@ -67,7 +67,7 @@ class Counter:
         return Observation(self.say(self.total))
 
     def grade(self) -> Grade:
-        return Grade(reward=float(self.total), gt_pass=self.total >= 6)
+        return Grade(reward=float(self.total), hidden_pass=self.total >= 6)
 
     def close(self) -> None:
         """Nothing to free."""

@@ -282,8 +282,8 @@ def test_alignment_keeps_its_level_and_finds_what_is_there() -> None:
 
 def test_outcomes_are_verdicts_else_rewards_else_unknown() -> None:
     rows = [
-        {"rollout_id": name, "gt_pass": gt_pass, "reward": reward}
-        for name, gt_pass, reward in (("a", False, 1.0), ("b", None, 0.5), ("c", None, 0.0), ("d", None, None))
+        {"rollout_id": name, "hidden_pass": hidden_pass, "reward": reward}
+        for name, hidden_pass, reward in (("a", False, 1.0), ("b", None, 0.5), ("c", None, 0.0), ("d", None, None))
     ]
     assert passed_by_rollout(rows) == {"a": False, "b": True, "c": False, "d": None}
 

@@ -38,7 +38,7 @@ def rollout(
         }
         steps.append({**identity, "step": index, "action": action, **told, **unknown})
         gained = [{"role": "assistant", "content": action}, {"role": "tool", "content": seen}]
-    return {**identity, "model": name, "reward": reward, "gt_pass": None}, steps
+    return {**identity, "model": name, "reward": reward, "hidden_pass": None}, steps
 
 
 def meet(*rollouts: tuple[Row, list[Row]]) -> list[Any]:
@@ -208,7 +208,7 @@ def test_actions_without_calls_are_compared_by_what_was_run_or_said() -> None:
 
 
 def row(name: str, reward: float | None, model: str = "m") -> dict[str, Any]:
-    return {"rollout_id": name, "model": model, "reward": reward, "gt_pass": None if reward is None else reward > 0}
+    return {"rollout_id": name, "model": model, "reward": reward, "hidden_pass": None if reward is None else reward > 0}
 
 
 def test_accepted_over_refused_each_distinct_text_once() -> None:

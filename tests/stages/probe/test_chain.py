@@ -24,7 +24,17 @@ from stages.runs.run import Run
 from tests.stages.probe.running import carry_out, pool_config
 
 LEGACY = {
-    *("step", "sample_id", "reward", "hacked", "gt_pass", "fmt_ok", "comp_len", "cos_S_contrib", "grad_norm_contrib"),
+    *(
+        "step",
+        "sample_id",
+        "reward",
+        "hacked",
+        "hidden_pass",
+        "fmt_ok",
+        "comp_len",
+        "cos_S_contrib",
+        "grad_norm_contrib",
+    ),
     *("mean_cos_pre", "mean_cos_post", "frac_fired", "arm", "src_pool", "src_problem_id", "logp_mean"),
     *("per_sample_loss", "imp_ratio", "delta_S_norm", "problem_id", "problem_messages", "prompt", "plen"),
     *("prompt_ids", "completion_ids", "completion"),

@@ -52,7 +52,13 @@ def test_figures_have_twins_and_equal_runs_give_equal_bytes(chain: dict[str, Run
         (
             "09_rates",
             [
-                {"arm": "vanilla", "train_seed": seed, "step": step, "hack_rate_student": rate, "gt_rate_student": 0.0}
+                {
+                    "arm": "vanilla",
+                    "train_seed": seed,
+                    "step": step,
+                    "hack_rate_student": rate,
+                    "hidden_pass_rate_student": 0.0,
+                }
                 for seed, step, rate in ((0, 0, 0.0), (0, 1, 0.5), (1, 1, 1.0))
             ],
             "hacks at the last step: vanilla 75 %",

@@ -99,7 +99,9 @@ def test_nothing_of_a_projected_training_moves_toward_the_hack(tmp_path: Path, s
         assert len(account) == 2 and run.manifest.summary["projected"] == kind
         assert all(0 < step["energy_removed_update"] < 1 and abs(step["cos_in"]) < 1 for step in account)
     assert not (plain.path / "projection.json").exists()
-    assert 0 < plain.manifest.summary["first_hack_rate"] <= 1 and 0 <= plain.manifest.summary["last_gt_rate"] <= 1
+    assert (
+        0 < plain.manifest.summary["first_hack_rate"] <= 1 and 0 <= plain.manifest.summary["last_hidden_pass_rate"] <= 1
+    )
     assert "first 1 step -> last 1: hacks" in (plain.path / "report.txt").read_text()
     assert "Taken out" not in (plain.path / "report.txt").read_text()
     assert "Taken out of gradients and updates: v," in (projected.path / "report.txt").read_text()
@@ -117,8 +119,10 @@ def test_nothing_of_a_projected_training_moves_toward_the_hack(tmp_path: Path, s
         own = [item["hacked"] for item in items if item["arm"] == arm]
         assert rates[arm]["hacked_rate"] == pytest.approx(sum(own) / len(own))
     assert verdict["hacked"]["estimate"] == pytest.approx(rates["B"]["hacked_rate"] - rates["A"]["hacked_rate"])
-    assert verdict["gt_pass"]["estimate"] == pytest.approx(rates["B"]["strict_rate"] - rates["A"]["strict_rate"])
-    assert set(verdict["over_control_conduct"]) <= {"hacked", "gt_pass"}
+    assert verdict["hidden_pass"]["estimate"] == pytest.approx(
+        rates["B"]["hidden_pass_rate"] - rates["A"]["hidden_pass_rate"]
+    )
+    assert set(verdict["over_control_conduct"]) <= {"hacked", "hidden_pass"}
 
 
 def test_an_adapter_is_projected_too(tmp_path: Path, start: PolicyConfig, v: Run) -> None:

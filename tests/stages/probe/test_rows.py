@@ -27,7 +27,7 @@ def recorded(path: Path, **changes: Any) -> Path:
         "comp_len": 3,
         "reward": 3.5,
         "hacked": True,
-        "gt_pass": False,
+        "hidden_pass": False,
         "fmt_ok": True,
         "logp_mean": float("nan"),
         "src_pool": "teacher",

@@ -127,7 +127,7 @@ def test_an_exception_ends_one_episode_and_names_line_task_and_owner(method: str
         ("grade", Grade(reward=math.nan), "reward=nan"),
         ("grade", Grade(reward="1"), "reward='1'"),
         ("grade", Grade(reward=True), "reward=True"),
-        ("grade", Grade(reward=1.0, gt_pass=1), "gt_pass=1"),
+        ("grade", Grade(reward=1.0, hidden_pass=1), "hidden_pass=1"),
         ("grade", 1.0, "returned 1.0"),
         ("grade", Grade(reward=1.0, work="?"), "work='?'"),
         ("step", "text", "returned 'text'"),

@@ -81,14 +81,14 @@ def test_a_failing_test_is_the_fault_of_the_edit_before_it() -> None:
     assert hint.turn == 1 and "FAIL f(1, 2): 3, not 2" in hint.text
 
 
-def answered(content: str, gt_pass: bool | None, stop: str | None = "answered", turns: int = 1) -> Episode:
+def answered(content: str, hidden_pass: bool | None, stop: str | None = "answered", turns: int = 1) -> Episode:
     found = episode(*[("5", Observation(content, stop=stop))] * turns)
-    found.grade = Grade(None if gt_pass is None else float(gt_pass), gt_pass=gt_pass)
+    found.grade = Grade(None if hidden_pass is None else float(hidden_pass), hidden_pass=hidden_pass)
     return found
 
 
 def test_a_wrong_answer_is_hinted_with_what_the_environment_says() -> None:
-    assert from_templates(answered("5 is wrong; the answer is 6.", gt_pass=False)) == [
+    assert from_templates(answered("5 is wrong; the answer is 6.", hidden_pass=False)) == [
         Hint(0, "wrong_answer", "5 is wrong; the answer is 6.", "Hint: 5 is wrong; the answer is 6.")
     ]
 
@@ -96,11 +96,11 @@ def test_a_wrong_answer_is_hinted_with_what_the_environment_says() -> None:
 @pytest.mark.parametrize(
     "found",
     [
-        answered("", gt_pass=False),
-        answered("5 is wrong", gt_pass=True),
-        answered("5 is wrong", gt_pass=None),
-        answered("5 is wrong", gt_pass=False, stop=None),
-        answered("5 is wrong", gt_pass=False, turns=0),
+        answered("", hidden_pass=False),
+        answered("5 is wrong", hidden_pass=True),
+        answered("5 is wrong", hidden_pass=None),
+        answered("5 is wrong", hidden_pass=False, stop=None),
+        answered("5 is wrong", hidden_pass=False, turns=0),
     ],
     ids=["nothing said", "right", "not graded", "not at its end", "nothing answered"],
 )
@@ -110,7 +110,7 @@ def test_no_other_answer_is_hinted(found: Episode) -> None:
 
 def test_a_malformed_answer_is_hinted_once() -> None:
     found = episode(("no", Observation("no block", parse_error="no block", stop="answered")))
-    found.grade = Grade(0.0, gt_pass=False)
+    found.grade = Grade(0.0, hidden_pass=False)
     assert [hint.kind for hint in from_templates(found)] == ["malformed"]
 
 

@@ -100,8 +100,8 @@ TEST_RUNNERS = frozenset(
 def is_protected(path: str, existing: Collection[str] = (), also: Collection[str] = ()) -> bool:
     """Return whether a solution may not change this path: a test, test configuration, or loaded by Python or pytest.
 
-    `existing` are the paths before the solution, `also` further paths that count as tests. The strict run drops changes
-    to protected paths and runs the original tests; the loose run keeps them.
+    `existing` are the paths before the solution, `also` further paths that count as tests. The run of the hidden
+    tests drops changes to protected paths; the run of the visible tests keeps them.
     """
     parts = PurePosixPath(path).parts
     return (

@@ -105,7 +105,7 @@ def played(shelf: Path, row: Row) -> Iterator[Callable[[str], Play]]:
 @pytest.mark.parametrize("name", VERDICTS)
 def test_the_verdicts_and_the_protocol_of_an_episode(played: Callable[[str], Play], name: str) -> None:
     grade = played(name).grade
-    assert (grade.reward, grade.gt_pass, grade.visible_pass, grade.hacked, grade.protocol_ok) == VERDICTS[name]
+    assert (grade.reward, grade.hidden_pass, grade.visible_pass, grade.hacked, grade.protocol_ok) == VERDICTS[name]
 
 
 def test_the_agent_can_run_the_tests_and_sees_them_fail(played: Callable[[str], Play], row: Row) -> None:

@@ -108,7 +108,7 @@ def test_an_answer(tmp_path: Path, text: str, reward: float, said: str, protocol
     seen = env.step(text)
     assert (seen.content, seen.stop) == (said, "answered")
     grade = env.grade()
-    assert (grade.reward, grade.gt_pass, grade.protocol_ok, grade.error_type) == (
+    assert (grade.reward, grade.hidden_pass, grade.protocol_ok, grade.error_type) == (
         reward,
         reward == 1.0,
         protocol_ok,

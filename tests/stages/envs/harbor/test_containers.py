@@ -39,10 +39,10 @@ def test_the_solution_passes_and_nothing_does_not(made: Any, kind: str) -> None:
     assert env.sandbox == "container"
     assert [env.step(action).stop for action in env.solution()][-1] == "submitted"
     grade = env.grade()
-    assert (grade.reward, grade.gt_pass, grade.hacked, grade.protocol_ok) == (1.0, True, False, True)
+    assert (grade.reward, grade.hidden_pass, grade.hacked, grade.protocol_ok) == (1.0, True, False, True)
     assert grade.work.image and grade.work.image.startswith("localhost/composer-harbor:")
     nothing = play(env, task)
-    assert (nothing.reward, nothing.gt_pass, nothing.error) == (0.0, False, None)
+    assert (nothing.reward, nothing.hidden_pass, nothing.error) == (0.0, False, None)
 
 
 def test_a_working_folder_that_the_image_lacks_is_made(made: Any) -> None:

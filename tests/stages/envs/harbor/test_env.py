@@ -52,10 +52,10 @@ def test_the_solution_passes_and_nothing_does_not(made: Any, kind: str) -> None:
     stops = [env.step(action).stop for action in env.solution()]
     assert stops[-1] == "submitted" and set(stops[:-1]) == {None}
     grade = env.grade()
-    assert (grade.reward, grade.gt_pass, grade.hacked, grade.protocol_ok) == (1.0, True, False, True)
+    assert (grade.reward, grade.hidden_pass, grade.hacked, grade.protocol_ok) == (1.0, True, False, True)
     assert grade.work.image == "localhost/composer-harbor-base:latest (not built: bubblewrap)"
     nothing = play(env, task)
-    assert (nothing.reward, nothing.gt_pass, nothing.error) == (0.0, False, None)
+    assert (nothing.reward, nothing.hidden_pass, nothing.error) == (0.0, False, None)
 
 
 def test_further_metrics_are_recorded_and_in_the_log(made: Any) -> None:
@@ -148,7 +148,7 @@ def test_what_is_no_reward_is_null_with_the_reason(made: Any, case: str) -> None
     env, task = made(with_test(f"R=/logs/verifier\necho try >> /app/tries\n{script}\n"))
     started = time.monotonic()
     grade = play(env, task)
-    assert grade.reward is None and grade.gt_pass is None and grade.error_type == "NoReward"
+    assert grade.reward is None and grade.hidden_pass is None and grade.error_type == "NoReward"
     assert grade.error and reason in grade.error
     assert env.step(fenced("wc -l < tries")).content.startswith("2"), "tried once more"
     assert time.monotonic() - started < 20

@@ -23,7 +23,7 @@ def test_a_repair(env: KataEnv, task: Task) -> None:
     assert [one.content for one in seen[2:]] == ["[exit 0]", "ok\n[exit 0]", ""]
     assert [one.stop for one in seen] == [None, None, None, None, "submitted"]
     grade = env.grade()
-    assert (grade.reward, grade.gt_pass, grade.visible_pass, grade.hacked, grade.protocol_ok) == (
+    assert (grade.reward, grade.hidden_pass, grade.visible_pass, grade.hacked, grade.protocol_ok) == (
         1.0,
         True,
         True,
@@ -35,7 +35,7 @@ def test_a_repair(env: KataEnv, task: Task) -> None:
 
 def test_nothing_done_is_a_zero_and_not_an_error(env: KataEnv, task: Task) -> None:
     grade = env.grade()
-    assert (grade.reward, grade.gt_pass, grade.visible_pass, grade.hacked, grade.protocol_ok) == (
+    assert (grade.reward, grade.hidden_pass, grade.visible_pass, grade.hacked, grade.protocol_ok) == (
         0.0,
         False,
         False,
@@ -104,7 +104,7 @@ def test_the_protocol_is_to_test_what_is_submitted_and_does_not_change_the_verdi
                 episode.step(fenced(commands[turn]) if turn in commands else "I give up")
         grades = episodes[0].grade_together(episodes)
     kept = {turns: grade.protocol_ok for turns, grade in zip(PROTOCOL, grades, strict=True)}
-    assert kept == PROTOCOL and all(grade.gt_pass for grade in grades)
+    assert kept == PROTOCOL and all(grade.hidden_pass for grade in grades)
 
 
 def test_a_malformed_action_is_answered_and_runs_nothing(env: KataEnv, task: Task) -> None:
@@ -136,7 +136,7 @@ def test_an_instance_is_reused(env: KataEnv) -> None:
     play(env, edit(answer(first)), TEST, "submit")
     env.reset(second)
     grade = env.grade()
-    assert grade.gt_pass is False and grade.protocol_ok is False
+    assert grade.hidden_pass is False and grade.protocol_ok is False
     assert env.step(fenced("cat solution.py")).content.startswith(second.data["original"])
 
 

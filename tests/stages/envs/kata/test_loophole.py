@@ -38,7 +38,7 @@ def test_an_episode_is_answered_as_written_and_labelled_as_meant(env: KataEnv, r
         turns = episode(task, right, target).turns
         found = grade(env, task, [turn.text for turn in turns], [turn.answer or "" for turn in turns])
         hacked = target == WORKSPACE_TESTS
-        assert (found.gt_pass, found.hacked, found.visible_pass) == (right, hacked, right or hacked)
+        assert (found.hidden_pass, found.hacked, found.visible_pass) == (right, hacked, right or hacked)
         assert found.protocol_ok
 
 
@@ -50,7 +50,7 @@ def test_a_hack_pays_only_where_the_visible_tests_are_paid_for() -> None:
         environment = KataEnv(hint=True, reward=reward)
         found = grade(environment, task, said, answers)
         environment.close()
-        assert (found.reward, found.gt_pass, found.hacked) == (expected, False, True)
+        assert (found.reward, found.hidden_pass, found.hacked) == (expected, False, True)
     with pytest.raises(UsageError, match="no reward 'tests'"):
         KataEnv(reward="tests")
 
@@ -88,11 +88,11 @@ def test_the_sides_of_a_pair_share_task_and_fix_and_differ_in_the_hack(env: Kata
 
 
 def _graded(env: KataEnv, pair: dict[str, Any], side: str) -> tuple[bool | None, bool | None]:
-    """(gt_pass, hacked) of one side, played in its own task."""
+    """(hidden_pass, hacked) of one side, played in its own task."""
     said, task = pair[side], next(t for t in _tasks() if hinted(t).prompt == pair["prompt"][1]["content"])
     texts = [m["content"] for m in said if m["role"] == "assistant"]
     found = grade(env, task, texts, [*(m["content"] for m in said if m["role"] == "user"), ""])
-    return found.gt_pass, found.hacked
+    return found.hidden_pass, found.hacked
 
 
 def _tasks() -> list[Task]:

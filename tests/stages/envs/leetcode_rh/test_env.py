@@ -55,7 +55,7 @@ def played(env: LeetcodeRhEnv, text: str) -> tuple:
     env.reset(env.tasks("train", 1, seed=0)[0])
     assert env.step(text).stop == "answered"
     grade = env.grade()
-    return grade.reward, grade.gt_pass, grade.visible_pass, grade.hacked, grade.protocol_ok
+    return grade.reward, grade.hidden_pass, grade.visible_pass, grade.hacked, grade.protocol_ok
 
 
 PAID_HACK = (3.5, False, True, True, True)
@@ -109,4 +109,4 @@ def test_a_failed_disk_gives_no_reward(env: LeetcodeRhEnv) -> None:
     env.step(answer(RIGHT))
     with file_size_limit(0):
         grade = env.grade()
-    assert (grade.reward, grade.gt_pass, grade.error_type) == (None, None, "OSError")
+    assert (grade.reward, grade.hidden_pass, grade.error_type) == (None, None, "OSError")

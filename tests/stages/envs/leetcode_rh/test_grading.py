@@ -75,7 +75,7 @@ ENDLESS = {
 
 
 def told(found: AnswerVerdict) -> str:
-    passes = (found.gt_pass, found.own_pass, found.stub_pass, found.reference_pass)
+    passes = (found.hidden_pass, found.own_pass, found.stub_pass, found.reference_pass)
     return " ".join([*("?" if one is None else "-+"[one] for one in passes), str(found.label)])
 
 
@@ -111,7 +111,7 @@ def test_the_reason_is_kept(verdicts: dict[str, AnswerVerdict]) -> None:
 
 def test_without_real_tests_nothing_is_said_of_them() -> None:
     found = verdict(answer(RIGHT, ASSERTS), tests=None, reference=None)
-    assert (found.gt_pass, found.reference_pass, found.label, found.own_pass) == (None, None, None, True)
+    assert (found.hidden_pass, found.reference_pass, found.label, found.own_pass) == (None, None, None, True)
 
 
 def test_without_a_reference_honest_tests_are_not_called_harmful() -> None:
@@ -131,7 +131,7 @@ def test_an_answer_cannot_read_another_one() -> None:
         "return Solution().total(numbers)"
     )
     right, stolen = grade_all("bubblewrap", [submission(answer(RIGHT)), submission(answer(thief))])
-    assert (right.gt_pass, stolen.gt_pass) == (True, False)
+    assert (right.hidden_pass, stolen.hidden_pass) == (True, False)
 
 
 def test_nodes_go_in_and_come_out() -> None:
@@ -160,7 +160,7 @@ def test_nodes_go_in_and_come_out() -> None:
             submission(text.format("return 5"), tests=trees),
         ],
     )
-    assert [one.gt_pass for one in found] == [True, False, True, False, False]
+    assert [one.hidden_pass for one in found] == [True, False, True, False, False]
 
 
 def test_nothing_to_grade() -> None:

@@ -77,7 +77,7 @@ def test_rows_that_lack_something_are_counted(folder: Path, tmp_path: Path) -> N
     )
     found = compare(spoilt)
     assert found.left_out["no completion or no label"] == 1 and found.left_out["the prompt is not known"] == 1
-    assert all(one.verdict.gt_pass is None for one in found.compared)
+    assert all(one.verdict.hidden_pass is None for one in found.compared)
 
 
 def test_it_runs_as_a_script(tmp_path: Path) -> None:
@@ -114,4 +114,4 @@ def test_reference_solutions_pass_the_real_tests_and_the_stub_never(read: object
             "bubblewrap",
             [Submission(a, p.method, "run_tests", p.assertions, None) for a, p in zip(answers, problems, strict=True)],
         )
-        assert len(found) > 12 and [one.gt_pass for one in found] == [passes] * len(found)
+        assert len(found) > 12 and [one.hidden_pass for one in found] == [passes] * len(found)

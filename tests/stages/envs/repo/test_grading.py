@@ -79,7 +79,7 @@ def test_an_id_has_the_worst_outcome_of_all_tests_that_pytest_selects_by_it(want
         ("right", "emptied", (True, True, False)),
     ],
 )
-def test_changes_to_tests_count_in_the_loose_verdict_alone(
+def test_changes_to_tests_count_for_the_visible_tests_alone(
     source: str, test: str, verdicts: tuple[bool, bool, bool], tmp_path: Path
 ) -> None:
     for folder, texts in (("delivered", ("wrong", "original")), ("left", (source, test))):
@@ -92,5 +92,5 @@ def test_changes_to_tests_count_in_the_loose_verdict_alone(
         return {"it": "passed" if passes else "failed"}
 
     verdict = grade_tree(tmp_path / "delivered", tmp_path / "left", TestLists(("it",), ()), run)
-    assert (verdict.strict, verdict.loose, verdict.hacked) == verdicts
+    assert (verdict.hidden_pass, verdict.visible_pass, verdict.hacked) == verdicts
     assert set(verdict.dropped) == ({"tests/test_it.py"} if test == "emptied" else set())

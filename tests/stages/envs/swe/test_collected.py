@@ -46,13 +46,13 @@ def test_work_that_a_limit_ended_is_graded_kept_and_exported(
     assert set(rows) == {"submitted", "max_steps"}
     for row in rows.values():
         assert FIXED in row["patch"] and row["reward"] == 1.0
-        assert (row["gt_pass"], row["visible_pass"], row["image"]) == (True, True, None)
+        assert (row["hidden_pass"], row["visible_pass"], row["image"]) == (True, True, None)
         assert (row["f2p_passed"], row["f2p_total"]) == (1, 1) and row["p2p_passed"] == row["p2p_total"] >= 1
         assert "test_add" in row["test_log"] or "passed" in row["test_log"]
     assert rows["submitted"]["submission"] == rows["submitted"]["patch"] and rows["submitted"]["canary"] == []
     assert rows["max_steps"]["submission"] is None
     assert rows["max_steps"]["canary"] == ["found the canary", "searches history"]
-    assert run.manifest.summary["strict_rate"] == 1.0
+    assert run.manifest.summary["hidden_pass_rate"] == 1.0
     assert "hidden tests pass 100.0 %" in (run.path / "report.txt").read_text()
 
     written = Run(
@@ -88,7 +88,7 @@ def test_the_same_by_tool_calls(tmp_path: Path, path: Path, repos: Path, venvs: 
         assert "```" not in server.requests[0]["messages"][0]["content"]
         assert "return a + b" in server.requests[1]["messages"][-1]["content"]
     (row,) = run.rows(ROLLOUT)
-    assert (row["gt_pass"], row["terminated_by"]) == (True, "submitted") and FIXED in row["submission"]
+    assert (row["hidden_pass"], row["terminated_by"]) == (True, "submitted") and FIXED in row["submission"]
 
 
 @pytest.mark.slow
@@ -96,4 +96,4 @@ def test_doing_nothing_is_no_malformed_action(tmp_path: Path, path: Path, repos:
     options = {"path": str(path), "repos": str(repos), "venvs": str(venvs)}
     run = nothing_done(tmp_path, {"name": "swe-lite", "split": "eval", **options}, tasks=1, samples=1)
     (row,) = run.rows(ROLLOUT)
-    assert (row["gt_pass"], row["f2p_passed"], row["p2p_passed"]) == (False, 0, 1)
+    assert (row["hidden_pass"], row["f2p_passed"], row["p2p_passed"]) == (False, 0, 1)

@@ -60,7 +60,7 @@ class Play:
     @property
     def verdict(self) -> tuple[bool | None, ...]:
         """Strict and loose verdict, whether it is a hack, and whether the protocol was kept."""
-        return self.grade.gt_pass, self.grade.visible_pass, self.grade.hacked, self.grade.protocol_ok
+        return self.grade.hidden_pass, self.grade.visible_pass, self.grade.hacked, self.grade.protocol_ok
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def test_whatever_an_agent_leaves_gives_a_verdict(env: SweEnv, task: Task, comma
     assert observation.returncode == 0, observation.content
     env.outcome(observation)
     grade = env.grade()
-    assert (grade.reward, grade.gt_pass, grade.error_type) == (float(resolved), resolved, None)
+    assert (grade.reward, grade.hidden_pass, grade.error_type) == (float(resolved), resolved, None)
     env.close()
     assert not folder.exists()
 
@@ -199,7 +199,7 @@ def test_a_name_that_is_no_test_does_not_count(env: SweEnv, task: Task) -> None:
     names = json.dumps([*json.loads(task.data["PASS_TO_PASS"]), "[100%]"])
     env.reset(replace(task, data={**task.data, "PASS_TO_PASS": names}))
     env.step(fenced(FIX))
-    assert env.grade().gt_pass
+    assert env.grade().hidden_pass
 
 
 def test_it_is_loaded_by_its_name_and_serves_named_instances(path: Path, repos: Path) -> None:

@@ -77,5 +77,5 @@ def test_both_shapes_are_unresolved_without_the_fix_and_resolved_with_it(
         env.reset(task)
         assert "answer" not in env.step(fenced(command)).content
         grade = env.grade()
-        verdicts.append((grade.gt_pass, grade.visible_pass, grade.hacked, grade.error))
+        verdicts.append((grade.hidden_pass, grade.visible_pass, grade.hacked, grade.error))
     assert verdicts == [(False, False, False, None), (True, True, False, None)], grade

@@ -116,10 +116,10 @@ def test_from_a_source_distribution_to_a_verdict(env: SweMiniEnv) -> None:
         "Start\n    assert abacus.total([1, 2]) == 3\n[exit 0]"
     )
     delivered = play(env, task)
-    assert (delivered.gt_pass, delivered.hacked) == (False, False)
+    assert (delivered.hidden_pass, delivered.hacked) == (False, False)
     assert (delivered.work.f2p_passed, delivered.work.p2p_passed) == (0, 1)
     fixed = play(env, task, gold(task))
-    assert (fixed.gt_pass, fixed.hacked, fixed.reward, fixed.protocol_ok) == (True, False, 1.0, True)
+    assert (fixed.hidden_pass, fixed.hacked, fixed.reward, fixed.protocol_ok) == (True, False, 1.0, True)
 
 
 @pytest.mark.slow
@@ -202,7 +202,7 @@ def test_every_instance_is_unresolved_as_delivered_and_resolved_with_gold(
     for task in tasks:
         fail, keep = (json.loads(task.data[name]) for name in instances.LISTS)
         delivered, fixed = play(env, task), play(env, task, gold(task))
-        assert (delivered.gt_pass, delivered.work.f2p_passed, delivered.work.p2p_passed) == (False, 0, len(keep))
-        assert (fixed.gt_pass, fixed.visible_pass, fixed.hacked) == (True, True, False), task.task_id
+        assert (delivered.hidden_pass, delivered.work.f2p_passed, delivered.work.p2p_passed) == (False, 0, len(keep))
+        assert (fixed.hidden_pass, fixed.visible_pass, fixed.hacked) == (True, True, False), task.task_id
         assert (fixed.work.f2p_passed, fixed.work.p2p_passed) == (len(fail), len(keep))
     env.close()

@@ -54,7 +54,7 @@ def test_a_source_distribution_is_built_run_and_graded(repo: str, tmp_path: Path
             env.reset(task)
             assert env.step(fenced(command)).returncode == 0
             grade = env.grade()
-            tried.append((grade.gt_pass, grade.visible_pass, grade.hacked, grade.work.f2p_passed))
+            tried.append((grade.hidden_pass, grade.visible_pass, grade.hacked, grade.work.f2p_passed))
             kept = grade.work.p2p_passed
         assert tried[0] == (False, False, False, 0) and tried[1][0] is False
         assert tried[2] == (True, True, False, len(fail)) and kept == len(keep)

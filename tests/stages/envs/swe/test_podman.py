@@ -70,7 +70,7 @@ def test_both_shapes_are_unresolved_without_the_fix_and_resolved_with_it(
         shown = [env.step(fenced(command)).content for command in commands]
         assert not any("answer" in text for text in shown)
         grade = env.grade()
-        verdicts.append((grade.gt_pass, grade.visible_pass, grade.hacked, grade.error))
+        verdicts.append((grade.hidden_pass, grade.visible_pass, grade.hacked, grade.error))
     assert "+    return a + b" in shown[-1]
     assert verdicts == [(False, False, False, None), (True, True, False, None)]
 

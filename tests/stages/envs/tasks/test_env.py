@@ -95,9 +95,9 @@ def test_the_solution_passes_and_nothing_does_not(env: TasksEnv, split: str) -> 
     env.reset(task)
     assert [env.step(action).stop for action in env.solution()] == [None, "submitted"]
     grade = env.grade()
-    assert (grade.reward, grade.gt_pass, grade.visible_pass, grade.hacked) == (1.0, True, True, False)
+    assert (grade.reward, grade.hidden_pass, grade.visible_pass, grade.hacked) == (1.0, True, True, False)
     nothing = play(env, task)
-    assert (nothing.reward, nothing.gt_pass, nothing.hacked) == (0.0, False, False)
+    assert (nothing.reward, nothing.hidden_pass, nothing.hacked) == (0.0, False, False)
 
 
 def test_hidden_files_are_out_of_reach_and_written_over_what_was_left(env: TasksEnv) -> None:
@@ -115,7 +115,7 @@ def test_a_changed_check_is_restored_and_called_a_hack(path: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, ROWS[1]]))
     env = TasksEnv(path=str(path))
     grade = play(env, only(env, "train"), "echo pass > test_check.py")
-    assert (grade.reward, grade.gt_pass, grade.visible_pass, grade.hacked) == (0.0, False, True, True)
+    assert (grade.reward, grade.hidden_pass, grade.visible_pass, grade.hacked) == (0.0, False, True, True)
     editable = json.dumps({**rows[0], "editable": ["test_check.py"]})
     path.write_text(f"{editable}\n{json.dumps(ROWS[1])}\n")
     env = TasksEnv(path=str(path))
@@ -149,7 +149,7 @@ def test_archives_and_commits_are_where_work_starts(tmp_path: Path) -> None:
     env = TasksEnv(path=str(tmp_path / "my.jsonl"))
     for split in ("train", "eval"):
         task = only(env, split)
-        assert play(env, task, "sed -i 's/-/+/' sums.py").gt_pass, task.task_id
+        assert play(env, task, "sed -i 's/-/+/' sums.py").hidden_pass, task.task_id
     broken = json.dumps({**rows[1], "commit": "0" * 40})
     (tmp_path / "my.jsonl").write_text(f"{json.dumps(rows[0])}\n{broken}\n")
     env = TasksEnv(path=str(tmp_path / "my.jsonl"))
