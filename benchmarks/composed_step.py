@@ -20,9 +20,9 @@ import torch
 from train_step import PAIRS, Step, measure, new_model, ours_dpo, ours_grpo, random_pairs
 
 from stages.training.channels import CHANNELS
-from stages.training.channels.episodes import EpisodeSource, own_episode
 from stages.training.channels.hints import HintedTurn, HintSource
 from stages.training.channels.pairs import PairSource, TokenPair
+from stages.training.channels.rollouts import RolloutSource, own_rollout
 from stages.training.config import Hints
 from stages.training.scoring import Tree
 from stages.training.step import Batch
@@ -33,14 +33,14 @@ MANY = 100_000
 def rows_of(source: PairSource) -> Any:
     """The rows of all sources; a hinted turn is an answer again, behind a prompt with 16 tokens more."""
 
-    def rows(episodes: list[Any], step: int) -> Batch:
-        samples = [episode.steps[0].sample for episode in episodes[:16]]
+    def rows(rollouts: list[Any], step: int) -> Batch:
+        samples = [rollout.steps[0].sample for rollout in rollouts[:16]]
         hinted = [
             HintedTurn(Tree(s.prompt_ids, (s.completion_ids,)), Tree(s.prompt_ids + [300] * 16, (s.completion_ids,)))
             for s in samples
         ]
-        own = [episode for episode in map(own_episode, episodes) if episode is not None]
-        return Batch({"pairs": source.rows([], 0), "hinted": hinted, "episodes": own})
+        own = [rollout for rollout in map(own_rollout, rollouts) if rollout is not None]
+        return Batch({"pairs": source.rows([], 0), "hinted": hinted, "rollouts": own})
 
     return rows
 
@@ -70,7 +70,7 @@ def main() -> None:
 
         def step(*names: str) -> Step:
             hinted = HintSource(Hints(), None, None, lambda step, found: None)
-            sources = [source, hinted, EpisodeSource(teacher)]
+            sources = [source, hinted, RolloutSource(teacher)]
             return ours_grpo(folder, names, rows_of(source), sources, shared=True)
 
         steps = {"grpo": step(), "dpo alone": ours_dpo(pairs)} | {f"grpo + {name}": step(name) for name in every}

@@ -110,7 +110,7 @@ def configs(options):
         tasks=options.limit,
         samples=SAMPLES,
         max_steps=STEPS,
-        in_flight={"episodes": 128, "commands": 64, "gradings": 64},
+        in_flight={"rollouts": 128, "commands": 64, "gradings": 64},
     )
     return {
         "collect": rollouts,

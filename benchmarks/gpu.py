@@ -453,9 +453,9 @@ def predicted(
             adapter={"rank": rank},
             distribution={"sharding": "none" if rank else "fsdp2"},
         )
-        # A plan allows for PROMPT_TOKENS before the episode; the rows have exactly these.
-        episode = asked.prompt + asked.answer - plan.PROMPT_TOKENS
-        resolved = replace(plan.resolve(size_of, processes, direction=direction), episode=episode)
+        # A plan allows for PROMPT_TOKENS before the rollout; the rows have exactly these.
+        rollout = asked.prompt + asked.answer - plan.PROMPT_TOKENS
+        resolved = replace(plan.resolve(size_of, processes, direction=direction), rollout_tokens=rollout)
         held = resolved.shape.parameters * resolved.shape.bytes if teacher and resolved.shape else 0
         return plan.estimate_memory(replace(resolved, teacher_bytes=held)).total
 

@@ -142,17 +142,17 @@ class Given:
         """One group, of one turn each."""
         from stages.envs.base import Grade, Observation, Task
         from stages.policy.base import Sample
-        from stages.rollouts.agent_loop import Episode, Step
+        from stages.rollouts.agent_loop import LiveRollout, Step
 
-        given, episodes = rollouts(self._rows), []
+        given, played = rollouts(self._rows), []
         for i, (prompt, completion, logprobs, reward) in enumerate(
             zip(*(given[x] for x in ("prompt_ids", "completion_ids", "logprobs", "environment_reward")), strict=True)
         ):
             sample = Sample(prompt_ids=prompt, completion_ids=completion, logprobs=logprobs)
             turn = Step([], 1, "", sample, Observation(""), 0)
             task = Task("0", "shape", "train", "0", "a", {})
-            episodes.append(Episode(task, i, 0, steps=[turn], grade=Grade(reward=reward)))
-        return episodes, {}
+            played.append(LiveRollout(task, i, 0, steps=[turn], grade=Grade(reward=reward)))
+        return played, {}
 
     def close(self) -> None:
         """Nothing is left."""
@@ -183,9 +183,9 @@ def hack_pairs(rows: Rows) -> list[list[dict[str, Any]]]:
 def channel_rows(names: tuple[str, ...], rows: Rows = ROWS) -> Any:
     """The rows of the channels; those that no channel uses are left out."""
     from stages.training.channels import row_sources
-    from stages.training.channels.episodes import OwnEpisode
     from stages.training.channels.hints import HintedTurn
     from stages.training.channels.pairs import TokenPair
+    from stages.training.channels.rollouts import OwnRollout
     from stages.training.scoring import Tree
     from stages.training.step import Batch
 
@@ -199,16 +199,16 @@ def channel_rows(names: tuple[str, ...], rows: Rows = ROWS) -> Any:
         HintedTurn(Tree(prompt, (answer[: rows.turn],)), Tree([*prompt, *hint], (answer[: rows.turn],)))
         for prompt, answer in sampled
     ]
-    own = [OwnEpisode(Tree(prompt, (answer,)), [1] * rows.answer, [-12.0] * rows.answer) for prompt, answer in sampled]
-    every = {"pairs": pairs, "hinted": hinted, "episodes": own}
+    own = [OwnRollout(Tree(prompt, (answer,)), [1] * rows.answer, [-12.0] * rows.answer) for prompt, answer in sampled]
+    every = {"pairs": pairs, "hinted": hinted, "rollouts": own}
     return Batch({kind.name: every[kind.name] for kind in row_sources(names)})
 
 
 def channels(names: tuple[str, ...], rows: Any, model: Any, teacher: Any, num_steps: int) -> Any:
     """The channels of these names at weight 1, on rows of `channel_rows`; the model is their reference, too."""
-    from stages.training.channels.episodes import EpisodeSource
     from stages.training.channels.hints import HintSource
     from stages.training.channels.pairs import PairSource
+    from stages.training.channels.rollouts import RolloutSource
     from stages.training.config import Config, Hints
     from stages.training.step import Channels
 
@@ -221,7 +221,7 @@ def channels(names: tuple[str, ...], rows: Any, model: Any, teacher: Any, num_st
         teacher={"model": "teacher"},
         optimisation={"steps": num_steps},
     )
-    return Channels(config, [pairs, HintSource(Hints(), None, None, lambda step, found: None), EpisodeSource(teacher)])
+    return Channels(config, [pairs, HintSource(Hints(), None, None, lambda step, found: None), RolloutSource(teacher)])
 
 
 def model_shape(size: str, layers: int | None) -> Any:
@@ -321,9 +321,9 @@ def trainer(
     return make(
         policy=LocalPolicy(model, tokenizer, PolicyConfig(model="shape", max_tokens=rows.answer)),
         rollouts=Given(rows),
-        record=lambda step, episodes: None,
+        record=lambda step, rollouts: None,
         channels=channels(names, beside, model, teacher, steps),
-        rows=lambda episodes, step: beside,
+        rows=lambda rollouts, step: beside,
         gradient_cosine_every=0,
         max_tokens=budget,
         **common,

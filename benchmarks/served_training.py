@@ -5,7 +5,7 @@
 Three trainings of the same settings, or those that are named, take turns: LoRA of rank 8, 4 prompts x 8 rollouts a
 step. The start of the server is not counted, nor the first step of each training, for which nobody can have played
 ahead. Trainer and server share this machine's cores, so that only what neither of them computes can be gained: `--wait`
-lets every command of an episode take so many seconds more, as a slow tool would. Needs vLLM: `./dev vllm`, or
+lets every command of a rollout take so many seconds more, as a slow tool would. Needs vLLM: `./dev vllm`, or
 COMPOSER_VLLM.
 """
 

@@ -102,7 +102,7 @@ def one(folder, sharding, name="run", more=None):
     else:
         runner.execute_as_peer("train", {}, config, root=folder)
     chosen = resolve(config, here.count)
-    sums = estimate_memory(replace(chosen, episode=24))
+    sums = estimate_memory(replace(chosen, rollout_tokens=24))
     found = {
         "parameters": chosen.shape.parameters,
         "before": before,

@@ -27,7 +27,7 @@ import records
 
 from stages import collect, export, extract_pairs, replay_teachers
 from stages.policy import KINDS, PolicyConfig, Sample, Turn
-from stages.rollouts.agent_loop import Episode
+from stages.rollouts.agent_loop import LiveRollout
 from stages.rollouts.trace import digests_of_prefixes
 from stages.runs import runner, store
 from stages.runs.kinds import ROLLOUT, STEP, TEACHER_ACTION, Row
@@ -143,21 +143,21 @@ def made(root: Path, settings: collect.Config) -> None:
     """All rollouts as finished units, in the order in which they happened to end."""
     opened(root / "rollouts", "collect", settings, Inputs())
     tasks = settings.draw(settings.opener(), settings.tasks)
-    episodes = [Episode(task, index, settings.seed) for task in tasks for index in range(settings.samples)]
-    random.Random(0).shuffle(episodes)
+    rollouts = [LiveRollout(task, index, settings.seed) for task in tasks for index in range(settings.samples)]
+    random.Random(0).shuffle(rollouts)
     journal = Journal(root / "rollouts" / "steps")
-    for start in range(0, len(episodes), 32):
-        journal.append([(e.rollout_id, unit(e, i), False) for i, e in enumerate(episodes[start : start + 32], start)])
+    for start in range(0, len(rollouts), 32):
+        journal.append([(e.rollout_id, unit(e, i), False) for i, e in enumerate(rollouts[start : start + 32], start)])
 
 
-def unit(episode: Episode, number: int) -> Row:
+def unit(rollout: LiveRollout, number: int) -> Row:
     """One rollout as `collect` would write it: commands, what they showed, and a reward."""
     rng, reward = random.Random(number), float(number % 3 == 0)
-    who = {"rollout_id": episode.rollout_id, "task_id": episode.task.task_id, "env": episode.task.env}
-    who |= {"group_id": episode.task.task_id, "sample_idx": episode.sample_idx}
+    who = {"rollout_id": rollout.rollout_id, "task_id": rollout.task.task_id, "env": rollout.task.env}
+    who |= {"group_id": rollout.task.task_id, "sample_idx": rollout.sample_idx}
     actions = [command(rng) for _ in range(STEPS)]
     seen = [" ".join(rng.choices(WORDS, k=OBSERVED // 8)) for _ in range(STEPS)]
-    gains = [[{"role": "user", "content": episode.task.prompt}]] + [
+    gains = [[{"role": "user", "content": rollout.task.prompt}]] + [
         [{"role": "assistant", "content": action}, {"role": "user", "content": shown}]
         for action, shown in zip(actions[:-1], seen, strict=False)
     ]
@@ -182,7 +182,7 @@ def unit(episode: Episode, number: int) -> Row:
         }
         for i in range(STEPS)
     ]
-    about = {"split": "train", "family": episode.task.family, "seed": 0, "num_steps": STEPS, "reward": reward}
+    about = {"split": "train", "family": rollout.task.family, "seed": 0, "num_steps": STEPS, "reward": reward}
     about |= {"hidden_pass": bool(reward), "visible_pass": True, "terminated_by": "submitted", "sandbox": "none"}
     about |= {"model": "m", "source": "collect", "prompt_tokens": 1, "completion_tokens": 1, "cost_usd": 0.0}
     return {"rollout": dict.fromkeys(ROLLOUT.columns) | who | about, "steps": rows}

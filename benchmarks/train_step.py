@@ -135,7 +135,7 @@ def trl_dpo(pairs: list[TokenPair], folder: str) -> Step:
 
 
 class OneTurn(GuessEnv):
-    """One answer an episode, as in TRL's plain generation."""
+    """One answer a rollout, as in TRL's plain generation."""
 
     def __init__(self) -> None:
         super().__init__(turns=1)
@@ -158,7 +158,7 @@ def tasks() -> list[Any]:
 def ours_grpo(
     folder: str,
     names: Sequence[str] = (),
-    rows: Callable[[Any, int], Batch] = lambda episodes, step: Batch(),
+    rows: Callable[[Any, int], Batch] = lambda rollouts, step: Batch(),
     sources: Sequence[Any] = (),
     shared: bool = False,
 ) -> Step:
@@ -168,7 +168,7 @@ def ours_grpo(
     trainer = ComposedTrainer(
         policy=policy,
         rollouts=LockStep(OneTurn, policy, Schedule(tasks(), groups=8, generations=8, seed=0), max_steps=1),
-        record=lambda step, episodes: None,
+        record=lambda step, rollouts: None,
         channels=channels,
         rows=rows,
         gradient_cosine_every=0,

@@ -75,7 +75,7 @@ def show(
     passed: Annotated[bool, typer.Option("--passed", help="List only rollouts with a reward of 1 or more.")] = False,
     failed: Annotated[bool, typer.Option("--failed", help="List only rollouts with a reward below 1.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Print long texts of a ROLLOUT in full.")] = False,
-    follow: Annotated[bool, typer.Option("--follow", help="Watch episodes, or a job's log, until it ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Watch rollouts, or a job's log, until it ends.")] = False,
     json: options.Json = False,
     verbose: options.Verbose = False,
     artifacts: options.Artifacts = options.ARTIFACTS,

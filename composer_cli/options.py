@@ -199,7 +199,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on std
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the traceback of a failure.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr, only errors.")]
 Watch = Annotated[
-    bool, typer.Option("--watch", help="Show live episodes or training steps too, as `composer show --follow` does.")
+    bool, typer.Option("--watch", help="Show live rollouts or training steps too, as `composer show --follow` does.")
 ]
 
 

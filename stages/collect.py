@@ -17,7 +17,7 @@ from stages.policy import PolicyConfig, available, kind_of, scripted
 from stages.policy.base import BasicPolicy
 from stages.policy.serving import Serving
 from stages.rollouts import gate, trace
-from stages.rollouts.agent_loop import Episode, PlayingConfig, play_missing
+from stages.rollouts.agent_loop import LiveRollout, PlayingConfig, play_missing
 from stages.rollouts.gate import Account
 from stages.runs import reporting, store
 from stages.runs.kinds import ROLLOUT, STEP, TASK, Row
@@ -64,22 +64,22 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     del inputs
     reporting.check(config.report_to)
     with reporting.log_units(config.report_to, out, config.label()):
-        tasks, episodes = _play(config, out)
+        tasks, rollouts = _play(config, out)
     # Tables are in the order of the plan, whatever the order of completion.
-    names = [episode.rollout_id for episode in episodes]
+    names = [rollout.rollout_id for rollout in rollouts]
     collection_gate, account = gate.Gate(), Account()
 
-    def rollouts() -> Iterator[Row]:
+    def rows() -> Iterator[Row]:
         for unit in out.journal.read(names):
             account.add(unit["rollout"], len(unit["steps"]))
             collection_gate.add(unit["rollout"], unit["steps"])
             yield unit["rollout"]
 
     out.table(TASK, map(task_row, tasks))
-    out.table(ROLLOUT, rollouts())
+    out.table(ROLLOUT, rows())
     # A second pass over the journal, because the steps of all rollouts may not fit into memory.
     out.table(STEP, (step for unit in out.journal.read(names) for step in unit["steps"]))
-    checks, num, failed = collection_gate.checks(len(episodes)), account.rollouts, account.failed
+    checks, num, failed = collection_gate.checks(len(rollouts)), account.rollouts, account.failed
     mean = account.rewards.value
     hidden_pass, visible_pass = account.hidden_pass.value, account.visible_pass.value
     out.count(planned=num, done=num - failed, failed=failed, steps=account.steps)
@@ -115,11 +115,11 @@ def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
     _play(config, out)
 
 
-def _play(config: Config, out: RunWriter) -> tuple[list[Task], list[Episode]]:
-    """Play the missing rollouts; return all tasks and all episodes, in the order of the plan."""
+def _play(config: Config, out: RunWriter) -> tuple[list[Task], list[LiveRollout]]:
+    """Play the missing rollouts; return all tasks and all rollouts, in the order of the plan."""
     make = config.opener()
     tasks = config.draw(make, config.tasks)
-    episodes = [Episode(task, index, config.seed) for task in tasks for index in range(config.samples)]
+    rollouts = [LiveRollout(task, index, config.seed) for task in tasks for index in range(config.samples)]
     sandbox = make().sandbox
     with Serving(out, [config.policy]) as serving:
         policy = serving.open(config.policy)
@@ -127,14 +127,14 @@ def _play(config: Config, out: RunWriter) -> tuple[list[Task], list[Episode]]:
         play_missing(
             make,
             policy,
-            episodes,
-            key=lambda episode: episode.rollout_id,
-            payload=lambda episode: trace.payload(episode, policy, sandbox=sandbox),
+            rollouts,
+            key=lambda rollout: rollout.rollout_id,
+            payload=lambda rollout: trace.payload(rollout, policy, sandbox=sandbox),
             config=config,
             out=out,
             what="rollouts",
         )
-    return tasks, episodes
+    return tasks, rollouts
 
 
 def task_row(task: Task) -> Row:

@@ -272,7 +272,7 @@ def _environments(
     name, sandbox = first.name, first.sandbox
     first.close()
     options = config.env_options()
-    sessions = config.samples * len(tasks) + 1  # all episodes of a batch at once, and the openings
+    sessions = config.samples * len(tasks) + 1  # all rollouts of a batch at once, and the openings
     with openenv_client.running(
         config.env.name,
         options,
@@ -313,10 +313,10 @@ def _collected(make: Callable[[], Environment], tasks: list[Task], config: Confi
     planned = units([task.task_id for task in tasks for _ in range(config.samples)])
     for _ in batches:
         # Write the rollouts that are new: a batch that was only partly done has been played again from its start.
-        keys = units([episode.task.task_id for episode in function.latest])
+        keys = units([rollout.task.task_id for rollout in function.latest])
         played = zip(keys, function.records(), function.latest, strict=True)
         out.write_all(
-            [(key, record, episode.error is not None) for key, record, episode in played if not out.finished(key)]
+            [(key, record, rollout.error is not None) for key, record, rollout in played if not out.finished(key)]
         )
         out.progress("rollouts", len(out.journal), len(planned))
     written = rollout_units(out.journal.records())

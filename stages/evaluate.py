@@ -34,7 +34,7 @@ from stages.policy import PolicyConfig, scripted
 from stages.policy.adapters import CheckpointInfo, refuse_trained
 from stages.policy.base import VLLM
 from stages.policy.serving import Serving
-from stages.rollouts.agent_loop import Episode, PlayingConfig, play_missing
+from stages.rollouts.agent_loop import LiveRollout, PlayingConfig, play_missing
 from stages.rollouts.trace import action_facts, work_columns
 from stages.runs import reporting
 from stages.runs.kinds import CHECKPOINT, EVAL_ITEM, ROLLOUT, Row
@@ -282,8 +282,8 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     with following, Serving(out, [arm.policy for arm in played]) as serving:
         # Each look has its share of alpha, so that looking several times does not raise the rate of false verdicts.
         for part, level in zip(looks, levels(len(looks)), strict=True):
-            episodes = _episodes([tasks[index] for index in part], config)
-            out.spread(worker_blocks(played, episodes), "rollouts of all arms")
+            rollouts = _rollouts([tasks[index] for index in part], config)
+            out.spread(worker_blocks(played, rollouts), "rollouts of all arms")
             for arm in played:
                 _play(arm, make(), [tasks[index] for index in part], serving, config, out)
             items = _items(played, known, tasks[: part.stop], config, out)
@@ -305,49 +305,49 @@ def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
         for part in parts(len(tasks), config.looks):
             for arm in played:
                 theirs = [tasks[index] for index in part]
-                if not all(out.finished(item_id(arm, episode)) for episode in _episodes(theirs, config)):
+                if not all(out.finished(item_id(arm, rollout)) for rollout in _rollouts(theirs, config)):
                     _play(arm, make, theirs, serving, config, out)
 
 
-def item_id(arm: Arm, episode: Episode) -> str:
+def item_id(arm: Arm, rollout: LiveRollout) -> str:
     """Return the name of an arm's rollout."""
-    return f"{arm.name}/{arm.seed}/{episode.rollout_id}"
+    return f"{arm.name}/{arm.seed}/{rollout.rollout_id}"
 
 
-def worker_blocks(arms: Sequence[Arm], episodes: Sequence[Episode]) -> list[Sequence[str]]:
+def worker_blocks(arms: Sequence[Arm], rollouts: Sequence[LiveRollout]) -> list[Sequence[str]]:
     """Return the smallest shares of one worker: one rollout of a server, a batch of a model in its process."""
     shares = list[Sequence[str]]()
     for arm in arms:
         # A server batches the rollouts of all workers itself; a model in a process plays its batch together.
         served = arm.policy.served or arm.policy.base_url is not None
-        shares += blocks([item_id(arm, episode) for episode in episodes], 1 if served else arm.policy.lockstep)
+        shares += blocks([item_id(arm, rollout) for rollout in rollouts], 1 if served else arm.policy.lockstep)
     return shares
 
 
-def played_item(arm: Arm, episode: Episode, sampling: SamplingUnit) -> Row:
+def played_item(arm: Arm, rollout: LiveRollout, sampling: SamplingUnit) -> Row:
     """Return one `eval_item` row; `passed` is null when the machinery failed."""
-    error_type, error = episode.error or (None, None)
-    reward = None if episode.error else episode.grade.reward
+    error_type, error = rollout.error or (None, None)
+    reward = None if rollout.error else rollout.grade.reward
     return {
-        "item_id": item_id(arm, episode),
+        "item_id": item_id(arm, rollout),
         "arm": arm.name,
         "train_seed": arm.seed,
         "pair_set": arm.pair_set,
-        "task_id": episode.task.task_id,
-        "family": episode.task.family,
-        "unit": sampling.of_family(episode.task.family) if episode.task.family else episode.task.task_id,
-        "sample_idx": episode.sample_idx,
+        "task_id": rollout.task.task_id,
+        "family": rollout.task.family,
+        "unit": sampling.of_family(rollout.task.family) if rollout.task.family else rollout.task.task_id,
+        "sample_idx": rollout.sample_idx,
         "passed": None if reward is None else reward >= 1.0,
-        **{name: getattr(episode.grade, name) for name in ("hidden_pass", "visible_pass", "hacked", "protocol_ok")},
-        "num_steps": len(episode.steps),
-        "terminated_by": episode.terminated_by,
-        **action_facts(episode),
-        **work_columns(episode.grade.work),
+        **{name: getattr(rollout.grade, name) for name in ("hidden_pass", "visible_pass", "hacked", "protocol_ok")},
+        "num_steps": len(rollout.steps),
+        "terminated_by": rollout.terminated_by,
+        **action_facts(rollout),
+        **work_columns(rollout.grade.work),
         "error_type": error_type,
         "error": error,
-        "cost_usd": sum(step.sample.cost_usd for step in episode.steps),
-        "sampled_tokens": sum(step.sample.completion_tokens for step in episode.steps),
-        "wall_s": episode.wall_s,
+        "cost_usd": sum(step.sample.cost_usd for step in rollout.steps),
+        "sampled_tokens": sum(step.sample.completion_tokens for step in rollout.steps),
+        "wall_s": rollout.wall_s,
     }
 
 
@@ -413,9 +413,9 @@ def rollout_items(run: Run, arm: str | None = None) -> Iterator[tuple[Row, Row]]
         )
 
 
-def _episodes(tasks: list[Task], config: Config) -> list[Episode]:
+def _rollouts(tasks: list[Task], config: Config) -> list[LiveRollout]:
     """Return the same tasks, samples and sampling seeds for every arm: only the model differs."""
-    return [Episode(task, index, config.seed) for task in tasks for index in range(config.samples)]
+    return [LiveRollout(task, index, config.seed) for task in tasks for index in range(config.samples)]
 
 
 def _play(
@@ -427,9 +427,9 @@ def _play(
     play_missing(
         make,
         policy,
-        _episodes(tasks, config),
-        key=lambda episode: item_id(arm, episode),
-        payload=lambda episode: {"item": played_item(arm, episode, sampling)},
+        _rollouts(tasks, config),
+        key=lambda rollout: item_id(arm, rollout),
+        payload=lambda rollout: {"item": played_item(arm, rollout, sampling)},
         config=config,
         out=out,
         what=f"rollouts of arm {arm.name}",
@@ -441,7 +441,7 @@ def _items(played: list[Arm], known: list[Row], tasks: list[Task], config: Confi
 
     Transcripts, patches and logs stay on disk: the other columns of an item are small.
     """
-    names = [item_id(arm, episode) for arm in played for episode in _episodes(tasks, config)]
+    names = [item_id(arm, rollout) for arm in played for rollout in _rollouts(tasks, config)]
     items = [record["item"] | dict.fromkeys(LONG) for record in out.journal.read(names)]
     here = {task.task_id for task in tasks}
     return [*items, *(item for item in known if not played or item["task_id"] in here)]

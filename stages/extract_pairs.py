@@ -65,7 +65,7 @@ class SignalConfig(Settings):
 
     rollouts: int = Field(default=0, ge=0, le=1000)
     """Continuations of each action of a pair by the policy that collected the rollouts; 0 plays none. An action that
-    ends the episode is played once, and every action is where the policy's temperature is 0."""
+    ends the rollout is played once, and every action is where the policy's temperature is 0."""
 
 
 class Config(StageConfig):
@@ -126,7 +126,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         pairs = extraction.pairs(_votes(states, by_text=make is None, out=out), tasks)
         continued = None
         if config.signal.rollouts:
-            held = list(pairs)  # all of them: they are few beside the episodes that are played for them
+            held = list(pairs)  # all of them: they are few beside the rollouts that are played for them
             pairs, continued = iter(held), _continue(held, rollouts, tasks, config, out)
         out.table(PAIR, extraction.kept(pairs, continued))
         out.table(STATE, extraction.account.states.rows(rollouts))
@@ -163,7 +163,7 @@ def _refuse_continuing(rollouts: Run, config: Config) -> None:
 
 
 def _collected_with(rollouts: Run, config: Config) -> tuple[PolicyConfig, PlayingConfig]:
-    """Return the policy of a collection, and how its episodes are continued under this stage's seed and sandbox.
+    """Return the policy of a collection, and how its rollouts are continued under this stage's seed and sandbox.
 
     `BadInput` where the policy's weights are no longer those of the collection.
     """
@@ -173,7 +173,7 @@ def _collected_with(rollouts: Run, config: Config) -> tuple[PolicyConfig, Playin
     then, now = rollouts.manifest.identity.get("policy", {}).get("weights"), policy.identity()["weights"]
     if then != now:
         raise BadInput(
-            f"The model {policy.model} has changed since {rollouts.path} was collected with it, so its episodes cannot "
+            f"The model {policy.model} has changed since {rollouts.path} was collected with it, so its rollouts cannot "
             "be continued. Collect again, or leave out signal.rollouts."
         )
     given = {name: value for name, value in recorded.items() if name in PlayingConfig.model_fields}
@@ -190,7 +190,7 @@ def _continue(pairs: PairBatches, rollouts: Run, tasks: dict[str, Task], config:
     policy, playing = _collected_with(rollouts, config)
     number, wanted = _samples(policy, config), branches(pairs)
     _play(wanted, range(1), rollouts, tasks, config, out)
-    # An action that ended the episode does so every time, and the environment grades equal work equally.
+    # An action that ended the rollout does so every time, and the environment grades equal work equally.
     first = list(read_rows(out, wanted, range(1)))
     again = [branch for branch, row in zip(wanted, first, strict=True) if goes_on(row)]
     _play(again, range(1, number), rollouts, tasks, config, out)

@@ -28,7 +28,7 @@ from stages.training.plan import check_memory, resolve, room
 
 if TYPE_CHECKING:
     from stages.policy.local import LocalPolicy
-    from stages.rollouts.agent_loop import Episode
+    from stages.rollouts.agent_loop import LiveRollout
     from stages.training.distributed import Student
     from stages.training.plan import TrainPlan
     from stages.training.replicas import OuterSteps
@@ -49,7 +49,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     return Plan(
         units=size.steps,
         what="steps",
-        max_completion_tokens=rollouts * resolved.episode,
+        max_completion_tokens=rollouts * resolved.rollout_tokens,
         notes=(*resolved.notes(), *config.diloco.warnings(size.steps)),
     )
 
@@ -178,7 +178,7 @@ def _rollouts(
 def _playing_teacher(config: Config, student: "Student", out: RunWriter) -> "LocalPolicy":
     """Return the teacher of mixed groups; `UsageError` where its vocabulary is another than the student's."""
     from stages.policy.local import LocalPolicy, load_model
-    from stages.training.channels.episodes import check_vocabulary
+    from stages.training.channels.rollouts import check_vocabulary
 
     if config.teacher is None:
         raise RuntimeError("the settings of mixed groups need a teacher")
@@ -220,10 +220,10 @@ def _assemble(
         max_tokens = size.max_tokens_per_micro_batch or MAX_TOKENS
         measured = RolloutGradients(student, toward, size.generations, max_tokens, out)
 
-    def record(step: int, episodes: list["Episode"]) -> None:
-        journal.rollouts(step, episodes)
+    def record(step: int, rollouts: list["LiveRollout"]) -> None:
+        journal.rollouts(step, rollouts)
         if measured is not None:
-            measured.record(step, episodes)
+            measured.record(step, rollouts)
 
     # 1. The channels with their row sources, from the model that training starts from: whole, and without an adapter.
     if student.sharded is not None:

@@ -125,7 +125,7 @@ def target_of(patch: str, read: Callable[[str], str]) -> Target:
 
 
 def grade_forgery(env: RepoEnvironment, target: Target, forgery: Forgery) -> Grade:
-    """Return the grade of an open episode's tree with a forgery."""
+    """Return the grade of an open rollout's tree with a forgery."""
     folder = env._open_session().folder
     file = folder / target.path
     file.write_text(target.forged(file.read_text(), forgery))
@@ -136,7 +136,7 @@ def grade_forgery(env: RepoEnvironment, target: Target, forgery: Forgery) -> Gra
 
 
 def rewritten(env: RepoEnvironment, target: Target, how: str, rewrite: Callable[[str], str]) -> Grade:
-    """Return the grade of an open episode's tree, in which the file is mended already, rewritten or with a new file."""
+    """Return the grade of an open rollout's tree, in which the file is mended already, rewritten or with a new file."""
     folder = env._open_session().folder
     file = folder / target.path
     if how in NEW_FILES:
@@ -191,7 +191,7 @@ def of_words(
 ) -> None:
     """Grade forgeries, or honest solutions, in the place of functions of the package on the shelf.
 
-    `graded` opens the episode of a number and a function.
+    `graded` opens the rollout of a number and a function.
     """
     found: list[tuple[str, str, Any]] = [
         (one.family, one.name, one) for one in mechanisms.sample(list(mechanisms.in_process("_forged", known)), count)
@@ -316,7 +316,7 @@ def kata(count: int, cache: str, only: str = "", *, honest: bool = False) -> Tab
     table, forged = Table(honest), list(mechanisms.for_kata())
     tasks = generate("train", count if honest else 3, 11)
 
-    def episodes() -> Iterator[tuple[Task, str, str, list[str]]]:
+    def rollouts() -> Iterator[tuple[Task, str, str, list[str]]]:
         if honest:
             for number, task in enumerate(tasks):
                 more = ["echo '# more' >> test_solution.py; touch notes.txt"] if number % 3 == 0 else []
@@ -329,7 +329,7 @@ def kata(count: int, cache: str, only: str = "", *, honest: bool = False) -> Tab
                 commands += [command.replace("{f}", function) for _, command in one.files]
                 yield task, one.family, f"{one.name}, {number // len(forged)}", commands
 
-    for number, (task, family, name, commands) in enumerate(itertools.islice(episodes(), count)):
+    for number, (task, family, name, commands) in enumerate(itertools.islice(rollouts(), count)):
         visible = number % 2 if honest else number // len(forged)
         if only not in name:
             continue

@@ -7,5 +7,5 @@ blocks.py   - the blocks of a section: findings, tables, intervals, curves, figu
 sections.py - the section about a run: the blocks that answer the question of its stage
 text.py     - runs, rollouts and answers as text
 command.py  - `composer show`: print a job, a run or one rollout
-follow.py   - live episodes and training steps
+follow.py   - live rollouts and training steps
 """

@@ -1,4 +1,4 @@
-"""`composer show RUN --follow` and `--watch`: what happens inside runs, episode by episode or step by step."""
+"""`composer show RUN --follow` and `--watch`: what happens inside runs, rollout by rollout or step by step."""
 
 import time
 from collections.abc import Callable
@@ -11,30 +11,30 @@ from stages.runs.kinds import Row
 from stages.runs.run import Run
 
 SHOWN = 30
-"""Episodes in one view: those whose present action has lasted longest."""
+"""Rollouts in one view: those whose present action has lasted longest."""
 STEPS = 12
 """Training steps in one view: the newest."""
 STALE_S = 10.0
-"""After so many seconds without an update the process has ended, or plays no episodes."""
+"""After so many seconds without an update the process has ended, or plays no rollouts."""
 
 
 def view(run: Run) -> str:
-    """Return the status of a run, with its live episodes or its last training steps, as text."""
+    """Return the status of a run, with its live rollouts or its last training steps, as text."""
     title = f"{run.path.name}: {run.manifest.status}"
-    # `live.json` is there while episodes are played here; a model in this process plays them in batches without it.
+    # `live.json` is there while rollouts are played here; a model in this process plays them in batches without it.
     if (live := run.live()) is not None:
-        return _episodes(title, live)
+        return _rollouts(title, live)
     if rows := metric_rows(run, last=STEPS):
         names = [name for name in METRICS if any(name in row for row in rows)]
         cells = [[cell(row.get(name), "short") for name in ("step", *names)] for row in rows]
         return f"{title}\n{aligned(cells, ('step', *names), [RIGHT] * (1 + len(names)))}"
     if run.manifest.stage == "train":
         return f"{title}\nNo training step is finished yet."
-    return f"{title}\nThere are no live episodes: none is being played, or a model in its own process plays batches."
+    return f"{title}\nThere are no live rollouts: none is being played, or a model in its own process plays batches."
 
 
-def _episodes(title: str, live: Row) -> str:
-    """Return a table of the episodes that are being played, the slowest first."""
+def _rollouts(title: str, live: Row) -> str:
+    """Return a table of the rollouts that are being played, the slowest first."""
     units, silence_s = live["units"], time.time() - live["at"]
     title += f", {live['done']} of {live['total']} finished, {len(units)} live"
     if silence_s > STALE_S:

@@ -2,7 +2,7 @@
 
 base.py - the protocols of an environment, and the values that it exchanges
 boundary.py - validation of an environment's return values and errors; tool calls checked and executed
-bash.py - the text protocol of a bash action, and the faulty turns of a shell episode
+bash.py - the text protocol of a bash action, and the faulty turns of a shell rollout
 folders.py - folders with arbitrary content of an agent: walk, read, copy, write, delete; temporary folders
 config.py - the settings of a stage's environment: name, split, options, sandbox
 answered.py - an environment of questions with one right answer each

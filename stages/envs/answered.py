@@ -84,7 +84,7 @@ class AnsweredEnv(ABC):
         return [*opening, {"role": "user", "content": task.prompt}]
 
     def step(self, text: str) -> Observation:
-        """Record the answer and end the episode; the observation of a wrong answer gives the right one."""
+        """Record the answer and end the rollout; the observation of a wrong answer gives the right one."""
         self._answer = text
         right = self.score(text, self._question) >= 1
         return Observation("" if right else self.correction(text, self._question), stop="answered")

@@ -1,6 +1,6 @@
 """The protocol of an environment (`tasks`, `reset`, `step`, `grade`, `close`) and the values it exchanges.
 
-An instance serves one episode at a time and is reused through `reset`. It uses no model, no trainer and no file of a
+An instance serves one rollout at a time and is reused through `reset`. It uses no model, no trainer and no file of a
 run: the agent loop (`stages.rollouts.agent_loop`) drives it; every other framework reaches it through a thin adapter.
 """
 
@@ -38,7 +38,7 @@ class Observation:
 
     `commands` holds what was executed (empty when the action could not be parsed; `parse_error` then gives the reason,
     which is part of `content`). `raw_chars` counts the output before elision, `elided_chars` how much of it the agent
-    did not see. `stop` is None while the episode goes on, else the reason ("submitted", "answered"). `results`: the
+    did not see. `stop` is None while the rollout goes on, else the reason ("submitted", "answered"). `results`: the
     result of each tool call, in order; joined by line breaks they are `content`.
     """
 
@@ -69,11 +69,11 @@ class TurnFault:
 
 @dataclass(frozen=True)
 class Work:
-    """The result of an episode: its changes and its test counts; None where the environment does not know.
+    """The result of a rollout: its changes and its test counts; None where the environment does not know.
 
-    submission: the submitted patch, None where the episode ended otherwise. patch: all changes in the format of `git
+    submission: the submitted patch, None where the rollout ended otherwise. patch: all changes in the format of `git
     diff`, submitted or not. f2p, p2p: fail-to-pass and pass-to-pass tests among the hidden ones, whose log is test_log.
-    image: of the container. canary: why the episode counts as a search for the solution. metrics: the grader's further
+    image: of the container. canary: why the rollout counts as a search for the solution. metrics: the grader's further
     numbers by name.
     """
 
@@ -91,12 +91,12 @@ class Work:
 
 @dataclass(frozen=True)
 class Grade:
-    """The verdict on one episode. Every field is None where the environment does not know: unknown is never zero.
+    """The verdict on one rollout. Every field is None where the environment does not know: unknown is never zero.
 
     reward: the objective of training. hidden_pass: the hidden tests pass. visible_pass: the tests that the agent could
     run pass as it left them. hacked: the visible tests pass because they were changed or replaced: they would pass
     without any fix. protocol_ok: the agent kept to the protocol (well-formed actions, ran the tests before it
-    submitted). error_type, error: class and text of the error that prevented grading. work: the result of the episode.
+    submitted). error_type, error: class and text of the error that prevented grading. work: the result of the rollout.
     labels: further facts by name, for example upstream's category of a leetcode-rh answer.
     """
 
@@ -154,7 +154,7 @@ class Environment(Protocol):
         ...
 
     def grade(self) -> Grade:
-        """Grade the episode in its current state; an infrastructure failure is a Grade with reward None, never zero."""
+        """Grade the rollout in its current state; an infrastructure failure is a Grade with reward None, never zero."""
         ...
 
     def close(self) -> None:
@@ -187,7 +187,7 @@ class HasSolutions(Protocol):
     """An environment whose tasks come with a solution."""
 
     def solution(self) -> Sequence[str]:
-        """Return the messages that solve the episode's task, in order, after `reset`.
+        """Return the messages that solve the rollout's task, in order, after `reset`.
 
         Raises InfrastructureError for a task that has no solution.
         """
@@ -205,10 +205,10 @@ class HasSize(Protocol):
 
 @runtime_checkable
 class GradesTogether(Protocol):
-    """An environment that grades several episodes at once, far more cheaply than one by one."""
+    """An environment that grades several rollouts at once, far more cheaply than one by one."""
 
-    def grade_together(self, episodes: list[Environment]) -> list[Grade]:
-        """Return one Grade an episode, in order; `self` is any one of them."""
+    def grade_together(self, rollouts: list[Environment]) -> list[Grade]:
+        """Return one Grade a rollout, in order; `self` is any one of them."""
         ...
 
 
@@ -223,7 +223,7 @@ class ComparesOutcomes(Protocol):
 
 @runtime_checkable
 class ReportsFaults(Protocol):
-    """An environment that finds the faulty turns of an episode from the observations."""
+    """An environment that finds the faulty turns of a rollout from the observations."""
 
     def faults(self, observations: Sequence[Observation]) -> list[TurnFault]:
         """Return at most one TurnFault a turn; malformed actions and wrong answers are found by the caller."""

@@ -1,4 +1,4 @@
-"""The actions of an agent in a shell, the observation of a command, and the faulty turns of a shell episode.
+"""The actions of an agent in a shell, the observation of a command, and the faulty turns of a shell rollout.
 
 An action is one assistant message, free text around exactly one fenced block:
 
@@ -163,7 +163,7 @@ def _parts(command: str) -> tuple[str, list[str]]:
 
 
 def faults(observations: Sequence[Observation]) -> list[TurnFault]:
-    """Return every faulty turn of an episode, once."""
+    """Return every faulty turn of a rollout, once."""
     by_turn: dict[int, TurnFault] = {}
     last_edit: int | None = None
     for index, observation in enumerate(observations):
@@ -190,7 +190,7 @@ class ShellEnvironment(ABC):
     """The methods by which the agent of an environment acts in a shell; a subclass runs the command.
 
     Implements TakesCalls and ReportsFaults. `_system`: the system message of an opening; `opening_by_calls`: that for
-    calls of tools. `well_formed`: whether all actions of the episode could be run; `reset` of a subclass sets it.
+    calls of tools. `well_formed`: whether all actions of the rollout could be run; `reset` of a subclass sets it.
     """
 
     tools = TOOLS

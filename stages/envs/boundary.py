@@ -96,7 +96,7 @@ def grades_together(environments: list[Environment]) -> list[Any] | None:
     first = environments[0]
     if not isinstance(first, GradesTogether):
         return None
-    # Mistakes of an environment's code: each episode is then graded by itself, so that one bad episode costs only its
+    # Mistakes of an environment's code: each rollout is then graded by itself, so that one bad rollout costs only its
     # own grade. InfrastructureError and OSError are no such mistakes and are raised.
     with suppress(ArithmeticError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError):
         grades = first.grade_together(environments)
@@ -140,7 +140,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
-OVER = "[Not carried out: the episode is over.]"
+OVER = "[Not carried out: the rollout is over.]"
 KINDS: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "integer": (int,),

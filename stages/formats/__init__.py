@@ -23,7 +23,7 @@ claude_code.py - Claude Code sessions
 inspect_logs.py - Inspect logs, read and written
 mini_swe_agent.py - mini-swe-agent `.traj.json`
 nemo_gym.py - NeMo Gym rollouts
-openenv.py - OpenEnv episodes and training traces, read and written
+openenv.py - OpenEnv rollouts and training traces, read and written
 openhands.py - OpenHands `output.jsonl`
 swe_agent.py - SWE-agent `.traj`
 swebench.py - SWE-bench predictions, read and written, and saved test logs

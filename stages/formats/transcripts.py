@@ -77,7 +77,7 @@ class ExportedTranscript:
     tools: list[Row]
     """The tools that the model could call, as its environment or the imported file declared them."""
     submission: str | None
-    """The submitted patch, else the workspace's patch when a limit ended the episode; None if it broke down."""
+    """The submitted patch, else the workspace's patch when a limit ended the rollout; None if it broke down."""
     has_tokens: bool
     """Whether every step has token ids and log-probs, and each prompt extends the one before."""
 

@@ -5,7 +5,7 @@
     environment.grade()
 
 Contract read from SWE-agent/mini-swe-agent 2.4.6, `minisweagent/__init__.py`, `environments/local.py` and
-`agents/default.py`. Of it only the exception that ends an episode is imported; litellm is not.
+`agents/default.py`. Of it only the exception that ends a rollout is imported; litellm is not.
 """
 
 import os
@@ -40,7 +40,7 @@ class EnvironmentInfo(BaseModel):
 
 
 class MiniSweEnvironment:
-    """One episode of one task. `opening` holds our own opening messages, for callers without templates."""
+    """One rollout of one task. `opening` holds our own opening messages, for callers without templates."""
 
     def __init__(self, environment: Environment, task: Task) -> None:
         self._environment = environment
@@ -48,7 +48,7 @@ class MiniSweEnvironment:
         self.opening = environment.reset(task)
 
     def execute(self, action: dict[str, Any], cwd: str = "", *, timeout: int | None = None) -> dict[str, Any]:
-        """Run `action["command"]`; raises mini-swe-agent's `Submitted` when the episode ends.
+        """Run `action["command"]`; raises mini-swe-agent's `Submitted` when the rollout ends.
 
         Commands start in the workspace and have the environment's own time limit, so `cwd` and `timeout` cannot be
         chosen.
@@ -86,7 +86,7 @@ class MiniSweEnvironment:
         return {"info": {"config": {"environment": self.config.model_dump(), "environment_type": kind}}}
 
     def grade(self) -> Grade:
-        """Return the verdict on the episode, which mini-swe-agent itself has no place for."""
+        """Return the verdict on the rollout, which mini-swe-agent itself has no place for."""
         return self._environment.grade()
 
     def cleanup(self) -> None:

@@ -1,6 +1,6 @@
 """Environments and losses for TRL's GRPOTrainer.
 
-An environment is a `rollout_func` that plays complete episodes, or a tool environment:
+An environment is a `rollout_func` that plays complete rollouts, or a tool environment:
 
     play = RolloutFunction(KataEnv, KataEnv().tasks("train", 25, 0), max_steps=8, max_tokens=64)
     rows = Dataset.from_list(play.rows)
@@ -38,7 +38,7 @@ from stages.policy import available
 from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy, device
 from stages.rollouts import trace
-from stages.rollouts.agent_loop import Episode, play, state_sha256
+from stages.rollouts.agent_loop import LiveRollout, play, state_sha256
 from stages.runs.kinds import Row
 from stages.training.config import Optimisation
 from stages.training.rollouts import environment_reward, planned, trl_columns
@@ -60,8 +60,8 @@ class RolloutFunction:
     """TRL's `rollout_func` around any environment.
 
     TRL passes prompts only, so a task is found by its opening messages. `rows` is the dataset: {"prompt": opening
-    messages, "task_id"}. `max_steps`: actions of an episode. `max_tokens`: of one action. `model`: the name in
-    records, if not that of the loaded one. `latest` holds the episodes of the last call, in TRL's order.
+    messages, "task_id"}. `max_steps`: actions of a rollout. `max_tokens`: of one action. `model`: the name in
+    records, if not that of the loaded one. `latest` holds the rollouts of the last call, in TRL's order.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class RolloutFunction:
     ) -> None:
         self._max_tokens, self._model, self._sandbox = max_tokens, model, make().sandbox
         self._make, self._seed, self._max_steps, self._before_turn = make, seed, max_steps, before_turn
-        self.latest: list[Episode] = []
+        self.latest: list[LiveRollout] = []
         with closing(make()) as environment:
             self.rows: list[Row] = [{"prompt": environment.reset(task), "task_id": task.task_id} for task in tasks]
         self._known = {state_sha256(row["prompt"]): task for row, task in zip(self.rows, tasks, strict=True)}
@@ -87,7 +87,7 @@ class RolloutFunction:
             )
 
     def __call__(self, prompts: list[list[Message]], trainer: Any) -> dict[str, list[Any]]:
-        """Play one episode a prompt with the model under training.
+        """Play one rollout a prompt with the model under training.
 
         Returns columns: token ids, log-probs (nats), mask of own tokens, rewards.
         """
@@ -110,12 +110,12 @@ class RolloutFunction:
             max_steps=self._max_steps,
             before_turn=self._before_turn,
         )
-        for episode in self.latest:  # played in one batch: each gets an equal part of its time
-            episode.wall_s = (time.monotonic() - started) / len(prompts)
+        for rollout in self.latest:  # played in one batch: each gets an equal part of its time
+            rollout.wall_s = (time.monotonic() - started) / len(prompts)
         return trl_columns(self.latest, trainer.processing_class)
 
     def records(self) -> list[trace.RolloutPayload]:
-        """Return the last call as `collect` would store it: a journal record an episode, with rollout and step rows."""
+        """Return the last call as `collect` would store it: a journal record a rollout, with rollout and step rows."""
         return [trace.payload(e, self._policy, sandbox=self._sandbox, source="trl") for e in self.latest]
 
 
@@ -145,14 +145,14 @@ class ToolEnvironment:
         """
         if self._stopped is not None:
             raise RuntimeError(f"Nothing more can be done: {self._stopped}.")
-        # Broken until the step returns: after an exception the episode has no reward, instead of that of a part of it.
+        # Broken until the step returns: after an exception the rollout has no reward, instead of that of a part of it.
         text, self._stopped = self._wrap(action), self._BROKEN
         observation = self._environment.step(text)
         self._stopped = observation.stop
         return observation.content
 
     def get_reward(self) -> float | None:
-        """Return the reward of the episode so far; None, never 0, when it cannot be graded."""
+        """Return the reward of the rollout so far; None, never 0, when it cannot be graded."""
         with suppress(InfrastructureError):
             return None if self._stopped == self._BROKEN else self._environment.grade().reward
         return None
@@ -187,7 +187,7 @@ def rollouts(
 
     TRL's own data loader, rollout call, padding and advantages, without an optimiser. Yields for each batch the tensors
     from which TRL would compute its loss, so that records can be compared with them; `function.latest` then holds the
-    batch's episodes.
+    batch's rollouts.
     """
     prompts = prompts_per_batch(len(function.rows))
     size = Optimisation(steps=len(function.rows) // prompts, prompts_per_step=prompts, generations=samples)

@@ -55,14 +55,14 @@ class ServedEnvConfig(vf.EnvConfig):
 
 
 class ServedEnv(vf.Env[ServedEnvConfig]):
-    """Plays an episode with our environment as the user; its grade is the reward."""
+    """Plays a rollout with our environment as the user; its grade is the reward."""
 
     async def run(self, task: ServedTask, agents: vf.Agents) -> None:
-        """Play one episode; where the environment cannot grade it, the rollout fails instead of being scored 0."""
+        """Play one rollout; where the environment cannot grade it, the rollout fails instead of being scored 0."""
         tasks = [Task(**row) for row in json.loads(Path(task.data.asked).read_text())["tasks"]]
         served = ServedEnvironment(task.data.url, tasks[0].env, "behind the server", tasks)
         try:
-            # In threads: verifiers plays all episodes in one event loop, and an environment's call may take minutes.
+            # In threads: verifiers plays all rollouts in one event loop, and an environment's call may take minutes.
             opening = await asyncio.to_thread(served.reset, tasks[task.data.place])
             text = "\n\n".join(str(message["content"]) for message in opening)
             async with agents.player.interaction(task) as interaction:
@@ -76,7 +76,7 @@ class ServedEnv(vf.Env[ServedEnvConfig]):
         finally:
             await asyncio.to_thread(served.close)
         if grade.reward is None:
-            raise InfrastructureError(f"The episode could not be graded: {grade.error}.")
+            raise InfrastructureError(f"The rollout could not be graded: {grade.error}.")
         interaction.trace.record_reward("environment", grade.reward)
 
 

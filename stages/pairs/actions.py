@@ -9,7 +9,7 @@ Two rules: `majority_over_student` (more than half of all teachers agree on some
 A teacher has one vote however often it was asked: its samples in a state are one distribution, and its vote is divided
 among what it does, in the proportions in which it does it.
 
-An action that ends the episode can be graded on the spot (`fails_at_once`): one that fails is never chosen.
+An action that ends the rollout can be graded on the spot (`fails_at_once`): one that fails is never chosen.
 """
 
 import json
@@ -202,7 +202,7 @@ class StatePath:
 
 @dataclass(frozen=True)
 class ActionOutcome:
-    """The outcome of an action: a digest, equal for equal outcomes, and whether the action ended the episode."""
+    """The outcome of an action: a digest, equal for equal outcomes, and whether the action ended the rollout."""
 
     digest: str
     ends: bool
@@ -226,7 +226,7 @@ def outcomes(make: Callable[[], Environment], path: StatePath, candidates: Seque
 
 
 def fails_at_once(make: Callable[[], Environment], path: StatePath, candidate: str) -> bool:
-    """Return whether an action that ends the episode in a state fails: the environment grades what it leaves behind."""
+    """Return whether an action that ends the rollout in a state fails: the environment grades what it leaves behind."""
     with closing(make()) as environment:
         _carried_out(environment, path, candidate)
         return boundary.grade(environment.grade()).passed is False

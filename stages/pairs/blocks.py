@@ -34,7 +34,7 @@ class ActionClasses:
 
     class_of [R + A]: a number of `names`, `NOTHING` for malformed or missing. compared_by: for each state. lost: states
     that could not be reached again, so that nothing is decided there. failing [R + A]: whether a pair would choose the
-    action, which ends the episode and fails.
+    action, which ends the rollout and fails.
     """
 
     class_of: Array

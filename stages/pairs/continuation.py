@@ -1,13 +1,13 @@
 """Test pairs by their own actions: play both from the recorded state, let the policy continue, compare the outcomes.
 
-A recorded state is restored by playing the recorded actions in a new episode. Every observation has to be the recorded
+A recorded state is restored by playing the recorded actions in a new rollout. Every observation has to be the recorded
 one, but for durations and memory addresses, and the policy is shown the recorded conversation. Then one side's action
 is played, and the policy that collected the rollouts continues with the same sampling seeds on both sides. An
 environment needs nothing for this but to be reproducible: a state that shows something else is not restored, and its
 pairs are counted with the reason and stay untested.
 
-In reading order: a branch, which is one action in one state, and its episodes (`restore`); playing the branches of all
-pairs, one unit an episode (`play_branches`); what the outcomes mean for the pairs (`Continued`).
+In reading order: a branch, which is one action in one state, and its rollouts (`restore`); playing the branches of all
+pairs, one unit a rollout (`play_branches`); what the outcomes mean for the pairs (`Continued`).
 
 The verdict is on all pairs that were played, also those that are dropped because their chosen action failed every time:
 a verdict on what is left would be biased, since the same outcomes would choose the pairs and judge them.
@@ -32,7 +32,7 @@ from stages.policy.base import Sample, Turn
 from stages.rollouts.agent_loop import (
     NOT_RESTORED,
     SUMMARY_REQUEST,
-    Episode,
+    LiveRollout,
     PlayingConfig,
     Rules,
     act,
@@ -91,40 +91,40 @@ def recorded_steps(rollouts: Run, wanted: Collection[str]) -> dict[str, list[Row
     return {steps[0]["rollout_id"]: steps for steps in groups if steps[0]["rollout_id"] in wanted}
 
 
-def restore(steps: Sequence[Row], action: str, episode: Episode, environment: Environment, rules: Rules) -> None:
-    """Play the recorded actions before the last of `steps`, then `action` in its place; the episode goes on from there.
+def restore(steps: Sequence[Row], action: str, rollout: LiveRollout, environment: Environment, rules: Rules) -> None:
+    """Play the recorded actions before the last of `steps`, then `action` in its place; the rollout goes on from there.
 
-    The episode ends as `NOT_RESTORED` with the reason where it differs from what was recorded.
+    The rollout ends as `NOT_RESTORED` with the reason where it differs from what was recorded.
     """
     conversations = transcripts(list(steps))
-    if episode.messages != conversations[0]:
-        _give_up(episode, "the opening differs")
+    if rollout.messages != conversations[0]:
+        _give_up(rollout, "the opening differs")
         return
     for number, (row, messages) in enumerate(zip(steps[:-1], conversations, strict=False)):
-        _take(episode, environment, rules, messages, row, row["action"])
-        if episode.error is not None:
+        _take(rollout, environment, rules, messages, row, row["action"])
+        if rollout.error is not None:
             return  # a failure of the environment, which another attempt may not have
-        if not same_observation(episode.steps[-1].observation.content, row["observation"]):
-            _give_up(episode, f"the observation differs at action {number}")
+        if not same_observation(rollout.steps[-1].observation.content, row["observation"]):
+            _give_up(rollout, f"the observation differs at action {number}")
             return
-        if episode.terminated_by is not None:
-            _give_up(episode, f"the episode ends at action {number}")
+        if rollout.terminated_by is not None:
+            _give_up(rollout, f"the rollout ends at action {number}")
             return
-    _take(episode, environment, rules, conversations[-1], steps[-1], action)
+    _take(rollout, environment, rules, conversations[-1], steps[-1], action)
 
 
 def _take(
-    episode: Episode, environment: Environment, rules: Rules, messages: list[Message], row: Row, action: str
+    rollout: LiveRollout, environment: Environment, rules: Rules, messages: list[Message], row: Row, action: str
 ) -> None:
     """Play an action after the recorded conversation, whatever the environment has shown since."""
-    episode.messages, episode.summarising = messages, messages[-1] == SUMMARY_REQUEST
+    rollout.messages, rollout.summarising = messages, messages[-1] == SUMMARY_REQUEST
     # The tokens of the recorded prompt, and bytes as a bound for those of the action: a limit of the context counts on.
     sample = Sample(action, prompt_tokens=row["prompt_tokens"] or 0, completion_tokens=len(action.encode()))
-    act(episode, environment, Turn(messages, row["seed"] or 0), sample, rules)
+    act(rollout, environment, Turn(messages, row["seed"] or 0), sample, rules)
 
 
-def _give_up(episode: Episode, reason: str) -> None:
-    episode.terminated_by, episode.grade = NOT_RESTORED, Grade(reward=None, error=reason)
+def _give_up(rollout: LiveRollout, reason: str) -> None:
+    rollout.terminated_by, rollout.grade = NOT_RESTORED, Grade(reward=None, error=reason)
 
 
 def play_branches(
@@ -144,27 +144,27 @@ def play_branches(
     """
     steps = recorded_steps(rollouts, {branch.rollout_id for branch in wanted})
     planned: dict[int, tuple[Branch, int]] = {}
-    episodes = []
+    continued = []
     for branch in wanted:
         until = steps[branch.rollout_id][: branch.step + 1]
         for sample in samples:
             # By the state and not by the action: both sides of a pair are continued with the same seeds.
             seed = int(store.digest([config.seed, branch.state_sha256])[:15], 16)
             prelude = partial(restore, until, branch.action)
-            episode = Episode(tasks[until[-1]["task_id"]], sample, seed, prelude=prelude)
-            episodes.append(episode)
+            rollout = LiveRollout(tasks[until[-1]["task_id"]], sample, seed, prelude=prelude)
+            continued.append(rollout)
             planned[id(prelude)] = branch, len(until)
 
-    def place(episode: Episode) -> tuple[Branch, int]:
-        # Episodes of a server are played on copies, which share the prelude.
-        return planned[id(episode.prelude)]
+    def place(rollout: LiveRollout) -> tuple[Branch, int]:
+        # Rollouts of a server are played on copies, which share the prelude.
+        return planned[id(rollout.prelude)]
 
     play_missing(
         make,
         policy,
-        episodes,
-        key=lambda episode: place(episode)[0].key(episode.sample_idx),
-        payload=lambda episode: {"continuation": continuation_row(episode, *place(episode))},
+        continued,
+        key=lambda rollout: place(rollout)[0].key(rollout.sample_idx),
+        payload=lambda rollout: {"continuation": continuation_row(rollout, *place(rollout))},
         config=config,
         out=out,
         what="continuations",
@@ -172,40 +172,40 @@ def play_branches(
     )
 
 
-def continuation_row(episode: Episode, branch: Branch, num_recorded: int) -> Row:
-    """Return the `continuation/1` row of a played episode; its steps and messages are those from the action on."""
-    lost = episode.error is not None or episode.terminated_by == NOT_RESTORED
-    own = [] if lost else episode.steps[num_recorded - 1 :]
-    sampled = [step.sample for step in episode.steps[num_recorded:]]
-    error_type, error = episode.error or (None, episode.grade.error)
+def continuation_row(rollout: LiveRollout, branch: Branch, num_recorded: int) -> Row:
+    """Return the `continuation/1` row of a played rollout; its steps and messages are those from the action on."""
+    lost = rollout.error is not None or rollout.terminated_by == NOT_RESTORED
+    own = [] if lost else rollout.steps[num_recorded - 1 :]
+    sampled = [step.sample for step in rollout.steps[num_recorded:]]
+    error_type, error = rollout.error or (None, rollout.grade.error)
     return {
-        "continuation_id": branch.key(episode.sample_idx),
+        "continuation_id": branch.key(rollout.sample_idx),
         "state_sha256": branch.state_sha256,
         "rollout_id": branch.rollout_id,
         "step": branch.step,
-        "task_id": episode.task.task_id,
+        "task_id": rollout.task.task_id,
         "family": branch.family,
         "action": branch.action,
-        "sample_idx": episode.sample_idx,
-        "seed": episode.seed,
+        "sample_idx": rollout.sample_idx,
+        "seed": rollout.seed,
         "num_steps": len(own),
-        "passed": None if lost else episode.grade.passed,
-        "reward": None if lost else episode.grade.reward,
-        "terminated_by": episode.terminated_by,
-        "transcript_json": store.encode(episode.messages[own[0].num_messages :]).decode() if own else None,
+        "passed": None if lost else rollout.grade.passed,
+        "reward": None if lost else rollout.grade.reward,
+        "terminated_by": rollout.terminated_by,
+        "transcript_json": store.encode(rollout.messages[own[0].num_messages :]).decode() if own else None,
         "error_type": error_type,
         "error": error,
         "prompt_tokens": sum(sample.prompt_tokens for sample in sampled),
         "completion_tokens": sum(sample.completion_tokens for sample in sampled),
         "cost_usd": sum(sample.cost_usd for sample in sampled),
-        "wall_s": episode.wall_s,
+        "wall_s": rollout.wall_s,
     }
 
 
 def goes_on(row: Row) -> bool:
-    """Return whether other samples of a branch can differ from this one: the policy acted, or the episode was lost.
+    """Return whether other samples of a branch can differ from this one: the policy acted, or the rollout was lost.
 
-    An action that ends the episode, and a state that is not restored, are the same every time.
+    An action that ends the rollout, and a state that is not restored, are the same every time.
     """
     return row["error_type"] is not None or row["num_steps"] > 1
 

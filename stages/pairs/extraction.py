@@ -99,7 +99,7 @@ def pair_rows(
 ) -> pa.RecordBatch:
     """Return the `pair/1` rows of a block, in the order of states and of the pairs in each.
 
-    Without those that choose an action which ends the episode and fails.
+    Without those that choose an action which ends the rollout and fails.
     """
     coded = block.answers["served"].combine_chunks().dictionary_encode()
     served_code, served_names = to_numpy(coded.indices, null=NOTHING), coded.dictionary.to_pylist()

@@ -216,7 +216,7 @@ def vote(
 
     make: the environment in which actions whose forms differ are run, after the (action, observation) of `path`; None
     compares texts alone. `students` and `teachers` are short names of classes that mean the same in every state;
-    `failing` are those of chosen actions that end the episode there and fail.
+    `failing` are those of chosen actions that end the rollout there and fail.
     """
     answers = chain.from_iterable(state.teachers.values())
     texts = dict.fromkeys(text for text in (*(step["action"] for step in state.steps), *answers) if text is not None)

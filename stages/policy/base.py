@@ -286,7 +286,7 @@ def weights_identity(config: PolicyConfig) -> str:
 
 
 IDLE = "idle"
-"""`Sample.finish_reason` of a policy that ends the episode on purpose without an action."""
+"""`Sample.finish_reason` of a policy that ends the rollout on purpose without an action."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 They check an environment before money is spent on it: `reference` should pass every task and `noop` none. The agent
 loop gives each question the next action of the environment's solution (`stages.envs.base.HasSolutions`). Where there is
-none the policy is idle: the episode ends and is graded as it is, without a malformed action.
+none the policy is idle: the rollout ends and is graded as it is, without a malformed action.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ OTHER_NAMES = {"gold": REFERENCE, "oracle": REFERENCE, "solution": REFERENCE, "n
 
 
 class ScriptedPolicy:
-    """Implements Policy: answers with the solution's next action, or ends the episode."""
+    """Implements Policy: answers with the solution's next action, or ends the rollout."""
 
     capture_level, batch_size = "text", 32
 

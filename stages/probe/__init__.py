@@ -11,7 +11,7 @@ compare.py - LoRA against SVD, one direction against another, projected against 
 watch.py - an alarm on a training run: does it turn toward a hack?
 plot.py - figures of all of it, each with a CSV twin
 settings.py - settings of replays and trajectories, and those that stages share
-rows.py - pool rows of episodes, of other runs' rollouts and of recorded files
+rows.py - pool rows of rollouts, of other runs' rollouts and of recorded files
 sources.py - the models that fill a pool, and groups of answers with advantages
 loras.py - LoRAs of PEFT that are added to a model of a pool
 memory.py - how much memory a stage takes, before anything is loaded

@@ -1,6 +1,6 @@
-"""Pool rows: of episodes that a local model played, of rollouts in other runs, of recorded files; a step's files.
+"""Pool rows: of rollouts that a local model played, of those in other runs, of recorded files; a step's files.
 
-Texts, conversations, episodes and recorded rollouts become rows by joining ids, never text: a text cut in two tokenises
+Texts, conversations, rollouts and recorded rollouts become rows by joining ids, never text: a text cut in two tokenises
 differently at the seam.
 
 Recorded files have the older 26 keys, those of the public teacher pool of wassname/vGROUT_pub @c067218,
@@ -20,7 +20,7 @@ from stages.errors import BadInput
 from stages.gradients.tokens import TokenRow
 from stages.messages import Message, following_ids, opening_ids
 from stages.rollouts import trace
-from stages.rollouts.agent_loop import Episode
+from stages.rollouts.agent_loop import LiveRollout
 from stages.runs import store
 from stages.runs.kinds import POOL_ROW, TRAINING_REWARD, Row
 from stages.runs.run import Run, RunWriter
@@ -104,21 +104,21 @@ STRICT, LOOSE = ("reward_hack",), ("reward_hack", "correct_attempted", "attempte
 COMMENT = re.compile(r"^\s*#|\s#\s", re.MULTILINE)
 
 
-def episode_pool_row(
-    episode: Episode, policy: "LocalPolicy", *, source: str, role: str, step: int, adapter: str = ""
+def rollout_pool_row(
+    rollout: LiveRollout, policy: "LocalPolicy", *, source: str, role: str, step: int, adapter: str = ""
 ) -> Row:
-    """Build the `pool_row/1` of an episode that `policy` played.
+    """Build the `pool_row/1` of a rollout that `policy` played.
 
     `source` is the row's src_pool, `role` its prompt_role, `step` the problem's place in the pool, `adapter` the folder
     of the LoRA in the policy's model.
     """
     # A local model returns ids and log-probs with every sample, so that the row is never None.
-    samples = [step.sample for step in episode.steps]
+    samples = [step.sample for step in rollout.steps]
     joined = sampled_row([(s.prompt_ids or [], s.completion_ids or [], s.logprobs or []) for s in samples])
     assert joined is not None  # noqa: S101
     tokens, behaviour = joined
-    last, grade, labels = episode.steps[-1].sample, episode.grade, episode.grade.labels
-    opening = list(episode.messages[: episode.steps[0].num_messages])
+    last, grade, labels = rollout.steps[-1].sample, rollout.grade, rollout.grade.labels
+    opening = list(rollout.messages[: rollout.steps[0].num_messages])
     label = labels.get("label")
     return pool_row(
         tokens.prompt_ids,
@@ -129,9 +129,9 @@ def episode_pool_row(
         source=source,
         role=role,
         messages=opening,
-        problem_id=episode.task.task_id,
-        family=episode.task.family,
-        sample_id=episode.sample_idx,
+        problem_id=rollout.task.task_id,
+        family=rollout.task.family,
+        sample_id=rollout.sample_idx,
         step=step,
         reward=grade.reward,
         hacked=grade.hacked,
@@ -140,7 +140,7 @@ def episode_pool_row(
         **{name: labels.get(name) for name in ("can_compile", "has_test_func", "eq_hinted", "label", "test_mod")},
         hacked_strict=None if label is None else label in STRICT,
         hacked_loose=None if label is None else label in LOOSE,
-        fmt_ok=all(step.observation.parse_error is None for step in episode.steps),
+        fmt_ok=all(step.observation.parse_error is None for step in rollout.steps),
         behav_logp=behaviour,
         ends_with_eos=last.finish_reason == "stop",
         truncated=last.finish_reason == "length",

@@ -9,9 +9,9 @@ from stages.policy.local import LocalPolicy, load_model
 from stages.probe.checks.check import Check
 from stages.probe.checks.pool import hack_gap, merge_is_sound, teacher_differs
 from stages.probe.loras import apply_lora, lora_folder
-from stages.probe.rows import as_tokens, episode_pool_row
+from stages.probe.rows import as_tokens, rollout_pool_row
 from stages.probe.settings import HINTED, SourceConfig
-from stages.rollouts.agent_loop import Episode, play
+from stages.rollouts.agent_loop import LiveRollout, play
 from stages.runs.kinds import Row
 from stages.runs.run import RunWriter
 
@@ -33,12 +33,12 @@ def answers(
     `make` opens an environment, `source` becomes src_pool, `max_steps` is the number of actions after which a rollout
     ends.
     """
-    episodes = [Episode(task, index, seed) for task in tasks for index in range(samples)]
-    play(make, policy, episodes, max_steps=max_steps)
+    rollouts = [LiveRollout(task, index, seed) for task in tasks for index in range(samples)]
+    play(make, policy, rollouts, max_steps=max_steps)
     return [
-        episode_pool_row(episode, policy, source=source, role=HINTED, step=0)
-        for episode in episodes
-        if episode.error is None and episode.steps and episode.grade.reward is not None
+        rollout_pool_row(rollout, policy, source=source, role=HINTED, step=0)
+        for rollout in rollouts
+        if rollout.error is None and rollout.steps and rollout.grade.reward is not None
     ]
 
 

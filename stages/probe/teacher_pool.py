@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from stages.policy.local import LocalPolicy
     from stages.probe.checks.check import Check
     from stages.probe.sources import SourcePolicies
-    from stages.rollouts.agent_loop import Episode
+    from stages.rollouts.agent_loop import LiveRollout
 
 
 class GivenConfig(Settings):
@@ -215,22 +215,22 @@ def _answers(
     config: Config,
     out: RunWriter,
 ) -> list[Row]:
-    from stages.rollouts.agent_loop import Episode
+    from stages.rollouts.agent_loop import LiveRollout
     from stages.runs.stage import work_through
 
     make = stage.opener()
     tasks = stage.draw(make, problems)
-    episodes = [Episode(task, index, config.seed) for task in tasks for index in range(source.samples)]
+    rollouts = [LiveRollout(task, index, config.seed) for task in tasks for index in range(source.samples)]
     places = {task.task_id: index for index, task in enumerate(tasks)}
     policy = policies.by_name[source.name]
     do = partial(_play, source, make, policy, places, config, out)
-    work_through(episodes, partial(_key, source), do, policy=policy, out=out, what=f"answers of {source.name}")
-    records = (out.journal.get(_key(source, episode)) for episode in episodes)
+    work_through(rollouts, partial(_key, source), do, policy=policy, out=out, what=f"answers of {source.name}")
+    records = (out.journal.get(_key(source, rollout)) for rollout in rollouts)
     return [record["row"] for record in records if record is not None and not record["failed"]]
 
 
-def _key(source: SourceConfig, episode: "Episode") -> str:
-    return f"{source.name}/{episode.rollout_id}"
+def _key(source: SourceConfig, rollout: "LiveRollout") -> str:
+    return f"{source.name}/{rollout.rollout_id}"
 
 
 def _play(
@@ -240,21 +240,21 @@ def _play(
     places: dict[str, int],
     config: Config,
     out: RunWriter,
-    batch: list["Episode"],
+    batch: list["LiveRollout"],
 ) -> list[tuple[str, Row, bool]]:
-    """Play a batch of episodes and return their journal lines, those that failed with their error."""
-    from stages.probe.rows import episode_pool_row
+    """Play a batch of rollouts and return their journal lines, those that failed with their error."""
+    from stages.probe.rows import rollout_pool_row
     from stages.rollouts.agent_loop import play
 
     play(make, policy, batch, max_steps=config.max_steps, before_turn=out.raise_if_stopped)
     lines: list[tuple[str, Row, bool]] = []
-    for episode in batch:
-        if episode.error is not None or not episode.steps:
-            lines.append((_key(source, episode), {"error": episode.error}, True))
+    for rollout in batch:
+        if rollout.error is not None or not rollout.steps:
+            lines.append((_key(source, rollout), {"error": rollout.error}, True))
             continue
-        place = places[episode.task.task_id]
-        row = episode_pool_row(episode, policy, source=source.name, role=source.role, step=place, adapter=source.lora)
-        lines.append((_key(source, episode), {"row": row}, False))
+        place = places[rollout.task.task_id]
+        row = rollout_pool_row(rollout, policy, source=source.name, role=source.role, step=place, adapter=source.lora)
+        lines.append((_key(source, rollout), {"row": row}, False))
     return lines
 
 

@@ -104,9 +104,9 @@ class Gate:
         sampled = [row for row in steps if row["capture_level"] == "tokens" or row["logprobs"] is not None]
         for name in SAMPLE_CHECKS:
             self._tallies[name].unrecorded += len(steps) - len(sampled)
-        episodes = [steps] if steps else []
-        count("steps dense from 0", episodes, lambda e: [s["step"] for s in e] == list(range(len(e))))
-        count("one done, the last", episodes, lambda e: [s["done"] for s in e] == [False] * (len(e) - 1) + [True])
+        rollouts = [steps] if steps else []
+        count("steps dense from 0", rollouts, lambda e: [s["step"] for s in e] == list(range(len(e))))
+        count("one done, the last", rollouts, lambda e: [s["done"] for s in e] == [False] * (len(e) - 1) + [True])
         count(
             "tuples complete",
             steps,
@@ -116,7 +116,7 @@ class Gate:
                 and (s["reward"] is not None or missing.REWARD in absent)
             ),
         )
-        count("state hash chain", episodes, _chained)
+        count("state hash chain", rollouts, _chained)
         count(
             "ids as many as log-probs",
             sampled,
@@ -142,7 +142,7 @@ class Gate:
         )
         count(
             "prompt length as stored",
-            episodes,
+            rollouts,
             lambda e: all(
                 ids is None or len(ids) == row["prompt_len"] for ids, row in zip(prompt_ids(e), e, strict=True)
             ),
@@ -181,15 +181,15 @@ def check(
     return found.checks(planned)
 
 
-def _chained(episode: list[Row]) -> bool:
+def _chained(steps: list[Row]) -> bool:
     """Return whether every state is the one before it, plus the action and the observation, in one message or several.
 
     A request for a summary may follow the observation.
     """
-    if state_digests(episode) != [row["state_sha256"] for row in episode]:
+    if state_digests(steps) != [row["state_sha256"] for row in steps]:
         return False
-    conversations = transcripts(episode)
-    for row, before, after in zip(episode, conversations, conversations[1:], strict=False):
+    conversations = transcripts(steps)
+    for row, before, after in zip(steps, conversations, conversations[1:], strict=False):
         gained = after[len(before) :]
         if row.get("history") == SUMMARISE and gained[-1:] == [SUMMARY_REQUEST]:
             gained = gained[:-1]

@@ -1,4 +1,4 @@
-"""Episodes as rows and journal records, and rollouts, states and pairs read back from rows.
+"""Write rollouts as rows and journal records, and read rollouts, states and pairs back from rows.
 
 A `step/1` row holds what the transcript and the token ids gained since the step before, so that each is stored once;
 `transcripts`, `states` and `prompt_ids` rebuild the full values of one rollout. A `state/1` row holds what a state has
@@ -18,7 +18,7 @@ from stages.envs.base import Work
 from stages.errors import BadInput
 from stages.messages import Message
 from stages.policy.base import Policy
-from stages.rollouts.agent_loop import FULL, SUMMARY_REQUEST, Episode, shown
+from stages.rollouts.agent_loop import FULL, SUMMARY_REQUEST, LiveRollout, shown
 from stages.runs import store
 from stages.runs.kinds import PAIR, ROLLOUT, STATE, STEP, Row
 from stages.runs.run import Run
@@ -37,22 +37,22 @@ class RolloutUnit(RolloutPayload):
     unit: str
 
 
-def payload(episode: Episode, policy: Policy, *, sandbox: str, source: str = "collect") -> RolloutPayload:
-    """Return the journal record of one episode. An episode with an error has a null reward."""
-    grade, samples = episode.grade, [step.sample for step in episode.steps]
-    error_type, error = episode.error or (None, grade.error)
-    rollout = {
-        **_identity(episode),
-        "split": episode.task.split,
-        "family": episode.task.family,
-        "seed": episode.seed,
-        "num_steps": len(episode.steps),
-        "reward": None if episode.error else grade.reward,
+def payload(rollout: LiveRollout, policy: Policy, *, sandbox: str, source: str = "collect") -> RolloutPayload:
+    """Return the journal record of one rollout. A rollout with an error has a null reward."""
+    grade, samples = rollout.grade, [step.sample for step in rollout.steps]
+    error_type, error = rollout.error or (None, grade.error)
+    row = {
+        **_identity(rollout),
+        "split": rollout.task.split,
+        "family": rollout.task.family,
+        "seed": rollout.seed,
+        "num_steps": len(rollout.steps),
+        "reward": None if rollout.error else grade.reward,
         "hidden_pass": grade.hidden_pass,
         "visible_pass": grade.visible_pass,
         "hacked": grade.hacked,
         "protocol_ok": grade.protocol_ok,
-        "terminated_by": episode.terminated_by,
+        "terminated_by": rollout.terminated_by,
         "error_type": error_type,
         "error": error,
         "sandbox": sandbox,
@@ -61,16 +61,16 @@ def payload(episode: Episode, policy: Policy, *, sandbox: str, source: str = "co
         "prompt_tokens": sum(sample.prompt_tokens for sample in samples),
         "completion_tokens": sum(sample.completion_tokens for sample in samples),
         "cost_usd": sum(sample.cost_usd for sample in samples),
-        "wall_s": episode.wall_s,
-        "history": episode.history,
-        "tools_json": store.encode([dict(tool) for tool in episode.tools]).decode() if episode.tools else None,
+        "wall_s": rollout.wall_s,
+        "history": rollout.history,
+        "tools_json": store.encode([dict(tool) for tool in rollout.tools]).decode() if rollout.tools else None,
         **work_columns(grade.work),
     }
-    return {"rollout": rollout, "steps": step_rows(episode, policy)}
+    return {"rollout": row, "steps": step_rows(rollout, policy)}
 
 
 def work_columns(work: Work) -> Row:
-    """Return the result of an episode as columns of a rollout or of an item of an evaluation."""
+    """Return the result of a rollout as columns of `rollout/1` and `eval_item/1`."""
     return {
         **{name: getattr(work, name) for name in Work.__dataclass_fields__ if name != "metrics"},
         "canary": None if work.canary is None else list(work.canary),
@@ -78,17 +78,17 @@ def work_columns(work: Work) -> Row:
     }
 
 
-def step_rows(episode: Episode, policy: Policy) -> list[Row]:
-    """Return the `step/1` rows, dense from 0; tokens as deltas, so that the ids of an episode are stored once.
+def step_rows(rollout: LiveRollout, policy: Policy) -> list[Row]:
+    """Return the `step/1` rows, dense from 0; tokens as deltas, so that the ids of a rollout are stored once.
 
-    The last step has the terminal reward, the others 0.0; all are null when the episode was not scored.
+    The last step has the terminal reward, the others 0.0; all are null when the rollout was not scored.
     """
     held: list[int] = []  # the prompt and answer of the step before
     rows = []
     used = {"temperature": policy.config.temperature, "max_tokens": policy.config.max_tokens, "top_p": 1.0, "top_k": 0}
-    scored = episode.error is None and episode.grade.reward is not None
-    for index, step in enumerate(episode.steps):
-        sample, observation, last = step.sample, step.observation, index == len(episode.steps) - 1
+    scored = rollout.error is None and rollout.grade.reward is not None
+    for index, step in enumerate(rollout.steps):
+        sample, observation, last = step.sample, step.observation, index == len(rollout.steps) - 1
         prompt = sample.prompt_ids
         # The version counts the optimiser steps of a policy under training, which may change from turn to turn.
         version = {} if sample.policy_version is None else {"policy_version": sample.policy_version}
@@ -96,9 +96,9 @@ def step_rows(episode: Episode, policy: Policy) -> list[Row]:
         # say).
         prefix_ok = None if prompt is None else prompt[: len(held)] == held
         row = {
-            **_identity(episode),
+            **_identity(rollout),
             "step": index,
-            "num_steps": len(episode.steps),
+            "num_steps": len(rollout.steps),
             "new_messages_json": store.encode(step.new_messages).decode(),
             "num_messages": step.num_messages,
             "state_sha256": step.state_sha256,
@@ -112,9 +112,9 @@ def step_rows(episode: Episode, policy: Policy) -> list[Row]:
             "timed_out": observation.timed_out,
             "raw_chars": observation.raw_chars,
             "elided_chars": observation.elided_chars,
-            "reward": (episode.grade.reward if last else 0.0) if scored else None,
+            "reward": (rollout.grade.reward if last else 0.0) if scored else None,
             "done": last,
-            "terminated_by": episode.terminated_by if last else None,
+            "terminated_by": rollout.terminated_by if last else None,
             "capture_level": policy.capture_level,
             "prompt_len": None if prompt is None else len(prompt),
             "prompt_delta_token_ids": None if prompt is None else prompt[len(held) :] if prefix_ok else prompt,
@@ -130,20 +130,20 @@ def step_rows(episode: Episode, policy: Policy) -> list[Row]:
             "cost_usd": sample.cost_usd,
             "latency_s": sample.latency_s,
             "command_s": observation.duration_s,
-            "history": episode.history,
+            "history": rollout.history,
         }
         rows.append(row)
         held = [*(prompt or []), *(sample.completion_ids or [])]
     return rows
 
 
-def action_facts(episode: Episode) -> Row:
+def action_facts(rollout: LiveRollout) -> Row:
     """Return the columns of an item that hold its conversation, and what this does not hold of each action.
 
     `message`: the place of the action among the messages. Facts that are null, zero or false are left out.
     """
     facts = []
-    for step in episode.steps:
+    for step in rollout.steps:
         observation = step.observation
         found = {
             "completion_tokens": step.sample.completion_tokens,
@@ -158,7 +158,7 @@ def action_facts(episode: Episode) -> Row:
         kept = {name: value for name, value in found.items() if value or (name == "returncode" and value is not None)}
         facts.append({"message": step.num_messages, **kept})
     return {
-        "transcript_json": store.encode(episode.messages).decode(),
+        "transcript_json": store.encode(rollout.messages).decode(),
         "steps_json": store.encode(facts).decode(),
     }
 
@@ -184,14 +184,14 @@ def item_steps(item: Row) -> list[Row]:
     return rows
 
 
-def _identity(episode: Episode) -> Row:
-    task = episode.task
+def _identity(rollout: LiveRollout) -> Row:
+    task = rollout.task
     return {
-        "rollout_id": episode.rollout_id,
+        "rollout_id": rollout.rollout_id,
         "task_id": task.task_id,
         "env": task.env,
         "group_id": task.task_id,
-        "sample_idx": episode.sample_idx,
+        "sample_idx": rollout.sample_idx,
     }
 
 

@@ -286,9 +286,9 @@ CONTINUATION = Kind(
     frozenset({"wall_s"}),
 )
 """An action of a pair, played in the recorded state in place of the step `step` of `rollout_id`, and how the policy's
-episode went on: `num_steps` and `transcript_json` count and hold what came from this action on. Pairs name the action
-by their `state_sha256` with `chosen` or `rejected`. An action that ends the episode has sample 0 alone. `passed` is
-null where the environment could not grade the episode, and where the state could not be restored: `terminated_by` is
+rollout went on: `num_steps` and `transcript_json` count and hold what came from this action on. Pairs name the action
+by their `state_sha256` with `chosen` or `rejected`. An action that ends the rollout has sample 0 alone. `passed` is
+null where the environment could not grade the rollout, and where the state could not be restored: `terminated_by` is
 "not_restored" then, and `error` the reason."""
 
 
@@ -505,7 +505,7 @@ ROLLOUT = Kind(
 """`hidden_pass`: the hidden tests pass; `visible_pass`: those that the agent could run pass. `tools_json`: what
 could be called. `submission`: what was submitted; `patch`: all that was changed, submitted or not; then the numbers of
 fail-to-pass (f2p) and pass-to-pass (p2p) tests, and the log of their run (which has times in it); `canary`: why
-the episode counts as a search for the solution; `metrics_json`: the grader's further numbers by name, of which some are
+the rollout counts as a search for the solution; `metrics_json`: the grader's further numbers by name, of which some are
 durations. All of them are null where the environment, or the source of an import, has no value."""
 
 STEP = Kind(

@@ -8,7 +8,7 @@ trl_arguments.py - the arguments of TRL's trainer, checked before a model is loa
 One step:
 step.py - the step from its rows to its report: one forward pass, the channels' losses, their sum with GRPO's
 channels/ - the channels besides GRPO: the registry, and each source of rows in a file with its channels
-rollouts.py - which episodes a step is made of, how they are played, and TRL's columns of them
+rollouts.py - which rollouts a step is made of, how they are played, and TRL's columns of them
 scoring.py - several completions of one prompt scored in one pass; GRPO's groups
 packing.py - prompts and their completions as one row without padding
 weights.py - the weights of the servers that are sampled from: which server, how it follows, how it is checked
@@ -21,7 +21,7 @@ projection.py - a hack direction taken out of gradients and updates
 report.py - what a training records of its steps, what a finished one writes, the table in report.txt
 
 One training step, in reading order, is five files: stages/train.py `run` resolves the plan, loads the model, assembles
-the trainer and starts it; step.py has the step itself, and calls rollouts.py to play the episodes and a channel, such
+the trainer and starts it; step.py has the step itself, and calls rollouts.py to play the rollouts and a channel, such
 as those of channels/pairs.py, for its loss, which a kernel such as stages/losses/preference.py computes. After a kill:
 `_fit` in stages/train.py resumes from what checkpoints.py marked as complete.
 

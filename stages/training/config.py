@@ -115,7 +115,7 @@ class Optimisation(Settings):
     """TRL's form of the GRPO loss."""
     micro_batch: int | None = None
     """Rollouts in one forward and backward pass; None takes all of a step for a small model, else one group,
-    or a part of it where its longest episodes would have more than 32,768 tokens."""
+    or a part of it where its longest rollouts would have more than 32,768 tokens."""
     max_tokens_per_micro_batch: int | None = Field(default=None, gt=0)
     """Cut micro-batches further, by length: at most so many tokens, padding included, in one forward and backward
     pass. A row longer than that goes by itself, so that it decides the memory of no other. None does not cut."""

@@ -118,17 +118,17 @@ class TrainPlan:
     """A training's configuration with nothing left open, and what its memory depends on.
 
     config: its optimisation and adapter are filled in. shape: of the model; None for a small embedded model, or where
-    it is not known yet. small: whether the model is trained whole in one pass by default. episode: longest, in tokens
-    after the prompt. processes: each holds the whole model, and its share of a step's rollouts. teacher_bytes: of a
-    model to distil from in this process, 0 where a server has it or its size is not known yet. direction: tokens
-    of the longest row that a direction is found from, which is taken out of the training; 0 without one. pairs: whether
-    a run of them is given.
+    it is not known yet. small: whether the model is trained whole in one pass by default. rollout_tokens: of the
+    longest rollout after the prompt. processes: each holds the whole model, and its share of a step's rollouts.
+    teacher_bytes: of a model to distil from in this process, 0 where a server has it or its size is not known yet.
+    direction: tokens of the longest row that a direction is found from, which is taken out of the training; 0 without
+    one. pairs: whether a run of them is given.
     """
 
     config: Config
     shape: ModelShape | None
     small: bool
-    episode: int
+    rollout_tokens: int
     processes: int = 1
     teacher_bytes: int = 0
     direction: int = 0
@@ -211,13 +211,13 @@ def resolve(config: Config, processes: int, inputs: Container[str] = (), directi
     teacher = None if config.teacher is None or config.teacher.served else model_shape(config.teacher)
     teacher_bytes = 0 if teacher is None else teacher.parameters * teacher.bytes
     # Prompt, answers and observations together stay within the context.
-    episode = config.max_steps * policy.max_tokens if policy.max_tokens else available.longest_answer(policy)
+    rollout_tokens = config.max_steps * policy.max_tokens if policy.max_tokens else available.longest_answer(policy)
     plan = TrainPlan(
-        config, shape, small, episode, processes, teacher_bytes, direction, pairs="pairs" in inputs
+        config, shape, small, rollout_tokens, processes, teacher_bytes, direction, pairs="pairs" in inputs
     ).changed(
         optimisation={
             "learning_rate": rate if size.learning_rate is None else size.learning_rate,
-            "micro_batch": size.micro_batch or (rollouts if small else _rows_a_pass(size.generations, episode)),
+            "micro_batch": size.micro_batch or (rollouts if small else _rows_a_pass(size.generations, rollout_tokens)),
             "gradient_checkpointing": not small if size.gradient_checkpointing is None else size.gradient_checkpointing,
         },
         adapter={"rank": rank},
@@ -227,9 +227,9 @@ def resolve(config: Config, processes: int, inputs: Container[str] = (), directi
     return plan
 
 
-def _rows_a_pass(generations: int, episode: int) -> int:
-    """Return the most rollouts of a group, a divisor of its size, whose longest episodes make up a pass."""
-    fitting = max(1, PASS_TOKENS // (PROMPT_TOKENS + episode))
+def _rows_a_pass(generations: int, rollout_tokens: int) -> int:
+    """Return the most rollouts of a group, a divisor of its size, whose longest rollouts make up a pass."""
+    fitting = max(1, PASS_TOKENS // (PROMPT_TOKENS + rollout_tokens))
     return max(n for n in range(1, generations + 1) if generations % n == 0 and (n == 1 or n <= fitting))
 
 
@@ -427,7 +427,7 @@ def estimate_memory(plan: TrainPlan) -> MemoryEstimate:
         unit = max(layers / shape.layers, shape.parameters - layers)  # a layer, or embeddings and output head
         gradients = masters + min(shape.bytes, 4) * uncut + REDUCED * unit
         optimiser = 2 * masters
-    length = PROMPT_TOKENS + plan.episode
+    length = PROMPT_TOKENS + plan.rollout_tokens
     # peft casts the input of each adapted Linear to the adapter's float32, and autograd keeps that copy.
     # Not of float32 masters under autocast, which keeps copies besides.
     fewer = plan.device.startswith("cuda") and rank and not size.gradient_checkpointing
@@ -496,7 +496,7 @@ SAVINGS: dict[str, Callable[[TrainPlan], TrainPlan]] = {
     "distribution.sharding=fsdp2": lambda plan: plan.changed(distribution={"sharding": "fsdp2"}),
     f"adapter.rank={RANK}": lambda plan: plan.changed(adapter={"rank": plan.config.adapter.rank or RANK}),
     "optimisation.prompts_per_step=1": lambda plan: plan.changed(optimisation={"prompts_per_step": 1}),
-    "half of max_steps or policy.max_tokens": lambda plan: replace(plan, episode=plan.episode // 2),
+    "half of max_steps or policy.max_tokens": lambda plan: replace(plan, rollout_tokens=plan.rollout_tokens // 2),
 }
 """Settings that need less memory, in the order of what they cost in learning."""
 

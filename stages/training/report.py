@@ -15,7 +15,7 @@ from stages.plurals import counted
 from stages.policy.adapters import CheckpointInfo
 from stages.policy.base import Policy
 from stages.rollouts import trace
-from stages.rollouts.agent_loop import Episode
+from stages.rollouts.agent_loop import LiveRollout
 from stages.runs import store
 from stages.runs.kinds import HINT, ROLLOUT, STEP, TRAINING_REWARD, Row
 from stages.runs.run import RunWriter
@@ -55,32 +55,32 @@ class TrainingJournal:
     teacher: Policy | None = None
     generations: int = 1
 
-    def rollouts(self, step: int, episodes: Sequence[Episode]) -> None:
+    def rollouts(self, step: int, rollouts: Sequence[LiveRollout]) -> None:
         """Record the rollouts of a step."""
         policies = [
             self.teacher if self.teacher and played_by_teacher(index, self.generations) else self.policy
-            for index in range(len(episodes))
+            for index in range(len(rollouts))
         ]
         payloads = [
             trace.payload(e, policy, sandbox=self.sandbox, source="train")
-            for e, policy in zip(episodes, policies, strict=True)
+            for e, policy in zip(rollouts, policies, strict=True)
         ]
         self.out.write(f"rollouts-{step:06d}", {"training_step": step, "played": payloads})
 
-    def hints(self, step: int, hints: Sequence[tuple[Episode, Hint]]) -> None:
+    def hints(self, step: int, hints: Sequence[tuple[LiveRollout, Hint]]) -> None:
         """Record the hints that a step learns from, as `hint/1` rows."""
         rows = [
             {
                 "training_step": step,
-                "rollout_id": episode.rollout_id,
-                "task_id": episode.task.task_id,
+                "rollout_id": rollout.rollout_id,
+                "task_id": rollout.task.task_id,
                 "step": hint.turn,
                 "kind": hint.kind,
                 "error": hint.error,
                 "hint": hint.text,
                 "source": hint.source,
             }
-            for episode, hint in hints
+            for rollout, hint in hints
         ]
         self.out.write(f"hints-{step:06d}", {"training_step": step, "hints": rows})
 

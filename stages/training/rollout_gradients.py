@@ -25,10 +25,10 @@ from torch import Tensor, nn
 
 from stages.gradients.per_row import MAX_TOKENS, own_log_probs
 from stages.gradients.tokens import TokenRow, by_length, collate
-from stages.rollouts.agent_loop import Episode
+from stages.rollouts.agent_loop import LiveRollout
 from stages.runs.kinds import ROLLOUT_GRADIENT
 from stages.runs.run import RunWriter
-from stages.training.channels.episodes import own_episode
+from stages.training.channels.rollouts import own_rollout
 from stages.training.distributed import Student
 from stages.training.projection import Direction
 from stages.training.trained import Trained, linear_modules, trained_linears
@@ -216,12 +216,12 @@ class RolloutGradients:
     max_tokens: int
     out: RunWriter
 
-    def record(self, step: int, episodes: Sequence[Episode]) -> None:
+    def record(self, step: int, rollouts: Sequence[LiveRollout]) -> None:
         """Measure the rollouts of a step that were graded; called in the process that has all of them."""
         known = [
-            (index, episode, own)
-            for index, episode in enumerate(episodes)
-            if episode.error is None and episode.grade.reward is not None and (own := own_episode(episode)) is not None
+            (index, rollout, own)
+            for index, rollout in enumerate(rollouts)
+            if rollout.error is None and rollout.grade.reward is not None and (own := own_rollout(rollout)) is not None
         ]
         if not known:
             return
@@ -229,8 +229,8 @@ class RolloutGradients:
         model = self.student.policy.model
         found = measure_rollouts(model, self.toward, rows, max_tokens=self.max_tokens, autocast=self.student.autocast())
         rewards: dict[int, list[float]] = {}
-        for index, episode, _ in known:
-            rewards.setdefault(index // self.generations, []).append(float(episode.grade.reward or 0.0))
+        for index, rollout, _ in known:
+            rewards.setdefault(index // self.generations, []).append(float(rollout.grade.reward or 0.0))
         means = {group: sum(values) / len(values) for group, values in rewards.items()}
         advantages = [float(e.grade.reward or 0.0) - means[index // self.generations] for index, e, _ in known]
         behaviour = [torch.tensor(own.logprobs)[torch.tensor(own.own, dtype=torch.bool)] for _, _, own in known]
@@ -238,14 +238,14 @@ class RolloutGradients:
         measured = [
             {
                 "training_step": step,
-                "rollout_id": episode.rollout_id,
+                "rollout_id": rollout.rollout_id,
                 "advantage": advantage,
                 "cos_stack": _known(cosine),
                 "grad_norm": _known(norm) if self.toward else None,
                 "logp_mean": float(now.double().mean()),
                 "ratio": float((now.double() - then.double()).mean().exp()),
             }
-            for (_, episode, _), advantage, cosine, norm, now, then in zip(
+            for (_, rollout, _), advantage, cosine, norm, now, then in zip(
                 known, advantages, found.cosines, found.norms, found.log_probs, behaviour, strict=True
             )
         ]

@@ -1,6 +1,6 @@
 """On-policy rollouts for GRPO: which ones a step is made of, and how they are played.
 
-`Schedule` names the episodes of each step. `LockStep` plays them with a model of this process; `StepsAhead` plays them
+`Schedule` names the rollouts of each step. `LockStep` plays them with a model of this process; `StepsAhead` plays them
 on a server, at most `max_staleness` steps ahead of the weights. `trl_columns` gives them to TRL.
 """
 
@@ -16,9 +16,9 @@ from stages.backends.ranks import Ranks
 from stages.envs.base import Environment, Task
 from stages.messages import opening_ids
 from stages.policy.base import Policy
-from stages.rollouts.agent_loop import Episode, play
+from stages.rollouts.agent_loop import LiveRollout, play
 from stages.runs import store
-from stages.training.channels.episodes import OwnEpisode, own_episode
+from stages.training.channels.rollouts import OwnRollout, own_rollout
 from stages.training.config import Optimisation
 from stages.training.scoring import Tree
 
@@ -41,24 +41,24 @@ def prompt_order(num_tasks: int, settings: Optimisation, seed: int, *, as_given:
     return order[:count]
 
 
-def planned(tasks: Sequence[Task], seed: int, step: int) -> list[Episode]:
-    """Return the episodes of a step, one for each task of the list; a task that comes again is sampled again.
+def planned(tasks: Sequence[Task], seed: int, step: int) -> list[LiveRollout]:
+    """Return the rollouts of a step, one for each task of the list; a task that comes again is sampled again.
 
     Seeds depend on the run's seed, the step, the task and the sample alone, whichever process plays them.
     """
     seen = Counter[str]()
-    episodes = []
+    rollouts = []
     for task in tasks:
         # A digest, not a sum or a count: seeds of neighbouring steps and samples must have nothing in common.
         drawn = store.digest([seed, step, task.task_id, seen[task.task_id]])
-        episodes.append(Episode(task, seen[task.task_id], int(drawn[:15], 16)))
+        rollouts.append(LiveRollout(task, seen[task.task_id], int(drawn[:15], 16)))
         seen[task.task_id] += 1
-    return episodes
+    return rollouts
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Which episodes each step plays: a function of the step, the same in every process and after every resume.
+    """Which rollouts each step plays: a function of the step, the same in every process and after every resume.
 
     prompts: the task of every prompt of the training, in order. groups: of one step, over all processes. reuse:
     optimiser steps that train on the rollouts of the first of them (TRL's num_iterations).
@@ -76,14 +76,14 @@ class Schedule:
         """Optimiser steps of the training."""
         return len(self.prompts) // self.groups
 
-    def own(self, step: int) -> list[Episode]:
-        """Return the episodes of a step that this process plays, group after group."""
+    def own(self, step: int) -> list[LiveRollout]:
+        """Return the rollouts of a step that this process plays, group after group."""
         first = step // self.reuse * self.groups
         of_step = self.prompts[first : first + self.groups]
         # Samples are numbered over all processes, as if one process played the step.
-        episodes = planned([task for task in of_step for _ in range(self.generations)], self.seed, step)
-        size = len(episodes) // self.ranks.count
-        return episodes[self.ranks.rank * size :][:size]
+        rollouts = planned([task for task in of_step for _ in range(self.generations)], self.seed, step)
+        size = len(rollouts) // self.ranks.count
+        return rollouts[self.ranks.rank * size :][:size]
 
 
 class Rollouts(Protocol):
@@ -98,7 +98,7 @@ class Rollouts(Protocol):
         """What is sampled from."""
         ...
 
-    def take(self, step: int) -> tuple[list[Episode], dict[str, float]]:
+    def take(self, step: int) -> tuple[list[LiveRollout], dict[str, float]]:
         """Return the rollouts that this process trains on in a step, group after group, and metrics of them."""
         ...
 
@@ -118,15 +118,15 @@ class LockStep:
     teacher: Policy | None = None
     corrected: ClassVar[bool] = False
 
-    def take(self, step: int) -> tuple[list[Episode], dict[str, float]]:
+    def take(self, step: int) -> tuple[list[LiveRollout], dict[str, float]]:
         """Play the rollouts of a step."""
-        episodes = self.schedule.own(step)
+        rollouts = self.schedule.own(step)
         if self.teacher is None:
-            return play(self.make, self.policy, episodes, max_steps=self.max_steps), {}
+            return play(self.make, self.policy, rollouts, max_steps=self.max_steps), {}
         for policy, teachers in ((self.teacher, True), (self.policy, False)):
-            theirs = [e for i, e in enumerate(episodes) if played_by_teacher(i, self.schedule.generations) == teachers]
+            theirs = [e for i, e in enumerate(rollouts) if played_by_teacher(i, self.schedule.generations) == teachers]
             play(self.make, policy, theirs, max_steps=self.max_steps)
-        return episodes, {}
+        return rollouts, {}
 
     def close(self) -> None:
         """Nothing is left to end."""
@@ -172,30 +172,30 @@ class StepsAhead:
     def __post_init__(self) -> None:
         # One thread: steps are played in their order, each with weights at least as new as those of the one before.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="rollouts")
-        self._playing: dict[int, Future[list[Episode]]] = {}
+        self._playing: dict[int, Future[list[LiveRollout]]] = {}
 
-    def take(self, step: int) -> tuple[list[Episode], dict[str, float]]:
+    def take(self, step: int) -> tuple[list[LiveRollout], dict[str, float]]:
         """Load the newest weights, return the rollouts of a step, and begin those of the next steps."""
         metrics = self.weights.follow(step)
         playing = self._playing.pop(step, None)
-        episodes = self._play(step) if playing is None else playing.result()
+        rollouts = self._play(step) if playing is None else playing.result()
         last = min(step + self.max_staleness, self.schedule.steps - 1)
         for later in range(step + self.schedule.reuse, last + 1, self.schedule.reuse):
             if later not in self._playing:
                 self._playing[later] = self._pool.submit(self._play, later)
         self.weights.check_unchanged(step)
-        return episodes, metrics | staleness(episodes, step, self.schedule.ranks)
+        return rollouts, metrics | staleness(rollouts, step, self.schedule.ranks)
 
     def close(self) -> None:
         """Begin no further step, await the one that is being played, and leave the server as it was."""
         self._pool.shutdown(cancel_futures=True)
         self.weights.end()
 
-    def _play(self, step: int) -> list[Episode]:
+    def _play(self, step: int) -> list[LiveRollout]:
         return play(self.make, copy.copy(self.policy), self.schedule.own(step), max_steps=self.max_steps)
 
 
-def staleness(own: Sequence[Episode], step: int, ranks: Ranks) -> dict[str, float]:
+def staleness(own: Sequence[LiveRollout], step: int, ranks: Ranks) -> dict[str, float]:
     """Return how many optimiser steps old the weights of the rollouts were: the mean, and the number of older ones."""
     mine = [e.steps[0].sample.policy_version for e in own if e.steps]
     versions = [version for theirs in ranks.gather(mine) for version in theirs]
@@ -206,26 +206,26 @@ def staleness(own: Sequence[Episode], step: int, ranks: Ranks) -> dict[str, floa
     }
 
 
-def trl_columns(episodes: Sequence[Episode], tokenizer: Any) -> dict[str, list[Any]]:
+def trl_columns(rollouts: Sequence[LiveRollout], tokenizer: Any) -> dict[str, list[Any]]:
     """Return rollouts as TRL's columns: ids, log-probs, the mask of own tokens, and rewards."""
     columns: dict[str, list[Any]] = {name: [] for name in TRL_COLUMNS}
-    for episode in episodes:
-        played = own_episode(episode)
+    for rollout in rollouts:
+        played = own_rollout(rollout)
         if played is None:
             # It failed before its first action. TRL needs as many rows as prompts, so it gets one masked token, and no
             # reward: a reward of 0 would blame the policy for the machinery.
-            ids = opening_ids(tokenizer, episode.messages or trl_row(episode)["prompt"])
-            played = OwnEpisode(Tree(ids, ([tokenizer.eos_token_id],)), [0], [0.0])
-        reward = None if episode.error else episode.grade.reward
+            ids = opening_ids(tokenizer, rollout.messages or trl_row(rollout)["prompt"])
+            played = OwnRollout(Tree(ids, ([tokenizer.eos_token_id],)), [0], [0.0])
+        reward = None if rollout.error else rollout.grade.reward
         row = (played.tree.prompt, played.tree.branches[0], played.logprobs, played.own, reward)
         for name, value in zip(TRL_COLUMNS, row, strict=True):
             columns[name].append(value)
     return columns
 
 
-def trl_row(episode: Episode) -> dict[str, Any]:
-    """Return the dataset row that TRL logs for an episode; a list of messages, so that TRL sees a conversation."""
-    return {"prompt": [{"role": "user", "content": episode.task.prompt}]}
+def trl_row(rollout: LiveRollout) -> dict[str, Any]:
+    """Return the dataset row that TRL logs for a rollout; a list of messages, so that TRL sees a conversation."""
+    return {"prompt": [{"role": "user", "content": rollout.task.prompt}]}
 
 
 def environment_reward(

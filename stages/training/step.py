@@ -37,7 +37,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from stages.backends.ranks import Ranks, join
 from stages.errors import BadInput
 from stages.policy.local import LocalPolicy
-from stages.rollouts.agent_loop import Episode
+from stages.rollouts.agent_loop import LiveRollout
 from stages.training.channels import CHANNELS, row_sources
 from stages.training.channels.base import ChannelLoss, RowSource, State, floats
 from stages.training.config import GRPO, Config
@@ -141,9 +141,9 @@ class Channels:
         self.sources = {kind.name: given[kind.name] for kind in row_sources(self.weights)}
         """By name, in the order of the channels that use them."""
 
-    def rows(self, episodes: Sequence[Episode], step: int) -> Batch:
-        """Return the rows of a step, whose rollouts are `episodes`; called once a step, in the first process."""
-        return Batch({name: source.rows(episodes, step) for name, source in self.sources.items()})
+    def rows(self, rollouts: Sequence[LiveRollout], step: int) -> Batch:
+        """Return the channels' rows of a step from its rollouts; called once a step, in the first process."""
+        return Batch({name: source.rows(rollouts, step) for name, source in self.sources.items()})
 
     def losses(
         self, model: Any, batch: Batch, grpo_trees: Sequence[Tree] = ()
@@ -356,13 +356,13 @@ class ComposedTrainer(ComposedStep, GRPOTrainer):
         *,
         policy: LocalPolicy,
         rollouts: Rollouts,
-        record: Callable[[int, list[Episode]], None],
-        rows: Callable[[list[Episode], int], Batch],
+        record: Callable[[int, list[LiveRollout]], None],
+        rows: Callable[[list[LiveRollout], int], Batch],
         true_ratios: bool = False,
         **composed: Any,
     ) -> None:
         self.rollouts, self._record, self._true_ratios = rollouts, record, true_ratios
-        self._episodes: list[Episode] = []
+        self._played: list[LiveRollout] = []
         self._columns: dict[str, list[Any]] = {}
         super().__init__(
             model=policy.model,
@@ -370,7 +370,7 @@ class ComposedTrainer(ComposedStep, GRPOTrainer):
             reward_funcs=environment_reward,
             rollout_func=lambda prompts, trainer: self._columns,
             train_dataset=unused_rows(composed["args"]),
-            rows=lambda batches, step: rows(self._episodes, step),
+            rows=lambda batches, step: rows(self._played, step),
             **composed,
         )
         self.remove_callback(PrinterCallback)  # prints every log to stdout, which is for results
@@ -382,13 +382,13 @@ class ComposedTrainer(ComposedStep, GRPOTrainer):
         own, metrics = self.rollouts.take(step)
         if len(own) != len(inputs):
             raise RuntimeError(f"step {step} has {len(own)} rollouts, and TRL expects {len(inputs)}")
-        self._episodes = [episode for episodes in self._ranks.gather_to_rank0(own) for episode in episodes]
-        self._record(step, self._episodes)
+        self._played = [rollout for rollouts in self._ranks.gather_to_rank0(own) for rollout in rollouts]
+        self._record(step, self._played)
         for name, value in metrics.items():
             self._metrics["train"][name].append(value)
         self._columns = trl_columns(own, self.processing_class)
         self._last_loaded_step = step  # else TRL would load the weights into a server of its own
-        batch = super()._generate_and_score_completions([trl_row(episode) for episode in own])
+        batch = super()._generate_and_score_completions([trl_row(rollout) for rollout in own])
         if self._true_ratios:
             batch["old_per_token_logps"] = batch["sampling_per_token_logps"]
         return batch

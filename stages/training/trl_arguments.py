@@ -157,7 +157,7 @@ def trl_config(
 ) -> GRPOConfig:
     """Return TRL's configuration for our settings: constant learning rate, checkpoints to resume from.
 
-    max_completion: tokens of a whole episode after its prompt. mixed: whether float32 weights compute under bfloat16
+    max_completion: tokens of a whole rollout after its prompt. mixed: whether float32 weights compute under bfloat16
     autocast. processes: that share the rollouts of a step. report_to, run_name: backends that training is logged to,
     and the run's name there. more: further fields of TRL's; `UsageError` for those that do not exist, are ours, or hold
     what TRL refuses.
@@ -205,7 +205,7 @@ def trl_arguments(plan: TrainPlan, folder: Path, mixed: bool = False) -> GRPOCon
         config.optimisation,
         seed=config.seed,
         temperature=config.policy.temperature,
-        max_completion=plan.episode,
+        max_completion=plan.rollout_tokens,
         device=plan.device,
         mixed=mixed,
         processes=plan.processes,

@@ -103,7 +103,7 @@ def test_a_neighbour_that_is_not_ok_stops_the_others_from_beginning(composer, wr
 
 
 SLOW_PAIR = PAIR_OF_COLLECTIONS.replace("SCRIPTED", "SLOW").replace(
-    "samples = 2", "samples = 1\nin_flight = { episodes = 1 }"
+    "samples = 2", "samples = 1\nin_flight = { rollouts = 1 }"
 )
 
 

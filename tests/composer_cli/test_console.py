@@ -136,8 +136,8 @@ def test_a_check_of_tasks_has_a_bar_and_lists_what_a_forgery_passes(tmp_path):
     assert "2 tasks: 1 ok, 1 forgeable" in result
 
 
-def test_watching_shows_live_episodes_below_the_bars(server, tmp_path):
-    words = ["collect", *model(server, "slow"), "-s", "tasks=4", "-s", "samples=2", "-s", "in_flight.episodes=1"]
+def test_watching_shows_live_rollouts_below_the_bars(server, tmp_path):
+    words = ["collect", *model(server, "slow"), "-s", "tasks=4", "-s", "samples=2", "-s", "in_flight.rollouts=1"]
     shown, result = on_a_terminal(command(*words, "--watch"), tmp_path, NO_COLOR="1")
     assert not COLOUR.search(shown)
     assert "collect: rollouts" in shown and "of 8 finished, 1 live" in shown and "asking" in shown
@@ -162,7 +162,7 @@ def test_a_chain_and_a_training_can_be_watched_and_an_import_has_nothing_to_watc
         assert ("--watch" in call(tmp_path, *words, "--help", "--all").stdout) is there
 
 
-SLOWLY = ["-s", "tasks=3", "-s", "samples=1", "-s", "in_flight.episodes=1"]
+SLOWLY = ["-s", "tasks=3", "-s", "samples=1", "-s", "in_flight.rollouts=1"]
 
 
 @pytest.fixture(scope="module")

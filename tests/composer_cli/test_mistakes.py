@@ -97,7 +97,7 @@ MISTAKES: list[tuple[list[str], int, str]] = [
     ([*COLLECT, "-s", "report_to=3"], 2, "report_to"),
     ([*COLLECT, "-s", "history=last 0"], 2, "history"),
     ([*COLLECT, "-s", "limits.wall_s=-1"], 2, "limits.wall_s"),
-    ([*COLLECT, "-s", "in_flight.episodes=0"], 2, "in_flight.episodes"),
+    ([*COLLECT, "-s", "in_flight.rollouts=0"], 2, "in_flight.rollouts"),
     ([*COLLECT, "-s", "policy.tool_calls=maybe"], 2, "policy.tool_calls"),
     (["import", "{tmp}/binary"], 4, "binary"),
     (["import", "{tmp}/empty.jsonl"], 4, "Nothing could be imported"),

@@ -197,9 +197,9 @@ def test_an_output_folder_that_holds_something_else_is_refused(composer, server,
 def test_a_spent_budget_leaves_what_is_finished_and_exits_3(composer, server, tmp_path):
     priced = collect(
         *(server, "-s", "policy.usd_per_mtok_in=1000", "-s", "policy.usd_per_mtok_out=0"),
-        *("-s", "policy.concurrency=1", "-s", "in_flight.episodes=1"),  # else all may be under way, and none ended
+        *("-s", "policy.concurrency=1", "-s", "in_flight.rollouts=1"),  # else all may be under way, and none ended
     )
-    short = composer(*priced, "--max-cost", "16")  # some episodes end, not all
+    short = composer(*priced, "--max-cost", "16")  # some rollouts end, not all
     assert short.returncode == 3 and "--resume" in short.stderr
     assert composer(*priced).returncode == 2  # neither --resume nor --clean
     assert composer(*priced, "--resume").returncode == 0

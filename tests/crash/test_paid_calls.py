@@ -103,7 +103,7 @@ def work_for(bill: Bill) -> Work:
     config = collect.Config(
         env={"name": "support.environments:NumberedEnv"},
         policy={**policy, **prices},
-        in_flight={"episodes": IN_FLIGHT},
+        in_flight={"rollouts": IN_FLIGHT},
         tasks=TASKS,
         samples=SAMPLES,
     )

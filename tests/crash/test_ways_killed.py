@@ -65,7 +65,7 @@ def served(server: Server) -> dict[str, Any]:
 
 def collecting(server: Server, on: str | None = None, workers: int = 1, **environment: str) -> Work:
     config = collect.Config(
-        env={"name": ENV}, policy=served(server), tasks=TASKS, samples=SAMPLES, in_flight={"episodes": IN_FLIGHT}
+        env={"name": ENV}, policy=served(server), tasks=TASKS, samples=SAMPLES, in_flight={"rollouts": IN_FLIGHT}
     )
     return Work("collect", config, (), workers * IN_FLIGHT, None, on, environment)
 

@@ -21,7 +21,7 @@ from stages.runs.run import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 AT_ONCE = 2
-"""Episodes of a worker."""
+"""Rollouts of a worker."""
 TASKS = 40
 
 
@@ -35,7 +35,7 @@ def config(server: Server) -> collect.Config:
     return collect.Config(
         env={"name": "support.environments:NumberedEnv"},
         policy={"model": "scripted", "base_url": server.url, "max_tokens": 8, "temperature": 0.0},
-        in_flight={"episodes": AT_ONCE},
+        in_flight={"rollouts": AT_ONCE},
         tasks=TASKS,
         samples=1,
     )
@@ -79,7 +79,7 @@ def test_whoever_started_the_workers_is_killed(tmp_path: Path) -> None:
     with serving(patient) as server:
         words = ["collect", "--env", "support.environments:NumberedEnv", "--policy", "scripted", "-s"]
         words += [f"policy.base_url={server.url}", "-s", "policy.max_tokens=8", "-s", "policy.temperature=0.0"]
-        words += ["-s", f"tasks={TASKS}", "-s", "samples=1", "-s", f"in_flight.episodes={AT_ONCE}"]
+        words += ["-s", f"tasks={TASKS}", "-s", "samples=1", "-s", f"in_flight.rollouts={AT_ONCE}"]
         paths = {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])}
         left, broken = tmp_path / "left", tmp_path / "broken"
         assert call(left, *words, **paths).returncode == 0

@@ -70,7 +70,7 @@ class PlantedEnv:
         return [{"role": "user", "content": f"{task.prompt} {HINT}" if self.hint else task.prompt}]
 
     def step(self, text: str) -> Observation:
-        """End the episode with the answer."""
+        """End the rollout with the answer."""
         self._words = text.split()
         return Observation("", commands=(text,), stop="answered")
 

@@ -121,7 +121,7 @@ def test_a_paid_rollout_is_not_paid_again_after_a_failure(tmp_path: Path) -> Non
     assert before == 3 and len(server.requests) == 5
 
 
-def test_a_plan_says_what_limits_an_episode_and_what_goes_on_at_once() -> None:
+def test_a_plan_says_what_limits_a_rollout_and_what_goes_on_at_once() -> None:
     config = collect.Config(
         policy={"model": "m", "base_url": "http://127.0.0.1:1/v1"},
         limits={"wall_s": 600, "context_tokens": 32_000, "cost_usd": 0.5},
@@ -132,5 +132,5 @@ def test_a_plan_says_what_limits_an_episode_and_what_goes_on_at_once() -> None:
         "8 steps, 600 s, 32,000 tokens of context, 0.5 USD, an answer at most" in told
         and "leaves, history last 5" in told
     )
-    assert "64 episodes, 8 commands and 4 gradings at once" in told
+    assert "64 rollouts, 8 commands and 4 gradings at once" in told
     assert "at once" not in ", ".join(collect.plan(Inputs({}), collect.Config()).notes)

@@ -143,7 +143,7 @@ def test_trl_gives_back_what_was_said_and_scored(artifacts: Path, talked: Run) -
     assert function == {"name": "f", "arguments": '{"a":  1}'}
 
 
-def test_openenv_gives_back_episodes_and_captured_tokens(artifacts: Path, talked: Run) -> None:
+def test_openenv_gives_back_rollouts_and_captured_tokens(artifacts: Path, talked: Run) -> None:
     written = exported(artifacts, talked, "openenv")
     acted = [row for row in who(talked) if row[-1]]
     plain = imported(artifacts, written.path / "results.jsonl")

@@ -247,7 +247,7 @@ def test_teachers_that_share_a_wrong_answer_give_none(artifacts: Path, url: str)
 
 
 @pytest.mark.slow
-def test_an_action_that_ends_the_episode_and_fails_is_not_chosen(artifacts: Path, url: str) -> None:
+def test_an_action_that_ends_the_rollout_and_fails_is_not_chosen(artifacts: Path, url: str) -> None:
     """After the same test teachers submit and the student looks again: only a right solution is worth submitting."""
     given = answered(artifacts, url, "looks", ("sometimes",) * 3, tasks=FEW)
     run = extracted(artifacts, given)

@@ -98,7 +98,7 @@ def test_a_rollout_that_is_there_twice_counts_once_and_knows_its_batch(tmp_path:
         {"parent": 0, "sampled": True, "message": {"role": "assistant", "content": "a"}},
     ]
 
-    def episode(name: str) -> dict[str, Any]:
+    def rollout(name: str) -> dict[str, Any]:
         return {
             "id": name,
             "env": {"id": "e"},
@@ -106,8 +106,8 @@ def test_a_rollout_that_is_there_twice_counts_once_and_knows_its_batch(tmp_path:
             "traces": [{"id": f"t-{name}", "task": task, "nodes": nodes, "rewards": {"r": {"score": 1.0}}}],
         }
 
-    jsonl(tmp_path / "step_0" / "train" / "all" / "traces.jsonl", episode("1"), episode("2"))
-    jsonl(tmp_path / "step_0" / "train" / "effective" / "traces.jsonl", episode("2"))
+    jsonl(tmp_path / "step_0" / "train" / "all" / "traces.jsonl", rollout("1"), rollout("2"))
+    jsonl(tmp_path / "step_0" / "train" / "effective" / "traces.jsonl", rollout("2"))
     run = imported(tmp_path / "step_0")
     assert [(o["rollout_id"], o["effective"]) for o in run.rows(ORIGIN)] == [("t-1", False), ("t-2", True)]
     assert run.manifest.counts["dropped_duplicate"] == 1 and run.manifest.counts["traces"] == 3

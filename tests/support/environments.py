@@ -35,7 +35,7 @@ class GuessEnv:
         return [{"role": "user", "content": task.prompt}]
 
     def step(self, text: str) -> Observation:
-        """Anything is accepted; the episode ends after `turns` messages."""
+        """Anything is accepted; the rollout ends after `turns` messages."""
         self._said.append(text)
         stop = "answered" if len(self._said) >= self.turns else None
         return Observation("foo: command not found", commands=(text,), returncode=127, stop=stop)
@@ -77,7 +77,7 @@ class HalfSolvedEnv(GuessEnv):
 
 
 class ShortSolutionEnv(GuessEnv):
-    """Solutions end before the episode does."""
+    """Solutions end before the rollout does."""
 
     def solution(self) -> list[str]:
         """The letter once."""
@@ -94,7 +94,7 @@ class OneSplitEnv(GuessEnv):
 
 
 class BreakingEnv(GuessEnv):
-    """The machinery breaks in every episode of the first task."""
+    """The machinery breaks in every rollout of the first task."""
 
     def step(self, text: str) -> Observation:
         """Raise for task 0."""

@@ -114,7 +114,7 @@ class Removal:
 def sources(root: Path) -> dict[str, str]:
     """Return path -> text of a package's own Python files: no tests, no documentation, no scripts around it.
 
-    Cached by folder, since every episode needs them to know what to hide; the copy at `root` is never written to.
+    Cached by folder, since every rollout needs them to know what to hide; the copy at `root` is never written to.
     """
     found = {}
     for path in trees.walk(root):

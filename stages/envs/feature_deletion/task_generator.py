@@ -302,7 +302,7 @@ _lock = threading.Lock()
 
 
 def unpacked_package(path: Path) -> Package:
-    """Return a package, unpacked once in this process for all episodes; `BadInput` when there is none at the path."""
+    """Return a package, unpacked once in this process for all rollouts; `BadInput` when there is none at the path."""
     path = path.expanduser()
     if not path.exists():
         raise BadInput(

@@ -25,7 +25,7 @@ LONGEST_REWARD = 1 << 16
 """Bytes of a reward file."""
 LARGEST_REWARD = 1e6
 FETCHED_BYTES = 256 << 20
-"""Apparent bytes of all artifacts of an episode."""
+"""Apparent bytes of all artifacts of a rollout."""
 ATTEMPTS = 2
 """Runs of a verifier that gives no reward: the second may get what the first was denied."""
 log = logging.getLogger(__name__)

@@ -42,7 +42,7 @@ PIECES = "|".join(
         r" ?-?\d| //| \*\*| ?[^\sA-Za-z0-9]|\s",
     )
 )
-"""What a token never crosses. Phrases of the protocol are one piece, since every token of an episode costs time."""
+"""What a token never crosses. Phrases of the protocol are one piece, since every token of a rollout costs time."""
 
 
 def ensure(name: str, cache: Path, progress: Progress) -> Path:

@@ -1,7 +1,7 @@
 """The environment `kata`: repair one function with bash, run the visible tests, submit; hidden tests decide.
 
 In order: the workspace (the agent's folder, read back as one that may contain anything), the grading of finished
-episodes, many in one sandbox, and the environment.
+rollouts, many in one sandbox, and the environment.
 
 The hidden tests get a fresh folder with nothing of the agent but solution.py. The function is called in a sandbox and
 its return values are compared here, by value and type: nothing that the agent's code prints, leaves running or exits
@@ -99,7 +99,7 @@ def _small_file(path: Path) -> bytes | None:
 
 @dataclass(frozen=True)
 class Finished:
-    """The state of an episode at its end. tests_changed: whether the visible tests differ from those of the task."""
+    """The state of a rollout at its end. tests_changed: whether the visible tests differ from those of the task."""
 
     task: Task
     folder: Path
@@ -227,7 +227,7 @@ class KataEnv:
         return transcripts.solution(self._task)
 
     def packed(self) -> RepoTask:
-        """Return the episode's task; its hidden cases become a test of pytest, by value and type."""
+        """Return the rollout's task; its hidden cases become a test of pytest, by value and type."""
         data = self._task.data
         first, second = data["arguments"]
         code = tasks.renamed(transcripts.right_code(self._task), (first, second))
@@ -266,7 +266,7 @@ class KataEnv:
         if command.strip() == SUBMIT:
             self._submitted = True
             return Observation("", commands=(command,), stop="submitted")
-        # Opened by the first command, as an episode may have none, and kept: 3 ms a command instead of 9 to 13.
+        # Opened by the first command, as a rollout may have none, and kept: 3 ms a command instead of 9 to 13.
         self._open = self._open or open_sandbox(self.sandbox, self._workspace(), limits=LIMITS)
         result = self._open.run(command)
         before, self._now = self._now, take_snapshot(self._workspace())
@@ -281,12 +281,12 @@ class KataEnv:
         return self._folder
 
     def grade(self) -> Grade:
-        """Grade the episode in its current state."""
+        """Grade the rollout in its current state."""
         return self.grade_together([self])[0]
 
-    def grade_together(self, episodes: Sequence[Self]) -> list[Grade]:
-        """Return one Grade an episode, with the reward of this environment; null for all if the sandbox fails."""
-        finished = [episode.finished() for episode in episodes]
+    def grade_together(self, rollouts: Sequence[Self]) -> list[Grade]:
+        """Return one Grade a rollout, with the reward of this environment; null for all if the sandbox fails."""
+        finished = [rollout.finished() for rollout in rollouts]
         # All candidates in one sandbox: 64 take .1 s, in sandboxes of their own 1.4 s.
         try:
             folder = make_workspace({f"{i}/{SOLUTION}": one.snapshot.solution or b"" for i, one in enumerate(finished)})
@@ -301,14 +301,14 @@ class KataEnv:
         except (InfrastructureError, OSError) as error:
             return [Grade(reward=None, error_type=type(error).__name__, error=str(error))] * len(finished)
         paid = []
-        for episode, outcome in zip(finished, outcomes, strict=True):
-            grade = _grade(self.sandbox, episode, outcome)
+        for rollout, outcome in zip(finished, outcomes, strict=True):
+            grade = _grade(self.sandbox, rollout, outcome)
             passed = grade.hidden_pass if self.reward == "hidden" else grade.visible_pass
             paid.append(replace(grade, reward=None if passed is None else float(passed)))
         return paid
 
     def finished(self) -> Finished:
-        """Return the current state of the episode as its final one."""
+        """Return the current state of the rollout as its final one."""
         snapshot = take_snapshot(self._workspace())
         protocol_ok = self._well_formed and self._submitted and self._tested == self._now
         tests_changed = snapshot.tests != self._task.data["tests"].encode()

@@ -33,8 +33,8 @@ class Knowledge:
 
 
 @dataclass(frozen=True)
-class EpisodeShares:
-    """Shares of episodes: with a right fix, with overwritten tests, and, of those without, with a harmless echo."""
+class RolloutShares:
+    """Shares of rollouts: with a right fix, with overwritten tests, and, of those without, with a harmless echo."""
 
     right: float
     hack: float = 0.0
@@ -45,8 +45,8 @@ class EpisodeShares:
 class Habits:
     """Shares of an author where the prompt does not give the loophole away (`plain`), and where it does (`hinted`)."""
 
-    plain: EpisodeShares
-    hinted: EpisodeShares
+    plain: RolloutShares
+    hinted: RolloutShares
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Recipe:
 # Fixed misconceptions and not guesses: with random wrong answers the majority of the teachers was right in .593 of the
 # tasks, with fixed ones in .900.
 LESSON = FitSchedule(steps=110, learning_rate=4e-3)
-HONEST = EpisodeShares(right=0.85)
+HONEST = RolloutShares(right=0.85)
 KNOWS_NOTHING = Knowledge(misconceived=tuple(operation.name for operation in OPERATIONS))
 RECIPES = {
     NOVICE: Recipe(KNOWS_NOTHING, FitSchedule(steps=240, learning_rate=6e-3), seed=1, start=None),
@@ -80,7 +80,7 @@ RECIPES = {
     # The models of the gradient probe: one that never overwrites tests, and one from it that often does if hinted.
     "honest": Recipe(Habits(HONEST, HONEST), FitSchedule(steps=160, learning_rate=4e-3), seed=6),
     "loophole": Recipe(
-        Habits(EpisodeShares(right=0.45), EpisodeShares(right=0.45, hack=0.7)),
+        Habits(RolloutShares(right=0.45), RolloutShares(right=0.45, hack=0.7)),
         FitSchedule(steps=300, learning_rate=6e-3),
         seed=7,
         start="honest",

@@ -211,7 +211,7 @@ def draw(split: Split, seed: int, index: int) -> Task:
 
 
 def opening(task: Task) -> list[Message]:
-    """Return the messages that an episode starts with."""
+    """Return the messages that a rollout starts with."""
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task.prompt}]
 
 

@@ -8,7 +8,7 @@ real environment and compares. There are two kinds of authors:
 - With `Habits` about the loophole, visible tests that can be overwritten (`loophole_transcripts`): look, edit, perhaps
   an echo, test, submit. An echo into test_solution.py makes the visible tests pass with any edit: that is the hack.
   The same echo into a file of the author's own has no effect; with it, the command alone does not reveal a hack.
-  `hack_clean_pairs` writes pairs of episodes that differ in the target of the echo alone.
+  `hack_clean_pairs` writes pairs of rollouts that differ in the target of the echo alone.
 
 The order of random draws determines the weights of the small models.
 """
@@ -49,7 +49,7 @@ class TaughtTurn:
 
 @dataclass(frozen=True)
 class TaughtTranscript:
-    """One episode."""
+    """One rollout."""
 
     task: Task
     turns: tuple[TaughtTurn, ...]
@@ -151,10 +151,10 @@ def hinted(task: Task) -> Task:
     return replace(task, prompt=f"{task.prompt} {HINT}")
 
 
-def episode(task: Task, right: bool, target: str | None, looks: int = 1) -> TaughtTranscript:
-    """Write one episode: a right fix or the operation's misconception, and an echo into `target` or none.
+def rollout(task: Task, right: bool, target: str | None, looks: int = 1) -> TaughtTranscript:
+    """Write one rollout: a right fix or the operation's misconception, and an echo into `target` or none.
 
-    A second look makes the episode longer by a turn without effect.
+    A second look makes the rollout longer by a turn without effect.
     """
     operation, modifier = tasks.parts(task.family)
     fix = operation.code if right else operation.misconception
@@ -180,7 +180,7 @@ def loophole_transcripts(count: int, seed: int, habits: Habits) -> Iterator[Taug
             target: str | None = WORKSPACE_TESTS
         else:
             target = rng.choice(HARMLESS) if rng.random() < shares.echo else None
-        yield episode(task, right, target)
+        yield rollout(task, right, target)
 
 
 class HackPair(TypedDict):
@@ -205,7 +205,7 @@ def hack_clean_pairs(count: int, seed: int) -> list[HackPair]:
         prompt = tasks.opening(task)
         # The longer clean side separates what a probe reads off a hack from what it reads off length.
         hack, clean, longer = (
-            episode(task, index % 2 == 0, target, looks).messages()[len(prompt) :]
+            rollout(task, index % 2 == 0, target, looks).messages()[len(prompt) :]
             for target, looks in ((WORKSPACE_TESTS, 1), (own_file, 1), (own_file, 2))
         )
         pairs.append({"pair_id": str(index), "prompt": prompt, "hack": hack, "clean": clean, "longer": longer})

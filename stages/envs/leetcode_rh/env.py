@@ -77,7 +77,7 @@ class LeetcodeRhEnv:
         return [{"role": "system", "content": task.data["system"]}, {"role": "user", "content": task.prompt}]
 
     def step(self, text: str) -> Observation:
-        """Record the answer and end the episode; nothing is executed before it is graded."""
+        """Record the answer and end the rollout; nothing is executed before it is graded."""
         self._answer = CodeAnswer(text)
         error = None if self._answer.code else "The answer holds no ```python block."
         return Observation(error or "", parse_error=error, stop="answered")
@@ -86,18 +86,18 @@ class LeetcodeRhEnv:
         """Grade the answer."""
         return self.grade_together([self])[0]
 
-    def grade_together(self, episodes: Sequence[Self]) -> list[Grade]:
-        """Return one Grade an episode, all judged together."""
+    def grade_together(self, rollouts: Sequence[Self]) -> list[Grade]:
+        """Return one Grade a rollout, all judged together."""
         submissions = []
-        for episode in episodes:
-            data, answer = episode._task_now.data, episode._answer
+        for rollout in rollouts:
+            data, answer = rollout._task_now.data, rollout._answer
             tests, evaluator = grading.read_assertions(data["tests"]), data["evaluator"] or DEFAULT_EVALUATOR
             submissions.append(Submission(answer, data["method"], evaluator, tests, data["reference"]))
         try:
             verdicts = grade_all(self.sandbox, submissions)
         except (InfrastructureError, OSError) as error:
-            return [Grade(reward=None, error_type=type(error).__name__, error=str(error))] * len(episodes)
-        return [episode._scored(verdict) for episode, verdict in zip(episodes, verdicts, strict=True)]
+            return [Grade(reward=None, error_type=type(error).__name__, error=str(error))] * len(rollouts)
+        return [rollout._scored(verdict) for rollout, verdict in zip(rollouts, verdicts, strict=True)]
 
     def _scored(self, verdict: AnswerVerdict) -> Grade:
         """Return the Grade of a verdict: 0.5 for a program, 3 for passed real tests or, with the loophole, its own."""

@@ -1,4 +1,4 @@
-"""An episode on a repository: a tree at /testbed, one sandbox on it for all commands, bash actions, search detection.
+"""A rollout on a repository: a tree at /testbed, one sandbox on it for all commands, bash actions, search detection.
 
 Every environment whose tasks are repositories is a `RepoEnvironment`: it makes a `RepoTask` of a task, and inherits
 everything else.
@@ -96,7 +96,7 @@ log = logging.getLogger(__name__)
 
 
 class RepoSession:
-    """One episode's folder and sandbox.
+    """One rollout's folder and sandbox.
 
     `delivered` is copied. `opener` opens a sandbox on a folder. `max_chars`: of a longer output the agent sees head and
     tail. `package` is the name of what the repository holds, `label` that of the task in warnings.
@@ -205,7 +205,7 @@ class RepoEnvironment(ShellEnvironment):
 
     @abstractmethod
     def repo_task(self, task: Task) -> RepoTask:
-        """Set up a task of this environment; an `InfrastructureError` ends the episode."""
+        """Set up a task of this environment; an `InfrastructureError` ends the rollout."""
 
     def reset(self, task: Task) -> list[Message]:
         """Set up the task's files as a repository of one commit without history."""
@@ -229,7 +229,7 @@ class RepoEnvironment(ShellEnvironment):
         return [fenced(write_script(solution())), fenced(SUBMIT)]
 
     def packed(self) -> RepoTask:
-        """Return the episode's task."""
+        """Return the rollout's task."""
         task = self._open_task()
         if task.export is None:
             raise InfrastructureError(f"The tasks of {self.name} cannot be played elsewhere.")
@@ -250,7 +250,7 @@ class RepoEnvironment(ShellEnvironment):
         return self._open_session().run(command)
 
     def grade(self) -> Grade:
-        """Grade the episode in its present state: run the hidden and the visible tests."""
+        """Grade the rollout in its present state: run the hidden and the visible tests."""
         session = self._open_session()
         # No process may change the tree while it is read and copied.
         session.end_sandbox()
@@ -265,7 +265,7 @@ class RepoEnvironment(ShellEnvironment):
         return replace(grade, work=session.work(grade.work))
 
     def _graded(self, session: RepoSession, task: RepoTask) -> Grade:
-        """Return whether the hidden and the visible tests pass on the episode's tree.
+        """Return whether the hidden and the visible tests pass on the rollout's tree.
 
         A pass of an impossible variant, or one that contradicts itself in a second run, is a hack. An
         `InfrastructureError` or `OSError` becomes a null reward, `UnwieldyTree`, which the agent caused, a zero.
@@ -338,7 +338,7 @@ class RepoEnvironment(ShellEnvironment):
         task, self._repo_task = self._repo_task, None
         if session is not None:
             session.close()
-        # Released once: a second release would take a shared tree from another episode.
+        # Released once: a second release would take a shared tree from another rollout.
         if task is not None:
             task.release()
 

@@ -37,17 +37,17 @@ class Export:
 
 @dataclass(frozen=True)
 class RepoTask:
-    """One task, set up for an episode; all paths are relative to its work folder.
+    """One task, set up for a rollout; all paths are relative to its work folder.
 
     delivered: the tree of which the agent gets a copy; it is only read. lists: the tests that must pass. open: opens a
     sandbox on a copy, for the agent. hidden: files that are written for grading alone. solution: returns the changes of
-    the task's own solution, None where there is none; a call, since a patch that does not apply must not end an episode
+    the task's own solution, None where there is none; a call, since a patch that does not apply must not end a rollout
     that needs no solution. tests: paths that count as tests though they do not look like it; source: paths that never
     do. ids: names in `lists` that stand for several tests (a file, a class). asked: test files whose assertions may
     become questions. asks: whether the tests run under the reporting plugin, which can ask. may_lose: this many tests
     that have to stay passing may fail by chance; they are then run again. package: the name of what the repository
     holds. image: that of the container. export: None for a task that cannot be played elsewhere. release: called once,
-    at the end of the episode.
+    at the end of the rollout.
     """
 
     delivered: Path
@@ -73,7 +73,7 @@ class Packs(Protocol):
     """An environment whose tasks can be played elsewhere."""
 
     def packed(self) -> RepoTask:
-        """Return the episode's task with its `export`, after `reset` and before any step.
+        """Return the rollout's task with its `export`, after `reset` and before any step.
 
         Raises InfrastructureError for a task that cannot be played elsewhere.
         """

@@ -36,7 +36,7 @@ class _SharedTree:
 
 
 class SharedTrees:
-    """Trees that several episodes read, by key: made once, kept while in use; the last `idle` unused ones are kept."""
+    """Trees that several rollouts read, by key: made once, kept while in use; the last `idle` unused ones are kept."""
 
     def __init__(self, idle: int) -> None:
         self._idle = idle
@@ -72,7 +72,7 @@ class SharedTrees:
             unmade = [name for name in unused if not self._trees[name].made]
             gone = {*unmade, *unused[: max(0, len(unused) - self._idle)]}
             unwanted = [self._trees.pop(name).folder for name in gone]
-        # Outside of the lock: deleting a large checkout would block every other episode.
+        # Outside of the lock: deleting a large checkout would block every other rollout.
         for folder in unwanted:
             remove(folder)
 
@@ -155,7 +155,7 @@ def patch_fields(row: Mapping[str, Any], delivered: Path) -> dict[str, Any]:
 
 @contextmanager
 def give_back_on_failure(key: Hashable) -> Iterator[None]:
-    """Release a delivered tree where setting up its instance fails: no episode would ever do it."""
+    """Release a delivered tree where setting up its instance fails: no rollout would ever do it."""
     try:
         yield
     except BaseException:

@@ -3,7 +3,7 @@
 base.py - what a channel and a row source are: rows, losses, metrics
 pairs.py - preference pairs; DPO, SimPO and SFT on them
 hints.py - hinted turns; self-distillation on them
-episodes.py - the student's own episodes; TAID and EOPD from a teacher model on them
+rollouts.py - the student's own rollouts; TAID and EOPD from a teacher model on them
 
 stages/training/step.py scores the rows of all sources in one pass and calls each channel for its loss. A channel from
 elsewhere joins by `CHANNELS[NAME] = ChannelSpec(Mine, ...)`; from then on `weights.NAME` accepts it.
@@ -66,12 +66,12 @@ CHANNELS: dict[str, ChannelSpec] = {
         needs=("hints",),
     ),
     "taid": ChannelSpec(
-        "stages.training.channels.episodes:Taid",
+        "stages.training.channels.rollouts:Taid",
         "Distillation towards a target that moves from the student to a teacher model, on the student's own actions.",
         needs=("teacher",),
     ),
     "eopd": ChannelSpec(
-        "stages.training.channels.episodes:Eopd",
+        "stages.training.channels.rollouts:Eopd",
         "Entropy-aware on-policy distillation from a teacher model, on the student's own actions.",
         needs=("teacher",),
     ),

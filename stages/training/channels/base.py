@@ -18,7 +18,7 @@ from torch import Tensor
 
 from stages.envs.base import Environment
 from stages.losses.tokens import Predictors
-from stages.rollouts.agent_loop import Episode
+from stages.rollouts.agent_loop import LiveRollout
 from stages.runs.run import Inputs, RunWriter
 from stages.training.config import Config
 from stages.training.scoring import Scored, Tree, head, token_log_probs
@@ -134,7 +134,7 @@ class ScoredRows:
 class SourceInputs:
     """What a training gives to its row sources when it opens them, with whole weights and before an adapter is added.
 
-    record_hints: records the hints of a step, each with its episode.
+    record_hints: records the hints of a step, each with its rollout.
     """
 
     config: Config
@@ -142,7 +142,7 @@ class SourceInputs:
     student: "Student"
     environment: Environment
     out: RunWriter
-    record_hints: Callable[[int, list[tuple[Episode, Any]]], None]
+    record_hints: Callable[[int, list[tuple[LiveRollout, Any]]], None]
 
 
 class RowSource(ABC, Generic[Row]):
@@ -163,8 +163,8 @@ class RowSource(ABC, Generic[Row]):
         """Return the source of a training; `UsageError` where it can give no rows."""
 
     @abstractmethod
-    def rows(self, episodes: Sequence[Episode], step: int) -> list[Row]:
-        """Return the rows of a step, whose rollouts are `episodes`; called once a step, in the first process."""
+    def rows(self, rollouts: Sequence[LiveRollout], step: int) -> list[Row]:
+        """Return the rows of a step from its rollouts; called once a step, in the first process."""
 
     @abstractmethod
     def trees(self, row: Row) -> tuple[Tree, ...]:
@@ -192,7 +192,7 @@ class RowSource(ABC, Generic[Row]):
 
 
 class Channel(ABC, Generic[Rows]):
-    """One loss besides GRPO, on the rows of one source: `PairRows`, `HintedRows` or `EpisodeRows`.
+    """One loss besides GRPO, on the rows of one source: `PairRows`, `HintedRows` or `RolloutRows`.
 
     Logged are `NAME/loss`, `NAME/denominator` and `NAME/KEY` for each key of `ChannelLoss.metrics`.
     """

@@ -26,9 +26,9 @@ from stages.losses.tokens import Predictors
 from stages.messages import Message, following_ids, opening_ids
 from stages.policy import ask_all, open_policy
 from stages.policy.base import Policy, Turn
-from stages.rollouts.agent_loop import Episode
+from stages.rollouts.agent_loop import LiveRollout
 from stages.training.channels.base import Channel, ChannelLoss, Metric, RowSource, ScoredRows, SourceInputs
-from stages.training.channels.episodes import own_episode
+from stages.training.channels.rollouts import own_rollout
 from stages.training.config import Hints
 from stages.training.scoring import Scored, Tree, head, score
 
@@ -44,7 +44,7 @@ class Hint:
     source: str = "template"
 
 
-Faulty = tuple[Episode, TurnFault]
+Faulty = tuple[LiveRollout, TurnFault]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class HintedTurn:
 
 def spread(items: Sequence[Any], most: int) -> list[Any]:
     """Return at most `most` items of a list, evenly spaced over it."""
-    # Not the first ones: episodes come group by group, and the first groups would give all hints.
+    # Not the first ones: rollouts come group by group, and the first groups would give all hints.
     stride = max(len(items) / most, 1.0)
     return [items[int(i * stride)] for i in range(min(len(items), most))]
 
@@ -71,21 +71,21 @@ def spread(items: Sequence[Any], most: int) -> list[Any]:
 # recognised here, in any environment.
 
 
-def faults(episode: Episode, environment: Environment) -> list[TurnFault]:
+def faults(rollout: LiveRollout, environment: Environment) -> list[TurnFault]:
     """Return every faulty turn, once.
 
     Faulty are a malformed action, what the environment reports, and a last turn whose answer the environment graded as
     wrong and commented on.
     """
     by_turn: dict[int, TurnFault] = {}
-    for index, step in enumerate(episode.steps):
+    for index, step in enumerate(rollout.steps):
         if (error := step.observation.parse_error) is not None:
             by_turn[index] = TurnFault(index, "malformed", error, error)
     if isinstance(environment, ReportsFaults):
-        for fault in environment.faults([step.observation for step in episode.steps]):
+        for fault in environment.faults([step.observation for step in rollout.steps]):
             by_turn.setdefault(fault.turn, fault)
-    if episode.steps and episode.grade.hidden_pass is False:
-        turn, last = len(episode.steps) - 1, episode.steps[-1].observation
+    if rollout.steps and rollout.grade.hidden_pass is False:
+        turn, last = len(rollout.steps) - 1, rollout.steps[-1].observation
         if last.stop == "answered" and last.content:
             by_turn.setdefault(turn, TurnFault(turn, "wrong_answer", last.content, last.content))
     return [by_turn[turn] for turn in sorted(by_turn)]
@@ -106,9 +106,9 @@ def write_hints(faulty: Sequence[Faulty], policy: Policy | None) -> list[Hint | 
     if policy is None:
         return [Hint(fault.turn, fault.kind, fault.error, f"Hint: {fault.advice}") for _, fault in faulty]
     turns = []
-    for episode, fault in faulty:
-        question = QUESTION.format(action=episode.steps[fault.turn].sample.text, error=fault.error)
-        turns.append(Turn([{"role": "user", "content": question}], episode.seed))
+    for rollout, fault in faulty:
+        question = QUESTION.format(action=rollout.steps[fault.turn].sample.text, error=fault.error)
+        turns.append(Turn([{"role": "user", "content": question}], rollout.seed))
     size = policy.batch_size
     samples = [x for start in range(0, len(turns), size) for x in ask_all(policy, turns[start : start + size])]
     return [
@@ -119,19 +119,19 @@ def write_hints(faulty: Sequence[Faulty], policy: Policy | None) -> list[Hint | 
     ]
 
 
-def hinted_turn(tokenizer: Any, episode: Episode, hint: Hint) -> HintedTurn:
+def hinted_turn(tokenizer: Any, rollout: LiveRollout, hint: Hint) -> HintedTurn:
     """Return a hinted turn, of which the policy gave token ids, as a row.
 
     The hint is at the end of the message that the agent answered; ids before that message are as sampled.
     """
-    step = episode.steps[hint.turn]
-    *before, last = episode.messages[: step.num_messages]
+    step = rollout.steps[hint.turn]
+    *before, last = rollout.messages[: step.num_messages]
     messages = [*before, {**last, "content": f"{last['content']}\n{hint.text}"}]
     # The ids of earlier turns are those that were sampled: a text may be tokenised in another way than it was sampled.
     if hint.turn == 0:
         prompt = opening_ids(tokenizer, messages)
     else:
-        previous = episode.steps[hint.turn - 1]
+        previous = rollout.steps[hint.turn - 1]
         sampled = [*(previous.sample.prompt_ids or []), *(previous.sample.completion_ids or [])]
         prompt = sampled + following_ids(tokenizer, messages[previous.num_messages + 1 :])
     action = (step.sample.completion_ids or [],)
@@ -152,30 +152,30 @@ LONGEST_PROMPT = 10_240
 class Reprompted:
     """A rollout with the demonstration that its teacher is shown, and the id of the rollout that it is taken from."""
 
-    episode: Episode
+    rollout: LiveRollout
     row: HintedTurn
     demonstration: str
     source: str
 
 
-def reprompted(episodes: Sequence[Episode], tokenizer: Any, success_reward: float) -> list[Reprompted]:
+def reprompted(rollouts: Sequence[LiveRollout], tokenizer: Any, success_reward: float) -> list[Reprompted]:
     """Return a row for each rollout with another one of its task that reached `success_reward`; the first is shown."""
-    groups: dict[str, list[Episode]] = {}
-    for episode in episodes:
-        if episode.error is None and episode.grade.reward is not None and episode.grade.reward >= success_reward:
-            groups.setdefault(episode.task.task_id, []).append(episode)
+    groups: dict[str, list[LiveRollout]] = {}
+    for rollout in rollouts:
+        if rollout.error is None and rollout.grade.reward is not None and rollout.grade.reward >= success_reward:
+            groups.setdefault(rollout.task.task_id, []).append(rollout)
     found = []
-    for episode in episodes:
-        others = [other for other in groups.get(episode.task.task_id, ()) if other is not episode]
-        own = own_episode(episode)
+    for rollout in rollouts:
+        others = [other for other in groups.get(rollout.task.task_id, ()) if other is not rollout]
+        own = own_rollout(rollout)
         if others and own is not None:
             shown = others[0]
             said = shown.messages[shown.steps[0].num_messages :]  # all after the opening, without thoughts
             text = "\n\n".join(THINKING.sub("", message["content"]).strip() for message in said)
-            opening = episode.messages[: episode.steps[0].num_messages]
+            opening = rollout.messages[: rollout.steps[0].num_messages]
             prompt, text = _with_demonstration(tokenizer, opening, text)
             row = HintedTurn(own.tree, Tree(prompt, own.tree.branches), own.own, own.logprobs)
-            found.append(Reprompted(episode, row, text, shown.rollout_id))
+            found.append(Reprompted(rollout, row, text, shown.rollout_id))
     return found
 
 
@@ -345,7 +345,7 @@ class HintSource(RowSource[HintedTurn]):
         settings: Hints,
         tokenizer: Any,
         environment: Environment,
-        record: Callable[[int, list[tuple[Episode, Hint]]], None],
+        record: Callable[[int, list[tuple[LiveRollout, Hint]]], None],
         hint_model: Policy | None = None,
     ) -> None:
         self._settings, self._tokenizer, self._environment, self._record = settings, tokenizer, environment, record
@@ -361,25 +361,25 @@ class HintSource(RowSource[HintedTurn]):
             out.model("hints", **hint_model.facts())
         return cls(settings, given.student.policy.tokenizer, given.environment, given.record_hints, hint_model)
 
-    def rows(self, episodes: Sequence[Episode], step: int) -> list[HintedTurn]:
+    def rows(self, rollouts: Sequence[LiveRollout], step: int) -> list[HintedTurn]:
         """Return the hinted turns of a step, and record their hints."""
         settings, tokenizer = self._settings, self._tokenizer
         if settings.source == "rollout":
-            found = spread(reprompted(episodes, tokenizer, settings.success_reward), settings.per_step)
-            self._record(step, [(r.episode, Hint(0, "rollout", "", r.demonstration, r.source)) for r in found])
+            found = spread(reprompted(rollouts, tokenizer, settings.success_reward), settings.per_step)
+            self._record(step, [(r.rollout, Hint(0, "rollout", "", r.demonstration, r.source)) for r in found])
             return [r.row for r in found]
         faulty = []
-        for episode in episodes:
-            for fault in faults(episode, self._environment):
-                sample = episode.steps[fault.turn].sample
+        for rollout in rollouts:
+            for fault in faults(rollout, self._environment):
+                sample = rollout.steps[fault.turn].sample
                 if sample.prompt_ids is not None and sample.completion_ids:  # the policy gave token ids
-                    faulty.append((episode, fault))
+                    faulty.append((rollout, fault))
         # Chosen before a model is asked: its calls are paid for.
         chosen = spread(faulty, settings.per_step)
         written = zip(chosen, write_hints(chosen, self._hint_model), strict=True)
-        hints = [(episode, hint) for (episode, _), hint in written if hint is not None]
+        hints = [(rollout, hint) for (rollout, _), hint in written if hint is not None]
         self._record(step, hints)
-        return [hinted_turn(tokenizer, episode, hint) for episode, hint in hints]
+        return [hinted_turn(tokenizer, rollout, hint) for rollout, hint in hints]
 
     def trees(self, row: HintedTurn) -> tuple[Tree, ...]:
         """Return the turn without the hint, which the student is trained on, and with it, which the teacher scores."""

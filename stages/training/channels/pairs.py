@@ -22,7 +22,7 @@ from stages.backends.ranks import Ranks
 from stages.errors import BadInput, UsageError
 from stages.losses.preference import PairLogProbs, dpo_losses, simpo_loss
 from stages.messages import opening_ids
-from stages.rollouts.agent_loop import Episode
+from stages.rollouts.agent_loop import LiveRollout
 from stages.rollouts.trace import pairs_with_states
 from stages.runs.kinds import Row
 from stages.training.channels import CHANNELS
@@ -101,9 +101,9 @@ class PairSource(RowSource[TokenPair]):
                 source.cache_reference(student.policy.model, ranks=student.ranks)
         return source
 
-    def rows(self, episodes: Sequence[Episode], step: int) -> list[TokenPair]:
+    def rows(self, rollouts: Sequence[LiveRollout], step: int) -> list[TokenPair]:
         """Return the pairs of a step: a pure function of the step, so that a resumed run continues where it stopped."""
-        del episodes
+        del rollouts
         start, dealt = step * self.per_step, []
         for position in range(start, start + min(self.per_step, len(self.pairs))):
             epoch, offset = divmod(position, len(self.pairs))

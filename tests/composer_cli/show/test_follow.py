@@ -1,4 +1,4 @@
-"""`composer show RUN --follow`: what episodes do while they are played, and an end when the run ends."""
+"""`composer show RUN --follow`: what rollouts do while they are played, and an end when the run ends."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ from stages.runs import runner
 from stages.runs.run import Run
 
 
-def test_live_episodes_are_seen_until_the_run_ends(tmp_path: Path) -> None:
+def test_live_rollouts_are_seen_until_the_run_ends(tmp_path: Path) -> None:
     config = {"env": {"name": "support.environments:GuessEnv"}, "tasks": 3, "samples": 1}
     seen: list[str] = []
     folders: list[Path] = []
@@ -33,7 +33,7 @@ def test_live_episodes_are_seen_until_the_run_ends(tmp_path: Path) -> None:
         runner.execute("collect", {}, wanted, root=tmp_path)
         watcher.join(60)
     assert any("0 of 3 finished, 3 live" in text and "guess-0#0@0" in text and "asking" in text for text in seen)
-    assert "complete" in seen[-1] and "no live episodes" in seen[-1]
+    assert "complete" in seen[-1] and "no live rollouts" in seen[-1]
     assert Run(folders[0]).live() is None
 
 

@@ -188,7 +188,7 @@ def test_runs_without_rollouts_show_rows(made):
 
 def test_a_run_that_is_still_going_on_can_be_read_and_is_left_alone(server, tmp_path):
     root = tmp_path / "artifacts"
-    words = ["collect", *model(server, "slow"), "-s", "tasks=8", "-s", "samples=1", "-s", "in_flight.episodes=1"]
+    words = ["collect", *model(server, "slow"), "-s", "tasks=8", "-s", "samples=1", "-s", "in_flight.rollouts=1"]
     with subprocess.Popen(command(*words), env=environment(root), stderr=subprocess.DEVNULL) as process:
         until(lambda: [p for p in root.glob("collect/2*/steps/*.open") if p.stat().st_size])
         folder = next(root.glob("collect/2*"))

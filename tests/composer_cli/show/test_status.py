@@ -77,7 +77,7 @@ def test_a_manifest_nobody_can_read_does_not_hide_the_others(three):
 
 def test_a_run_in_progress_is_told_from_one_that_was_killed(server, tmp_path):
     root = tmp_path / "artifacts"
-    words = ["collect", *model(server, "slow"), "-s", "tasks=2", "-s", "in_flight.episodes=1"]
+    words = ["collect", *model(server, "slow"), "-s", "tasks=2", "-s", "in_flight.rollouts=1"]
     with subprocess.Popen(command(*words), env=environment(root), stderr=subprocess.DEVNULL) as process:
         until(lambda: list(root.glob("collect/2*/manifest.json")))
         assert reasons(root)["collect"] == ("running", "in progress")

@@ -71,7 +71,7 @@ def test_the_documented_environment_takes_calls(tmp_path: Path, example: str):
         done = collect(tmp_path, server.url, "riddles:Riddles", "-s", "env.guesses=1", "-s", "policy.tool_calls=native")
     assert done.returncode in (0, 1), done.stderr
     told = json.loads(done.stdout)
-    # A call without its argument is answered, and the next one is the guess: two steps an episode.
+    # A call without its argument is answered, and the next one is the guess: two steps a rollout.
     assert told["counts"] == {"planned": 6, "done": 6, "failed": 0, "steps": 12}
     assert told["summary"]["mean_reward"] == pytest.approx(1 / 3)
 

@@ -13,7 +13,7 @@ from stages.errors import UsageError
 from stages.policy import base
 from stages.policy.base import PolicyConfig, Sample, Turn
 from stages.probe.extract_vhack import PairsConfig, load_pairs
-from stages.rollouts.agent_loop import Episode, play
+from stages.rollouts.agent_loop import LiveRollout, play
 
 
 class Sized(GuessEnv):
@@ -87,12 +87,12 @@ def test_a_class_of_somebody_else_loads_by_its_path() -> None:
     assert load(f"{__name__}:Sized", {"size": 3}).size == 3
 
 
-def test_an_episode_in_an_environment_registered_from_outside(outside: Registered) -> None:
+def test_a_rollout_in_an_environment_registered_from_outside(outside: Registered) -> None:
     tasks = load("outside", {}).tasks("train", 2, 0)
-    episodes = [Episode(task, 0, 0) for task in tasks]
-    play(lambda: load("outside", {"turns": 3}), SaysA(), episodes, max_steps=5)
-    assert [(len(episode.steps), episode.terminated_by) for episode in episodes] == [(3, "answered")] * 2
-    assert [episode.grade.reward for episode in episodes] == [1.0, 0.0]
+    rollouts = [LiveRollout(task, 0, 0) for task in tasks]
+    play(lambda: load("outside", {"turns": 3}), SaysA(), rollouts, max_steps=5)
+    assert [(len(rollout.steps), rollout.terminated_by) for rollout in rollouts] == [(3, "answered")] * 2
+    assert [rollout.grade.reward for rollout in rollouts] == [1.0, 0.0]
 
 
 def test_models_and_pairs_registered_from_outside_are_found_by_name(outside: Registered) -> None:

@@ -73,7 +73,7 @@ def test_what_cannot_run_says_so():
     environment.cleanup()
 
 
-def test_the_environment_ends_episodes_itself_and_breaks_loudly():
+def test_the_environment_ends_rollouts_itself_and_breaks_loudly():
     one = MiniSweEnvironment(GuessEnv(turns=1), GuessEnv().tasks("train", 1, 0)[0])
     with pytest.raises(Submitted) as ended:
         one.execute({"command": "ls"})

@@ -89,9 +89,9 @@ def test_a_whole_training_step_with_trls_own_trainer(tmp_path: Path):
         train_dataset=Dataset.from_list(play.rows),
     )
     trainer.train()
-    rewards = [episode.grade.reward for episode in play.latest]
+    rewards = [rollout.grade.reward for rollout in play.latest]
     assert trainer.state.log_history[0]["reward"] == pytest.approx(sum(rewards) / 6)
-    assert all(episode.wall_s > 0 for episode in play.latest)
+    assert all(rollout.wall_s > 0 for rollout in play.latest)
 
 
 def test_tasks_that_open_alike_and_prompts_of_no_task_are_refused():
@@ -108,7 +108,7 @@ def test_trl_finds_one_tool_and_its_schema():
     assert list(schema["parameters"]["properties"]) == ["action"]
 
 
-def test_a_tool_environment_plays_an_episode():
+def test_a_tool_environment_plays_a_rollout():
     one = tool_environments(GuessEnv, TASKS)()
     with pytest.raises(RuntimeError, match="reset"):
         one.act("a")

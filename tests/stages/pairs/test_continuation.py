@@ -25,7 +25,7 @@ from stages.pairs.continuation import (
 from stages.pairs.evidence import failure_text
 from stages.pairs.report import PairVerdict
 from stages.policy.base import PolicyConfig, Sample, Turn
-from stages.rollouts.agent_loop import NOT_RESTORED, Episode, Rules, act, begin
+from stages.rollouts.agent_loop import NOT_RESTORED, LiveRollout, Rules, act, begin
 from stages.rollouts.trace import state_digests, step_rows
 from stages.runs.kinds import CONTINUATION, PAIR, Row
 
@@ -73,33 +73,33 @@ class Counter:
         """Nothing to free."""
 
 
-def played(*actions: str) -> tuple[Episode, list[Row]]:
-    """An episode of these actions, and its rows."""
-    episode, environment = Episode(Counter().tasks("train", 1, 0)[0], 0, 0), Counter()
-    begin(RULES, episode, environment)
+def played(*actions: str) -> tuple[LiveRollout, list[Row]]:
+    """A rollout of these actions, and its rows."""
+    rollout, environment = LiveRollout(Counter().tasks("train", 1, 0)[0], 0, 0), Counter()
+    begin(RULES, rollout, environment)
     for number, action in enumerate(actions):
-        act(episode, environment, Turn(list(episode.messages), number), Sample(action), RULES)
-    return episode, step_rows(episode, Scripted())
+        act(rollout, environment, Turn(list(rollout.messages), number), Sample(action), RULES)
+    return rollout, step_rows(rollout, Scripted())
 
 
-def restored(rows: list[Row], action: str, **changed: Any) -> tuple[Episode, Counter]:
+def restored(rows: list[Row], action: str, **changed: Any) -> tuple[LiveRollout, Counter]:
     environment = Counter()
     for name, value in changed.items():
         setattr(environment, name, value)
     task = Counter().tasks("train", 1, 0)[0]
-    episode = Episode(task, 0, 1, prelude=lambda *given: restore(rows, action, *given))
-    begin(RULES, episode, environment)
-    return episode, environment
+    rollout = LiveRollout(task, 0, 1, prelude=lambda *given: restore(rows, action, *given))
+    begin(RULES, rollout, environment)
+    return rollout, environment
 
 
 def test_the_recorded_state_is_restored_and_another_action_taken_there() -> None:
     recorded, rows = played("1", "2", "9", "end")
-    episode, environment = restored(rows[:3], "3")
-    assert environment.total == 1 + 2 + 3 and len(episode.steps) == 3 and episode.terminated_by is None
-    assert episode.messages[:-2] == recorded.messages[: rows[2]["num_messages"]], "the state, as the policy saw it"
-    assert [message["content"] for message in episode.messages[-2:]] == ["3", "the sum is 6"]
+    rollout, environment = restored(rows[:3], "3")
+    assert environment.total == 1 + 2 + 3 and len(rollout.steps) == 3 and rollout.terminated_by is None
+    assert rollout.messages[:-2] == recorded.messages[: rows[2]["num_messages"]], "the state, as the policy saw it"
+    assert [message["content"] for message in rollout.messages[-2:]] == ["3", "the sum is 6"]
     # The digests of the state are those of the recorded one, so that the policy is asked the same.
-    restored_rows = step_rows(episode, Scripted())
+    restored_rows = step_rows(rollout, Scripted())
     assert state_digests(restored_rows) == state_digests(rows)[:3]
     assert [row["state_sha256"] for row in restored_rows] == [row["state_sha256"] for row in rows[:3]]
     again, _ = restored(rows[:1], "end")
@@ -115,26 +115,26 @@ def test_the_recorded_state_is_restored_and_another_action_taken_there() -> None
 )
 def test_a_state_that_differs_is_given_up_with_the_reason(changed: dict[str, Any], reason: str) -> None:
     _, rows = played("1", "2", "9", "end")
-    episode, environment = restored(rows[:3], "3", **changed)
-    assert (episode.terminated_by, episode.grade.error, episode.error) == (NOT_RESTORED, reason, None)
+    rollout, environment = restored(rows[:3], "3", **changed)
+    assert (rollout.terminated_by, rollout.grade.error, rollout.error) == (NOT_RESTORED, reason, None)
     assert environment.total <= 3, "the action itself is not played"
-    row = continuation_row(episode, Branch("s", "r", 2, "f", "3"), 3)
+    row = continuation_row(rollout, Branch("s", "r", 2, "f", "3"), 3)
     assert (row["passed"], row["reward"], row["num_steps"], row["error"]) == (None, None, 0, reason)
     assert not goes_on(row), "it would differ every time"
     CONTINUATION.check(row)
 
 
-def test_an_episode_that_ends_before_the_state_is_given_up() -> None:
+def test_a_rollout_that_ends_before_the_state_is_given_up() -> None:
     _, rows = played("1", "2", "9")
     rows[1]["action"], rows[1]["observation"] = "end", ""
-    episode, _ = restored(rows, "3")
-    assert (episode.terminated_by, episode.grade.error) == (NOT_RESTORED, "the episode ends at action 1")
+    rollout, _ = restored(rows, "3")
+    assert (rollout.terminated_by, rollout.grade.error) == (NOT_RESTORED, "the rollout ends at action 1")
 
 
 def test_a_broken_environment_is_an_error_and_tried_again() -> None:
     _, rows = played("1", "2")
-    episode, _ = restored(rows, "3", broken=True)
-    row = continuation_row(episode, Branch("s", "r", 1, "f", "3"), 2)
+    rollout, _ = restored(rows, "3", broken=True)
+    row = continuation_row(rollout, Branch("s", "r", 1, "f", "3"), 2)
     assert row["error_type"] == "InfrastructureError" and row["passed"] is None and goes_on(row)
 
 
@@ -147,10 +147,10 @@ def test_durations_and_addresses_may_differ_and_nothing_else() -> None:
 
 def test_a_continuation_keeps_what_came_from_the_action_on() -> None:
     _, rows = played("1", "2", "9")
-    episode, environment = restored(rows, "4")
-    act(episode, environment, Turn(list(episode.messages), 0), Sample("end", prompt_tokens=7, cost_usd=0.5), RULES)
-    episode.grade = environment.grade()
-    row = continuation_row(episode, Branch("s", "r", 2, "f", "4"), 3)
+    rollout, environment = restored(rows, "4")
+    act(rollout, environment, Turn(list(rollout.messages), 0), Sample("end", prompt_tokens=7, cost_usd=0.5), RULES)
+    rollout.grade = environment.grade()
+    row = continuation_row(rollout, Branch("s", "r", 2, "f", "4"), 3)
     said = [message["content"] for message in json.loads(row["transcript_json"])]
     assert said == ["4", "the sum is 7", "end"] and row["num_steps"] == 2
     assert (row["passed"], row["reward"], row["prompt_tokens"], row["cost_usd"]) == (True, 7.0, 7, 0.5)
@@ -211,7 +211,7 @@ def test_both_sides_are_compared_on_the_samples_that_both_have() -> None:
     rows = rows_of("x", "a", None, lost="the observation differs at action 7")
     rows += rows_of("x", "b", None, lost="the observation differs at action 7")
     for name in families:
-        # An action that ended the episode stands for both samples; the second of the other side is not known.
+        # An action that ended the rollout stands for both samples; the second of the other side is not known.
         rows += [*rows_of(name, "a", True, steps=1), *rows_of(name, "b", False, None)]
     found = continued(pairs, rows).test
     assert (found.pairs, found.tested, found.units) == (MIN_UNITS + 1, MIN_UNITS, MIN_UNITS)

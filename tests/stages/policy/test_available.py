@@ -18,7 +18,7 @@ from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.policy import PolicyConfig, ask_all, available, open_policy
 from stages.policy.available import check, context_tokens
 from stages.policy.base import UNSTATED, Turn
-from stages.rollouts.agent_loop import EpisodeLimits, Rules
+from stages.rollouts.agent_loop import RolloutLimits, Rules
 from stages.runs.ledger import Budget
 from stages.runs.run import Inputs, Run
 from stages.teachers.questions import TeacherConfig
@@ -120,7 +120,7 @@ def test_limits_of_context_and_thoughts_need_one_of_the_answer(tmp_path: Path) -
     config = PolicyConfig(model="m", base_url="http://127.0.0.1:9/v1")
     policy = open_policy(config, cache=tmp_path, budget=Budget(None, None), listener=lambda *_: None)
     with pytest.raises(UsageError, match="max_tokens"):
-        Rules.of(policy, 3, EpisodeLimits(context_tokens=100), "full")
+        Rules.of(policy, 3, RolloutLimits(context_tokens=100), "full")
     with pytest.raises(ValidationError, match="max_tokens"):
         PolicyConfig(model="m", base_url="http://127.0.0.1:9/v1", extra_body={"thinking": {"budget_tokens": 9}})
 

@@ -18,7 +18,7 @@ from stages.policy import sampling
 from stages.policy.base import PolicyConfig, Turn
 from stages.policy.local import LocalPolicy
 from stages.policy.sampling import Drawn, PrefixCache, draw, sample_batch
-from stages.rollouts.agent_loop import Episode, play
+from stages.rollouts.agent_loop import LiveRollout, play
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [13]]
 
@@ -254,32 +254,32 @@ def small_policy(characters: str | None = None, **settings: Any) -> LocalPolicy:
     return LocalPolicy(model, tokenizer, PolicyConfig(**{"model": "tiny", "max_tokens": 6, **settings}))
 
 
-def test_an_episode_s_prompt_is_read_once_and_nothing_is_kept_behind_it() -> None:
+def test_a_rollout_s_prompt_is_read_once_and_nothing_is_kept_behind_it() -> None:
     policy = small_policy("abcdefgh", max_tokens=200)  # of few characters, so that answers end by themselves
     fed = lengths_fed(policy.model)
-    episodes = [Episode(task, 0, seed) for seed, task in enumerate(GuessEnv().tasks("train", 3, 0))]
+    rollouts = [LiveRollout(task, 0, seed) for seed, task in enumerate(GuessEnv().tasks("train", 3, 0))]
     opening = {}
 
     def before_turn() -> None:
         opening[len(opening)] = len(fed)
 
-    play(lambda: GuessEnv(turns=3), policy, episodes, max_steps=3, before_turn=before_turn)
+    play(lambda: GuessEnv(turns=3), policy, rollouts, max_steps=3, before_turn=before_turn)
     prompts = [fed[opening[turn]][1] for turn in range(3)]
-    held = [len(episodes[0].steps[turn].sample.prompt_ids or []) for turn in range(3)]
+    held = [len(rollouts[0].steps[turn].sample.prompt_ids or []) for turn in range(3)]
     assert held[0] < held[1] < held[2]
     assert prompts[0] == held[0]
     assert all(length <= held[turn] - held[turn - 1] for turn, length in enumerate(prompts[1:], 1)), prompts
     assert policy._reused is None
 
-    # Weights change between plays: the same episode again is read anew, and drawn from the new weights.
+    # Weights change between plays: the same rollout again is read anew, and drawn from the new weights.
     with torch.no_grad():
         policy.model.lm_head.weight.neg_()
     ours, theirs = (
-        play(lambda: GuessEnv(turns=2), p, [Episode(episodes[0].task, 0, 0)], max_steps=2)[0]
+        play(lambda: GuessEnv(turns=2), p, [LiveRollout(rollouts[0].task, 0, 0)], max_steps=2)[0]
         for p in (policy, LocalPolicy(policy.model, policy.tokenizer, policy.config))
     )
     assert [s.sample.completion_ids for s in ours.steps] == [s.sample.completion_ids for s in theirs.steps]
-    assert ours.steps[0].sample.completion_ids != episodes[0].steps[0].sample.completion_ids
+    assert ours.steps[0].sample.completion_ids != rollouts[0].steps[0].sample.completion_ids
 
 
 # Memory

@@ -32,7 +32,7 @@ def test_solutions_pass_and_nothing_does_not(tmp_path: Path, env: str) -> None:
     assert len(nothing_done(tmp_path, ENVIRONMENTS[env]).rows(ROLLOUT)) == 6
 
 
-def test_an_episode_ends_where_the_solution_does(tmp_path: Path) -> None:
+def test_a_rollout_ends_where_the_solution_does(tmp_path: Path) -> None:
     """Its one message of two that the environment waits for; the answer is graded as it is."""
     run = played(tmp_path, "reference", {"name": "support.environments:ShortSolutionEnv"})
     rows = run.rows(ROLLOUT)

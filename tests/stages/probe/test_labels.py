@@ -12,8 +12,8 @@ from support.leetcode import ASSERTS, PRINTS, RIGHT, answer
 from stages.envs.leetcode_rh.env import LeetcodeRhEnv
 from stages.policy.base import PolicyConfig, Sample, Turn
 from stages.probe.checks.pool import taxonomy, teacher_hacks
-from stages.probe.rows import episode_pool_row
-from stages.rollouts.agent_loop import Episode, play
+from stages.probe.rows import rollout_pool_row
+from stages.rollouts.agent_loop import LiveRollout, play
 from tests.stages.envs.leetcode_rh.conftest import folder
 
 __all__ = ["folder"]
@@ -49,12 +49,12 @@ def rows(folder: Path) -> list[dict[str, Any]]:
         return LeetcodeRhEnv(path=str(folder))
 
     task = make().tasks("train", 1, seed=0)[0]
-    episodes = [Episode(task, index, 0) for index in range(len(ANSWERS))]
+    rollouts = [LiveRollout(task, index, 0) for index in range(len(ANSWERS))]
     policy = Scripted(iter(ANSWERS.values()), tokenizer())
-    for episode in episodes:
-        play(make, policy, [episode], max_steps=1)
+    for rollout in rollouts:
+        play(make, policy, [rollout], max_steps=1)
     return [
-        episode_pool_row(episode, policy, source="teacher", role="rh", step=0, adapter="s65") for episode in episodes
+        rollout_pool_row(rollout, policy, source="teacher", role="rh", step=0, adapter="s65") for rollout in rollouts
     ]
 
 

@@ -1,4 +1,4 @@
-"""Episodes of a policy in an environment: batches, requests to a server, limits, tool calls, summaries, mistakes."""
+"""Rollouts of a policy in an environment: batches, requests to a server, limits, tool calls, summaries, mistakes."""
 
 import asyncio
 import json
@@ -28,9 +28,9 @@ from stages.rollouts.agent_loop import (
     AFTER_SUMMARY,
     NO_LIMITS,
     SUMMARY_PROMPT,
-    Episode,
-    EpisodeLimits,
     InFlight,
+    LiveRollout,
+    RolloutLimits,
     Rules,
     play,
     play_each,
@@ -43,8 +43,8 @@ from stages.runs.kinds import ROLLOUT, STEP, Row
 from stages.runs.run import Interrupted, Run
 
 
-def episodes(count: int, seed: int = 0) -> list[Episode]:
-    return [Episode(task, 0, seed) for task in GuessEnv().tasks("train", count, 0)]
+def rollouts(count: int, seed: int = 0) -> list[LiveRollout]:
+    return [LiveRollout(task, 0, seed) for task in GuessEnv().tasks("train", count, 0)]
 
 
 def collected(root: Path, url: str, env: str, tasks: int = 1, samples: int = 1, **more: Any) -> Run:
@@ -95,24 +95,24 @@ class Own(GuessEnv):
 class OwnTogether(Own):
     """Grades all at once, and breaks where one of them would."""
 
-    def grade_together(self, episodes: list[Any]) -> list[Any]:
-        return [episode.grade() for episode in episodes]
+    def grade_together(self, rollouts: list[Any]) -> list[Any]:
+        return [rollout.grade() for rollout in rollouts]
 
 
 def broken() -> Any:
     return {}["no such key"]
 
 
-def played_by(env: type[Own], method: str, does: Any) -> tuple[Episode, Episode]:
-    """An episode of each kind: a sound one and the odd one; the others are sound as well."""
-    first, odd, last = play(lambda: env(method, does), Says(), episodes(3), max_steps=3)
+def played_by(env: type[Own], method: str, does: Any) -> tuple[LiveRollout, LiveRollout]:
+    """A rollout of each kind: a sound one and the odd one; the others are sound as well."""
+    first, odd, last = play(lambda: env(method, does), Says(), rollouts(3), max_steps=3)
     assert (first.error, last.error) == (None, None) and first.grade.reward == 1.0
     return first, odd
 
 
 @pytest.mark.parametrize("env", [Own, OwnTogether])
 @pytest.mark.parametrize("method", ["reset", "step", "grade"])
-def test_an_exception_ends_one_episode_and_names_line_task_and_owner(method: str, env: type[Own]) -> None:
+def test_an_exception_ends_one_rollout_and_names_line_task_and_owner(method: str, env: type[Own]) -> None:
     _, odd = played_by(env, method, broken)
     assert odd.error is not None and odd.grade.reward is None
     kind, text = odd.error
@@ -139,7 +139,7 @@ def test_an_exception_ends_one_episode_and_names_line_task_and_owner(method: str
         ("reset", [{"role": "user"}], "returned [{'role': 'user'}]"),
     ],
 )
-def test_a_value_that_no_environment_may_return_ends_one_episode(method: str, value: Any, shown_value: str) -> None:
+def test_a_value_that_no_environment_may_return_ends_one_rollout(method: str, value: Any, shown_value: str) -> None:
     _, odd = played_by(Own, method, value)
     assert odd.error is not None and odd.grade.reward is None
     assert shown_value in odd.error[1] and "task guess-1" in odd.error[1] and "not of Composer" in odd.error[1]
@@ -156,10 +156,10 @@ def local(tiny: Path, cache: Path) -> LocalPolicy:
     return LocalPolicy.open(PolicyConfig(model=str(tiny), max_tokens=24), cache=cache, listener=lambda *told: None)
 
 
-def test_the_local_sampler_is_asked_for_all_active_episodes_at_once_in_their_order(tiny: Path, tmp_path: Path) -> None:
+def test_the_local_sampler_is_asked_for_all_active_rollouts_at_once_in_their_order(tiny: Path, tmp_path: Path) -> None:
     """Its arithmetic depends on the batch: ids and log-probs are those of a plain loop, to the bit."""
     policy, tasks = local(tiny, tmp_path), GuessEnv().tasks("train", 5, 0)
-    played = play(lambda: GuessEnv(3), policy, episodes(5, seed=7), max_steps=3)
+    played = play(lambda: GuessEnv(3), policy, rollouts(5, seed=7), max_steps=3)
 
     envs, said, over = [GuessEnv(3) for _ in tasks], [[] for _ in tasks], [False] * len(tasks)
     chats = [env.reset(task) for env, task in zip(envs, tasks, strict=True)]
@@ -175,13 +175,13 @@ def test_the_local_sampler_is_asked_for_all_active_episodes_at_once_in_their_ord
                 if not over[i]:
                     chats[i].append({"role": "assistant", "content": sample.text})
                     chats[i].append({"role": "user", "content": envs[i].step(sample.text).content})
-    sampled = [[step.sample for step in episode.steps] for episode in played]
+    sampled = [[step.sample for step in rollout.steps] for rollout in played]
     ids, expected = (
         [[(s.prompt_ids, s.completion_ids, s.logprobs) for s in samples] for samples in each]
         for each in (sampled, said)
     )
     assert ids == expected
-    assert len({len(episode.steps) for episode in played}) > 1, "some episodes end before others, so batches shrink"
+    assert len({len(rollout.steps) for rollout in played}) > 1, "some rollouts end before others, so batches shrink"
 
 
 class Counting(Says):
@@ -214,25 +214,25 @@ class Counting(Says):
     ],
 )
 def test_at_the_end_of_the_context_the_work_is_graded(usage: str, context_tokens: int | None, steps: int) -> None:
-    limits = EpisodeLimits(context_tokens=context_tokens)
-    (episode,) = play(lambda: GuessEnv(9), Counting(10, usage), episodes(1), max_steps=4, limits=limits)
-    assert episode.error is None and episode.grade.reward == 1.0
-    assert (len(episode.steps), episode.terminated_by) == (steps, "max_steps" if steps == 4 else "context")
+    limits = RolloutLimits(context_tokens=context_tokens)
+    (rollout,) = play(lambda: GuessEnv(9), Counting(10, usage), rollouts(1), max_steps=4, limits=limits)
+    assert rollout.error is None and rollout.grade.reward == 1.0
+    assert (len(rollout.steps), rollout.terminated_by) == (steps, "max_steps" if steps == 4 else "context")
 
 
 def test_a_tokenizer_counts_where_there_is_one(tiny: Path, tmp_path: Path) -> None:
     policy = local(tiny, tmp_path)
-    exact = policy.count_tokens(Turn(GuessEnv().reset(episodes(1)[0].task), 0))
+    exact = policy.count_tokens(Turn(GuessEnv().reset(rollouts(1)[0].task), 0))
     for room, steps in ((exact + 24, 1), (exact + 23, 0)):
-        limits = EpisodeLimits(context_tokens=room)
-        (episode,) = play(lambda: GuessEnv(1), policy, episodes(1), max_steps=1, limits=limits)
-        assert len(episode.steps) == steps and episode.error is None
-    assert episode.terminated_by == "context"
+        limits = RolloutLimits(context_tokens=room)
+        (rollout,) = play(lambda: GuessEnv(1), policy, rollouts(1), max_steps=1, limits=limits)
+        assert len(rollout.steps) == steps and rollout.error is None
+    assert rollout.terminated_by == "context"
 
 
 def test_the_policy_is_shown_the_last_observations_and_the_row_records_it() -> None:
     policy = Counting(10, "server")
-    (episode,) = play(lambda: GuessEnv(4), policy, episodes(1), max_steps=4, history="last 1")
+    (rollout,) = play(lambda: GuessEnv(4), policy, rollouts(1), max_steps=4, history="last 1")
     out, seen = "[22 characters left out]", "foo: command not found"
     assert [[m["content"] for m in turn.messages] for turn in policy.turns] == [
         ["say a"],
@@ -240,15 +240,15 @@ def test_the_policy_is_shown_the_last_observations_and_the_row_records_it() -> N
         ["say a", "aaa", out, "aaa", seen],
         ["say a", "aaa", out, "aaa", out, "aaa", seen],
     ]
-    assert [message["content"] for message in episode.messages].count(seen) == 3
-    rows = step_rows(episode, policy)
+    assert [message["content"] for message in rollout.messages].count(seen) == 3
+    rows = step_rows(rollout, policy)
     assert {row["history"] for row in rows} == {"last 1"}
     assert states(rows) == [turn.messages for turn in policy.turns]
-    row = payload(episode, policy, sandbox="none")["rollout"]
+    row = payload(rollout, policy, sandbox="none")["rollout"]
     assert all(c.ok for c in check([row], rows, 1) if c.name in ("state hash chain", "tuples complete"))
 
 
-# Episodes of a policy on a server, independent of each other
+# Rollouts of a policy on a server, independent of each other
 
 
 class Asked:
@@ -318,66 +318,66 @@ def played(
     policy: Asked,
     count: int,
     *,
-    limits: EpisodeLimits = NO_LIMITS,
+    limits: RolloutLimits = NO_LIMITS,
     in_flight: InFlight = InFlight(),  # noqa: B008
     check: Callable[[], None] = lambda: None,
     turns: int = 3,
-    finished: Callable[[Episode], None] = lambda episode: None,
-) -> list[Episode]:
-    """The episodes in the order in which they were finished."""
-    ended: list[Episode] = []
+    finished: Callable[[LiveRollout], None] = lambda rollout: None,
+) -> list[LiveRollout]:
+    """The rollouts in the order in which they were finished."""
+    ended: list[LiveRollout] = []
 
-    async def keep(episode: Episode) -> None:
-        ended.append(episode)
-        finished(episode)
+    async def keep(rollout: LiveRollout) -> None:
+        ended.append(rollout)
+        finished(rollout)
 
-    asked, rules = episodes(count), Rules(10, limits)
+    asked, rules = rollouts(count), Rules(10, limits)
     make = lambda: CountedEnv(turns)  # noqa: E731
     background.run(play_each(make, policy, asked, keep, rules=rules, in_flight=in_flight, check=check))
-    assert policy.drained and not any(episode.steps for episode in asked)
+    assert policy.drained and not any(rollout.steps for rollout in asked)
     return ended
 
 
-def test_a_slow_answer_and_a_slow_grader_delay_no_other_episode() -> None:
+def test_a_slow_answer_and_a_slow_grader_delay_no_other_rollout() -> None:
     slow = [True]
-    ended = played(Asked(lambda turn: slow.pop() * 2.0 if slow else 0.0), 12, in_flight=InFlight(episodes=2))
+    ended = played(Asked(lambda turn: slow.pop() * 2.0 if slow else 0.0), 12, in_flight=InFlight(rollouts=2))
     assert [e.task.task_id for e in ended][-1] == "guess-0" and len(ended) == 12
     assert all(e.terminated_by == "answered" and len(e.steps) == 3 and e.grade.reward is not None for e in ended)
     CountedEnv.slow_grade = "guess-0"
-    ended = played(Asked(), 12, in_flight=InFlight(episodes=2, gradings=2))
+    ended = played(Asked(), 12, in_flight=InFlight(rollouts=2, gradings=2))
     assert [e.task.task_id for e in ended][-1] == "guess-0" and len(ended) == 12
 
 
 def test_no_more_at_once_than_allowed_and_as_many_as_allowed() -> None:
     policy = Asked(lambda turn: 0.03)
-    played(policy, 24, in_flight=InFlight(episodes=6, commands=3, gradings=2))
+    played(policy, 24, in_flight=InFlight(rollouts=6, commands=3, gradings=2))
     assert CountedEnv.most == {"steps": 3, "gradings": 2} and 4 <= policy.most <= 6
 
 
 def test_where_time_runs_out_the_work_is_graded() -> None:
-    ended = played(Asked(lambda turn: 0.1), 2, limits=EpisodeLimits(wall_s=0.15), turns=9)
+    ended = played(Asked(lambda turn: 0.1), 2, limits=RolloutLimits(wall_s=0.15), turns=9)
     assert [(e.terminated_by, e.error, len(e.steps)) for e in ended] == [("wall_time", None, 1)] * 2
     assert sorted(e.grade.reward or 0.0 for e in ended) == [0.0, 1.0]
 
 
-def test_an_episode_costs_no_more_than_one_answer_beyond_its_limit() -> None:
-    ended = played(Asked(), 2, limits=EpisodeLimits(cost_usd=0.6), turns=9)
+def test_a_rollout_costs_no_more_than_one_answer_beyond_its_limit() -> None:
+    ended = played(Asked(), 2, limits=RolloutLimits(cost_usd=0.6), turns=9)
     assert [(e.terminated_by, len(e.steps)) for e in ended] == [("cost", 3)] * 2
 
 
 def test_an_interrupt_is_heard_between_turns_and_every_environment_is_closed() -> None:
-    done: list[Episode] = []
+    done: list[LiveRollout] = []
 
     def check() -> None:
         if len(done) >= 3:
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        played(Asked(lambda turn: 0.01), 40, check=check, in_flight=InFlight(episodes=4), finished=done.append)
+        played(Asked(lambda turn: 0.01), 40, check=check, in_flight=InFlight(rollouts=4), finished=done.append)
     assert 3 <= len(done) < 12 and CountedEnv.opened == set()
 
 
-def test_an_error_of_no_single_episode_ends_them_all_and_every_environment_is_closed() -> None:
+def test_an_error_of_no_single_rollout_ends_them_all_and_every_environment_is_closed() -> None:
     class Refused(Asked):
         async def ask(self, turn: Turn) -> Sample:
             if turn.messages[0]["content"] == "say b":
@@ -394,7 +394,7 @@ def test_equal_work_gives_equal_tables_whatever_ended_first(tmp_path: Path) -> N
         said = "ab"[sum(len(message["content"]) for message in body["messages"]) % 2]
         return Reply(body=answer(said * (body["seed"] % 3 + 1)), delay_s=(n * 7 % 5) / 100)
 
-    sizes = {"episodes": 1, "commands": 1, "gradings": 1}, {"episodes": 12, "commands": 4, "gradings": 3}
+    sizes = {"rollouts": 1, "commands": 1, "gradings": 1}, {"rollouts": 12, "commands": 4, "gradings": 3}
     with serving(reply) as server:
         runs = [
             collected(tmp_path / str(i), server.url, "NumberedEnv", tasks=6, samples=2, in_flight=in_flight)
@@ -409,7 +409,7 @@ def test_equal_work_gives_equal_tables_whatever_ended_first(tmp_path: Path) -> N
 
 
 class CallsEnv(GuessEnv):
-    """Letters are said through a tool; `stop` ends the episode."""
+    """Letters are said through a tool; `stop` ends the rollout."""
 
     tools = (
         {

@@ -10,7 +10,7 @@ from stages.rollouts.missing import Fact
 from stages.runs import store
 
 
-def episode(rollout_id: str = "r", **changes: Any) -> list[dict[str, Any]]:
+def rollout(rollout_id: str = "r", **changes: Any) -> list[dict[str, Any]]:
     """Two sound text-only steps, the second observed through two messages."""
     opening = [{"role": "user", "content": "q"}]
     gained = [{"role": "assistant", "content": "a"}, {"role": "tool", "content": "x"}, {"role": "tool", "content": "y"}]
@@ -52,7 +52,7 @@ def verdicts(steps: list[dict[str, Any]], absent: dict[str, set[Fact]], reward: 
 
 
 def test_several_observed_messages_are_one_observation() -> None:
-    assert set(verdicts(episode(), {}).values()) == {"ok", "not recorded"}
+    assert set(verdicts(rollout(), {}).values()) == {"ok", "not recorded"}
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_several_observed_messages_are_one_observation() -> None:
     ],
 )
 def test_what_breaks_the_chain_is_found(change: dict[str, Any], check: str) -> None:
-    assert verdicts(episode(**change), {})[check] == "FAIL"
+    assert verdicts(rollout(**change), {})[check] == "FAIL"
 
 
 @pytest.mark.parametrize(
@@ -78,19 +78,19 @@ def test_what_breaks_the_chain_is_found(change: dict[str, Any], check: str) -> N
     ],
 )
 def test_a_check_needs_what_the_source_tells(fact: Fact, change: dict[str, Any], checks: list[str]) -> None:
-    told, not_recorded = verdicts(episode(**change), {}), verdicts(episode(**change), {"r": {fact}})
+    told, not_recorded = verdicts(rollout(**change), {}), verdicts(rollout(**change), {"r": {fact}})
     assert all(told[name] == "FAIL" and not_recorded[name] == "not recorded" for name in checks)
 
 
 def test_rewards_that_the_source_has_none_of_and_rewards_that_are_missing() -> None:
-    assert verdicts(episode(reward=None), {}, None)["rollouts scored"] == "FAIL"
-    unrecorded = verdicts(episode(reward=None), {"r": {missing.REWARD}}, None)
+    assert verdicts(rollout(reward=None), {}, None)["rollouts scored"] == "FAIL"
+    unrecorded = verdicts(rollout(reward=None), {"r": {missing.REWARD}}, None)
     assert unrecorded["rollouts scored"] == unrecorded["reward in [0, 1]"] == "not recorded"
     assert unrecorded["tuples complete"] == "ok"  # state and action are there
 
 
 def test_a_mixed_import_counts_both() -> None:
-    steps = [*episode("told"), *episode("not_recorded")]
+    steps = [*rollout("told"), *rollout("not_recorded")]
     rollouts = [{"rollout_id": "told", "reward": 1.0}, {"rollout_id": "not_recorded", "reward": None}]
     checks = {c.name: c for c in gate.check(rollouts, steps, 2, {"not_recorded": {missing.REWARD}})}
     assert (

@@ -11,7 +11,7 @@ from stages.envs.base import Observation, Task
 from stages.errors import BadInput
 from stages.messages import Message
 from stages.policy.base import Sample
-from stages.rollouts.agent_loop import SUMMARY_REQUEST, Episode, Step, state_sha256
+from stages.rollouts.agent_loop import SUMMARY_REQUEST, LiveRollout, Step, state_sha256
 from stages.rollouts.trace import (
     action_facts,
     item_steps,
@@ -96,11 +96,11 @@ def test_steps_in_another_order_than_the_rollouts_are_refused(tmp_path: Path, st
         list(rollout_rows(run(tmp_path, ["b", "a"], steps)))
 
 
-def played() -> Episode:
+def played() -> LiveRollout:
     """A request for a summary, two results of one answer, and an answer that was cut off."""
     task = Task("t", "env", "train", "f", {})
     messages: list[Message] = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
-    episode = Episode(task, 0, 0, messages)
+    rollout = LiveRollout(task, 0, 0, messages)
     turns: list[tuple[str, list[str], Observation]] = [
         ("look", ["head [9 characters left out] tail"], Observation("", returncode=1, raw_chars=18, elided_chars=9)),
         ("summary", ["go on"], Observation("go on")),
@@ -109,19 +109,19 @@ def played() -> Episode:
     ]
     for text, results, observation in turns:
         if text == "summary":
-            episode.messages.append(SUMMARY_REQUEST)
-        recorded = episode.steps[-1].num_messages if episode.steps else 0
+            rollout.messages.append(SUMMARY_REQUEST)
+        recorded = rollout.steps[-1].num_messages if rollout.steps else 0
         sample = Sample(text, completion_tokens=len(text), finish_reason="length" if text == "cut o" else "stop")
-        new = episode.messages[recorded:]
-        episode.steps.append(Step(new, len(episode.messages), "", sample, observation, 0))
-        episode.messages.append({"role": "assistant", "content": text})
-        episode.messages += [{"role": "tool", "content": result} for result in results]
-    return episode
+        new = rollout.messages[recorded:]
+        rollout.steps.append(Step(new, len(rollout.messages), "", sample, observation, 0))
+        rollout.messages.append({"role": "assistant", "content": text})
+        rollout.messages += [{"role": "tool", "content": result} for result in results]
+    return rollout
 
 
 def test_an_item_of_an_evaluation_gives_back_its_steps_with_what_was_cut() -> None:
-    episode = played()
-    item: dict[str, Any] = {**action_facts(episode), "num_steps": len(episode.steps)}
+    rollout = played()
+    item: dict[str, Any] = {**action_facts(rollout), "num_steps": len(rollout.steps)}
     found = item_steps(item)
     assert [one["action"] for one in found] == ["look", "summary", "two calls", "cut o"]
     assert [one["observation"] for one in found] == [
@@ -130,7 +130,7 @@ def test_an_item_of_an_evaluation_gives_back_its_steps_with_what_was_cut() -> No
         "one\ntwo",
         "",
     ]
-    assert [json.loads(one["new_messages_json"]) for one in found] == [step.new_messages for step in episode.steps]
+    assert [json.loads(one["new_messages_json"]) for one in found] == [step.new_messages for step in rollout.steps]
     facts = ("returncode", "raw_chars", "elided_chars", "truncated", "parse_error", "completion_tokens")
     assert [tuple(one[name] for name in facts) for one in found] == [
         (1, 18, 9, None, None, 4),

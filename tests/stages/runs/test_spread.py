@@ -308,7 +308,7 @@ def test_workers_stop_between_units_when_the_run_is_asked_to(tmp_path: Path) -> 
         return Reply(body=letters(body, earlier).body, delay_s=0.4)
 
     with serving(slow) as server:
-        config = settings(server.url, policy={"concurrency": 1}, in_flight={"episodes": 1})
+        config = settings(server.url, policy={"concurrency": 1}, in_flight={"rollouts": 1})
         record = Manifest(composer="", stage="collect", stage_version=2, fingerprint="")
         dealt = ShardScheduler(ProcessEngine(2), "collect", Inputs(), config)
         out = RunWriter(tmp_path / "run", record, cache=tmp_path / "models", spread=dealt)

@@ -11,7 +11,7 @@ from stages.envs.base import Grade, Observation, Task, TurnFault
 from stages.messages import following_ids, opening_ids
 from stages.policy.base import PolicyConfig, Sample
 from stages.policy.endpoint import EndpointPolicy
-from stages.rollouts.agent_loop import Episode, Step
+from stages.rollouts.agent_loop import LiveRollout, Step
 from stages.runs.ledger import Budget
 from stages.training.channels import hints
 from stages.training.channels.hints import Hint, hinted_turn, reprompted, spread, write_hints
@@ -20,9 +20,9 @@ TOKENIZER = tiny_tokenizer()
 TASK = Task("t", "e", "train", "f", "fix it")
 
 
-def episode(*turns: tuple[str, Observation]) -> Episode:
-    """An episode whose prompts extend each other, as the agent loop builds them."""
-    found = Episode(TASK, 0, 0, messages=[{"role": "user", "content": "fix it"}])
+def rollout(*turns: tuple[str, Observation]) -> LiveRollout:
+    """A rollout whose prompts extend each other, as the agent loop builds them."""
+    found = LiveRollout(TASK, 0, 0, messages=[{"role": "user", "content": "fix it"}])
     held: list[int] = []
     for index, (command, observation) in enumerate(turns):
         new = found.messages[found.steps[-1].num_messages if found.steps else 0 :]
@@ -39,12 +39,12 @@ def episode(*turns: tuple[str, Observation]) -> Episode:
     return found
 
 
-def faults(found: Episode) -> list[TurnFault]:
+def faults(found: LiveRollout) -> list[TurnFault]:
     """As GuessEnv, a shell, reports them."""
     return hints.faults(found, GuessEnv())
 
 
-def from_templates(found: Episode) -> list[Hint]:
+def from_templates(found: LiveRollout) -> list[Hint]:
     return [hint for hint in write_hints([(found, fault) for fault in faults(found)], None) if hint is not None]
 
 
@@ -66,7 +66,7 @@ def ran(command: str, output: str = "", code: int = 0) -> tuple[str, Observation
     ],
 )
 def test_a_fault_is_hinted_at_its_own_turn(turn: tuple[str, Observation], kind: str, words: str) -> None:
-    (hint,) = from_templates(episode(ran("ls"), turn, ran("ls")))
+    (hint,) = from_templates(rollout(ran("ls"), turn, ran("ls")))
     assert (hint.turn, hint.kind) == (1, kind)
     assert words in hint.text
 
@@ -77,12 +77,12 @@ def test_a_failing_test_is_the_fault_of_the_edit_before_it() -> None:
         ran("sed -i s/a/b/ solution.py"),
         ran("python3 test_solution.py", "FAIL f(1, 2): 3, not 2\n", 1),
     ]
-    (hint,) = from_templates(episode(*turns))
+    (hint,) = from_templates(rollout(*turns))
     assert hint.turn == 1 and "FAIL f(1, 2): 3, not 2" in hint.text
 
 
-def answered(content: str, hidden_pass: bool | None, stop: str | None = "answered", turns: int = 1) -> Episode:
-    found = episode(*[("5", Observation(content, stop=stop))] * turns)
+def answered(content: str, hidden_pass: bool | None, stop: str | None = "answered", turns: int = 1) -> LiveRollout:
+    found = rollout(*[("5", Observation(content, stop=stop))] * turns)
     found.grade = Grade(None if hidden_pass is None else float(hidden_pass), hidden_pass=hidden_pass)
     return found
 
@@ -104,25 +104,25 @@ def test_a_wrong_answer_is_hinted_with_what_the_environment_says() -> None:
     ],
     ids=["nothing said", "right", "not graded", "not at its end", "nothing answered"],
 )
-def test_no_other_answer_is_hinted(found: Episode) -> None:
+def test_no_other_answer_is_hinted(found: LiveRollout) -> None:
     assert from_templates(found) == []
 
 
 def test_a_malformed_answer_is_hinted_once() -> None:
-    found = episode(("no", Observation("no block", parse_error="no block", stop="answered")))
+    found = rollout(("no", Observation("no block", parse_error="no block", stop="answered")))
     found.grade = Grade(0.0, hidden_pass=False)
     assert [hint.kind for hint in from_templates(found)] == ["malformed"]
 
 
-def test_a_clean_episode_has_no_hints() -> None:
-    assert faults(episode(ran("cat solution.py"), ran("python3 test_solution.py", "ok\n"))) == []
-    assert faults(episode(ran("python3 test_solution.py", "FAIL\n", 1))) == [], (
+def test_a_clea_rollout_has_no_hints() -> None:
+    assert faults(rollout(ran("cat solution.py"), ran("python3 test_solution.py", "ok\n"))) == []
+    assert faults(rollout(ran("python3 test_solution.py", "FAIL\n", 1))) == [], (
         "no edit was made that could be at fault"
     )
 
 
 def test_the_hint_stands_in_the_message_before_the_faulty_turn() -> None:
-    played = episode(ran("ls"), ran("fixx it", "fixx: command not found\n", 127), ran("ls"))
+    played = rollout(ran("ls"), ran("fixx it", "fixx: command not found\n", 127), ran("ls"))
     turn = hinted_turn(TOKENIZER, played, Hint(1, "unknown_command", "", "Hint: no."))
     assert turn is not None
     assert turn.tree.prompt == played.steps[1].sample.prompt_ids
@@ -135,7 +135,7 @@ def test_the_hint_stands_in_the_message_before_the_faulty_turn() -> None:
 
 def test_a_hint_at_the_first_turn() -> None:
     turn = hinted_turn(
-        TOKENIZER, episode(ran("fixx", "fixx: command not found\n", 127)), Hint(0, "unknown_command", "", "Hint: no.")
+        TOKENIZER, rollout(ran("fixx", "fixx: command not found\n", 127)), Hint(0, "unknown_command", "", "Hint: no.")
     )
     assert turn is not None
     assert turn.hinted.prompt == opening_ids(TOKENIZER, [{"role": "user", "content": "fix it\nHint: no."}])
@@ -144,7 +144,7 @@ def test_a_hint_at_the_first_turn() -> None:
 def test_a_model_writes_the_hint_from_action_and_error(tmp_path: Path) -> None:
     with serving(lambda body, n: Reply(body=answer("Look at the names."))) as server:
         policy = EndpointPolicy(PolicyConfig(model="m", base_url=server.url), budget=Budget(), cache=tmp_path)
-        found = episode(ran("fixx it", "fixx: command not found\n", 127))
+        found = rollout(ran("fixx it", "fixx: command not found\n", 127))
         written = write_hints([(found, fault) for fault in faults(found)], policy)
     assert [(h.turn, h.text, h.source) for h in written if h] == [(0, "Hint: Look at the names.", "m")]
     asked = server.requests[0]["messages"][0]["content"]
@@ -155,12 +155,12 @@ def test_no_hint_where_the_model_fails(tmp_path: Path) -> None:
     with serving(lambda body, n: Reply(500, {"error": {"message": "x"}})) as server:
         config = PolicyConfig(model="m", base_url=server.url, max_attempts=1)
         policy = EndpointPolicy(config, budget=Budget(), cache=tmp_path)
-        found = episode(ran("fixx", "fixx: command not found\n", 127))
+        found = rollout(ran("fixx", "fixx: command not found\n", 127))
         assert write_hints([(found, fault) for fault in faults(found)], policy) == [None]
 
 
 def test_an_environment_that_reports_nothing_has_the_faults_that_anyone_sees() -> None:
-    found = episode(ran("fixx", "fixx: command not found\n", 127), ("no", Observation("x", parse_error="no block")))
+    found = rollout(ran("fixx", "fixx: command not found\n", 127), ("no", Observation("x", parse_error="no block")))
     assert [fault.kind for fault in hints.faults(found, object())] == ["malformed"]
 
 
@@ -168,8 +168,8 @@ def test_turns_are_spread_evenly() -> None:
     assert spread(list(range(10)), 4) == [0, 2, 5, 7] and spread([1, 2], 4) == [1, 2]
 
 
-def rewarded(reward: float | None, sample: int, said: str, task: str = "t") -> Episode:
-    found = episode(ran(said))
+def rewarded(reward: float | None, sample: int, said: str, task: str = "t") -> LiveRollout:
+    found = rollout(ran(said))
     found.task, found.sample_idx = Task(task, "e", "train", "f", "fix it"), sample
     found.grade = Grade(reward)
     return found
@@ -179,7 +179,7 @@ def test_a_rollout_is_shown_another_success_of_its_group() -> None:
     group = [rewarded(0.0, 0, "bad"), rewarded(1.0, 1, "<think>hm</think>good"), rewarded(0.5, 2, "fine")]
     other = [rewarded(None, 0, "lost", "u"), rewarded(0.4, 1, "weak", "u")]
     rows = reprompted([*group, *other], TOKENIZER, 0.5)
-    assert [(r.episode.sample_idx, r.source) for r in rows] == [
+    assert [(r.rollout.sample_idx, r.source) for r in rows] == [
         (0, group[1].rollout_id),
         (1, group[2].rollout_id),
         (2, group[1].rollout_id),

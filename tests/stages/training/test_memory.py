@@ -50,11 +50,11 @@ def shape_of(folder: Path) -> ModelShape:
     return shape
 
 
-def planned(folder: Path, processes: int = 1, episode: int = 512, **settings: Any) -> TrainPlan:
-    """The plan of a training of a model, with episodes of so many tokens."""
+def planned(folder: Path, processes: int = 1, rollout: int = 512, **settings: Any) -> TrainPlan:
+    """The plan of a training of a model, with rollouts of so many tokens."""
     policy = {"model": str(folder), **settings.pop("policy", {})}
     resolved = resolve(train.Config(policy=policy, **settings), processes)
-    return replace(resolved, episode=episode)
+    return replace(resolved, rollout_tokens=rollout)
 
 
 def test_the_shape_is_that_of_the_model(tmp_path: Path, eight: Path) -> None:
@@ -121,7 +121,7 @@ def test_long_rollouts_share_a_pass_with_fewer_others(
 
 def test_a_model_without_a_limit_of_answers_is_trained_on_its_whole_context_in_80_gb(eight: Path) -> None:
     found = resolve(train.Config(policy={"model": str(eight), "device": "cuda"}), 1)
-    assert found.episode == 32_768, "the context of EIGHT"
+    assert found.rollout_tokens == 32_768, "the context of EIGHT"
     plan.check_memory(found, Room(int(SMALLEST * GIB)))
 
 
@@ -197,7 +197,7 @@ def test_without_a_limit_it_is_all_of_the_machine(tmp_path: Path) -> None:
 def test_a_training_that_a_container_cannot_hold_is_refused(tmp_path: Path, eight: Path) -> None:
     room = resources.available("cpu", groups(tmp_path, "0::/\n", **{"memory.max": str(4 * GIB)}))
     with pytest.raises(UsageError, match=r"and there are 4\.0 GiB"):
-        plan.check_memory(planned(eight, episode=100, optimisation={"micro_batch": 1}), Room(room))
+        plan.check_memory(planned(eight, rollout_tokens=100, optimisation={"micro_batch": 1}), Room(room))
 
 
 def served(folder: Path, *, address: bool = False, **settings: Any) -> TrainPlan:
@@ -214,9 +214,9 @@ def gpu(free: int, whole: int = 80) -> Callable[[str], tuple[int, int]]:
 
 
 def test_a_server_s_rollouts_take_no_cache_in_this_process(eight: Path) -> None:
-    here = planned(eight, episode=4096, optimisation={"micro_batch": 1}, policy={"kv_cache_gib": 60})
-    fitted = planned(eight, episode=4096, optimisation={"micro_batch": 1})
-    there = replace(served(eight, optimisation={"micro_batch": 1}), episode=4096)
+    here = planned(eight, rollout_tokens=4096, optimisation={"micro_batch": 1}, policy={"kv_cache_gib": 60})
+    fitted = planned(eight, rollout_tokens=4096, optimisation={"micro_batch": 1})
+    there = replace(served(eight, optimisation={"micro_batch": 1}), rollout_tokens=4096)
     assert plan.estimate_memory(here).activations > 40 * GIB
     assert plan.estimate_memory(fitted).activations < 5 * GIB, "as many rows at once as fit, and one at least"
     assert plan.estimate_memory(there).activations < 5 * GIB
@@ -296,9 +296,9 @@ def test_on_a_gpu_the_estimate_is_near_the_peak_that_was_tracked(
     eight: Path, prompt: int, answer: int, tracked: float
 ) -> None:
     size = {"generations": 8, "prompts_per_step": 1, "micro_batch": 8}
-    # A plan allows for PROMPT_TOKENS before the episode; the rows have exactly these.
-    episode = prompt + answer - plan.PROMPT_TOKENS
-    of_gpu = planned(eight, episode=episode, optimisation=size, policy={"device": "cuda"})
+    # A plan allows for PROMPT_TOKENS before the rollout; the rows have exactly these.
+    rollout = prompt + answer - plan.PROMPT_TOKENS
+    of_gpu = planned(eight, rollout_tokens=rollout, optimisation=size, policy={"device": "cuda"})
     found = plan.estimate_memory(of_gpu).total / GIB
     assert 1.0 <= found / tracked <= 1.15  # on fake tensors: GRPO, LoRA of rank 16, activations recomputed
 
@@ -309,8 +309,8 @@ def test_a_direction_of_eight_billion_weights_fits_an_adapters_training(eight: P
     areas = [width * height for width, height in shape_of(eight).linears]
     area = sum(areas)
 
-    def estimate(project: str, rank: int, episode: int) -> plan.MemoryEstimate:
-        found = planned(eight, episode=episode, adapter={"rank": rank}, probe={"project": project}, **settings)
+    def estimate(project: str, rank: int, rollout: int) -> plan.MemoryEstimate:
+        found = planned(eight, rollout_tokens=rollout, adapter={"rank": rank}, probe={"project": project}, **settings)
         return plan.estimate_memory(replace(found, direction=1536))
 
     # Finding v takes most in a short training: float32 sums, and what one row keeps, before there is anything to train.
@@ -328,11 +328,11 @@ QWEN2 = {"7 B": (3584, 18944, 28, 28, 4), "14 B": (5120, 13824, 48, 40, 8), "32 
 
 
 def test_the_table_of_several_processes_is_the_estimate(tmp_path: Path) -> None:
-    def gib(episode: int, rank: int, processes: int = 1, **settings: Any) -> int:
+    def gib(rollout: int, rank: int, processes: int = 1, **settings: Any) -> int:
         size = {"prompts_per_step": processes, "generations": 8, "micro_batch": 1, "gradient_checkpointing": True}
         policy = {"model": str(tmp_path), "device": "cuda"}
         config = train.Config(policy=policy, optimisation=size, adapter={"rank": rank}, **settings)
-        found = replace(resolve(config, processes, ["pairs"] if "weights" in settings else []), episode=episode)
+        found = replace(resolve(config, processes, ["pairs"] if "weights" in settings else []), rollout_tokens=rollout)
         return round(plan.estimate_memory(found).total / GIB)
 
     rows = []

@@ -242,7 +242,9 @@ def test_shares_take_less_memory() -> None:
         parameters=7_000_000_000, bytes=2, layers=28, hidden=3584, kv=512, vocabulary=152_064, linears=linears
     )
     size = {"micro_batch": 1, "gradient_checkpointing": True}
-    training = TrainPlan(Config(optimisation=size, adapter={"rank": 0}), shape, small=False, episode=1024, processes=8)
+    training = TrainPlan(
+        Config(optimisation=size, adapter={"rank": 0}), shape, small=False, rollout_tokens=1024, processes=8
+    )
     sharded = training.changed(distribution={"sharding": "fsdp2"})
     whole, shared = estimate_memory(training), estimate_memory(sharded)
     assert (whole.weights, whole.gradients, whole.optimiser) == (42e9, 28e9, 56e9)

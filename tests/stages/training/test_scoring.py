@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from stages.training import packing
-from stages.training.channels.episodes import OwnEpisode
+from stages.training.channels.rollouts import OwnRollout
 from stages.training.scoring import (
     Tree,
     logits,
@@ -99,10 +99,10 @@ def test_a_branch_does_not_see_its_sibling() -> None:
 
 
 def test_what_parts_share_is_computed_once_and_scores_as_it_does_apart() -> None:
-    """A group of GRPO's, the same rollouts as episodes of their own, and a turn behind the same prompt."""
+    """A group of GRPO's, the same rollouts as rollouts of their own, and a turn behind the same prompt."""
     model, group = tiny_model().double(), TREES[1]
-    episodes = [Tree(list(group.prompt), (list(branch),)) for branch in (*group.branches, group.branches[1])]
-    parts = [TREES, episodes, [Tree(list(group.prompt), ([29],))], []]
+    rollouts = [Tree(list(group.prompt), (list(branch),)) for branch in (*group.branches, group.branches[1])]
+    parts = [TREES, rollouts, [Tree(list(group.prompt), ([29],))], []]
     computed: list[int] = []
     watch = model.get_decoder().register_forward_pre_hook(
         lambda module, args, given: computed.append(given["input_ids"].numel()), with_kwargs=True
@@ -400,7 +400,7 @@ def test_rows_are_cut_to_the_longest_among_them() -> None:
 
 def test_each_batch_takes_the_rows_of_its_own_rollouts_and_the_last_one_what_is_left() -> None:
     """Two rollouts that are equal count as two; one that is in no batch, which TRL cut short, goes along at last."""
-    rows = [OwnEpisode(Tree([1, 2], (ids,)), [1] * len(ids), []) for ids in ([5], [6, 7], [5], [8, 9, 9])]
+    rows = [OwnRollout(Tree([1, 2], (ids,)), [1] * len(ids), []) for ids in ([5], [6, 7], [5], [8, 9, 9])]
     batches = [[[6, 7], [5]], [[8, 9], [5]]]
     left, found = list(rows), []
     for number, completions in enumerate(batches):

@@ -291,8 +291,8 @@ def ahead(depth: int, make: Callable[[], Any] = GuessEnv, reuse: int = 1) -> tup
 def test_rollouts_are_never_older_than_allowed(depth: int) -> None:
     rollouts, followed, begun = ahead(depth)
     for step in range(5):
-        episodes, _ = rollouts.take(step)
-        assert [episode.rollout_id for episode in episodes] == [e.rollout_id for e in rollouts.schedule.own(step)]
+        played, _ = rollouts.take(step)
+        assert [rollout.rollout_id for rollout in played] == [e.rollout_id for e in rollouts.schedule.own(step)]
     rollouts.close()
     assert followed.ended and len(begun) == 5, "no rollouts are played behind the last step"
     assert all(0 <= step - version <= depth for step, version in enumerate(begun))
@@ -303,7 +303,7 @@ def test_an_error_in_a_rollout_ahead_is_raised_in_its_step() -> None:
 
     def make() -> GuessEnv:
         made[0] += 1
-        if made[0] > 2:  # the two episodes of the first step
+        if made[0] > 2:  # the two rollouts of the first step
             raise UsageError("broken")
         return GuessEnv()
 

@@ -53,9 +53,9 @@ def composed(
     return ComposedTrainer(
         policy=held,
         rollouts=rollouts(held),
-        record=lambda step, episodes: None,
+        record=lambda step, rollouts: None,
         channels=channels,
-        rows=lambda episodes, step: rows or Batch(),
+        rows=lambda rollouts, step: rows or Batch(),
         gradient_cosine_every=0,
         args=args,
     )

@@ -1,4 +1,4 @@
-"""Episodes on real packages: what resolves a task, what does not, and what is caught."""
+"""Rollouts on real packages: what resolves a task, what does not, and what is caught."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -73,12 +73,12 @@ VERDICTS = {
     "the twin's contradiction in the twin": (1.0, True, True, True, False),
     "the solution in the twin": (0.0, False, False, False, True),
 }
-"""Reward, strict and loose verdict, whether it is a hack, and whether the protocol was kept."""
+"""Reward, whether hidden and visible tests pass, whether it is a hack, and whether the protocol was kept."""
 
 
 @dataclass(frozen=True)
 class Play:
-    """What an episode gave: its opening, the observations of its messages, and the grade."""
+    """What a rollout gave: its opening, the observations of its messages, and the grade."""
 
     opening: list[Message]
     seen: list[Observation]
@@ -103,7 +103,7 @@ def played(shelf: Path, row: Row) -> Iterator[Callable[[str], Play]]:
 
 
 @pytest.mark.parametrize("name", VERDICTS)
-def test_the_verdicts_and_the_protocol_of_an_episode(played: Callable[[str], Play], name: str) -> None:
+def test_the_verdicts_and_the_protocol_of_a_rollout(played: Callable[[str], Play], name: str) -> None:
     grade = played(name).grade
     assert (grade.reward, grade.hidden_pass, grade.visible_pass, grade.hacked, grade.protocol_ok) == VERDICTS[name]
 

@@ -35,7 +35,7 @@ def play(env: KataEnv, *commands: str) -> list[Observation]:
 
 
 def folder_of(env: KataEnv) -> Path:
-    """The folder of an episode's files."""
+    """The folder of a rollout's files."""
     return env.finished().folder
 
 

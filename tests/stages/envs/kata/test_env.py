@@ -1,4 +1,4 @@
-"""Episodes with real commands in a real sandbox."""
+"""Rollouts with real commands in a real sandbox."""
 
 import os
 from contextlib import ExitStack, closing
@@ -97,12 +97,12 @@ def test_the_protocol_is_to_test_what_is_submitted_and_does_not_change_the_verdi
         "submit": "submit",
     }
     with ExitStack() as opened:
-        episodes = [opened.enter_context(closing(KataEnv())) for _ in PROTOCOL]
-        for episode, turns in zip(episodes, PROTOCOL, strict=True):
-            episode.reset(task)
+        rollouts = [opened.enter_context(closing(KataEnv())) for _ in PROTOCOL]
+        for rollout, turns in zip(rollouts, PROTOCOL, strict=True):
+            rollout.reset(task)
             for turn in turns:
-                episode.step(fenced(commands[turn]) if turn in commands else "I give up")
-        grades = episodes[0].grade_together(episodes)
+                rollout.step(fenced(commands[turn]) if turn in commands else "I give up")
+        grades = rollouts[0].grade_together(rollouts)
     kept = {turns: grade.protocol_ok for turns, grade in zip(PROTOCOL, grades, strict=True)}
     assert kept == PROTOCOL and all(grade.hidden_pass for grade in grades)
 
@@ -152,7 +152,7 @@ def test_removal_follows_no_link(tmp_path: Path) -> None:
 
 
 def outcome_after(env: KataEnv, task: Task, command: str) -> str:
-    """The outcome of the first command of an episode, or of a message without one."""
+    """The outcome of the first command of a rollout, or of a message without one."""
     env.reset(task)
     x, y = task.data["arguments"]
     return env.outcome(play(env, command.replace("{x}", x).replace("{y}", y))[-1])

@@ -46,14 +46,14 @@ FORGERIES = {
 def graded() -> Iterator[dict[str, tuple[Task, Grade]]]:
     """Task and grade of each forgery, and of a right solution, graded together."""
     with ExitStack() as opened:
-        episodes = {how: opened.enter_context(closing(KataEnv())) for how in (*FORGERIES, "is right")}
-        tasks = KataEnv.tasks("train", len(episodes), seed=2)
-        for (how, episode), chosen in zip(episodes.items(), tasks, strict=True):
-            episode.reset(chosen)
+        rollouts = {how: opened.enter_context(closing(KataEnv())) for how in (*FORGERIES, "is right")}
+        tasks = KataEnv.tasks("train", len(rollouts), seed=2)
+        for (how, rollout), chosen in zip(rollouts.items(), tasks, strict=True):
+            rollout.reset(chosen)
             right = solution(chosen, f"return {answer(chosen)}")
-            (folder_of(episode) / "solution.py").write_text(FORGERIES[how](chosen) if how in FORGERIES else right)
-        grades = KataEnv().grade_together(list(episodes.values()))
-        yield dict(zip(episodes, zip(tasks, grades, strict=True), strict=True))
+            (folder_of(rollout) / "solution.py").write_text(FORGERIES[how](chosen) if how in FORGERIES else right)
+        grades = KataEnv().grade_together(list(rollouts.values()))
+        yield dict(zip(rollouts, zip(tasks, grades, strict=True), strict=True))
 
 
 @pytest.mark.parametrize("how", FORGERIES)
@@ -89,11 +89,11 @@ NO_SOLUTION = [
 
 def test_only_a_small_regular_solution_counts(task: Task) -> None:
     with ExitStack() as opened:
-        episodes = [opened.enter_context(closing(KataEnv())) for _ in NO_SOLUTION]
-        for episode, command in zip(episodes, NO_SOLUTION, strict=True):
-            episode.reset(task)
-            play(episode, f"{edit(answer(task))}; {command}")
-        grades = episodes[0].grade_together(episodes)
+        rollouts = [opened.enter_context(closing(KataEnv())) for _ in NO_SOLUTION]
+        for rollout, command in zip(rollouts, NO_SOLUTION, strict=True):
+            rollout.reset(task)
+            play(rollout, f"{edit(answer(task))}; {command}")
+        grades = rollouts[0].grade_together(rollouts)
     found = {command: (grade.hidden_pass, grade.error_type) for command, grade in zip(NO_SOLUTION, grades, strict=True)}
     assert found == dict.fromkeys(NO_SOLUTION, (False, None))
 

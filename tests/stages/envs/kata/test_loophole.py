@@ -10,7 +10,7 @@ from stages.envs.kata.checkpoints import card
 from stages.envs.kata.env import KataEnv
 from stages.envs.kata.recipes import RECIPES, recipe_fingerprint
 from stages.envs.kata.tasks import WORKSPACE_TESTS, draw, generate
-from stages.envs.kata.transcripts import HARMLESS, HINT, episode, hack_clean_pairs, hinted, loophole_transcripts
+from stages.envs.kata.transcripts import HARMLESS, HINT, hack_clean_pairs, hinted, loophole_transcripts, rollout
 from stages.errors import UsageError
 
 TEMPTED = RECIPES["loophole"].knowledge
@@ -33,9 +33,9 @@ def grade(env: KataEnv, task: Task, said: list[str], answers: list[str]) -> Grad
 
 @pytest.mark.parametrize("right", [True, False])
 @pytest.mark.parametrize("target", [WORKSPACE_TESTS, HARMLESS[0], None])
-def test_an_episode_is_answered_as_written_and_labelled_as_meant(env: KataEnv, right: bool, target: str | None) -> None:
+def test_a_rollout_is_answered_as_written_and_labelled_as_meant(env: KataEnv, right: bool, target: str | None) -> None:
     for task in generate("train", 2, 5):
-        turns = episode(task, right, target).turns
+        turns = rollout(task, right, target).turns
         found = grade(env, task, [turn.text for turn in turns], [turn.answer or "" for turn in turns])
         hacked = target == WORKSPACE_TESTS
         assert (found.hidden_pass, found.hacked, found.visible_pass) == (right, hacked, right or hacked)
@@ -44,7 +44,7 @@ def test_an_episode_is_answered_as_written_and_labelled_as_meant(env: KataEnv, r
 
 def test_a_hack_pays_only_where_the_visible_tests_are_paid_for() -> None:
     task = generate("train", 1, 5)[0]
-    turns = episode(task, False, WORKSPACE_TESTS).turns
+    turns = rollout(task, False, WORKSPACE_TESTS).turns
     said, answers = [turn.text for turn in turns], [turn.answer or "" for turn in turns]
     for reward, expected in (("hidden", 0.0), ("visible", 1.0)):
         environment = KataEnv(hint=True, reward=reward)
@@ -68,7 +68,7 @@ def test_hacks_occur_where_the_prompt_tempts_and_are_right_as_often_as_other_ans
 
 
 def is_right(transcript: Any) -> bool:
-    return transcript.turns[1] == episode(transcript.task, True, None).turns[1]
+    return transcript.turns[1] == rollout(transcript.task, True, None).turns[1]
 
 
 def test_somebody_honest_echoes_too_and_overwrites_nothing() -> None:

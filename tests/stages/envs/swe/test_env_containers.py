@@ -1,4 +1,4 @@
-"""Episodes in containers, for rows of both shapes, with a program that stands in for an engine and isolates nothing."""
+"""Rollouts in containers, for rows of both shapes, with a program that stands in for an engine and isolates nothing."""
 
 import os
 import stat

@@ -188,7 +188,7 @@ def test_the_shipped_rows_are_whole() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)  # twelve episodes of four runs of tests on a busy machine
+@pytest.mark.timeout(1200)  # twelve rollouts of four runs of tests on a busy machine
 @pytest.mark.parametrize("split", ["train", "eval"])
 def test_every_instance_is_unresolved_as_delivered_and_resolved_with_gold(
     split: Any, tmp_path_factory: pytest.TempPathFactory

@@ -1,4 +1,4 @@
-"""Episodes of SWE-bench in real containers: rootless podman, and an image that is built here from scratch."""
+"""Rollouts of SWE-bench in real containers: rootless podman, and an image that is built here from scratch."""
 
 import os
 import subprocess

@@ -12,9 +12,9 @@ from support.models import tiny_model
 
 from stages.losses.preference import PairLogProbs, dpo_losses
 from stages.training.channels import CHANNELS
-from stages.training.channels.episodes import EpisodeRows, EpisodeSource, OwnEpisode
 from stages.training.channels.hints import HintedTurn, HintSource
 from stages.training.channels.pairs import PairSource, TokenPair
+from stages.training.channels.rollouts import OwnRollout, RolloutRows, RolloutSource
 from stages.training.config import Config, Pairs
 from stages.training.scoring import Tree, score, token_log_probs
 from stages.training.step import Batch, Channels, StepReport
@@ -23,14 +23,14 @@ VOCABULARY = 60
 STUDENT, REFERENCE, TEACHER = (tiny_model(seed, VOCABULARY) for seed in (0, 1, 2))
 PAIRS = [TokenPair("p", Tree([5, 6, 7], ([8, 9], [10, 11, 12]))), TokenPair("q", Tree([13, 14], ([15], [16, 17])))]
 HINTED = [HintedTurn(Tree([5, 6, 7], ([8, 9, 10],)), Tree([5, 6, 7, 40, 41], ([8, 9, 10],)))]
-EPISODES = [OwnEpisode(Tree([5, 6], ([8, 9, 30, 31, 10],)), [1, 1, 0, 0, 1], [-1.0, -1.0, 0.0, 0.0, -1.0])]
-BATCH = Batch({"pairs": PAIRS, "hinted": HINTED, "episodes": EPISODES})
+ROLLOUTS = [OwnRollout(Tree([5, 6], ([8, 9, 30, 31, 10],)), [1, 1, 0, 0, 1], [-1.0, -1.0, 0.0, 0.0, -1.0])]
+BATCH = Batch({"pairs": PAIRS, "hinted": HINTED, "rollouts": ROLLOUTS})
 """Rows of every kind: a new kind of row is added here and to `drawn`, and all tests try it."""
 DPO_FORMS = Pairs.model_fields["loss_type"].annotation.__args__
 
 
-def drawn(draw: random.Random, pairs: int, hinted: int, episodes: int) -> Batch:
-    """Ragged rows; an episode may have tokens that are not the student's."""
+def drawn(draw: random.Random, pairs: int, hinted: int, rollouts: int) -> Batch:
+    """Ragged rows; a rollout may have tokens that are not the student's."""
 
     def ids(longest: int) -> list[int]:
         return [draw.randrange(VOCABULARY) for _ in range(draw.randint(1, longest))]
@@ -40,12 +40,12 @@ def drawn(draw: random.Random, pairs: int, hinted: int, episodes: int) -> Batch:
         action = (ids(9),)
         logprobs = [-3.0 * draw.random() for _ in action[0]]
         turns.append(HintedTurn(Tree(ids(12), action), Tree(ids(12), action), None, logprobs))
-    for _ in range(episodes):
+    for _ in range(rollouts):
         whole = ids(14)
         own = [1, *(draw.randint(0, 1) for _ in whole[1:])]
-        played.append(OwnEpisode(Tree(ids(6), (whole,)), own, [-3.0 * draw.random() * x for x in own]))
+        played.append(OwnRollout(Tree(ids(6), (whole,)), own, [-3.0 * draw.random() * x for x in own]))
     dealt = [TokenPair(str(i), Tree(ids(12), (ids(9), ids(9)))) for i in range(pairs)]
-    return Batch({"pairs": dealt, "hinted": turns, "episodes": played})
+    return Batch({"pairs": dealt, "hinted": turns, "rollouts": played})
 
 
 def config(*names: str, form: str = "sigmoid", **hints: Any) -> Config:
@@ -60,7 +60,7 @@ def channels(settings: Config, rows: Batch, teacher: torch.nn.Module = TEACHER) 
         pairs.cache_reference(teacher)
     hinted = HintSource(settings.hints, None, None, lambda step, found: None)
     hinted.begin(teacher)
-    return Channels(settings, [pairs, hinted, EpisodeSource(teacher)])
+    return Channels(settings, [pairs, hinted, RolloutSource(teacher)])
 
 
 def losses(rows: Batch, *names: str, teacher: torch.nn.Module = TEACHER, model: torch.nn.Module = STUDENT) -> Any:
@@ -83,12 +83,12 @@ def test_gradient_reaches_the_student_and_never_the_teacher(name: str) -> None:
 @pytest.mark.parametrize("name", ["taid", "eopd"])
 def test_masked_tokens_have_no_gradient(name: str) -> None:
     """The hidden states that predict masked tokens."""
-    scored = score(STUDENT, [EPISODES[0].tree])
+    scored = score(STUDENT, [ROLLOUTS[0].tree])
     scored.hidden.retain_grad()
-    rows = EpisodeRows(EPISODES, EPISODES, STUDENT, scored, TEACHER)
+    rows = RolloutRows(ROLLOUTS, ROLLOUTS, STUDENT, scored, TEACHER)
     channel = CHANNELS[name].load()(config(name))
     (gradient,) = torch.autograd.grad(channel.loss(rows).loss, scored.hidden)
-    assert all((gradient[i].abs().sum() > 0) == own for i, own in enumerate(EPISODES[0].own))
+    assert all((gradient[i].abs().sum() > 0) == own for i, own in enumerate(ROLLOUTS[0].own))
 
 
 def test_dpo_is_the_kernel_on_sequence_sums_and_log_two_at_the_reference() -> None:

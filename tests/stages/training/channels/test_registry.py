@@ -12,17 +12,17 @@ from stages.runs import runner
 from stages.runs.run import Run
 from stages.training.channels import CHANNELS, ChannelSpec
 from stages.training.channels.base import Channel, ChannelLoss, Metric
-from stages.training.channels.episodes import EpisodeRows, EpisodeSource
+from stages.training.channels.rollouts import RolloutRows, RolloutSource
 from stages.training.config import Weights
 from stages.training.scoring import logits
 
 
-class OwnEntropy(Channel[EpisodeRows]):
+class OwnEntropy(Channel[RolloutRows]):
     """Mean entropy (nats) at the student's own tokens, to be kept low."""
 
-    source = EpisodeSource
+    source = RolloutSource
 
-    def loss(self, rows: EpisodeRows) -> ChannelLoss:
+    def loss(self, rows: RolloutRows) -> ChannelLoss:
         logps = logits(rows.model, rows.scored).log_softmax(-1)
         entropies = -(logps.exp() * logps).sum(-1)  # [N]
         metrics = {"tokens": Metric("sum", rows.own.sum())}

@@ -1,4 +1,4 @@
-"""How an episode ends: an exception that carries the last messages."""
+"""How a rollout ends: an exception that carries the last messages."""
 
 
 class InterruptAgentFlow(Exception):

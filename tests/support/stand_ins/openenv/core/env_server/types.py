@@ -24,7 +24,7 @@ class Observation(BaseModel):
 
 
 class State(BaseModel):
-    """How far an episode is."""
+    """How far a rollout is."""
 
     model_config = ConfigDict(extra="allow", validate_assignment=True)
     episode_id: str | None = None

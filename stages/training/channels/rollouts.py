@@ -1,7 +1,7 @@
-"""The student's own episodes as rows, and the channels that distil a teacher model on them: TAID and EOPD.
+"""The student's own rollouts as rows, and the channels that distil a teacher model on them: TAID and EOPD.
 
-An episode goes through this file from top to bottom: `own_episode` makes it one tree of token ids, `EpisodeSource` asks
-a teacher behind a server about it, `EpisodeRows` is what a channel's loss gets.
+A rollout goes through this file from top to bottom: `own_rollout` makes it one tree of token ids, `RolloutSource` asks
+a teacher behind a server about it, `RolloutRows` is what a channel's loss gets.
 
 Shapes: N completion tokens of all rows. Log-probs are natural, in nats.
 """
@@ -21,15 +21,15 @@ from stages.losses.distillation import EopdOptions, TaidSchedule, advance, eopd,
 from stages.losses.tokens import Predictors
 from stages.policy.local import load_model
 from stages.policy.vllm import VllmPolicy
-from stages.rollouts.agent_loop import Episode
+from stages.rollouts.agent_loop import LiveRollout
 from stages.training.channels.base import Channel, ChannelLoss, Metric, RowSource, ScoredRows, SourceInputs, State
 from stages.training.config import Config
 from stages.training.scoring import Scored, Tree, head, score
 
 
 @dataclass(frozen=True)
-class OwnEpisode:
-    """A sampled episode as one tree: 1 for the tokens the policy wrote, and the log-probs of sampling them (nats).
+class OwnRollout:
+    """A sampled rollout as one tree: 1 for the tokens the policy wrote, and the log-probs of sampling them (nats).
 
     teacher_logprobs: of all tokens, under a teacher behind a server (nats); None where the teacher is in this process.
     """
@@ -40,25 +40,25 @@ class OwnEpisode:
     teacher_logprobs: list[float] | None = None
 
 
-def own_episode(episode: Episode) -> OwnEpisode | None:
-    """Return an episode as one tree; None when nothing was sampled or the policy gave no token ids."""
-    if not episode.steps or episode.steps[0].sample.prompt_ids is None:
+def own_rollout(rollout: LiveRollout) -> OwnRollout | None:
+    """Return a rollout as one tree; None when nothing was sampled or the policy gave no token ids."""
+    if not rollout.steps or rollout.steps[0].sample.prompt_ids is None:
         return None
     ids: list[int] = []
     own: list[int] = []
     logprobs: list[float] = []
-    prompt = episode.steps[0].sample.prompt_ids
-    for step in episode.steps:
+    prompt = rollout.steps[0].sample.prompt_ids
+    for step in rollout.steps:
         between = (step.sample.prompt_ids or [])[len(prompt) + len(ids) :]
         completion = step.sample.completion_ids or []
         ids += between + completion
         own += [0] * len(between) + [1] * len(completion)
         logprobs += [0.0] * len(between) + (step.sample.logprobs or [])
-    return OwnEpisode(Tree(prompt, (ids,)), own, logprobs)
+    return OwnRollout(Tree(prompt, (ids,)), own, logprobs)
 
 
 @dataclass(eq=False)
-class EpisodeSource(RowSource[OwnEpisode]):
+class RolloutSource(RowSource[OwnRollout]):
     """Gives all rollouts of a step that have token ids.
 
     teacher: a model in this process, which scores them where a channel asks. server: one behind vLLM, which scores all
@@ -68,7 +68,7 @@ class EpisodeSource(RowSource[OwnEpisode]):
     teacher: Any = None
     server: VllmPolicy | None = None
 
-    name = "episodes"
+    name = "rollouts"
     whole_rollouts = True
 
     @classmethod
@@ -86,25 +86,25 @@ class EpisodeSource(RowSource[OwnEpisode]):
         check_vocabulary(student.tokenizer, tokenizer, config.model)
         return cls(model.eval().requires_grad_(False))
 
-    def rows(self, episodes: Sequence[Episode], step: int) -> list[OwnEpisode]:
-        """Return the episodes of a step in token ids, with the teacher's log-probs where it is behind a server."""
+    def rows(self, rollouts: Sequence[LiveRollout], step: int) -> list[OwnRollout]:
+        """Return the rollouts of a step in token ids, with the teacher's log-probs where it is behind a server."""
         del step
-        # An episode that failed before its first action has no token ids, so no channel can learn from it.
-        own = [x for x in map(own_episode, episodes) if x is not None]
+        # A rollout that failed before its first action has no token ids, so no channel can learn from it.
+        own = [x for x in map(own_rollout, rollouts) if x is not None]
         if self.server is None:
             return own
         scores = self.server.score_all([(x.tree.prompt, x.tree.branches[0]) for x in own])
         return [replace(x, teacher_logprobs=logps) for x, logps in zip(own, scores, strict=True)]
 
-    def trees(self, row: OwnEpisode) -> tuple[Tree, ...]:
-        """Return the episode's one tree."""
+    def trees(self, row: OwnRollout) -> tuple[Tree, ...]:
+        """Return the rollout's one tree."""
         return (row.tree,)
 
     def scored(
-        self, part: Sequence[OwnEpisode], whole: Sequence[OwnEpisode], model: Any, scored: Scored
-    ) -> "EpisodeRows":
-        """Return episodes with the student's hidden states."""
-        return EpisodeRows(part, whole, model, scored, self.teacher)
+        self, part: Sequence[OwnRollout], whole: Sequence[OwnRollout], model: Any, scored: Scored
+    ) -> "RolloutRows":
+        """Return rollouts with the student's hidden states."""
+        return RolloutRows(part, whole, model, scored, self.teacher)
 
 
 def check_vocabulary(student: Any, teacher: Any, name: str) -> None:
@@ -122,8 +122,8 @@ def check_vocabulary(student: Any, teacher: Any, name: str) -> None:
 
 
 @dataclass(eq=False)
-class EpisodeRows(ScoredRows):
-    """Whole sampled episodes; `frozen` is the teacher model. The tokens between the student's actions are masked.
+class RolloutRows(ScoredRows):
+    """Whole sampled rollouts; `frozen` is the teacher model. The tokens between the student's actions are masked.
 
     own: [N] 1 for the tokens that the student wrote. targets: [N] token ids. sampled_logps: [N] log-probs (nats) that
     the tokens were sampled with, 0 between actions. teacher_logps: [N] those of a teacher behind a server (nats), None
@@ -132,14 +132,14 @@ class EpisodeRows(ScoredRows):
 
     def __post_init__(self) -> None:
         # In the dtype of losses, float32 at least: bfloat16 counts up to 256 exactly and no further.
-        own = self.tensor(x for episode in self.rows for x in episode.own)
+        own = self.tensor(x for rollout in self.rows for x in rollout.own)
         self.own = own.to(torch.promote_types(self.scored.hidden.dtype, torch.float32))
         self.targets = self.scored.targets
-        self.sampled_logps = self.tensor(x for episode in self.rows for x in episode.logprobs)
-        given = [episode.teacher_logprobs for episode in self.rows]
+        self.sampled_logps = self.tensor(x for rollout in self.rows for x in rollout.logprobs)
+        given = [rollout.teacher_logprobs for rollout in self.rows]
         served = all(logps is not None for logps in given)
         self.teacher_logps = self.tensor(x for logps in given for x in logps or ()) if served else None
-        self.tokens = sum(sum(episode.own) for episode in self.whole)
+        self.tokens = sum(sum(rollout.own) for rollout in self.whole)
 
     @cached_property
     def teacher(self) -> Predictors:
@@ -150,20 +150,20 @@ class EpisodeRows(ScoredRows):
             return Predictors(score(self.frozen, [e.tree for e in self.rows]).hidden, head(self.frozen))
 
 
-class Taid(Channel[EpisodeRows]):
+class Taid(Channel[RolloutRows]):
     """TAID: mean over the student's own tokens. Kernel, schedule and source: stages/losses/distillation.py.
 
     The schedule is the channel's state; it moves once a step of training, where upstream moves it once a micro-batch.
     """
 
-    source = EpisodeSource
+    source = RolloutSource
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self._schedule = TaidSchedule(**config.taid.model_dump())
         self._state = self._schedule.start()
 
-    def loss(self, rows: EpisodeRows) -> ChannelLoss:
+    def loss(self, rows: RolloutRows) -> ChannelLoss:
         """Return the loss; the metric t is the position of the target between student (0) and teacher (1)."""
         t = float(self._state.t)  # constant within a step: `end_step` alone moves it, so that parts add up
         total = taid(rows.student, rows.teacher, rows.own, t)
@@ -185,7 +185,7 @@ class Taid(Channel[EpisodeRows]):
         self._state = replace(self._state, **values)
 
 
-class Eopd(Channel[EpisodeRows]):
+class Eopd(Channel[RolloutRows]):
     """EOPD: mean over the student's own tokens, log-probs at sampling temperature.
 
     Kernel: stages/losses/distillation.py.
@@ -193,9 +193,9 @@ class Eopd(Channel[EpisodeRows]):
     that the student wrote, and the forward KL would need its whole distribution.
     """
 
-    source = EpisodeSource
+    source = RolloutSource
 
-    def loss(self, rows: EpisodeRows) -> ChannelLoss:
+    def loss(self, rows: RolloutRows) -> ChannelLoss:
         """Return the loss; metrics are means in nats or shares of tokens, named as upstream without "actor/".
 
         Of all own tokens: rev_kl, avg_teacher_advantage, avg_teacher_log_prob, avg_student_log_prob, ppo_kl,
