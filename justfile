@@ -68,9 +68,9 @@ _types:
 parity *ARGS:
     @{{ one_thread }} python -m pytest -q tests/parity {{ ARGS }}
 
-# Run benchmarks/NAME.py, which keeps what it measures in benchmarks/results: ./dev bench NAME. The extra `bench` holds peers.
-bench NAME:
-    python benchmarks/{{ NAME }}.py
+# Run benchmarks/NAME.py, or one of its cases, and keep what it measures in benchmarks/results: ./dev bench train_step composed. The extra `bench` holds peers.
+bench NAME *ARGS:
+    python benchmarks/{{ NAME }}.py {{ ARGS }}
 
 # Check and measure this checkout on a GPU, in parts that take minutes each: correctness, speed, memory, vllm, probe. Needs torch and no network; `./dev gpu wheels`, run elsewhere, collects what else a machine lacks.
 gpu *ARGS:

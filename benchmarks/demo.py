@@ -6,50 +6,45 @@ FOLDER keeps the runs; without it they are deleted. The verdict is that of three
 result: docs/experiments/teacher-pairs.md is the registered one.
 """
 
-import argparse
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import records
+import cases
 from pydantic import TypeAdapter
+from records import ROOT, Claim, measured
 
 from stages.evaluation.report import text_table
 from stages.evaluation.verdict import EvalVerdict
 from stages.runs import store
 
-ROOT = Path(__file__).parents[1]
 VERDICT = ROOT / "docs" / "experiments" / "demo.json"
 """`verdict.json` of the demo that the record is about, from which README prints the demo's result."""
 
 
-def measure(artifacts: Path) -> None:
-    """Run the demo in a folder of artifacts, and write its duration and its differences to the record."""
-    begun = time.monotonic()
-    words = ["run", "--preset", "demo", "--clean", "--artifacts", str(artifacts)]
-    code = subprocess.run([sys.executable, "-m", "composer_cli", *words], cwd=ROOT).returncode
-    minutes = (time.monotonic() - begun) / 60
-    if code not in (0, 1, 3):  # the verdicts
-        sys.exit(code)
-    verdict: dict[str, Any] = store.read_json(artifacts / "evaluate" / "latest" / "verdict.json")
-    claims = [
-        records.measured("the demo, from installed to its verdict", minutes, n=1, unit="minutes", goal="<= 6"),
-    ]
-    for name, key in (("B - A", "gain"), ("B - C", "over_control")):
-        if found := verdict[key]:
-            size = f"{found['num_tasks']} tasks of {found['num_units']} operations, {found['num_seeds']} seeds"
-            between = (100 * found["low"], 100 * found["high"])
-            claims.append(
-                records.measured(
-                    f"the demo's {name}, {size}", 100 * found["estimate"], between, n=found["num_tasks"], unit="points"
-                )
-            )
-    records.write(__file__, claims)
+def demo(artifacts: Path | None = None) -> Iterator[Claim]:
+    """The duration of the demo and the differences that it finds. artifacts: a folder that keeps the runs."""
+    with tempfile.TemporaryDirectory() as folder:
+        root, begun = artifacts or Path(folder), time.monotonic()
+        words = ["run", "--preset", "demo", "--clean", "--artifacts", str(root)]
+        code = subprocess.run([sys.executable, "-m", "composer_cli", *words], cwd=ROOT).returncode
+        minutes = (time.monotonic() - begun) / 60
+        if code not in (0, 1, 3):  # the verdicts
+            sys.exit(code)
+        verdict: dict[str, Any] = store.read_json(root / "evaluate" / "latest" / "verdict.json")
     store.write_json(VERDICT, verdict)
     print(f"{verdict['decision']} after {minutes:.1f} minutes. {verdict['why']}")
+    yield measured("the demo, from installed to its verdict", minutes, n=1, unit="minutes", goal="<= 6")
+    for name, key in (("B - A", "gain"), ("B - C", "over_control")):
+        if found := verdict[key]:
+            num = found["num_tasks"]
+            claim = f"the demo's {name}, {num} tasks of {found['num_units']} operations, {found['num_seeds']} seeds"
+            between = (100 * found["low"], 100 * found["high"])
+            yield measured(claim, 100 * found["estimate"], between, n=num, unit="points")
 
 
 def session() -> str:
@@ -62,9 +57,8 @@ def session() -> str:
     return "\n".join(["```", "$ ./dev demo", "...", *arms, "...", *differences, "...", *decision, "...", "```"])
 
 
+CASES = {"demo": demo}
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--artifacts", type=Path)
-    given: Path | None = parser.parse_args().artifacts
-    with tempfile.TemporaryDirectory() as temporary:
-        measure(given or Path(temporary))
+    cases.main(__file__, CASES)

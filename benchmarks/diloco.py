@@ -1,47 +1,41 @@
-"""Replicas that meet every 20 steps beside synchronous training of as many tokens: kata's supervised fine-tuning.
+"""Replicas that meet every few steps beside synchronous training of as many tokens: supervised fine-tuning and GRPO.
 
-    python benchmarks/diloco.py [--steps 400] [--global-batch 8] [--seed 11] [SPEC ...]
-    python benchmarks/diloco.py --equivalence 8 --processes 2 --rate 2e-3 --steps 1600 --seed 21 \\
-        synchronous 4:int8:0.9/0.5
+    python benchmarks/diloco.py losses [--specs SPEC ...] [--steps 400] [--global-batch 8] [--seed 11]
+    python benchmarks/diloco.py equivalence [--spec 4:int8:0.9/0.5] [--seeds 8] [--first 21] [--processes 2]
+    python benchmarks/diloco.py grpo [--steps 40] [--replicas 4] [--inner-steps 4] [--seed 3] [--folder DIR]
 
 A SPEC is `synchronous` or REPLICAS:CODEC:OUTER_RATE/MOMENTUM[:INNER_STEPS[:FRAGMENTS]], such as 4:int8:0.9/0.5.
 
-All start from kata's novice and learn the student's transcripts, each seen once, with AdamW, whose rate rises for 40
-steps and falls to a twentieth along a cosine. The synchronous run takes `--global-batch` transcripts a step; N replicas
-take 1/N of them each, of their own data. The replicas take turns in this process, over the in-process transport, whose
-bytes are those of a bucket (tests/stages/diloco/test_object_store.py). The loss is that of 256 transcripts that nobody
-trained on, the mean of eight batches, whose spread gives its standard error; `beside_first` is the difference from the
-first SPEC of the call, with the standard error of the batches' differences. The seed chooses the transcripts, those
-held out too.
-
-`--equivalence N` repeats the first SPEC and the others over N seeds, the first of which is `--seed`, and asks whether
-the mean difference over seeds is smaller than MARGIN: two one-sided t tests at 5 % (Schuirmann, Journal of
-Pharmacokinetics and Biopharmaceutics 1987), which is whether the 90 % interval over seeds lies within the margin. The
-smallest margin that these seeds show is reported with it. MARGIN was fixed before they were run (docs/replicas.md).
-
-Bytes: what one replica sends, measured; for a replica of a bucket that includes its share of the means. Data parallel
-sends every gradient in float32: once a step through a server (S), or 2 (N - 1) / N times in a ring.
+The first two: all start from kata's novice and learn the student's transcripts, each seen once, with AdamW, whose rate
+rises for 40 steps and falls to a twentieth along a cosine. The synchronous run takes `--global-batch` transcripts a
+step; N replicas take 1/N of them each, of their own data. The replicas take turns in this process, over the in-process
+transport, whose bytes are those of a bucket (tests/stages/diloco/test_object_store.py). The loss is that of 256
+transcripts that no run trained on, the mean of eight batches, whose spread gives its standard error. The seed chooses
+the transcripts, those held out too.
 """
 
-import argparse
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import copy
 import math
 import multiprocessing
-import os
+import resource
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
+import cases
 import numpy as np
 import orjson
-import records
 import torch
+from records import ROOT, Claim, measured
 from scipy.stats import t
 
 from stages.diloco.arrays import Fragments, shapes
@@ -62,6 +56,11 @@ MARGIN = 0.002
 REGISTERED_SEED, REGISTRATION = 21, "cb03477"
 """First seed of the registered equivalence test, and the commit that fixed its margin."""
 SPECS = ("synchronous", "4:float32:0.9/0.5", "4:int8:0.9/0.5", "4:int4:0.9/0.5", "2:int8:0.9/0.5", "8:int8:0.9/0.5")
+MODELS = Path(tempfile.gettempdir()) / "composer-models"
+
+
+def say(**told):
+    print(orjson.dumps(told).decode(), flush=True)
 
 
 def settings_of(spec):
@@ -157,18 +156,66 @@ def apart(start, examples, size, steps, rate, settings):
     return learners[0].model, places
 
 
-def beside(what, found):
-    """Claims on replicas beside synchronous training."""
-    difference, error = found["beside_first"]["mean"], found["beside_first"]["se"]
-    between = (difference - 1.96 * error, difference + 1.96 * error)
-    claim = f"{what}: held-out loss less synchronous training's (interval over rows)"
-    return [
-        records.measured(claim, difference, between, unit="nats", n=HELD_OUT),
-        records.measured(f"{what}: less sent than all gradients to a server, times", found["less_own"], n=1),
+def prepared(seed, count, models):
+    """The model to start from, the transcripts to learn, and those held out."""
+    start, tokenizer = training.load(checkpoints.ensure("novice", models, lambda *said: None))
+    knowledge = RECIPES["student"].knowledge
+    examples = [
+        encode(tokenizer, taught) for taught in transcripts.knowledge_transcripts(count + HELD_OUT, seed, knowledge)
     ]
+    return start, examples[:-HELD_OUT], examples[-HELD_OUT:]
 
 
-def equivalence(differences):
+def losses(
+    specs: tuple[str, ...] = SPECS,
+    steps: int = 400,
+    global_batch: int = 8,
+    rate: float = 2e-3,
+    seed: int = 11,
+    models: Path = MODELS,
+) -> Iterator[Claim]:
+    """Held-out loss of replicas less that of synchronous training, and the bytes that they send.
+
+    `beside_first` is the difference from the first SPEC, with the standard error of the batches' differences. Bytes:
+    what one replica sends, measured; for a replica of a bucket that includes its share of the means. Data parallel
+    sends every gradient in float32: once a step through a server, or 2 (N - 1) / N times in a ring.
+    """
+    torch.set_num_threads(1)
+    start, examples, held_out = prepared(seed, steps * global_batch, models)
+    gradients = 4 * sum(p.numel() for p in start.parameters())
+    say(start=float(held_out_losses(start, held_out).mean()), bytes=gradients, tokens=sum(len(e[0]) for e in examples))
+    first = None
+    for spec in specs:
+        began, settings = time.process_time(), settings_of(spec)
+        work = (start, examples, global_batch, steps, rate)
+        model, places = apart(*work, settings) if settings else synchronous(*work)
+        lost = held_out_losses(model, held_out)
+        found = {"spec": spec, "loss": mean(lost), "cpu_s": round(time.process_time() - began, 1)}
+        if first is None:
+            first = lost
+        difference = mean(lost - first)
+        if not settings:
+            say(**found)
+            continue
+        # the first replica computes every mean; in a bucket each does in turn, so they share what that sends
+        sent = sum(place.sent for place in places) / len(places)
+        ring = 2 * (settings.replicas - 1) / settings.replicas
+        less = {"own": places[-1].sent, "with_means": sent, "than_ring": sent / ring}
+        say(**found, beside_first=difference, **{f"less_{how}": steps * gradients / n for how, n in less.items()})
+        if specs[0] == "synchronous":
+            what = f"{settings.replicas} replicas in {settings.codec}, {steps // settings.every} rounds, outer step "
+            what += f"{settings.outer_learning_rate:g}/{settings.outer_momentum:g}, rate {rate:g}, seed {seed}"
+            middle, half = difference["mean"], 1.96 * difference["se"]
+            claim = f"{what}: held-out loss less synchronous training's (interval over rows)"
+            yield measured(claim, middle, (middle - half, middle + half), unit="nats", n=HELD_OUT)
+            claim = f"{what}: less sent than all gradients to a server, times"
+            yield measured(claim, steps * gradients / places[-1].sent, n=1)
+
+
+# --- equivalence over seeds
+
+
+def interval_and_margin(differences):
     """The mean over seeds, its 90 % interval by Student's t, and the smallest margin that the interval lies within."""
     d = np.asarray(differences)
     half = float(t.ppf(0.95, len(d) - 1) * d.std(ddof=1) / math.sqrt(len(d)))
@@ -176,112 +223,114 @@ def equivalence(differences):
     return float(d.mean()), (low, high), max(abs(low), abs(high))
 
 
-def losses_of_seed(asked, seed):
+def losses_of_seed(specs, steps, global_batch, rate, models, seed):
     """The held-out loss of each SPEC."""
     torch.set_num_threads(1)
-    start, examples, held_out = prepared(asked, seed)
+    start, examples, held_out = prepared(seed, steps * global_batch, models)
     found = []
-    for spec in asked.specs:
-        settings = settings_of(spec)
-        work = (start, examples, asked.global_batch, asked.steps, asked.rate)
+    for spec in specs:
+        settings, work = settings_of(spec), (start, examples, global_batch, steps, rate)
         model, _ = apart(*work, settings) if settings else synchronous(*work)
         found.append(float(held_out_losses(model, held_out).mean()))
-        print(orjson.dumps({"seed": seed, "spec": spec, "loss": found[-1]}).decode(), flush=True)
+        say(seed=seed, spec=spec, loss=found[-1])
     return found
 
 
-def over_seeds(asked):
-    """Ask for each SPEC after the first whether its loss is equivalent to the first's."""
-    seeds = range(asked.seed, asked.seed + asked.equivalence)
-    with ProcessPoolExecutor(asked.processes, multiprocessing.get_context("spawn")) as pool:
-        losses = list(pool.map(partial(losses_of_seed, asked), seeds))
-    found = dict(zip(asked.specs, zip(*losses, strict=True), strict=True))
-    first = np.array(found[asked.specs[0]])
-    for spec in asked.specs[1:]:
-        settings = settings_of(spec)
-        mean_, between, least = equivalence(np.array(found[spec]) - first)
-        what = f"{settings.replicas} replicas in {settings.codec}, {asked.steps // settings.every} rounds, "
-        what += f"{asked.equivalence} seeds from {asked.seed}"
-        registration = REGISTRATION if asked.seed == REGISTERED_SEED else None
-        print(orjson.dumps({"spec": spec, "mean": mean_, "interval": between, "least_margin": least}).decode())
-        records.write(
-            __file__,
-            [
-                records.measured(
-                    f"{what}: held-out loss less synchronous training's (90 % interval over seeds)",
-                    *(mean_, between),
-                    n=asked.equivalence,
-                    unit="nats",
-                    registration=registration,
-                ),
-                records.measured(
-                    f"{what}: smallest margin of equivalence that is shown",
-                    least,
-                    n=asked.equivalence,
-                    unit="nats",
-                    goal=f"<= {MARGIN}",
-                    registration=registration,
-                ),
-            ],
-        )
+def equivalence(
+    spec: str = "4:int8:0.9/0.5",
+    seeds: int = 8,
+    first: int = REGISTERED_SEED,
+    steps: int = 1600,
+    global_batch: int = 8,
+    rate: float = 2e-3,
+    processes: int = 2,
+    models: Path = MODELS,
+) -> Iterator[Claim]:
+    """Whether the mean difference from synchronous training over seeds is smaller than MARGIN.
+
+    Two one-sided t tests at 5 % (Schuirmann, Journal of Pharmacokinetics and Biopharmaceutics 1987), which is whether
+    the 90 % interval over seeds lies within the margin. The smallest margin that these seeds show is reported with it.
+    MARGIN was fixed before they were run (docs/replicas.md). processes: seeds that are trained at the same time.
+    """
+    work = partial(losses_of_seed, ("synchronous", spec), steps, global_batch, rate, models)
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        found = np.array(list(pool.map(work, range(first, first + seeds))))
+    settings = settings_of(spec)
+    middle, between, least = interval_and_margin(found[:, 1] - found[:, 0])
+    rounds = steps // settings.every
+    what = f"{settings.replicas} replicas in {settings.codec}, {rounds} rounds, {seeds} seeds from {first}"
+    registered = {"n": seeds, "unit": "nats", "registration": REGISTRATION if first == REGISTERED_SEED else None}
+    claim = f"{what}: held-out loss less synchronous training's (90 % interval over seeds)"
+    yield measured(claim, middle, between, **registered)
+    yield measured(f"{what}: smallest margin of equivalence that is shown", least, goal=f"<= {MARGIN}", **registered)
 
 
-def prepared(asked, seed):
-    """The model to start from, the transcripts to learn, and those held out."""
-    start, tokenizer = training.load(checkpoints.ensure("novice", asked.models, lambda *said: None))
-    knowledge, count = RECIPES["student"].knowledge, asked.steps * asked.global_batch
-    examples = [
-        encode(tokenizer, taught) for taught in transcripts.knowledge_transcripts(count + HELD_OUT, seed, knowledge)
+# --- GRPO, by the program itself
+
+
+def started(command, out):
+    """Start `composer`; beside its run lie the models, made once for all."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    words = [sys.executable, "-m", "composer_cli", *command, "--artifacts", str(out.parent), "--out", str(out)]
+    return subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL)
+
+
+def ended(process, codes=(0,)):
+    if process.wait() not in codes:
+        sys.exit(f"{' '.join(map(str, process.args))} ended with {process.returncode}")
+
+
+def grpo(
+    steps: int = 40,
+    replicas: int = 4,
+    inner_steps: int = 4,
+    codec: str = "int8",
+    rate: float = 2e-4,
+    seed: int = 3,
+    tasks: int = 240,
+    folder: Path | None = None,
+) -> Iterator[Claim]:
+    """GRPO on kata: replicas that meet every few steps beside synchronous training on as many rollouts.
+
+    One `composer train` with `--replicas` prompts a step, then that many `composer train --diloco` in processes of
+    their own, which share a folder, with one prompt a step each, and the same rate; `composer evaluate` then plays the
+    student and both results on the same held-out tasks, greedily.
+    """
+    folder = folder or Path(tempfile.mkdtemp())
+
+    def words(arm: str, prompts: int, *more: str) -> list[str]:
+        size = {"steps": steps, "prompts_per_step": prompts, "learning_rate": rate, "threads": 1}
+        settings = [f"optimisation.{name}={value}" for name, value in size.items()] + [f"seed={seed}", f"arm={arm}"]
+        return ["train", "-q", *more, *(word for setting in settings for word in ("-s", setting))]
+
+    ended(started(words("A", replicas), folder / "A"))
+    meeting = ["--diloco", f"file://{folder}/bucket", "--replicas", str(replicas)]
+    meeting += ["-s", f"diloco.inner_steps={inner_steps}", "-s", f"diloco.codec={codec}"]
+    # they are slow together, and none is to be left behind for it
+    meeting += ["-s", "diloco.grace_s=3600", "-s", f"diloco.quorum={replicas}"]
+    trainings = [
+        started(words("B", 1, *meeting, "-s", f"diloco.replica={n}"), folder / f"B{n}") for n in range(replicas)
     ]
-    return start, examples[:-HELD_OUT], examples[-HELD_OUT:]
+    for process in trainings:
+        ended(process)
+    arms = [folder / "A", folder / "B0"]
+    command = ["evaluate", "-q", *(word for arm in arms for word in ("--from", str(arm))), "-s", f"tasks={tasks}"]
+    command += ["-s", f"seed={seed + 1000}", "-s", "temperature=0", "-s", "control="]
+    ended(started(command, folder / "evaluated"), codes=(0, 1, 3))  # those of a verdict
+    verdict = orjson.loads((folder / "evaluated" / "verdict.json").read_bytes())
+    sent, used = orjson.loads((arms[1] / "diloco.json").read_bytes()), resource.getrusage(resource.RUSAGE_CHILDREN)
+    say(
+        rounds=len(sent["rounds"]),
+        bytes_sent=sent["bytes_sent"],
+        cpu_s=used.ru_utime + used.ru_stime,
+        why=verdict["why"],
+    )
+    what = f"GRPO on kata, {replicas} replicas, {steps} steps, {inner_steps} a round, {codec}, seed {seed}"
+    gain, *between = (100 * verdict["gain"][key] for key in ("estimate", "low", "high"))
+    yield measured(f"{what}: pass@1 less synchronous training's", gain, between, unit="points", n=tasks)
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("specs", nargs="*", default=SPECS)
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--global-batch", type=int, default=8)
-    parser.add_argument("--rate", type=float, default=2e-3)
-    parser.add_argument("--seed", type=int, default=11)
-    parser.add_argument("--equivalence", type=int, default=0, help="number of seeds")
-    parser.add_argument("--processes", type=int, default=1, help="seeds of --equivalence that are trained at once")
-    parser.add_argument("--models", type=Path, default=Path(tempfile.gettempdir()) / "composer-models")
-    asked = parser.parse_args()
-    torch.set_num_threads(1)
-    if asked.equivalence:
-        over_seeds(asked)
-        return
-    start, examples, held_out = prepared(asked, asked.seed)
-    whole = 4 * sum(p.numel() for p in start.parameters())
-    tokens = sum(len(ids) for ids, _ in examples)
-    told = {"seed": asked.seed, "steps": asked.steps, "rate": asked.rate, "bytes": whole, "tokens": tokens}
-    print(orjson.dumps({"start": float(held_out_losses(start, held_out).mean()), **told}).decode(), flush=True)
-    first = None
-    for spec in asked.specs:
-        began, settings = time.process_time(), settings_of(spec)
-        work = (start, examples, asked.global_batch, asked.steps, asked.rate)
-        model, places = apart(*work, settings) if settings else synchronous(*work)
-        losses = held_out_losses(model, held_out)
-        first = losses if first is None else first
-        found = {"spec": spec, "loss": mean(losses), "cpu_s": round(time.process_time() - began, 1)}
-        found |= {} if losses is first else {"beside_first": mean(losses - first)}
-        if settings and places:
-            # the first replica computes every mean; in a bucket each does in turn, so they share what that sends
-            sent = sum(place.sent for place in places) / len(places)
-            ring = 2 * (settings.replicas - 1) / settings.replicas
-            found |= {
-                "sent": sent,
-                "received": sum(place.received for place in places) / len(places),
-                "less_own": asked.steps * whole / places[-1].sent,
-                "less_with_means": asked.steps * whole / sent,
-                "less_than_ring": asked.steps * whole * ring / sent,
-            }
-        print(orjson.dumps(found | {"seed": asked.seed}).decode(), flush=True)
-        if settings and asked.specs[0] == "synchronous":
-            what = f"{settings.replicas} replicas in {settings.codec}, {asked.steps // settings.every} rounds"
-            what += f", outer step {settings.outer_learning_rate:g}/{settings.outer_momentum:g}"
-            records.write(__file__, beside(f"{what}, rate {asked.rate:g}, seed {asked.seed}", found))
-
+CASES = {"losses": losses, "equivalence": equivalence, "grpo": grpo}
 
 if __name__ == "__main__":
-    main()
+    cases.main(__file__, CASES)

@@ -1,6 +1,6 @@
 """How fast feature deletion makes tasks from a package, and whether every one of them can be graded.
 
-python benchmarks/feature_deletion.py SDIST... [-n TASKS] [--scope full|covering] [--verify]
+    python benchmarks/feature_deletion.py SDIST... [--count TASKS] [--scope full|covering] [--verify]
 
 Tasks a minute by the clock, and by the CPU seconds that all runs took: on a busy machine only the latter says what one
 process with a core to itself does. The first measurement of the tests and the search of the sandbox for copies are
@@ -8,15 +8,16 @@ shown apart; they are paid once a package. `--verify` grades every task three ti
 code, and its impossible twin with the original code.
 """
 
-import argparse
 import os
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
-import records
-from records import EXTRA, needed
+import cases
+from records import Claim, measured
 
 from stages.envs.bash import fenced
 from stages.envs.feature_deletion import leaks, rows
@@ -29,24 +30,24 @@ from stages.runs.kinds import Row
 APPLY = "cat > /tmp/patch <<'END-OF-PATCH'\n{patch}END-OF-PATCH\ngit apply --whitespace=nowarn /tmp/patch"
 
 
-def main() -> None:
-    """Print one line a package."""
-    needed("pytest", "pytest_cov", by=EXTRA.format("feature-deletion"))
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("packages", nargs="+")
-    parser.add_argument("-n", type=int, default=20)
-    parser.add_argument("--scope", choices=("full", "covering"), default="covering")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--verify", action="store_true")
-    chosen = parser.parse_args()
-    for package in chosen.packages:
-        made = measure(package, chosen.n, chosen.scope, chosen.seed)
-        if chosen.verify:
-            verify(package, [one.row for one in made if one.row])
+def make(
+    packages: tuple[str, ...],
+    count: int = 20,
+    scope: Literal["full", "covering"] = "covering",
+    seed: int = 0,
+    verify: bool = False,
+) -> Iterator[Claim]:
+    """Tasks a minute of each package, and, to verify them, the share that is graded as it should be."""
+    cases.needed("pytest", "pytest_cov", by=cases.EXTRA.format("feature-deletion"))
+    for package in packages:
+        made, claims = measure(package, count, scope, seed)
+        yield from claims
+        if verify:
+            yield from verified(package, [one.row for one in made if one.row])
 
 
-def measure(source: str, count: int, scope: str, seed: int) -> list[TriedRemoval]:
-    """Make `count` tasks and say how long it took."""
+def measure(source: str, count: int, scope: str, seed: int) -> tuple[list[TriedRemoval], list[Claim]]:
+    """Make `count` tasks; return them, and how long it took."""
     with tempfile.TemporaryDirectory() as folder:
         package = unpack(Path(source), Path(folder))
         with TaskGenerator(package, "bubblewrap") as generator:
@@ -75,14 +76,12 @@ def measure(source: str, count: int, scope: str, seed: int) -> list[TriedRemoval
     what, goal = f"{package.label}, {scope}", ">= 60" if package.label.startswith("toolz") else None
     rates = [("the clock", spent_s), ("processor time", cpu_s)]
     claims = [
-        records.measured(f"{what}: tasks a minute by {by}", 60 * accepted / took, n=accepted, goal=goal)
-        for by, took in rates
+        measured(f"{what}: tasks a minute by {by}", 60 * accepted / took, n=accepted, goal=goal) for by, took in rates
     ]
-    records.write(__file__, claims)
-    return made
+    return made, claims
 
 
-def verify(source: str, made: list[Row]) -> None:
+def verified(source: str, made: list[Row]) -> Iterator[Claim]:
     """Grade every task as delivered, with the original code, and its twin with the original code."""
     env, counts, started = FeatureDeletionEnv(package=source), Counter(), time.perf_counter()
     try:
@@ -93,11 +92,8 @@ def verify(source: str, made: list[Row]) -> None:
     finally:
         env.close()
     print(f"{'':<22} of {len(made)}: {dict(counts)}, {time.perf_counter() - started:.0f} s", flush=True)
-    claims = [
-        records.measured(f"tasks of {Path(source).name}: {what}", counts[what] / len(made), n=len(made), goal="= 1")
-        for what in counts
-    ]
-    records.write(__file__, claims)
+    for what, count in counts.items():
+        yield measured(f"tasks of {Path(source).name}: {what}", count / len(made), n=len(made), goal="= 1")
 
 
 def _graded(env: FeatureDeletionEnv, row: Row, patch: str) -> float | None:
@@ -108,5 +104,8 @@ def _graded(env: FeatureDeletionEnv, row: Row, patch: str) -> float | None:
     return env.grade().reward
 
 
+CASES = {"make": make}
+
+
 if __name__ == "__main__":
-    main()
+    cases.main(__file__, CASES)

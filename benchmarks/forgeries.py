@@ -2,7 +2,7 @@
 
     python benchmarks/forgeries.py swe-mini --count 120 --cache FOLDER
     python benchmarks/forgeries.py swe-mini --honest --count 200 --cache FOLDER
-    python benchmarks/forgeries.py harbor shared separate --runs-in podman --few
+    python benchmarks/forgeries.py harbor --modes shared separate --runs-in podman --few
 
 The forgeries (benchmarks/forging) are code beside a bug that makes its tests pass without a fix: attacks written by
 hand (`by-hand`), and generated ones, each of a mechanism and a disguise. `passing` are those that have an effect,
@@ -14,55 +14,48 @@ A Harbor task pays what its author wrote, so its table is one for each way of wr
 one forgery of every mechanism and six that work on the machine: rewards, programs, links and tests of the agent's own.
 """
 
-import argparse
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
-
-import records
+import cases
 from forging import harbor
 from forging.honest import READING
 from forging.tables import TABLES, Table
+from records import Claim, measured
 from support import container_image
 
 UNPAID = "paid without a flag or without any reward (null)"
 
 
-def main() -> None:
-    """Print and record the tables; exit code 1 where a solution is wrong, except for Harbor."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("environment", choices=[*sorted(TABLES), "harbor"])
-    parser.add_argument("modes", nargs="*", help=f"harbor: of {', '.join(map(repr, harbor.MODES))}; all without any")
-    parser.add_argument("--honest", action="store_true")
-    parser.add_argument("--count", type=int, default=120)
-    parser.add_argument("--cache", default="", help="a folder for what swe-mini fetches and builds once")
-    parser.add_argument("--only", default="", help="those with this text in their names; nothing is recorded")
-    parser.add_argument("--runs-in", choices=("bubblewrap", "podman"), default="bubblewrap", help="harbor alone")
-    parser.add_argument("--few", action="store_true", help="harbor: one forgery of every family")
-    chosen = parser.parse_args()
-    if chosen.environment == "harbor":
-        if unknown := [mode for mode in chosen.modes if mode not in harbor.MODES]:
-            parser.error(f"there is no mode {unknown[0]!r}; choose of {', '.join(map(repr, harbor.MODES))}")
-        of_harbor(chosen.modes or list(harbor.MODES), chosen.runs_in, few=chosen.few)
-        return
-    table = TABLES[chosen.environment](chosen.count, chosen.cache, chosen.only, honest=chosen.honest)
-    print(table)
-    if not chosen.only:
-        records.write(__file__, claims(chosen.environment, table.rows, honest=chosen.honest))
-    sys.exit(bool(table.wrong))
+def graded(environment: str) -> cases.Case:
+    """Return the case of an environment."""
+
+    def case(honest: bool = False, count: int = 120, cache: str = "", only: str = "") -> Iterator[Claim]:
+        """Forgeries, or honest solutions, by the environment's own grading.
+
+        cache: a folder for what swe-mini fetches and builds once. only: solutions with this text in their names;
+        nothing is recorded.
+        """
+        table = TABLES[environment](count, cache, only, honest=honest)
+        print(table, flush=True)
+        if only:
+            sys.exit(bool(table.wrong))
+        yield from claims(environment, table.rows, honest=honest)
+
+    return case
 
 
-def claims(environment: str, rows: dict[str, Counter[str]], *, honest: bool) -> list[records.Claim]:
+def claims(environment: str, rows: dict[str, Counter[str]], *, honest: bool) -> list[Claim]:
     """Return the claims of a table."""
 
-    def counted(whose: str, what: str, of: list[Counter[str]], column: str, goal: str | None = None) -> records.Claim:
+    def counted(whose: str, what: str, of: list[Counter[str]], column: str, goal: str | None = None) -> Claim:
         tried, value = (sum(row[name] for row in of) for name in ("tried", column))
-        return records.measured(f"{environment}: {tried} {whose}, of them {what}", value, n=tried, goal=goal)
+        return measured(f"{environment}: {tried} {whose}, of them {what}", value, n=tried, goal=goal)
 
     every = [*rows.values()]
     if not honest:
@@ -81,14 +74,18 @@ def claims(environment: str, rows: dict[str, Counter[str]], *, honest: bool) -> 
     return found
 
 
-def of_harbor(modes: list[str], runs_in: str, *, few: bool) -> None:
-    """Print and record a table for each mode."""
+def of_harbor(
+    modes: tuple[str, ...] = tuple(harbor.MODES),
+    runs_in: Literal["bubblewrap", "podman"] = "bubblewrap",
+    few: bool = False,
+) -> Iterator[Claim]:
+    """A table for each way of writing a Harbor task. few: one forgery of every family instead of every mechanism."""
     tried = harbor.every_family() if few else harbor.every_mechanism()
     with tempfile.TemporaryDirectory() as folder, engine(runs_in, Path(folder)):
         for number, mode in enumerate(modes):
             found = harbor.table(mode, tried, Path(folder) / str(number), runs_in)
             print(f"{mode}\n{found}\n", flush=True)
-            records.write(__file__, claims_of_harbor(f"harbor, {mode}, in {runs_in}", found))
+            yield from claims_of_harbor(f"harbor, {mode}, in {runs_in}", found)
 
 
 @contextmanager
@@ -103,14 +100,14 @@ def engine(runs_in: str, folder: Path) -> Iterator[None]:
         yield
 
 
-def claims_of_harbor(where: str, found: Table) -> list[records.Claim]:
+def claims_of_harbor(where: str, found: Table) -> list[Claim]:
     """Return the claims of a table: of the forgeries in code, and of those on the machine."""
     code = [row for family, row in found.rows.items() if family != harbor.ON_MACHINE]
     tried, wrong = (sum(row[column] for row in code) for column in ("tried", "wrong"))
     machine = found.rows[harbor.ON_MACHINE]
     return [
-        records.measured(f"{where}: {tried} forgeries in the agent's code, of them {UNPAID}", wrong, n=tried),
-        records.measured(
+        measured(f"{where}: {tried} forgeries in the agent's code, of them {UNPAID}", wrong, n=tried),
+        measured(
             f"{where}: {machine['tried']} forgeries on the agent's machine, of them {UNPAID}",
             machine["wrong"],
             n=machine["tried"],
@@ -118,5 +115,7 @@ def claims_of_harbor(where: str, found: Table) -> list[records.Claim]:
     ]
 
 
+CASES: dict[str, cases.Case] = {**{name: graded(name) for name in sorted(TABLES)}, "harbor": of_harbor}
+
 if __name__ == "__main__":
-    main()
+    cases.main(__file__, CASES)

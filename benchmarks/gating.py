@@ -1,12 +1,10 @@
 """What gating saves: the share of the full run's pairs against the share of its cost, as a curve.
 
-    python benchmarks/gating.py RUN --prices teacher-a=1 --prices teacher-b=1 --prices teacher-c=10
-    python benchmarks/gating.py FILE --student 6b_finetuning --prices 6b_verification=1 --prices 175b_finetuning=4
-        --prices 175b_verification=20
-    python benchmarks/gating.py FOLDER --student qwen3-4b-instruct-2507 --prices gpt-4.1-nano=1 --prices gpt-4.1-mini=4
-        --prices gpt-4.1=20
+    python benchmarks/gating.py RUN teacher-a=1 teacher-b=1 teacher-c=10
+    python benchmarks/gating.py FILE 6b_verification=1 175b_finetuning=4 175b_verification=20 --student 6b_finetuning
+    python benchmarks/gating.py FOLDER gpt-4.1-nano=1 gpt-4.1-mini=4 gpt-4.1=20 --student qwen3-4b-instruct-2507
 
-RUN is a folder of `replay-teachers` in which everybody was asked. FILE holds answers of several models to the same
+RUN is a folder of `replay-teachers` in which all teachers were asked. FILE holds answers of several models to the same
 questions, as OpenAI's `example_model_solutions.jsonl` of GSM8K (also .gz) does; an action is then a command
 that prints the final answer. FOLDER holds rollouts of several models at the same questions, MODEL.results.jsonl.gz
 as verifiers writes them; an action is then what a model did first, the only state in which all were.
@@ -16,20 +14,16 @@ is best: `known pairs` knows beforehand where its answer will make a pair, `know
 in states in which the same agree (and no more, which is what a gate can learn at best from who said the same as whom).
 """
 
-import argparse
 import gzip
 import json
-import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import records
-
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
-
+import cases
+from records import Claim, measured
 from support.recorded_states import states_by_digest
 from support.server import Reply, answer, serving
 
@@ -49,33 +43,29 @@ VALUES = (0.5, 1, 2, 5, 10, 20, 50, 100, 500)
 SHARES = (0.5, 0.8, 0.9, 0.95, 1.0)
 ENOUGH = 0.95
 GATES: list[tuple[str, dict[str, Any]]] = [
-    ("everybody", {}),
+    ("all teachers", {}),
     ("disagreement", {"rule": "disagreement"}),
 ]
 Said = dict[tuple[str, str], tuple[str, str | None]]
 
 
-def main() -> None:
-    """Print the curve."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path)
-    parser.add_argument("--prices", action="append", required=True, metavar="TEACHER=USD")
-    parser.add_argument("--student", help="of FILE: whose answers are judged")
-    parser.add_argument("--usd-per-pair", type=float, nargs="*", default=VALUES)
-    arguments = parser.parse_args()
-    prices = {name: float(usd) for name, usd in (item.split("=") for item in arguments.prices)}
+def gates(
+    run: Path, prices: tuple[str, ...], student: str | None = None, usd_per_pair: tuple[float, ...] = VALUES
+) -> Iterator[Claim]:
+    """The curve of every gate, and its bounds.
+
+    prices: TEACHER=USD an answer. student: of FILE and FOLDER, whose answers are judged.
+    """
+    usd = {name: float(price) for name, price in (item.split("=") for item in prices)}
     with tempfile.TemporaryDirectory() as folder:
-        if files := sorted(arguments.run.glob("*.results.jsonl.gz")):
-            rollouts, said = of_rollouts(files, arguments.student, [*prices], Path(folder))
-        elif arguments.run.is_dir():
-            rollouts, said = of_run(Run(arguments.run))
+        if files := sorted(run.glob("*.results.jsonl.gz")):
+            rollouts, said = of_rollouts(files, str(student), [*usd], Path(folder))
+        elif run.is_dir():
+            rollouts, said = of_run(Run(run))
         else:
-            rollouts, said = of_answers(arguments.run, arguments.student, Path(folder))
-        gates = [
-            *GATES,
-            *((f"value, {usd:g} a pair", {"rule": "value", "usd_per_pair": usd}) for usd in arguments.usd_per_pair),
-        ]
-        curve(rollouts, said, prices, gates, Path(folder), arguments.student or arguments.run.name)
+            rollouts, said = of_answers(run, str(student), Path(folder))
+        valued = ((f"value, {each:g} a pair", {"rule": "value", "usd_per_pair": each}) for each in usd_per_pair)
+        yield from curve(rollouts, said, usd, [*GATES, *valued], Path(folder), student or run.name)
 
 
 def of_run(recorded: Run) -> tuple[Run, Said]:
@@ -148,7 +138,7 @@ def curve(
     gates: list[tuple[str, dict[str, Any]]],
     folder: Path,
     student: str,
-) -> None:
+) -> Iterator[Claim]:
     """Ask through every gate and print what each costs and leaves; student: its name in the record."""
 
     def reply(body: dict[str, Any], earlier: int) -> Reply:
@@ -195,11 +185,8 @@ def curve(
     cheapest = min(usd for _, usd, _, pairs in points if len(pairs & full) >= ENOUGH * len(full))
     at_best = limits["known chances"][SHARES.index(ENOUGH)]
     what = f"student {student}: share of the cost for {ENOUGH:.0%} of {len(full)} pairs"
-    claims = [
-        records.measured(f"{what}, cheapest gate", cheapest / full_cost, n=len(full), goal="<= 0.5"),
-        records.measured(f"{what}, a gate that knows every chance", at_best / full_cost, n=len(full)),
-    ]
-    records.write(__file__, claims)
+    yield measured(f"{what}, cheapest gate", cheapest / full_cost, n=len(full), goal="<= 0.5")
+    yield measured(f"{what}, a gate that knows every chance", at_best / full_cost, n=len(full))
 
 
 def bounds(rollouts: Run, answers: Run, prices: dict[str, float], folder: Path) -> dict[str, list[float]]:
@@ -239,5 +226,8 @@ def asked_for(gains: Sequence[float], wanted: float) -> int:
     return len(gains)
 
 
+CASES = {"gates": gates}
+
+
 if __name__ == "__main__":
-    main()
+    cases.main(__file__, CASES)

@@ -2,26 +2,22 @@
 
     python benchmarks/help.py [--rounds 10] [--only collect train ""]
 
-Medians and the least of the rounds, in turn, so that a busy machine is busy for all of them. CPU time is that of the
+Commands alternate in each round; the median and the minimum are printed. CPU time is that of the
 process and its children, which a busy machine hardly changes. `python -X importtime -m composer_cli --help` says what
 is imported.
 """
 
-import argparse
 import os
 import resource
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT)]
-import records
-from records import needed
-
-needed("typer", "trl", by="python -m pip install -c constraints.txt -e .")
+import cases
+from records import ROOT, Claim, measured, ratio
 
 from stages import STAGES, command_words
 
@@ -35,7 +31,7 @@ def commands() -> dict[str, list[str]]:
     return {**found, "trl": [str(Path(sys.executable).parent / "trl"), "--help"]}
 
 
-def measured(words: list[str]) -> tuple[float, float]:
+def seconds_of(words: list[str]) -> tuple[float, float]:
     """Seconds by the clock and of the CPU."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
@@ -44,34 +40,31 @@ def measured(words: list[str]) -> tuple[float, float]:
     return time.perf_counter() - started, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--only", nargs="*", help="Commands without the word composer; all if left out.")
-    given = parser.parse_args()
-    rounds, wanted = given.rounds, commands()
-    if given.only is not None:
-        names = {"trl", *(f"composer {name}".strip() for name in given.only)}
+def helped(rounds: int = 10, only: tuple[str, ...] | None = None) -> Iterator[Claim]:
+    """Processor time of `--help` beside that of `trl --help`. only: commands without the word composer; else all."""
+    wanted = commands()
+    if only is not None:
+        names = {"trl", *(f"composer {name}".strip() for name in only)}
         wanted = {name: words for name, words in wanted.items() if name in names}
     for words in wanted.values():
-        measured(words)  # reads the files for the first time
-    times = {name: [] for name in wanted}
+        seconds_of(words)  # reads the files for the first time
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in wanted}
     for _ in range(rounds):
         for name, words in wanted.items():
-            times[name].append(measured(words))
+            times[name].append(seconds_of(words))
     print("| `--help` of | by the clock, ms (least) | CPU, ms (least) |\n| --- | --- | --- |")
-    claims = []
     for name, pairs in times.items():
-        cells = [
-            f"{1000 * statistics.median(column):.0f} ({1000 * min(column):.0f})" for column in zip(*pairs, strict=True)
-        ]
+        columns = zip(*pairs, strict=True)
+        cells = [f"{1000 * statistics.median(column):.0f} ({1000 * min(column):.0f})" for column in columns]
         print(f"| `{name}` | {' | '.join(cells)} |")
-        if name != "trl":
-            processor = ([cpu for _, cpu in rounds_of] for rounds_of in (pairs, times["trl"]))
-            claim = f"{name} --help: processor time beside trl --help"
-            claims.append(records.measured(claim, *records.ratio(*processor), n=rounds))
-    records.write(__file__, claims)
+    theirs = [cpu for _, cpu in times.pop("trl")]
+    for name, pairs in times.items():
+        claim = f"{name} --help: processor time beside trl --help"
+        yield measured(claim, *ratio([cpu for _, cpu in pairs], theirs), n=rounds)
+
+
+CASES = {"help": helped}
 
 
 if __name__ == "__main__":
-    main()
+    cases.main(__file__, CASES)

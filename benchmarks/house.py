@@ -1,4 +1,6 @@
-"""Size and structure of a checkout, by one counting script for all repositories: python benchmarks/house.py [PATH ...]
+"""Size and structure of a checkout, by one counting script for all repositories.
+
+    python benchmarks/house.py [--roots PATH ...]
 
 Counted are the Python files that git tracks, without tests, documents, benchmarks, examples and scripts. A line of code
 is a line that is not blank, not a comment, not part of a docstring and not an import. A function's length runs from its
@@ -18,7 +20,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-import records
+import cases
+from records import ROOT, Claim, measured
 
 LEFT_OUT = {"test", "tests", "testing", "docs", "doc", "benchmarks", "benchmark", "examples", "example", "scripts"}
 NO_CODE = (tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER, tokenize.COMMENT)
@@ -145,10 +148,10 @@ def single_importers(graph: dict[PurePosixPath, set[PurePosixPath]]) -> list[Pur
     return sorted(p for p, by in importers.items() if len(by) == 1 and by[0].parent == p.parent)
 
 
-def main(roots: list[str]) -> None:
+def sizes(roots: tuple[str, ...] = (".",)) -> Iterator[Claim]:
+    """Counts of each checkout. roots: their folders."""
     print("| checkout | files | lines of code | functions | median function | comment lines | median / longest file |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
-    rest, claims = [], []
     for folder in roots:
         root = Path(folder).resolve()
         paths = python_files(root)
@@ -159,22 +162,24 @@ def main(roots: list[str]) -> None:
             f"| {statistics.median(counts.lines):g} / {max(counts.lines)} |"
         )
         groups = cycles(graph)
-        sizes = {
+        print(
+            f"{root.name}: {len(single_importers(graph))} modules with a single importer in their folder, "
+            f"{counts.imports_in_functions} imports inside functions."
+        )
+        for group in groups:
+            print(f"  cycle: {', '.join(map(str, group))}")
+        found = {
             "files": len(paths),
             "lines of code": counts.code,
             "lines of a function, median": statistics.median(counts.functions),
             "import cycles among files": len(groups),
         }
-        name = "Composer" if root == records.ROOT else root.name
-        claims += [records.measured(f"{name}: {what}", value, n=len(paths)) for what, value in sizes.items()]
-        rest.append(
-            f"{root.name}: {len(single_importers(graph))} modules with a single importer in their folder, "
-            f"{len(groups)} import cycles among files, {counts.imports_in_functions} imports inside functions."
-        )
-        rest += [f"  cycle: {', '.join(map(str, group))}" for group in groups]
-    print("\n" + "\n".join(rest))
-    records.write(__file__, claims)
+        for what, value in found.items():
+            yield measured(f"{'Composer' if root == ROOT else root.name}: {what}", value, n=len(paths))
+
+
+CASES = {"sizes": sizes}
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or ["."])
+    cases.main(__file__, CASES)

@@ -1,20 +1,20 @@
 """How far our verdicts agree with the labels of recorded rollouts.
 
-python benchmarks/leetcode_agreement.py FOLDER
+    python benchmarks/leetcode_agreement.py FOLDER
 
 Prints the table of `hacked`, every disagreement with its reason, and the table of `hidden_pass`. Exits with 1 below 99
 % agreement on `hacked`, with 4 when the folder cannot be read.
 """
 
 import sys
-import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))  # a test imports this as a part of `benchmarks`
-import records
+import cases
+from records import Claim, measured
 
 from stages.envs.leetcode_rh.data import DEFAULT_EVALUATOR, Problem, RecordedRollout, pool_problems, rollouts
 from stages.envs.leetcode_rh.grading import AnswerVerdict, CodeAnswer, Submission, grade_all
@@ -132,24 +132,20 @@ def _table(name: str, pairs: Sequence[tuple[bool | None, bool | None]]) -> list[
     return lines
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Print the report; the exit code says whether it is good enough."""
-    if len(arguments) != 1:
-        print(f"{(__doc__ or '').splitlines()[2]}", file=sys.stderr)
-        return 2
-    started = time.monotonic()
+def agreement(folder: Path) -> Iterator[Claim]:
+    """The share of recorded rollouts whose label `hacked` is ours. folder: of the recorded rollouts."""
     try:
-        agreement = compare(Path(arguments[0]))
+        found = compare(folder)
     except ComposerError as error:
         print(error, file=sys.stderr)
-        return error.exit_code
-    print(report(agreement))
-    print(f"{len(agreement.compared)} rollouts in {time.monotonic() - started:.1f} s")
-    if size := len(agreement.compared):
-        claim = "recorded rollouts whose label `hacked` is ours"
-        records.write(__file__, [records.measured(claim, agreement.share, n=size, goal=f">= {NEEDED}")])
-    return int(agreement.share < NEEDED)
+        sys.exit(error.exit_code)
+    print(report(found))
+    if size := len(found.compared):
+        yield measured("recorded rollouts whose label `hacked` is ours", found.share, n=size, goal=f">= {NEEDED}")
+
+
+CASES = {"agreement": agreement}
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    cases.main(__file__, CASES)

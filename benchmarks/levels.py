@@ -11,17 +11,16 @@ tasks of each, is not the one that tasks of any unit would have. tests/stages/ev
 layouts with fewer experiments.
 """
 
-import argparse
 import os
-import sys
-from dataclasses import replace
-from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from collections.abc import Iterator
+from dataclasses import replace
+
+import cases
 import numpy as np
-import records
+from records import Claim, measured
 
 from stages.evaluation.inference import PairedTest
 from stages.evaluation.planner import Design, TaskModel, draw, outlook
@@ -67,12 +66,8 @@ def coverage(model: TaskModel, design: Design, gain: float, truth: float, num: i
     return float(np.concatenate(held).mean())
 
 
-def main() -> None:
-    """Print the table and write the coverages as claims."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--experiments", type=int, default=4000)
-    num = parser.parse_args().experiments
-    claims = []
+def verdicts(experiments: int = 4000) -> Iterator[Claim]:
+    """Coverage of the intervals; the frequencies of the verdicts are printed."""
     print("| layout | seeds | true gain | coverage | VALIDATED | PARTIAL | INVALIDATED | UNDERPOWERED |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for name, (model, design) in LAYOUTS.items():
@@ -81,23 +76,18 @@ def main() -> None:
             for gain in GAINS:
                 played = replace(design, seeds=seeds)
                 truth = true_mean(shown, played, gain)
-                held = coverage(shown, played, gain, truth, num)
-                error = float(np.sqrt(held * (1 - held) / num))
-                found = outlook(shown, played, gain, num // 4).chances
+                held = coverage(shown, played, gain, truth, experiments)
+                error = float(np.sqrt(held * (1 - held) / experiments))
+                found = outlook(shown, played, gain, experiments // 4).chances
                 cells = " | ".join(f"{100 * chance:.1f} %" for chance in found.values())
                 print(f"| {name} | {seeds} | {100 * truth:.1f} | {100 * held:.1f} % | {cells} |", flush=True)
-                claims.append(
-                    records.measured(
-                        f"{name}, {seeds} seeds, a true gain of {100 * truth:.1f} points: coverage of 95 % intervals",
-                        100 * held,
-                        (100 * (held - 1.96 * error), min(100 * (held + 1.96 * error), 100.0)),
-                        n=num,
-                        unit="%",
-                        goal=">= 93.5",
-                    )
-                )
-    records.write(__file__, claims)
+                claim = f"{name}, {seeds} seeds, a true gain of {100 * truth:.1f} points: coverage of 95 % intervals"
+                between = (100 * (held - 1.96 * error), min(100 * (held + 1.96 * error), 100.0))
+                yield measured(claim, 100 * held, between, n=experiments, unit="%", goal=">= 93.5")
+
+
+CASES = {"verdicts": verdicts}
 
 
 if __name__ == "__main__":
-    main()
+    cases.main(__file__, CASES)

@@ -3,7 +3,7 @@
     python benchmarks/replay.py [--peers VENV/bin/python] [--distilabel VENV/bin/python] [--rounds 3]
 
 A loopback server in a process of its own answers after a heavy-tailed wait (log-normal, median 150 ms, mean 190 ms,
-95th percentile 470 ms, cut at 5 s; the same waits for everybody). Prompts have 8 kB, answers 600 B. Clients run in
+95th percentile 470 ms, cut at 5 s; the same waits for all clients). Prompts have 8 kB, answers 600 B. Clients run in
 turn, each in a fresh process, at 32, 256 and 1,024 in flight; printed are medians of calls a second and of CPU
 milliseconds a call.
 Ours is what `replay-teachers` does between reading rollouts and writing its table: reservation, call, answer cache,
@@ -11,22 +11,21 @@ settlement and journal, each fsynced, its number of requests in flight found out
 openai and distilabel, in environments of their own: they are skipped, and named, where they are not installed.
 """
 
-import argparse
 import asyncio
 import json
 import math
-import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import records
+import cases
+from records import ROOT, Claim, measured, ratio
 
-ROOT = Path(__file__).parents[1]
 CALLS = {32: 1_000, 256: 10_000, 1024: 20_000}
 FEW = {32: 1_000, 256: 3_000, 1024: 4_000}  # of clients that would take minutes for more
 PROMPT = "Explain the following lines of a log. " * 215
@@ -79,10 +78,17 @@ PAYLOAD = json.dumps(ANSWER).encode()
 RESPONSE = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(PAYLOAD) + PAYLOAD
 
 
-async def serve():
-    server = await asyncio.get_running_loop().create_server(Answers, "127.0.0.1", 0, backlog=4096)
-    print(server.sockets[0].getsockname()[1], flush=True)
-    await server.serve_forever()
+def serve() -> None:
+    """Answer until the standard input is closed; the port is printed first."""
+
+    async def forever() -> None:
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(Answers, "127.0.0.1", 0, backlog=4096)
+        print(server.sockets[0].getsockname()[1], flush=True)
+        await loop.run_in_executor(None, sys.stdin.read)
+        server.close()
+
+    asyncio.run(forever())
 
 
 # --- clients: each asks `calls` things, `width` at once
@@ -132,7 +138,6 @@ async def with_distilabel(url: str, calls: int, width: int) -> None:
 
 
 async def with_ours(url: str, calls: int, width: int) -> None:
-    sys.path.insert(0, str(ROOT))
     from stages.policy.base import PolicyConfig, Turn
     from stages.policy.endpoint import EndpointPolicy
     from stages.runs.run import Manifest, RunWriter
@@ -158,96 +163,66 @@ async def with_ours(url: str, calls: int, width: int) -> None:
         assert out.budget.reserved == 0 < out.budget.spent
 
 
+OURS = "ours, durable"
 CLIENTS = {
     "raw aiohttp": with_aiohttp,
-    "ours, durable": with_ours,
+    OURS: with_ours,
     "AsyncOpenAI": with_openai,
     "distilabel": with_distilabel,
 }
 
 
-def measure(name: str, url: str, calls: int, width: int) -> None:
-    """Run one client here, print its rate and its CPU time."""
+def asked(name: str, url: str, calls: int, width: int) -> dict[str, Any]:
+    """Run one client here: its calls a second and its CPU time, or what it lacks."""
     try:
         asyncio.run(CLIENTS[name](url, 2, 2))  # imports and first connections are not measured
     except ImportError as error:
-        print(json.dumps({"missing": str(error)}))
-        return
+        return {"missing": str(error)}
     cpu, started = time.process_time(), time.monotonic()
     asyncio.run(CLIENTS[name](url, calls, width))
     seconds, cpu = time.monotonic() - started, time.process_time() - cpu
-    print(json.dumps({"rate": calls / seconds, "cpu_ms": 1000 * cpu / calls}))
+    return {"rate": calls / seconds, "cpu_ms": 1000 * cpu / calls}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--peers", default=sys.executable, help="a Python with aiohttp and openai")
-    parser.add_argument("--distilabel", default=sys.executable, help="a Python with distilabel")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--in-flight", type=int, nargs="*", default=list(CALLS))
-    parser.add_argument("--client", nargs=4, metavar=("NAME", "URL", "CALLS", "WIDTH"), help=argparse.SUPPRESS)
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.serve:
-        asyncio.run(serve())
-    elif given.client:
-        name, url, calls, width = given.client
-        measure(name, url, int(calls), int(width))
-    else:
-        compare(given)
+def teachers(
+    peers: str = sys.executable,
+    distilabel: str = sys.executable,
+    rounds: int = 3,
+    in_flight: tuple[int, ...] = tuple(CALLS),
+) -> Iterator[Claim]:
+    """Calls a second beside clients that keep nothing, and the processor time of a call.
 
-
-def compare(given: argparse.Namespace) -> None:
-    pythons = {"raw aiohttp": given.peers, "AsyncOpenAI": given.peers, "distilabel": given.distilabel}
-    missing = set()
-    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-    for width in given.in_flight:
-        found: dict[str, list[dict]] = {name: [] for name in CLIENTS}
-        for _ in range(given.rounds):
-            for name in CLIENTS:
-                if name in missing:
-                    continue
-                server = subprocess.Popen([sys.executable, __file__, "--serve"], stdout=subprocess.PIPE, text=True)
-                port = server.stdout.readline().strip()
-                calls = (CALLS if name in ("raw aiohttp", "ours, durable") else FEW)[width]
-                words = ["--client", name, f"http://127.0.0.1:{port}/v1", str(calls), str(width)]
-                done = subprocess.run(
-                    [pythons.get(name, sys.executable), __file__, *words], capture_output=True, text=True
-                )
-                server.terminate()
-                server.wait()
-                if done.returncode:
-                    sys.exit(done.stderr)
-                result = json.loads(done.stdout.splitlines()[-1])
-                if "missing" in result:
-                    missing.add(name)
-                    print(f"{name} is left out: {result['missing']}")
-                else:
-                    found[name].append(result)
-        best = statistics.median(r["rate"] for r in found["raw aiohttp"]) if found["raw aiohttp"] else math.nan
+    peers: a Python with aiohttp and openai. distilabel: a Python with distilabel.
+    """
+    pythons = {"raw aiohttp": peers, "AsyncOpenAI": peers, "distilabel": distilabel}
+    missing = set[str]()
+    for width in in_flight:
+        found: dict[str, list[dict[str, Any]]] = {name: [] for name in CLIENTS}
+        for name in rounds * list(CLIENTS):
+            if name in missing:
+                continue
+            calls = (CALLS if name in ("raw aiohttp", OURS) else FEW)[width]
+            with cases.serving(serve) as url:
+                result = cases.apart(asked, name, url, calls, width, python=pythons.get(name, sys.executable))
+            if "missing" in result:
+                missing.add(name)
+                print(f"{name} is left out: {result['missing']}", flush=True)
+            else:
+                found[name].append(result)
+                print(f"{width:5d} in flight  {name:14s} {result['rate']:7.0f} calls/s  {result['cpu_ms']:.2f} ms CPU")
+        ours = found.pop(OURS)
         for name, results in found.items():
             if results:
-                rate = statistics.median(r["rate"] for r in results)
-                cpu = statistics.median(r["cpu_ms"] for r in results)
-                rates = ", ".join(f"{r['rate']:.0f}" for r in results)
-                told = f"{rate:7.0f} calls/s ({rates})  {rate / best:.2f}  {cpu:.2f} ms CPU"
-                print(f"{width:5d} in flight  {name:14s} {told}", flush=True)
-        record(found, width)
+                rates = ([result["rate"] for result in side] for side in (ours, results))
+                goal = ">= 0.6" if name == "raw aiohttp" and width == 256 else None
+                claim = f"teachers' calls a second, {width} in flight, all kept: beside {name}, which keeps nothing"
+                yield measured(claim, *ratio(*rates), n=len(ours), goal=goal)
+        claim = f"processor time of a teacher's call, {width} in flight, all kept"
+        yield measured(claim, statistics.median(result["cpu_ms"] for result in ours), unit="ms", n=len(ours))
 
 
-def record(found: dict[str, list[dict]], width: int) -> None:
-    ours = found.pop("ours, durable")
-    claims = []
-    for name, results in found.items():
-        if results:
-            rates = ([result["rate"] for result in side] for side in (ours, results))
-            goal = ">= 0.6" if name == "raw aiohttp" and width == 256 else None
-            claim = f"teachers' calls a second, {width} in flight, all kept: beside {name}, which keeps nothing"
-            claims.append(records.measured(claim, *records.ratio(*rates), n=len(ours), goal=goal))
-    cpu = statistics.median(result["cpu_ms"] for result in ours)
-    claim = f"processor time of a teacher's call, {width} in flight, all kept"
-    records.write(__file__, [*claims, records.measured(claim, cpu, unit="ms", n=len(ours))])
+CASES = {"teachers": teachers}
 
 
 if __name__ == "__main__":
-    main()
+    cases.main(__file__, CASES)

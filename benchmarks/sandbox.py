@@ -3,8 +3,8 @@
 Commands: against a fresh bwrap for each of them with the same isolation. Rollouts: against the bubblewrap environment
 that mini-swe-agent brings along.
 
-python benchmarks/sandbox.py [repetitions]
-python benchmarks/sandbox.py rollouts [number] [threads]
+    python benchmarks/sandbox.py commands [--repetitions 50]
+    python benchmarks/sandbox.py rollouts [--number 100] [--threads 1]
 
 The second needs `pip install --no-deps mini-swe-agent python-dotenv platformdirs`.
 """
@@ -12,15 +12,14 @@ The second needs `pip install --no-deps mini-swe-agent python-dotenv platformdir
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import records
-from records import needed
+import cases
+from records import Claim, measured, ratio
 
 from stages.envs.base import Task
 from stages.envs.bash import fenced
@@ -67,8 +66,8 @@ def grade_fresh(work: Path) -> None:
         fresh(work, "python3 -c 'from solution import add; add(1, 2)'")
 
 
-def main(repetitions: int) -> None:
-    """Print medians and ratios."""
+def commands(repetitions: int = 50) -> Iterator[Claim]:
+    """What a command costs in a kept-alive sandbox beside a fresh bwrap for each of them with the same isolation."""
     probe("bubblewrap")
     with tempfile.TemporaryDirectory(prefix="composer-worker-") as folder:
         work = Path(folder)
@@ -78,10 +77,10 @@ def main(repetitions: int) -> None:
         with open_sandbox("bubblewrap", work) as sandbox:
             for name, command in COMMANDS.items():
                 kept = times_ms(lambda command=command: sandbox.run(command), repetitions)
-                report(name, kept, times_ms(lambda command=command: fresh(work, command), repetitions))
+                yield beside(name, kept, times_ms(lambda command=command: fresh(work, command), repetitions))
         calls = [Call("solution.py", "add", [(1, 2)])] * CANDIDATES
         together = times_ms(lambda: judge("bubblewrap", work, calls), 5)
-        report(f"grade {CANDIDATES}", together, times_ms(lambda: grade_fresh(work), 5))
+        yield beside(f"grade {CANDIDATES}", together, times_ms(lambda: grade_fresh(work), 5))
 
 
 def ours(task: Task, commands: list[str]) -> list[str]:
@@ -106,9 +105,9 @@ def theirs(task: Task, commands: list[str]) -> list[str]:
     return shown
 
 
-def rollouts(number: int = 100, threads: int = 1) -> None:
-    """Print rollouts a minute of both, in turn, for scripts of five commands."""
-    needed("minisweagent", by="pip install --no-deps mini-swe-agent python-dotenv platformdirs")
+def rollouts(number: int = 100, threads: int = 1) -> Iterator[Claim]:
+    """Rollouts a minute beside mini-swe-agent's bubblewrap environment, in turn, for scripts of five or 20 commands."""
+    cases.needed("minisweagent", by="pip install --no-deps mini-swe-agent python-dotenv platformdirs")
     probe("bubblewrap")
     tasks = KataEnv().tasks("train", number, 0)
     for name, commands in SCRIPTS.items():
@@ -119,13 +118,10 @@ def rollouts(number: int = 100, threads: int = 1) -> None:
             for side, blocks in spent.items():
                 blocks.append(seconds(side, tasks[start : start + BLOCK], commands, threads))
         our_rate, their_rate = (60 * number / sum(spent[side]) for side in (ours, theirs))
-        print(
-            f"{name:<12} {threads} threads  {our_rate:7.0f} rollouts a minute  {their_rate:7.0f} theirs  "
-            f"ratio {our_rate / their_rate:4.2f}"
-        )
+        print(f"{name:<12} {threads} threads  {our_rate:7.0f} rollouts a minute  {their_rate:7.0f} theirs", flush=True)
         claim = f"kata rollouts, {SCRIPT[name]}, {threads} at a time: as many a minute as with mini-swe-agent, times"
-        faster, goal = records.ratio(spent[theirs], spent[ours]), None if name == "20 commands" else ">= 2"
-        records.write(__file__, [records.measured(claim, *faster, n=len(spent[ours]), goal=goal)])
+        goal = None if name == "20 commands" else ">= 2"
+        yield measured(claim, *ratio(spent[theirs], spent[ours]), n=len(spent[ours]), goal=goal)
 
 
 def seconds(side: Callable[[Task, list[str]], object], tasks: list[Task], commands: list[str], threads: int) -> float:
@@ -136,17 +132,17 @@ def seconds(side: Callable[[Task, list[str]], object], tasks: list[Task], comman
     return time.perf_counter() - started
 
 
-def report(name: str, kept: list[float], once: list[float]) -> None:
-    """One line, and its ratio as a claim."""
-    faster, between = records.ratio(once, kept)
-    shown = f"{statistics.median(kept):6.1f} ms kept alive  {statistics.median(once):7.1f} ms fresh"
-    print(f"{name:<18}  {shown}  ratio {faster:4.1f}")
+def beside(name: str, kept: list[float], once: list[float]) -> Claim:
+    """How many times as fast a sandbox is that is kept alive."""
+    print(
+        f"{name:<18}  {statistics.median(kept):6.1f} ms kept alive  {statistics.median(once):7.1f} ms fresh", flush=True
+    )
     claim = f"sandbox kept alive, {name}: times as fast as a fresh bwrap each time"
-    records.write(__file__, [records.measured(claim, faster, between, n=len(kept))])
+    return measured(claim, *ratio(once, kept), n=len(kept))
+
+
+CASES = {"commands": commands, "rollouts": rollouts}
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["rollouts"]:
-        rollouts(*map(int, sys.argv[2:]))
-    else:
-        main(int(sys.argv[1]) if len(sys.argv) > 1 else 50)
+    cases.main(__file__, CASES)

@@ -1,7 +1,7 @@
 """Peak memory of a process that trains all weights, whole (data parallel) or in shares (FSDP2), on two processes.
 
-    python benchmarks/sharding.py [MODEL:LAYERS:DTYPE:SHARDING[:VOCABULARY] ...] [--processes 2]
-    python benchmarks/sharding.py --compare 7B:1:bfloat16 [--seed 0]
+    python benchmarks/sharding.py memory [--specs MODEL:LAYERS:DTYPE:SHARDING[:VOCABULARY] ...] [--processes 2]
+    python benchmarks/sharding.py step [--spec 7B:1:bfloat16] [--seed 0]
 
 A layer has the dimensions of MODEL (0.6B of Qwen3, 7B, 14B and 32B of Qwen2.5); there are fewer of them, and unless
 asked otherwise the vocabulary is a tokenizer's of 17 characters, so that embeddings are next to nothing. Weights are
@@ -10,24 +10,23 @@ pass, on gloo. Peak: the largest resident memory (VmHWM, Linux) less what the pr
 is the sum of `stages/training/plan.py` for weights, gradients and optimiser; its activations are for prompts of
 1,024 tokens. The first process' peak may be that of writing checkpoints, for which it gathers whatever is in shares.
 
-`--compare` takes one step of gradient descent whole in one process and in shares of two, from the same weights, and
+`step` takes one step of gradient descent whole in one process and in shares of two, from the same weights, and
 tells how far apart loss, gradient norm and the movement of the weights are, beside what another cut of the same rows
 into passes makes in one process, which is rounding alone. `other actions` counts rollouts that were sampled otherwise,
 as 16 bits may have it; where it is not 0, another seed compares like with like.
 """
 
-import argparse
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
-
+import cases
 import orjson
-import records
+from records import Claim, measured
 
 SHAPES = {  # hidden, intermediate, heads, heads of keys, width of a head
     "0.6B": (1024, 3072, 16, 8, 128),
@@ -46,13 +45,8 @@ STEP = {
 }
 
 
-def memory(field):
-    """Bytes of this process: VmRSS now, VmHWM at most so far. Source: Linux, proc(5)."""
-    status = Path("/proc/self/status").read_text()
-    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(f"{field}:"))
-
-
 def save(folder, name, layers, dtype, vocabulary):
+    """Write a model with random weights; in a process of its own, which ends with what it held."""
     import torch
     from support.models import tiny_tokenizer
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -72,8 +66,8 @@ def save(folder, name, layers, dtype, vocabulary):
         dtype=dtype,
     )
     torch.set_default_dtype(getattr(torch, dtype))
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    Qwen3ForCausalLM(config).save_pretrained(f"{folder}/model")
+    tokenizer.save_pretrained(f"{folder}/model")
 
 
 def one(folder, sharding, name="run", more=None):
@@ -96,7 +90,7 @@ def one(folder, sharding, name="run", more=None):
         distribution={"sharding": sharding},
     )
     here = ranks.join()
-    before = memory("VmRSS")
+    before = cases.memory("VmRSS")
     if here.first:
         runner.execute("train", {}, config, root=folder, out=folder / name)
     else:
@@ -106,7 +100,7 @@ def one(folder, sharding, name="run", more=None):
     found = {
         "parameters": chosen.shape.parameters,
         "before": before,
-        "peak": memory("VmHWM") - before,
+        "peak": cases.memory("VmHWM") - before,
         "needed": round(sums.weights + sums.gradients + sums.optimiser),
         "parts": [round(part) for part in (sums.weights, sums.gradients, sums.optimiser)],
     }
@@ -116,20 +110,20 @@ def one(folder, sharding, name="run", more=None):
 def trained(place, sharding, processes, name="run", more=None):
     """Train what lies in a folder, by torchrun."""
     count = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--master-port", "29741"]
-    own = ["--one", place, sharding, name, orjson.dumps(more or {}).decode()]
+    own = ["one-of-many", place, sharding, name, orjson.dumps(more or {}).decode()]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, *count, __file__, *own], env=environment, check=True)
 
 
-def compare(spec, seed):
-    """Print a line for each way of taking the step, beside the first."""
+def step(spec: str = SPECS[-1].rpartition(":")[0], seed: int = 0) -> Iterator[Claim]:
+    """How far a step in shares of two processes, and in other passes, moves the weights from where one process does."""
     from stages.runs.kinds import STEP as STEPS
     from stages.runs.run import Run
 
     name, layers, dtype = spec.split(":")
     ways = {"whole": ("none", 1, 2), "in shares of two": ("fsdp2", 2, 2), "whole, other passes": ("none", 1, 4)}
     with tempfile.TemporaryDirectory() as place:
-        subprocess.run([sys.executable, __file__, "--save", place, name, layers, dtype, "0"], check=True)
+        cases.apart(save, place, name, int(layers), dtype, 0)
         first = None
         for number, (way, (sharding, processes, rows)) in enumerate(ways.items()):
             size = {"steps": 1, "learning_rate": 0.05, "micro_batch": rows, "optim": "sgd", "seed": seed}
@@ -146,7 +140,7 @@ def compare(spec, seed):
             print(orjson.dumps({"spec": spec, **told}).decode(), flush=True)
             if run is not first:
                 claim = f"one step of {spec}, {way}: distance of the movement of all weights from one process'"
-                records.write(__file__, [records.measured(claim, told["share"], n=1)])
+                yield measured(claim, told["share"], n=1)
 
 
 def apart(start, one, other):
@@ -167,42 +161,25 @@ def apart(start, one, other):
     return {"moved": moved**0.5, "apart": differs**0.5, "share": (differs / moved) ** 0.5, "largest": largest}
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("specs", nargs="*", default=SPECS)
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--compare", metavar="MODEL:LAYERS:DTYPE")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
-    parser.add_argument("--save", nargs=5, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.save:
-        folder, name, layers, dtype, vocabulary = asked.save
-        save(Path(folder) / "model", name, int(layers), dtype, int(vocabulary))
-        return
-    if asked.one:
-        place, sharding, name, more = asked.one
-        one(Path(place), sharding, name, orjson.loads(more))
-        return
-    if asked.compare:
-        compare(asked.compare, asked.seed)
-        return
-    for spec in asked.specs:
+def memory(specs: tuple[str, ...] = SPECS, processes: int = 2) -> Iterator[Claim]:
+    """Peak memory of a training on several processes, and beside the estimate."""
+    for spec in specs:
         name, layers, dtype, sharding, *vocabulary = spec.split(":")
         with tempfile.TemporaryDirectory() as place:
-            wanted = ["--save", place, name, layers, dtype, *(vocabulary or "0")]
-            subprocess.run([sys.executable, __file__, *wanted], check=True)
-            trained(place, sharding, asked.processes)
-            found = [orjson.loads((Path(place) / f"{rank}.json").read_bytes()) for rank in range(asked.processes)]
+            cases.apart(save, place, name, int(layers), dtype, int(*vocabulary or "0"))
+            trained(place, sharding, processes)
+            found = [orjson.loads((Path(place) / f"{rank}.json").read_bytes()) for rank in range(processes)]
         peaks = [each["peak"] for each in found]
         print(orjson.dumps({"spec": spec, **found[0], "peak": max(peaks), "peaks": peaks}).decode(), flush=True)
-        what = f"two steps of {spec}, {asked.processes} processes"
-        claims = [
-            records.measured(f"{what}: peak memory", max(peaks) / 1e6, unit="MB", n=asked.processes),
-            records.measured(f"{what}: peak beside the estimate", max(peaks) / found[0]["needed"], n=asked.processes),
-        ]
-        records.write(__file__, claims)
+        what = f"two steps of {spec}, {processes} processes"
+        yield measured(f"{what}: peak memory", max(peaks) / 1e6, unit="MB", n=processes)
+        yield measured(f"{what}: peak beside the estimate", max(peaks) / found[0]["needed"], n=processes)
 
+
+CASES = {"memory": memory, "step": step}
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["one-of-many"]:  # as torchrun starts it
+        one(Path(sys.argv[2]), *sys.argv[3:5], orjson.loads(sys.argv[5]))
+    else:
+        cases.main(__file__, CASES)

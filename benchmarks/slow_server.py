@@ -1,25 +1,25 @@
-"""A loopback server in a process of its own that takes its time to answer, as the benchmarks of rollouts need it.
+"""A server that takes its time to answer, in a process of its own, and inspect_ai's evaluation loop in front of it.
 
-    with running(__file__, "--scale", "1.0") as url:  # starts this script again with --serve
-        ...
-
-`serve` is what the script calls then. It speaks as much of chat completions as openai's client asks for, and answers as
-many requests at once as there are connections. `GET /counts` tells how many answers were given, and how many of them
-twice to the same request.
+It speaks as much of chat completions as openai's client asks for, and answers as many requests at once as there are
+connections, each after a log-normal wait. `GET /counts` tells how many answers were given, and how many of them twice
+to the same request. Imports nothing of Composer, so that the interpreter of another program can run it.
 """
 
 import asyncio
 import hashlib
 import json
 import math
+import os
 import random
-import subprocess
 import sys
+import tempfile
+import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import cases
 
 Body = dict
 Answer = Callable[[Body, bytes], tuple[float, str]]
@@ -56,7 +56,7 @@ class _Connection(asyncio.Protocol):
 
     def _give(self, text, key):
         if self.transport.is_closing():
-            return  # whoever asked was killed
+            return  # the client was killed
         self.given[key] += 1
         choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
         self._send({"model": "m", "choices": [choice], "usage": USAGE})
@@ -68,7 +68,7 @@ class _Connection(asyncio.Protocol):
 
 
 def serve(answer: Answer) -> None:
-    """Answer until whoever started the process closes its input, or is gone; the port is printed first."""
+    """Answer until the standard input is closed; the port is printed first."""
 
     async def forever() -> None:
         loop = asyncio.get_running_loop()
@@ -80,19 +80,102 @@ def serve(answer: Answer) -> None:
     asyncio.run(forever())
 
 
-@contextmanager
-def running(script: str, *words: str) -> Iterator[str]:
-    """The address of the server while the block lasts."""
-    command = [sys.executable, script, "--serve", *words]
-    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        assert server.stdout is not None
-        yield f"http://127.0.0.1:{int(server.stdout.readline())}/v1"
-    finally:
-        server.communicate()
-
-
 def counts(url: str) -> dict[str, int]:
     """How many answers the server gave, and how many of them twice."""
     with urllib.request.urlopen(url.removesuffix("/v1") + "/counts") as told:  # noqa: S310 (our own server)
         return json.loads(told.read())
+
+
+# --- episodes whose waits are known
+
+MEDIAN_S, P99_S, CUT_S, COMMAND_S, GRADE_S = 2.0, 30.0, 60.0, 0.02, 1.0
+OBSERVATION = "a line of output\n" * 60
+
+
+def prompt(episode):
+    return f"{episode} is the number of this one. " + "Explain this log. " * 230
+
+
+def wait_s(episode, step, scale):
+    return scale * lognormal(random.Random(f"{episode} {step}"), MEDIAN_S, P99_S, 99, CUT_S)
+
+
+def serve_waits(scale: float) -> None:
+    """Answer after the wait of an episode's step, which the conversation tells."""
+
+    def answer(body: Body, raw: bytes) -> tuple[float, str]:
+        asked = next(message["content"] for message in body["messages"] if message["role"] == "user")
+        text = asked if isinstance(asked, str) else asked[0]["text"]
+        step = sum(message["role"] == "assistant" for message in body["messages"])
+        return wait_s(int(text.split()[0]), step, scale), "```bash\nls\n```"
+
+    serve(answer)
+
+
+def played_by_inspect(url: str, episodes: int, steps: int, scale: float) -> tuple[float, float]:
+    """Play the same episodes by inspect_ai's own loop; return seconds of the evaluation, by its log, and of the CPU.
+
+    A solver asks, sleeps as long as a command takes and shows the same text, so many times; a scorer sleeps as long as
+    a grading takes. Called by an interpreter that has inspect_ai.
+    """
+    cases.needed("inspect_ai", "openai", by="pip install inspect_ai openai, into an environment of its own")
+    from datetime import datetime
+
+    from inspect_ai import Task, eval
+    from inspect_ai.dataset import MemoryDataset, Sample
+    from inspect_ai.model import ChatMessageUser
+    from inspect_ai.scorer import Score, mean, scorer
+    from inspect_ai.solver import solver
+
+    @solver
+    def acts() -> Any:
+        async def solve(state: Any, generate: Any) -> Any:
+            for _ in range(steps):
+                state = await generate(state)
+                await asyncio.sleep(COMMAND_S * scale)
+                state.messages.append(ChatMessageUser(content=OBSERVATION))
+            return state
+
+        return solve
+
+    @scorer(metrics=[mean()])
+    def graded() -> Any:
+        async def score(state: Any, target: Any) -> Score:
+            await asyncio.sleep(GRADE_S * scale)
+            return Score(value=1.0)
+
+        return score
+
+    os.environ["WAITING_BASE_URL"] = url
+    samples = [Sample(input=prompt(i), id=i) for i in range(episodes)]
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.process_time()
+        (log,) = eval(
+            Task(dataset=MemoryDataset(samples), solver=acts(), scorer=graded(), name="waiting"),
+            model="openai-api/waiting/m",
+            max_connections=episodes,
+            max_samples=episodes,
+            display="none",
+            log_dir=folder,
+        )
+        cpu = time.process_time() - began
+    assert log.status == "success" and log.results.completed_samples == episodes, log.error
+    started, ended = (datetime.fromisoformat(at) for at in (log.stats.started_at, log.stats.completed_at))
+    return (ended - started).total_seconds(), cpu
+
+
+# --- teachers
+
+
+def serve_teachers(scale: float) -> None:
+    """Answer by the conversation alone, and in two of five cases also by the model and the seed."""
+
+    def answer(body: Body, raw: bytes) -> tuple[float, str]:
+        state = hashlib.sha256(json.dumps(body["messages"]).encode()).hexdigest()
+        mine = f"{state}{body['model']}{body.get('seed')}".encode()
+        common, own = int(state[:8], 16), int(hashlib.sha256(mine).hexdigest()[:8], 16)
+        number = own if own % 5 < 2 else common
+        wait_s = scale * lognormal(random.Random(hashlib.sha256(raw).digest()), 0.3, 3.0, 99, 10.0)
+        return wait_s, f"I look at it.\n\n```bash\nsed -n {number % 400}p src/part_{number % 7}.py\n```"
+
+    serve(answer)

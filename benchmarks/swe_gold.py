@@ -1,6 +1,6 @@
 """Are instances of SWE-bench resolved with the gold patch and unresolved without it, on local checkouts?
 
-python benchmarks/swe_gold.py --rows FILE --repos DIR [--venvs DIR] INSTANCE...
+    python benchmarks/swe_gold.py FILE REPOS INSTANCE... [--venvs DIR]
 
 Every instance is played twice through the environment `swe-lite`: once nothing is changed, once the agent's only action
 applies the gold patch. Both go through the very grading that a rollout gets. One line an instance: whether the
@@ -8,14 +8,12 @@ hidden and the visible tests pass in both, whether a pass was called a hack, and
 building the environment.
 """
 
-import argparse
 import sys
 import time
-from pathlib import Path
+from collections.abc import Iterator
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-import records
+import cases
+from records import Claim, measured
 
 from stages.envs.base import Grade, Task
 from stages.envs.bash import fenced
@@ -29,27 +27,16 @@ HEAD = """\
 APPLY = "cat > /tmp/patch <<'END-OF-PATCH'\n{patch}END-OF-PATCH\ngit apply --whitespace=nowarn /tmp/patch"
 
 
-def main() -> None:
-    """Print the table; exit code 1 when an instance is not as it should be."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("instances", nargs="+")
-    parser.add_argument("--rows", required=True, help="a file of instances")
-    parser.add_argument("--repos", required=True, help="a folder with one git mirror a repository")
-    parser.add_argument("--venvs", default="", help="a folder of virtual environments")
-    chosen = parser.parse_args()
-    env = SweEnv(path=chosen.rows, repos=chosen.repos, venvs=chosen.venvs, instances=chosen.instances)
-    tasks = sorted(
-        env.tasks("eval", len(chosen.instances), seed=0), key=lambda task: chosen.instances.index(task.task_id)
-    )
+def gold(rows: str, repos: str, instances: tuple[str, ...], venvs: str = "") -> Iterator[Claim]:
+    """Whether each instance is unresolved without its gold patch and resolved with it.
+
+    rows: a file of instances. repos: a folder with a git mirror of each repository. venvs: of virtual environments.
+    """
+    env = SweEnv(path=rows, repos=repos, venvs=venvs, instances=instances)
     print(HEAD)
-    right = [_shown(env, task) for task in tasks]
-    print(f"\n{sum(right)} of {len(right)} unresolved without the gold patch and resolved with it")
-    claims = [
-        records.measured(f"{task.task_id}: unresolved without the gold patch, resolved with it", held, n=2, goal="= 1")
-        for task, held in zip(tasks, map(int, right), strict=True)
-    ]
-    records.write(__file__, claims)
-    sys.exit(not all(right))
+    for task in sorted(env.tasks("eval", len(instances), seed=0), key=lambda task: instances.index(task.task_id)):
+        claim = f"{task.task_id}: unresolved without the gold patch, resolved with it"
+        yield measured(claim, int(_shown(env, task)), n=2, goal="= 1")
 
 
 def _shown(env: SweEnv, task: Task) -> bool:
@@ -95,5 +82,8 @@ def _tests(env: SweEnv) -> str:
     return " | ".join(f"{sum(statuses.get(name) in PASSING for name in names)} of {len(names)}" for names in groups)
 
 
+CASES = {"gold": gold}
+
+
 if __name__ == "__main__":
-    main()
+    cases.main(__file__, CASES)

@@ -1,33 +1,24 @@
-"""One optimiser step of ours beside TRL's: same model and batches, one thread, in turn, medians of processor time.
+"""One optimiser step of ours beside TRL's, on the same model and batches; a step of all channels beside its parts.
 
-    python benchmarks/train_step.py [--rounds 9]
+    python benchmarks/train_step.py [beside-trl|composed] [--rounds 9]
+    python benchmarks/train_step.py real-shape [--sides TRL ours all] [--steps 2] [--layers 28]
 
-`benchmarks/composed_step.py` compares our composed step with its parts, `benchmarks/real_shape.py` a real model's size.
-
-`dpo`: our DPO channel beside TRL's DPOTrainer with precomputed reference log-probs, 16 pairs of 96 + 24 tokens.
-`grpo`: our trainer with no channel beside TRL's GRPOTrainer, 8 prompts of 96 tokens x 8 samples of at most 64 tokens; a
-step is generation, scoring, loss, backward, optimiser. `plain` keeps TRL's scoring, bit for bit, and differs in the
-sampling alone; `shared` also computes a prompt once for its samples (optimisation.shared_prompts).
-
-The model is a random Qwen3 of the size of the embedded student (0.45 M parameters, 512 tokens).
+The first two train a random Qwen3 of the size of the embedded student (0.45 M parameters, 512 tokens) on one thread;
+times are medians of processor time. The third has the shape of Qwen3-0.6B in bfloat16 (`shapes.py`).
 """
 
-import argparse
 import os
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
-
-import records
+import cases
+import shapes
 import torch
 from datasets import Dataset
+from records import Claim, measured, ratio
 from support.environments import GuessEnv
 from support.models import tiny_tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -35,14 +26,18 @@ from trl import DPOConfig, DPOTrainer, GRPOTrainer
 
 from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy
+from stages.training.channels import CHANNELS
+from stages.training.channels.hints import HintedTurn, HintSource
 from stages.training.channels.pairs import PairSource, TokenPair
-from stages.training.config import Config, Optimisation
+from stages.training.channels.rollouts import RolloutSource, own_rollout
+from stages.training.config import Config, Hints, Optimisation
 from stages.training.rollouts import LockStep, Schedule
 from stages.training.scoring import Tree
 from stages.training.step import Batch, Channels, ComposedTrainer
 from stages.training.trl_arguments import trl_config
 
 PAIRS, PROMPT, ANSWER, TOKENS, VOCABULARY = 16, 96, 24, 64, 512
+MANY = 100_000
 SETTINGS = Optimisation(steps=10_000, prompts_per_step=8, generations=8)
 Step = Callable[[], None]
 
@@ -216,10 +211,12 @@ def measure(steps: dict[str, Step], rounds: int) -> dict[str, list[float]]:
     return times
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=9)
-    rounds = parser.parse_args().rounds
+def beside_trl(rounds: int = 9) -> Iterator[Claim]:
+    """DPO's and GRPO's step beside those of TRL's DPOTrainer (with precomputed reference log-probs) and GRPOTrainer.
+
+    A step of GRPO is generation, scoring, loss, backward, optimiser. `plain` keeps TRL's scoring, bit for bit, and
+    differs in the sampling alone; `shared` also computes a prompt once for its samples (optimisation.shared_prompts).
+    """
     torch.set_num_threads(1)
     pairs = random_pairs()
     with tempfile.TemporaryDirectory() as folder:
@@ -233,21 +230,158 @@ def main() -> None:
             },
             rounds,
         )
-    for name, seconds in times.items():
-        print(f"{name:<14}{1000 * statistics.median(seconds):>9.1f} ms")
+    show(times)
     grpo = f"GRPO step, 8 prompts of {PROMPT} tokens x 8 samples of at most {TOKENS}"
-    found = [
+    for what, theirs, ours, goal in (
         (f"DPO step, {PAIRS} pairs of {PROMPT} + {ANSWER} tokens", "dpo TRL", "dpo ours", ">= 2.2"),
         (f"{grpo}, scored as TRL does", "grpo TRL", "grpo plain", None),
         (f"{grpo}, prompts shared", "grpo TRL", "grpo shared", ">= 2.5"),
-    ]
-    claims = []
-    for what, theirs, ours, goal in found:
+    ):
         claim = f"{what}: times as fast as TRL, by processor time"
-        claims.append(records.measured(claim, *records.ratio(times[theirs], times[ours]), n=rounds, goal=goal))
-        print(f"{claim}: {claims[-1].value:.2f}")
-    records.write(__file__, claims)
+        yield measured(claim, *ratio(times[theirs], times[ours]), n=rounds, goal=goal)
 
+
+def show(times: dict[str, list[float]]) -> None:
+    for name, seconds in times.items():
+        print(f"{name:<20}{1000 * statistics.median(seconds):>9.1f} ms", flush=True)
+
+
+# --- all channels in one step
+
+
+def rows_of(source: PairSource) -> Callable[[list[Any], int], Batch]:
+    """The rows of all sources; a hinted turn is an answer again, behind a prompt with 16 tokens more."""
+
+    def rows(rollouts: list[Any], step: int) -> Batch:
+        samples = [rollout.steps[0].sample for rollout in rollouts[:16]]
+        hinted = [
+            HintedTurn(Tree(s.prompt_ids, (s.completion_ids,)), Tree(s.prompt_ids + [300] * 16, (s.completion_ids,)))
+            for s in samples
+        ]
+        own = [rollout for rollout in map(own_rollout, rollouts) if rollout is not None]
+        return Batch({"pairs": source.rows([], 0), "hinted": hinted, "rollouts": own})
+
+    return rows
+
+
+def composed(rounds: int = 9) -> Iterator[Claim]:
+    """A step of several channels beside what its parts cost; and how long the pairs of a step take to be dealt.
+
+    What a channel adds is a step of GRPO with it less a step of GRPO. Compared are GRPO with DPO and SDPO, also with
+    DPO in a step of its own, and GRPO with all channels, TAID and EOPD towards a teacher of the same size. 16 pairs, 16
+    hinted turns, 64 rollouts.
+    """
+    torch.set_num_threads(1)
+    pairs, every = random_pairs(), list(CHANNELS)
+    source = PairSource(pairs, per_step=PAIRS, seed=0)
+    source.cache_reference(new_model())
+    teacher = new_model().eval().requires_grad_(False)
+    with tempfile.TemporaryDirectory() as folder:
+
+        def step(*names: str) -> Step:
+            hinted = HintSource(Hints(), None, None, lambda step, found: None)
+            return ours_grpo(folder, names, rows_of(source), [source, hinted, RolloutSource(teacher)], shared=True)
+
+        steps = {"grpo": step(), "dpo alone": ours_dpo(pairs)} | {f"grpo + {name}": step(name) for name in every}
+        times = measure(steps | {"grpo + dpo + sdpo": step("dpo", "sdpo"), "grpo + all": step(*every)}, rounds)
+    show(times)
+
+    def added(*names: str) -> list[float]:
+        """Of each round, a step of GRPO and what each channel adds to it."""
+        parts = zip(times["grpo"], *(times[f"grpo + {name}"] for name in names), strict=True)
+        return [grpo + sum(with_one - grpo for with_one in others) for grpo, *others in parts]
+
+    two = "GRPO with DPO and SDPO in one step: processor time"
+    apart = [sum(pair) for pair in zip(times["grpo + sdpo"], times["dpo alone"], strict=True)]
+    both, parts = times["grpo + dpo + sdpo"], "beside GRPO and what each channel adds"
+    yield measured(f"{two} {parts}", *ratio(both, added("dpo", "sdpo")), n=rounds)
+    yield measured(f"{two}, DPO in a step of its own", *ratio(both, apart), n=rounds)
+    claim = f"GRPO with all {len(every)} channels in one step: processor time {parts}"
+    yield measured(claim, *ratio(times["grpo + all"], added(*every)), n=rounds, goal="<= 0.8")
+    yield measured(f"{PAIRS} pairs of {MANY:,} dealt to a step", 1000 * dealt(), unit="ms", n=1000)
+
+
+def dealt() -> float:
+    """Median seconds to deal a step's pairs from many."""
+    source = PairSource([TokenPair(str(i), Tree([1], ([2], [3]))) for i in range(MANY)], per_step=PAIRS, seed=0)
+    times = []
+    for step in range(1000):
+        started = time.perf_counter()
+        source.rows([], step)
+        times.append(time.perf_counter() - started)
+    return statistics.median(times)
+
+
+# --- a real model's shape
+
+WHAT = {
+    "ours": "GRPO",
+    "pairs": "GRPO, DPO, SimPO and SFT",
+    "hints": "GRPO and SDPO",
+    "all": "GRPO, all six channels and a teacher",
+}
+MIB = 2**20
+THRESHOLD = os.environ.get("MALLOC_MMAP_THRESHOLD_")
+"""Of glibc: the size from which a block is mapped by itself; a training sets it (stages/backends/resources.py)."""
+
+
+def real_shape(
+    sides: tuple[str, ...] = ("TRL", *WHAT),
+    steps: int = 2,
+    threads: int = os.cpu_count() or 1,
+    layers: int = 28,
+    budget: int | None = None,
+) -> Iterator[Claim]:
+    """A LoRA step on the shape of Qwen3-0.6B on a CPU: processor time and peak memory beside TRL's GRPO.
+
+    Rollouts have 128 tokens of prompt and 512 of answer; activations are recomputed. `pairs` adds DPO, SimPO and SFT on
+    4 pairs of 128 + 64 tokens, `hints` SDPO on the first 64 tokens of each rollout, `all` all channels, and holds a
+    teacher of the same shape. Each side has a process of its own. budget: optimisation.max_tokens_per_micro_batch.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name in sides:
+        one = found[name] = cases.apart(real_steps, name, steps, threads, layers, budget, OMP_NUM_THREADS=str(threads))
+        clock, used = statistics.median(one["seconds"]), statistics.median(one["processor"])
+        loaded, peak = (f"{one[which] / MIB:.0f} MiB" for which in ("loaded", "peak"))
+        print(
+            f"{name:<6}{clock:>8.1f} s a step, {used:.1f} s of processor time, loaded {loaded}, peak {peak}", flush=True
+        )
+        if name == "TRL" or "TRL" not in found:
+            continue
+        what = f"LoRA step of Qwen3-0.6B's shape, {layers} layers, {WHAT[name]}"
+        what += "" if budget is None else f" in passes of {budget} tokens"
+        what += f", MALLOC_MMAP_THRESHOLD_={THRESHOLD} for both" if THRESHOLD else ""
+        theirs = found["TRL"]
+        yield measured(f"{what}: peak memory beside TRL's GRPO", one["peak"] / theirs["peak"], n=1, goal="<= 1.1")
+        longer = used / statistics.median(theirs["processor"])
+        yield measured(f"{what}: processor time beside TRL's GRPO", longer, n=steps)
+
+
+def real_steps(name: str, steps: int, threads: int, layers: int, budget: int | None) -> dict[str, Any]:
+    """Seconds of each step, by the clock and of the processors, and bytes before the first one and at most."""
+    from transformers import TrainerCallback
+
+    seconds: list[float] = []
+    processor: list[float] = []
+
+    class Clock(TrainerCallback):
+        def on_step_begin(self, *args: Any, **more: Any) -> None:
+            self.started, self.used = time.perf_counter(), time.process_time()
+
+        def on_step_end(self, *args: Any, **more: Any) -> None:
+            seconds.append(time.perf_counter() - self.started)
+            processor.append(time.process_time() - self.used)
+
+    torch.set_num_threads(threads)
+    with tempfile.TemporaryDirectory() as folder:
+        made = shapes.trainer(name, folder, steps, layers, budget)
+        made.add_callback(Clock())
+        loaded = cases.memory("VmRSS")
+        made.train()
+    return {"seconds": seconds, "processor": processor, "loaded": loaded, "peak": cases.memory("VmHWM")}
+
+
+CASES = {"beside-trl": beside_trl, "composed": composed, "real-shape": real_shape}
 
 if __name__ == "__main__":
-    main()
+    cases.main(__file__, CASES)

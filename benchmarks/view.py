@@ -7,29 +7,25 @@ artifacts folder. Medians and the least of the rounds; the first of each page, w
 is dropped. `--pictures` saves every page, light, dark and on a phone.
 """
 
-import argparse
 import statistics
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
-import records
-from records import needed
-
-needed("starlette", "uvicorn", by="python -m pip install -c constraints.txt -e .")
-
+import cases
 from needs import NEEDS
+from records import Claim, measured
 from support.browser import browsing
 from support.view_site import multiplied, rollout_path, serving_view
 
 from stages.runs import queries
 from stages.runs.run import Run
 
-QUANTITIES = {"light": {}, "dark": {"dark": True}, "phone": {"width": 390, "height": 844}}
+LOOKS = {"light": {}, "dark": {"dark": True}, "phone": {"width": 390, "height": 844}}
 
 
-def pages(run: str, rollout_id: str) -> dict[str, str]:
+def pages_of(run: str, rollout_id: str) -> dict[str, str]:
     """The pages that are measured."""
     copy = rollout_id.rpartition("-")[2]
     return {
@@ -42,45 +38,42 @@ def pages(run: str, rollout_id: str) -> dict[str, str]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path)
-    parser.add_argument("--rollouts", type=int, nargs="*", default=[1_000, 100_000])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--pictures", type=Path)
-    given = parser.parse_args()
+def pages(
+    run: Path, rollouts: tuple[int, ...] = (1_000, 100_000), rounds: int = 7, pictures: Path | None = None
+) -> Iterator[Claim]:
+    """The load of each page of a run that is multiplied to so many rollouts. pictures: a folder for screenshots."""
     if NEEDS["chromium"].found() is None:
         sys.exit("benchmarks/view.py needs a Chromium. Type: apt install chromium")
-    print(
-        "| rollouts | page | first byte, ms (least) | paint (least) | load (least) |\n| --- | --- | --- | --- | --- |"
-    )
-    for number in given.rollouts:
+    print("| rollouts | page | first byte, ms (least) | paint (least) | load (least) |")
+    print("| --- | --- | --- | --- | --- |")
+    for number in rollouts:
         with tempfile.TemporaryDirectory() as folder:
-            measure(Path(folder), given, number)
+            yield from _pages(Path(folder), run, number, rounds, pictures)
 
 
-def measure(folder: Path, given: argparse.Namespace, number: int) -> None:
-    run = multiplied(given.run.resolve(), folder / "artifacts", number)
+def _pages(folder: Path, source: Path, number: int, rounds: int, pictures: Path | None) -> Iterator[Claim]:
+    run = multiplied(source.resolve(), folder / "artifacts", number)
     (found,) = queries.page(Run(run), queries.RolloutFilter(), number * 9 // 10, 1).rows
-    rollout_id = found["id"]
     with serving_view(folder / "artifacts") as site, browsing(folder) as tab:
-        for name, path in pages(f"collect/{run.name}", rollout_id).items():
+        for name, path in pages_of(f"collect/{run.name}", found["id"]).items():
             times = []
-            for _ in range(given.rounds + 1):
+            for _ in range(rounds + 1):
                 tab.open(site.url + path)
                 times.append(tab.timing())
             shown = [[t[key] for t in times[1:]] for key in ("first_byte", "paint", "load")]
             cells = " | ".join(f"{statistics.median(ms):.0f} ({min(ms):.0f})" for ms in shown)
             print(f"| {number:,} | {name} | {cells} |", flush=True)
             claim, loads = f"composer view, {number:,} rollouts, {name}: load of the page", shown[-1]
-            load = records.measured(claim, statistics.median(loads), unit="ms", n=len(loads), goal="<= 1000")
-            records.write(__file__, [load])
-            for look, settings in QUANTITIES.items() if given.pictures else ():
+            yield measured(claim, statistics.median(loads), unit="ms", n=len(loads), goal="<= 1000")
+            for look, settings in LOOKS.items() if pictures else ():
                 tab.look(**settings)
                 tab.open(site.url + path)
-                tab.picture(given.pictures / f"{number}-{name.replace(' ', '-')}-{look}.png")
+                tab.picture(pictures / f"{number}-{name.replace(' ', '-')}-{look}.png")
             tab.look()
 
 
+CASES = {"pages": pages}
+
+
 if __name__ == "__main__":
-    main()
+    cases.main(__file__, CASES)

@@ -7,22 +7,16 @@ As many jobs for each worker, whatever their number, so that every row would tak
 round before the clock runs. Efficiency: seconds of sleep a worker has, over seconds by the clock.
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import records
-from records import EXTRA, needed
-
-needed("ray", by=EXTRA.format("ray"))
-
-import ray
+import cases
+from records import Claim, measured
 
 from stages.backends.engine import Engine, ProcessEngine, RayEngine
-from stages.layout import markdown_table
 
 WORKERS = (1, 2, 4, 8, 16)
 EACH = 20
@@ -47,7 +41,10 @@ def processes(workers: int) -> Iterator[Engine]:
 
 @contextmanager
 def on_ray(workers: int) -> Iterator[Engine]:
-    """A cluster that believes in so many cores, which sleeping jobs do not need."""
+    """A cluster that is told of so many cores, which sleeping jobs do not need."""
+    cases.needed("ray", by=cases.EXTRA.format("ray"))
+    import ray
+
     ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False)
     try:
         yield RayEngine()
@@ -55,7 +52,7 @@ def on_ray(workers: int) -> Iterator[Engine]:
         ray.shutdown()
 
 
-def measured(start: Callable[[int], Any], workers: int, seconds: float, rounds: int) -> tuple[float, float]:
+def efficiency(start: Callable[[int], Any], workers: int, seconds: float, rounds: int) -> tuple[float, float]:
     """Median efficiency, and milliseconds beyond the sleep for each job of a worker."""
     with start(workers) as engine:
         list(engine.map(nap, [0.2] * workers))
@@ -68,23 +65,18 @@ def measured(start: Callable[[int], Any], workers: int, seconds: float, rounds: 
     return seconds * EACH / wall, 1000 * (wall - seconds * EACH) / EACH
 
 
-def main() -> None:
-    """Print a row for each engine and number of workers."""
-    words = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    words.add_argument("--seconds", type=float, default=1.0, help="how long a job sleeps")
-    words.add_argument("--rounds", type=int, default=3)
-    given = words.parse_args()
-    rows = []
+def sleeping(seconds: float = 1.0, rounds: int = 3) -> Iterator[Claim]:
+    """Efficiency of each engine and number of workers. seconds: how long a job sleeps."""
     for name, start in (("processes", processes), ("ray", on_ray)):
         for workers in WORKERS:
-            efficiency, overhead = measured(start, workers, given.seconds, given.rounds)
-            rows.append((name, workers, f"{efficiency:.3f}", f"{overhead:.1f}"))
-            print(*rows[-1], flush=True)
-            claim = f"{workers} workers, {name}, jobs of {given.seconds:g} s: efficiency"
-            jobs = workers * EACH * given.rounds
-            records.write(__file__, [records.measured(claim, efficiency, n=jobs, goal=">= 0.9")])
-    print(markdown_table(rows, ("engine", "workers", "efficiency", "ms a job beyond its sleep")))
+            share, overhead = efficiency(start, workers, seconds, rounds)
+            print(f"{name}, {workers} workers: {overhead:.1f} ms a job beyond its sleep", flush=True)
+            claim = f"{workers} workers, {name}, jobs of {seconds:g} s: efficiency"
+            yield measured(claim, share, n=workers * EACH * rounds, goal=">= 0.9")
+
+
+CASES = {"sleeping": sleeping}
 
 
 if __name__ == "__main__":
-    main()
+    cases.main(__file__, CASES)

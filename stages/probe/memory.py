@@ -2,7 +2,7 @@
 
 Weights, basis and gradients are counted; the activations of a token follow Korthikanti et al. 2022 (arXiv 2205.05198)
 in counting what each layer keeps for its backward pass, with the constant of `stages.training.plan`, which is
-measured on Qwen3. The sum is compared with a measured peak in benchmarks/probe_memory.py.
+measured on Qwen3. The sum is compared with the peak on a rehearsed GPU (`./dev gpu rehearsed`).
 """
 
 from collections.abc import Mapping

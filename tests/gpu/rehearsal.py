@@ -489,7 +489,7 @@ def rehearsed() -> Iterator[Rehearsal]:
 
 def model(mode: Rehearsal, size: str, layers: int | None = None, dtype: str = "bfloat16") -> Any:
     """A model of this size on the device."""
-    from real_shape import shape
+    from shapes import shape
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):

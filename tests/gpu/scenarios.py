@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(Path(__file__).parent), str(ROOT), str(ROOT / "tests"), str(ROOT / "benchmarks")]
 warnings.filterwarnings("ignore")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-import real_shape  # noqa: E402 (the paths come first)
+import shapes  # noqa: E402 (the paths come first)
 import torch  # noqa: E402
 from rehearsal import GPU, model, rehearsed  # noqa: E402
 
@@ -30,7 +30,7 @@ torch.set_num_threads(1)
 
 @contextmanager
 def trained_on(mode: Any, size: str, layers: int | None) -> Iterator[None]:
-    """Have benchmarks/real_shape.py's trainers make models of a size on the device, and train there."""
+    """Have benchmarks/shapes.py's trainers make models of a size on the device, and train there."""
     from accelerate.state import PartialState
     from transformers import TrainingArguments, training_args
 
@@ -49,7 +49,7 @@ def trained_on(mode: Any, size: str, layers: int | None) -> Iterator[None]:
         return model(mode, size, layers, dtype)
 
     with (
-        mock.patch.object(real_shape, "new_model", new_model),
+        mock.patch.object(shapes, "new_model", new_model),
         mock.patch.object(trl_arguments, "trl_config", on_device),
         mock.patch.object(training_args, "is_torch_bf16_gpu_available", return_value=True),
         mock.patch.object(TrainingArguments, "device", property(lambda self: (self._setup_devices, GPU)[1])),
@@ -72,7 +72,7 @@ def step(
     processes: int = 1,
     checkpointing: bool = True,
 ) -> dict[str, Any]:
-    """The second optimiser step of benchmarks/real_shape.py's trainer: TRL's, or ours with the channels of a name.
+    """The second optimiser step of benchmarks/shapes.py's trainer: TRL's, or ours with the channels of a name.
 
     With several processes it is that of one of them; what the others send never arrives, so that sums are its own.
     Its peak is that of the whole training where a direction is projected, as finding it may take the most.
@@ -95,8 +95,8 @@ def step(
             def on_step_end(self, *args: Any, **kwargs: Any) -> None:
                 found.append(mode.account())
 
-        rows, ranks = real_shape.Rows(group, prompt, answer), None if processes == 1 else together(processes)
-        made = real_shape.trainer(
+        rows, ranks = shapes.Rows(group, prompt, answer), None if processes == 1 else together(processes)
+        made = shapes.trainer(
             name,
             folder,
             2,
@@ -116,7 +116,7 @@ def step(
     import gpu
 
     asked = gpu.Asked("cuda", (size,), layers, rounds=1, rows=group, prompt=prompt, answer=answer)
-    teacher = "taid" in real_shape.SIDES.get(name, ())
+    teacher = "taid" in shapes.SIDES.get(name, ())
     foretold = gpu.predicted(
         asked,
         size,
@@ -195,12 +195,12 @@ def scoring(
 
 
 def losses(size: str = "0.6B", layers: int = 2) -> dict[str, Any]:
-    """Every channel's loss on the rows of benchmarks/real_shape.py, forward and backward, with a teacher."""
-    names = real_shape.SIDES["all"]
+    """Every channel's loss on the rows of benchmarks/shapes.py, forward and backward, with a teacher."""
+    names = shapes.SIDES["all"]
     with rehearsed() as mode:
         student, teacher = model(mode, size, layers), model(mode, size, layers).eval().requires_grad_(False)
-        rows = real_shape.channel_rows(names, real_shape.Rows(group=2, answer=96))
-        channels = real_shape.channels(names, rows, student, teacher, 2)
+        rows = shapes.channel_rows(names, shapes.Rows(group=2, answer=96))
+        channels = shapes.channels(names, rows, student, teacher, 2)
         mode.reset()
         found, _ = channels.losses(student, rows)
         for loss in found.values():
@@ -232,7 +232,7 @@ def sampling(
                 prefixes=prefixes,
             )
             prompts = [[*given, *ids, 7, 8] for given, (ids, _) in zip(prompts, found, strict=True)]
-        shape = real_shape.model_shape(size, layers)
+        shape = shapes.model_shape(size, layers)
         room = shape.parameters * shape.bytes + rows * row_bytes(made, len(prompts[0]) - 2)
         return {**mode.account(), "predicted": room}
 
@@ -277,7 +277,7 @@ def probe(
                 student.gradients(batch)
         found = mode.account()
     measuring = MemoryInputs(adapter, rank, rows * tokens, checkpointing, rows=0 if sums else rows)  # type: ignore[arg-type]
-    return {**found, "refold": refold, "predicted": needed(real_shape.model_shape(size, layers), measuring).total}
+    return {**found, "refold": refold, "predicted": needed(shapes.model_shape(size, layers), measuring).total}
 
 
 def wrong_device() -> dict[str, Any]:

@@ -1,5 +1,4 @@
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -9,7 +8,8 @@ import pytest
 from needs import REAL, needs
 from support.leetcode import PRINTS, answer, pool_row, write
 
-from benchmarks.leetcode_agreement import compare, main
+from benchmarks import cases
+from benchmarks.leetcode_agreement import CASES, compare
 from stages.envs.leetcode_rh import data, grading
 from stages.envs.leetcode_rh.grading import CodeAnswer, Submission, grade_all
 
@@ -25,15 +25,22 @@ def records(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     return folder
 
 
+def exit_code(folder: Path) -> object:
+    """Of `python benchmarks/leetcode_agreement.py FOLDER`."""
+    with pytest.raises(SystemExit) as ended:
+        cases.main("leetcode_agreement.py", CASES, [str(folder)])
+    return ended.value.code
+
+
 def test_rows_with_nan_are_read(folder: Path) -> None:
     assert [rollout.name for rollout in data.rollouts(folder)][:2] == ["problem 1 sample 0", "problem 1 sample 1"]
     assert {rollout.mode for rollout in data.rollouts(folder)} == {"run_tests", "sentinel"}
 
 
 def test_full_agreement(folder: Path, records: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(folder)]) == 0
+    assert exit_code(folder) == 0
     (claim,) = json.loads((records / "leetcode_agreement.json").read_text())
-    assert (claim["value"], claim["n"], claim["met"]) == (1, 7, True)
+    assert (claim["value"], claim["n"]) == (1, 7)
     said = capsys.readouterr().out
     assert "recorded True            4          0\nrecorded False           0          3" in said
     assert "agreement on hacked: 100.00% of 7" in said
@@ -53,7 +60,7 @@ def test_a_disagreement_is_listed_with_its_reason(
     ]
     write(spoilt / "teacher_pool/prompt_0002.jsonl.gz", rows)
     write(spoilt / "teacher_pool/prompt_0001.jsonl.gz", [pool_row(1, 0, answer("return 1"), False, gt_pass=True)])
-    assert main([str(spoilt)]) == 1
+    assert exit_code(spoilt) == 1
     said = capsys.readouterr().out
     for line in (
         "problem 2 sample 0: recorded False, but run_tests() passes on the stub",
@@ -81,11 +88,9 @@ def test_rows_that_lack_something_are_counted(folder: Path, tmp_path: Path) -> N
 
 
 def test_it_runs_as_a_script(tmp_path: Path) -> None:
-    command = [sys.executable, "benchmarks/leetcode_agreement.py"]
-    ran = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, cwd=ROOT)
+    command = [sys.executable, "benchmarks/leetcode_agreement.py", str(tmp_path)]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert ran.returncode == 4 and "holds no teacher_pool" in ran.stderr
-    ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "COLUMNS": "200"})
-    assert ran.returncode == 2 and "leetcode_agreement.py FOLDER" in ran.stderr
 
 
 @pytest.mark.slow

@@ -1,48 +1,29 @@
-"""One LoRA step on the shape of Qwen3-0.6B in bfloat16, on a CPU: ours beside TRL's, time and peak memory.
+"""Models of Qwen's shapes with random weights, rows for every loss channel, and trainers on them: ours and TRL's.
 
-    python benchmarks/real_shape.py [NAME ...] [--steps 2] [--threads 2] [--layers 28] [--budget TOKENS]
-
-Weights are random. The rollouts, 128 tokens of prompt and 512 of answer, are given to both sides, so that a step is
-scoring, loss, backward and optimiser; activations are recomputed. Each name is measured in a process of its own, whose
-largest resident memory since it began is its peak (VmHWM, Linux).
-
-`TRL` and `ours` are GRPO alone. `pairs` adds DPO, SimPO and SFT on 4 pairs of 128 + 64 tokens, `hints` SDPO on the
-first 64 tokens of each rollout, `all` both of them, and TAID and EOPD on all rollouts towards a teacher of the same
-shape, whose weights it also holds; `loaded` says what the process held before its first step.
+What `train_step.py`, `gpu.py`, `sharding.py` and the rehearsed GPU of the tests measure. The rollouts of a step are
+given to both trainers, so that a step is scoring, loss, backward and optimiser.
 """
 
-import argparse
-import json
-import os
-import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
-import records
+
+from stages.training.channels import CHANNELS
 
 PAIRS, HINT = 4, 32
-ALONE = {"TRL": (), "ours": ()}
-WITH = {
+SIDES: dict[str, tuple[str, ...]] = {
+    "TRL": (),
+    "ours": (),
     "pairs": ("dpo", "simpo", "sft"),
     "hints": ("sdpo",),
-    "all": ("dpo", "simpo", "sft", "sdpo", "taid", "eopd"),
+    "all": tuple(CHANNELS),
 }
-SIDES: dict[str, tuple[str, ...]] = ALONE | WITH
-WHAT = {
-    "TRL": "TRL's GRPO",
-    "ours": "GRPO",
-    "pairs": "GRPO, DPO, SimPO and SFT",
-    "hints": "GRPO and SDPO",
-    "all": "GRPO, all six channels and a teacher",
-}
-MIB = 2**20
+"""The channels of a trainer, by its name; `TRL` and `ours` are GRPO alone."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +37,6 @@ class Rows:
 
 
 ROWS = Rows()
-THRESHOLD = os.environ.get("MALLOC_MMAP_THRESHOLD_")
-"""Of glibc: the size from which a block is mapped by itself; a training sets it (stages/backends/resources.py)."""
-
-
-def memory(field: str) -> int:
-    """Bytes of this process: VmRSS now, VmHWM at most so far. Source: Linux, proc(5)."""
-    status = Path("/proc/self/status").read_text()
-    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(f"{field}:"))
-
-
 QWEN3 = {
     "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4},
     "0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},
@@ -328,71 +299,3 @@ def trainer(
         max_tokens=budget,
         **common,
     )
-
-
-def measured(name: str, steps: int, threads: int, layers: int, budget: int | None = None) -> dict[str, Any]:
-    """Seconds of each step, by the clock and of the processors, and bytes before the first one and at most."""
-    import torch
-    from transformers import TrainerCallback
-
-    seconds: list[float] = []
-    processor: list[float] = []
-
-    class Clock(TrainerCallback):
-        def on_step_begin(self, *args: Any, **more: Any) -> None:
-            self.started, self.used = time.perf_counter(), time.process_time()
-
-        def on_step_end(self, *args: Any, **more: Any) -> None:
-            seconds.append(time.perf_counter() - self.started)
-            processor.append(time.process_time() - self.used)
-
-    torch.set_num_threads(threads)
-    with tempfile.TemporaryDirectory() as folder:
-        made = trainer(name, folder, steps, layers, budget)
-        made.add_callback(Clock())
-        loaded = memory("VmRSS")
-        made.train()
-    return {"seconds": seconds, "processor": processor, "loaded": loaded, "peak": memory("VmHWM")}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", choices=[*SIDES, []], help="all of them, if none is named")
-    parser.add_argument("--steps", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--layers", type=int, default=28, help="fewer for a look that takes less time")
-    parser.add_argument("--budget", type=int, help="ours: optimisation.max_tokens_per_micro_batch")
-    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.here:
-        print(json.dumps(measured(asked.names[0], asked.steps, asked.threads, asked.layers, asked.budget)))
-        return
-    found = {}
-    for name in asked.names or SIDES:
-        words = [sys.executable, __file__, name, "--here", f"--steps={asked.steps}", f"--threads={asked.threads}"]
-        words += [f"--layers={asked.layers}", *([] if asked.budget is None else [f"--budget={asked.budget}"])]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(asked.threads)}
-        done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, env=environment)
-        found[name] = json.loads(done.stdout.splitlines()[-1])
-        one = found[name]
-        clock, used = statistics.median(one["seconds"]), statistics.median(one["processor"])
-        loaded, peak = (f"{one[which] / MIB:.0f} MiB" for which in ("loaded", "peak"))
-        print(
-            f"{name:<6}{clock:>8.1f} s a step, {used:.1f} s of processor time, loaded {loaded}, peak {peak}", flush=True
-        )
-        if "TRL" in found:
-            longer = statistics.median(one["processor"]) / statistics.median(found["TRL"]["processor"])
-            peak = one["peak"] / found["TRL"]["peak"]
-            print(f"      {longer:.2f} times TRL's processor time, {peak:.2f} times its peak")
-            what = f"LoRA step of Qwen3-0.6B's shape, {asked.layers} layers, {WHAT[name]}"
-            what += "" if asked.budget is None else f" in passes of {asked.budget} tokens"
-            what += f", MALLOC_MMAP_THRESHOLD_={THRESHOLD} for both" if THRESHOLD else ""
-            claims = [
-                records.measured(f"{what}: peak memory beside TRL's GRPO", peak, n=1, goal="<= 1.1"),
-                records.measured(f"{what}: processor time beside TRL's GRPO", longer, n=asked.steps),
-            ]
-            records.write(__file__, claims if name != "TRL" else [])
-
-
-if __name__ == "__main__":
-    main()

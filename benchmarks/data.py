@@ -1,0 +1,511 @@
+"""Tables larger than memory, pairs from many teachers, and importers: time and memory of reading, deciding, writing.
+
+    python benchmarks/data.py tables [--steps 100000 1000000] [--folder DIR]
+    python benchmarks/data.py pairs [--rows 750000] [--rounds 5]
+    python benchmarks/data.py importers
+
+What is measured runs in processes of their own; memory is the largest resident set (VmHWM, Linux).
+"""
+
+import hashlib
+import json
+import random
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cases
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from records import Claim, measured, ratio
+
+from stages import collect, export, extract_pairs, replay_teachers
+from stages.envs.base import Task
+from stages.formats import files, reading
+from stages.formats import rows as import_rows
+from stages.formats.base import Drop
+from stages.formats.reading import FileCount
+from stages.formats.reports import Sidecars
+from stages.pairs.extraction import pair_rows
+from stages.pairs.states import AnsweredStates, patterns
+from stages.policy import KINDS, PolicyConfig, Sample, Turn
+from stages.rollouts.agent_loop import LiveRollout
+from stages.rollouts.trace import digests_of_prefixes
+from stages.runs import runner, store
+from stages.runs.kinds import PAIR, ROLLOUT, STEP, TASK, TEACHER_ACTION, Row
+from stages.runs.run import InputRef, Inputs, Manifest, Run, RunWriter, write_manifest
+from stages.runs.stage import load_stage
+from stages.runs.store import Journal
+from stages.runs.tables import Scan
+
+TEACHERS, STEPS = ("one", "two", "three"), 50
+
+# --- a run larger than memory
+
+SAMPLES, OBSERVED = 8, 1700
+WORDS = [f"{a}{b}" for a in ("file", "test", "line", "value", "error", "path") for b in range(300)]
+POLICY = {"model": "m", "base_url": "http://127.0.0.1:9/v1", "max_tokens": 64}
+PHASES = ("made", "collect", "answers", "extract-pairs", "export trl", "export verifiers", "replay-teachers")
+INPUTS = ("made", "answers")
+"""Phases that write what the stages read; they are not measured."""
+
+
+def tables(steps: tuple[int, ...] = (100_000, 1_000_000), folder: Path | None = None) -> Iterator[Claim]:
+    """A run larger than memory through the pipeline: collect's tables and gate, extract-pairs, export, teachers.
+
+    Rollouts of 50 steps, some 4 kB a step, are written as the finished units of a `collect` in a shuffled order, as
+    servers finish them. What follows are the stages themselves: `collect --resume`, which has nothing left to play and
+    tabulates and checks; `extract-pairs` on the answers of three teachers to every state; `export` to TRL and to
+    verifiers; and `replay-teachers` with a free teacher of this process that answers at once, so that what is measured
+    is the reading of states and the writing of answers. The folder takes 4 GB a million steps, and 4 GB more while
+    teachers are asked.
+    """
+    for number in steps:
+        place = Path(tempfile.mkdtemp(dir=folder))
+        for name in PHASES:
+            found = cases.apart(phase, name, place, number)
+            print(
+                f"{name:18} {found['seconds']:8.1f} s {found['cpu']:8.1f} s of CPU {found['peak']:8.0f} MB", flush=True
+            )
+            if name not in INPUTS:
+                what = f"{number:,} steps, {name}"
+                yield measured(f"{what}: peak memory", found["peak"], unit="MB", n=1, goal="<= 1000")
+                yield measured(f"{what}: processor time", found["cpu"], unit="s", n=1)
+        size = sum(path.stat().st_size for path in place.rglob("*") if path.is_file() and not path.is_symlink())
+        print(f"on disk {size / 1e9:.2f} GB", flush=True)
+        shutil.rmtree(place)
+
+
+def phase(name: str, folder: str, steps: int) -> dict[str, float]:
+    """Carry out one of `PHASES`; seconds by the clock and of the processor, and the peak in MB."""
+    root, began = Path(folder), time.perf_counter()
+    tasks = steps // (SAMPLES * STEPS)
+    settings = collect.Config(policy=POLICY, tasks=tasks, samples=SAMPLES, max_steps=STEPS)
+    if name == "made":
+        made(root, settings)
+    elif name == "collect":
+        runner.execute("collect", {}, settings, root=root, out=root / "rollouts", resume=True)
+    elif name == "replay-teachers":
+        KINDS["instant"] = Instant
+        asked = replay_teachers.Config(teachers=[{"name": "instant", "model": "instant:it", "max_tokens": 16}])
+        runner.execute(name, {"rollouts": Run(root / "rollouts")}, asked, root=root)
+    elif name == "answers":
+        answered(root)
+    elif name == "extract-pairs":
+        given = {"rollouts": Run(root / "rollouts"), "teacher_actions": Run(root / "answers")}
+        runner.execute(name, given, extract_pairs.Config(compare="canonical"), root=root)
+    else:
+        given = {"rollouts": Run(root / "rollouts")}
+        runner.execute("export", given, export.Config(format=name.split()[1]), root=root)
+    seconds = time.perf_counter() - began
+    return {"seconds": seconds, "cpu": time.process_time(), "peak": cases.memory("VmHWM") / 1e6}
+
+
+class Instant:
+    """A teacher of this process that says at once how much it was shown."""
+
+    capture_level, batch_size = "text", 64
+
+    def __init__(self, settings: PolicyConfig) -> None:
+        self.config = settings
+
+    @classmethod
+    def open(cls, settings: PolicyConfig, *, cache: Path, budget: Any, listener: Any) -> "Instant":
+        """Ready at once."""
+        return cls(settings)
+
+    def sample(self, turns: list[Turn]) -> list[Sample]:
+        """One command an answer, by the length of the conversation."""
+        return [Sample(text=f"```bash\nsed -n {len(turn.messages)}p x.py\n```", finish_reason="stop") for turn in turns]
+
+    def facts(self) -> dict[str, Any]:
+        """Its name."""
+        return {"model": self.config.model}
+
+
+def opened(folder: Path, stage: str, settings: Any, inputs: Inputs) -> Manifest:
+    """The manifest of a run that was begun."""
+    resolved = settings and runner.resolve_run(stage, inputs, settings, root=folder.parent, check=False)
+    print_ = resolved.fingerprint if resolved else "0"
+    about = {"config": settings.model_dump(mode="json"), "identity": settings.identity()} if settings else {}
+    version = load_stage(stage).version
+    begun = Manifest(composer="0", stage=stage, stage_version=version, fingerprint=print_, **about)
+    begun.status, begun.inputs = "interrupted", inputs.refs()
+    folder.mkdir()
+    write_manifest(folder, begun)
+    return begun
+
+
+def made(root: Path, settings: collect.Config) -> None:
+    """All rollouts as finished units, in the order in which they happened to end."""
+    opened(root / "rollouts", "collect", settings, Inputs())
+    tasks = settings.draw(settings.opener(), settings.tasks)
+    played = [LiveRollout(task, index, settings.seed) for task in tasks for index in range(settings.samples)]
+    random.Random(0).shuffle(played)
+    journal = Journal(root / "rollouts" / "steps")
+    for start in range(0, len(played), 32):
+        journal.append([(e.rollout_id, unit(e, i), False) for i, e in enumerate(played[start : start + 32], start)])
+
+
+def unit(rollout: LiveRollout, number: int) -> Row:
+    """One rollout as `collect` would write it: commands, what they showed, and a reward."""
+    rng, reward = random.Random(number), float(number % 3 == 0)
+    who = {"rollout_id": rollout.rollout_id, "task_id": rollout.task.task_id, "env": rollout.task.env}
+    who |= {"group_id": rollout.task.task_id, "sample_idx": rollout.sample_idx}
+    actions = [command(rng) for _ in range(STEPS)]
+    seen = [" ".join(rng.choices(WORDS, k=OBSERVED // 8)) for _ in range(STEPS)]
+    gains = [[{"role": "user", "content": rollout.task.prompt}]] + [
+        [{"role": "assistant", "content": action}, {"role": "user", "content": shown}]
+        for action, shown in zip(actions[:-1], seen, strict=False)
+    ]
+    states = digests_of_prefixes(gains)
+    common = dict.fromkeys(STEP.columns) | who | {"num_steps": STEPS, "capture_level": "text", "model": "m"}
+    common |= {"truncated": False, "timed_out": False, "elided_chars": 0, "finish_reason": "stop", "history": "full"}
+    common |= {"prompt_tokens": 1000, "completion_tokens": 30, "cost_usd": 0.0, "latency_s": 1.0, "command_s": 0.1}
+    rows = [
+        {
+            **common,
+            "step": i,
+            "new_messages_json": store.encode(gains[i]).decode(),
+            "num_messages": 1 + 2 * i,
+            "state_sha256": states[i],
+            "action": actions[i],
+            "commands": [actions[i]],
+            "observation": seen[i],
+            "returncode": 0,
+            "raw_chars": len(seen[i]),
+            "reward": reward if i == STEPS - 1 else 0.0,
+            "done": i == STEPS - 1,
+        }
+        for i in range(STEPS)
+    ]
+    about = {"split": "train", "family": rollout.task.family, "seed": 0, "num_steps": STEPS, "reward": reward}
+    about |= {"hidden_pass": bool(reward), "visible_pass": True, "terminated_by": "submitted", "sandbox": "none"}
+    about |= {"model": "m", "source": "collect", "prompt_tokens": 1, "completion_tokens": 1, "cost_usd": 0.0}
+    return {"rollout": dict.fromkeys(ROLLOUT.columns) | who | about, "steps": rows}
+
+
+def command(rng: random.Random) -> str:
+    """One of a few thousand commands, as agents repeat themselves."""
+    return f"```bash\nsed -n {rng.randrange(60)}p {rng.choice(WORDS[:40])}.py\n```"
+
+
+def answered(root: Path) -> None:
+    """What three teachers said in every state; each agrees with the student half of the time."""
+    rollouts = Run(root / "rollouts")
+    record = opened(root / "answers", "replay-teachers", None, Inputs({"rollouts": rollouts}))
+    out = RunWriter(root / "answers", record, cache=root)
+    out.table(TEACHER_ACTION, answers_of(rollouts))
+    record.status = "complete"
+    write_manifest(root / "answers", record)
+
+
+def answers_of(rollouts: Run) -> Iterator[Row]:
+    """Rows in the order of states; those that rollouts of a task begin with are asked about once."""
+    seen, rng = set[str](), random.Random(1)
+    columns = ["state_sha256", "task_id", "rollout_id", "step", "action"]
+    common = dict.fromkeys(TEACHER_ACTION.columns) | {"num_steps": 1, "model": "t", "sample_idx": 0, "cost_usd": 0.0}
+    common |= {"finish_reason": "stop", "prompt_tokens": 1, "completion_tokens": 1, "attempts": 1, "latency_s": 1.0}
+    for row in rollouts.scan(STEP).rows(columns):
+        if row["step"] == 0:
+            if row["state_sha256"] in seen:
+                continue
+            seen.add(row["state_sha256"])
+        better = command(rng)
+        for teacher in TEACHERS:
+            said = row["action"] if rng.random() < 0.5 else better
+            yield {**common, **row, "unit_id": "u", "teacher": teacher, "action": said}
+
+
+# --- pairs from many teacher rows
+
+ROLLOUTS_A_TASK = 4
+PART = 20_000
+"""States that are made together."""
+COMMANDS = [f"```bash\nsed -n {number % 100}p file_{number // 100}.py\n```" for number in range(10_000)]
+OF_PAIRS = ("state_sha256", "chosen", "rejected")
+Find = Callable[[], Iterable[Row]]
+"""Gives the pairs that were found, once time and memory are taken."""
+
+
+def pairs(rows: int = 750_000, rounds: int = 5) -> Iterator[Claim]:
+    """`extract-pairs` beside pandas and `datasets` on many rows of teachers, from Parquet to Parquet.
+
+    Three teachers on every state of rollouts of 50 steps; a teacher does in 6 of 10 states what the others do, and the
+    student in half of them. All have their turn in every round. pandas and datasets do the least that can be called the
+    same: they join, take the majority of equal texts, and write chosen and rejected where it is against the student.
+    `vote` is what of ours can be called the same, though it does more: canonical forms, both rules, who backs each pair
+    and what it cost, all columns of `pair/1`. `extract-pairs` is the entire stage: with the audit of the teachers,
+    tests of signal, digests and the table of states. All find the same pairs against the student.
+    """
+    cases.needed("pandas", by="python -m pip install pandas")
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in CONTENDERS}
+    with tempfile.TemporaryDirectory() as folder:
+        made_rows = make(Path(folder), rows)
+        for name in rounds * list(CONTENDERS):
+            found[name].append(one := cases.apart(contend, name, folder))
+            print(f"{name:14} {one['cpu']:8.2f} s of CPU, {one['peak']:6.0f} MB, {one['pairs']}", flush=True)
+    what = f"pairs from {made_rows:,} rows of three teachers"
+    assert len({one["pairs"] for each in found.values() for one in each}) == 1, "all must find the same"
+    for name in ("vote", "extract-pairs"):
+        highest = max(one["peak"] for one in found[name])
+        yield measured(f"{what}, {name}: peak memory", highest, unit="MB", n=rounds, goal="<= 500")
+    for peer, goal in (("pandas", ">= 1"), ("datasets", ">= 10")):
+        theirs, ours = ([one["cpu"] for one in found[name]] for name in (peer, "vote"))
+        claim = f"{what}, vote: times as fast as {peer}, by processor time"
+        yield measured(claim, *ratio(theirs, ours), n=rounds, goal=goal)
+
+
+def contend(name: str, folder: str) -> dict[str, Any]:
+    """Let a contender find the pairs: seconds of the processor, the peak in MB, and what was found."""
+    busy = time.process_time()
+    found = CONTENDERS[name](Path(folder))
+    spent = {"cpu": time.process_time() - busy, "peak": cases.memory("VmHWM") / 1e6}
+    return spent | {"pairs": against(found())}
+
+
+def make(folder: Path, rows: int) -> int:
+    """Two finished runs; returns how many rows of teachers there are."""
+    states = rows // len(TEACHERS)
+    first = written(folder / "rollouts", "collect", [(TASK, tasks), (ROLLOUT, rollouts), (STEP, steps)], states)
+    asked = {"rollouts": [InputRef(stage="collect", path="rollouts", fingerprint="0", content=first.content)]}
+    second = written(folder / "answers", "replay-teachers", [(TEACHER_ACTION, answers)], states, asked)
+    return int(second.outputs["teacher_actions"]["rows"])
+
+
+def written(folder: Path, stage: str, tables: list, states: int, inputs: dict | None = None) -> Manifest:
+    """A finished run with these tables; each gives its columns of some states, and the others are null."""
+    about = Manifest(
+        composer="0", stage=stage, stage_version=1, fingerprint="0", status="complete", inputs=inputs or {}
+    )
+    for kind, columns_of in tables:
+        file, number = folder / f"{kind.name}s.parquet", 0
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with pq.ParquetWriter(file, kind.schema, compression="zstd") as writer:
+            for begin in range(0, states, PART):
+                columns = columns_of(np.arange(begin, min(begin + PART, states)))
+                size = len(next(iter(columns.values())))
+                told = [
+                    pa.array(columns.get(name, [None] * size), of)
+                    for name, of in zip(kind.schema.names, kind.schema.types, strict=True)
+                ]
+                writer.write_batch(pa.record_batch(told, schema=kind.schema))
+                number += size
+        digests = dict.fromkeys(("sha256", "content_sha256"), store.file_sha256(file))
+        about.outputs[f"{kind.name}s"] = {"file": file.name, "kind": str(kind), "rows": number, **digests}
+    write_manifest(folder, about)
+    return about
+
+
+def place(state: np.ndarray) -> dict:
+    """Where states lie: their rollouts, tasks, steps."""
+    rollout = state // STEPS
+    return {
+        "rollout_id": [f"r{number:07d}" for number in rollout],
+        "task_id": [f"t{number}" for number in rollout // ROLLOUTS_A_TASK],
+        "step": state % STEPS,
+        "state_sha256": [hashlib.sha256(b"%d" % number).hexdigest() for number in state],
+    }
+
+
+def tasks(state: np.ndarray) -> dict:
+    """One for every four rollouts."""
+    numbers = state[state % (STEPS * ROLLOUTS_A_TASK) == 0] // (STEPS * ROLLOUTS_A_TASK)
+    same = {name: [value] * len(numbers) for name, value in (("env", "e"), ("split", "s"), ("family", "f"))}
+    return {"task_id": [f"t{number}" for number in numbers], "data_json": ["{}"] * len(numbers), **same}
+
+
+def rollouts(state: np.ndarray) -> dict:
+    """Every third passes."""
+    numbers = state[state % STEPS == 0] // STEPS
+    about = {"task_id": [f"t{number // ROLLOUTS_A_TASK}" for number in numbers], "hidden_pass": numbers % 3 == 0}
+    return {"rollout_id": [f"r{number:07d}" for number in numbers], **about}
+
+
+def texts(numbers: np.ndarray) -> list[str]:
+    """Of ten thousand commands."""
+    return [COMMANDS[number] for number in numbers]
+
+
+def common(state: np.ndarray) -> np.ndarray:
+    """What most do in a state."""
+    return np.random.default_rng([0, state[0]]).integers(10_000, size=len(state))
+
+
+def steps(state: np.ndarray) -> dict:
+    """What the student did."""
+    rng = np.random.default_rng([1, state[0]])
+    did = np.where(rng.random(len(state)) < 0.5, common(state), rng.integers(10_000, size=len(state)))
+    said = '[{"role":"user","content":"' + "output " * 30 + '"}]'
+    truncated = np.zeros(len(state), dtype=bool)
+    return place(state) | {"action": texts(did), "truncated": truncated, "new_messages_json": [said] * len(state)}
+
+
+def answers(state: np.ndarray) -> dict:
+    """What three teachers did."""
+    rng, size = np.random.default_rng([2, state[0]]), len(state) * len(TEACHERS)
+    did = np.where(rng.random(size) < 0.6, np.repeat(common(state), len(TEACHERS)), rng.integers(10_000, size=size))
+    where = {name: np.repeat(np.array(column), len(TEACHERS)) for name, column in place(state).items()}
+    about = {"finish_reason": ["stop"] * size, "cost_usd": np.zeros(size), "model": ["m"] * size}
+    return where | {"teacher": [*TEACHERS] * len(state), "action": texts(did)} | about
+
+
+# --- the contenders
+
+
+def vote(folder: Path) -> Find:
+    """Pairs of all states, without what speaks for them."""
+    rollouts = Run(folder / "rollouts")
+    tasks = {row["task_id"]: Task(row["task_id"], "e", "s", row["family"], "") for row in rollouts.scan(TASK).rows()}
+    with (
+        tempfile.TemporaryDirectory() as spilled,
+        AnsweredStates(rollouts, Run(folder / "answers"), Path(spilled)) as states,
+        pq.ParquetWriter(folder / "vote.parquet", PAIR.schema) as file,
+    ):
+        for block in states.blocks():
+            classes = block.classes_by_text()
+            file.write_batch(pair_rows(block, classes, list(patterns(block, classes)), tasks))
+    rows = Scan(folder / "vote.parquet").rows(["rule", *OF_PAIRS])
+    return lambda: (row for row in rows if row["rule"] == "majority_over_student")
+
+
+def whole_stage(folder: Path) -> Find:
+    """The stage; returned are those of its pairs that the others look for as well."""
+    given = {"rollouts": Run(folder / "rollouts"), "teacher_actions": Run(folder / "answers")}
+    root = Path(tempfile.mkdtemp(dir=folder))  # of each round its own, else the first round's run would be found
+    run = Run(runner.execute("extract-pairs", given, extract_pairs.Config(compare="canonical"), root=root).path)
+    rows = run.scan(PAIR).rows(["rule", *OF_PAIRS])
+    return lambda: (row for row in rows if row["rule"] == "majority_over_student")
+
+
+def against(pairs: Iterable[Row]) -> str:
+    """How many pairs are against the student, and a digest of them."""
+    found = sorted("\t".join(row[name] for name in OF_PAIRS) for row in pairs)
+    return f"{len(found)} pairs against the student, {store.digest(found)[:8]}"
+
+
+def pandas(folder: Path) -> Find:
+    """Joined and counted in memory."""
+    import pandas as pd
+
+    student = pd.read_parquet(folder / "rollouts/steps.parquet", columns=["state_sha256", "action"])
+    said = pd.read_parquet(folder / "answers/teacher_actions.parquet", columns=["state_sha256", "action"])
+    votes = said.groupby(["state_sha256", "action"], sort=False).size().rename("votes").reset_index()
+    joined = votes[votes.votes > len(TEACHERS) / 2].merge(student, on="state_sha256", suffixes=("", "_student"))
+    found = joined[joined.action != joined.action_student].rename(
+        columns={"action": "chosen", "action_student": "rejected"}
+    )
+    found.to_parquet(folder / "pandas.parquet")
+    return lambda: found.to_dict("records")
+
+
+def datasets(folder: Path) -> Find:
+    """Read as a dataset, joined through dictionaries, written as a dataset."""
+    from datasets import Dataset
+
+    cache = str(folder / "cache")
+    student = Dataset.from_parquet(
+        str(folder / "rollouts/steps.parquet"), cache_dir=cache, columns=["state_sha256", "action"]
+    )
+    said = Dataset.from_parquet(
+        str(folder / "answers/teacher_actions.parquet"), cache_dir=cache, columns=["state_sha256", "action"]
+    )
+    votes: dict[str, Counter] = {}
+    for row in said:
+        votes.setdefault(row["state_sha256"], Counter())[row["action"]] += 1
+    found = []
+    for row in student:
+        action, number = votes[row["state_sha256"]].most_common(1)[0]
+        if number > len(TEACHERS) / 2 and action != row["action"]:
+            found.append({"state_sha256": row["state_sha256"], "chosen": action, "rejected": row["action"]})
+    Dataset.from_list(found).to_parquet(str(folder / "datasets.parquet"))
+    return lambda: found
+
+
+CONTENDERS = {"vote": vote, "extract-pairs": whole_stage, "pandas": pandas, "datasets": datasets}
+
+# --- importers
+
+MEGABYTES = 20
+TOKENS = ("return", "def", "value", "index", "error", "assert", "import", "token", "state", "path", "name", "for")
+OUTPUT = 10_000
+"""Characters of a command's output, cut where agents cut it."""
+
+
+def importers() -> Iterator[Claim]:
+    """How fast two importers read: one Claude Code session and ATIF documents, each of about 20 MB, made here.
+
+    Measured are reading, redaction and making rows; writing tables is left out.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        for name, lines in (("claude-code", claude_code()), ("atif", atif())):
+            path = Path(folder) / f"{name}.jsonl"
+            with path.open("w") as file:
+                size = 0
+                while size < MEGABYTES * 1e6:
+                    size += file.write(json.dumps(next(lines)) + "\n")
+            for redact in (True, False):
+                found = cases.apart(imported, path, name, redact)
+                print(f"{name:12} redact={redact!s:5} {found['rollouts']} rollouts, {found['steps']} steps", flush=True)
+                what = f"{name}, a file of {MEGABYTES} MB, {'with' if redact else 'without'} redaction"
+                yield measured(f"{what}: read", size / 1e6 / found["seconds"], unit="MB/s", n=1)
+                yield measured(f"{what}: peak memory of the process", found["peak"], unit="MB", n=1)
+
+
+def imported(path: str, name: str, redact: bool) -> dict[str, float]:
+    """Read a file as `composer import` does."""
+    began, rollouts, steps = time.perf_counter(), 0, 0
+    sidecars = Sidecars(redact=redact)
+    for source, importer in reading.detect_formats(files.find([path]), name, sidecars).items():
+        for item in reading.read(source, importer, sidecars, FileCount("", "", "")):
+            assert not isinstance(item, Drop), item
+            rollouts, steps = rollouts + 1, steps + len(import_rows.payload(item, 0)["steps"])
+    seconds = time.perf_counter() - began
+    return {"seconds": seconds, "rollouts": rollouts, "steps": steps, "peak": cases.memory("VmHWM") / 1e6}
+
+
+def output(rng: random.Random) -> str:
+    """What a command might print."""
+    return "\n".join(" ".join(rng.choices(TOKENS, k=10)) for _ in range(OUTPUT // 60))
+
+
+def claude_code() -> Iterator[dict[str, Any]]:
+    """The lines of one session without end."""
+    rng, before = random.Random(0), None
+    about = {"sessionId": "s", "cwd": "/work", "version": "2.1.0", "isSidechain": False}
+    for number in range(10**9):
+        asked = number == 0
+        result = {"type": "tool_result", "tool_use_id": f"c{number - 2}", "content": output(rng)}
+        content: Any = "Fix it." if asked else [result]
+        user = {"type": "user", "uuid": f"u{number}", "parentUuid": before, "message": {"content": content}}
+        yield {**about, **user, **({} if asked else {"toolUseResult": {"stdout": content[0]["content"]}})}
+        call = {"type": "tool_use", "id": f"c{number}", "name": "Bash", "input": {"command": "cat a.py"}}
+        usage = {"input_tokens": 4, "cache_read_input_tokens": 90, "output_tokens": 30}
+        message = {"id": f"m{number}", "model": "m", "content": [call], "usage": usage, "stop_reason": "tool_use"}
+        before = f"a{number}"
+        yield {**about, "type": "assistant", "uuid": before, "parentUuid": f"u{number}", "message": message}
+
+
+def atif() -> Iterator[dict[str, Any]]:
+    """Documents of 50 steps each."""
+    rng = random.Random(0)
+    for number in range(10**9):
+        steps: list[dict[str, Any]] = [{"step_id": 1, "source": "user", "message": f"Fix {number}."}]
+        for step in range(2, 52):
+            call = {"tool_call_id": str(step), "function_name": "bash", "arguments": {"command": "cat a.py"}}
+            results = [{"source_call_id": str(step), "content": output(rng)}]
+            acted = {"source": "agent", "message": "I look.", "tool_calls": [call], "observation": {"results": results}}
+            steps.append({"step_id": step, **acted, "metrics": {"prompt_tokens": 9, "completion_tokens": 3}})
+        agent = {"name": "a", "version": "1", "model_name": "m"}
+        yield {"schema_version": "ATIF-v1.6", "session_id": str(number), "agent": agent, "steps": steps}
+
+
+CASES = {"tables": tables, "pairs": pairs, "importers": importers}
+
+if __name__ == "__main__":
+    cases.main(__file__, CASES)
