@@ -84,9 +84,12 @@ experiment NAME:
 extra NAME:
     @python -m pip install --quiet --no-compile -c constraints.txt 'composer-post-training[{{ NAME }}]'
 
-# Bring the generated parts of the documents up to date and build them as a site, which a terminal with a browser opens.
-docs: (extra "docs")
-    PYTHONPATH=. cog -r README.md docs/benchmarks.md docs/comparison.md docs/environments.md docs/probe-method.md docs/replicas.md
+# Bring the generated parts of the documents up to date: tables of checks and environments, and numbers from the records of benchmarks.
+cog:
+    PYTHONPATH=. cog -r $(grep -rl '\[\[\[cog' README.md docs --include '*.md')
+
+# Do that and build the documents as a site, which a terminal with a browser opens.
+docs: (extra "docs") cog
     NO_MKDOCS_2_WARNING=1 mkdocs build --quiet --strict
     @echo "{{ justfile_directory() }}/site/index.html"
     @if [ -t 1 ] && [ -z "${CI:-}" ]; then python -m webbrowser "file://{{ justfile_directory() }}/site/index.html" || true; fi

@@ -13,7 +13,7 @@ A record is `benchmarks/results/NAME.json`, a list of claims, each one measured 
     goal          `<= 1.1`, `>= 2` or `= 0`, decided beforehand, or null; it is met if the entire interval meets it
 
 `write` replaces claims of the same words and keeps the others, so a call with other sizes adds claims. To withdraw a
-number, delete its claim from the record; `./dev docs` ends with an error where a document still asks for it.
+number, delete its claim from the record; `./dev cog` ends with an error where a document still asks for it.
 COMPOSER_BENCHMARK_RESULTS names another folder for records, such as a temporary one for a trial.
 """
 

@@ -26,7 +26,7 @@ PLAIN = {
 def test_generated_parts_are_up_to_date() -> None:
     tool = [BIN / "cog", "--check", *[path for path in DOCUMENTS if "[[[cog" in path.read_text()]]
     done = subprocess.run(tool, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    assert done.returncode == 0, f"{done.stdout}{done.stderr} Run `./dev docs`."
+    assert done.returncode == 0, f"{done.stdout}{done.stderr} Run `./dev cog`."
 
 
 def test_the_picture_shows_stages_that_exist() -> None:
