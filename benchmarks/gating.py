@@ -200,7 +200,7 @@ def bounds(rollouts: Run, answers: Run, prices: dict[str, float], folder: Path) 
             told = GatedState({name: [] for name in order}, state.steps, state.teachers)
             before = pairs_of(told, order[:-1])
             base, sure = base + sum(prices[name] for name in asked[:-1]), sure + before
-            alike = (told.situation(order[:-1]), told.company(order[:-1]))
+            alike = (told.situation(order[:-1]), told.agreeing_teachers(order[:-1]))
             gained[alike].append(max(pairs_of(told, order) - before, 0))
     all_pairs = sure + sum(map(sum, gained.values()))
     alone = sorted((gain for gains in gained.values() for gain in gains), reverse=True)

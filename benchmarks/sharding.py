@@ -180,6 +180,7 @@ CASES = {"memory": memory, "step": step}
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["one-of-many"]:  # as torchrun starts it
-        one(Path(sys.argv[2]), *sys.argv[3:5], orjson.loads(sys.argv[5]))
+        place, sharding, name, more = sys.argv[2:]
+        one(Path(place), sharding, name, orjson.loads(more))
     else:
         cases.main(__file__, CASES)
