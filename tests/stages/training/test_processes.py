@@ -44,6 +44,7 @@ SMALL: dict[str, Case] = {
 }
 """Everything once."""
 OTHERS: dict[str, Case] = {
+    "cut": (EVERY, CUT, {}),
     "kl": (("sdpo",), {"beta": 0.1}, {}),
     "kl-adapter": (("sdpo",), {"beta": 0.1}, {"adapter": {"rank": 4}}),
     "recomputed": (("sdpo", "dpo"), RECOMPUTED, {}),
@@ -60,7 +61,7 @@ CASES: dict[str, Case] = {
     **OTHERS,
 }
 """Every channel alone and with each other one, and each form of GRPO's loss, besides."""
-IN_SHARES = ("all", "all-cut", "plain", "kl", "recomputed", "projected")
+IN_SHARES = ("all", "cut", "plain", "kl", "recomputed", "projected")
 
 
 def settings(folder: Path, names: tuple[str, ...] = (), size: dict[str, Any] | None = None, **more: Any) -> Any:
