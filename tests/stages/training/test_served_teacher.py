@@ -1,56 +1,20 @@
 """A teacher behind a server is asked for the log-probs of the student's own tokens, and teaches as one held here."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from support import trainings
 from support.engine import Engine, running
 from support.models import save_tiny
 
 from stages import train
 from stages.errors import UsageError
-from stages.losses.distillation import EopdOptions, eopd, reverse_kl_from_log_probs
-from stages.losses.tokens import Head, Predictors
 from stages.rollouts.trace import by_rollout, prompt_ids
-from stages.runs import runner
 from stages.runs.kinds import CHECKPOINT, STEP
 from stages.runs.run import Run
-
-
-def test_the_policy_gradient_alone_is_eopd_without_its_forward_kl() -> None:
-    stream = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=stream, dtype=torch.float64)
-
-    hidden, ids = draw(12, 6).requires_grad_(), torch.arange(12)
-    own, other = Head(draw(20, 6)), Head(draw(20, 6))
-    taught, mask, old = draw(12, 6), torch.tensor([1.0, 0, 1] * 4).double(), -3 * draw(12).abs()
-    expected, totals = eopd(
-        Predictors(hidden, own),
-        Predictors(taught, other),
-        ids,
-        old,
-        mask,
-        num_tokens=11,
-        top_k=4,
-        options=EopdOptions(coef=0.0),
-    )
-    (gradient,) = torch.autograd.grad(expected, hidden)
-
-    def told(of: torch.Tensor, head: Head) -> torch.Tensor:
-        return head.logits(of).log_softmax(-1).gather(-1, ids[:, None])[:, 0]
-
-    found, metrics = reverse_kl_from_log_probs(told(hidden, own), old, told(taught, other), mask, num_tokens=11)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(torch.autograd.grad(found, hidden)[0], gradient, rtol=1e-12, atol=1e-12)
-    assert set(metrics) == {name for name in totals if "soft_kd" not in name and "high_entropy" not in name}
-    for name, (total, count) in metrics.items():
-        torch.testing.assert_close(total, totals[name][0], rtol=1e-12, atol=1e-12)
-        assert count == totals[name][1] == 8
 
 
 @pytest.fixture(scope="module")
@@ -63,19 +27,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def trained(root: Path, folder: Path, teacher: dict[str, Any], coefficient: float = 0.0) -> Run:
-    size = {"steps": 2, "prompts_per_step": 2, "generations": 4, "learning_rate": 0.05, "threads": 1, "micro_batch": 4}
-    config = train.Config(
-        env={"name": "support.environments:GuessEnv"},
-        policy={"model": str(folder / "student"), "max_tokens": 10},
-        tasks=3,
-        optimisation=size,
-        weights={"eopd": 1.0},
-        eopd={"coefficient": coefficient},
-        teacher=teacher,
-        trl={"optim": "sgd"},
-    )
-    return Run(runner.execute("train", {}, config, root=root).path)
+def trained(root: Path, folder: Path, teacher: dict[str, Any]) -> Run:
+    size = {"learning_rate": 0.05, "threads": 1, "micro_batch": 4}
+    more: dict[str, Any] = {"weights": {"eopd": 1.0}, "eopd": {"coefficient": 0.0}, "trl": {"optim": "sgd"}, "tasks": 3}
+    policy = {"max_tokens": 10}
+    return trainings.trained(root, folder / "student", policy=policy, optimisation=size, teacher=teacher, **more)
 
 
 def served(engine: Engine, model: Path) -> dict[str, Any]:
@@ -88,7 +44,7 @@ def weights(run: Run) -> torch.Tensor:
 
 
 def metrics(run: Run) -> list[dict[str, float]]:
-    lines = [json.loads(line) for line in (run.read_file("metrics.jsonl") or b"").splitlines()]
+    lines = trainings.metrics_of(run)
     return [{name: value for name, value in line.items() if name.startswith("eopd/")} for line in lines]
 
 
