@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.server import Reply, answer, serving
@@ -45,59 +46,45 @@ def test_the_reward_stands_on_the_last_step(collected: Callable[..., Run]) -> No
         assert [s["reward"] for s in steps] == [0.0] * (len(steps) - 1) + [rewards[rollout]]
 
 
-def test_a_broken_machine_is_null_and_retried(tmp_path: Path, tiny: Path) -> None:
-    config = collect.Config(
-        env={"name": "support.environments:BreakingEnv"},
-        policy={"model": str(tiny), "max_tokens": 80},
-        tasks=2,
-        samples=2,
-    )
-    with pytest.raises(Incomplete, match=r"2 of 4 rollouts failed.*the sandbox is gone"):
-        runner.execute("collect", {}, config, root=tmp_path)
+def settings(model: Path | str, env: str = "GuessEnv", url: str | None = None, **more: Any) -> collect.Config:
+    """Settings of a collection in a scripted environment, by a model here or on a server."""
+    policy = {"model": str(model), "base_url": url, "max_tokens": 80}
+    return collect.Config(env={"name": f"support.environments:{env}"}, policy=policy, **{"tasks": 2, **more})
+
+
+@pytest.mark.parametrize(
+    ("env", "error", "ended"),
+    [("BreakingEnv", r"2 of 4 rollouts failed.*the sandbox is gone", 2), ("NeverGradedEnv", "4 of 4 .*no grader", 4)],
+)
+def test_what_the_machinery_broke_has_no_reward_and_is_never_zero(
+    tmp_path: Path, tiny: Path, env: str, error: str, ended: int
+) -> None:
+    with pytest.raises(Incomplete, match=error):
+        runner.execute("collect", {}, settings(tiny, env, samples=2), root=tmp_path)
     path = next((tmp_path / "collect").glob("2*"))
     assert read_manifest(path).status == "incomplete"
     rows = Run(path).rows(ROLLOUT)
-    assert [r["reward"] is None for r in rows] == [True, True, False, False]
-    assert rows[0]["error_type"] == "InfrastructureError" and rows[0]["terminated_by"] == "env_error"
-
-
-def test_no_grade_is_null_and_never_zero(tmp_path: Path, tiny: Path) -> None:
-    config = collect.Config(
-        env={"name": "support.environments:NeverGradedEnv"},
-        policy={"model": str(tiny), "max_tokens": 80},
-        tasks=1,
-        samples=1,
-    )
-    with pytest.raises(Incomplete):
-        runner.execute("collect", {}, config, root=tmp_path)
-    assert Run(next((tmp_path / "collect").glob("2*"))).rows(ROLLOUT)[0]["reward"] is None
+    assert [row["reward"] is None for row in rows] == [i < ended for i in range(4)]
+    assert {row["error_type"] for row in rows[:ended]} == {"InfrastructureError"}
+    assert {row["terminated_by"] for row in rows[:ended]} == {"env_error"}
 
 
 def test_a_server_is_a_policy_too(tmp_path: Path) -> None:
     with serving(lambda body, n: Reply(body=answer("aaa"))) as server:
-        config = collect.Config(
-            env={"name": "support.environments:GuessEnv"},
-            policy={"model": "m", "base_url": server.url},
-            tasks=2,
-            samples=2,
-        )
+        config = settings("m", url=server.url, samples=2)
         run = Run(runner.execute("collect", {}, config, root=tmp_path).path)
-    steps = run.rows(STEP)
-    assert all(
-        s["capture_level"] == "text" and s["completion_token_ids"] is None and s["logprobs"] is None for s in steps
-    )
+    absent = ("completion_token_ids", "logprobs")
+    assert all(row["capture_level"] == "text" and not any(row[name] for name in absent) for row in run.rows(STEP))
     assert run.manifest.outcome.ok
     assert [r["reward"] for r in run.rows(ROLLOUT)] == [1.0, 1.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize(("max_steps", "said"), [(1, "; 2 of 2 ended by max_steps=1\n"), (2, "mean reward 1.000\n")])
-def test_the_report_says_how_many_rollouts_the_limit_of_steps_ended(tmp_path: Path, max_steps: int, said: str) -> None:
+@pytest.mark.parametrize(("max_steps", "end"), [(1, "; 2 of 2 ended by max_steps=1"), (2, "mean reward 1.000")])
+def test_the_report_counts_rollouts_that_the_limit_of_steps_ended(tmp_path: Path, max_steps: int, end: str) -> None:
     with serving(lambda body, number: Reply(body=answer(body["messages"][0]["content"][-1]))) as server:
-        policy = {"model": "m", "base_url": server.url, "max_tokens": 64}
-        guess = {"name": "support.environments:GuessEnv"}
-        config = collect.Config(env=guess, policy=policy, tasks=2, samples=1, max_steps=max_steps)
+        config = settings("m", url=server.url, samples=1, max_steps=max_steps)
         run = Run(runner.execute("collect", {}, config, root=tmp_path).path)
-    assert said in (run.path / "report.txt").read_text().partition("\n")[0] + "\n"
+    assert (run.path / "report.txt").read_text().splitlines()[0].endswith(end)
 
 
 def test_a_paid_rollout_is_not_paid_again_after_a_failure(tmp_path: Path) -> None:
@@ -108,12 +95,7 @@ def test_a_paid_rollout_is_not_paid_again_after_a_failure(tmp_path: Path) -> Non
         return Reply(400, {"error": {"message": "no"}}) if fail[0] and last else Reply(body=answer("a"))
 
     with serving(reply) as server:
-        config = collect.Config(
-            env={"name": "support.environments:GuessEnv"},
-            policy={"model": "m", "base_url": server.url},
-            tasks=2,
-            samples=1,
-        )
+        config = settings("m", url=server.url, samples=1)
         with pytest.raises(Incomplete):
             runner.execute("collect", {}, config, root=tmp_path)
         before, fail[0] = len(server.requests), False
@@ -127,10 +109,7 @@ def test_a_plan_says_what_limits_a_rollout_and_what_goes_on_at_once() -> None:
         limits={"wall_s": 600, "context_tokens": 32_000, "cost_usd": 0.5},
         history="last 5",
     )
-    told = ", ".join(collect.plan(Inputs({}), config).notes)
-    assert (
-        "8 steps, 600 s, 32,000 tokens of context, 0.5 USD, an answer at most" in told
-        and "leaves, history last 5" in told
-    )
-    assert "64 rollouts, 8 commands and 4 gradings at once" in told
+    notes = ", ".join(collect.plan(Inputs({}), config).notes)
+    assert all(limit in notes for limit in ("8 steps", "600 s", "32,000 tokens", "0.5 USD", "last 5"))
+    assert "64 rollouts, 8 commands and 4 gradings at once" in notes
     assert "at once" not in ", ".join(collect.plan(Inputs({}), collect.Config()).notes)
