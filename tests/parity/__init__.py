@@ -6,7 +6,6 @@ runners.py - what runs each upstream function's cases here, and why some are not
 trl_grpo.py - GRPO: TRL's own method, on a plain holder of the attributes that it reads
 test_golden.py - every case
 drift.py - upstream's functions, run from a clone on the recorded inputs: `./dev parity --against CLONE`
-source.py - functions taken out of a source file without its other imports
 test_drift.py - such a clone, and made ones that drifted
 conftest.py - the option --against
 """

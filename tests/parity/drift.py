@@ -3,8 +3,12 @@
 A case drifts where a number is another one, where the function is gone, and where it cannot be called as before.
 """
 
+import __future__
+
+import ast
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,14 +16,38 @@ from types import SimpleNamespace
 from typing import Any
 
 from parity.golden_case import GOLDEN, Case, Outcome, differences, recorded_cases
-from parity.source import functions
 from stages.errors import UsageError
 
 Found = Mapping[str, Any]
 """Upstream's functions by name."""
 Call = Callable[[Found, Case], Any]
+LAZY = __future__.annotations.compiler_flag
+"""Annotations stay text: the types that they name are not needed."""
 RECORD = "LossInputs"
 """PRIME-RL's record of what a loss is given."""
+
+
+def functions(source: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a file defines; "Class.method" gives a static method. Executes upstream's code.
+
+    given: what stands for names that the file imports. A statement that fails, such as an import of an absent package,
+    is left out, a class whose bases are absent has none, and a function that uses what is left out raises NameError.
+    """
+    space: dict[str, Any] = {"__name__": __name__, **given}
+    methods: dict[str, Any] = {}
+    for node in ast.parse(source).body:
+        is_class = isinstance(node, ast.ClassDef)
+        for bases in (None, []) if is_class else (None,):
+            if is_class and bases is not None:
+                node.bases, node.keywords = [], []
+            with suppress(Exception):
+                exec(compile(ast.Module([node], []), "upstream", "exec", LAZY, dont_inherit=True), space)
+                break
+        space.update(given)
+        if is_class and node.name in space:
+            static = {name: one for name, one in vars(space[node.name]).items() if isinstance(one, staticmethod)}
+            methods |= {f"{node.name}.{name}": one.__func__ for name, one in static.items()}
+    return space | methods
 
 
 @dataclass(frozen=True)
@@ -46,33 +74,26 @@ class Upstream:
     repo: str
     file: str
     calls: Mapping[str, tuple[str, Call]]
-    beside: Mapping[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
-    """Name of an import -> file and functions that stand for it."""
+    beside: Mapping[str, str] = field(default_factory=dict)
+    """Name of an import -> the file that stands for it."""
 
     def functions(self, clone: Clone) -> Found | None:
-        """Those that the clone has; None where it is another project's."""
+        """All that the clone's file defines; None where none of the functions is there: another project's clone."""
         source = clone.read(self.file)
-        if source is None:
-            return None
-        given = {}
-        for name, (file, wanted) in self.beside.items():
-            given[name] = SimpleNamespace(**functions(clone.read(file) or "", wanted))
-        found = functions(source, {name for name, _ in self.calls.values()}, given)
-        return {**functions(source, [RECORD], given), **found} if found else None
+        given = {name: SimpleNamespace(**functions(clone.read(file) or "", {})) for name, file in self.beside.items()}
+        found = functions(source or "", given)
+        return found if found.keys() & {name for name, _ in self.calls.values()} else None
 
 
 def _one_sequence(name: str) -> Call:
     def call(found: Found, case: Case) -> Any:
-        reference = "ref_logprobs" if "ref_logprobs" in _fields(found) else "teacher_logprobs"
+        columns = found[RECORD].__dataclass_fields__
+        reference = "ref_logprobs" if "ref_logprobs" in columns else "teacher_logprobs"
         inputs = {reference: None, **case.inputs}
         config = (SimpleNamespace(**case.args),) if name in ("default_loss_fn", "ipo_loss_fn") else ()
         return found[name](found[RECORD](**inputs), *config)
 
     return call
-
-
-def _fields(found: Found) -> Mapping[str, Any]:
-    return found[RECORD].__dataclass_fields__
 
 
 def _prime_rl_step(found: Found, case: Case) -> Any:
@@ -121,7 +142,7 @@ UPSTREAMS = (
         "lasgroup/SDPO",
         "verl/trainer/ppo/core_algos.py",
         {"compute_self_distillation_loss": ("compute_self_distillation_loss", _self_distillation)},
-        {"verl_F": ("verl/utils/torch_functional.py", ("masked_sum",))},
+        {"verl_F": "verl/utils/torch_functional.py"},
     ),
     Upstream(
         "verl-project/verl", "verl/trainer/ppo/core_algos.py", {"kl_penalty": ("kl_penalty", _by_name("kl_penalty"))}

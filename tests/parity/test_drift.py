@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from parity.drift import Drift, compare
+from parity.drift import Drift, compare, functions
 from parity.golden_case import GOLDEN
-from parity.source import functions
 from stages.errors import UsageError
 
 FILE = "src/prime_rl/trainer/rl/loss.py"
@@ -112,21 +111,24 @@ def test_what_is_no_clone_of_a_known_project_is_refused(clone: Path, golden: Pat
         compare(str(clone), golden)
 
 
-NEEDS = """import sys
-BROKEN = 1 / 0
+TORN = """import not_installed_anywhere
+from somewhere_else import wanted
+BROKEN = not_installed_anywhere.thing
 BASE = 2
-class A:
+class A(not_installed_anywhere.Base):
     @staticmethod
     def f(x: Nothing = BASE): return x + g()
 def g(): return BASE
+def uses(): return BROKEN
+def asks(): return wanted
 """
 
 
-def test_only_what_a_function_needs_is_executed() -> None:
-    assert functions(NEEDS, ["A.f", "absent"])["A.f"](3) == 5
-    with pytest.raises(ZeroDivisionError):
-        functions(NEEDS, ["BROKEN"])
-    assert functions(NEEDS, ["g"], {"BASE": 7})["g"]() == 7
+def test_what_cannot_be_executed_of_a_file_is_left_out() -> None:
+    found = functions(TORN, {"wanted": 7})
+    assert found["A.f"](3) == 5 and found["g"]() == 2 and found["asks"]() == 7
+    with pytest.raises(NameError):
+        found["uses"]()
 
 
 def test_the_text_names_each_version_and_each_case_that_drifted(clone: Path) -> None:

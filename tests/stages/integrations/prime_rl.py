@@ -4,15 +4,14 @@
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from parity.drift import Clone
-from parity.source import functions
+from parity.drift import Clone, functions
 
 from stages.integrations.prime_rl_hints import HintSettings, hinted
 
@@ -185,11 +184,11 @@ def upstream_step(clone: Clone, traces: list[Trace], beside: Callable[[Any], lis
     records = {"TrainingSample": record, "MicroBatch": record}
     given = {**records, "get_logger": lambda: SimpleNamespace(warning=print)}
     take = partial(_take, clone, packages)
-    to_samples = take("orchestrator/trajectories.py", ["trace_to_samples"], given)["trace_to_samples"]
-    prune = take("orchestrator/train_sink.py", ["_prune_zero_advantages"])["_prune_zero_advantages"]
-    stamp = take("orchestrator/algo/routing.py", ["stamp_loss_routing"])["stamp_loss_routing"]
-    batch = take("trainer/batch.py", ["prepare_sample", "_materialize_bin", "_MicroBatchBin"], records)
-    loss = take("trainer/rl/loss.py", ["LossInputs", "default_loss_fn", "compute_loss"])
+    to_samples = take("orchestrator/trajectories.py", given)["trace_to_samples"]
+    prune = take("orchestrator/train_sink.py")["_prune_zero_advantages"]
+    stamp = take("orchestrator/algo/routing.py")["stamp_loss_routing"]
+    batch = take("trainer/batch.py", records)
+    loss = take("trainer/rl/loss.py")
     samples = []
     for trace in traces:
         for sample in to_samples(trace, env_name="shell"):
@@ -203,10 +202,10 @@ def upstream_step(clone: Clone, traces: list[Trace], beside: Callable[[Any], lis
     return packed, _trainer_step(loss, packed)
 
 
-def _take(clone: Clone, package: str, file: str, names: list[str], given: Any = None) -> Any:
+def _take(clone: Clone, package: str, file: str, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
     source = clone.read(f"{package}/{file}")
     assert source is not None, f"the clone has no {file}"
-    return functions(source, names, given)
+    return functions(source, given or {})
 
 
 def _trainer_step(loss: Any, packed: Any) -> dict[str, Any]:
