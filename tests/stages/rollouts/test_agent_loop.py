@@ -360,6 +360,16 @@ def test_where_time_runs_out_the_work_is_graded() -> None:
     assert sorted(e.grade.reward or 0.0 for e in ended) == [0.0, 1.0]
 
 
+def test_where_time_runs_out_in_this_process_the_work_is_graded() -> None:
+    class Slow(Says):
+        def sample(self, turns: list[Turn]) -> list[Sample]:
+            time.sleep(0.02)
+            return super().sample(turns)
+
+    (one,) = play(lambda: GuessEnv(9), Slow(), rollouts(1), max_steps=9, limits=RolloutLimits(wall_s=0.01))
+    assert (one.terminated_by, one.error, len(one.steps), one.grade.reward) == ("wall_time", None, 1, 1.0)
+
+
 def test_a_rollout_costs_no_more_than_one_answer_beyond_its_limit() -> None:
     ended = played(Asked(), 2, limits=RolloutLimits(cost_usd=0.6), turns=9)
     assert [(e.terminated_by, len(e.steps)) for e in ended] == [("cost", 3)] * 2

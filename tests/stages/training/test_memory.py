@@ -50,11 +50,11 @@ def shape_of(folder: Path) -> ModelShape:
     return shape
 
 
-def planned(folder: Path, processes: int = 1, rollout: int = 512, **settings: Any) -> TrainPlan:
+def planned(folder: Path, processes: int = 1, rollout_tokens: int = 512, **settings: Any) -> TrainPlan:
     """The plan of a training of a model, with rollouts of so many tokens."""
     policy = {"model": str(folder), **settings.pop("policy", {})}
     resolved = resolve(train.Config(policy=policy, **settings), processes)
-    return replace(resolved, rollout_tokens=rollout)
+    return replace(resolved, rollout_tokens=rollout_tokens)
 
 
 def test_the_shape_is_that_of_the_model(tmp_path: Path, eight: Path) -> None:
@@ -297,8 +297,8 @@ def test_on_a_gpu_the_estimate_is_near_the_peak_that_was_tracked(
 ) -> None:
     size = {"generations": 8, "prompts_per_step": 1, "micro_batch": 8}
     # A plan allows for PROMPT_TOKENS before the rollout; the rows have exactly these.
-    rollout = prompt + answer - plan.PROMPT_TOKENS
-    of_gpu = planned(eight, rollout_tokens=rollout, optimisation=size, policy={"device": "cuda"})
+    tokens = prompt + answer - plan.PROMPT_TOKENS
+    of_gpu = planned(eight, rollout_tokens=tokens, optimisation=size, policy={"device": "cuda"})
     found = plan.estimate_memory(of_gpu).total / GIB
     assert 1.0 <= found / tracked <= 1.15  # on fake tensors: GRPO, LoRA of rank 16, activations recomputed
 
@@ -309,8 +309,8 @@ def test_a_direction_of_eight_billion_weights_fits_an_adapters_training(eight: P
     areas = [width * height for width, height in shape_of(eight).linears]
     area = sum(areas)
 
-    def estimate(project: str, rank: int, rollout: int) -> plan.MemoryEstimate:
-        found = planned(eight, rollout_tokens=rollout, adapter={"rank": rank}, probe={"project": project}, **settings)
+    def estimate(project: str, rank: int, tokens: int) -> plan.MemoryEstimate:
+        found = planned(eight, rollout_tokens=tokens, adapter={"rank": rank}, probe={"project": project}, **settings)
         return plan.estimate_memory(replace(found, direction=1536))
 
     # Finding v takes most in a short training: float32 sums, and what one row keeps, before there is anything to train.
@@ -328,11 +328,11 @@ QWEN2 = {"7 B": (3584, 18944, 28, 28, 4), "14 B": (5120, 13824, 48, 40, 8), "32 
 
 
 def test_the_table_of_several_processes_is_the_estimate(tmp_path: Path) -> None:
-    def gib(rollout: int, rank: int, processes: int = 1, **settings: Any) -> int:
+    def gib(tokens: int, rank: int, processes: int = 1, **settings: Any) -> int:
         size = {"prompts_per_step": processes, "generations": 8, "micro_batch": 1, "gradient_checkpointing": True}
         policy = {"model": str(tmp_path), "device": "cuda"}
         config = train.Config(policy=policy, optimisation=size, adapter={"rank": rank}, **settings)
-        found = replace(resolve(config, processes, ["pairs"] if "weights" in settings else []), rollout_tokens=rollout)
+        found = replace(resolve(config, processes, ["pairs"] if "weights" in settings else []), rollout_tokens=tokens)
         return round(plan.estimate_memory(found).total / GIB)
 
     rows = []
