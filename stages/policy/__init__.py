@@ -40,7 +40,7 @@ from stages.policy.base import (
     PolicyKind,
     Sample,
     Turn,
-    is_embedded,
+    is_built_in,
 )
 from stages.runs import hub
 from stages.runs.activity import activity
@@ -87,7 +87,7 @@ def require_source(config: PolicyConfig) -> None:
     """Raise `BadInput` for a model that cannot be had, before anything as slow as torch is imported."""
     if config.base_url is None or config.served:
         source = config.in_process()
-        if kind_of(source) != "local" or is_embedded(source.model):
+        if kind_of(source) != "local" or is_built_in(source.model):
             return
         if not source.folder.is_dir():
             hub.source(source.model)
@@ -101,7 +101,7 @@ def require_source(config: PolicyConfig) -> None:
 def open_policy(config: PolicyConfig, *, cache: Path, budget: Budget, listener: Listener) -> Policy:
     """Open the policy that a configuration describes, ready to sample; `kind_of(config)` chooses its class.
 
-    cache: folder shared by runs (paid answers, embedded models). budget: from which money is reserved. listener: called
+    cache: folder shared by runs (paid answers, built-in models). budget: from which money is reserved. listener: called
     with the progress of anything slow.
     """
     require_source(config)

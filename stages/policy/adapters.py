@@ -24,7 +24,7 @@ class AdapterBase(Settings):
     """The base model of an adapter."""
 
     model: str
-    """A folder, hub id or embedded model, as the user wrote it; an adapter's folder means the merged model."""
+    """A folder, hub id or built-in model, as the user wrote it; an adapter's folder means the merged model."""
     weights: str
     """Result of `weights_identity` for the base."""
     dtype: str

@@ -60,7 +60,7 @@ _UNKNOWN: Any = object()
 
 def _of_model(config: PolicyConfig) -> int | None:
     """Return the context by a model's config.json; that of its base for an adapter."""
-    if base.is_embedded(config.model) or config.scripted:
+    if base.is_built_in(config.model) or config.scripted:
         return None
     folder = config.folder
     if adapters.is_adapter(str(folder)):
@@ -121,8 +121,8 @@ def check(config: PolicyConfig, cache: Path) -> str:
     if kind != "local":
         resolve_name(opener) if isinstance(opener := KINDS[kind], str) else None
         return f"model {config.model}: of the kind {kind!r}, which opens it itself"
-    if base.is_embedded(config.model):
-        maker, name = base.embedded(config.model)
+    if base.is_built_in(config.model):
+        maker, name = base.built_in(config.model)
         missing = maker.to_make(name, cache)
         return f"model {config.model}: {f'made on first use: {missing}' if missing else f'is there, in {cache}'}"
     return _weights(config, cache)

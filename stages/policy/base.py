@@ -1,6 +1,6 @@
 """The interface of policies: the question (`Turn`), the answer (`Sample`), the protocol, and the settings.
 
-A model is a Hugging Face folder, a hub id, an embedded model of an environment such as `kata:student` (built on first
+A model is a Hugging Face folder, a hub id, a built-in model of an environment such as `kata:student` (built on first
 use), or a server's model. `PolicyConfig.identity` is what a run's fingerprint contains of it.
 """
 
@@ -45,15 +45,15 @@ class ModelMaker(Protocol):
         ...
 
 
-def is_embedded(model: str) -> bool:
-    """Return whether a model's name is `ENVIRONMENT:NAME` of an environment that has embedded models."""
+def is_built_in(model: str) -> bool:
+    """Return whether a model's name is `ENVIRONMENT:NAME` of an environment that has built-in models."""
     environment, colon, _ = model.partition(":")
     entry = envs.ENVIRONMENTS.get(environment)
     return bool(colon and entry and entry.models)
 
 
-def embedded(model: str) -> tuple[ModelMaker, str]:
-    """Return the maker of an embedded model and the model's name within its environment.
+def built_in(model: str) -> tuple[ModelMaker, str]:
+    """Return the maker of a built-in model and the model's name within its environment.
 
     The maker raises `BadInput` for a name that it does not know.
     """
@@ -62,12 +62,12 @@ def embedded(model: str) -> tuple[ModelMaker, str]:
 
 
 def learning_rate(model: str) -> float | None:
-    """Return an embedded model's `LEARNING_RATE` for further training; None for other models."""
-    return getattr(embedded(model)[0], "LEARNING_RATE", None) if is_embedded(model) else None
+    """Return a built-in model's `LEARNING_RATE` for further training; None for other models."""
+    return getattr(built_in(model)[0], "LEARNING_RATE", None) if is_built_in(model) else None
 
 
 EMBEDDED_TOKENS = 64
-"""Longest answer of an embedded model in tokens, where none is given."""
+"""Longest answer of a built-in model in tokens, where none is given."""
 UNSTATED = 32_768
 """Longest answer of a server that states no context, in tokens. It is sent: without a limit money has no bound."""
 VLLM = "vllm:"
@@ -143,7 +143,7 @@ class PolicyConfig(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _limit_embedded(cls, given: Any) -> Any:
+    def _limit_built_in(cls, given: Any) -> Any:
         # TOML has no word for nothing: an empty address takes back the one that a file gives for all stages.
         if isinstance(given, dict) and given.get("base_url") == "":
             given = {**given, "base_url": None}
@@ -151,7 +151,7 @@ class PolicyConfig(Settings):
         if isinstance(given, dict) and given.get("max_tokens") is None:
             model = given.get("model", cls.model_fields["model"].default)
             own = isinstance(model, str) and (given.get("base_url") is None or model.startswith(VLLM))
-            if own and (is_embedded(model.removeprefix(VLLM)) or model in (REFERENCE, NOOP)):
+            if own and (is_built_in(model.removeprefix(VLLM)) or model in (REFERENCE, NOOP)):
                 return {**given, "max_tokens": EMBEDDED_TOKENS}
         return given
 
@@ -194,7 +194,7 @@ class PolicyConfig(Settings):
 
     @property
     def source(self) -> str:
-        """Return the model without the prefix `vllm:`: a folder, hub id or embedded model."""
+        """Return the model without the prefix `vllm:`: a folder, hub id or built-in model."""
         return self.model.removeprefix(VLLM)
 
     @property
@@ -221,7 +221,7 @@ class PolicyConfig(Settings):
         return self.model_copy(update={"model": self.source, "base_url": None}) if self.served else self
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that affect answers, with a digest of the local folder or of the embedded recipe."""
+        """Return the settings that affect answers, with a digest of the local folder or of the built-in recipe."""
         return {**super().identity(), "weights": weights_identity(self)}
 
     def key(self) -> str:
@@ -261,17 +261,17 @@ BasicPolicy = Annotated[PolicyConfig, basic_of("model", "base_url", "api_key_env
 
 
 def weights_identity(config: PolicyConfig) -> str:
-    """Return what distinguishes two models of one name: an embedded model's recipe, a folder's digest, else a constant.
+    """Return what distinguishes two models of one name: a built-in model's recipe, a folder's digest, else a constant.
 
     A folder may have the word of a registered kind before it: `vllm:./model`. Raises `BadInput` for a path without
-    folder, a file, an unknown embedded model, and a misspelt policy without a model.
+    folder, a file, an unknown built-in model, and a misspelt policy without a model.
     """
     if config.base_url is not None and not config.served:
         return "endpoint"
     if config.scripted:
         return "scripted"
-    if is_embedded(config.source):
-        maker, name = embedded(config.source)
+    if is_built_in(config.source):
+        maker, name = built_in(config.source)
         return maker.recipe_fingerprint(name)
     for place in (config.model, config.model.partition(":")[2]):
         if place and Path(place).is_dir():

@@ -195,7 +195,7 @@ class LocalPolicy:
 def load_model(
     config: PolicyConfig, *, cache: Path, listener: Listener, merged: bool = True, revision: str | None = None
 ) -> tuple[Any, Any]:
-    """Load a causal LM and its tokenizer onto the configured device; train an embedded model first.
+    """Load a causal LM and its tokenizer onto the configured device; train a built-in model first.
 
     merged: whether an adapter is added to its base's weights, in their type, or kept apart in float32. Raises
     `BadInput` for an unknown model, a tokenizer without a chat template, or an adapter whose base has changed.
@@ -246,8 +246,8 @@ def resolve(config: PolicyConfig, *, cache: Path, listener: Listener, revision: 
 
     For an id, `BadInput` where the hub does not answer and has not been asked for this model before.
     """
-    if base.is_embedded(config.model):
-        maker, name = base.embedded(config.model)
+    if base.is_built_in(config.model):
+        maker, name = base.built_in(config.model)
         return str(maker.ensure(name, cache, listener))
     return str(config.folder) if config.folder.is_dir() else hub.source(config.model, revision)
 

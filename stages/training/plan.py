@@ -78,7 +78,7 @@ def model_shape(policy: PolicyConfig) -> ModelShape | None:
 
     None, too, for models that environments bring along: they are made in seconds, so they are small.
     """
-    if base.is_embedded(policy.model):
+    if base.is_built_in(policy.model):
         return None
     require_source(policy)
     import torch
@@ -117,7 +117,7 @@ def model_shape(policy: PolicyConfig) -> ModelShape | None:
 class TrainPlan:
     """A training's configuration with nothing left open, and what its memory depends on.
 
-    config: its optimisation and adapter are filled in. shape: of the model; None for a small embedded model, or where
+    config: its optimisation and adapter are filled in. shape: of the model; None for a small built-in model, or where
     it is not known yet. small: whether the model is trained whole in one pass by default. rollout_tokens: of the
     longest rollout after the prompt. processes: each holds the whole model, and its share of a step's rollouts.
     teacher_bytes: of a model to distil from in this process, 0 where a server has it or its size is not known yet.
@@ -199,7 +199,7 @@ def resolve(config: Config, processes: int, inputs: Container[str] = (), directi
     reporting.check(config.report_to)
     policy, size, rank = config.policy, config.optimisation, config.adapter.rank
     shape = model_shape(policy.in_process())
-    small = base.is_embedded(policy.source) or (shape is not None and shape.parameters < SMALL)
+    small = base.is_built_in(policy.source) or (shape is not None and shape.parameters < SMALL)
     spectral = config.adapter.kind == "singular-values"
     if rank is None:
         # A server gets an adapter sooner than all weights.

@@ -95,7 +95,7 @@ def recipe(name: str) -> Recipe:
     if name not in RECIPES:
         near = "".join(f" Did you mean kata:{known}?" for known in get_close_matches(name, RECIPES, 1))
         exist = ", ".join(f"kata:{known}" for known in RECIPES)
-        raise BadInput(f"There is no embedded model kata:{name}.{near} There is {exist}.")
+        raise BadInput(f"There is no built-in model kata:{name}.{near} There is {exist}.")
     return RECIPES[name]
 
 

@@ -96,7 +96,7 @@ def test_a_rollout_in_an_environment_registered_from_outside(outside: Registered
 
 
 def test_models_and_pairs_registered_from_outside_are_found_by_name(outside: Registered) -> None:
-    assert base.is_embedded("outside:student")
+    assert base.is_built_in("outside:student")
     registered, own = (base.PolicyConfig(model=f"{name}:student") for name in ("outside", "kata"))
     assert base.weights_identity(registered) == base.weights_identity(own)
     pairs = load_pairs(PairsConfig(source="outside", count=2, held_out=2), seed=7)

@@ -51,7 +51,7 @@ def test_a_model_that_an_environment_brings_along_answers_with_64_tokens(model: 
     assert config.identity()["max_tokens"] == 64, "runs of before are found again"
 
 
-def test_a_model_of_a_server_may_have_the_name_of_an_embedded_one() -> None:
+def test_a_model_of_a_server_may_have_the_name_of_a_built_in_one() -> None:
     assert PolicyConfig(model="kata:student", base_url="http://127.0.0.1:1/v1").max_tokens is None
 
 

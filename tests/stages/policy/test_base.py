@@ -84,14 +84,14 @@ def test_our_own_kinds_open(tmp_path: Path) -> None:
         opened(PolicyConfig(model="endpoint:big"), tmp_path)
 
 
-def test_a_name_with_an_environment_before_a_colon_is_embedded():
-    assert base.is_embedded(base.EXAMPLE) and base.is_embedded("gsm8k:rows.jsonl")
-    assert not any(map(base.is_embedded, ("kata", "Qwen/Qwen3-8B", "./kata", "other:name")))
+def test_a_name_with_an_environment_before_a_colon_is_built_in():
+    assert base.is_built_in(base.EXAMPLE) and base.is_built_in("gsm8k:rows.jsonl")
+    assert not any(map(base.is_built_in, ("kata", "Qwen/Qwen3-8B", "./kata", "other:name")))
 
 
 def test_models_are_told_apart_and_an_unknown_one_is_refused():
     assert PolicyConfig(model="kata:student").identity() != PolicyConfig(model="kata:teacher-a").identity()
-    with pytest.raises(BadInput, match=r"no embedded model kata:nobody\. There is kata:novice, kata:student"):
+    with pytest.raises(BadInput, match=r"no built-in model kata:nobody\. There is kata:novice, kata:student"):
         base.weights_identity(PolicyConfig(model="kata:nobody"))
 
 

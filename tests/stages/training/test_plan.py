@@ -29,7 +29,7 @@ def chosen(policy: PolicyConfig, **more: object) -> tuple[object, ...]:
     return tuple(resolve(Config(policy=policy, optimisation=more), 1).facts().values())
 
 
-def test_embedded_and_small_models_are_trained_as_ever(tiny: Path) -> None:
+def test_built_in_and_small_models_are_trained_as_ever(tiny: Path) -> None:
     assert chosen(PolicyConfig()) == (0, 2e-4, 64, False)
     assert chosen(PolicyConfig(model=str(tiny))) == (0, 2e-4, 64, False)
 
