@@ -56,7 +56,7 @@ class Config(StageConfig):
         min_length=1,
     )
     """The teacher table. The default is for rollouts of kata alone."""
-    samples: Annotated[int, BASIC] = Field(default=1, gt=0)
+    answers_per_state: Annotated[int, BASIC] = Field(default=1, gt=0)
     """Answers of every teacher to one state; more than one makes sense with a temperature above 0."""
     gate: Annotated[GateConfig, basic_of("rule")] = GateConfig()
     """Whether expensive teachers are asked only where they can matter."""
@@ -107,7 +107,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     """Return the number of answers and an upper bound of their cost."""
     _require_teachers(config, _environments(inputs.one("rollouts")))
     with TemporaryDirectory() as folder, RecordedStates(inputs.one("rollouts"), Path(folder)) as recorded:
-        asked = questions(recorded, config.teachers, config.samples, config.seed)
+        asked = questions(recorded, config.teachers, config.answers_per_state, config.seed)
         count = sum(map(len, asked.values()))
         tokens = sum(len(asked[t.name]) * available.longest_answer(t) for t in config.teachers)
         paid = [t for t in config.teachers if t.cost(1, 1) and asked[t.name]]
@@ -130,7 +130,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Ask every question that has no answer yet, then write the table of answers and the report of their cost."""
     _require_teachers(config, _environments(inputs.one("rollouts")))
     with RecordedStates(inputs.one("rollouts"), out.scratch("asked")) as recorded:
-        asked = questions(recorded, config.teachers, config.samples, config.seed)
+        asked = questions(recorded, config.teachers, config.answers_per_state, config.seed)
         policies = _opened(recorded, asked, config.teachers, out)
         for name, policy in policies.items():
             out.model(name, **policy.facts())
@@ -160,7 +160,7 @@ def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
     with RecordedStates(inputs.one("rollouts"), out.scratch("asked")) as recorded:
         asked = {
             name: theirs
-            for name, theirs in questions(recorded, config.teachers, config.samples, config.seed).items()
+            for name, theirs in questions(recorded, config.teachers, config.answers_per_state, config.seed).items()
             if not all(out.finished(question.key) for question in theirs)
         }
         ask_teachers(asked, _opened(recorded, asked, config.teachers, out), out)

@@ -197,17 +197,17 @@ class TeacherQuestion:
 class TeacherQuestions:
     """The questions to one teacher, in the order in which states were first recorded; made anew by each iteration."""
 
-    def __init__(self, recorded: RecordedStates, teacher: TeacherConfig, samples: int, seed: int) -> None:
-        self.recorded, self.teacher, self._samples, self._seed = recorded, teacher, samples, seed
+    def __init__(self, recorded: RecordedStates, teacher: TeacherConfig, answers_per_state: int, seed: int) -> None:
+        self.recorded, self.teacher, self._answers_per_state, self._seed = recorded, teacher, answers_per_state, seed
         self._identity = teacher.identity()  # reads all bytes of a local model folder
 
     def __len__(self) -> int:
-        return len(self.recorded.distinct) * self._samples
+        return len(self.recorded.distinct) * self._answers_per_state
 
     def __iter__(self) -> Iterator[TeacherQuestion]:
         read, tools = self.recorded.messages, self.recorded.tools
         for state in self.recorded.distinct:
-            for index in range(self._samples):
+            for index in range(self._answers_per_state):
                 declared = tools.get(state.rollout_id, ())
                 yield TeacherQuestion(self.teacher, self._identity, state, read, index, self._seed, declared)
 
@@ -217,7 +217,7 @@ QuestionsByTeacher = Mapping[str, TeacherQuestions | list[TeacherQuestion]]
 
 
 def questions(
-    recorded: RecordedStates, teachers: Sequence[TeacherConfig], samples: int, seed: int
+    recorded: RecordedStates, teachers: Sequence[TeacherConfig], answers_per_state: int, seed: int
 ) -> dict[str, TeacherQuestions]:
     """Return the questions to each teacher, by its name."""
-    return {teacher.name: TeacherQuestions(recorded, teacher, samples, seed) for teacher in teachers}
+    return {teacher.name: TeacherQuestions(recorded, teacher, answers_per_state, seed) for teacher in teachers}

@@ -108,11 +108,11 @@ def test_all_problems_are_told_at_once_unknown_keys_first_and_teachers_by_name()
     """A setting that is missing is often one that was misspelt, so what is unknown stands before it."""
     tables = [{"name": "a", "model": "m", "max_tokens": 9}, {"nmae": "x", "model": "gpt", "max_tokens": 0}]
     with pytest.raises(UsageError) as refused:
-        settings.build("replay-teachers", replay_teachers.Config, [{"teachers": tables, "samples": 0}])
+        settings.build("replay-teachers", replay_teachers.Config, [{"teachers": tables, "answers_per_state": 0}])
     first, *lines = str(refused.value).splitlines()
     assert first == "replay-teachers cannot take these settings:" and len(lines) == 4
     assert lines[0].startswith("- replay-teachers has no setting teachers.1.nmae (of gpt). Did you mean")
-    assert "- replay-teachers cannot take samples = 0: it should be greater than 0." in lines[1:3]
+    assert "- replay-teachers cannot take answers_per_state = 0: it should be greater than 0." in lines[1:3]
     assert lines[3] == "- replay-teachers needs the setting teachers.1.name (of gpt), which is not given."
 
 

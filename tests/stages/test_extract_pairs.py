@@ -101,7 +101,7 @@ def answered(
         {"name": f"{name}-{i}", "model": name, "base_url": url, "max_tokens": 99, **more}
         for i, name in enumerate(teachers)
     ]
-    asked = replay_teachers.Config(teachers=table, samples=samples)
+    asked = replay_teachers.Config(teachers=table, answers_per_state=samples)
     answers = Run(runner.execute("replay-teachers", {"rollouts": rollouts}, asked, root=root).path)
     return {"rollouts": rollouts, "teacher_actions": answers}
 

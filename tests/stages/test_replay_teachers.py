@@ -296,7 +296,7 @@ def test_samples_of_a_state_follow_its_first(tmp_path: Path, collected: Callable
         return Reply(body=answer(f"{n}"))
 
     with serving(reply) as server:
-        run = replay(tmp_path, collected(), [endpoint("one", server.url, temperature=1.0)], samples=3)
+        run = replay(tmp_path, collected(), [endpoint("one", server.url, temperature=1.0)], answers_per_state=3)
     assert len(early) == 2 * len(set(answered)), "the first is answered, and its prompt cached, before the others"
     assert len(run.rows(TEACHER_ACTION)) == 3 * len(set(answered))
 
@@ -315,7 +315,7 @@ def test_a_local_teacher_is_hashed_once_however_many_questions(
     sys.addaudithook(hook)
     config = replay_teachers.Config(teachers=[{"name": "local", "model": str(own), "max_tokens": 8}])
     with RecordedStates(rollouts, tmp_path) as recorded:
-        asked = questions(recorded, config.teachers, samples=1, seed=0)
+        asked = questions(recorded, config.teachers, answers_per_state=1, seed=0)
         assert len(list(asked["local"])) == len(list(asked["local"])) == len(asked["local"]) > 5
     listening.clear()
     assert opened[0] == 1
