@@ -8,10 +8,11 @@ RUN is a folder of `replay-teachers` in which all teachers were asked. FILE hold
 questions, as OpenAI's `example_model_solutions.jsonl` of GSM8K (also .gz) does; an action is then a command
 that prints the final answer. FOLDER holds rollouts of several models at the same questions, MODEL.results.jsonl.gz
 as verifiers writes them; an action is then what a model did first, the only state in which all were.
-Any is served again at the given prices (USD an answer) by a local server, through every gate; pairs are extracted by
-canonical form. Beside the curve stand two bounds, for asking the cheaper teachers everywhere and the dearest where that
-is best: `known pairs` knows beforehand where its answer will make a pair, `known chances` knows how often it makes one
-in states in which the same agree (and no more, which is what a gate can learn at best from who said the same as whom).
+Any is served again at the given prices (USD an answer) by a local server, through every selection; pairs are extracted
+by canonical form. Beside the curve stand two bounds, for asking the cheaper teachers everywhere and the dearest where
+that is best: `known pairs` knows beforehand where its answer will make a pair, `known chances` knows how often it makes
+one in states in which the same agree (and no more, which is what a selection can learn at best from who said the same
+as whom).
 """
 
 import gzip
@@ -36,7 +37,7 @@ from stages.policy import dialect
 from stages.runs import runner, store
 from stages.runs.kinds import PAIR, STEP, TEACHER_ACTION
 from stages.runs.run import Run
-from stages.teachers.gate import GatedState
+from stages.teachers.selection import SelectionState
 
 VALUES = (0.5, 1, 2, 5, 10, 20, 50, 100, 500)
 """USD a pair, in the unit of the prices."""
@@ -155,7 +156,7 @@ def curve(
             for name, usd in prices.items()
         ]  # fmt: skip
         for name, gate in gates:
-            config = replay_teachers.Config(teachers=table, gate=gate, max_usd_per_trace=1e9)
+            config = replay_teachers.Config(teachers=table, selection=gate, max_usd_per_trace=1e9)
             root = folder / name
             answers = Run(runner.execute("replay-teachers", {"rollouts": rollouts}, config, root=root).path)
             inputs = {"rollouts": rollouts, "teacher_actions": answers}
@@ -197,7 +198,7 @@ def bounds(rollouts: Run, answers: Run, prices: dict[str, float], folder: Path) 
     with AnsweredStates(rollouts, answers, folder) as states:
         for state in states:
             asked = [name for name in order if state.teachers[name]]
-            told = GatedState({name: [] for name in order}, state.steps, state.teachers)
+            told = SelectionState({name: [] for name in order}, state.steps, state.teachers)
             before = pairs_of(told, order[:-1])
             base, sure = base + sum(prices[name] for name in asked[:-1]), sure + before
             alike = (told.situation(order[:-1]), told.agreeing_teachers(order[:-1]))
@@ -211,7 +212,7 @@ def bounds(rollouts: Run, answers: Run, prices: dict[str, float], folder: Path) 
     }
 
 
-def pairs_of(state: GatedState, asked: Sequence[str]) -> int:
+def pairs_of(state: SelectionState, asked: Sequence[str]) -> int:
     """How many pairs the answers of these teachers give."""
     return sum(len(decide(ballot)[0]) for ballot in state.ballots(asked))
 

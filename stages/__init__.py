@@ -11,7 +11,7 @@ redaction.py - keys of servers are kept out of everything that is written or sho
 messages.py - the messages of environments and policies: tool calls in their text, and their token ids
 backends/   - several processes, and the communication between them
 runs/       - a run on disk: artifacts, store, manifest, inputs, records, the runner
-rollouts/   - the agent loop, its rows, and the gate that checks them
+rollouts/   - the agent loop, its rows, and the collection checks
 policy/     - models that answer: in this process, or behind a server
 teachers/   - asking teachers for their actions in recorded states
 envs/       - environments

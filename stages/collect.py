@@ -16,9 +16,9 @@ from stages.plurals import counted
 from stages.policy import PolicyConfig, available, kind_of, scripted
 from stages.policy.base import BasicPolicy
 from stages.policy.serving import Serving
-from stages.rollouts import gate, trace
+from stages.rollouts import collection_checks, trace
 from stages.rollouts.agent_loop import LiveRollout, PlayingConfig, play_missing
-from stages.rollouts.gate import Account
+from stages.rollouts.collection_checks import Account
 from stages.runs import reporting, store
 from stages.runs.kinds import ROLLOUT, STEP, TASK, Row
 from stages.runs.run import Inputs, RunWriter
@@ -60,26 +60,26 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
-    """Play the missing rollouts, then write the tables and the report with the gate."""
+    """Play the missing rollouts, then write the tables and the report with the collection checks."""
     del inputs
     reporting.check(config.report_to)
     with reporting.log_units(config.report_to, out, config.label()):
         tasks, rollouts = _play(config, out)
     # Tables are in the order of the plan, whatever the order of completion.
     names = [rollout.rollout_id for rollout in rollouts]
-    collection_gate, account = gate.Gate(), Account()
+    counted_checks, account = collection_checks.CollectionChecks(), Account()
 
     def rows() -> Iterator[Row]:
         for unit in out.journal.read(names):
             account.add(unit["rollout"], len(unit["steps"]))
-            collection_gate.add(unit["rollout"], unit["steps"])
+            counted_checks.add(unit["rollout"], unit["steps"])
             yield unit["rollout"]
 
     out.table(TASK, map(task_row, tasks))
     out.table(ROLLOUT, rows())
     # A second pass over the journal, because the steps of all rollouts may not fit into memory.
     out.table(STEP, (step for unit in out.journal.read(names) for step in unit["steps"]))
-    checks, num, failed = collection_gate.checks(len(rollouts)), account.rollouts, account.failed
+    checks, num, failed = counted_checks.checks(len(rollouts)), account.rollouts, account.failed
     mean = account.rewards.value
     hidden_pass, visible_pass = account.hidden_pass.value, account.visible_pass.value
     out.count(planned=num, done=num - failed, failed=failed, steps=account.steps)
@@ -90,8 +90,8 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         mean_reward=mean,
         hidden_pass_rate=hidden_pass,
         visible_pass_rate=visible_pass,
-        gate={check.name: [check.total - check.failed, check.total] for check in checks},
-        gate_failed=failed_checks,
+        collection_checks={check.name: [check.total - check.failed, check.total] for check in checks},
+        failed_checks=failed_checks,
     )
     shown = "nothing scored" if mean is None else f"mean reward {mean:.3f}"
     if hidden_pass is not None and visible_pass is not None:
@@ -100,7 +100,8 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         shown += f"; {account.out_of_steps} of {num} ended by max_steps={config.max_steps}"
     counts = (counted(num, "rollout"), counted(account.steps, "step"), counted(failed, "error"))
     head = ", ".join([*counts, shown])
-    out.write_file("report.txt", f"{head}\n\n{gate.table(checks)}\n{gate.advice(failed_checks)}")
+    table, advice = collection_checks.table(checks), collection_checks.advice(failed_checks)
+    out.write_file("report.txt", f"{head}\n\n{table}\n{advice}")
     if account.first_failure is not None:
         rest = "" if failed >= num else " The others are saved."
         raise Incomplete(

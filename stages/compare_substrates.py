@@ -1,4 +1,4 @@
-"""substrates: collect through TRL, read what prime-rl or verifiers wrote, and check both with one gate.
+"""substrates: collect through TRL, read what prime-rl or verifiers wrote, and hold both to the same checks.
 
 Answers: whose traces are cleaner? A substrate is a way to get rollouts. Side 002a is TRL's rollout function as `train`
 uses it, without an optimiser step, kept by our recorder in `steps/*.jsonl.gz`; with `through=openenv` its environments
@@ -30,8 +30,8 @@ from stages.formats.transcripts import transcripts_of_rows
 from stages.layout import aligned
 from stages.policy import available
 from stages.policy.base import BasicPolicy, PolicyConfig
-from stages.rollouts import gate, missing
-from stages.rollouts.gate import GateCheck
+from stages.rollouts import collection_checks, missing
+from stages.rollouts.collection_checks import CollectionCheck
 from stages.rollouts.missing import Fact
 from stages.rollouts.trace import rollout_units
 from stages.runs import store
@@ -143,17 +143,17 @@ class Side:
     dropped: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
-    def checks(self) -> list[GateCheck]:
+    def checks(self) -> list[CollectionCheck]:
         """The collection checks, then those of what training needs of a trace."""
         rounded = [missing.EXACT_LOGPROBS in self.absent.get(row["rollout_id"], ()) for row in self.steps]
         unusable = sum(row["logprobs"] is None or cut for row, cut in zip(self.steps, rounded, strict=True))
         lost, total = sum(self.dropped.values()), len(self.steps)
         return [
-            *gate.check(list(self.rollouts), list(self.steps), self.planned, self.absent),
-            GateCheck(f"{ENOUGH} rollouts or more", max(ENOUGH - len(self.rollouts), 0), ENOUGH),
-            GateCheck("records readable", lost, len(self.rollouts) + lost),
-            GateCheck("token ids captured", total - self.levels["tokens"], total),
-            GateCheck("log-probs beyond 4 decimals", unusable, total),
+            *collection_checks.check(list(self.rollouts), list(self.steps), self.planned, self.absent),
+            CollectionCheck(f"{ENOUGH} rollouts or more", max(ENOUGH - len(self.rollouts), 0), ENOUGH),
+            CollectionCheck("records readable", lost, len(self.rollouts) + lost),
+            CollectionCheck("token ids captured", total - self.levels["tokens"], total),
+            CollectionCheck("log-probs beyond 4 decimals", unusable, total),
         ]
 
     @property
@@ -248,7 +248,7 @@ def table(one: Side, other: Side, own: Sequence[str] = ()) -> str:
     return "\n".join([*lines, "", text, "", *sentences, NOT_JUDGED if own else conclusion]) + "\n"
 
 
-def _outcome(check: GateCheck) -> str:
+def _outcome(check: CollectionCheck) -> str:
     if check.verdict == "not recorded":
         return "- not recorded"
     also = f" (+{check.unrecorded} not recorded)" if check.unrecorded else ""

@@ -31,8 +31,8 @@ from stages.formats.reports import Sidecars, stem
 from stages.formats.rows import ImportedPayload
 from stages.layout import aligned
 from stages.plurals import counted
-from stages.rollouts import gate
-from stages.rollouts.gate import Account
+from stages.rollouts import collection_checks
+from stages.rollouts.collection_checks import Account
 from stages.runs import store
 from stages.runs.kinds import ORIGIN, ROLLOUT, STEP, TASK, Row
 from stages.runs.run import Inputs, RunWriter
@@ -93,7 +93,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
-    """Read every file, then write the tables, the gate's checks and the report."""
+    """Read every file, then write the tables, the collection checks and the report."""
     del inputs
     sidecars = Sidecars(config.model, config.redact)
     sources, chosen = config.sources(), dict[Source, Reader | None]()
@@ -357,7 +357,7 @@ class ImportSession:
 
 
 def _finish(session: ImportSession, config: Config, out: RunWriter, remarks: list[str]) -> None:
-    """Write the tables in the order of the files, and the report with every file's counts and the gate's checks."""
+    """Write the tables in the order of the files, and the report with every file's counts and the collection checks."""
     if not session.rollouts:
         first = session.drops[0] if session.drops else None
         why = f"{config.paths[0]} holds no rollout."
@@ -365,7 +365,7 @@ def _finish(session: ImportSession, config: Config, out: RunWriter, remarks: lis
             why = f"{first.file}, line {first.line}: {first.reason} ({first.detail})."
         raise BadInput(f"Nothing could be imported from {counted(len(session.counts), 'file')}. {why}")
     tasks: dict[str, Row] = {}
-    checks, account, models = gate.Gate(), Account(), set[str | None]()
+    checks, account, models = collection_checks.CollectionChecks(), Account(), set[str | None]()
     withheld = Counter[str]()
 
     def rollouts() -> Iterator[Row]:
@@ -411,7 +411,7 @@ def report(
     drops: list[Drop],
     account: Account,
     about: str,
-    checks: list[gate.GateCheck],
+    checks: list[collection_checks.CollectionCheck],
     remarks: list[str],
     out: RunWriter,
 ) -> None:
@@ -440,8 +440,8 @@ def report(
         mean_reward=account.rewards.value,
         dropped=dict(dropped),
         redacted=dict(redacted),
-        gate_failed=[check.name for check in checks if not check.ok],
-        gate={check.name: [check.total - check.failed, check.total, check.unrecorded] for check in checks},
+        failed_checks=[check.name for check in checks if not check.ok],
+        collection_checks={check.name: [check.total - check.failed, check.total, check.unrecorded] for check in checks},
     )
     lines = [
         f"{counted(account.rollouts, 'rollout')} ({counted(account.failed, 'error')}), "
@@ -452,7 +452,7 @@ def report(
         *remarks,
         *_file_lines(counts, drops, dropped, redacted),
         "",
-        gate.table(checks),
+        collection_checks.table(checks),
     ]
     out.write_file("report.txt", "\n".join(lines) + "\n")
 

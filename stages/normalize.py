@@ -28,8 +28,8 @@ import orjson
 from stages.errors import ComposerError, Incomplete, UsageError
 from stages.layout import aligned
 from stages.messages import Message
-from stages.rollouts import gate
-from stages.rollouts.gate import Account
+from stages.rollouts import collection_checks
+from stages.rollouts.collection_checks import Account
 from stages.rollouts.trace import conversation, rollout_rows
 from stages.runs import store
 from stages.runs.kinds import ORIGIN, ROLLOUT, SELECTION, STEP, TASK, Row
@@ -111,7 +111,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     conversations = ((row["rollout_id"], conversation(steps)) for row, steps in rollout_rows(source) if steps)
     verdict = run_recipe(conversations, config.dj, out.scratch("data-juicer"))
     out.progress("Data-Juicer", 1, 1)
-    counted, checks = JudgedRollouts(), gate.Gate()
+    counted, checks = JudgedRollouts(), collection_checks.CollectionChecks()
     dropped = set[str]()
 
     def judged() -> Iterator[Row]:
@@ -147,7 +147,7 @@ def _require_recipe(config: Config) -> None:
         raise UsageError("normalize needs a Data-Juicer recipe. Give one with --dj RECIPE.")
 
 
-def _report(counted: JudgedRollouts, checks: list[gate.GateCheck], out: RunWriter) -> None:
+def _report(counted: JudgedRollouts, checks: list[collection_checks.CollectionCheck], out: RunWriter) -> None:
     """Write the counts, the summary and the report; raise `Incomplete` when nothing is kept."""
     kept, dropped = counted.kept, counted.dropped
     bare = sorted(task for task, number in counted.tasks.items() if not number)
@@ -158,8 +158,8 @@ def _report(counted: JudgedRollouts, checks: list[gate.GateCheck], out: RunWrite
         mean_reward_kept=kept.rewards.value,
         mean_reward_dropped=dropped.rewards.value,
         tasks_without_rollouts=len(bare),
-        gate_failed=[check.name for check in checks if not check.ok],
-        gate={check.name: [check.total - check.failed, check.total, check.unrecorded] for check in checks},
+        failed_checks=[check.name for check in checks if not check.ok],
+        collection_checks={check.name: [check.total - check.failed, check.total, check.unrecorded] for check in checks},
     )
     sides = []
     for name, one in (("kept", kept), ("dropped", dropped)):
@@ -171,7 +171,7 @@ def _report(counted: JudgedRollouts, checks: list[gate.GateCheck], out: RunWrite
         lines += ["", "dropped by the recipe", *(f"  {name}" for name in counted.names)]
         lines += [f"  ... and {more} more: `kept` is false in selections.parquet"] if more else []
     lines += ["", f"tasks without a rollout left: {len(bare)}, among them {', '.join(bare[:5])}"] if bare else []
-    out.write_file("report.txt", "\n".join([*lines, "", gate.table(checks)]) + "\n")
+    out.write_file("report.txt", "\n".join([*lines, "", collection_checks.table(checks)]) + "\n")
     if not kept.rollouts:
         raise Incomplete(f"The recipe keeps none of {dropped.rollouts} rollouts. Give one that asks for less.")
 

@@ -28,8 +28,8 @@ from stages.runs.run import Inputs, Run, RunWriter, Slot
 from stages.runs.settings import BASIC, Given, StageConfig, basic_of, with_default
 from stages.runs.stage import Plan, Stage
 from stages.teachers.asking import FINAL, Policies, ask_teachers, probe_servers
-from stages.teachers.gate import GateConfig, ask_gated
 from stages.teachers.questions import QuestionsByTeacher, RecordedStates, TeacherConfig, dependent_votes, questions
+from stages.teachers.selection import SelectionConfig, ask_selected
 from stages.teachers.spending import Spending, Tally, table, verdict
 
 WHY_SPARED = {
@@ -58,7 +58,7 @@ class Config(StageConfig):
     """The teacher table. The default is for rollouts of kata alone."""
     answers_per_state: Annotated[int, BASIC] = Field(default=1, gt=0)
     """Answers of every teacher to one state; more than one makes sense with a temperature above 0."""
-    gate: Annotated[GateConfig, basic_of("rule")] = GateConfig()
+    selection: Annotated[SelectionConfig, basic_of("rule")] = SelectionConfig()
     """Whether expensive teachers are asked only where they can matter."""
     min_answered: float = Field(default=0.8, ge=0.0, le=1.0, json_schema_extra={"affects_results": False})
     """Least share of complete answers for the run to pass."""
@@ -75,8 +75,8 @@ class Config(StageConfig):
         names = [teacher.name for teacher in self.teachers]
         if len(set(names)) < len(names):
             raise ValueError(f"teachers: two teachers have the same name: {sorted(names)}")
-        if self.deal == "teachers" and (self.gate.rule != "off" or self.gate.failed_only):
-            raise ValueError('deal = "teachers" asks all at once, and a gate decides step by step; set "local"')
+        if self.deal == "teachers" and (self.selection.rule != "off" or self.selection.failed_only):
+            raise ValueError('deal = "teachers" asks all at once, and a selection decides step by step; set "local"')
         return self
 
     def label(self) -> str:
@@ -135,7 +135,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         for name, policy in policies.items():
             out.model(name, **policy.facts())
         spared = Counter[str]()
-        if config.gate.rule == "off" and not config.gate.failed_only:
+        if config.selection.rule == "off" and not config.selection.failed_only:
             if config.deal == "teachers":
                 # Workers will ask the servers; what these accept is recorded here, in the run's own manifest.
                 probe_servers(asked, policies, out)
@@ -144,7 +144,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         else:
             passed = passed_by_rollout(inputs.one("rollouts").scan(ROLLOUT).rows(PASSED_COLUMNS))
             taken = recorded.distinct.steps()
-            spared = ask_gated(asked, taken, policies, config.teachers, config.gate, passed, out)
+            spared = ask_selected(asked, taken, policies, config.teachers, config.selection, passed, out)
         answers = AnswerSummary(recorded.distinct.rollout_ids())
         keys = (question.key for questions in asked.values() for question in questions)
         out.table(TEACHER_ACTION, map(answers.add, (record["answer"] for record in out.journal.read(keys))))

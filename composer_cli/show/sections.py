@@ -29,7 +29,7 @@ from composer_cli.show.blocks import (
 from composer_cli.show.facts import metric_rows
 from composer_cli.show.rollout import ShownMessage, title_of
 from stages.plurals import counted
-from stages.rollouts import gate
+from stages.rollouts import collection_checks
 from stages.runs import queries
 from stages.runs.catalog import name
 from stages.runs.display import Table, cell, points
@@ -63,9 +63,9 @@ def findings(run: Run) -> Findings | None:
 def checked(run: Run) -> Findings | None:
     """Return the result of the collection checks; None for a run that has not ended."""
     summary = run.manifest.summary
-    if not (checks := summary.get("gate")):
+    if not (checks := summary.get("collection_checks")):
         return None
-    failed = summary.get("gate_failed", [])
+    failed = summary.get("failed_checks", [])
     unrecorded = [name for name, (_, total, *_) in checks.items() if not total and name not in failed]
     passed = len(checks) - len(failed) - len(unrecorded)
     title = f"{passed} of {len(checks)} checks passed" if failed or unrecorded else f"all {len(checks)} checks passed"
@@ -73,32 +73,32 @@ def checked(run: Run) -> Findings | None:
     missed = [f"{name}, {passed} of {total}" for name, (passed, total, *_) in checks.items() if name in failed]
     return Findings(
         f"Collection checks: {title}{without}",
-        lead=gate.advice(failed).strip(),
+        lead=collection_checks.advice(failed).strip(),
         not_shown=missed,
         sides=("passed", "FAIL"),
     )
 
 
-def _gated(run: Run) -> Blocks:
+def _collection_checks(run: Run) -> Blocks:
     """Yield the collection checks, each with its counts."""
     if found := checked(run):
         yield found
     summary = run.manifest.summary
-    failed = summary.get("gate_failed", [])
+    failed = summary.get("failed_checks", [])
     checks = [
         {
             "check": name,
             "result": "FAIL" if name in failed else "ok" if total else "not recorded",
             "rows": f"{passed:,} of {total:,}",
         }
-        for name, (passed, total, *_) in summary.get("gate", {}).items()
+        for name, (passed, total, *_) in summary.get("collection_checks", {}).items()
     ]
     if checks:
         yield Folded(Table.of("All checks", checks, "check: check\nresult: result\nthat pass: rows number"))
 
 
 def _collected(run: Run) -> Blocks:
-    yield from _gated(run)
+    yield from _collection_checks(run)
     yield from _examples(run, FIRST)
 
 
@@ -434,11 +434,11 @@ def _probed(run: Run) -> Blocks:
     if status is None:
         return
     checks = _checks(run, "uat")
-    missed = [check["check"] for check in checks if check["severity"] == "gate" and check["status"] != "PASS"]
+    missed = [check["check"] for check in checks if check["severity"] == "deciding" and check["status"] != "PASS"]
     left = f" Not passed: {', '.join(missed)}." if missed else ""
     yield Findings(f"Gradient probe: {status}", lead=f"{LEADS[status]}{left}")
     for title, severity in (
-        ("Checks that decide", "gate"),
+        ("Checks that decide", "deciding"),
         ("Reported because the plan asked for it; decides nothing", "report"),
     ):
         yield Table.of(
@@ -459,7 +459,7 @@ def _guarded(document: str) -> Callable[[Run], Blocks]:
 
     def blocks(run: Run) -> Blocks:
         if "verdict" in run.manifest.summary:
-            checks = [check for check in _checks(run, document) if check["severity"] == "gate"]
+            checks = [check for check in _checks(run, document) if check["severity"] == "deciding"]
             passed = [check["check"] for check in checks if check["status"] == "PASS"]
             about = filter(None, (run.manifest.stage.removeprefix("probe-"), run.manifest.summary.get("arm")))
             yield Findings(

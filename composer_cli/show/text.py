@@ -189,7 +189,7 @@ LEAST_PROMPT = 12
 LEAST_SHARED = 24
 """Characters from which the beginning that all prompts share is left out."""
 OUTCOME_COLOURS = {"passed": GREEN, "failed": RED, "hacked": RED, "error": RED, "FAIL": RED}
-"""The colours of outcomes and of checks of the gate."""
+"""The colours of outcomes and of collection checks."""
 HEAD, TAIL = 20, 10
 """Lines of a long text that are printed of its beginning and its end."""
 LONGEST_LINE = 1_000

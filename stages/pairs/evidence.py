@@ -437,7 +437,7 @@ class PairEvidence:
         found: Sequence[tuple[AlikeStates, Pattern]],
         tested: Array,
     ) -> None:
-        """Add one block with its patterns. tested: states [S] that agreement is tested on, chosen without a gate."""
+        """Add one block with its patterns. tested: states [S] that agreement is tested on, whichever the answers."""
         coded = block.steps["rollout_id"].combine_chunks().dictionary_encode()
         index = to_numpy(coded.indices)
         _, first = np.unique(index, return_index=True)

@@ -195,15 +195,16 @@ def explored(digest: str, share: float) -> bool:
 def asked_blindly(answers: Run, block: StateBlock) -> Array:
     """Return which states [S] of a block have answers that were not requested because of other answers.
 
-    Without a gate, those are all answered states; with one, the share that the gate explores at random: a gate asks
-    where teachers are likely to disagree, so that its own choice would decide a test of their agreement.
+    Where all teachers were asked everywhere, those are all answered states; under a selection, the share that it
+    explores at random: it asks where teachers are likely to disagree, so that its own choice would decide a test of
+    agreement.
     """
     asked: Array = np.bincount(block.answered, minlength=block.size) > 0
-    gate = answers.manifest.config.get("gate") or {"rule": "off"}
-    if gate["rule"] == "off":
+    selection = answers.manifest.config.get("selection") or {"rule": "off"}
+    if selection["rule"] == "off":
         return asked
     digests = block.first_step_column("state_sha256").to_pylist()
-    return asked & np.array([explored(digest, gate["explore"]) for digest in digests], dtype=bool)
+    return asked & np.array([explored(digest, selection["explore"]) for digest in digests], dtype=bool)
 
 
 def vote(

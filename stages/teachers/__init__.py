@@ -3,5 +3,5 @@
 spending.py - calls, tokens, cost and latency of teachers, and whether they are affordable
 questions.py - the teacher table, the messages of each distinct state, and one question per state, teacher and sample
 asking.py - all questions asked: servers concurrently on the event loop, local models batch by batch
-gate.py - expensive teachers asked only where their answers can change a pair
+selection.py - expensive teachers asked only where their answers can change a pair
 """

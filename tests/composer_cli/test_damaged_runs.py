@@ -47,7 +47,7 @@ def test_an_empty_manifest_is_begun_anew_with_clean(say, runs, tmp_path):
     assert code == 0, err
 
 
-def test_a_gate_without_tokens_does_not_call_them_ok(made):
+def test_checks_without_tokens_do_not_call_them_ok(made):
     report = next((made / "collect").glob("2*/report.txt")).read_text()
     assert "not recorded" in next(line for line in report.splitlines() if "ids as many as log-probs" in line)
 

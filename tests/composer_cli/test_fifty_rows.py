@@ -75,7 +75,8 @@ def test_from_rows_to_a_verdict(composer, tmp_path):
     assert set(checked["counts"]) == {"ok"}
     model = save_tiny(tmp_path / "model", characters=None)
     ending(model)
-    # The gate fails (1): a random model writes no action. What it wrote is kept, and teachers are asked all the same.
+    # The collection checks fail (1): a random model writes no action. What it wrote is kept, and teachers are asked all
+    # the same.
     run("collect", *ENV, "--policy", model, *POLICY, "-n", TRAIN, "-s", "samples=2", codes=(0, 1))
     artifacts = tmp_path / "artifacts"
     collected = Run(artifacts / "collect" / "latest")

@@ -234,18 +234,25 @@ def test_a_pair_of_each_rule_is_an_example(made, tmp_path):
 
 
 PNG = b"\x89PNG\r\n"
-CHECK = {"plan_item": "T4", "severity": "gate", "threshold": "t > 2", "detail": EVIL, "evidence_path": "", "asks": ""}
+CHECK = {
+    "plan_item": "T4",
+    "severity": "deciding",
+    "threshold": "t > 2",
+    "detail": EVIL,
+    "evidence_path": "",
+    "asks": "",
+}
 
 
 def probed(root: Path, status: str = "FAIL") -> list[Run]:
     """A pool with a fault, a verdict on it and a plot."""
-    gate = {**CHECK, "check": "T4e", "status": status, "stat": 1.5, "placebo_q95": 2.5, "pass": status == "PASS"}
-    reported = {**gate, "check": "T4a", "severity": "report", "status": "PASS", "stat": None, "placebo_q95": None}
+    deciding = {**CHECK, "check": "T4e", "status": status, "stat": 1.5, "placebo_q95": 2.5, "pass": status == "PASS"}
+    reported = {**deciding, "check": "T4a", "severity": "report", "status": "PASS", "stat": None, "placebo_q95": None}
     pool = run_of(root, "probe-teacher-pool", outcome=RunOutcome(summary={"verdict": "FAIL"}))
     uat = run_of(root, "probe-uat", pool, outcome=RunOutcome(summary={"verdict": status}))
     plot = run_of(root, "probe-plot", outcome=RunOutcome(summary={"figures": ["05_placebos"]}))
-    store.write_json(pool.path / "checks.json", [reported, gate])
-    store.write_json(uat.path / "uat.json", [reported, gate])
+    store.write_json(pool.path / "checks.json", [reported, deciding])
+    store.write_json(uat.path / "uat.json", [reported, deciding])
     (plot.path / "05_placebos.csv").write_text("direction,t\nv,1.5\n")
     (plot.path / "05_placebos.png").write_bytes(PNG)
     return [uat, plot]

@@ -13,7 +13,7 @@ from support.documents import BIN, DOCUMENTS, FENCE, ROOT
 from stages import STAGES
 from stages.evaluation import report
 from stages.pairs import evidence
-from stages.rollouts import gate
+from stages.rollouts import collection_checks
 
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(#[^)\s]+)?\)")
 PLAIN = {
@@ -67,4 +67,4 @@ def test_the_glossary_is_in_alphabetical_order_and_explains_the_words_of_reports
 def test_every_collection_check_is_explained() -> None:
     rows = [line for line in (ROOT / "docs" / "verdicts.md").read_text().splitlines() if line.startswith("| ")]
     explained = {name for row in rows for name in re.split(r"; |, (?=rollouts scored)", row.split(" | ")[0][2:])}
-    assert {check.name for check in gate.Gate().checks(0)} - explained == set()
+    assert {check.name for check in collection_checks.CollectionChecks().checks(0)} - explained == set()

@@ -1,4 +1,4 @@
-"""collect: rows, gate, and rollouts that fail for reasons that are not the policy's."""
+"""collect: rows, collection checks, and rollouts that fail for reasons that are not the policy's."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,19 +15,19 @@ from stages.runs.kinds import ROLLOUT, STEP, TASK
 from stages.runs.run import Inputs, Run, read_manifest
 
 
-def test_rows_are_complete_and_pass_the_gate(collected: Callable[..., Run]) -> None:
+def test_rows_are_complete_and_pass_the_collection_checks(collected: Callable[..., Run]) -> None:
     run = collected()
     rollouts, steps, tasks = run.rows(ROLLOUT), run.rows(STEP), run.rows(TASK)
     assert len(tasks) == 3 and len(rollouts) == 6
     assert len(steps) == sum(r["num_steps"] for r in rollouts)
     assert all(r["sandbox"] == "not-needed" and r["source"] == "collect" for r in rollouts)
-    assert set(run.manifest.summary["gate"]) >= {
+    assert set(run.manifest.summary["collection_checks"]) >= {
         "state hash chain",
         "ids as many as log-probs",
         "prompt extends the last",
     }
     exact = ("state hash chain", "ids as many as log-probs", "prompt extends the last", "tuples complete")
-    assert all(len(set(run.manifest.summary["gate"][name])) == 1 for name in exact)
+    assert all(len(set(run.manifest.summary["collection_checks"][name])) == 1 for name in exact)
 
 
 def test_states_and_ids_are_rebuilt_from_deltas(collected: Callable[..., Run]) -> None:

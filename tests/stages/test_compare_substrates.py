@@ -59,7 +59,7 @@ def test_without_a_file_the_format_is_compared_and_the_report_says_so(compared):
     assert {unit["rollout"]["source"] for unit in run.units()} == {"trl"} and run.manifest.counts["done"] == 6
 
 
-def test_a_users_file_is_held_to_the_same_gate(compared, tmp_path):
+def test_a_users_file_is_held_to_the_same_checks(compared, tmp_path):
     said = [{"role": "assistant", "content": "hollow ship"}]
     row = {
         "id": 0,
@@ -119,7 +119,7 @@ def steps(run: Run) -> list[tuple[str, list[Any]]]:
     return sorted((unit["unit"], [[step[name] for name in told] for step in unit["steps"]]) for unit in run.units())
 
 
-def test_failed_rollouts_are_counted_and_fail_the_gate(compared):
+def test_failed_rollouts_are_counted_and_fail_the_checks(compared):
     run = compared(env="support.environments:BreakingEnv", tasks=2)
     ours, _ = sides(run)
     assert run.manifest.counts["failed"] == 2 and verdicts(ours)["rollouts scored"] == "FAIL"
@@ -142,7 +142,7 @@ def test_through_an_openenv_server_the_rollouts_are_those_of_this_process(compar
 @needs("openenv")
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_a_hundred_rollouts_through_an_openenv_server_meet_the_gate(compared):
+def test_a_hundred_rollouts_through_an_openenv_server_pass_the_checks(compared):
     run = compared(env="kata", tasks=25, samples=4, max_tokens=12, through="openenv", openenv_python=where("openenv"))
     ours, _ = sides(run)
     assert ours["rollouts"] == ours["planned"] == 100 and run.manifest.counts["failed"] == 0

@@ -59,7 +59,7 @@ def test_models_on_the_same_tasks_are_groups(tmp_path: Path, imported: Importing
         ("one", 0, "verifiers"),
     ]
     assert run.manifest.counts == {"traces": 6, "rollouts": 6, "failed": 0, "steps": 6}
-    assert run.manifest.summary["gate_failed"] == []
+    assert run.manifest.summary["failed_checks"] == []
 
 
 def test_traces_in_are_rollouts_out_and_named_drops(tmp_path: Path, imported: Importing) -> None:
@@ -170,7 +170,7 @@ def test_everything_real_in_one_run(imported: Importing) -> None:
     assert {name: sum(r["source"] == name for r in rollouts) for name in expected} == expected
     counts = run.manifest.counts
     assert len(rollouts) == sum(expected.values()) == counts["traces"] - counts["dropped_unknown_format"]
-    gate = run.manifest.summary["gate"]
+    checks = run.manifest.summary["collection_checks"]
     for name in (
         "state hash chain",
         "steps dense from 0",
@@ -178,7 +178,7 @@ def test_everything_real_in_one_run(imported: Importing) -> None:
         "tuples complete",
         "rollout ids unique",
     ):
-        assert gate[name][0] == gate[name][1] > 0, name
+        assert checks[name][0] == checks[name][1] > 0, name
     steps = by_rollout(run.rows(STEP))
     assert all(
         len(state) == row["num_messages"]

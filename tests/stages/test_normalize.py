@@ -86,7 +86,7 @@ def test_imported_rollouts_keep_their_origins(tmp_path: Path, make: Callable[...
     run = make(source)
     whole = source.rows(ORIGIN)
     assert run.rows(ORIGIN) == [whole[0], whole[2]] and len(run.rows(STEP)) == 2
-    unrecorded = {name: counts[2] for name, counts in run.manifest.summary["gate"].items()}
+    unrecorded = {name: counts[2] for name, counts in run.manifest.summary["collection_checks"].items()}
     assert unrecorded["prompt extends the last"] == 2, "what the source cannot tell is no failure"
 
 

@@ -16,10 +16,10 @@ def played(root: Path, policy: str, env: dict[str, Any], **more: Any) -> Run:
 
 
 def nothing_done(root: Path, env: dict[str, Any], **more: Any) -> Run:
-    """Collect rollouts of `noop`: no reward, one step without an action each, and a gate that passes."""
+    """Collect rollouts of `noop`: no reward, one step without an action each, and collection checks that pass."""
     run = played(root, "noop", env, **more)
     rows, steps = run.rows(ROLLOUT), run.rows(STEP)
     assert rows and {row["reward"] for row in rows} == {0.0} and {row["terminated_by"] for row in rows} == {"idle"}
     assert len(steps) == len(rows) and not any(step["action"] or step["commands"] for step in steps)
-    assert run.manifest.summary["gate_failed"] == [] and run.manifest.outcome.ok
+    assert run.manifest.summary["failed_checks"] == [] and run.manifest.outcome.ok
     return run

@@ -17,7 +17,7 @@ from stages.runs.run import RunWriter
 
 Status = Literal["PASS", "NEGATIVE", "FAIL", "INCONCLUSIVE"]
 """NEGATIVE: the measurement is sound, and shows that what the check asks for is not so (R6's clean negative)."""
-Severity = Literal["gate", "report"]
+Severity = Literal["deciding", "report"]
 EXIT_CODES: dict[Status, int] = {"PASS": 0, "NEGATIVE": 1, "FAIL": 1, "INCONCLUSIVE": 3}
 """Exit codes of the command by verdict: 0 for PASS alone, so that a script cannot take a refuted claim for a shown one.
 """
@@ -27,7 +27,7 @@ ABOUT = "(placebos: 95th percentile of the statistic over random directions)"
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one check: `gate` checks decide the verdict, `report` checks are shown and decide nothing.
+    """The result of one check: `deciding` checks decide the verdict, `report` checks are shown and decide nothing.
 
     `plan_item` is the requirement or task of the plan that asked for the check, `stat` the statistic in the unit that
     `threshold` implies (None where it is undefined), `placebo_q95` the 95th percentile of the same statistic over
@@ -41,7 +41,7 @@ class Check:
     stat: float | None
     threshold: str
     detail: str
-    severity: Severity = "gate"
+    severity: Severity = "deciding"
     placebo_q95: float | None = None
     evidence_path: str = ""
     asks: str = ""
@@ -92,7 +92,7 @@ class Declared:
     asks: str
     item: str
     needs: str
-    severity: Severity = "gate"
+    severity: Severity = "deciding"
 
     def found(self, finding: Finding) -> Check:
         """Return the result of this check."""
@@ -116,7 +116,7 @@ Parameters = ParamSpec("Parameters")
 
 
 def check(
-    name: str, *, asks: str, item: str, needs: str, severity: Severity = "gate"
+    name: str, *, asks: str, item: str, needs: str, severity: Severity = "deciding"
 ) -> Callable[[Callable[Parameters, Finding]], Callable[Parameters, Check]]:
     """Declare a function that returns a finding as a check; its callers receive the `Check`."""
     if name in CHECKS:
@@ -139,20 +139,20 @@ def pass_or_fail(holds: bool) -> Status:
 
 
 def verdict(checks: Sequence[Check]) -> Status:
-    """Return the first of FAIL, NEGATIVE and INCONCLUSIVE that a gate has, else PASS; INCONCLUSIVE without gates."""
+    """Return the first of FAIL, NEGATIVE and INCONCLUSIVE of a deciding check, else PASS; INCONCLUSIVE without any."""
     # FAIL and NEGATIVE weigh more than missing data: what is known to be wrong stays wrong with more rows.
-    statuses = {check.status for check in checks if check.severity == "gate"}
+    statuses = {check.status for check in checks if check.severity == "deciding"}
     order: tuple[Status, ...] = ("FAIL", "NEGATIVE", "INCONCLUSIVE", "PASS")
     return next((status for status in order if status in statuses), "INCONCLUSIVE")
 
 
 def table(checks: Sequence[Check]) -> str:
-    """Return the checks as text: gates, reported checks, the threshold and detail of each, and the verdict."""
-    gates = [check for check in checks if check.severity == "gate"]
-    others = [check for check in checks if check.severity != "gate"]
+    """Return the checks as text: deciding and reported checks, the threshold and detail of each, and the verdict."""
+    deciding = [check for check in checks if check.severity == "deciding"]
+    others = [check for check in checks if check.severity != "deciding"]
     lines = [f"{'status':<13}{'check':<13}{'statistic':>10}{'placebos':>10}  {ABOUT}"]
-    for index, check in enumerate((*gates, *others)):
-        if index == len(gates):
+    for index, check in enumerate((*deciding, *others)):
+        if index == len(deciding):
             lines += ["", "Reported because the plan asked for it; decides nothing:"]
         shown, placebo = (f"{x:.3g}" if x is not None else "-" for x in (check.stat, check.placebo_q95))
         question = check.asks or check.threshold
@@ -164,7 +164,7 @@ def table(checks: Sequence[Check]) -> str:
             initial_indent=f"{check.name:<13}",
             subsequent_indent=" " * 13,
         )
-        for check in (*gates, *others)
+        for check in (*deciding, *others)
     ]
     return "\n".join([*lines, "", *details, "", f"Verdict: {verdict(checks)}"])
 

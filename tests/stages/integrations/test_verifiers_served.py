@@ -1,4 +1,4 @@
-"""Rollouts by verifiers' own evaluation loop, behind an OpenEnv server, held to the same gate."""
+"""Rollouts by verifiers' own evaluation loop, behind an OpenEnv server, held to the same collection checks."""
 
 import json
 import os
@@ -71,7 +71,7 @@ def test_a_session_outlives_a_model_that_thinks_for_long(tmp_path: Path) -> None
 @needs("openenv", "verifiers")
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_a_hundred_rollouts_of_verifiers_own_loop_are_held_to_the_same_gate(tmp_path: Path, tiny: Path) -> None:
+def test_a_hundred_rollouts_of_verifiers_own_loop_are_held_to_the_same_checks(tmp_path: Path, tiny: Path) -> None:
     tasks = KataEnv().tasks("train", TASKS, 0)
     (tmp_path / "composer_served.py").write_text(PLUGIN)
     python, sessions = where("openenv"), 2 * SAMPLES * TASKS

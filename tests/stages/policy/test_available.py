@@ -125,8 +125,8 @@ def test_limits_of_context_and_thoughts_need_one_of_the_answer(tmp_path: Path) -
         PolicyConfig(model="m", base_url="http://127.0.0.1:9/v1", extra_body={"thinking": {"budget_tokens": 9}})
 
 
-def test_a_model_of_ones_own_passes_the_gate_of_its_collection_without_a_setting(tmp_path: Path) -> None:
-    """It was cut off after 64 tokens and failed the gate."""
+def test_a_model_of_ones_own_passes_its_collection_checks_without_a_setting(tmp_path: Path) -> None:
+    """It was cut off after 64 tokens and failed the collection checks."""
     folder = save_tiny(tmp_path / "model")
     words = ["collect", "--env", "support.environments:GuessEnv", "--policy", folder, "-n", "2", "-s", "samples=2"]
     done = call(tmp_path, *words, PYTHONPATH=str(Path(__file__).parents[2]))

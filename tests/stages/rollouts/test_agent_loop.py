@@ -36,7 +36,7 @@ from stages.rollouts.agent_loop import (
     play_each,
     shown,
 )
-from stages.rollouts.gate import check
+from stages.rollouts.collection_checks import check
 from stages.rollouts.trace import payload, state_digests, states, step_rows
 from stages.runs import runner, store
 from stages.runs.kinds import ROLLOUT, STEP, Row
@@ -525,7 +525,7 @@ def test_native_calls_and_calls_in_a_familys_format_are_recorded_alike(tmp_path:
     (rollout,) = runs[0].rows(ROLLOUT)
     assert rollout["reward"] == pytest.approx(1 / 3) and rollout["error_type"] is None
     assert [tool["name"] for tool in json.loads(rollout["tools_json"])] == ["say", "stop"]
-    assert set(runs[0].manifest.summary["gate_failed"]) == {"actions well-formed"}  # two of four were not
+    assert set(runs[0].manifest.summary["failed_checks"]) == {"actions well-formed"}  # two of four were not
 
 
 def test_arguments_that_are_an_object_and_names_that_are_missing_are_read(tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
 from stages.probe.checks.check import EXIT_CODES, Check, table, verdict
 
 
-def test_the_verdict_is_that_of_the_gates_and_nothing_is_shown_by_no_gate() -> None:
-    def check(status: str, severity: str = "gate") -> Check:
+def test_the_verdict_is_that_of_the_deciding_checks_and_inconclusive_without_any() -> None:
+    def check(status: str, severity: str = "deciding") -> Check:
         return Check("X", "T", status, 1.0, "> 0", "because", severity)
 
     assert verdict([check("PASS"), check("FAIL", "report")]) == "PASS"

@@ -37,11 +37,11 @@ LAST_STEP = 8
 """Later steps count as this one."""
 
 
-class GateConfig(Settings):
+class SelectionConfig(Settings):
     """Which teachers are asked in which states."""
 
     rule: Literal["off", "disagreement", "value"] = "off"
-    """`off` asks all teachers in all states; see `stages.teachers.gate` for the others."""
+    """`off` asks all teachers in all states; see `stages.teachers.selection` for the others."""
     usd_per_pair: float = Field(default=0.01, gt=0)
     """Value of a pair in USD, for the rule `value`."""
     explore: float = Field(default=0.1, gt=0, le=1)
@@ -51,7 +51,7 @@ class GateConfig(Settings):
 
 
 @dataclass
-class GatedState:
+class SelectionState:
     """One state: its questions by teacher, its steps, the texts of the answers, and their cost in USD.
 
     A text is None for a failed or truncated answer.
@@ -93,29 +93,29 @@ class GatedState:
         return tuple(name for name in asked if ballot.vote(name).get(own, 0.0) > 0.5)
 
 
-def ask_gated(
+def ask_selected(
     asked: QuestionsByTeacher,
     steps: Iterable[tuple[str, list[Row]]],
     policies: Policies,
     teachers: Sequence[TeacherConfig],
-    gate: GateConfig,
+    selection: SelectionConfig,
     passed: Mapping[str, bool | None],
     out: RunWriter,
 ) -> Counter[str]:
-    """Ask the teachers that the gate admits; return the number of questions not asked, by reason.
+    """Ask the teachers that the selection admits; return the number of questions not asked, by reason.
 
     steps: the steps taken in each state, by its digest. passed: outcome of each rollout. All states and answers are in
     memory, the conversations are not.
     """
     states, spared = _states(asked, steps), Counter[str]()
-    if gate.failed_only:
+    if selection.failed_only:
         all_passed = {d for d, state in states.items() if all(passed.get(step["rollout_id"]) for step in state.steps)}
         spared["passed"] = sum(len(questions) for d in all_passed for questions in states[d].questions.values())
         states = {digest: state for digest, state in states.items() if digest not in all_passed}
     # By the price of a typical question: a thousand tokens in, a hundred out.
     order = [teacher.name for teacher in sorted(teachers, key=lambda one: one.cost(1000, 100))]
     majority = len(order) // 2 + 1
-    everywhere = {digest for digest in states if gate.rule == "off" or explored(digest, gate.explore)}
+    everywhere = {digest for digest in states if selection.rule == "off" or explored(digest, selection.explore)}
     # Fewer teachers than a majority of all could not decide anything.
     _ask({d: order if d in everywhere else order[:majority] for d in states}, states, policies, out)
     for place in range(majority, len(order)):
@@ -125,10 +125,10 @@ def ask_gated(
         for digest, state in states.items():
             if digest in everywhere:  # asked already
                 continue
-            if gate.rule == "disagreement":
+            if selection.rule == "disagreement":
                 ask = state.situation(before) == "open"
             else:
-                ask = gains.expected(state) * gate.usd_per_pair > gains.price(state, name)
+                ask = gains.expected(state) * selection.usd_per_pair > gains.price(state, name)
             if ask:
                 wanted[digest] = [name]
             else:
@@ -140,7 +140,7 @@ def ask_gated(
 class ExpectedGains:
     """Pairs that a teacher added in the explored states, by situation, agreeing teachers and step, and its prices."""
 
-    def __init__(self, known: Sequence[GatedState], before: Sequence[str], name: str) -> None:
+    def __init__(self, known: Sequence[SelectionState], before: Sequence[str], name: str) -> None:
         self._before, self._cost = before, [cost for state in known for cost in state.costs[name]]
         self._seen: dict[tuple[object, ...], list[int]] = defaultdict(list)
         for state in known:
@@ -150,13 +150,13 @@ class ExpectedGains:
             for place in self._places(state):
                 self._seen[place].append(added)
 
-    def _places(self, state: GatedState) -> list[tuple[object, ...]]:
+    def _places(self, state: SelectionState) -> list[tuple[object, ...]]:
         """Return the groups of a state, from the most general to the narrowest."""
         situation, agreeing = state.situation(self._before), state.agreeing_teachers(self._before)
         step = min(state.steps[0]["step"], LAST_STEP)
         return [(situation,), (situation, agreeing), (situation, agreeing, step)]
 
-    def expected(self, state: GatedState) -> float:
+    def expected(self, state: SelectionState) -> float:
         """Return the expected number of pairs that an answer adds; 0.5 without data (Laplace's rule)."""
         # Each group's average is drawn towards that of the more general one, as if that had been seen in PRIOR states.
         expected = 0.5
@@ -164,7 +164,7 @@ class ExpectedGains:
             expected = (sum(self._seen[place]) + PRIOR * expected) / (len(self._seen[place]) + PRIOR)
         return expected
 
-    def price(self, state: GatedState, name: str) -> float:
+    def price(self, state: SelectionState, name: str) -> float:
         """Return the price of asking in USD: the average so far, else the upper bound."""
         questions = state.questions[name]
         if not self._cost:
@@ -172,11 +172,11 @@ class ExpectedGains:
         return len(questions) * sum(self._cost) / len(self._cost)
 
 
-def _states(asked: QuestionsByTeacher, steps: Iterable[tuple[str, list[Row]]]) -> dict[str, GatedState]:
-    states: dict[str, GatedState] = {}
+def _states(asked: QuestionsByTeacher, steps: Iterable[tuple[str, list[Row]]]) -> dict[str, SelectionState]:
+    states: dict[str, SelectionState] = {}
     for name, questions in asked.items():
         for question in questions:
-            state = states.setdefault(question.state.digest, GatedState({}))
+            state = states.setdefault(question.state.digest, SelectionState({}))
             state.questions.setdefault(name, []).append(question)
     for digest, taken in steps:
         states[digest].steps = taken
@@ -185,7 +185,7 @@ def _states(asked: QuestionsByTeacher, steps: Iterable[tuple[str, list[Row]]]) -
 
 def _ask(
     wanted: Mapping[str, Sequence[str]],
-    states: Mapping[str, GatedState],
+    states: Mapping[str, SelectionState],
     policies: Policies,
     out: RunWriter,
 ) -> None:

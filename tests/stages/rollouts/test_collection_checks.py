@@ -1,10 +1,10 @@
-"""The gate over imported rows: what a source cannot tell is neither passed nor failed."""
+"""The collection checks of imported rows: what a source cannot tell is neither passed nor failed."""
 
 from typing import Any
 
 import pytest
 
-from stages.rollouts import gate, missing
+from stages.rollouts import collection_checks, missing
 from stages.rollouts.agent_loop import state_sha256
 from stages.rollouts.missing import Fact
 from stages.runs import store
@@ -48,7 +48,7 @@ def rollout(rollout_id: str = "r", **changes: Any) -> list[dict[str, Any]]:
 
 def verdicts(steps: list[dict[str, Any]], absent: dict[str, set[Fact]], reward: float | None = 1.0) -> dict[str, str]:
     rollouts = [{"rollout_id": name, "reward": reward} for name in dict.fromkeys(s["rollout_id"] for s in steps)]
-    return {check.name: check.verdict for check in gate.check(rollouts, steps, len(rollouts), absent)}
+    return {check.name: check.verdict for check in collection_checks.check(rollouts, steps, len(rollouts), absent)}
 
 
 def test_several_observed_messages_are_one_observation() -> None:
@@ -92,25 +92,25 @@ def test_rewards_that_the_source_has_none_of_and_rewards_that_are_missing() -> N
 def test_a_mixed_import_counts_both() -> None:
     steps = [*rollout("told"), *rollout("not_recorded")]
     rollouts = [{"rollout_id": "told", "reward": 1.0}, {"rollout_id": "not_recorded", "reward": None}]
-    checks = {c.name: c for c in gate.check(rollouts, steps, 2, {"not_recorded": {missing.REWARD}})}
+    checks = {c.name: c for c in collection_checks.check(rollouts, steps, 2, {"not_recorded": {missing.REWARD}})}
     assert (
         checks["rollouts scored"].total,
         checks["rollouts scored"].unrecorded,
         checks["rollouts scored"].verdict,
     ) == (1, 1, "ok")
-    text = gate.table(list(checks.values()))
+    text = collection_checks.table(list(checks.values()))
     assert "1 of 1, 1 not recorded" in text
 
 
 def test_a_check_over_nothing_is_failed_and_not_unrecorded() -> None:
     assert (
-        gate.GateCheck("x", 0, 0).verdict == "FAIL"
-        and gate.GateCheck("x", 0, 0, unrecorded=3).verdict == "not recorded"
+        collection_checks.CollectionCheck("x", 0, 0).verdict == "FAIL"
+        and collection_checks.CollectionCheck("x", 0, 0, unrecorded=3).verdict == "not recorded"
     )
 
 
 def test_rollouts_without_steps_are_not_recorded_only_where_the_source_declares_it() -> None:
     rollouts = [{"rollout_id": "r", "reward": 1.0}]
-    declared = {check.name: check.verdict for check in gate.check(rollouts, [], 1, {"r": {missing.STEPS}})}
+    declared = {check.name: check.verdict for check in collection_checks.check(rollouts, [], 1, {"r": {missing.STEPS}})}
     assert declared["state hash chain"] == "not recorded" and declared["rollouts scored"] == "ok"
-    assert {c.name: c.verdict for c in gate.check(rollouts, [], 1, {})}["state hash chain"] == "FAIL"
+    assert {c.name: c.verdict for c in collection_checks.check(rollouts, [], 1, {})}["state hash chain"] == "FAIL"

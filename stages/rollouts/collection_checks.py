@@ -1,7 +1,7 @@
 """Decide by counted checks over rollout and step rows whether a collection's trace stream is clean.
 
-`Gate` counts rollout after rollout, so that a run may exceed memory; `Account` sums rewards, verdicts and tokens of the
-same rollouts for the report.
+`CollectionChecks` counts rollout after rollout, so that a run may exceed memory; `Account` sums rewards, verdicts and
+tokens of the same rollouts for the report.
 """
 
 import math
@@ -39,7 +39,7 @@ CHECKS = {
 
 
 @dataclass(frozen=True)
-class GateCheck:
+class CollectionCheck:
     """A counted check: `failed` of `total`, the tolerated share, and how many the source does not record."""
 
     name: str
@@ -69,7 +69,7 @@ class _Tally:
 
 
 @dataclass
-class Gate:
+class CollectionChecks:
     """All checks over a collection, rollout after rollout.
 
     The facts that a source cannot tell come with each rollout; a check that needs one of them skips the rollout and
@@ -152,15 +152,15 @@ class Gate:
         count("no output elided", steps, lambda s: not s["elided_chars"], missing.ELISION)
         count("actions well-formed", steps, lambda s: s["parse_error"] is None, missing.PARSE)
 
-    def checks(self, planned: int) -> list[GateCheck]:
+    def checks(self, planned: int) -> list[CollectionCheck]:
         """Return all checks over what was added, where `planned` rollouts were planned."""
         # By distinct id: a rollout that was written twice must not hide one that is missing.
         ids = len(self._ids)
         return [
-            GateCheck("rollouts collected", planned - ids, planned),
-            GateCheck("rollout ids unique", self._rollouts - ids, self._rollouts),
+            CollectionCheck("rollouts collected", planned - ids, planned),
+            CollectionCheck("rollout ids unique", self._rollouts - ids, self._rollouts),
             *(
-                GateCheck(name, tally.failed, tally.total, CHECKS[name], tally.unrecorded)
+                CollectionCheck(name, tally.failed, tally.total, CHECKS[name], tally.unrecorded)
                 for name, tally in self._tallies.items()
             ),
         ]
@@ -171,9 +171,9 @@ def check(
     steps: Iterable[Row],
     planned: int,
     absent: Mapping[str, Collection[Fact]] | None = None,
-) -> list[GateCheck]:
+) -> list[CollectionCheck]:
     """Return all checks over rows in memory; `absent`: by rollout, the facts that its source cannot tell."""
-    found, grouped, absent = Gate(), by_rollout(list(steps)), absent or {}
+    found, grouped, absent = CollectionChecks(), by_rollout(list(steps)), absent or {}
     for row in rollouts:
         found.add(row, grouped.pop(row["rollout_id"], []), absent.get(row["rollout_id"], ()))
     for rollout_id, rows in grouped.items():
@@ -200,7 +200,7 @@ def _chained(steps: list[Row]) -> bool:
     return True
 
 
-def table(checks: list[GateCheck]) -> str:
+def table(checks: list[CollectionCheck]) -> str:
     """Return the checks as plain text, one line each."""
     cells = []
     for each in checks:

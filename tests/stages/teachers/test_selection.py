@@ -16,8 +16,8 @@ from stages.pairs.states import explored
 from stages.runs import runner, store
 from stages.runs.kinds import PAIR, ROLLOUT, TEACHER_ACTION
 from stages.runs.run import Run
-from stages.teachers.gate import ExpectedGains, GatedState
 from stages.teachers.questions import DistinctState, TeacherConfig, TeacherQuestion
+from stages.teachers.selection import ExpectedGains, SelectionState
 from tests.stages.envs.kata.playing import author_texts
 
 TASKS = 30
@@ -43,7 +43,7 @@ def players() -> Callable[[dict[str, Any], int], Reply]:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    root = tmp_path_factory.mktemp("gate")
+    root = tmp_path_factory.mktemp("selection")
     with serving(players()) as server:
         config = collect.Config(
             policy={"model": "student", "base_url": server.url, "max_tokens": 99}, tasks=TASKS, samples=1
@@ -51,14 +51,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield root, server, Run(runner.execute("collect", {}, config, root=root).path)
 
 
-def gated(world: Any, name: str, **gate: Any) -> tuple[Run, Run]:
-    """Answers and pairs under a gate."""
+def selected(world: Any, name: str, **selection: Any) -> tuple[Run, Run]:
+    """Answers and pairs under a selection."""
     root, server, rollouts = world
     table = [
         {"name": n, "model": n, "base_url": server.url, "max_tokens": 99, "usd_per_mtok_in": p, "usd_per_mtok_out": p}
         for n, p in PRICES.items()
     ]
-    config = replay_teachers.Config(teachers=table, gate=gate, max_usd_per_trace=1e6)
+    config = replay_teachers.Config(teachers=table, selection=selection, max_usd_per_trace=1e6)
     answers = Run(runner.execute("replay-teachers", {"rollouts": rollouts}, config, root=root / name).path)
     inputs = {"rollouts": rollouts, "teacher_actions": answers}
     compared = extract_pairs.Config(compare="canonical")
@@ -71,9 +71,9 @@ def cost(answers: Run) -> float:
 
 @pytest.mark.slow
 def test_nearly_all_pairs_for_less_than_half_the_cost(world: Any) -> None:
-    everybody, full = gated(world, "full")
+    everybody, full = selected(world, "full")
     assert len(full.rows(PAIR)) > 15
-    answers, found = gated(world, "value", rule="value", usd_per_pair=50.0)
+    answers, found = selected(world, "value", rule="value", usd_per_pair=50.0)
     assert cost(answers) <= 0.5 * cost(everybody)
     ids, all_ids = ({row["pair_id"] for row in run.rows(PAIR)} for run in (found, full))
     assert len(ids & all_ids) >= 0.95 * len(all_ids)
@@ -88,15 +88,15 @@ def test_nearly_all_pairs_for_less_than_half_the_cost(world: Any) -> None:
 
 
 def test_a_pair_of_little_worth_buys_no_dear_answers(world: Any) -> None:
-    answers, _ = gated(world, "cheap", rule="value", usd_per_pair=1e-6)
+    answers, _ = selected(world, "cheap", rule="value", usd_per_pair=1e-6)
     rows = answers.rows(TEACHER_ACTION)
     assert all(explored(row["state_sha256"], 0.1) for row in rows if row["teacher"] == "dear")
 
 
 @pytest.mark.slow
 def test_disagreement_keeps_every_pair_over_the_student(world: Any) -> None:
-    everybody, full = gated(world, "full")
-    answers, found = gated(world, "disagreement", rule="disagreement")
+    everybody, full = selected(world, "full")
+    answers, found = selected(world, "disagreement", rule="disagreement")
     kept, wanted = (
         {row["pair_id"] for row in run.rows(PAIR) if row["rule"] == "majority_over_student"} for run in (found, full)
     )
@@ -106,14 +106,14 @@ def test_disagreement_keeps_every_pair_over_the_student(world: Any) -> None:
 def test_only_failed_traces(world: Any) -> None:
     _, _, rollouts = world
     passed = passed_by_rollout(rollouts.rows(ROLLOUT))
-    answers, found = gated(world, "failed", failed_only=True)
+    answers, found = selected(world, "failed", failed_only=True)
     asked = {row["rollout_id"] for row in answers.rows(TEACHER_ACTION)}
     assert any(passed.values()) and asked and not any(passed[rollout] for rollout in asked)
     assert found.manifest.counts["dropped_not_asked"] > 0
     assert {row["rule"] for row in found.rows(PAIR)} >= {"majority_over_student"}
 
 
-def state_of(number: int, student: str, **said: str) -> GatedState:
+def state_of(number: int, student: str, **said: str) -> SelectionState:
     """One step of the student and what teachers said so far, by short words."""
     spelled = {name: [f"```bash\n{text}\n```"] for name, text in said.items()}
     step = {"rollout_id": "r", "step": 0, "truncated": False, "action": f"```bash\n{student}\n```"}
@@ -122,7 +122,7 @@ def state_of(number: int, student: str, **said: str) -> GatedState:
     for name in PRICES:
         teacher = TeacherConfig(name=name, model=name, base_url="http://localhost/v1", max_tokens=9)
         questions[name] = [TeacherQuestion(teacher, teacher.identity(), state, lambda _: [], 0, 0)]
-    return GatedState(questions, [step], spelled, {name: [1.0] for name in said})
+    return SelectionState(questions, [step], spelled, {name: [1.0] for name in said})
 
 
 def test_what_a_dear_answer_brings_depends_on_whom_the_student_is_with() -> None:
@@ -138,7 +138,7 @@ def test_what_a_dear_answer_brings_depends_on_whom_the_student_is_with() -> None
 
 
 @pytest.mark.slow
-def test_a_gated_run_is_the_same_again(world: Any) -> None:
-    first, second = (gated(world, name, rule="value", usd_per_pair=50.0)[0] for name in ("value", "again"))
+def test_a_run_with_a_selection_is_the_same_again(world: Any) -> None:
+    first, second = (selected(world, name, rule="value", usd_per_pair=50.0)[0] for name in ("value", "again"))
     keys = [[row["unit_id"] for row in run.rows(TEACHER_ACTION)] for run in (first, second)]
     assert keys[0] == keys[1] and store.digest(keys[0]) == store.digest(keys[1])
