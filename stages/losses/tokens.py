@@ -202,7 +202,8 @@ class _ChunkedSum(torch.autograd.Function):
                     (values[:, 0] * shares).sum().backward()
             values = values.detach()
             # One table from the start: a small result kept a chunk would pin the large temporaries' memory around it.
-            table = values.new_zeros(len(weights), values.shape[1]) if number == 0 else table
+            if number == 0:
+                table = values.new_zeros(len(weights), values.shape[1])
             table.index_copy_(0, chunk, values)
             if sums[0] is not None and leaves[0].grad is not None:
                 sums[0].index_copy_(0, chunk, leaves[0].grad)
