@@ -8,7 +8,7 @@
     python benchmarks/probe_levels.py project [--first 0] [--seeds 5]
 
 Worlds: `simulated` trainings of drawn gradients (`alarm`), the `planted` world of forty words, whose two policies are
-trained in seconds, and `kata` with its embedded models.
+trained in seconds, and `kata` with its built-in models.
 """
 
 import copy

@@ -86,22 +86,22 @@ def counts(url: str) -> dict[str, int]:
         return json.loads(told.read())
 
 
-# --- episodes whose waits are known
+# --- rollouts whose waits are known
 
 MEDIAN_S, P99_S, CUT_S, COMMAND_S, GRADE_S = 2.0, 30.0, 60.0, 0.02, 1.0
 OBSERVATION = "a line of output\n" * 60
 
 
-def prompt(episode):
-    return f"{episode} is the number of this one. " + "Explain this log. " * 230
+def prompt(rollout):
+    return f"{rollout} is the number of this one. " + "Explain this log. " * 230
 
 
-def wait_s(episode, step, scale):
-    return scale * lognormal(random.Random(f"{episode} {step}"), MEDIAN_S, P99_S, 99, CUT_S)
+def wait_s(rollout, step, scale):
+    return scale * lognormal(random.Random(f"{rollout} {step}"), MEDIAN_S, P99_S, 99, CUT_S)
 
 
 def serve_waits(scale: float) -> None:
-    """Answer after the wait of an episode's step, which the conversation tells."""
+    """Answer after the wait of a rollout's step, which the conversation tells."""
 
     def answer(body: Body, raw: bytes) -> tuple[float, str]:
         asked = next(message["content"] for message in body["messages"] if message["role"] == "user")
@@ -112,8 +112,8 @@ def serve_waits(scale: float) -> None:
     serve(answer)
 
 
-def played_by_inspect(url: str, episodes: int, steps: int, scale: float) -> tuple[float, float]:
-    """Play the same episodes by inspect_ai's own loop; return seconds of the evaluation, by its log, and of the CPU.
+def played_by_inspect(url: str, rollouts: int, steps: int, scale: float) -> tuple[float, float]:
+    """Play the same rollouts by inspect_ai's own loop; return seconds of the evaluation, by its log, and of the CPU.
 
     A solver asks, sleeps as long as a command takes and shows the same text, so many times; a scorer sleeps as long as
     a grading takes. Called by an interpreter that has inspect_ai.
@@ -147,19 +147,19 @@ def played_by_inspect(url: str, episodes: int, steps: int, scale: float) -> tupl
         return score
 
     os.environ["WAITING_BASE_URL"] = url
-    samples = [Sample(input=prompt(i), id=i) for i in range(episodes)]
+    samples = [Sample(input=prompt(i), id=i) for i in range(rollouts)]
     with tempfile.TemporaryDirectory() as folder:
         began = time.process_time()
         (log,) = eval(
             Task(dataset=MemoryDataset(samples), solver=acts(), scorer=graded(), name="waiting"),
             model="openai-api/waiting/m",
-            max_connections=episodes,
-            max_samples=episodes,
+            max_connections=rollouts,
+            max_samples=rollouts,
             display="none",
             log_dir=folder,
         )
         cpu = time.process_time() - began
-    assert log.status == "success" and log.results.completed_samples == episodes, log.error
+    assert log.status == "success" and log.results.completed_samples == rollouts, log.error
     started, ended = (datetime.fromisoformat(at) for at in (log.stats.started_at, log.stats.completed_at))
     return (ended - started).total_seconds(), cpu
 

@@ -3,7 +3,7 @@
     python benchmarks/train_step.py [beside-trl|composed] [--rounds 9]
     python benchmarks/train_step.py real-shape [--sides TRL ours all] [--steps 2] [--layers 28]
 
-The first two train a random Qwen3 of the size of the embedded student (0.45 M parameters, 512 tokens) on one thread;
+The first two train a random Qwen3 of the size of the built-in student (0.45 M parameters, 512 tokens) on one thread;
 times are medians of processor time. The third has the shape of Qwen3-0.6B in bfloat16 (`shapes.py`).
 """
 
