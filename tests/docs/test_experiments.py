@@ -1,7 +1,5 @@
 """Registered experiments: the preset is the design that was registered, and the result follows from the table alone."""
 
-import os
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -9,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from composer_cli.preset import configure_preset, load_preset
 from stages.envs.kata import tasks
@@ -76,37 +75,31 @@ def test_arms_are_dropped_once_all_are_tuned() -> None:
     assert left == expected
 
 
+@pytest.fixture(autouse=True)
+def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep what is measured in the test's own folder."""
+    monkeypatch.setenv("COMPOSER_BENCHMARK_RESULTS", str(tmp_path))
+
+
 def test_every_number_follows_from_the_table(tmp_path: Path) -> None:
     shares = {"start": 0.4, "A": 0.5, "B": 0.7, "C": 0.7, "D": 0.5, "E": 0.7, "F": 0.6}
     made = table(tmp_path, shares)
     document = tmp_path / "teacher-pairs.md"
-    document.write_text((ROOT / "docs" / "experiments" / "teacher-pairs.md").read_text())
-    program = (
-        "import sys; sys.path.insert(0, 'benchmarks'); import teacher_pairs, pathlib;"
-        "teacher_pairs.result(*map(pathlib.Path, sys.argv[1:]))"
-    )
-    words = [sys.executable, "-c", program, str(made), str(document), str(tmp_path / "figure.svg")]
-    environment = {**os.environ, "COMPOSER_BENCHMARK_RESULTS": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    subprocess.run(words, cwd=ROOT, env=environment, check=True, capture_output=True)
+    document.write_text(teacher_pairs.DOCUMENT.read_text())
+    teacher_pairs.result(made, document, tmp_path / "figure.svg")
     text = document.read_text()
     assert "| B | GRPO + DPO + SFT on the chosen | 70.0 % |" in text
     assert "| these twelve operations | +20.0 points" in text and "+0.0 points" in text
     assert "6 sets of pairs" in (tmp_path / "teacher_pairs.json").read_text()
     assert "| secondary | difference | p after Holm |" in text and "has not been started" not in text
     assert b"svg" in (tmp_path / "figure.svg").read_bytes()
-    before = (ROOT / "docs" / "experiments" / "teacher-pairs.md").read_text().partition("## Result")[0]
+    before = teacher_pairs.DOCUMENT.read_text().partition("## Result")[0]
     assert text.startswith(before), "what was registered stays as it was"
 
 
 def test_the_published_result_is_what_the_table_gives(tmp_path: Path) -> None:
     document = tmp_path / "teacher-pairs.md"
     document.write_text(teacher_pairs.DOCUMENT.read_text())
-    program = (
-        "import sys; sys.path.insert(0, 'benchmarks'); import teacher_pairs, pathlib;"
-        "teacher_pairs.result(teacher_pairs.ITEMS, *map(pathlib.Path, sys.argv[1:]))"
-    )
-    words = [sys.executable, "-c", program, str(document), str(tmp_path / "figure.svg")]
-    environment = {**os.environ, "COMPOSER_BENCHMARK_RESULTS": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    subprocess.run(words, cwd=ROOT, env=environment, check=True, capture_output=True)
+    teacher_pairs.result(teacher_pairs.ITEMS, document, tmp_path / "figure.svg")
     assert document.read_text() == teacher_pairs.DOCUMENT.read_text()
     assert (tmp_path / "figure.svg").read_bytes() == teacher_pairs.FIGURE.read_bytes()
