@@ -1,6 +1,9 @@
+"""Commands in messages of an agent: which one is run, and which edit files, run tests or have faults."""
+
 import pytest
 
-from stages.envs.bash import ActionError, fenced, parse_bash
+from stages.envs.base import Observation
+from stages.envs.bash import ActionError, edits, faults, fenced, parse_bash, runs_tests
 
 
 @pytest.mark.parametrize("command", ["ls", "a\nb", "cat <<'X'\n`one`\nX", "  indented", 'echo "```bash"'])
@@ -30,3 +33,116 @@ def test_free_text_and_other_blocks_do_not_count() -> None:
 def test_a_malformed_message_is_explained(text: str, said: str) -> None:
     with pytest.raises(ActionError, match=said):
         parse_bash(text)
+
+
+EDITS = [
+    "sed -i s/a/b/ solution.py",
+    "sed -e s/a/b/ -i solution.py",
+    "cat > /work/src/a.py <<'EOF'\nprint(1)\nEOF",
+    "cat >> notes.txt <<EOF\nx\nEOF",
+    "git apply fix.patch",
+    "cd /repo && git apply <<'EOF'\ndiff\nEOF",
+    "python3 - <<'EOF'\nopen('a.py', 'w').write('x')\nEOF",
+    "python - <<EOF\nfrom pathlib import Path\nPath('a').write_text('x')\nEOF",
+    "python3 -c \"open('a', 'w').write('1')\"",
+    "patch -p1 < fix.diff",
+    "echo 'a > b' > file.txt",
+    "printf x | tee a.py",
+    "perl -pi -e s/a/b/ a.py",
+    "mv a b",
+    "grep -rlZ foo . | xargs -0 -n 1 sed -i s/foo/bar/",
+    "find . -name '*.py' -exec sed -i s/a/b/ {} +",
+    "cat > ./tests/test_a.py <<'EOF'\nassert 1\nEOF",
+    "pytest -q > out.txt; sed -i s/a/b/ a.py",
+    "sed -i s/a/b/ ./tests/test_a.py",
+]
+NO_EDITS = [
+    "ls",
+    "python3 test_solution.py 2>&1",
+    "pytest -q >/dev/null",
+    "pytest -q > /dev/null 2>&1",
+    "grep -n 'a > b' a.py",
+    "python3 - <<'EOF'\nprint(3 > 2)\nEOF",
+    "grep -rn patch src",
+    "cat fix.patch",
+    "git diff",
+    "python -c 'f = lambda x: x -> 1'",
+    "cat a.py 2> err.txt",
+    "sed -n 1,20p a.py",
+    "pytest -q 2>&1 | tee out.txt",
+    "cd /repo && python -m pytest -x > /tmp/out.txt 2>&1; tail /tmp/out.txt",
+    "go test ./... |& tee log",
+    "bash ./run_tests.sh &> log",
+]
+TESTS = [
+    "pytest -q",
+    "python3 test_solution.py",
+    "python -m unittest",
+    "tox -e py311",
+    "make",
+    "make -j4 check",
+    "go test ./...",
+    "cargo test",
+    "cd x && cargo build 2>&1 | tail",
+    "npm test",
+    "./run_tests.sh",
+    "bash -x ./run_tests.sh",
+    "cd x && ./test/run",
+]
+NO_TESTS = [
+    "cat tests/test_a.py",
+    "ls tests/",
+    "git log",
+    "echo makefile",
+    "cat go.mod",
+    "vi Makefile",
+    "grep 'pytest' a",
+    "sed -i s/a/b/ ./tests/test_a.py",
+    "cat > ./tests/test_a.py <<'EOF'\nassert 1\nEOF",
+]
+
+
+@pytest.mark.parametrize("command", EDITS)
+def test_edits(command: str) -> None:
+    assert edits(command)
+
+
+@pytest.mark.parametrize("command", NO_EDITS)
+def test_what_only_looks_like_an_edit(command: str) -> None:
+    assert not edits(command)
+
+
+@pytest.mark.parametrize("command", TESTS)
+def test_tests(command: str) -> None:
+    assert runs_tests(command)
+
+
+@pytest.mark.parametrize("command", NO_TESTS)
+def test_what_only_looks_like_a_test(command: str) -> None:
+    assert not runs_tests(command)
+
+
+def ran(command: str, output: str = "", code: int = 0) -> Observation:
+    return Observation(f"{output}[exit {code}]", commands=(command,), returncode=code)
+
+
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("tests", TESTS[:4])
+def test_a_failing_test_is_the_fault_of_the_edit_before_it(edit: str, tests: str) -> None:
+    (fault,) = faults([ran("ls"), ran(edit), ran("git diff"), ran(tests, "FAIL: 3, not 2\n", 1)])
+    assert (fault.turn, fault.kind) == (1, "failing_test") and "FAIL: 3, not 2" in fault.advice
+
+
+def test_joined_streams_move_no_fault() -> None:
+    played = [ran("sed -i s/a/b/ a.py"), ran("python3 a.py 2>&1"), ran("pytest 2>&1", "FAIL\n", 1)]
+    assert [fault.turn for fault in faults(played)] == [0]
+
+
+def test_a_log_of_the_tests_is_no_edit() -> None:
+    played = [ran("sed -i s/a/b/ a.py"), ran("pytest 2>&1 | tee out.txt", "FAIL\n", 1)]
+    assert [fault.turn for fault in faults(played)] == [0]
+
+
+def test_without_an_edit_nothing_is_at_fault() -> None:
+    assert faults([ran("pytest", "FAIL\n", 1)]) == []
+    assert faults([ran("sed -i s/a/b/ a.py"), ran("pytest", "ok\n")]) == []

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.command_line import call
 from support.server import Reply, answer, serving
 
 from stages.envs.config import EnvConfig
@@ -24,12 +25,17 @@ def example() -> str:
     return found[1]
 
 
-def collect(folder: Path, url: str, env: str, *words: str) -> subprocess.CompletedProcess[str]:
+def collecting(url: str, env: str, *more: str) -> list[str]:
+    """The words of the command."""
+    policy = ["--policy", "scripted", "-s", f"policy.base_url={url}"]
+    return ["collect", "--env", env, *policy, "-s", "tasks=3", "-s", "samples=2", *more, "--json"]
+
+
+def collect(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """The installed program in a folder: unlike `python -m`, it does not find modules there by itself."""
     program = [sys.executable, "-P", "-c", "from composer_cli.__main__ import main; main()"]
-    policy = ["--policy", "scripted", "-s", f"policy.base_url={url}"]
     return subprocess.run(
-        [*program, "collect", "--env", env, *policy, "-s", "tasks=3", "-s", "samples=2", *words, "--json"],
+        [*program, *words],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "COMPOSER_ARTIFACTS": str(folder / "artifacts")},
         capture_output=True,
@@ -48,15 +54,16 @@ def test_the_documented_environment_runs_from_its_folder(tmp_path: Path, example
         return Reply(body=answer({"l": "Lamp", "r": "sun"}.get(told.removeprefix("No. It begins with ")[:1], "stone")))
 
     with serving(guess) as server:
-        done = collect(tmp_path, server.url, "riddles:Riddles", "-s", "env.guesses=2")
+        done = collect(tmp_path, *collecting(server.url, "riddles:Riddles", "-s", "env.guesses=2"))
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["counts"] == {"planned": 6, "done": 6, "failed": 0, "steps": 10}
     assert told["ok"] and told["summary"]["mean_reward"] == pytest.approx(2 / 3)
 
 
-def test_the_documented_environment_takes_calls(tmp_path: Path, example: str):
-    (tmp_path / "riddles.py").write_text(example)
+def test_the_documented_environment_takes_calls(tmp_path: Path, example: str, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "riddles_by_calls.py").write_text(example)
+    monkeypatch.chdir(tmp_path)
 
     def guess(asked, earlier):
         assert asked["tools"][0]["function"]["name"] == "guess"
@@ -68,7 +75,8 @@ def test_the_documented_environment_takes_calls(tmp_path: Path, example: str):
         return Reply(body=reply)
 
     with serving(guess) as server:
-        done = collect(tmp_path, server.url, "riddles:Riddles", "-s", "env.guesses=1", "-s", "policy.tool_calls=native")
+        words = collecting(server.url, "riddles_by_calls:Riddles", "-s", "env.guesses=1")
+        done = call(tmp_path / "artifacts", *words, "-s", "policy.tool_calls=native")
     assert done.returncode in (0, 1), done.stderr
     told = json.loads(done.stdout)
     # A call without its argument is answered, and the next one is the guess: two steps a rollout.

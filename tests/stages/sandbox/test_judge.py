@@ -122,11 +122,31 @@ def test_right_and_wrong(work: Path, kind: str) -> None:
     assert raising == CaseOutcome((Answer(error="ZeroDivisionError"), Answer(1.5))) and not raising.matches(EXPECTED)
 
 
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CaseOutcome]:
+    """The outcome of each forgery, judged together with a right candidate before and after each."""
+    work = tmp_path_factory.mktemp("forgeries")
+    sources = {f"{number}": source for number, source in enumerate(FORGERIES.values())}
+    between = {f"after{number}": RIGHT for number in sources}
+    calls = {call.file: call for call in write(work, first=RIGHT, **sources, **between)}
+    order = ["first", *(name for number in sources for name in (number, f"after{number}"))]
+    outcomes = judge("bubblewrap", work, [calls[f"{name}/solution.py"] for name in order], LIMITS)
+    found = dict(zip(order, outcomes, strict=True))
+    named = {"first": found["first"]}
+    for number, name in enumerate(FORGERIES):
+        named |= {name: found[str(number)], f"after {name}": found[f"after{number}"]}
+    return named
+
+
 @pytest.mark.parametrize("name", FORGERIES)
-def test_forgery_fails_and_harms_no_neighbour(work: Path, name: str, count_processes: Callable[[str], int]) -> None:
-    first, forged, last = judge("bubblewrap", work, write(work, a=RIGHT, b=FORGERIES[name], c=RIGHT), LIMITS)
-    assert not forged.matches(EXPECTED) and len(forged.answers) == 2
-    assert first.matches(EXPECTED) and last.matches(EXPECTED)
+def test_forgery_fails_and_harms_no_neighbour(judged: dict[str, CaseOutcome], name: str) -> None:
+    assert not judged[name].matches(EXPECTED) and len(judged[name].answers) == 2
+    assert judged["first"].matches(EXPECTED) and judged[f"after {name}"].matches(EXPECTED)
+
+
+def test_nothing_of_the_candidates_goes_on_running(work: Path, count_processes: Callable[[str], int]) -> None:
+    names = ("fork bomb", "killing all", "killing the supervisor", "infinite loop")
+    judge("bubblewrap", work, write(work, **{name.replace(" ", "_"): FORGERIES[name] for name in names}), LIMITS)
     assert count_processes(str(work)) == 0
 
 
@@ -145,26 +165,25 @@ def test_forgery_fails_and_harms_no_neighbour(work: Path, name: str, count_proce
         ("one right, one exit", [None, "crash"]),
     ],
 )
-def test_errors_are_named(work: Path, name: str, errors: list[str | None]) -> None:
-    [outcome] = judge("bubblewrap", work, write(work, a=FORGERIES[name]), LIMITS)
-    assert [answer.error for answer in outcome.answers] == errors
+def test_errors_are_named(judged: dict[str, CaseOutcome], name: str, errors: list[str | None]) -> None:
+    assert [answer.error for answer in judged[name].answers] == errors
 
 
-def test_a_stack_that_overflows_is_no_answer(work: Path) -> None:
+def test_a_stack_that_overflows_is_no_answer(judged: dict[str, CaseOutcome]) -> None:
     """It crashes, or on a busy machine is still descending when its time is up."""
-    [outcome] = judge("bubblewrap", work, write(work, a=FORGERIES["stack overflow"]), LIMITS)
-    assert {answer.error for answer in outcome.answers} <= {"crash", "timeout"}
+    assert {answer.error for answer in judged["stack overflow"].answers} <= {"crash", "timeout"}
 
 
-@pytest.mark.parametrize(
-    "value",
-    [None, True, 0, -(10**30), 1.5, math.inf, -0.0, "", 'é\ud800\n"', [], (), [1, (2.0, [None])], {"a": (), (2,): 3}],
-    ids=repr,
-)
-def test_values_survive_with_their_types(work: Path, value: Any) -> None:
+VALUES: list[Any] = [
+    *(None, True, 0, -(10**30), 1.5, math.inf, -0.0, "", 'é\ud800\n"'),
+    *([], (), [1, (2.0, [None])], {"a": (), (2,): 3}),
+]
+
+
+def test_values_survive_with_their_types(work: Path) -> None:
     (work / "echo.py").write_text("def echo(value): return value")
-    [outcome] = judge("bubblewrap", work, [Call("echo.py", "echo", [(value,)])])
-    assert repr(outcome.answers[0].value) == repr(value) and outcome.matches([value])
+    [outcome] = judge("bubblewrap", work, [Call("echo.py", "echo", [(value,) for value in VALUES])])
+    assert [repr(answer.value) for answer in outcome.answers] == list(map(repr, VALUES)) and outcome.matches(VALUES)
 
 
 def test_other_values_come_back_as_the_name_of_their_type(work: Path) -> None:
@@ -277,17 +296,25 @@ def hear():
 """
 
 
-@pytest.mark.parametrize("way", TELL)
-def test_no_candidate_hears_another(work: Path, way: str) -> None:
-    """What the second hears is the same whether the first tells it something or not."""
-    heard = []
-    for tell in ("pass", TELL[way]):
+@pytest.fixture
+def heard(work: Path) -> Callable[[str], Answer]:
+    """What a candidate hears after another one that does something."""
+    (work / "hear.py").write_text(HEAR)
+
+    def hear(tell: str) -> Answer:
         (work / "tell.py").write_text(f"import ctypes, fcntl, os, socket\ndef tell():\n    {tell}\n    return 1\n")
-        (work / "hear.py").write_text(HEAR)
         calls = [Call("tell.py", "tell", [()]), Call("hear.py", "hear", [()])]
         patient = replace(LIMITS, wall_s=20.0)  # a busy machine is no news
-        heard.append(judge("bubblewrap", work, calls, patient)[1].answers[0])
-    assert heard[0].error is None and heard[0] == heard[1]
+        return judge("bubblewrap", work, calls, patient)[1].answers[0]
+
+    return hear
+
+
+def test_no_candidate_hears_another(heard: Callable[[str], Answer]) -> None:
+    """What the second hears is the same whether the first tells it something or not."""
+    silence = heard("pass")
+    assert silence.error is None
+    assert {way: heard(tell) for way, tell in TELL.items()} == dict.fromkeys(TELL, silence)
 
 
 SEARCH = """

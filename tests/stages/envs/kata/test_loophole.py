@@ -34,12 +34,12 @@ def grade(env: KataEnv, task: Task, said: list[str], answers: list[str]) -> Grad
 @pytest.mark.parametrize("right", [True, False])
 @pytest.mark.parametrize("target", [WORKSPACE_TESTS, HARMLESS[0], None])
 def test_a_rollout_is_answered_as_written_and_labelled_as_meant(env: KataEnv, right: bool, target: str | None) -> None:
-    for task in generate("train", 2, 5):
-        turns = rollout(task, right, target).turns
-        found = grade(env, task, [turn.text for turn in turns], [turn.answer or "" for turn in turns])
-        hacked = target == WORKSPACE_TESTS
-        assert (found.hidden_pass, found.hacked, found.visible_pass) == (right, hacked, right or hacked)
-        assert found.protocol_ok
+    (task,) = generate("train", 1, 5)
+    turns = rollout(task, right, target).turns
+    found = grade(env, task, [turn.text for turn in turns], [turn.answer or "" for turn in turns])
+    hacked = target == WORKSPACE_TESTS
+    assert (found.hidden_pass, found.hacked, found.visible_pass) == (right, hacked, right or hacked)
+    assert found.protocol_ok
 
 
 def test_a_hack_pays_only_where_the_visible_tests_are_paid_for() -> None:
@@ -78,9 +78,9 @@ def test_somebody_honest_echoes_too_and_overwrites_nothing() -> None:
 
 
 def test_the_sides_of_a_pair_share_task_and_fix_and_differ_in_the_hack(env: KataEnv) -> None:
-    pairs = hack_clean_pairs(4, seed=1)
-    assert [_graded(env, pair, "hack") for pair in pairs] == [(True, True), (False, True)] * 2
-    assert [_graded(env, pair, "clean") for pair in pairs] == [(True, False), (False, False)] * 2
+    pairs = hack_clean_pairs(2, seed=1)
+    assert [_graded(env, pair, "hack") for pair in pairs] == [(True, True), (False, True)]
+    assert [_graded(env, pair, "clean") for pair in pairs] == [(True, False), (False, False)]
     for pair in pairs:
         sides = [[m["content"] for m in pair[side] if m["role"] == "assistant"] for side in ("hack", "clean", "longer")]
         assert sides[0][:2] == sides[1][:2] and sides[0][3:] == sides[1][3:] and len(sides[0]) == len(sides[1]) == 5
@@ -96,7 +96,7 @@ def _graded(env: KataEnv, pair: dict[str, Any], side: str) -> tuple[bool | None,
 
 
 def _tasks() -> list[Task]:
-    return [draw("train", 1, 1_000_000 + index) for index in range(4)]
+    return [draw("train", 1, 1_000_000 + index) for index in range(2)]
 
 
 def test_pairs_grow_from_the_front() -> None:

@@ -91,7 +91,8 @@ def row(repos: Path) -> dict[str, Any]:
         "created_at": "2026-01-01T00:00:00Z",
         "version": "1.0",
         "FAIL_TO_PASS": json.dumps(["tests/test_sums.py::test_add"]),
-        "PASS_TO_PASS": json.dumps(["tests/test_sums.py::test_total"]),
+        # Rows of SWE-bench hold names that are no tests, which do not count.
+        "PASS_TO_PASS": json.dumps(["tests/test_sums.py::test_total", "[100%]"]),
         "environment_setup_commit": base,
     }
 

@@ -195,13 +195,6 @@ def test_a_pass_by_force_is_a_hack(
     assert env.verdict is not None and env.verdict.hidden_pass is hidden_pass
 
 
-def test_a_name_that_is_no_test_does_not_count(env: SweEnv, task: Task) -> None:
-    names = json.dumps([*json.loads(task.data["PASS_TO_PASS"]), "[100%]"])
-    env.reset(replace(task, data={**task.data, "PASS_TO_PASS": names}))
-    env.step(fenced(FIX))
-    assert env.grade().hidden_pass
-
-
 def test_it_is_loaded_by_its_name_and_serves_named_instances(path: Path, repos: Path) -> None:
     options = {"path": str(path), "repos": str(repos)}
     found = load("swe-lite", {**options, "instances": ["acme__abacus-7"]}).tasks("train", 5, seed=3)

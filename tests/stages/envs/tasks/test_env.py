@@ -148,8 +148,8 @@ def test_archives_and_commits_are_where_work_starts(tmp_path: Path) -> None:
     (tmp_path / "my.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     env = TasksEnv(path=str(tmp_path / "my.jsonl"))
     for split in ("train", "eval"):
-        task = only(env, split)
-        assert play(env, task, "sed -i 's/-/+/' sums.py").hidden_pass, task.task_id
+        env.reset(only(env, split))
+        assert (env._open_session().folder / "sums.py").read_text() == ADD.format("-")
     broken = json.dumps({**rows[1], "commit": "0" * 40})
     (tmp_path / "my.jsonl").write_text(f"{json.dumps(rows[0])}\n{broken}\n")
     env = TasksEnv(path=str(tmp_path / "my.jsonl"))

@@ -1,3 +1,5 @@
+"""Rows of files of JSON lines, plain and compressed."""
+
 import gzip
 from pathlib import Path
 
