@@ -610,11 +610,12 @@ def test_a_named_repository_holds_the_folder_afterwards(
 def test_a_model_goes_to_a_model_repository_that_may_be_there(
     tmp_path: Path, artifacts: Path, tiny: Path, server: Hub
 ) -> None:
+    server.existing.add("model")
     run = trained(artifacts, tiny, adapter=LORA, **ONE_STEP)
-    for name in ("a", "b"):
-        sent(run, tmp_path / name, server, "repo=someone/model", "private=false")
-    assert len(server.created) == 2 and "adapter_model.safetensors" in server.files
-    assert server.created[0].get("type", "model") == "model" and server.created[0]["visibility"] == "public"
+    sent(run, tmp_path, server, "repo=someone/model", "private=false")
+    (created,) = server.created
+    assert created.get("type", "model") == "model" and created["visibility"] == "public"
+    assert "adapter_model.safetensors" in server.files
 
 
 def test_without_a_repository_nothing_is_sent(tmp_path: Path, collected: Callable[..., Run], server: Hub) -> None:

@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,23 +36,23 @@ def make(root: Path, config: make_tasks.Config, **more: Any) -> Run:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Two tasks of the small package, one of whose test files cannot be collected."""
+    """A task of the small package, one of whose test files cannot be collected."""
     folder = tmp_path_factory.mktemp("made")
-    return make(folder, configured(write(folder / "shelf-1.5", SHELF | BROKEN), tasks=2))
+    return make(folder, configured(write(folder / "shelf-1.5", SHELF | BROKEN), tasks=1))
 
 
 def test_a_run_holds_tasks_and_the_same_as_instances(made: Run) -> None:
     rows = made.rows(TASK)
     instances = [json.loads(line) for line in (made.path / "instances.jsonl").read_text().splitlines()]
-    assert [row["task_id"] for row in rows] == [one["instance_id"] for one in instances] and len(rows) == 2
+    assert [row["task_id"] for row in rows] == [one["instance_id"] for one in instances] and len(rows) == 1
     assert [json.loads(row["data_json"]) for row in rows] == instances
 
 
 def test_the_report_names_what_was_rejected_and_which_tests_were_not_run(made: Run) -> None:
     report = (made.path / "report.txt").read_text()
-    assert report.startswith("2 tasks; ") and "1 test files could not be collected" in report
+    assert report.startswith("1 task; ") and "1 test files could not be collected" in report
     assert "tests/test_elsewhere.py: ModuleNotFoundError" in report and "nowhere_to_be_found" in report
-    assert made.manifest.counts["tried"] == 2 and "of 2 candidates tried 0 rejected\n" in report
+    assert made.manifest.counts["tried"] == 1 and "of 1 candidate tried 0 rejected\n" in report
 
 
 def test_the_step_that_takes_long_is_reported(made: Run) -> None:
@@ -200,28 +199,20 @@ def test_features_of_a_model_are_validated_like_others_and_answers_are_paid_for_
         assert len(server.requests) == asked and resumed.manifest.content == run.manifest.content
 
 
-HOSTILE = features(("\x1b[2J", ["../../../../etc/passwd:root"]), ("x", ["tests/test_words.py:test_titled"]))
-BAD: dict[str, tuple[Callable[[dict[str, Any], int], Reply], str]] = {
-    "prose": (lambda body, earlier: Reply(body=answer("Delete whatever you like.")), "holds no list of features"),
-    "hostile names": (lambda body, earlier: Reply(body=answer(HOSTILE)), "has no such symbol"),
-    "refuses every time": (
-        lambda body, earlier: Reply(400, {"error": {"message": "I would rather not"}}),
-        "holds no list of features",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_a_model_that_proposes_nothing_of_use_is_asked_so_often_and_no_more(
-    case: str, package: Path, tmp_path: Path
-) -> None:
-    reply, reason = BAD[case]
-    with serving(reply) as server:
-        with pytest.raises(Incomplete, match=reason):
+def test_a_model_that_proposes_nothing_of_use_is_asked_so_often_and_no_more(package: Path, tmp_path: Path) -> None:
+    """It answers in prose, then with names that hold control characters or lead elsewhere, then not at all."""
+    hostile = features(("\x1b[2J", ["../../../../etc/passwd:root"]), ("x", ["tests/test_words.py:test_titled"]))
+    replies = [Reply(body=answer(text)) for text in ("Delete whatever you like.", hostile)]
+    replies += [Reply(400, {"error": {"message": "I would rather not"}})]
+    with serving(lambda body, earlier: replies[earlier]) as server:
+        with pytest.raises(Incomplete, match="None of the proposer's features"):
             make(tmp_path, proposed(package, server, tasks=1, questions=3))
         assert len(server.requests) == 3
-    (report,) = (tmp_path / "artifacts" / "tasks").glob("2*/report.txt")
-    assert "3 questions to m: 0 features to try" in report.read_text() and "\x1b" not in report.read_text()
+    (folder,) = (tmp_path / "artifacts" / "tasks").glob("2*")
+    counts, report = Run(folder).manifest.counts, (folder / "report.txt").read_text()
+    refused = {name: number for name, number in counts.items() if name.startswith("refused, ")}
+    assert refused == {"refused, an answer holds no list of features": 2, "refused, the package has no such symbol": 2}
+    assert "3 questions to m: 0 features to try" in report and "\x1b" not in report
 
 
 def test_a_server_that_is_down_leaves_what_was_made_and_can_be_asked_again(package: Path, tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ class Hub:
     endpoint: str = ""
     asked: list[str] = field(default_factory=list)
     created: list[dict[str, Any]] = field(default_factory=list)
+    existing: set[str] = field(default_factory=set)
+    """Names of repositories that were there before."""
     stored: dict[str, bytes] = field(default_factory=dict)
     """LFS objects by their SHA-256."""
     files: dict[str, bytes] = field(default_factory=dict)
@@ -44,11 +46,10 @@ class Hub:
             return 401, {"error": f"Invalid credentials: {authorization}"}
         if path == "/api/repos/create":
             asked = json.loads(data)
-            known = asked in self.created
             self.created.append(asked)
             prefix = "datasets/" if asked.get("type") == "dataset" else ""
             url = f"{self.endpoint}/{prefix}{asked['organization']}/{asked['name']}"
-            return (409 if known else 200), {"url": url}
+            return (409 if asked["name"] in self.existing else 200), {"url": url}
         if path.endswith("/preupload/main"):
             big = (".parquet", ".safetensors")
             names = [file["path"] for file in json.loads(data)["files"]]
