@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest, norm, permutation_test, t
 
-from stages.envs import sampling_unit
 from stages.evaluation.inference import (
     BETTER,
     INVALIDATED,
@@ -256,11 +255,17 @@ def test_three_training_seeds_are_the_top_level():
 
 
 def test_gains_of_collections_give_the_t_test_over_collections():
-    gain_S = np.random.default_rng(0).normal(0.02, 0.05, 24)
-    error, num = top_error(gain_S[None], np.repeat(np.arange(6), 4))
+    gain_S, of_collection = np.random.default_rng(0).normal(0.02, 0.05, 24), np.repeat(np.arange(6), 4)
+    error, num = top_error(gain_S[None], of_collection)
     means = gain_S.reshape(6, 4).mean(1)
     assert num == 6 and error[0] == pytest.approx(means.std(ddof=1) / 6**0.5)
     assert top_error(gain_S[None], np.repeat([0, 1], 12))[1] == 24, "two collections have no spread that could be used"
+    base = np.full((1, 24, 50), 0.5)
+    of_seeds, of_pairs = (
+        PairedTest(base + gain_S[None, :, None], base, np.arange(50), collection_S=known)
+        for known in (None, of_collection)
+    )
+    assert of_pairs.top_error_X == pytest.approx(error) and of_pairs.top_error_X != pytest.approx(of_seeds.top_error_X)
 
 
 DEGENERATE = {
@@ -356,59 +361,12 @@ def test_intervals_cover_and_gains_are_not_invented(name):
         assert share(test.above(truth) for test in tests) <= 0.025 + 2.6 * np.sqrt(0.025 * 0.975 / 750)
 
 
-def test_one_seed_invents_gains_where_trainings_differ_which_is_why_it_is_partial_at_most():
-    """The limit that the verdict admits: the interval of one seed leaves the spread of trainings out."""
-    model = replace(PLAIN, samples_differ=0.02, arms_differ=0.05, seed_sd=0.04)
-    assert share(test.above(0.0) for test in simulated(model, Design((1,) * 400), 0.0, 250)) > 0.15
-
-
-def test_katas_units_are_its_operations_as_its_families_do_not_cover():
-    """Both families of an operation succeed together: with families as units, 95 % intervals cover less often."""
-    model, design = replace(MIDDLE, family_correlation=0.98), Design((10,) * 12)
-    families = [f"{name}/{which}" for name in "abcdefghijkl" for which in ("plus", "cubed") for _ in range(5)]
-    operations = numbered([sampling_unit("kata").of_family(family) for family in families])
-    assert operations.max() + 1 == 12
-    random = np.random.default_rng(7)
-    arms = draw(model, design, 0.0, 750, random)
-    held = {
-        name: 1 - PairedTest(*arms, unit_T, num_flips=399).rejects(0.0).mean()
-        for name, unit_T in (("operations", operations), ("families", numbered(families)))
-    }
-    assert held["operations"] >= 0.94 and held["families"] <= 0.925
-
-
-def test_collections_are_the_top_level_where_seeds_share_them():
-    """Four seeds on each of six collections: gains that differ from collection to collection are six, not 24."""
-    random, of_collection = np.random.default_rng(3), np.repeat(np.arange(6), 4)
-    gain_XS = 0.06 * random.normal(size=(250, 6))[:, of_collection]
-    base = (random.random((250, 1, 100)) < 0.5).astype(float).repeat(24, 1)
-    moved = random.random(base.shape) < 2 * np.abs(gain_XS)[:, :, None]
-    treatment = np.where(moved, (gain_XS > 0)[:, :, None], base)
-    found = {
-        known: PairedTest(treatment, base, np.arange(100), num_flips=399, collection_S=of_collection if known else None)
-        for known in (True, False)
-    }
-    assert 1 - found[True].rejects(0.0).mean() >= 0.935 - 2.6 * np.sqrt(0.05 * 0.95 / 250)
-    assert found[False].rejects(0.0).mean() > 0.2
-
-
-def test_rare_collapses_are_beyond_few_seeds_which_is_why_they_are_flagged():
-    """Where one training in five collapses, few seeds often see none of it; normal gains keep the level of 2.5 %."""
-    found = {}
-    for seeds in (3, 5, 10):
-        random = np.random.default_rng(seeds)
-        gain_XS = np.where(random.random((2000, seeds)) < 0.2, -0.12, 0.03) + 0.02 * random.normal(size=(2000, seeds))
-        base = np.full((2000, seeds, 100), 0.5)
-        found[seeds] = PairedTest(base + gain_XS[:, :, None], base, np.arange(100), num_flips=399).above(0.0).mean()
-    assert 0.1 < found[3] < 0.3 and 0.1 < found[5] < 0.3 and found[10] < found[5]
-
-
-@pytest.mark.parametrize(("model", "least"), [(MIDDLE, 0.92), (LOW, 0.92), (HIGH, 0.92)])
-def test_the_interval_of_one_arm_covers(model, least):
+@pytest.mark.parametrize("model", [MIDDLE, HIGH])
+def test_the_interval_of_one_arm_covers(model):
     _, baseline = draw(model, Design(KATA), 0.0, 100, np.random.default_rng(3))
     family_T = np.repeat(np.arange(24), KATA)
     intervals = [rate_interval(passed_ST, family_T) for passed_ST in baseline]
-    assert np.mean([low <= model.pass_rate <= high for low, high in intervals]) >= least - 0.04
+    assert np.mean([low <= model.pass_rate <= high for low, high in intervals]) >= 0.88
 
 
 def test_the_interval_of_one_arm_covers_other_trainings():
@@ -422,19 +380,7 @@ def test_the_interval_of_one_arm_covers_other_trainings():
     assert np.mean([low <= 0.45 <= high for low, high in alone]) < 0.87
 
 
-def test_strata_make_the_error_of_a_task_smaller_where_units_differ():
-    model = replace(MIDDLE, family_correlation=0.95, arms_differ=0.3, samples_differ=0.05)
-    unit_T = np.repeat(np.arange(12), 30)
-    arms = draw(model, Design((30,) * 12, fixed=True), 0.05, 200, np.random.default_rng(2))
-    errors = [
-        (values_XT.std(1).mean() / len(unit_T) ** 0.5)
-        for values_XT in (PairedTest(*arms, unit_T, fixed=True).flips.sums_XU, (arms[0] - arms[1])[:, 0])
-    ]
-    true = (arms[0] - arms[1]).mean((1, 2)).std()
-    assert errors[0] == pytest.approx(true, rel=0.15) and errors[1] > 1.15 * errors[0]
-
-
-# Planned looks: bounds as tabled, the level over all looks, and what stopping early saves.
+# Planned looks: bounds as tabled, and the level over all looks.
 
 TABLED = {2: 1.977, 3: 2.004, 4: 2.024, 5: 2.040, 10: 2.087}
 """Jennison and Turnbull, Group Sequential Methods (2000), table 2.3, two-sided .05."""
@@ -470,7 +416,6 @@ def by_look(model, design, gain, num_looks, num):
 OF_LOOKS = {
     "fixed strata": (replace(PLAIN, family_correlation=0.0), Design((1,) * 120, fixed=True), 4),
     "random families": (PLAIN, Design(KATA), 10),
-    "three training seeds": (replace(PLAIN, seed_sd=0.02), Design(KATA, seeds=3), 4),
 }
 
 
@@ -483,16 +428,6 @@ def test_intervals_of_all_looks_hold_together(name):
     for each_at, holds in ((levels(num_looks), True), ((0.05,) * num_looks, False)):
         wrong = [test.rejects(0.05, level) for test, level in zip(tests, each_at, strict=True)]
         assert (1 - np.logical_or.reduce(wrong).mean() >= 0.935 - noise) == holds
-
-
-def test_a_large_gain_ends_early_at_no_loss_of_power():
-    model, design = PLAIN, Design((1,) * 360, fixed=True)
-    open_X, tasks_X, gained_X = np.ones(100, bool), np.full(100, 360), np.zeros(100, bool)
-    for (tasks, test), level in zip(by_look(model, design, 0.1, 4, 100), levels(4), strict=True):
-        found = test.rejects(0.0, level) & open_X
-        tasks_X[found], gained_X[found] = tasks, test.estimate_X[found] > 0
-        open_X &= ~found
-    assert gained_X.mean() > test.above(0.0).mean() - 0.04 and tasks_X.mean() < 0.75 * 360
 
 
 def test_draws_of_signs_are_all_for_few_units_and_begin_with_the_identity():

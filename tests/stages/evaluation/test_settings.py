@@ -29,22 +29,26 @@ def found(**arms):
     return [str(each) for each in settings_differences({arm: {0: SHARED | own} for arm, own in arms.items()})]
 
 
-def test_equal_arms_differ_in_nothing():
-    assert found(A={}, B={}) == []
+PAIRS = {"weights.dpo": "1", "pairs.beta": "0.5"}
+DIFFERENCES = {
+    "equal arms": ({"A": {}, "B": {}}, []),
+    "every value of every arm, channels first": (
+        {"A": {"tasks": "100"}, "B": {"weights.dpo": "1"}},
+        ["weights.dpo: A 0, B 1", "tasks: A 100, B 200"],
+    ),
+    "a setting that one arm lacks": ({"A": {}, "B": {"trl.warmup_steps": "5"}}, ["trl.warmup_steps: A unset, B 5"]),
+    "settings of a channel that one arm has": ({"A": {}, "B": PAIRS}, ["weights.dpo: A 0, B 1"]),
+    "settings of channels that both have": (
+        {"B": PAIRS, "C": {"weights.sft": "2"}},
+        ["weights.dpo: B 1, C 0", "weights.sft: B 0, C 2", "pairs.beta: B 0.5, C 0.1"],
+    ),
+}
 
 
-def test_every_value_of_every_arm_is_listed_channels_first():
-    assert found(A={"tasks": "100"}, B={"weights.dpo": "1"}) == ["weights.dpo: A 0, B 1", "tasks: A 100, B 200"]
-
-
-def test_a_setting_that_one_arm_lacks_is_unset_there():
-    assert found(A={}, B={"trl.warmup_steps": "5"}) == ["trl.warmup_steps: A unset, B 5"]
-
-
-def test_settings_of_a_channel_are_no_settings_of_an_arm_without_it():
-    with_pairs = {"weights.dpo": "1", "pairs.beta": "0.5"}
-    assert found(A={}, B=with_pairs) == ["weights.dpo: A 0, B 1"]
-    assert "pairs.beta: B 0.5, C 0.1" in found(B=with_pairs, C={"weights.sft": "2"})
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_settings_that_differ_are_listed_where_they_matter(name):
+    arms, expected = DIFFERENCES[name]
+    assert found(**arms) == expected
 
 
 def test_other_pairs_for_the_same_seed_are_a_difference_and_a_set_for_each_seed_is_none():
@@ -61,11 +65,10 @@ def test_trainings_of_one_arm_that_differ_show_all_their_values():
     assert [str(each) for each in settings_differences(arms)] == ["tasks: A 200 and 9, B 200"]
 
 
-def test_the_channels_that_read_pairs_are_those_of_the_registry():
-    """A channel on pairs that is missing here would hide differences between its arms."""
-    assert USED_BY["pairs"] == {name for name, channel in CHANNELS.items() if "pairs" in channel.needs}
-    assert USED_BY["hints"] == {name for name, channel in CHANNELS.items() if "hints" in channel.needs}
-    assert USED_BY["teacher"] == {name for name, channel in CHANNELS.items() if "teacher" in channel.needs}
+@pytest.mark.parametrize("read", ["pairs", "hints", "teacher"])
+def test_the_channels_that_read_something_are_those_of_the_registry(read):
+    """A channel that is missing here would hide differences between its arms."""
+    assert USED_BY[read] == {name for name, channel in CHANNELS.items() if read in channel.needs}
 
 
 def test_models_of_the_settings_differ_in_more_than_their_names():

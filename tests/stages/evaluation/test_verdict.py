@@ -16,19 +16,20 @@ COARSE = 0.1
 """A smallest gain of interest that 100 tasks can rule out."""
 
 
-def row(arm, task, family, passed, train_seed=0, hacked=False, protocol_ok=True):
-    """One rollout of an arm on a task."""
-    return {
-        "arm": arm,
-        "train_seed": train_seed,
-        "task_id": f"t{task}",
-        "family": f"f{family}",
-        "sample_idx": 0,
-        "passed": bool(passed),
-        "hacked": bool(hacked),
-        "protocol_ok": bool(protocol_ok),
-        "error_type": None,
-    }
+def row(arm, task, family, passed, train_seed=0, **fields):
+    """One rollout of an arm on a task, which kept the protocol and is no hack."""
+    common = {"train_seed": train_seed, "sample_idx": 0, "hacked": False, "protocol_ok": True, "error_type": None}
+    return {**common, "arm": arm, "task_id": f"t{task}", "family": f"f{family}", "passed": bool(passed), **fields}
+
+
+def by_seed(passes):
+    """Arms whose trainings pass different numbers of a hundred tasks."""
+    return [
+        row(arm, task, task % 25, task < num_passed, train_seed=seed)
+        for arm, numbers in passes.items()
+        for seed, num_passed in enumerate(numbers)
+        for task in range(100)
+    ]
 
 
 def experiment(passes, num_tasks=100, seeds=(0, 1, 2), **rates):
@@ -82,22 +83,18 @@ def test_fewer_than_three_training_seeds_are_partial_at_most(seeds):
 
 
 def test_seeds_that_disagree_do_not_validate():
-    items = [
-        row(arm, task, task % 25, task < num_passed, train_seed=seed)
-        for arm, by_seed in (("A", (50, 50, 50)), ("B", (80, 53, 51)))
-        for seed, num_passed in enumerate(by_seed)
-        for task in range(100)
-    ]
-    verdict = decided(items)
+    verdict = decided(by_seed({"A": (50, 50, 50), "B": (80, 53, 51)}))
     assert verdict.decision == "UNDERPOWERED" and verdict.gain.estimate > 0.11
     assert verdict.gain_by_seed == pytest.approx({"0": 0.3, "1": 0.03, "2": 0.01})
     assert "other trainings" in verdict.estimand and "Anything about other" not in sentences(verdict)[1]
 
 
 def test_a_worse_treatment_is_invalidated():
-    verdict = decided(experiment({"A": 75, "B": 50}))
+    passes = {"grpo": 75, "sdpo": 50, "sft": 50}
+    verdict = decided(experiment(passes), baseline="grpo", treatment="sdpo", control="sft")
     assert (verdict.decision, verdict.claim, verdict.exit_code) == ("INVALIDATED", "", 1) and verdict.settled
-    assert sentences(verdict)[0].startswith("B passes fewer tasks than A")
+    assert verdict.why.startswith("sdpo - grpo is -25.0 points")
+    assert sentences(verdict)[0].startswith("sdpo passes fewer tasks than grpo")
 
 
 def test_no_gain_that_would_have_been_seen_is_invalidated():
@@ -184,11 +181,6 @@ def test_the_start_is_a_control_that_was_not_trained():
     assert trained.decision == "VALIDATED" and trained.gain.estimate == pytest.approx(0.2)
     one = decided(experiment({"A": 50, "B": 75}) + experiment({"C": 30}, seeds=(0,)))
     assert one.over_control is None, "a single training is no control of three"
-
-
-def test_other_names_for_the_arms():
-    verdict = decided(experiment({"grpo": 50, "sdpo": 75, "sft": 50}), baseline="grpo", treatment="sdpo", control="sft")
-    assert verdict.decision == "VALIDATED" and verdict.why.startswith("sdpo - grpo is +25.0 points")
 
 
 # Parts, other arms, conduct.
@@ -323,13 +315,13 @@ def test_arms_that_cannot_be_compared_are_an_invalid_run(items):
         (0, ["max_steps", "max_tokens"], ["max_tokens (18) or max_steps (18)", "raise policy.max_tokens"]),
         (4, ["max_steps"], ["24 of 36", "raise max_steps."]),
         (0, ["submitted"], ["No arm passed any task."]),
-        (12, ["max_tokens"], []),
+        (12, ["max_tokens"], []),  # a rollout that was cut and passed lost nothing
         (4, ["submitted"], []),
+        (8, [*["max_tokens"] * 11, "submitted"], []),  # of those that failed less than a third of all
         (4, [None], []),
     ],
 )
 def test_many_rollouts_that_limits_ended_are_named_with_the_setting_to_raise(passing, ends, expected):
-    """A rollout that was cut and passed lost nothing."""
     items = [
         {**item, "terminated_by": ends[index % len(ends)]}
         for index, item in enumerate(experiment(dict.fromkeys("ABC", passing), num_tasks=12, seeds=(0,)))
@@ -338,12 +330,6 @@ def test_many_rollouts_that_limits_ended_are_named_with_the_setting_to_raise(pas
     assert bool(verdict.cut) is bool(expected) and all(part in verdict.cut for part in expected)
     assert verdict.why.startswith(verdict.cut)
     assert not expected or verdict.not_shown[0] == f"What the arms can do. {verdict.cut}"
-
-
-def test_fewer_cut_rollouts_than_a_third_are_not_named():
-    items = experiment(dict.fromkeys("ABC", 8), num_tasks=12, seeds=(0,))
-    cut = [{**item, "terminated_by": "submitted" if item["task_id"] == "t11" else "max_tokens"} for item in items]
-    assert decided(cut).cut == ""
 
 
 def test_settings_besides_the_channels_are_part_of_the_verdict():
@@ -360,13 +346,7 @@ def test_settings_besides_the_channels_are_part_of_the_verdict():
 
 
 def test_a_collapsed_training_is_named():
-    items = [
-        row(arm, task, task % 25, task < num_passed, train_seed=seed)
-        for arm, by_seed in (("A", (50, 52, 3)), ("B", (57, 55, 56)))
-        for seed, num_passed in enumerate(by_seed)
-        for task in range(100)
-    ]
-    verdict = decided(items)
+    verdict = decided(by_seed({"A": (50, 52, 3), "B": (57, 55, 56)}))
     assert len(verdict.collapsed) == 1 and "Collapsed: A with seed 2" in verdict.why
     assert not decided(experiment({"A": 50, "B": 75})).collapsed
 

@@ -12,12 +12,12 @@ def test_a_consistent_direction_is_found() -> None:
 
 def test_no_direction_is_seldom_found() -> None:
     positives = 0
-    for seed in range(100):
+    for seed in range(40):
         chance = random.Random(seed)
         sides = [("a", "b") if chance.random() < 0.5 else ("b", "a") for _ in range(30)]
         found = word_signal(sides, seed=seed)
         positives += found is not None and found.p_value <= 0.05
-    assert positives <= 10
+    assert positives <= 6, "5 % of 40 is 2"
 
 
 def test_too_few_pairs_are_not_judged() -> None:

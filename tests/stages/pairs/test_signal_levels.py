@@ -4,9 +4,6 @@ A run has twelve units with eight tasks, of which some are hard; every task has 
 right. Students and teachers vote as in a real run, and an action's quality is the share of continuations that
 pass after it: .6 to .95 after the right one, 0 to .3 after another. What is simulated is the policy; the votes and the
 judgement are those of the program.
-
-Beside it, as a breakage that has to be found: the rule that the verdict followed before, by which every other action in
-a failed rollout is right.
 """
 
 from collections import Counter
@@ -16,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from stages.pairs.actions import STUDENT, Preference
+from stages.pairs.actions import STUDENT
 from stages.pairs.continuation import PairOutcome, signal_test
 from stages.pairs.evidence import FailureAlignment, failure_verdict
 from stages.pairs.states import JudgedState
@@ -101,8 +98,8 @@ NULLS: dict[str, Teachers] = {
 }
 
 
-def verdicts(teachers: Teachers, seed: int, samples: int, tasks: int) -> tuple[str, str, str]:
-    """The verdict on the pairs, the one on disagreement, and the one by the rule about failed rollouts."""
+def verdicts(teachers: Teachers, seed: int, tasks: int) -> tuple[str, str]:
+    """The verdict on the pairs, and the one on disagreement."""
     random = np.random.default_rng(seed)
     run = a_run(random, tasks)
     if teachers is guessing:
@@ -112,39 +109,27 @@ def verdicts(teachers: Teachers, seed: int, samples: int, tasks: int) -> tuple[s
     quality = random.uniform(0.0, 0.3, size=(len(run.right), 2 * CHOICES))
     for place in (run.right, run.right + CHOICES):
         quality[np.arange(len(run.right)), place] = random.uniform(0.6, 0.95, size=len(run.right))
-    luck = random.random((len(run.right), samples))  # shared by both sides, as seeds are
+    luck = random.random((len(run.right), SAMPLES))  # shared by both sides, as seeds are
     passed = random.random(len(run.right)) < quality[np.arange(len(run.right)), run.student]
 
-    found, by_rollout = list[PairOutcome](), list[PairOutcome]()
+    found = list[PairOutcome]()
     judgement = FailureAlignment({str(task): bool(one) for task, one in enumerate(passed)})
     for task in range(len(run.right)):
         number, _ = judgement.rollout_numbers([str(task)], [str(task)])
         state = JudgedState([str(run.student[task])], {name: [str(said[task, i])] for i, name in enumerate(NAMES)})
         for preference, _ in state.preferences():
-            unit = str(run.unit[task])
-            rates = [float((luck[task] < quality[task, int(side)]).mean()) for side in sides(preference)]
-            found.append(PairOutcome(unit, *rates))
-            for_student = preference.rejected_by != STUDENT
-            in_line = float(passed[task] == for_student)
-            by_rollout.append(PairOutcome(unit, in_line, 1 - in_line))
-            judgement.add(number, for_student)
+            sides = preference.chosen, preference.rejected
+            rates = [float((luck[task] < quality[task, int(side)]).mean()) for side in sides]
+            found.append(PairOutcome(str(run.unit[task]), *rates))
+            judgement.add(number, preference.rejected_by != STUDENT)
     aligned = judgement.alignment(draws=199, seed=seed)
-    return signal_test(found).verdict, failure_verdict(aligned), signal_test(by_rollout).verdict
+    return signal_test(found).verdict, failure_verdict(aligned)
 
 
-def sides(preference: Preference) -> tuple[str, str]:
-    return preference.chosen, preference.rejected
-
-
-def rates(
-    teachers: Teachers, runs: int, samples: int = SAMPLES, tasks: int = TASKS
-) -> tuple[Counter[str], Counter[str], Counter[str]]:
+def rates(teachers: Teachers, runs: int, tasks: int = TASKS) -> tuple[Counter[str], Counter[str]]:
     """How often each verdict is given, of this many runs."""
-    counts = [Counter[str](), Counter[str](), Counter[str]()]
-    for seed in range(runs):
-        for counter, verdict in zip(counts, verdicts(teachers, seed, samples, tasks), strict=True):
-            counter[verdict] += 1
-    return counts[0], counts[1], counts[2]
+    of_pairs, of_disagreement = zip(*(verdicts(teachers, seed, tasks) for seed in range(runs)), strict=True)
+    return Counter(of_pairs), Counter(of_disagreement)
 
 
 def at_most(rate: float, runs: int) -> float:
@@ -157,7 +142,7 @@ def at_most(rate: float, runs: int) -> float:
 @pytest.mark.parametrize("name", NULLS)
 def test_no_signal_where_teachers_know_no_more(name: str) -> None:
     runs = 800
-    played, _, _ = rates(NULLS[name], runs)
+    played, _ = rates(NULLS[name], runs)
     # One side of a two-sided level of 5 %.
     assert played["SIGNAL"] <= at_most(0.025, runs), played
 
@@ -168,7 +153,7 @@ def test_no_signal_where_teachers_know_no_more(name: str) -> None:
 def test_power_at_two_qualities_of_teachers(accuracy: float, least: float) -> None:
     """In small runs of 36 tasks, as many as a first try has."""
     runs = 200
-    played, _, _ = rates(experts(accuracy), runs, tasks=3)
+    played, _ = rates(experts(accuracy), runs, tasks=3)
     assert played["SIGNAL"] >= least * runs and played["NO SIGNAL"] <= at_most(0.025, runs), played
 
 
@@ -177,25 +162,5 @@ def test_power_at_two_qualities_of_teachers(accuracy: float, least: float) -> No
 @pytest.mark.parametrize("name", ["shuffled", "random"])
 def test_disagreement_tracks_failure_at_its_level(name: str) -> None:
     runs = 400
-    _, heuristic, _ = rates(NULLS[name], runs)
+    _, heuristic = rates(NULLS[name], runs)
     assert heuristic["DISAGREEMENT TRACKS FAILURE"] <= at_most(0.01, runs), heuristic
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_the_rule_about_failed_rollouts_fails_the_calibration() -> None:
-    runs = 100
-    assert rates(shared_wrong, runs)[2]["SIGNAL"] >= 0.85 * runs
-    assert rates(identical, runs)[2]["SIGNAL"] >= 0.85 * runs
-    assert rates(guessing, runs)[2]["SIGNAL"] >= 0.35 * runs
-
-
-@pytest.mark.slow
-def test_shared_wrong_answers_are_no_signal_and_were_one_by_failed_rollouts() -> None:
-    """A small version of the simulations above."""
-    played, heuristic, by_rollout = rates(shared_wrong, 10)
-    assert played["SIGNAL"] <= 1 and by_rollout["SIGNAL"] >= 8
-    assert heuristic["DISAGREEMENT TRACKS FAILURE"] >= 6, "which is true, and claims nothing about pairs"
-    for null in (identical, guessing):
-        assert rates(null, 8)[0]["SIGNAL"] <= 2
-    assert rates(experts(0.9), 4, tasks=3)[0]["SIGNAL"] == 4
