@@ -9,6 +9,9 @@ from stages.formats import files, reading, rows
 from stages.formats.base import Drop, Trajectory
 from stages.formats.reading import FileCount
 from stages.formats.reports import Sidecars
+from stages.import_traces import Config
+from stages.runs import runner
+from stages.runs.run import Run
 
 INSTANCE = "owner__repo-12"
 PATCH = "diff --git a/f.py b/f.py\n"
@@ -52,3 +55,9 @@ def payloads(path: Path, wanted: str = "auto") -> list[dict[str, Any]]:
 def call(name: str, arguments: str, call_id: str = "call_1") -> dict[str, Any]:
     """A tool call as OpenAI spells it."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def imported(root: Path, *paths: Path, on: str | None = None, **settings: Any) -> Run:
+    """The run of `composer import` with these paths, in `root / "artifacts"`."""
+    config = Config(paths=[str(path) for path in paths], **settings)
+    return Run(runner.execute("import", {}, config, root=root / "artifacts", on=on).path)

@@ -1,15 +1,11 @@
 """Reports of SWE-bench's harnesses: for whom they speak, from where, and what is said of the useless ones."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.foreign import PATCH, document, jsonl, read
+from support.foreign import PATCH, document, imported, jsonl, read
 
-from stages.import_traces import Config
-from stages.runs import runner
 from stages.runs.kinds import ROLLOUT
-from stages.runs.run import Run
 
 IDS = ["a__b-1", "a__b-2", "a__b-3"]
 
@@ -21,11 +17,6 @@ def predictions(path: Path, model: str = "m", ids: list[str] = IDS) -> Path:
 def verdicts(path: Path) -> list[bool | None]:
     found, _, _ = read(path)
     return [one.resolved for one in found]
-
-
-def imported(root: Path, *paths: Path, **settings: Any) -> Run:
-    config = Config(paths=[str(path) for path in paths], **settings)
-    return Run(runner.execute("import", {}, config, root=root / "artifacts").path)
 
 
 def test_what_a_report_of_the_resolved_does_not_list_is_unresolved(tmp_path: Path) -> None:

@@ -4,9 +4,11 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.foreign import jsonl, payloads
 
-from stages.formats.base import ImportedTurn, family_of
+from stages.formats.base import INSTANCE, ImportedTurn, Trajectory, family_of
+from stages.formats.reading import check
 from stages.formats.rows import capture_level
 from stages.rollouts import missing
 from stages.rollouts.agent_loop import state_sha256
@@ -33,29 +35,14 @@ def row(answer: str = "a", **more: Any) -> dict[str, Any]:
 
 def test_rows_fit_the_kinds_and_the_reward_stands_on_the_last_step(tmp_path: Path) -> None:
     (one,) = payloads(jsonl(tmp_path / "results.jsonl", row()))
-    for kind, rows in (
-        (TASK, [one["task"]]),
-        (ROLLOUT, [one["rollout"]]),
-        (STEP, one["steps"]),
-        (ORIGIN, [one["origin"]]),
-    ):
-        for found in rows:
-            kind.check(found)
+    of_one = ((TASK, one["task"]), (ROLLOUT, one["rollout"]), (ORIGIN, one["origin"]))
+    for kind, each in (*of_one, *((STEP, step) for step in one["steps"])):
+        kind.check(each)
     assert [(s["reward"], s["done"]) for s in one["steps"]] == [(0.0, False), (0.5, True)]
-    unknown = (
-        "seed",
-        "sandbox",
-        "visible_pass",
-        "hacked",
-        "protocol_ok",
-        "cost_usd",
-        "prompt_tokens",
-        "completion_tokens",
-    )
-    assert all(one["rollout"][name] is None for name in unknown)
-    assert all(
-        one["steps"][0][name] is None for name in ("returncode", "timed_out", "raw_chars", "latency_s", "logprob_kind")
-    )
+    unknown = {"seed", "sandbox", "visible_pass", "hacked", "protocol_ok", "cost_usd", "prompt_tokens"}
+    assert {one["rollout"][name] for name in unknown} == {None}
+    unmeasured = {"returncode", "timed_out", "raw_chars", "latency_s", "logprob_kind"}
+    assert {one["steps"][0][name] for name in unmeasured} == {None}
 
 
 def test_ids_that_do_not_go_on_are_kept_whole(tmp_path: Path) -> None:
@@ -91,12 +78,71 @@ def test_capture_levels() -> None:
     )
 
 
-def test_families() -> None:
-    assert family_of("scikit-learn__scikit-learn-14141") == "scikit-learn/scikit-learn"
-    assert family_of("wiki/abc-1") == "wiki/abc-1" and family_of("a__b-c") == "a__b-c"
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("scikit-learn__scikit-learn-10297", "scikit-learn/scikit-learn"),
+        ("getmoto__moto.694ce1f4.pr_7331", "getmoto/moto"),
+        ("Project-MONAI__MONAI.a09c1f08.lm_rewrite__1a2b3c4d", "Project-MONAI/MONAI"),
+        ("pandas-dev__pandas.95280573", "pandas-dev/pandas"),
+    ],
+)
+def test_ids_of_swe_bench_and_swe_smith_name_their_repository(name: str, family: str) -> None:
+    assert INSTANCE.fullmatch(name) and family_of(name) == family
+    found = INSTANCE.match(f"{name}.gemini-3-pro.traj")
+    assert found is not None and found.group().startswith(name)
+
+
+@pytest.mark.parametrize("name", ["a_file__of_mine", "x__y", "wiki/abc-1", "a__b-c"])
+def test_other_names_are_families_of_their_own(name: str) -> None:
+    assert family_of(name) == name and not INSTANCE.fullmatch(name)
 
 
 def test_digests_of_states_are_those_of_whole_conversations() -> None:
     gains = [[], [{"role": "user", "content": "ä"}], [], [{"role": "assistant", "content": ""}] * 2]
     states = list(accumulate(gains, lambda state, gain: [*state, *gain]))
     assert digests_of_prefixes(gains) == [state_sha256(state) for state in states]
+
+
+# Fields of trajectories are checked strictly, except for what is kept as JSON text.
+
+
+def trajectory(**fields: Any) -> Trajectory:
+    opening = [{"role": "user", "content": "q"}]
+    return Trajectory(
+        **{"task_id": "t", "env": "e", "opening": opening, "turns": [ImportedTurn("a")], "missing": set(), **fields}
+    )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"reward": 1, "cost_usd": 0.5, "seed": 3, "resolved": True, "error": ("kind", "words")},
+        {"sampling": "text", "task_data": [1], "tools": "text", "extra": None},
+        {"turns": [ImportedTurn("a", commands=[], prompt_ids=[1], completion_ids=[2], logprobs=[-1, -0.5])]},
+    ],
+)
+def test_a_fitting_trajectory_comes_back_unconverted(fields: dict[str, Any]) -> None:
+    given = trajectory(**fields)
+    assert check(given) is given and (given.reward is None or type(given.reward) is int)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"reward": "high"}, "reward is 'high'"),
+        ({"reward": True}, "reward is True"),
+        ({"seed": 1.0}, "seed is 1.0"),
+        ({"resolved": 1}, "resolved is 1"),
+        ({"model": 3}, "model is 3"),
+        ({"task_id": None}, "task_id is None"),
+        ({"opening": [{"role": 1, "content": "q"}]}, "opening.0.role is 1"),
+        ({"turns": [ImportedTurn("a", logprobs=[-1.0, "x"])]}, "turns.0.logprobs.1 is 'x'"),  # type: ignore[list-item]
+        ({"turns": [ImportedTurn("a", prompt_ids=(1,))]}, "turns.0.prompt_ids is (1,)"),  # type: ignore[arg-type]
+    ],
+)
+def test_the_first_field_of_a_wrong_type_is_named_with_its_value(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError) as refused:
+        check(trajectory(**fields))
+    assert str(refused.value) == message

@@ -1,32 +1,253 @@
-"""`composer import swe-logs FOLDER`: a rollout for every log with a verdict, the others by name, and our agreement."""
+"""Saved logs of SWE-bench: graded again, compared with the harness, called incomplete, and imported as rollouts."""
 
+import gzip
 import json
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from needs import REAL, needs
+from support.foreign import imported
 
 from stages.errors import BadInput
-from stages.formats import swebench
+from stages.formats import swebench_logs
+from stages.formats.swebench_logs import HARNESS, GradedLog, find_logs, grade_log
 from stages.import_traces import Config
-from stages.runs import runner
 from stages.runs.kinds import ORIGIN, ROLLOUT
 from stages.runs.run import Run
 
-ROW = {"repo": "pallets/flask", "FAIL_TO_PASS": '["t.py::test_new"]', "PASS_TO_PASS": '["t.py::test_old"]'}
-MARKED = ">>>>> Start Test Output\n{}>>>>> End Test Output\n"
+ROW = {
+    "repo": "pallets/flask",
+    "instance_id": "pallets__flask-1",
+    "FAIL_TO_PASS": '["t.py::test_new"]',
+    "PASS_TO_PASS": '["t.py::test_old", "t.py::test_skipped"]',
+}
+GOOD = "PASSED t.py::test_new\nPASSED t.py::test_old\nSKIPPED t.py::test_skipped\n"
+BAD = "PASSED t.py::test_new\nFAILED t.py::test_old - boom\n"
+
+
+def grade_logs(folder: Path, given: Sequence[Path] = ()) -> list[GradedLog]:
+    return [grade_log(log) for log in find_logs(folder, given)]
+
+
+START, END = "+ : '>>>>> Start Test Output'\n", "+ : '>>>>> End Test Output'\n"
 STATUS = {
     "FAIL_TO_PASS": {"success": ["t.py::test_new"], "failure": []},
     "PASS_TO_PASS": {"success": [], "failure": ["t.py::test_old"]},
 }
 
 
+def container(folder: Path, results: str | None, *, said: bool | None = None, marks: bool = True) -> Path:
+    """One instance's folder as the harness in containers leaves it."""
+    place = folder / "run/pallets__flask-1"
+    place.mkdir(parents=True)
+    (folder / "instances.jsonl").write_text(json.dumps(ROW) + "\n")
+    (place / "patch.diff").write_text("diff --git a/x b/x\n")
+    (place / "run_instance.log").write_text("started\n")
+    if results is not None:
+        text = f"{START}{results}{END}" if marks else results
+        (place / "test_output.txt").write_text(f"PASSED t.py::test_elsewhere\n{text}")
+    if said is not None:
+        report = {"pallets__flask-1": {"resolved": said, "model_name_or_path": "m"}}
+        (place / "report.json").write_text(json.dumps(report))
+    return folder
+
+
+def plain(folder: Path, text: str, resolved: list[str], name: str = "pallets__flask-1.some.model") -> Path:
+    """One log and the list of its run, as the harness of early 2024 leaves them."""
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.eval.log.gz").write_bytes(gzip.compress(text.encode()))
+    (folder / "report.json").write_text(json.dumps({"resolved": resolved}))
+    (folder / "rows.jsonl").write_text(json.dumps(ROW) + "\n")
+    return folder
+
+
+APPLIED = "PASSED t.py::test_new\n>>>>> Applied Patch (pred)\n>>>>> Applied Patch (test)\n"
+
+
+@pytest.mark.parametrize(
+    ("results", "resolved", "problem"),
+    [
+        (GOOD, True, None),
+        (BAD, False, None),
+        ("", False, None),
+        (f"{GOOD}>>>>> Patch Apply Failed\n", False, ">>>>> Patch Apply Failed"),
+        (f"{GOOD}>>>>> Tests Timed Out after 1800 seconds\n", False, ">>>>> Tests Timed Out"),
+    ],
+)
+def test_a_container_log_is_graded_by_its_results(
+    results: str, resolved: bool, problem: str | None, tmp_path: Path
+) -> None:
+    (one,) = grade_logs(container(tmp_path, results, said=resolved))
+    assert (one.resolved, one.agrees) == (resolved, True) and (problem or "") in str(one.problem)
+    assert (one.eval_log.model, one.eval_log.patch) == ("m", "diff --git a/x b/x\n")
+
+
+@pytest.mark.parametrize(
+    ("folder", "model"),
+    [("logs/run_evaluation/a_run/org__model", "org/model"), ("20240620_agent/logs", "20240620_agent"), ("x/y", None)],
+)
+def test_the_model_of_a_container_log_is_known_by_its_folders(folder: str, model: str | None, tmp_path: Path) -> None:
+    place = container(tmp_path, GOOD) / "run/pallets__flask-1"
+    (tmp_path / folder).mkdir(parents=True)
+    place.rename(tmp_path / folder / place.name)
+    assert [one.eval_log.model for one in grade_logs(tmp_path)] == [model]
+
+
+def test_a_wrong_report_and_a_test_in_another_place_are_noticed(tmp_path: Path) -> None:
+    folder = container(tmp_path, BAD, said=True)
+    (one,) = grade_logs(folder)
+    assert one.agrees is False and one.tests_agree is None
+    assert "disagrees: run/pallets__flask-1/test_output.txt: False here, True" in "\n".join(
+        swebench_logs.agreement_report([one])
+    )
+    report = {"pallets__flask-1": {"resolved": False, "tests_status": STATUS}}
+    (folder / "run/pallets__flask-1/report.json").write_text(json.dumps(report))
+    assert [(one.agrees, one.tests_agree) for one in grade_logs(folder)] == [(True, False)]
+
+
+def test_an_incomplete_log_is_named(tmp_path: Path) -> None:
+    (one,) = grade_logs(container(tmp_path / "a", None))
+    assert one.resolved is None and one.grader is None and "incomplete: no test output" in str(one.problem)
+    (one,) = grade_logs(container(tmp_path / "b", GOOD, marks=False))
+    assert one.resolved is None and "no complete test output" in str(one.problem)
+    place = container(tmp_path / "c", None) / "run/pallets__flask-1"
+    (place / "run_instance.log").write_text(">>>>> Patch Apply Failed:\n")
+    (one,) = grade_logs(tmp_path / "c")
+    assert one.resolved is None and "run_instance.log says '>>>>> Patch Apply Failed'" in str(one.problem)
+
+
+def test_a_report_without_a_log_is_taken_over_and_called_so(tmp_path: Path) -> None:
+    (one,) = grade_logs(container(tmp_path, None, said=True))
+    assert (one.resolved, one.agrees, one.grader) == (True, None, HARNESS)
+
+
+def test_a_carriage_return_ends_a_line_as_it_does_for_the_harness(tmp_path: Path) -> None:
+    results = "downloading 3%\rPASSED t.py::test_new\r\nPASSED t.py::test_old\nSKIPPED t.py::test_skipped\n"
+    place = container(tmp_path, "", said=True) / "run/pallets__flask-1/test_output.txt"
+    place.write_bytes(f">>>>> Start Test Output\n{results}>>>>> End Test Output\n\xff".encode("latin-1"))
+    assert [one.agrees for one in grade_logs(tmp_path)] == [True]
+
+
+def test_torn_and_foreign_files_around_a_log_do_no_harm(tmp_path: Path) -> None:
+    folder = container(tmp_path / "logs", GOOD)
+    for path, text in {
+        "run/pallets__flask-1/report.json": '{"pallets__fl',
+        "run/preds.json": "[1, 2",
+        "run/notes.jsonl": "no JSON",
+        "../swe-torn.jsonl": '{"instance_id',
+        "../swe-torn.parquet": "no table",
+    }.items():
+        (folder / path).write_text(text)
+    (one,) = grade_logs(folder)
+    assert (one.eval_log.instance, one.resolved, one.agrees) == ("pallets__flask-1", True, None)
+
+
+def test_the_folder_of_one_instance_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = container(tmp_path, GOOD) / "run/pallets__flask-1"
+    monkeypatch.chdir(place)
+    for folder in (place, Path(".")):
+        (one,) = grade_logs(folder)
+        assert (one.eval_log.instance, one.resolved, one.eval_log.file) == ("pallets__flask-1", True, "test_output.txt")
+
+
+@pytest.mark.parametrize("exit_mark", ["All Tests Passed", "Some Tests Failed"])
+def test_the_exit_marker_of_an_early_log_is_not_the_grade(exit_mark: str, tmp_path: Path) -> None:
+    (good,) = grade_logs(plain(tmp_path / "a", f"{APPLIED}{GOOD}>>>>> {exit_mark}\n", ["pallets__flask-1"]))
+    (bad,) = grade_logs(plain(tmp_path / "b", f"{APPLIED}{BAD}>>>>> {exit_mark}\n", []))
+    assert (good.resolved, good.agrees, bad.resolved, bad.agrees) == (True, True, False, True)
+    assert good.eval_log.model == "some.model"
+
+
+@pytest.mark.parametrize("exit_mark", ["All Tests Passed", "Some Tests Failed"])
+def test_an_early_log_whose_tests_ended_without_a_result_is_unresolved(exit_mark: str, tmp_path: Path) -> None:
+    crashed = "ImportError while loading conftest\n"
+    text = f">>>>> Applied Patch (pred)\n>>>>> Applied Patch (test)\n{crashed}>>>>> {exit_mark}\n"
+    folder = plain(tmp_path, text, [])
+    (ended,) = grade_logs(folder)
+    assert (ended.resolved, ended.grader, ended.agrees) == (False, "composer", True)
+    assert ended.problem == "the tests ended without a single result"
+    (folder / "report.json").unlink()
+    assert [one.resolved for one in grade_logs(folder)] == [False]
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict", "problem"),
+    [
+        (">>>>> Applied Patch (test)\n", (True, None, HARNESS), "incomplete"),
+        (">>>>> Applied Patch (test)\nImportError while loading conftest\n", (True, None, HARNESS), "incomplete"),
+        (">>>>> Patch Apply Failed\n", (False, False, "composer"), ">>>>> Patch Apply Failed"),
+    ],
+)
+def test_an_early_log_without_results_gets_the_verdict_of_its_run_unless_its_patch_failed(
+    text: str, verdict: tuple[bool, bool | None, str], problem: str, tmp_path: Path
+) -> None:
+    (one,) = grade_logs(plain(tmp_path, text, ["pallets__flask-1"]))
+    assert (one.resolved, one.agrees, one.grader) == verdict and problem in str(one.problem)
+
+
+@pytest.mark.parametrize("said", [None, False])
+def test_a_container_log_whose_tests_ended_without_a_result_is_unresolved_and_says_so(
+    said: bool | None, tmp_path: Path
+) -> None:
+    folder = container(tmp_path, "ImportError while loading conftest\n", said=said)
+    path = folder / "run/pallets__flask-1/test_output.txt"
+    path.write_text(path.read_text().replace("PASSED t.py::test_elsewhere\n", ""))
+    (one,) = grade_logs(folder)
+    assert (one.resolved, one.problem) == (False, "the tests ended without a single result")
+
+
+def test_a_damaged_archive_is_incomplete(tmp_path: Path) -> None:
+    folder = plain(tmp_path, APPLIED + GOOD + "x" * 9999, ["pallets__flask-1"])
+    (path,) = folder.glob("*.gz")
+    path.write_bytes(path.read_bytes()[:-12])
+    (one,) = grade_logs(folder)
+    assert one.grader == HARNESS and "the archive is damaged" in str(one.problem)
+
+
+def test_an_instance_that_is_not_known_is_named_with_the_way_out(tmp_path: Path) -> None:
+    folder = plain(tmp_path / "logs", APPLIED + GOOD, [], name="pallets__flask-2.m")
+    (one,) = grade_logs(folder)
+    assert (one.resolved, one.agrees, one.grader) == (False, None, HARNESS)
+    assert "name a file of instances after the folder" in str(one.problem)
+    (tmp_path / "more.jsonl").write_text(json.dumps(ROW | {"instance_id": "pallets__flask-2"}))
+    (one,) = grade_logs(folder, [tmp_path / "more.jsonl"])
+    assert one.resolved is True and one.agrees is False
+    (tmp_path / "torn.jsonl").write_text("{")
+    with pytest.raises(BadInput, match=r"torn\.jsonl"):
+        grade_logs(folder, [tmp_path / "torn.jsonl"])
+
+
+def test_a_folder_without_logs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="holds no logs"):
+        grade_logs(tmp_path)
+    with pytest.raises(BadInput, match="is not a folder"):
+        grade_logs(tmp_path / "missing")
+
+
+@needs("real")
+def test_the_verdicts_of_three_harnesses_are_met() -> None:
+    docker, early, smith = (
+        [one for one in grade_logs(REAL / "swe-logs") if one.eval_log.file.startswith(f"{name}/")]
+        for name in ("docker-harness", "log-harness", "swe-smith")
+    )
+    assert Counter((one.agrees, one.tests_agree) for one in docker) == {(True, True): 16, (None, None): 1}
+    assert [one.eval_log.instance for one in docker if one.resolved is None] == ["pydata__xarray-6992"]
+    assert len(early) == 46 and all(one.resolved == one.eval_log.harness_resolved for one in early)
+    assert [one.eval_log.instance for one in early if one.agrees is None] == ["psf__requests-2317"]
+    assert [one.tests_agree for one in smith] == [True] * 4, "to the single test"
+
+
+# `composer import swe-logs FOLDER`: a rollout for every log with a verdict, the others by name.
+
+
 @pytest.fixture
 def logs(tmp_path: Path) -> Path:
     """A resolved instance, one that is not, one whose report is wrong, and one without a log."""
-    folder = tmp_path / "logs"
-    good, bad = "PASSED t.py::test_new\nPASSED t.py::test_old\n", "FAILED t.py::test_new - no\n"
-    for number, (results, said) in enumerate([(good, True), (bad, False), (bad, True), (None, None)], 1):
+    folder, bad = tmp_path / "logs", "FAILED t.py::test_new - no\n"
+    for number, (results, said) in enumerate([(GOOD, True), (bad, False), (bad, True), (None, None)], 1):
         place = folder / f"pallets__flask-{number}"
         place.mkdir(parents=True)
         (place / "run_instance.log").write_text("started\n")
@@ -34,18 +255,13 @@ def logs(tmp_path: Path) -> Path:
         if results is not None:
             report = {"resolved": said, "model_name_or_path": "m", "tests_status": STATUS if said else None}
             (place / "report.json").write_text(json.dumps({place.name: report}))
-            (place / "test_output.txt").write_text(MARKED.format(results))
+            (place / "test_output.txt").write_text(f"{START}{results}{END}")
     rows = [{**ROW, "instance_id": f"pallets__flask-{number}"} for number in range(1, 5)]
     (tmp_path / "rows.json").write_text(json.dumps(rows))
     return folder
 
 
-def imported(root: Path, *words: Path | str) -> Run:
-    config = Config.model_validate({"paths": [str(word) for word in words]})
-    return Run(runner.execute("import", {}, config, root=root / "artifacts").path)
-
-
-def document(run: Run, name: str) -> Any:
+def document_of(run: Run, name: str) -> Any:
     return json.loads(run.read_file(name) or b"null")
 
 
@@ -57,10 +273,8 @@ def test_every_log_becomes_a_rollout_or_a_named_drop(tmp_path: Path, logs: Path)
         ("pallets__flask-2", 0.0, False, "pallets/flask", "m"),
         ("pallets__flask-3", 0.0, False, "pallets/flask", "m"),
     ]
-    (drop,) = document(run, "drops.json")
-    assert drop["reason"] == "ungraded_log" and drop["detail"].startswith(
-        "pallets__flask-4: incomplete: no test output"
-    )
+    (drop,) = document_of(run, "drops.json")
+    assert drop["reason"] == "ungraded_log" and drop["detail"].startswith("pallets__flask-4: incomplete")
     assert run.rows(ORIGIN)[0]["submission"] == "diff 1 [redacted: github-token]\n"
 
 
@@ -69,10 +283,8 @@ def test_the_report_says_how_far_we_agree_and_a_document_holds_every_test(tmp_pa
     text = (run.read_file("report.txt") or b"").decode()
     assert "4 logs: 1 resolved, 2 not, 1 without a verdict" in text and "1 disagree, 1 not compared" in text
     assert "disagrees: pallets__flask-3/test_output.txt: False here, True there" in text
-    assert "FAIL" not in text.partition("Collection checks")[2], (
-        "rollouts without steps are not recorded, and do not fail"
-    )
-    graded = document(run, "graded.json")
+    assert "FAIL" not in text.partition("Collection checks")[2], "rollouts without steps do not fail"
+    graded = document_of(run, "graded.json")
     assert [(one["resolved"], one["agrees"], one["tests_agree"]) for one in graded] == [
         (True, True, False),
         (False, True, None),
@@ -88,15 +300,3 @@ def test_what_a_verdict_depends_on_makes_it_new_work(tmp_path: Path, logs: Path)
     assert Config.model_validate(words).identity() == before
     (tmp_path / "rows.json").write_text((tmp_path / "rows.json").read_text().replace("test_old", "test_older"))
     assert Config.model_validate(words).identity() != before
-
-
-def test_a_folder_without_logs_is_refused(tmp_path: Path, logs: Path) -> None:
-    with pytest.raises(BadInput, match="holds no logs"):
-        swebench.find_logs([str(_empty(tmp_path))])
-    with pytest.raises(BadInput, match="is a file"):
-        swebench.find_logs([str(tmp_path / "rows.json")])
-
-
-def _empty(folder: Path) -> Path:
-    (folder / "empty").mkdir()
-    return folder / "empty"

@@ -1,0 +1,328 @@
+"""What an import loses, counts once, or refuses to unpack, and how it says so."""
+
+import gzip
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from needs import REAL, needs
+from support.foreign import INSTANCE, PATCH, document, imported, jsonl, read
+
+from stages import export, import_traces
+from stages.errors import BadInput
+from stages.formats import files, readers
+from stages.formats.reading import FileCount
+from stages.formats.reports import Sidecars
+from stages.runs import runner
+from stages.runs.kinds import ORIGIN, ROLLOUT
+from stages.runs.run import Manifest, Run, RunWriter
+
+LONG = "I read the file, find the comparison that is the wrong way round, and turn it. " * 3
+
+
+def chat(answer: str, **more: object) -> dict[str, object]:
+    said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": answer}]
+    return {"instance_id": INSTANCE, "messages": said, "resolved": True, **more}
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_text_that_is_no_utf8_loses_its_row_alone(tmp_path: Path, nested: bool) -> None:
+    """Arrow does not check text when it reads a file, so that one bad string shows in the middle of an import."""
+    number = 30
+    answers = [f"{LONG}{at}".encode() for at in range(number)]
+    answers[13] = b"not \xff\xfe text"
+    ends = [0, *accumulate(map(len, answers))]
+    buffers = [None, pa.array(ends, pa.int32()).buffers()[1], pa.py_buffer(b"".join(answers))]
+    texts = pa.Array.from_buffers(pa.string(), number, buffers)
+    message = pa.StructArray.from_arrays([pa.array(["assistant"] * number), texts], ["role", "content"])
+    lists = pa.ListArray.from_arrays(pa.array(range(number + 1), pa.int32()), message)
+    plain = {"prompt": pa.array([f"q{at}" for at in range(number)]), "reward": pa.array([1.0] * number)}
+    table = pa.table({**plain, "completion": lists if nested else texts})
+    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=8)  # several batches
+    run = imported(tmp_path, tmp_path / "rows.parquet")
+    assert len(run.rows(ROLLOUT)) == number - 1
+    (drop,) = json.loads((run.path / "drops.json").read_text())
+    assert drop["reason"] == "not_utf8" and drop["line"] == 14 and drop["file"].endswith("rows.parquet")
+
+
+@pytest.mark.parametrize("given", ["", "preds", "preds/all_preds.jsonl"])
+def test_a_report_of_sb_cli_next_door_judges(tmp_path: Path, given: str) -> None:
+    lines = [{"instance_id": f"owner__repo-{at}", "model_name_or_path": "m", "model_patch": PATCH} for at in range(3)]
+    jsonl(tmp_path / "in" / "preds" / "all_preds.jsonl", *lines)
+    report = {"resolved_ids": ["owner__repo-1"], "unresolved_ids": ["owner__repo-0", "owner__repo-2"]}
+    document(tmp_path / "in" / "sb-cli-reports" / "swe-bench_lite__test__mine.json", report)
+    found = {row["task_id"]: row["reward"] for row in imported(tmp_path, tmp_path / "in" / given).rows(ROLLOUT)}
+    assert found == {"owner__repo-0": 0.0, "owner__repo-1": 1.0, "owner__repo-2": 0.0}
+
+
+def test_a_copied_file_and_a_repeated_line_count_once(tmp_path: Path) -> None:
+    jsonl(tmp_path / "in" / "a.jsonl", chat(LONG), chat(LONG), chat(LONG + "x"), chat(LONG))
+    (tmp_path / "in" / "backup").mkdir()
+    shutil.copy(tmp_path / "in" / "a.jsonl", tmp_path / "in" / "backup" / "other.jsonl")
+    run = imported(tmp_path, tmp_path / "in")
+    assert len(run.rows(ROLLOUT)) == 2 and run.manifest.counts["dropped_duplicate"] == 6
+    assert "it copies" in (run.path / "report.txt").read_text()
+
+
+def test_short_answers_that_are_alike_are_samples(tmp_path: Path) -> None:
+    """Independent samples of a short answer are often the same word; times tell long ones apart."""
+    jsonl(tmp_path / "a.jsonl", chat("yes"), chat("yes"), chat("no"))
+    run = imported(tmp_path, tmp_path / "a.jsonl")
+    assert len(run.rows(ROLLOUT)) == 3
+    assert "own: 1 rollout, short and alike in every word with another" in (run.path / "report.txt").read_text()
+
+
+def test_equal_patches_of_two_samples_are_two_and_a_repeated_prediction_is_one(tmp_path: Path) -> None:
+    line = {"instance_id": INSTANCE, "model_name_or_path": "m", "model_patch": PATCH + LONG}
+    other = {**line, "instance_id": "owner__repo-13"}
+    jsonl(tmp_path / "in" / "m" / "all_preds.jsonl", line, other)
+    jsonl(tmp_path / "in" / "m.2" / "all_preds.jsonl", line)
+    assert len(imported(tmp_path, tmp_path / "in").rows(ROLLOUT)) == 3
+    jsonl(tmp_path / "twice.jsonl", line, line)
+    assert len(imported(tmp_path, tmp_path / "twice.jsonl").rows(ROLLOUT)) == 1
+
+
+def test_the_folder_of_an_own_export_is_imported_without_its_manifest(tmp_path: Path) -> None:
+    jsonl(tmp_path / "in" / "a.jsonl", chat(LONG), chat(LONG + "x"))
+    before = imported(tmp_path, tmp_path / "in")
+    config = export.Config(format="verifiers")
+    written = runner.execute("export", {"rollouts": before}, config, root=tmp_path / "artifacts").path
+    for place in (written, written.parent):
+        again = imported(tmp_path, place)
+        assert len(again.rows(ROLLOUT)) == 2 and again.manifest.summary["dropped"] == {}
+        assert again.manifest.summary["files"] == 1
+    with pytest.raises(BadInput, match="neither a file nor a folder with files to import"):
+        imported(tmp_path, before.path)
+
+
+def test_a_reward_without_a_completion_is_kept_and_explained(tmp_path: Path) -> None:
+    rows = [{"prompt": f"q{at}", "completion": "" if at else LONG, "reward": float(at > 1)} for at in range(4)]
+    jsonl(tmp_path / "results.jsonl", *rows)
+    run = imported(tmp_path, tmp_path / "results.jsonl")
+    assert [row["reward"] for row in run.rows(ROLLOUT)] == [0.0, None, None, None]
+    kept = [json.loads(row["extra_json"]).get("recorded_reward") for row in run.rows(ORIGIN)]
+    assert kept == [None, 0.0, 1.0, 1.0]
+    said = (run.path / "report.txt").read_text()
+    assert "3 rollouts have a reward and no completion (1 of 0, 2 of 1)" in said and "recorded_reward" in said
+
+
+@needs("real")
+def test_real_verifiers_rows_without_a_completion_are_explained(tmp_path: Path) -> None:
+    said = (imported(tmp_path, REAL / "trajectories" / "verifiers").path / "report.txt").read_text()
+    assert "150 rollouts have a reward and no completion (150 of 0)" in said
+
+
+def archive(path: Path, *samples: bytes | Iterable[bytes]) -> Path:
+    """An Inspect log with samples a, b, ...; one as pieces is written piece by piece."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
+        file.writestr("header.json", json.dumps({"eval": {"model": "m", "task": "t"}, "version": 2}))
+        for name, sample in zip("abc", samples, strict=False):
+            with file.open(f"samples/{name}.json", "w") as member:
+                member.writelines([sample] if isinstance(sample, bytes) else sample)
+    return path
+
+
+@pytest.mark.parametrize("damage", ["nested", "encrypted", "unknown compression"])
+def test_a_bad_sample_of_an_archive_is_lost_alone(tmp_path: Path, damage: str) -> None:
+    said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": LONG}]
+    whole = json.dumps({"id": "one", "epoch": 1, "messages": said, "scores": {}}).encode()
+    path = archive(tmp_path / "log.eval", whole, b"[" * 100_000 if damage == "nested" else whole + b" ")
+    data = bytearray(path.read_bytes())
+    # Bytes of flags and of the method of compression, in the local header and in the directory.
+    first, last = data.find(b"samples/b.json"), data.rfind(b"samples/b.json")
+    for magic, name, flags in ((b"PK\x03\x04", first, 6), (b"PK\x01\x02", last, 8)):
+        start = data.rfind(magic, 0, name)
+        data[start + flags] |= damage == "encrypted"
+        data[start + flags + 2] = 77 if damage == "unknown compression" else data[start + flags + 2]
+    path.write_bytes(data)
+    run = imported(tmp_path, path)
+    assert len(run.rows(ROLLOUT)) == 1
+    (drop,) = json.loads((run.path / "drops.json").read_text())
+    assert drop["reason"] == "damaged_record" and "samples/b.json" in drop["detail"]
+
+
+@pytest.mark.parametrize("depth", [200, 300, 100_000])
+@pytest.mark.parametrize("where", ["message", "extra"])
+def test_a_record_that_is_nested_too_deeply_is_lost_alone(tmp_path: Path, depth: int, where: str) -> None:
+    deep = "[" * depth + "]" * depth
+    text = json.dumps(chat(LONG + "deep", info="DEEP") if where == "extra" else chat("DEEP")).replace('"DEEP"', deep)
+    (tmp_path / "a.jsonl").write_text(json.dumps(chat(LONG)) + "\n" + text + "\n")
+    run = imported(tmp_path, tmp_path / "a.jsonl")
+    assert 1 <= len(run.rows(ROLLOUT)) <= 2
+    assert len(run.rows(ROLLOUT)) + len(json.loads((run.path / "drops.json").read_text())) == 2
+
+
+# What several files hold counts once; what only resembles it counts as often as it is there.
+
+IDS = ["a__b-1", "a__b-2"]
+
+
+def prediction(instance: str, patch: str = PATCH, model: str = "m") -> dict[str, Any]:
+    return {"instance_id": instance, "model_name_or_path": model, "model_patch": patch}
+
+
+def trajectory(folder: Path, instance: str, patch: str | None = PATCH, model: str | None = "m") -> Path:
+    said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "```bash\nls\n```"}]
+    told = {"mini_version": "1", "exit_status": "Submitted", "submission": patch}
+    info = {**told, "config": {"model": {"model_name": model}}} if model else told
+    return document(folder / f"{instance}.traj.json", {"messages": said, "info": info, "instance_id": instance})
+
+
+def sources(run: Run) -> list[str]:
+    return sorted(row["source"] for row in run.rows(ROLLOUT))
+
+
+def test_predictions_beside_their_trajectories_count_once(tmp_path: Path) -> None:
+    for instance in IDS:
+        trajectory(tmp_path / "in" / "trajs", instance, PATCH + "\n")
+    jsonl(tmp_path / "in" / "all_preds.jsonl", *map(prediction, IDS))
+    run = imported(tmp_path, tmp_path / "in")
+    assert sources(run) == ["mini-swe-agent"] * 2 and run.manifest.counts["dropped_duplicate"] == 2
+    assert run.manifest.counts["traces"] == 4
+
+
+@pytest.mark.parametrize("rows", [[prediction(i) for i in IDS], [chat(LONG + i, instance_id=i) for i in IDS]])
+def test_json_beside_jsonl_counts_once(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
+    jsonl(tmp_path / "in" / "preds.jsonl", *rows)
+    by_id = {row["instance_id"]: row for row in rows}
+    document(tmp_path / "in" / "preds.json", by_id if "model_patch" in rows[0] else rows)
+    assert len(imported(tmp_path, tmp_path / "in").rows(ROLLOUT)) == 2
+
+
+def test_other_models_other_patches_and_other_runs_count_for_themselves(tmp_path: Path) -> None:
+    trajectory(tmp_path / "in" / "trajs", IDS[0])
+    jsonl(tmp_path / "in" / "other.jsonl", prediction(IDS[0], "another patch", "n"))
+    jsonl(tmp_path / "in" / "elsewhere" / "all_preds.jsonl", prediction(IDS[0]))
+    jsonl(tmp_path / "in" / "again" / "all_preds.jsonl", prediction(IDS[0], PATCH, "n"))
+    assert sources(imported(tmp_path, tmp_path / "in")) == ["mini-swe-agent", *["swebench-preds"] * 3]
+
+
+@pytest.mark.slow
+def test_what_workers_read_counts_as_in_one_process(tmp_path: Path) -> None:
+    """Samples of a task over several files, duplicates, secrets, damaged lines, reports, and a file of no format."""
+    folder = tmp_path / "in"
+    for instance in IDS:
+        trajectory(folder / "trajs", instance, PATCH + "\n")
+        trajectory(folder / "again", instance, "another patch")
+    jsonl(folder / "all_preds.jsonl", *map(prediction, IDS), prediction("a__b-3", "password=hunter2hunter2"))
+    document(folder / "m.run.json", {"resolved_ids": [IDS[0]], "unresolved_ids": [IDS[1]]})
+    rows = [{"instance_id": i, "messages": [{"role": "assistant", "content": i * 3}], "resolved": True} for i in IDS]
+    for name in ("one", "two"):
+        jsonl(folder / name / "data.jsonl", *rows).open("a").write("{torn\n")
+    document(folder / "two" / "odd.json", {"nobody": "knows"})
+    here, there = imported(tmp_path / "here", folder), imported(tmp_path / "there", folder, on="processes:2")
+    assert there.manifest.content == here.manifest.content
+    assert there.manifest.counts == here.manifest.counts and there.manifest.summary == here.manifest.summary
+    assert (there.path / "report.txt").read_text() == (here.path / "report.txt").read_text()
+    assert here.manifest.counts["dropped_duplicate"] > 2 and here.manifest.summary["reports"]["judged"] > 1
+
+
+def test_a_file_that_a_worker_did_not_finish_is_read_again(tmp_path: Path) -> None:
+    path = trajectory(tmp_path / "in", IDS[0])
+    (source,), (reader,) = files.find([str(path)]), readers("mini-swe-agent")
+    record = Manifest(composer="", stage="import", stage_version=2, fingerprint="")
+    out, count = RunWriter(tmp_path / "run", record, cache=tmp_path), FileCount(source.label, "", source.sha256)
+    import_traces.read_into_journal(source, reader, Sidecars(), out)
+    left = list(
+        import_traces.read_rollouts(source, None, Sidecars(), count, out)
+    )  # without a reader the file would be dropped
+    assert count.traces == count.records == 1 and isinstance(left[0], import_traces.ReadRollout)
+    torn = RunWriter(tmp_path / "torn", record, cache=tmp_path)
+    torn.write_all([(f"{import_traces.unit_of(source)}/1", {"drop": {}}, False)])
+    assert list(import_traces.read_rollouts(source, reader, Sidecars(), FileCount("", "", ""), torn)) == left
+
+
+# Small files that unpack to much are refused at a stated limit, or read piece by piece, in bounded memory.
+
+MB = 2**20
+MEASURE = """
+import json, resource, sys
+from support.foreign import read
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+from pathlib import Path
+found, drops, _ = read(Path(sys.argv[1]))
+after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(json.dumps([len(found), [drop.reason for drop in drops], (after - before) // 1024]))
+"""
+
+
+def record(megabytes: int, text: bytes = b"a") -> Iterator[bytes]:
+    """One row of chat messages with an answer of so many megabytes."""
+    yield b'{"instance_id":"o__r-1","messages":[{"role":"user","content":"q"},{"role":"assistant","content":"'
+    yield from [text * MB] * megabytes
+    yield b'"}],"resolved":true}'
+
+
+def packed(path: Path, *parts: bytes) -> Path:
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.writelines(parts)
+    return path
+
+
+def measured(path: Path) -> tuple[int, list[str], int]:
+    """Rollouts, reasons of drops, and the peak memory of reading a file in MB, in a process of its own."""
+    where = os.pathsep.join([str(Path(__file__).parents[2]), str(Path(__file__).parents[3])])
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, "PYTHONPATH": where},
+    )
+    assert done.returncode == 0, done.stderr
+    found, reasons, peak = json.loads(done.stdout)
+    return found, reasons, peak
+
+
+SAMPLE = [b'{"id":1,"epoch":1,"messages":[{"role":"assistant","content":"', *[b"a" * MB] * 100, b'"}]}']
+NUMBERS = [b"[\n", *[(b'{"a":[' + b"0," * 50 + b"0]},\n") * 10_000] * 100, b"{}]\n"]
+LINES = [*record(0), b"\n", *record(100), b"\n", *record(0, b"b"), b"\n"]
+
+
+@pytest.mark.parametrize(
+    ("make", "expected", "most_mb"),
+    [
+        pytest.param(lambda to: packed(to / "a.jsonl.gz", *LINES), (2, ["too_large"]), 400, marks=pytest.mark.slow),
+        pytest.param(lambda to: packed(to / "a.json.gz", *NUMBERS), (0, ["too_large"]), 400, marks=pytest.mark.slow),
+        pytest.param(lambda to: archive(to / "log.eval", SAMPLE), (0, ["damaged_record"]), 100),
+    ],
+    ids=["a line", "a document", "a sample of an archive"],
+)
+def test_what_unpacks_to_more_than_a_record_may_have_is_dropped_unread(
+    tmp_path: Path, make: Callable[[Path], Path], expected: tuple[int, list[str]], most_mb: int
+) -> None:
+    """A document that is refused is not held in memory, and the lines after a refused line are read."""
+    *found, peak = measured(make(tmp_path))
+    assert tuple(found) == expected and peak < most_mb
+
+
+def test_a_long_value_that_all_rows_share_is_read_a_few_rows_at_a_time(tmp_path: Path) -> None:
+    """Parquet stores it once: 400 rows of a megabyte are a file of some kilobytes."""
+    rows = {"prompt": [f"q{at}" for at in range(400)], "completion": ["a" * MB] * 400, "reward": [1.0] * 400}
+    pq.write_table(pa.table(rows), tmp_path / "rows.parquet")
+    assert (tmp_path / "rows.parquet").stat().st_size < MB
+    (source,) = files.find([str(tmp_path / "rows.parquet")])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert [number for number, _ in source.records()] == list(range(1, 401))  # type: ignore[misc]
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024 < 500
+
+
+@pytest.mark.parametrize("name", ["_" * 20_000, "a__" * 20_000, "a__b-1x" * 3_000, "-1" * 10_000])
+def test_a_long_id_is_read_in_time(tmp_path: Path, name: str) -> None:
+    said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"instance_id": name, "messages": said, "resolved": True}) + "\n")
+    began = time.process_time()
+    assert len(read(tmp_path / "a.jsonl")[0]) == 1
+    assert time.process_time() - began < 5
