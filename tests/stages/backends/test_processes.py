@@ -4,10 +4,10 @@ import itertools
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from support.command_line import until
 from support.jobs import Nap, nap, place
 
 from stages.backends.devices import Pool
@@ -76,13 +76,6 @@ def children(parent: int) -> list[int]:
         if int(stat[1]) == parent and "resource_tracker" not in words:
             found.append(int(path.name))
     return found
-
-
-def until(so: object) -> None:
-    deadline = time.monotonic() + 30
-    while not so():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_workers_have_a_gpu_each_and_no_more_run_than_there_are(tmp_path: Path) -> None:

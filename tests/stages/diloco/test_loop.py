@@ -16,8 +16,9 @@ def settings(replicas: int = 3, **more: object) -> Diloco:
     return Diloco.model_validate({"replicas": replicas, "inner_steps": 4, **more})
 
 
-@pytest.mark.parametrize("codec", ["float32", "bf16", "int8", "int4"])
-@pytest.mark.parametrize("fragments", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("codec", "fragments"), [("float32", 1), ("bf16", 1), ("int8", 1), ("int4", 1), ("float32", 2), ("int4", 4)]
+)
 def test_all_replicas_hold_the_same_bytes(codec: Codec, fragments: int):
     replicas = [Replica(number) for number in range(3)]
     start = replicas[0].bytes()
@@ -137,7 +138,7 @@ def test_the_outer_step_of_a_round_is_pytorchs():
 def test_training_apart_learns():
     replicas = [Replica(number) for number in range(4)]
     before = Replica(9).step()
-    together(settings(4, inner_steps=10), 20, replicas)
+    together(settings(4, inner_steps=10), 12, replicas)
     assert replicas[0].step() < before / 3
 
 

@@ -10,9 +10,10 @@ from minisweagent.exceptions import Submitted
 from needs import needs
 from support.environments import BreakingEnv, GuessEnv
 
+from stages.envs.bash import ActionError, parse_bash
 from stages.envs.kata.env import KataEnv
 from stages.errors import InfrastructureError, UsageError
-from stages.integrations.mini_swe_agent import MiniSweEnvironment
+from stages.integrations.mini_swe_agent import MiniSweEnvironment, message
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = """
@@ -98,3 +99,17 @@ def test_its_own_agent_drives_ours_without_litellm():
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
     )
     assert done.returncode == 0, done.stderr
+
+
+# A command arrives as it was given, or not at all.
+
+
+@pytest.mark.parametrize("command", ["ls", "cat > a.md <<'X'\nsome `code`\nX", "echo '```bash'"])
+def test_a_command_survives(command):
+    assert parse_bash(message(command)) == command
+
+
+@pytest.mark.parametrize("command", ["cat > a.md <<'X'\n```\nX", "cat <<X\n```bash\nls\n```\nX"])
+def test_a_command_that_would_be_cut_is_refused(command):
+    with pytest.raises(ActionError, match="cut it short"):
+        message(command)

@@ -1,21 +1,348 @@
-"""The PRIME-RL recipe through a stand-in for prime-rl's loader, and through the real one where it is installed.
+"""PRIME-RL's custom loss, the algorithm with hints, and how PRIME-RL comes to know both.
 
-The stand-in is built from the documented contract.
+The stand-ins of its loader and its packages follow the documented contract; where prime-rl is installed, its own
+classes take all of it.
 """
 
+import asyncio
 import importlib
 import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from needs import needs
+from needs import needs, where
+from parity.drift import Clone
 from torch import Tensor
 
-from stages.errors import UsageError
-from stages.losses.prime_rl import DefaultOptions, PackedTokens, default_loss
+from stages import integrations
+from stages.errors import BadInput, UsageError
+from stages.integrations.prime_rl_hints import HintSettings, hint_ids, hinted, hints, main
+from stages.losses.prime_rl import TRUST_REGION, DefaultOptions, PackedTokens, default_loss, policy_sum
+from tests.stages.integrations import prime_rl
+
+RECORDED = json.loads(Path(__file__).with_name("prime_rl_step.json").read_text())
+TOML = Path(integrations.__file__).with_name("rl.toml")
+PACKAGE = {
+    "prime_rl/__init__.py": "",
+    "prime_rl/orchestrator/__init__.py": "",
+    "prime_rl/orchestrator/algo.py": "class GRPOAlgorithm: ...\nALGORITHM_CLASSES = {'grpo': GRPOAlgorithm}\n",
+    "prime_rl/entrypoints/__init__.py": "",
+    "prime_rl/entrypoints/orchestrator.py": (
+        "import sys\nfrom prime_rl.orchestrator.algo import ALGORITHM_CLASSES\n"
+        "def main(): print(sys.argv[1:], [c.__name__ for c in ALGORITHM_CLASSES['grpo'].__mro__],"
+        " ALGORITHM_CLASSES['grpo'].settings)\n"
+    ),
+    "prime_rl/entrypoints/rl.py": (  # upstream starts it so: entrypoints/rl.py:284-303
+        "import os, sys\nfrom subprocess import Popen\n"
+        "def main():\n    print(sys.argv, flush=True)\n"
+        "    env = {**os.environ, 'COMPOSER_HINT_WEIGHT': '0.25'}\n"
+        "    sys.exit(Popen(['orchestrator', '@', 'orchestrator.json'], env=env).wait())\n"
+    ),
+}
+
+
+def test_rl_starts_an_orchestrator_that_knows_the_algorithm(tmp_path: Path) -> None:
+    for name, text in PACKAGE.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    command = [sys.executable, "-m", "stages.integrations.prime_rl_hints", "rl", "@", "rl.toml"]
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, cwd=Path(__file__).parents[3], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    rl, orchestrator = done.stdout.splitlines()
+    assert rl == "['rl', '@', 'rl.toml']"
+    assert orchestrator.startswith("['@', 'orchestrator.json'] ['HintedGRPOAlgorithm', 'HintedScores', 'GRPOAlgorithm'")
+    assert "weight=0.25" in orchestrator
+
+
+@pytest.mark.parametrize("words", [[], ["trainer"], ["--help"]])
+def test_other_programs_are_refused(words: list[str]) -> None:
+    with pytest.raises(UsageError, match="start one of rl, orchestrator"):
+        main(words)
+
+
+def test_the_shipped_configuration_keeps_the_default_loss_and_names_what_we_read() -> None:
+    table = tomllib.loads(TOML.read_text())
+    assert table["trainer"]["loss"] == {"type": "default"}
+    assert table["orchestrator"]["algo"] == {"type": "grpo"}
+    assert HintSettings.read(table["orchestrator"]["env_vars"]) == HintSettings(0.5, "auto")
+
+
+@needs("prime-rl")
+def test_prime_rl_itself_takes_configuration_and_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
+    import verifiers.v1 as vf
+    from prime_rl.configs.rl import RLConfig
+    from prime_rl.orchestrator import algo
+    from prime_rl.orchestrator.trajectories import trace_to_samples
+    from verifiers.v1.graph import MessageNode
+    from verifiers.v1.types import AssistantMessage, ToolMessage, UserMessage
+
+    from stages.integrations.prime_rl_hints import register
+
+    config = RLConfig.model_validate(tomllib.loads(TOML.read_text())).orchestrator
+    monkeypatch.setitem(algo.ALGORITHM_CLASSES, "grpo", algo.ALGORITHM_CLASSES["grpo"])
+    register()
+    pool = prime_rl.Pool()
+    algorithm: Any = algo.build_algorithm(config.algo, pool)
+    algorithm.renderer = prime_rl.Renderer()
+    kinds = {"user": UserMessage, "assistant": AssistantMessage}
+    traces = []
+    for trace in prime_rl.group():
+        nodes = [
+            MessageNode(
+                parent=node.parent,
+                message=kinds[node.message.role](content=node.message.content)
+                if node.message.role in kinds
+                else ToolMessage(tool_call_id="t", content=node.message.content),
+                **{name: getattr(node, name) for name in ("sampled", "token_ids", "mask", "logprobs")},
+            )
+            for node in trace.nodes
+        ]
+        task = vf.TraceTask(type="Task", data=vf.TaskData(idx=0, prompt=None))
+        agent = vf.AgentInfo(config=vf.AgentConfig())
+        traces.append(
+            vf.Trace(task=task, agent=agent, nodes=nodes, rewards={"passed": {"score": trace.reward}}, ok=True)
+        )
+    episodes = [
+        vf.Episode(env=vf.EnvInfo(id="e", name="e"), task=t.task, group=vf.GroupInfo(id="g"), traces=[t])
+        for t in traces
+    ]
+
+    async def score() -> None:
+        for episode in episodes:
+            await algorithm.finalize_episode(episode)
+        await algorithm.finalize_group(episodes)
+
+    asyncio.run(score())
+    samples = [sample for trace in traces for sample in trace_to_samples(trace, env_name="e")]
+    expected = RECORDED["hinted"]["streams"]
+    assert [s.ref_kl_weights for s in samples] == [[2 * w for w in expected["ref_kl_weights"][:12]], None]
+    assert samples[0].ref_logprobs == expected["ref_logprobs"][:12]
+    assert samples[0].advantages == expected["advantages"][:12]
+    assert samples[1].ref_logprobs is None
+
+
+COMMAND = "bash: pyest: command not found"
+
+
+def test_hints_are_where_a_shell_could_not_do_what_was_asked() -> None:
+    wrong, right = prime_rl.group()
+    assert hints(wrong) == {1: "Hint: there is no command pyest here."}
+    assert hints(right) == {}
+
+
+def test_an_environment_s_own_hints_win_and_count_what_was_sampled() -> None:
+    trace = prime_rl.conversation(100, observed=COMMAND, reward=0.0)
+    trace.info = {"hints": [{"turn": 1, "hint": "read the file first"}, {"turn": 7, "hint": "never"}]}
+    assert hints(trace) == {3: "read the file first"}
+
+
+def test_the_faulty_turn_is_scored_behind_the_hint_and_no_other() -> None:
+    traces = prime_rl.group()
+    pool = prime_rl.scored(traces, weight=0.5)
+    faulty = traces[0].nodes[1]
+    block = hint_ids(prime_rl.Renderer(), "Hint: there is no command pyest here.")
+    assert pool.asked == [[100, 101, 102, *block, 110, 111, 112, 113]]
+    scores = asyncio.run(prime_rl.Pool().score(pool.asked[0]))
+    assert faulty.reference_logprobs == scores[-3:]
+    assert faulty.loss_weights == {"ref_kl": [0.0, 0.5, 0.5, 0.5]}
+    others = [node for trace in traces for node in trace.nodes if node is not faulty]
+    assert all(node.reference_logprobs is None and node.loss_weights is None for node in others)
+    assert faulty.advantages == [0.5] * 3, "GRPO's own credit goes to the same tokens"
+
+
+def test_other_weights_of_a_node_stay() -> None:
+    trace = prime_rl.group()[0]
+    trace.nodes[1].loss_weights = {"ce": [0.1, 0.0, 0.0, 0.0]}
+    prime_rl.scored([trace])
+    assert trace.nodes[1].loss_weights == {"ce": [0.1, 0.0, 0.0, 0.0], "ref_kl": [0.0, 1.0, 1.0, 1.0]}
+
+
+def test_a_turn_that_two_branches_share_is_scored_once() -> None:
+    trace = prime_rl.group()[0]
+    trace.nodes.append(prime_rl.Node(1, prime_rl.said("user", "and now?"), [300], [False]))
+    assert len(trace.branches) == 2
+    assert len(prime_rl.scored([trace]).asked) == 1
+
+
+@pytest.mark.parametrize("change", [{"has_error": True}, {"agent": SimpleNamespace(trainable=False)}])
+def test_what_is_not_trained_on_is_not_scored(change: dict[str, Any]) -> None:
+    trace = prime_rl.group()[0]
+    for name, value in change.items():
+        setattr(trace, name, value)
+    assert prime_rl.scored([trace]).asked == []
+
+
+def test_a_renderer_that_rewrites_what_was_before_is_refused() -> None:
+    class Rewriting(prime_rl.Renderer):
+        def render_ids(self, messages: list[dict[str, str]], add_generation_prompt: bool = False) -> list[int]:
+            return [len(messages), *super().render_ids(messages)]
+
+    with pytest.raises(UsageError, match="a hint has no tokens of its own"):
+        hint_ids(Rewriting(), "Hint")
+
+
+def test_a_server_that_cuts_what_it_scores_is_refused() -> None:
+    class Short(prime_rl.Pool):
+        async def score(self, ids: list[int]) -> list[float]:
+            return (await super().score(ids))[:-1]
+
+    algorithm: Any = hinted(prime_rl.Grpo, HintSettings())(None, Short())
+    algorithm.renderer = prime_rl.Renderer()
+    with pytest.raises(BadInput, match="scored 15 of 16 tokens behind a hint"):
+        asyncio.run(algorithm.score_episode(SimpleNamespace(traces=prime_rl.group())))
+
+
+@pytest.mark.parametrize("said", ["0", "-1", "nan", "inf", "much"])
+def test_a_weight_is_a_positive_number(said: str) -> None:
+    with pytest.raises(UsageError, match=f"COMPOSER_HINT_WEIGHT is '{said}'"):
+        HintSettings.read({"COMPOSER_HINT_WEIGHT": said})
+
+
+# --- the step of the trainer
+
+
+def packed_step(streams: dict[str, Any]) -> tuple[float, list[float]]:
+    """Loss and gradient of a packed step: our loss, and upstream's ref_kl (prime-rl 559b447 loss.py:199-243)."""
+    numbers = {
+        name: torch.tensor(values, dtype=torch.float64) for name, values in streams.items() if name != "loss_mask"
+    }
+    mask, rl, kl = torch.tensor(streams["loss_mask"]), numbers["rl_weights"], numbers["ref_kl_weights"]
+    trainer = torch.tensor(prime_rl.trainer_logprobs(streams["inference_logprobs"]), dtype=torch.float64)
+    trainer.requires_grad_()
+
+    def tokens(members: torch.Tensor, weights: torch.Tensor) -> PackedTokens:
+        given = numbers["inference_logprobs"], numbers["advantages"]
+        return PackedTokens(trainer, *given, members, weights=weights)
+
+    gap = (numbers["ref_logprobs"] - trainer).detach()
+    fallen = trainer.exp() - numbers["inference_logprobs"].exp() < -TRUST_REGION
+    of_rewards = default_loss(tokens(mask & (rl != 0), rl)).loss / max(int((mask & (rl != 0)).sum()), 1)
+    of_hints = policy_sum(tokens(kl != 0, kl), gap, fallen, 1e-3) / max(int((kl != 0).sum()), 1)
+    loss = of_rewards + of_hints
+    return loss.item(), torch.autograd.grad(loss, trainer)[0].tolist()
+
+
+def flattened(traces: list[prime_rl.Trace]) -> dict[str, Any]:
+    """The streams of the traces' branches one behind the other, absent ones by their fill (batch.py STREAM_FILL)."""
+    branches = [branch for trace in traces for branch in trace.branches]
+    nodes = [node for branch in branches for node in branch.nodes]
+    size = [len(branch.token_ids) for branch in branches]
+    return {
+        "sequence_lengths": size,
+        "loss_mask": [own for node in nodes for own in node.mask],
+        "inference_logprobs": [value for branch in branches for value in branch.logprobs],
+        "advantages": [value for branch in branches for value in branch.advantages or []],
+        "rl_weights": [1.0] * sum(size),
+        "ref_kl_weights": [w for n in nodes for w in (n.loss_weights or {}).get("ref_kl", [0.0] * len(n.mask))],
+        "ref_logprobs": [v for branch in branches for v in branch.reference_logprobs or [0.0] * len(branch.token_ids)],
+    }
+
+
+def filled(streams: dict[str, Any]) -> dict[str, Any]:
+    """Upstream's streams with absent ones by their fill."""
+    size = sum(streams["sequence_lengths"])
+    fills = {"rl_weights": 1.0, "ref_kl_weights": 0.0, "ref_logprobs": 0.0}
+    return {name: [fills[name]] * size if value is None else value for name, value in streams.items()}
+
+
+def group(case: str) -> list[prime_rl.Trace]:
+    """The rollouts of a recorded case, scored."""
+    traces = prime_rl.group()
+    for trace in traces:
+        trace.reward = 1.0 if case == "equal rewards" else trace.reward
+    prime_rl.scored(traces, weight=0.5)
+    return traces
+
+
+@pytest.mark.parametrize("case", ["hinted", "beside opsd", "equal rewards"])
+def test_our_loss_gives_upstream_s_step(case: str) -> None:
+    recorded = RECORDED[case]
+    loss, gradient = packed_step(filled(recorded["streams"]))
+    assert loss == pytest.approx(recorded["loss"], rel=1e-10)
+    assert gradient == pytest.approx(recorded["gradient"], rel=1e-10, abs=1e-12)
+
+
+def test_what_we_stamp_is_what_upstream_packs() -> None:
+    assert flattened(group("hinted")) == filled(RECORDED["hinted"]["streams"])
+
+
+def test_the_hint_adds_to_the_gradient_of_its_own_tokens_alone() -> None:
+    traces = prime_rl.group()
+    prime_rl.scored(traces)
+    plain = flattened(traces) | {"ref_kl_weights": [0.0] * 24}
+    without, (_, with_hint) = packed_step(plain)[1], packed_step(flattened(group("hinted")))
+    changed = [i for i, (a, b) in enumerate(zip(without, with_hint, strict=True)) if a != b]
+    assert changed == [4, 5, 6]
+
+
+def test_a_rollout_without_hints_learns_as_in_plain_grpo_whatever_it_is_packed_with() -> None:
+    assert RECORDED["beside opsd"]["gradient"][12:24] == pytest.approx(RECORDED["hinted"]["gradient"][12:24], rel=1e-12)
+
+
+def test_a_hint_teaches_where_all_rewards_are_equal() -> None:
+    recorded = RECORDED["equal rewards"]
+    assert {i for i, value in enumerate(recorded["gradient"]) if value} == {4, 5, 6}
+    assert not any(recorded["streams"]["rl_weights"])
+
+
+def opsd(stamp: Any) -> list[Any]:
+    """A sample of upstream's opsd: no advantages, a reference log-prob for every token."""
+    sample = prime_rl.record(
+        token_ids=[1, 2, 3, 4],
+        mask=[False, True, True, True],
+        logprobs=[0.0, -0.3, -0.2, -0.9],
+        env_name="demonstrations",
+        ref_logprobs=[0.0, -0.1, -0.4, -0.5],
+    )
+    stamp(sample, "ref_kl")
+    return [sample]
+
+
+def by_upstream(clone: Clone) -> dict[str, Any]:
+    """All recorded cases anew."""
+    found = {}
+    for case in ("hinted", "beside opsd", "equal rewards"):
+        packed, result = prime_rl.upstream_step(clone, group(case), opsd if case == "beside opsd" else lambda stamp: [])
+        names = RECORDED_STREAMS
+        found[case] = {"streams": {name: getattr(packed, name) for name in names}, **result}
+    return found
+
+
+RECORDED_STREAMS = (
+    "sequence_lengths",
+    "loss_mask",
+    "inference_logprobs",
+    "advantages",
+    "rl_weights",
+    "ref_kl_weights",
+    "ref_logprobs",
+)
+
+
+@needs("prime-rl-clone")
+def test_the_originals_give_the_recorded_step() -> None:
+    folder, _, commit = where("prime-rl-clone").partition("@")
+    found = by_upstream(Clone(Path(folder), commit or None))
+    for case, recorded in RECORDED.items():
+        assert found[case]["streams"] == recorded["streams"]
+        assert found[case]["loss"] == pytest.approx(recorded["loss"], rel=1e-10)
+        assert found[case]["gradient"] == pytest.approx(recorded["gradient"], rel=1e-10, abs=1e-12)
+
+
+# --- the custom loss
 
 
 @dataclass
@@ -57,40 +384,29 @@ def step_loss(loss_fn: Callable[[Any], Any], sequences: list[Any]) -> tuple[Tens
     }
 
 
-def random_inputs(seed: int, reference: bool = True) -> LossInputs:
+def random_inputs(seed: int) -> LossInputs:
     stream = torch.Generator().manual_seed(seed)
 
     def logps() -> Tensor:
         return -torch.rand(12, dtype=torch.float64, generator=stream) * 3
 
     trainer = logps().requires_grad_()
-    return LossInputs(
-        trainer,
-        logps(),
-        logps() if reference else None,
-        torch.randn(12, dtype=torch.float64, generator=stream),
-        torch.arange(12) > 3,
-    )
+    inference, reference, advantages = logps(), logps(), torch.randn(12, dtype=torch.float64, generator=stream)
+    return LossInputs(trainer, inference, reference, advantages, torch.arange(12) > 3)
 
 
 def as_tokens(inputs: LossInputs) -> PackedTokens:
-    return PackedTokens(
-        inputs.trainer_logprobs,
-        inputs.inference_logprobs,
-        inputs.advantages,
-        inputs.loss_mask,
-        inputs.ref_logprobs,
-        inputs.loss_weights,
-    )
+    given = inputs.trainer_logprobs, inputs.inference_logprobs, inputs.advantages, inputs.loss_mask
+    return PackedTokens(*given, inputs.ref_logprobs, inputs.loss_weights)
 
 
-def config(**kwargs: float) -> dict[str, Any]:
+def loss_table(**kwargs: float) -> dict[str, Any]:
     return {"type": "custom", "import_path": "stages.integrations.prime_rl.composed_loss", "kwargs": kwargs}
 
 
 def test_the_custom_loss_is_the_default_loss_exactly() -> None:
     sequences = [random_inputs(seed) for seed in range(3)]
-    loss, metrics = step_loss(load(config()), sequences)
+    loss, metrics = step_loss(load(loss_table()), sequences)
     expected = sum(default_loss(as_tokens(s), DefaultOptions()).loss for s in sequences) / 24
     assert torch.equal(loss, expected)
     assert all(values.shape == (3,) for values in metrics.values())
@@ -98,26 +414,26 @@ def test_the_custom_loss_is_the_default_loss_exactly() -> None:
 
 def test_the_hint_channel_is_refused_as_no_token_of_it_comes_here() -> None:
     with pytest.raises(UsageError, match=r"hint_weight is 0\.5, but prime-rl keeps the tokens of its reference KL"):
-        load(config(hint_weight=0.5))(random_inputs(0))
+        load(loss_table(hint_weight=0.5))(random_inputs(0))
 
 
 def test_reference_log_probs_of_others_in_the_pack_change_nothing() -> None:
     with_them, without = random_inputs(0), random_inputs(0)
     without.ref_logprobs = None
-    assert torch.equal(load(config())(with_them).loss, load(config())(without).loss)
+    assert torch.equal(load(loss_table())(with_them).loss, load(loss_table())(without).loss)
 
 
 def test_weights_scale_the_tokens() -> None:
     inputs = random_inputs(0)
     inputs.loss_weights = torch.full((12,), 2.0, dtype=torch.float64)
     plain = random_inputs(0)
-    torch.testing.assert_close(load(config())(inputs).loss, 2 * load(config())(plain).loss)
+    torch.testing.assert_close(load(loss_table())(inputs).loss, 2 * load(loss_table())(plain).loss)
 
 
 def test_inputs_of_may_are_understood() -> None:
     new = random_inputs(0)
     old = LossInputsOfMay(new.trainer_logprobs, new.inference_logprobs, new.ref_logprobs, new.advantages, new.loss_mask)
-    assert torch.equal(load(config())(old).loss, load(config())(new).loss)
+    assert torch.equal(load(loss_table())(old).loss, load(loss_table())(new).loss)
 
 
 @needs("prime-rl")
@@ -130,4 +446,4 @@ def test_through_prime_rl_itself() -> None:
         "advantages",
         "loss_mask",
     }
-    assert isinstance(load(config())(random_inputs(0)), theirs.LossOutputs)
+    assert isinstance(load(loss_table())(random_inputs(0)), theirs.LossOutputs)
