@@ -156,7 +156,7 @@ def curve(
             for name, usd in prices.items()
         ]  # fmt: skip
         for name, gate in gates:
-            config = replay_teachers.Config(teachers=table, selection=gate, max_usd_per_trace=1e9)
+            config = replay_teachers.Config(teachers=table, selection=gate, max_usd_per_rollout=1e9)
             root = folder / name
             answers = Run(runner.execute("replay-teachers", {"rollouts": rollouts}, config, root=root).path)
             inputs = {"rollouts": rollouts, "teacher_actions": answers}

@@ -16,7 +16,7 @@
     composer.run("demo")                    # runs a preset, or a TOML file of your own
 
 Stages: collect, replay_teachers, extract_pairs, train, evaluate; import_traces, export, tasks, curriculum, normalize,
-substrates; those of the gradient probe are functions of `probe`. Errors are `UsageError`, `BadInput` and `Incomplete`,
+frameworks; those of the gradient probe are functions of `probe`. Errors are `UsageError`, `BadInput` and `Incomplete`,
 each a `ComposerError`. The page docs/python.md has an executed example of everything.
 
 The modules of this package:
@@ -80,6 +80,7 @@ __all__ = [
     "export",
     "extract_pairs",
     "find",
+    "frameworks",
     "import_traces",
     "job",
     "normalize",
@@ -89,7 +90,6 @@ __all__ = [
     "report",
     "run",
     "runs",
-    "substrates",
     "tasks",
     "train",
     "view",
@@ -104,7 +104,7 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     # What a type checker and an editor read of each stage: its settings and `Arguments`, as one set of keywords.
     from stages.collect import Config as _Collect
-    from stages.compare_substrates import Config as _Substrates
+    from stages.compare_frameworks import Config as _Frameworks
     from stages.curriculum import Config as _Curriculum
     from stages.evaluate import Config as _Evaluate
     from stages.export import Config as _Export
@@ -147,7 +147,7 @@ if TYPE_CHECKING:
 
     class _NormalizeWords(Arguments, _Normalize): ...
 
-    class _SubstratesWords(Arguments, _Substrates): ...
+    class _FrameworksWords(Arguments, _Frameworks): ...
 
     class _ProbeSvdWords(Arguments, _ProbeSvd): ...
 
@@ -179,7 +179,7 @@ if TYPE_CHECKING:
     tasks = _function(_TasksWords, ReadableRun)
     curriculum = _function(_CurriculumWords, ReadableRun)
     normalize = _function(_NormalizeWords, ReadableRun)
-    substrates = _function(_SubstratesWords, ReadableRun)
+    frameworks = _function(_FrameworksWords, ReadableRun)
 
     class probe:  # noqa: N801 (a folder of functions)
         """The stages of the gradient probe, as `composer probe` lists them."""

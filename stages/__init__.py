@@ -80,8 +80,8 @@ STAGES = {
     "normalize": StageEntry(
         "stages.normalize", "Filter rollouts by a Data-Juicer recipe.", "beside", ("run",), "[RUN]"
     ),
-    "substrates": StageEntry(
-        "stages.compare_substrates", "Compare rollouts through TRL with those of prime-rl or verifiers.", "beside"
+    "frameworks": StageEntry(
+        "stages.compare_frameworks", "Compare rollouts through TRL with those of prime-rl or verifiers.", "beside"
     ),
     "probe-svd": StageEntry("stages.probe.svd", "Decompose the adapted weights of a model, once.", "probe"),
     "probe-extract-vhack": StageEntry(

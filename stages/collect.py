@@ -1,6 +1,6 @@
 """collect: play a policy in an environment and keep every step.
 
-Answers: is the trace stream clean? Reads an environment and a policy; writes `steps/*.jsonl.gz` (full transcripts),
+Answers: are the rollouts clean? Reads an environment and a policy; writes `steps/*.jsonl.gz` (full transcripts),
 `tasks`, `rollouts` and `steps` as Parquet, and the collection checks. The unit is one rollout. Rollouts of a policy on
 a server advance independently of each other; those of a local model, whose arithmetic depends on the batch, in batches.
 """

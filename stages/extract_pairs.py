@@ -318,7 +318,7 @@ def _compare_groups(imported: Run, config: Config, out: RunWriter) -> None:
     numbers = {"alignment": aligned and vars(aligned)}
     evidence = PairVerdict(failure_verdict(aligned), numbers, (failure_text(aligned), BY_REWARD))
     num_steps = len(imported.scan(STEP))
-    report(account, dropped, num_traces=len(rollouts), num_steps=num_steps, out=out, about=about, evidence=evidence)
+    report(account, dropped, num_rollouts=len(rollouts), num_steps=num_steps, out=out, about=about, evidence=evidence)
 
 
 STAGE = Stage(

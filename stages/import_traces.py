@@ -1,6 +1,6 @@
 """import: bring rollouts of other programs into the records of this one.
 
-Answers: is another program's trace stream as clean as ours? Reads files of known formats, writes `tasks`, `rollouts`,
+Answers: are another program's rollouts as clean as ours? Reads files of known formats, writes `tasks`, `rollouts`,
 `steps` and `origins`, the counts of every file, and the collection checks. A fact that a source does not record is null
 and named; a record that cannot be read is dropped, named and counted. The unit is a rollout.
 

@@ -62,8 +62,8 @@ class Config(StageConfig):
     """Whether expensive teachers are asked only where they can matter."""
     min_answered: float = Field(default=0.8, ge=0.0, le=1.0, json_schema_extra={"affects_results": False})
     """Least share of complete answers for the run to pass."""
-    max_usd_per_trace: float = Field(default=5.0, gt=0, json_schema_extra={"affects_results": False})
-    """Highest cost of a trace for the verdict AFFORDABLE."""
+    max_usd_per_rollout: float = Field(default=5.0, gt=0, json_schema_extra={"affects_results": False})
+    """Highest cost of a rollout for the verdict AFFORDABLE."""
     max_p95_latency_s: float = Field(default=30.0, gt=0, json_schema_extra={"affects_results": False})
     """Highest 95th percentile of the seconds a step takes with its slowest teacher, for the verdict AFFORDABLE."""
     deal: Literal["local", "teachers"] = Field(default="local", json_schema_extra={"affects_results": False})
@@ -177,10 +177,10 @@ def _opened(
 
 
 class AnswerSummary:
-    """Counts of the answers for the report, collected while the table is written. traces: ids of all rollouts."""
+    """Counts of the answers for the report, collected while the table is written. rollout_ids: of all rollouts."""
 
-    def __init__(self, traces: Sequence[str]) -> None:
-        self.by_teacher, self.total = defaultdict[str, Tally](partial(Tally, traces)), Tally(traces)
+    def __init__(self, rollout_ids: Sequence[str]) -> None:
+        self.by_teacher, self.total = defaultdict[str, Tally](partial(Tally, rollout_ids)), Tally(rollout_ids)
         self.unfinished = self.bound = 0
         self.first: Row | None = None  # the first failed answer that --resume asks for again
 
@@ -204,7 +204,7 @@ def _report(
     found = verdict(
         total,
         min_answered=config.min_answered,
-        max_usd_per_trace=config.max_usd_per_trace,
+        max_usd_per_rollout=config.max_usd_per_rollout,
         max_p95_latency_s=config.max_p95_latency_s,
     )
     out.count(

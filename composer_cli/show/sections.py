@@ -114,7 +114,7 @@ def _replayed(run: Run) -> Blocks:
         failed: failed count
         tokens: tokens count
         USD: cost_usd usd
-        USD a trace: usd_per_trace usd
+        USD a rollout: usd_per_rollout usd
         median latency: p50_latency_s duration
         p95: p95_latency_s duration""",
         "Latency is that of one answer; a local model's batch counts by its size.",
@@ -127,8 +127,8 @@ def _replayed(run: Run) -> Blocks:
 def _extracted(run: Run) -> Blocks:
     summary, steps = run.manifest.summary, run.manifest.counts.get("planned", 0)
     if "pairs" in summary:
-        pairs, density = counted(summary["pairs"], "pair"), summary["pairs_per_trace"]
-        lead = f"{pairs} from {counted(steps, 'step')}, {density:.2f} a trace."
+        pairs, density = counted(summary["pairs"], "pair"), summary["pairs_per_rollout"]
+        lead = f"{pairs} from {counted(steps, 'step')}, {density:.2f} a rollout."
         yield Findings(summary["verdict"], lead=" ".join([lead, *_evidence_for_pairs(summary)]))
     for title, counts in (("Pairs kept, by rule", "rules"), ("Steps without a pair, by reason", "dropped")):
         if found := summary.get(counts):
@@ -531,7 +531,7 @@ FIRST = [TAMPERED, (RolloutFilter(reward="passed"), "passed"), (RolloutFilter(re
 """Which rollouts of a collection are shown, and why."""
 GATED = ("collect", "import", "normalize")
 """Stages whose rollouts pass the collection checks."""
-CLEAN = ("Is the trace stream clean?", "", _collected)
+CLEAN = ("Are the rollouts clean?", "", _collected)
 TRUSTED = ("Can the probe be trusted?", "What a stage checked of its own work before anything was concluded.")
 SECTIONS: dict[str, tuple[str, str, Callable[[Run], Blocks]]] = {
     "evaluate": (

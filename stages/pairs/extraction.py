@@ -83,7 +83,7 @@ class Extraction:
         report(
             self.account,
             +self.dropped,
-            num_traces=self._num_rollouts,
+            num_rollouts=self._num_rollouts,
             num_steps=self._num_steps,
             out=out,
             spent=cost,

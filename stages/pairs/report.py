@@ -18,7 +18,7 @@ from stages.runs.run import RunWriter
 SHUFFLES = 500
 MOST_TEXTS = 20_000
 CRITERION_PAIRS, CRITERION_P = 5.0, 0.05
-"""The project's original criterion: pairs per trace, and the p-value of the words' KL against shuffled sides."""
+"""The project's original criterion: pairs per rollout, and the p-value of the words' KL against shuffled sides."""
 CRITERION_DECIDES_NOTHING = (
     "it does not decide: many pairs may prefer the wrong action, and words differ wherever one wording is more popular"
 )
@@ -78,17 +78,17 @@ def word_signal(pairs: Sequence[tuple[str, str]], seed: int = 0) -> WordSignal |
 
 @dataclass(frozen=True)
 class Criterion:
-    """The project's original criterion of a signal: enough pairs per trace, whose words differ from random pairs'."""
+    """The project's original criterion of a signal: enough pairs per rollout, whose words differ from random pairs'."""
 
     ok: bool
-    pairs_per_trace: float
+    pairs_per_rollout: float
     words: WordSignal | None
 
     @classmethod
-    def of(cls, pairs_per_trace: float, words: WordSignal | None) -> "Criterion":
+    def of(cls, pairs_per_rollout: float, words: WordSignal | None) -> "Criterion":
         """Return whether pairs pass the criterion."""
-        dense = pairs_per_trace >= CRITERION_PAIRS
-        return cls(dense and words is not None and words.p_value <= CRITERION_P, pairs_per_trace, words)
+        dense = pairs_per_rollout >= CRITERION_PAIRS
+        return cls(dense and words is not None and words.p_value <= CRITERION_P, pairs_per_rollout, words)
 
     def text(self) -> str:
         """Return the criterion as a line with its result, its numbers, and the reason why it decides nothing."""
@@ -99,7 +99,7 @@ class Criterion:
                 f"(p = {self.words.p_value:.3f}, {CRITERION_P:g} needed)"
             )
         return (
-            f"original criterion: {'PASS' if self.ok else 'FAIL'}, {self.pairs_per_trace:.2f} pairs a trace "
+            f"original criterion: {'PASS' if self.ok else 'FAIL'}, {self.pairs_per_rollout:.2f} pairs a rollout "
             f"({CRITERION_PAIRS:g} needed), {words}; {CRITERION_DECIDES_NOTHING}"
         )
 
@@ -177,7 +177,7 @@ def report(
     pairs: PairAccount,
     dropped: Counter[str],
     *,
-    num_traces: int,
+    num_rollouts: int,
     num_steps: int,
     out: RunWriter,
     about: str = "",
@@ -186,10 +186,10 @@ def report(
 ) -> None:
     """Write `report.txt`, the counts of the manifest, and its summary with verdict, exit code and original criterion.
 
-    `num_traces` and `num_steps` are those of the rollouts that were read; `about` is a further line for the report.
+    `num_rollouts` and `num_steps` are those of the rollouts that were read; `about` is a further line for the report.
     spent: the cost of each teacher's answers in USD, None where not known.
     """
-    rules, density = pairs.rules, pairs.number / max(num_traces, 1)
+    rules, density = pairs.rules, pairs.number / max(num_rollouts, 1)
     criterion = Criterion.of(density, word_signal(pairs.texts()))
     out.count(
         planned=num_steps, pairs=pairs.number, **{f"dropped_{reason}": n for reason, n in sorted(dropped.items())}
@@ -199,7 +199,7 @@ def report(
         exit_code=EXIT_CODES[evidence.verdict],
         verdict=evidence.verdict,
         pairs=pairs.number,
-        pairs_per_trace=density,
+        pairs_per_rollout=density,
         rules=dict(rules),
         dropped=dict(dropped),
         original_criterion=asdict(criterion),
@@ -213,8 +213,8 @@ def report(
         shown = {name: "not known" if usd is None else f"{usd:.4f}" for name, usd in price.items()}
         each = ", ".join(f"{name} {usd}" for name, usd in shown.items() if name != "all")
         about = f"{about}\nthe teachers' answers cost {shown['all']} USD a kept pair ({each})".strip()
-    of = f"{counted(num_steps, 'step')} of {counted(num_traces, 'trace')}"
-    lines = [f"{counted(pairs.number, 'pair')} from {of}: {density:.2f} a trace"]
+    of = f"{counted(num_steps, 'step')} of {counted(num_rollouts, 'rollout')}"
+    lines = [f"{counted(pairs.number, 'pair')} from {of}: {density:.2f} a rollout"]
     lines += [about] if about else []
     lines += [aligned(sorted(rules.items()))] if rules else []
     lines += ["", "dropped", *([aligned(sorted(dropped.items()))] if dropped else []), ""]

@@ -1,4 +1,4 @@
-"""Decide by counted checks over rollout and step rows whether a collection's trace stream is clean.
+"""Decide by counted checks over rollout and step rows whether a collection's rollouts are clean.
 
 `CollectionChecks` counts rollout after rollout, so that a run may exceed memory; `Account` sums rewards, verdicts and
 tokens of the same rollouts for the report.
@@ -219,7 +219,7 @@ def advice(failed: Sequence[str]) -> str:
     cut = "Answers were cut: raise policy.max_tokens. " if "nothing truncated" in failed else ""
     return (
         f"\nThese checks failed: {', '.join(failed)}. "
-        "The run is complete, but its trace stream is not clean: exit code 1. "
+        "The run is complete, but its rollouts are not clean: exit code 1. "
         f"{cut}`composer show RUN` lists the rollouts. Change the setting that is the cause and collect again; where "
         "no setting is the cause but a server, for example, collect again with --clean.\n"
     )

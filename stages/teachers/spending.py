@@ -15,7 +15,7 @@ from stages.runs.kinds import Row
 class Spending:
     """One line of the table: a teacher, or all of them.
 
-    failed: no answer; truncated: cut off at `max_tokens`; unpriced: answers whose price is not known. A trace costs
+    failed: no answer; truncated: cut off at `max_tokens`; unpriced: answers whose price is not known. A rollout costs
     what the states cost that it recorded first. Latency is in seconds a step, over its samples and, for all, over its
     teachers the slowest; for a local model a batch's time divided by its size.
     """
@@ -29,9 +29,9 @@ class Spending:
     cached_tokens: int
     completion_tokens: int
     cost_usd: float
-    usd_per_trace: float
-    p50_usd_per_trace: float
-    p95_usd_per_trace: float
+    usd_per_rollout: float
+    p50_usd_per_rollout: float
+    p95_usd_per_rollout: float
     p50_latency_s: float
     p95_latency_s: float
     answered: float
@@ -47,16 +47,16 @@ class Verdict:
     ok: bool | None
 
 
-def verdict(total: Spending, *, min_answered: float, max_usd_per_trace: float, max_p95_latency_s: float) -> Verdict:
+def verdict(total: Spending, *, min_answered: float, max_usd_per_rollout: float, max_p95_latency_s: float) -> Verdict:
     """Return AFFORDABLE, or the first reason against it: no answers, too few, too expensive, too slow, no price."""
     answered = f"{total.answered:.1%} of {total.answers} questions were answered whole"
-    cost = f"{total.usd_per_trace:.4f} USD a trace, {total.p95_latency_s:.2f} s a step (p95 of the slowest teacher)"
-    limits = f"asked for were at most {max_usd_per_trace:g} USD and {max_p95_latency_s:g} s"
+    cost = f"{total.usd_per_rollout:.4f} USD a rollout, {total.p95_latency_s:.2f} s a step (p95 of the slowest teacher)"
+    limits = f"asked for were at most {max_usd_per_rollout:g} USD and {max_p95_latency_s:g} s"
     if total.answered <= 0:
         return Verdict("INVALID-RUN", "no question was answered whole, so nothing was measured", False)
     if total.answered < min_answered:
         return Verdict("TOO FEW ANSWERS", f"{answered}, asked for were {min_answered:.1%}", False)
-    if total.usd_per_trace > max_usd_per_trace:
+    if total.usd_per_rollout > max_usd_per_rollout:
         return Verdict("TOO EXPENSIVE", f"{cost}; {limits}", False)
     if total.p95_latency_s > max_p95_latency_s:
         return Verdict("TOO SLOW", f"{cost}; {limits}", False)
@@ -76,29 +76,29 @@ def table(lines: Sequence[Spending]) -> str:
             line.prompt_tokens + line.completion_tokens,
             line.cached_tokens,
             f"{line.cost_usd:.4f}",
-            f"{line.usd_per_trace:.4f}",
-            f"{line.p50_usd_per_trace:.4f}",
-            f"{line.p95_usd_per_trace:.4f}",
+            f"{line.usd_per_rollout:.4f}",
+            f"{line.p50_usd_per_rollout:.4f}",
+            f"{line.p95_usd_per_rollout:.4f}",
             f"{line.p50_latency_s:.2f}",
             f"{line.p95_latency_s:.2f}",
         )
         for line in lines
     ]
     counts = ("answers", "failed", "cut", "tokens", "cached")
-    head = ("teacher", *counts, "USD", "USD/trace", "p50", "p95", "p50 s/step", "p95 s/step")
+    head = ("teacher", *counts, "USD", "USD/rollout", "p50", "p95", "p50 s/step", "p95 s/step")
     return aligned(cells, head, [LEFT, *[RIGHT] * (len(head) - 1)])
 
 
 class Tally:
     """The sums behind one line. 16 bytes an answer are kept, for the quantiles of latency.
 
-    traces: the ids of all rollouts.
+    rollout_ids: of all rollouts.
     """
 
-    def __init__(self, traces: Sequence[str]) -> None:
+    def __init__(self, rollout_ids: Sequence[str]) -> None:
         self._counts: Counter[str] = Counter()
-        # Traces that ask nothing of their own cost 0, and count in the mean and the quantiles.
-        self._by_trace = dict.fromkeys(traces, 0.0)
+        # Rollouts that ask nothing of their own cost 0, and count in the mean and the quantiles.
+        self._by_rollout = dict.fromkeys(rollout_ids, 0.0)
         self._states, self._seconds = array("q"), array("d")
 
     def add(self, row: Row) -> None:
@@ -108,7 +108,7 @@ class Tally:
         self._counts["failed"] += not complete
         for name in ("prompt_tokens", "cached_tokens", "completion_tokens"):
             self._counts[name] += row[name]
-        self._by_trace[row["rollout_id"]] += row["cost_usd"] or 0.0
+        self._by_rollout[row["rollout_id"]] += row["cost_usd"] or 0.0
         if complete:
             self._counts["truncated"] += row["finish_reason"] == "length"
             self._counts["unpriced"] += row["cost_usd"] is None
@@ -117,7 +117,7 @@ class Tally:
 
     def line(self, name: str) -> Spending:
         """Return the sums as a line of the table."""
-        costs, seconds = list(self._by_trace.values()) or [0.0], np.zeros(1)
+        costs, seconds = list(self._by_rollout.values()) or [0.0], np.zeros(1)
         if self._states:
             # The slowest answer in each state: a step waits for all its samples, and in the last line for all teachers.
             states = np.array(self._states)
@@ -129,9 +129,9 @@ class Tally:
             teacher=name,
             **{what: self._counts[what] for what in counted},
             cost_usd=sum(costs),
-            usd_per_trace=sum(costs) / len(costs),
-            p50_usd_per_trace=float(np.quantile(costs, 0.5)),
-            p95_usd_per_trace=float(np.quantile(costs, 0.95)),
+            usd_per_rollout=sum(costs) / len(costs),
+            p50_usd_per_rollout=float(np.quantile(costs, 0.5)),
+            p95_usd_per_rollout=float(np.quantile(costs, 0.95)),
             p50_latency_s=float(np.quantile(seconds, 0.5)),
             p95_latency_s=float(np.quantile(seconds, 0.95)),
             answered=1.0 - (self._counts["failed"] + self._counts["truncated"]) / max(self._counts["answers"], 1),

@@ -53,7 +53,7 @@ from stages import (
     replay_teachers,
     train,
 )
-from stages.compare_substrates import Config as Substrates
+from stages.compare_frameworks import Config as Frameworks
 from stages.policy.base import PolicyConfig
 from stages.probe import compare, extract_vhack, plot, replay, score, svd, teacher_pool, uat, watch
 from stages.probe.extract_vhack import PairsConfig
@@ -204,7 +204,7 @@ def works(
         "tasks": cut,
         "curriculum": lambda: Work("curriculum", curriculum.Config(), [made(collected(), "collected")]),
         "normalize": choosing,
-        "substrates": lambda: Work("substrates", Substrates(env=ENV, policy=tiny, tasks=4, samples=2)),
+        "frameworks": lambda: Work("frameworks", Frameworks(env=ENV, policy=tiny, tasks=4, samples=2)),
         "probe-svd": probed("probe-svd", lambda: svd.Config(model=policies()["honest"])),
         "probe-extract-vhack": probed("probe-extract-vhack", pairs, "svd"),
         "probe-teacher-pool": probed("probe-teacher-pool", pool),

@@ -225,7 +225,7 @@ def test_teachers_that_know_more_give_signal(artifacts: Path, url: str) -> None:
     assert [message["role"] for message in transcript] == ["assistant", "user"] * 2 + ["assistant"]
     assert transcript[0]["content"] == rows[0]["action"] and rows[0]["num_steps"] == 3
     report = (run.path / "report.txt").read_text()
-    assert "\nSIGNAL: " in report and "original criterion: FAIL, 1.00 pairs a trace" in report
+    assert "\nSIGNAL: " in report and "original criterion: FAIL, 1.00 pairs a rollout" in report
 
 
 @pytest.mark.slow

@@ -178,7 +178,7 @@ VERDICTS: dict[str, tuple[Callable[[dict[str, Any], int], Reply], dict[str, floa
     "half are errors": (half, {}, "TOO FEW ANSWERS", 1),
     "half are enough": (half, {"min_answered": 0.4}, "AFFORDABLE", 0),
     "dear by default": (lambda body, n: Reply(body=answer("x", cost=20.0)), {}, "TOO EXPENSIVE", 1),
-    "dear": (lambda body, n: Reply(body=answer("x")), {"max_usd_per_trace": 1e-9}, "TOO EXPENSIVE", 1),
+    "dear": (lambda body, n: Reply(body=answer("x")), {"max_usd_per_rollout": 1e-9}, "TOO EXPENSIVE", 1),
     "slow": (lambda body, n: Reply(body=answer("x")), {"max_p95_latency_s": 1e-6}, "TOO SLOW", 1),
 }
 
@@ -218,9 +218,9 @@ def test_a_step_takes_as_long_as_its_slowest_teacher(tmp_path: Path, collected: 
     fast, slow, total = run.manifest.summary["teachers"]
     assert fast["p50_latency_s"] < 0.3 <= slow["p50_latency_s"] == total["p50_latency_s"]
     rows = run.rows(TEACHER_ACTION)
-    traces = {row["rollout_id"] for row in collected().rows(STEP)}
-    assert total["usd_per_trace"] == pytest.approx(len(rows) / len(traces))
-    assert total["p50_usd_per_trace"] <= total["p95_usd_per_trace"]
+    rollouts = {row["rollout_id"] for row in collected().rows(STEP)}
+    assert total["usd_per_rollout"] == pytest.approx(len(rows) / len(rollouts))
+    assert total["p50_usd_per_rollout"] <= total["p95_usd_per_rollout"]
 
 
 def test_a_refused_key_stops_a_run_which_is_kept_where_it_spent_money(

@@ -51,7 +51,7 @@ TIMED = {"metrics.jsonl", "report.txt"}
 """Files that hold measured seconds where the stage measures some: compared but for those stages."""
 TIMED_STEP = ".diag.json"
 """How the names of files end that say how long a step took."""
-MEASURING = {"collect", "replay-teachers", "evaluate", "train", "substrates", "probe-replay"}
+MEASURING = {"collect", "replay-teachers", "evaluate", "train", "frameworks", "probe-replay"}
 WRITTEN = 2
 """At a kill up to so many times the calls of `concurrency` have no durable answer: the next call is sent while the
 answer before it is being written."""

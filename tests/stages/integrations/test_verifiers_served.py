@@ -12,7 +12,7 @@ from needs import needs, where
 from support.command_line import repair
 from support.server import Reply, serving
 
-from stages import compare_substrates as substrates
+from stages import compare_frameworks as frameworks
 from stages.envs.bash import fenced
 from stages.envs.kata.env import KataEnv
 from stages.integrations.openenv_client import ServedEnvironment, running
@@ -90,7 +90,7 @@ def test_a_hundred_rollouts_of_verifiers_own_loop_are_held_to_the_same_checks(tm
         )
     assert done.returncode == 0, done.stderr[-2000:]
     (traces,) = (tmp_path / "out").rglob("traces.jsonl")
-    config = substrates.Config(
+    config = frameworks.Config(
         env={"name": "kata"},
         policy={"model": str(tiny), "max_tokens": 12},
         tasks=TASKS,
@@ -100,7 +100,7 @@ def test_a_hundred_rollouts_of_verifiers_own_loop_are_held_to_the_same_checks(tm
         openenv_python=where("openenv"),
         traces=str(traces),
     )
-    run = Run(runner.execute("substrates", {}, config, root=tmp_path / "artifacts").path)
+    run = Run(runner.execute("frameworks", {}, config, root=tmp_path / "artifacts").path)
     ours, theirs = json.loads(run.read_file("comparison.json"))["sides"]
     assert [side["rollouts"] for side in (ours, theirs)] == [TASKS * SAMPLES] * 2
     verdicts = {check["name"]: check["verdict"] for check in theirs["checks"]}

@@ -58,7 +58,7 @@ def selected(world: Any, name: str, **selection: Any) -> tuple[Run, Run]:
         {"name": n, "model": n, "base_url": server.url, "max_tokens": 99, "usd_per_mtok_in": p, "usd_per_mtok_out": p}
         for n, p in PRICES.items()
     ]
-    config = replay_teachers.Config(teachers=table, selection=selection, max_usd_per_trace=1e6)
+    config = replay_teachers.Config(teachers=table, selection=selection, max_usd_per_rollout=1e6)
     answers = Run(runner.execute("replay-teachers", {"rollouts": rollouts}, config, root=root / name).path)
     inputs = {"rollouts": rollouts, "teacher_actions": answers}
     compared = extract_pairs.Config(compare="canonical")
@@ -103,7 +103,7 @@ def test_disagreement_keeps_every_pair_over_the_student(world: Any) -> None:
     assert kept == wanted and cost(answers) < 0.5 * cost(everybody)
 
 
-def test_only_failed_traces(world: Any) -> None:
+def test_only_states_of_failed_rollouts_are_asked(world: Any) -> None:
     _, _, rollouts = world
     passed = passed_by_rollout(rollouts.rows(ROLLOUT))
     answers, found = selected(world, "failed", failed_only=True)

@@ -1,4 +1,4 @@
-"""substrates: TRL's rollouts and a user's file, or their own export; resumed; which of two sides is cleaner."""
+"""frameworks: TRL's rollouts and a user's file, or their own export; resumed; which of two sides is cleaner."""
 
 import json
 from collections.abc import Callable
@@ -9,8 +9,8 @@ import pytest
 from needs import REAL, needs, where
 from support.foreign import jsonl
 
-from stages import compare_substrates as substrates
-from stages.compare_substrates import Side, cleaner, table
+from stages import compare_frameworks as frameworks
+from stages.compare_frameworks import Side, cleaner, table
 from stages.errors import BadInput
 from stages.rollouts import missing
 from stages.rollouts.agent_loop import state_sha256
@@ -31,8 +31,8 @@ def compared(tmp_path: Path, tiny: Path) -> Callable[..., Run]:
         **more: Any,
     ) -> Run:
         settings = {"tasks": 3, "samples": 2, "max_steps": 3, **more}
-        config = substrates.Config(env={"name": env}, policy={"model": str(tiny), "max_tokens": max_tokens}, **settings)
-        done = runner.execute("substrates", {}, config, root=tmp_path / folder, listener=listener, resume=resume)
+        config = frameworks.Config(env={"name": env}, policy={"model": str(tiny), "max_tokens": max_tokens}, **settings)
+        done = runner.execute("frameworks", {}, config, root=tmp_path / folder, listener=listener, resume=resume)
         return Run(done.path)
 
     return run
@@ -73,7 +73,7 @@ def test_a_users_file_is_held_to_the_same_checks(compared, tmp_path):
     _, theirs = sides(run)
     assert [theirs["rollouts"], theirs["capture_levels"], theirs["dropped"]] == [1, {"text": 1}, {"not_json": 1}]
     assert verdicts(theirs)["token ids captured"] == verdicts(theirs)["records readable"] == "FAIL"
-    assert run.manifest.summary["cleaner"] == "002a" and "nothing is said" not in run.read_file("report.txt").decode()
+    assert run.manifest.summary["cleaner"] == "trl" and "nothing is said" not in run.read_file("report.txt").decode()
 
 
 @needs("real")
@@ -95,9 +95,9 @@ def test_a_file_without_rollouts_is_refused(compared, tmp_path):
 def test_the_content_of_the_file_counts_not_its_place(compared, tmp_path):
     rows = [{"id": 0, "prompt": "a", "completion": "b", "answer": "", "reward": 1.0, "task": "t"}]
     one, other = (jsonl(tmp_path / folder / "x" / "results.jsonl", *rows) for folder in ("a", "b"))
-    assert substrates.Config(traces=str(one)).identity() == substrates.Config(traces=str(other)).identity()
+    assert frameworks.Config(traces=str(one)).identity() == frameworks.Config(traces=str(other)).identity()
     jsonl(other, *rows, *rows)
-    assert substrates.Config(traces=str(one)).identity() != substrates.Config(traces=str(other)).identity()
+    assert frameworks.Config(traces=str(one)).identity() != frameworks.Config(traces=str(other)).identity()
 
 
 def test_an_interrupted_comparison_goes_on_where_it_was(compared):
@@ -127,7 +127,7 @@ def test_failed_rollouts_are_counted_and_fail_the_checks(compared):
 
 def test_a_model_behind_a_server_is_refused():
     with pytest.raises(ValueError, match="in this process"):
-        substrates.Config(policy={"model": "m", "base_url": "http://127.0.0.1:9/v1"})
+        frameworks.Config(policy={"model": "m", "base_url": "http://127.0.0.1:9/v1"})
 
 
 @needs("openenv")
@@ -153,7 +153,7 @@ def test_a_hundred_rollouts_through_an_openenv_server_pass_the_checks(compared):
 OPENING = [{"role": "user", "content": "q"}]
 
 
-def side(name: str = "002a", number: int = 100, **changes: Any) -> Side:
+def side(name: str = "trl", number: int = 100, **changes: Any) -> Side:
     """Rollouts of one sound step each; changes of the step, or of what the side says of itself."""
     own = {key: changes.pop(key) for key in ("absent", "dropped") if key in changes}
     rollouts = [{"rollout_id": f"r{i}", "reward": 1.0, "error": None, "seed": 0} for i in range(number)]
@@ -184,15 +184,15 @@ def side(name: str = "002a", number: int = 100, **changes: Any) -> Side:
 def test_sound_traces_meet_every_criterion():
     one = side()
     assert one.standing == (0, 0) and len(one.verdicts("ok")) == len(one.checks) == 19
-    assert one.levels == {"tokens": 100} and one.nulls == {} and cleaner(one, side("002b")) is None
-    assert "Neither is cleaner" in table(one, side("002b"), ())
+    assert one.levels == {"tokens": 100} and one.nulls == {} and cleaner(one, side("other")) is None
+    assert "Neither is cleaner" in table(one, side("other"), ())
 
 
 def test_text_without_tokens_fails_what_training_needs():
     told = {"capture_level": "text", "prefix_ok": None, "prompt_len": None, "logprobs": None}
     told |= {"completion_token_ids": None, "prompt_delta_token_ids": None}
     absent = {f"r{i}": {missing.TOKENS, missing.LOGPROBS} for i in range(100)}
-    other = side("002b", absent=absent, **told)
+    other = side("other", absent=absent, **told)
     assert other.verdicts("FAIL") == ["token ids captured", "log-probs beyond 4 decimals"]
     assert "ids as many as log-probs" in other.verdicts("not recorded")
     assert (
@@ -200,7 +200,7 @@ def test_text_without_tokens_fails_what_training_needs():
         and "step.parse_error" not in other.nulls
         and other.not_recorded[missing.TOKENS] == 100
     )
-    assert cleaner(side(), other) == "002a" and cleaner(other, side()) == "002a"
+    assert cleaner(side(), other) == "trl" and cleaner(other, side()) == "trl"
 
 
 def test_rounded_log_probs_do_not_pass():
@@ -211,13 +211,13 @@ def test_rounded_log_probs_do_not_pass():
 def test_few_rollouts_and_lost_records_fail():
     few = side(number=99, dropped={"not_json": 2})
     assert few.verdicts("FAIL") == ["100 rollouts or more", "records readable"]
-    assert "99 of 100" in table(few, side("002b"), ()) and "not_json" in table(few, side("002b"), ())
+    assert "99 of 100" in table(few, side("other"), ()) and "not_json" in table(few, side("other"), ())
 
 
 def test_a_failure_weighs_more_than_silence():
-    silent = side("002b", absent={f"r{i}": {missing.ELISION, missing.PARSE, missing.FINISH} for i in range(100)})
+    silent = side("other", absent={f"r{i}": {missing.ELISION, missing.PARSE, missing.FINISH} for i in range(100)})
     assert (
         silent.standing == (0, 3)
-        and cleaner(side(truncated=True), silent) == "002b"
-        and cleaner(side(), silent) == "002a"
+        and cleaner(side(truncated=True), silent) == "other"
+        and cleaner(side(), silent) == "trl"
     )

@@ -1,12 +1,11 @@
-"""substrates: collect through TRL, read what prime-rl or verifiers wrote, and hold both to the same checks.
+"""frameworks: collect through TRL, read what prime-rl or verifiers wrote, and hold both to the same checks.
 
-Answers: whose traces are cleaner? A substrate is a way to get rollouts. Side 002a is TRL's rollout function as `train`
-uses it, without an optimiser step, kept by our recorder in `steps/*.jsonl.gz`; with `through=openenv` its environments
-are those of an OpenEnv server on loopback. Side 002b is a file of prime-rl or verifiers; without a file it is the
-rollouts of 002a in that format, which measures the format and not prime-rl, so that neither side is called cleaner.
-Both are held to the collection checks and to what training needs of a trace, which these checks can pass over as not
-recorded. Writes `comparison.json` and the table in `report.txt`. The unit is a rollout through TRL. docs/tickets.md
-explains the names of the sides in results.
+Answers: whose rollouts are cleaner? A framework is a way to get rollouts. Side `trl` is TRL's rollout function as
+`train` uses it, without an optimiser step, kept by our recorder in `steps/*.jsonl.gz`; with `through=openenv` its
+environments are those of an OpenEnv server on loopback. Side `other` is a file of prime-rl or verifiers; without a file
+it is the rollouts of `trl` in that format, which measures the format and not prime-rl, so that neither side is called
+cleaner. Both are held to the collection checks and to what training needs of a rollout, which these checks can pass
+over as not recorded. Writes `comparison.json` and the table in `report.txt`. The unit is a rollout through TRL.
 """
 
 from collections import Counter
@@ -42,7 +41,7 @@ from stages.runs.stage import Plan, Stage
 
 EXPORTED = "traces.jsonl"
 OWN = (
-    "No --set traces=PATH was given: 002b is 002a as `composer export verifiers` writes it, read back.",
+    "No --set traces=PATH was given: `other` is `trl` as `composer export verifiers` writes it, read back.",
     "What differs is the format's doing; nothing is said of prime-rl or verifiers themselves. Log-probs in this format",
     "count as rounded to 4 decimals, since its own writers round them; these were not.",
 )
@@ -129,7 +128,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 
 @dataclass(frozen=True)
 class Side:
-    """One substrate's rollouts.
+    """One framework's rollouts.
 
     `dropped`: records that could not be read, by reason. `absent`: what the source cannot tell, by rollout.
     """
@@ -144,7 +143,7 @@ class Side:
 
     @cached_property
     def checks(self) -> list[CollectionCheck]:
-        """The collection checks, then those of what training needs of a trace."""
+        """The collection checks, then those of what training needs of a rollout."""
         rounded = [missing.EXACT_LOGPROBS in self.absent.get(row["rollout_id"], ()) for row in self.steps]
         unusable = sum(row["logprobs"] is None or cut for row, cut in zip(self.steps, rounded, strict=True))
         lost, total = sum(self.dropped.values()), len(self.steps)
@@ -208,7 +207,7 @@ class Side:
 
 
 def cleaner(one: Side, other: Side) -> str | None:
-    """Return the name of the side whose traces are cleaner; None when they are equally clean."""
+    """Return the name of the side whose rollouts are cleaner; None when they are equally clean."""
     if one.standing == other.standing:
         return None
     return min(one, other, key=lambda side: side.standing).name
@@ -217,7 +216,7 @@ def cleaner(one: Side, other: Side) -> str | None:
 def table(one: Side, other: Side, own: Sequence[str] = ()) -> str:
     """Return the verdict as plain text. own: notes that the other side is the first one's own export, not judged."""
     sides = (one, other)
-    lines = ["Substrates: whose traces are cleaner?", "", *(f"{side.name}  {side.what}" for side in sides), *own]
+    lines = ["Frameworks: whose rollouts are cleaner?", "", *(f"{side.name}  {side.what}" for side in sides), *own]
     cells: list[tuple[object, ...]] = [
         ("", one.name, other.name),
         ("rollouts", len(one.rollouts), len(other.rollouts)),
@@ -262,7 +261,7 @@ def _outcome(check: CollectionCheck) -> str:
 def _environments(
     make: Callable[[], Environment], tasks: list[Task], config: Config, out: RunWriter
 ) -> Iterator[Callable[[], Environment]]:
-    """Yield a function that makes the environments of 002a; a server of them ends with the block."""
+    """Yield a function that makes the environments of `trl`; a server of them ends with the block."""
     if config.through == "process":
         yield make
         return
@@ -286,7 +285,7 @@ def _environments(
 
 
 def _collected(make: Callable[[], Environment], tasks: list[Task], config: Config, out: RunWriter) -> Side:
-    """Return 002a: the journal's rollouts, and those played now, a batch of TRL's at a time."""
+    """Return the side `trl`: the journal's rollouts, and those played now, a batch of TRL's at a time."""
     from stages.integrations import trl
     from stages.integrations.trl import RolloutFunction
     from stages.policy.local import LocalPolicy
@@ -324,7 +323,7 @@ def _collected(make: Callable[[], Environment], tasks: list[Task], config: Confi
     where = "" if config.through == "process" else " through an OpenEnv server"
     what = f"TRL's rollout_func on {config.env.name}{where}, {config.policy.model}"
     steps = [step for record in records for step in record["steps"]]
-    return Side("002a", what, [record["rollout"] for record in records], steps, len(planned))
+    return Side("trl", what, [record["rollout"] for record in records], steps, len(planned))
 
 
 def units(task_ids: list[str]) -> list[str]:
@@ -349,7 +348,7 @@ def _exported(side: Side, tasks: list[Task], out: RunWriter) -> str:
 
 
 def _imported(path: str, called: str) -> Side:
-    """Return 002b: all rollouts of files, each once; PRIME-RL writes those of a training batch a second time."""
+    """Return the side `other`: the rollouts of files, each once; PRIME-RL writes those of a training batch twice."""
     sidecars, dropped = Sidecars(), Counter[str]()
     payloads: dict[str, ImportedPayload] = {}
     for source, importer in reading.detect_formats(files.find([path]), "verifiers", sidecars).items():
@@ -367,14 +366,14 @@ def _imported(path: str, called: str) -> Side:
     steps = [step for payload in imported for step in payload["steps"]]
     absent = {payload["origin"]["rollout_id"]: payload["origin"]["missing"] for payload in imported}
     environments = ", ".join(sorted({row["env"] for row in rollouts}))
-    return Side("002b", f"{called}: {environments}", rollouts, steps, len(rollouts), absent, dropped)
+    return Side("other", f"{called}: {environments}", rollouts, steps, len(rollouts), absent, dropped)
 
 
 STAGE = Stage(
-    name="substrates",
+    name="frameworks",
     version=1,
     example="""\
->>> composer.substrates.settings()["policy.temperature"]
+>>> composer.frameworks.settings()["policy.temperature"]
 1.0""",
     config=Config,
     plan=plan,
