@@ -32,7 +32,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def say(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
+def run_command(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
     """Runs a command in this process: (exit code, stdout, stderr)."""
     monkeypatch.setenv("COMPOSER_ARTIFACTS", str(place / "artifacts"))
     monkeypatch.syspath_prepend(place)

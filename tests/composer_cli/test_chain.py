@@ -1,12 +1,28 @@
-"""A preset's stages one after another: in order, up to date, done again where something is missing, with workers."""
+"""A chain: its order, what is up to date, workers, entries that run at the same time, and the GPUs that they get."""
 
 import json
+import os
 import re
+import signal
 import subprocess
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from support.chains import SILENT, SMALL, entry
+from support.command_line import command, environment, until
+
+from composer_cli import chain
+from composer_cli.call import RunOptions
+from composer_cli.console import Console
+from composer_cli.parallel import ParallelEntries, WaitingEntry
+from composer_cli.preset import Preset, configure_preset, load_preset
+from composer_cli.show.runs import RunLine
+from composer_cli.show.text import status_tables
+from stages import STAGES, collect, train
+from stages.runs import settings
+from stages.runs.stage import load_stage
 
 CHAIN = "\n".join(
     [
@@ -96,3 +112,316 @@ def test_a_run_that_is_not_ok_stops_the_chain(composer, write, tmp_path):
     text = CHAIN.replace("samples = 2", 'samples = 2\nenv = { name = "silent_env:Silent" }')
     done = composer("run", "--preset", write(text), PYTHONPATH=str(tmp_path))
     assert done.returncode == 1 and "collect did not pass its own checks" in done.stderr and "ask" not in done.stderr
+
+
+# --- entries at the same time
+
+
+PAIR_OF_COLLECTIONS = entry("collect", "one", *SMALL, parallel="both") + entry(
+    "collect", "two", *SMALL, "seed = 1", parallel="both"
+)
+
+
+def test_neighbours_run_in_processes_of_their_own(composer, write):
+    done = composer("run", "--preset", write(PAIR_OF_COLLECTIONS), "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["entries"]
+    assert [found[name]["counts"]["done"] for name in ("one", "two")] == [4, 4]
+    assert found["one"]["path"] != found["two"]["path"]
+    again = composer("run", "--preset", write(PAIR_OF_COLLECTIONS))
+    assert {"one: up to date", "two: up to date"} <= set(again.stderr.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("policy", "together"),
+    [
+        ({"model": "kata:student"}, True),
+        ({"model": "vllm:kata:student-served"}, False),  # each would start a server
+        ({"model": "vllm:kata:student-served", "base_url": "http://127.0.0.1:8000/v1", "device": "cpu"}, False),
+        ({"model": "vllm:kata:student-served", "base_url": "http://127.0.0.1:8000/v1", "device": "cuda"}, True),
+        ({"model": "vllm:kata:student-served", "base_url": "http://gpu.example:8000/v1"}, True),
+    ],
+)
+def test_neighbours_that_need_a_server_to_themselves_take_turns(policy, together, tmp_path):
+    configs = [collect.Config(policy=policy) for _ in range(2)]
+    assert chain.at_once(configs, RunOptions(tmp_path)) is together
+
+
+@pytest.mark.parametrize("rank", [0, 16])
+def test_trainings_of_all_weights_on_one_server_take_turns(rank, tmp_path):
+    policy = {"model": "vllm:kata:student-served", "base_url": "http://gpu.example:8000/v1"}
+    configs = [train.Config(policy=policy, adapter={"rank": rank}) for _ in range(2)]
+    assert chain.at_once(configs, RunOptions(tmp_path)) is (rank > 0)
+
+
+def test_what_neighbours_import_beforehand_exists():
+    """A name that is not there would be passed over without a word, and every process would import for itself."""
+    named = [name for stage in STAGES for name in load_stage(stage).preload]
+    assert named and all(find_spec(name) for name in named)
+
+
+def test_when_one_neighbour_fails_the_other_is_finished(composer, write, tmp_path):
+    broken = entry("collect", "two", "SCRIPTED", 'env = { name = "no-such-env" }', parallel="both")
+    done = composer("run", "--preset", write(entry("collect", "one", *SMALL, parallel="both") + broken))
+    assert done.returncode == 2 and "no environment" in done.stderr.splitlines()[-1]
+    assert "one: done in" in done.stderr and (tmp_path / "artifacts" / "collect" / "latest").exists()
+
+
+def test_a_neighbour_waits_for_what_it_reads_and_for_nothing_else(composer, write):
+    slow = [entry("collect", "one", *SMALL, parallel="all").replace("SCRIPTED", "SLOW")]
+    slow += [entry("replay-teachers", "ask", "TEACHERS", reads=("one",), parallel="all")]
+    slow += [entry("collect", "two", *SMALL, "seed = 1", parallel="all")]
+    done = composer("run", "--preset", write("\n".join(slow)), "--json")
+    assert done.returncode == 0, done.stderr
+    told = re.findall(r"^(\w+): (starts|done)", done.stderr, re.M)
+    assert told.index(("one", "done")) < told.index(("ask", "starts"))
+    assert told.index(("two", "starts")) < told.index(("one", "done")), "it stands last, and reads nothing"
+    assert list(json.loads(done.stdout)["entries"]) == ["one", "ask", "two"]
+    again = composer("run", "--preset", write("\n".join(slow)))
+    assert re.findall(r"^(\w+): up to date", again.stderr, re.M) == ["one", "ask", "two"]
+
+
+def test_what_a_failed_neighbour_would_be_read_by_is_not_begun(composer, write):
+    broken = entry("collect", "one", "SCRIPTED", 'env = { name = "no-such-env" }', parallel="all")
+    rest = entry("replay-teachers", "ask", "TEACHERS", reads=("one",), parallel="all")
+    done = composer("run", "--preset", write(broken + rest + entry("collect", "two", *SMALL, parallel="all")))
+    assert done.returncode == 2 and "no environment" in done.stderr.splitlines()[-1]
+    assert "two: done in" in done.stderr and "ask: " not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_neighbour_that_is_not_ok_stops_the_others_from_beginning(composer, write, tmp_path):
+    (tmp_path / "silent_env.py").write_text(SILENT)
+    silent = [*SMALL, 'env = { name = "silent_env:Silent" }']
+    text = entry("collect", "one", *silent, parallel="all")
+    text += entry("collect", "two", *SMALL, reads=(), parallel="all").replace("SCRIPTED", "SLOW")
+    text += entry("replay-teachers", "ask", "TEACHERS", reads=("two",), parallel="all")
+    done = composer("run", "--preset", write(text), PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1 and "one did not pass its own checks" in done.stderr.splitlines()[-1]
+    assert "two: done in" in done.stderr and "ask: starts" not in done.stderr
+
+
+SLOW_PAIR = PAIR_OF_COLLECTIONS.replace("SCRIPTED", "SLOW").replace(
+    "samples = 2", "samples = 1\nin_flight = { rollouts = 1 }"
+)
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=SLOW)])
+def test_a_signal_reaches_every_neighbour_and_resume_goes_on(composer, write, tmp_path, sent, code):
+    root = tmp_path / "artifacts"
+    words = command("run", "--preset", write(SLOW_PAIR))
+    with subprocess.Popen(words, env=environment(root), stderr=subprocess.PIPE, text=True) as process:
+        until(lambda: len(list(root.glob("collect/2*/steps"))) == 2)
+        process.send_signal(sent)
+        errors = process.stderr.read()
+    assert process.returncode == code, errors
+    assert "one: interrupted" in errors and "two: interrupted" in errors and "Traceback" not in errors
+    states = [json.loads(path.read_text())["status"] for path in root.glob("collect/2*/manifest.json")]
+    assert states == ["interrupted"] * 2
+    assert composer("run", "--preset", write(SLOW_PAIR), "--resume").returncode == 0
+
+
+ENDS_SLOWLY = """
+import threading, time
+from stages.envs.kata.env import KataEnv
+class Slow(KataEnv):
+    def __init__(self):
+        super().__init__()
+        threading.Thread(target=time.sleep, args=(9,)).start()  # the process waits for it before it exits
+class Late(KataEnv):
+    def tasks(self, *given, **more):
+        time.sleep(1)  # the run's folder is there, and the stage cannot be interrupted yet
+        return super().tasks(*given, **more)
+"""
+
+
+@pytest.mark.slow
+def test_a_neighbour_that_takes_long_to_exit_keeps_no_signal_from_the_other(composer, write, tmp_path):
+    (tmp_path / "odd_ends.py").write_text(ENDS_SLOWLY)
+    one, two = SLOW_PAIR.split("[[stage]]")[1:]
+    text = "".join(
+        f'[[stage]]{part}env = {{ name = "odd_ends:{name}" }}\n' for part, name in ((one, "Slow"), (two, "Late"))
+    )
+    root = tmp_path / "artifacts"
+    words, env = command("run", "--preset", write(text)), environment(root, PYTHONPATH=str(tmp_path))
+    with subprocess.Popen(words, env=env, stderr=subprocess.PIPE, text=True) as process:
+        until(lambda: len(list(root.glob("collect/2*/steps"))) == 2)
+        process.send_signal(signal.SIGINT)
+        errors = process.stderr.read()
+    assert process.returncode == 130 and "one: interrupted" in errors and "two: interrupted" in errors, errors
+
+
+def test_a_neighbour_that_is_killed_is_reported(composer, write, tmp_path):
+    root = tmp_path / "artifacts"
+    words = command("run", "--preset", write(SLOW_PAIR))
+    with subprocess.Popen(words, env=environment(root), stderr=subprocess.PIPE, text=True) as process:
+        until(lambda: len(list(root.glob("collect/2*/steps"))) == 2)
+        os.kill(_child_of(process.pid), signal.SIGKILL)
+        errors = process.stderr.read()
+    assert process.returncode == 1 and "died (exit code -9)" in errors and "--resume" in errors
+
+
+@pytest.mark.slow
+def test_neighbours_whose_chain_is_killed_stop_by_themselves(write, tmp_path):
+    root = tmp_path / "artifacts"
+    with subprocess.Popen(
+        command("run", "--preset", write(SLOW_PAIR)), env=environment(root), stderr=subprocess.DEVNULL
+    ) as process:
+        until(lambda: len(list(root.glob("collect/2*/steps"))) == 2)
+        process.kill()
+    until(lambda: not any("running" in path.read_text() for path in root.glob("collect/2*/manifest.json")))
+
+
+@pytest.mark.slow
+def test_a_failure_that_cannot_travel_is_still_told(composer, write, tmp_path):
+    (tmp_path / "odd_env.py").write_text(
+        "class Odd(Exception):\n"
+        "    def __init__(self, one, two):\n"
+        "        super().__init__(f'{one} and {two}')\n"
+        "class Env:\n"
+        "    def __init__(self):\n"
+        "        raise Odd('salt', 'pepper')\n"
+        "    def tasks(self, split, count, seed): ...\n"
+        "    def reset(self, task): ...\n"
+        "    def step(self, text): ...\n"
+        "    def grade(self): ...\n"
+        "    def close(self): ...\n"
+    )
+    odd = entry("collect", "two", "SCRIPTED", 'env = { name = "odd_env:Env" }', parallel="both")
+    preset = write(entry("collect", "one", *SMALL, parallel="both") + odd)
+    done = composer("run", "--preset", preset, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 2 and "salt and pepper" in done.stderr and "Traceback" not in done.stderr
+
+
+def _child_of(pid: int) -> int:
+    """A process below that carries out a stage: it leads a session of its own."""
+    return next(below for below in _below(pid) if os.getsid(below) == below)
+
+
+def _below(pid: int) -> Iterator[int]:
+    for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+        yield child
+        yield from _below(child)
+
+
+# --- GPUs, with device lists that this machine does not have
+
+
+CORES = len(os.sched_getaffinity(0))
+ONE_MIG = {"COMPOSER_GPUS": "8", "CUDA_VISIBLE_DEVICES": "MIG-5d3e"}
+
+
+def on_gpus(text: str, gpus: int) -> str:
+    """An entry of a preset that takes so many GPUs."""
+    return text.replace("[stage.config]", f"gpus = {gpus}\n[stage.config]")
+
+
+def test_entries_queue_for_the_gpu_and_others_do_not(composer, write, tmp_path):
+    slow = [line.replace("SCRIPTED", "SLOW") for line in SMALL]
+    text = on_gpus(entry("collect", "one", *slow, parallel="all"), 1)
+    text += on_gpus(entry("collect", "two", *SMALL, "seed = 1", parallel="all"), 1)
+    text += entry("collect", "remote", *SMALL, "seed = 2", parallel="all")
+    done = composer("run", "--preset", write(text), "--json", **ONE_MIG)
+    assert done.returncode == 0, done.stderr
+    told = re.findall(r"^(\w+): (starts|done)", done.stderr, re.M)
+    assert told.index(("one", "done")) < told.index(("two", "starts")), "there is one GPU"
+    assert told.index(("remote", "starts")) < told.index(("one", "done")), "it needs none, and stands last"
+    assert "one: starts (stage 1 of 3) on MIG-5d3e, " in done.stderr
+    paths = {name: Path(found["path"]) for name, found in json.loads(done.stdout)["entries"].items()}
+    written = {name: json.loads((path / "manifest.json").read_text())["device"] for name, path in paths.items()}
+    assert written == {"one": "MIG-5d3e", "two": "MIG-5d3e", "remote": "cpu"}
+    shown = composer("status").stdout.splitlines()
+    assert "device" in shown[0] and sum("MIG-5d3e" in line for line in shown) == 2
+
+
+def test_each_entry_sees_its_own_gpu_alone(composer, write):
+    text = "".join(
+        on_gpus(entry("collect", name, *SMALL, f"seed = {seed}", parallel="all"), 1)
+        for seed, name in enumerate(("one", "two"))
+    )
+    text = text.replace("SCRIPTED", "SLOW")
+    done = composer("run", "--preset", write(text), "--json", COMPOSER_GPUS="8", CUDA_VISIBLE_DEVICES="3,MIG-5d3e")
+    assert done.returncode == 0, done.stderr
+    paths = [Path(found["path"]) for found in json.loads(done.stdout)["entries"].values()]
+    written = [json.loads((path / "manifest.json").read_text())["device"] for path in paths]
+    assert written == (["GPU 3", "MIG-5d3e"] if CORES > 1 else ["GPU 3", "GPU 3"])
+
+
+def test_an_entry_that_needs_several_is_not_overtaken(tmp_path, monkeypatch):
+    monkeypatch.setenv("COMPOSER_GPUS", "2")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    waiting = [
+        WaitingEntry(name, "collect", reads, gpus, lambda results: None)
+        for name, gpus, reads in (("a", 1, ["a"]), ("b", 1, []), ("c", 2, []), ("d", 1, []), ("e", 0, []))
+    ]
+    neighbours = ParallelEntries(waiting, {}, RunOptions(tmp_path), Console(quiet=True), lambda title, result: None)
+    begun = [neighbours.choose() for _ in range(3)]
+    assert begun == [(waiting[1], ("0",)), (waiting[4], ()), None], "d waits behind c, a for itself, e for nothing"
+
+
+def test_more_gpus_than_there_are_are_refused_before_anything_runs(composer, write, tmp_path):
+    text = entry("collect", "one", *SMALL) + on_gpus(entry("collect", "large", *SMALL, "seed = 1"), 2)
+    for words in ([], ["--dry-run"]):
+        done = composer("run", "--preset", write(text), *words, **ONE_MIG)
+        assert done.returncode == 2 and "large asks for 2 GPUs, and this machine lets it use 1" in done.stderr
+    assert not list(tmp_path.glob("artifacts/collect/*/manifest.json"))
+
+
+def placed(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What a dry run says about the places of a preset's entries."""
+    (tmp_path / "preset.toml").write_text(text)
+    preset = load_preset(str(tmp_path / "preset.toml"))
+    configs = configure_preset(preset, [])
+    chain.show_plan(preset, configs, RunOptions(tmp_path), Console(quiet=True), as_json=False)
+    return [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("  placed:")]
+
+
+TRAININGS = "".join(entry("train", f"seed-{n}", f"seed = {n}", parallel="train") for n in range(12))
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus", "words"),
+    [
+        ("3", None, "at most 1 at the same time, one GPU each, of GPU 3"),
+        ("0,3", None, f"at most {min(CORES, 2)} at the same time, one GPU each, of GPU 0, 3"),
+        ("0,1,2,3,4", 3, "at most 1 at the same time, 3 GPUs each, of GPU 0, 1, 2, 3, 4"),
+        ("", None, f"at most {CORES} at the same time, one a core"),
+        ("", 3, f"at most {CORES} at the same time, one a core"),
+    ],
+)
+def test_a_dry_run_says_how_many_trainings_run_at_the_same_time(visible, gpus, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COMPOSER_GPUS", "8")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    text = TRAININGS if gpus is None else on_gpus(TRAININGS, gpus)
+    assert placed(text, tmp_path, capsys) == [f"placed: seed-0 to seed-11: {words}"]
+
+
+def test_what_needs_no_gpu_does_not_count(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COMPOSER_GPUS", "1")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    both = entry("train", "here", parallel="all") + on_gpus(entry("collect", "none", parallel="all"), 0)
+    assert placed(both, tmp_path, capsys) == [
+        "placed: here to none: 1 of these 2: at most 1 at the same time, one GPU each, of GPU 0"
+    ]
+    served = "".join(
+        entry("train", f"seed-{n}", f"seed = {n}", 'policy = { model = "vllm:kata:student-served" }', parallel="all")
+        for n in range(2)
+    )
+    preset = Preset.model_validate(settings.read_file(_file(tmp_path, served)))
+    configs = configure_preset(preset, [])
+    assert "one after another" in chain.placement(preset.stage, configs, chain.devices.Pool())
+
+
+def _file(folder: Path, text: str) -> Path:
+    (folder / "served.toml").write_text(text)
+    return folder / "served.toml"
+
+
+def test_a_run_without_a_device_has_none_in_the_table():
+    assert RunLine("train/x", "complete").device == ""
+    table = status_tables([RunLine("train/x", "complete"), RunLine("train/y", "running", device="GPU 3")], [])
+    assert table.splitlines()[0].split() == ["run", "status", "age", "units", "USD", "took", "device", "reason"]
+    assert "GPU 3" in table

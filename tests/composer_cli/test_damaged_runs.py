@@ -18,32 +18,32 @@ def runs(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "runs", symlinks=True))
 
 
-def test_a_deleted_latest_is_found_by_the_names(say, runs):
+def test_a_deleted_latest_is_found_by_the_names(run_command, runs):
     (runs / "collect" / "latest").unlink()
-    code, _, err = say("extract-pairs", "--artifacts", runs, "--dry-run")
+    code, _, err = run_command("extract-pairs", "--artifacts", runs, "--dry-run")
     assert code == 0 and "reads" in err
-    assert say("show", "collect", "--artifacts", runs)[0] == 0
+    assert run_command("show", "collect", "--artifacts", runs)[0] == 0
 
 
-def test_a_report_on_a_damaged_table_is_refused(say, runs):
+def test_a_report_on_a_damaged_table_is_refused(run_command, runs):
     table = next((runs / "collect").glob("2*/steps.parquet"))
     table.write_bytes(table.read_bytes()[:-100])
-    code, _, err = say("report", "collect", "--artifacts", runs)
+    code, _, err = run_command("report", "collect", "--artifacts", runs)
     assert code == 4 and "steps.parquet has " in err
 
 
-def test_runs_of_a_newer_stage_are_refused(say, runs):
+def test_runs_of_a_newer_stage_are_refused(run_command, runs):
     path = next((runs / "collect").glob("2*/manifest.json"))
     rewritten(path, lambda fields: fields | {"stage_version": 99})
-    code, _, err = say("extract-pairs", "--artifacts", runs, "-s", "seed=7")
+    code, _, err = run_command("extract-pairs", "--artifacts", runs, "-s", "seed=7")
     assert code == 4 and "version 99 of collect" in err
 
 
-def test_an_empty_manifest_is_begun_anew_with_clean(say, runs, tmp_path):
+def test_an_empty_manifest_is_begun_anew_with_clean(run_command, runs, tmp_path):
     path = next((runs / "extract-pairs").glob("2*/manifest.json"))
     path.write_text("")
-    assert say("extract-pairs", "--artifacts", runs)[0] == 4
-    code, _, err = say("extract-pairs", "--artifacts", runs, "--clean")
+    assert run_command("extract-pairs", "--artifacts", runs)[0] == 4
+    code, _, err = run_command("extract-pairs", "--artifacts", runs, "--clean")
     assert code == 0, err
 
 
@@ -65,64 +65,64 @@ SMALL = ["config.json", "report.txt", "tasks.parquet", "rollouts.parquet", "step
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_changed_byte_is_named_with_its_file_and_run(say, runs, name):
+def test_a_changed_byte_is_named_with_its_file_and_run(run_command, runs, name):
     folder = (runs / "collect" / "latest").resolve()
     flip(folder / name)
-    code, out, _ = say("status", "--artifacts", runs)
+    code, out, _ = run_command("status", "--artifacts", runs)
     line = next(line for line in out.splitlines() if line.startswith(f"collect/{folder.name}"))
     assert code == 0 and " damaged " in line and f"{name} has changed since it was written" in line
-    code, out, err = say("show", "collect", "--artifacts", runs)
+    code, out, err = run_command("show", "collect", "--artifacts", runs)
     assert code == 4 and f"{folder}: {name} has changed since it was written" in err and str(folder) in out
-    code, out, err = say("show", "collect", "--artifacts", runs, "--json")
+    code, out, err = run_command("show", "collect", "--artifacts", runs, "--json")
     assert code == 4 and json.loads(out)["damage"] == f"{name} has changed since it was written"
 
 
-def test_a_changed_digit_in_a_manifest_is_named_and_resume_writes_it_anew(say, runs):
+def test_a_changed_digit_in_a_manifest_is_named_and_resume_writes_it_anew(run_command, runs):
     folder = (runs / "extract-pairs" / "latest").resolve()
     rows = Run(folder).manifest.content
     flip(folder / "manifest.json")
-    code, out, _ = say("status", "--artifacts", runs)
+    code, out, _ = run_command("status", "--artifacts", runs)
     assert code == 0 and f"{folder}/manifest.json has changed since it was written" in out
     for words in (["show", "extract-pairs"], ["extract-pairs", "--dry-run"], ["report", "extract-pairs"]):
-        code, _, err = say(*words, "--artifacts", runs)
+        code, _, err = run_command(*words, "--artifacts", runs)
         assert code == 4 and f"{folder}/manifest.json has changed" in err and "--resume" in err, words
-    code, _, err = say("extract-pairs", "--artifacts", runs, "--resume")
+    code, _, err = run_command("extract-pairs", "--artifacts", runs, "--resume")
     assert code == 0, err
     assert Run(folder).manifest.content == rows and Run(folder).damage("bytes") is None
     assert len(list((folder / "logs").glob("damaged-manifest-*.json"))) == 1
 
 
 @pytest.mark.parametrize("kept", ["the later", "the earlier"])
-def test_a_key_that_occurs_twice_in_a_manifest_is_damage(say, runs, kept):
+def test_a_key_that_occurs_twice_in_a_manifest_is_damage(run_command, runs, kept):
     """The seal is computed of what a parser returns, which is the later value: here the true one, or the other."""
     path = (runs / "collect" / "latest").resolve() / "manifest.json"
     true = next(line for line in path.read_text().splitlines() if line.startswith('  "cost_usd"'))
     other = '  "cost_usd": 0.125,'
     path.write_text(path.read_text().replace(true, "\n".join((other, true) if kept == "the later" else (true, other))))
     for words in (["show", "collect"], ["extract-pairs", "--dry-run"]):
-        code, _, err = say(*words, "--artifacts", runs)
+        code, _, err = run_command(*words, "--artifacts", runs)
         assert code == 4 and "manifest.json is not valid JSON (the key 'cost_usd' occurs twice)" in err, err
-    assert "occurs twice" in say("status", "--artifacts", runs)[1]
+    assert "occurs twice" in run_command("status", "--artifacts", runs)[1]
 
 
-def test_every_byte_is_checked_where_it_is_asked_for(say, runs):
-    assert say("status", "--check", "--artifacts", runs)[0] == 0
+def test_every_byte_is_checked_where_it_is_asked_for(run_command, runs):
+    assert run_command("status", "--check", "--artifacts", runs)[0] == 0
     folder = (runs / "collect" / "latest").resolve()
     unit = next((folder / "steps").glob("*.jsonl.gz"))
     flip(unit)
-    assert "damaged" not in say("status", "--artifacts", runs)[1]
-    code, out, err = say("status", "--check", "--artifacts", runs)
+    assert "damaged" not in run_command("status", "--artifacts", runs)[1]
+    code, out, err = run_command("status", "--check", "--artifacts", runs)
     assert code == 4 and f"steps/{unit.name} has changed since it was written" in err and "1 of " in err
-    code, out, _ = say("status", "--check", "--json", "--artifacts", runs)
+    code, out, _ = run_command("status", "--check", "--json", "--artifacts", runs)
     assert code == 4 and [run["status"] for run in json.loads(out)["runs"]].count("damaged") == 1
 
 
-def test_a_changed_digit_in_the_ledger_of_a_complete_run_is_named_on_check(say, runs):
+def test_a_changed_digit_in_the_ledger_of_a_complete_run_is_named_on_check(run_command, runs):
     """What a complete run has paid is in its manifest; nobody read its ledger again."""
     ledger = (runs / "collect" / "latest").resolve() / "ledger.jsonl"
     first, *others = ledger.read_bytes().splitlines(keepends=True)
     ledger.write_bytes(b"".join([first.replace(b'"call":1,', b'"call":2,'), *others]))
-    code, _, err = say("status", "--check", "--artifacts", runs)
+    code, _, err = run_command("status", "--check", "--artifacts", runs)
     assert code == 4 and "ledger.jsonl, line 1, has changed since it was written" in err, err
 
 
@@ -133,16 +133,16 @@ def ledger_of(usd):
 
 
 @pytest.mark.parametrize("left", [None, ledger_of(0.25)])
-def test_lines_that_are_missing_at_the_end_of_a_ledger_stop_the_run(say, runs, left):
+def test_lines_that_are_missing_at_the_end_of_a_ledger_stop_the_run(run_command, runs, left):
     """Without them the next attempt would have their money a second time under --max-cost."""
     folder = (runs / "extract-pairs" / "latest").resolve()
     rewritten(folder / "manifest.json", lambda fields: fields | {"status": "interrupted", "files": {}, "cost_usd": 0.5})
     if left:
         (folder / "ledger.jsonl").write_bytes(left)
-    code, _, err = say("extract-pairs", "--artifacts", runs, "--resume")
+    code, _, err = run_command("extract-pairs", "--artifacts", runs, "--resume")
     assert code == 4 and f"holds {0.25 if left else 0:.4f} USD, and 0.5000 USD were paid" in err, err
     (folder / "ledger.jsonl").write_bytes(ledger_of(0.5))
-    code, _, err = say("extract-pairs", "--artifacts", runs, "--resume")
+    code, _, err = run_command("extract-pairs", "--artifacts", runs, "--resume")
     assert code == 0, err
 
 
@@ -161,24 +161,24 @@ def test_a_checkpoint_of_another_size_is_damaged_and_one_of_other_bytes_on_check
     assert Run(tmp_path).damage("sizes") == said
 
 
-def test_units_of_an_unfinished_run_are_checked_too(say, runs):
+def test_units_of_an_unfinished_run_are_checked_too(run_command, runs):
     folder = (runs / "collect" / "latest").resolve()
     rewritten(folder / "manifest.json", lambda fields: fields | {"status": "interrupted", "files": {}})
     flip(next((folder / "steps").glob("*.jsonl.gz")))
-    code, _, err = say("status", "--check", "--artifacts", runs)
+    code, _, err = run_command("status", "--check", "--artifacts", runs)
     # A flipped bit is noticed by the checksum at the end, or before that by a line that is no JSON any more.
     assert code == 4 and "Restore it, or delete its run folder" in err and str(folder / "steps") in err
 
 
 @pytest.mark.parametrize("name", ["../../secret.parquet", "/etc/passwd", "a/../../b", ""])
-def test_a_manifest_cannot_name_files_outside_its_folder(say, runs, name):
+def test_a_manifest_cannot_name_files_outside_its_folder(run_command, runs, name):
     """A run may come from anyone: its tables are read, and published, by these names."""
 
     def moved(fields):
         return fields | {"outputs": {**fields["outputs"], "tasks": {**fields["outputs"]["tasks"], "file": name}}}
 
     rewritten((runs / "collect" / "latest").resolve() / "manifest.json", moved)
-    code, _, err = say("show", "collect", "--artifacts", runs)
+    code, _, err = run_command("show", "collect", "--artifacts", runs)
     assert code == 4 and "is no file inside the run's folder" in err
 
 

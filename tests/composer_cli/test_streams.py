@@ -79,7 +79,7 @@ def test_a_key_that_no_header_can_carry_is_refused(value, monkeypatch):
     assert "sk-" not in str(refused.value)
 
 
-def test_a_key_with_a_line_break_is_one_sentence(say, server, monkeypatch):
+def test_a_key_with_a_line_break_is_one_sentence(run_command, server, monkeypatch):
     monkeypatch.setenv("SOME_API_KEY", "sk-first-line\nsk-second-line")
-    code, _, err = say("collect", *model(server), "-s", "policy.api_key_env=SOME_API_KEY", "-s", "tasks=1")
+    code, _, err = run_command("collect", *model(server), "-s", "policy.api_key_env=SOME_API_KEY", "-s", "tasks=1")
     assert code == 2 and "line break" in err and "sk-" not in err

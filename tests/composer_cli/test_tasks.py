@@ -34,24 +34,7 @@ def test_good_tasks_exit_with_0_and_bad_ones_with_4(composer, tmp_path):
     assert {one["task_id"]: one["verdict"] for one in found["tasks"]} == {"good": "ok", "open": "empty passes"}
 
 
-def test_words_that_name_no_tasks_are_a_sentence(composer, tmp_path):
-    for words, code, sentence in (
-        ([], 2, "Which tasks? Give a file of rows"),
-        ([tmp_path / "none.jsonl"], 4, "cannot be read"),
-        ([written(tmp_path, {"prompt": "p"})], 4, "give either test"),
-        (["--env", "leetcode-rh"], 2, "has no solutions to check"),
-        (["--env", "kata", "-s", "repeats=0"], 2, "repeats"),
-    ):
-        done = composer("tasks", "check", *words)
-        assert done.returncode == code and sentence in done.stderr and "Traceback" not in done.stderr, done.stderr
-
-
-def test_tasks_alone_is_still_the_stage(composer):
-    done = composer("tasks", "feature-deletion")
-    assert done.returncode == 2 and "From which package?" in done.stderr
-
-
-def test_an_interrupted_command_promises_to_go_on_only_if_it_keeps_a_run(say, tmp_path, monkeypatch):
+def test_an_interrupted_command_promises_to_go_on_only_if_it_keeps_a_run(run_command, tmp_path, monkeypatch):
     (tmp_path / "interrupting_env.py").write_text("raise KeyboardInterrupt")
     monkeypatch.syspath_prepend(tmp_path)
     of = ["--env", "interrupting_env:Env"]
@@ -62,7 +45,7 @@ def test_an_interrupted_command_promises_to_go_on_only_if_it_keeps_a_run(say, tm
         (collect, saved),
         (["tasks", "convert", *of, "--to", "harbor", tmp_path / "new"], nothing),
     ):
-        code, _, errors = say(*words)
+        code, _, errors = run_command(*words)
         assert code == 130 and errors.rstrip().endswith(said), (words, errors)
 
 
@@ -77,14 +60,14 @@ class Env(KataEnv):
 """
 
 
-def test_an_interrupt_prints_the_tasks_that_were_checked_by_then(say, tmp_path, monkeypatch):
+def test_an_interrupt_prints_the_tasks_that_were_checked_by_then(run_command, tmp_path, monkeypatch):
     (tmp_path / "stopping_env.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     words = ["tasks", "check", "--env", "stopping_env:Env", "-n", "1", "-s", "repeats=1", "-s", "workers=1"]
-    code, printed, errors = say(*words, "-s", "sandbox=none")
+    code, printed, errors = run_command(*words, "-s", "sandbox=none")
     assert code == 130 and printed.splitlines()[-2] == "1 task: 1 ok", (printed, errors)
     assert errors.rstrip().endswith("Interrupted. 1 of 2 tasks were checked by then.")
-    code, printed, _ = say(*words, "-s", "sandbox=none", "--json")
+    code, printed, _ = run_command(*words, "-s", "sandbox=none", "--json")
     found = json.loads(printed)
     assert code == 130 and found["interrupted"] and found["of"] == 2 and len(found["tasks"]) == 1
 

@@ -39,9 +39,9 @@ def policy(address: str, variable: str = "OPENAI_API_KEY") -> str:
         "http://api.openai.com/v1",
     ],
 )
-def test_a_preset_cannot_send_a_providers_key_elsewhere(say, tmp_path, monkeypatch, address):
+def test_a_preset_cannot_send_a_providers_key_elsewhere(run_command, tmp_path, monkeypatch, address):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-user")
-    code, _, err = say("run", "--preset", preset(tmp_path, policy(address)), "--dry-run")
+    code, _, err = run_command("run", "--preset", preset(tmp_path, policy(address)), "--dry-run")
     assert code == 2 and "OPENAI_API_KEY holds the key for openai.com, and policy.base_url would send it to" in err
     assert "--trust" in err and "sk-of-the-user" not in err
 
@@ -64,22 +64,22 @@ def test_anybodys_server_in_a_providers_cloud_is_not_the_provider(variable, addr
 
 
 @pytest.mark.parametrize("variable", ["ANTHROPIC_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "OPENROUTER_API_KEY"])
-def test_every_way_into_a_stage_is_looked_at(say, tmp_path, monkeypatch, variable):
+def test_every_way_into_a_stage_is_looked_at(run_command, tmp_path, monkeypatch, variable):
     monkeypatch.setenv(variable, "a-key-of-the-user")
     settings = tmp_path / "settings.toml"
     settings.write_text(f"tasks = 2\n{policy(EVIL, variable)}\n")
-    assert say("collect", "--config", settings, "--dry-run")[0] == 2
+    assert run_command("collect", "--config", settings, "--dry-run")[0] == 2
     teacher = f'name = "t"\nmodel = "m"\nbase_url = "{EVIL}"\napi_key_env = "{variable}"\nmax_tokens = 9\n'
     (tmp_path / "teachers.toml").write_text(f"[[teachers]]\n{teacher}")
-    code, _, err = say("replay-teachers", "--teachers", tmp_path / "teachers.toml", "--dry-run")
+    code, _, err = run_command("replay-teachers", "--teachers", tmp_path / "teachers.toml", "--dry-run")
     assert code == 2 and "teachers.0.base_url" in err
     if variable == "HF_TOKEN":
         lines = ('format = "hub"', 'repo = "a/b"', f'endpoint = "{EVIL}"')
-        code, _, err = say("run", "--preset", preset(tmp_path, *lines, stage="export"), "--dry-run")
+        code, _, err = run_command("run", "--preset", preset(tmp_path, *lines, stage="export"), "--dry-run")
         assert code == 2 and "endpoint would send it to" in err
 
 
-def test_what_the_user_typed_trusts_or_has_at_home_is_not_refused(say, tmp_path, monkeypatch):
+def test_what_the_user_typed_trusts_or_has_at_home_is_not_refused(run_command, tmp_path, monkeypatch):
     """Refused later, since nothing answers at these addresses; none of them is asked in this test."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     evil, home, local = (preset(tmp_path / name, policy(address)) for name, address in places(tmp_path).items())
@@ -90,7 +90,7 @@ def test_what_the_user_typed_trusts_or_has_at_home_is_not_refused(say, tmp_path,
         ["run", "--preset", evil, "--set", f'collect.policy.base_url="{EVIL}"'],
         ["collect", "--set", f'policy.base_url="{EVIL}"', "--set", "policy.api_key_env=OPENAI_API_KEY"],
     ):
-        code, _, err = say(*words, "--dry-run")
+        code, _, err = run_command(*words, "--dry-run")
         assert code == 2 and "is not set" in err, err
 
 
@@ -100,15 +100,15 @@ def places(tmp_path: Path) -> dict[str, str]:
     return {"evil": EVIL, "home": HOME, "local": "http://127.0.0.1:4000/v1"}
 
 
-def test_a_dry_run_imports_and_calls_nothing_that_a_preset_names(say, tmp_path, monkeypatch):
+def test_a_dry_run_imports_and_calls_nothing_that_a_preset_names(run_command, tmp_path, monkeypatch):
     (tmp_path / "theirs.py").write_text(f"{MARK}class Env: ...\n")
     monkeypatch.chdir(tmp_path)
     chain = preset(tmp_path, 'env = { name = "theirs:Env", options = { command = "touch called" } }', "tasks = 2")
-    code, out, err = say("run", "--preset", chain, "--dry-run", "--json")
+    code, out, err = run_command("run", "--preset", chain, "--dry-run", "--json")
     assert code == 0, err
     assert any(f"imports {tmp_path / 'theirs.py'}" in line for line in json.loads(out)["checked"])
     theirs = preset(tmp_path, 'env = { name = "os:system", options = { command = "touch called" } }')
     for dry in ([], ["--dry-run"]):
-        code, _, err = say("run", "--preset", theirs, *dry)
+        code, _, err = run_command("run", "--preset", theirs, *dry)
         assert code == 2 and "standard library" in err, dry
     assert not (tmp_path / "imported").exists() and not (tmp_path / "called").exists()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import TEACHERS
+from support.refusals import refused
 
 import composer_post_training as composer
 from stages import STAGES, stages_of
@@ -77,22 +78,22 @@ def test_no_error_of_a_call_names_an_option(made: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: composer.extract_pairs("collect"), "^'collect' is no run. Positional arguments are runs"),
-        (lambda: composer.replay_teachers([1]), "^A list is no run"),
-        (lambda: composer.query("select 1", Path("collect")), "^'collect' is no run"),
-        (lambda: composer.report("collect"), "^'collect' is no run"),
-        (lambda: composer.find(3), r"^A int is no name of a run. `runs\(\)` lists"),
+        (lambda: composer.extract_pairs("collect"), "'collect' is no run"),
+        (lambda: composer.replay_teachers([1]), "A list is no run"),
+        (lambda: composer.query("select 1", Path("collect")), "'collect' is no run"),
+        (lambda: composer.report("collect"), "'collect' is no run"),
+        (lambda: composer.find(3), "`runs()` lists"),
         (lambda: composer.collect(max_cost="five"), "max_cost = 'five': it should be a number"),
         (lambda: composer.collect(artifacts=3), "artifacts = 3: "),
         (lambda: composer.run("demo", max_cost="five"), "max_cost = 'five'"),
         (lambda: composer.collect(config={"tasks": 2}), "config = {'tasks': 2}: "),
-        (lambda: composer.collect(policy=3), "^collect cannot take policy = 3: it should be a dictionary"),
+        (lambda: composer.collect(policy=3), "policy = 3: it should be a dictionary"),
         (
             lambda: composer.collect.plan(task=3),
-            r"has no setting task. Did you mean tasks\? `collect.settings",
+            "Did you mean tasks? `collect.settings",
         ),
-        (lambda: composer.collect(on="nowhere", tasks=1), "^There is no engine 'nowhere'"),
-        (lambda: composer.export(format="trl", on="processes:2"), "^export deals no work to workers"),
+        (lambda: composer.collect(on="nowhere", tasks=1), "no engine 'nowhere'"),
+        (lambda: composer.export(format="trl", on="processes:2"), "export deals no work"),
         (lambda: composer.run("demo", {"collct.tasks": 3}), "Did you mean collect"),
     ],
 )
@@ -100,8 +101,7 @@ def test_a_mistake_is_answered_with_what_to_pass(
     call: Callable[[], object], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(composer.UsageError, match=message):
-        call()
+    refused(call, composer.UsageError, message)
 
 
 def test_every_function_has_the_settings_of_its_stage_as_its_words() -> None:
@@ -183,10 +183,8 @@ def test_a_stage_from_outside_is_a_function(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_mistakes_are_the_sentences_of_the_command_line(tmp_path: Path) -> None:
-    with pytest.raises(composer.UsageError, match=r"Did you mean tasks\?"):
-        composer.collect(artifacts=tmp_path, taks=3)
-    with pytest.raises(composer.BadInput, match=r"Run `collect\(\)`"):
-        composer.extract_pairs(artifacts=tmp_path)
+    refused(lambda: composer.collect(artifacts=tmp_path, taks=3), composer.UsageError, "taks", "Did you mean tasks?")
+    refused(lambda: composer.extract_pairs(artifacts=tmp_path), composer.BadInput, "Run `collect()`")
     assert composer.collect.settings()["tasks"] == 25
 
 

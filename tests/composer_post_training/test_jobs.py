@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
+from support.refusals import refused
 
 import composer_post_training as composer
-from composer_cli.executors.base import EXECUTORS
+from composer_cli.executors.base import CANCELLED, COMPLETE, EXECUTORS, QUEUED, JobSettings, JobState, script
 
 PRESET = """
 [[stage]]
@@ -15,8 +16,40 @@ policy = { model = "reference" }
 """
 
 
+class Desk(JobSettings):
+    """The settings of `Paper`."""
+
+    folder: str
+    """The folder of the service."""
+
+
+class Paper:
+    """An executor whose service is a folder: a job is queued until somebody writes how it ended."""
+
+    settings, shares_files = Desk, True
+
+    def spec(self, chain, where):
+        return {"script": script(chain, where, python="python", artifacts="artifacts")}
+
+    def submit(self, chain, where):
+        page = Path(where.folder) / chain.name
+        page.write_text(self.spec(chain, where)["script"])
+        return {"page": str(page)}
+
+    def state(self, job):
+        ended = {"": QUEUED, "done": COMPLETE, "stopped": CANCELLED}
+        stamp = Path(f"{job['page']}.stamp")
+        return JobState(ended[stamp.read_text() if stamp.exists() else ""], "on the pile")
+
+    def log(self, job, follow):
+        yield from ("first line", "second line")
+
+    def cancel(self, job):
+        Path(f"{job['page']}.stamp").write_text("stopped")
+
+
 def test_a_submitted_chain_is_a_job_among_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(EXECUTORS, "paper", "support.executors:Paper")
+    monkeypatch.setitem(EXECUTORS, "paper", f"{__name__}:Paper")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.toml").write_text(PRESET)
     (tmp_path / "desk").mkdir()
@@ -36,31 +69,27 @@ def test_a_submitted_chain_is_a_job_among_the_runs(tmp_path: Path, monkeypatch: 
     assert "--set collect.tasks=3 --set 'collect.env={\"options\"={}}' --max-cost 1" in script and "on." not in script
     (row,) = composer.runs()
     assert (row["run"], row["stage"], row["status"], row["device"]) == (job.name, "run", "queued", "paper")
-    with pytest.raises(composer.UsageError, match=rf"is queued as {job.name}\. `job\('{job.name}'\).cancel\(\)` stops"):
-        composer.run("mine.toml", chosen, on="paper", max_cost=1)
-    with pytest.raises(composer.BadInput, match=r"is a submitted job, not a run\. `job\("):
-        composer.find(job.name)
+    submit_again = lambda: composer.run("mine.toml", chosen, on="paper", max_cost=1)  # noqa: E731
+    refused(submit_again, composer.UsageError, f"`job('{job.name}').cancel()` stops")
+    refused(lambda: composer.find(job.name), composer.BadInput, f"`job('{job.name}')")
     monkeypatch.chdir("/")
     again = composer.job(job.name[:-3], tmp_path / "artifacts")
     again.cancel()
     assert job.status == "cancelled" and "on the pile" in repr(job) and "<table>" in job._repr_html_()
-    with pytest.raises(composer.UsageError, match="is over: cancelled"):
-        again.cancel()
-    with pytest.raises(composer.BadInput, match="No job 'other' was submitted"):
-        composer.job("other", tmp_path / "artifacts")
+    refused(again.cancel, composer.UsageError, "is over: cancelled")
+    refused(lambda: composer.job("other", tmp_path / "artifacts"), composer.BadInput, "'other'")
 
 
 @pytest.mark.parametrize(
     ("chosen", "words", "message"),
     [
-        ({}, {"on": "slrum"}, r"^There is no executor 'slrum'\. Did you mean slurm\?"),
-        ({}, {"on": "slurm", "clean": True}, "^clean=True would delete at every launch"),
+        ({}, {"on": "slrum"}, "Did you mean slurm?"),
+        ({}, {"on": "slurm", "clean": True}, "clean=True would delete"),
         ({"on.partition": "gpu"}, {"on": "slurm"}, "no setting on.partition"),
-        ({"evaluate.control": None}, {"on": "slurm"}, "^evaluate.control = None cannot be written as KEY=VALUE"),
-        ("collect.tasks=3", {}, "^chosen = 'collect.tasks=3': it should be a dictionary"),
+        ({"evaluate.control": None}, {"on": "slurm"}, "evaluate.control = None"),
+        ("collect.tasks=3", {}, "chosen = 'collect.tasks=3': it should be a dictionary"),
     ],
 )
 def test_what_cannot_be_submitted_is_refused(chosen: object, words: dict, message: str, tmp_path: Path) -> None:
-    with pytest.raises(composer.UsageError, match=message):
-        composer.run("demo", chosen, artifacts=tmp_path, **words)
+    refused(lambda: composer.run("demo", chosen, artifacts=tmp_path, **words), composer.UsageError, message)
     assert not list(tmp_path.iterdir())
