@@ -112,7 +112,7 @@ def test_what_is_no_clone_of_a_known_project_is_refused(clone: Path, golden: Pat
 
 
 TORN = """import not_installed_anywhere
-from somewhere_else import wanted
+from math import e as wanted
 BROKEN = not_installed_anywhere.thing
 BASE = 2
 class A(not_installed_anywhere.Base):

@@ -24,8 +24,8 @@ def call(name: str, **arguments: str) -> dict[str, Any]:
     return {"id": "toolu_1", "type": "function", "function": function}
 
 
-@pytest.fixture
-def rollouts(tmp_path: Path) -> Run:
+@pytest.fixture(scope="module")
+def rollouts(artifacts: Path) -> Run:
     """One imported rollout with tools, reasoning and a picture, and one whose source declared no tools."""
     conversation = [
         {"role": "user", "content": [{"type": "text", "text": "Which boat?"}, PICTURE]},
@@ -41,9 +41,9 @@ def rollouts(tmp_path: Path) -> Run:
         {"messages": conversation, "task_id": "boat", "reward": 1.0, "tools": tools},
         {"messages": plain, "task_id": "ship", "reward": 0.0},
     ]
-    jsonl(tmp_path / "in" / "rows.jsonl", *rows)
-    config = import_traces.Config(paths=[str(tmp_path / "in")])
-    return Run(runner.execute("import", {}, config, root=tmp_path).path)
+    jsonl(artifacts / "in" / "rows.jsonl", *rows)
+    config = import_traces.Config(paths=[str(artifacts / "in")])
+    return Run(runner.execute("import", {}, config, root=artifacts).path)
 
 
 def replay(root: Path, rollouts: Run, url: str, **more: Any) -> Run:
