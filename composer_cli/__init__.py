@@ -4,12 +4,13 @@ In Python, the same is done by `import composer_post_training`.
 
 app.py           - the program: one command for each stage, and `composer run`
 chain.py         - executes a preset
+chain_command.py - the command of a chain, `composer run`
 commands.py      - the commands about runs, submitted jobs and served models
 console.py       - progress on stderr while stages work
 executors/       - `composer run --on`: chains submitted elsewhere
 help.py          - what `--help` shows, and `--help --all`
 call.py          - one stage from arguments to result
-options.py       - the options, declared once, with completion in a shell
+options.py       - options of several commands, and completion in a shell
 parallel.py      - several stages at once, each in a process
 preset.py        - presets: chains of stages in TOML, and the settings of their entries
 presets/         - the presets shipped with Composer

@@ -13,22 +13,21 @@ from typing import Annotated, Any
 
 import typer
 
-from composer_cli import commands, options, swe, tasks
+from composer_cli import commands, swe, tasks
+from composer_cli.chain_command import ChainCommand
 from composer_cli.help import CommandGroup
 from composer_cli.printing import (
     FAILED,
     USAGE,
     discard,
-    interrupt_leaves,
     is_output_failure,
     open_missing_streams,
     print_error_json,
-    reports_errors,
     say,
     sentence_and_code,
 )
-from composer_cli.stage_command import RunCommand, StageCommand, command_function
-from stages import STAGES
+from composer_cli.stage_command import StageCommand
+from stages import STAGES, stages_of
 from stages.errors import UsageError, refusal
 
 DISTRIBUTION = "composer-post-training"
@@ -113,7 +112,7 @@ def explained(error: typer.TyperException, words: Sequence[str]) -> str:
             value = "VALUE" if after.startswith("-") else after
             message = f"No such option: {option}. Did you mean the setting --set {setting}={value}?"
             listed = "options and settings"
-        elif option and isinstance(context.command, RunCommand):
+        elif option and isinstance(context.command, ChainCommand):
             end = f"Settings of its stages are written --set KEY=VALUE or --set STAGE.KEY=VALUE. {end}"
     return f"{message}{'' if message.endswith(('.', '?')) else '.'} {end} lists the {listed}."
 
@@ -131,7 +130,7 @@ def _too_many_words(command: Any, extra: str, words: Sequence[str]) -> str:
     message = f"{command.name} does not take {extra!r}."
     if any(word.startswith("=") for word in words) or ("--set" in words and any(word.endswith("=") for word in words)):
         return f"{message} A setting is written without spaces: --set KEY=VALUE."
-    if isinstance(command, RunCommand):
+    if isinstance(command, ChainCommand):
         return f"{message} Did you mean --preset {first}?"
     if isinstance(command, StageCommand) and "env.name" in command.settings_keys():
         if envs.is_task_file(first):
@@ -170,8 +169,17 @@ def option_as_setting(option: str, keys: Sequence[str], basic: Container[str], *
 
 @functools.cache
 def click_command() -> Any:
-    """Return the command of Click that typer makes of `app`, once a process: making it takes 0.1 s."""
-    return typer.main.get_command(app)
+    """Return the command of Click that typer makes of `app`, with the commands of the stages and of a chain."""
+    root: Any = typer.main.get_command(app)
+    of_stages = {stage: StageCommand(stage) for stage in STAGES}
+    probe_stages = stages_of("probe")
+    alone = {stage: command for stage, command in of_stages.items() if stage not in probe_stages}
+    chain = ChainCommand(
+        "run", "Run a preset: a chain of stages. Settings are written KEY=VALUE, STAGE.KEY=VALUE or ENTRY.KEY=VALUE."
+    )
+    root.commands = {**alone, "run": chain, **root.commands}
+    root.commands["probe"].commands = {of_stages[stage].name: of_stages[stage] for stage in probe_stages}
+    return root
 
 
 def _print_version(wanted: bool) -> None:
@@ -196,75 +204,10 @@ probe = typer.Typer(
     help="Measure whether training pushes toward reward hacking.",
     rich_markup_mode=None,
     no_args_is_help=True,
+    callback=lambda: None,
 )
-for _name, _stage in STAGES.items():
-    _group = probe if _stage.group == "probe" else app
-    _group.command(_name.removeprefix("probe-"), cls=StageCommand, help=_stage.help)(command_function(_name))
 app.add_typer(probe, name="probe")
 app.add_typer(swe.app, name="swe")
-
-
-@app.command(cls=RunCommand)
-@reports_errors
-def run(
-    preset: options.Preset = None,
-    on: options.OnOrSubmit = "local",
-    policy: options.PolicyOfAll = None,
-    config: options.ConfigFiles = None,
-    set_: options.Set = None,
-    tune: options.Tune = None,
-    resume: options.Resume = False,
-    clean: options.Clean = False,
-    dry_run: options.DryRun = False,
-    max_cost: options.MaxCostEach = None,
-    trust: options.Trust = False,
-    json: options.Json = False,
-    verbose: options.Verbose = False,
-    quiet: options.Quiet = False,
-    watch: options.Watch = False,
-    artifacts: options.Artifacts = options.ARTIFACTS,
-    all_: options.All = False,
-) -> None:
-    """Run a preset: a chain of stages. Settings are written KEY=VALUE, STAGE.KEY=VALUE or ENTRY.KEY=VALUE."""
-    from composer_cli import chain
-    from composer_cli.call import RunOptions, require_one_process
-    from composer_cli.console import Console
-    from composer_cli.executors import base, jobs
-    from composer_cli.preset import configure_preset, load_preset, read_for_preset
-    from stages.runs import settings
-
-    require_one_process("composer run")
-    run_options = RunOptions(
-        artifacts, resume=resume, clean=clean, max_cost=max_cost, on=None if on == base.LOCAL else on
-    )
-    wanted = load_preset(preset)
-    console = Console(quiet, watch=watch)
-    files = read_for_preset(wanted, config or [], console.notify)
-    layers, on_settings = jobs.split_on([*files, *map(settings.assignment, set_ or [])])
-    configs = configure_preset(wanted, layers[: len(files)], layers[len(files) :], policy=policy, trust=trust)
-    if (executor := base.executor(on)) is not None:
-        if tune:
-            raise UsageError("--tune runs here, and --on submits a chain elsewhere. Tune without --on first.")
-        request = jobs.RunRequest(str(preset), config or [], policy, set_ or [], max_cost, trust)
-        with interrupt_leaves("`composer status` lists the chain if it was submitted by then; else start it again."):
-            jobs.submit_or_show(
-                on, executor, request, configs, on_settings, artifacts, clean=clean, dry_run=dry_run, json=json
-            )
-    elif dry_run:
-        if tune:
-            from composer_cli import tuning
-
-            _, wanted, configs = tuning.trial_entries(wanted, configs, *tuning.parse(tune))
-        chain.show_plan(wanted, configs, run_options, console, json)
-    else:
-        if tune:
-            from composer_cli import tuning  # with the statistics and numpy, which a chain without trials does not need
-
-            configs, _ = tuning.tune(wanted, configs, tune, run_options, console)
-        results = chain.run(wanted, configs, run_options, console)
-        raise typer.Exit(chain.show(wanted, results, artifacts, json))
-
-
 app.command("tasks check")(tasks.check)
 app.command("tasks convert")(tasks.convert)
 for _command in (

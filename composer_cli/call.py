@@ -1,14 +1,16 @@
 """Run one stage: build its settings, execute it or reuse a complete run, print the result."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
-from pydantic import field_validator
+import typer
+from pydantic import Field, field_validator, model_validator
 
+from composer_cli import options
 from composer_cli.console import Console, Listener
 from composer_cli.printing import print_json, print_text
 from composer_cli.trust import require_trusted_servers
@@ -22,30 +24,30 @@ from stages.runs.activity import Checking
 from stages.runs.bucket import Mirror
 from stages.runs.run import Inputs, Run
 from stages.runs.runner import Result, preflight
-from stages.runs.settings import Given, Settings, StageConfig, with_default
+from stages.runs.settings import Given, Settings, StageConfig, Tree, with_default
 from stages.runs.stage import Plan, load_stage, read_for_stage
 
 
 class Arguments(Settings):
-    """What every stage's function takes besides its settings."""
+    """How a stage is executed: options of its command and keywords of its function, besides its settings."""
 
-    config: Given[tuple[Path, ...], Path | str | Sequence[Path | str]] = with_default(())
+    config: Annotated[Given[tuple[Path, ...], Path | str | Sequence[Path | str]], options.CONFIG] = with_default(())
     """A TOML file with settings, or several; later ones and keywords win."""
-    artifacts: Given[Path, Path | str] = with_default(Path("artifacts"))
+    artifacts: Annotated[Given[Path, Path | str], options.ARTIFACTS] = with_default(options.DEFAULT_ARTIFACTS)
     """The folder where runs are kept."""
-    out: Given[str | None, Path | str | None] = with_default(None)
+    out: Annotated[Given[str | None, Path | str | None], typer.Option("--out", metavar="FOLDER")] = with_default(None)
     """Another folder for this run, or s3://BUCKET/RUN."""
-    resume: bool = False
+    resume: Annotated[bool, typer.Option("--resume")] = False
     """Go on with an unfinished run."""
-    clean: bool = False
+    clean: Annotated[bool, typer.Option("--clean")] = False
     """Delete what the run's folder holds and start anew."""
-    on: str | None = None
-    """Workers that do the work, such as "processes:4"."""
-    max_cost: float | None = None
+    on: Annotated[str | None, typer.Option("--on", metavar="ENGINE", autocompletion=options.complete_engines)] = None
+    """Workers to which the work is dealt, such as processes:4, ray or ray://HOST:PORT."""
+    max_cost: Annotated[float | None, Field(ge=0), typer.Option("--max-cost", metavar="USD", min=0.0)] = None
     """USD, never more, over all attempts."""
-    trust: bool = False
+    trust: Annotated[bool, typer.Option("--trust")] = False
     """Send a provider's key to another server where a settings file says so."""
-    quiet: bool = False
+    quiet: Annotated[bool, options.QUIET] = False
     """No progress on stderr."""
     listener: Listener | None = None
     """Called with the progress in place of stderr: (what, units done, units in all)."""
@@ -60,76 +62,48 @@ class Arguments(Settings):
     def _folder_or_address(cls, given: Any) -> Any:
         return str(given) if isinstance(given, Path) else given
 
-
-@dataclass(frozen=True)
-class RunOptions:
-    """How to carry a stage out, as opposed to what it is to compute."""
-
-    root: Path
-    out: Path | None = None
-    resume: bool = False
-    clean: bool = False
-    max_cost: float | None = None
-    on: str | None = None
-    """The engine whose workers do the units, for stages that can deal them."""
-    mirror: Mirror | None = None
-    """The copy of the run in a bucket."""
-
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
         if self.resume and self.clean:
             raise UsageError(
                 "Both resume and clean are given, but resume goes on with what the run's folder holds, and clean "
                 "deletes it. Leave out one of them."
             )
+        return self
+
+    def folder(self) -> Path | None:
+        """Return the run folder that was chosen, on this machine."""
+        return None if self.out is None else Path(self.out)
 
     def where(self) -> dict[str, Any]:
         """Return the folder, and what may be done with a run that it already holds."""
-        return {"root": self.root, "out": self.out, "resume": self.resume, "clean": self.clean}
+        return {"root": self.artifacts, "out": self.folder(), "resume": self.resume, "clean": self.clean}
 
 
-def with_out(stage: str, out: str | None, run_options: RunOptions) -> RunOptions:
-    """Return the options with the folder of `--out`; a run at an address in a bucket is fetched first."""
-    if out is None or not bucket.is_address(out):
-        return replace(run_options, out=out if out is None else Path(out))
-    mirror = Mirror(out, stage, run_options.root / "remote")
-    mirror.bring()
-    return replace(run_options, out=mirror.folder, mirror=mirror)
+class ChainArguments(Arguments):
+    """How a chain is executed."""
+
+    policy: Annotated[str | None, typer.Option("--policy", metavar="MODEL")] = None
+    """The model that every entry of the chain starts from."""
+    out: None = None
+    on: Annotated[str | None, typer.Option("--on", metavar="WHERE", autocompletion=options.complete_executors)] = None
+    """Submit the chain instead of running it here: slurm, hf-jobs or modal. Or deal its stages' work to workers:
+    processes:N, ray or ray://HOST:PORT."""
+    max_cost: Annotated[float | None, Field(ge=0), typer.Option("--max-cost", metavar="USD", min=0.0)] = None
+    """USD, which no stage of the chain exceeds."""
 
 
 def configure(
-    stage: str,
-    files: Sequence[Path],
-    positionals: Sequence[settings.Tree],
-    values: Mapping[str, str | int | None],
-    teachers: Path | None,
-    limit: int | None,
-    assignments: Sequence[str],
-    notify: Callable[[str], None],
-    *,
-    trust: bool = False,
+    stage: str, files: Sequence[Path], typed: Sequence[Tree], notify: Callable[[str], None], *, trust: bool = False
 ) -> StageConfig:
-    """Return the stage's configuration: defaults, files, bare words, the short options, then --set.
+    """Return the stage's configuration: defaults, files, then what was typed, in this order.
 
-    values: the short options that stand for one setting, by its key. teachers: a file with [[teachers]] tables. limit:
-    the value of the setting that the stage names LIMIT; raises `UsageError` for a stage without one. notify: called
-    with what is left out of files. trust: whether files may send a provider's key elsewhere.
+    notify: called with what is left out of files. trust: whether files may send a provider's key elsewhere.
     """
-    read = read_for_stage(stage, files, notify)
-    layers = [*positionals]
-    layers += [settings.nested(key, value) for key, value in values.items() if value is not None]
-    if teachers is not None:
-        read.append(settings.read_table(teachers, "teachers"))
-    if limit is not None:
-        key = load_stage(stage).limit_setting
-        if key is None:
-            raise UsageError(
-                f"{stage} has no work that a limit could cut short. `{command_words(stage)} --help` lists its settings."
-            )
-        layers.append(settings.nested(key, limit))
     model = load_stage(stage).config
-    typed = [settings.expanded(model, layer) for layer in (*layers, *map(settings.assignment, assignments))]
-    configuration = settings.build(stage, model, [*read, *typed])
-    require_trusted_servers(stage, configuration, typed, trust=trust)
+    configuration = settings.build(stage, model, [*read_for_stage(stage, files, notify), *typed])
+    trees = [settings.expanded(model, layer) for layer in typed]
+    require_trusted_servers(stage, configuration, trees, trust=trust)
     return configuration
 
 
@@ -151,73 +125,76 @@ class StageJob:
     """The position in a chain: " (stage 3 of 7)"."""
     gpus: int | None = None
     """As `runner.execute` takes it."""
+    mirror: Mirror | None = None
+    """The copy of the run in a bucket."""
 
     def plan(self) -> Plan:
         """Return what would be done."""
         return load_stage(self.stage).plan(self.inputs, self.config)
 
-    def completed(self, run_options: RunOptions) -> Result | None:
+    def completed(self, asked: Arguments) -> Result | None:
         """Return the result of a completed run of the same work, unless it is to be done anew."""
-        if run_options.clean:
+        if asked.clean:
             return None
-        root, out = run_options.root, run_options.out
+        root, out = asked.artifacts, asked.folder()
         return runner.resolve_run(self.stage, self.inputs, self.config, root=root, out=out).completed()
 
-    def nothing_to_resume(self, run_options: RunOptions) -> str | None:
+    def nothing_to_resume(self, asked: Arguments) -> str | None:
         """Return why --resume resumes nothing, where a run of other settings may have been meant."""
-        if not run_options.resume:
+        if not asked.resume:
             return None
-        root, out = run_options.root, run_options.out
+        root, out = asked.artifacts, asked.folder()
         return runner.nothing_to_resume(self.stage, self.inputs, self.config, root=root, out=out)
 
-    def first_lines(self, run_options: RunOptions, place: str = "") -> list[str]:
+    def first_lines(self, asked: Arguments, place: str = "") -> list[str]:
         """Return what is printed when the work begins. place: the GPUs, as " on GPU 0"."""
-        note = self.nothing_to_resume(run_options)
+        note = self.nothing_to_resume(asked)
         starts = f"starts{self.position}{place}, {plan_in_words(self.plan())}"
         return [f"{self.title}: {line}" for line in (note, starts) if line]
 
-    def folder(self, run_options: RunOptions) -> Path | None:
+    def folder(self, asked: Arguments) -> Path | None:
         """Return the run folder, once the run has begun."""
-        root, out = run_options.root, run_options.out
+        root, out = asked.artifacts, asked.folder()
         resolved = runner.resolve_run(self.stage, self.inputs, self.config, root=root, out=out, check=False)
         return resolved.folder if resolved.existing else None
 
-    def run(self, run_options: RunOptions, listener: Listener) -> Result:
-        """Run the stage, or find it done."""
-        return runner.execute(
-            self.stage,
-            self.inputs,
-            self.config,
-            **run_options.where(),
-            max_cost=run_options.max_cost,
-            listener=listener,
-            on=run_options.on if load_stage(self.stage).work else None,
-            gpus=self.gpus,
-            mirror=run_options.mirror,
-        )
+    def carried_out(self, asked: Arguments) -> dict[str, Any]:
+        """Return how `runner.execute` carries it out."""
+        on = asked.on if load_stage(self.stage).work else None
+        return {**asked.where(), "max_cost": asked.max_cost, "on": on, "gpus": self.gpus, "mirror": self.mirror}
 
 
-def follow(job: StageJob, run_options: RunOptions) -> bool:
+def mirrored(job: StageJob, asked: Arguments) -> tuple[StageJob, Arguments]:
+    """Return the job and its arguments with its copy in a bucket, fetched, where `out` is an address of one."""
+    if asked.out is None or not bucket.is_address(asked.out):
+        return job, asked
+    mirror = Mirror(asked.out, job.stage, asked.artifacts / "remote")
+    mirror.bring()
+    return replace(job, mirror=mirror), asked.model_copy(update={"out": str(mirror.folder)})
+
+
+def follow(job: StageJob, asked: Arguments) -> bool:
     """Do the share of a process that torchrun started after the first; returns False in the first or only process."""
     if not load_stage(job.stage).several_processes:
         require_one_process(command_words(job.stage))
     if ranks.join().first:
         return False
-    runner.execute_as_peer(job.stage, job.inputs, job.config, root=run_options.root)
+    runner.execute_as_peer(job.stage, job.inputs, job.config, root=asked.artifacts)
     return True
 
 
-def execute(job: StageJob, run_options: RunOptions, console: Console) -> Result:
-    """Run a stage and print when it starts and how it ended."""
+def execute(job: StageJob, asked: Arguments, console: Console) -> Result:
+    """Run a stage and print when it starts and how it ended, or tell the listener of the arguments."""
     with ranks.join().leading():
-        if done := job.completed(run_options):
+        if done := job.completed(asked):
             console.notify(f"{job.title}: {done.reason}")
             return done
-        lines = job.first_lines(run_options)
+        lines = job.first_lines(asked)
         started = time.monotonic()
         with console.watching() as watch:
-            listener = watch.listener(job.title, partial(job.folder, run_options))
-            result = job.run(run_options, telling_of_the_start(listener, console, lines))
+            listener = asked.listener or watch.listener(job.title, partial(job.folder, asked))
+            listener = telling_of_the_start(listener, console, lines)
+            result = runner.execute(job.stage, job.inputs, job.config, listener=listener, **job.carried_out(asked))
         console.notify(f"{job.title}: {ending(result, time.monotonic() - started)}")
         return result
 
@@ -255,11 +232,11 @@ def plan_in_words(plan: Plan) -> str:
     return ", ".join([*parts, *plan.notes])
 
 
-def show_plan(job: StageJob, run_options: RunOptions, console: Console, as_json: bool) -> None:
+def show_plan(job: StageJob, asked: Arguments, console: Console, as_json: bool) -> None:
     """Print what would be done and what was checked for it; raises what running it would raise before its work."""
-    if note := job.nothing_to_resume(run_options):
+    if note := job.nothing_to_resume(asked):
         console.notify(note)
-    plan, checked = job.plan(), preflight(job.stage, job.inputs, job.config, **run_options.where())
+    plan, checked = job.plan(), preflight(job.stage, job.inputs, job.config, **asked.where())
     if as_json:
         print_json({**asdict(plan), "checked": checked})
     else:

@@ -2,13 +2,13 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from composer_cli import call, parallel
-from composer_cli.call import RunOptions, StageJob
+from composer_cli.call import Arguments, StageJob
 from composer_cli.console import Console
 from composer_cli.parallel import WaitingEntry
 from composer_cli.preset import Preset, PresetEntry
@@ -23,9 +23,7 @@ from stages.runs.settings import StageConfig
 from stages.runs.stage import Plan, load_stage
 
 
-def run(
-    preset: Preset, configs: Mapping[str, StageConfig], run_options: RunOptions, console: Console
-) -> dict[str, Result]:
+def run(preset: Preset, configs: Mapping[str, StageConfig], asked: Arguments, console: Console) -> dict[str, Result]:
     """Return the results by title, in order; raises at the first entry that fails or, by default, judges itself not ok.
 
     Entries of a group run in processes of their own where they do not need the same workers or server.
@@ -41,20 +39,20 @@ def run(
                 f"{result.path}/report.txt."
             )
 
-    _check_gpus(preset, configs, run_options.on)
+    _check_gpus(preset, configs, asked.on)
     results: dict[str, Result] = {}
     for group in preset.groups():
-        if at_once([configs[entry.title] for entry in group], run_options):
+        if at_once([configs[entry.title] for entry in group], asked):
             waiting = [
                 WaitingEntry(
                     entry.title, entry.stage, entry.reads, entry.gpus_for(configs[entry.title]), partial(job, entry)
                 )
                 for entry in group
             ]
-            results |= parallel.execute(waiting, results, run_options, console, require)
+            results |= parallel.execute(waiting, results, asked, console, require)
             continue
         for entry in group:
-            own_options = replace(run_options, on=run_options.on or entry.on or None)
+            own_options = asked.model_copy(update={"on": asked.on or entry.on or None})
             results[entry.title] = call.execute(job(entry, results), own_options, console)
             require(entry.title, results[entry.title])
     return results
@@ -67,12 +65,12 @@ def job_of(preset: Preset, entry: PresetEntry, config: StageConfig, results: Map
     return StageJob(entry.title, entry.stage, inputs, config, position, entry.gpus_for(config))
 
 
-def at_once(configs: Sequence[StageConfig], run_options: RunOptions) -> bool:
+def at_once(configs: Sequence[StageConfig], asked: Arguments) -> bool:
     """Whether entries can run at the same time: workers do one entry at a time, and so do some servers.
 
     A server of which all weights are replaced follows one training.
     """
-    if len(configs) == 1 or run_options.on:
+    if len(configs) == 1 or asked.on:
         return False
     policies = [policy for config in configs if (policy := getattr(config, "policy", None)) is not None]
     if not any(policy.served for policy in policies):
@@ -85,7 +83,7 @@ def at_once(configs: Sequence[StageConfig], run_options: RunOptions) -> bool:
 
 
 def show_plan(
-    preset: Preset, configs: Mapping[str, StageConfig], run_options: RunOptions, console: Console, as_json: bool
+    preset: Preset, configs: Mapping[str, StageConfig], asked: Arguments, console: Console, as_json: bool
 ) -> None:
     """Print which entries each entry reads, whether it is up to date or its plan, its place, and what was checked.
 
@@ -101,11 +99,11 @@ def show_plan(
         if done.keys() >= set(entry.reads) and (entry.reads or needs_none):
             job = job_of(preset, entry, configs[entry.title], done)
             # Settings of work that was never done are not compared: that may load a model.
-            begun = any((run_options.root / entry.stage).glob("*/manifest.json"))
-            if begun and (found := job.completed(run_options)):
+            begun = any((asked.artifacts / entry.stage).glob("*/manifest.json"))
+            if begun and (found := job.completed(asked)):
                 done[entry.title] = found
             else:
-                if begun and (note := job.nothing_to_resume(run_options)):
+                if begun and (note := job.nothing_to_resume(asked)):
                     console.notify(f"{entry.title}: {note}")
                 plan = job.plan()
         reads = f"after {', '.join(entry.reads)}" if entry.reads else "reads nothing"
@@ -122,8 +120,8 @@ def show_plan(
     placed = [line for group in preset.groups() if (line := placement(group, configs, pool))]
     # Entries with one server give one line.
     waiting = [config for title, config in configs.items() if title not in done]
-    checks = [line for config in waiting for line in config.check(run_options.root / MODELS)]
-    checked = list(dict.fromkeys([*checks, check_disk_space(run_options.root)]))
+    checks = [line for config in waiting for line in config.check(asked.artifacts / MODELS)]
+    checked = list(dict.fromkeys([*checks, check_disk_space(asked.artifacts)]))
     if as_json:
         print_json({"entries": entries, "placed": placed, "checked": checked})
     else:
@@ -145,7 +143,7 @@ def placement(group: Sequence[PresetEntry], configs: Mapping[str, StageConfig], 
     if len(group) == 1:
         return ""
     named = f"{group[0].title} to {group[-1].title}"
-    if not at_once([configs[entry.title] for entry in group], RunOptions(Path())):
+    if not at_once([configs[entry.title] for entry in group], Arguments()):
         return f"{named}: one after another, since they need a server to themselves"
     cores = len(os.sched_getaffinity(0))
     wanted = [gpus for entry in group if (gpus := pool.needs(entry.gpus_for(configs[entry.title])))]

@@ -19,7 +19,7 @@ def status(
     ] = False,
     json: options.Json = False,
     verbose: options.Verbose = False,
-    artifacts: options.Artifacts = options.ARTIFACTS,
+    artifacts: options.Artifacts = options.DEFAULT_ARTIFACTS,
 ) -> None:
     """List all runs with their status, and why one is not up to date."""
     from composer_cli.executors import jobs
@@ -78,7 +78,7 @@ def show(
     follow: Annotated[bool, typer.Option("--follow", help="Watch rollouts, or a job's log, until it ends.")] = False,
     json: options.Json = False,
     verbose: options.Verbose = False,
-    artifacts: options.Artifacts = options.ARTIFACTS,
+    artifacts: options.Artifacts = options.DEFAULT_ARTIFACTS,
 ) -> None:
     """Read a run: its result, the list of its rollouts or rows of its tables; or one rollout."""
     from composer_cli.executors.jobs import SubmittedJob
@@ -116,7 +116,7 @@ def cancel(
     ],
     json: options.Json = False,
     verbose: options.Verbose = False,
-    artifacts: options.Artifacts = options.ARTIFACTS,
+    artifacts: options.Artifacts = options.DEFAULT_ARTIFACTS,
 ) -> None:
     """Stop a chain that was submitted with --on; what it finished stays."""
     from composer_cli.executors import jobs
@@ -135,7 +135,7 @@ def query(
     from_: options.From = None,
     json: options.Json = False,
     verbose: options.Verbose = False,
-    artifacts: options.Artifacts = options.ARTIFACTS,
+    artifacts: options.Artifacts = options.DEFAULT_ARTIFACTS,
 ) -> None:
     """Ask the tables of all runs a question in SQL; every table has a column `run`."""
     from composer_cli.printing import print_json, print_text
@@ -162,7 +162,7 @@ def report(
     ] = None,
     json: options.Json = False,
     verbose: options.Verbose = False,
-    artifacts: options.Artifacts = options.ARTIFACTS,
+    artifacts: options.Artifacts = options.DEFAULT_ARTIFACTS,
 ) -> None:
     """Write one HTML file about a chain of runs, the newest if none is named."""
     from composer_cli.printing import print_json, print_text
@@ -190,7 +190,7 @@ def publish(
     ],
     json: options.Json = False,
     verbose: options.Verbose = False,
-    artifacts: options.Artifacts = options.ARTIFACTS,
+    artifacts: options.Artifacts = options.DEFAULT_ARTIFACTS,
 ) -> None:
     """Write a finished run into a bucket, from where `--from URL` reads it."""
     from composer_cli.printing import print_json, print_text
@@ -214,7 +214,7 @@ def view(
     port: Annotated[int, typer.Option("--port", metavar="N", min=0, help="The port; a free one if left out.")] = 0,
     json: options.Json = False,
     verbose: options.Verbose = False,
-    artifacts: options.Artifacts = options.ARTIFACTS,
+    artifacts: options.Artifacts = options.DEFAULT_ARTIFACTS,
 ) -> None:
     """Show all runs and rollouts on a local web page, until Ctrl-C."""
     from composer_cli.printing import print_json, print_text
@@ -241,7 +241,7 @@ def serve(
     json: options.Json = False,
     verbose: options.Verbose = False,
     quiet: options.Quiet = False,
-    artifacts: options.Artifacts = options.ARTIFACTS,
+    artifacts: options.Artifacts = options.DEFAULT_ARTIFACTS,
 ) -> None:
     """Serve a model with vLLM, or with transformers where there is none, until Ctrl-C. Settings are a policy's."""
     from composer_cli import serve as serving

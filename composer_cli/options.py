@@ -1,5 +1,6 @@
-"""The options, declared once so that every command uses the same words, with the values that a shell offers after Tab.
+"""The options of several commands, and those that only the command line has, with the values that a shell offers.
 
+The other options of a stage are fields: of `call.Arguments`, and of its settings where they are marked (`Option`).
 The completion functions import what they list only when a shell asks: `composer --help` stays fast. They return all
 values; typer keeps those that begin with what was typed.
 """
@@ -10,8 +11,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-
-from stages.backends.engine import WORDS as ENGINE_WORDS
 
 
 def complete_runs(ctx: typer.Context) -> list[str]:
@@ -75,6 +74,11 @@ ENGINES = ["processes:", "ray", "ray://"]
 """The beginnings of what names an engine, whose workers can do a stage's units."""
 
 
+def complete_engines() -> list[str]:
+    """Return the beginnings of what names an engine."""
+    return ENGINES
+
+
 def complete_executors() -> list[str]:
     """Return where a chain can run."""
     from composer_cli.executors import base
@@ -98,10 +102,8 @@ From = Annotated[
         autocompletion=complete_runs,
     ),
 ]
-ConfigFiles = Annotated[
-    list[Path] | None,
-    typer.Option("--config", "-c", metavar="FILE", help="Settings from a TOML file. Repeatable: later files win."),
-]
+CONFIG = typer.Option("--config", "-c", metavar="FILE", help="Settings from a TOML file. Repeatable: later files win.")
+ConfigFiles = Annotated[list[Path] | None, CONFIG]
 Preset = Annotated[
     str | None,
     typer.Option(
@@ -132,77 +134,20 @@ Tune = Annotated[
 Words = Annotated[list[str] | None, typer.Argument(hidden=True)]
 Env = Annotated[
     str | None,
-    typer.Option("--env", metavar="NAME", help="Short for --set env.name=NAME.", autocompletion=complete_environments),
-]
-Policy = Annotated[str | None, typer.Option("--policy", metavar="MODEL", help="Short for --set policy.model=MODEL.")]
-PolicyOfAll = Annotated[
-    str | None, typer.Option("--policy", metavar="MODEL", help="The model that every entry of the chain starts from.")
-]
-Teachers = Annotated[
-    Path | None, typer.Option("--teachers", metavar="FILE", help="A TOML file with one [[teachers]] table a teacher.")
-]
-Arm = Annotated[str | None, typer.Option("--arm", metavar="NAME", help="Short for --set arm=NAME.")]
-Dj = Annotated[
-    str | None, typer.Option("--dj", metavar="RECIPE", help="Short for --set dj.recipe=RECIPE, a Data-Juicer recipe.")
-]
-DilocoStore = Annotated[
-    str | None,
-    typer.Option(
-        "--diloco", metavar="URL", help="Short for --set diloco.store=URL, where replicas of a training meet."
-    ),
-]
-Replicas = Annotated[
-    int | None, typer.Option("--replicas", metavar="N", help="Short for --set diloco.replicas=N, with --diloco.")
-]
-OnOrSubmit = Annotated[
-    str,
-    typer.Option(
-        "--on",
-        metavar="WHERE",
-        help="Submit the chain instead of running it here: slurm, hf-jobs or modal. "
-        f"Or deal its stages' work to workers: {ENGINE_WORDS}.",
-        autocompletion=complete_executors,
-    ),
-]
-Limit = Annotated[
-    int | None,
-    # A stage's command names the setting.
-    typer.Option("--limit", "-n", metavar="N", min=1, help="Short for the setting of how much work."),
+    typer.Option("--env", metavar="NAME", help="Short for --set env=NAME.", autocompletion=complete_environments),
 ]
 Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Short for --set seed=N.")]
-OutFolder = Annotated[
-    str | None,
-    typer.Option(
-        "--out", metavar="FOLDER", help="Write the run there instead of below --artifacts; s3://BUCKET/RUN works too."
-    ),
-]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with an unfinished run.")]
-Clean = Annotated[bool, typer.Option("--clean", help="Delete what the run's folder holds and start anew.")]
-On = Annotated[
-    str | None,
-    typer.Option(
-        "--on", metavar="ENGINE", help=f"Deal the work to workers: {ENGINE_WORDS}.", autocompletion=lambda: ENGINES
-    ),
-]
 PlanAhead = Annotated[
     bool, typer.Option("--plan", help="Simulate what it would show and cost, from a pilot behind --from, and stop.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check all that it needs, say what it may cost, and stop.")]
-Trust = Annotated[
-    bool, typer.Option("--trust", help="Send a provider's key to another server where a settings file says so.")
-]
-MaxCost = Annotated[float | None, typer.Option("--max-cost", metavar="USD", min=0.0, help="Never spend more.")]
-MaxCostEach = Annotated[
-    float | None, typer.Option("--max-cost", metavar="USD", min=0.0, help="No stage of the chain spends more.")
-]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout instead of text.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the traceback of a failure.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr, only errors.")]
+QUIET = typer.Option("--quiet", "-q", help="No progress on stderr, only errors.")
+Quiet = Annotated[bool, QUIET]
 Watch = Annotated[
     bool, typer.Option("--watch", help="Show live rollouts or training steps too, as `composer show --follow` does.")
 ]
-
-
 All = Annotated[bool, typer.Option("--all", hidden=True, help="With --help: all options and settings.")]
 
 
@@ -215,15 +160,13 @@ def _reject_address(folder: Path) -> Path:
     return folder
 
 
-Artifacts = Annotated[
-    Path,
-    typer.Option(
-        "--artifacts",
-        metavar="DIR",
-        envvar="COMPOSER_ARTIFACTS",
-        file_okay=False,
-        help="Where runs are kept.",
-        callback=_reject_address,
-    ),
-]
-ARTIFACTS = Path("artifacts")
+ARTIFACTS = typer.Option(
+    "--artifacts",
+    metavar="DIR",
+    envvar="COMPOSER_ARTIFACTS",
+    file_okay=False,
+    help="Where runs are kept.",
+    callback=_reject_address,
+)
+Artifacts = Annotated[Path, ARTIFACTS]
+DEFAULT_ARTIFACTS = Path("artifacts")

@@ -26,11 +26,12 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-from composer_cli.call import RunOptions, StageJob, ending, telling_of_the_start
+from composer_cli.call import Arguments, StageJob, ending, telling_of_the_start
 from composer_cli.console import Console, Listener, Watch, handling_interrupts, stopping
 from stages.backends import devices
 from stages.backends.resources import limit_threads
 from stages.errors import ComposerError
+from stages.runs import runner
 from stages.runs.run import Interrupted
 from stages.runs.runner import Result
 from stages.runs.stage import load_stage
@@ -65,7 +66,7 @@ class StageProcess:
 def execute(
     waiting: Sequence[WaitingEntry],
     results: Mapping[str, Result],
-    run_options: RunOptions,
+    asked: Arguments,
     console: Console,
     require: Callable[[str, Result], None],
 ) -> dict[str, Result]:
@@ -82,7 +83,7 @@ def execute(
         if number == signal.SIGINT or not interrupts:
             interrupts.append(number)
 
-    neighbours = ParallelEntries(waiting, results, run_options, console, require)
+    neighbours = ParallelEntries(waiting, results, asked, console, require)
     with console.watching() as watch, handling_interrupts(count_interrupt):
         neighbours.run(watch, interrupts)
     if interrupts:
@@ -99,12 +100,12 @@ class ParallelEntries:
         self,
         waiting: Sequence[WaitingEntry],
         results: Mapping[str, Result],
-        run_options: RunOptions,
+        asked: Arguments,
         console: Console,
         require: Callable[[str, Result], None],
     ) -> None:
         self.results, self.errors = dict(results), list[BaseException]()
-        self._run_options, self._console, self._require = run_options, console, require
+        self._asked, self._console, self._require = asked, console, require
         self._waiting, self._working = list(waiting), dict[Connection, StageProcess]()
         self._ending, self._leaving, self._refused = list[StageProcess](), list[StageProcess](), False
         self._cores = len(os.sched_getaffinity(0))
@@ -156,13 +157,13 @@ class ParallelEntries:
             entry, gpus = found
             try:
                 job = entry.job(self.results)
-                if (done := job.completed(self._run_options)) is not None:
+                if (done := job.completed(self._asked)) is not None:
                     self._pool.give_back(gpus)
                     self._console.notify(f"{job.title}: {done.reason}")
                     self._ended(job.title, done)
                     continue
-                lines = job.first_lines(self._run_options, f" on {devices.used(len(gpus), gpus)}" if gpus else "")
-                listener = watch.listener(job.title, partial(job.folder, self._run_options))
+                lines = job.first_lines(self._asked, f" on {devices.used(len(gpus), gpus)}" if gpus else "")
+                listener = watch.listener(job.title, partial(job.folder, self._asked))
                 worker = self._start(job, telling_of_the_start(listener, self._console, lines), gpus)
                 self._working[worker.pipe] = worker
             except ComposerError as error:
@@ -191,7 +192,7 @@ class ParallelEntries:
         forking = multiprocessing.get_context("forkserver")
         forking.set_forkserver_preload([*self._preload])
         environment = {**os.environ, **(devices.restricted(gpus) if gpus else {})}
-        arguments = (there, job, self._run_options, self._threads, environment)
+        arguments = (there, job, self._asked, self._threads, environment)
         process = forking.Process(target=_work, args=arguments, daemon=True)
         with handling_interrupts(signal.SIG_IGN, [signal.SIGINT]):
             process.start()
@@ -227,7 +228,7 @@ def _receive(worker: StageProcess) -> Result | BaseException | None:
     return None
 
 
-def _work(pipe: Connection, job: StageJob, run_options: RunOptions, threads: int, environment: dict[str, str]) -> None:
+def _work(pipe: Connection, job: StageJob, asked: Arguments, threads: int, environment: dict[str, str]) -> None:
     """Run a stage in a child and send its progress as tuples, then its end."""
     os.environ.clear()  # the server that forks children keeps the variables of its own start
     os.environ.update(environment)
@@ -244,7 +245,9 @@ def _work(pipe: Connection, job: StageJob, run_options: RunOptions, threads: int
     os.setsid()
     try:
         with redirect_stdout(sys.stderr):
-            end: Result | BaseException = job.run(run_options, listener)
+            end: Result | BaseException = runner.execute(
+                job.stage, job.inputs, job.config, listener=listener, **job.carried_out(asked)
+            )
     except BaseException as error:
         end = error
     try:  # exceptions with constructors of their own often do not survive pickling

@@ -137,35 +137,44 @@ def discard(stream: TextIO) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
+@contextmanager
+def reporting_errors(*, json: bool = False, verbose: bool = False, resumes: bool = False) -> Iterator[None]:
+    """Turn a command's failures into a sentence on stderr and an exit code; with `verbose` after the traceback.
+
+    json: whether the sentence is printed on stdout too, as JSON. resumes: whether the command is that of a run, which
+    goes on with --resume.
+    """
+    try:
+        try:
+            yield
+        except typer.Exit:
+            sys.stdout.flush()
+            raise
+        sys.stdout.flush()  # a full disk shows here, not at the interpreter's exit
+    except (typer.Exit, typer.TyperException):
+        raise
+    except BrokenPipeError:  # the reader of our output went away
+        discard(sys.stdout)
+        raise typer.Exit(FAILED) from None
+    except BaseException as error:
+        if verbose:
+            say(traceback.format_exc().rstrip())
+        sentence, code = sentence_and_code(error, resumes=resumes)
+        if json:
+            print_error_json(sentence, code)
+        if is_output_failure(error):
+            discard(sys.stdout)
+        say(sentence)
+        raise typer.Exit(code) from None
+
+
 def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
-    """Turn a command's failures into a sentence on stderr and an exit code; with `verbose` after the traceback."""
+    """Report the errors of a command that is no run, as its options `json` and `verbose` ask."""
 
     @wraps(command)
     def guarded(*arguments: Any, **options: Any) -> None:
-        try:
-            try:
-                command(*arguments, **options)
-            except typer.Exit:
-                sys.stdout.flush()
-                raise
-            sys.stdout.flush()  # a full disk shows here, not at the interpreter's exit
-        except (typer.Exit, typer.TyperException):
-            raise
-        except BrokenPipeError:  # the reader of our output went away
-            discard(sys.stdout)
-            raise typer.Exit(FAILED) from None
-        except BaseException as error:
-            if options.get("verbose"):
-                say(traceback.format_exc().rstrip())
-            # Only commands of runs have --resume, and neither a plan nor a dry run makes one.
-            resumes = "resume" in options and not (options.get("plan") or options.get("dry_run"))
-            sentence, code = sentence_and_code(error, resumes=resumes)
-            if options.get("json"):
-                print_error_json(sentence, code)
-            if is_output_failure(error):
-                discard(sys.stdout)
-            say(sentence)
-            raise typer.Exit(code) from None
+        with reporting_errors(json=bool(options.get("json")), verbose=bool(options.get("verbose"))):
+            command(*arguments, **options)
 
     return guarded
 

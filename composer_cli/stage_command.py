@@ -1,132 +1,101 @@
-"""The command of a stage. All stages take the same words; options for settings that a stage lacks are not offered."""
+"""The command of a stage, whose options follow from the declarations of arguments and settings.
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+An option is a field of `call.Arguments` that has one, a setting of the stage that is marked (`settings.Option`), or one
+that only the command line has (`options.py`). Options that a stage has no use for are not offered.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from inspect import Parameter, Signature
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
+from typer.models import OptionInfo
 
 from composer_cli import options
-from composer_cli.help import ALL, HelpCommand, basic_settings
-from composer_cli.printing import print_json, reports_errors
+from composer_cli.help import HelpCommand, basic_settings
+from composer_cli.printing import print_json, reporting_errors
 from stages import STAGES, command_words
 from stages.errors import UsageError
 
-SHORTCUTS = {
-    "env": "env.name",
-    "policy": "policy.model",
-    "teachers": "teachers",
-    "arm": "arm",
-    "dj": "dj.recipe",
-    "diloco": "diloco.store",
-    "replicas": "diloco.replicas",
+Declared = dict[str, tuple[Any, Any]]
+"""The options of a command: by their names in Python, the annotation that typer reads, and the default."""
+ON_COMMAND_LINE: Declared = {
+    "plan": (options.PlanAhead, False),
+    "dry_run": (options.DryRun, False),
+    "json": (options.Json, False),
+    "verbose": (options.Verbose, False),
+    "watch": (options.Watch, False),
+    "all_": (options.All, False),
 }
-"""Options that are short for one setting."""
+"""The options of a stage that have no meaning in Python, beside what is read and which settings are given."""
 
 
 class StageCommand(HelpCommand):
-    """A command that imports its stage only when it is called or asked for its own help."""
+    """The command of one stage, which is imported only when the command is called or asked for its own help."""
+
+    def __init__(self, stage: str) -> None:
+        name = command_words(stage).rpartition(" ")[2]
+        super().__init__(name, help=STAGES[stage].help, rich_markup_mode=None)
+        self.stage = stage
 
     def all_params(self, ctx: Any) -> list[Any]:
         """Return the options, without those that this stage has no use for."""
+        self.params = self.params or parameters(self._declared())
+        return super().all_params(ctx)
+
+    def _declared(self) -> Declared:
+        from composer_cli.call import Arguments
         from stages.runs.stage import load_stage
 
-        stage, keys = load_stage(self._stage()), self.settings_keys()
+        stage, keys = load_stage(self.stage), self.settings_keys()
+        declared: Declared = {"words": (options.Words, None)} if STAGES[self.stage].positionals else {}
+        declared |= {"from_": (options.From, None), "set_": (options.Set, None), **of_settings(stage.config)}
+        if stage.limit_setting is not None:
+            short = f"Short for --set {stage.limit_setting}=N."
+            limit = typer.Option("--limit", "-n", metavar="N", min=1, help=short)
+            declared["limit"] = (Annotated[int | None, limit], None)
+        declared |= of_fields(Arguments) | ON_COMMAND_LINE
         absent = {
-            "words": not STAGES[self._stage()].positionals,
             "plan": stage.study is None,
-            "limit": stage.limit_setting is None,
             "trust": not any(name.rpartition(".")[2] == "api_key_env" for name in keys),
             "on": stage.work is None,
             "watch": not stage.shows_progress,
         }
-        for option, key in SHORTCUTS.items():
-            absent[option] = not any(name == key or name.startswith(f"{key}.") for name in keys)
-        params = [param for param in super().all_params(ctx) if not absent.get(param.name)]
-        for param in params:
-            if param.name == "limit":
-                param.help = f"Short for --set {stage.limit_setting}=N."
-        return params
+        return {name: one for name, one in declared.items() if not absent.get(name)}
 
     def settings_keys(self) -> list[str]:
         """Return the keys of the stage's settings, also for completion in a shell."""
         from stages.runs.settings import known
         from stages.runs.stage import load_stage
 
-        return [name for name, _ in known(load_stage(self._stage()).config)]
+        return [name for name, _ in known(load_stage(self.stage).config)]
 
     def basic_settings(self) -> set[str]:
         """Return the keys of the settings that most runs need."""
         from stages.runs.stage import load_stage
 
-        return basic_settings(load_stage(self._stage()).config)
+        return basic_settings(load_stage(self.stage).config)
 
     def inputs(self) -> Mapping[str, Any]:
         """Return the slots of the runs that the stage reads, by name."""
         from stages.runs.stage import load_stage
 
-        return load_stage(self._stage()).inputs
+        return load_stage(self.stage).inputs
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Name the positional words by their meaning in the usage line."""
         # Click would name the one hidden argument that takes them all: [WORDS]...
-        return ["[OPTIONS]", *STAGES[self._stage()].usage.split()]
+        return ["[OPTIONS]", *STAGES[self.stage].usage.split()]
 
     def settings(self, ctx: Any) -> Iterable[tuple[str, Any, str]]:
         """Yield the stage's settings."""
         from stages.runs.stage import load_stage
 
-        yield "Settings, for --set KEY=VALUE or a --config file", load_stage(self._stage()).config, ""
+        yield "Settings, for --set KEY=VALUE or a --config file", load_stage(self.stage).config, ""
 
-    # Commands of the group `probe` are called without the group's name, which their stages have.
-    def _stage(self) -> str:
-        return str(self.name) if self.name in STAGES else f"probe-{self.name}"
-
-
-class RunCommand(HelpCommand):
-    """The command of a chain, whose help with `--all` lists the settings of each executor."""
-
-    def settings(self, ctx: Any) -> Iterable[tuple[str, Any, str]]:
-        """Yield the settings of every --on."""
-        from composer_cli.executors import base
-
-        for word in base.EXECUTORS if ctx.meta.get(ALL) else ():
-            title = f"Settings of --on {word}, for --set on.KEY=VALUE or a table [on] in a file"
-            yield title, base.load(word).settings, "on."
-
-
-def command_function(stage: str) -> Callable[..., None]:
-    """Return the function behind a stage's command."""
-
-    @reports_errors
-    def command(
-        words: options.Words = None,
-        from_: options.From = None,
-        config: options.ConfigFiles = None,
-        set_: options.Set = None,
-        env: options.Env = None,
-        policy: options.Policy = None,
-        teachers: options.Teachers = None,
-        arm: options.Arm = None,
-        dj: options.Dj = None,
-        diloco: options.DilocoStore = None,
-        replicas: options.Replicas = None,
-        limit: options.Limit = None,
-        seed: options.Seed = None,
-        out: options.OutFolder = None,
-        resume: options.Resume = False,
-        clean: options.Clean = False,
-        on: options.On = None,
-        plan: options.PlanAhead = False,
-        dry_run: options.DryRun = False,
-        max_cost: options.MaxCost = None,
-        trust: options.Trust = False,
-        json: options.Json = False,
-        verbose: options.Verbose = False,
-        quiet: options.Quiet = False,
-        watch: options.Watch = False,
-        artifacts: options.Artifacts = options.ARTIFACTS,
-        all_: options.All = False,
-    ) -> None:
+    def invoke(self, ctx: Any) -> None:
+        """Execute the stage, or show its plan, as its words and options ask."""
         from composer_cli import call
         from composer_cli.console import Console
         from composer_cli.preset import unlike_presets
@@ -135,33 +104,92 @@ def command_function(stage: str) -> Callable[..., None]:
         from stages.runs.run import Run
         from stages.runs.stage import load_stage
 
-        console = Console(quiet, watch=watch)
-        positionals, named = read_positionals(stage, words or [])
-        values = {"env.name": env, "policy.model": policy, "arm": arm, "dj.recipe": dj, "seed": seed}
-        values |= {"diloco.store": diloco, "diloco.replicas": replicas}
-        configuration = call.configure(
-            stage, config or [], positionals, values, teachers, limit, set_ or [], console.notify, trust=trust
-        )
-        if stage == "train" and (note := unlike_presets(configuration)):
-            console.notify(f"train: {note}")
-        study = load_stage(stage).study
-        if plan and study is not None:
-            pilots = [Run(catalog.find(artifacts, name)) for name in from_ or []]
-            with console.watching() as shown:
-                listen = shown.listener(f"{stage} --plan")
-                with on_activity(lambda what: listen(what, 0, 0)):
-                    numbers, text = study(pilots, configuration, listen)
-            print_json(numbers) if json else print(text)
-            return
-        inputs = catalog.choose(stage, [*named, *(from_ or [])], artifacts, console.notify)
-        job = call.StageJob(stage, stage, inputs, configuration)
-        run_options = call.with_out(stage, out, call.RunOptions(artifacts, None, resume, clean, max_cost, on))
-        if dry_run:
-            call.show_plan(job, run_options, console, json)
-        elif not call.follow(job, run_options):
-            raise typer.Exit(call.show(call.execute(job, run_options, console), json))
+        given, stage = ctx.params, self.stage
+        # Neither a plan nor a dry run makes a run that --resume could continue.
+        resumes = not (given.get("plan") or given["dry_run"])
+        with reporting_errors(json=given["json"], verbose=given["verbose"], resumes=resumes):
+            asked = arguments(call.Arguments, given)
+            console = Console(asked.quiet, watch=bool(given.get("watch")))
+            positionals, named = read_positionals(stage, given.get("words") or ())
+            typed = [*positionals, *typed_settings(stage, given)]
+            configuration = call.configure(stage, asked.config, typed, console.notify, trust=asked.trust)
+            if stage == "train" and (note := unlike_presets(configuration)):
+                console.notify(f"train: {note}")
+            study, runs = load_stage(stage).study, list(given["from_"] or ())
+            if given.get("plan") and study is not None:
+                pilots = [Run(catalog.find(asked.artifacts, name)) for name in runs]
+                with console.watching() as shown:
+                    listen = shown.listener(f"{stage} --plan")
+                    with on_activity(lambda what: listen(what, 0, 0)):
+                        numbers, text = study(pilots, configuration, listen)
+                print_json(numbers) if given["json"] else print(text)
+                return
+            inputs = catalog.choose(stage, [*named, *runs], asked.artifacts, console.notify)
+            job, asked = call.mirrored(call.StageJob(stage, stage, inputs, configuration), asked)
+            if given["dry_run"]:
+                call.show_plan(job, asked, console, given["json"])
+            elif not call.follow(job, asked):
+                raise typer.Exit(call.show(call.execute(job, asked, console), given["json"]))
 
-    return command
+
+def of_fields(model: Any) -> Declared:
+    """Return the options that fields of a model are: those that carry one of typer's, with their text as its help."""
+    declared: Declared = {}
+    for name, field in model.model_fields.items():
+        for mark in (one for one in field.metadata if isinstance(one, OptionInfo)):
+            option, kind = copy(mark), field.annotation
+            option.help = option.help or " ".join((field.description or "").split())
+            several = get_origin(kind) is tuple
+            kind = list[get_args(kind)[0]] | None if several else kind  # type: ignore[misc]
+            declared[name] = Annotated[kind, option], None if several else field.default
+    return declared
+
+
+def of_settings(config: Any) -> Declared:
+    """Return the options that settings of a stage are, each short for one of --set."""
+    from stages.runs.settings import options as marked
+
+    declared: Declared = {}
+    for key, field, mark in marked(config):
+        name, kind = key.rpartition(".")[2], int if field.annotation is int else str
+        help_ = mark.help or f"Short for --set {key}={mark.metavar}."
+        completion = options.complete_environments if name == "env" else None
+        option = typer.Option(f"--{name}", metavar=mark.metavar, help=help_, autocompletion=completion)
+        declared[name] = Annotated[kind | None, option], None
+    return declared
+
+
+def parameters(declared: Declared) -> list[Any]:
+    """Return options as Click reads them; typer makes them of the signature of a function."""
+
+    def function(**given: Any) -> None: ...
+
+    keywords = [
+        Parameter(name, Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+        for name, (annotation, default) in declared.items()
+    ]
+    function.__signature__ = Signature(keywords)  # type: ignore[attr-defined]
+    function.__annotations__ = {name: annotation for name, (annotation, _) in declared.items()}
+    program = typer.Typer(add_completion=False)
+    program.command()(function)
+    return list(typer.main.get_command(program).params)
+
+
+def arguments(model: Any, given: Mapping[str, Any]) -> Any:
+    """Return the model of the arguments that a command was given."""
+    return model(**{name: given[name] for name in model.model_fields if given.get(name) is not None})
+
+
+def typed_settings(stage: str, given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the settings that options and --set stand for, the latter above the former."""
+    from stages.runs import settings
+    from stages.runs.stage import load_stage
+
+    loaded = load_stage(stage)
+    short = {key: given.get(key.rpartition(".")[2]) for key, _, _ in settings.options(loaded.config)}
+    short |= {loaded.limit_setting: given.get("limit")} if loaded.limit_setting else {}
+    layers = [settings.nested(key, value) for key, value in short.items() if value is not None]
+    return [*layers, *map(settings.assignment, given.get("set_") or ())]
 
 
 def read_positionals(stage: str, words: Sequence[str]) -> tuple[list[dict[str, Any]], list[str]]:

@@ -8,6 +8,7 @@ proxy) is no other server. Variables that are not in the table are the user's ow
 
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from stages.errors import UsageError
@@ -95,9 +96,11 @@ def _is_host_of(address: str, domain: str) -> bool:
 
 
 def _holds(tree: Tree, key: str) -> bool:
-    """Whether settings give a value for a dotted key, or for a list that holds it."""
+    """Whether settings give a value for a dotted key, or for a list that holds it, and do not name a file for it."""
     value: object = tree
     for part in key.split("."):
+        if isinstance(value, (str, Path)):  # of a file with the list (`settings.InFile`), which is not what was typed
+            return False
         if not isinstance(value, dict):
             return True
         if part not in value:

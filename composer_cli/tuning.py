@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from composer_cli import chain
-from composer_cli.call import RunOptions
+from composer_cli.call import Arguments
 from composer_cli.console import Console
 from composer_cli.preset import Preset, PresetEntry
 from stages.errors import UsageError
@@ -61,16 +61,16 @@ class TunedSetting:
 
 
 def tune(
-    preset: Preset, configs: Mapping[str, StageConfig], asked: str, run_options: RunOptions, console: Console
+    preset: Preset, configs: Mapping[str, StageConfig], wanted: str, asked: Arguments, console: Console
 ) -> tuple[dict[str, StageConfig], TunedSetting]:
-    """Run the trials and return the configurations with every arm's choice; `asked` is `KEY=V1,V2,...`.
+    """Run the trials and return the configurations with every arm's choice; `wanted` is `KEY=V1,V2,...`.
 
     Raises `UsageError` for a preset without arms or evaluation, for fewer than two values, and where a tuning task is
     one of an evaluation.
     """
-    key, values = parse(asked)
+    key, values = parse(wanted)
     trials, entries, of_trials = trial_entries(preset, configs, key, values)
-    results = chain.run(entries, of_trials, run_options, console)
+    results = chain.run(entries, of_trials, asked, console)
     run = Run(results[EVALUATION].path)
     rates: dict[str, dict[str, float]] = {}
     chosen: dict[str, Any] = {}
@@ -83,7 +83,7 @@ def tune(
             chosen[trial.arm] = trial.value
         rates.setdefault(trial.arm, {})[str(trial.value)] = rate
     choice = TunedSetting(key, len(set(items["task_id"].to_pylist())), rates, chosen, run.path.name)
-    store.write_json(run_options.root / "tuning" / f"{run.path.name}.json", asdict(choice))
+    store.write_json(asked.artifacts / "tuning" / f"{run.path.name}.json", asdict(choice))
     for line in str(choice).splitlines():
         console.notify(line)
     tuned = dict(configs)
@@ -93,16 +93,16 @@ def tune(
     return tuned, choice
 
 
-def parse(asked: str) -> tuple[str, list[Any]]:
+def parse(wanted: str) -> tuple[str, list[Any]]:
     """Return the setting and its values of `KEY=V1,V2,...`, each read as TOML."""
-    key, equals, text = asked.partition("=")
+    key, equals, text = wanted.partition("=")
     tree = settings.assignment(f"{key}=[{text}]") if equals and key.strip() else {}
     found: Any = tree
     for part in key.strip().split("."):
         found = found.get(part) if isinstance(found, dict) else None
     if not isinstance(found, list) or len(found) < 2 or len(set(map(str, found))) < len(found):
         raise UsageError(
-            f"--tune {asked!r} is not understood. Write a setting of train with two or more different values, "
+            f"--tune {wanted!r} is not understood. Write a setting of train with two or more different values, "
             "for example --tune optimisation.learning_rate=1e-4,2e-4,4e-4."
         )
     return key.strip(), found
@@ -139,8 +139,8 @@ def trial_entries(
         "with_start": False,
     }
     question |= {"looks": 1, "seed": TASK_SEED}
-    wanted: Any = evaluations[-1]
-    evaluation = wanted.model_copy(update={**question, "env": wanted.env.model_copy(update={"split": "train"})})
+    model: Any = evaluations[-1]
+    evaluation = model.model_copy(update={**question, "env": model.env.model_copy(update={"split": "train"})})
     drawn = {task.task_id for task in evaluation.draw(evaluation.opener(), evaluation.tasks)}
     for config in evaluations:
         held_out: Any = config

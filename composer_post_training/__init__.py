@@ -33,7 +33,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from composer_cli import call
 from composer_cli.call import Arguments
 from composer_cli.preset import configure_preset, load_preset, read_for_preset
 from composer_cli.show import runs as run_folders
@@ -296,14 +295,12 @@ def run(
         given = checked_settings(chosen)
         layers, on_settings = jobs.split_on([*files, *(settings.nested(*one) for one in given.items())])
         configs = configure_preset(wanted, layers[: len(files)], layers[len(files) :], policy=policy, trust=trust)
-        options = call.RunOptions(
-            root, resume=resume, clean=clean, max_cost=max_cost, on=None if on == base.LOCAL else on
-        )
+        here = asked.model_copy(update={"artifacts": root, "on": None if on == base.LOCAL else on})
         if on is not None and (executor := base.executor(on)) is not None:
             texts = [settings.assignment_text(*one) for one in given.items()]
             request = jobs.RunRequest(str(preset), list(asked.config), policy, texts, max_cost, trust)
             return Job(jobs.submit(on, executor, request, configs, on_settings, root, clean=clean))
-        results = chain.run(wanted, configs, options, console)
+        results = chain.run(wanted, configs, here, console)
         return Chain({title: opened(result.path) for title, result in results.items()})
 
 

@@ -12,25 +12,28 @@ import re
 import shlex
 import signal
 from collections.abc import Sequence
+from functools import cache
 from types import TracebackType
 
+from composer_cli.call import Arguments
 from composer_cli.printing import sentence_and_code
-from composer_cli.stage_command import SHORTCUTS, read_positionals
+from composer_cli.stage_command import read_positionals
 from stages import STAGES, command_words
 from stages.errors import ComposerError, UsageError
 from stages.runs import settings
 from stages.runs.run import Interrupted
+from stages.runs.stage import load_stage
 
-FLAGS = ("resume", "clean", "trust")
-"""Options without a value."""
-VALUED = ("artifacts", "config", "from", "max-cost", "on", "out", "port", "preset", "set", *SHORTCUTS)
-"""Options with a value; those of other programs stay as they are."""
+ARGUMENTS = {name.replace("_", "-"): field.annotation is bool for name, field in Arguments.model_fields.items()}
+"""The arguments of every stage by their options, and whether they have no value."""
+OTHERS = ("from", "port", "preset", "set")
+"""Options with a value that are no arguments of a stage."""
 FUNCTIONS = {"status": "runs", "show": "find", "query": "query", "report": "report", "view": "view", "run": "run"}
 """The functions of commands that are no stages; other commands exist on the command line alone."""
 ONLY_COMMANDS = ("tasks check", "tasks convert")
 """Commands that begin with the name of a stage."""
 VALUE = r"(?:[\w.]+=)?(?:'[^']*'|\"[^\"]*\")|[^\s`]*[=/:][^\s`]*|[A-Z][A-Z_]*\b"
-NAME = rf"--(?:{'|'.join((*FLAGS, *VALUED))})(?![\w-])"
+NAME = r"--[a-z][a-z-]*(?![\w-])"
 OPTION = rf"{NAME}(?:[ =](?:{VALUE}))?"
 OTHER_WORDS = {
     "same command": "same call",
@@ -80,6 +83,18 @@ class errors_in_python:  # noqa: N801 (used as a function)
             error.args = (sentence,)
 
 
+@cache
+def short_options() -> dict[str, str]:
+    """Return the settings that are options of some stage's command, by the option. Imports the stages."""
+    keys = [key for stage in STAGES for key, _, _ in settings.options(load_stage(stage).config)]
+    return {key.rpartition(".")[2]: key for key in keys}
+
+
+def is_option(name: str) -> bool:
+    """Return whether a stage's command has this option; those of other programs stay as they are."""
+    return name in ARGUMENTS or name in OTHERS or name in short_options()
+
+
 def function_name(stage: str) -> str:
     """Return the function of a stage: `probe.teacher_pool` for probe-teacher-pool."""
     name = "import_traces" if stage == "import" else stage.replace("-", "_")
@@ -89,6 +104,9 @@ def function_name(stage: str) -> str:
 def _phrase(found: re.Match[str]) -> str:
     """Return what to write for options, or for a command or options between backticks."""
     quoted = found["quoted"]
+    named = re.findall(NAME, found[0]) if quoted is None or quoted.startswith("--") else []
+    if not all(is_option(name.removeprefix("--")) for name in named):
+        return found[0]
     if quoted is None:
         if found[0].startswith("with --from"):
             return "as an argument"
@@ -145,16 +163,14 @@ def _arguments(words: Sequence[str]) -> list[str]:
         if not equals and number + 1 < len(words) and not words[number + 1].startswith("--"):
             value = words[number + 1]
         name = option.removeprefix("--").replace("-", "_")
-        if name in FLAGS:
+        if ARGUMENTS.get(name.replace("_", "-")):
             said.append(f"{name}=True")
         elif name == "from":
             said.append(f"find({value!r})" if value else "an argument")
         elif name == "set" and "=" in value:
             said += [f"{key}={tree!r}" for key, tree in settings.assignment(value).items()]
         elif value:
-            # A group takes the value of its short option in its own place: `policy="MODEL"`.
-            key = SHORTCUTS.get(name, name)
-            tree = {name: value} if key.partition(".")[0] == name else settings.nested(key, value)
+            tree = settings.nested(short_options().get(name, name), value)
             said += [f"{group}={one!r}" for group, one in tree.items()]
         else:
             said.append(name)

@@ -125,11 +125,8 @@ class StageFunction(Generic[P, R]):
             if given.get("on") is not None and load_stage(self.name).work is None:
                 raise UsageError(f"{self.name} deals no work to workers. Leave out on = {given['on']!r}.")
             asked, configuration, inputs = self._configure(runs, given, console)
-            job = call.StageJob(self.name, self.name, inputs, configuration)
-            options = call.RunOptions(asked.artifacts, None, asked.resume, asked.clean, asked.max_cost, asked.on)
-            where = call.with_out(self.name, asked.out, options)
-            done = job.run(where, asked.listener) if asked.listener else call.execute(job, where, console)
-            return opened(done.path)
+            job, asked = call.mirrored(call.StageJob(self.name, self.name, inputs, configuration), asked)
+            return opened(call.execute(job, asked, console).path)
 
     def settings(self) -> dict[str, Any]:
         """Return every setting by its dotted key, with its default; None where there is none."""
@@ -158,11 +155,8 @@ class StageFunction(Generic[P, R]):
         named = paths_of_runs(runs)
         own = {key: value for key, value in given.items() if key in Arguments.model_fields}
         asked = settings.build(self.name, Arguments, [own])
-        layers = [settings.nested(key, value) for key, value in given.items() if key not in own]
-        teachers = given.get("teachers")
-        file = Path(teachers) if isinstance(teachers, (str, Path)) else None
-        layers = [one for one in layers if file is None or "teachers" not in one]
-        made = call.configure(self.name, asked.config, layers, {}, file, None, [], console.notify, trust=asked.trust)
+        typed = [settings.nested(key, value) for key, value in given.items() if key not in own]
+        made = call.configure(self.name, asked.config, typed, console.notify, trust=asked.trust)
         return asked, made, catalog.choose(self.name, named, asked.artifacts, console.notify)
 
 

@@ -39,7 +39,7 @@ from stages.rollouts.trace import action_facts, work_columns
 from stages.runs import reporting
 from stages.runs.kinds import CHECKPOINT, EVAL_ITEM, ROLLOUT, Row
 from stages.runs.run import Inputs, Run, RunWriter, Slot
-from stages.runs.settings import BASIC, Given, StageConfig, basic_of, with_default
+from stages.runs.settings import BASIC, Given, Option, StageConfig, basic_of, with_default
 from stages.runs.stage import Plan, Stage, blocks
 
 PAIR_SET = 12
@@ -53,7 +53,7 @@ LONG = frozenset({"transcript_json", "steps_json", "submission", "patch", "test_
 class Config(PlayingConfig):
     """Settings of what to evaluate on, and which arms to compare."""
 
-    env: Annotated[HeldOutEnvConfig, basic_of("name", "options")] = HeldOutEnvConfig()
+    env: Annotated[HeldOutEnvConfig, basic_of("name", "options"), Option("NAME")] = HeldOutEnvConfig()
     tasks: Annotated[int, BASIC] = Field(default=200, gt=0, le=100_000)
     """Number of held-out tasks."""
     samples: Annotated[int, BASIC] = Field(default=1, gt=0)

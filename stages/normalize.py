@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import orjson
 
@@ -34,7 +34,7 @@ from stages.rollouts.trace import conversation, rollout_rows
 from stages.runs import store
 from stages.runs.kinds import ORIGIN, ROLLOUT, SELECTION, STEP, TASK, Row
 from stages.runs.run import Inputs, RunWriter, Slot
-from stages.runs.settings import Settings, StageConfig
+from stages.runs.settings import Option, Settings, StageConfig
 from stages.runs.stage import Plan, Stage
 
 SHOWN = 20
@@ -73,7 +73,7 @@ class JuicerConfig(Settings):
 class Config(StageConfig):
     """The recipe, and the program that runs it."""
 
-    dj: JuicerConfig = JuicerConfig()
+    dj: Annotated[JuicerConfig, Option("RECIPE")] = JuicerConfig()
 
     def identity(self) -> dict[str, Any]:
         """Replace the path of the recipe by its content."""

@@ -25,7 +25,7 @@ from stages.policy.dialect import EXTRAS
 from stages.policy.requests import price_bound, probe_price_bound
 from stages.runs.kinds import ROLLOUT, STEP, TEACHER_ACTION, Row
 from stages.runs.run import Inputs, Run, RunWriter, Slot
-from stages.runs.settings import BASIC, Given, StageConfig, basic_of, with_default
+from stages.runs.settings import BASIC, Given, InFile, Option, StageConfig, basic_of, with_default
 from stages.runs.stage import Plan, Stage
 from stages.teachers.asking import FINAL, Policies, ask_teachers, probe_servers
 from stages.teachers.questions import QuestionsByTeacher, RecordedStates, TeacherConfig, dependent_votes, questions
@@ -51,6 +51,8 @@ class Config(StageConfig):
     teachers: Annotated[
         Given[list[TeacherConfig], Sequence[TeacherConfig | Mapping[str, Any]] | str | Path],
         basic_of("api_key_env", "base_url", "max_tokens", "model", "name", "usd_per_mtok_in", "usd_per_mtok_out"),
+        InFile(),
+        Option("FILE", "A TOML file with one [[teachers]] table a teacher."),
     ] = with_default(
         [TeacherConfig(name=f"teacher-{x}", model=f"kata:teacher-{x}", max_tokens=64) for x in "abc"],
         min_length=1,

@@ -1,10 +1,10 @@
 """The setting `diloco`, and warnings about its values."""
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from stages.runs.settings import Settings
+from stages.runs.settings import Option, Settings
 
 Codec = Literal["float32", "bf16", "int8", "int4"]
 MEMORY = 10
@@ -19,7 +19,7 @@ class Diloco(Settings):
     store: str | None = None
     """Object store by which replicas exchange weights: s3://BUCKET/RUN, gs://, az:// or file:///FOLDER. None trains
     without replicas."""
-    replicas: int = Field(default=2, gt=0)
+    replicas: Annotated[int, Option("N")] = Field(default=2, gt=0)
     """Replicas that the first round waits for; later ones may join, and any may leave."""
     replica: int | None = Field(default=None, ge=0)
     """This replica's number, from 0, on which its random draws depend. None takes the first free one in the bucket."""

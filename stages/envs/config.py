@@ -12,7 +12,7 @@ from stages.envs import boundary, task_table
 from stages.envs.base import Environment, Task
 from stages.errors import ComposerError, UsageError
 from stages.runs.activity import Checking, activity
-from stages.runs.settings import Settings, StageConfig, basic_of
+from stages.runs.settings import Option, Settings, StageConfig, basic_of
 from stages.sandbox import probe
 
 
@@ -69,7 +69,7 @@ class HeldOutEnvConfig(EnvConfig):
 class EnvStageConfig(StageConfig):
     """The configuration of a stage that acts in an environment."""
 
-    env: Annotated[EnvConfig, basic_of("name", "options")] = EnvConfig()
+    env: Annotated[EnvConfig, basic_of("name", "options"), Option("NAME")] = EnvConfig()
     sandbox: str = "bubblewrap"
     """`none` runs the agent's commands unprotected on this machine; every row records it."""
 

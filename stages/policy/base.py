@@ -24,7 +24,7 @@ from stages.runs import store
 from stages.runs.kinds import NOOP, REFERENCE
 from stages.runs.ledger import Budget
 from stages.runs.run import Listener
-from stages.runs.settings import Settings, basic_of
+from stages.runs.settings import Option, Settings, basic_of
 
 EXAMPLE = "kata:student"
 
@@ -256,7 +256,9 @@ class PolicyConfig(Settings):
         return max(self.cost(prompt_tokens, completion_tokens, cached) for cached in (0, prompt_tokens))
 
 
-BasicPolicy = Annotated[PolicyConfig, basic_of("model", "base_url", "api_key_env", "temperature", "max_tokens")]
+BasicPolicy = Annotated[
+    PolicyConfig, basic_of("model", "base_url", "api_key_env", "temperature", "max_tokens"), Option("MODEL")
+]
 """The policy that a stage samples from, of whose settings the short help lists some."""
 
 

@@ -14,7 +14,7 @@ from pydantic import Field
 from stages.envs.config import EnvStageConfig
 from stages.policy.base import PolicyConfig
 from stages.runs import store
-from stages.runs.settings import BASIC, Settings, StageConfig, basic_of
+from stages.runs.settings import BASIC, Option, Settings, StageConfig, basic_of
 
 AdapterName = Literal["antipasto_full", "antipasto_topr", "lora", "lora_frozenA"]
 ProjectionMode = Literal["none", "one_sided", "two_sided"]
@@ -87,7 +87,7 @@ class SourceConfig(Settings):
 class ReplayConfig(StageConfig):
     """The arm, the number of steps, and how the student moves."""
 
-    arm: Annotated[ReplayArm, BASIC] = "vanilla"
+    arm: Annotated[ReplayArm, BASIC, Option("NAME")] = "vanilla"
     student: Annotated[PolicyConfig, basic_of("model")] = PolicyConfig(model="kata:honest")
     steps: Annotated[int, BASIC] = Field(default=20, gt=0)
     """The pool's problems are divided among so many steps, in order."""
@@ -115,7 +115,7 @@ class ReplayConfig(StageConfig):
 class GrpoConfig(EnvStageConfig):
     """The arm and generator, and the number of seeds, steps and answers."""
 
-    arm: Annotated[GrpoArm, BASIC] = "vanilla"
+    arm: Annotated[GrpoArm, BASIC, Option("NAME")] = "vanilla"
     generator: Literal["pi_theta", "mixed_is", "mixed_awr", "interp"] = "interp"
     student: Annotated[PolicyConfig, basic_of("model")] = PolicyConfig(model="kata:honest")
     teacher: Annotated[PolicyConfig, basic_of("model")] = PolicyConfig(model="kata:loophole")

@@ -54,7 +54,7 @@ from stages.runs.run import (
 )
 from stages.runs.settings import StageConfig
 from stages.runs.spread import ShardScheduler
-from stages.runs.stage import Stage, check_inputs, load_stage
+from stages.runs.stage import check_inputs, load_stage
 
 DISTRIBUTION = "composer-post-training"
 MODELS = "models"
@@ -114,7 +114,7 @@ def execute(
     inputs = Inputs(given)
     gpus = int(config.uses_gpu()) if gpus is None else gpus
     resolved, loaded = resolve_run(stage, inputs, config, root=root, out=out), load_stage(stage)
-    # Peers wait in `execute_as_peer` from here until `_run` lets them begin, or until this block ends without.
+    # Peers wait in `execute_as_peer` from here until `_attempt` lets them begin, or until this block ends without.
     with ranks.join().leading(), disk_failures_as_such(resolved.folder), locked(resolved.folder):
         # Again, as another process may have done the work, in a folder with another time in its name.
         found = find_folder(root / stage, loaded.label(inputs, config), resolved.fingerprint, out)
@@ -146,7 +146,8 @@ def execute(
             following = mirror.following(writer, units=loaded.work is not None) if mirror else nullcontext()
             with following, on_activity(lambda what: listener(what, 0, 0) if listener else None):
                 try:
-                    _run(loaded, inputs, config, writer)
+                    with _attempt(writer):
+                        loaded.run(inputs, config, writer)
                 except (UsageError, BadInput):
                     # A refusal before any work leaves no folder, so that the corrected command is not refused for it.
                     if record.attempts == 1 and not len(writer.journal) and not writer.budget.calls:
@@ -494,8 +495,9 @@ def _new_manifest(
     )
 
 
-def _run(stage: Stage[Any], inputs: Inputs, config: StageConfig, out: RunWriter) -> None:
-    """Run the stage and write into its manifest how it ended, whatever is raised."""
+@contextmanager
+def _attempt(out: RunWriter) -> Iterator[None]:
+    """Let peers begin, and write into the manifest how the block ended, whatever it raised."""
     started = time.monotonic()
     status: Status = "failed"
     reason = ""
@@ -503,7 +505,7 @@ def _run(stage: Stage[Any], inputs: Inputs, config: StageConfig, out: RunWriter)
     try:
         with stop_on_signals(out) as caught:
             ranks.join().begin()
-            stage.run(inputs, config, out)
+            yield
         status = "complete"
     except Interrupted as error:  # raised by the stage between two units; it does not know the signal
         error.signal_number = caught[0] if caught else signal.SIGINT

@@ -65,6 +65,23 @@ def basic_of(*keys: str) -> Basic:
     return Basic(keys)
 
 
+@dataclass(frozen=True)
+class Option:
+    """Marks a field that the command of a stage offers as an option too: `--arm NAME` is short for `--set arm=NAME`.
+
+    The field is one that a text sets: a number, a text, or a group with `text_sets`.
+    """
+
+    metavar: str
+    help: str = ""
+    """What the option is; by default the setting that it is short for."""
+
+
+@dataclass(frozen=True)
+class InFile:
+    """Marks a list of groups in whose place a TOML file may be given, which holds its tables and nothing else."""
+
+
 def with_default(default: Any, **about: Any) -> Any:
     """Return `Field(default=...)` for a field of the type `Given`, which its default is not for type checkers."""
     return Field(default=default, **about)
@@ -147,7 +164,7 @@ class Settings(BaseModel):
 class StageConfig(Settings):
     """The configuration of a stage."""
 
-    seed: Annotated[int, BASIC] = 0
+    seed: Annotated[int, BASIC, Option("N")] = 0
     """All randomness of the stage comes from here."""
 
     def label(self) -> str:
@@ -198,7 +215,7 @@ def build(stage: str, config: type[Config], layers: Iterable[Tree]) -> Config:
     """Return a stage's configuration from layers of settings, later ones over earlier ones."""
     merged: Tree = {}
     for layer in layers:
-        merged = merge(merged, expanded(config, layer))
+        merged = merge(merged, _read_lists(config, expanded(config, layer)))
     try:
         return config.model_validate(merged)
     except ValidationError as error:
@@ -211,6 +228,15 @@ def expanded(config: type[BaseModel], layer: Tree) -> Tree:
     short = {name: getattr(group, "text_sets", None) for name, (group, many) in groups.items() if group and not many}
     return {
         key: {short[key]: str(value)} if isinstance(value, (str, Path)) and short.get(key) else value
+        for key, value in layer.items()
+    }
+
+
+def _read_lists(config: type[BaseModel], layer: Tree) -> Tree:
+    """Return a layer with the tables of the files that are given in place of lists (`InFile`)."""
+    lists = {name for name, field in config.model_fields.items() if InFile() in field.metadata}
+    return {
+        key: read_table(Path(value), key)[key] if key in lists and isinstance(value, (str, Path)) else value
         for key, value in layer.items()
     }
 
@@ -293,6 +319,15 @@ def known(config: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Fiel
             yield prefix + name, field
         else:
             yield from known(group, f"{prefix}{name}.{many}")
+
+
+def options(config: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo, Option]]:
+    """Yield the settings that are options of the command too: the dotted key, its declaration and its mark."""
+    for name, field in config.model_fields.items():
+        yield from ((prefix + name, field, mark) for mark in field.metadata if isinstance(mark, Option))
+        group, many = _group(field.annotation)
+        if group is not None and not many:
+            yield from options(group, f"{prefix}{name}.")
 
 
 def _group(annotation: Any) -> tuple[type[BaseModel] | None, str]:

@@ -14,7 +14,7 @@ from stages.diloco.settings import Diloco
 from stages.envs.config import EnvStageConfig
 from stages.policy.base import BasicPolicy, PolicyConfig
 from stages.runs.reporting import Backends
-from stages.runs.settings import BASIC, Given, Settings, basic_of, with_default
+from stages.runs.settings import BASIC, Given, Option, Settings, basic_of, with_default
 from stages.training.channels import CHANNELS
 
 DpoForm = Literal[
@@ -237,7 +237,7 @@ else:
 class Config(EnvStageConfig):
     """One arm."""
 
-    arm: Annotated[str, BASIC] = Field(default="A", min_length=1, pattern=r"^[\w.+-]+$")
+    arm: Annotated[str, BASIC, Option("NAME")] = Field(default="A", min_length=1, pattern=r"^[\w.+-]+$")
     """The arm's name in the evaluation."""
     policy: BasicPolicy = PolicyConfig()
     """The model to start from, and how rollouts are sampled from it."""
@@ -257,7 +257,7 @@ class Config(EnvStageConfig):
     hints: Hints = Hints()
     taid: TaidSettings = TaidSettings()
     eopd: EopdSettings = EopdSettings()
-    diloco: Diloco = Diloco()
+    diloco: Annotated[Diloco, Option("URL")] = Diloco()
     probe: Probe = Probe()
     report_to: Backends = Field(default=(), json_schema_extra={"affects_results": False})
     """Where training is logged besides metrics.jsonl: tensorboard, trackio, wandb, one or several."""

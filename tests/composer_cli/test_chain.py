@@ -14,7 +14,7 @@ from support.chains import SILENT, SMALL, entry
 from support.command_line import command, environment, until
 
 from composer_cli import chain
-from composer_cli.call import RunOptions
+from composer_cli.call import Arguments
 from composer_cli.console import Console
 from composer_cli.parallel import ParallelEntries, WaitingEntry
 from composer_cli.preset import Preset, configure_preset, load_preset
@@ -144,14 +144,14 @@ def test_neighbours_run_in_processes_of_their_own(composer, write):
 )
 def test_neighbours_that_need_a_server_to_themselves_take_turns(policy, together, tmp_path):
     configs = [collect.Config(policy=policy) for _ in range(2)]
-    assert chain.at_once(configs, RunOptions(tmp_path)) is together
+    assert chain.at_once(configs, Arguments(artifacts=tmp_path)) is together
 
 
 @pytest.mark.parametrize("rank", [0, 16])
 def test_trainings_of_all_weights_on_one_server_take_turns(rank, tmp_path):
     policy = {"model": "vllm:kata:student-served", "base_url": "http://gpu.example:8000/v1"}
     configs = [train.Config(policy=policy, adapter={"rank": rank}) for _ in range(2)]
-    assert chain.at_once(configs, RunOptions(tmp_path)) is (rank > 0)
+    assert chain.at_once(configs, Arguments(artifacts=tmp_path)) is (rank > 0)
 
 
 def test_what_neighbours_import_beforehand_exists():
@@ -357,7 +357,9 @@ def test_an_entry_that_needs_several_is_not_overtaken(tmp_path, monkeypatch):
         WaitingEntry(name, "collect", reads, gpus, lambda results: None)
         for name, gpus, reads in (("a", 1, ["a"]), ("b", 1, []), ("c", 2, []), ("d", 1, []), ("e", 0, []))
     ]
-    neighbours = ParallelEntries(waiting, {}, RunOptions(tmp_path), Console(quiet=True), lambda title, result: None)
+    neighbours = ParallelEntries(
+        waiting, {}, Arguments(artifacts=tmp_path), Console(quiet=True), lambda title, result: None
+    )
     begun = [neighbours.choose() for _ in range(3)]
     assert begun == [(waiting[1], ("0",)), (waiting[4], ()), None], "d waits behind c, a for itself, e for nothing"
 
@@ -375,7 +377,7 @@ def placed(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> lis
     (tmp_path / "preset.toml").write_text(text)
     preset = load_preset(str(tmp_path / "preset.toml"))
     configs = configure_preset(preset, [])
-    chain.show_plan(preset, configs, RunOptions(tmp_path), Console(quiet=True), as_json=False)
+    chain.show_plan(preset, configs, Arguments(artifacts=tmp_path), Console(quiet=True), as_json=False)
     return [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("  placed:")]
 
 

@@ -8,7 +8,7 @@ import pytest
 from support.models import save_tiny
 
 from composer_cli import tuning
-from composer_cli.call import RunOptions
+from composer_cli.call import Arguments
 from composer_cli.console import Console
 from composer_cli.preset import configure_preset, load_preset
 from stages.errors import UsageError
@@ -53,7 +53,9 @@ def preset(tmp_path: Path, env: str = "EndlessGuessEnv") -> tuple[Any, Any]:
 def test_every_arm_keeps_the_value_whose_trial_passes_most(tmp_path: Path) -> None:
     wanted, configs = preset(tmp_path)
     rate = "optimisation.learning_rate"
-    tuned, choice = tuning.tune(wanted, configs, f"{rate}=1e-3,0.5", RunOptions(tmp_path / "runs"), Console(quiet=True))
+    tuned, choice = tuning.tune(
+        wanted, configs, f"{rate}=1e-3,0.5", Arguments(artifacts=tmp_path / "runs"), Console(quiet=True)
+    )
     run = Run(next(p for p in (tmp_path / "runs" / "evaluate").iterdir() if p.name == choice.evaluation))
     items = run.rows(EVAL_ITEM)
     assert {item["arm"] for item in items} == {"A.1", "A.2", "B.1", "B.2"} and len(items) == 4 * 3
@@ -69,7 +71,9 @@ def test_every_arm_keeps_the_value_whose_trial_passes_most(tmp_path: Path) -> No
     (written,) = (tmp_path / "runs" / "tuning").iterdir()
     assert orjson.loads(written.read_bytes())["chosen"] == dict(choice.chosen)
     assert "0.001" in str(choice) and "3 tuning tasks" in str(choice)
-    again, _ = tuning.tune(wanted, configs, f"{rate}=1e-3,0.5", RunOptions(tmp_path / "runs"), Console(quiet=True))
+    again, _ = tuning.tune(
+        wanted, configs, f"{rate}=1e-3,0.5", Arguments(artifacts=tmp_path / "runs"), Console(quiet=True)
+    )
     assert again == tuned and len(list((tmp_path / "runs" / "train").glob("2*"))) == 4, "trials are not run twice"
 
 

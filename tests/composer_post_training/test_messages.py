@@ -7,6 +7,7 @@ from operator import attrgetter
 from pathlib import Path
 
 import pytest
+import typer
 
 import composer_post_training as composer
 from composer_cli.app import click_command
@@ -15,7 +16,8 @@ from stages import STAGES, command_words
 
 ROOT = Path(__file__).parents[2]
 ONLY_COMMAND_LINE = (
-    *("app", "commands", "options", "swe", "tasks", "tuning", "serve", "help", "stage_command", "executors/", "view/"),
+    *("app", "chain_command", "commands", "options", "swe", "tasks", "tuning", "serve", "help", "stage_command"),
+    *("executors/", "view/"),
 )
 """Parts of `composer_cli` whose sentences the functions of Python do not show."""
 WITHOUT_FUNCTION = ("serve", "publish", "swe check", *ONLY_COMMANDS, "…")
@@ -28,7 +30,8 @@ NOT_RAISED = ("--set … is not understood", "--limit", "--follow watches it", "
 
 def options(command) -> set[str]:
     """The options of a command and of those below it."""
-    own = {name for param in getattr(command, "params", []) for name in param.opts if name.startswith("--")}
+    params = command.get_params(typer.Context(command))
+    own = {name for param in params for name in param.opts if name.startswith("--") and name != "--help"}
     return own.union(*(options(one) for one in getattr(command, "commands", {}).values()))
 
 

@@ -34,7 +34,7 @@ import composer_post_training as composer
 from composer_cli import call
 from composer_cli.app import click_command
 from composer_cli.preset import configure_preset, load_preset
-from composer_cli.stage_command import SHORTCUTS, read_positionals
+from composer_cli.stage_command import read_positionals, typed_settings
 from stages import STAGES
 from stages.errors import UsageError
 
@@ -342,8 +342,7 @@ def check(words: list[str]) -> None:
     ).params
     if name in STAGES:
         said, _ = read_positionals(name, given.get("words") or [])
-        values = {key: given.get(word) for word, key in SHORTCUTS.items() if word != "teachers"}
-        call.configure(name, [], said, values, None, given.get("limit"), given["set_"] or [], print)
+        call.configure(name, [], [*said, *typed_settings(name, {**given, "teachers": None})], print)
     if name == "run":
         configure_preset(load_preset(given["preset"]), [])
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 
 import pytest
+import typer
 from support.documents import BIN, DOCUMENTS, FENCE, ROOT, blocks, find
 
 from composer_cli.app import click_command
@@ -78,7 +79,8 @@ def _options(name: str) -> list[str]:
 def options() -> frozenset[str]:
     """Every option of every command."""
     every = [*click_command().commands.values(), *click_command().commands["probe"].commands.values()]
-    return frozenset(o for command in every for parameter in command.params for o in parameter.opts) | {
+    params = [param for command in every for param in command.get_params(typer.Context(command))]
+    return frozenset(name for param in params for name in param.opts) | {
         "--help",
         "--version",
     }
