@@ -115,7 +115,7 @@ HONEST_WORDS: dict[str, Callable[[str], str]] = REWRITES | {
     "indented by one": lambda text: ast.unparse(ast.parse(text)).replace("    ", " "),
     "in a class": lambda text: text + IN_A_CLASS,
 }
-"""Honest ways of writing the functions of the package on the shelf (`support.shelf`) again."""
+"""Honest ways of writing the functions of the package on the shelf (`support.sample_package`) again."""
 
 NEW_FILES = {
     "ctypes": (

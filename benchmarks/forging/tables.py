@@ -29,7 +29,7 @@ from forging.honest import (
 from forging.mechanisms import Forgery
 from support.attacks import RIGHT, TEST_FILE, WRONG
 from support.leetcode import REFERENCE, TESTS, answer
-from support.shelf import SHELF, removal, write
+from support.sample_package import SHELF, removal, write
 
 from stages.envs.base import Grade, Task
 from stages.envs.bash import fenced

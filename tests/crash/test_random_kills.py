@@ -37,8 +37,8 @@ from support.disturbances import (
     shares,
 )
 from support.models import save_tiny
+from support.sample_package import SHELF, write
 from support.server import Reply, Server, answer, serving
-from support.shelf import SHELF, write
 
 from stages import (
     STAGES,

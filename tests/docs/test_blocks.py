@@ -23,11 +23,10 @@ from typing import Any
 import pytest
 from support.blocks import execute
 from support.command_line import environment
-from support.documents import BIN, DOCUMENTS, ROOT, blocks, commands, find
-from support.foreign import document
 from support.models import save_tiny
+from support.sample_package import SHELF, write
 from support.server import Reply, answer, serving
-from support.shelf import SHELF, write
+from support.transcripts import document
 from typer import TyperException
 
 import composer_post_training as composer
@@ -37,6 +36,7 @@ from composer_cli.preset import configure_preset, load_preset
 from composer_cli.stage_command import read_positionals, typed_settings
 from stages import STAGES
 from stages.errors import UsageError
+from tests.docs.documents import BIN, DOCUMENTS, ROOT, blocks, commands, find
 
 FRESH = {"quickstart.md", "tutorial-verdict.md"}
 """Documents that begin with no runs at all."""

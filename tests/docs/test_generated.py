@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from cogapp import Cog
 from needs import needs
-from support.documents import DOCUMENTS, FENCE, ROOT
 
 from stages import STAGES
 from stages.evaluation import report
 from stages.pairs import evidence
 from stages.rollouts import collection_checks
+from tests.docs.documents import DOCUMENTS, FENCE, ROOT
 
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(#[^)\s]+)?\)")
 PLAIN = {

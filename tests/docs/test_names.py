@@ -10,13 +10,13 @@ from pkgutil import resolve_name
 
 import pytest
 import typer
-from support.documents import BIN, DOCUMENTS, FENCE, ROOT, blocks, find
 
 from composer_cli.app import click_command
 from composer_cli.executors.base import EXECUTORS, load
 from stages import STAGES, envs
 from stages.runs.settings import known
 from stages.runs.stage import load_stage
+from tests.docs.documents import BIN, DOCUMENTS, FENCE, ROOT, blocks, find
 
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 WORD = re.compile(r"[A-Za-z_][\w-]*(?:\.[A-Za-z_]\w*)*")

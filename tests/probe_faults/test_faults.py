@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from support.matrices import few
 from torch import nn
 
 from probe_faults.faults import FAULTS, InjectedFault
@@ -24,6 +23,7 @@ def test_every_guard_passes_on_a_sound_world(world: ProbeWorld) -> None:
     assert failing(check_guards(world)) == []
 
 
+NAMES = [fault.name.replace(" ", "-") for fault in FAULTS]
 ONE_OF_EACH_KIND = (
     "drop-the-hint",
     "shift-the-mask",
@@ -32,9 +32,14 @@ ONE_OF_EACH_KIND = (
     "half-base,-all-wrong",
     "one-pair",
 )
+assert set(ONE_OF_EACH_KIND) <= set(NAMES)
+CASES = [
+    pytest.param(fault, id=name, marks=() if name in ONE_OF_EACH_KIND else pytest.mark.slow)
+    for name, fault in zip(NAMES, FAULTS, strict=True)
+]
 
 
-@pytest.mark.parametrize("fault", few(FAULTS, ONE_OF_EACH_KIND, lambda fault: fault.name.replace(" ", "-")))
+@pytest.mark.parametrize("fault", CASES)
 def test_every_fault_makes_its_guard_fail_and_no_other(fault: InjectedFault, world: ProbeWorld) -> None:
     assert failing(check_guards(fault.inject(world))) == [fault.guard]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from needs import REAL, needs, where
-from support.foreign import jsonl
+from support.transcripts import jsonl
 
 from stages import compare_frameworks as frameworks
 from stages.compare_frameworks import Side, cleaner, table

@@ -20,9 +20,9 @@ from peft import PeftModel
 from pydantic import ConfigDict, TypeAdapter, with_config
 from support.browser import browsing
 from support.command_line import call_process
-from support.foreign import INSTANCE, PATCH, call, document, jsonl
 from support.hub import OID, Hub, hub
 from support.trainings import LORA, trained
+from support.transcripts import INSTANCE, PATCH, call, document, jsonl
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typing_extensions import TypedDict
 

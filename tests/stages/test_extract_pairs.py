@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from needs import REAL, needs
-from support.foreign import INSTANCE, call, document, jsonl
 from support.server import Reply, answer, serving
+from support.transcripts import INSTANCE, call, document, jsonl
 
 from stages import collect, extract_pairs, import_traces, replay_teachers
 from stages.envs.bash import fenced

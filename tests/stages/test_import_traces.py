@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from needs import REAL, needs
-from support.foreign import INSTANCE, document, jsonl
+from support.transcripts import INSTANCE, document, jsonl
 
 from stages.errors import BadInput
 from stages.formats import FORMATS, readers

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from support.command_line import command, environment, until
+from support.sample_package import SHELF, write
 from support.server import Reply, Server, answer, serving
-from support.shelf import SHELF, write
 
 from stages import make_tasks
 from stages.envs.base import TWIN

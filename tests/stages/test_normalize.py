@@ -9,8 +9,8 @@ import orjson
 import pytest
 from needs import needs, where
 from support.data_juicer import stand_in
-from support.foreign import jsonl
 from support.runs import written
+from support.transcripts import jsonl
 
 from stages import export, import_traces, normalize
 from stages.errors import ComposerError, Incomplete, UsageError

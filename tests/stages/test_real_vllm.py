@@ -13,7 +13,7 @@ import torch
 from needs import needs
 from support.command_line import command, environment
 from support.models import tiny_tokenizer
-from support.several import train_all
+from support.torchrun import train_all
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from stages import collect, train

@@ -27,7 +27,8 @@ from grpclib.exceptions import GRPCError
 from grpclib.server import Server
 from modal_proto import api_pb2
 from modal_proto.api_grpc import ModalClientBase
-from support.container import container
+
+from tests.composer_cli.executors.container import container
 
 SUCCESS = api_pb2.GenericResult.GENERIC_STATUS_SUCCESS
 FAILURE = api_pb2.GenericResult.GENERIC_STATUS_FAILURE

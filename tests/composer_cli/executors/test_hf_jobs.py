@@ -19,10 +19,10 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 from support.command_line import call, call_process, until
-from support.container import container
 from support.loopback import Handler, listening
 from support.server import Server
 
+from tests.composer_cli.executors.container import container
 from tests.composer_cli.executors.submitting import KEY, chain, digests, holding, job, name_of
 
 OWNER = "me"

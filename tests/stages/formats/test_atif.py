@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.foreign import document, payloads, read
+from support.transcripts import document, payloads, read
 
 from stages.rollouts import missing
 

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.foreign import INSTANCE, PATCH, call, document, jsonl, payloads, read
+from support.transcripts import INSTANCE, PATCH, call, document, jsonl, payloads, read
 
 CHAT = [
     {"role": "system", "content": "You fix."},

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.foreign import jsonl, payloads, read
+from support.transcripts import jsonl, payloads, read
 
 from stages.formats import claude_code
 from stages.formats.base import Drop

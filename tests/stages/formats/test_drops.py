@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from needs import REAL, needs
-from support.foreign import INSTANCE, PATCH, document, imported, jsonl, read
+from support.transcripts import INSTANCE, PATCH, document, imported, jsonl, read
 
 from stages import export, import_traces
 from stages.errors import BadInput
@@ -249,7 +249,7 @@ def test_a_file_that_a_worker_did_not_finish_is_read_again(tmp_path: Path) -> No
 MB = 2**20
 MEASURE = """
 import json, resource, sys
-from support.foreign import read
+from support.transcripts import read
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 from pathlib import Path
 found, drops, _ = read(Path(sys.argv[1]))

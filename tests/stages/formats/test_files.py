@@ -4,7 +4,7 @@ import gzip
 from pathlib import Path
 
 import pytest
-from support.foreign import document, jsonl, read
+from support.transcripts import document, jsonl, read
 
 from stages.errors import BadInput
 from stages.formats import files

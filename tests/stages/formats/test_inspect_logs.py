@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from needs import REAL, needs
-from support.foreign import document, payloads, read
+from support.transcripts import document, payloads, read
 
 EVAL = {
     "task": "popularity",

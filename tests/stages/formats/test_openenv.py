@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from support.foreign import call, document, jsonl, payloads, read
+from support.transcripts import call, document, jsonl, payloads, read
 
 from stages.rollouts import missing
 from stages.rollouts.trace import prompt_ids

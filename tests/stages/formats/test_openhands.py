@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from needs import REAL, needs
-from support.foreign import INSTANCE, PATCH, call, jsonl, payloads, read
+from support.transcripts import INSTANCE, PATCH, call, jsonl, payloads, read
 
 from stages.rollouts import missing
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from support.foreign import PATCH, document, imported, jsonl, read
+from support.transcripts import PATCH, document, imported, jsonl, read
 
 from stages.runs.kinds import ROLLOUT
 

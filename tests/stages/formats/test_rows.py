@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.foreign import jsonl, payloads
+from support.transcripts import jsonl, payloads
 
 from stages.formats.base import INSTANCE, ImportedTurn, Trajectory, family_of
 from stages.formats.reading import check

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from needs import REAL, needs
-from support.foreign import INSTANCE, PATCH, call, document, read
+from support.transcripts import INSTANCE, PATCH, call, document, read
 
 ASKED = "We have an issue.\nISSUE:\nIt breaks.\n\nINSTRUCTIONS:\nFix it."
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from needs import REAL, needs
-from support.foreign import PATCH, document, jsonl, payloads, read
+from support.transcripts import PATCH, document, jsonl, payloads, read
 
 from stages.rollouts import missing
 

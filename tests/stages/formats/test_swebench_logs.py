@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from needs import REAL, needs
-from support.foreign import imported
+from support.transcripts import imported
 
 from stages.errors import BadInput
 from stages.formats import swebench_logs

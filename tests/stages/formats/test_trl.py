@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from needs import REAL, needs
-from support.foreign import payloads, read
+from support.transcripts import payloads, read
 
 from stages.rollouts import missing
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from needs import REAL, needs
-from support.foreign import call, document, jsonl, payloads, read
+from support.transcripts import call, document, jsonl, payloads, read
 
 from stages.messages import ToolCall
 from stages.messages import read as parts_of

@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support.foreign import PATCH
 from support.runs import written
+from support.transcripts import PATCH
 
 from stages.formats import FORMATS
 from stages.rollouts.trace import digests_of_prefixes

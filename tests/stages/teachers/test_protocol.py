@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.foreign import jsonl
 from support.server import Reply, answer, serving, strict
+from support.transcripts import jsonl
 
 from stages import import_traces, messages, replay_teachers
 from stages.errors import UsageError

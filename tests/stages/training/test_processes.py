@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.models import save_tiny
-from support.several import BROKEN, direction_run, pairs_run, start, train_all
+from support.torchrun import BROKEN, direction_run, pairs_run, start, train_all
 from support.trainings import metrics_of
 from transformers import Qwen3ForCausalLM
 

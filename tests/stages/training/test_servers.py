@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.engine import Engine, running
 from support.models import save_tiny
-from support.several import start, train_all
+from support.torchrun import start, train_all
 
 from stages import train
 from stages.backends.ranks import Ranks

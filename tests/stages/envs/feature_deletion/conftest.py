@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.sample_package import SHELF, removal, write
 from support.shared import made_once
-from support.shelf import SHELF, removal, write
 
 from stages.envs.feature_deletion.env import FeatureDeletionEnv
 from stages.envs.feature_deletion.package import Package, unpack

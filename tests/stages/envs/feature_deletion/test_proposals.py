@@ -5,7 +5,7 @@ import textwrap
 from typing import Any
 
 import pytest
-from support.shelf import SHELF
+from support.sample_package import SHELF
 
 from stages.envs.feature_deletion import selection
 from stages.envs.feature_deletion.definitions import definitions

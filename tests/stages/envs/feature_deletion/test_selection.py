@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from support.shelf import write
+from support.sample_package import write
 
 from stages.envs.base import Split
 from stages.envs.feature_deletion import selection

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.shelf import removal
+from support.sample_package import removal
 
 from stages.envs import folders
 from stages.envs.feature_deletion import rows

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from needs import needs, skip_without
 from support import real_harbor
-from support.shelf import SHELF, write
+from support.sample_package import SHELF, write
 
 from stages import export, make_tasks
 from stages.envs import load, task_table

@@ -4,7 +4,7 @@
 from pathlib import Path
 
 import pytest
-from support.shelf import write
+from support.sample_package import write
 
 from stages.envs.repo import grading, runner
 from stages.envs.repo.grading import TestOutcomes, TestRuntime, run_pytest

@@ -67,7 +67,7 @@ def start(folder: Path, cases: Cases, count: int) -> list[subprocess.Popen[str]]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "support.several", str(folder)]
+    command = [sys.executable, "-m", "support.torchrun", str(folder)]
     shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     shared["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(TESTS.parent)])
     processes = []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stages.sandbox.bubblewrap import find_bwrap
 
-PROGRAM = {Path(__file__).resolve().parents[2], Path(sys.prefix)}
+PROGRAM = {Path(__file__).resolve().parents[3], Path(sys.prefix)}
 """The checkout and its virtual environment: an image would hold both, also where they are below /tmp."""
 
 
