@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -75,21 +75,44 @@ def test_a_group_goes_with_its_sandbox_and_holds_all_of_it(place: GroupParent, w
     assert not mine.exists()
 
 
-def test_what_the_kernel_ended_is_said_and_the_sandbox_goes_on(place: GroupParent, work: Path) -> None:
-    """A limit of the kernel's below the watchdog's, so that it is certainly the first."""
-    limits = Limits(memory_mb=512)
-    group = MemoryGroup(place, 128)
+@contextmanager
+def session_of(work: Path, limits: Limits, group: MemoryGroup | None) -> Iterator[SupervisorSession]:
+    """A supervisor in bubblewrap, with a group or without."""
     with bwrap_command(work, limits, View()) as (argv, descriptors):
         command = nullcontext(([*argv, "--", str(LINKS / "python3"), "-sS", GUEST], descriptors))
         session = SupervisorSession(command, FIXED_ENV, limits, {"work": TESTBED, "env": FIXED_ENV}, group)
     try:
+        yield session
+    finally:
+        session.close()
+
+
+def test_what_the_kernel_ended_is_said_and_the_sandbox_goes_on(place: GroupParent, work: Path) -> None:
+    """A limit of the kernel's below the watchdog's, so that it is certainly the first."""
+    group = MemoryGroup(place, 128)
+    with session_of(work, Limits(memory_mb=512), group) as session:
         reply = session.ask({"kind": "command", "command": f'python3 -c "{HELD}" 300'.encode()}, 10.0)
         assert (reply.returncode, reply.killed_for, reply.timed_out) == (137, "memory", False), reply
         reply = session.ask({"kind": "command", "command": b"echo here"}, 10.0)
         assert (reply.returncode, reply.killed_for, reply.output) == (0, None, b"here\n")
-    finally:
-        session.close()
     assert not group.folder.exists()
+
+
+SLEEPING = "python3 -c 'x = bytes(1) * (90 << 20); import time; time.sleep(9)'"
+FILLED = (
+    "for f in /tmp /dev/shm /home/agent; do for i in $(seq 20); do head -c 7M /dev/zero > $f/$i || break; done; done"
+)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [f"for i in 1 2 3 4; do {SLEEPING} & done; wait", f"({FILLED}) 2> /dev/null; {SLEEPING}"],
+    ids=["several processes", "private folders and a process"],
+)
+def test_without_a_group_the_supervisor_counts_processes_and_private_folders(work: Path, command: str) -> None:
+    with session_of(work, LOW, None) as session:
+        reply = session.ask({"kind": "command", "command": command.encode()}, 8.0)
+        assert (reply.returncode, reply.killed_for) == (137, "memory"), reply
 
 
 def test_a_group_of_a_host_that_was_killed_is_swept_away(place: GroupParent) -> None:
