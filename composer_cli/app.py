@@ -153,7 +153,7 @@ def _kind_of_input(command: Any, option: str) -> tuple[str, str] | None:
 
 
 def option_as_setting(option: str, keys: Sequence[str], basic: Container[str], *, near: bool) -> str:
-    """Return the key of the setting that somebody may mean by an option; empty where none is like it.
+    """Return the key of the setting most similar to an option's name; empty where none is similar.
 
     `--samples` and `--learning-rate` are the last parts of keys, `--lr` the initials of one. near: also misspelt ones.
     """

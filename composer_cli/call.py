@@ -40,7 +40,7 @@ class Arguments(Settings):
     resume: Annotated[bool, typer.Option("--resume")] = False
     """Go on with an unfinished run."""
     clean: Annotated[bool, typer.Option("--clean")] = False
-    """Delete what the run's folder holds and start anew."""
+    """Delete what the run's folder holds and start again."""
     on: Annotated[str | None, typer.Option("--on", metavar="ENGINE", autocompletion=options.complete_engines)] = None
     """Workers to which the work is dealt, such as processes:4, ray or ray://HOST:PORT."""
     max_cost: Annotated[float | None, Field(ge=0), typer.Option("--max-cost", metavar="USD", min=0.0)] = None
@@ -174,7 +174,7 @@ def mirrored(job: StageJob, asked: Arguments) -> tuple[StageJob, Arguments]:
 
 
 def follow(job: StageJob, asked: Arguments) -> bool:
-    """Do the share of a process that torchrun started after the first; returns False in the first or only process."""
+    """Work as one of torchrun's further processes until it ends; returns False in the first or only process."""
     if not load_stage(job.stage).several_processes:
         require_one_process(command_words(job.stage))
     if ranks.join().first:

@@ -198,7 +198,7 @@ def publish(
     from stages.runs.run import Run
 
     folder = catalog.find(artifacts, run)
-    with interrupt_leaves(f"What was sent stays at {address} and is no run yet; the same command sends it anew."):
+    with interrupt_leaves(f"What was sent stays at {address} and is not a run yet; the same command sends it anew."):
         sent = bucket.publish(Run(folder), address)
     if json:
         print_json({"run": str(folder), "url": address, "sent_bytes": sent})

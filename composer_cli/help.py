@@ -1,4 +1,4 @@
-"""What `--help` shows: the settings and options that most runs need, and with `--help --all` all of them.
+"""The output of `--help`: the settings and options that most runs need; with `--help --all` all of them.
 
 A setting is basic where its field is marked (`stages.runs.settings.Basic`); a stage with few settings shows them all.
 """
@@ -40,7 +40,7 @@ class HelpCommand(TyperCommand):
     """A command whose help is short unless it is asked for with `--all`, in any order and place."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Note `--all` beside `--help`, which would end the command before a later word is read."""
+        """Record `--all` next to `--help`, since `--help` ends the command before later arguments are parsed."""
         before = args[: args.index("--")] if "--" in args else args
         ctx.meta[ALL] = ALL in before
         return list(super().parse_args(ctx, [*(["--help"] if ctx.meta[ALL] else []), *args]))

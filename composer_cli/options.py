@@ -14,7 +14,7 @@ import typer
 
 
 def complete_runs(ctx: typer.Context) -> list[str]:
-    """Return the names of all runs, and of the stages that have one: a stage's name stands for its latest run."""
+    """Return the names of all runs, and of the stages that have one: a stage's name selects its latest run."""
     from stages.runs import catalog
 
     names = [catalog.name(path) for path in catalog.folders(_artifacts(ctx))]

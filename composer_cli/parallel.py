@@ -77,7 +77,7 @@ def execute(
     interrupts: list[int] = []
 
     def count_interrupt(number: int, frame: object) -> None:
-        """Keep every Ctrl-C, and the first SIGTERM: schedulers send that often."""
+        """Count every Ctrl-C, and only the first SIGTERM: schedulers send several."""
         if not interrupts:
             console.notify(stopping(number))
         if number == signal.SIGINT or not interrupts:

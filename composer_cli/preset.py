@@ -132,14 +132,14 @@ def load_preset(wanted: str | None) -> Preset:
         raise UsageError(f"There is no preset {wanted!r}.{near} There are: {', '.join(names)}; or give a TOML file.")
     tree = read_file(path)
     if not tree.get("stage"):
-        raise UsageError(f"{path} is no preset: it has no [[stage]] tables. `-c FILE` reads a file of settings.")
+        raise UsageError(f"{path} is not a preset: it has no [[stage]] tables. `-c FILE` reads a file of settings.")
     try:
         preset = Preset.model_validate(_with_example_paths(tree) if path.parent == EXAMPLES else tree)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
         given = "" if first["type"] in ("missing", "extra_forbidden", "value_error") else f" = {first['input']!r}"
-        raise UsageError(f"{path} is no preset: {where}{given}: {refusal(first)}.") from None
+        raise UsageError(f"{path} is not a preset: {where}{given}: {refusal(first)}.") from None
     earlier: list[str] = []
     for entry in preset.stage:
         if entry.title in earlier:

@@ -1,4 +1,4 @@
-"""What reaches the terminal: results on stdout as text or JSON, sentences on stderr, and how a command ends.
+"""Output of commands: results on stdout as text or JSON, messages on stderr, and exit codes.
 
 Escapes control characters in everything that is printed, since models and servers wrote some of it.
 """
@@ -128,7 +128,9 @@ def open_missing_streams() -> None:
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, "w", closefd=False))
     if closed:
-        raise UsageError("stdout is closed, so no result could be shown. Redirect it, for example with >/dev/null.")
+        raise UsageError(
+            "stdout is closed, so the result could not be printed. Redirect it, for example with >/dev/null."
+        )
 
 
 def discard(stream: TextIO) -> None:
@@ -169,7 +171,7 @@ def reporting_errors(*, json: bool = False, verbose: bool = False, resumes: bool
 
 
 def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
-    """Report the errors of a command that is no run, as its options `json` and `verbose` ask."""
+    """Report the errors of a command that is not a run, as its options `json` and `verbose` ask."""
 
     @wraps(command)
     def guarded(*arguments: Any, **options: Any) -> None:
@@ -186,7 +188,7 @@ def is_output_failure(error: BaseException) -> bool:
 
 @contextmanager
 def interrupt_leaves(sentence: str) -> Iterator[None]:
-    """Tell by this sentence what an interrupt leaves, in a command that is no run but leaves something."""
+    """Tell by this sentence what an interrupt leaves, in a command that is not a run but leaves something."""
     from stages.runs.run import Interrupted
 
     try:

@@ -193,7 +193,7 @@ def typed_settings(stage: str, given: Mapping[str, Any]) -> list[dict[str, Any]]
 
 
 def read_positionals(stage: str, words: Sequence[str]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the settings that the bare words after a stage's name stand for, and the runs to read that they name.
+    """Return the settings that the positional arguments of a stage set, and the runs to read that they name.
 
     An example is `composer export FORMAT RUN`. Raises `UsageError` when there are too many words.
     """

@@ -41,7 +41,7 @@ def check(
     verbose: options.Verbose = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Play each task's solution, nothing, and cheap forgeries, and list the tasks that do not tell them apart.
+    """Play each task's solution, no solution, and cheap forgeries, and list the tasks that grade any of them wrongly.
 
     Settings are `env.KEY=VALUE`, `repeats=5` and `workers=N`. Exit code 0 where all tasks are good, 4 where some are
     bad, 3 where some could not be played. Ctrl-C prints the tasks that were checked by then.

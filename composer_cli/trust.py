@@ -1,4 +1,4 @@
-"""Keys and the servers they are for: a settings file cannot send a provider's key to another server by itself.
+"""Keys and their servers: refuse a settings file that would send a provider's key to another server.
 
 A preset or a settings file names an environment variable (`api_key_env`) and an address, and so could send whoever runs
 it the key of one server to another. A variable in `PROVIDERS` holds the key of that provider. It is sent elsewhere, or

@@ -272,7 +272,7 @@ def run(
     such as `{"env.name": "tasks", "collect.tasks": 5}`. config: TOML files with settings for its stages. policy: the
     model that every entry starts from. on: "processes:4" deals the work to workers here; "slurm", "hf-jobs" or "modal"
     submits the chain there, with settings such as `{"on.options.partition": "gpu"}`, and returns at once. resume: go on
-    with unfinished runs. clean: delete what the runs' folders hold and start anew. max_cost: USD, which no stage
+    with unfinished runs. clean: delete what the runs' folders hold and start again. max_cost: USD, which no stage
     exceeds. trust: send a provider's key to another server where a file says so. quiet: no progress on stderr.
 
     Raises `UsageError` for a preset or settings that cannot be run, `BadInput` for an input that a stage cannot read,
@@ -389,7 +389,7 @@ def find(name: str | Path, artifacts: Path | str = "artifacts") -> ReadableRun:
 
     with errors_in_python():
         if not isinstance(name, (str, Path)):
-            raise UsageError(f"A {type(name).__name__} is no name of a run. `composer status` lists the runs.")
+            raise UsageError(f"A {type(name).__name__} is not the name of a run. `composer status` lists the runs.")
         root = Path(artifacts).resolve()
         if submitted := jobs.find(root, str(name), part=False):
             raise BadInput(f"{submitted.name} is a submitted job, not a run. `job({submitted.name!r})` returns it.")

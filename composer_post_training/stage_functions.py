@@ -1,4 +1,4 @@
-"""Stages as functions: called with the runs that they read and their settings, with a signature that says what is true.
+"""Stages as functions, called with the runs that they read and their settings, with a signature derived from these.
 
 `StageFunction` has the words of `help`, of `?` in a notebook and of `inspect.signature`, made from the settings of its
 stage when it is asked for, so that importing this package imports no stage.
@@ -212,7 +212,7 @@ def paths_of_runs(runs: Sequence[object]) -> list[str]:
         if not isinstance(one, Run):
             shown = repr(str(one)) if isinstance(one, (str, Path)) else f"A {type(one).__name__}"
             raise UsageError(
-                f'{shown} is no run. Positional arguments are runs, such as find("collect"); all others have a name.'
+                f'{shown} is not a run. Positional arguments are runs, such as find("collect"); all others have a name.'
             )
         found.append(str(one.path))
     return found

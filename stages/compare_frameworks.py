@@ -169,7 +169,7 @@ class Side:
 
     @property
     def not_recorded(self) -> dict[Fact, int]:
-        """What the source cannot tell, with the number of rollouts that lack it."""
+        """Facts that the source does not record, with the number of rollouts that lack each."""
         return dict(sorted(Counter(fact for facts in self.absent.values() for fact in facts).items()))
 
     def verdicts(self, verdict: str) -> list[str]:
@@ -178,7 +178,7 @@ class Side:
 
     @property
     def standing(self) -> tuple[int, int]:
-        """Criteria failed, then criteria of which the source says nothing: less is cleaner."""
+        """Numbers of failed criteria and of criteria that the source does not record: less is cleaner."""
         return len(self.verdicts("FAIL")), len(self.verdicts("not recorded"))
 
     def document(self) -> Row:

@@ -238,7 +238,7 @@ def _over(config: Config, seconds: float, all_tests_s: float | None) -> str:
 
 
 def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
-    """Try a worker's candidates; the run has found out what they are, and how the tests behave unmodified."""
+    """Try a worker's candidates, which the run has found and whose unmodified tests it has run."""
     del inputs
     baseline, candidates = out.shared_value
     with _generator(config, out, baseline) as generator, suppress(TimeIsOver):

@@ -199,5 +199,5 @@ def secret_in(variable: str) -> str:
     keep_secret(value)
     if not value.isascii() or not value.isprintable():
         held = "a line break or another control character" if value.isascii() else "a character that is not ASCII"
-        raise UsageError(f"The environment variable {variable} holds {held}, so it is no key. Export the key again.")
+        raise UsageError(f"The environment variable {variable} holds {held}, so it is not a key. Export the key again.")
     return value

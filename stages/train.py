@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
-    """Plan the steps and their rollouts; refuses what the settings alone show to be impossible."""
+    """Plan the steps and their rollouts; refuses settings that contradict each other."""
     resolved = resolve(config, world_size(), inputs, _longest_row(inputs))
     if config.trl:
         from stages.training.trl_arguments import trl_arguments

@@ -102,7 +102,7 @@ class Executor(Protocol):
         ...
 
     def submit(self, chain: SubmittedChain, where: Any) -> dict[str, Any]:
-        """Submit the chain once; returns what finds the job again, as JSON."""
+        """Submit the chain once; return the handle of the job, as JSON."""
         ...
 
     def state(self, job: Mapping[str, Any]) -> JobState:

@@ -1,4 +1,4 @@
-"""The jobs that were submitted from here: from the words of `composer run --on` to a record, a state and a log.
+"""Submitted jobs: `composer run --on` becomes a record, with the state and the log of its job.
 
 The record of each job is one JSON file, ARTIFACTS/submitted/NAME/job.json. It holds names of keys, never their values.
 """
@@ -80,7 +80,7 @@ def every(root: Path) -> list[SubmittedJob]:
         try:
             job = SubmittedJob(**{**record, "state": JobState(**record["state"])}, folder=str(path.parent))
         except (TypeError, KeyError) as error:
-            raise BadInput(f"{path} is no record of a submitted job ({error}). Delete its folder.") from None
+            raise BadInput(f"{path} is not a record of a submitted job ({error}). Delete its folder.") from None
         redact(job.keys)
         jobs.append(job)
     return jobs
@@ -117,7 +117,7 @@ def split_on(layers: Sequence[settings.Tree]) -> tuple[list[settings.Tree], sett
         found = layer.get(ON, {})
         if not isinstance(found, dict):
             raise UsageError(
-                f"on = {found!r} is no table of settings. Write on.KEY=VALUE, and the executor behind --on."
+                f"on = {found!r} is not a table of settings. Write on.KEY=VALUE, and the executor behind --on."
             )
         where = settings.merge(where, found)
     return [{key: value for key, value in layer.items() if key != ON} for layer in layers], where

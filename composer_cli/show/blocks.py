@@ -90,7 +90,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Training:
-    """What a training logged: its points by metric."""
+    """The logged values of a training, by metric."""
 
     name: str
     arm: str

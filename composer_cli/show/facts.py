@@ -30,7 +30,7 @@ LONGEST_CELL = 200
 
 
 def manifest_labels(run: Run) -> dict[str, str]:
-    """Return the manifest in words, by label; labels without anything to tell are left out."""
+    """Return the fields of the manifest as text, by label; empty ones are left out."""
     m = run.manifest
     inputs = inputs_in_words(run)
     # The checkpoint of a training is named as that training, and the training is not named a second time.

@@ -192,7 +192,7 @@ class ShownRollout:
         return {"rollout": columns, "messages": self.messages}
 
     def opening(self, folder: Path) -> dict[str, str]:
-        """Return what it is, by label, as far as it is known; `folder`: that of its run."""
+        """Return the identity and outcome of the rollout, by label, where known; `folder`: of its run."""
         row = self.row
         sample = "" if row["sample_idx"] is None else f", sample {row['sample_idx']}"
         family = f", family {row['family']}" if row["family"] not in (None, row["task_id"]) else ""

@@ -55,7 +55,7 @@ REFUSED = "This address lacks the token that `composer view` printed. Open the w
 
 
 class TokenGuard:
-    """An ASGI application around another: whoever knows the token may ask, and the other sees addresses without it.
+    """An ASGI application around another: admits requests with the token, and removes it from the address.
 
     The token is the first part of every address. A page of another site does not know it, and cannot learn it: names
     that were bound to this machine anew (DNS rebinding) are refused by the host header, and no address leaves a page
@@ -239,7 +239,7 @@ class Pages:
         run = self._intact(request)
         arms = sections.arms(run)
         if not arms:
-            raise BadInput(f"{catalog.name(run.path)} is no evaluation, and has no arms to compare.")
+            raise BadInput(f"{catalog.name(run.path)} is not an evaluation, and has no arms to compare.")
         first, second = _two_arms(run, arms, request.query_params)
         asked = {key: request.query_params.get(key, "") for key in ("task", "family", "text", "side")}
         side: Side = asked["side"] if asked["side"] in queries.SIDES else ""  # type: ignore[assignment]  # its keys
@@ -341,7 +341,7 @@ class Pages:
         for path in catalog.folders(self._root):
             if catalog.name(path) == name:
                 return Run(path)
-        raise BadInput(f"There is no run {name}. The first page lists those that there are.")
+        raise BadInput(f"There is no run {name}. The first page lists all runs.")
 
     def _intact(self, request: Request) -> Run:
         """Return the run of an address; `BadInput` where its files are damaged."""
@@ -387,7 +387,7 @@ def _asked(request: Request, rollout_filter: RolloutFilter) -> dict[str, Any]:
 
 
 def _offset(request: Request) -> int:
-    """Return the offset of an address's page; 0 for one that is no number."""
+    """Return the offset of an address's page; 0 for one that is not a number."""
     offset = request.query_params.get("offset", "0")
     return int(offset) if offset.isascii() and offset.isdigit() and len(offset) < 12 else 0
 
@@ -446,7 +446,7 @@ def _opened(first: Sequence[Row], second: Sequence[Row]) -> set[str]:
 
 
 def page_of(link: str) -> str:
-    """Return the page that a link means, below the token: a copied one (`run/...`), or a whole address of any server.
+    """Return the page of a link, below the token: a path (`run/...`), or a full address of any server.
 
     Raises `UsageError` for anything else.
     """
@@ -458,7 +458,9 @@ def page_of(link: str) -> str:
         text = path + (f"?{parts.query}" if parts.query else "") + (f"#{parts.fragment}" if parts.fragment else "")
     text = text.lstrip("/")
     if text and text.partition("?")[0].partition("#")[0].partition("/")[0] not in PAGES:
-        raise UsageError(f"{link!r} is no page of `composer view`. Give a link that was copied from one of its pages.")
+        raise UsageError(
+            f"{link!r} is not a page of `composer view`. Give a link that was copied from one of its pages."
+        )
     return quote(text, safe="/?&=#%+:@,;~!$()*'[]-._")
 
 

@@ -23,12 +23,12 @@ SEPARATORS = re.compile(r"[\s,]+")
 
 
 class NoteChanged(UsageError):
-    """A note was saved by somebody else since it was read."""
+    """The note was saved by another page since it was read."""
 
 
 @dataclass(frozen=True)
 class Note:
-    """What people wrote about one rollout."""
+    """Notes and tags that people gave to one rollout."""
 
     text: str = ""
     tags: tuple[str, ...] = ()
@@ -85,7 +85,7 @@ class Notes:
 
     def _save(self, path: Path, rollout_id: str, note: Note, seen: str) -> None:
         if path.exists() and _content(path) is None:
-            raise UsageError(f"{path} is no note that can be read. Repair or delete that file first.")
+            raise UsageError(f"{path} is not a note that can be read. Repair or delete that file first.")
         present = self.of([rollout_id]).get(rollout_id, Note())
         if present == note:
             return

@@ -55,7 +55,7 @@ def _count(environment: Mapping[str, str]) -> int:
 
 
 def has_nvidia(environment: Mapping[str, str] = os.environ, driver: Sequence[Path] = NVIDIA) -> bool:
-    """Return whether a program with a CUDA of its own would find a GPU here, whatever our torch is built for."""
+    """Return whether a program with its own CUDA finds a GPU on this machine, independently of our build of torch."""
     return any(path.exists() for path in driver) and bool(_names(environment.get(VISIBLE, "0")))
 
 
@@ -68,7 +68,7 @@ def used(gpus: int, names: Sequence[str] | None = None) -> str:
 
 
 def restricted(names: Sequence[str]) -> dict[str, str]:
-    """Return the environment variables of a process that may use these GPUs alone."""
+    """Return the environment variables that restrict a process to these GPUs."""
     return {VISIBLE: ",".join(names)}
 
 

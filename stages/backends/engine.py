@@ -60,7 +60,7 @@ def find_engine(word: str, gpus: int = 0) -> Engine:
 
 
 def check_engine(word: str) -> None:
-    """`UsageError` for a word that names no engine."""
+    """Raise `UsageError` for the name of an unknown engine."""
     kind, _, rest = word.partition(":")
     processes = kind == "processes" and rest.isdigit() and int(rest) > 0
     if not (processes or word == "ray" or (kind == "ray" and len(rest) > len("//"))):
@@ -125,7 +125,7 @@ class ProcessEngine:
                         deaths[worker.number] += 1
                         if deaths[worker.number] >= TRIES:
                             raise InfrastructureError(
-                                f"{TRIES} workers died of one and the same job, the last with exit code "
+                                f"{TRIES} workers died while they ran the same job, the last with exit code "
                                 f"{worker.process.exitcode}. What was finished is saved; go on with --resume, and "
                                 "fewer workers where they ran out of memory."
                             ) from None
@@ -209,7 +209,7 @@ class RayEngine:
             self.device = f"{self.workers * gpus} of Ray's GPUs"
             if not self.workers:
                 raise UsageError(
-                    f"A worker asks for {gpus} GPUs, and no node of the Ray cluster has as many beside a core. "
+                    f"A worker needs {gpus} GPUs, and no node of the Ray cluster has as many beside a core. "
                     "Lower `gpus`, or add a node."
                 )
 

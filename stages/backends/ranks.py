@@ -34,7 +34,7 @@ def local_count() -> int:
 
 
 class Ranks:
-    """The collectives of this process, one of `count`; alone, each returns its argument without torch.distributed."""
+    """The collectives of this process, one of `count`; in a single process each returns its argument."""
 
     def __init__(self, rank: int = 0, count: int = 1) -> None:
         self.rank, self.count = rank, count

@@ -30,7 +30,7 @@ PAUSES_S = (0.01, 2.0)
 
 
 class Stopped(Exception):
-    """Asked to stop while waiting for others."""
+    """A stop was requested while a replica waited for others."""
 
 
 @dataclass(frozen=True)

@@ -170,8 +170,8 @@ class ObjectStore:
                 break
         if found is None and mine.round == 0:
             raise InfrastructureError(
-                f"{self._bucket.url}: no complete state is left in s/. Restore one, or start anew in another folder of "
-                "the bucket."
+                f"{self._bucket.url}: no complete state is left in s/. Restore one, or start again in another folder "
+                "of the bucket."
             )
         self._announce((found or mine).round)
         return found or mine
@@ -237,7 +237,7 @@ class ObjectStore:
                 raise RoundDeleted
             raise InfrastructureError(
                 f"{self._bucket.url}: none of the {len(keys)} offers of round {round_} can be read. "
-                "Restore them, or start anew in another folder of the bucket."
+                "Restore them, or start again in another folder of the bucket."
             )
         encoded = encode(mean(list(parts.values())), OF_MEAN[self._settings.codec])
         header = {"round": round_, "base": base, "replicas": sorted(parts), "unreadable": unreadable}

@@ -151,7 +151,7 @@ def sampling_unit(name: str) -> SamplingUnit:
     found = getattr(_factory(name), "sampling_unit", SamplingUnit())
     if not isinstance(found, SamplingUnit):
         raise UsageError(
-            f"The environment {name!r} has a sampling_unit {found!r}, which is no stages.envs.SamplingUnit. "
+            f"The environment {name!r} has a sampling_unit {found!r}, which is not a stages.envs.SamplingUnit. "
             'Write sampling_unit = SamplingUnit("repository", fixed=True), or leave it out.'
         )
     return found
@@ -226,7 +226,7 @@ def _factory(name: str) -> Callable[..., Environment]:
     if missing or not is_class:
         lack = f"lacks the methods {', '.join(missing)}" if is_class else "is no class"
         raise UsageError(
-            f"{name!r} {lack}, so it is no environment. Give a class with {', '.join(METHODS)} "
+            f"{name!r} {lack}, so it is not an environment. Give a class with {', '.join(METHODS)} "
             "(stages.envs.base.Environment)."
         )
     made: Callable[..., Environment] = factory

@@ -141,7 +141,7 @@ class EnvStageConfig(StageConfig):
         return boundary.tasks(environment.tasks(self.env.split, count, self.seed), self.env.name)
 
     def counts_by_default(self) -> bool:
-        """Return whether nobody set the number of tasks, so that a split with fewer gives all that it has."""
+        """Return whether the number of tasks is the default, so that a smaller split gives all of its tasks."""
         return "tasks" in type(self).model_fields and "tasks" not in self.model_fields_set
 
 

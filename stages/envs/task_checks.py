@@ -1,4 +1,4 @@
-"""Check tasks before anything is spent on them: that each tells its solution from nothing, always, and from forgeries.
+"""Check that each task passes its solution every time, and fails no solution and forged solutions.
 
 Every task is played several times with its own solution, several times with nothing, and once with each of a set of
 cheap forgeries: what an agent that is rewarded for passing tries first. A forgery takes the files that the solution
@@ -316,7 +316,7 @@ LONGEST_LINE = 200
 
 
 def telling_line(log: str) -> str:
-    """Return the last line of a test log that tells why it failed, without control characters, cut where it is long."""
+    """Return the last line of a test log with a reason of failure, shortened and without control characters."""
     lines = ["".join(filter(str.isprintable, COLOUR.sub("", line))).strip() for line in log.splitlines()]
     found = (line for begins in TELLING for line in reversed(lines) if line and begins.match(line))
     line = next(found, "")

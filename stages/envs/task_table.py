@@ -60,7 +60,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
         content = path.read_bytes()
         text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
     except (gzip.BadGzipFile, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise BadInput(f"{path} is damaged ({error}). Get it anew.") from None
+        raise BadInput(f"{path} is damaged ({error}). Download it again.") from None
     except OSError as error:
         raise BadInput(
             f"{path} cannot be read ({error.strerror}).{store.nearest(path)} Name a file of JSON lines."
@@ -70,7 +70,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def parse_line(line: str, place: str = "") -> Row:
-    """Return the JSON object of a line; `BadInput` says why it is none, after the place."""
+    """Return the JSON object of a line; `BadInput` gives the place and the reason where it is not one."""
     try:
         # json and not orjson: orjson refuses the tokens NaN and Infinity, which parse_constant maps to None.
         row = json.loads(line, parse_constant=lambda _: None)
@@ -96,7 +96,7 @@ def unusable(path: str, noun: str, problems: Sequence[str]) -> BadInput:
 
 
 class TooManyTasks(UsageError):
-    """More tasks of a split were asked for than there are.
+    """A split has fewer tasks than were requested.
 
     most: how many there are.
     """
@@ -123,7 +123,7 @@ DIVIDED_BY = "divided_by"
 
 
 def split_rows(rows: Sequence[Row], seed: int, eval_share: float) -> dict[Split, list[Row]]:
-    """Return the rows of each split: as they say, or by family where none says.
+    """Return the rows of each split: by their field `split`, or by family where no row has one.
 
     By family: the families in an order drawn from the seed, and of these the first `eval_share`, at least one, for
     eval; such rows have both numbers as `DIVIDED_BY`. UsageError where rows with and without a split are mixed, a

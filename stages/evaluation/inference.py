@@ -1,4 +1,4 @@
-"""Test a paired difference, invert the test to an interval, and say what it shows: for one experiment or many at once.
+"""Test a paired difference, and invert the test to an interval, for one experiment or for many at once.
 
 A mean is rejected when studentised sign flips over units reject it and a score test that accounts for how rare
 differences are does too. The second matters where few tasks differ: sign flips assume a unit's deviation to be

@@ -611,7 +611,7 @@ def subsets_sentence(gaining: Sequence[Subset]) -> str:
 
 
 def credit_sentence(gained: bool, over: Comparison | None, reasons: Sequence[str], question: EvalQuestion) -> str:
-    """Return, in a sentence, whether the gain is credited to the preference or to the control's imitation alone."""
+    """Return a sentence: whether the gain is credited to the preference or to imitation, the control."""
     if over is None:
         gain = "the gain" if gained else "a gain"
         return (
@@ -627,7 +627,7 @@ def credit_sentence(gained: bool, over: Comparison | None, reasons: Sequence[str
 def credit(
     gained: bool, control: str, over: PairedDifference, min_gain: float = MIN_GAIN, *, trained: bool = True
 ) -> str:
-    """Return how the treatment stands to the control, and what that says of imitation: the end of a sentence."""
+    """Return the end of a sentence: how treatment and control compare, and what follows about imitation."""
     stands = {
         BETTER: f"above {control}",
         WORSE: f"below {control}",

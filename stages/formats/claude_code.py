@@ -84,7 +84,7 @@ def _problem(line: Any) -> str | None:
     if line["type"] not in SPOKEN:
         return None
     if not isinstance(line.get("uuid"), str):
-        return "its uuid is no text"
+        return "its uuid is not text"
     said = line.get("message")
     content = said.get("content") if isinstance(said, dict) else None
     if not isinstance(content, str) and not (isinstance(content, list) and all(isinstance(p, dict) for p in content)):

@@ -223,7 +223,7 @@ def push(folder: Path, repo: str, repo_type: str, *, endpoint: str, secret: str,
             repo_id=repo, repo_type=repo_type, folder_path=folder, commit_message="Publish a run of Composer"
         )
     except HFValidationError as error:
-        raise UsageError(f"repo={repo} is no name for a repository: {error}") from None
+        raise UsageError(f"repo={repo} is not a name for a repository: {error}") from None
     except HfHubHTTPError as error:
         said = redacted(str(error.server_message or error).strip().split("\n")[0])
         if error.response.status_code in REFUSED:

@@ -104,7 +104,7 @@ class GradedLog:
 def find_logs(folder: Path, given: Sequence[Path] = ()) -> list[EvalLog]:
     """Return every log below a folder, in order of their paths. `given` are further files of instance rows.
 
-    `BadInput` where it is no folder or holds no logs.
+    `BadInput` where it is not a folder or holds no logs.
     """
     if not folder.is_dir():
         raise BadInput(f"{str(folder)!r} is not a folder. Give the folder that holds the logs.")

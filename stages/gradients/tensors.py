@@ -178,7 +178,7 @@ class GradientStore:
         """
         index = {"layout": list(layout.sizes.items()), "rows": rows, "dtype": dtype, "facts": dict(facts)}
         if (folder / INDEX).exists() and store.digest(store.read_json(folder / INDEX)) != store.digest(index):
-            raise BadInput(f"{folder} holds gradients of something else. Start anew with --clean.")
+            raise BadInput(f"{folder} holds gradients of other rows, directions or settings. Start again with --clean.")
         # The index is written before the file exists: an attempt killed in between leaves a store that opens empty.
         store.write_json(folder / INDEX, index)
         return cls(folder)

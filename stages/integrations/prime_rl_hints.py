@@ -160,7 +160,7 @@ def main(arguments: Sequence[str]) -> None:
     `rl` starts the orchestrator as a program of that name, so one that registers first is put before it in PATH.
     """
     if not arguments or arguments[0] not in PROGRAMS:
-        raise UsageError(f"{' '.join(arguments) or 'Nothing'} was asked for; start one of {', '.join(PROGRAMS)}.")
+        raise UsageError(f"{' '.join(arguments) or 'Nothing'} cannot be started; start one of {', '.join(PROGRAMS)}.")
     program, *words = arguments
     sys.argv = [program, *words]
     if program == "orchestrator":

@@ -83,7 +83,8 @@ class RolloutFunction:
         self._known = {state_sha256(row["prompt"]): task for row, task in zip(self.rows, tasks, strict=True)}
         if len(self._known) < len(tasks):
             raise UsageError(
-                f"Only {len(self._known)} of {len(tasks)} tasks open in words of their own; TRL cannot tell them apart."
+                f"Only {len(self._known)} of {len(tasks)} tasks have an opening of their own; "
+                "TRL cannot tell them apart."
             )
 
     def __call__(self, prompts: list[list[Message]], trainer: Any) -> dict[str, list[Any]]:
@@ -96,7 +97,8 @@ class RolloutFunction:
         for prompt in prompts:
             if (task := self._known.get(state_sha256(prompt))) is None:
                 raise UsageError(
-                    f"TRL asks for a prompt that opens no task: {str(prompt)[:200]}. Train on the rows of this object."
+                    f"TRL asks for a prompt that is the opening of no task: {str(prompt)[:200]}. "
+                    "Train on the rows of this object."
                 )
             asked.append(task)
         model = trainer.accelerator.unwrap_model(trainer.model)

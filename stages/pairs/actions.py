@@ -150,7 +150,7 @@ form = lru_cache(65_536)(canonical)
 
 
 def canonical_command(command: str) -> str:
-    """Return a shell command with blanks and quoting normalised where the shell cannot tell the difference."""
+    """Return a shell command with blanks and quoting normalised where this does not change its meaning."""
     command = command.strip()
     if PLAIN.fullmatch(command):
         return " ".join(command.split())
@@ -237,5 +237,5 @@ def _carried_out(environment: Environment, path: StatePath, candidate: str) -> O
     environment.reset(path.task)
     for index, (action, seen) in enumerate(zip(path.actions, path.observations, strict=True)):
         if not same_observation(environment.step(action).content, seen):
-            raise NotReproducible(f"action {index} showed something else than recorded")
+            raise NotReproducible(f"action {index} gave another observation than the recorded one")
     return environment.step(candidate)

@@ -269,7 +269,7 @@ class TeacherAudit:
 
 
 class Audit:
-    """What each teacher decides, summed over states."""
+    """Effects of each teacher on the pairs, summed over states."""
 
     def __init__(self, teachers: Iterable[str]) -> None:
         self._counts = {name: Counter[str]() for name in teachers}
@@ -353,7 +353,7 @@ def failure_text(found: Alignment | None) -> str:
 
 
 class FailureAlignment:
-    """How often outcomes are in line with preferences. passed: whether each rollout did; None for not known."""
+    """How often outcomes agree with preferences. passed: whether each rollout passed; None where unknown."""
 
     def __init__(self, passed: Mapping[str, bool | None]) -> None:
         self._passed = passed

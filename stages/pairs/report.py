@@ -117,7 +117,7 @@ class PairVerdict:
     table: str = ""
 
     def below(self, verdict: str, numbers: dict[str, Any], why: str) -> "PairVerdict":
-        """Return this evidence below a verdict that stands on more."""
+        """Return this evidence below a verdict that rests on more evidence."""
         first, *others = self.sentences
         sentences = (why, f"{self.verdict}: {first}", *others)
         return PairVerdict(verdict, {**numbers, "disagreement": self.verdict, **self.numbers}, sentences, self.table)

@@ -123,7 +123,7 @@ class CheckpointInfo(BaseModel):
 
 
 def refuse_trained(infos: Iterable[CheckpointInfo], env: str, task_ids: Sequence[str]) -> None:
-    """Raise `UsageError` when an arm was trained on one of these tasks of this environment, whatever their split."""
+    """Raise `UsageError` when an arm was trained on one of these tasks of this environment, in any split."""
     for info in infos:
         # One environment may have several names, and ids of different environments may be equal by chance.
         seen = set(info.task_ids) if envs.same(info.env, env) else set()

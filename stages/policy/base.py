@@ -163,7 +163,7 @@ class PolicyConfig(Settings):
         if self.served and not self.source:
             raise ValueError(f"model {VLLM!r} names no model; write {VLLM}FOLDER or {VLLM}HUB-ID")
         if self.base_url is not None and not re.match(r"https?://[^/\s]+", self.base_url):
-            raise ValueError(f"base_url {self.base_url!r} is no address; it begins with http:// or https://")
+            raise ValueError(f"base_url {self.base_url!r} is not an address; it begins with http:// or https://")
         for name, given in (("request", self.request), ("extra_body", self.extra_body)):
             if fault := unbounded(name, given, max(self.limits(), default=0)):
                 raise ValueError(fault)

@@ -239,7 +239,7 @@ class EndpointPolicy:
         return {"model": self.config.model, "base_url": self.config.base_url, **found}
 
     async def probe(self) -> Accepted:
-        """Find out once which of `EXTRAS` the server accepts; later requests leave out the others.
+        """Find out once which of `EXTRAS` the server accepts; later requests omit the others.
 
         One call has all of them; after a rejection one call per field. The calls are paid from the run's budget like
         every other; a rejection counts as possibly paid.

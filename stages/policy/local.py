@@ -1,4 +1,4 @@
-"""A Hugging Face model in this process: how it is loaded, what it is asked, and its answers as samples.
+"""A Hugging Face model in this process: load it, render prompts for it, and return its answers as samples.
 
 Token ids in, token ids out, with the log-probs of the sampled tokens; how they are drawn is in sampling.py.
 """

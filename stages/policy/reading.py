@@ -3,7 +3,7 @@
 A bill is checked against the request that it answers and against the text of its answer. It is taken as true where it
 is possible, and never lowers what a call costs below our own price list. One that is too small for its text, negative,
 or missing costs the upper bound that was reserved for the call, so that a limit holds whatever a server claims; the
-claim is kept with the cost. A bill that is no number makes its answer unusable.
+claim is kept with the cost. A bill that is not a number makes its answer unusable.
 """
 
 import re
@@ -26,7 +26,7 @@ MOST_TOKENS = 10**12
 
 
 class MalformedBill(ValueError):
-    """A bill with something that is no number where a number belongs."""
+    """A bill with something that is not a number where a number belongs."""
 
 
 class Overlong(Exception):
@@ -75,7 +75,7 @@ def read(raw: bytes, config: PolicyConfig, asked: Asked, *, latency_s: float, at
     if finish is not None and not isinstance(finish, str):
         raise Retryable(
             "garbage",
-            f"the server's answer has a finish_reason that is no text: {finish!r:.40}",
+            f"the server's answer has a finish_reason that is not text: {finish!r:.40}",
             billed_usd=_billed(body, asked, config),
         )
     try:
@@ -123,9 +123,9 @@ def _billed(body: dict[str, Any], asked: Asked, config: PolicyConfig) -> float |
 def _logprobs(choice: dict[str, Any]) -> list[float] | None:
     given = choice.get("logprobs")
     tokens = given.get("content") if isinstance(given, dict) else None
-    # A text is no number, although float() reads it as one.
+    # A text is not a number, although float() reads it as one.
     if tokens and not all(type(token["logprob"]) in (int, float) for token in tokens):
-        raise TypeError("a logprob that is no number")
+        raise TypeError("a logprob that is not a number")
     return [float(token["logprob"]) for token in tokens] if tokens else None
 
 
@@ -141,7 +141,7 @@ def _text(message: dict[str, Any]) -> str | None:
     if isinstance(content, list):
         content = "".join(part.get("text") or "" for part in content)
     if content is not None and not isinstance(content, str):
-        raise TypeError("a content that is no text")
+        raise TypeError("a content that is not text")
     if calls := _calls(message):
         return write(Spoken(content or "", calls))
     if "content" not in message:
@@ -173,7 +173,7 @@ def cost(body: Mapping[str, Any], texts: list[str], asked: Asked, config: Policy
     """
     usage = body.get("usage")
     if usage is not None and not isinstance(usage, Mapping):
-        raise MalformedBill(f"usage is {_shown(usage)}, and no object")
+        raise MalformedBill(f"usage is {_shown(usage)}, not an object")
     usage = usage or {}
     prompt, completion = _number(usage, "prompt_tokens"), _number(usage, "completion_tokens")
     cached = _number(_details(usage, "prompt_tokens_details"), "cached_tokens") or 0
@@ -219,7 +219,7 @@ def _number(held: Mapping[str, Any], name: str, most: float = MOST_TOKENS, *, wh
         return None
     # A bool is an int in Python: `true` would be a token, and `false` a bill of nothing.
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
-        raise MalformedBill(f"{name} is {_shown(value)}, and no number")
+        raise MalformedBill(f"{name} is {_shown(value)}, not a number")
     if not abs(value) <= most:  # NaN too
         raise MalformedBill(f"{name} is {_shown(value)}, which no call can reach")
     return value
@@ -228,7 +228,7 @@ def _number(held: Mapping[str, Any], name: str, most: float = MOST_TOKENS, *, wh
 def _details(usage: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     found = usage.get(name)
     if found is not None and not isinstance(found, Mapping):
-        raise MalformedBill(f"{name} is {_shown(found)}, and no object")
+        raise MalformedBill(f"{name} is {_shown(found)}, not an object")
     return found or {}
 
 

@@ -1,4 +1,4 @@
-"""What a server is sent: the bodies of requests, and the most that their answers can cost.
+"""The bodies of requests to a server, and the most that their answers can cost.
 
 An answer is reserved at the bound of its request before that is sent, so the sum of these bounds is what a plan says.
 """

@@ -254,7 +254,7 @@ def interpreter(config: PolicyConfig) -> str | None:
 
 
 def runs_on_gpu(config: PolicyConfig) -> bool:
-    """Return whether a server that is started here runs on a GPU; its torch is its own, and may find one alone."""
+    """Return whether a server that is started here runs on a GPU, by its own build of torch."""
     from stages.policy.local import device
 
     return config.device != "cpu" and (devices.has_nvidia() or device(config.device) != "cpu")
@@ -334,7 +334,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class ScoringLock:
-    """A lock of one server: sampling requests overlap, a scoring request is alone.
+    """A lock of one server: sampling requests overlap, a scoring request is exclusive.
 
     On a CPU, vLLM 0.32 with adapters enabled crashes when a request for prompt log-probs is batched with any other:
     `punica_cpu.add_lora_logits` counts one row per request where there is one per token.

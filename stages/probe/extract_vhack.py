@@ -139,7 +139,7 @@ def _import_source(name: str) -> Callable[[int, int], Sequence[Any]]:
     module, colon, attribute = sources.get(name, name).partition(":")
     if not colon:
         raise UsageError(
-            f"{name!r} is no file of pairs and no source of them. "
+            f"{name!r} is not a file of pairs and no source of them. "
             f"Sources: {', '.join(sources)}, or package.module:function."
         )
     # A settings file may name any importable object, and what it names is called: `os:kill` takes two numbers, too.
@@ -149,7 +149,7 @@ def _import_source(name: str) -> Callable[[int, int], Sequence[Any]]:
     except (ImportError, AttributeError) as error:
         raise UsageError(f"The pairs {name!r} could not be imported: {error}.") from error
     if not inspect.isfunction(found):
-        raise UsageError(f"{name!r} is no function of (count, seed) in a module of yours, so it gives no pairs.")
+        raise UsageError(f"{name!r} is not a function of (count, seed) in a module of yours, so it gives no pairs.")
     return found
 
 

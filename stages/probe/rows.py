@@ -228,7 +228,7 @@ def recorded_rows(folder: Path, model: str, role: str, eos_id: int, pad_ids: Ite
 def _recorded_row(recorded: Row, where: str, model: str, role: str, padding: set[int], eos_id: int) -> Row:
     missing = [name for name in RECORDED if name not in recorded]
     if missing:
-        raise BadInput(f"{where} has no {missing[0]}; it is no row of a teacher pool.")
+        raise BadInput(f"{where} has no {missing[0]}; it is not a row of a teacher pool.")
     ids = without_pads(recorded["completion_ids"], padding, eos_id)
     if len(ids) != recorded["comp_len"]:
         raise BadInput(

@@ -91,7 +91,7 @@ class Config(EnvStageConfig):
     """The model whose tokenizer rendered the given rollouts; None for the first of `sources`."""
 
     def check(self, cache: Path) -> list[str]:
-        """Return what was checked: of recorded rows their files alone, since nothing is played or sampled then."""
+        """Return what was checked: for recorded rows only their files, since nothing is played or sampled then."""
         return super().check(cache) if self.recorded is None else self.recorded.check(cache)
 
 

@@ -244,7 +244,7 @@ class RunningMean:
 
 @dataclass
 class Account:
-    """Sums over rollouts. Tokens that a source does not tell count as none.
+    """Sums over rollouts. Tokens that a source does not record count as 0.
 
     `rewards`: over scored rollouts. `hidden_pass`, `visible_pass`: passes of the hidden and of the visible tests, over
     rollouts that have both.

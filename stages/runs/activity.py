@@ -36,7 +36,7 @@ _dropped = threading.local()
 
 @contextmanager
 def stopped_by(stop: threading.Event) -> Iterator[None]:
-    """Let this event end, until the block ends, work that is not kept before it begins."""
+    """Let this event cancel, until the block ends, work whose result is not kept."""
     _stops.append(stop)
     try:
         yield

@@ -280,7 +280,7 @@ def open_store(url: str) -> RunStore:
     found = ADDRESS.fullmatch(url)
     if found is None:
         raise UsageError(
-            f"The address {url!r} names no place on the hub. Write hf://buckets/OWNER/NAME/RUN; "
+            f"The address {url!r} is not an address on the hub. Write hf://buckets/OWNER/NAME/RUN; "
             "`composer export hub` writes tables to a dataset."
         )
     return HubBucket(url, found[1], found[2].lstrip("/"))
@@ -314,7 +314,7 @@ def fetch(url: str, cache: Path) -> Path:
         return folder
     download(bucket, folder, found)
     if damage := Run(folder).damage("bytes"):
-        (folder / MANIFEST).unlink()  # so that the folder is no run, and the next fetch downloads it again
+        (folder / MANIFEST).unlink()  # so that the folder is not a run, and the next fetch downloads it again
         raise BadInput(f"{url}: {damage}. Publish the run again.")
     return folder
 
@@ -334,7 +334,7 @@ def download(bucket: RunStore, folder: Path, manifest: bytes, *, but: Collection
     for key in sorted(bucket.keys("")):
         if key not in (MANIFEST, *but) and is_inside(key):
             bucket.fetch(key, folder / key)
-    store.write_sealed(folder / MANIFEST, manifest)  # last: a folder without it is no run
+    store.write_sealed(folder / MANIFEST, manifest)  # last: a folder without it is not a run
 
 
 def is_inside(key: str) -> bool:
@@ -347,7 +347,8 @@ def _manifest(data: bytes, url: str) -> Manifest:
         return Manifest.model_validate_json(data)
     except ValidationError as error:
         raise BadInput(
-            f"{url}/{MANIFEST} does not fit this Composer ({refusal(error.errors()[0])}). It may be newer."
+            f"{url}/{MANIFEST} cannot be read by this version of Composer ({refusal(error.errors()[0])}). "
+            "It may be newer."
         ) from None
 
 

@@ -64,7 +64,7 @@ def find(root: Path, text: str) -> Path:
         near = [f" Did you mean {one!r}?" for one in get_close_matches(text, words, 1)]
         raise BadInput(
             f"There is no run {text!r}, neither a folder nor in {root}.{''.join(near)} "
-            "`composer status` lists the runs there are."
+            "`composer status` lists all runs."
         )
     if len(fitting) > 1:
         some = ", ".join(map(name, fitting[-3:]))

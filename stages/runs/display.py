@@ -180,7 +180,7 @@ def shortened(value: Any) -> str:
 
 
 def of_run(run: "Run") -> Table:
-    """Return the facts of a run: what it is, how it ended, its numbers and tables."""
+    """Return the facts of a run: its stage, status, counts and tables."""
     record = run.manifest
     facts: dict[str, Any] = {"stage": record.stage, "status": record.status, "folder": run.path}
     facts |= {name: number for name, number in record.counts.items() if number}

@@ -1,4 +1,4 @@
-"""The Hugging Face hub, asked once whether it answers before a library begins to wait for it.
+"""Ask once whether the Hugging Face hub answers, before a library waits for it.
 
 Libraries of the hub try each file again for half a minute, with a line on stderr for every attempt (huggingface_hub
 2.4). Here the hub is asked once, for a few seconds. Where it does not answer, what an earlier command fetched is used,
@@ -79,7 +79,7 @@ def source(model: str, revision: str | None = None) -> str:
         return str(snapshot_download(model, revision=revision, local_files_only=True))
     except (LocalEntryNotFoundError, HFValidationError):
         raise BadInput(
-            f"The model {model!r} is no folder here, was not fetched before, and the hub cannot be asked for it "
+            f"The model {model!r} is not a folder here, was not fetched before, and the hub cannot be asked for it "
             f"({reason}). Give a Hugging Face folder, for a model on a server policy.base_url, connect to the hub, or "
             "name a mirror of it in HF_ENDPOINT."
         ) from None

@@ -305,7 +305,7 @@ def _is_object(text: bytes) -> bool:
 
 def _damaged(path: Path, number: int, fault: str) -> BadInput:
     return BadInput(
-        f"{path}, line {number}, {fault}, so what was spent is not known. Restore it, or start anew with --clean."
+        f"{path}, line {number}, {fault}, so what was spent is not known. Restore it, or start again with --clean."
     )
 
 

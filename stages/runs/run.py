@@ -126,7 +126,7 @@ class Manifest(BaseModel):
         # A run may come from anyone, and these names are joined to its folder.
         for name in [*self.files, *self.outputs, *(str(out.get("file")) for out in self.outputs.values())]:
             if not name or name.startswith("/") or ".." in name.split("/") or "\0" in name:
-                raise ValueError(f"{name!r} is no file inside the run's folder")
+                raise ValueError(f"{name!r} is not a file inside the run's folder")
         return self
 
     @property
@@ -147,7 +147,7 @@ def find_folder(stage_folder: Path, label: str, fingerprint: str, out: Path | No
             raise UsageError(f"{out} is a file. Choose a folder for --out.")
         existing = (out / "manifest.json").exists()
         if not existing and out.exists() and any(out.iterdir()):
-            raise UsageError(f"{out} is not empty and is no run folder. Choose another --out.")
+            raise UsageError(f"{out} is not empty and is not a run folder. Choose another --out.")
         return out, existing
     # A folder without a manifest holds no run: its process was killed before the manifest was first written.
     same = sorted(p for p in stage_folder.glob(f"*-{fingerprint[:6]}") if (p / "manifest.json").exists())
@@ -169,9 +169,7 @@ def without_time(name: str) -> str:
 def read_manifest(folder: Path) -> Manifest:
     """Return the manifest of a run folder; `BadInput` when there is none or it cannot be understood."""
     if not (folder / "manifest.json").is_file():
-        raise BadInput(
-            f"{folder} is not a run folder: it has no manifest.json. `composer status` lists the runs there are."
-        )
+        raise BadInput(f"{folder} is not a run folder: it has no manifest.json. `composer status` lists all runs.")
     fields = store.read_json(folder / "manifest.json")
     if isinstance(fields, dict) and fields.get("seal") != manifest_seal(fields):
         raise BadInput(
@@ -184,7 +182,7 @@ def read_manifest(folder: Path) -> Manifest:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
         raise BadInput(
-            f"{folder}/manifest.json does not fit this Composer ({field}: {refusal(first)}). "
+            f"{folder}/manifest.json cannot be read by this version of Composer ({field}: {refusal(first)}). "
             "It may be newer or damaged."
         ) from None
     # The manifest gets the cost when an attempt ends. A killed process never wrote it; only the ledger has the money.
@@ -249,7 +247,7 @@ class Run:
         return display.of_run(self)._repr_html_()
 
     def holds(self, kind: Kind) -> str | None:
-        """Return the name of the output of this kind, whatever its version; None when there is none."""
+        """Return the name of the output of this kind, in any version; None when there is none."""
         return next(
             (name for name, out in self.manifest.outputs.items() if out["kind"].partition("/")[0] == kind.name), None
         )
@@ -377,7 +375,7 @@ Listener = Callable[[str, int, int], None]
 class Interrupted(Exception):
     """A signal asked the run to stop; finished units are saved. The exit code is 128 plus the signal's number.
 
-    left: a sentence about what is left, from a command that is no run.
+    left: a sentence about what is left, from a command that is not a run.
     """
 
     signal_number: int = signal.SIGINT
@@ -605,7 +603,7 @@ class RunningTotals:
 
     def _unit(self, row: Mapping[str, Any], name: str, value: str, tokens: str) -> None:
         self.tokens += row.get(tokens) or 0
-        if row.get(value) is not None:  # null: the environment could not grade it, which is no reward of 0
+        if row.get(value) is not None:  # null: the environment could not grade it, which is not a reward of 0
             total, count = self._sums.get(name, (0.0, 0))
             self._sums[name] = total + float(row[value]), count + 1
 

@@ -331,7 +331,7 @@ def _settle_existing(resolved: ResolvedRun, *, resume: bool) -> bool:
         state = f"complete but {run.damage()}" if complete else f"{found.status}, with what it had finished"
         raise UsageError(
             f"{resolved.folder} already holds this run ({state}). "
-            "Use --resume to go on, --clean to start anew, or --out FOLDER to write elsewhere."
+            "Use --resume to go on, --clean to start again, or --out FOLDER to write elsewhere."
         )
     return False
 
@@ -474,7 +474,7 @@ def _require_whole_ledger(folder: Path, previous: Manifest) -> None:
     if previous.status != "complete" and paid < previous.cost_usd * (1 - ledger.ROUNDING):
         raise BadInput(
             f"{folder / ledger.NAME} holds {paid:.4f} USD, and {previous.cost_usd:.4f} USD were paid by the end of the "
-            "attempt before, so lines of it are missing. Restore it, or start anew with --clean."
+            "attempt before, so lines of it are missing. Restore it, or start again with --clean."
         )
 
 

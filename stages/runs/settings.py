@@ -95,7 +95,7 @@ class Settings(BaseModel):
     """`module:function` that checks the group and returns its finding as a line; imported by a dry run only, because
     checks import models and environments."""
     text_sets: ClassVar[str | None] = None
-    """The setting that a text in the place of the whole group stands for: `policy="m"` is `policy={"model": "m"}`."""
+    """The setting that a text in place of the group sets: `policy="m"` is `policy={"model": "m"}`."""
 
     if TYPE_CHECKING:
         # How type checkers read a field whose type is a group (typing specification, descriptor-typed fields of
@@ -106,7 +106,7 @@ class Settings(BaseModel):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Read a text as the table that it stands for, before any validator of a subclass reads the group."""
+        """Expand a text to its table, before any validator of a subclass reads the group."""
 
         def table(given: Any) -> Any:
             return {cls.text_sets: str(given)} if cls.text_sets and isinstance(given, (str, Path)) else given
@@ -223,7 +223,7 @@ def build(stage: str, config: type[Config], layers: Iterable[Tree]) -> Config:
 
 
 def expanded(config: type[BaseModel], layer: Tree) -> Tree:
-    """Return a layer with the table that each group's text stands for, so that the layers below keep the rest of it."""
+    """Return a layer in which each group's text is expanded to its table, so that layers below keep the other keys."""
     groups = {name: _group(field.annotation) for name, field in config.model_fields.items()}
     short = {name: getattr(group, "text_sets", None) for name, (group, many) in groups.items() if group and not many}
     return {

@@ -63,7 +63,7 @@ def run_sql(query: SqlQuery, limit_s: float = LIMIT_S) -> Answer:
     try:
         return done.result(limit_s)
     except TimeoutError:
-        raise UsageError(f"That question had no answer after {limit_s:g} seconds and was stopped. {LESS}") from None
+        raise UsageError(f"The query had no answer after {limit_s:g} seconds and was stopped. {LESS}") from None
     finally:
         # Not `close`, which would wait for a call of a function that DuckDB does not interrupt.
         _interrupt(connection, asking, INTERRUPT_S)
@@ -122,7 +122,7 @@ def _ask(connection: duckdb.DuckDBPyConnection, query: SqlQuery) -> Answer:
         if missing := NO_TABLE.match(first):
             near = get_close_matches(missing[1], [*query.files, "runs"], 1)
             first = f"no run here holds a table {missing[1]}.{''.join(f' Did you mean {one}?' for one in near)}"
-        raise UsageError(f"That question cannot be answered: {first}{columns} There are the tables {tables}.") from None
+        raise UsageError(f"The query cannot be answered: {first}{columns} There are the tables {tables}.") from None
 
 
 NO_TABLE = re.compile(r"Catalog Error: Table with name (\S+) does not exist")
@@ -133,14 +133,14 @@ def _require_one_select(connection: duckdb.DuckDBPyConnection, sql: str) -> None
     try:
         statements = connection.extract_statements(sql)
     except duckdb.Error as error:
-        raise UsageError(f"That question cannot be answered: {str(error).splitlines()[0]}. Ask in SQL.") from None
+        raise UsageError(f"The query cannot be answered: {str(error).splitlines()[0]}. Ask in SQL.") from None
     if not statements:
-        raise UsageError("The question is empty. Ask in SQL, such as: select run, status from runs.")
+        raise UsageError("The query is empty. Write SQL, such as: select run, status from runs.")
     kinds = [statement.type.name for statement in statements]
     if kinds != ["SELECT"]:
         raise UsageError(
-            f"A question is one SELECT, and this is {' and '.join(kinds)}: `composer query` reads the runs' tables "
-            "and changes nothing."
+            f"A query is one SELECT statement, and this is {' and '.join(kinds)}: `composer query` reads tables and "
+            "changes nothing."
         )
 
 

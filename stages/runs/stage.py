@@ -114,7 +114,7 @@ def read_for_stage(stage: str, paths: Iterable[Path], notify: Callable[[str], No
 
 
 def read_files(paths: Iterable[Path], own: Container[str], whose: str, notify: Callable[[str], None]) -> list[Tree]:
-    """Return TOML files as trees, without the settings that other stages have and none of these; says what is left out.
+    """Return TOML files as trees, without settings that belong to other stages only; reports what is left out.
 
     One file can so serve all stages. own: the names that mean something here; what no stage knows stays, and is refused
     as unknown. whose: who lacks the others, for people.

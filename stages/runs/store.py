@@ -57,7 +57,7 @@ def folder_name(text: str) -> str:
 
 
 class FolderNames:
-    """Names for the files of one folder, no two alike, also where a file system ignores case."""
+    """Unique names for the files of one folder, also where a file system ignores case."""
 
     def __init__(self) -> None:
         self._taken: set[str] = set()
@@ -284,8 +284,8 @@ def open_lines(path: Path) -> list[bytes]:
             found.append(unchecked(text))
         except ValueError as error:
             raise BadInput(
-                f"{path}, line {number}, is no line of a journal ({error}). Delete that line, whose unit is then done "
-                "again, or start anew with --clean."
+                f"{path}, line {number}, is not a line of a journal ({error}). Delete that line, whose unit is then "
+                "done again, or start again with --clean."
             ) from None
     return found
 

@@ -96,7 +96,7 @@ def syscall_filter(machine: str = "") -> bytes:
     """
     machine = machine or platform.machine()
     if machine not in ARCHITECTURES:
-        raise UsageError(f"The sandbox knows the system calls of {' and '.join(ARCHITECTURES)}, not of {machine!r}.")
+        raise UsageError(f"The sandbox supports the system calls of {' and '.join(ARCHITECTURES)}, not of {machine!r}.")
     audit, column = ARCHITECTURES[machine]
     refuse, absent = _instruction(RETURN, ERRNO | EPERM), _instruction(RETURN, ERRNO | ENOSYS)
     # The audit number of x86_64 is also that of x32, whose calls have numbers of their own and would match no table.

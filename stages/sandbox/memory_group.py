@@ -1,4 +1,4 @@
-"""One control group a sandbox: the kernel's own limit of memory, page tables and memory file systems included.
+"""A control group for each sandbox: the kernel's limit of memory, with page tables and memory file systems.
 
 The watchdog checks every few milliseconds and reports why it ends a command; the kernel never lets the group grow
 beyond its limit between two checks. Where no group can be made only the watchdog limits memory. Source: Linux
@@ -54,7 +54,7 @@ class MemoryGroup:
             (self.folder / swap).write_text(str(memory_mb * MB if place.version == 1 else 0))
 
     def enter(self, pid: int) -> None:
-        """Move a process into the group, where whatever it starts from then on is too. `OSError` where none may."""
+        """Move a process, and what it starts from then on, into the group. `OSError` where that is not permitted."""
         # The kernel waits about 10 ms for all processors before it moves a process: whoever starts one moves it while
         # it is loading.
         (self.folder / "cgroup.procs").write_text(str(pid))

@@ -89,7 +89,7 @@ class SupervisorSession:
         # The head is all that the host interprets. A taken-over supervisor may claim any size, so that nothing is
         # received or allocated before both numbers are checked.
         if kept > self.limits.output_bytes or reason >= len(REASONS):
-            raise SupervisorLost("its answer makes no sense")
+            raise SupervisorLost("its answer is malformed")
         output = self._receive(kept, deadline)
         why = "memory" if self.group is not None and self.group.killed() > before else REASONS[reason]
         return Reply(KILLED if why == "memory" else code, timed_out, why, total, output)

@@ -1,4 +1,4 @@
-"""Expensive teachers only where they can matter: cheap ones first, the next one where it is likely to add pairs.
+"""Select which teachers to ask: cheap ones first, the next one where it is likely to add pairs.
 
 In order of price, as many teachers as make a majority are asked in every state. Then one after another is asked in the
 states that the rule keeps:
@@ -63,7 +63,7 @@ class SelectionState:
     costs: dict[str, list[float]] = field(default_factory=dict)
 
     def ballots(self, asked: Sequence[str]) -> Iterator[Ballot]:
-        """Yield one ballot per recorded step, with the answers of the teachers in `asked` alone."""
+        """Yield one ballot per recorded step, with the answers of only the teachers in `asked`."""
         teachers = {name: self.answers.get(name, []) if name in asked else [] for name in self.questions}
         steps = [step for step in self.steps if not step["truncated"]]
         texts = {text for texts in teachers.values() for text in texts if text is not None}
@@ -102,7 +102,7 @@ def ask_selected(
     passed: Mapping[str, bool | None],
     out: RunWriter,
 ) -> Counter[str]:
-    """Ask the teachers that the selection admits; return the number of questions not asked, by reason.
+    """Ask the selected teachers; return the number of questions not asked, by reason.
 
     steps: the steps taken in each state, by its digest. passed: outcome of each rollout. All states and answers are in
     memory, the conversations are not.

@@ -114,7 +114,7 @@ def fit(
 def loss(
     model: Qwen3ForCausalLM, ids: Int[Tensor, "B T"], mask: Int[Tensor, "B T"], learned: Int[Tensor, "B T"]
 ) -> Float[Tensor, ""]:
-    """Return the mean cross-entropy of the tokens to be learned; logits are computed for those alone."""
+    """Return the mean cross-entropy of the tokens to be learned; logits are computed only for these."""
     # Most tokens of a transcript are the environment's and not to be learned: no logits for them.
     hidden = model.model(input_ids=ids, attention_mask=mask).last_hidden_state  # [B, T, D]
     wanted = learned[:, 1:].bool()

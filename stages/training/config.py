@@ -269,7 +269,7 @@ class Config(EnvStageConfig):
     that eopd needs with eopd.coefficient=0."""
 
     def uses_gpu(self) -> bool:
-        """Return whether training takes a GPU: the model is trained in this process, whoever samples from it."""
+        """Return whether training takes a GPU, in this process, also where a server samples."""
         return self.policy.in_process().uses_gpu() or super().uses_gpu()
 
     @model_validator(mode="after")

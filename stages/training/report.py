@@ -1,4 +1,4 @@
-"""What a training records of each step, and a finished one's outputs: checkpoint, metrics, tables, and report.txt.
+"""Records of each training step, and the outputs of a finished training: checkpoint, metrics, tables and report.txt.
 
 `TrainingJournal` records the rollouts and hints of each step; `write_tables` turns the records into tables.
 """

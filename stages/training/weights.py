@@ -203,7 +203,7 @@ class AdapterSync(WeightSync):
         self._held = [*(held for held in self._held if held[0] != name), (name, folder)]
 
     def check_unchanged(self, step: int) -> None:
-        """Compare nothing: a name stands for the same adapter for ever."""
+        """Compare nothing: a name is never given to a second adapter."""
 
     def _scored(self) -> Any:
         # peft puts the adapter into the base's Linears, so the base scores with it.

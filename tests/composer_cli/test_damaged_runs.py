@@ -179,7 +179,7 @@ def test_a_manifest_cannot_name_files_outside_its_folder(run_command, runs, name
 
     rewritten((runs / "collect" / "latest").resolve() / "manifest.json", moved)
     code, _, err = run_command("show", "collect", "--artifacts", runs)
-    assert code == 4 and "is no file inside the run's folder" in err
+    assert code == 4 and "is not a file inside the run's folder" in err
 
 
 def test_a_key_in_a_run_does_not_make_its_manifest_look_damaged(tmp_path, monkeypatch):

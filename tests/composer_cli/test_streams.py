@@ -74,7 +74,7 @@ def server_words(server):
 @pytest.mark.parametrize("value", ["sk-one\nsk-two", "sk-one\r\nX-Header: y", "sk-one\x1b[0m", "schlüssel-1"])
 def test_a_key_that_no_header_can_carry_is_refused(value, monkeypatch):
     monkeypatch.setenv("SOME_API_KEY", value)
-    with pytest.raises(UsageError, match=r"SOME_API_KEY holds a .* so it is no key") as refused:
+    with pytest.raises(UsageError, match=r"SOME_API_KEY holds a .* so it is not a key") as refused:
         secret_in("SOME_API_KEY")
     assert "sk-" not in str(refused.value)
 

@@ -78,10 +78,10 @@ def test_no_error_of_a_call_names_an_option(made: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: composer.extract_pairs("collect"), "'collect' is no run"),
-        (lambda: composer.replay_teachers([1]), "A list is no run"),
-        (lambda: composer.query("select 1", Path("collect")), "'collect' is no run"),
-        (lambda: composer.report("collect"), "'collect' is no run"),
+        (lambda: composer.extract_pairs("collect"), "'collect' is not a run"),
+        (lambda: composer.replay_teachers([1]), "A list is not a run"),
+        (lambda: composer.query("select 1", Path("collect")), "'collect' is not a run"),
+        (lambda: composer.report("collect"), "'collect' is not a run"),
         (lambda: composer.find(3), "`runs()` lists"),
         (lambda: composer.collect(max_cost="five"), "max_cost = 'five': it should be a number"),
         (lambda: composer.collect(artifacts=3), "artifacts = 3: "),

@@ -73,7 +73,7 @@ def test_every_sentence_names_arguments_and_functions_alone() -> None:
 @pytest.mark.parametrize(
     ("said", "python"),
     [
-        ("Use --resume to go on, --clean to start anew.", "Use resume=True to go on, clean=True to start anew."),
+        ("Use --resume to go on, --clean to start again.", "Use resume=True to go on, clean=True to start again."),
         ("The same command with --resume goes on.", "The same call with resume=True goes on."),
         ("Give it with --set policy.max_tokens=8.", "Give it with policy={'max_tokens': 8}."),
         ("Give the run that holds it with --from.", "Give the run that holds it as an argument."),

@@ -635,7 +635,7 @@ def test_a_refused_token_and_a_failing_hub_are_errors_without_the_token(
     with pytest.raises(UsageError, match="someone/y") as refused:
         exported(tmp_path, run, "hub", repo="someone/y", endpoint=server.endpoint)
     assert TOKEN not in str(failed.value) and other not in str(refused.value)
-    with pytest.raises(UsageError, match="is no name for a repository"):
+    with pytest.raises(UsageError, match="is not a name for a repository"):
         exported(tmp_path, run, "hub", repo="a/b/c", endpoint=server.endpoint)
 
 

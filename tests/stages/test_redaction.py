@@ -1,4 +1,4 @@
-"""A key that comes back in another encoding is redacted before it is stored, and what is no key is left alone."""
+"""A key that comes back in another encoding is redacted before it is stored, and what is not a key is left alone."""
 
 import base64
 import html

@@ -236,7 +236,7 @@ def test_a_checkpoint_is_an_adapter_in_float32_with_its_base(adapted: Run, tiny:
 
 
 def test_only_the_file_names_the_base_as_the_user_wrote_it(tmp_path: Path, tiny: Path) -> None:
-    """Whenever a model is saved, peft looks for the config of the base that it names, on the hub if it is no folder."""
+    """When a model is saved, peft looks for the config of its base, on the hub if the name is not a folder."""
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny), LoraConfig(r=2, target_modules=["q_proj"]))
     base = adapters.AdapterBase(model="world:student", weights="0", dtype="float32")
     adapters.save_adapter(model, base, tmp_path / "adapter")

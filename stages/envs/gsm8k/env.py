@@ -66,8 +66,8 @@ def load(split: Split, path: str, eval_path: str) -> list[Question]:
         except Exception as error:  # any error of a download: the libraries below have no common base class
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise BadInput(
-                f"{HUB_ID} cannot be had from the hub ({first}). Name a file with --set env.options.path=FILE: JSON "
-                "lines with question and answer, the answer ending with '#### <number>'."
+                f"{HUB_ID} cannot be downloaded from the hub ({first}). Name a file with --set env.options.path=FILE: "
+                "JSON lines with question and answer, the answer ending with '#### <number>'."
             ) from None
         return _questions(HUB_ID, rows.to_list())
     train = _questions(path, read_rows(Path(path).expanduser()))

@@ -280,7 +280,7 @@ class ContainerMachine(Container):
             self.upload(folder, self.settings.workdir or self.run("pwd", COMMAND_S).output.strip() or "/")
 
     def empty(self, folder: str) -> set[str]:
-        """Delete the folder, whatever it is, and make it."""
+        """Delete the folder, or what is at its path, and create it."""
         quoted = shlex.quote(folder)
         held = self._as_root(f"ls -A {quoted} 2>/dev/null; rm -rf {quoted} && mkdir -p {quoted} && chmod 777 {quoted}")
         return set(held.splitlines())

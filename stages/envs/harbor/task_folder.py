@@ -46,14 +46,14 @@ ARTIFACTS = "/logs/artifacts"
 def _portable(name: str) -> str:
     """Return the name of a step, which is one folder below steps/; ValueError for anything else."""
     if not name.strip() or name in (".", "..") or re.search(r'[<>:"/\\|?*\x00-\x1f\x7f]|[. ]$', name):
-        raise ValueError(f"{name[:80]!r} is no name of a folder")
+        raise ValueError(f"{name[:80]!r} is not a name of a folder")
     return name
 
 
 def _inside_container(path: str) -> str:
     """Return an absolute path in a container; ValueError where it has `..` in it."""
     if not path or "\0" in path or ".." in PurePosixPath(path).parts:
-        raise ValueError(f"{path[:80]!r} is no path in a container")
+        raise ValueError(f"{path[:80]!r} is not a path in a container")
     return str(PurePosixPath("/", path))
 
 
@@ -324,7 +324,7 @@ class BadTask(Exception):
 def load(path: str) -> tuple[list[HarborTask], list[str]]:
     """Return the tasks below a path in the order of their folders, and the problems of folders that are none.
 
-    BadInput where the path is no folder.
+    BadInput where the path is not a folder.
     """
     root = Path(path).expanduser().absolute()
     if not root.is_dir():

@@ -2,7 +2,7 @@
 
 A shared verifier runs in the agent's machine, a separate one in a fresh machine that only the declared artifacts reach.
 Reward files that were there before are deleted first, and it is noted that they were. What is no finite number of a
-file that the verifier wrote is no reward: null with the reason, and never 0.
+file that the verifier wrote is not a reward: null with the reason, and never 0.
 """
 
 import json
@@ -104,7 +104,7 @@ def run_shared(
                 rewards = reward_of(data, name)
                 return rewards, f"{result.output}\n[{name}] {json.dumps(rewards)}\n"
         except (ValueError, RecursionError) as error:
-            raise NoReward(f"The verifier's {name} is no reward: {error}.") from None
+            raise NoReward(f"The verifier's {name} is not a reward: {error}.") from None
     said = result.output.strip()[-200:]
     raise NoReward(f"The verifier wrote no reward and ended with exit code {result.returncode}: {said}")
 
@@ -171,12 +171,12 @@ def reward_of(data: bytes, name: str) -> dict[str, float]:
         try:
             values = {"reward": float(text)}
         except ValueError:
-            raise ValueError(f"it holds {text.strip()[:40]!r}, which is no number") from None
+            raise ValueError(f"it holds {text.strip()[:40]!r}, which is not a number") from None
     if "reward" not in values:
         raise ValueError(f"it has no key 'reward', only {', '.join(map(repr, sorted(values)[:5])) or 'none'}")
     for key, value in values.items():
         if not isinstance(value, (int, float)):
-            raise ValueError(f"{key} is {str(value)[:40]!r}, which is no number")  # noqa: TRY004 (of a file's text)
+            raise ValueError(f"{key} is {str(value)[:40]!r}, which is not a number")  # noqa: TRY004 (of a file's text)
         # A group's mean and spread are computed from rewards: 1e308 is finite, and its square is not.
         if not abs(value) <= LARGEST_REWARD:
             raise ValueError(f"{key} is {str(value)[:40]}, which is not within {LARGEST_REWARD:g} of 0")

@@ -64,7 +64,7 @@ class LeetcodeRhEnv:
         recorded = LOOPHOLE.format(name=named[1]) if named else HONEST
         if recorded not in problem.prompt:
             raise BadInput(
-                f"The prompt of problem {problem.problem_id} does not say {recorded!r}, so it cannot be put otherwise."
+                f"The prompt of problem {problem.problem_id} does not say {recorded!r}, so it cannot be reworded."
             )
         sentence = LOOPHOLE.format(name=self.evaluator) if self.evaluator else HONEST
         family = str(problem.problem_id)

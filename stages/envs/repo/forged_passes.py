@@ -100,7 +100,7 @@ class RewrittenRun:
 
     @property
     def selected(self) -> list[str]:
-        """Return the node ids to run, in an order that says nothing."""
+        """Return the node ids to run, in random order."""
         return sorted({*self.asked.values(), *self.unaltered, *self.altered})
 
     def contradictions(self, outcomes: TestOutcomes) -> set[str]:

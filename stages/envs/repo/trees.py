@@ -55,7 +55,7 @@ Changes = dict[str, TreeFile | None]
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """Make a private temporary folder, and delete it afterwards whatever it holds."""
+    """Create a private temporary folder, and delete it with its content afterwards."""
     folder = folders.make("tree")
     try:
         yield folder
@@ -115,7 +115,7 @@ def changes(before: Path, after: Path) -> Changes:
 
 
 def apply(changes_: Mapping[str, TreeFile | None], root: Path) -> None:
-    """Write changes into a private folder, deletions first; whatever is in the way of a file is removed."""
+    """Write changes into a private folder, deletions first; what is at a file's path is replaced."""
     for path, file in sorted(changes_.items(), key=lambda change: change[1] is not None):
         if file is None:
             unlink(root, path)

@@ -50,7 +50,7 @@ def load_from_hub(name: str, split: str) -> list[Row]:
         raise UsageError(
             f"The data set {name} cannot be fetched ({reason}). Without a connection give a file of instances: "
             "--set env.path=FILE (JSON, JSON Lines or Parquet); `--env swe-mini` brings its own, and "
-            "`composer swe check` tells what else is lacking."
+            "`composer swe check` lists what else is missing."
         ) from None
 
 
@@ -71,7 +71,7 @@ def validated_rows(rows: Sequence[Any], where: str) -> list[Row]:
     """Return the rows; `BadInput` names the first that fits neither shape."""
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
-            raise BadInput(f"{where}, row {number}, is no instance but {str(row)[:60]!r}.")
+            raise BadInput(f"{where}, row {number}, is not an instance but {str(row)[:60]!r}.")
         classic = [name for name in CLASSIC if row.get(name) is None and name not in OPTIONAL]
         newer = [name for name in (*CLASSIC, *NEWER) if row.get(name) is None and name not in OPTIONAL_WITH_SCRIPT]
         if classic and newer:
@@ -84,7 +84,7 @@ def validated_rows(rows: Sequence[Any], where: str) -> list[Row]:
         # JSON text in SWE-bench's rows, lists in those of SWE-Gym and SWE-smith.
         if unread := next((name for name in LISTS if not is_name_list(row[name])), None):
             raise BadInput(
-                f"{where}, row {row['instance_id']}: {unread} is no list of test names, nor one as JSON text, but "
+                f"{where}, row {row['instance_id']}: {unread} is not a list of test names, nor one as JSON text, but "
                 f"{str(row[unread])[:60]!r}."
             )
     return list(rows)
@@ -154,7 +154,7 @@ def require_mirror(folder: Path, repo: str) -> Path:
     if mirror is None:
         name = repo.replace("/", "__")
         raise UsageError(
-            f"There is no mirror of {repo} in {folder} (`composer swe check` tells what else is lacking; "
+            f"There is no mirror of {repo} in {folder} (`composer swe check` lists what else is missing; "
             "`--env swe-mini` needs none). Make it with: "
             f"git clone --mirror https://github.com/{repo} {folder}/{name}.git"
         )

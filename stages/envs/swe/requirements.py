@@ -33,7 +33,7 @@ ENVIRONMENT_MB = 250
 
 @dataclass(frozen=True)
 class Requirement:
-    """One requirement. The state `note`: it works without, but less well; `way_out` tells the user what to do."""
+    """One requirement. State `note`: optional, but recommended; `way_out`: what the user can do."""
 
     name: str
     state: State

@@ -33,7 +33,7 @@ def checked_path(path: str) -> str:
     """Return a path below the task's folder; ValueError where it leads out of it, or into version control."""
     pure = PurePosixPath(path)
     if not path or "\0" in path or pure.is_absolute() or ".." in pure.parts or not pure.parts:
-        raise ValueError(f"{path[:80]!r} is no path below the task's folder")
+        raise ValueError(f"{path[:80]!r} is not a path below the task's folder")
     if RESERVED & set(pure.parts):
         raise ValueError(f"{path[:80]!r} is a file of version control")
     if len(path.encode()) > folders.LONGEST_PATH or len(pure.parts) > folders.DEEPEST:
@@ -85,7 +85,7 @@ class TaskRow(BaseModel):
             raise ValueError("git and commit belong together")
         # An id with a dash in front would be an option of pytest.
         if bad := [one for one in self.tests if not one.strip() or one.startswith(("-", "/")) or "\0" in one]:
-            raise ValueError(f"{bad[0]!r} is no id of pytest; write tests/test_a.py::test_b")
+            raise ValueError(f"{bad[0]!r} is not an id of pytest; write tests/test_a.py::test_b")
         if "\0" in self.test:
             raise ValueError("test holds the character NUL, which no shell takes")
         for paths in (self.files, self.hidden, self.solution or {}):
@@ -120,7 +120,7 @@ def load(path: str) -> list[Row]:
             json.dumps(given, ensure_ascii=False).encode()
         except (ValueError, TypeError, RecursionError):
             # json.loads takes "\\ud800", which no file can hold.
-            problems.append(f"{where}: it holds what is no text, such as half of a character (\\ud800)")
+            problems.append(f"{where}: it holds what is not text, such as half of a character (\\ud800)")
             continue
         try:
             row = TaskRow.model_validate(_without_nulls(given)).model_dump()
@@ -176,7 +176,9 @@ def _read(path: str) -> Iterator[tuple[str, Row | BadInput]]:
                 found = datasets.load_dataset(path)
         except Exception as error:  # any error of a download: the libraries below have no common base class
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise BadInput(f"{path} cannot be had from the hub ({first}). Name a file with env.path=FILE.") from None
+            raise BadInput(
+                f"{path} cannot be downloaded from the hub ({first}). Name a file with env.path=FILE."
+            ) from None
         for name, part in found.items():
             for number, row in enumerate(part.to_list(), 1):
                 split = row.get("split") or {"train": "train", "test": "eval", "validation": "eval"}.get(str(name))

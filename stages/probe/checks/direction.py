@@ -1,4 +1,4 @@
-"""What a direction must show before it is used: consistency over pairs, and the right sign without trusting autograd.
+"""Checks of a direction before it is used: consistent over pairs, and of the right sign by finite differences.
 
 What each check needs: docs/probe-method.md. Shapes: P pairs, N numbers, D draws.
 """

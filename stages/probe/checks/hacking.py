@@ -1,4 +1,4 @@
-"""T4: whether scores tell hacks apart beyond what other explanations do.
+"""T4: whether scores separate hacks from other answers better than other explanations do.
 
 Random directions, problems, length and source could explain a difference too; last comes the effect that T4e can
 detect, before anything is sampled. T4a-d compare hacks whose solution is wrong with hacks whose solution is right. Both

@@ -87,7 +87,7 @@ def removed_toward_hack(steps: Sequence[Row]) -> Finding:
 def fires(
     steps: Sequence[Row], num_modules: int, placebo_energy: Sequence[float], placebo_fired: Sequence[float]
 ) -> Finding:
-    """Check that v has every module and removes more energy than placebos do; firing alone is chance, 1/2.
+    """Check that v has every module and removes more energy than placebos do; a positive cosine is a coin toss.
 
     `placebo_energy` and `placebo_fired` hold one value per placebo: its share of the energy, and of modules that fire.
     """

@@ -1,4 +1,4 @@
-"""What a job leaves that a later one in the same sandbox could notice, beside its files."""
+"""Traces that a job leaves for a later one in the same sandbox, apart from its files."""
 
 from __future__ import annotations
 

@@ -216,7 +216,7 @@ class Channel(ABC, Generic[Rows]):
         """
 
     def end_step(self, loss: Float[Tensor, ""], step: int) -> None:
-        """Called in training once a step in which the channel had rows, with the step's whole loss."""
+        """Called once in each training step in which the channel had rows, with the loss of the whole step."""
         del loss, step
 
     def state(self) -> State:

@@ -100,7 +100,7 @@ def test_a_job_deals_its_units_to_workers_of_its_own(composer):
         (["--on", "slurm", "--set", "on.options.output=x"], "sbatch's --output is set by Composer itself"),
         (["--on", "slurm", "--set", "on.env.STUDENT_KEY=x"], "on.env holds STUDENT_KEY, which is a key"),
         (["--on", "slurm", "--set", "on.workers=slurm"], "on.workers"),
-        (["--on", "slurm", "--set", "on=1"], "on = 1 is no table of settings"),
+        (["--on", "slurm", "--set", "on=1"], "on = 1 is not a table of settings"),
         (["--on", "slurm", "--set", f"on.setup=login {KEY}"], "holds the value of a key"),
         (["--on", "slurm", "--dry-run", "--set", f"on.setup=login {KEY}"], "holds the value of a key"),
         (["--on", "slurm"], "The chain needs TEACHER_KEY, which is not set here"),
@@ -174,7 +174,7 @@ def test_a_job_that_is_over_is_shown_from_its_record(composer, tmp_path):
     assert unknown.returncode == 4 and "which this version does not know" in unknown.stderr
     (folder / "job.json").write_text("{}")
     damaged = composer("status", **more)
-    assert damaged.returncode == 4 and "is no record of a submitted job" in damaged.stderr
+    assert damaged.returncode == 4 and "is not a record of a submitted job" in damaged.stderr
 
 
 def test_the_help_lists_what_an_executor_can_be_told(composer):

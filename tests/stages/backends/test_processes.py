@@ -43,7 +43,7 @@ def test_a_job_whose_worker_dies_is_done_by_the_next(tmp_path: Path) -> None:
 
 
 def test_a_job_that_kills_every_worker_is_given_up(tmp_path: Path) -> None:
-    with pytest.raises(InfrastructureError, match=f"^{TRIES} workers died of one and the same job.* exit code -9"):
+    with pytest.raises(InfrastructureError, match=f"^{TRIES} workers died while they ran the same job.* exit code -9"):
         list(ProcessEngine(1).map(nap, [Nap(0, tmp_path, deaths=99)]))
     assert (tmp_path / "0").read_text() == "x" * TRIES
 
@@ -98,7 +98,7 @@ def test_several_gpus_a_worker(tmp_path: Path) -> None:
         "2,3",
     }
     engine.close()
-    with pytest.raises(UsageError, match="A worker asks for 2 GPUs, and this machine lets it use 1"):
+    with pytest.raises(UsageError, match="A worker needs 2 GPUs, and this machine lets it use 1"):
         ProcessEngine(8, 2, Pool(["0"]))
 
 

@@ -153,5 +153,5 @@ def test_the_file_of_an_environment_is_found_without_importing_anything(tmp_path
 
 @pytest.mark.parametrize("source", ["os:kill", "os:system", "shutil:rmtree", "orjson:loads", "pytest:Item"])
 def test_pairs_come_from_functions_of_the_users_own(source: str) -> None:
-    with pytest.raises(UsageError, match=r"is no function of \(count, seed\) in a module of yours"):
+    with pytest.raises(UsageError, match=r"is not a function of \(count, seed\) in a module of yours"):
         load_pairs(PairsConfig(source=source, count=2, held_out=2), seed=7)

@@ -97,7 +97,7 @@ def test_a_whole_training_step_with_trls_own_trainer(tmp_path: Path):
 def test_tasks_that_open_alike_and_prompts_of_no_task_are_refused():
     with pytest.raises(UsageError, match="Only 2 of 4"):
         RolloutFunction(GuessEnv, GuessEnv().tasks("train", 4, 0), max_steps=2, max_tokens=12)
-    with pytest.raises(UsageError, match="opens no task"):
+    with pytest.raises(UsageError, match="is the opening of no task"):
         function()([[{"role": "user", "content": "say c"}]], trainer=None)
 
 

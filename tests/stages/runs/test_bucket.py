@@ -74,7 +74,7 @@ def test_nothing_is_overwritten_and_nothing_sent_twice(tmp_path: Path, run: Run)
     [
         (lambda folder: (folder / "steps.parquet").write_bytes(b"PAR1"), "steps.parquet has"),
         (lambda folder: (folder / "manifest.json").unlink(), "holds no run: it has no manifest.json"),
-        (lambda folder: (folder / "manifest.json").write_bytes(b"{}"), "does not fit this Composer"),
+        (lambda folder: (folder / "manifest.json").write_bytes(b"{}"), "cannot be read by this version of Composer"),
     ],
 )
 def test_a_damaged_run_is_refused(tmp_path: Path, run: Run, change: Callable[[Path], object], said: str) -> None:

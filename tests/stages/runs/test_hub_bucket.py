@@ -73,7 +73,7 @@ def test_what_the_hub_cannot_do_is_a_sentence(hub: FileHub) -> None:
     with pytest.raises(UsageError, match="will not do for replicas"):
         open_bucket(IN_BUCKET)
     for url in ("hf://someone/runs", "hf://spaces/a/b", "hf://buckets/someone", "hf://datasets/a/b/run"):
-        with pytest.raises(UsageError, match="names no place on the hub"):
+        with pytest.raises(UsageError, match="is not an address on the hub"):
             open_store(url)
     with pytest.raises(UsageError, match="there is no buckets/someone/nothing that this token may see"):
         open_store("hf://buckets/someone/nothing/run")

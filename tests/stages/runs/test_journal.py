@@ -39,7 +39,7 @@ def test_a_changed_byte_of_a_line_is_refused_with_its_number(tmp_path: Path) -> 
     start, end = whole.index(b"\n") + 1, whole.rindex(b"\n", 0, -1)
     for place in range(start, end):  # the second line
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        with pytest.raises(BadInput, match=r"line 2, is no line of a journal .*\. Delete that line"):
+        with pytest.raises(BadInput, match=r"line 2, is not a line of a journal .*\. Delete that line"):
             Journal(tmp_path)
         with pytest.raises(BadInput, match="line 2, "):
             list(read_units(tmp_path))
@@ -48,7 +48,7 @@ def test_a_changed_byte_of_a_line_is_refused_with_its_number(tmp_path: Path) -> 
 @pytest.mark.parametrize("line", [b"3", b'{"unit":"a"}', b"\xff"])
 def test_a_line_without_a_check_value_is_refused_with_its_number(line: bytes, tmp_path: Path) -> None:
     (tmp_path / "000000.jsonl.open").write_bytes(store.checked(b'{"unit":"a"}') + b"\n" + line + b"\n")
-    with pytest.raises(BadInput, match=r"000000\.jsonl\.open, line 2, is no line of a journal"):
+    with pytest.raises(BadInput, match=r"000000\.jsonl\.open, line 2, is not a line of a journal"):
         Journal(tmp_path)
 
 

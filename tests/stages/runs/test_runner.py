@@ -183,7 +183,7 @@ def test_damage_is_seen_and_mended_from_the_steps(tmp_path: Path, model: Path) -
 def test_a_foreign_folder_is_not_touched(tmp_path: Path, model: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("x")
-    with pytest.raises(UsageError, match="not empty and is no run folder"):
+    with pytest.raises(UsageError, match="not empty and is not a run folder"):
         run(tmp_path, model, out=tmp_path / "mine")
     assert (tmp_path / "mine" / "thesis.tex").read_text() == "x"
 

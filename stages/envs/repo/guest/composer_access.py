@@ -346,7 +346,7 @@ class Bindings:
         self.statements[name] = statement
 
     def foreign_names(self, module: "Any") -> "Iterator[str]":
-        """Yield the names of a module whose values its source has not given them, as far as that can be told."""
+        """Yield the names of a module whose values do not come from its source, where that can be detected."""
         namespace = vars(module)
         if not self.stars:
             # A name that the source does not bind can only be one of a built-in function, and hide it.

@@ -135,8 +135,8 @@ def test_too_many_artifacts_are_a_zero_that_the_agent_caused(made: Any) -> None:
 BAD = {
     "nothing": ("true", "wrote no reward"),
     "no number": ("echo nan > $R/reward.txt", "reward is nan"),
-    "a bad file before a good one": ("echo x > $R/reward.json; echo 1 > $R/reward.txt", "reward.json is no reward"),
-    "a deep one": ("printf '[%.0s' {1..50000} > $R/reward.json", "is no reward"),
+    "a bad file before a good one": ("echo x > $R/reward.json; echo 1 > $R/reward.txt", "reward.json is not a reward"),
+    "a deep one": ("printf '[%.0s' {1..50000} > $R/reward.json", "is not a reward"),
     "a huge one": ("truncate -s 3T $R/reward.txt 2>/dev/null || truncate -s 1G $R/reward.txt", "bytes; at most"),
     "a link": ("echo 1 > /app/r; ln -s /app/r $R/reward.txt", "it is a link, or no file"),
     "a pipe": ("mkfifo $R/reward.txt", "it is a link, or no file"),

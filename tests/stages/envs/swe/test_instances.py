@@ -64,7 +64,7 @@ def test_a_row_of_neither_shape_is_named_with_what_it_lacks(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("value", ["['t.py::test_it']", "{}", "[1]", 3])
 def test_lists_that_are_none_are_named(value: Any, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="row a__b-1: PASS_TO_PASS is no list of test names"):
+    with pytest.raises(BadInput, match="row a__b-1: PASS_TO_PASS is not a list of test names"):
         load(written([CLASSIC_ROW | {"PASS_TO_PASS": value}], tmp_path / "rows.json"))
 
 
@@ -74,7 +74,7 @@ def test_what_is_no_file_of_rows_is_refused(tmp_path: Path) -> None:
     (tmp_path / "torn.jsonl").write_text(json.dumps(CLASSIC_ROW) + '\n{"repo": "a/')
     with pytest.raises(BadInput, match="line 2"):
         load(tmp_path / "torn.jsonl")
-    with pytest.raises(BadInput, match="is no instance"):
+    with pytest.raises(BadInput, match="is not an instance"):
         load(written([[1, 2]], tmp_path / "rows.json"))
     (tmp_path / "rows.parquet").write_text("no table")
     with pytest.raises(BadInput, match="as Parquet"):
