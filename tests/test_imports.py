@@ -12,7 +12,8 @@ LAYERS = {
     "stages": (
         "integrations | teachers",
         "pairs",
-        "training | formats | evaluation",
+        "formats | evaluation",
+        "training",
         "gradients",
         "losses | rollouts | diloco",
         "policy",

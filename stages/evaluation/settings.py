@@ -15,15 +15,8 @@ from typing import Any
 
 from stages.policy.base import PolicyConfig
 from stages.runs.run import Run
+from stages.training.channels import CHANNELS
 
-USED_BY: Mapping[str, frozenset[str]] = {
-    "pairs": frozenset({"dpo", "simpo", "sft"}),
-    "hints": frozenset({"sdpo"}),
-    "taid": frozenset({"taid"}),
-    "eopd": frozenset({"eopd"}),
-    "teacher": frozenset({"taid", "eopd"}),
-}
-"""The channels that read a group of settings."""
 CHOSEN = {
     "learning_rate": "optimisation.learning_rate",
     "adapter_rank": "adapter.rank",
@@ -108,10 +101,9 @@ def settings_differences(arms: Mapping[str, Mapping[int, Settings]]) -> tuple[Ar
 def uses(trainings: Mapping[int, Settings], name: str) -> bool:
     """Return whether an arm has a setting: those of a channel only where the channel has a weight."""
     group = "pairs" if name == PAIR_SETS else name.partition(".")[0]
-    if group not in USED_BY:
-        return True
+    readers = [channel for channel, spec in CHANNELS.items() if group == channel or group in spec.needs]
     weights = next(iter(trainings.values()))
-    return any(weights.get(f"weights.{channel}", "0") not in ("0", UNSET) for channel in USED_BY[group])
+    return not readers or any(weights.get(f"weights.{channel}", "0") not in ("0", UNSET) for channel in readers)
 
 
 def training_settings(run: Run) -> Settings:
