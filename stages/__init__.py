@@ -108,7 +108,7 @@ STAGES = {
     "probe-watch": StageEntry(
         "stages.probe.watch", "Watch a training run: do its updates turn toward a hack, and when?", "probe"
     ),
-    "probe-plot": StageEntry("stages.probe.plot", "Draw the probe's figures, each with a CSV twin.", "probe"),
+    "probe-plot": StageEntry("stages.probe.plot", "Draw the probe's figures, as PNG and CSV.", "probe"),
 }
 """Every stage by its name, in order. Whatever lists stages derives from this: commands, help, presets."""
 

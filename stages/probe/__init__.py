@@ -9,7 +9,7 @@ uat.py - the checks T1 to T4 and what they decide
 grpo.py - a GRPO trajectory and whether its own gradient leads to hacking
 compare.py - LoRA against SVD, one direction against another, projected against vanilla trajectories
 watch.py - an alarm on a training run: does it turn toward a hack?
-plot.py - figures of all of it, each with a CSV twin
+plot.py - figures of all of it, as PNG and CSV
 settings.py - settings of replays and trajectories, and those that stages share
 rows.py - pool rows of rollouts, of other runs' rollouts and of recorded files
 sources.py - the models that fill a pool, and groups of answers with advantages

@@ -1,4 +1,4 @@
-"""The probe's figures: the rows of numbers of each, their CSV twin, and the PNG that is drawn from those rows alone.
+"""The probe's figures: the rows of numbers of each, written as CSV and drawn as PNG.
 
 The ten `FIGURES` of `probe plot` are those of the probe's plan, by its numbers. t and d are as in `statistics` and
 `metrics`. `watch_png` is the figure of `probe watch`. Equal rows give equal bytes.

@@ -1,4 +1,4 @@
-"""probe plot: the probe's ten figures, of whatever runs are given, each as PNG with a CSV twin.
+"""probe plot: draw the probe's ten figures from the given runs, as PNG and CSV.
 
 Reads replays, the score of the vanilla one, and trajectories; draws what they suffice for. Equal runs give equal bytes.
 """

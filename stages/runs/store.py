@@ -432,7 +432,7 @@ class Journal:
     def _recover(self) -> list[bytes]:
         """Return the complete lines of the open file; cut off a torn last line, so that appending starts anew."""
         for stale in set(self.folder.glob("*.open")) - {self._open_path}:
-            stale.unlink()  # its sealed twin was renamed into place just before the process died
+            stale.unlink()  # its sealed copy was renamed into place just before the process died
         if not self._open_path.exists():
             return []
         lines = open_lines(self._open_path)
