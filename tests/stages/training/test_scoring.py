@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.flash import flash_on_cpu
 from support.models import tiny_model
 from transformers import (
     AutoModelForCausalLM,
@@ -43,6 +42,7 @@ from stages.training.scoring import (
     split_until,
     token_log_probs,
 )
+from tests.stages.training.flash import flash_on_cpu
 
 TREES = [
     Tree([5, 6, 7, 8], ([9, 10, 11], [12, 13])),
