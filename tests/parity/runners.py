@@ -5,6 +5,7 @@ come from the case's args, never from its name.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -100,20 +101,28 @@ def not_run(recorded: Mapping[str, Any]) -> str | None:
 # The generalised Jensen-Shannon family: OPSD; TRL's GKD and GOLD, and TRL's chunked divergence.
 
 
-def _divergence(
-    case: Case, logits: tuple[Tensor, Tensor, Tensor | None], *, least_divisor: int, **changed: Any
-) -> Tensor:
-    """Sum or mean over the positions whose label is not -100 (all without labels)."""
-    student, teacher, labels = logits
+def _divergence(case: Case, *, least_divisor: int = 1, shifted: bool = False, **changed: Any) -> Outcome:
+    """Sum or mean over the positions whose label is not -100 (all without labels).
+
+    least_divisor: of a mean over no position. shifted: logits predict the next position's label. changed: options that
+    upstream's caller gives other values than the case's.
+    """
     args = {**case.args, **changed}
+    student, teacher, labels = case.inputs["student_logits"], case.inputs["teacher_logits"], case.optional("labels")
+    if (own := args.get("student_prompt_length")) is not None:
+        other = args["teacher_prompt_length"]
+        student, teacher, labels = student[:, own - 1 : -1], teacher[:, other - 1 : -1], labels[:, own:]
+    if shifted:
+        student, teacher, labels = student[:, :-1], teacher[:, :-1], labels[:, 1:]
     active = torch.ones_like(student[..., 0], dtype=torch.bool) if labels is None else labels != IGNORED
+    top_k = args.get("top_k", args.get("top_k_loss"))
     options = {
         "beta": args["beta"],
         "temperature": args["temperature"],
-        "top_k": args.get("top_k"),
+        "top_k": top_k,
         "top_k_of": "teacher",
         "outside": "renormalised",
-        "largest": args.get("token_clip"),
+        "largest": args.get("token_clip", args.get("jsd_token_clip")),
     }
     total, _ = over_tokens(
         lambda own, other: divergence(own, other, **options).unsqueeze(-1),
@@ -123,46 +132,12 @@ def _divergence(
     )
     items, reduction = args.get("num_items_in_batch"), args.get("reduction", "batchmean")
     if items is not None:
-        return total / items
-    if reduction == "mean":
-        return total / (active.sum() * (args.get("top_k") or student.shape[-1]))
+        return Outcome(total / items)
     if reduction == "sum":
-        return total
-    return total / (len(student) if labels is None else active.sum().clamp_min(least_divisor))
-
-
-def _logits(case: Case) -> tuple[Tensor, Tensor, Tensor | None]:
-    return case.inputs["student_logits"], case.inputs["teacher_logits"], case.optional("labels")
-
-
-def _shifted(case: Case) -> tuple[Tensor, Tensor, Tensor]:
-    student, teacher, labels = case.inputs["student_logits"], case.inputs["teacher_logits"], case.inputs["labels"]
-    return student[:, :-1], teacher[:, :-1], labels[:, 1:]
-
-
-def _opsd(case: Case) -> Outcome:
-    return Outcome(_divergence(case, _logits(case), least_divisor=0))
-
-
-def _gkd(case: Case) -> Outcome:
-    return Outcome(_divergence(case, _logits(case), least_divisor=1))
-
-
-def _gkd_batch(case: Case) -> Outcome:
-    """GKD never passes its temperature to the divergence."""
-    return Outcome(_divergence(case, _shifted(case), least_divisor=1, temperature=1.0))
-
-
-def _gold_batch(case: Case) -> Outcome:
-    return Outcome(_divergence(case, _shifted(case), least_divisor=1))
-
-
-def _opsd_batch(case: Case) -> Outcome:
-    own, other = case.args["student_prompt_length"], case.args["teacher_prompt_length"]
-    student, teacher, labels = _logits(case)
-    logits = student[:, own - 1 : -1], teacher[:, other - 1 : -1], labels[:, own:]
-    options = {"top_k": case.args["top_k_loss"], "token_clip": case.args.get("jsd_token_clip")}
-    return Outcome(_divergence(case, logits, least_divisor=0, **options))
+        return Outcome(total)
+    if reduction == "mean":
+        return Outcome(total / (active.sum() * (top_k or student.shape[-1])))
+    return Outcome(total / (len(student) if labels is None else active.sum().clamp_min(least_divisor)))
 
 
 def _chunked_divergence(case: Case) -> Outcome:
@@ -474,16 +449,17 @@ def _prime_rl(case: Case) -> Outcome:
     return Outcome(found.loss, found.metrics)
 
 
+OPSD = partial(_divergence, least_divisor=0)
 RUNNERS: dict[str, Runner] = {
-    "generalized_jsd_loss": _opsd,
-    "generalized_jsd_loss[token_clip version]": _opsd,
-    "OPSDTrainer.compute_loss": _opsd_batch,
-    "OPSDTrainer.compute_loss[token_clip version]": _opsd_batch,
+    "generalized_jsd_loss": OPSD,
+    "generalized_jsd_loss[token_clip version]": OPSD,
+    "OPSDTrainer.compute_loss": OPSD,
+    "OPSDTrainer.compute_loss[token_clip version]": OPSD,
     "_update_ema": _update_ema,
-    "GKDTrainer.generalized_jsd_loss": _gkd,
-    "GKDTrainer.compute_loss": _gkd_batch,
-    "GOLDTrainer.generalized_jsd_loss": _gkd,
-    "GOLDTrainer.compute_loss": _gold_batch,
+    "GKDTrainer.generalized_jsd_loss": _divergence,
+    "GKDTrainer.compute_loss": partial(_divergence, shifted=True, temperature=1.0),  # which GKD never passes
+    "GOLDTrainer.generalized_jsd_loss": _divergence,
+    "GOLDTrainer.compute_loss": partial(_divergence, shifted=True),
     "_chunked_divergence_loss": _chunked_divergence,
     "compute_self_distillation_loss": _sdpo_from_log_probs,
     "dp_actor forward + compute_self_distillation_loss": _sdpo_from_logits,
