@@ -113,8 +113,9 @@ def first_sentence(text: str) -> str:
 
 def described(config: Any, prefix: str = "") -> list[tuple[str, str, str]]:
     """Return key, `KEY=DEFAULT` and description of every setting, with the allowed words where there are few."""
-    from stages.runs.settings import default_of, known
+    from stages.runs.settings import default_of, describe, known
 
+    describe(config)
     rows = []
     for name, field in known(config):
         default = default_of(field)

@@ -134,6 +134,9 @@ class StageCommand(HelpCommand):
 
 def of_fields(model: Any) -> Declared:
     """Return the options that fields of a model are: those that carry one of typer's, with their text as its help."""
+    from stages.runs.settings import describe
+
+    describe(model)
     declared: Declared = {}
     for name, field in model.model_fields.items():
         for mark in (one for one in field.metadata if isinstance(one, OptionInfo)):
