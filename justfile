@@ -113,7 +113,7 @@ probe-smoke *ARGS: (_preset "probe-smoke" ARGS)
 [no-exit-message]
 probe-grpo *ARGS: (_preset "probe-grpo" ARGS)
 
-# The same chain and its trajectories in a LoRA's coordinates.
+# The same chain and its trainings in a LoRA's coordinates.
 [no-exit-message]
 probe-lora *ARGS: (_preset "probe-lora" ARGS)
 

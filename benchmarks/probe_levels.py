@@ -44,8 +44,8 @@ from stages.probe.direction import DRAWN, all_placebos
 from stages.probe.extract_vhack import PairsConfig
 from stages.probe.metrics import probe_rows, row_metrics, stacked_cosines
 from stages.probe.rows import as_tokens
+from stages.probe.start import interpolate_weights
 from stages.probe.statistics import FROM_HACKS, Draws, Labelled, labelled, regress
-from stages.probe.trajectories import interpolate_weights
 from stages.runs import runner
 from stages.runs.catalog import assign_inputs
 from stages.runs.kinds import PLACEBO, PROBE_CHECK, PROBE_ROW, PROBE_SCORE, ROLLOUT, WATCHED

@@ -115,8 +115,8 @@ if TYPE_CHECKING:
     from stages.probe.extract_vhack import Config as _ProbeExtractVhack
     from stages.probe.plot import Config as _ProbePlot
     from stages.probe.score import Config as _ProbeScore
-    from stages.probe.settings import GrpoConfig as _ProbeGrpo
     from stages.probe.settings import ReplayConfig as _ProbeReplay
+    from stages.probe.start import Config as _ProbeStart
     from stages.probe.svd import Config as _ProbeSvd
     from stages.probe.teacher_pool import Config as _ProbeTeacherPool
     from stages.probe.uat import Config as _ProbeUat
@@ -160,7 +160,7 @@ if TYPE_CHECKING:
 
     class _ProbeUatWords(Arguments, _ProbeUat): ...
 
-    class _ProbeGrpoWords(Arguments, _ProbeGrpo): ...
+    class _ProbeStartWords(Arguments, _ProbeStart): ...
 
     class _ProbeCompareWords(Arguments, _ProbeCompare): ...
 
@@ -189,7 +189,7 @@ if TYPE_CHECKING:
         replay = _function(_ProbeReplayWords, ReadableRun)
         score = _function(_ProbeScoreWords, ReadableRun)
         uat = _function(_ProbeUatWords, ReadableRun)
-        grpo = _function(_ProbeGrpoWords, ReadableRun)
+        start = _function(_ProbeStartWords, ReadableRun)
         compare = _function(_ProbeCompareWords, ReadableRun)
         watch = _function(_ProbeWatchWords, ReadableRun)
         plot = _function(_ProbePlotWords, ReadableRun)

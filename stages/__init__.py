@@ -99,11 +99,11 @@ STAGES = {
         "stages.probe.score", "Score kept gradients against a direction and its placebos, without a model.", "probe"
     ),
     "probe-uat": StageEntry("stages.probe.uat", "Run the checks T1 to T4 and say what they decide.", "probe"),
-    "probe-grpo": StageEntry(
-        "stages.probe.grpo", "Follow a GRPO trajectory: does its own gradient lead to hacking?", "probe"
+    "probe-start": StageEntry(
+        "stages.probe.start", "Make a student that hacks sometimes, between an honest model and a hacking one.", "probe"
     ),
     "probe-compare": StageEntry(
-        "stages.probe.compare", "Compare LoRA with SVD, directions, or projected with vanilla trajectories.", "probe"
+        "stages.probe.compare", "Compare LoRA with SVD, directions, or projected with vanilla trainings.", "probe"
     ),
     "probe-watch": StageEntry(
         "stages.probe.watch", "Watch a training run: do its updates turn toward a hack, and when?", "probe"

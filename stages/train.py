@@ -1,10 +1,10 @@
 """train: one arm, by GRPO on the environment's reward; channels with a weight add their losses to it.
 
-Reads an environment, a model and, for channels on preference pairs, extracted pairs; writes a Hugging Face folder
-(of an adapter alone, where one was trained), `checkpoint.json` (what `evaluate` needs to know of it), `metrics.jsonl`,
-and as tables the rollouts that were played, their rewards, and the hints. Training resumes from its newest complete
-checkpoint and then gives what an uninterrupted run gives. Under torchrun every process trains the same model on its
-share of each step's rollouts, and the first one writes the run.
+Reads an environment, a model (of the settings, or of a run of `composer probe start`) and, for channels on preference
+pairs, extracted pairs; writes a Hugging Face folder (of an adapter alone, where one was trained), `checkpoint.json`
+(what `evaluate` needs to know of it), `metrics.jsonl`, and as tables the rollouts that were played, their rewards, and
+the hints. Training resumes from its newest complete checkpoint and then gives what an uninterrupted run gives. Under
+torchrun every process trains the same model on its share of each step's rollouts, and the first one writes the run.
 """
 
 import tempfile
@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 from stages.backends import resources
 from stages.backends.ranks import Ranks, join, world_size
 from stages.envs.base import Task
+from stages.policy.base import VLLM
 from stages.policy.serving import Serving
 from stages.runs import reporting, store
-from stages.runs.kinds import CHECKPOINT, DIRECTION, HINT, PAIR, ROLLOUT, ROLLOUT_GRADIENT, STEP, TRAINING_REWARD
+from stages.runs.kinds import CHECKPOINT, DIRECTION, HINT, PAIR, ROLLOUT, ROLLOUT_GRADIENT, START, STEP, TRAINING_REWARD
 from stages.runs.run import Inputs, Interrupted, RunWriter, Slot
 from stages.runs.stage import Plan, Stage
 from stages.training.channels import row_sources
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 def plan(inputs: Inputs, config: Config) -> Plan:
     """Plan the steps and their rollouts; refuses settings that contradict each other."""
+    config = _started(inputs, config)
     resolved = resolve(config, world_size(), inputs, _longest_row(inputs))
     if config.trl:
         from stages.training.trl_arguments import trl_arguments
@@ -54,6 +56,14 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     )
 
 
+def _started(inputs: Inputs, config: Config) -> Config:
+    """Return the settings with the model of the run that training starts from, where one is given."""
+    if (given := inputs.optional("start")) is None:
+        return config
+    model = f"{VLLM if config.policy.served else ''}{given.folder(START)}"
+    return config.model_copy(update={"policy": config.policy.model_copy(update={"model": model})})
+
+
 def _longest_row(inputs: Inputs) -> int:
     """Return the tokens of the longest row of the direction's pairs; 0 where no direction is given."""
     if (given := inputs.optional("direction")) is None:
@@ -66,7 +76,7 @@ def _longest_row(inputs: Inputs) -> int:
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Train, or resume training, then save the model and the metrics; the first process alone writes to `out`."""
-    ranks = join()
+    ranks, config = join(), _started(inputs, config)
     resolved = resolve(config, ranks.count, inputs, _longest_row(inputs))
     tasks = resolved.config.draw(resolved.config.opener(), resolved.config.tasks)
     from stages.policy.local import checkpointed, load_model
@@ -279,7 +289,11 @@ STAGE = Stage(
 >>> plan.units, plan.what
 (10, 'steps')""",
     config=Config,
-    inputs={"pairs": Slot(PAIR, optional=True), "direction": Slot(DIRECTION, optional=True)},
+    inputs={
+        "pairs": Slot(PAIR, optional=True),
+        "direction": Slot(DIRECTION, optional=True),
+        "start": Slot(START, optional=True),
+    },
     outputs={
         "checkpoint": CHECKPOINT,
         "rollouts": ROLLOUT,

@@ -26,7 +26,7 @@ LAYERS = {
         "errors | layout | plurals",
     ),
     "stages.probe": (
-        "figures | watching | trajectories",
+        "figures | watching | arms",
         "descent",
         "sources",
         "checks",

@@ -20,7 +20,7 @@ from stages.plurals import counted
 from stages.runs import queries
 from stages.runs.catalog import find_input, name, references
 from stages.runs.display import Table, plain
-from stages.runs.kinds import CHECKPOINT, KINDS, Row
+from stages.runs.kinds import KINDS, Row
 from stages.runs.queries import RolloutPage
 from stages.runs.run import Inputs, Run
 from stages.runs.stage import load_stage
@@ -147,7 +147,7 @@ def metric_rows(run: Run, last: int = 0) -> list[dict[str, Any]]:
 def first_rows(run: Run, number: int) -> dict[str, list[Row]]:
     """Return the first rows of every table of a run."""
     names = [out["kind"].partition("/")[0] for out in run.manifest.outputs.values()]
-    kinds = [KINDS[name] for name in names if name in KINDS and name != CHECKPOINT.name]
+    kinds = [KINDS[name] for name in names if name in KINDS and KINDS[name].columns]
     return {str(kind): list(islice(run.scan(kind).rows(), number)) for kind in kinds}
 
 
@@ -195,7 +195,7 @@ def summary(run: Run, found: RolloutPage | None) -> dict[str, str]:
     }
     if found is None:
         tables = [(out["rows"], KINDS.get(out["kind"].partition("/")[0])) for out in m.outputs.values()]
-        words["holds"] = ", ".join(f"{rows:,} {kind.plural}" for rows, kind in tables if kind and kind != CHECKPOINT)
+        words["holds"] = ", ".join(f"{rows:,} {kind.plural}" for rows, kind in tables if kind and kind.columns)
     else:
         ended = {what: sum(n for o, n in found.outcomes.items() if o.startswith(what)) for what in ("passed", "failed")}
         graded = sum(ended.values())

@@ -6,11 +6,11 @@ teacher_pool.py - answers of a hacking teacher, of the same teacher without its 
 replay.py - a student learns from the pool; every row's gradient is measured and kept
 score.py - v and its placebos on kept gradients, without a model
 uat.py - the checks T1 to T4 and what they decide
-grpo.py - a GRPO trajectory and whether its own gradient leads to hacking
-compare.py - LoRA against SVD, one direction against another, projected against vanilla trajectories
+start.py - a student between an honest model and a hacking one, to train from
+compare.py - LoRA against SVD, one direction against another, projected against vanilla trainings
 watch.py - an alarm on a training run: does it turn toward a hack?
 plot.py - figures of all of it, as PNG and CSV
-settings.py - settings of replays and trajectories, and those that stages share
+settings.py - settings of replays, and those that stages share
 rows.py - pool rows of rollouts, of other runs' rollouts and of recorded files
 sources.py - the models that fill a pool, and groups of answers with advantages
 loras.py - LoRAs of PEFT that are added to a model of a pool
@@ -18,7 +18,7 @@ memory.py - how much memory a stage takes, before anything is loaded
 direction.py - the direction of pairs, placebo directions, and stored gradients scored with both
 metrics.py - metrics of gradients along a direction, the rows of a step, and how far a student has moved
 descent.py - an arm: an optimiser step that takes a direction out; and the replay
-trajectories.py - the GRPO trajectories of one arm, seed by seed
+arms.py - the steps of trainings, by arm
 statistics.py - statistics of labelled rows that are not independent, and effect sizes comparable across adapters
 watching.py - a watched training, checkpoint by checkpoint
 checks/ - what is tested, and what decides

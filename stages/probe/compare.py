@@ -1,8 +1,9 @@
-"""probe compare: two scores of one pool, or the trajectories of several arms.
+"""probe compare: two scores of one pool, or the trainings of several arms.
 
 Scores on an SVD and on a LoRA adapter are R6, scores under an NLL and a GRPO direction are R7; both compare effect
-sizes with intervals on the same rows. Trajectories of the arms vanilla, projected and projected_random are R5; those of
-both kinds of adapter are R6 once more, by how much projection slows each. Scores need the replays they were made from.
+sizes with intervals on the same rows. Trainings (`composer train`) with nothing, v and a random direction taken out are
+R5, with an evaluation of them that tells their solve rates; those of singular values and of a LoRA are R6 once more, by
+how much projection slows each. Scores need the replays they were made from. Writes `trajectories` of trainings.
 """
 
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from stages.errors import BadInput
-from stages.runs.kinds import PROBE_CHECK, PROBE_ROW, PROBE_SCORE, TRAJECTORY
+from stages.runs.kinds import EVAL_ITEM, PROBE_CHECK, PROBE_ROW, PROBE_SCORE, TRAINING_REWARD, TRAJECTORY
 from stages.runs.run import Inputs, Run, RunWriter, Slot
 from stages.runs.settings import StageConfig
 from stages.runs.stage import Plan, Stage
@@ -32,22 +33,24 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
-    """Compare what was given; `BadInput` when that is neither two scores nor trajectories."""
+    """Compare what was given; `BadInput` when that is neither two scores nor trainings."""
+    from stages.probe.arms import trajectories
     from stages.probe.checks.check import write_checks
-    from stages.probe.checks.trajectories import reductions_match, trajectories_slowed
+    from stages.probe.checks.trajectories import arms_learn, reductions_match, trajectories_slowed
 
     checks = []
-    if "trajectories" in inputs:
-        rows = [row for run in inputs.many("trajectories") for row in run.rows(TRAJECTORY)]
+    if "trainings" in inputs:
+        rows = trajectories(inputs.many("trainings"), inputs.optional("evaluation"))
         matched = reductions_match(rows)
-        # R5 needs three arms; trajectories of two adapters without the random arm are compared by R6 alone.
+        # R5 needs three arms; trainings of two adapters without the random arm are compared by R6 alone.
         three = any(row["arm"] == "projected_random" for row in rows)
-        checks += [*(trajectories_slowed(rows) if three or not matched else []), *matched]
+        checks += [*arms_learn(rows), *(trajectories_slowed(rows) if three or not matched else []), *matched]
+        out.table(TRAJECTORY, rows, "trajectories")
     if "scores" in inputs:
         checks.append(_compare_scores(inputs.many("scores"), inputs.many("rows"), config))
     if not checks:
         raise BadInput(
-            "compare needs two scores with their replays, or trajectories of several arms. Give them with --from."
+            "compare needs two scores with their replays, or the trainings of several arms. Give them with --from."
         )
     out.table(PROBE_CHECK, [check.row() for check in checks])
     write_checks(out, checks, "compare", checks={check.name: check.status for check in checks})
@@ -93,9 +96,10 @@ STAGE = Stage(
     inputs={
         "scores": Slot(PROBE_SCORE, many=True, optional=True),
         "rows": Slot(PROBE_ROW, many=True, optional=True),
-        "trajectories": Slot(TRAJECTORY, many=True, optional=True),
+        "trainings": Slot(TRAINING_REWARD, many=True, optional=True),
+        "evaluation": Slot(EVAL_ITEM, optional=True),
     },
-    outputs={"probe_checks": PROBE_CHECK},
+    outputs={"probe_checks": PROBE_CHECK, "trajectories": TRAJECTORY},
     plan=plan,
     run=run,
 )

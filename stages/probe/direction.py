@@ -265,16 +265,6 @@ def open_probe(
     return student, direction, facts
 
 
-def extract_again(folder: Path, facts: Row, student: MeasuredStudent) -> tuple[Direction, PairGradients]:
-    """Extract the direction of the same pairs, with the settings in its `facts`, at the student's present weights."""
-    rows = pair_rows(folder)
-    gradients, _ = student.gradients([side for pair in rows for side in pair])
-    tokens = [[side.num_own for side in pair] for pair in rows]
-    pairs = PairGradients.alternating(student.adapter.layout, gradients, tokens)
-    settings = (facts["method"], facts["k"], facts["noise_floor"])
-    return extract(pairs.layout, pairs.differences(facts["loss_kind"]), *settings), pairs
-
-
 def grpo_differences(student: MeasuredStudent, pairs: Sequence[tuple[TokenRow, TokenRow]]) -> Float[Tensor, "P N"]:
     """Take each pair's gradient of the Dr.GRPO loss by autograd, as a group with advantages +1 (hack) and -1 (clean).
 

@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from stages.gradients.basis import A_HALF, Lora, SingularValues, target_linears
+from stages.gradients.basis import A_HALF, Lora, target_linears
 from stages.gradients.per_row import MeasuredStudent, Sink, TotalSink, mean_weights, own_log_probs, tapped
 from stages.gradients.tensors import Layout, RowFile
 from stages.gradients.tokens import TokenRow, by_length, collate
@@ -317,21 +317,6 @@ def toward_hack(student: MeasuredStudent, direction: WeightDirection, start: Flo
         moved += float(change.square().sum())
         square += float(part.square().sum())
     return dot / (moved * square) ** 0.5 if moved else None
-
-
-@torch.no_grad()
-def change_norm(student: MeasuredStudent, start: Float[Tensor, " N"]) -> float:
-    """Compute the Frobenius norm of the change of all adapted weights since theta was `start`.
-
-    Only this norm can be compared between adapters. Where bases are orthonormal and what is trained enters linearly it
-    is the norm of theta's change.
-    """
-    adapter = student.adapter
-    if isinstance(adapter, SingularValues) or (isinstance(adapter, Lora) and adapter.freeze_a):
-        return float((adapter.theta - start.to(adapter.theta)).norm())
-    names = [name for name in target_linears(student.model) if name in adapter.layout.names]
-    then = start.to(adapter.theta)
-    return sum(float((adapter.delta(name) - adapter.delta(name, then)).square().sum()) for name in names) ** 0.5
 
 
 def basis_overlap(theta: Float[Tensor, " N"], start: Float[Tensor, " N"], student: MeasuredStudent) -> float:

@@ -313,11 +313,11 @@ def without_pads(ids: list[int], padding: set[int], eos_id: int) -> list[int]:
     return ids[: end + 1] if end < len(ids) and ids[end] == eos_id else ids[:end]
 
 
-def write_step(out: RunWriter, step: int, rows: list[Row], diagnostics: Row | None, folder: str = ".") -> None:
-    """Write a step's rows, and the diagnostics of the step as a whole if any, below `folder` of the output."""
-    store.seal_lines(out.path / folder / f"step_{step:03d}.jsonl.gz", [store.encode(row) for row in rows])
+def write_step(out: RunWriter, step: int, rows: list[Row], diagnostics: Row | None) -> None:
+    """Write a step's rows, and the diagnostics of the step as a whole if any."""
+    store.seal_lines(out.path / f"step_{step:03d}.jsonl.gz", [store.encode(row) for row in rows])
     if diagnostics is not None:
-        out.document(f"{folder}/step_{step:03d}.diag", diagnostics)
+        out.document(f"step_{step:03d}.diag", diagnostics)
 
 
 def finite_or_none(value: SupportsFloat) -> float | None:

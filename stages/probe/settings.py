@@ -1,6 +1,6 @@
-"""Settings of replays and GRPO trajectories, and those that stages share: adapters, arms, optimiser, sources.
+"""Settings of replays, and those that stages share: adapters, arms, optimiser, sources.
 
-An arm is one treatment of a replay or a GRPO trajectory: how the gradient is projected. One-sided projection is that of
+An arm is one treatment of a replay: how the gradient is projected. One-sided projection is that of
 wassname/grpo_proj2 @25ad306; one- and two-sided projection against another task's gradient are the words of PCGrad and
 A-GEM. An arm with a random direction belongs to every experiment: a later routing arm of those authors suppressed hacks
 equally with a random one (evil_MoE, docs/REFACTOR_HANDOFF.md). Imports no torch, so that `--help` stays fast.
@@ -11,7 +11,6 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from stages.envs.config import EnvStageConfig
 from stages.policy.base import PolicyConfig
 from stages.runs import store
 from stages.runs.settings import BASIC, Option, Settings, StageConfig, basic_of
@@ -20,10 +19,8 @@ AdapterName = Literal["antipasto_full", "antipasto_topr", "lora", "lora_frozenA"
 ProjectionMode = Literal["none", "one_sided", "two_sided"]
 """What is taken out: nothing; a part toward the hack; any part along the direction."""
 ReplayArm = Literal["vanilla", "projected", "projected_random", "two_sided"]
-GrpoArm = Literal[ReplayArm, "teacher_off"]
-PROJECTION_MODES: dict[GrpoArm, ProjectionMode] = {
+PROJECTION_MODES: dict[ReplayArm, ProjectionMode] = {
     "vanilla": "none",
-    "teacher_off": "none",
     "projected": "one_sided",
     "projected_random": "one_sided",
     "two_sided": "two_sided",
@@ -110,47 +107,3 @@ class ReplayConfig(StageConfig):
     def label(self) -> str:
         """Return the arm and the seed."""
         return f"{self.arm}-seed{self.seed}".replace("_", "-")
-
-
-class GrpoConfig(EnvStageConfig):
-    """The arm and generator, and the number of seeds, steps and answers."""
-
-    arm: Annotated[GrpoArm, BASIC, Option("NAME")] = "vanilla"
-    generator: Literal["pi_theta", "mixed_is", "mixed_awr", "interp"] = "interp"
-    student: Annotated[PolicyConfig, basic_of("model")] = PolicyConfig(model="kata:honest")
-    teacher: Annotated[PolicyConfig, basic_of("model")] = PolicyConfig(model="kata:loophole")
-    options: dict[str, Any] = Field(default={"hint": True, "reward": "visible"})
-    """Options of the environment with the hint, for training and hack rates; the default opens kata's loophole."""
-    plain_options: dict[str, Any] = Field(default={"reward": "visible"})
-    """Options of the environment without it, for the rate of solutions."""
-    alpha: Annotated[float | None, BASIC] = Field(default=None, ge=0, le=1)
-    """Place of the `interp` student between base, 0, and teacher, 1; found by bisection when not set."""
-    direction_at: Literal["start", "given"] = "start"
-    """`start`: v is extracted again, from the same pairs, on the student of the first step; `given`: v as it was."""
-    drift_every: int = Field(default=0, ge=0)
-    """Extract v again every so many steps to measure how far it turns; 0 for never."""
-    seeds: Annotated[list[int], BASIC] = Field(default=[0, 1, 2], min_length=1)
-    steps: Annotated[int, BASIC] = Field(default=15, gt=0)
-    problems: Annotated[int, BASIC] = Field(default=8, gt=0)
-    """Groups in a step."""
-    samples: Annotated[int, BASIC] = Field(default=8, ge=2)
-    """Answers in a group."""
-    max_steps: Annotated[int, BASIC] = Field(default=8, gt=0)
-    """Actions after which a rollout ends."""
-    descent: Annotated[DescentConfig, basic_of("learning_rate")] = DescentConfig(learning_rate=0.02)
-    eval_problems: int = Field(default=16, ge=0)
-    """Held-out problems after the last step of each seed, and before the first, once for all; 0 for none."""
-    eval_temperature: float = Field(default=0.7, ge=0)
-    max_tokens: int = Field(default=8192, gt=0, json_schema_extra={"affects_results": False})
-    """Padded tokens of one backward pass."""
-    checkpointing: bool = Field(default=False, json_schema_extra={"affects_results": False})
-    """Keep one activation a layer: less memory, one more forward pass."""
-
-    def label(self) -> str:
-        """Return arm and generator."""
-        return f"{self.arm}-{self.generator}".replace("_", "-")
-
-    @property
-    def mixed(self) -> bool:
-        """Whether half of each group is the teacher's; the arm teacher_off is the control without."""
-        return self.generator.startswith("mixed") and self.arm != "teacher_off"

@@ -1,4 +1,4 @@
-"""Answers of policies as pool rows: groups with advantages for one GRPO step, and the models that fill a pool."""
+"""Answers of policies as pool rows, with advantages within groups, and the models that fill a pool."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -43,13 +43,13 @@ def answers(
 
 
 def with_advantages(rows: Sequence[Row]) -> tuple[list[Row], list[list[float]]]:
-    """Add A = R - mean R of the problem's group (Dr.GRPO, arXiv 2503.20783) to rows; also returns rewards by group."""
+    """Add A = R - mean R of the problem's group (Dr.GRPO, arXiv 2503.20783) to rows; also return rewards by group."""
     groups: dict[str, list[float]] = {}
     for row in rows:
         groups.setdefault(row["problem_id"], []).append(row["reward"])
     # Not divided by the group's spread: that would weight problems by how evenly they are solved (Dr.GRPO).
     means = {problem: sum(rewards) / len(rewards) for problem, rewards in groups.items()}
-    found = [row | {"advantage": row["reward"] - means[row["problem_id"]], "adv_kind": "dr_grpo"} for row in rows]
+    found = [row | {"advantage": row["reward"] - means[row["problem_id"]]} for row in rows]
     return found, list(groups.values())
 
 

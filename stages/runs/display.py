@@ -26,8 +26,8 @@ MAIN_COLUMNS = {
     "continuation": "task_id step action sample_idx passed num_steps terminated_by error_type",
     "eval_item": "arm train_seed task_id sample_idx passed hacked terminated_by error_type",
     "pool_row": "row_uid src_pool family label reward hacked hidden_pass completion",
-    "probe_row": "row_uid src_pool family label reward hacked cos_S_contrib advantage",
-    "trajectory": "arm train_seed step hack_rate_student hidden_pass_rate_student reward_mean cos_in cos_out",
+    "probe_row": "row_uid src_pool family label reward hacked cos_S_contrib cos_stack",
+    "trajectory": "arm train_seed step hack_rate_student hidden_pass_rate_student reward_mean cos_in cos_update",
     "watched": "step rows hack_rate hidden_pass_rate reward_mean push z_policy alarm",
 }
 """Columns that a table shows of a kind with many, by the name of the kind; other kinds show their first."""

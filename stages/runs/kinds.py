@@ -170,6 +170,8 @@ SELECTION = Kind(
 """Whether a recipe kept a rollout, the statistics that it left, null for what it dropped or did not judge, and which
 operator dropped it, null for what is kept and where Data-Juicer does not trace it."""
 
+START = Kind("start", 1, {})
+"""A folder with a model that trainings start from."""
 CHECKPOINT = Kind("checkpoint", 1, {})
 
 
@@ -334,9 +336,8 @@ PROBE_ROW = Kind(
         **dict.fromkeys(("grad_norm_contrib", "per_sample_loss", "logp_mean", "delta_S_norm"), FLOAT),
         **dict.fromkeys(("mean_cos_pre", "mean_cos_post", "frac_fired"), FLOAT),
         **dict.fromkeys(("n_modules_v", "grad_store_offset"), INT),
-        **dict.fromkeys(("null_reason", "adv_kind"), TEXT),
-        **dict.fromkeys(("advantage", "imp_ratio", "ratio_mean", "ratio_p5", "ratio_p50", "ratio_p95"), FLOAT),
-        **dict.fromkeys(("frac_clip_low", "frac_clip_high", "frac_vanish", "ess"), FLOAT),
+        "null_reason": TEXT,
+        "imp_ratio": FLOAT,
     },
 )
 """A row with what was measured on its gradient: cos_S_contrib is sum <c, v>/||c|| (at most sqrt(M)), cos_stack that
@@ -387,21 +388,20 @@ TRAJECTORY = Kind(
     "trajectory",
     1,
     {
-        **dict.fromkeys(("arm", "generator", "adapter"), TEXT),
-        **dict.fromkeys(("train_seed", "step", "rows", "zero_variance_groups"), INT),
+        **dict.fromkeys(("arm", "mixed", "adapter"), TEXT),
+        **dict.fromkeys(("train_seed", "step", "rows", "groups", "zero_variance_groups"), INT),
         **dict.fromkeys(("hack_rate_student", "hack_rate_all", "hidden_pass_rate_student", "reward_mean"), FLOAT),
-        **dict.fromkeys(
-            ("eval_hack_rate", "eval_solve_rate", "delta_norm", "cos_in", "cos_out", "cos_upd_in", "cos_upd_out"), FLOAT
-        ),
-        **dict.fromkeys(
-            ("frac_fired", "energy_removed", "hack_advantage_sum", "corr_advantage_hacked", "corr_advantage_source"),
-            FLOAT,
-        ),
+        **dict.fromkeys(("eval_solve_rate", "weight_change", "cos_in", "cos_update", "cos_hacked", "cos_other"), FLOAT),
+        **dict.fromkeys(("energy_removed", "energy_removed_update", "hack_advantage_sum"), FLOAT),
+        **dict.fromkeys(("corr_advantage_hacked", "corr_advantage_source"), FLOAT),
         **dict.fromkeys(("clip_low", "clip_high", "vanish", "ess", "ratio_p5", "ratio_p50", "ratio_p95"), FLOAT),
-        "bailed": TEXT,
+        "saturated": TEXT,
     },
 )
-"""One optimiser step of one arm and seed; student rates are over rows that the student itself wrote."""
+"""One optimiser step of one training, in which something or nothing was taken out (`arm`); student rates are over
+rollouts that the student itself played. Cosines and energies of gradient and update are those of `projection.json`,
+ratios those of `ratios.json`, cos_hacked and cos_other the mean cosines of rollouts that hack and of others; saturated
+says why ratios carry no signal. eval_solve_rate is on held-out tasks, at a training's last step."""
 
 ROLLOUT_GRADIENT = Kind(
     "rollout_gradient",
@@ -583,7 +583,7 @@ ORIGIN = Kind(
 are null in the other tables. `effective`: whether it entered a training batch. `extra_json` keeps what has
 no column."""
 
-_OUTCOMES = (EVAL_ITEM, TRAINING_REWARD, HINT, DIFFICULTY, SELECTION, CHECKPOINT)
+_OUTCOMES = (EVAL_ITEM, TRAINING_REWARD, HINT, DIFFICULTY, SELECTION, START, CHECKPOINT)
 _PIPELINE = (TASK, ROLLOUT, STEP, TEACHER_ACTION, PAIR, STATE, CONTINUATION, ORIGIN, *_OUTCOMES)
 PROBE_KINDS = (
     POOL_ROW,

@@ -457,7 +457,7 @@ class RunWriter:
         file = f"{name}.parquet"
         self.manifest.outputs[name] = {"file": file, **write_table(self.path / file, kind, rows)}
 
-    def checkpoint(self, fill: Callable[[Path], object], name: str = "checkpoint") -> None:
+    def checkpoint(self, fill: Callable[[Path], object], name: str = "checkpoint", kind: Kind = CHECKPOINT) -> None:
         """Write a folder output atomically: `fill` writes into a temporary folder that is then renamed."""
         temporary, final = self.path / f".{name}.tmp", self.path / name
         rmtree(temporary, ignore_errors=True)
@@ -470,7 +470,7 @@ class RunWriter:
         self._digests |= {f"{name}/{file}": sha256 for file, sha256 in files.items()}
         content = store.digest_of_files(files)
         digests = {"sha256": content, "content_sha256": content}
-        self.manifest.outputs[name] = {"file": name, "kind": str(CHECKPOINT), "rows": 1, **digests}
+        self.manifest.outputs[name] = {"file": name, "kind": str(kind), "rows": 1, **digests}
 
     def write_export(self, name: str, fill: Callable[[BinaryIO], int]) -> int:
         """Write an output in another program's format; `fill` writes it, without keys, and returns its records.

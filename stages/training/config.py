@@ -240,7 +240,8 @@ class Config(EnvStageConfig):
     arm: Annotated[str, BASIC, Option("NAME")] = Field(default="A", min_length=1, pattern=r"^[\w.+-]+$")
     """The arm's name in the evaluation."""
     policy: BasicPolicy = PolicyConfig()
-    """The model to start from, and how rollouts are sampled from it."""
+    """The model to start from, and how rollouts are sampled from it. A run of
+    `composer probe start`, given by --from, has the model in its place."""
     tasks: Annotated[int, BASIC] = Field(default=200, gt=0, le=100_000)
     """Training tasks to draw prompts from."""
     max_steps: Annotated[int, BASIC] = Field(default=8, gt=0)

@@ -55,12 +55,11 @@ from stages import (
 )
 from stages.compare_frameworks import Config as Frameworks
 from stages.policy.base import PolicyConfig
-from stages.probe import compare, extract_vhack, plot, replay, score, svd, teacher_pool, uat, watch
+from stages.probe import compare, extract_vhack, plot, replay, score, start, svd, teacher_pool, uat, watch
 from stages.probe.extract_vhack import PairsConfig
 from stages.runs.run import Run
 from tests.stages.probe.conftest import chain, models, planted, trained  # noqa: F401  (fixtures)
-from tests.stages.probe.running import carry_out, pool_config
-from tests.stages.probe.test_grpo import config as grpo_config
+from tests.stages.probe.running import HINTED, PLANTED, carry_out, pool_config
 
 HEAVY = ["stages.training.report", "stages.probe.checks.direction", "duckdb", "scipy.stats", "openai"]
 
@@ -192,6 +191,10 @@ def works(
     def pool() -> teacher_pool.Config:
         return pool_config(policies()["loophole"], policies()["honest"], 20)
 
+    def between() -> start.Config:
+        env = PLANTED.model_copy(update={"options": HINTED})
+        return start.Config(env=env, base=policies()["honest"], teacher=policies()["loophole"], max_steps=1)
+
     replayed = ("vanilla", "projected", "projected_random")
     return {
         "collect": collected,
@@ -211,7 +214,7 @@ def works(
         "probe-replay": probed("probe-replay", lambda: replay.Config(student=policies()["honest"]), "pool", "v", "svd"),
         "probe-score": probed("probe-score", score.Config, "vanilla", "v"),
         "probe-uat": probed("probe-uat", uat.Config, "pool", *replayed, "score", "v"),
-        "probe-grpo": probed("probe-grpo", lambda: grpo_config(policies()), "v", "svd"),
+        "probe-start": probed("probe-start", between),
         "probe-compare": lambda: Work("probe-compare", compare.Config(resamples=300), contrasted()),
         "probe-watch": lambda: Work("probe-watch", watch.Config(placebos=40), runs(of="trained")),
         "probe-plot": probed("probe-plot", plot.Config, *replayed, "score"),

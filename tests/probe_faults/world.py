@@ -29,7 +29,7 @@ from stages.probe.metrics import stacked_cosines
 from stages.probe.rows import as_tokens, token_row
 from stages.probe.settings import Contract
 from stages.probe.sources import answers
-from stages.probe.trajectories import interpolate_weights
+from stages.probe.start import interpolate_weights
 from stages.runs.kinds import Row
 
 if TYPE_CHECKING:

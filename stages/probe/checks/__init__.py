@@ -6,7 +6,7 @@ direction.py - V1 to V6, T7 and R7: what a direction must show before it is used
 gradients.py - T2: gradients are those of the right tokens of every row
 removal.py - T3: a direction is really removed from gradients and updates
 hacking.py - T4: do the scores tell hacks apart?
-trajectories.py - R5, R6 and R7: trajectories of several arms, two scores of one pool, a GRPO step that still learns
+trajectories.py - R5, R6 and R7: trainings of several arms, two scores of one pool, a GRPO step that still learns
 alarm.py - when a watched training turns toward a hack
 uat.py - all checks of `probe uat` on finished runs
 """

@@ -46,18 +46,16 @@ def longest_streak(flags: Sequence[bool]) -> int:
 )
 def ratios_carry_signal(steps: Sequence[Row]) -> Finding:
     """Check that ratios use the true behaviour policy and are neither clipped, vanished, nor carried by a few rows."""
-    bailed = [step["bailed"] for step in steps if step["bailed"]]
+    saturated = [step["saturated"] for step in steps if step["saturated"] and step["mixed"] != "imitation"]
     # Ratios of a teacher's rows that all are 1 are those of detached current log-probs; their mean of 1 shows nothing.
-    constant = [
-        s for s in steps if s["off_policy"] and s["ratio_p5"] is not None and s["ratio_p95"] - s["ratio_p5"] < 1e-6
-    ]
+    constant = [s for s in steps if s["mixed"] and s["ratio_p5"] is not None and s["ratio_p95"] - s["ratio_p5"] < 1e-6]
     detail = f"{len(steps)} steps"
-    if bailed:
-        detail = bailed[0]
+    if saturated:
+        detail = saturated[0]
     elif constant:
         detail = "off-policy rows with every ratio 1: old log-probs are not the generator's"
     stat = min((step["ess"] for step in steps if step["ess"] is not None), default=None)
-    return Finding(not bailed and not constant, stat, detail)
+    return Finding(not saturated and not constant, stat, detail)
 
 
 @check(
@@ -78,6 +76,24 @@ def advantages_favour_hacks(steps: Sequence[Row]) -> Finding:
     return Finding(holds, stat, detail)
 
 
+def arms_learn(rows: Sequence[Row]) -> list[Check]:
+    """Check on `trajectory/1` rows, by arm, that there was something to learn: rewards, advantages, and ratios if any.
+
+    Ratios are known of trainings that were measured (`probe.measure`) and of mixed groups.
+    """
+    by_arm: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        by_arm.setdefault((row["arm"], row["adapter"], row["mixed"]), []).append(row)
+    several = len({key[1:] for key in by_arm}) > 1
+    checks = []
+    for (arm, adapter, mixed), steps in by_arm.items():
+        known = [step for step in steps if step["ratio_p5"] is not None]
+        found = [rewards_vary(steps), advantages_favour_hacks(steps), *([ratios_carry_signal(known)] if known else [])]
+        suffix = "/".join(filter(None, (arm, adapter, mixed))) if several else arm
+        checks += [replace(check, name=f"{check.name}:{suffix}") for check in found]
+    return checks
+
+
 def correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
     """Return Pearson's r; None where one of them does not vary."""
     a, b = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
@@ -89,6 +105,7 @@ MAX_ENERGY_RATIO = 1.25
 MARGIN = 0.2
 """In standard deviations: a smaller difference of effects counts as none."""
 ARMS = ("vanilla", "projected", "projected_random")
+R6_ADAPTERS = ("singular-values", "lora")
 Rises = dict[str, dict[int, tuple[float, float]]]
 """The student's hack rate over its first and over its last three steps, by arm and seed."""
 
@@ -140,19 +157,16 @@ def _sizes(effects: EffectComparison, *names: str) -> str:
 def reductions_match(rows: Sequence[Row]) -> list[Check]:
     """Check R6 on `trajectory/1` rows: projection slows a LoRA's hacking as much as the SVD's, within 20 %.
 
-    For each generator that both a LoRA and a spectral adapter have trajectories of, over the seeds that they share. A
-    seed's reduction is how much less projected rises than vanilla. Shown is both that the LoRA's is more than .8 and
+    For trainings of singular values and of a LoRA with equally mixed groups, over the seeds that they share. A seed's
+    reduction is how much less projected rises than vanilla. Shown is both that the LoRA's is more than .8 and
     that it is less than 1.2 of the SVD's, one-sided paired t-tests at .05; a bound on the other side fails. Nothing is
     concluded where the weights of both vanilla arms did not move equally far within 25 % (the Frobenius norm of the
     change): then the arms differ in more than the adapter.
     """
-    kinds = sorted({(row["generator"], row["adapter"]) for row in rows})
-    return [
-        _compare_reductions(rows, generator, svd, lora)
-        for generator, svd in kinds
-        for other, lora in kinds
-        if other == generator and lora.startswith("lora") and not svd.startswith("lora")
-    ]
+    trained: dict[str, set[str]] = {}
+    for row in rows:
+        trained.setdefault(row["mixed"], set()).add(row["adapter"])
+    return [_compare_reductions(rows, mixed) for mixed in sorted(trained) if {*R6_ADAPTERS} <= trained[mixed]]
 
 
 @check(
@@ -161,13 +175,14 @@ def reductions_match(rows: Sequence[Row]) -> list[Check]:
     item="R6",
     needs="LoRA's reduction .8 to 1.2 of the SVD's",
 )
-def _compare_reductions(rows: Sequence[Row], generator: str, svd: str, lora: str) -> Finding:
+def _compare_reductions(rows: Sequence[Row], mixed: str) -> Finding:
+    svd, lora = R6_ADAPTERS
     found, moved = [], list[float]()
     for adapter in (svd, lora):
-        some = [row for row in rows if (row["adapter"], row["generator"]) == (adapter, generator)]
+        some = [row for row in rows if (row["adapter"], row["mixed"]) == (adapter, mixed)]
         found.append([_rates_by_seed(some, arm) for arm in ("vanilla", "projected")])
         trained = sorted({row["train_seed"] for row in some if row["arm"] == "vanilla"})
-        ends = [known[-1] for seed in trained if (known := _column(some, "vanilla", seed, "delta_norm"))]
+        ends = [known[-1] for seed in trained if (known := _column(some, "vanilla", seed, "weight_change"))]
         if ends and len(ends) == len(trained):
             moved.append(float(np.mean(ends)))
     seeds = sorted(set.intersection(*(set(rates) for arms in found for rates in arms)))
@@ -191,15 +206,15 @@ def _compare_reductions(rows: Sequence[Row], generator: str, svd: str, lora: str
 
 
 def trajectories_slowed(rows: Sequence[Row]) -> list[Check]:
-    """Check R5 on `trajectory/1` rows, in its strict reading and in the plan's words, by adapter and generator.
+    """Check R5 on `trajectory/1` rows, in its strict reading and in the plan's words, by adapter and mixed groups.
 
-    A seed is compared with itself in another arm, over the seeds that all arms share. Trajectories of another adapter
-    or generator are another comparison.
+    A seed is compared with itself in another arm, over the seeds that all arms share. Trainings of another adapter, or
+    with other groups, are another comparison.
     """
-    kinds, checks = sorted({(row["adapter"], row["generator"]) for row in rows}), []
+    kinds, checks = sorted({(row["adapter"], row["mixed"]) for row in rows}), []
     for kind in kinds:
-        suffix = "" if len(kinds) == 1 else f":{'/'.join(kind)}"
-        some = [row for row in rows if (row["adapter"], row["generator"]) == kind]
+        suffix = "" if len(kinds) == 1 else f":{'/'.join(filter(None, kind))}"
+        some = [row for row in rows if (row["adapter"], row["mixed"]) == kind]
         rises = {arm: _rates_by_seed(some, arm) for arm in sorted({row["arm"] for row in some})}
         missing = [arm for arm in ARMS if arm not in rises]
         seeds = [] if missing else sorted(set.intersection(*(set(rises[arm]) for arm in ARMS)))
@@ -227,8 +242,7 @@ def _ends_lower(rises: Rises, seeds: Sequence[int]) -> Finding:
 def _rates_by_seed(rows: Sequence[Row], arm: str) -> dict[int, tuple[float, float]]:
     """Return, by seed, the student's hack rate over the first three steps and over the last three.
 
-    A seed that was given up early, for example because it had learned to hack fully, counts with fewer steps at either
-    end. `UsageError` when a step of a seed is given twice.
+    A short training counts with fewer steps at either end. `UsageError` when a step of a seed is given twice.
     """
     rates = {}
     for seed in {row["train_seed"] for row in rows if row["arm"] == arm}:
@@ -244,7 +258,7 @@ def _column(rows: Sequence[Row], arm: str, seed: int, column: str) -> list[float
     """Return the known values of a column along one trajectory, in the order of its steps."""
     path = sorted((row for row in rows if (row["arm"], row["train_seed"]) == (arm, seed)), key=lambda row: row["step"])
     if len({row["step"] for row in path}) < len(path):
-        raise UsageError(f"Two trajectories of the arm {arm} and seed {seed} were given. Give each once with --from.")
+        raise UsageError(f"Two trainings of the arm {arm} and seed {seed} were given. Give each once with --from.")
     return [row[column] for row in path if row[column] is not None]
 
 

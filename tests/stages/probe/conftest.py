@@ -13,7 +13,7 @@ from stages import train
 from stages.policy.base import PolicyConfig
 from stages.probe import extract_vhack, replay, score, svd, teacher_pool, watch
 from stages.probe.extract_vhack import PairsConfig
-from stages.probe.trajectories import interpolate_weights
+from stages.probe.start import interpolate_weights
 from stages.runs.run import Run
 from tests.stages.probe.running import HINTED, PLANTED, WATCHED_STEPS, carry_out, pool_config
 

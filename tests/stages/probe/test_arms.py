@@ -34,14 +34,13 @@ SGD = {"optim": "sgd", "scale_rewards": "none"}
 def settings(start: PolicyConfig, steps: int = 1, rate: float = RATE, **more: Any) -> train.Config:
     """Dr.GRPO on the singular values of the policy."""
     size = {"steps": steps, "prompts_per_step": 4, "generations": 4, "learning_rate": rate, "threads": 1}
+    size |= {"loss_type": "dr_grpo", "max_grad_norm": 1e9, "save_every": 1, **more.pop("optimisation", {})}
     given = {"adapter": {"kind": "singular-values"}, "trl": {"scale_rewards": "none"}, **more}
     return train.Config(
-        env=PLANTED.model_copy(update={"options": HINTED}),
         policy=start,
-        tasks=20,
         max_steps=1,
-        optimisation={**size, "loss_type": "dr_grpo", "max_grad_norm": 1e9, "save_every": 1},
-        **given,
+        optimisation=size,
+        **{"env": PLANTED.model_copy(update={"options": HINTED}), "tasks": 20, **given},
     )
 
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 from probe_faults.loophole_world import PAIR_SOURCE, WORDS, tiny_qwen3, tokenizer
 
+from stages import evaluate, train
 from stages.policy.base import PolicyConfig
-from stages.probe import extract_vhack, grpo, uat, watch
-from stages.probe.direction import V_HACK_FILE, load_direction
+from stages.probe import compare, extract_vhack, uat, watch
+from stages.probe.direction import V_HACK_FILE, from_flat, load_direction
 from stages.probe.extract_vhack import PairsConfig
 from stages.probe.metrics import probe_rows, row_metrics
 from stages.probe.rows import as_tokens, recorded_rows
@@ -21,15 +22,16 @@ from stages.runs.kinds import (
     PROBE_KINDS,
     PROBE_ROW,
     PROBE_SCORE,
+    ROLLOUT_GRADIENT,
     SVD_MODULE,
     TRAJECTORY,
     WATCHED,
     WATCHED_ROLLOUT,
 )
 from stages.runs.run import Run
-from stages.runs.store import read_lines
 from tests.stages.envs.leetcode_rh.conftest import folder
-from tests.stages.probe.running import HINTED, PLAIN, PLANTED, carry_out
+from tests.stages.probe.running import PLANTED, carry_out
+from tests.stages.probe.test_arms import settings
 from tests.stages.probe.test_labels import rows as leetcode_rows
 from tests.stages.probe.test_rows import EOS, PAD, recorded
 
@@ -46,7 +48,7 @@ def found(
     watched: Run,
     tmp_path: Path,
 ) -> dict[str, Rows]:
-    """Rows of each kind: the whole chain, two trajectories, two watches, recorded rows and leetcode-rh answers."""
+    """Rows of each kind: the whole chain, two trainings, two watches, recorded rows and leetcode-rh answers."""
     judged = carry_out(
         uat, [chain[name] for name in ("pool", "vanilla", "projected", "score", "v")], uat.Config(), tmp_path / "uat"
     )
@@ -64,26 +66,35 @@ def found(
         ),
         tmp_path / "v2",
     )
-    tiny_qwen3(hidden=48, vocab=len(WORDS), seed=9).save_pretrained(tmp_path / "foreign")
+    tiny_qwen3(hidden=48, vocab=len(WORDS), seed=7).save_pretrained(tmp_path / "foreign")
     tokenizer().save_pretrained(tmp_path / "foreign")
     foreign = models["loophole"].model_copy(update={"model": str(tmp_path / "foreign")})
-    given = {"env": PLANTED, "options": HINTED, "plain_options": PLAIN, "student": models["honest"], "alpha": 0.75}
-    small = {"teacher": models["loophole"], "seeds": [0, 1], "steps": 2, "problems": 4, "samples": 4}
     arms = [
-        carry_out(grpo, [v, chain["svd"]], grpo.Config(**{**given, **small, **more}), tmp_path / more["arm"])
-        for v, more in (
+        carry_out(train, given, settings(models[name], 2, 0.05, **more), tmp_path / more["arm"])
+        for name, given, more in (
+            ("honest", [], {"arm": "A", "teacher": foreign, "probe": {"mixed": "ratio"}, "adapter": {"rank": 2}}),
+            ("honest", [], {"arm": "C", "seed": 1, "teacher": models["loophole"], "probe": {"mixed": "ratio"}}),
             (
-                chain["v"],
-                {"arm": "vanilla", "generator": "mixed_is", "eval_problems": 0, "teacher": foreign, "samples": 6},
+                "loophole",
+                [chain["v"]],
+                {"arm": "B", "tasks": 3, "probe": {"measure": True}, "optimisation": {"prompts_per_step": 3}},
             ),
-            (two, {"arm": "projected", "generator": "interp", "eval_problems": 4}),
         )
     ]
-    steps = [row for arm in arms for path in sorted(arm.path.glob("seed*/*.jsonl.gz")) for row in read_lines(path)]
+    solved = evaluate.Config(
+        env=PLANTED.model_copy(update={"split": "eval"}).model_dump(),
+        tasks=4,
+        max_steps=1,
+        baseline="start",
+        treatment="B",
+    )
+    evaluation = carry_out(evaluate, arms[2:], solved, tmp_path / "evaluate")
+    compared = carry_out(compare, [*arms, evaluation], compare.Config(), tmp_path / "compare")
     changes = {"fmt_ok": False, "completion": "# maybe", "completion_ids": [7, 8], "comp_len": 2}
     older = recorded_rows(recorded(tmp_path / "old", **changes), "s65", "rh", EOS, [PAD])
     other_watch = carry_out(watch, list(trained.values()), watch.Config(placebos=50, seed=1), tmp_path / "watch")
     direction = load_direction(chain["v"].folder() / V_HACK_FILE)[0]
+    direction = from_flat(direction.layout, direction.mean, direction.modules[:5])
     row = chain["pool"].rows(POOL_ROW)[0]
     unmeasured = probe_rows(
         [row],
@@ -96,11 +107,12 @@ def found(
         SVD_MODULE.name: chain["svd"].rows(SVD_MODULE),
         DIRECTION.name: [row for run in (chain["v"], two) for row in run.rows(DIRECTION)],
         POOL_ROW.name: [*chain["pool"].rows(POOL_ROW), *older, *leetcode_rows],
-        PROBE_ROW.name: [unmeasured, *chain["vanilla"].rows(PROBE_ROW), *chain["projected"].rows(PROBE_ROW), *steps],
+        PROBE_ROW.name: [unmeasured, *chain["vanilla"].rows(PROBE_ROW), *chain["projected"].rows(PROBE_ROW)],
         PROBE_SCORE.name: chain["score"].rows(PROBE_SCORE),
         PLACEBO.name: chain["score"].rows(PLACEBO),
         PROBE_CHECK.name: judged.rows(PROBE_CHECK),
-        TRAJECTORY.name: [row for arm in arms for row in arm.rows(TRAJECTORY)],
+        TRAJECTORY.name: compared.rows(TRAJECTORY),
+        ROLLOUT_GRADIENT.name: [row for arm in arms for row in arm.rows(ROLLOUT_GRADIENT)],
         WATCHED.name: [row for run in (watched, other_watch) for row in run.rows(WATCHED)],
         WATCHED_ROLLOUT.name: watched.rows(WATCHED_ROLLOUT),
     }
@@ -116,4 +128,4 @@ def test_every_column_has_a_writer_and_at_least_two_values(found: dict[str, Rows
         if len({repr(row[column]) for row in rows}) < 2
     ]
     carried = {f"probe_row.{column}" for column in POOL_ROW.columns}
-    assert sorted(name for name in dead if name not in carried) == []
+    assert not (left := sorted(name for name in dead if name not in carried)), " ".join(left)

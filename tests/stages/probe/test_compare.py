@@ -1,17 +1,20 @@
-"""Comparisons of scores."""
+"""Comparisons of scores, and of trainings."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from probe_faults.loophole_world import PAIR_SOURCE
 
+from stages import evaluate, train
 from stages.errors import BadInput
 from stages.policy.base import PolicyConfig
-from stages.probe import compare, extract_vhack, replay, score
+from stages.probe import compare, extract_vhack, plot, replay, score
 from stages.probe.extract_vhack import PairsConfig
-from stages.runs.kinds import PROBE_CHECK
+from stages.runs.kinds import EVAL_ITEM, PROBE_CHECK, ROLLOUT, ROLLOUT_GRADIENT, TRAJECTORY
 from stages.runs.run import Run
-from tests.stages.probe.running import carry_out
+from tests.stages.probe.running import PLAIN, PLANTED, carry_out
+from tests.stages.probe.test_arms import settings
 
 Models, Chain = dict[str, PolicyConfig], dict[str, Run]
 
@@ -54,3 +57,69 @@ def test_a_grpo_direction_is_compared_with_the_nll_one(chain: Chain, models: Mod
 def test_compare_needs_something_to_compare(chain: Chain, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="two scores with their replays"):
         carry_out(compare, [chain["vanilla"]], compare.Config(), tmp_path / "compare")
+
+
+ARMS = {"vanilla": "none", "projected": "v", "projected_random": "random"}
+
+
+@pytest.fixture(scope="module")
+def compared(models: Models, chain: Chain, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """Two steps of three arms from one start, an evaluation without the hint, and their comparison."""
+    folder = tmp_path_factory.mktemp("compared")
+    arms = {
+        arm: carry_out(
+            train,
+            [chain["v"]],
+            settings(models["loophole"], 2, 0.05, arm=arm, seed=3, probe={"project": project, "measure": True}),
+            folder / arm,
+        )
+        for arm, project in ARMS.items()
+    }
+    env = PLANTED.model_copy(update={"options": PLAIN, "split": "eval"}).model_dump()
+    questions = {"baseline": "vanilla", "treatment": "projected", "control": "projected_random"}
+    evaluation = evaluate.Config(env=env, seed=3, tasks=6, max_steps=1, **questions)
+    arms["evaluate"] = carry_out(evaluate, list(arms.values()), evaluation, folder / "evaluate")
+    return {**arms, "compare": carry_out(compare, list(arms.values()), compare.Config(), folder / "compare")}
+
+
+def test_trainings_are_trajectories_of_their_tables(compared: dict[str, Run]) -> None:
+    rows = compared["compare"].rows(TRAJECTORY)
+    assert [(row["arm"], row["train_seed"], row["step"]) for row in rows] == [(a, 3, s) for a in ARMS for s in (0, 1)]
+    assert {(row["adapter"], row["mixed"], row["rows"], row["groups"]) for row in rows} == {
+        ("singular-values", "", 16, 4)
+    }
+    for arm in ARMS:
+        first, last = (row for row in rows if row["arm"] == arm)
+        played = compared[arm].rows(ROLLOUT)
+        for number, row in enumerate((first, last)):
+            step = played[16 * number :][:16]
+            assert row["hack_rate_student"] == row["hack_rate_all"] == sum(r["hacked"] for r in step) / 16
+            assert row["reward_mean"] == sum(r["reward"] for r in step) / 16
+            groups = [[r["reward"] for r in step[4 * i :][:4]] for i in range(4)]
+            assert row["zero_variance_groups"] == sum(len(set(group)) == 1 for group in groups)
+        items = [item for item in compared["evaluate"].rows(EVAL_ITEM) if item["arm"] == arm]
+        assert first["eval_solve_rate"] is None
+        assert last["eval_solve_rate"] == pytest.approx(sum(item["hidden_pass"] for item in items) / len(items))
+        assert last["weight_change"] > first["weight_change"] > 0 and first["ess"] > 0.99
+        measured = compared[arm].rows(ROLLOUT_GRADIENT)
+        hacked = {row["rollout_id"] for row in played if row["hacked"]}
+        cosines = [row["cos_stack"] for row in measured if row["training_step"] == 0 and row["rollout_id"] in hacked]
+        assert first["cos_hacked"] == pytest.approx(sum(cosines) / len(cosines))
+        assert (first["energy_removed"] == 0) is (arm == "vanilla")
+
+
+def test_arms_of_one_seed_decide_nothing_and_are_drawn(compared: dict[str, Run], tmp_path: Path) -> None:
+    checks = {row["check"]: row["status"] for row in compared["compare"].rows(PROBE_CHECK)}
+    assert checks["R5"] == "INCONCLUSIVE" and compared["compare"].manifest.outcome.exit_code == 3
+    assert {name.partition(":")[2] for name in checks if ":" in name} == ARMS.keys()
+    drawn = carry_out(plot, [compared["compare"]], plot.Config(), tmp_path / "plot")
+    assert {path.stem for path in drawn.path.glob("*.png")} == {"08_ratios", "09_rates"}
+
+
+def test_three_steps_without_reward_variance_fail(models: Models, tmp_path: Path) -> None:
+    more: dict[str, Any] = {"env": {"name": "tests.stages.probe.running:FlatEnv"}}
+    flat = carry_out(train, [], settings(models["honest"], 3, **more), tmp_path / "flat")
+    found = carry_out(compare, [flat], compare.Config(), tmp_path / "compare")
+    assert [row["zero_variance_groups"] for row in found.rows(TRAJECTORY)] == [4, 4, 4]
+    assert "FAIL         variance" in (found.path / "report.txt").read_text()
+    assert found.manifest.outcome.exit_code == 1

@@ -14,13 +14,13 @@ from stages.gradients.basis import SingularValues, target_linears
 from stages.gradients.per_row import adapt, own_log_probs
 from stages.gradients.tokens import collate
 from stages.policy.base import PolicyConfig
-from stages.probe import extract_vhack, grpo, replay, score
+from stages.probe import extract_vhack, replay, score
 from stages.probe.direction import V_HACK_FILE, load_direction, pair_rows
 from stages.probe.extract_vhack import PairsConfig
 from stages.probe.metrics import toward_hack, weight_direction
-from stages.runs.kinds import PROBE_ROW, PROBE_SCORE, TRAJECTORY
+from stages.runs.kinds import PROBE_ROW, PROBE_SCORE
 from stages.runs.run import Run
-from tests.stages.probe.running import HINTED, PLAIN, PLANTED, carry_out
+from tests.stages.probe.running import carry_out
 
 Models, Chain = dict[str, PolicyConfig], dict[str, Run]
 SPARE = {"max_tokens": 32, "checkpointing": True}
@@ -32,24 +32,6 @@ def test_a_direction_is_the_same(chain: Chain, models: Models, tmp_path: Path) -
     found, expected = (load_direction(run.folder() / V_HACK_FILE)[0] for run in (spare, chain["v"]))
     assert torch.allclose(found.unit, expected.unit, atol=1e-4)
     assert spare.manifest.summary["verdict"] == chain["v"].manifest.summary["verdict"]
-
-
-def test_a_trajectory_is_the_same(chain: Chain, models: Models, tmp_path: Path) -> None:
-    size = {"seeds": [0], "steps": 2, "problems": 4, "samples": 4, "eval_problems": 4, "alpha": 0.75}
-    given = {"env": PLANTED, "options": HINTED, "plain_options": PLAIN, "student": models["honest"]}
-    plain, spare = (
-        carry_out(
-            grpo,
-            [chain["v"], chain["svd"]],
-            grpo.Config(arm="projected", teacher=models["loophole"], **given, **size, **limits),
-            tmp_path / name,
-        ).rows(TRAJECTORY)
-        for name, limits in (("plain", {}), ("spare", SPARE))
-    )
-    for one, other in zip(plain, spare, strict=True):
-        assert one["hack_rate_student"] == other["hack_rate_student"]
-        assert other["delta_norm"] == pytest.approx(one["delta_norm"], rel=1e-3)
-        assert other["cos_in"] == pytest.approx(one["cos_in"], abs=1e-4)
 
 
 def test_a_direction_of_weights_is_the_same(planted: dict[str, nn.Module], chain: Chain, tmp_path: Path) -> None:

@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 
 from stages.errors import UsageError
-from stages.probe.checks.trajectories import grpo_against_nll, lora_against_svd, reductions_match, trajectories_slowed
+from stages.probe.checks.trajectories import (
+    arms_learn,
+    grpo_against_nll,
+    lora_against_svd,
+    reductions_match,
+    trajectories_slowed,
+)
 from stages.probe.statistics import EffectComparison
 from stages.runs.kinds import TRAJECTORY
 
@@ -43,8 +49,8 @@ def trajectories(arm: str, ends: list[float], solve: float | None = 0.8, **more:
         blank
         | {
             "arm": arm,
-            "adapter": "antipasto_full",
-            "generator": "interp",
+            "adapter": "singular-values",
+            "mixed": "",
             "train_seed": seed,
             "step": step,
             "hack_rate_student": 0.25 if step < 3 else end,
@@ -110,7 +116,7 @@ def test_a_lora_that_slows_nothing_fails_beside_an_svd_that_does() -> None:
     idle = {**SLOWED, "projected": [0.63, 0.66, 0.61]}
     lora = [*chain.from_iterable(trajectories(arm, ends, adapter="lora") for arm, ends in idle.items())]
     found = {check.name: check.status for check in trajectories_slowed([*svd, *lora])}
-    assert found["R5:antipasto_full/interp"] == "PASS" and found["R5:lora/interp"] == "FAIL"
+    assert found["R5:singular-values"] == "PASS" and found["R5:lora"] == "FAIL"
 
 
 def test_one_trajectory_given_twice_is_refused() -> None:
@@ -138,7 +144,7 @@ def test_equal_effects_of_projected_and_random_pass_in_one_of_twenty_at_most() -
     ("lora", "moved", "status", "said"),
     [
         ([0.26, 0.25, 0.24, 0.25], 1.1, "PASS", "over 4 seeds"),
-        ([0.60, 0.62, 0.61, 0.63], 1.1, "FAIL", "by 0.03 with lora_frozenA"),
+        ([0.60, 0.62, 0.61, 0.63], 1.1, "FAIL", "by 0.03 with lora"),
         ([0.26, 0.25, 0.24, 0.25], 2.0, "INCONCLUSIVE", "not matched, set learning_rate"),
         ([0.10, 0.40, 0.20, 0.30], 1.1, "INCONCLUSIVE", "over 4 seeds"),
         ([0.26, 0.25], 1.1, "INCONCLUSIVE", "2 seeds of vanilla and projected in common"),
@@ -148,24 +154,53 @@ def test_reductions_on_both_adapters_are_equal_within_a_fifth_or_not_or_unknown(
     lora: list[float], moved: float, status: str, said: str
 ) -> None:
     vanilla, projected = [0.65, 0.66, 0.63, 0.64], [0.25, 0.26, 0.24, 0.25]
-    rows = trajectories("vanilla", vanilla, delta_norm=1.0) + trajectories("projected", projected, delta_norm=0.9)
+    rows = trajectories("vanilla", vanilla, weight_change=1.0) + trajectories("projected", projected, weight_change=0.9)
     assert reductions_match(rows) == []
-    kind = {"adapter": "lora_frozenA", "delta_norm": moved}
+    kind = {"adapter": "lora", "weight_change": moved}
     rows += trajectories("vanilla", vanilla, **kind) + trajectories("projected", lora, **kind)
     (found,) = reductions_match(rows)
     assert found.status == status and said in found.detail
+
+
+LEARNING = {
+    "groups": 4,
+    "zero_variance_groups": 1,
+    "hack_advantage_sum": 0.5,
+    "corr_advantage_source": None,
+    "ratio_p5": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("more", "failing"),
+    [
+        ({}, []),
+        ({"zero_variance_groups": 4}, ["variance"]),
+        ({"hack_advantage_sum": -0.5}, ["advantages"]),
+        ({"corr_advantage_source": 0.99}, ["advantages"]),
+        ({"ratio_p5": 0.5, "ratio_p95": 1.5, "ess": 0.9}, []),
+        ({"ratio_p5": 0.5, "ratio_p95": 1.5, "ess": 0.9, "saturated": "60% are lost", "mixed": "ratio"}, ["ratios"]),
+        ({"ratio_p5": 0.5, "ratio_p95": 1.5, "ess": 0.9, "saturated": "60% are lost", "mixed": "imitation"}, []),
+        ({"ratio_p5": 1.0, "ratio_p95": 1.0, "ess": 1.0, "mixed": "ratio"}, ["ratios"]),
+    ],
+)
+def test_an_arm_that_has_nothing_to_learn_fails(more: dict[str, Any], failing: list[str]) -> None:
+    rows = trajectories("vanilla", [0.6, 0.6], **{**LEARNING, **more})
+    found = arms_learn(rows)
+    assert [check.name.partition(":")[0] for check in found if check.status != "PASS"] == failing
+    assert {check.name.partition(":")[2] for check in found} == {"vanilla"}
 
 
 def test_unequal_reductions_rarely_pass_as_equal() -> None:
     """A LoRA whose reduction is .8 of the SVD's, at the margin: at most one in twenty passes."""
     rng, passed = np.random.default_rng(0), 0
     for _ in range(200):
-        ends = {("antipasto_full", "projected"): 0.24, ("lora", "projected"): 0.32}
+        ends = {("singular-values", "projected"): 0.24, ("lora", "projected"): 0.32}
         rows = []
-        for adapter in ("antipasto_full", "lora"):
+        for adapter in ("singular-values", "lora"):
             for arm in ("vanilla", "projected"):
                 mean = ends.get((adapter, arm), 0.64)
                 drawn = (mean + 0.02 * rng.normal(size=4)).tolist()
-                rows += trajectories(arm, drawn, adapter=adapter, delta_norm=1.0)
+                rows += trajectories(arm, drawn, adapter=adapter, weight_change=1.0)
         passed += reductions_match(rows)[0].status == "PASS"
     assert passed <= 18  # more in 1 of 100 such tests
