@@ -1,6 +1,6 @@
 """Rollouts behind a slow server: how near to what latency alone takes, what a kill loses, what vLLM and staleness gain.
 
-    python benchmarks/rollouts.py latency [--episodes 256] [--steps 20] [--scale 1.0] [--inspect-ai PYTHON]
+    python benchmarks/rollouts.py latency [--rollouts 256] [--steps 20] [--scale 1.0] [--inspect-ai PYTHON]
     python benchmarks/rollouts.py killed shared/real/swe-lite/swe-bench-lite-test.jsonl.gz [--scale 1.0] [--limit 300]
     python benchmarks/rollouts.py served [--rounds 3]
     python benchmarks/rollouts.py ahead [--rounds 2] [--steps 4] [--wait 0.0]
@@ -74,46 +74,46 @@ class WaitingEnv:
         pass
 
 
-def latency(episodes: int = 256, steps: int = 20, scale: float = 1.0, inspect_ai: str | None = None) -> Iterator[Claim]:
+def latency(rollouts: int = 256, steps: int = 20, scale: float = 1.0, inspect_ai: str | None = None) -> Iterator[Claim]:
     """How near the wall time of `composer collect` comes to what latency alone asks for, with a heavy tail.
 
     Waits have a median of 2 s, a 99th percentile of 30 s, and are cut at 60 s; a command takes 20 ms, a grading 1 s;
-    all times `--scale`. No order of work can end before the slowest episode, whose waits, commands and grading follow
-    each other: the figure is that time by the wall time of the loop, from the first episode's start to the last one's
+    all times `--scale`. No order of work can end before the slowest rollout, whose waits, commands and grading follow
+    each other: the figure is that time by the wall time of the loop, from the first rollout's start to the last one's
     end; loading before, and tables and gate after it, are printed apart. inspect_ai: an interpreter that has inspect_ai
-    and openai, whose `eval` then plays the same episodes.
+    and openai, whose `eval` then plays the same rollouts.
     """
     with cases.serving(slow_server.serve_waits, scale) as url:
-        yield from _collected(url, episodes, steps, scale)
+        yield from _collected(url, rollouts, steps, scale)
         if inspect_ai:
             seconds, cpu = cases.apart(
-                slow_server.played_by_inspect, url, episodes, steps, scale, python=inspect_ai, WAITING_API_KEY="none"
+                slow_server.played_by_inspect, url, rollouts, steps, scale, python=inspect_ai, WAITING_API_KEY="none"
             )
-            yield from _of_time("inspect_ai", episodes, steps, scale, seconds, cpu)
+            yield from _of_time("inspect_ai", rollouts, steps, scale, seconds, cpu)
 
 
-def _of_time(who: str, episodes: int, steps: int, scale: float, wall: float, cpu: float) -> Iterator[Claim]:
-    what = f"{episodes} episodes of {steps} steps{'' if scale == 1 else f', times x {scale:g}'}, {who}"
-    share, goal = max(alone(episodes, steps, scale)) / wall, ">= 0.9" if who == "composer collect" else None
+def _of_time(who: str, rollouts: int, steps: int, scale: float, wall: float, cpu: float) -> Iterator[Claim]:
+    what = f"{rollouts} rollouts of {steps} steps{'' if scale == 1 else f', times x {scale:g}'}, {who}"
+    share, goal = max(alone(rollouts, steps, scale)) / wall, ">= 0.9" if who == "composer collect" else None
     yield measured(f"{what}: what latency alone takes, of its time", share, n=1, goal=goal)
-    each = 1000 * cpu / episodes / steps
-    yield measured(f"{what}: processor time of a step", each, unit="ms", n=episodes * steps)
+    each = 1000 * cpu / rollouts / steps
+    yield measured(f"{what}: processor time of a step", each, unit="ms", n=rollouts * steps)
 
 
-def alone(episodes: int, steps: int, scale: float) -> list[float]:
-    """Seconds that latency alone takes in each episode."""
+def alone(rollouts: int, steps: int, scale: float) -> list[float]:
+    """Seconds that latency alone takes in each rollout."""
     own_s = (COMMAND_S * steps + GRADE_S) * scale
-    return [own_s + sum(wait_s(e, i, scale) for i in range(steps)) for e in range(episodes)]
+    return [own_s + sum(wait_s(e, i, scale) for i in range(steps)) for e in range(rollouts)]
 
 
-def _collected(url: str, episodes: int, steps: int, scale: float) -> Iterator[Claim]:
+def _collected(url: str, rollouts: int, steps: int, scale: float) -> Iterator[Claim]:
     config = collect.Config(
         env={"name": "rollouts:WaitingEnv", "options": {"scale": scale}},
-        policy={"model": "m", "base_url": url, "concurrency": episodes},
-        tasks=episodes,
+        policy={"model": "m", "base_url": url, "concurrency": rollouts},
+        tasks=rollouts,
         samples=1,
         max_steps=steps,
-        in_flight={"rollouts": episodes, "commands": 64, "gradings": 64},
+        in_flight={"rollouts": rollouts, "commands": 64, "gradings": 64},
     )
     peak, over = [0], threading.Event()
 
@@ -133,17 +133,17 @@ def _collected(url: str, episodes: int, steps: int, scale: float) -> Iterator[Cl
         loading, tables = marks[0][0] - started, time.monotonic() - marks[-1][0]
         wall, cpu = (end - begin for begin, end in zip(marks[0], marks[-1], strict=True))
         over.set()
-        rows, rollouts = Run(result.path).rows(STEP), Run(result.path).rows(ROLLOUT)
+        rows, played = Run(result.path).rows(STEP), Run(result.path).rows(ROLLOUT)
     late = sum(row["latency_s"] - wait_s(int(row["task_id"][1:]), row["step"], scale) for row in rows)
-    between = sum(row["wall_s"] for row in rollouts) - sum(row["latency_s"] + row["command_s"] for row in rows)
-    slowest = alone(episodes, steps, scale)
+    between = sum(row["wall_s"] for row in played) - sum(row["latency_s"] + row["command_s"] for row in rows)
+    slowest = alone(rollouts, steps, scale)
     print(
-        f"{wall:.1f} s; latency alone {max(slowest):.1f} s (mean of an episode {statistics.fmean(slowest):.1f} s); "
+        f"{wall:.1f} s; latency alone {max(slowest):.1f} s (mean of a rollout {statistics.fmean(slowest):.1f} s); "
         f"loading {loading:.1f} s, tables and gate {tables:.1f} s; beyond the server's wait "
         f"{1000 * late / len(rows):.0f} ms of a request, {1000 * between / len(rows):.0f} ms a step between requests "
-        f"and commands; {(peak[0] - before) / 1024 / episodes:.0f} kB a live episode"
+        f"and commands; {(peak[0] - before) / 1024 / rollouts:.0f} kB a live rollout"
     )
-    yield from _of_time("composer collect", episodes, steps, scale, wall, cpu)
+    yield from _of_time("composer collect", rollouts, steps, scale, wall, cpu)
 
 
 # --- a chain that is killed

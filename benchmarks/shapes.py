@@ -6,6 +6,7 @@ given to both trainers, so that a step is scoring, loss, backward and optimiser.
 
 import sys
 import tempfile
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -151,36 +152,51 @@ def hack_pairs(rows: Rows) -> list[list[dict[str, Any]]]:
     ]
 
 
-def channel_rows(names: tuple[str, ...], rows: Rows = ROWS) -> Any:
-    """The rows of the channels; those that no channel uses are left out."""
+def rows_by_source(names: Iterable[str], pairs: Any, turns: Sequence[Any], hint: list[int], own: Any) -> Any:
+    """The rows of the channels, by source; those that no channel uses are left out.
+
+    turns: (prompt, answer) of those that are hinted. own: the rollouts.
+    """
     from stages.training.channels import row_sources
     from stages.training.channels.hints import HintedTurn
+    from stages.training.scoring import Tree
+    from stages.training.step import Batch
+
+    hinted = [HintedTurn(Tree(prompt, (said,)), Tree([*prompt, *hint], (said,))) for prompt, said in turns]
+    every = {"pairs": pairs, "hinted": hinted, "rollouts": own}
+    return Batch({kind.name: every[kind.name] for kind in row_sources(names)})
+
+
+def sources(pairs: Any, teacher: Any) -> list[Any]:
+    """What the channels learn from: these pairs, hints that come with their rows, and a teacher's distributions."""
+    from stages.training.channels.hints import HintSource
+    from stages.training.channels.rollouts import RolloutSource
+    from stages.training.config import Hints
+
+    return [pairs, HintSource(Hints(), None, None, lambda step, found: None), RolloutSource(teacher)]
+
+
+def channel_rows(names: tuple[str, ...], rows: Rows = ROWS) -> Any:
+    """The rows of the channels on the rollouts of `rollouts`."""
     from stages.training.channels.pairs import TokenPair
     from stages.training.channels.rollouts import OwnRollout
     from stages.training.scoring import Tree
-    from stages.training.step import Batch
 
     pairs = [
         TokenPair(str(i), Tree(ids(rows.prompt, 100 + i), (ids(rows.turn, 200 + i), ids(rows.turn, 300 + i))))
         for i in range(PAIRS)
     ]
-    given, hint = rollouts(rows), ids(HINT, 2)
+    given = rollouts(rows)
     sampled = list(zip(given["prompt_ids"], given["completion_ids"], strict=True))
-    hinted = [
-        HintedTurn(Tree(prompt, (answer[: rows.turn],)), Tree([*prompt, *hint], (answer[: rows.turn],)))
-        for prompt, answer in sampled
-    ]
     own = [OwnRollout(Tree(prompt, (answer,)), [1] * rows.answer, [-12.0] * rows.answer) for prompt, answer in sampled]
-    every = {"pairs": pairs, "hinted": hinted, "rollouts": own}
-    return Batch({kind.name: every[kind.name] for kind in row_sources(names)})
+    turns = [(prompt, answer[: rows.turn]) for prompt, answer in sampled]
+    return rows_by_source(names, pairs, turns, ids(HINT, 2), own)
 
 
 def channels(names: tuple[str, ...], rows: Any, model: Any, teacher: Any, num_steps: int) -> Any:
     """The channels of these names at weight 1, on rows of `channel_rows`; the model is their reference, too."""
-    from stages.training.channels.hints import HintSource
     from stages.training.channels.pairs import PairSource
-    from stages.training.channels.rollouts import RolloutSource
-    from stages.training.config import Config, Hints
+    from stages.training.config import Config
     from stages.training.step import Channels
 
     pairs = PairSource(list(rows.of("pairs")), per_step=PAIRS, seed=0)
@@ -192,7 +208,7 @@ def channels(names: tuple[str, ...], rows: Any, model: Any, teacher: Any, num_st
         teacher={"model": "teacher"},
         optimisation={"steps": num_steps},
     )
-    return Channels(config, [pairs, HintSource(Hints(), None, None, lambda step, found: None), RolloutSource(teacher)])
+    return Channels(config, sources(pairs, teacher))
 
 
 def model_shape(size: str, layers: int | None) -> Any:

@@ -27,10 +27,9 @@ from trl import DPOConfig, DPOTrainer, GRPOTrainer
 from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy
 from stages.training.channels import CHANNELS
-from stages.training.channels.hints import HintedTurn, HintSource
 from stages.training.channels.pairs import PairSource, TokenPair
-from stages.training.channels.rollouts import RolloutSource, own_rollout
-from stages.training.config import Config, Hints, Optimisation
+from stages.training.channels.rollouts import own_rollout
+from stages.training.config import Config, Optimisation
 from stages.training.rollouts import LockStep, Schedule
 from stages.training.scoring import Tree
 from stages.training.step import Batch, Channels, ComposedTrainer
@@ -249,17 +248,14 @@ def show(times: dict[str, list[float]]) -> None:
 # --- all channels in one step
 
 
-def rows_of(source: PairSource) -> Callable[[list[Any], int], Batch]:
+def rows_of(source: PairSource, names: Sequence[str]) -> Callable[[list[Any], int], Batch]:
     """The rows of all sources; a hinted turn is an answer again, behind a prompt with 16 tokens more."""
 
     def rows(rollouts: list[Any], step: int) -> Batch:
         samples = [rollout.steps[0].sample for rollout in rollouts[:16]]
-        hinted = [
-            HintedTurn(Tree(s.prompt_ids, (s.completion_ids,)), Tree(s.prompt_ids + [300] * 16, (s.completion_ids,)))
-            for s in samples
-        ]
+        turns = [(sample.prompt_ids, sample.completion_ids) for sample in samples]
         own = [rollout for rollout in map(own_rollout, rollouts) if rollout is not None]
-        return Batch({"pairs": source.rows([], 0), "hinted": hinted, "rollouts": own})
+        return shapes.rows_by_source(names, source.rows([], 0), turns, [300] * 16, own)
 
     return rows
 
@@ -279,8 +275,7 @@ def composed(rounds: int = 9) -> Iterator[Claim]:
     with tempfile.TemporaryDirectory() as folder:
 
         def step(*names: str) -> Step:
-            hinted = HintSource(Hints(), None, None, lambda step, found: None)
-            return ours_grpo(folder, names, rows_of(source), [source, hinted, RolloutSource(teacher)], shared=True)
+            return ours_grpo(folder, names, rows_of(source, names), shapes.sources(source, teacher), shared=True)
 
         steps = {"grpo": step(), "dpo alone": ours_dpo(pairs)} | {f"grpo + {name}": step(name) for name in every}
         times = measure(steps | {"grpo + dpo + sdpo": step("dpo", "sdpo"), "grpo + all": step(*every)}, rounds)
