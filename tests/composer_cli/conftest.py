@@ -6,11 +6,36 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
-from support.bad_environments import ENVS
 from support.chains import POLICY
 from support.command_line import TEACHERS
 
 from composer_cli.app import main
+
+ENVS = """
+from stages.envs.base import Task
+from support.environments import GuessEnv
+
+class Broken(GuessEnv):
+    def __init__(self):
+        raise ZeroDivisionError("oh")
+
+class NoTasks(GuessEnv):
+    def tasks(self, split, count, seed):
+        return {}["no such key"]
+
+class WrongTasks(GuessEnv):
+    def tasks(self, split, count, seed):
+        return ["a", "b"]
+
+class Twice(GuessEnv):
+    def tasks(self, split, count, seed):
+        return super().tasks(split, 1, seed) * 2
+
+class NoJson(GuessEnv):
+    def tasks(self, split, count, seed):
+        return [Task("a", "e", split, "f", "p", {"x": object()})]
+"""
+"""Environments that cannot be played, each for a fault of its own, as the text of a module."""
 
 
 @pytest.fixture(scope="module")
