@@ -60,26 +60,13 @@ class ChainCommand(HelpCommand):
             configs = configure_preset(
                 wanted, layers[: len(files)], layers[len(files) :], policy=asked.policy, trust=asked.trust
             )
-            if (executor := base.executor(where)) is not None:
+            if base.executor(where) is not None:
                 if given["tune"]:
                     raise UsageError("--tune runs here, and --on submits a chain elsewhere. Tune without --on first.")
-                request = jobs.RunRequest(
-                    str(given["preset"]), asked.config, asked.policy, typed, asked.max_cost, asked.trust
-                )
-                with interrupt_leaves(
-                    "`composer status` lists the chain if it was submitted by then; else start it again."
-                ):
-                    jobs.submit_or_show(
-                        where,
-                        executor,
-                        request,
-                        configs,
-                        on_settings,
-                        asked.artifacts,
-                        clean=asked.clean,
-                        dry_run=given["dry_run"],
-                        json=given["json"],
-                    )
+                request = jobs.Request(str(given["preset"]), asked, typed, configs, on_settings)
+                unsure = "`composer status` lists the chain if it was submitted by then; else start it again."
+                with interrupt_leaves(unsure):
+                    jobs.submit_or_show(request, dry_run=given["dry_run"], json=given["json"])
                 return
             asked = asked.model_copy(update={"on": None if where == base.LOCAL else where})
             if given["tune"]:

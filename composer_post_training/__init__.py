@@ -33,7 +33,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from composer_cli.call import Arguments
+from composer_cli.call import Arguments, ChainArguments
 from composer_cli.preset import configure_preset, load_preset, read_for_preset
 from composer_cli.show import runs as run_folders
 from composer_post_training.jobs import Job
@@ -288,18 +288,18 @@ def run(
 
     with errors_in_python(resumes=True):
         how = {"config": config, "artifacts": artifacts, "resume": resume, "clean": clean, "max_cost": max_cost}
-        asked = settings.build("run", Arguments, [{**how, "on": on, "trust": trust, "quiet": quiet}])
-        root, console = asked.artifacts.resolve(), PythonConsole(quiet)
+        how |= {"on": on, "trust": trust, "quiet": quiet, "policy": policy}
+        asked = settings.build("run", ChainArguments, [how])
+        asked, console = asked.model_copy(update={"artifacts": asked.artifacts.resolve()}), PythonConsole(quiet)
         wanted = load_preset(str(preset))
         files = read_for_preset(wanted, asked.config, console.notify)
         given = checked_settings(chosen)
         layers, on_settings = jobs.split_on([*files, *(settings.nested(*one) for one in given.items())])
         configs = configure_preset(wanted, layers[: len(files)], layers[len(files) :], policy=policy, trust=trust)
-        here = asked.model_copy(update={"artifacts": root, "on": None if on == base.LOCAL else on})
-        if on is not None and (executor := base.executor(on)) is not None:
+        here = asked.model_copy(update={"on": None if on == base.LOCAL else on})
+        if on is not None and base.executor(on) is not None:
             texts = [settings.assignment_text(*one) for one in given.items()]
-            request = jobs.RunRequest(str(preset), list(asked.config), policy, texts, max_cost, trust)
-            return Job(jobs.submit(on, executor, request, configs, on_settings, root, clean=clean))
+            return Job(jobs.submit(jobs.Request(str(preset), asked, texts, configs, on_settings)))
         results = chain.run(wanted, configs, here, console)
         return Chain({title: opened(result.path) for title, result in results.items()})
 

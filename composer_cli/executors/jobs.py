@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import create_model
 
+from composer_cli.call import ChainArguments
 from composer_cli.executors.base import (
     CANCELLED,
     EXECUTORS,
@@ -30,7 +31,7 @@ from composer_cli.printing import print_json, print_text
 from stages.errors import BadInput, ComposerError, UsageError
 from stages.redaction import redacted, redacted_value
 from stages.runs import settings, store
-from stages.runs.settings import Settings, StageConfig
+from stages.runs.settings import Settings, StageConfig, Tree
 
 ON = "on"
 """The table of settings of an executor; without --on it has no meaning."""
@@ -99,20 +100,28 @@ def find(root: Path, text: str, *, part: bool = True) -> SubmittedJob | None:
 
 
 @dataclass(frozen=True)
-class RunRequest:
-    """The words of `composer run` that the job repeats."""
+class Request:
+    """A chain that is to be submitted, as `composer run` and `composer.run` were asked for it."""
 
     preset: str
-    config: Sequence[Path] = ()
-    policy: str | None = None
-    set_: Sequence[str] = ()
-    max_cost: float | None = None
-    trust: bool = False
+    asked: ChainArguments
+    """The arguments, of which `on` names the executor."""
+    set_: Sequence[str]
+    """The settings that were typed, as KEY=VALUE."""
+    configs: Mapping[str, StageConfig]
+    """What all settings make of each entry."""
+    where: Tree
+    """The settings of the executor, as `split_on` finds them."""
+
+    @property
+    def on(self) -> str:
+        """Return the name of the executor."""
+        return str(self.asked.on)
 
 
-def split_on(layers: Sequence[settings.Tree]) -> tuple[list[settings.Tree], settings.Tree]:
+def split_on(layers: Sequence[Tree]) -> tuple[list[Tree], Tree]:
     """Return the layers without their tables `on`, and these tables merged into one."""
-    where: settings.Tree = {}
+    where: Tree = {}
     for layer in layers:
         found = layer.get(ON, {})
         if not isinstance(found, dict):
@@ -123,85 +132,65 @@ def split_on(layers: Sequence[settings.Tree]) -> tuple[list[settings.Tree], sett
     return [{key: value for key, value in layer.items() if key != ON} for layer in layers], where
 
 
-def submit_or_show(
-    word: str,
-    executor: Executor,
-    request: RunRequest,
-    configs: Mapping[str, StageConfig],
-    tree: settings.Tree,
-    artifacts: Path,
-    *,
-    clean: bool,
-    dry_run: bool,
-    json: bool,
-) -> None:
+def submit_or_show(request: Request, *, dry_run: bool, json: bool) -> None:
     """Submit a chain, or with `dry_run` show what would be submitted, and print the result; else as `submit`."""
     if dry_run:
-        chain, where = _checked(word, executor, request, configs, tree, artifacts, clean=clean)
+        executor, chain, where = _checked(request)
         spec = _spec(executor, chain, where)
         head = [f"{key}: {value}" for key, value in spec.items() if key != "script"]
         text = "\n".join([*head, "script:", *(f"  {line}" for line in spec["script"].splitlines())])
-        print_json({"on": word, "spec": spec}) if json else print_text(text)
+        print_json({"on": request.on, "spec": spec}) if json else print_text(text)
         return
-    job = submit(word, executor, request, configs, tree, artifacts, clean=clean)
+    job = submit(request)
     if json:
         print_json({"job": job})
         return
     print_text(
-        f"{job.name} is submitted to {word}.\n`composer status` says how it stands, "
+        f"{job.name} is submitted to {request.on}.\n`composer status` says how it stands, "
         f"`composer show {job.name} --follow` what it prints, `composer cancel {job.name}` stops it."
     )
 
 
-def _checked(
-    word: str,
-    executor: Executor,
-    request: RunRequest,
-    configs: Mapping[str, StageConfig],
-    tree: settings.Tree,
-    artifacts: Path,
-    *,
-    clean: bool,
-) -> tuple[SubmittedChain, Any]:
-    """Return what would be submitted, and the settings of its executor; raises as `submit`."""
-    if clean:
+def _checked(request: Request) -> tuple[Executor, SubmittedChain, Any]:
+    """Return the executor, what would be submitted, and the executor's settings; raises as `submit`."""
+    if request.asked.clean:
         raise UsageError("--clean would delete at every launch what the one before did. Leave it out with --on.")
+    executor = load(request.on)
     model = create_model("On", __base__=Settings, on=(executor.settings, ...))
-    where = settings.build(f"run --on {word}", model, [{ON: tree}]).on  # type: ignore[attr-defined]
-    for key, value in (part for title, config in configs.items() for part in settings.parts(title, config)):
+    where = settings.build(f"run --on {request.on}", model, [{ON: request.where}]).on  # type: ignore[attr-defined]
+    for key, value in (part for title, config in request.configs.items() for part in settings.parts(title, config)):
         if executor.shares_files or not isinstance(value, str):
             continue
         # A setting names a file of this machine by how it begins, or because there is one in the current folder.
         path = value.partition(":")[2] if ":" in value else value
         if path.startswith(("./", "../", "~")) or (os.sep in path[1:] and Path(path).exists()):
             raise UsageError(
-                f"{key} = {value} lies on this machine, which {word} does not see. Give what it can reach: a hub id, "
-                "an address, or a path in its image or below /artifacts."
+                f"{key} = {value} lies on this machine, which {request.on} does not see. Give what it can reach: a "
+                "hub id, an address, or a path in its image or below /artifacts."
             )
-    return _prepare(request, configs, where, artifacts), where
+    return executor, _prepare(request, where), where
 
 
-def _prepare(request: RunRequest, configs: Mapping[str, StageConfig], where: Any, artifacts: Path) -> SubmittedChain:
+def _prepare(request: Request, where: Any) -> SubmittedChain:
     """Return what would be submitted: words, the files that go along, the names of keys."""
-    path = Path(request.preset)
+    path, asked = Path(request.preset), request.asked
     # An example that is not in the current folder is the one that came with Composer, which the job has too.
     shipped = request.preset in preset_names() or (path.parent == Path("examples") and not path.exists())
     # The texts of files go along: what was submitted is what runs, whatever is edited here in the meantime.
     texts = {} if shipped else {"preset.toml": settings.read_toml_text(path)}
     words = ["run", "--preset", request.preset if shipped else "preset.toml"]
-    for number, file in enumerate(request.config, start=1):
+    for number, file in enumerate(asked.config, start=1):
         texts[f"settings-{number}.toml"] = settings.read_toml_text(file)
         words += ["--config", f"settings-{number}.toml"]
-    words += ["--policy", request.policy] if request.policy else []
+    words += ["--policy", asked.policy] if asked.policy else []
     for text in request.set_:
         words += [] if re.match(rf"\s*{ON}[.=\s]", text) else ["--set", text]
-    words += ["--max-cost", str(request.max_cost)] if request.max_cost is not None else []
+    words += ["--max-cost", str(asked.max_cost)] if asked.max_cost is not None else []
     words += ["--on", where.workers] if where.workers else []
-    words += ["--trust"] if request.trust else []
+    words += ["--trust"] if asked.trust else []
     # Settings with a method `sends` (an export, a store of replicas) tell by it whether they need their key at all.
-    servers = [
-        part for config in configs.values() for _, part in settings.parts("", config) if hasattr(part, "api_key_env")
-    ]
+    every_part = [part for config in request.configs.values() for _, part in settings.parts("", config)]
+    servers = [part for part in every_part if hasattr(part, "api_key_env")]
     needed = [one.api_key_env for one in servers if one.api_key_env and (not hasattr(one, "sends") or one.sends())]
     keys = list(dict.fromkeys([*needed, *where.keys]))
     if clash := [name for name in where.env if name in keys]:
@@ -209,7 +198,7 @@ def _prepare(request: RunRequest, configs: Mapping[str, StageConfig], where: Any
     digest = store.digest([words, texts, keys])[:6]
     stem = re.sub(r"[^A-Za-z0-9_.-]", "-", path.stem)[:32]  # what all executors take as a name
     name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{stem}-{digest}"
-    return SubmittedChain(name, artifacts / FOLDER / name, words, texts, keys)
+    return SubmittedChain(name, asked.artifacts / FOLDER / name, words, texts, keys)
 
 
 def _spec(executor: Executor, chain: SubmittedChain, where: Any) -> dict[str, Any]:
@@ -223,30 +212,20 @@ def _spec(executor: Executor, chain: SubmittedChain, where: Any) -> dict[str, An
     return spec
 
 
-def submit(
-    word: str,
-    executor: Executor,
-    request: RunRequest,
-    configs: Mapping[str, StageConfig],
-    tree: settings.Tree,
-    artifacts: Path,
-    *,
-    clean: bool,
-) -> SubmittedJob:
+def submit(request: Request) -> SubmittedJob:
     """Submit a chain once, and keep its record.
 
-    word: the executor's name. tree: its settings. Raises `UsageError` for what the executor cannot take, and while the
-    same chain is queued or running there.
+    Raises `UsageError` for what the executor cannot take, and while the same chain is queued or running there.
     """
-    chain, where = _checked(word, executor, request, configs, tree, artifacts, clean=clean)
+    executor, chain, where = _checked(request)
     for job in every(chain.folder.parents[1]):
         # Names end with "-" and six digits of a digest of words, files and keys, after time and preset.
-        same = job.executor == word and job.name[-7:] == chain.name[-7:]
+        same = job.executor == request.on and job.name[-7:] == chain.name[-7:]
         if same and not refreshed(job).state.over:
             raise UsageError(f"This chain is {job.state.status} as {job.name}. `composer cancel {job.name}` stops it.")
     job = SubmittedJob(
         name=chain.name,
-        executor=word,
+        executor=request.on,
         words=list(chain.words),
         keys=list(chain.keys),
         where=where.model_dump(),
