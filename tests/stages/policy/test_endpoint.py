@@ -407,14 +407,18 @@ def test_one_door_a_server() -> None:
 
 
 @pytest.mark.parametrize("woken", [False, True])
-def test_a_waiter_that_gives_up_does_not_take_a_turn_away(woken: bool) -> None:
+def test_waiters_that_give_up_do_not_take_a_turn_away(woken: bool) -> None:
+    """Whether they give up before their turn comes or after."""
+
     async def play() -> None:
         host = HostLimit()
         for _ in range(START):
             await host.enter()
-        gone, waiting = asyncio.create_task(host.enter()), asyncio.create_task(host.enter())
+        # An answer at the limit gives two turns: its own, and the one by which the limit grows.
+        *gone, waiting = (asyncio.create_task(host.enter()) for _ in range(3))
         await asyncio.sleep(0)
-        for act in (host.leave, gone.cancel) if woken else (gone.cancel, host.leave):
+        cancels = [task.cancel for task in gone]
+        for act in (host.leave, *cancels) if woken else (*cancels, host.leave):
             act()
         await asyncio.wait_for(waiting, 20.0)
 
