@@ -18,6 +18,8 @@ checkpoints.py - checkpoints that survive a kill, and those that are kept with t
 distributed.py - the model under training, shares of it over the processes, and the trainer on them
 replicas.py - DiLoCo's rounds between the steps, for one of several replicas
 projection.py - a hack direction taken out of gradients and updates
+trained.py - what is trained of a Linear: its weight, a LoRA, or a change of its singular values
+rollout_gradients.py - the gradient of each rollout, its cosine with the hack direction, its importance ratio
 report.py - what a training records of its steps, what a finished one writes, the table in report.txt
 
 One training step, in reading order, is five files: stages/train.py `run` resolves the plan, loads the model, assembles

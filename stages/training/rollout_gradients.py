@@ -1,4 +1,4 @@
-"""Each rollout's gradient beside the hack direction, and its importance ratio, at the weights of the step.
+"""The gradient of each rollout, its cosine with the hack direction, and its importance ratio, at a step's weights.
 
 `RolloutGradients` follows a training (`probe.measure`, `probe.mixed`): it is called with the rollouts of each step,
 before the step learns from them. The gradient is that of a rollout's own tokens' summed -log p, by what is trained
@@ -94,7 +94,7 @@ def ratio_report(
 
 
 @dataclass(frozen=True)
-class MeasuredRollouts:
+class RolloutMeasurements:
     """Of each rollout: cosine with the direction [R], norm of the gradient [R], log-probs of its own tokens [nats].
 
     The cosine is that of the entire gradient with the unit directions of all Linears, concatenated; NaN without one.
@@ -112,7 +112,7 @@ def measure_rollouts(
     *,
     max_tokens: int = MAX_TOKENS,
     autocast: AbstractContextManager[Any] | None = None,
-) -> MeasuredRollouts:
+) -> RolloutMeasurements:
     """Measure rollouts against a direction in the space of the weights, at a model's present weights.
 
     Nothing of the model is changed. max_tokens: padded tokens of one pass. autocast: in which the model is trained.
@@ -135,7 +135,7 @@ def measure_rollouts(
             values = zip(indices, logps.detach().cpu(), batch.own, strict=True)
             log_probs |= {index: line[own] for index, line, own in values}
     norms = squares.sqrt()
-    return MeasuredRollouts(dots / (norms * len(units) ** 0.5), norms, [log_probs[i] for i in range(len(rows))])
+    return RolloutMeasurements(dots / (norms * len(units) ** 0.5), norms, [log_probs[i] for i in range(len(rows))])
 
 
 def _add(
