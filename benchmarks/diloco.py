@@ -8,10 +8,9 @@ A SPEC is `synchronous` or REPLICAS:CODEC:OUTER_RATE/MOMENTUM[:INNER_STEPS[:FRAG
 
 The first two: all start from kata's novice and learn the student's transcripts, each seen once, with AdamW, whose rate
 rises for 40 steps and falls to a twentieth along a cosine. The synchronous run takes `--global-batch` transcripts a
-step; N replicas take 1/N of them each, of their own data. The replicas take turns in this process, over the in-process
-transport, whose bytes are those of a bucket (tests/stages/diloco/test_object_store.py). The loss is that of 256
-transcripts that no run trained on, the mean of eight batches, whose spread gives its standard error. The seed chooses
-the transcripts, those held out too.
+step; N replicas take 1/N of them each, of their own data. The replicas take turns in this process and meet in an
+object store in memory. The loss is that of 256 transcripts that no run trained on, the mean of eight batches, whose
+spread gives its standard error. The seed chooses the transcripts, those held out too.
 """
 
 import os
@@ -177,8 +176,9 @@ def losses(
     """Held-out loss of replicas less that of synchronous training, and the bytes that they send.
 
     `beside_first` is the difference from the first SPEC, with the standard error of the batches' differences. Bytes:
-    what one replica sends, measured; for a replica of a bucket that includes its share of the means. Data parallel
-    sends every gradient in float32: once a step through a server, or 2 (N - 1) / N times in a ring.
+    what one replica sends, measured; `less_with_means` includes its share of the means, and of the first and the last
+    state, which the first replica stores. Data parallel sends every gradient in float32: once a step through a server,
+    or 2 (N - 1) / N times in a ring.
     """
     torch.set_num_threads(1)
     start, examples, held_out = prepared(seed, steps * global_batch, models)
