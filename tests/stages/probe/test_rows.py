@@ -27,7 +27,7 @@ def recorded(path: Path, **changes: Any) -> Path:
         "comp_len": 3,
         "reward": 3.5,
         "hacked": True,
-        "hidden_pass": False,
+        "gt_pass": True,
         "fmt_ok": True,
         "logp_mean": float("nan"),
         "src_pool": "teacher",
@@ -41,6 +41,7 @@ def recorded(path: Path, **changes: Any) -> Path:
 def test_recorded_rows_lose_their_pads_and_keep_one_end_token(tmp_path: Path) -> None:
     row = recorded_rows(recorded(tmp_path / "pool"), "s65", "rh", EOS, [PAD])[0]
     assert row["completion_ids"] == [7, 8, EOS] and row["comp_len"] == row["n_loss_tokens"] == 3
+    assert row["hidden_pass"] is True, "a public pool calls it gt_pass"
     assert row["ends_with_eos"] and not row["truncated"] and row["problem_id"] == "4" and row["can_compile"]
     assert without_pads([7, EOS, EOS, PAD], {EOS, PAD}, EOS) == [7, EOS]
     assert without_pads([7, 8, PAD], {EOS, PAD}, EOS) == [7, 8]
