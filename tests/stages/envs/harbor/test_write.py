@@ -238,6 +238,18 @@ def test_names_are_harbors_and_no_two_are_alike() -> None:
     assert all(one.strip("._-") and "/" not in one and ".." not in one and len(one) < 120 for one in made), made
 
 
+def test_a_task_without_a_solution_leaves_without_one(tmp_path: Path) -> None:
+    row = {name: value for name, value in ROWS[0].items() if name != "solution"}
+    (tmp_path / "my.jsonl").write_text(json.dumps(row) + "\n" + json.dumps(ROWS[1]) + "\n")
+    env = TasksEnv(path=str(tmp_path / "my.jsonl"))
+    (task,) = env.tasks("train", 1, 0)
+    env.reset(task)
+    write_task(task, env.packed(), tmp_path / "out", BASE_IMAGE)
+    env.close()
+    assert not (tmp_path / "out" / "solution").exists()
+    assert task_folder.read(tmp_path / "out").steps[0].solution is None
+
+
 def test_what_cannot_leave_is_refused(tmp_path: Path, tasks: tuple[str, list[Task]]) -> None:
     path, found = tasks
     with pytest.raises(UsageError, match="Tasks of 'gsm8k' cannot be exported"):
