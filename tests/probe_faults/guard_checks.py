@@ -139,15 +139,15 @@ def _enough(w: ProbeWorld) -> Check:
 
 
 def _accounts(w: ProbeWorld) -> list[Row]:
-    """Return the account that a trajectory keeps of the GRPO step, repeated as often as the guards tolerate it bad."""
+    """Return the row of a training's step, repeated as often as the guards tolerate it bad."""
     rows, groups = with_advantages(w.group)
     advantages, hacks = [row["advantage"] for row in rows], [row["advantage"] for row in rows if row["hacked"]]
     ratios = ratio_report(w.current, [gradient_checks.behaviour_log_probs(row) for row in rows], advantages)
     account = {
         "groups": len(groups),
         "zero_variance_groups": trajectories.flat_groups(groups),
-        "bailed": ratios.saturated,
-        "off_policy": True,
+        "saturated": ratios.saturated,
+        "mixed": "ratio",
         "ratio_p5": ratios.ratio_p5,
         "ratio_p95": ratios.ratio_p95,
         "ess": ratios.ess,
