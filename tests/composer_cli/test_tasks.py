@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from composer_cli.printing import interrupt_leaves, reports_errors
+from composer_cli.printing import interrupt_leaves, reporting_errors
 from stages.runs.run import Interrupted
 
 GOOD = {"id": "good", "prompt": "p", "test": "grep -qx 1 a", "solution": {"a": "1\n"}, "split": "train"}
@@ -73,16 +73,11 @@ def test_an_interrupt_prints_the_tasks_that_were_checked_by_then(run_command, tm
 
 
 def test_an_interrupt_of_a_plan_or_of_what_leaves_something_has_its_own_sentence(capsys):
-    @reports_errors
-    def command(*, resume: bool, plan: bool, leaves: str) -> None:
-        with interrupt_leaves(leaves):
-            raise Interrupted(signal.SIGTERM)
-
-    for plan, leaves, said in (
-        (False, "", "Everything finished is saved; the same command with --resume goes on."),
-        (True, "", "Nothing was kept; start it again."),
-        (False, "The folder holds some.", "The folder holds some."),
+    for resumes, leaves, said in (
+        (True, "", "Everything finished is saved; the same command with --resume goes on."),
+        (False, "", "Nothing was kept; start it again."),
+        (True, "The folder holds some.", "The folder holds some."),
     ):
-        with pytest.raises(typer.Exit) as found:
-            command(resume=False, plan=plan, leaves=leaves)
+        with pytest.raises(typer.Exit) as found, reporting_errors(resumes=resumes), interrupt_leaves(leaves):
+            raise Interrupted(signal.SIGTERM)
         assert found.value.exit_code == 143 and capsys.readouterr().err == f"Stopped by SIGTERM. {said}\n"
