@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from jaxtyping import install_import_hook
 from needs import NEEDS, skip_without
@@ -30,6 +31,9 @@ install_import_hook(["stages.losses"], f"{checker.__name__}.checked")
 # all of them: 0.5 s, once for each training (accelerate asks for it) and now and then by itself. So the collector is
 # off until the tests are collected, and leaves out what exists then.
 gc.disable()
+# How long an example takes says how busy the machine is.
+hypothesis.settings.register_profile("any machine", deadline=None)
+hypothesis.settings.load_profile("any machine")
 
 Composer = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -56,13 +56,13 @@ def test_a_call_followed_by_words_is_left_in_the_content() -> None:
     assert read(text) == Spoken(text)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(TEXT)
 def test_reading_and_writing_any_text_gives_it_back(text: str) -> None:
     assert write(read(text)) == text
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     TEXT,
     st.lists(st.tuples(TEXT, st.one_of(TEXT, st.dictionaries(TEXT, TEXT).map(json.dumps))), max_size=3),

@@ -100,7 +100,7 @@ def test_what_json_or_utf8_cannot_hold_is_made_storable() -> None:
     assert clean(value, Counter()) == {"a": [None, None, str(2**70), True, 3, 0.5], "b\ufffd": "x\ufffd"}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(alphabet=st.characters(codec="utf-8")),

@@ -44,7 +44,7 @@ SUPPORTS = [
 ]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 1000), beta=st.sampled_from(BETAS), temperature=st.floats(0.3, 3.0))
 def test_divergence_is_not_negative_and_vanishes_only_at_equal_distributions(
     seed: int, beta: float, temperature: float
@@ -55,7 +55,7 @@ def test_divergence_is_not_negative_and_vanishes_only_at_equal_distributions(
     assert (divergence(student, shifted, beta=beta, temperature=temperature).abs() < 1e-12).all()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 1000), beta=st.floats(0.01, 0.99))
 def test_the_interior_is_bounded_and_symmetric(seed: int, beta: float) -> None:
     """At most the entropy of the mixing weights; exchanging the sides exchanges the weights."""
@@ -110,7 +110,7 @@ def test_a_student_of_minus_infinity_is_infinitely_far_in_forward_kl_and_undefin
     assert divergence(student, teacher, beta=1)[1].isnan()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 1000), k=st.integers(1, 4))
 def test_a_tail_completes_the_distribution_and_merging_entries_never_adds_divergence(seed: int, k: int) -> None:
     student, teacher = (logits(s, 3, 5).log_softmax(-1) for s in (seed, seed + 1))

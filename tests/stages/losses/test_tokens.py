@@ -29,7 +29,7 @@ def per_token(student: Tensor, teacher: Tensor, *parameters: Tensor, seen: list[
     return torch.stack([loss, student.detach().sum(-1)], dim=-1)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(chunk=st.integers(1, 9), bits=st.integers(0, 2**TOKENS - 1))
 def test_chunks_equal_the_plain_sum(chunk: int, bits: int) -> None:
     weights = torch.tensor([(bits >> i & 1) * (i + 0.5) for i in range(TOKENS)], dtype=torch.float64)

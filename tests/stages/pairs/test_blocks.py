@@ -95,7 +95,6 @@ def by_hand(students: list[tuple[str, bool]], answers: list[tuple[int, str | Non
     return reasons, pairs
 
 
-@settings(deadline=None)
 @given(st.lists(STATE, min_size=1, max_size=6))
 def test_votes_on_arrays_are_the_votes_by_hand(drawn_states: Drawn) -> None:
     whole = block(drawn_states, begin=3)
@@ -115,7 +114,6 @@ def test_votes_on_arrays_are_the_votes_by_hand(drawn_states: Drawn) -> None:
     assert sorted(seen) == list(range(len(drawn_states))), "every state once"
 
 
-@settings(deadline=None)
 @given(st.lists(STATE, min_size=1, max_size=6))
 def test_kept_votes_give_the_classes_of_the_texts(drawn_states: Drawn) -> None:
     """Where nothing had to be run, what `vote` wrote into the journal says the same as the texts."""
@@ -169,7 +167,7 @@ def test_blocks_are_the_states_one_after_the_other(tmp_path: Path) -> None:
 ROWS = st.lists(st.tuples(st.integers(0, 9), st.text("ab", max_size=3)), max_size=40)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ROWS, st.integers(1, 200), st.integers(1, 100), st.sets(st.integers(1, 10)))
 def test_rows_come_in_order_however_they_were_batched(
     tmp_path: Path, rows: list[tuple[int, str]], run_bytes: int, piece_bytes: int, ends: set[int]

@@ -98,9 +98,9 @@ LINES = {
 
 @pytest.mark.parametrize("name", LINES)
 def test_a_line_that_is_no_answer_is_a_crash_and_never_an_exception(name: str) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     assert _parsed(LINES[name]) == Answer(error="crash")
-    assert time.monotonic() - began < 2.0
+    assert time.process_time() - began < 5.0  # quadratic in the keys: minutes
 
 
 def test_lines_on_the_descriptor_are_wrong_answers(work: Path) -> None:
