@@ -128,8 +128,10 @@ def assert_equal_rows(one: Sequence[Drawn], other: Sequence[Drawn]) -> None:
         torch.testing.assert_close(torch.tensor(logps), torch.tensor(same), rtol=1e-5, atol=1e-5)
 
 
-def test_rows_are_as_alone_while_others_end_between_two_looks() -> None:
-    together, alone = together_and_alone(tiny_model().double(), look_every=1)
+@pytest.mark.parametrize("look", [1, 16])
+@pytest.mark.parametrize("prefill_tokens", [1, 8192])
+def test_rows_are_as_alone_while_others_end(look: int, prefill_tokens: int) -> None:
+    together, alone = together_and_alone(tiny_model().double(), prefill_tokens=prefill_tokens, look_every=look)
     assert len({len(ids) for ids, _ in alone}) > 3
     assert_equal_rows(together, alone)
 
@@ -151,7 +153,7 @@ def test_rows_are_as_alone_where_others_end_at_their_first_token() -> None:
     assert_equal_rows(together, [ended([n])[0] for n in range(4)])
 
 
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", range(12))
 def test_any_batch_of_any_turns_gives_the_rows_of_each_alone(number: int) -> None:
     """Any lengths, numbers of end tokens, passes over prompts, and rows that continue or are left out."""
     chosen, model = random.Random(number), tiny_model().double()
