@@ -158,7 +158,7 @@ def test_a_named_format_takes_no_other(tmp_path: Path, imported: Importing) -> N
 @needs("real")
 @pytest.mark.slow
 def test_everything_real_in_one_run(imported: Importing) -> None:
-    run = imported(REAL)
+    run = imported(REAL / "trajectories")
     expected = {
         "verifiers": 480 + 231,
         "mini-swe-agent": 22,
