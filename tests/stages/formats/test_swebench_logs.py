@@ -12,7 +12,7 @@ from needs import REAL, needs
 from support.transcripts import imported
 
 from stages.errors import BadInput
-from stages.formats import swebench_logs
+from stages.formats import swebench, swebench_logs
 from stages.formats.swebench_logs import HARNESS, GradedLog, find_logs, grade_log
 from stages.import_traces import Config
 from stages.runs.kinds import ORIGIN, ROLLOUT
@@ -221,10 +221,14 @@ def test_an_instance_that_is_not_known_is_named_with_the_way_out(tmp_path: Path)
 
 
 def test_a_folder_without_logs_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="holds no logs"):
-        grade_logs(tmp_path)
+    for find in (grade_logs, lambda folder: swebench.find_logs([str(folder)])):
+        with pytest.raises(BadInput, match="holds no logs"):
+            find(tmp_path)
     with pytest.raises(BadInput, match="is not a folder"):
         grade_logs(tmp_path / "missing")
+    (tmp_path / "rows.json").touch()
+    with pytest.raises(BadInput, match="is a file"):
+        swebench.find_logs([str(tmp_path / "rows.json")])
 
 
 @needs("real")
