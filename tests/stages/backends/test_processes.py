@@ -98,7 +98,7 @@ def test_several_gpus_a_worker(tmp_path: Path) -> None:
         "2,3",
     }
     engine.close()
-    with pytest.raises(UsageError, match="A worker needs 2 GPUs, and this machine lets it use 1"):
+    with pytest.raises(UsageError, match="2 GPUs, and this machine lets it use 1"):
         ProcessEngine(8, 2, Pool(["0"]))
 
 

@@ -80,7 +80,7 @@ def test_tasks_have_a_gpu_each_of_those_that_the_cluster_has(nodes: Any, tmp_pat
     most = max(sum(began <= at < ended for _, began, ended in done) for _, at, _ in done)
     assert most <= 8
     assert RayEngine(gpus=2).workers == 3, "a task is on one node, and an odd one is left over on each"
-    with pytest.raises(UsageError, match="A worker needs 6 GPUs, and no node"):
+    with pytest.raises(UsageError, match="6 GPUs, and no node"):
         RayEngine(gpus=6)
     assert RayEngine().workers == 16
 
