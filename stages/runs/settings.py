@@ -95,7 +95,8 @@ def with_default(default: Any, **about: Any) -> Any:
 class Settings(BaseModel):
     """A frozen group of settings that refuses unknown keys; `identity` returns those that determine results."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    # Groups are built when they are validated by themselves: most are parts of others, which build them too.
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
     preflight: ClassVar[str | None] = None
     """`module:function` that checks the group and returns its finding as a line; imported by a dry run only, because
     checks import models and environments."""
@@ -377,12 +378,12 @@ def describe(config: type[BaseModel]) -> None:
 @cache
 def _docstrings(module: str) -> dict[str, dict[str, str]]:
     """Return the docstrings below annotated names in the classes of a module, by class and name."""
-    try:
-        tree = ast.parse(inspect.getsource(sys.modules[module]))
-    except (KeyError, OSError, TypeError):  # it has no source: a class that was typed in, or a builtin
+    # Not `inspect.getsource`: it searches all modules, which takes longer than to read one.
+    source = getattr(sys.modules.get(module), "__file__", None)
+    if source is None:  # a class that was typed in, or a builtin
         return {}
     found: dict[str, dict[str, str]] = {}
-    for node in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+    for node in (node for node in ast.parse(Path(source).read_bytes()).body if isinstance(node, ast.ClassDef)):
         for field, text in pairwise(node.body):
             if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
                 continue
