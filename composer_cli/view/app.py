@@ -421,11 +421,8 @@ def _trains(run: Run) -> bool:
 
 def _experiment(run: Run) -> tuple[str, str]:
     """Return model and environment of a training, by which its arms and seeds belong together."""
-    config = run.manifest.config
-    policy, env = config.get("policy"), config.get("env")
-    return str(policy.get("model") if isinstance(policy, dict) else ""), str(
-        env.get("name") if isinstance(env, dict) else ""
-    )
+    env = run.manifest.config.get("env")
+    return page.model_of(run), str(env.get("name") if isinstance(env, dict) else "")
 
 
 # The arms of an evaluation.

@@ -191,7 +191,7 @@ def compared(chain: Sequence[Run]) -> dict[str, Any]:
     """Return model, environment, arms in words, date and command of a chain; what no manifest holds is left out."""
     last = chain[-1]
     configs = [run.manifest.config for run in reversed(chain)]
-    models = [config["policy"]["model"] for config in configs if isinstance(config.get("policy"), dict)]
+    models = [model for run in reversed(chain) if (model := model_of(run))]
     environments = [config["env"] for config in configs if isinstance(config.get("env"), dict)]
     arms = {}
     for run in (run for run in chain if run.manifest.stage == "train"):
@@ -208,6 +208,14 @@ def compared(chain: Sequence[Run]) -> dict[str, Any]:
         "command": command(last),
     }
     return {name: fact for name, fact in found.items() if fact}
+
+
+def model_of(run: Run) -> str:
+    """Return the model that a run starts from: the run that made it, where one was given, or that of the settings."""
+    if given := run.manifest.inputs.get("start"):
+        return catalog.name(Path(given[0].path))
+    policy = run.manifest.config.get("policy")
+    return str(policy.get("model", "")) if isinstance(policy, dict) else ""
 
 
 def command(run: Run) -> str:

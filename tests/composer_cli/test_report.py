@@ -184,6 +184,14 @@ def test_a_training_is_drawn_by_what_it_logged():
     assert titles == ["loss, all channels", "KL from the reference, nats", "mine/loss"]
 
 
+def test_a_training_from_a_run_names_that_run_as_its_model(tmp_path):
+    start = run_of(tmp_path, "probe-start", config={"base": {"model": "m"}})
+    given = {"start": [InputRef(stage="probe-start", path=str(start.path), fingerprint="", content="")]}
+    config = {"arm": "A", "policy": {"model": "kata:student"}}
+    training = Run(written(tmp_path, "train/20260101T000001Z-made-abcdef", inputs=given, attempts=1, config=config))
+    assert saved(tmp_path, training)[1]["compared"]["model"] == f"probe-start/{start.path.name}"
+
+
 def test_deleted_ancestors_are_left_out(made, tmp_path):
     root = shutil.copytree(made, tmp_path / "artifacts", symlinks=True)
     for path in root.glob("*/2*/manifest.json"):
