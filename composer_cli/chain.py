@@ -16,6 +16,7 @@ from composer_cli.printing import print_json, print_text
 from composer_cli.view import page
 from stages.backends import devices
 from stages.errors import ComposerError
+from stages.layout import aligned
 from stages.runs.catalog import assign_inputs
 from stages.runs.run import Run
 from stages.runs.runner import MODELS, Result, check_disk_space
@@ -91,7 +92,7 @@ def show_plan(
     machine; raises for the first lack.
     """
     pool = _check_gpus(preset, configs)
-    lines, entries = list[str](), list[dict[str, Any]]()
+    rows, entries = list[tuple[str, str, str]](), list[dict[str, Any]]()
     done = dict[str, Result]()
     for entry in preset.stage:
         needs_none = all(slot.optional for slot in load_stage(entry.stage).inputs.values())
@@ -112,7 +113,7 @@ def show_plan(
             failed = Run(done[entry.title].path).manifest.outcome.ok is False
             planned = f", {done[entry.title].reason}{', did not pass its own checks' if failed else ''}"
         workers = f", on {entry.on}" if entry.on else ""
-        lines.append(f"{entry.title:<18}{entry.stage:<18}{reads}{planned}{workers}")
+        rows.append((entry.title, entry.stage, f"{reads}{planned}{workers}"))
         gpus = pool.needs(entry.gpus_for(configs[entry.title]))
         about = {"name": entry.title, "stage": entry.stage, "reads": entry.reads, "gpus": gpus}
         up_to_date = str(done[entry.title].path) if entry.title in done else None
@@ -126,7 +127,7 @@ def show_plan(
         print_json({"entries": entries, "placed": placed, "checked": checked})
     else:
         words = [*(f"  placed: {line}" for line in placed), *(f"  checked: {line}" for line in checked)]
-        print_text("\n".join([*lines, *words]))
+        print_text("\n".join([aligned(rows), *words]))
 
 
 def _check_gpus(preset: Preset, configs: Mapping[str, StageConfig], on: str | None = None) -> devices.Pool:

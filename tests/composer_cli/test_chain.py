@@ -87,6 +87,13 @@ def test_dry_run_shows_the_chain_and_does_nothing(composer, write, tmp_path):
     assert not (tmp_path / "artifacts").exists()
 
 
+def test_the_columns_of_a_dry_run_are_apart_however_long_the_names_are(composer, write):
+    text = entry("collect", "collect-in-an-environment", *SMALL) + entry("collect", "short", *SMALL, "seed = 1")
+    first, second = composer("run", "--preset", write(text), "--dry-run").stdout.splitlines()[:2]
+    assert re.split(" {2,}", first)[:2] == ["collect-in-an-environment", "collect"]
+    assert first.index("  collect  ") == second.index("  collect  ")
+
+
 @pytest.mark.slow
 def test_an_entry_has_workers_of_its_own(composer, write, tmp_path):
     """Those of its `on`, or of --on where that is given; the rollouts are those of one process."""
