@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Generic, Protocol, TypeVar
 
 from stages import STAGES, command_words
@@ -92,6 +93,18 @@ class Stage(Generic[ConfigT]):
     """Whether torchrun may start several processes of it, which share the work of `run`."""
     preload: tuple[str, ...] = ()
     """Modules that take long to import. One process imports them for all entries of a chain that run in parallel."""
+
+
+def later(function: str) -> Callable[..., Any]:
+    """Return a function that imports its module when it is called; function: `module:name`.
+
+    A stage whose work needs readers of tables declares it so: its settings, help and refusals then wait for none.
+    """
+
+    def called(*arguments: Any, **keywords: Any) -> Any:
+        return resolve_name(function)(*arguments, **keywords)
+
+    return called
 
 
 def load_stage(name: str) -> Stage[Any]:
