@@ -103,14 +103,14 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     # What a type checker and an editor read of each stage: its settings and `Arguments`, as one set of keywords.
     from stages.collect import Config as _Collect
-    from stages.compare_frameworks import Config as _Frameworks
     from stages.curriculum import Config as _Curriculum
-    from stages.evaluate import Config as _Evaluate
+    from stages.evaluation.config import Config as _Evaluate
     from stages.export import Config as _Export
-    from stages.extract_pairs import Config as _ExtractPairs
-    from stages.import_traces import Config as _Import
+    from stages.formats.config import Config as _Import
+    from stages.integrations.config import Config as _Frameworks
     from stages.make_tasks import Config as _Tasks
     from stages.normalize import Config as _Normalize
+    from stages.pairs.config import Config as _ExtractPairs
     from stages.probe.compare import Config as _ProbeCompare
     from stages.probe.extract_vhack import Config as _ProbeExtractVhack
     from stages.probe.plot import Config as _ProbePlot
@@ -121,7 +121,7 @@ if TYPE_CHECKING:
     from stages.probe.teacher_pool import Config as _ProbeTeacherPool
     from stages.probe.uat import Config as _ProbeUat
     from stages.probe.watch import Config as _ProbeWatch
-    from stages.replay_teachers import Config as _ReplayTeachers
+    from stages.teachers.config import Config as _ReplayTeachers
     from stages.training.config import Config as _Train
 
     def _function(words: Callable[P, Any], returns: type[R]) -> StageFunction[P, R]: ...

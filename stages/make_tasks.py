@@ -18,13 +18,13 @@ from pydantic import Field, field_validator
 from stages.errors import BadInput, Incomplete, UsageError
 from stages.plurals import counted
 from stages.policy import Policy, PolicyConfig, Turn, ask_all, available
+from stages.policy.base import FINAL
 from stages.policy.serving import Serving
 from stages.runs import store
 from stages.runs.kinds import TASK, Row
 from stages.runs.run import Inputs, RunWriter
 from stages.runs.settings import BASIC, StageConfig, basic_of
 from stages.runs.stage import Plan, Stage
-from stages.teachers.asking import FINAL
 
 if TYPE_CHECKING:
     from stages.envs.feature_deletion.selection import Proposals, Removal

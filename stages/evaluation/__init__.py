@@ -1,5 +1,7 @@
 """Whether training helped: arms compared on held-out items, with the statistics that decide.
 
+stage.py     - what `evaluate` does; config.py - its settings
+
 In reading order of "why this verdict?":
 outcomes.py  - the data: items of arms, paired outcomes of two, what is missing, the rates of one
 inference.py - the test of a paired difference, its interval, what it shows, Holm's correction, planned looks

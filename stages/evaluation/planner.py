@@ -25,10 +25,10 @@ from itertools import combinations
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import Field
 
 from stages.envs.base import TWIN, SamplingUnit
 from stages.errors import UsageError
+from stages.evaluation.config import Planning
 from stages.evaluation.inference import (
     ALPHA,
     BETTER,
@@ -48,7 +48,6 @@ from stages.evaluation.outcomes import START, PairedOutcomes, items_table, paire
 from stages.plurals import plural
 from stages.runs.activity import activity
 from stages.runs.kinds import Row
-from stages.runs.settings import Settings
 
 NUM_FLIPS = 399
 NUM_EXPERIMENTS = 400
@@ -75,27 +74,6 @@ PILOT, ASSUMED, GIVEN = "pilot", "assumed", "given"
 Rates = dict[str, tuple[float, str]]
 """A rate and its source (`PILOT`, `ASSUMED` or `GIVEN`), by the name of its field in `TaskModel`."""
 VERDICTS = (VALIDATED, PARTIAL, INVALIDATED, UNDERPOWERED)
-
-
-class Planning(Settings):
-    """What `--plan` assumes. Rates that are not given come from the pilot behind --from, or are assumed."""
-
-    gain: float = Field(default=0.02, gt=-1, lt=1)
-    """The true difference in pass@1, a fraction."""
-    power: float = Field(default=0.8, gt=0.5, lt=1)
-    seeds: int = Field(default=1, gt=0)
-    """Training seeds."""
-    pass_rate: float | None = Field(default=None, gt=0, lt=1)
-    """The baseline's pass rate, a fraction."""
-    samples_differ: float | None = Field(default=None, gt=0, lt=1)
-    """How often one of two rollouts of one model on one task passes and the other fails."""
-    arms_differ: float | None = Field(default=None, gt=0, le=1)
-    """How often a rollout of one arm passes and one of the other arm on the same task fails."""
-    family_correlation: float | None = Field(default=None, ge=0, le=1)
-    """The correlation of two tasks' difficulty within a family, or within what the environment declares instead."""
-    seed_sd: float | None = Field(default=None, ge=0, lt=1)
-    """The standard deviation of the gain from training seed to training seed, a fraction."""
-    usd_per_rollout: float | None = Field(default=None, ge=0)
 
 
 @dataclass(frozen=True)

@@ -344,6 +344,10 @@ class Sample:
     """Optimiser steps that the weights had taken, where a server samples from a model under training."""
 
 
+FINAL = (None, "rejected", "context", "no_text")
+"""Values of `error_type` that asking again would not change."""
+
+
 class Policy(Protocol):
     """A model that answers turns, as a `BatchPolicy` or an `AsyncPolicy`; `stages.policy.ask_all` asks either.
 

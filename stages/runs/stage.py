@@ -1,6 +1,7 @@
 """What a stage is, what it plans, which settings of a file it takes, and how it works through its units in batches.
 
 A stage's module ends in `STAGE = Stage(...)`; `stages.STAGES` names the modules, and `load_stage` imports one of them.
+What a stage does may be in another module, which is imported when it is called (`later`).
 """
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence

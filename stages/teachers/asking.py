@@ -14,15 +14,13 @@ from threading import Event
 from typing import Any, TypeVar
 
 from stages.policy import Policy, Sample, Turn, ask_all, background
-from stages.policy.base import AsyncPolicy
+from stages.policy.base import FINAL, AsyncPolicy
 from stages.runs.kinds import Row
 from stages.runs.run import Interrupted, RunWriter
 from stages.runs.stage import work_through
 from stages.runs.store import GroupCommit
 from stages.teachers.questions import QuestionsByTeacher, TeacherQuestion
 
-FINAL = (None, "rejected", "context", "no_text")
-"""Values of `error_type` that asking again would not change."""
 Policies = Mapping[str, Policy]
 PreparedQuestion = tuple[TeacherQuestion, Turn]
 """A question with its messages in memory, from here to the end of its rollout."""

@@ -15,10 +15,9 @@ from threading import Lock
 from typing import Any
 
 import orjson
-from pydantic import Field
 
 from stages.messages import OMITTED, Message
-from stages.policy import PolicyConfig, Sample, Turn
+from stages.policy import Sample, Turn
 from stages.policy.base import VLLM
 from stages.rollouts.distinct import DistinctState, DistinctStates
 from stages.rollouts.trace import states
@@ -26,18 +25,7 @@ from stages.runs import store
 from stages.runs.kinds import ORIGIN, ROLLOUT, STEP, Row
 from stages.runs.run import Run
 from stages.runs.store import Spool
-
-
-class TeacherConfig(PolicyConfig):
-    """One teacher: a name and a policy, by default with greedy decoding."""
-
-    name: str
-    """The teacher's name in tables and reports."""
-    model: str = Field(min_length=1)
-    """Hugging Face folder, hub id, `kata:NAME`, or with `base_url` the server's name for it."""
-    temperature: float = Field(default=0.0, ge=0.0)
-    concurrency: int = Field(default=32, gt=0, json_schema_extra={"affects_results": False})
-    """Largest number of requests in flight to a server; the actual number adapts to the server."""
+from stages.teachers.config import TeacherConfig
 
 
 def dependent_votes(teachers: Sequence[TeacherConfig], rollouts: Run) -> list[str]:

@@ -18,36 +18,20 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Literal
-
-from pydantic import Field
 
 from stages.pairs.actions import ROUNDING, Ballot, canonical, decide
 from stages.pairs.states import explored
 from stages.policy.requests import price_bound
 from stages.runs.kinds import Row
 from stages.runs.run import RunWriter
-from stages.runs.settings import Settings
 from stages.teachers.asking import Policies, ask_teachers
-from stages.teachers.questions import QuestionsByTeacher, TeacherConfig, TeacherQuestion
+from stages.teachers.config import SelectionConfig, TeacherConfig
+from stages.teachers.questions import QuestionsByTeacher, TeacherQuestion
 
 PRIOR = 2.0
 """Weight, in states, of the estimate from the more general group when a narrower group is estimated."""
 LAST_STEP = 8
 """Later steps count as this one."""
-
-
-class SelectionConfig(Settings):
-    """Which teachers are asked in which states."""
-
-    rule: Literal["off", "disagreement", "value"] = "off"
-    """`off` asks all teachers in all states; see `stages.teachers.selection` for the others."""
-    usd_per_pair: float = Field(default=0.01, gt=0)
-    """Value of a pair in USD, for the rule `value`."""
-    explore: float = Field(default=0.1, gt=0, le=1)
-    """Share of the states in which all teachers are asked, to measure what an answer adds."""
-    failed_only: bool = False
-    """Ask only in states of rollouts that failed, or whose outcome is not known."""
 
 
 @dataclass

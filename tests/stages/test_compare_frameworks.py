@@ -10,8 +10,8 @@ from needs import REAL, needs, where
 from support.transcripts import jsonl
 
 from stages import compare_frameworks as frameworks
-from stages.compare_frameworks import Side, cleaner, table
 from stages.errors import BadInput
+from stages.integrations.frameworks import Side, cleaner, table
 from stages.rollouts import missing
 from stages.rollouts.agent_loop import state_sha256
 from stages.runs import runner, store

@@ -77,7 +77,7 @@ def test_arms_train_and_are_judged(tmp_path, artifacts, tiny, pairs):
     assert verdict["decision"] in (run.path / "report.txt").read_text()
     assert (run.path / "chart.svg").read_bytes().startswith(b"<?xml")
     done = []
-    pilot, text = evaluate.study([run], HELD_OUT, lambda *ready: done.append(ready))
+    pilot, text = evaluate.STAGE.study([run], HELD_OUT, lambda *ready: done.append(ready))
     assert done == [("designs", number, 7) for number in range(1, 7)]
     assert pilot["rates"]["pass_rate"][1] == "pilot" and pilot["rates"]["seed_sd"][1] == "assumed"
     assert pilot["pilots"] == (f"evaluate/{run.path.name}",) and f"evaluate/{run.path.name}" in text
@@ -91,7 +91,7 @@ def test_a_checkpoint_records_what_was_trained(tmp_path, tiny):
     assert set(info.task_ids) == {f"guess-{i}" for i in range(4)}
     (a.path / "checkpoint.json").unlink()
     with pytest.raises(BadInput, match=r"checkpoint\.json"):
-        evaluate.plan(Inputs({"arms": a}), HELD_OUT)
+        evaluate.STAGE.plan(Inputs({"arms": a}), HELD_OUT)
 
 
 def test_arms_that_cannot_be_compared_are_refused(artifacts, tiny):
@@ -99,7 +99,7 @@ def test_arms_that_cannot_be_compared_are_refused(artifacts, tiny):
     from_a = trained(artifacts, a.folder(CHECKPOINT), "B")
     for arms, words in (([a, a], "given twice"), ([a, from_a], "did not start from the same model"), ([], "nothing")):
         with pytest.raises(BadInput, match=words):
-            evaluate.plan(Inputs({"arms": arms}), HELD_OUT)
+            evaluate.STAGE.plan(Inputs({"arms": arms}), HELD_OUT)
 
 
 def test_choosing_an_environment_does_not_choose_its_training_tasks():
@@ -113,7 +113,7 @@ def test_tasks_that_an_arm_was_trained_on_are_refused(tmp_path, artifacts, tiny)
     named = alone.model_copy(update={"baseline": "start", "treatment": "A"})
     remedy = "'B'.*start, A.*--set baseline=start --set treatment=A"
     with pytest.raises(UsageError, match=remedy):
-        evaluate.plan(Inputs({"arms": a}), alone)
+        evaluate.STAGE.plan(Inputs({"arms": a}), alone)
     for config, words in ((alone, remedy), (named, r"4 of 6 tasks, for example guess-\d, .*arm .A.")):
         with pytest.raises(UsageError, match=words):
             runner.execute("evaluate", {"arms": a}, config, root=tmp_path)
@@ -182,9 +182,9 @@ def test_two_runs_of_one_model_cannot_be_told_apart(tmp_path, recorded):
 
 def test_arms_that_do_not_exist_are_refused_with_the_names_that_do(both):
     with pytest.raises(UsageError, match=r"'A'.*right, wrong.* --set baseline=right --set treatment=wrong"):
-        evaluate.plan(both, evaluate.Config(env={"name": ENV}))
+        evaluate.STAGE.plan(both, evaluate.Config(env={"name": ENV}))
     with pytest.raises(UsageError, match="'B'"):
-        evaluate.plan(both, evaluate.Config(baseline="right"))
+        evaluate.STAGE.plan(both, evaluate.Config(baseline="right"))
 
 
 @pytest.mark.parametrize("model", ["../right", "right" * 60, "a\nright"])

@@ -158,7 +158,7 @@ def test_answers_to_other_rollouts_are_refused(artifacts: Path, url: str) -> Non
     student, right = (answered(artifacts, url, name, VOTERS) for name in ("student", "right"))
     mixed = {"rollouts": right["rollouts"], "teacher_actions": student["teacher_actions"]}
     with pytest.raises(BadInput, match="answers the rollouts of"):
-        extract_pairs.plan(Inputs(mixed), extract_pairs.Config())
+        extract_pairs.STAGE.plan(Inputs(mixed), extract_pairs.Config())
 
 
 def test_answers_that_were_cut_off_or_malformed_are_no_side(tmp_path: Path, artifacts: Path, url: str) -> None:
@@ -310,15 +310,15 @@ def test_a_greedy_policy_is_continued_once(artifacts: Path, url: str) -> None:
 def test_what_cannot_be_continued_is_refused_before_any_work(tmp_path: Path, url: str) -> None:
     given = answered(tmp_path, url, "student", ("right",), tasks=2)
     config = extract_pairs.Config(signal={"rollouts": 1})
-    plan = extract_pairs.plan(Inputs({name: [run] for name, run in given.items()}), config)
+    plan = extract_pairs.STAGE.plan(Inputs({name: [run] for name, run in given.items()}), config)
     assert plan.max_completion_tokens > 0 and "continuations" in plan.notes[0]
     path, manifest = given["rollouts"].path, given["rollouts"].manifest
     write_manifest(path, manifest.model_copy(update={"identity": {"policy": {"weights": "others"}}}))
     with pytest.raises(BadInput, match="has changed since"):
-        extract_pairs.plan(Inputs({**given, "rollouts": [Run(path)]}), config)
+        extract_pairs.STAGE.plan(Inputs({**given, "rollouts": [Run(path)]}), config)
     write_manifest(path, manifest.model_copy(update={"stage": "import"}))
     with pytest.raises(UsageError, match=r"composer collect.*import"):
-        extract_pairs.plan(Inputs({"rollouts": [Run(path)]}), config)
+        extract_pairs.STAGE.plan(Inputs({"rollouts": [Run(path)]}), config)
 
 
 # Imported groups: no teachers needed, pairs in every state that several rollouts share

@@ -66,11 +66,11 @@ def test_teachers_that_share_a_model_or_are_the_students_are_noted(
     student = {"name": "s", **{key: rollouts.manifest.config["policy"][key] for key in ("model", "base_url")}}
     teachers = [endpoint("a", url), endpoint("b", f"{url}/", model="a"), endpoint("a2", "http://other/v1", model="a")]
     config = replay_teachers.Config(teachers=[*teachers, {**student, "max_tokens": 64}])
-    notes = replay_teachers.plan(Inputs({"rollouts": [rollouts]}), config).notes
+    notes = replay_teachers.STAGE.plan(Inputs({"rollouts": [rollouts]}), config).notes
     shared, own = (note for note in notes if "independent" in note)
     assert "teachers a and b" in shared and "teacher s" in own and student["model"] in own
     apart = replay_teachers.Config(teachers=[endpoint("one", url), endpoint("two", url)])
-    assert "independent" not in str(replay_teachers.plan(Inputs({"rollouts": [rollouts]}), apart).notes)
+    assert "independent" not in str(replay_teachers.STAGE.plan(Inputs({"rollouts": [rollouts]}), apart).notes)
     with serving(lambda body, n: Reply(body=answer("x"))) as server:
         teachers = [endpoint("one", server.url), endpoint("two", server.url, model="one")]
         report = (replay(tmp_path, rollouts, teachers).path / "report.txt").read_text()
@@ -86,7 +86,7 @@ def test_the_cost_of_a_plan_is_what_its_calls_reserve(
     rollouts = collected()
     with serving(lambda body, n: Reply(body=answer("x"))) as server:
         teachers = [endpoint("one", server.url, **more), endpoint("two", server.url)]
-        plan = replay_teachers.plan(Inputs({"rollouts": [rollouts]}), replay_teachers.Config(teachers=teachers))
+        plan = replay_teachers.STAGE.plan(Inputs({"rollouts": [rollouts]}), replay_teachers.Config(teachers=teachers))
         run = replay(tmp_path, rollouts, teachers, max_cost=plan.max_cost_usd)
     ledger = [json.loads(line) for line in (run.path / "ledger.jsonl").read_text().splitlines()]
     reserved = sum(entry.get("reserved", 0.0) for entry in ledger)
@@ -150,14 +150,14 @@ def test_the_built_in_teachers_answer_kata_alone(tmp_path: Path, collected: Call
     for rollouts in (played, Run(written(tmp_path, "import/one", tables))):
         asked = {"rollouts": rollouts}
         with pytest.raises(UsageError, match="--teachers FILE"):
-            replay_teachers.plan(Inputs(asked), replay_teachers.Config())
+            replay_teachers.STAGE.plan(Inputs(asked), replay_teachers.Config())
         with pytest.raises(UsageError, match="--teachers FILE"):
             runner.execute("replay-teachers", asked, replay_teachers.Config(), root=tmp_path)
     assert not list(tmp_path.glob("replay-teachers/2*"))
     named = replay_teachers.Config(teachers=[{"name": "a", "model": "kata:teacher-a", "max_tokens": 64}])
-    assert replay_teachers.plan(Inputs(asked), named).units > 0
+    assert replay_teachers.STAGE.plan(Inputs(asked), named).units > 0
     rollouts = scripted_runs.played(tmp_path, "noop", {"name": "kata"}, tasks=1, samples=1)
-    assert replay_teachers.plan(Inputs({"rollouts": rollouts}), replay_teachers.Config()).units == 3
+    assert replay_teachers.STAGE.plan(Inputs({"rollouts": rollouts}), replay_teachers.Config()).units == 3
 
 
 # The share of answers and the verdict

@@ -19,9 +19,9 @@ import pytest
 from needs import REAL, needs
 from support.transcripts import INSTANCE, PATCH, document, imported, jsonl, read
 
-from stages import export, import_traces
+from stages import export
 from stages.errors import BadInput
-from stages.formats import files, readers
+from stages.formats import files, importing, readers
 from stages.formats.reading import FileCount
 from stages.formats.reports import Sidecars
 from stages.runs import runner
@@ -233,14 +233,14 @@ def test_a_file_that_a_worker_did_not_finish_is_read_again(tmp_path: Path) -> No
     (source,), (reader,) = files.find([str(path)]), readers("mini-swe-agent")
     record = Manifest(composer="", stage="import", stage_version=2, fingerprint="")
     out, count = RunWriter(tmp_path / "run", record, cache=tmp_path), FileCount(source.label, "", source.sha256)
-    import_traces.read_into_journal(source, reader, Sidecars(), out)
+    importing.read_into_journal(source, reader, Sidecars(), out)
     left = list(
-        import_traces.read_rollouts(source, None, Sidecars(), count, out)
+        importing.read_rollouts(source, None, Sidecars(), count, out)
     )  # without a reader the file would be dropped
-    assert count.traces == count.records == 1 and isinstance(left[0], import_traces.ReadRollout)
+    assert count.traces == count.records == 1 and isinstance(left[0], importing.ReadRollout)
     torn = RunWriter(tmp_path / "torn", record, cache=tmp_path)
-    torn.write_all([(f"{import_traces.unit_of(source)}/1", {"drop": {}}, False)])
-    assert list(import_traces.read_rollouts(source, reader, Sidecars(), FileCount("", "", ""), torn)) == left
+    torn.write_all([(f"{importing.unit_of(source)}/1", {"drop": {}}, False)])
+    assert list(importing.read_rollouts(source, reader, Sidecars(), FileCount("", "", ""), torn)) == left
 
 
 # Small files that unpack to much are refused at a stated limit, or read piece by piece, in bounded memory.

@@ -21,7 +21,7 @@ from stages.policy.base import UNSTATED, Turn
 from stages.rollouts.agent_loop import RolloutLimits, Rules
 from stages.runs.ledger import Budget
 from stages.runs.run import Inputs, Run
-from stages.teachers.questions import TeacherConfig
+from stages.teachers.config import TeacherConfig
 
 TURN = Turn([{"role": "user", "content": "hello"}], 1)
 PRICES: dict[str, Any] = {"usd_per_mtok_in": 1.0, "usd_per_mtok_out": 2.0}

@@ -48,7 +48,7 @@ def test_names_of_other_tools_are_refused(name: str, meant: str) -> None:
     with pytest.raises(UsageError, match=MEANT.format(name=name, meant=meant)):
         collect.plan(Inputs(), collect.Config(env={"name": "kata"}, policy={"model": name}))
     with pytest.raises(UsageError, match=MEANT.format(name=name, meant=meant)):
-        evaluate.plan(Inputs(), evaluate.Config(env={"name": "kata"}, policies={"B": {"model": name}}))
+        evaluate.STAGE.plan(Inputs(), evaluate.Config(env={"name": "kata"}, policies={"B": {"model": name}}))
 
 
 @pytest.mark.parametrize(("name", "kind"), [("noop", "scripted"), ("gold", "local")])
@@ -97,7 +97,7 @@ def test_an_environment_without_solutions_is_refused_before_the_start() -> None:
         collect.plan(Inputs(), config)
     evaluated = evaluate.Config(env={"name": "support.environments:GuessEnv"}, policies={"B": {"model": "reference"}})
     with pytest.raises(UsageError, match="has no solutions"):
-        evaluate.plan(Inputs(), evaluated)
+        evaluate.STAGE.plan(Inputs(), evaluated)
     assert collect.plan(Inputs(), collect.Config(env=config.env, policy={"model": "noop"})).units == 100
 
 

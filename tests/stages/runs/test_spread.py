@@ -23,7 +23,7 @@ from stages.runs import ledger, runner, spread, store
 from stages.runs.kinds import PAIR
 from stages.runs.run import Inputs, Interrupted, Manifest, Run, RunWriter
 from stages.runs.spread import Shard, ShardScheduler, ShardWriter
-from stages.teachers.questions import TeacherConfig
+from stages.teachers.config import TeacherConfig
 
 ENV = {"name": "support.environments:NumberedEnv"}
 PRICES = {"usd_per_mtok_in": 100.0, "usd_per_mtok_out": 1000.0}

@@ -16,7 +16,8 @@ from stages.pairs.states import explored
 from stages.runs import runner, store
 from stages.runs.kinds import PAIR, ROLLOUT, TEACHER_ACTION
 from stages.runs.run import Run
-from stages.teachers.questions import DistinctState, TeacherConfig, TeacherQuestion
+from stages.teachers.config import TeacherConfig
+from stages.teachers.questions import DistinctState, TeacherQuestion
 from stages.teachers.selection import ExpectedGains, SelectionState
 from tests.stages.envs.kata.playing import author_texts
 

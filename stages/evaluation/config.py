@@ -1,0 +1,79 @@
+"""The settings of `evaluate`."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from stages import envs
+from stages.envs.base import SamplingUnit
+from stages.envs.config import HeldOutEnvConfig
+from stages.policy import PolicyConfig
+from stages.rollouts.agent_loop import PlayingConfig
+from stages.runs.settings import BASIC, Given, Option, Settings, basic_of, with_default
+
+
+class Planning(Settings):
+    """What `--plan` assumes. Rates that are not given come from the pilot behind --from, or are assumed."""
+
+    gain: float = Field(default=0.02, gt=-1, lt=1)
+    """The true difference in pass@1, a fraction."""
+    power: float = Field(default=0.8, gt=0.5, lt=1)
+    seeds: int = Field(default=1, gt=0)
+    """Training seeds."""
+    pass_rate: float | None = Field(default=None, gt=0, lt=1)
+    """The baseline's pass rate, a fraction."""
+    samples_differ: float | None = Field(default=None, gt=0, lt=1)
+    """How often one of two rollouts of one model on one task passes and the other fails."""
+    arms_differ: float | None = Field(default=None, gt=0, le=1)
+    """How often a rollout of one arm passes and one of the other arm on the same task fails."""
+    family_correlation: float | None = Field(default=None, ge=0, le=1)
+    """The correlation of two tasks' difficulty within a family, or within what the environment declares instead."""
+    seed_sd: float | None = Field(default=None, ge=0, lt=1)
+    """The standard deviation of the gain from training seed to training seed, a fraction."""
+    usd_per_rollout: float | None = Field(default=None, ge=0)
+
+
+class Config(PlayingConfig):
+    """Settings of what to evaluate on, and which arms to compare."""
+
+    env: Annotated[HeldOutEnvConfig, basic_of("name", "options"), Option("NAME")] = HeldOutEnvConfig()
+    tasks: Annotated[int, BASIC] = Field(default=200, gt=0, le=100_000)
+    """Number of held-out tasks."""
+    samples: Annotated[int, BASIC] = Field(default=1, gt=0)
+    """Rollouts of every task and arm."""
+    temperature: Annotated[float, BASIC] = Field(default=1.0, ge=0)
+    """1 evaluates the policy as it was trained; 0 its most likely answers."""
+    baseline: Annotated[str, BASIC] = "A"
+    treatment: Annotated[str, BASIC] = "B"
+    control: Annotated[str | None, BASIC] = "C"
+    """The arm that only imitates the chosen actions."""
+    with_start: Annotated[bool, BASIC] = True
+    """Also evaluate the model that training started from."""
+    policies: Given[dict[str, PolicyConfig], Mapping[str, PolicyConfig | Mapping[str, Any] | str]] = with_default({})
+    """Arms that were not trained here, by name: a model behind a server, or a folder."""
+    looks: Annotated[int, BASIC] = Field(default=1, gt=0, le=10)
+    """Planned looks: the tasks are played in so many parts, and no more of them once all is decided."""
+    missing: Literal["refused", "excluded"] = "refused"
+    """Tasks and samples that an arm lacks, as recorded rollouts may not cover the same. `refused`: the arms are not
+    compared. `excluded`: they are compared on what all of them have."""
+    units: Literal["auto", "sampled", "fixed"] = "auto"
+    """Whether the units that tasks are drawn in (kata's operations, SWE-bench's repositories, else families) are a
+    sample of possible ones, or all there are. `auto`: as the environment declares."""
+
+    planning: Annotated[Planning, basic_of("gain", "seeds")] = Field(
+        default=Planning(), json_schema_extra={"affects_results": False}
+    )
+
+    def uses_gpu(self) -> bool:
+        """Return true: the trainings that are given bring models along."""
+        return True
+
+    def sampling(self) -> SamplingUnit:
+        """Return the sampling unit of the environment's tasks."""
+        return self.declared(envs.sampling_unit(self.env.name))
+
+    def declared(self, unit: SamplingUnit) -> SamplingUnit:
+        """Return a sampling unit as the setting `units` declares it."""
+        return unit if self.units == "auto" else replace(unit, fixed=self.units == "fixed")

@@ -1,0 +1,420 @@
+"""What `evaluate` does: its plan, its run, the share of a worker, and the study of a planned run."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from itertools import chain
+
+from stages import envs
+from stages.envs.base import Environment, SamplingUnit, Task
+from stages.errors import BadInput, Incomplete, UsageError
+from stages.evaluation import planner
+from stages.evaluation.config import Config
+from stages.evaluation.inference import levels, parts
+from stages.evaluation.outcomes import START, items_table
+from stages.evaluation.report import arms_chart, study_text, text_table
+from stages.evaluation.settings import (
+    ArmDifference,
+    policy_differences,
+    recorded_differences,
+    trained_differences,
+)
+from stages.evaluation.verdict import INVALID_RUN, EvalQuestion, EvalVerdict, Look, after_looks, decide
+from stages.policy import PolicyConfig, scripted
+from stages.policy.adapters import CheckpointInfo, refuse_trained
+from stages.policy.base import VLLM
+from stages.policy.serving import Serving
+from stages.rollouts.agent_loop import LiveRollout, play_missing
+from stages.rollouts.trace import action_facts, work_columns
+from stages.runs import reporting
+from stages.runs.kinds import CHECKPOINT, EVAL_ITEM, ROLLOUT, Row
+from stages.runs.run import Inputs, Run, RunWriter
+from stages.runs.settings import StageConfig
+from stages.runs.stage import Plan, blocks
+
+PAIR_SET = 12
+"""Hexadecimal digits of the digest that names a set of pairs."""
+SWE_BENCH = "swe-bench"
+"""The environment name that importers write for benchmarks of SWE-bench's family."""
+LONG = frozenset({"transcript_json", "steps_json", "submission", "patch", "test_log", "metrics_json"})
+"""Columns of an item that are not read where many items are."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One model to play: the arm's name, its training seed, where the model is, and the digest of its pairs, if any."""
+
+    name: str
+    seed: int
+    policy: PolicyConfig
+    pair_set: str | None = None
+
+
+def arms(inputs: Inputs, config: Config) -> list[Arm]:
+    """Return every model to play.
+
+    Raises `BadInput` when there is nothing to compare, or arms cannot be compared, and `UsageError` where the baseline
+    or the treatment is none of them.
+    """
+    trained = inputs.many("arms")
+    if not (trained or config.policies or inputs.many("recorded")):
+        raise BadInput(
+            "There is nothing to compare. Train arms with `composer train` and give each training with --from RUN; "
+            "or give recorded rollouts with --from RUN, or models with --set policies.NAME.model=MODEL."
+        )
+    played = arms_to_play(trained, config.policies, temperature=config.temperature, with_start=config.with_start)
+    names = {arm.name for arm in played} | _recorded(inputs, "model")
+    if names:
+        _require_compared(names, config, "Add --from RUN, one for each training")
+    return played
+
+
+def arms_to_play(
+    trained: Sequence[Run], policies: Mapping[str, PolicyConfig], *, temperature: float, with_start: bool
+) -> list[Arm]:
+    """Return the start model, the trained models and those of the settings, in the order given.
+
+    Raises `BadInput` when an arm is named twice or the checkpoints did not start from one model.
+    """
+    infos = [CheckpointInfo.of(run) for run in trained]
+    arms = []
+    for info, run in zip(infos, trained, strict=True):
+        folder = str(run.folder(CHECKPOINT))
+        model = f"{VLLM}{folder}" if info.start.served else folder
+        pairs = run.manifest.inputs.get("pairs")
+        pair_set = pairs[0].content[:PAIR_SET] if pairs else None
+        arms.append(Arm(info.arm, info.train_seed, info.start.model_copy(update={"model": model}), pair_set))
+    # A model of the settings has no training seed; like the start it counts as seed 0.
+    arms += [Arm(name, 0, policy) for name, policy in policies.items()]
+    names = [(arm.name, arm.seed) for arm in arms]
+    if repeated := next((name for name in names if names.count(name) > 1), None):
+        raise BadInput(f"Arm {repeated[0]!r} with seed {repeated[1]} was given twice. Give every arm and seed once.")
+    # Compared by the identity of the policy and not by its path, as a folder may have been moved.
+    starts = {info.start_identity: run for info, run in zip(infos, trained, strict=True)}
+    if len(starts) > 1:
+        raise BadInput(
+            "The arms did not start from the same model, so they cannot be compared: "
+            + ", ".join(str(run.path) for run in starts.values())
+        )
+    if infos and with_start:
+        arms.insert(0, Arm(START, 0, infos[0].start))
+    return [replace(arm, policy=arm.policy.model_copy(update={"temperature": temperature})) for arm in arms]
+
+
+def _require_compared(names: set[str], config: Config, remedy: str) -> None:
+    """Raise `UsageError` where baseline or treatment is none of these arms."""
+    there = sorted(names, key=lambda name: (name != START, name))
+    for setting, name in (("baseline", config.baseline), ("treatment", config.treatment)):
+        if name not in names:
+            two = f"--set baseline={there[0]} --set treatment={there[1]}" if len(there) > 1 else ""
+            raise UsageError(
+                f"The {setting} is to be the arm {name!r}, and the arms here are {', '.join(there)}. "
+                f"{remedy}{f', or name two of these arms, for example: {two}' if two else ''}."
+            )
+
+
+def check_reads(config: Config, reads: Sequence[tuple[str, StageConfig]]) -> None:
+    """Raise `UsageError` where baseline or treatment is none of the arms that a chain trains."""
+    trained = {str(getattr(read, "arm", "")) for stage, read in reads if stage == "train"}
+    if trained and all(stage == "train" for stage, _ in reads):  # the models of recorded rollouts are not known yet
+        start = {START} if config.with_start else set()
+        _require_compared(trained | start | {*config.policies}, config, "Add its training to the preset")
+
+
+def _recorded(inputs: Inputs, column: str) -> set[str]:
+    """Return the values of a column (`model`, `env`) in the recorded rollouts; those of a training are no arm."""
+    runs = [run for run in inputs.many("recorded") if not run.holds(CHECKPOINT)]
+    return {str(row[column]) for run in runs for row in run.scan(ROLLOUT).rows([column]) if row[column]}
+
+
+def label(inputs: Inputs, config: Config) -> str:
+    """Return the environment, of recorded rollouts where no model is played, and the compared arms."""
+    played = inputs.many("arms") or config.policies
+    env = config.env.label() if played else "+".join(sorted(_recorded(inputs, "env")))
+    return f"{env}-{config.treatment}-vs-{config.baseline}"
+
+
+def arm_differences(inputs: Inputs, infos: list[CheckpointInfo], config: Config) -> tuple[ArmDifference, ...]:
+    """Return every setting in which the arms differ: trained ones, models of the settings, recorded ones.
+
+    infos: of the trained ones, in the order of the inputs.
+    """
+    recorded: dict[str, Run] = {}
+    for run in inputs.many("recorded"):
+        if not run.holds(CHECKPOINT):
+            recorded |= {row["model"]: run for row in run.scan(ROLLOUT).rows(["model"]) if row["model"]}
+    return (
+        *trained_differences(
+            [(info.arm, info.train_seed, run) for info, run in zip(infos, inputs.many("arms"), strict=True)]
+        ),
+        *policy_differences(config.policies),
+        *recorded_differences(recorded),
+    )
+
+
+def plan(inputs: Inputs, config: Config) -> Plan:
+    """Return the number of rollouts to play."""
+    reporting.check(config.report_to)
+    for policy in config.policies.values():
+        scripted.check(policy, config.env.name)
+    units = len(arms(inputs, config)) * config.tasks * config.samples
+    looked = (f"in {config.looks} looks, the later ones only while nothing is decided",) if config.looks > 1 else ()
+    notes = (*config.limits.notes(config.max_steps), *looked)
+    return Plan(units=units, what="rollouts", notes=notes, up_to=config.counts_by_default())
+
+
+def study(pilots: Sequence[Run], config: Config, tell: Callable[[str, int, int], None]) -> tuple[Row, str]:
+    """Return what the evaluation would find and cost, as JSON and as text.
+
+    Raises `BadInput` for an empty pilot, and `UsageError` for one that was played in another environment. `tell` is
+    called with what is counted, how many designs are simulated, and how many there are.
+    """
+    items: list[Row] = []
+    for pilot in pilots:
+        played = (pilot.manifest.config.get("env") or {}).get("name")  # None for imported rollouts
+        if played is not None and not envs.same(played, config.env.name):
+            raise UsageError(
+                f"The pilot {pilot.path} was played in the environment {played!r}, and the evaluation is planned in "
+                f"{config.env.name!r}, of which it gives no rates. Give --env {played}, or a pilot in "
+                f"{config.env.name!r}."
+            )
+        if pilot.holds(EVAL_ITEM):
+            items += pilot.rows(EVAL_ITEM)
+        else:
+            items += (item for _, item in rollout_items(pilot, START))
+    sampling = config.sampling()
+    tasks = config.draw(config.opener(), config.tasks)
+    sizes = Counter(sampling.of_family(task.family) if task.family else task.task_id for task in tasks)
+    found = planner.study(
+        items,
+        config.planning,
+        baseline=config.baseline,
+        treatment=config.treatment,
+        num_arms=2 + (config.control is not None) + config.with_start,
+        unit_sizes=tuple(sizes.values()),
+        samples=config.samples,
+        sampling=sampling,
+        tell=tell,
+    )
+    found = replace(found, pilots=tuple(f"{run.path.parent.name}/{run.path.name}" for run in pilots))
+    return asdict(found), study_text(found)
+
+
+def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
+    """Play every arm on every task, look by look, until all is decided or played."""
+    played, make = arms(inputs, config), cache(config.opener)
+    known, of_recorded = recorded_items(inputs.many("recorded"))
+    sampling = config.sampling() if played else config.declared(of_recorded)
+    tasks = config.draw(make(), config.tasks) if played else []
+    infos = [CheckpointInfo.of(run) for run in inputs.many("arms")]
+    differing = arm_differences(inputs, infos, config)
+    refuse_trained(infos, config.env.name, [task.task_id for task in tasks])
+    looks = parts(len(tasks), config.looks) or [range(0)]
+    untrained = {*config.policies, *(item["arm"] for item in known)}
+    taken: list[Look] = []
+    following = reporting.log_units(config.report_to, out, out.manifest.label)
+    with following, Serving(out, [arm.policy for arm in played]) as serving:
+        # Each look has its share of alpha, so that looking several times does not raise the rate of false verdicts.
+        for part, level in zip(looks, levels(len(looks)), strict=True):
+            rollouts = _rollouts([tasks[index] for index in part], config)
+            out.spread(worker_blocks(played, rollouts), "rollouts of all arms")
+            for arm in played:
+                _play(arm, make(), [tasks[index] for index in part], serving, config, out)
+            items = _items(played, known, tasks[: part.stop], config, out)
+            verdict = decide(items_table(items), _question(config, sampling, level, untrained), differing)
+            taken.append(Look(part.stop, level, verdict.decision, verdict.gain))
+            if verdict.settled:
+                break
+    if len(looks) > 1:
+        verdict = after_looks(verdict, taken, len(looks), len(tasks))
+    _finish(verdict, items, out)
+
+
+def _question(config: Config, sampling: SamplingUnit, level: float, untrained: Iterable[str]) -> EvalQuestion:
+    """Return what is asked at a look of this level; `untrained`: arms that were not trained here."""
+    return EvalQuestion(
+        config.baseline,
+        config.treatment,
+        config.control,
+        sampling=sampling,
+        missing=config.missing,
+        alpha=level,
+        untrained=frozenset({START, *untrained}),
+    )
+
+
+def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
+    """Play every arm on every task, without deciding anything."""
+    make = config.opener()
+    tasks = config.draw(make, config.tasks)
+    played = arms(inputs, config)
+    with Serving(out, [arm.policy for arm in played]) as serving:
+        for part in parts(len(tasks), config.looks):
+            for arm in played:
+                theirs = [tasks[index] for index in part]
+                if not all(out.finished(item_id(arm, rollout)) for rollout in _rollouts(theirs, config)):
+                    _play(arm, make, theirs, serving, config, out)
+
+
+def item_id(arm: Arm, rollout: LiveRollout) -> str:
+    """Return the name of an arm's rollout."""
+    return f"{arm.name}/{arm.seed}/{rollout.rollout_id}"
+
+
+def worker_blocks(arms: Sequence[Arm], rollouts: Sequence[LiveRollout]) -> list[Sequence[str]]:
+    """Return the smallest shares of one worker: one rollout of a server, a batch of a model in its process."""
+    shares = list[Sequence[str]]()
+    for arm in arms:
+        # A server batches the rollouts of all workers itself; a model in a process plays its batch together.
+        served = arm.policy.served or arm.policy.base_url is not None
+        shares += blocks([item_id(arm, rollout) for rollout in rollouts], 1 if served else arm.policy.lockstep)
+    return shares
+
+
+def played_item(arm: Arm, rollout: LiveRollout, sampling: SamplingUnit) -> Row:
+    """Return one `eval_item` row; `passed` is null when the machinery failed."""
+    error_type, error = rollout.error or (None, None)
+    reward = None if rollout.error else rollout.grade.reward
+    return {
+        "item_id": item_id(arm, rollout),
+        "arm": arm.name,
+        "train_seed": arm.seed,
+        "pair_set": arm.pair_set,
+        "task_id": rollout.task.task_id,
+        "family": rollout.task.family,
+        "unit": sampling.of_family(rollout.task.family) if rollout.task.family else rollout.task.task_id,
+        "sample_idx": rollout.sample_idx,
+        "passed": None if reward is None else reward >= 1.0,
+        **{name: getattr(rollout.grade, name) for name in ("hidden_pass", "visible_pass", "hacked", "protocol_ok")},
+        "num_steps": len(rollout.steps),
+        "terminated_by": rollout.terminated_by,
+        **action_facts(rollout),
+        **work_columns(rollout.grade.work),
+        "error_type": error_type,
+        "error": error,
+        "cost_usd": sum(step.sample.cost_usd for step in rollout.steps),
+        "sampled_tokens": sum(step.sample.completion_tokens for step in rollout.steps),
+        "wall_s": rollout.wall_s,
+    }
+
+
+def recorded_items(runs: Iterable[Run]) -> tuple[list[Row], SamplingUnit]:
+    """Return rollouts that were collected or imported, as items; the arm is the model that a rollout names.
+
+    Also what their tasks were sampled by: of rollouts of several environments, families as a sample. Rollouts of a
+    training are no arm: they were sampled from a model that still changed. Raises `BadInput` where two runs hold
+    rollouts of one model, or a rollout does not name its model.
+    """
+    items: list[Row] = []
+    first: dict[str, Run] = {}
+    names = set()
+    for run in (run for run in runs if not run.holds(CHECKPOINT)):
+        for row, item in rollout_items(run):
+            if not row["model"]:
+                raise BadInput(
+                    f"{run.path} holds rollouts that name no model, so they are no arm. "
+                    "Import them again with --set model=NAME."
+                )
+            if (other := first.setdefault(row["model"], run)) is not run:
+                raise BadInput(
+                    f"{run.path} and {other.path} both hold rollouts of {row['model']}, so which is which cannot be "
+                    "told. Give one of them, or import one again under another name."
+                )
+            names.add(row["env"])
+            items.append(item)
+    units = {sampling_unit_of(name) for name in names}
+    return items, units.pop() if len(units) == 1 else SamplingUnit()
+
+
+def sampling_unit_of(env: str) -> SamplingUnit:
+    """Return what the tasks of recorded rollouts were sampled by; of an environment that is not known, families."""
+    if env == SWE_BENCH:
+        return SamplingUnit("repository", fixed=True)
+    return envs.sampling_unit(env) if env in envs.ENVIRONMENTS else SamplingUnit()
+
+
+def rollout_items(run: Run, arm: str | None = None) -> Iterator[tuple[Row, Row]]:
+    """Yield the rollouts of a run, each with its `eval_item` row: of this arm, or of the model that it names.
+
+    A pilot's are of the arm `START`. Columns that a rollout lacks are null.
+    """
+    table = run.scan(ROLLOUT)
+    needed = {*EVAL_ITEM.columns, "rollout_id", "model", "env", "reward", "completion_tokens"} - LONG
+    rows = list(table.rows([name for name in table.columns if name in needed]))
+    for row in rows:
+        name = row["model"] if arm is None else arm
+        of_family = sampling_unit_of(row["env"]).of_family
+        yield (
+            row,
+            {column: row.get(column) for column in EVAL_ITEM.columns}
+            | {
+                "item_id": f"{name}/{row['rollout_id']}",
+                "arm": name,
+                "train_seed": 0,
+                "unit": of_family(row["family"]) if row.get("family") else row["task_id"],
+                "passed": None if row["reward"] is None else row["reward"] >= 1.0,
+                # A rollout without a cost of its own gets an equal share of the run's.
+                "cost_usd": run.manifest.cost_usd / len(rows) if row["cost_usd"] is None else row["cost_usd"],
+                "sampled_tokens": row["completion_tokens"],
+            },
+        )
+
+
+def _rollouts(tasks: list[Task], config: Config) -> list[LiveRollout]:
+    """Return the same tasks, samples and sampling seeds for every arm: only the model differs."""
+    return [LiveRollout(task, index, config.seed) for task in tasks for index in range(config.samples)]
+
+
+def _play(
+    arm: Arm, make: Callable[[], Environment], tasks: list[Task], serving: Serving, config: Config, out: RunWriter
+) -> None:
+    policy, sampling = serving.open(arm.policy), config.sampling()
+    out.model(f"{arm.name}/{arm.seed}", **policy.facts())
+
+    play_missing(
+        make,
+        policy,
+        _rollouts(tasks, config),
+        key=lambda rollout: item_id(arm, rollout),
+        payload=lambda rollout: {"item": played_item(arm, rollout, sampling)},
+        config=config,
+        out=out,
+        what=f"rollouts of arm {arm.name}",
+    )
+
+
+def _items(played: list[Arm], known: list[Row], tasks: list[Task], config: Config, out: RunWriter) -> list[Row]:
+    """Return the items of these tasks, arm by arm; without a model to play, all recorded ones.
+
+    Transcripts, patches and logs stay on disk: the other columns of an item are small.
+    """
+    names = [item_id(arm, rollout) for arm in played for rollout in _rollouts(tasks, config)]
+    items = [record["item"] | dict.fromkeys(LONG) for record in out.journal.read(names)]
+    here = {task.task_id for task in tasks}
+    return [*items, *(item for item in known if not played or item["task_id"] in here)]
+
+
+def _finish(verdict: EvalVerdict, items: list[Row], out: RunWriter) -> None:
+    """Write the items, the verdict, the chart and the report; raise `Incomplete` where rollouts failed."""
+    names = [item["item_id"] for item in items]
+    played = (record["item"] for record in out.journal.read(names))
+    out.table(EVAL_ITEM, chain(played, (item for item in items if item["item_id"] not in out.journal)))
+    failed = sum(item["error_type"] is not None for item in items)
+    out.count(planned=len(items), done=len(items) - failed, failed=failed)
+    out.set_summary(
+        ok=verdict.decision != INVALID_RUN,
+        exit_code=verdict.exit_code,
+        verdict=verdict.decision,
+        claim=verdict.claim,
+        why=verdict.why,
+    )
+    out.document("verdict", asdict(verdict))
+    out.write_file("chart.svg", arms_chart(verdict))
+    out.write_file("report.txt", text_table(verdict) + "\n")
+    if failed:
+        first = next(item for item in items if item["error_type"])
+        raise Incomplete(
+            f"{failed} of {len(items)} rollouts failed, the first with {first['error_type']}: {first['error']}. "
+            "Retry them with --resume."
+        )

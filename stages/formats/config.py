@@ -1,0 +1,51 @@
+"""The settings of `import`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, model_validator
+
+from stages.formats import FORMATS, FormatName
+from stages.runs.settings import StageConfig
+
+if TYPE_CHECKING:
+    from stages.formats.files import Source
+
+
+class Config(StageConfig):
+    """What to import."""
+
+    format: FormatName = "auto"
+    """The format of the files; `auto` looks into each. `swe-logs` grades saved logs of SWE-bench's harnesses again."""
+    paths: list[str] = Field(min_length=1)
+    """Files, folders or patterns. Run descriptions and reports among them are used, not imported."""
+    model: str | None = None
+    """The model of rollouts whose files name none."""
+    redact: bool = True
+    """Replace what is likely a secret; `report.txt` shows what stood around each. `false` leaves all texts as they
+    are."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _first_word(cls, given: Any) -> Any:
+        """`composer import FORMAT PATH...`: a first path that is a format's name, and no file, is the format."""
+        paths = given.get("paths") if isinstance(given, dict) else None
+        if isinstance(paths, list) and paths and paths[0] in ("auto", *FORMATS) and "format" not in given:
+            return given if Path(paths[0]).exists() else {**given, "format": paths[0], "paths": paths[1:]}
+        return given
+
+    def identity(self) -> dict[str, Any]:
+        """Replace the paths by the content of the files: the same files elsewhere are the same work."""
+        contents = [[source.label, source.sha256] for source in self.sources()]
+        return {"format": self.format, "model": self.model, "redact": self.redact, "files": contents}
+
+    def sources(self) -> "Sequence[Source]":
+        """Return the files to read; a saved log counts as one with the files around it."""
+        from stages.formats import files, swebench
+
+        return swebench.find_logs(self.paths) if self.format == swebench.LOGS else files.find(self.paths)
+
+    def label(self) -> str:
+        """Return the format."""
+        return self.format

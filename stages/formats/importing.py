@@ -1,0 +1,453 @@
+"""What `import` does: its plan, its run, and the files that a worker reads ahead."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import orjson
+
+from stages.errors import BadInput
+from stages.formats import readers, reading, rows, swebench, swebench_logs
+from stages.formats.base import RECORDED_REWARD, Drop, Reader
+from stages.formats.config import Config
+from stages.formats.files import Source
+from stages.formats.reading import FileCount, ReadTrajectory
+from stages.formats.reports import Sidecars, stem
+from stages.formats.rows import ImportedPayload
+from stages.layout import aligned
+from stages.plurals import counted
+from stages.rollouts import collection_checks
+from stages.rollouts.collection_checks import Account
+from stages.runs import store
+from stages.runs.kinds import ORIGIN, ROLLOUT, STEP, TASK, Row
+from stages.runs.run import Inputs, RunWriter
+from stages.runs.stage import Plan
+
+BATCH_CHARACTERS = 16 * 2**20
+"""Characters after which a batch is written, however few its units."""
+LONG_COLUMNS = ("new_messages_json", "action", "observation")
+LONG = 120
+"""Characters from which what two rollouts say is not alike by chance."""
+BATCH = 64
+"""Units that are made durable in one step."""
+SHOWN = 20
+"""Files, and reasons for dropping, that the report lists; `sources.json` and `drops.json` have all."""
+
+
+def plan(inputs: Inputs, config: Config) -> Plan:
+    """Count the files to read."""
+    del inputs
+    return Plan(units=len(config.sources()), what="files")
+
+
+def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
+    """Read every file, then write the tables, the collection checks and the report."""
+    del inputs
+    sidecars = Sidecars(config.model, config.redact)
+    sources, chosen = config.sources(), dict[Source, Reader | None]()
+    if config.format == swebench.LOGS:
+        (reader,) = readers(config.format)
+        chosen = dict.fromkeys(sources, reader)
+    else:
+        detected = reading.detect_formats(list(sources), config.format, sidecars)
+        # Predictions come last: a prediction that repeats a trajectory is a duplicate.
+        last = swebench.PREDICTIONS
+        chosen = dict(sorted(detected.items(), key=lambda pair: pair[1] is not None and pair[1].name == last))
+        # Saved logs are read while they are graded, in this process.
+        out.spread([[unit_of(source)] for source in chosen], "files", WorkerFiles(list(chosen.items()), sidecars))
+    session = ImportSession(out, sidecars)
+    for done, (source, reader_of_file) in enumerate(chosen.items()):
+        out.progress("files", done, len(chosen))
+        session.read(source, reader_of_file)
+    out.progress("files", len(chosen), len(chosen))
+    graded = [source.graded for source in chosen if isinstance(source, swebench.Log)]
+    if graded:
+        out.document("graded", [log.record() for log in graded])
+    agreement = ["", *swebench_logs.agreement_report(graded)] if graded else []
+    out.set_summary(reports=sidecars.reports.summary())
+    _finish(session, config, out, [*agreement, *sidecars.reports.lines()])
+
+
+def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
+    """Read a worker's files."""
+    del inputs, config
+    files_of_worker: WorkerFiles = out.shared_value
+    for source, reader in files_of_worker.files:
+        if not out.finished(unit_of(source)):
+            read_into_journal(source, reader, files_of_worker.sidecars, out)
+
+
+# Reading: rollouts of a file, perhaps read ahead by a worker
+
+
+@dataclass(frozen=True)
+class RolloutIdentity:
+    """The fields that identify a rollout.
+
+    acted: digest of task, model, submission, actions; content: of all that its record holds; length: characters that
+    the policy wrote; file: its name in rows.
+    """
+
+    rollout_id: str
+    path: Path
+    file: str
+    line: int
+    importer: str
+    task_id: str
+    model: str | None
+    patch: str
+    acted: str
+    content: str
+    length: int
+    effective: bool
+
+    @classmethod
+    def of(cls, item: ReadTrajectory) -> "RolloutIdentity":
+        """Return the fields of a rollout that was read."""
+        own = item.trajectory
+        return cls(
+            rows.rollout_id(item),
+            item.origin.path,
+            item.origin.file,
+            item.origin.line,
+            item.format,
+            own.task_id,
+            own.model,
+            (own.submission or "").strip(),
+            store.digest([own.task_id, own.model, own.submission, [turn.action for turn in own.turns]]),
+            store.digest({**asdict(own), "missing": sorted(own.missing)}),
+            sum(len(turn.action) for turn in own.turns),
+            bool(own.effective),
+        )
+
+
+@dataclass(frozen=True)
+class ReadRollout:
+    """One rollout of a file. payload: its journal record, as the first of its task."""
+
+    identity: RolloutIdentity
+    payload: ImportedPayload
+
+
+@dataclass(frozen=True)
+class WorkerFiles:
+    """The files of an import with their readers, and the sidecars, which all workers need."""
+
+    files: Sequence[tuple[Source, Reader | None]]
+    sidecars: Sidecars
+
+
+def unit_of(source: Source) -> str:
+    """Return the unit of a file."""
+    return f"file/{store.digest([source.label, source.sha256])[:16]}"
+
+
+def read_rollouts(
+    source: Source, reader: Reader | None, sidecars: Sidecars, count: FileCount, out: RunWriter
+) -> Iterator[ReadRollout | Drop]:
+    """Yield all rollouts and drops of a file, and count them; from the units of a worker that has read the file."""
+    name = unit_of(source)
+    # The unit of the file is written last: without it the worker was stopped, and its other units are ignored.
+    file_unit = out.journal.get(name) if out.journal.finished(name) else None
+    if file_unit is None:
+        for item in reading.read(source, reader, sidecars, count):
+            yield item if isinstance(item, Drop) else ReadRollout(RolloutIdentity.of(item), rows.payload(item, 0))
+        return
+    for field, value in file_unit["count"].items():
+        setattr(count, field, type(getattr(count, field))(value))
+    # The report on verdicts counts which instances each report judged, also those judged in workers.
+    sidecars.reports.add_usage(file_unit["reports"])
+    for row in out.journal.read([f"{name}/{number}" for number in range(1, file_unit["items"] + 1)]):
+        if "drop" in row:
+            yield Drop(**row["drop"])
+        else:
+            yield ReadRollout(
+                RolloutIdentity(**{**row["identity"], "path": Path(row["identity"]["path"])}), row["read"]
+            )
+
+
+def read_into_journal(source: Source, reader: Reader | None, sidecars: Sidecars, out: RunWriter) -> None:
+    """Read a file into the journal of a worker."""
+    count, name = FileCount(source.label, reader.name if reader else "unknown", source.sha256), unit_of(source)
+    batch: list[tuple[str, Row, bool]] = []
+    number = 0
+    for number, item in enumerate(read_rollouts(source, reader, sidecars, count, out), 1):
+        row: Row = (
+            {"drop": asdict(item)}
+            if isinstance(item, Drop)
+            else {"identity": {**asdict(item.identity), "path": str(item.identity.path)}, "read": item.payload}
+        )
+        batch.append((f"{name}/{number}", row, False))
+        if len(batch) == BATCH:
+            out.raise_if_stopped()
+            out.write_all(batch)
+            batch.clear()
+    counters = {"dropped": dict(count.dropped), "redacted": dict(count.redacted)}
+    fields = {**asdict(count), "missing": sorted(count.missing), **counters}
+    file_unit = {"items": number, "count": fields, "reports": sidecars.reports.usage()}
+    out.write_all([*batch, (name, file_unit, False)])
+
+
+class ImportSession:
+    """One import: reads file after file into the journal, and counts what was kept and what was dropped.
+
+    `rollouts` lists the units in the order of the files; `effective` holds, by unit, whether the rollout entered a
+    training batch.
+    """
+
+    def __init__(self, out: RunWriter, sidecars: Sidecars) -> None:
+        self.out, self.sidecars = out, sidecars
+        self.counts: list[FileCount] = []
+        self.drops: list[Drop] = []
+        self.rollouts: list[str] = []
+        self.effective: dict[str, bool] = {}
+        self._by_task: dict[str, list[RolloutIdentity]] = defaultdict(list)
+        self._tables: dict[tuple[Path, str, str], Path] = {}
+        self._contents: dict[str, tuple[RolloutIdentity, str]] = {}
+        """The first rollout of each content, and the digest of its file."""
+        self.repeated = 0
+        """Rollouts that are kept although an earlier one is alike in every word."""
+        self._samples: Counter[tuple[str, str | None]] = Counter()
+
+    def read(self, source: Source, reader: Reader | None) -> None:
+        """Write all rollouts of a file in batches, and count them."""
+        count = FileCount(source.label, reader.name if reader else "unknown", source.sha256)
+        self.counts.append(count)
+        units, is_last = self._units(source, reader, count), False
+        while not is_last:
+            batch, size = list[tuple[str, ImportedPayload]](), 0
+            for unit, payload in units:
+                batch.append((unit, payload))
+                size += sum(
+                    len(row["observation"] or "") + len(row["new_messages_json"] or "") for row in payload["steps"]
+                )
+                if len(batch) == BATCH or size > BATCH_CHARACTERS:
+                    break
+            else:
+                is_last = True
+            self.out.raise_if_stopped()
+            # The ids of rollouts are the same in every attempt, and an earlier one may have written this unit.
+            self.out.write_all([(unit, payload, False) for unit, payload in batch if not self.out.finished(unit)])
+
+    def _units(self, source: Source, reader: Reader | None, count: FileCount) -> Iterator[tuple[str, ImportedPayload]]:
+        """Yield the units of a file's rollouts that are new, each with its number among those of its task and model."""
+        for item in read_rollouts(source, reader, self.sidecars, count, self.out):
+            if isinstance(item, Drop):
+                self.drops.append(item)
+                continue
+            own, payload, unit = item.identity, item.payload, item.identity.rollout_id
+            # PRIME-RL writes the rollouts of a training batch a second time, to `effective/`, with the ids of `all/`.
+            if unit in self.effective:
+                self.effective[unit] |= own.effective
+                repeats: str | None = f"{unit} was there before"
+            else:
+                repeats = self._copy_of(own, source) or self._duplicate_of(own)
+            if repeats:
+                count.dropped["duplicate"] += 1
+                self.drops.append(Drop(own.file, own.line, "duplicate", repeats))
+                continue
+            self.effective[unit] = own.effective
+            self.rollouts.append(unit)
+            count.rollouts += 1
+            count.missing |= set(payload["origin"]["missing"])
+            key = own.task_id, own.model
+            for row in (payload["rollout"], *payload["steps"]):
+                row["sample_idx"] = self._samples[key]
+            self._samples[key] += 1
+            yield unit, payload
+
+    def _copy_of(self, item: RolloutIdentity, source: Source) -> str | None:
+        """Return which record this one copies, in words; None where it is new, or may be alike by chance."""
+        first, file = self._contents.setdefault(item.content, (item, source.sha256))
+        if (first.file, first.line) == (item.file, item.line):  # several rollouts of one record, or the first one
+            return None
+        # Two samples of a task may be one short answer. They are not alike in a long text, in its times and token
+        # counts, except at temperature 0, where the second tells nothing new. Patches are often equal: only one line
+        # repeating another, or a file that is a copy, counts as a copy there.
+        is_patch = item.importer in (swebench.PREDICTIONS, swebench.LOGS)
+        is_same_file = first.path == item.path
+        is_copied_file = file == source.sha256 and not is_same_file and not is_patch
+        if is_copied_file or (is_same_file if is_patch else item.length >= LONG):
+            return f"it copies {first.file}, line {first.line}"
+        self.repeated += item.length > 0
+        return None
+
+    def _duplicate_of(self, item: RolloutIdentity) -> str | None:
+        """Return which rollout this one repeats, in words; remember it and return None where it is new.
+
+        Predictions are to be read last.
+        """
+        path, predicted = item.path, item.importer == swebench.PREDICTIONS
+        # Data sets are published as one table under several endings (`x.jsonl` and `x.parquet`).
+        other = self._tables.setdefault((path.parent, "" if predicted else stem(path), item.acted), path)
+        if other != path and (other.suffixes != path.suffixes or predicted):
+            return f"{item.task_id} is also in {other.name}"
+        if not predicted:
+            self._by_task[item.task_id].append(item)
+            return None
+        # A prediction was made at the end of a trajectory in its folder or below, with the same patch. Where there is
+        # only one of the task and the models do not differ, the patch may.
+        near = [one for one in self._by_task[item.task_id] if one.path.is_relative_to(path.parent)]
+        same = [one for one in near if one.patch == item.patch != ""]
+        if not same and len(near) == 1 and near[0].model in (None, item.model):
+            same = near
+        return f"{item.task_id} is the submission of {same[0].file}" if same else None
+
+    def units(self) -> Iterator[ImportedPayload]:
+        """Yield the journal's records of all rollouts in the order of the files; a caller may keep each."""
+        for unit in self.out.journal.read(self.rollouts):
+            yield ImportedPayload(
+                task=unit["task"], rollout=unit["rollout"], steps=unit["steps"], origin=unit["origin"]
+            )
+
+
+# The tables and the report
+
+
+def _finish(session: ImportSession, config: Config, out: RunWriter, remarks: list[str]) -> None:
+    """Write the tables in the order of the files, and the report with every file's counts and the collection checks."""
+    if not session.rollouts:
+        first = session.drops[0] if session.drops else None
+        why = f"{config.paths[0]} holds no rollout."
+        if first is not None:
+            why = f"{first.file}, line {first.line}: {first.reason} ({first.detail})."
+        raise BadInput(f"Nothing could be imported from {counted(len(session.counts), 'file')}. {why}")
+    tasks: dict[str, Row] = {}
+    checks, account, models = collection_checks.CollectionChecks(), Account(), set[str | None]()
+    withheld = Counter[str]()
+
+    def rollouts() -> Iterator[Row]:
+        for unit in session.units():
+            task = tasks.setdefault(unit["task"]["task_id"], unit["task"])
+            prompts = (task["prompt"], unit["task"]["prompt"])
+            # The shortest wording of a task has the least of a harness's instructions around it.
+            task["prompt"] = min(prompts, key=lambda prompt: (prompt is None, len(prompt or "")))
+            account.add(unit["rollout"], len(unit["steps"]))
+            checks.add(unit["rollout"], unit["steps"], unit["origin"]["missing"])
+            models.add(unit["rollout"]["model"])
+            recorded = orjson.loads(unit["origin"]["extra_json"]).get(RECORDED_REWARD)
+            withheld.update([] if recorded is None else [f"{recorded:g}"])
+            yield unit["rollout"]
+
+    def origins() -> Iterator[Row]:
+        # Whether a rollout entered a batch is known where any file of batches was read.
+        any_batch = any(session.effective.values())
+        for origin in (unit["origin"] for unit in session.units()):
+            known = origin["effective"] is not None and any_batch
+            yield {**origin, "effective": session.effective[origin["rollout_id"]] if known else None}
+
+    out.table(ROLLOUT, rollouts())
+    out.table(TASK, tasks.values())
+    out.table(STEP, (step for unit in session.units() for step in unit["steps"]))
+    out.table(ORIGIN, origins())
+    about = f"{counted(len(tasks), 'task')}, {counted(len(models), 'model')}"
+    if withheld:
+        shown = ", ".join(f"{number} of {reward}" for reward, number in sorted(withheld.items()))
+        remarks = [
+            *remarks,
+            f"{withheld.total()} rollouts have a reward and no completion ({shown}): the reward is null, since it says",
+            f"nothing about the model; `extra_json` of the origins keeps it as {RECORDED_REWARD}",
+        ]
+    if session.repeated:
+        alike = f"{counted(session.repeated, 'rollout')}, short and alike in every word with another"
+        remarks = [*remarks, f"kept as samples of their own: {alike}"]
+    report(session.counts, session.drops, account, about, checks.checks(account.rollouts), remarks, out)
+
+
+def report(
+    counts: list[FileCount],
+    drops: list[Drop],
+    account: Account,
+    about: str,
+    checks: list[collection_checks.CollectionCheck],
+    remarks: list[str],
+    out: RunWriter,
+) -> None:
+    """Write the result of an import: `report.txt`, `sources.json`, `drops.json`, and totals in the manifest.
+
+    `account` are the rollouts, `about` their numbers of tasks and models; `remarks` are a format's own lines for
+    `report.txt`, which shows the first `SHOWN` files and drops; the two documents have all.
+    """
+    sources = []
+    for count in counts:
+        counters = {"dropped": dict(count.dropped), "redacted": dict(count.redacted), "missing": sorted(count.missing)}
+        sources.append({**vars(count), **counters})
+    out.document("sources", sources)
+    out.document("drops", [vars(drop) for drop in drops])
+    dropped, redacted = (
+        sum((c.dropped for c in counts), Counter[str]()),
+        sum((c.redacted for c in counts), Counter[str]()),
+    )
+    traces = sum(count.traces for count in counts)
+    out.count(traces=traces, rollouts=account.rollouts, failed=account.failed, steps=account.steps)
+    out.count(**{f"dropped_{reason}": number for reason, number in sorted(dropped.items())})
+    out.manifest.tokens.update(prompt=account.prompt_tokens, completion=account.completion_tokens)
+    out.set_summary(
+        files=len(counts),
+        formats=dict(Counter(count.format for count in counts)),
+        mean_reward=account.rewards.value,
+        dropped=dict(dropped),
+        redacted=dict(redacted),
+        failed_checks=[check.name for check in checks if not check.ok],
+        collection_checks={check.name: [check.total - check.failed, check.total, check.unrecorded] for check in checks},
+    )
+    lines = [
+        f"{counted(account.rollouts, 'rollout')} ({counted(account.failed, 'error')}), "
+        f"{counted(account.steps, 'step')}, {about}, "
+        f"from {counted(len(counts), 'file')}",
+        f"{counted(traces, 'trace')} in = {counted(account.rollouts, 'rollout')} out + {dropped.total():,} dropped; "
+        f"{counted(account.rewards.number, 'rollout')} scored",
+        *remarks,
+        *_file_lines(counts, drops, dropped, redacted),
+        "",
+        collection_checks.table(checks),
+    ]
+    out.write_file("report.txt", "\n".join(lines) + "\n")
+
+
+def _file_lines(counts: list[FileCount], drops: list[Drop], dropped: Counter[str], redacted: Counter[str]) -> list[str]:
+    """Return what was read, dropped, redacted and not recorded, a line each format, and one a file where there are few.
+
+    The text around the first redactions is shown so that a mistake is seen.
+    """
+    by_format: dict[str, list[FileCount]] = defaultdict(list)
+    for count in counts:
+        by_format[count.format].append(count)
+    cells: list[tuple[int, int, int, int, int, str]] = []
+    for name, of_format in by_format.items():
+        groups = [(name, of_format), *((f"- {count.file}", [count]) for count in of_format if len(counts) <= SHOWN)]
+        for label, group in groups:
+            records, traces = sum(count.records for count in group), sum(count.traces for count in group)
+            rollouts = sum(count.rollouts for count in group)
+            num_dropped = sum(count.dropped.total() for count in group)
+            cells.append((len(group), records, traces, rollouts, num_dropped, label))
+    lines = ["", aligned(cells, ("files", "records", "traces", "rollouts", "dropped", ""))]
+    lines += _drop_lines(drops, dropped)
+    if redacted:
+        kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(redacted.items()))
+        previews = [f"  {count.file}, {preview}".replace("\n", "\\n") for count in counts for preview in count.previews]
+        lines += ["", f"redacted: {kinds} (`--set redact=false` leaves all texts as they are)", *previews[:SHOWN]]
+        if len(previews) > SHOWN:
+            lines.append(f"  ... and more in sources.json, of {redacted.total()} in all")
+    else:
+        lines += ["", "redacted: nothing"]
+    # What files of a format do not record, at least in some of their rollouts.
+    missing = {name: set[str]().union(*(count.missing for count in group)) for name, group in by_format.items()}
+    cells_missing = [(name, ", ".join(sorted(facts))) for name, facts in missing.items() if facts]
+    lines += ["", "not recorded (null in the tables)"]
+    return [*lines, aligned(cells_missing)] if cells_missing else lines
+
+
+def _drop_lines(drops: list[Drop], dropped: Counter[str]) -> list[str]:
+    """Return the number of drops by reason, and the first drop of each file and reason."""
+    if not drops:
+        return []
+    alike: dict[tuple[str, str], list[Drop]] = defaultdict(list)
+    for drop in drops:
+        alike[drop.file, drop.reason].append(drop)
+    lines = ["", "dropped", aligned(sorted(dropped.items()))]
+    for first, *others in list(alike.values())[:SHOWN]:
+        more = f" (and {len(others)} more)" if others else ""
+        lines.append(f"  {first.file}, line {first.line}{more}: {first.reason}: {first.detail[:160]}")
+    return lines + ([f"  ... and more of {len(alike) - SHOWN} files in drops.json"] if len(alike) > SHOWN else [])

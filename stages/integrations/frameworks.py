@@ -1,0 +1,326 @@
+"""What `frameworks` does: its plan, its run, and the two sides that it compares."""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from stages.envs.base import Environment, Task
+from stages.errors import BadInput
+from stages.formats import files, reading, rows, writer
+from stages.formats.base import Drop
+from stages.formats.reading import FileCount
+from stages.formats.reports import Sidecars
+from stages.formats.rows import ImportedPayload
+from stages.formats.transcripts import transcripts_of_rows
+from stages.integrations.config import Config
+from stages.layout import aligned
+from stages.policy import available
+from stages.rollouts import collection_checks, missing
+from stages.rollouts.collection_checks import CollectionCheck
+from stages.rollouts.missing import Fact
+from stages.rollouts.trace import rollout_units
+from stages.runs import store
+from stages.runs.kinds import Row
+from stages.runs.run import Inputs, RunWriter
+from stages.runs.stage import Plan
+
+EXPORTED = "traces.jsonl"
+OWN = (
+    "No --set traces=PATH was given: `other` is `trl` as `composer export verifiers` writes it, read back.",
+    "What differs is the format's doing; nothing is said of prime-rl or verifiers themselves. Log-probs in this format",
+    "count as rounded to 4 decimals, since its own writers round them; these were not.",
+)
+
+
+NOT_JUDGED = "Neither is called cleaner: both are the same rollouts."
+ENOUGH = 100
+"""Rollouts that a collection needs to be judged."""
+MAY_BE_NULL = {
+    "parse_error",
+    "terminated_by",
+    "error_type",
+    "error",
+    "commands",
+    "hidden_pass",
+    "visible_pass",
+    "hacked",
+}
+"""Columns that are not counted, as null is an answer there: no error, not ended, no command, not judged."""
+
+
+def plan(inputs: Inputs, config: Config) -> Plan:
+    """Count the rollouts that TRL plays."""
+    del inputs
+    number = config.tasks * config.samples
+    return Plan(
+        units=number,
+        what="rollouts",
+        max_completion_tokens=number * config.max_steps * available.longest_answer(config.policy),
+    )
+
+
+def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
+    """Collect one side, read the other, and write `comparison.json` and the table in `report.txt`."""
+    del inputs
+    make = config.opener()
+    tasks = config.draw(make, config.tasks)
+    given = _imported(config.traces, config.traces) if config.traces else None  # a file of no use is refused first
+    with _environments(make, tasks, config, out) as environment:
+        ours = _collected(environment, tasks, config, out)
+    sides = ours, given or _imported(_exported(ours, tasks, out), "these rollouts as a verifiers file")
+    best = cleaner(*sides) if given else None
+    out.document("comparison", {"cleaner": best, "sides": [side.document() for side in sides]})
+    out.write_file("report.txt", table(*sides) if given else table(*sides, OWN))
+    failed = sum(row["error_type"] is not None for row in ours.rollouts)
+    out.count(planned=ours.planned, done=len(ours.rollouts) - failed, failed=failed, read=len(sides[1].rollouts))
+    fails: dict[str, Any] = {f"fails_{side.name}": side.verdicts("FAIL") for side in sides}
+    out.set_summary(cleaner=best, **fails)
+
+
+# The two sides, and which is cleaner
+
+
+@dataclass(frozen=True)
+class Side:
+    """One framework's rollouts.
+
+    `dropped`: records that could not be read, by reason. `absent`: what the source cannot tell, by rollout.
+    """
+
+    name: str
+    what: str
+    rollouts: Sequence[Row]
+    steps: Sequence[Row]
+    planned: int
+    absent: Mapping[str, Collection[Fact]] = field(default_factory=dict)
+    dropped: Mapping[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def checks(self) -> list[CollectionCheck]:
+        """The collection checks, then those of what training needs of a rollout."""
+        rounded = [missing.EXACT_LOGPROBS in self.absent.get(row["rollout_id"], ()) for row in self.steps]
+        unusable = sum(row["logprobs"] is None or cut for row, cut in zip(self.steps, rounded, strict=True))
+        lost, total = sum(self.dropped.values()), len(self.steps)
+        return [
+            *collection_checks.check(list(self.rollouts), list(self.steps), self.planned, self.absent),
+            CollectionCheck(f"{ENOUGH} rollouts or more", max(ENOUGH - len(self.rollouts), 0), ENOUGH),
+            CollectionCheck("records readable", lost, len(self.rollouts) + lost),
+            CollectionCheck("token ids captured", total - self.levels["tokens"], total),
+            CollectionCheck("log-probs beyond 4 decimals", unusable, total),
+        ]
+
+    @property
+    def levels(self) -> Counter[str]:
+        """Steps by capture level: tokens, logprobs, text."""
+        return Counter(row["capture_level"] for row in self.steps)
+
+    @property
+    def nulls(self) -> dict[str, int]:
+        """Columns of steps and of rollouts that hold null, with how many, but for those in which it is an answer."""
+        counts = Counter(f"step.{name}" for row in self.steps for name, value in row.items() if value is None)
+        counts += Counter(f"rollout.{name}" for row in self.rollouts for name, value in row.items() if value is None)
+        return {name: n for name, n in sorted(counts.items()) if name.partition(".")[2] not in MAY_BE_NULL}
+
+    @property
+    def not_recorded(self) -> dict[Fact, int]:
+        """Facts that the source does not record, with the number of rollouts that lack each."""
+        return dict(sorted(Counter(fact for facts in self.absent.values() for fact in facts).items()))
+
+    def verdicts(self, verdict: str) -> list[str]:
+        """The names of the criteria with this verdict: ok, FAIL or not recorded."""
+        return [check.name for check in self.checks if check.verdict == verdict]
+
+    @property
+    def standing(self) -> tuple[int, int]:
+        """Numbers of failed criteria and of criteria that the source does not record: less is cleaner."""
+        return len(self.verdicts("FAIL")), len(self.verdicts("not recorded"))
+
+    def document(self) -> Row:
+        """All of it as JSON."""
+        return {
+            "name": self.name,
+            "what": self.what,
+            "rollouts": len(self.rollouts),
+            "steps": len(self.steps),
+            "planned": self.planned,
+            "checks": [
+                {
+                    "name": check.name,
+                    "verdict": check.verdict,
+                    "failed": check.failed,
+                    "of": check.total,
+                    "not_recorded": check.unrecorded,
+                }
+                for check in self.checks
+            ],
+            "capture_levels": dict(sorted(self.levels.items())),
+            "nulls": self.nulls,
+            "source_cannot_tell": self.not_recorded,
+            "dropped": dict(self.dropped),
+        }
+
+
+def cleaner(one: Side, other: Side) -> str | None:
+    """Return the name of the side whose rollouts are cleaner; None when they are equally clean."""
+    if one.standing == other.standing:
+        return None
+    return min(one, other, key=lambda side: side.standing).name
+
+
+def table(one: Side, other: Side, own: Sequence[str] = ()) -> str:
+    """Return the verdict as plain text. own: notes that the other side is the first one's own export, not judged."""
+    sides = (one, other)
+    lines = ["Frameworks: whose rollouts are cleaner?", "", *(f"{side.name}  {side.what}" for side in sides), *own]
+    cells: list[tuple[object, ...]] = [
+        ("", one.name, other.name),
+        ("rollouts", len(one.rollouts), len(other.rollouts)),
+        ("steps", len(one.steps), len(other.steps)),
+        (),
+        *((a.name, _outcome(a), _outcome(b)) for a, b in zip(one.checks, other.checks, strict=True)),
+    ]
+    sections: dict[str, list[Mapping[str, int]]] = {
+        "steps by capture level": [one.levels, other.levels],
+        "nulls by column": [one.nulls, other.nulls],
+        "rollouts whose source cannot tell": [one.not_recorded, other.not_recorded],
+        "records that could not be read": [one.dropped, other.dropped],
+    }
+    for title, counts in sections.items():
+        names = sorted({name for side in counts for name in side})
+        cells += [(), (f"{title}:",), *((name, *(side.get(name, 0) for side in counts)) for name in names)]
+        cells += [] if names else [("none",)]
+    sentences = []
+    for side in sides:
+        failed, not_recorded = side.verdicts("FAIL"), side.verdicts("not recorded")
+        parts = [f"{side.name} meets {len(side.verdicts('ok'))} of {len(side.checks)} criteria"]
+        parts += [f"fails {', '.join(failed)}"] if failed else []
+        parts += [f"says nothing of {', '.join(not_recorded)}"] if not_recorded else []
+        sentences.append("; ".join(parts) + ".")
+    name = cleaner(one, other)
+    conclusion = f"Cleaner: {name}." if name else "Neither is cleaner than the other."
+    text = aligned([(*row, *[""] * (3 - len(row))) for row in cells])
+    return "\n".join([*lines, "", text, "", *sentences, NOT_JUDGED if own else conclusion]) + "\n"
+
+
+def _outcome(check: CollectionCheck) -> str:
+    if check.verdict == "not recorded":
+        return "- not recorded"
+    also = f" (+{check.unrecorded} not recorded)" if check.unrecorded else ""
+    return f"{check.verdict} {check.total - check.failed} of {check.total}{also}"
+
+
+# Rollouts of both
+
+
+@contextmanager
+def _environments(
+    make: Callable[[], Environment], tasks: list[Task], config: Config, out: RunWriter
+) -> Iterator[Callable[[], Environment]]:
+    """Yield a function that makes the environments of `trl`; a server of them ends with the block."""
+    if config.through == "process":
+        yield make
+        return
+    from stages.integrations import openenv_client
+
+    first = make()
+    name, sandbox = first.name, first.sandbox
+    first.close()
+    options = config.env_options()
+    sessions = config.samples * len(tasks) + 1  # all rollouts of a batch at once, and the openings
+    with openenv_client.running(
+        config.env.name,
+        options,
+        tasks,
+        max_steps=config.max_steps,
+        sessions=sessions,
+        folder=out.scratch("openenv"),
+        python=config.openenv_python,
+    ) as url:
+        yield lambda: openenv_client.ServedEnvironment(url, name, sandbox, tasks)
+
+
+def _collected(make: Callable[[], Environment], tasks: list[Task], config: Config, out: RunWriter) -> Side:
+    """Return the side `trl`: the journal's rollouts, and those played now, a batch of TRL's at a time."""
+    from stages.integrations import trl
+    from stages.integrations.trl import RolloutFunction
+    from stages.policy.local import LocalPolicy
+
+    policy = LocalPolicy.open(config.policy, cache=out.cache, listener=out.progress)
+    out.model("policy", **policy.facts())
+    function = RolloutFunction(
+        make,
+        tasks,
+        max_steps=config.max_steps,
+        max_tokens=config.policy.max_tokens or available.longest_answer(config.policy),
+        seed=config.seed,
+        model=config.policy.model,
+        before_turn=out.raise_if_stopped,
+    )
+    batches = trl.rollouts(
+        policy,
+        function,
+        samples=config.samples,
+        folder=str(out.scratch("trl")),
+        seed=config.seed,
+        skip=lambda batch: all(out.finished(unit) for unit in units([row["task_id"] for row in batch])),
+    )
+    planned = units([task.task_id for task in tasks for _ in range(config.samples)])
+    for _ in batches:
+        # Write the rollouts that are new: a batch that was only partly done has been played again from its start.
+        keys = units([rollout.task.task_id for rollout in function.latest])
+        played = zip(keys, function.records(), function.latest, strict=True)
+        out.write_all(
+            [(key, record, rollout.error is not None) for key, record, rollout in played if not out.finished(key)]
+        )
+        out.progress("rollouts", len(out.journal), len(planned))
+    written = rollout_units(out.journal.records())
+    records = [written[unit] for unit in planned if unit in written]
+    where = "" if config.through == "process" else " through an OpenEnv server"
+    what = f"TRL's rollout_func on {config.env.name}{where}, {config.policy.model}"
+    steps = [step for record in records for step in record["steps"]]
+    return Side("trl", what, [record["rollout"] for record in records], steps, len(planned))
+
+
+def units(task_ids: list[str]) -> list[str]:
+    """Return a key for every rollout: its task, and its number among those of that task."""
+    seen = Counter[str]()
+    keys = []
+    for task_id in task_ids:
+        keys.append(f"{task_id}#{seen[task_id]}")
+        seen[task_id] += 1
+    return keys
+
+
+def _exported(side: Side, tasks: list[Task], out: RunWriter) -> str:
+    """Write a side's rollouts in the format of verifiers into the run; return the file."""
+    task_rows = [
+        {"task_id": t.task_id, "prompt": t.prompt, "data_json": store.encode(dict(t.data)).decode()} for t in tasks
+    ]
+    exported = transcripts_of_rows(side.rollouts, side.steps, task_rows)
+    for file in writer("verifiers").files(exported, Counter()):
+        out.write_export(file.name, file.fill)
+    return str(out.path / EXPORTED)
+
+
+def _imported(path: str, called: str) -> Side:
+    """Return the side `other`: the rollouts of files, each once; PRIME-RL writes those of a training batch twice."""
+    sidecars, dropped = Sidecars(), Counter[str]()
+    payloads: dict[str, ImportedPayload] = {}
+    for source, importer in reading.detect_formats(files.find([path]), "verifiers", sidecars).items():
+        for item in reading.read(source, importer, sidecars, FileCount(source.label, "verifiers", source.sha256)):
+            if isinstance(item, Drop):
+                dropped[item.reason] += 1
+            else:
+                payloads.setdefault(rows.rollout_id(item), rows.payload(item, 0))
+    if not payloads:
+        raise BadInput(
+            f"{path} holds no rollout of prime-rl or verifiers that could be read ({dict(dropped) or 'empty'})."
+        )
+    imported = list(payloads.values())
+    rollouts = [payload["rollout"] for payload in imported]
+    steps = [step for payload in imported for step in payload["steps"]]
+    absent = {payload["origin"]["rollout_id"]: payload["origin"]["missing"] for payload in imported}
+    environments = ", ".join(sorted({row["env"] for row in rollouts}))
+    return Side("other", f"{called}: {environments}", rollouts, steps, len(rollouts), absent, dropped)

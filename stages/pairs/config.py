@@ -1,0 +1,35 @@
+"""The settings of `extract-pairs`."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from stages.runs.settings import Settings, StageConfig
+
+
+class SignalConfig(Settings):
+    """Settings of the test of pairs by their own actions."""
+
+    rollouts: int = Field(default=0, ge=0, le=1000)
+    """Continuations of each action of a pair by the policy that collected the rollouts; 0 plays none. An action that
+    ends the rollout is played once, and every action is where the policy's temperature is 0."""
+
+
+class Config(StageConfig):
+    """Settings of how actions are compared, and of how pairs are tested."""
+
+    compare: Literal["outcome", "canonical"] = "outcome"
+    """`outcome` runs actions whose canonical forms differ and compares their outcomes; `canonical` compares text."""
+    sandbox: str = "bubblewrap"
+    """Where actions are executed."""
+    student: str | None = None
+    """The model whose actions are judged in imported groups of several models; without it, each in turn."""
+    signal: SignalConfig = SignalConfig()
+
+    def uses_gpu(self) -> bool:
+        """Return whether the policy that collected the rollouts continues them."""
+        return self.signal.rollouts > 0
+
+    def label(self) -> str:
+        """Return how actions are compared."""
+        return f"by-{self.compare}"

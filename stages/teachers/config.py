@@ -1,0 +1,76 @@
+"""The settings of `replay-teachers`."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from stages.policy import PolicyConfig
+from stages.runs.settings import BASIC, Given, InFile, Option, Settings, StageConfig, basic_of, with_default
+
+
+class TeacherConfig(PolicyConfig):
+    """One teacher: a name and a policy, by default with greedy decoding."""
+
+    name: str
+    """The teacher's name in tables and reports."""
+    model: str = Field(min_length=1)
+    """Hugging Face folder, hub id, `kata:NAME`, or with `base_url` the server's name for it."""
+    temperature: float = Field(default=0.0, ge=0.0)
+    concurrency: int = Field(default=32, gt=0, json_schema_extra={"affects_results": False})
+    """Largest number of requests in flight to a server; the actual number adapts to the server."""
+
+
+class SelectionConfig(Settings):
+    """Which teachers are asked in which states."""
+
+    rule: Literal["off", "disagreement", "value"] = "off"
+    """`off` asks all teachers in all states; see `stages.teachers.selection` for the others."""
+    usd_per_pair: float = Field(default=0.01, gt=0)
+    """Value of a pair in USD, for the rule `value`."""
+    explore: float = Field(default=0.1, gt=0, le=1)
+    """Share of the states in which all teachers are asked, to measure what an answer adds."""
+    failed_only: bool = False
+    """Ask only in states of rollouts that failed, or whose outcome is not known."""
+
+
+class Config(StageConfig):
+    """Which teachers to ask, and how often."""
+
+    teachers: Annotated[
+        Given[list[TeacherConfig], Sequence[TeacherConfig | Mapping[str, Any]] | str | Path],
+        basic_of("api_key_env", "base_url", "max_tokens", "model", "name", "usd_per_mtok_in", "usd_per_mtok_out"),
+        InFile(),
+        Option("FILE", "A TOML file with one [[teachers]] table a teacher."),
+    ] = with_default(
+        [TeacherConfig(name=f"teacher-{x}", model=f"kata:teacher-{x}", max_tokens=64) for x in "abc"],
+        min_length=1,
+    )
+    """The teacher table. The default is for rollouts of kata alone."""
+    answers_per_state: Annotated[int, BASIC] = Field(default=1, gt=0)
+    """Answers of every teacher to one state; more than one makes sense with a temperature above 0."""
+    selection: Annotated[SelectionConfig, basic_of("rule")] = SelectionConfig()
+    """Whether expensive teachers are asked only where they can matter."""
+    min_answered: float = Field(default=0.8, ge=0.0, le=1.0, json_schema_extra={"affects_results": False})
+    """Least share of complete answers for the run to pass."""
+    max_usd_per_rollout: float = Field(default=5.0, gt=0, json_schema_extra={"affects_results": False})
+    """Highest cost of a rollout for the verdict AFFORDABLE."""
+    max_p95_latency_s: float = Field(default=30.0, gt=0, json_schema_extra={"affects_results": False})
+    """Highest 95th percentile of the seconds a step takes with its slowest teacher, for the verdict AFFORDABLE."""
+    deal: Literal["local", "teachers"] = Field(default="local", json_schema_extra={"affects_results": False})
+    """What --on gives to workers: the questions to local models, while servers are asked from this process alone; or
+    teachers, those behind servers too, all questions to each by one worker."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Config":
+        names = [teacher.name for teacher in self.teachers]
+        if len(set(names)) < len(names):
+            raise ValueError(f"teachers: two teachers have the same name: {sorted(names)}")
+        if self.deal == "teachers" and (self.selection.rule != "off" or self.selection.failed_only):
+            raise ValueError('deal = "teachers" asks all at once, and a selection decides step by step; set "local"')
+        return self
+
+    def label(self) -> str:
+        """Return the run's label: the number of teachers."""
+        return f"{len(self.teachers)}-teachers"

@@ -1,0 +1,230 @@
+"""What `replay-teachers` does: its plan, its run, and the share of a worker."""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from stages.envs.config import EnvStageConfig
+from stages.errors import Incomplete, UsageError
+from stages.pairs.evidence import PASSED_COLUMNS, passed_by_rollout
+from stages.plurals import counted
+from stages.policy import available, open_policy
+from stages.policy.base import FINAL, AsyncPolicy
+from stages.policy.dialect import EXTRAS
+from stages.policy.requests import price_bound, probe_price_bound
+from stages.runs.kinds import ROLLOUT, TEACHER_ACTION, Row
+from stages.runs.run import Inputs, Run, RunWriter
+from stages.runs.settings import StageConfig
+from stages.runs.stage import Plan
+from stages.teachers.asking import Policies, ask_teachers, probe_servers
+from stages.teachers.config import Config, TeacherConfig
+from stages.teachers.questions import QuestionsByTeacher, RecordedStates, dependent_votes, questions
+from stages.teachers.selection import ask_selected
+from stages.teachers.spending import Spending, Tally, table, verdict
+
+WHY_SPARED = {
+    "passed": "of rollouts that passed",
+    "with": "where a majority is with the student",
+    "against": "where a majority stands against the student",
+    "open": "where none is reached, but asking is not worth its price",
+    "no student": "where the student was cut off",
+}
+
+
+KATA = "kata"
+"""The environment that the built-in teachers know."""
+
+
+def _require_teachers(config: Config, envs: set[str | None]) -> None:
+    """Raise `UsageError` where rollouts of these environments would be shown to teachers that know another one."""
+    if "teachers" not in config.model_fields_set and envs - {KATA}:
+        raise UsageError(
+            "No teachers are given, and the built-in ones know kata alone: add --teachers FILE or --config FILE."
+        )
+
+
+def check_reads(config: Config, reads: Sequence[tuple[str, StageConfig]]) -> None:
+    """Raise `UsageError` where a chain collects in another environment than the built-in teachers'."""
+    _require_teachers(config, {read.env.name for _, read in reads if isinstance(read, EnvStageConfig)})
+
+
+def _environments(rollouts: Run) -> set[str | None]:
+    """Return the names of the rollouts' environments: that of the settings, else those that imported rows name."""
+    env = rollouts.manifest.config.get("env")
+    return {env["name"]} if env else {row["env"] for row in rollouts.scan(ROLLOUT).rows(["env"])}
+
+
+def plan(inputs: Inputs, config: Config) -> Plan:
+    """Return the number of answers and an upper bound of their cost."""
+    _require_teachers(config, _environments(inputs.one("rollouts")))
+    with TemporaryDirectory() as folder, RecordedStates(inputs.one("rollouts"), Path(folder)) as recorded:
+        asked = questions(recorded, config.teachers, config.answers_per_state, config.seed)
+        count = sum(map(len, asked.values()))
+        tokens = sum(len(asked[t.name]) * available.longest_answer(t) for t in config.teachers)
+        paid = [t for t in config.teachers if t.cost(1, 1) and asked[t.name]]
+        cost = sum(price_bound(t, (question.turn for question in asked[t.name])) for t in paid)
+        cost += sum(map(probe_price_bound, paid))
+        states = len({question.state.digest for of_teacher in asked.values() for question in of_teacher})
+    unknown = [t.name for t in config.teachers if not t.priced]
+    notes: tuple[str, ...] = (f"from {counted(len(asked), 'teacher')} in {counted(states, 'distinct state')}",)
+    if unknown:
+        prices = "a limit in USD needs usd_per_mtok_in and usd_per_mtok_out, 0 where it is free"
+        notes += (f"the price of {', '.join(unknown)} is not known ({prices})",)
+    lengths = tuple(f"{t.name}: {note}" for t in config.teachers for note in available.notes(t))
+    same = tuple(dependent_votes(config.teachers, inputs.one("rollouts")))
+    return Plan(
+        units=count, what="answers", max_completion_tokens=tokens, max_cost_usd=cost, notes=notes + lengths + same
+    )
+
+
+def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
+    """Ask every question that has no answer yet, then write the table of answers and the report of their cost."""
+    _require_teachers(config, _environments(inputs.one("rollouts")))
+    with RecordedStates(inputs.one("rollouts"), out.scratch("asked")) as recorded:
+        asked = questions(recorded, config.teachers, config.answers_per_state, config.seed)
+        policies = _opened(recorded, asked, config.teachers, out)
+        for name, policy in policies.items():
+            out.model(name, **policy.facts())
+        spared = Counter[str]()
+        if config.selection.rule == "off" and not config.selection.failed_only:
+            if config.deal == "teachers":
+                # Workers will ask the servers; what these accept is recorded here, in the run's own manifest.
+                probe_servers(asked, policies, out)
+                out.spread([[question.key for question in questions] for questions in asked.values()], "answers")
+            ask_teachers(asked, policies, out)
+        else:
+            passed = passed_by_rollout(inputs.one("rollouts").scan(ROLLOUT).rows(PASSED_COLUMNS))
+            taken = recorded.distinct.steps()
+            spared = ask_selected(asked, taken, policies, config.teachers, config.selection, passed, out)
+        answers = AnswerSummary(recorded.distinct.rollout_ids())
+        keys = (question.key for questions in asked.values() for question in questions)
+        out.table(TEACHER_ACTION, map(answers.add, (record["answer"] for record in out.journal.read(keys))))
+        omitting = recorded.with_media()
+    for name, policy in policies.items():
+        if isinstance(policy, AsyncPolicy):
+            out.model(name, **policy.facts())  # what was found while asking
+    _report(answers, omitting, spared, dependent_votes(config.teachers, inputs.one("rollouts")), config, out)
+
+
+def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
+    """Ask the teachers of this worker's questions: models on its machine, and with deal = "teachers" servers."""
+    with RecordedStates(inputs.one("rollouts"), out.scratch("asked")) as recorded:
+        asked = {
+            name: theirs
+            for name, theirs in questions(recorded, config.teachers, config.answers_per_state, config.seed).items()
+            if not all(out.finished(question.key) for question in theirs)
+        }
+        ask_teachers(asked, _opened(recorded, asked, config.teachers, out), out)
+
+
+def _opened(
+    recorded: RecordedStates, asked: QuestionsByTeacher, teachers: Sequence[TeacherConfig], out: RunWriter
+) -> Policies:
+    """Copy the conversations of unanswered questions to disk, and open the policies of the teachers in `asked`."""
+    # A resumed run needs few of the conversations.
+    recorded.keep({q.state.rollout_id for theirs in asked.values() for q in theirs if not out.finished(q.key)})
+    opener = partial(open_policy, cache=out.cache, budget=out.budget, listener=out.progress)
+    return {teacher.name: opener(teacher) for teacher in teachers if teacher.name in asked}
+
+
+class AnswerSummary:
+    """Counts of the answers for the report, collected while the table is written. rollout_ids: of all rollouts."""
+
+    def __init__(self, rollout_ids: Sequence[str]) -> None:
+        self.by_teacher, self.total = defaultdict[str, Tally](partial(Tally, rollout_ids)), Tally(rollout_ids)
+        self.unfinished = self.bound = 0
+        self.first: Row | None = None  # the first failed answer that --resume asks for again
+
+    def add(self, row: Row) -> Row:
+        """Count a row and return it unchanged."""
+        for tally in (self.by_teacher[row["teacher"]], self.total):
+            tally.add(row)
+        self.bound += row["usage_by"] == "bound" and row["error_type"] is None
+        if row["error_type"] not in FINAL:
+            self.unfinished, self.first = self.unfinished + 1, self.first or row
+        return row
+
+
+def _report(
+    answers: AnswerSummary, omitting: int, spared: Counter[str], same: Sequence[str], config: Config, out: RunWriter
+) -> None:
+    """Write the counts, the verdict and the report; raise `Incomplete` when answers are to be asked for again."""
+    # By teacher in the order of the table, and a last line for all of them.
+    total = answers.total.line("all")
+    spent = [*(tally.line(name) for name, tally in answers.by_teacher.items()), total]
+    found = verdict(
+        total,
+        min_answered=config.min_answered,
+        max_usd_per_rollout=config.max_usd_per_rollout,
+        max_p95_latency_s=config.max_p95_latency_s,
+    )
+    out.count(
+        planned=total.answers,
+        done=total.answers - total.failed,
+        failed=total.failed,
+        truncated=total.truncated,
+        **({"not_asked": spared.total()} if spared else {}),
+        **({"states_with_media": omitting} if omitting else {}),
+    )
+    out.manifest.tokens.update(
+        prompt=total.prompt_tokens, cached=total.cached_tokens, completion=total.completion_tokens
+    )
+    out.set_summary(
+        ok=found.ok,
+        exit_code=1 if found.ok is False else 0,
+        verdict=found.word,
+        why=found.why,
+        teachers=[asdict(line) for line in spent],
+        possibly_usd=out.budget.possibly,
+    )
+    notes = _notes(answers, spent, omitting, spared, out)
+    notes += "".join(f"Note: {note}.\n" for note in same)
+    out.write_file("report.txt", f"{table(spent)}\n\n{found.word}: {found.why}\n{notes}")
+    if answers.first is not None:
+        name = answers.first["teacher"]
+        asked = next(teacher for teacher in config.teachers if teacher.name == name)
+        unnamed = asked.base_url and asked.base_url not in answers.first["error"]
+        where = f" at {asked.base_url}" if unnamed else ""
+        rest = " The others are saved." if answers.unfinished < total.answers else ""
+        raise Incomplete(
+            f"{answers.unfinished} of {total.answers} answers failed, the first of {name} ({asked.model}{where}): "
+            f"{answers.first['error']}.{rest} The same command with --resume asks again for what failed."
+        )
+
+
+def _notes(answers: AnswerSummary, spent: list[Spending], omitting: int, spared: Counter[str], out: RunWriter) -> str:
+    """Return the notes below the table: what its numbers leave out or bound."""
+    unpriced = [line.teacher for line in spent[:-1] if line.unpriced]
+    notes = [
+        (
+            answers.bound,
+            f"{answers.bound} answers came without usage: their tokens are upper bounds, and so is their price.",
+        ),
+        (unpriced, f"The price of {', '.join(unpriced)} is not known: it counts as nothing in these sums."),
+        (out.budget.possibly, f"Another {out.budget.possibly:.4f} USD are possibly paid, for calls without a bill."),
+        (
+            out.budget.understated,
+            f"{out.budget.understated} answers were billed {out.budget.understated_usd:.4f} USD less than they cost by "
+            "our count, which is what counts here: a discount, lower prices, or a wrong bill.",
+        ),
+        (omitting, f"{omitting} states had pictures or sounds, of which teachers saw a mark alone."),
+    ]
+    if spared:
+        reasons = ", ".join(f"{number} {WHY_SPARED[reason]}" for reason, number in sorted(spared.items()))
+        notes.append((True, f"Not asked: {reasons}."))
+    lines = [note for holds, note in notes if holds]
+    # Which request fields each server's probe was refused.
+    found = {name: facts["accepts"] for name, facts in out.manifest.models.items() if "accepts" in facts}
+    for name, accepts in found.items():
+        if lacks := [what for what in EXTRAS if accepts[what] is False]:
+            lines.append(f"{name} takes no {', '.join(lacks)}: requests went without.")
+    lines += [
+        f"{facts['damaged_in_cache']} paid answers of {name} were damaged in the cache, and were asked for again."
+        for name, facts in out.manifest.models.items()
+        if "damaged_in_cache" in facts
+    ]
+    lines += [f"{name} did not answer a plain question: {a['error']}." for name, a in found.items() if a["error"]]
+    return "".join(f"{line}\n" for line in lines)
