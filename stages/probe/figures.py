@@ -123,16 +123,15 @@ def heat_map(e: Evidence) -> list[Row]:
 
 
 def ratios(e: Evidence) -> list[Row]:
-    """(8) Importance ratios and effective sample size, the mean over seeds."""
+    """(8) Importance ratios and effective sample size, the mean over seeds, of the steps that they were measured at."""
     names = ("ratio_p5", "ratio_p50", "ratio_p95", "ess")
-    keys = sorted({(row["arm"], row["step"]) for row in e.trajectories})
+    steps: dict[tuple[str, int], list[Row]] = {}
+    for row in e.trajectories:
+        if row["ess"] is not None:
+            steps.setdefault((row["arm"], row["step"]), []).append(row)
     return [
-        {
-            "arm": arm,
-            "step": step,
-            **{n: mean_known([r[n] for r in e.trajectories if (r["arm"], r["step"]) == (arm, step)]) for n in names},
-        }
-        for arm, step in keys
+        {"arm": arm, "step": step, **{name: mean_known([row[name] for row in rows]) for name in names}}
+        for (arm, step), rows in sorted(steps.items())
     ]
 
 
@@ -288,7 +287,7 @@ def _draw_ratios(axes: Axes, rows: list[Row]) -> None:
     columns = ("ratio_p5", "ratio_p50", "ratio_p95", "ess")
     _lines(axes, rows, columns=columns, label="ratio percentiles and ESS / rows")
     # From 0 and past 1, so that on-policy ratios, which all are 1, do not fill the axis with rounding errors.
-    axes.set_ylim(0.0, 1.05 * max(1.2, *(row[name] for row in rows for name in columns if row[name] is not None)))
+    axes.set_ylim(0.0, 1.05 * max(1.2, *(row[name] for row in rows for name in columns)))
 
 
 def _draw_rates(axes: Axes, rows: list[Row]) -> None:

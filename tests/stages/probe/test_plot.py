@@ -7,7 +7,7 @@ import pytest
 
 from stages.errors import BadInput
 from stages.probe import plot
-from stages.probe.figures import FIGURES, as_png
+from stages.probe.figures import FIGURES, Evidence, as_png
 from stages.runs.kinds import Row
 from stages.runs.run import Run
 from tests.stages.probe.running import carry_out
@@ -68,6 +68,17 @@ def test_figures_have_twins_and_equal_runs_give_equal_bytes(chain: dict[str, Run
 def test_a_title_asks_and_answers_where_the_rows_suffice(name: str, rows: list[Row], answer: str | None) -> None:
     assert FIGURES[name].answer(rows) == answer
     assert as_png(FIGURES[name], rows).startswith(b"\x89PNG")
+
+
+def test_ratios_are_drawn_of_measured_steps_and_not_of_trainings_that_measured_nothing() -> None:
+    ratios = {"ratio_p5": 0.5, "ratio_p50": 1.0, "ratio_p95": 1.5, "ess": 0.9}
+    measured = [{"arm": "vanilla", "step": step, **ratios, "ess": ess} for step, ess in ((1, 0.8), (0, 0.6), (0, 1.0))]
+    unmeasured = [{"arm": arm, "step": 0, **dict.fromkeys(ratios)} for arm in ("vanilla", "projected")]
+    figure = FIGURES["08_ratios"]
+    rows = figure.rows(Evidence(trajectories=[*measured, *unmeasured]))
+    assert rows == [{"arm": "vanilla", "step": step, **ratios, "ess": 0.8} for step in (0, 1)]
+    assert as_png(figure, rows).startswith(b"\x89PNG")
+    assert figure.rows(Evidence(trajectories=unmeasured)) == []
 
 
 def test_nothing_to_draw_is_refused(tmp_path: Path) -> None:
