@@ -20,7 +20,9 @@ def world(planted: dict[str, nn.Module]) -> ProbeWorld:
 
 
 def test_every_guard_passes_on_a_sound_world(world: ProbeWorld) -> None:
-    assert failing(check_guards(world)) == []
+    checks = check_guards(world)
+    assert failing(checks) == []
+    assert [name for name, check in checks.items() if check is not None and check.name != name] == []
 
 
 NAMES = [fault.name.replace(" ", "-") for fault in FAULTS]
