@@ -83,7 +83,7 @@ def billing() -> Iterator[Bill]:
                 self.close_connection = True
                 self.connection.close()
             elif fault == "garbage":
-                self.send(200, b"<html>", {})
+                self.send(200, b"{", {})
             elif fault is not None:
                 self.send(fault, {"error": {"message": "not now"}}, {"Retry-After": "0.01"})
             else:
