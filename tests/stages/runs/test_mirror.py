@@ -4,6 +4,7 @@ import itertools
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -123,8 +124,18 @@ def test_a_machine_that_is_lost_is_replaced_by_one_that_has_the_bucket_alone(tmp
 
 
 def test_whoever_begins_last_owns_the_run(tmp_path: Path, address: str) -> None:
-    delay_s = 1.5 if address.startswith("hf:") else 0.3  # the second must be up before the first is through
-    with serving(lambda body, n: says(body, n, delay_s)) as server:
+    second_asks = threading.Event()
+
+    def reply(body: dict[str, Any], earlier: int) -> Reply:
+        # 14 answers to 12 rollouts of two turns finish a unit. The first process then has two calls open at most, which
+        # wait: it is not through before the second one, which sends the next call, is up.
+        if earlier >= 16:
+            second_asks.set()
+        if earlier >= 14:
+            second_asks.wait(120)
+        return says(body, earlier, 0.1)
+
+    with serving(reply) as server:
         first = elsewhere(server.url, address, tmp_path / "first")
         until(lambda: units_at(address) >= 1 or first.poll() is not None, 60)
         run = collected(server.url, address, tmp_path / "second", resume=True)
