@@ -295,3 +295,13 @@ def test_a_verdict_on_arms_comes_before_that_of_the_probe(tmp_path):
     _, document = saved(tmp_path, run, *probed(tmp_path, "PASS"))
     titles = [one["title"] for one in blocks(document, "findings")]
     assert titles[0].startswith(PARTIAL) and titles[1] == "Gradient probe: PASS"
+
+
+def test_what_was_compared_comes_before_the_checks_of_what_it_was_made_from(tmp_path):
+    direction = run_of(tmp_path, "probe-extract-vhack", outcome=RunOutcome(summary={"verdict": "PASS"}))
+    compared = run_of(tmp_path, "probe-compare", direction, outcome=RunOutcome(summary={"verdict": "FAIL"}))
+    store.write_json(direction.path / "validation.json", [{**CHECK, "check": "V1", "status": "PASS"}])
+    store.write_json(compared.path / "compare.json", [{**CHECK, "check": "R6", "status": "FAIL"}])
+    text, document = saved(tmp_path, compared)
+    assert "<title>compare: FAIL" in text
+    assert [one["title"] for one in blocks(document, "findings")] == ["compare: FAIL", "extract-vhack: PASS"]
