@@ -40,7 +40,13 @@ git checkout base tests/test_sums.py
 python -m pytest -rA -p no:cacheprovider tests/test_sums.py
 : '>>>>> End Test Output'
 """
-NEWER = {"image": "mine:1", "eval_script": SCRIPT, "log_parser": "parse_log_pytest", "eval_type": "pass_and_fail"}
+NEWER = {
+    "image": "mine:1",
+    "eval_script": SCRIPT,
+    "log_parser": "parse_log_pytest",
+    "eval_type": "pass_and_fail",
+    "PASS_TO_PASS": ["tests/test_sums.py::test_total"],
+}
 
 
 @pytest.fixture
