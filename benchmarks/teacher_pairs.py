@@ -26,10 +26,10 @@ import records
 from scipy.special import ndtri, stdtrit
 
 from stages.envs import SamplingUnit, sampling_unit
+from stages.evaluation.arm_settings import ArmDifference, settings_differences
 from stages.evaluation.inference import holm, top_error
 from stages.evaluation.outcomes import items_table
 from stages.evaluation.report import arms_chart
-from stages.evaluation.settings import ArmDifference, settings_differences
 from stages.evaluation.verdict import EvalQuestion, EvalVerdict, PairedDifference, compare, credit, decide, points
 from stages.runs.kinds import EVAL_ITEM
 from stages.runs.run import Run

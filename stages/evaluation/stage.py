@@ -10,16 +10,16 @@ from stages import envs
 from stages.envs.base import Environment, SamplingUnit, Task
 from stages.errors import BadInput, Incomplete, UsageError
 from stages.evaluation import planner
-from stages.evaluation.config import Config
-from stages.evaluation.inference import levels, parts
-from stages.evaluation.outcomes import START, items_table
-from stages.evaluation.report import arms_chart, study_text, text_table
-from stages.evaluation.settings import (
+from stages.evaluation.arm_settings import (
     ArmDifference,
     policy_differences,
     recorded_differences,
     trained_differences,
 )
+from stages.evaluation.config import Config
+from stages.evaluation.inference import levels, parts
+from stages.evaluation.outcomes import START, items_table
+from stages.evaluation.report import arms_chart, study_text, text_table
 from stages.evaluation.verdict import INVALID_RUN, EvalQuestion, EvalVerdict, Look, after_looks, decide
 from stages.policy import PolicyConfig, scripted
 from stages.policy.adapters import CheckpointInfo, refuse_trained

@@ -28,6 +28,7 @@ import pyarrow.compute as pc
 
 from stages.envs.base import SamplingUnit
 from stages.evaluation import outcomes, planner
+from stages.evaluation.arm_settings import ArmDifference
 from stages.evaluation.inference import (
     ALPHA,
     BETTER,
@@ -62,7 +63,6 @@ from stages.evaluation.outcomes import (
     paired,
     problems,
 )
-from stages.evaluation.settings import ArmDifference
 from stages.plurals import counted, plural
 
 RECOMMENDED_SEEDS = 5

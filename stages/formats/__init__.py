@@ -13,7 +13,8 @@ reading.py - detection of a file's format, completion and validation, and all tr
 secrets.py - secrets in texts, replaced by their kind
 rows.py - trajectories as task, rollout, step and origin rows
 transcripts.py - rollouts read back from rows for writers, and `Writer`
-importing.py - what `import` does; config.py - its settings
+importing.py - what `import` does
+config.py - its settings
 hub.py - a run as a folder for the Hugging Face hub, and its upload
 
 The formats:

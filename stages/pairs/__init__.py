@@ -1,6 +1,7 @@
 """Preference pairs from disagreement.
 
-stage.py - what `extract-pairs` does; config.py - its settings
+stage.py - what `extract-pairs` does
+config.py - its settings
 actions.py - equal actions, and the vote in one state: majority, and the pairs or the reason for none
 blocks.py - thousands of states at a time as arrays
 states.py - the distinct states of a run with the teachers' actions, and the vote in all of them

@@ -352,7 +352,7 @@ def test_a_copied_link_opens_the_same_page_on_another_server(link: str, page: st
 
 @pytest.mark.parametrize("link", ["nonsense", "static/view.js", "http://evil.example/x/nothing", "note/a/b"])
 def test_other_links_are_refused(link: str) -> None:
-    with pytest.raises(UsageError, match="no page of `composer view`"):
+    with pytest.raises(UsageError, match="not a page of `composer view`"):
         page_of(link)
 
 

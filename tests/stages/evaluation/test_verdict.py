@@ -6,10 +6,10 @@ import json
 import pytest
 
 from stages.envs.base import SamplingUnit
+from stages.evaluation.arm_settings import ArmDifference
 from stages.evaluation.inference import MIN_GAIN
 from stages.evaluation.outcomes import START, items_table
 from stages.evaluation.report import arms_chart, text_table
-from stages.evaluation.settings import ArmDifference
 from stages.evaluation.verdict import EXIT_CODES, EvalQuestion, decide
 
 COARSE = 0.1

@@ -24,7 +24,7 @@ def test_pairs_come_from_a_function_or_a_file_and_too_few_are_refused(tmp_path: 
     with pytest.raises(BadInput, match="no clean"):
         load_pairs(config, 0)
     assert len(load_pairs(PairsConfig(source=PAIR_SOURCE, count=3, held_out=2), 0)) == 5
-    with pytest.raises(UsageError, match="no file of pairs"):
+    with pytest.raises(UsageError, match="not a file of pairs"):
         load_pairs(PairsConfig(source="nowhere"), 0)
     with pytest.raises(UsageError, match="asked for"):
         load_pairs(PairsConfig(source="tests.stages.probe.test_extract_vhack:two_pairs", count=3), 0)

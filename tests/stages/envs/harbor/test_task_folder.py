@@ -103,8 +103,8 @@ REFUSED = {
         '[[verifier.collect]]\ncommand = "x"\nservice = "db"\n',
         "verifier.collect.0.service: it needs",
     ),
-    "an artifact above": ('artifacts = ["/app/../etc"]\n', "artifacts.0.source: '/app/../etc' is no path"),
-    "a step above": ('[[steps]]\nname = "a"\n[[steps]]\nname = "../b"\n', "steps.1.name: '../b' is no name"),
+    "an artifact above": ('artifacts = ["/app/../etc"]\n', "artifacts.0.source: '/app/../etc' is not a path"),
+    "a step above": ('[[steps]]\nname = "a"\n[[steps]]\nname = "../b"\n', "steps.1.name: '../b' is not a name"),
     "contradicting modes": (
         '[verifier]\nenvironment_mode = "shared"\n[verifier.environment]\ncpus = 1\n',
         "verifier: environment_mode",

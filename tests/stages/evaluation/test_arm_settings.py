@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from stages.envs import sampling_unit
-from stages.evaluation.outcomes import items_table
-from stages.evaluation.settings import (
+from stages.evaluation.arm_settings import (
     policy_differences,
     settings_differences,
     trained_differences,
     training_settings,
 )
+from stages.evaluation.outcomes import items_table
 from stages.evaluation.verdict import EvalQuestion, decide
 from stages.policy.base import PolicyConfig
 from stages.runs import store
