@@ -17,7 +17,7 @@ from stages.sandbox import KINDS, Answer, Call, CaseOutcome, Limits, judge
 from stages.sandbox.guest.protocol import HEAD
 from stages.sandbox.judge import _parsed
 
-LIMITS = Limits(wall_s=1.0, cpu_s=1, memory_mb=256, processes=16, output_bytes=4096)
+LIMITS = Limits(wall_s=1.0, cpu_s=2, memory_mb=256, processes=16, output_bytes=4096)
 RIGHT = "def add(a, b):\n    return a + b\n"
 EXPECTED = [3, 7]
 
