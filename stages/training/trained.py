@@ -185,7 +185,7 @@ class TrainedAdapter:
             share = torch.where(size > 0, left_over / (self._scaling * size), 0.0)
             self._b.add_((share * for_b).to(self._b.dtype))
             self._a.add_((share * for_a).to(self._a.dtype))
-            left_over = torch.where(along > 0, self.moved(unit)[0], 0.0)
+            left_over = torch.where(along != 0, self.moved(unit)[0], 0.0)
         return found
 
     def forget(self) -> None:

@@ -76,12 +76,13 @@ def test_a_full_rank_loses_what_a_weight_loses(fresh: bool) -> None:
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("fresh", [False, True])
-def test_the_part_along_the_direction_is_gone_by_the_least_change(rank: int, fresh: bool) -> None:
+@pytest.mark.parametrize("sign", [1, -1], ids=["toward", "away"])
+def test_the_part_along_the_direction_is_gone_by_the_least_change(rank: int, fresh: bool, sign: int) -> None:
     adapted = Adapted(rank, fresh=fresh, step=0.001)
-    v, a, b = facing(adapted, unit()), adapted.a.double().clone(), adapted.b.double().clone()
+    v, a, b = sign * facing(adapted, unit()), adapted.a.double().clone(), adapted.b.double().clone()
     along, started = float(adapted.linear.moved(v)[0]), adapted.weight()
     adapted.linear.remove(v, torch.tensor(along))
-    assert abs(float((adapted.descent() * v).sum())) < 1e-5 * along + 1e-7
+    assert abs(float((adapted.descent() * v).sum())) < 1e-5 * abs(along) + 1e-7
     # The part of v in what changes of A and B can do to the weight, X A + B Y, by least squares.
     basis = [torch.outer(row, a[i]) for i in range(rank) for row in torch.eye(ROWS).double()]
     basis += [torch.outer(b[:, i], column) for i in range(rank) for column in torch.eye(COLUMNS).double()]
