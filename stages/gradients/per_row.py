@@ -9,7 +9,7 @@ at a time by autograd alone, is the oracle that it is tested against.
 Sums run over all positions, the prompt's too: keys and values of the prompt feed the completion. Holds for dense
 models; not for losses that couple rows (mixture-of-experts balance).
 
-`Student` is the model that gradients are taken of: adapted, and measured in batches.
+`MeasuredStudent` is the model that gradients are taken of: adapted, and measured in batches.
 
 Shapes: B rows, T tokens, I inputs, O outputs, n numbers of one module, N of all, P directions,
 R rows of all batches, H width, V vocabulary, own: a batch's own tokens.

@@ -162,11 +162,12 @@ class ProjectionCallback(TrainerCallback):
             size = linear.remove(removed, along)
             taken.append(torch.where(size > 0, along.square() / size, 0.0))
             linear.forget()
-        total, along, gone = torch.stack([sums[:, 0].sum(), sums[:, 1].sum(), torch.stack(taken).sum()]).tolist()
+        numbers = [sums[:, 0].sum(), sums[:, 1].sum(), torch.stack(taken).sum(), *self._weight_change()]
+        total, along, gone, *change = torch.stack(numbers).tolist()  # the only wait
         account = {
             "cos_update": along / (total * len(sums)) ** 0.5 if total else None,
             "energy_removed_update": gone / total if total else None,
-            "weight_change": self._weight_change(),
+            "weight_change": change[0] if change else None,
         }
         step = state.global_step
         self._out.write(f"projection-{step:06d}", {"projected_step": step, **self._account, **account})
@@ -177,10 +178,10 @@ class ProjectionCallback(TrainerCallback):
             return torch.zeros_like(along)
         return along if self._settings.two_sided else along.clamp_min(0)
 
-    def _weight_change(self) -> float | None:
-        """Return the Frobenius norm of the change of all weights since the start; None where the start is not kept."""
+    def _weight_change(self) -> list[Float[Tensor, ""]]:
+        """Return the Frobenius norm of the change of all weights since the start; nothing where it is not kept."""
         changes = [square for linear in self._linears.values() if (square := linear.squared_change()) is not None]
-        return float(torch.stack(changes).sum().sqrt()) if len(changes) == len(self._linears) else None
+        return [torch.stack(changes).sum().sqrt()] if len(changes) == len(self._linears) else []
 
     def _over_shares(self, measured: Sequence[Tensor]) -> Float[Tensor, "linears sums"]:
         """Return one row for each Linear, summed over the processes that hold shares of it."""
