@@ -17,7 +17,7 @@ from transformers import Qwen3ForCausalLM
 
 from stages.errors import UsageError
 from stages.runs import store
-from stages.runs.kinds import CHECKPOINT, HINT, ROLLOUT
+from stages.runs.kinds import CHECKPOINT, HINT, ROLLOUT, ROLLOUT_GRADIENT
 from stages.runs.run import Run
 from stages.train import Config
 from stages.training.channels import CHANNELS
@@ -51,6 +51,9 @@ OTHERS: dict[str, Case] = {
     "demonstrations": (("sdpo",), {}, {"hints": {"source": "rollout", "success_reward": 0.01}}),
     "average": (("sdpo",), {}, {"hints": {"teacher": "ema", "importance_clip": 2.0}}),
     "projected": (("dpo",), {}, {"from_direction": True}),
+    "measured": (("dpo",), {}, {"from_direction": True, "probe": {"project": "none", "measure": True}}),
+    "mixed": (("dpo",), {}, {"probe": {"mixed": "ratio"}}),
+    "singular-values": (("dpo",), {}, {"adapter": {"kind": "singular-values"}}),
 }
 """What channels and optimiser can be told to do otherwise."""
 CASES: dict[str, Case] = {
@@ -61,12 +64,13 @@ CASES: dict[str, Case] = {
     **OTHERS,
 }
 """Every channel alone and with each other one, and each form of GRPO's loss, besides."""
-IN_SHARES = ("all", "cut", "plain", "kl", "recomputed", "projected")
+IN_SHARES = ("all", "cut", "plain", "kl", "recomputed", "projected", "mixed")
 
 
 def settings(folder: Path, names: tuple[str, ...] = (), size: dict[str, Any] | None = None, **more: Any) -> Any:
     """A case on the tiny model: gradient descent, so that weights differ by as much as gradients do."""
     needs = {need for name in names for need in CHANNELS[name].needs}
+    needs |= {"teacher"} if more.get("probe", {}).get("mixed") else set()
     inputs = {"from_pairs": str(folder / "pairs")} if "pairs" in needs else {}
     if more.pop("from_direction", False):
         inputs["from_direction"] = str(folder / "direction")
@@ -117,12 +121,20 @@ def difference(one: Run, other: Run) -> float:
     return max(found)
 
 
+def gradients(run: Run) -> list[dict[str, Any]]:
+    """What was measured of each rollout, in order; nothing where the training measures none."""
+    rows = run.rows(ROLLOUT_GRADIENT) if run.holds(ROLLOUT_GRADIENT) else []
+    return sorted(rows, key=lambda row: (row["training_step"], row["rollout_id"]))
+
+
 def compare(ours: dict[str, Run], theirs: dict[str, Run]) -> dict[str, float]:
     """Differences above the tolerance by case; the rollouts and hints of both are the same rows."""
     for name, run in ours.items():
         assert run.rows(HINT) == theirs[name].rows(HINT), name
         played, others = ([r["rollout_id"] for r in x.rows(ROLLOUT)] for x in (run, theirs[name]))
         assert played == others and len(set(played)) == len(played) > 0, name
+        for ours_row, their_row in zip(gradients(run), gradients(theirs[name]), strict=True):
+            assert ours_row == pytest.approx(their_row, rel=TOLERANCE, abs=TOLERANCE), name
     found = {name: difference(run, theirs[name]) for name, run in ours.items()}
     print(max(found.values()))
     return {name: much for name, much in found.items() if not much < TOLERANCE}
