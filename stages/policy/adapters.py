@@ -102,6 +102,8 @@ class CheckpointInfo(BaseModel):
     split: Literal["train", "eval"]
     task_ids: tuple[str, ...]
     """Tasks of the training prompts, in the order of first use."""
+    collapsed: str | None = None
+    """How the training left its course, and at which step the model is, in one sentence; None where it did not."""
 
     @classmethod
     def of(cls, run: Run) -> Self:
