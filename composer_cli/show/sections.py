@@ -36,6 +36,7 @@ from stages.runs.display import Table, cell, points
 from stages.runs.kinds import EVAL_ITEM, Row
 from stages.runs.queries import PairFilter, RolloutFilter, Side, TaskFilter
 from stages.runs.run import Run
+from stages.teachers.config import TeacherConfig
 from stages.training.config import GRPO
 
 EXAMPLES = 3
@@ -119,6 +120,12 @@ def _replayed(run: Run) -> Blocks:
         p95: p95_latency_s duration""",
         "Latency is that of one answer; a local model's batch counts by its size.",
     )
+    for given in run.manifest.config.get("teachers", []):
+        prompt = {key: given[key] for key in ("name", "model", "system", "examples") if key in given}
+        teacher = TeacherConfig.model_validate(prompt)
+        if words := teacher.prompt_in_words():
+            shown = [ShownMessage(message["role"], message["content"]) for message in teacher.own_prompt]
+            yield Dialogue(f"The prompt of {teacher.name}", words, shown)
 
 
 # Pairs.

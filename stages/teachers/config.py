@@ -1,17 +1,37 @@
 """The settings of `replay-teachers`."""
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from stages.messages import Message
+from stages.plurals import counted
 from stages.policy import PolicyConfig
-from stages.runs.settings import BASIC, Given, InFile, Option, Settings, StageConfig, basic_of, with_default
+from stages.runs.settings import (
+    BASIC,
+    Given,
+    InFile,
+    Option,
+    Settings,
+    StageConfig,
+    basic_of,
+    read_table,
+    with_default,
+)
+
+
+class Example(Settings):
+    """A worked example: what a user says, and the answer that a teacher is shown for it."""
+
+    user: str
+    assistant: str
 
 
 class TeacherConfig(PolicyConfig):
-    """One teacher: a name and a policy, by default with greedy decoding."""
+    """One teacher: a name and a policy, by default with greedy decoding, perhaps with a prompt of its own."""
 
     name: str
     """The teacher's name in tables and reports."""
@@ -20,6 +40,46 @@ class TeacherConfig(PolicyConfig):
     temperature: float = Field(default=0.0, ge=0.0)
     concurrency: int = Field(default=32, gt=0, json_schema_extra={"affects_results": False})
     """Largest number of requests in flight to a server; the actual number adapts to the server."""
+    system: str | None = None
+    """The teacher's own system message, in place of the student's; an empty text for none. It has to say again what
+    form an action has, if the student's said it."""
+    examples: Given[list[Example], Sequence[Example | Mapping[str, Any]] | str | Path] = with_default([])
+    """Worked examples, {user, assistant} each, between the system message and the first message of the user; or a TOML
+    file with one [[examples]] table each. The student's own model with examples is a teacher too."""
+
+    @field_validator("examples", mode="before")
+    @classmethod
+    def _read(cls, given: Any) -> Any:
+        return read_table(Path(given), "examples")["examples"] if isinstance(given, (str, Path)) else given
+
+    @property
+    def own_prompt(self) -> list[Message]:
+        """Return what the teacher is shown before the conversation, as messages."""
+        system: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
+        pairs = ((("user", one.user), ("assistant", one.assistant)) for one in self.examples)
+        return [*system, *({"role": role, "content": text} for pair in pairs for role, text in pair)]
+
+    def prompt_in_words(self) -> str:
+        """Return what the prompt of its own is, as a clause; empty for a teacher that is shown what the student was."""
+        system = "no system message" if self.system == "" else f"the system message {self.system!r}"
+        parts = [f"{system} in place of the student's"] if self.system is not None else []
+        parts += [counted(len(self.examples), "worked example")] if self.examples else []
+        return f"teacher {self.name} is shown {' and '.join(parts)}" if parts else ""
+
+    def shown(self, conversation: Sequence[Message]) -> list[Message]:
+        """Return a conversation as the teacher is shown it: behind its own prompt, if it has one.
+
+        Its prompt has other token ids than the student's, so the ids of the rollout are not part of a question.
+        """
+        system = list(takewhile(lambda message: message["role"] == "system", conversation))
+        kept = system if self.system is None else []
+        return [*kept, *self.own_prompt, *conversation[len(system) :]]
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings that affect answers; of a teacher without a prompt of its own, none about it."""
+        # Seeds and paid answers of teachers from before there were such prompts then stay what they were.
+        unset = {name for name, value in (("system", None), ("examples", [])) if getattr(self, name) == value}
+        return {name: value for name, value in super().identity().items() if name not in unset}
 
 
 class SelectionConfig(Settings):

@@ -45,8 +45,9 @@ def dependent_votes(teachers: Sequence[TeacherConfig], rollouts: Run) -> list[st
     # Only there: a training's rollouts were sampled from weights that its settings do not name.
     if rollouts.manifest.stage == "collect" and (policy := rollouts.manifest.config.get("policy")):
         notes += [
-            f"teacher {teacher.name} is the model {teacher.model} that collected the rollouts: its votes are not "
-            "independent of the student"
+            f"teacher {teacher.name} is the model {teacher.model} that collected the rollouts"
+            f"{', with a prompt of its own' if teacher.prompt_in_words() else ''}: its votes are not independent of "
+            "the student"
             for teacher in same.get(_model_and_server(policy["model"], policy["base_url"]), [])
         ]
     return notes
@@ -165,7 +166,8 @@ class TeacherQuestion:
     @property
     def turn(self) -> Turn:
         """Return the turn that the policy is asked."""
-        return Turn(self._read_messages(self.state), int(self.key[:15], 16), tools=self.tools)
+        messages = self.teacher.shown(self._read_messages(self.state))
+        return Turn(messages, int(self.key[:15], 16), tools=self.tools)
 
     def row(self, sample: Sample) -> Row:
         """Return the `teacher_action` row of an answer."""

@@ -181,7 +181,7 @@ def _report(
         possibly_usd=out.budget.possibly,
     )
     notes = _notes(answers, spent, omitting, spared, out)
-    notes += "".join(f"Note: {note}.\n" for note in same)
+    notes += "".join(f"Note: {note}.\n" for note in [*(t.prompt_in_words() for t in config.teachers), *same] if note)
     out.write_file("report.txt", f"{table(spent)}\n\n{found.word}: {found.why}\n{notes}")
     if answers.first is not None:
         name = answers.first["teacher"]
