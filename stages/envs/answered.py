@@ -33,10 +33,16 @@ class AnsweredEnv(ABC):
     source: str
     sandbox = "not-needed"
     system = ""
+    _reward: float | None
 
     @abstractmethod
     def questions(self, split: Split, count: int, seed: int) -> Sequence[Question]:
         """Return at least `count` questions of a split, or all there are; a longer list starts with the shorter one."""
+
+    def examples(self, question: Question) -> Sequence[tuple[str, str]]:
+        """Return worked examples, each a question and its answer, which come before the question; by default none."""
+        del question
+        return ()
 
     def score(self, answer: str, question: Question) -> float:
         """Return 1 for a right answer, by default for an equal text."""
@@ -76,22 +82,23 @@ class AnsweredEnv(ABC):
         ]
 
     def reset(self, task: Task) -> list[Message]:
-        """Return the system message and the question."""
+        """Return the system message, the worked examples as turns, and the question."""
         further = {name: value for name, value in task.data.items() if name != "answer"}
         self._question = Question(task.task_id, task.prompt, task.data["answer"], task.family, further)
-        self._answer = ""
+        self._answer, self._reward = "", None
         opening: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
+        for asked, answer in self.examples(self._question):
+            opening += [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
         return [*opening, {"role": "user", "content": task.prompt}]
 
     def step(self, text: str) -> Observation:
         """Record the answer and end the rollout; the observation of a wrong answer gives the right one."""
-        self._answer = text
-        right = self.score(text, self._question) >= 1
-        return Observation("" if right else self.correction(text, self._question), stop="answered")
+        self._answer, self._reward = text, self.score(text, self._question)
+        return Observation("" if self._reward >= 1 else self.correction(text, self._question), stop="answered")
 
     def grade(self) -> Grade:
-        """Grade the answer by its score."""
-        reward = self.score(self._answer, self._question)
+        """Grade the answer by its score, which is computed once an answer: it may execute something."""
+        reward = self.score("", self._question) if self._reward is None else self._reward
         return Grade(reward, hidden_pass=reward >= 1, protocol_ok=self.is_well_formed(self._answer))
 
     def solution(self) -> list[str]:
