@@ -9,6 +9,7 @@ answered.py - an environment of questions with one right answer each
 task_checks.py - checks that a task passes its solution, and fails no solution and forged ones
 task_table.py - tasks from the table of a run, and rows of a JSON lines file of the user
 kata/ - small code-repair tasks, generated, with small models that act in them
+skills/ - short tasks with exact answers for small language models, own ones and those of reasoning-gym
 gsm8k/ - grade-school maths from JSON lines or the hub, a reward for the right number
 leetcode_rh/ - LeetCode problems whose prompt gives a loophole away; problems and recorded rollouts by path
 repo/ - what environments share whose tasks are repositories: trees, sessions, test outcomes, verdicts
@@ -92,6 +93,7 @@ ENVIRONMENTS: dict[str, Registered] = {
     ),
     "harbor": Registered("stages.envs.harbor.env:HarborEnv"),
     "feature-deletion": Registered("stages.envs.feature_deletion.env:FeatureDeletionEnv"),
+    "skills": Registered("stages.envs.skills.env:SkillsEnv"),
     "tasks": Registered("stages.envs.tasks.env:TasksEnv"),
     "swe-lite": Registered("stages.envs.swe.env:SweEnv"),
     "swe-mini": Registered("stages.envs.swe.mini:SweMiniEnv"),

@@ -1,0 +1,175 @@
+"""The environment `skills`: short tasks with one exact answer, from dates to Python expressions, for small models.
+
+In order: what an answer is compared with, the choice of families, the environment.
+"""
+
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from stages.envs.answered import AnsweredEnv, Question
+from stages.envs.base import Split
+from stages.envs.skills.families import FAMILIES, HELD_OUT, TEMPLATES, Exercise
+from stages.errors import UsageError
+from stages.runs import store
+from stages.sandbox import Call, Limits, judge
+
+SYSTEM = "Answer with the result only, without explanation."
+LIMITS = Limits(wall_s=3.0, cpu_s=3, memory_mb=256, processes=8, file_mb=1, disk_mb=8)
+LONGEST_EXPRESSION = 200
+"""Characters of a Python expression that is executed, and of an answer that a correction repeats."""
+EXHAUSTED = 500
+"""After so many draws without a new question a family has no more of them."""
+PARTS, EXAMPLES, RESERVED = 5, 0, 1
+"""A digest deals the questions of a family to five parts: one has the worked examples, one may be held out."""
+
+
+def matches(answer: str, right: str, check: Mapping[str, Any], sandbox: str) -> bool:
+    """Return whether an answer is right: an equal text, an equal JSON value, or an expression of equal results.
+
+    White space around an answer does not count. `check`: as in `families.Exercise`.
+    """
+    if "json" in check:
+        return _value(answer) == json.loads(right)
+    if "cases" in check:
+        return _returns(answer.strip(), check, sandbox)
+    return answer.strip() == right
+
+
+def _value(answer: str) -> Any:
+    try:
+        return json.loads(answer)
+    except (ValueError, RecursionError):  # brackets may be nested more deeply than the parser goes
+        return None
+
+
+def _returns(expression: str, check: Mapping[str, Any], sandbox: str) -> bool:
+    """Return whether an expression gives the expected results; it is executed in the sandbox alone."""
+    if not _is_expression(expression):
+        return False
+    # A line of its own, so that a comment does not hide the bracket.
+    source = f"def answer({check['argument']}):\n    return (\n{expression}\n)\n"
+    with tempfile.TemporaryDirectory(prefix="composer-skills-") as folder:
+        (Path(folder) / "answer.py").write_text(source, "utf-8", "surrogatepass")
+        arguments = [(value,) for value, _ in check["cases"]]
+        outcome = judge(sandbox, Path(folder), [Call("answer.py", "answer", arguments)], LIMITS)[0]
+    return outcome.matches([result for _, result in check["cases"]])
+
+
+def _is_expression(text: str) -> bool:
+    return 0 < len(text) <= LONGEST_EXPRESSION and len(text.splitlines()) == 1
+
+
+def part(question: str) -> int:
+    """Return the part of a family that a question is in: the same under every seed."""
+    return int(store.digest(question)[:8], 16) % PARTS
+
+
+def chosen(families: str) -> list[str]:
+    """Return the families of a comma-separated list of families and templates; all of them for an empty one."""
+    names: dict[str, None] = {}
+    for word in filter(None, map(str.strip, families.split(","))):
+        found = [word] if word in FAMILIES else [f"{word}-{variant}" for variant in TEMPLATES.get(word, ())]
+        if not found:
+            every = "; ".join(f"{name}: {', '.join(variants)}" for name, variants in TEMPLATES.items())
+            raise UsageError(
+                f"skills has no family or template {word!r}. Give templates (date) or families (date-dotted), with "
+                f"commas between. Templates and their families are {every}."
+            )
+        names |= dict.fromkeys(found)
+    return list(names or FAMILIES)
+
+
+class SkillsEnv(AnsweredEnv):
+    """Implements Environment and HasSolutions. The reward is 1 for the exact answer, else 0.
+
+    `families`: names of families or templates, separated by commas; all by default. `held_out`: "families", the last
+    family of each template is for evaluation and the others are for training; or "questions", every chosen family is on
+    both sides, with different questions. `shots`: worked examples of the same family before the question, never one
+    that is asked. `sandbox`: "bubblewrap" or "none", in which Python expressions are executed.
+    """
+
+    name, system = "skills", SYSTEM
+
+    def __init__(
+        self, families: str = "", held_out: str = "families", shots: int = 3, sandbox: str = "bubblewrap"
+    ) -> None:
+        if held_out not in ("families", "questions"):
+            raise UsageError(f"held_out is {held_out!r}. Give families or questions.")
+        if not isinstance(shots, int) or not 0 <= shots <= 20:
+            raise UsageError(f"shots is {shots!r}. Give a number of worked examples from 0 to 20.")
+        self.families, self.held_out, self.shots, self._kind = chosen(families), held_out, shots, sandbox
+        # Most families execute nothing, and can be played where no sandbox works.
+        self.sandbox = sandbox if any(name.startswith("python-") for name in self.families) else "not-needed"
+        self.source = f"skills with families={families or 'all'}"
+
+    def questions(self, split: Split, count: int, seed: int) -> list[Question]:
+        """Return `count` distinct questions, of the families of the split in turn; fewer where there are no more."""
+        families = self.families
+        if self.held_out == "families":
+            families = [name for name in families if (name in HELD_OUT) == (split == "eval")]
+        if not families:
+            raise UsageError(
+                f"{self.source} has no family for {split}: {', '.join(self.families)}. "
+                "Choose a template, or hold out questions of the same families with --set env.held_out=questions."
+            )
+        Random(f"skills/{split}/{seed}").shuffle(families := list(families))  # noqa: S311 - draws data, no secret
+        return list(islice(_in_turn([self._drawn(name, split, seed) for name in families]), count))
+
+    def _drawn(self, family: str, split: Split, seed: int) -> Iterator[Question]:
+        """Yield the distinct questions of a family under a seed."""
+        if self.held_out == "families":
+            parts = set(range(PARTS)) - {EXAMPLES}
+        else:
+            parts = {RESERVED} if split == "eval" else set(range(PARTS)) - {EXAMPLES, RESERVED}
+        for one in _distinct(family, parts, f"skills/{family}/{split}/{seed}"):
+            question_id = f"{family}-{store.digest(one.question)[:10]}"
+            shots = islice(_distinct(family, {EXAMPLES}, f"skills/{question_id}"), self.shots)
+            data = {"check": dict(one.check), "shots": [[shot.question, shot.answer] for shot in shots]}
+            yield Question(question_id, one.question, one.answer, family, data)
+
+    def examples(self, question: Question) -> Sequence[tuple[str, str]]:
+        """Return the worked examples of a question."""
+        return [(asked, answer) for asked, answer in question.data["shots"]]
+
+    def score(self, answer: str, question: Question) -> float:
+        """Return 1 for the right answer."""
+        return float(matches(answer, question.answer, question.data["check"], self._kind))
+
+    def correction(self, answer: str, question: Question) -> str:
+        """Return which answer was wrong, and the right one."""
+        given = answer.strip()
+        shown = f"{given[:LONGEST_EXPRESSION]!r} is wrong" if given else "There is no answer"
+        return f"{shown}; the right answer is {question.answer}"
+
+    def is_well_formed(self, answer: str) -> bool:
+        """Return whether an answer is the result only: one line."""
+        return len(answer.strip().splitlines()) == 1
+
+
+def _distinct(family: str, parts: set[int], seed: str) -> Iterator[Exercise]:
+    """Yield the exercises of a family that are in these parts, each question once."""
+    rng, seen, misses = Random(seed), set[str](), 0  # noqa: S311 - draws data, no secret
+    while misses < EXHAUSTED:
+        one = FAMILIES[family](rng)
+        misses += 1
+        if one.question not in seen and part(one.question) in parts:
+            seen.add(one.question)
+            misses = 0
+            yield one
+
+
+def _in_turn(streams: Sequence[Iterator[Question]]) -> Iterator[Question]:
+    """Yield one question of each stream in turn, until all of them are empty."""
+    empty: set[int] = set()
+    while len(empty) < len(streams):
+        for index, stream in enumerate(streams):
+            if index not in empty:
+                try:
+                    yield next(stream)
+                except StopIteration:
+                    empty.add(index)

@@ -1,0 +1,427 @@
+"""The families of questions: a template with parameters each, which draw a question and its right answer.
+
+In order: words and names, the templates, the table of families. The last family of each template is held out, so that
+an evaluation asks for skills that are related to the trained ones and were not trained.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, timedelta
+from functools import partial
+from random import Random
+from typing import Any
+
+WORDS = """
+apple arrow autumn bank basket bell bird boat book bottle branch bread bridge brush bucket butter button candle carpet
+castle chair cheese circle city clock cloud coat coffee corner cotton cup desk dinner doctor door dream drum eagle
+engine evening field finger fire flag flower forest fork garden gate glass glove grass hammer harbor hat hill honey
+horse house island jacket key kitchen ladder lake lamp leaf lemon letter lion market meadow milk mirror money moon
+morning mountain music nail needle nest night ocean onion orange paper pencil pepper piano picture pillow plate pocket
+potato queen rabbit radio rain ring river road roof rope salt school shadow sheep ship shirt shoe silver sister snow
+soap spoon spring star stone storm street sugar summer sun table teacher ticket tiger tower train tree valley village
+wagon wall water whale wheel window winter wolf wood yellow
+""".split()  # noqa: SIM905 - a list of literals would be one word a line
+NAMES = """
+Anna Ben Carla David Emma Felix Grace Hugo Ida Jonas Karen Leo Maria Nina Oscar Paul Rosa Simon Tara Victor
+""".split()  # noqa: SIM905
+CITIES = """
+Athens Berlin Cairo Dublin Geneva Lima London Madrid Oslo Paris Prague Rome Sofia Tokyo Vienna Warsaw
+""".split()  # noqa: SIM905
+BELOW_TWENTY = """
+zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
+eighteen nineteen
+""".split()  # noqa: SIM905
+TENS = ["zero", "ten", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+FIRST_DAY, DAYS = date(1950, 1, 1), 36_500
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """A question and its right answer.
+
+    check: how an answer is compared, JSON-able. Empty: texts. {"json": True}: values. {"argument": name, "cases":
+    [[value, result], ...]}: what a Python expression returns.
+    """
+
+    question: str
+    answer: str
+    check: Mapping[str, Any] = field(default_factory=dict)
+
+
+Draw = Callable[[Random], Exercise]
+
+
+# --- templates
+
+
+def dates(form: Callable[[date], str], rng: Random) -> Exercise:
+    """Rewrite a date as YYYY-MM-DD."""
+    day = FIRST_DAY + timedelta(rng.randrange(DAYS))
+    return Exercise(f"Write the date as YYYY-MM-DD: {form(day)}", day.isoformat())
+
+
+def times(hours: range, form: str, rng: Random) -> Exercise:
+    """Rewrite a time of the 12-hour clock in the 24-hour clock."""
+    hour, minute = rng.choice(hours), rng.randrange(60)
+    shown = form.format(h=(hour - 1) % 12 + 1, m=minute, half="AM" if hour < 12 else "PM")
+    return Exercise(f"Write the time in the 24-hour clock as HH:MM: {shown}", f"{hour:02}:{minute:02}")
+
+
+def cases(
+    asked: str, shown: Callable[[list[str]], str], wanted: Callable[[list[str]], str], num: int, rng: Random
+) -> Exercise:
+    """Rewrite a name of several words in another case."""
+    words = rng.sample(WORDS, num)
+    return Exercise(f"{asked}: {shown(words)}", wanted(words))
+
+
+def counts(letters: str, num_words: int, rng: Random) -> Exercise:
+    """Count a letter."""
+    letter = rng.choice(letters)
+    # Most words have the letter: a model that always answers 0 is rewarded seldom.
+    with_letter = [word for word in WORDS if letter in word]
+    words = [rng.choice(with_letter if rng.random() < 0.75 else WORDS) for _ in range(num_words)]
+    text = " ".join(words)
+    return Exercise(f'How many times does the letter "{letter}" occur in "{text}"?', str(text.count(letter)))
+
+
+def lengths(asked: str, of: Callable[[list[str]], int], low: int, high: int, rng: Random) -> Exercise:
+    """Count words or letters."""
+    words = rng.sample(WORDS, rng.randint(low, high))
+    return Exercise(f"{asked}: {' '.join(words)}", str(of(words)))
+
+
+def nth(which: str, index: int, num: int, rng: Random) -> Exercise:
+    """Pick a word by its place."""
+    words = rng.sample(WORDS, num)
+    return Exercise(f"What is the {which} word of: {' '.join(words)}", words[index])
+
+
+def rearranged(asked: str, how: Callable[[list[str]], Iterable[str]], num: int, rng: Random) -> Exercise:
+    """Write words in another order, or without some of them."""
+    words = rng.sample(WORDS, num)
+    return Exercise(f"{asked}: {' '.join(words)}", " ".join(how(words)))
+
+
+def numbers(asked: str, how: Callable[[list[int]], int | list[int]], num: int, high: int, rng: Random) -> Exercise:
+    """Choose among numbers, or sort them."""
+    given = rng.sample(range(2, high), num)
+    answer = how(given)
+    wanted = ", ".join(map(str, answer)) if isinstance(answer, list) else str(answer)
+    return Exercise(f"{asked}: {', '.join(map(str, given))}", wanted)
+
+
+def spelled(asked: str, separator: str, rng: Random) -> Exercise:
+    """Spell a word."""
+    word = rng.choice(WORDS)
+    return Exercise(f"{asked}: {word}", separator.join(word))
+
+
+def lists(asked: str, shown: str, wanted: str, num: int, rng: Random) -> Exercise:
+    """Write a list with other separators."""
+    words = rng.sample(WORDS, num)
+    return Exercise(f"{asked}: {shown.join(words)}", wanted.join(words))
+
+
+def objects(keys: Sequence[str], rng: Random) -> Exercise:
+    """Write a JSON object with the given keys."""
+    every = {
+        "name": rng.choice(NAMES),
+        "age": rng.randrange(18, 90),
+        "city": rng.choice(CITIES),
+        "item": rng.choice(WORDS),
+        "count": rng.randrange(2, 100),
+        "pets": rng.sample(["cat", "dog", "bird", "fish", "horse"], 2),
+    }
+    told = {
+        "name": "{name}",
+        "age": "is {age} years old",
+        "city": "lives in {city}",
+        "item": "the {item}",
+        "count": "{count} pieces",
+        "pets": "has a {pets[0]} and a {pets[1]}",
+    }
+    values = {key: every[key] for key in keys}
+    text = ", ".join(told[key].format(**values) for key in keys)
+    asked = f"Write a JSON object with the keys {' and '.join([', '.join(keys[:-1]), keys[-1]])}: {text}"
+    return Exercise(asked, json.dumps(values), {"json": True})
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A Python expression in `{v}` and `{n}`, what it is in words, its inputs for an `n`, and the bounds of `n`."""
+
+    words: str
+    code: str
+    inputs: Callable[[Random, int], list[Any]]
+    low: int = 2
+    high: int = 9
+
+
+def python(names: str, expressions: Sequence[Expression], rng: Random) -> Exercise:
+    """Write a Python expression, which is compared by its values for hidden inputs."""
+    one, name = rng.choice(expressions), rng.choice(names.split())
+    number = rng.randint(one.low, one.high)
+    code, words = (text.format(v=name, n=number) for text in (one.code, one.words))
+    inputs = one.inputs(rng, number)
+    # Of the right code alone, which is text of this module: an answer is executed in a sandbox.
+    results = [eval(code, {}, {name: value}) for value in inputs]  # noqa: S307
+    check = {"argument": name, "cases": [list(pair) for pair in zip(inputs, results, strict=True)]}
+    return Exercise(f"Write a Python expression for {words}.", code, check)
+
+
+def products(factors: Sequence[int], form: str, rng: Random) -> Exercise:
+    """Multiply two small numbers."""
+    left, right = rng.choice(factors), rng.randrange(2, 31)
+    return Exercise(form.format(left, right), str(left * right))
+
+
+def neighbours(asked: str, step: int, low: int, high: int, rng: Random) -> Exercise:
+    """Name the number before or after another."""
+    number = rng.randrange(low, high)
+    return Exercise(asked.format(number), str(number + step))
+
+
+def extracted(asked: str, form: str, key: str, rng: Random) -> Exercise:
+    """Copy one part of a sentence."""
+    name, word = rng.choice(NAMES), rng.choice(WORDS)
+    parts = {
+        "name": name,
+        "word": word,
+        "city": rng.choice(CITIES),
+        "year": str(rng.randrange(1950, 2030)),
+        "price": f"${rng.randrange(2, 90)}.{rng.randrange(10, 100)}",
+        "count": str(rng.randrange(2, 100)),
+        "email": f"{name.lower()}.{word}@example.com",
+    }
+    return Exercise(f"{asked}: {form.format(**parts)}", parts[key])
+
+
+def numerals(to_words: bool, low: int, high: int, rng: Random) -> Exercise:
+    """Write a number in digits or in words."""
+    number = rng.randrange(low, high)
+    words = in_words(number)
+    asked = f"Write the number in words: {number}" if to_words else f"Write the number in digits: {words}"
+    return Exercise(asked, words if to_words else str(number))
+
+
+def in_words(number: int) -> str:
+    """Return a number below 1,000 in English words."""
+    if number >= 100:
+        rest = f" and {in_words(number % 100)}" if number % 100 else ""
+        return f"{BELOW_TWENTY[number // 100]} hundred{rest}"
+    if number < 20:
+        return BELOW_TWENTY[number]
+    return TENS[number // 10] + (f"-{BELOW_TWENTY[number % 10]}" if number % 10 else "")
+
+
+def replaced(which: str, index: int, num: int, rng: Random) -> Exercise:
+    """Replace one word of several by another."""
+    *words, new = rng.sample(WORDS, num + 1)
+    old = words[index]
+    wanted = [new if word == old else word for word in words]
+    asked = f'Replace "{old}" with "{new}"' if which == "named" else f'Replace the {which} word with "{new}"'
+    return Exercise(f"{asked}: {' '.join(words)}", " ".join(wanted))
+
+
+# --- the table
+
+
+def _title(words: list[str]) -> str:
+    return " ".join(word.capitalize() for word in words)
+
+
+def _camel(words: list[str]) -> str:
+    return "".join(word.capitalize() for word in words)
+
+
+def _ordinal(number: int) -> str:
+    ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
+def _texts(rng: Random, number: int) -> list[str]:
+    del number
+    return [" ".join(rng.sample(WORDS, 3)) for _ in range(5)]
+
+
+def _lists(rng: Random, number: int) -> list[list[int]]:
+    """Return lists that hold `number` none to three times."""
+    lists = [[rng.randrange(-50, 100) for _ in range(rng.randrange(10, 14))] for _ in range(5)]
+    return [sorted([*some, *[number] * (index % 4)], key=lambda _: rng.random()) for index, some in enumerate(lists)]
+
+
+def _integers(rng: Random, number: int) -> list[int]:
+    """Return integers around `number`, at which comparisons differ, one that it divides, and others."""
+    return [number - 1, number, number + 1, 3 * number, *(rng.randrange(-60, 120) for _ in range(4))]
+
+
+SNAKE, SNAKE_ASKED = "_".join, "Write in snake_case"
+TEMPLATES: dict[str, dict[str, Draw]] = {
+    "date": {
+        "long": partial(dates, lambda day: f"{day:%B} {day.day}, {day.year}"),
+        "dotted": partial(dates, lambda day: f"{day:%d.%m.%Y}"),
+        "short": partial(dates, lambda day: f"{day.day} {day:%b} {day.year}"),
+        "weekday": partial(dates, lambda day: f"{day:%A}, {day:%B} {day.day}, {day.year}"),
+        "ordinal": partial(dates, lambda day: f"the {_ordinal(day.day)} of {day:%B} {day.year}"),
+    },
+    "time": {
+        "afternoon": partial(times, range(13, 24), "{h}:{m:02} {half}"),
+        "morning": partial(times, range(1, 12), "{h}:{m:02} {half}"),
+        "dotted": partial(times, range(13, 24), "{h}.{m:02} in the afternoon"),
+    },
+    "snake": {
+        "camel2": partial(cases, SNAKE_ASKED, _camel, SNAKE, 2),
+        "camel3": partial(cases, SNAKE_ASKED, _camel, SNAKE, 3),
+        "title3": partial(cases, SNAKE_ASKED, _title, SNAKE, 3),
+        "kebab3": partial(cases, SNAKE_ASKED, "-".join, SNAKE, 3),
+        "camel4": partial(cases, SNAKE_ASKED, _camel, SNAKE, 4),
+    },
+    "case": {
+        "kebab": partial(cases, "Write in kebab-case", _title, "-".join, 3),
+        "camel": partial(cases, "Write in CamelCase", " ".join, _camel, 2),
+        "constant": partial(cases, "Write in UPPER_CASE", " ".join, lambda words: "_".join(words).upper(), 2),
+        "title": partial(cases, "Write in Title Case", SNAKE, _title, 3),
+    },
+    "count": {
+        "a": partial(counts, "a", 1),
+        "e": partial(counts, "e", 1),
+        "two": partial(counts, "aeo", 2),
+        "rst": partial(counts, "rst", 1),
+    },
+    "length": {
+        "words": partial(lengths, "How many words are in this list", len, 2, 6),
+        "letters": partial(lengths, "How many letters has the word", lambda words: len(words[0]), 1, 1),
+        "initial": partial(lengths, "How many letters has the first word of", lambda words: len(words[0]), 2, 3),
+    },
+    "nth": {
+        "first": partial(nth, "first", 0, 5),
+        "second": partial(nth, "second", 1, 4),
+        "third": partial(nth, "third", 2, 5),
+        "last": partial(nth, "last", -1, 4),
+    },
+    "reverse": {
+        "two": partial(rearranged, "Write the words in reverse order", reversed, 2),
+        "three": partial(rearranged, "Write the words in reverse order", reversed, 3),
+        "four": partial(rearranged, "Write the words in reverse order", reversed, 4),
+    },
+    "sort": {
+        "two": partial(rearranged, "Write the words in alphabetical order", sorted, 2),
+        "numbers": partial(numbers, "Sort the numbers from small to large", sorted, 3, 100),
+        "three": partial(rearranged, "Write the words in alphabetical order", sorted, 3),
+    },
+    "drop": {
+        "first": partial(rearranged, "Write the words without the first", lambda words: words[1:], 3),
+        "last": partial(rearranged, "Write the words without the last", lambda words: words[:-1], 4),
+        "second": partial(rearranged, "Write the words without the second", lambda words: words[::2], 3),
+    },
+    "choose": {
+        "largest3": partial(numbers, "Which number is the largest", max, 3, 100),
+        "largest4": partial(numbers, "Which number is the largest", max, 4, 1000),
+        "smallest3": partial(numbers, "Which number is the smallest", min, 3, 100),
+    },
+    "json": {
+        "name-age": partial(objects, ("name", "age")),
+        "item-count": partial(objects, ("item", "count")),
+        "name-pets": partial(objects, ("name", "pets")),
+        "name-age-city": partial(objects, ("name", "age", "city")),
+    },
+    "python": {
+        "slice": partial(
+            python,
+            "s text word title line name",
+            (
+                Expression("the first {n} characters of {v}", "{v}[:{n}]", _texts),
+                Expression("the last {n} characters of {v}", "{v}[-{n}:]", _texts),
+                Expression("{v} without its first {n} characters", "{v}[{n}:]", _texts),
+                Expression("the character of {v} at index {n}", "{v}[{n}]", _texts),
+            ),
+        ),
+        "arithmetic": partial(
+            python,
+            "x y n k total value",
+            (
+                Expression("{v} plus {n}", "{v} + {n}", _integers, 2, 40),
+                Expression("{v} times {n}", "{v} * {n}", _integers, 2, 40),
+                Expression("the remainder of {v} divided by {n}", "{v} % {n}", _integers, 2, 40),
+                Expression("the square of {v} plus {n}", "{v} ** 2 + {n}", _integers, 2, 40),
+            ),
+        ),
+        "compare": partial(
+            python,
+            "x y n k total value",
+            (
+                Expression("whether {v} is greater than {n}", "{v} > {n}", _integers, 2, 60),
+                Expression("whether {v} is less than {n}", "{v} < {n}", _integers, 2, 60),
+                Expression("whether {v} is divisible by {n}", "{v} % {n} == 0", _integers, 2, 60),
+                Expression("the larger of {v} and {n}", "max({v}, {n})", _integers, 2, 60),
+            ),
+        ),
+        "list": partial(
+            python,
+            "xs values items numbers data rows",
+            (
+                Expression("the first {n} elements of the list {v}", "{v}[:{n}]", _lists),
+                Expression("the last {n} elements of the list {v}", "{v}[-{n}:]", _lists),
+                Expression("the sum of the list {v} plus {n}", "sum({v}) + {n}", _lists),
+                Expression("how often {n} occurs in the list {v}", "{v}.count({n})", _lists),
+            ),
+        ),
+    },
+    "spell": {
+        "spaces": partial(spelled, "Write the letters of the word with spaces between", " "),
+        "dashes": partial(spelled, "Write the letters of the word with dashes between", "-"),
+        "commas": partial(spelled, "Write the letters of the word with commas between", ", "),
+    },
+    "list": {
+        "commas": partial(lists, "Write the words with commas", " ", ", ", 3),
+        "plus": partial(lists, "Write the words with plus signs", " and ", " + ", 3),
+        "arrows": partial(lists, "Write the words with arrows", ", ", " -> ", 3),
+        "slashes": partial(lists, "Write the words with slashes", " ", "/", 4),
+    },
+    "product": {
+        "small": partial(products, (2, 3, 4, 5), "{} * {} ="),
+        "tens": partial(products, (10, 20, 100), "{} * {} ="),
+        "words": partial(products, (2, 3, 5, 6), "What is {} times {}?"),
+    },
+    "next": {
+        "after": partial(neighbours, "Which number comes after {}?", 1, 10, 1000),
+        "before": partial(neighbours, "Which number comes before {}?", -1, 10, 1000),
+        "ten": partial(neighbours, "Which number is ten more than {}?", 10, 10, 1000),
+    },
+    "find": {
+        "year": partial(
+            extracted, "Write the year only", "{name} moved to {city} with {count} books in {year}", "year"
+        ),
+        "email": partial(
+            extracted,
+            "Write the email address only",
+            "{name} from {city} has the address {email} since {year}",
+            "email",
+        ),
+        "price": partial(
+            extracted, "Write the price only", "{name} bought {count} pieces of {word} for {price} in {city}", "price"
+        ),
+        "city": partial(
+            extracted, "Write the city only", "{name} sold the {word} in {city} for {price} in {year}", "city"
+        ),
+    },
+    "number": {
+        "digits": partial(numerals, False, 20, 400),
+        "words": partial(numerals, True, 20, 400),
+        "hundreds": partial(numerals, False, 400, 1000),
+    },
+    "replace": {
+        "named": partial(replaced, "named", 1, 3),
+        "last": partial(replaced, "last", -1, 3),
+        "first": partial(replaced, "first", 0, 3),
+    },
+}
+"""Template, then variant: the family `date-dotted` is the variant `dotted` of the template `date`."""
+
+FAMILIES: dict[str, Draw] = {
+    f"{template}-{variant}": draw for template, variants in TEMPLATES.items() for variant, draw in variants.items()
+}
+HELD_OUT = frozenset(f"{template}-{list(variants)[-1]}" for template, variants in TEMPLATES.items())
+"""Families that are held out: the last of each template."""

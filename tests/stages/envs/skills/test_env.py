@@ -1,0 +1,183 @@
+"""The environment: questions and splits, worked examples, right and wrong answers, hostile expressions."""
+
+import json
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from stages.envs import load
+from stages.envs.base import Task
+from stages.envs.skills.env import LONGEST_EXPRESSION, SYSTEM, SkillsEnv, matches
+from stages.envs.skills.families import FAMILIES, HELD_OUT, TEMPLATES
+from stages.errors import UsageError
+
+
+def answered(env: SkillsEnv, task: Task, text: str) -> float | None:
+    env.reset(task)
+    env.step(text)
+    return env.grade().reward
+
+
+@pytest.fixture(scope="module")
+def every() -> list[Task]:
+    """A training question of each family."""
+    return SkillsEnv(held_out="questions").tasks("train", len(FAMILIES), seed=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_right_answer_of_a_family_passes_and_a_wrong_one_does_not(family: str, every: list[Task]) -> None:
+    env = SkillsEnv(held_out="questions")
+    task = next(task for task in every if task.family == family)
+    env.reset(task)
+    (right,) = env.solution()
+    assert answered(env, task, f" {right}\n") == 1.0
+    for wrong in ("", f"The answer is {right}", f"{right}\n{right}", "x", "7", "[" * 100_000):
+        assert answered(env, task, wrong) == 0.0, wrong
+
+
+def test_questions_are_distinct_and_balanced_over_the_families_of_the_split() -> None:
+    env = SkillsEnv()
+    for split in ("train", "eval"):
+        tasks = env.tasks(split, 3 * (len(FAMILIES) if split == "train" else 40), seed=1)
+        assert len({task.prompt for task in tasks}) == len({task.task_id for task in tasks}) == len(tasks)
+        counts = [sum(task.family == family for task in tasks) for family in {task.family for task in tasks}]
+        assert max(counts) - min(counts) <= 1
+        assert {task.family in HELD_OUT for task in tasks} == {split == "eval"}
+
+
+def test_a_longer_list_starts_with_the_shorter_one_and_a_seed_draws_the_same() -> None:
+    longer = SkillsEnv().tasks("train", 150, seed=3)
+    assert SkillsEnv().tasks("train", 40, seed=3) == longer[:40]
+    assert SkillsEnv().tasks("train", 40, seed=4) != longer[:40]
+
+
+def test_questions_of_the_same_families_are_held_out_where_this_is_asked() -> None:
+    env = SkillsEnv("date,product-small", held_out="questions")
+    seen: dict[str, set[str]] = {"train": set(), "eval": set()}
+    for split, prompts in seen.items():
+        for seed in range(5):
+            tasks = env.tasks(split, 60, seed)
+            assert {task.family for task in tasks} == {*(f"date-{kind}" for kind in TEMPLATES["date"]), "product-small"}
+            prompts |= {task.prompt for task in tasks}
+    assert len(seen["train"]) > 100 and not seen["train"] & seen["eval"]
+
+
+@pytest.mark.parametrize("held_out", ["families", "questions"])
+def test_worked_examples_are_turns_of_the_same_family_and_never_asked(held_out: str) -> None:
+    env = SkillsEnv("spell,product,date", held_out=held_out, shots=3)
+    tasks = [task for split in ("train", "eval") for seed in range(3) for task in env.tasks(split, 40, seed)]
+    asked = {task.prompt for task in tasks}
+    for task in tasks:
+        opening = env.reset(task)
+        assert [one["role"] for one in opening] == ["system", *["user", "assistant"] * 3, "user"]
+        assert opening[0]["content"] == SYSTEM and opening[-1]["content"] == task.prompt
+        shown = [str(one["content"]) for one in opening[1:-1:2]]
+        assert len(set(shown)) == 3 and not set(shown) & asked
+        for question, answer in zip(shown, opening[2::2], strict=True):
+            example = replace(task, prompt=question, data={**task.data, "answer": answer["content"]})
+            assert question.partition(":")[0] == task.prompt.partition(":")[0] or "product" in task.family
+            assert answered(env, example, str(answer["content"])) == 1.0
+
+
+def test_a_task_has_the_same_opening_under_every_seed_and_none_without_shots() -> None:
+    env = SkillsEnv("product-small", held_out="questions")
+    by_id: dict[str, Task] = {}
+    for seed in range(4):
+        for task in env.tasks("train", 50, seed):
+            assert by_id.setdefault(task.task_id, task) == task
+    assert len(by_id) < 200
+    bare = SkillsEnv("product-small", held_out="questions", shots=0)
+    assert [one["role"] for one in bare.reset(bare.tasks("train", 1, 0)[0])] == ["system", "user"]
+
+
+def test_too_many_questions_are_refused_with_what_there_is() -> None:
+    with pytest.raises(UsageError, match=r"skills with families=product-small holds \d+ questions for train, not 900"):
+        SkillsEnv("product-small").tasks("train", 900, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"families": "datum"}, "no family or template 'datum'.*date: long, dotted.*replace: named"),
+        ({"held_out": "tasks"}, "held_out is 'tasks'. Give families or questions"),
+        ({"shots": -1}, "shots is -1"),
+        ({"shots": "many"}, "shots is 'many'"),
+    ],
+)
+def test_a_mistaken_option_gets_a_sentence(options: dict, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        load("skills", options)
+
+
+def test_a_family_without_a_held_out_one_is_told_what_to_do() -> None:
+    env = SkillsEnv("date-long")
+    assert env.tasks("train", 5, seed=0)
+    with pytest.raises(UsageError, match=r"no family for eval: date-long.*env\.held_out=questions"):
+        env.tasks("eval", 5, seed=0)
+
+
+def test_a_wrong_answer_is_corrected() -> None:
+    env = SkillsEnv("date-dotted")
+    task = env.tasks("train", 1, seed=0)[0]
+    env.reset(task)
+    assert env.step("March").content == f"'March' is wrong; the right answer is {task.data['answer']}"
+    assert env.grade().protocol_ok
+    env.reset(task)
+    assert env.step(" ").content.startswith("There is no answer; the right answer is ")
+    assert not env.grade().protocol_ok
+    env.reset(task)
+    env.step(f"Here it is:\n{task.data['answer']}")
+    assert not env.grade().protocol_ok
+
+
+def test_only_expressions_need_a_sandbox() -> None:
+    assert SkillsEnv("date").sandbox == "not-needed" and SkillsEnv().sandbox == "bubblewrap"
+    assert SkillsEnv("python", sandbox="none").sandbox == "none"
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ('{"name": "Ann", "age": 3}', True),
+        ('{"age":3,"name":"Ann"}', True),
+        ('{"name": "Ann", "age": "3"}', False),
+        ("{", False),
+    ],
+)
+def test_json_is_compared_by_value(text: str, right: bool) -> None:
+    assert matches(text, json.dumps({"name": "Ann", "age": 3}), {"json": True}, "none") is right
+
+
+HALVES = {"argument": "x", "cases": [[2, 1], [6, 3], [10, 5]]}
+
+
+@pytest.mark.parametrize(
+    ("expression", "right"),
+    [
+        ("x // 2", True),
+        ("x // 2  # half", True),
+        ("(lambda half: half)(x >> 1)", True),
+        ("x / 2", False),  # 1.0 is not 1
+        ("x // 2)\n(", False),
+        ("x // 2) or (0", True),  # still one expression
+        ("__import__('os')._exit(0)", False),
+        ("open('/tmp/composer-was-here', 'w').write('1')", False),
+        ("[x for x in iter(int, 1)]", False),
+        ("().__class__.__base__.__subclasses__()", False),
+        ("print([1, 3, 5])", False),
+        ("x // 2" + " " * LONGEST_EXPRESSION + "+ 0", False),
+        ("\ud800", False),
+    ],
+)
+def test_an_expression_is_judged_by_its_values_in_the_sandbox(expression: str, right: bool) -> None:
+    assert matches(expression, "x // 2", HALVES, "bubblewrap") is right
+    assert not Path("/tmp/composer-was-here").exists()
+
+
+def test_every_family_has_questions_for_a_comparison() -> None:
+    for family in FAMILIES:
+        env = SkillsEnv(family, held_out="questions", shots=0)
+        for split, least in (("train", 50), ("eval", 15)):
+            assert len(list(islice(env.questions(split, least, 0), least))) == least, family

@@ -1,0 +1,69 @@
+"""The families: right answers by other means than those that draw them, and what is held out."""
+
+import json
+import re
+from datetime import datetime
+from random import Random
+
+import pytest
+
+from stages.envs.skills.families import FAMILIES, HELD_OUT, TEMPLATES, Exercise, in_words
+
+WAYS = {
+    "date-long": lambda asked: datetime.strptime(asked, "%B %d, %Y").date().isoformat(),
+    "date-dotted": lambda asked: datetime.strptime(asked, "%d.%m.%Y").date().isoformat(),
+    "date-short": lambda asked: datetime.strptime(asked, "%d %b %Y").date().isoformat(),
+    "date-weekday": lambda asked: datetime.strptime(asked, "%A, %B %d, %Y").date().isoformat(),
+    "time-afternoon": lambda asked: datetime.strptime(asked, "%I:%M %p").strftime("%H:%M"),
+    "time-morning": lambda asked: datetime.strptime(asked, "%I:%M %p").strftime("%H:%M"),
+    "snake-camel3": lambda asked: re.sub(r"(?<!^)([A-Z])", r"_\1", asked).lower(),
+    "snake-title3": lambda asked: asked.lower().replace(" ", "_"),
+    "case-constant": lambda asked: asked.upper().replace(" ", "_"),
+    "case-title": lambda asked: asked.title().replace("_", " "),
+    "reverse-three": lambda asked: " ".join(asked.split()[::-1]),
+    "sort-numbers": lambda asked: ", ".join(sorted(asked.split(", "), key=int)),
+    "drop-second": lambda asked: re.sub(r"^(\w+) \w+", r"\1", asked),
+    "choose-smallest3": lambda asked: min(asked.split(", "), key=int),
+    "spell-dashes": lambda asked: "-".join(asked),
+    "list-arrows": lambda asked: asked.replace(", ", " -> "),
+    "length-words": lambda asked: str(asked.count(" ") + 1),
+    "find-year": lambda asked: asked.split()[-1],
+}
+"""The answer from the part of the question behind its colon, computed otherwise."""
+
+
+def drawn(family: str, number: int = 30) -> list[Exercise]:
+    rng = Random(family)
+    return [FAMILIES[family](rng) for _ in range(number)]
+
+
+@pytest.mark.parametrize("family", WAYS)
+def test_answers_computed_in_another_way_are_equal(family: str) -> None:
+    for one in drawn(family):
+        assert WAYS[family](one.question.partition(": ")[2]) == one.answer
+
+
+def test_there_are_forty_families_and_a_dozen_templates_and_each_template_holds_one_out() -> None:
+    assert len(FAMILIES) >= 40 and len(TEMPLATES) >= 12 and len(HELD_OUT) == len(TEMPLATES)
+    assert all(len(variants) > 1 and "-" not in name for name, variants in TEMPLATES.items())
+    assert {name.partition("-")[0] for name in HELD_OUT} == set(TEMPLATES)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_are_one_line_and_say_something(family: str) -> None:
+    for one in drawn(family):
+        assert one.answer == one.answer.strip() and len(one.answer.splitlines()) == 1
+        json.dumps(one.check)
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name.startswith("python-")])
+def test_the_cases_of_an_expression_differ(family: str) -> None:
+    """No constant is right."""
+    for one in drawn(family):
+        assert len({repr(result) for _, result in one.check["cases"]}) > 1, one
+
+
+def test_numbers_in_words() -> None:
+    told = {0: "zero", 20: "twenty", 42: "forty-two", 100: "one hundred", 319: "three hundred and nineteen"}
+    assert {number: in_words(number) for number in told} == told
+    assert len({in_words(number) for number in range(1000)}) == 1000
