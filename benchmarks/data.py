@@ -369,7 +369,7 @@ def vote(folder: Path) -> Find:
     ):
         for block in states.blocks():
             classes = block.classes_by_text()
-            file.write_batch(pair_rows(block, classes, list(patterns(block, classes)), tasks))
+            file.write_batch(pair_rows(block, classes, list(patterns(block, classes)), tasks)[0])
     rows = Scan(folder / "vote.parquet").rows(["rule", *OF_PAIRS])
     return lambda: (row for row in rows if row["rule"] == "majority_over_student")
 

@@ -3,7 +3,7 @@
 `composer show`, `composer report` and `composer view` render these facts as text, as a file and as pages.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice
@@ -14,14 +14,14 @@ import orjson
 
 from composer_cli.show.runs import reason as reason_of
 from stages import STAGES
-from stages.errors import ComposerError
+from stages.errors import BadInput, ComposerError
 from stages.layout import duration
 from stages.plurals import counted
 from stages.runs import queries
 from stages.runs.catalog import find_input, name, references
 from stages.runs.display import Table, plain
-from stages.runs.kinds import KINDS, Row
-from stages.runs.queries import RolloutPage
+from stages.runs.kinds import EVAL_ITEM, KINDS, ROLLOUT, Row
+from stages.runs.queries import RolloutFilter, RolloutPage
 from stages.runs.run import Inputs, Run
 from stages.runs.stage import load_stage
 
@@ -209,3 +209,19 @@ def summary(run: Run, found: RolloutPage | None) -> dict[str, str]:
     if m.status == "complete" and not doubtful and m.stage in NEXT:
         words["next"] = f"composer {NEXT[m.stage]} --from {name(run.path)}"
     return {label: value for label, value in words.items() if value}
+
+
+def outcomes_of_pairs(root: Path, run: Run, rows: Sequence[Row]) -> dict[str, tuple[Row, str]]:
+    """Return the rollouts that these pairs were made from, each with its run, as far as they are still there."""
+    ids = tuple({row["rollout_id"] for row in rows if row["rollout_id"]})
+    found: dict[str, tuple[Row, str]] = {}
+    for ref in references(run.manifest):
+        try:
+            source = Run(find_input(root, Path(ref.path)))
+            holds = source.holds(ROLLOUT) or source.holds(EVAL_ITEM)
+        except BadInput:  # deleted, or unreadable: its pairs are shown without outcomes
+            continue
+        page = queries.page(source, RolloutFilter(ids=ids), 0, max(len(ids), 1)) if holds else None
+        for row in page.rows if page else ():
+            found.setdefault(row["id"], (row, name(source.path)))
+    return found

@@ -15,6 +15,7 @@ from composer_cli.show.blocks import as_text
 from composer_cli.show.facts import (
     first_rows,
     manifest_labels,
+    outcomes_of_pairs,
     progress,
     readable_first,
     shown_path,
@@ -23,6 +24,7 @@ from composer_cli.show.rollout import ShownRollout
 from composer_cli.show.runs import RunLine
 from composer_cli.show.sections import findings
 from stages.layout import age, aligned, duration
+from stages.pairs.actions import STUDENT
 from stages.plurals import counted
 from stages.runs import queries
 from stages.runs.display import plain
@@ -127,17 +129,24 @@ def rows_text(run: Run, number: int) -> str:
 
 
 def pairs_text(run: Run, number: int) -> list[str]:
-    """Return the first pairs of a run as texts: the end of the state, the chosen and the rejected action, the votes."""
+    """Return the first pairs of a run as texts: the end of the state, both actions, the votes, the rollout's reward."""
     page = queries.pairs(run, PairFilter(), size=number)
     if page is None:
         return []
     states = queries.state_messages(run, page.rows) if page.rows else {}
+    outcomes = outcomes_of_pairs(run.path.resolve().parent.parent, run, page.rows)
     texts = []
     for place, row in enumerate(page.rows, start=1):
+        outcome, _ = outcomes.get(row["rollout_id"], ({"reward": None, "outcome": ""}, ""))
+        # Of a pair over the student; over a teacher, the rollout is that of the chosen action.
+        side = "rejected" if row["rejected_by"] == STUDENT else "chosen"
         lines = [
             f"pair {place} of {page.total:,}: {row['pair_id']}",
             f"  state   step {row['step'] + 1} of {row['rollout_id']}" if row["step"] is not None else "",
             f"  rule    {row['rule']}{_votes(row)}",
+            ""
+            if outcome["reward"] is None
+            else f"  reward  {outcome['reward']:.3g} ({outcome['outcome']}) of the rollout with the {side} action",
         ]
         blocks = {}
         if state := states.get(row["pair_id"]):

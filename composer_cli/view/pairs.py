@@ -1,17 +1,14 @@
 """Preference pairs as cards: what differs between the chosen and the rejected action, in the state that both share."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from composer_cli.show.facts import outcomes_of_pairs
 from composer_cli.view.lines import MarkedLine, difference
-from stages.errors import BadInput
 from stages.messages import Message
 from stages.runs import queries
-from stages.runs.catalog import find_input, references
-from stages.runs.catalog import name as run_name
-from stages.runs.kinds import EVAL_ITEM, ROLLOUT, Row
-from stages.runs.queries import PairPage, RolloutFilter
+from stages.runs.kinds import Row
+from stages.runs.queries import PairPage
 from stages.runs.run import Run
 
 
@@ -34,7 +31,7 @@ class PairCard:
 def cards(root: Path, run: Run, page: PairPage) -> list[PairCard]:
     """Return the cards of the pairs on a page."""
     states = queries.state_messages(run, page.rows) if page.rows else {}
-    outcomes = _outcomes(root, run, page.rows)
+    outcomes = outcomes_of_pairs(root, run, page.rows)
     played = queries.continuations(run, [row["state_sha256"] for row in page.rows])
     found = []
     for row in page.rows:
@@ -46,20 +43,4 @@ def cards(root: Path, run: Run, page: PairPage) -> list[PairCard]:
         ]
         state = states.get(row["pair_id"], [])
         found.append(PairCard(row, difference(row["rejected"], row["chosen"]), state, outcome, played_by, continued))
-    return found
-
-
-def _outcomes(root: Path, run: Run, rows: Sequence[Row]) -> dict[str, tuple[Row, str]]:
-    """Return the rollouts that these pairs were made from, each with its run, as far as they are still there."""
-    ids = tuple({row["rollout_id"] for row in rows if row["rollout_id"]})
-    found: dict[str, tuple[Row, str]] = {}
-    for ref in references(run.manifest):
-        try:
-            source = Run(find_input(root, Path(ref.path)))
-            holds = source.holds(ROLLOUT) or source.holds(EVAL_ITEM)
-        except BadInput:  # deleted, or unreadable: its pairs are shown without outcomes
-            continue
-        page = queries.page(source, RolloutFilter(ids=ids), 0, max(len(ids), 1)) if holds else None
-        for row in page.rows if page else ():
-            found.setdefault(row["id"], (row, run_name(source.path)))
     return found

@@ -24,6 +24,10 @@ class Config(StageConfig):
     """Where actions are executed."""
     student: str | None = None
     """The model whose actions are judged in imported groups of several models; without it, each in turn."""
+    outcome: Literal["respect", "ignore"] = "respect"
+    """`respect` drops pairs that teach against the grader: those of a majority against an action after
+    which a rollout passed. Where both actions were continued (`signal.rollouts`), the pass rates measured there decide
+    instead, about every pair. `ignore` keeps all; imported groups have rules of their own."""
     signal: SignalConfig = SignalConfig()
 
     def uses_gpu(self) -> bool:

@@ -9,8 +9,8 @@ pairs are counted with the reason and stay untested.
 In reading order: a branch, which is one action in one state, and its rollouts (`restore`); playing the branches of all
 pairs, one unit a rollout (`play_branches`); what the outcomes mean for the pairs (`Continued`).
 
-The verdict is on all pairs that were played, also those that are dropped because their chosen action failed every time:
-a verdict on what is left would be biased, since the same outcomes would choose the pairs and judge them.
+The verdict is on all pairs that were played, also those that are dropped because of what was measured: a verdict on
+what is left would be biased, since the same outcomes would choose the pairs and judge them.
 """
 
 from collections import Counter
@@ -45,12 +45,17 @@ from stages.runs.run import Run, RunWriter
 
 COLUMNS = ["rollout_id", "task_id", "step", "new_messages_json", "action", "observation", "prompt_tokens", "seed"]
 """The columns of steps that a state is restored from."""
+SIDES = ["state_sha256", "chosen", "rejected"]
 RELEVANT = 0.05
 """Smallest difference between the pass rates of chosen and rejected actions that makes pairs worth training on."""
 MIN_UNITS = fewest_units()
 """Six: sign flips over five have no p-value below 2 * 2**-5 = .0625."""
 MIN_TESTED = 0.5
 """Share of the pairs that has to be tested for a verdict: more that could not be restored may be of another kind."""
+CONTINUATIONS_FAIL = "chosen_continuations_fail"
+REJECTED_BETTER = "rejected_continues_better"
+REJECTED_PASSED = "rejected_action_passed"
+"""Reasons to drop a pair by outcomes: of its own actions, and of a rollout that took the rejected one."""
 PairBatches = Sequence[pa.RecordBatch]
 """The `pair/1` rows of an extraction, block by block."""
 SignalVerdict = Literal["SIGNAL", "NO SIGNAL", "UNDECIDED", "TOO LITTLE DATA"]
@@ -313,32 +318,45 @@ class Continued:
             return [passed.get(0)] * self._samples
         return [passed.get(sample) for sample in range(self._samples)]
 
-    def keeps(self, rows: pa.RecordBatch) -> list[bool]:
-        """Return which pairs are kept: those whose chosen action passed at least once, or has no known outcome."""
-        kept = []
-        for row in rows.select(["state_sha256", "chosen"]).to_pylist():
+    def reasons(self, rows: pa.RecordBatch, against: Sequence[bool], *, respect: bool) -> list[str | None]:
+        """Return why each pair is dropped; None for one that is kept.
+
+        Dropped are those whose chosen action never passed and, to respect outcomes, those whose rejected action passed
+        more often. against: pairs whose rejected action was that of a rollout which passed; they are kept only where
+        the chosen action passed more often than the rejected one.
+        """
+        found = list[str | None]()
+        for row, passed_before in zip(rows.select(SIDES).to_pylist(), against, strict=True):
             known = [one for one in self._outcomes(row["state_sha256"], row["chosen"]) if one is not None]
-            kept.append(not known or any(known))
-        return kept
+            chosen, rejected = self._rates(row) or (0.0, 0.0)
+            if known and not any(known):
+                found.append(CONTINUATIONS_FAIL)
+            elif respect and rejected > chosen:
+                found.append(REJECTED_BETTER)
+            else:
+                found.append(REJECTED_PASSED if respect and passed_before and chosen <= rejected else None)
+        return found
+
+    def _rates(self, row: Row) -> tuple[float, float] | None:
+        """Return the pass rates of both sides of a pair over the samples that both have; None without any."""
+        sides = zip(*(self._outcomes(row["state_sha256"], row[side]) for side in ("chosen", "rejected")), strict=True)
+        both = [(chosen, rejected) for chosen, rejected in sides if chosen is not None and rejected is not None]
+        return tuple(np.mean(both, axis=0).tolist()) if both else None
 
     @cached_property
     def test(self) -> SignalTest:
         """Return the test of all pairs, each by the samples that are known on both sides."""
         found, missing = list[PairOutcome](), Counter[str]()
         for row in self._rows():
-            state = row["state_sha256"]
-            sides = zip(*(self._outcomes(state, row[side]) for side in ("chosen", "rejected")), strict=True)
-            both = [(chosen, rejected) for chosen, rejected in sides if chosen is not None and rejected is not None]
-            if both:
-                unit = self._unit_of(row["task_id"], row["family"])
-                found.append(PairOutcome(unit, *np.mean(both, axis=0).tolist()))
+            if (rates := self._rates(row)) is not None:
+                found.append(PairOutcome(self._unit_of(row["task_id"], row["family"]), *rates))
             else:
-                missing[self._reasons.get(state, "no outcome is known")] += 1
+                missing[self._reasons.get(row["state_sha256"], "no outcome is known")] += 1
         return signal_test(found, missing)
 
     def _rows(self) -> Iterator[Row]:
         for rows in self._pairs:
-            yield from rows.select(["state_sha256", "task_id", "family", "chosen", "rejected"]).to_pylist()
+            yield from rows.select([*SIDES, "task_id", "family"]).to_pylist()
 
     def evidence(self, heuristic: PairVerdict) -> PairVerdict:
         """Return the verdict on the pairs, followed by the heuristic one on disagreement."""

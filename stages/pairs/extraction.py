@@ -23,7 +23,7 @@ from stages.pairs.blocks import (
     to_arrow,
     to_numpy,
 )
-from stages.pairs.continuation import Continued
+from stages.pairs.continuation import REJECTED_PASSED, Continued
 from stages.pairs.evidence import PairEvidence, spent, tasks_to_test
 from stages.pairs.groups import pair_ids
 from stages.pairs.report import PairAccount, report
@@ -33,15 +33,19 @@ from stages.runs.run import Run, RunWriter
 
 NOT_PLAYED = "signal.rollouts = N plays both actions of every pair N times, and tests the pairs by that"
 CHOSEN_FAILS = "chosen_ends_in_failure"
-CONTINUATIONS_FAIL = "chosen_continuations_fail"
 COST_COLUMNS = ["teacher", "cost_usd", "error_type"]
 
 
 class Extraction:
-    """One extraction from teachers' answers. passed: whether each rollout passed."""
+    """One extraction from teachers' answers. passed: whether each rollout passed.
 
-    def __init__(self, states: AnsweredStates, answers: Run, passed: Mapping[str, bool | None]) -> None:
-        self._answers = answers
+    respect: whether pairs that teach against these outcomes are dropped.
+    """
+
+    def __init__(
+        self, states: AnsweredStates, answers: Run, passed: Mapping[str, bool | None], *, respect: bool = True
+    ) -> None:
+        self._answers, self._passed, self._respect = answers, passed, respect
         self._evidence = PairEvidence(states.teachers, passed)
         self._num_rollouts, self._num_steps, states_per_task = states.counts()
         self._tested = pa.array(tasks_to_test(states_per_task), pa.string())
@@ -50,7 +54,10 @@ class Extraction:
     def pairs(
         self, votes: Iterable[tuple[StateBlock, ActionClasses]], tasks: Mapping[str, Task]
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the pairs in the order of the states, each once; count everything else on the way."""
+        """Yield the pairs in the order of the states, each once; count everything else on the way.
+
+        With one column more, `REJECTED_PASSED`: whether the pair teaches against the outcome of a rollout.
+        """
         for block, classes in votes:
             found = list(patterns(block, classes))
             number = 0
@@ -63,15 +70,30 @@ class Extraction:
                 self._answers, block
             )
             self._evidence.add(block, classes, found, tested)
-            rows = pair_rows(block, classes, found, tasks)
+            rows, rejected = pair_rows(block, classes, found, tasks)
             self.dropped[CHOSEN_FAILS] += number - len(rows)
-            yield rows
+            against = np.isin(rejected, self._passed_actions(block, classes)) & self._respect
+            against &= to_numpy(pc.equal(rows["rule"], "majority_over_student"))
+            yield rows.append_column(REJECTED_PASSED, to_arrow(against))
+
+    def _passed_actions(self, block: StateBlock, classes: ActionClasses) -> Array:
+        """Return the actions of a block, by `action_keys`, that some rollout took which passed."""
+        coded = block.steps["rollout_id"].combine_chunks().dictionary_encode()
+        passed = np.array([self._passed.get(name) is True for name in coded.dictionary.to_pylist()], dtype=bool)
+        return action_keys(block, classes, np.flatnonzero(passed[to_numpy(coded.indices)]))
 
     def kept(self, pairs: Iterable[pa.RecordBatch], continued: Continued | None) -> Iterator[pa.RecordBatch]:
-        """Yield the pairs that are written: all but those whose chosen action failed in every continuation."""
+        """Yield the pairs that are written: those that neither a rollout's outcome nor their own contradicts."""
         for rows in pairs:
-            kept = rows if continued is None else rows.filter(pa.array(continued.keeps(rows), pa.bool_()))
-            self.dropped[CONTINUATIONS_FAIL] += len(rows) - len(kept)
+            against = to_numpy(rows[REJECTED_PASSED])
+            rows = rows.select(PAIR.columns)
+            if continued is None:
+                self.dropped[REJECTED_PASSED] += int(against.sum())
+                kept = rows.filter(to_arrow(~against))
+            else:
+                reasons = continued.reasons(rows, against.tolist(), respect=self._respect)
+                self.dropped.update(reason for reason in reasons if reason is not None)
+                kept = rows.filter(to_arrow(np.array([reason is None for reason in reasons], dtype=bool)))
             self.account.add_all(kept)
             yield kept
 
@@ -91,15 +113,26 @@ class Extraction:
         )
 
 
+def action_keys(block: StateBlock, classes: ActionClasses, rows: Array) -> Array:
+    """Return a number for each of these actions [N] of a block: equal in one state for equal actions, and only there.
+
+    Malformed actions are equal where their texts are.
+    """
+    state = np.append(block.at, block.answered)[rows]
+    kind = np.where(classes.class_of == NOTHING, len(classes.names) + block.text_of, classes.class_of)[rows]
+    keys: Array = state * (len(classes.names) + len(block.texts) + 1) + kind
+    return keys
+
+
 def pair_rows(
     block: StateBlock,
     classes: ActionClasses,
     found: Sequence[tuple[AlikeStates, Pattern]],
     tasks: Mapping[str, Task],
-) -> pa.RecordBatch:
-    """Return the `pair/1` rows of a block, in the order of states and of the pairs in each.
+) -> tuple[pa.RecordBatch, Array]:
+    """Return the `pair/1` rows of a block, in the order of states and of the pairs in each, and their rejected actions.
 
-    Without those that choose an action which ends the rollout and fails.
+    Without those that choose an action which ends the rollout and fails. The rejected actions [N] are `action_keys`.
     """
     coded = block.answers["served"].combine_chunks().dictionary_encode()
     served_code, served_names = to_numpy(coded.indices, null=NOTHING), coded.dictionary.to_pylist()
@@ -167,4 +200,5 @@ def pair_rows(
         "served_models": lists_to_arrow(served).take(to_arrow(models_of)),
         "cost_usd": to_arrow(usd / shared, valid=~np.isnan(usd)),
     }
-    return pa.RecordBatch.from_arrays([columns[column] for column in PAIR.columns], schema=PAIR.schema)
+    batch = pa.RecordBatch.from_arrays([columns[column] for column in PAIR.columns], schema=PAIR.schema)
+    return batch, action_keys(block, classes, rejected)

@@ -79,7 +79,8 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         make = _environment(rollouts, config)
         if make is not None:
             _vote_by_outcome(states, tasks, make, out)
-        extraction = Extraction(states, answers, passed_by_rollout(rollouts.scan(ROLLOUT).rows(PASSED_COLUMNS)))
+        passed = passed_by_rollout(rollouts.scan(ROLLOUT).rows(PASSED_COLUMNS))
+        extraction = Extraction(states, answers, passed, respect=config.outcome == "respect")
         pairs = extraction.pairs(_votes(states, by_text=make is None, out=out), tasks)
         continued = None
         if config.signal.rollouts:

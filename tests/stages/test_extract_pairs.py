@@ -154,6 +154,28 @@ def test_everything_dropped_has_a_reason(artifacts: Path, url: str) -> None:
     assert dropped["no_majority"] == counts["dropped_no_majority"] == 3
 
 
+def test_a_majority_is_not_followed_against_a_rollout_that_passed(artifacts: Path, url: str) -> None:
+    """Teachers that share a wrong edit outvoted a student that had solved its tasks."""
+    given = answered(artifacts, url, "right", ("wrong", "wrong", "right"))
+    kept, every = extracted(artifacts, given), extracted(artifacts, given, outcome="ignore")
+    passed = {row["rollout_id"] for row in given["rollouts"].rows(ROLLOUT) if row["reward"] > 0}
+    taught = [row for row in every.rows(PAIR) if row["rule"] == "majority_over_student"]
+    assert len(passed) == len(taught) == 3 and {row["rollout_id"] for row in taught} == passed
+    assert [row for row in every.rows(PAIR) if row not in taught] == kept.rows(PAIR)
+    assert kept.manifest.summary["dropped"]["rejected_action_passed"] == 3
+    assert kept.manifest.counts["dropped_rejected_action_passed"] == 3
+    assert "rejected_action_passed" in (kept.path / "report.txt").read_text()
+    # The verdict is on all votes: dropping those that outcomes contradict would leave those that they support.
+    assert kept.manifest.summary["alignment"] == every.manifest.summary["alignment"]
+    measured = extracted(artifacts, given, 1).manifest.summary["dropped"]
+    assert measured == {"chosen_continuations_fail": 3, "unanimous": 9}, "both actions were played, which decides"
+    # A failed student is corrected as before.
+    assert (
+        "rejected_action_passed"
+        not in extracted(artifacts, answered(artifacts, url, "student", VOTERS)).manifest.summary["dropped"]
+    )
+
+
 def test_answers_to_other_rollouts_are_refused(artifacts: Path, url: str) -> None:
     student, right = (answered(artifacts, url, name, VOTERS) for name in ("student", "right"))
     mixed = {"rollouts": right["rollouts"], "teacher_actions": student["teacher_actions"]}
@@ -250,7 +272,7 @@ def test_teachers_that_share_a_wrong_answer_give_none(artifacts: Path, url: str)
 def test_an_action_that_ends_the_rollout_and_fails_is_not_chosen(artifacts: Path, url: str) -> None:
     """After the same test teachers submit and the student looks again: only a right solution is worth submitting."""
     given = answered(artifacts, url, "looks", ("sometimes",) * 3, tasks=FEW)
-    run = extracted(artifacts, given)
+    run = extracted(artifacts, given, outcome="ignore")  # the second look did no harm where the solution is right
     failed = sum(task.family.partition("/")[0] in HARD for task in KataEnv().tasks("train", FEW, 0))
     assert 0 < failed < FEW
     assert run.manifest.counts["dropped_chosen_ends_in_failure"] == failed
@@ -261,7 +283,8 @@ def test_an_action_that_ends_the_rollout_and_fails_is_not_chosen(artifacts: Path
     ended = [row for row in played.rows(CONTINUATION) if row["action"] == fenced("submit")]
     assert len(ended) == len(pairs) and all(row["passed"] and row["num_steps"] == 1 for row in ended)
     assert len(played.rows(CONTINUATION)) == len(pairs) * (1 + 3)
-    assert len(extracted(artifacts, given, compare="canonical").rows(PAIR)) == FEW, "nothing is run or known"
+    by_text = extracted(artifacts, given, compare="canonical", outcome="ignore")
+    assert len(by_text.rows(PAIR)) == FEW, "nothing is run or known"
 
 
 def test_continuations_are_saved_one_by_one_and_billed_once(tmp_path: Path) -> None:

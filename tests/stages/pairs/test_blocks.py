@@ -32,7 +32,7 @@ from stages.pairs.evidence import passed_by_rollout
 from stages.pairs.extraction import Extraction
 from stages.pairs.states import AnsweredState, AnsweredStates, patterns, recorded_classes, vote
 from stages.runs import runner, store
-from stages.runs.kinds import PAIR, ROLLOUT, TASK
+from stages.runs.kinds import PAIR, ROLLOUT, STEP, TASK
 from stages.runs.run import Run
 from tests.stages.pairs.answered import ACTIONS, drawn
 
@@ -143,10 +143,28 @@ def test_pairs_do_not_depend_on_how_many_states_are_taken_together(tmp_path: Pat
             votes = ((block, block.classes_by_text()) for block in states.blocks(most))
             rows = [row for batch in extraction.kept(extraction.pairs(votes, tasks), None) for row in batch.to_pylist()]
             found.append((rows, extraction.dropped, extraction.account.rules, extraction.account.texts()))
-    assert found[0] == found[1] and len(found[0][0]) == 99
+    assert found[0] == found[1] and len(found[0][0]) == 80
     run = Run(runner.execute("extract-pairs", runs, extract_pairs.Config(compare="canonical"), root=tmp_path).path)
     assert run.rows(PAIR) == found[0][0] and run.manifest.summary["dropped"] == +found[0][1]
     assert {row["rule"] for row in run.rows(PAIR)} == {"majority_over_student", "student_over_minority"}
+    # Those that the outcome of a rollout contradicts are no others: one that took the rejected action, however spelled.
+    every = Run(
+        runner.execute(
+            "extract-pairs", runs, extract_pairs.Config(compare="canonical", outcome="ignore"), root=tmp_path
+        ).path
+    )
+    took = {
+        (row["state_sha256"], canonical(row["action"]) or row["action"])
+        for row in runs["rollouts"].rows(STEP)
+        if passed[row["rollout_id"]]
+    }
+    kept = [
+        row
+        for row in every.rows(PAIR)
+        if row["rule"] == "student_over_minority"
+        or (row["state_sha256"], canonical(row["rejected"]) or row["rejected"]) not in took
+    ]
+    assert kept == run.rows(PAIR) and len(every.rows(PAIR)) == 99
 
 
 def test_blocks_are_the_states_one_after_the_other(tmp_path: Path) -> None:
@@ -242,7 +260,7 @@ tasks = {{row["task_id"]: Task(row["task_id"], "e", "s", row["family"], "") for 
 with AnsweredStates(rollouts, answers, Path({str(tmp_path)!r})) as states:
     (block,) = states.blocks()
     classes = block.classes_by_text()
-    assert len(pair_rows(block, classes, list(patterns(block, classes)), tasks))
+    assert len(pair_rows(block, classes, list(patterns(block, classes)), tasks)[0])
 assert "pandas" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)

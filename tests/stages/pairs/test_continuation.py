@@ -12,7 +12,10 @@ from stages.envs.base import Grade, Message, Observation, Split, Task
 from stages.envs.bash import same_observation
 from stages.errors import InfrastructureError
 from stages.pairs.continuation import (
+    CONTINUATIONS_FAIL,
     MIN_UNITS,
+    REJECTED_BETTER,
+    REJECTED_PASSED,
     Branch,
     Continued,
     PairOutcome,
@@ -202,7 +205,29 @@ def test_pairs_are_dropped_where_no_continuation_of_the_chosen_action_passes() -
         *rows_of("t", "unknown", None, None),
         *rows_of("u", "ends", False, steps=1),
     ]
-    assert continued(pairs, rows).keeps(pairs[0]) == [False, True, True, False]
+    held = continued(pairs, rows)
+    for respect in (True, False):
+        found = held.reasons(pairs[0], [False] * 4, respect=respect)
+        assert found == [CONTINUATIONS_FAIL, None, None, CONTINUATIONS_FAIL]
+
+
+def test_what_was_measured_decides_rather_than_the_vote_or_the_rollout() -> None:
+    pairs = [batch(*(pair(name, "a", "b") for name in ("better", "equal", "worse", "unknown")))]
+    rows = [
+        *rows_of("better", "a", True, True),
+        *rows_of("better", "b", False, True),
+        *rows_of("equal", "a", True, False),
+        *rows_of("equal", "b", False, True),
+        *rows_of("worse", "a", True, False),
+        *rows_of("worse", "b", True, True),
+        *rows_of("unknown", "a", True, None),
+        *rows_of("unknown", "b", None, True),
+    ]
+    held = continued(pairs, rows)
+    assert held.reasons(pairs[0], [False] * 4, respect=True) == [None, None, REJECTED_BETTER, None]
+    against = held.reasons(pairs[0], [True] * 4, respect=True)
+    assert against == [None, REJECTED_PASSED, REJECTED_BETTER, REJECTED_PASSED]
+    assert held.reasons(pairs[0], [True] * 4, respect=False) == [None] * 4
 
 
 def test_both_sides_are_compared_on_the_samples_that_both_have() -> None:
@@ -229,7 +254,7 @@ def test_the_verdict_is_on_all_pairs_and_not_on_those_that_their_outcomes_chose(
         for row in (*rows_of(name, "a", number % 2 == 0), *rows_of(name, "b", number % 2 == 1))
     ]
     found = continued(pairs, rows, samples=1)
-    assert sum(found.keeps(pairs[0])) == 12
+    assert found.reasons(pairs[0], [False] * 24, respect=False).count(None) == 12
     assert (found.test.tested, found.test.difference, found.test.verdict) == (24, 0.0, "UNDECIDED")
 
 
