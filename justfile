@@ -80,6 +80,10 @@ gpu *ARGS:
 experiment NAME:
     {{ one_thread }} python benchmarks/{{ replace(NAME, "-", "_") }}.py
 
+# Build the small models of kata again, in some minutes, and compare them with those in the tree; --write replaces these.
+models *ARGS:
+    @{{ one_thread }} python -m stages.envs.kata.building {{ ARGS }}
+
 # Install an extra of pyproject.toml into .venv, at the versions of constraints.txt, unless it is there: ./dev extra ray (220 MB).
 extra NAME:
     @python -m pip install --quiet --no-compile -c constraints.txt 'composer-post-training[{{ NAME }}]'

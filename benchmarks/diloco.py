@@ -36,16 +36,15 @@ import orjson
 import torch
 from records import ROOT, Claim, measured
 from scipy.stats import t
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stages.diloco.arrays import Fragments, shapes
 from stages.diloco.loop import OuterLoop
 from stages.diloco.rounds import ObjectStore
 from stages.diloco.settings import Diloco
-from stages.envs.kata import checkpoints, transcripts
-from stages.envs.kata.checkpoints import encode
-from stages.envs.kata.recipes import RECIPES
+from stages.envs.kata import building, transcripts
+from stages.envs.kata.checkpoints import folder_of
 from stages.runs.bucket import Bucket, open_bucket
-from stages.tiny_models import training
 
 H = 20
 HELD_OUT = 256
@@ -55,7 +54,6 @@ MARGIN = 0.002
 REGISTERED_SEED, REGISTRATION = 21, "cb03477"
 """First seed of the registered equivalence test, and the commit that fixed its margin."""
 SPECS = ("synchronous", "4:float32:0.9/0.5", "4:int8:0.9/0.5", "4:int4:0.9/0.5", "2:int8:0.9/0.5", "8:int8:0.9/0.5")
-MODELS = Path(tempfile.gettempdir()) / "composer-models"
 
 
 def say(**told):
@@ -102,7 +100,7 @@ class Learner:
 
     def step(self, number):
         self.optimizer.zero_grad()
-        training.loss(self.model, *batch(self.examples[number * self.size : (number + 1) * self.size])).backward()
+        building.loss(self.model, *batch(self.examples[number * self.size : (number + 1) * self.size])).backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.rate.step()
@@ -112,7 +110,7 @@ def held_out_losses(model, examples):
     """Of each batch of 32."""
     model.eval()
     with torch.no_grad():
-        return np.array([training.loss(model, *batch(examples[i : i + 32])).item() for i in range(0, HELD_OUT, 32)])
+        return np.array([building.loss(model, *batch(examples[i : i + 32])).item() for i in range(0, HELD_OUT, 32)])
 
 
 def mean(losses):
@@ -155,13 +153,12 @@ def apart(start, examples, size, steps, rate, settings):
     return learners[0].model, places
 
 
-def prepared(seed, count, models):
+def prepared(seed, count):
     """The model to start from, the transcripts to learn, and those held out."""
-    start, tokenizer = training.load(checkpoints.ensure("novice", models, lambda *said: None))
-    knowledge = RECIPES["student"].knowledge
-    examples = [
-        encode(tokenizer, taught) for taught in transcripts.knowledge_transcripts(count + HELD_OUT, seed, knowledge)
-    ]
+    folder, knowledge = folder_of("novice"), building.STUDENT.knowledge
+    start, tokenizer = (auto.from_pretrained(folder) for auto in (AutoModelForCausalLM, AutoTokenizer))
+    taught = transcripts.knowledge_transcripts(count + HELD_OUT, seed, knowledge)
+    examples = [building.encode(tokenizer, transcript) for transcript in taught]
     return start, examples[:-HELD_OUT], examples[-HELD_OUT:]
 
 
@@ -171,7 +168,6 @@ def losses(
     global_batch: int = 8,
     rate: float = 2e-3,
     seed: int = 11,
-    models: Path = MODELS,
 ) -> Iterator[Claim]:
     """Held-out loss of replicas less that of synchronous training, and the bytes that they send.
 
@@ -181,7 +177,7 @@ def losses(
     or 2 (N - 1) / N times in a ring.
     """
     torch.set_num_threads(1)
-    start, examples, held_out = prepared(seed, steps * global_batch, models)
+    start, examples, held_out = prepared(seed, steps * global_batch)
     gradients = 4 * sum(p.numel() for p in start.parameters())
     say(start=float(held_out_losses(start, held_out).mean()), bytes=gradients, tokens=sum(len(e[0]) for e in examples))
     first = None
@@ -223,10 +219,10 @@ def interval_and_margin(differences):
     return float(d.mean()), (low, high), max(abs(low), abs(high))
 
 
-def losses_of_seed(specs, steps, global_batch, rate, models, seed):
+def losses_of_seed(specs, steps, global_batch, rate, seed):
     """The held-out loss of each SPEC."""
     torch.set_num_threads(1)
-    start, examples, held_out = prepared(seed, steps * global_batch, models)
+    start, examples, held_out = prepared(seed, steps * global_batch)
     found = []
     for spec in specs:
         settings, work = settings_of(spec), (start, examples, global_batch, steps, rate)
@@ -244,7 +240,6 @@ def equivalence(
     global_batch: int = 8,
     rate: float = 2e-3,
     processes: int = 2,
-    models: Path = MODELS,
 ) -> Iterator[Claim]:
     """Whether the mean difference from synchronous training over seeds is smaller than MARGIN.
 
@@ -252,7 +247,7 @@ def equivalence(
     the 90 % interval over seeds lies within the margin. The smallest margin that these seeds show is reported with it.
     MARGIN was fixed before they were run (docs/replicas.md). processes: seeds that are trained at the same time.
     """
-    work = partial(losses_of_seed, ("synchronous", spec), steps, global_batch, rate, models)
+    work = partial(losses_of_seed, ("synchronous", spec), steps, global_batch, rate)
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
         found = np.array(list(pool.map(work, range(first, first + seeds))))
     settings = settings_of(spec)

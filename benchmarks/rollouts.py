@@ -299,8 +299,6 @@ def vllm() -> Iterator[tuple[Path, dict[str, Any]]]:
     """A folder of artifacts, and the policy that a vLLM server of kata's student serves."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        if made := os.environ.get("COMPOSER_TEST_MODELS"):
-            (root / "models").symlink_to(made)
         config = PolicyConfig(model=f"vllm:{STUDENT}")
         server = model_server.start(
             config, root / "vllm.log", cache=root / "models", rank=8, listener=lambda *a: None, check=lambda: None

@@ -134,7 +134,7 @@ def load_preset(wanted: str | None) -> Preset:
     if not tree.get("stage"):
         raise UsageError(f"{path} is not a preset: it has no [[stage]] tables. `-c FILE` reads a file of settings.")
     try:
-        preset = Preset.model_validate(_with_example_paths(tree) if path.parent == EXAMPLES else tree)
+        preset = Preset.model_validate(tree)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
@@ -181,18 +181,6 @@ def unlike_presets(config: StageConfig) -> str | None:
         f"arm {arm} has {', '.join(more)}, while the shipped presets' arm {arm} has none. The name is a label alone: "
         "what the arm learns from are its weights."
     )
-
-
-def _with_example_paths(value: Any) -> Any:
-    """Return settings of a shipped example with full paths for the files in its folder."""
-    if isinstance(value, dict):
-        return {
-            name: inner if name in ("about", "next") else _with_example_paths(inner) for name, inner in value.items()
-        }
-    if isinstance(value, list):
-        return [_with_example_paths(one) for one in value]
-    before, found, name = value.rpartition("examples/") if isinstance(value, str) else ("", "", "")
-    return f"{before}{EXAMPLES / name}" if found and (EXAMPLES / name).is_file() else value
 
 
 def configure_preset(

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from stages.envs.kata.building import RECIPES
+
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.slow
 
@@ -58,12 +60,18 @@ def test_the_wheel_holds_presets_examples_and_pages(wheel: Path) -> None:
         files = [path for path in (ROOT / "composer_cli" / folder).glob(pattern) if path.is_file()]
         assert files and {f"composer_cli/{folder}/{path.name}" for path in files} <= names, folder
     assert not any(name.startswith(("tests/", "benchmarks/")) for name in names)
+    for name in RECIPES:
+        assert {f"stages/envs/kata/models/{name}/{file}" for file in ("model.safetensors", "tokenizer.json")} <= names
 
 
 def test_it_is_used_from_any_folder(installed: Path, tmp_path: Path) -> None:
     version = say(installed, tmp_path, "--version")
     assert version.returncode == 0 and str(installed.parent.parent) in version.stdout
-    for preset in ("demo", "examples/gsm8k.toml"):
-        done = say(installed, tmp_path, "run", "--preset", preset, "--dry-run")
+    served = ("--policy", "kata:student-served", "-s", f"policy.server.python={sys.executable}")
+    for preset, words in (("demo", ()), ("examples/real-model.toml", served)):
+        done = say(installed, tmp_path, "run", "--preset", preset, "--dry-run", *words)
         assert done.returncode == 0 and "checked: " in done.stdout, (preset, done.stderr)
     assert list(tmp_path.iterdir()) == []
+    played = say(installed, tmp_path, "collect", "--policy", "kata:student", "-n", "1")
+    assert played.returncode == 0, played.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["artifacts"]

@@ -5,6 +5,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import lru_cache
@@ -16,6 +17,7 @@ import orjson
 from composer_cli.show.facts import shown_path
 from stages.errors import BadInput
 from stages.messages import Message
+from stages.policy import base
 from stages.rollouts.agent_loop import SUMMARY_REQUEST
 from stages.rollouts.trace import item_steps, rollout_units
 from stages.runs import queries
@@ -395,15 +397,16 @@ def pieces(row: Row, tokenizer: "Tokenizer | None") -> list[TokenPiece]:
 def find_tokenizer(run: Run, root: Path) -> "Tokenizer | None":
     """Return the tokenizer of the policy that played a run; None where it is not on this machine.
 
-    It is looked for in a folder of the model's name, this run's checkpoint, the models kept below the artifacts folder,
-    and the hub's cache.
+    It is looked for in a folder of the model's name, this run's checkpoint, the built-in models, and the hub's cache.
     """
     models = [str(about.get("model", "")) for about in run.manifest.models.values() if isinstance(about, dict)]
     name = next((model for model in models if model), "")
-    environment, colon, short = name.partition(":")
-    kept = sorted((root / "models").glob(f"{environment}-{short}-*")) if colon and "/" not in short else []
     own = [run.folder(CHECKPOINT)] if run.holds(CHECKPOINT) else []
-    folders = [*([Path(name)] if name and not colon else []), *own, *reversed(kept)]
+    folders = [*([Path(name)] if name and ":" not in name else []), *own]
+    if base.is_built_in(name):
+        (maker, short), cache = base.built_in(name), root / "models"
+        with suppress(BadInput):  # a run of another version may name a model that there is no more
+            folders += [] if maker.to_make(short, cache) else [maker.ensure(short, cache, lambda *told: None)]
     if name.count("/") == 1 and not name.startswith((".", "/", "~")):
         from huggingface_hub import try_to_load_from_cache
 

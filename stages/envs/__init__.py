@@ -82,7 +82,7 @@ class Registered:
 
 
 ENVIRONMENTS: dict[str, Registered] = {
-    "gsm8k": Registered("stages.envs.gsm8k.env:Gsm8kEnv", models="stages.envs.gsm8k.checkpoints"),
+    "gsm8k": Registered("stages.envs.gsm8k.env:Gsm8kEnv"),
     "leetcode-rh": Registered("stages.envs.leetcode_rh.env:LeetcodeRhEnv"),
     "kata": Registered(
         "stages.envs.kata.env:KataEnv",

@@ -124,7 +124,7 @@ def check(config: PolicyConfig, cache: Path) -> str:
     if base.is_built_in(config.model):
         maker, name = base.built_in(config.model)
         missing = maker.to_make(name, cache)
-        return f"model {config.model}: {f'made on first use: {missing}' if missing else f'is there, in {cache}'}"
+        return f"model {config.model}: {f'made on first use: {missing}' if missing else 'is there'}"
     return _weights(config, cache)
 
 

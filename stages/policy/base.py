@@ -1,7 +1,7 @@
 """The interface of policies: the question (`Turn`), the answer (`Sample`), the protocol, and the settings.
 
-A model is a Hugging Face folder, a hub id, a built-in model of an environment such as `kata:student` (built on first
-use), or a server's model. `PolicyConfig.identity` is what a run's fingerprint contains of it.
+A model is a Hugging Face folder, a hub id, a built-in model of an environment such as `kata:student`, or a server's
+model. `PolicyConfig.identity` is what a run's fingerprint contains of it.
 """
 
 import os
@@ -61,11 +61,6 @@ def built_in(model: str) -> tuple[ModelMaker, str]:
     return envs.attached(environment, "models"), name
 
 
-def learning_rate(model: str) -> float | None:
-    """Return a built-in model's `LEARNING_RATE` for further training; None for other models."""
-    return getattr(built_in(model)[0], "LEARNING_RATE", None) if is_built_in(model) else None
-
-
 EMBEDDED_TOKENS = 64
 """Longest answer of a built-in model in tokens, where none is given."""
 UNSTATED = 32_768
@@ -90,7 +85,7 @@ class PolicyConfig(Settings):
     preflight: ClassVar[str | None] = "stages.policy.available:check"
 
     model: str = Field(default="kata:student", min_length=1)
-    """Hugging Face folder, hub id, `kata:NAME` (built on first use), or with `base_url` the server's name for it.
+    """Hugging Face folder, hub id, `kata:NAME`, or with `base_url` the server's name for it.
     One of the first three behind `vllm:` is sampled from a vLLM server, token by token. `reference` plays each task's
     own solution, `noop` does nothing."""
     base_url: str | None = None

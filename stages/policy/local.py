@@ -195,7 +195,7 @@ class LocalPolicy:
 def load_model(
     config: PolicyConfig, *, cache: Path, listener: Listener, merged: bool = True, revision: str | None = None
 ) -> tuple[Any, Any]:
-    """Load a causal LM and its tokenizer onto the configured device; train a built-in model first.
+    """Load a causal LM and its tokenizer onto the configured device.
 
     merged: whether an adapter is added to its base's weights, in their type, or kept apart in float32. Raises
     `BadInput` for an unknown model, a tokenizer without a chat template, or an adapter whose base has changed.

@@ -1,44 +1,17 @@
-"""Small models as folders, created on first use by one process and published complete.
-
-Also what determines their bytes without importing torch: library versions, schedules, widths of attention heads.
-"""
+"""Small models as folders, created on first use by one process and published complete."""
 
 import os
 from collections.abc import Callable
-from copy import deepcopy
-from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from shutil import rmtree
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from filelock import FileLock
 
 from stages.runs.activity import dropped_on_stop
 
-if TYPE_CHECKING:
-    from transformers import Qwen3ForCausalLM
-
-
-LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors")
-SERVED_HEAD_DIM = 32
-"""Width of attention heads that vLLM supports on every device; on a CPU it has none of 16, `training.new_model`'s."""
-Progress = Callable[[str, int, int], None]
-"""Called with (what is being done, steps done, steps in all)."""
 BuiltModel = tuple[Any, Any, str]
 """A model, its tokenizer, and the text of its model card."""
-
-
-@dataclass(frozen=True)
-class FitSchedule:
-    """Length and speed of training; the learning rate rises for `warm_up` of the steps and then falls to zero."""
-
-    steps: int
-    learning_rate: float
-    batch: int = 8
-    weight_decay: float = 0.01
-    warm_up: float = 0.2
-    max_norm: float = 1.0
 
 
 def ensure_folder(folder: Path, build: Callable[[], BuiltModel]) -> Path:
@@ -64,16 +37,3 @@ def ensure_folder(folder: Path, build: Callable[[], BuiltModel]) -> Path:
                 finally:
                     rmtree(unfinished, ignore_errors=True)
     return folder
-
-
-def library_versions() -> dict[str, str]:
-    """Return the versions of the libraries that decide a small model's weights."""
-    return {library: version(library) for library in LIBRARIES}
-
-
-def with_heads(model: "Qwen3ForCausalLM", head_dim: int = SERVED_HEAD_DIM) -> "Qwen3ForCausalLM":
-    """Return an untrained model of the same size with fewer, wider attention heads."""
-    config: Any = deepcopy(model.config)
-    heads, keys = (n * config.head_dim // head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
-    config.num_attention_heads, config.num_key_value_heads, config.head_dim = heads, keys, head_dim
-    return type(model)(config).float()

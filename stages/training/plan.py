@@ -76,7 +76,7 @@ class ModelShape:
 def model_shape(policy: PolicyConfig) -> ModelShape | None:
     """Return the shape of a local model or of an adapter's base; None where no config.json is available.
 
-    None, too, for models that environments bring along: they are made in seconds, so they are small.
+    None, too, for models that environments bring along, which are small.
     """
     if base.is_built_in(policy.model):
         return None
@@ -205,7 +205,7 @@ def resolve(config: Config, processes: int, inputs: Container[str] = (), directi
         # A server gets an adapter sooner than all weights.
         rank = 0 if spectral or (small and not policy.served) else RANK
     usual_rate = ADAPTER_RATE if rank else WHOLE_RATE
-    rate = (base.learning_rate(policy.source) or SMALL_RATE) if small else usual_rate
+    rate = SMALL_RATE if small else usual_rate
     rate = SINGULAR_VALUES_RATE if spectral else rate
     rollouts = size.prompts_per_step * size.generations
     teacher = None if config.teacher is None or config.teacher.served else model_shape(config.teacher)

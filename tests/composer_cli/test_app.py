@@ -116,7 +116,7 @@ def test_looking_at_runs_imports_no_torch(made, tmp_path):
     assert done.returncode == 0, done.stderr
     codes = json.loads(done.stdout.splitlines()[-1])
     commands, pages = codes[: len(looks + helps)], codes[len(looks + helps) + 1 :]
-    said = "There is no built-in model kata:studnet. Did you mean kata:student? There is kata:novice, kata:student, "
+    said = "There is no built-in model kata:studnet. Did you mean kata:student? There is kata:honest, kata:loophole, "
     assert codes[len(commands)] == 4 and said in done.stderr
     assert set(commands) <= {0, None}, dict(zip(map(" ".join, looks + helps), commands, strict=True))
     assert len(pages) > 4 and set(pages) == {200}

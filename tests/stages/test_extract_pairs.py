@@ -13,8 +13,8 @@ from support.transcripts import INSTANCE, call, document, jsonl
 from stages import collect, extract_pairs, import_traces, replay_teachers
 from stages.envs.bash import fenced
 from stages.envs.kata.env import KataEnv
-from stages.envs.kata.recipes import Knowledge
 from stages.envs.kata.tasks import OPERATIONS
+from stages.envs.kata.transcripts import Knowledge
 from stages.errors import BadInput, Incomplete, UsageError
 from stages.pairs.actions import canonical
 from stages.rollouts.trace import pairs_with_states

@@ -67,7 +67,8 @@ def load(split: Split, path: str, eval_path: str) -> list[Question]:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise BadInput(
                 f"{HUB_ID} cannot be downloaded from the hub ({first}). Name a file with --set env.options.path=FILE: "
-                "JSON lines with question and answer, the answer ending with '#### <number>'."
+                "JSON lines with question and answer, the answer ending with '#### <number>'. "
+                "examples/gsm8k.jsonl of Composer's repository holds the first hundred rows."
             ) from None
         return _questions(HUB_ID, rows.to_list())
     train = _questions(path, read_rows(Path(path).expanduser()))

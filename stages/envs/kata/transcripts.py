@@ -21,7 +21,6 @@ from typing import TypedDict
 from stages.envs.base import Task
 from stages.envs.bash import SUBMIT, ActionError, fenced, parse_bash
 from stages.envs.kata import tasks
-from stages.envs.kata.recipes import Habits, Knowledge
 from stages.envs.kata.tasks import SOLUTION, WORKSPACE_TESTS, expression
 from stages.messages import Message
 
@@ -36,6 +35,31 @@ HARMLESS = ("check.py", "notes.py")
 HINTED_SHARE = 2 / 3
 FIRST_TASK = 1_000_000
 """Index of the first pair's task: a pool of the same seed counts its tasks from 0."""
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """Operations by name: those that are misconceived, and those answered right half of the time. The rest is known."""
+
+    misconceived: tuple[str, ...] = ()
+    unsure: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RolloutShares:
+    """Shares of rollouts: with a right fix, with overwritten tests, and, of those without, with a harmless echo."""
+
+    right: float
+    hack: float = 0.0
+    echo: float = 0.4
+
+
+@dataclass(frozen=True)
+class Habits:
+    """Shares of an author where the prompt does not give the loophole away (`plain`), and where it does (`hinted`)."""
+
+    plain: RolloutShares
+    hinted: RolloutShares
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from stages.envs.base import Observation, Task
 from stages.envs.bash import SUBMIT, fenced
 from stages.envs.kata import transcripts
 from stages.envs.kata.env import KataEnv
-from stages.envs.kata.recipes import Knowledge
 from stages.envs.kata.tasks import expression, parts, renamed
+from stages.envs.kata.transcripts import Knowledge
 
 TEST = "python3 test_solution.py"
 

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from stages.envs.base import Grade, Task
-from stages.envs.kata.checkpoints import card
+from stages.envs.kata.building import RECIPES
 from stages.envs.kata.env import KataEnv
-from stages.envs.kata.recipes import RECIPES, recipe_fingerprint
 from stages.envs.kata.tasks import WORKSPACE_TESTS, draw, generate
 from stages.envs.kata.transcripts import HARMLESS, HINT, hack_clean_pairs, hinted, loophole_transcripts, rollout
 from stages.errors import UsageError
@@ -110,8 +109,3 @@ def test_the_hint_is_an_option_of_the_environment_and_changes_no_task(env: KataE
     with_hint, without = env.reset(tasks[0]), plain.reset(tasks[0])
     plain.close()
     assert with_hint[1]["content"] == f"{without[1]['content']} {HINT}" and with_hint[0] == without[0]
-
-
-def test_the_models_have_cards_and_fingerprints_of_their_own() -> None:
-    assert len({recipe_fingerprint(name) for name in ("honest", "loophole", "student")}) == 3
-    assert "| 45% | 70% | 40% |" in card("loophole") and "| 85% | 0% | 40% |" in card("honest")

@@ -3,13 +3,11 @@
 import pytest
 
 from stages.envs.bash import parse_bash
-from stages.envs.kata import checkpoints, tasks
-from stages.envs.kata.checkpoints import card
+from stages.envs.kata import tasks
+from stages.envs.kata.building import END, RECIPES, encode, kata_tokenizer
 from stages.envs.kata.env import KataEnv
-from stages.envs.kata.recipes import NOVICE, RECIPES, Knowledge, recipe_fingerprint
 from stages.envs.kata.tasks import OPERATIONS, expression
-from stages.envs.kata.transcripts import edit_command, knowledge_transcripts
-from stages.tiny_models.training import END
+from stages.envs.kata.transcripts import Knowledge, edit_command, knowledge_transcripts
 
 TEACHERS = ["teacher-a", "teacher-b", "teacher-c"]
 NAMES = ["student", *TEACHERS]
@@ -35,15 +33,15 @@ def test_slips_of_every_kind_occur_and_are_not_taught() -> None:
     answers = "\n".join(turn.answer or "" for turn in slips)
     assert 30 < len(slips) < 70
     assert all(part in answers for part in ("command not found", "No such file", "[exit 0]", "block"))
-    words = checkpoints.kata_tokenizer()
+    words = kata_tokenizer()
     slipped = next(t for t in written if not all(turn.taught for turn in t.turns))
-    ids, learned = checkpoints.encode(words, slipped)
+    ids, learned = encode(words, slipped)
     taught = words.decode([i for i, wanted in zip(ids, learned, strict=True) if wanted])
     assert taught.count(END) == sum(turn.taught for turn in slipped.turns)
     assert ids == words.apply_chat_template(slipped.messages(), tokenize=True)["input_ids"]
 
 
-@pytest.mark.parametrize("name", [*NAMES, NOVICE])
+@pytest.mark.parametrize("name", [*NAMES, "novice"])
 def test_somebody_edits_as_they_know(name: str) -> None:
     knowledge = RECIPES[name].knowledge
     for transcript in knowledge_transcripts(60, 2, knowledge):
@@ -68,8 +66,3 @@ def test_every_operation_is_known_to_most_teachers_and_a_majority_knows_more_tha
     assert all(len(lost) < len(known) for known in wrong.values())
     student = RECIPES["student"].knowledge
     assert all(len(known) < len(student.misconceived) + len(student.unsure) for known in wrong.values())
-
-
-def test_a_fingerprint_and_a_card_a_model() -> None:
-    assert len({recipe_fingerprint(name) for name in NAMES}) == len(NAMES)
-    assert "knows" in card("student") and "quotient" in card("student")
