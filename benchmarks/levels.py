@@ -1,6 +1,6 @@
 """How often the verdict of `composer evaluate` is right: coverage of its intervals and frequencies of its verdicts.
 
-    python benchmarks/levels.py [--experiments 4000]
+    python benchmarks/levels.py [verdicts|start] [--experiments 4000]
 
 Experiments are simulated with the planner's model of tasks and decided by the rule of `composer evaluate`: at kata's
 operations (sampled, and as fixed strata) and families, at SWE-bench Lite's repositories (fixed, and sampled), at tasks
@@ -22,7 +22,7 @@ import cases
 import numpy as np
 from records import Claim, measured
 
-from stages.evaluation.inference import PairedTest
+from stages.evaluation.inference import MIN_SEEDS, PairedTest
 from stages.evaluation.planner import Design, TaskModel, draw, outlook
 
 OPERATIONS = (17, 15, 13, 12, 11, 11, 10, 9, 8, 7, 5, 2)
@@ -86,7 +86,40 @@ def verdicts(experiments: int = 4000) -> Iterator[Claim]:
                 yield measured(claim, 100 * held, between, n=experiments, unit="%", goal=">= 93.5")
 
 
-CASES = {"verdicts": verdicts}
+STARTED = (
+    "kata, 120 tasks in 12 sampled operations",
+    "kata, 360 tasks in 12 fixed operations",
+    "kata, 120 tasks in 24 sampled families",
+    "300 tasks, each a unit",
+)
+"""Layouts in which trainings are compared with their start."""
+
+
+def against_start(experiments: int = 4000) -> Iterator[Claim]:
+    """How often a gain or a loss is found where trainings have none over their start, which is played once."""
+    print("| layout | seeds | spread of trainings | a difference is found | VALIDATED or INVALIDATED |")
+    print("| --- | --- | --- | --- | --- |")
+    for name in STARTED:
+        model, design = LAYOUTS[name]
+        # Below three seeds a verdict is about these checkpoints, whose own gain spreads with the trainings.
+        for seeds, spread in ((1, 0.0), (2, 0.0), (1, 0.03), (2, 0.03), (3, 0.03), (5, 0.03)):
+            spreading = replace(model, seed_sd=spread)
+            played = replace(design, seeds=seeds, one_baseline=True)
+            truth = true_mean(spreading, played, 0.0)
+            wrong = 1 - coverage(spreading, played, 0.0, truth, experiments)
+            of_training = wrong if seeds >= MIN_SEEDS else 0.0
+            print(
+                f"| {name} | {seeds} | {100 * spread:g} | {100 * wrong:.1f} % | {100 * of_training:.1f} % |", flush=True
+            )
+            if spread and seeds < MIN_SEEDS:
+                continue
+            error = float(np.sqrt(wrong * (1 - wrong) / experiments))
+            claim = f"{name}, {seeds} seeds against their start without a gain: a difference is found"
+            between = (max(100 * (wrong - 1.96 * error), 0.0), 100 * (wrong + 1.96 * error))
+            yield measured(claim, 100 * wrong, between, n=experiments, unit="%", goal="<= 6.5")
+
+
+CASES = {"verdicts": verdicts, "start": against_start}
 
 
 if __name__ == "__main__":

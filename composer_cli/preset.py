@@ -204,6 +204,8 @@ def configure_preset(
             above = merged.get(entry.title, {})
             made: StageConfig = build(entry.stage, models[entry.title], [entry.config, above])
             reads = [(other.stage, configs[other.title]) for other in preset.stage if other.title in entry.reads]
+            as_recorded = [(stage, config.model_dump(mode="json")) for stage, config in reads]
+            made = load_stage(entry.stage).inherit(made, as_recorded)
             load_stage(entry.stage).check_reads(made, reads)
         except UsageError as error:
             raise UsageError(f"{entry.title}: {error}" if entry.title != entry.stage else str(error)) from None

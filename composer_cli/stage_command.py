@@ -102,7 +102,7 @@ class StageCommand(HelpCommand):
         from stages.runs import catalog
         from stages.runs.activity import on_activity
         from stages.runs.run import Run
-        from stages.runs.stage import load_stage
+        from stages.runs.stage import load_stage, with_inherited
 
         given, stage = ctx.params, self.stage
         # Neither a plan nor a dry run makes a run that --resume could continue.
@@ -125,6 +125,7 @@ class StageCommand(HelpCommand):
                 print_json(numbers) if given["json"] else print(text)
                 return
             inputs = catalog.choose(stage, [*named, *runs], asked.artifacts, console.notify)
+            configuration = with_inherited(stage, inputs, configuration)
             job, asked = call.mirrored(call.StageJob(stage, stage, inputs, configuration), asked)
             if given["dry_run"]:
                 call.show_plan(job, asked, console, given["json"])

@@ -26,7 +26,7 @@ from stages.errors import UsageError
 from stages.runs import catalog, settings
 from stages.runs.run import Inputs, Run
 from stages.runs.settings import StageConfig
-from stages.runs.stage import Plan, load_stage
+from stages.runs.stage import Plan, load_stage, with_inherited
 
 Listener = Callable[[str, int, int], None]
 """Called with (what, units done, units in all); with 0 in all, `what` is a remark on the state of the work."""
@@ -157,7 +157,8 @@ class StageFunction(Generic[P, R]):
         asked = settings.build(self.name, Arguments, [own])
         typed = [settings.nested(key, value) for key, value in given.items() if key not in own]
         made = call.configure(self.name, asked.config, typed, console.notify, trust=asked.trust)
-        return asked, made, catalog.choose(self.name, named, asked.artifacts, console.notify)
+        inputs = catalog.choose(self.name, named, asked.artifacts, console.notify)
+        return asked, with_inherited(self.name, inputs, made), inputs
 
 
 def _entry(shown: str, text: str) -> str:

@@ -30,6 +30,7 @@ STAGE = Stage(
     work=later("stages.evaluation.stage:work"),
     study=later("stages.evaluation.stage:study"),
     label=later("stages.evaluation.stage:label"),
+    inherit=later("stages.evaluation.stage:inherit"),
     check_reads=later("stages.evaluation.stage:check_reads"),
     limit_setting="tasks",
     shows_progress=True,

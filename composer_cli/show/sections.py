@@ -275,6 +275,7 @@ def _evaluation(run: Run) -> Blocks:
 
 RATES = (
     ("pass@1", "baseline", "gain"),
+    ("pass@1 at temperature 0", "baseline", "at_zero"),
     ("pass@1", "control", "over_control"),
     ("hacked", "baseline", "hacked"),
     ("suspect", "baseline", "suspect"),
@@ -299,7 +300,7 @@ def _differences(verdict: Mapping[str, Any]) -> Blocks:
             found.append({"of": of, "title": f"{of}, {treatment} \u2212 {verdict['control']}", **one})
     for of in dict.fromkeys(one["of"] for one in found):
         rows = [_interval(one["title"], treatment, one, "estimate") for one in found if one["of"] == of]
-        if of == "pass@1" or any(row.estimate for row in rows):
+        if of.startswith("pass@1") or any(row.estimate for row in rows):
             title = "Differences between arms, paired by task" if of == "pass@1" else ""
             yield Intervals(title, rows, _power(verdict, found[0]) if of == "pass@1" else "", difference=True)
     yield Table.of(
@@ -362,7 +363,7 @@ def _arms(verdict: Mapping[str, Any]) -> Blocks:
         USD a rollout: cost_usd short
         tokens a rollout: sampled_tokens count""",
     )
-    trained = [arm["arm"] for arm in records if arm["arm"] != "start"]
+    trained = [arm["arm"] for arm in records if any(arm["arm"] in one["values"] for one in verdict["differences"])]
     yield Table(
         ["setting", *trained],
         [

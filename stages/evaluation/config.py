@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from stages import envs
 from stages.envs.base import SamplingUnit
@@ -46,11 +46,14 @@ class Config(PlayingConfig):
     temperature: Annotated[float, BASIC] = Field(default=1.0, ge=0)
     """1 evaluates the policy as it was trained; 0 its most likely answers."""
     baseline: Annotated[str, BASIC] = "A"
+    """Trainings of a single arm are compared with their start where no other arms are named."""
     treatment: Annotated[str, BASIC] = "B"
     control: Annotated[str | None, BASIC] = "C"
     """The arm that only imitates the chosen actions."""
     with_start: Annotated[bool, BASIC] = True
     """Also evaluate the model that training started from."""
+    greedy: Annotated[bool, BASIC] = False
+    """Also play every arm at temperature 0, as NAME@0 and once a task: how much of a gain is sharpening."""
     policies: Given[dict[str, PolicyConfig], Mapping[str, PolicyConfig | Mapping[str, Any] | str]] = with_default({})
     """Arms that were not trained here, by name: a model behind a server, or a folder."""
     looks: Annotated[int, BASIC] = Field(default=1, gt=0, le=10)
@@ -65,6 +68,17 @@ class Config(PlayingConfig):
     planning: Annotated[Planning, basic_of("gain", "seeds")] = Field(
         default=Planning(), json_schema_extra={"affects_results": False}
     )
+
+    @model_validator(mode="after")
+    def _check_greedy(self) -> "Config":
+        if self.greedy and self.temperature == 0:
+            raise ValueError("greedy adds temperature 0, which is the temperature already. Leave out greedy")
+        return self
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings; without `greedy` where it is off, so that earlier evaluations stay what they are."""
+        own = super().identity()
+        return own if self.greedy else {key: value for key, value in own.items() if key != "greedy"}
 
     def uses_gpu(self) -> bool:
         """Return true: the trainings that are given bring models along."""

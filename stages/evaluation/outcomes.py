@@ -30,6 +30,8 @@ from stages.runs.kinds import EVAL_ITEM
 MAX_ERROR_SHARE = 0.05
 START = "start"
 """The arm that was not trained."""
+AT_ZERO = "@0"
+"""The end of the name of an arm's twin: the same model at temperature 0, its most likely answers."""
 NOT_SUBMITTED, NO_OUTCOME = "not submitted", "no outcome"
 """The reasons of an item that an arm lacks, and of one without an outcome whose error has no name."""
 COLUMNS = pa.schema(
@@ -68,7 +70,8 @@ class PairedOutcomes:
     """Means over samples of two arms, [S, T], NaN where nothing is known; every task and seed has a known pair.
 
     `collections`: the pairs that each seed's trainings learnt from, "" for none. `lost`: by side (treatment, baseline),
-    how many items have no outcome, by reason.
+    how many items have no outcome, by reason. `one_model`: one side is a single model, whose outcomes are those of
+    every seed.
     """
 
     treatment_ST: Array
@@ -79,6 +82,7 @@ class PairedOutcomes:
     seeds: tuple[int, ...]
     collections: tuple[str, ...]
     lost: tuple[Counter[str], Counter[str]]
+    one_model: bool = False
 
     @property
     def num_lost(self) -> int:
@@ -268,6 +272,7 @@ def paired(
         tuple(kept.tolist()),
         tuple(_pair_sets(rows, kept)),
         (lost[0], lost[1]),
+        one_model=single[0] != single[1],
     )
 
 

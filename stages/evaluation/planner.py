@@ -17,7 +17,7 @@ Axis names as in `inference`: X experiments, S training seeds, T tasks, F famili
 
 import functools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -97,7 +97,8 @@ class Design:
     """What is played: tasks by unit, rollouts per task, training seeds; `fixed`: units are fixed strata.
 
     `collection_of`: of pairs, for each training seed, numbered from 0; empty where no three are shared by seeds. Gains
-    are then taken to differ from collection to collection, and not within one.
+    are then taken to differ from collection to collection, and not within one. `one_baseline`: it is one model (the
+    start), played once and compared with every seed.
     """
 
     sizes: tuple[int, ...]
@@ -105,6 +106,7 @@ class Design:
     seeds: int = 1
     fixed: bool = False
     collection_of: tuple[int, ...] = ()
+    one_baseline: bool = False
 
     @property
     def num_tasks(self) -> int:
@@ -176,7 +178,8 @@ class Study:
 class PlanQuestion:
     """What the planner is asked: the task model, the true gain, the wanted power, the arms to play and their cost.
 
-    `usd_per_rollout` is None where it is not known. `resampled`: the task models of the pilot's bootstrap samples.
+    `arms` are played once for each seed, and `models`, which have none, once. `usd_per_rollout` is None where it is not
+    known. `resampled`: the task models of the pilot's bootstrap samples.
     """
 
     model: TaskModel
@@ -185,6 +188,7 @@ class PlanQuestion:
     arms: int
     usd_per_rollout: float | None = None
     resampled: tuple[TaskModel, ...] = ()
+    models: int = 0
 
     def line(
         self,
@@ -209,7 +213,7 @@ class PlanQuestion:
             ]
             none = outlook(self.without_gain, design, 0.0, num).chances if null else None
         low, high = np.quantile(validated, (0.1, 0.9)) if validated else (0.0, 0.0)
-        rollouts = design.num_tasks * design.samples * design.seeds * self.arms
+        rollouts = design.num_tasks * design.samples * (design.seeds * self.arms + self.models)
         return DesignLine(
             name=name,
             tasks=design.num_tasks,
@@ -262,12 +266,13 @@ def study(
     baseline: str,
     treatment: str,
     num_arms: int,
+    models: Collection[str],
     unit_sizes: Sequence[int],
     samples: int,
     sampling: SamplingUnit,
     tell: Callable[[str, int, int], None],
 ) -> Study:
-    """Return what an evaluation of `num_arms` arms would find and cost.
+    """Return what an evaluation of `num_arms` trained arms and some `models`, which have no seeds, would find and cost.
 
     `items`: of the pilots, as rows of kind `eval_item`. `unit_sizes`: the tasks of each unit. `tell` is called with
     what is counted, how many designs are simulated, and how many there are.
@@ -286,10 +291,13 @@ def study(
             model = task_model(rates_of(rows))
             latent_correlations(model, asked.gain)
             resampled.append(model)
-    model, design = task_model(rates), Design(tuple(unit_sizes), samples, asked.seeds, sampling.fixed)
+    model, design = (
+        task_model(rates),
+        Design(tuple(unit_sizes), samples, asked.seeds, sampling.fixed, one_baseline=baseline in models),
+    )
     costs = [item["cost_usd"] for item in items if item["cost_usd"] is not None]
     price = asked.usd_per_rollout if asked.usd_per_rollout is not None else sum(costs) / len(costs) if costs else None
-    question = PlanQuestion(model, asked.gain, asked.power, num_arms, price, tuple(resampled))
+    question = PlanQuestion(model, asked.gain, asked.power, num_arms, price, tuple(resampled), len(models))
     return study_design(question, design, rates, lambda done, total: tell("designs", done, total), sampling.noun)
 
 
@@ -313,7 +321,8 @@ def detectable(
     samples = pc.max(per_task["count_all"]).as_py()
     collections = numbered(found.collections).tolist()
     shared = tuple(collections) if MIN_SEEDS <= len(set(collections)) < len(found.seeds) else ()
-    design = Design(tuple(Counter(found.units).values()), samples, len(found.seeds), fixed, shared)
+    sizes = tuple(Counter(found.units).values())
+    design = Design(sizes, samples, len(found.seeds), fixed, shared, found.one_model)
     return least_gain(lambda gain: task_model(complete(rates, gain)), design, rates["pass_rate"][0], power, alpha)
 
 
@@ -524,6 +533,8 @@ def draw(
             passed_XST[x : x + block] = binomial(design.samples, ndtr(p_XST, out=p_XST), random)
         passed_XST /= design.samples
         arms.append(passed_XST)
+    if design.one_baseline:
+        arms[0] = np.broadcast_to(arms[0][:, :1], arms[0].shape)
     return arms[1], arms[0]
 
 

@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Sequence
 
 from stages.evaluation.inference import VALIDATED
-from stages.evaluation.outcomes import ArmSummary
+from stages.evaluation.outcomes import AT_ZERO, ArmSummary
 from stages.evaluation.planner import MOST_TASKS, SEEDS, VERDICTS, Study
 from stages.evaluation.verdict import EvalVerdict, PairedDifference, credit, points
 from stages.plurals import counted, plural
@@ -36,6 +36,8 @@ def text_table(verdict: EvalVerdict) -> str:
     lines = aligned([tuple(row[index] for index in measured) for row in cells]) if verdict.arms else []
     explained = [f"{head[index]}: {MEANINGS[head[index]]}" for index in measured if head[index] in MEANINGS]
     lines += wrap("; ".join(explained))
+    if any(arm.arm.endswith(AT_ZERO) for arm in verdict.arms):
+        lines += wrap(f"{AT_ZERO}: the same model at temperature 0, its most likely answers.")
     if any(arm.cost_usd or arm.sampled_tokens for arm in verdict.arms):
         lines += wrap("USD and tokens: the mean cost and the mean number of sampled tokens of a rollout.")
     if judged := [arm for arm in verdict.arms if arm.hidden_pass_rate is not None]:
@@ -48,6 +50,7 @@ def text_table(verdict: EvalVerdict) -> str:
             lines += wrap(f"errors of {arm.arm}: " + ", ".join(f"{kind} {num}" for kind, num in arm.errors.items()))
     rows = [
         ("pass@1", verdict.baseline, verdict.gain),
+        ("pass@1 at temperature 0", verdict.baseline, verdict.at_zero),
         ("pass@1", verdict.control, verdict.over_control),
         ("hacked", verdict.baseline, verdict.hacked),
         ("suspect", verdict.baseline, verdict.suspect),
@@ -58,7 +61,7 @@ def text_table(verdict: EvalVerdict) -> str:
     over_control = verdict.over_control_conduct or {}
     rows += [(titles[name], verdict.control, difference) for name, difference in over_control.items()]
     for rate, other, difference in rows:
-        if difference and (rate == "pass@1" or difference.wins + difference.losses):
+        if difference and (rate.startswith("pass@1") or difference.wins + difference.losses):
             lines += difference_lines(f"{rate}, {verdict.treatment} - {other}", difference)
     if verdict.worst and verdict.best:
         bounds = f"{100 * verdict.worst.low:+.1f} to {100 * verdict.best.high:+.1f} points"
@@ -141,9 +144,15 @@ def arms_chart(verdict: EvalVerdict) -> bytes:
     from matplotlib.figure import Figure
 
     arms = [(shortened(arm.arm), arm.low, arm.pass_rate or 0.0, arm.high) for arm in verdict.arms]
-    pairs = ((verdict.baseline, verdict.gain), (verdict.control, verdict.over_control))
+    pairs = (
+        ("", verdict.baseline, verdict.gain),
+        (AT_ZERO, verdict.baseline, verdict.at_zero),
+        ("", verdict.control, verdict.over_control),
+    )
     treatment = shortened(verdict.treatment)
-    differences = [(f"{treatment}\n- {shortened(str(o))}", d.low, d.estimate, d.high) for o, d in pairs if d]
+    differences = [
+        (f"{treatment}{end}\n- {shortened(str(other))}{end}", d.low, d.estimate, d.high) for end, other, d in pairs if d
+    ]
     shown = (verdict.baseline, verdict.treatment, verdict.control or verdict.baseline)
     confounds = [each for each in verdict.differences if not each.channel and each.between(shown)]
     caption = [line for each in confounds for line in textwrap.wrap(f"Arms also differ in {each}", 90)]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import chain
+from typing import Any
 
 from stages import envs
 from stages.envs.base import Environment, SamplingUnit, Task
@@ -18,7 +19,7 @@ from stages.evaluation.arm_settings import (
 )
 from stages.evaluation.config import Config
 from stages.evaluation.inference import levels, parts
-from stages.evaluation.outcomes import START, items_table
+from stages.evaluation.outcomes import AT_ZERO, START, items_table
 from stages.evaluation.report import arms_chart, study_text, text_table
 from stages.evaluation.verdict import INVALID_RUN, EvalQuestion, EvalVerdict, Look, after_looks, decide
 from stages.policy import PolicyConfig, scripted
@@ -30,7 +31,7 @@ from stages.rollouts.trace import action_facts, work_columns
 from stages.runs import reporting
 from stages.runs.kinds import CHECKPOINT, EVAL_ITEM, ROLLOUT, Row
 from stages.runs.run import Inputs, Run, RunWriter
-from stages.runs.settings import StageConfig
+from stages.runs.settings import StageConfig, Tree
 from stages.runs.stage import Plan, blocks
 
 PAIR_SET = 12
@@ -50,6 +51,11 @@ class Arm:
     policy: PolicyConfig
     pair_set: str | None = None
 
+    @property
+    def at_zero(self) -> "Arm":
+        """Return the same model at temperature 0, an arm of its own."""
+        return replace(self, name=self.name + AT_ZERO, policy=self.policy.model_copy(update={"temperature": 0.0}))
+
 
 def arms(inputs: Inputs, config: Config) -> list[Arm]:
     """Return every model to play.
@@ -64,6 +70,7 @@ def arms(inputs: Inputs, config: Config) -> list[Arm]:
             "or give recorded rollouts with --from RUN, or models with --set policies.NAME.model=MODEL."
         )
     played = arms_to_play(trained, config.policies, temperature=config.temperature, with_start=config.with_start)
+    played += [arm.at_zero for arm in played] if config.greedy else []
     names = {arm.name for arm in played} | _recorded(inputs, "model")
     if names:
         _require_compared(names, config, "Add --from RUN, one for each training")
@@ -114,6 +121,57 @@ def _require_compared(names: set[str], config: Config, remedy: str) -> None:
             )
 
 
+def inherit(config: Config, reads: Sequence[tuple[str, Tree]]) -> Config:
+    """Return the settings with the trainings' environment and number of steps where nobody gave others.
+
+    The environment's options are taken with its name alone: options that were given are all there are. The sandbox is
+    not taken: a run may come from anyone, and nobody but the user lets commands run unprotected. Of one trained arm
+    with nothing else to compare, the start is the baseline. Raises `UsageError` where trainings differ in what would be
+    taken.
+    """
+    trainings = {f"arm {tree['arm']} with seed {tree['seed']}": tree for stage, tree in reads if stage == "train"}
+    if not trainings:
+        return config
+
+    def shared(setting: str, value_of: Callable[[Tree], Any], remedy: str) -> Any:
+        values = {name: value_of(tree) for name, tree in trainings.items()}
+        first = next(iter(values.values()))
+        if other := next((name for name, value in values.items() if value != first), None):
+            raise UsageError(
+                f"The {setting} of the trainings cannot be taken, as they differ: {first} for {next(iter(values))}, "
+                f"{values[other]} for {other}. Give {remedy}."
+            )
+        return first
+
+    taken: dict[str, Any] = {}
+    own, env = config.env.model_fields_set, next(iter(trainings.values()))["env"]
+    remedy = "--env NAME, and its options as --set env.KEY=VALUE"
+    if not {"name", "options"} & own:
+        shared("environment", lambda tree: env_in_words(tree["env"]["name"], tree["env"]["options"]), remedy)
+        taken["env"] = config.env.model_copy(update={"name": env["name"], "options": env["options"]})
+    elif "name" not in own:
+        shared("environment", lambda tree: tree["env"]["name"], remedy)
+        taken["env"] = config.env.model_copy(update={"name": env["name"]})
+    if "max_steps" not in config.model_fields_set:
+        taken["max_steps"] = shared("max_steps", lambda tree: tree["max_steps"], "--set max_steps=N")
+    arms = {tree["arm"] for tree in trainings.values()}
+    alone = len(arms) == 1 and all(stage == "train" for stage, _ in reads) and not config.policies
+    if config.with_start and alone:
+        natural = {"baseline": START, "treatment": arms.pop(), "control": None}
+        taken |= {key: value for key, value in natural.items() if key not in config.model_fields_set}
+    return config.model_copy(update=taken)
+
+
+def env_in_words(name: str, options: Mapping[str, Any]) -> str:
+    """Return an environment with its options as a plan and a refusal show it: "skills (shots=3)"."""
+    return name + (f" ({', '.join(f'{key}={value}' for key, value in options.items())})" if options else "")
+
+
+def _trained_in(trained: Iterable[Run]) -> set[str]:
+    """Return the environments of trainings, in words."""
+    return {env_in_words(env["name"], env["options"]) for run in trained if (env := run.manifest.config.get("env"))}
+
+
 def check_reads(config: Config, reads: Sequence[tuple[str, StageConfig]]) -> None:
     """Raise `UsageError` where baseline or treatment is none of the arms that a chain trains."""
     trained = {str(getattr(read, "arm", "")) for stage, read in reads if stage == "train"}
@@ -158,9 +216,15 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     reporting.check(config.report_to)
     for policy in config.policies.values():
         scripted.check(policy, config.env.name)
-    units = len(arms(inputs, config)) * config.tasks * config.samples
+    units = sum(config.tasks * _samples(arm, config) for arm in arms(inputs, config))
+    control = f", control {config.control}" if config.control else ""
+    compared = [f"{config.treatment} against {config.baseline}{control}"]
+    if trained := _trained_in(inputs.many("arms")):
+        here = env_in_words(config.env.name, config.env.options)
+        also = "as trained" if trained == {here} else f"trained in {' and '.join(sorted(trained))}"
+        compared.append(f"environment {here}, {also}")
     looked = (f"in {config.looks} looks, the later ones only while nothing is decided",) if config.looks > 1 else ()
-    notes = (*config.limits.notes(config.max_steps), *looked)
+    notes = (*compared, *config.limits.notes(config.max_steps), *looked)
     return Plan(units=units, what="rollouts", notes=notes, up_to=config.counts_by_default())
 
 
@@ -186,12 +250,14 @@ def study(pilots: Sequence[Run], config: Config, tell: Callable[[str, int, int],
     sampling = config.sampling()
     tasks = config.draw(config.opener(), config.tasks)
     sizes = Counter(sampling.of_family(task.family) if task.family else task.task_id for task in tasks)
+    models = {*config.policies, *([START] if config.with_start else [])}
     found = planner.study(
         items,
         config.planning,
         baseline=config.baseline,
         treatment=config.treatment,
-        num_arms=2 + (config.control is not None) + config.with_start,
+        num_arms=len({config.baseline, config.treatment, config.control} - {None, *models}),
+        models=models,
         unit_sizes=tuple(sizes.values()),
         samples=config.samples,
         sampling=sampling,
@@ -217,12 +283,12 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     with following, Serving(out, [arm.policy for arm in played]) as serving:
         # Each look has its share of alpha, so that looking several times does not raise the rate of false verdicts.
         for part, level in zip(looks, levels(len(looks)), strict=True):
-            rollouts = _rollouts([tasks[index] for index in part], config)
-            out.spread(worker_blocks(played, rollouts), "rollouts of all arms")
+            theirs = [tasks[index] for index in part]
+            out.spread(worker_blocks((arm, _rollouts(arm, theirs, config)) for arm in played), "rollouts of all arms")
             for arm in played:
-                _play(arm, make(), [tasks[index] for index in part], serving, config, out)
+                _play(arm, make(), theirs, serving, config, out)
             items = _items(played, known, tasks[: part.stop], config, out)
-            verdict = decide(items_table(items), _question(config, sampling, level, untrained), differing)
+            verdict = decide(items_table(items), _question(config, sampling, level, untrained, infos), differing)
             taken.append(Look(part.stop, level, verdict.decision, verdict.gain))
             if verdict.settled:
                 break
@@ -231,8 +297,11 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     _finish(verdict, items, out)
 
 
-def _question(config: Config, sampling: SamplingUnit, level: float, untrained: Iterable[str]) -> EvalQuestion:
+def _question(
+    config: Config, sampling: SamplingUnit, level: float, untrained: Iterable[str], infos: Iterable[CheckpointInfo]
+) -> EvalQuestion:
     """Return what is asked at a look of this level; `untrained`: arms that were not trained here."""
+    collapsed = {(info.arm, info.train_seed): info.collapsed for info in infos if info.collapsed}
     return EvalQuestion(
         config.baseline,
         config.treatment,
@@ -240,7 +309,8 @@ def _question(config: Config, sampling: SamplingUnit, level: float, untrained: I
         sampling=sampling,
         missing=config.missing,
         alpha=level,
-        untrained=frozenset({START, *untrained}),
+        untrained=frozenset(name + end for name in (START, *untrained) for end in ("", AT_ZERO)),
+        collapsed=collapsed,
     )
 
 
@@ -253,7 +323,7 @@ def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
         for part in parts(len(tasks), config.looks):
             for arm in played:
                 theirs = [tasks[index] for index in part]
-                if not all(out.finished(item_id(arm, rollout)) for rollout in _rollouts(theirs, config)):
+                if not all(out.finished(item_id(arm, rollout)) for rollout in _rollouts(arm, theirs, config)):
                     _play(arm, make, theirs, serving, config, out)
 
 
@@ -262,10 +332,10 @@ def item_id(arm: Arm, rollout: LiveRollout) -> str:
     return f"{arm.name}/{arm.seed}/{rollout.rollout_id}"
 
 
-def worker_blocks(arms: Sequence[Arm], rollouts: Sequence[LiveRollout]) -> list[Sequence[str]]:
+def worker_blocks(rollouts_of: Iterable[tuple[Arm, Sequence[LiveRollout]]]) -> list[Sequence[str]]:
     """Return the smallest shares of one worker: one rollout of a server, a batch of a model in its process."""
     shares = list[Sequence[str]]()
-    for arm in arms:
+    for arm, rollouts in rollouts_of:
         # A server batches the rollouts of all workers itself; a model in a process plays its batch together.
         served = arm.policy.served or arm.policy.base_url is not None
         shares += blocks([item_id(arm, rollout) for rollout in rollouts], 1 if served else arm.policy.lockstep)
@@ -361,9 +431,14 @@ def rollout_items(run: Run, arm: str | None = None) -> Iterator[tuple[Row, Row]]
         )
 
 
-def _rollouts(tasks: list[Task], config: Config) -> list[LiveRollout]:
+def _rollouts(arm: Arm, tasks: list[Task], config: Config) -> list[LiveRollout]:
     """Return the same tasks, samples and sampling seeds for every arm: only the model differs."""
-    return [LiveRollout(task, index, config.seed) for task in tasks for index in range(config.samples)]
+    return [LiveRollout(task, index, config.seed) for task in tasks for index in range(_samples(arm, config))]
+
+
+def _samples(arm: Arm, config: Config) -> int:
+    """Return how often an arm plays a task: its twin at temperature 0 once, as it has one answer."""
+    return 1 if arm.name.endswith(AT_ZERO) and config.greedy else config.samples
 
 
 def _play(
@@ -375,7 +450,7 @@ def _play(
     play_missing(
         make,
         policy,
-        _rollouts(tasks, config),
+        _rollouts(arm, tasks, config),
         key=lambda rollout: item_id(arm, rollout),
         payload=lambda rollout: {"item": played_item(arm, rollout, sampling)},
         config=config,
@@ -389,7 +464,7 @@ def _items(played: list[Arm], known: list[Row], tasks: list[Task], config: Confi
 
     Transcripts, patches and logs stay on disk: the other columns of an item are small.
     """
-    names = [item_id(arm, rollout) for arm in played for rollout in _rollouts(tasks, config)]
+    names = [item_id(arm, rollout) for arm in played for rollout in _rollouts(arm, tasks, config)]
     items = [record["item"] | dict.fromkeys(LONG) for record in out.journal.read(names)]
     here = {task.task_id for task in tasks}
     return [*items, *(item for item in known if not played or item["task_id"] in here)]

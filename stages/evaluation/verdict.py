@@ -18,8 +18,8 @@ sentences about what is shown.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -50,6 +50,7 @@ from stages.evaluation.inference import (
     shows,
 )
 from stages.evaluation.outcomes import (
+    AT_ZERO,
     HACKED,
     HIDDEN,
     PASSED,
@@ -93,6 +94,7 @@ class EvalQuestion:
     missing: whether arms may lack items of each other (`refused`: they may not; `excluded`: what the compared arms
     share is compared). min_gain: the smallest gain of interest. alpha: the level of the differences, of one look where
     several are planned. untrained: arms without training seeds, which are compared with every training of another.
+    collapsed: how trainings collapsed as they recorded it, by arm and seed.
     """
 
     baseline: str = "A"
@@ -103,7 +105,8 @@ class EvalQuestion:
     missing: Literal["refused", "excluded"] = "refused"
     min_gain: float = MIN_GAIN
     alpha: float = ALPHA
-    untrained: frozenset[str] = frozenset({START})
+    untrained: frozenset[str] = frozenset({START, START + AT_ZERO})
+    collapsed: Mapping[tuple[str, int], str] = field(default_factory=dict)
 
     @property
     def arms(self) -> tuple[str, ...]:
@@ -187,8 +190,10 @@ class EvalVerdict:
     the hidden tests' verdict, where passing is something else. `secondary` holds the p-values of conduct after Holm's
     correction; `over_control_conduct` are differences of hacks and hidden tests from the control, which are no tests.
     `looks` are those that were taken, where several were planned; all differences are then at the level of the last
-    one. `differences` are all settings in which arms differ, `collapsed` the trainings that fell far below the others
-    of their arm. `cut` says that limits ended many rollouts before they passed, and which; empty where few were.
+    one. `differences` are all settings in which arms differ, `collapsed` the trainings that left their course, or fell
+    far below the others of their arm. `at_zero` is the gain at temperature 0, and `sharpening` says that most of the
+    gain is gone there; None and empty where the arms were not played so, or it is not. `cut` says that limits ended
+    many rollouts before they passed, and which; empty where few were.
     `shown` and `not_shown` are sentences, each complete without the others. `dataclasses.asdict` turns all of it into
     what JSON can hold.
     """
@@ -206,6 +211,8 @@ class EvalVerdict:
     best: PairedDifference | None = None
     num_lost: int = 0
     over_control: PairedDifference | None = None  # treatment - control
+    at_zero: PairedDifference | None = None  # treatment - baseline, both at temperature 0
+    sharpening: str = ""
     hacked: PairedDifference | None = None  # treatment - baseline, in the hacked rate
     suspect: PairedDifference | None = None
     protocol: PairedDifference | None = None  # treatment - baseline, in protocol adherence
@@ -220,6 +227,7 @@ class EvalVerdict:
     cut: str = ""
     min_gain: float = MIN_GAIN
     control_trained: bool = True
+    baseline_trained: bool = True
     shown: tuple[str, ...] = ()
     not_shown: tuple[str, ...] = ()
 
@@ -251,7 +259,7 @@ def decide(
     names = sorted(pc.unique(items["arm"]).to_pylist())
     summaries = tuple(outcomes.summarize(items, arm, question.sampling.fixed) for arm in names)
     possible = outcomes.without_twins(items)
-    cut = cut_sentence(possible)
+    cut = cut_sentence(possible, question.collapsed)
     reasons = [ONLY_TWINS]
     if len(possible) or not len(items):
         reasons = problems(possible, baseline, treatment, question.untrained)
@@ -287,12 +295,18 @@ def decide(
         control_problems = problems(possible, control, treatment, question.untrained)
     over = None if control_problems else compare(possible, treatment, str(control), question)
     by_seed = gain.outcomes.gain_by_seed
-    collapsed = tuple(clause for arm in question.arms for clause in outcomes.collapsed(possible, arm))
+    collapsed = collapsed_clauses(possible, question)
+    at_zero = None
+    if {treatment + AT_ZERO, baseline + AT_ZERO} <= {*names}:
+        at_zero = compare(possible, treatment + AT_ZERO, baseline + AT_ZERO, question, question.outcome)
+    sharpening = sharpening_sentence(gain.difference, at_zero.difference, question) if at_zero else ""
     sentences = [
         cut,
         f"{treatment} - {baseline} is {points(gain.difference)}: {reason}.",
+        f"At temperature 0 it is {points(at_zero.difference)}." if at_zero else "",
+        sharpening,
         differences_sentence(differences, treatment, baseline),
-        seeds_sentence(by_seed),
+        seeds_sentence(by_seed, "this training" if baseline in question.untrained else "these checkpoints"),
         f"Collapsed: {'; '.join(collapsed)}." if collapsed else "",
         subsets_sentence(gaining),
         credit_sentence(bool(claim), over, control_problems, question),
@@ -314,6 +328,8 @@ def decide(
         best=bounds[1].difference if bounds else None,
         num_lost=num_lost,
         over_control=over.difference if over else None,
+        at_zero=at_zero.difference if at_zero else None,
+        sharpening=sharpening,
         hacked=conduct["hacked"][0],
         suspect=conduct["suspect"][0],
         protocol=conduct["protocol"][0],
@@ -327,6 +343,7 @@ def decide(
         cut=cut,
         min_gain=question.min_gain,
         control_trained=control not in question.untrained,
+        baseline_trained=baseline not in question.untrained,
     )
     shown, not_shown = conclusions(verdict, question.alpha)
     return replace(verdict, shown=tuple(shown), not_shown=tuple(not_shown))
@@ -460,7 +477,8 @@ def secondary(items: pa.Table, possible: pa.Table, question: EvalQuestion) -> tu
     differences = conduct_differences(items, possible, treatment, baseline, question)
     subsets = by_family(paired(possible, treatment, baseline, question.outcome))
     for arm in sorted({*pc.unique(items["arm"]).to_pylist()} - {START, *question.arms}):
-        if not problems(possible, arm, baseline, question.untrained):
+        # An arm at temperature 0 differs from the baseline by its temperature, too.
+        if not arm.endswith(AT_ZERO) and not problems(possible, arm, baseline, question.untrained):
             found = compare(possible, arm, baseline, question, question.outcome)
             if found:
                 of = found.difference
@@ -561,12 +579,15 @@ def differences_sentence(differences: Iterable[ArmDifference], treatment: str, o
     )
 
 
-def cut_sentence(possible: pa.Table) -> str:
+def cut_sentence(possible: pa.Table, collapsed: Container[tuple[str, int]] = ()) -> str:
     """Return, in a sentence, that limits ended many rollouts before they passed, with the settings to raise.
 
-    Empty where fewer than `LARGE_CUT` of them were cut, and some arm passed something.
+    Empty where fewer than `LARGE_CUT` of them were cut, and some arm passed something. Rollouts of trainings that
+    collapsed do not count: higher limits would only make them longer.
     """
-    played = possible.filter(pc.invert(outcomes.failed(possible)))
+    trainings = zip(possible["arm"].to_pylist(), possible["train_seed"].to_pylist(), strict=True)
+    sound = pa.array([(arm.removesuffix(AT_ZERO), seed) not in collapsed for arm, seed in trainings], pa.bool_())
+    played = possible.filter(pc.and_(sound, pc.invert(outcomes.failed(possible))))
     none_passed = bool(len(played)) and not pc.any(played["passed"]).as_py()
     by = Counter(played["terminated_by"].filter(pc.invert(played["passed"])).to_pylist())
     cut = {limit: by[limit] for limit in LIMITS if by[limit]}
@@ -580,10 +601,33 @@ def cut_sentence(possible: pa.Table) -> str:
     return f"No arm passed any task, and {sentence}" if none_passed else sentence
 
 
-def seeds_sentence(by_seed: Mapping[str, float]) -> str:
-    """Return the range of gains over training seeds, in a sentence."""
+def collapsed_clauses(possible: pa.Table, question: EvalQuestion) -> tuple[str, ...]:
+    """Return the trainings of the compared arms that collapsed, as they recorded it or by their pass rates."""
+    recorded = [
+        f"arm {arm}, seed {seed}: {how.removesuffix('.')}"
+        for (arm, seed), how in sorted(question.collapsed.items())
+        if arm in question.arms
+    ]
+    return (*recorded, *(clause for arm in question.arms for clause in outcomes.collapsed(possible, arm)))
+
+
+def sharpening_sentence(gain: PairedDifference, at_zero: PairedDifference, question: EvalQuestion) -> str:
+    """Return, in a sentence, that most of a training's gain is sharpening; empty where it is not, or none is shown.
+
+    What is left of the gain at temperature 0 is below half of it: the start model gave most of these answers already.
+    """
+    if question.baseline not in question.untrained or gain.shows != BETTER or at_zero.estimate >= gain.estimate / 2:
+        return ""
+    return (
+        f"Most of the gain is sharpening: at temperature 0, where each model gives its most likely answers, "
+        f"{question.treatment} - {question.baseline} is less than half of it."
+    )
+
+
+def seeds_sentence(by_seed: Mapping[str, float], of_one: str) -> str:
+    """Return the range of gains over training seeds, in a sentence; `of_one`: what one seed is about."""
     if len(by_seed) == 1:
-        return "One training seed was run: this is about these checkpoints, not about another training."
+        return f"One training seed was run: this is about {of_one} only, not about other seeds."
     low, high = 100 * min(by_seed.values()), 100 * max(by_seed.values())
     spread = f"Over {len(by_seed)} training seeds the difference runs from {low:+.1f} to {high:+.1f} points"
     if len(by_seed) < MIN_SEEDS:
@@ -612,6 +656,8 @@ def subsets_sentence(gaining: Sequence[Subset]) -> str:
 
 def credit_sentence(gained: bool, over: Comparison | None, reasons: Sequence[str], question: EvalQuestion) -> str:
     """Return a sentence: whether the gain is credited to the preference or to imitation, the control."""
+    if over is None and question.baseline in question.untrained:
+        return ""  # the gain is that of training as it was: there is nothing to attribute it to
     if over is None:
         gain = "the gain" if gained else "a gain"
         return (
@@ -667,6 +713,8 @@ def conclusions(verdict: EvalVerdict, alpha: float = ALPHA) -> tuple[list[str], 
     """Return what the numbers of a verdict show, and what a reader may not conclude from them."""
     shown: list[str] = []
     not_shown = [f"What the arms can do. {verdict.cut}"] if verdict.cut else []
+    if verdict.sharpening:
+        not_shown.append(f"That {verdict.treatment} gives many answers that the start could not. {verdict.sharpening}")
     for found in (gain_conclusions(verdict), control_conclusions(verdict)):
         shown += found[0]
         not_shown += found[1]
@@ -723,6 +771,8 @@ def gain_conclusions(verdict: EvalVerdict) -> tuple[list[str], list[str]]:
 def control_conclusions(verdict: EvalVerdict) -> tuple[list[str], list[str]]:
     """Return whether the gain is the preference's: what the comparison with the imitating arm shows, and does not."""
     treatment, control, over = verdict.treatment, verdict.control, verdict.over_control
+    if not over and not verdict.baseline_trained:
+        return [], []
     if not over:
         return [], [
             f"What a gain of {treatment} comes from: no arm that only imitates the chosen actions was compared."

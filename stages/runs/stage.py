@@ -84,6 +84,11 @@ class Stage(Generic[ConfigT]):
     """A call from Python, as `help` shows it, with what it gives; it is executed by the tests of the documents."""
     label: Callable[[Inputs, ConfigT], str] = lambda inputs, config: config.label()
     """Return a word for the name of the run folder; by default the settings' own."""
+    inherit: Callable[[ConfigT, Sequence[tuple[str, Tree]]], ConfigT] = lambda config, reads: config
+    """Return the settings with what nobody gave taken from the runs that it reads, given as stage and settings of each.
+
+    What is taken counts as given afterwards: it is part of the identity, and nothing is taken twice.
+    """
     check_reads: Callable[[ConfigT, Sequence[tuple[str, StageConfig]]], None] = lambda config, reads: None
     """Refuse settings that cannot fit the entries of a chain that it reads, given as stage and settings of each."""
     limit_setting: str | None = None
@@ -149,6 +154,13 @@ def _of_a_stage(key: str, value: Any) -> bool:
     return (key in STAGES and isinstance(value, dict)) or any(
         key in load_stage(stage).config.model_fields for stage in STAGES
     )
+
+
+def with_inherited(stage: str, inputs: Inputs, config: ConfigT) -> ConfigT:
+    """Return a stage's settings with what nobody gave taken from its inputs."""
+    reads = [(run.manifest.stage, run.manifest.config) for run in inputs.runs()]
+    inherited: ConfigT = load_stage(stage).inherit(config, reads)
+    return inherited
 
 
 def check_inputs(inputs: Inputs) -> None:

@@ -17,6 +17,7 @@ from stages.runs import runner
 from stages.runs.catalog import assign_inputs, folders, name
 from stages.runs.kinds import CHECKPOINT, EVAL_ITEM
 from stages.runs.run import Inputs, Run
+from stages.runs.stage import with_inherited
 
 HELD_OUT = evaluate.Config(env={"name": ENV, "split": "eval"}, tasks=5)
 
@@ -110,6 +111,7 @@ def test_choosing_an_environment_does_not_choose_its_training_tasks():
 def test_tasks_that_an_arm_was_trained_on_are_refused(tmp_path, artifacts, tiny):
     a = trained(artifacts, tiny)
     alone = evaluate.Config(env={"name": ENV, "split": "train"}, tasks=6)
+    assert inherited(alone, a).treatment == "A", "the start is the baseline of one trained arm"
     named = alone.model_copy(update={"baseline": "start", "treatment": "A"})
     remedy = "'B'.*start, A.*--set baseline=start --set treatment=A"
     with pytest.raises(UsageError, match=remedy):
@@ -118,6 +120,41 @@ def test_tasks_that_an_arm_was_trained_on_are_refused(tmp_path, artifacts, tiny)
         with pytest.raises(UsageError, match=words):
             runner.execute("evaluate", {"arms": a}, config, root=tmp_path)
     assert not list((tmp_path / "evaluate").glob("2*"))
+
+
+def inherited(config, *trainings):
+    return with_inherited("evaluate", Inputs({"arms": trainings, "recorded": trainings}), config)
+
+
+def test_an_evaluation_is_played_as_its_trainings_were(tmp_path, artifacts, tiny):
+    a = trained(artifacts, tiny)
+    found = inherited(evaluate.Config(tasks=5, greedy=True), a)
+    assert (found.env.name, found.env.split, found.max_steps) == (ENV, "eval", a.manifest.config["max_steps"])
+    assert (found.baseline, found.treatment, found.control) == ("start", "A", None)
+    assert inherited(found, a) == found and found.identity() != evaluate.Config(tasks=5, greedy=True).identity()
+    plan = evaluate.STAGE.plan(Inputs({"arms": a}), found)
+    assert plan.units == 20 and f"environment {ENV}, as trained" in plan.notes and "A against start" in plan.notes
+    run = Run(runner.execute("evaluate", {"arms": a}, found, root=tmp_path).path)
+    assert {item["arm"] for item in run.rows(EVAL_ITEM)} == {"start", "A", "start@0", "A@0"}
+    zero = orjson.loads((run.path / "verdict.json").read_bytes())["at_zero"]
+    assert zero["num_tasks"] == 5 and "start@0" in (run.path / "report.txt").read_text()
+
+
+def test_what_is_given_is_not_taken_from_trainings():
+    trees = [
+        {"arm": "A", "seed": seed, "max_steps": 4, "env": {"name": "e", "options": {"x": seed}}} for seed in (0, 1)
+    ]
+    reads = [("train", tree) for tree in trees]
+    with pytest.raises(UsageError, match=r"environment.*e \(x=0\) for arm A with seed 0, e \(x=1\).*--env NAME"):
+        evaluate.STAGE.inherit(evaluate.Config(), reads)
+    own = evaluate.STAGE.inherit(evaluate.Config(env={"y": 2}, max_steps=3, treatment="B", with_start=False), reads)
+    assert (own.env.name, own.env.options, own.max_steps, own.baseline) == ("e", {"y": 2}, 3, "A")
+    other = evaluate.STAGE.inherit(evaluate.Config(env="kata"), reads)
+    assert (other.env.name, other.env.options, other.max_steps) == ("kata", {}, 4)
+    both = evaluate.STAGE.inherit(evaluate.Config(env="kata"), [*reads, ("train", {**trees[0], "arm": "B"})])
+    assert (both.baseline, both.treatment, both.control) == ("A", "B", "C")
+    with pytest.raises(ValueError, match="greedy"):
+        evaluate.Config(greedy=True, temperature=0)
 
 
 # Models behind a server, and planned looks

@@ -329,6 +329,8 @@ LAYOUTS = {
     "kata near 0": (LOW, Design(KATA), 0.0),
     "Lite, fixed": (PLAIN, Design(LITE, fixed=True), 0.0),
     "300 families": (PLAIN, Design((1,) * 300), 0.02),
+    "the start, 2 seeds": (PLAIN, Design(KATA, seeds=2, one_baseline=True), 0.0),
+    "the start, 3 seeds": (replace(PLAIN, seed_sd=0.03), Design(KATA, seeds=3, one_baseline=True), 0.0),
 }
 """Each takes another branch of the test; `benchmarks/levels.py` has more layouts and more experiments."""
 

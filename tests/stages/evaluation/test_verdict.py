@@ -179,8 +179,35 @@ def test_the_start_is_a_control_that_was_not_trained():
     assert b"above start" in arms_chart(verdict)
     trained = decided(items, baseline=START, treatment="A", control=None)
     assert trained.decision == "VALIDATED" and trained.gain.estimate == pytest.approx(0.2)
+    assert "attributed" not in trained.why and "comes from" not in sentences(trained)[1]
+    once = experiment({START: 30}, seeds=(0,)) + experiment({"A": 50}, seeds=(1,))
+    verdict = decided(once, baseline=START, treatment="A", control=None)
+    assert verdict.decision == "PARTIAL" and "about this training only, not about other seeds" in verdict.why
     one = decided(experiment({"A": 50, "B": 75}) + experiment({"C": 30}, seeds=(0,)))
     assert one.over_control is None, "a single training is no control of three"
+
+
+@pytest.mark.parametrize(("greedy", "sharpened"), [(62, True), (75, False)])
+def test_a_gain_that_is_small_at_temperature_0_is_sharpening(greedy, sharpened):
+    """The start passes 30 tasks at temperature 1 and 55 at 0, its trainings 60 at 1: a gain of 30 points."""
+    items = experiment({"A": 60, "A@0": greedy}) + experiment({START: 30, "start@0": 55}, seeds=(0,))
+    verdict = decided(items, baseline=START, treatment="A", control=None)
+    assert verdict.at_zero.estimate == pytest.approx((greedy - 55) / 100) and verdict.at_zero.num_seeds == 3
+    assert ("Most of the gain is sharpening" in verdict.why) is sharpened is bool(verdict.sharpening)
+    assert not any(part.kind == "arm" for part in verdict.subsets), "no difference of temperature is one of arms"
+    printed = text_table(verdict)
+    assert "start@0  55.0 %" in printed and "pass@1 at temperature 0, A - start: " in printed
+    assert decided(items[:300], baseline="A", treatment="A").at_zero is None
+
+
+def test_a_training_that_collapsed_is_named_and_its_cut_rollouts_blame_no_limit():
+    items = experiment({START: 30}, seeds=(0,)) + experiment({"A": 5}, seeds=(0, 1))
+    items = [{**item, "terminated_by": "max_tokens" if item["arm"] == "A" else "submitted"} for item in items]
+    asked = {"baseline": START, "treatment": "A", "control": None}
+    assert "raise policy.max_tokens" in decided(items, **asked).cut
+    how = "Collapsed at step 14: entropy 3.6, three times that of the first steps."
+    verdict = decided(items, **asked, collapsed={("A", 0): how, ("A", 1): how})
+    assert not verdict.cut and "arm A, seed 1: Collapsed at step 14: entropy 3.6" in verdict.why
 
 
 # Parts, other arms, conduct.
