@@ -91,6 +91,8 @@ class ChainArguments(Arguments):
     processes:N, ray or ray://HOST:PORT."""
     max_cost: Annotated[float | None, Field(ge=0), typer.Option("--max-cost", metavar="USD", min=0.0)] = None
     """USD, which no stage of the chain exceeds."""
+    to_the_end: Annotated[bool, typer.Option("--to-the-end")] = False
+    """Go on after a stage that did not pass its own checks, or left them open."""
 
 
 def configure(

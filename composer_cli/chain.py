@@ -15,7 +15,7 @@ from composer_cli.preset import Preset, PresetEntry
 from composer_cli.printing import print_json, print_text
 from composer_cli.view import page
 from stages.backends import devices
-from stages.errors import ComposerError
+from stages.errors import ComposerError, Incomplete
 from stages.layout import aligned
 from stages.runs.catalog import assign_inputs
 from stages.runs.run import Run
@@ -27,17 +27,29 @@ from stages.runs.stage import Plan, load_stage
 def run(preset: Preset, configs: Mapping[str, StageConfig], asked: Arguments, console: Console) -> dict[str, Result]:
     """Return the results by title, in order; raises at the first entry that fails or, by default, judges itself not ok.
 
+    Also at one that leaves open whether it is (exit code 3), where a later entry reads it.
+
     Entries of a group run in processes of their own where they do not need the same workers or server.
     """
 
     def job(entry: PresetEntry, results: Mapping[str, Result]) -> StageJob:
         return job_of(preset, entry, configs[entry.title], results)
 
+    read = {name for entry in preset.stage for name in entry.reads}
+
     def require(title: str, result: Result) -> None:
-        if not preset.to_the_end and Run(result.path).manifest.outcome.ok is False:
+        outcome = Run(result.path).manifest.outcome
+        if preset.to_the_end:
+            return
+        if outcome.ok is False:
             raise ComposerError(
                 f"{title} did not pass its own checks, so nothing that builds on it was run: see "
-                f"{result.path}/report.txt."
+                f"{result.path}/report.txt. --to-the-end runs it."
+            )
+        if outcome.exit_code == Incomplete.exit_code and title in read:
+            raise Incomplete(
+                f"{title} ended in {outcome.summary.get('verdict')}, so nothing that builds on it was run: see "
+                f"{result.path}/report.txt. --to-the-end runs it."
             )
 
     _check_gpus(preset, configs, asked.on)

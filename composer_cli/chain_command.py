@@ -53,7 +53,7 @@ class ChainCommand(HelpCommand):
             call.require_one_process("composer run")
             asked: call.ChainArguments = arguments(call.ChainArguments, given)
             where = asked.on or base.LOCAL
-            wanted = load_preset(given["preset"])
+            wanted = load_preset(given["preset"]).going_on(asked.to_the_end)
             console, typed = Console(asked.quiet, watch=given["watch"]), list(given["set_"] or ())
             files = read_for_preset(wanted, asked.config, console.notify)
             layers, on_settings = jobs.split_on([*files, *map(assignment, typed)])

@@ -86,7 +86,8 @@ class Preset(Settings):
     next: str = ""
     """What to type afterwards."""
     to_the_end: bool = False
-    """Go on also after an entry that judges itself not ok: its findings are part of what the last entry shows."""
+    """Go on also after an entry that judges itself not ok, or leaves that open to entries that read it: its findings
+    are part of what the last entry shows."""
     stage: list[PresetEntry] = Field(min_length=1)
 
     @field_validator("stage")
@@ -103,6 +104,10 @@ class Preset(Settings):
             ]
             made.append(entry.model_copy(update={"reads": read}))
         return made
+
+    def going_on(self, to_the_end: bool) -> "Preset":
+        """Return the chain, which goes on to the end if it does so by itself or is asked to."""
+        return self.model_copy(update={"to_the_end": self.to_the_end or to_the_end})
 
     def groups(self) -> list[list[PresetEntry]]:
         """Return the entries in groups of neighbours that may run at the same time."""

@@ -234,6 +234,7 @@ def run(
     resume: bool = ...,
     clean: bool = ...,
     max_cost: float | None = ...,
+    to_the_end: bool = ...,
     trust: bool = ...,
     quiet: bool = ...,
 ) -> Job: ...
@@ -249,6 +250,7 @@ def run(
     resume: bool = ...,
     clean: bool = ...,
     max_cost: float | None = ...,
+    to_the_end: bool = ...,
     trust: bool = ...,
     quiet: bool = ...,
 ) -> Chain | Job: ...
@@ -263,6 +265,7 @@ def run(
     resume: bool = False,
     clean: bool = False,
     max_cost: float | None = None,
+    to_the_end: bool = False,
     trust: bool = False,
     quiet: bool = False,
 ) -> Chain | Job:
@@ -273,11 +276,12 @@ def run(
     model that every entry starts from. on: "processes:4" deals the work to workers here; "slurm", "hf-jobs" or "modal"
     submits the chain there, with settings such as `{"on.options.partition": "gpu"}`, and returns at once. resume: go on
     with unfinished runs. clean: delete what the runs' folders hold and start again. max_cost: USD, which no stage
-    exceeds. trust: send a provider's key to another server where a file says so. quiet: no progress on stderr.
+    exceeds. to_the_end: go on after an entry that did not pass its own checks, or left them open. trust: send a
+    provider's key to another server where a file says so. quiet: no progress on stderr.
 
     Raises `UsageError` for a preset or settings that cannot be run, `BadInput` for an input that a stage cannot read,
-    `Incomplete` if part of a stage failed and the rest is saved, and `ComposerError` where an entry did not pass its
-    own checks.
+    `Incomplete` if part of a stage failed and the rest is saved, or an entry left open what others build on, and
+    `ComposerError` where an entry did not pass its own checks.
 
     >>> chain = composer.run("chain.toml", {"collect.samples": 1}, policy="reference", quiet=True)
     >>> chain["collect"].manifest.counts["done"]
@@ -288,10 +292,10 @@ def run(
 
     with errors_in_python(resumes=True):
         how = {"config": config, "artifacts": artifacts, "resume": resume, "clean": clean, "max_cost": max_cost}
-        how |= {"on": on, "trust": trust, "quiet": quiet, "policy": policy}
+        how |= {"on": on, "trust": trust, "quiet": quiet, "policy": policy, "to_the_end": to_the_end}
         asked = settings.build("run", ChainArguments, [how])
         asked, console = asked.model_copy(update={"artifacts": asked.artifacts.resolve()}), PythonConsole(quiet)
-        wanted = load_preset(str(preset))
+        wanted = load_preset(str(preset)).going_on(to_the_end)
         files = read_for_preset(wanted, asked.config, console.notify)
         given = checked_settings(chosen)
         layers, on_settings = jobs.split_on([*files, *(settings.nested(*one) for one in given.items())])

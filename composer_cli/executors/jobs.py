@@ -188,6 +188,7 @@ def _prepare(request: Request, where: Any) -> SubmittedChain:
     words += ["--max-cost", str(asked.max_cost)] if asked.max_cost is not None else []
     words += ["--on", where.workers] if where.workers else []
     words += ["--trust"] if asked.trust else []
+    words += ["--to-the-end"] if asked.to_the_end else []
     # Settings with a method `sends` (an export, a store of replicas) tell by it whether they need their key at all.
     every_part = [part for config in request.configs.values() for _, part in settings.parts("", config)]
     servers = [part for part in every_part if hasattr(part, "api_key_env")]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from support.chains import SILENT, SMALL, entry
 from support.command_line import command, environment, until
+from support.server import Reply, answer, serving
 
 from composer_cli import chain
 from composer_cli.call import Arguments
@@ -23,6 +24,7 @@ from composer_cli.show.text import status_tables
 from stages import STAGES, collect, train
 from stages.runs import settings
 from stages.runs.stage import load_stage
+from tests.stages.test_extract_pairs import ACTORS
 
 CHAIN = "\n".join(
     [
@@ -434,3 +436,26 @@ def test_a_run_without_a_device_has_none_in_the_table():
     table = status_tables([RunLine("train/x", "complete"), RunLine("train/y", "running", device="GPU 3")], [])
     assert table.splitlines()[0].split() == ["run", "status", "age", "units", "USD", "took", "device", "reason"]
     assert "GPU 3" in table
+
+
+def test_a_chain_stops_where_what_others_build_on_is_left_open(composer, tmp_path):
+    """Trainings used to learn from pairs whose check had ended with exit code 3."""
+    with serving(lambda body, earlier: Reply(body=answer(ACTORS[body["model"]](body["messages"])))) as server:
+        policy = f'base_url = "{server.url}", max_tokens = 99'
+        teachers = ", ".join(f'{{ name = "{name}", model = "sometimes", {policy} }}' for name in "abc")
+        text = [
+            entry("collect", "collect", f'policy = {{ model = "looks", {policy} }}', "tasks = 8", "samples = 1"),
+            entry("replay-teachers", "ask", f"teachers = [{teachers}]", reads=("collect",)),
+            entry("extract-pairs", "pairs", 'outcome = "ignore"', reads=("collect", "ask")),
+        ]
+        preset = tmp_path / "preset.toml"
+        preset.write_text("\n".join(text))
+        alone = composer("run", "--preset", str(preset))
+        assert alone.returncode == 3 and "Every entry was run" in alone.stdout, "nothing reads its pairs"
+        preset.write_text("\n".join([*text, entry("export", "file", 'format = "trl"', reads=("collect", "pairs"))]))
+        stopped = composer("run", "--preset", str(preset))
+        assert stopped.returncode == 3 and "file: " not in stopped.stderr
+        assert "pairs ended in DISAGREEMENT NOT SHOWN TO TRACK FAILURE" in stopped.stderr
+        assert "--to-the-end" in stopped.stderr
+        done = composer("run", "--preset", str(preset), "--to-the-end")
+        assert done.returncode == 3 and "file: done" in done.stderr
