@@ -222,6 +222,15 @@ class ComparesOutcomes(Protocol):
 
 
 @runtime_checkable
+class HintsAnswers(Protocol):
+    """An environment that can say before an answer what it should be, in words for that moment."""
+
+    def answer_hint(self, task: Task) -> str:
+        """Return the hint, as it stands at the end of a task's question: nothing was answered there yet."""
+        ...
+
+
+@runtime_checkable
 class ReportsFaults(Protocol):
     """An environment that finds the faulty turns of a rollout from the observations."""
 

@@ -9,7 +9,7 @@ own teacher behind the hint, and `HintedRows` is what the channel's loss gets.
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -19,7 +19,7 @@ from jaxtyping import Float
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from stages.envs.base import Environment, ReportsFaults, TurnFault
+from stages.envs.base import Environment, HintsAnswers, ReportsFaults, TurnFault
 from stages.errors import UsageError
 from stages.losses.distillation import SelfTaught, importance_weights, sdpo, update_average
 from stages.losses.tokens import Predictors
@@ -72,7 +72,7 @@ def spread(items: Sequence[Any], most: int) -> list[Any]:
 
 
 def faults(rollout: LiveRollout, environment: Environment) -> list[TurnFault]:
-    """Return every faulty turn, once.
+    """Return every faulty turn, once, each with the text of its hint as `advice`.
 
     Faulty are a malformed action, what the environment reports, and a last turn whose answer the environment graded as
     wrong and commented on.
@@ -80,14 +80,18 @@ def faults(rollout: LiveRollout, environment: Environment) -> list[TurnFault]:
     by_turn: dict[int, TurnFault] = {}
     for index, step in enumerate(rollout.steps):
         if (error := step.observation.parse_error) is not None:
-            by_turn[index] = TurnFault(index, "malformed", error, error)
+            by_turn[index] = TurnFault(index, "malformed", error, f"Hint: {error}")
     if isinstance(environment, ReportsFaults):
         for fault in environment.faults([step.observation for step in rollout.steps]):
-            by_turn.setdefault(fault.turn, fault)
+            by_turn.setdefault(fault.turn, replace(fault, advice=f"Hint: {fault.advice}"))
     if rollout.steps and rollout.grade.hidden_pass is False:
         turn, last = len(rollout.steps) - 1, rollout.steps[-1].observation
         if last.stop == "answered" and last.content:
-            by_turn.setdefault(turn, TurnFault(turn, "wrong_answer", last.content, last.content))
+            # The hint stands before the answer, and what was said of it was said after it.
+            before = f"Hint: {last.content}"
+            if isinstance(environment, HintsAnswers):
+                before = environment.answer_hint(rollout.task)
+            by_turn.setdefault(turn, TurnFault(turn, "wrong_answer", last.content, before))
     return [by_turn[turn] for turn in sorted(by_turn)]
 
 
@@ -104,7 +108,7 @@ def write_hints(faulty: Sequence[Faulty], policy: Policy | None) -> list[Hint | 
     None where a call to the model fails or its answer is empty.
     """
     if policy is None:
-        return [Hint(fault.turn, fault.kind, fault.error, f"Hint: {fault.advice}") for _, fault in faulty]
+        return [Hint(fault.turn, fault.kind, fault.error, fault.advice) for _, fault in faulty]
     turns = []
     for rollout, fault in faulty:
         question = QUESTION.format(action=rollout.steps[fault.turn].sample.text, error=fault.error)

@@ -7,7 +7,8 @@ from support.environments import GuessEnv
 from support.models import tiny_tokenizer
 from support.server import Reply, answer, serving
 
-from stages.envs.base import Grade, Observation, Task, TurnFault
+from stages.envs.answered import AnsweredEnv, Question
+from stages.envs.base import Grade, Observation, Split, Task, TurnFault
 from stages.messages import following_ids, opening_ids
 from stages.policy.base import PolicyConfig, Sample
 from stages.policy.endpoint import EndpointPolicy
@@ -91,6 +92,26 @@ def test_a_wrong_answer_is_hinted_with_what_the_environment_says() -> None:
     assert from_templates(answered("5 is wrong; the answer is 6.", hidden_pass=False)) == [
         Hint(0, "wrong_answer", "5 is wrong; the answer is 6.", "Hint: 5 is wrong; the answer is 6.")
     ]
+
+
+class Capitals(AnsweredEnv):
+    name, source = "capitals", "an atlas"
+
+    def questions(self, split: Split, count: int, seed: int) -> list[Question]:
+        return [Question("1", "Capital of Peru?", "Lima")]
+
+
+def test_before_an_answer_stands_the_right_one_and_not_what_was_said_of_a_wrong_one() -> None:
+    """ "Hint: 'Quito' is wrong; ..." stood before anything had been answered, and made worse teachers."""
+    environment = Capitals()
+    (task,) = environment.tasks("train", 1, 0)
+    environment.reset(task)
+    found = rollout(("Quito", environment.step("Quito")))
+    found.task, found.grade = task, environment.grade()
+    (fault,) = hints.faults(found, environment)
+    assert fault.error == environment.correction("Quito", Question("1", "", "Lima"))
+    (hint,) = [one for one in write_hints([(found, fault)], None) if one is not None]
+    assert hint.text == "(Answer: Lima)"
 
 
 @pytest.mark.parametrize(
