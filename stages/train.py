@@ -283,7 +283,7 @@ def _fit(trainer: "ComposedTrainer", folder: Path, ranks: Ranks, outer: "OuterSt
 
 STAGE = Stage(
     name="train",
-    version=1,
+    version=2,
     example="""\
 >>> plan = composer.train.plan(policy="Qwen/Qwen3-8B", optimisation={"steps": 10})
 >>> plan.units, plan.what
