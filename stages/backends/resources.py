@@ -17,9 +17,11 @@ from stages.backends import ranks
 if TYPE_CHECKING:
     import torch
 
-LARGE = 2**20
+LARGE = 2**23
 """Bytes from which a block is mapped on its own. The kernel zeroes such a block each time, which is cheap compared with
-the large matrix products that fill it, and expensive compared with the work of small models."""
+the large matrix products that fill it, and expensive compared with the work of small models. Measured with 1 MiB on a
+LoRA step of 135 M parameters and 524 tokens: 600,000 page faults a forward pass, a third of the processor time of
+forward and backward pass."""
 M_MMAP_THRESHOLD = -3
 VARIABLE = "MALLOC_MMAP_THRESHOLD_"
 """glibc's environment variable; a value set by the user wins."""
