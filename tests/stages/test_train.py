@@ -157,6 +157,7 @@ def test_any_micro_batch_is_the_same_step(tmp_path: Path, artifacts: Path, tiny:
     assert {f"gradient/norm/{name}" for name in ("grpo", *CHANNELS)} <= whole.keys()
     assert -1.0 <= whole["gradient/cosine/dpo~sft"] <= 1.0
     compared = [n for n in whole if n.partition("/")[0] in {*CHANNELS, "gradient"} or n in ("loss", "grad_norm")]
+    compared.remove("dpo/accuracy")  # of margins that are 0 before the first step: rounding decides their sign
     for micro in ({"micro_batch": 1}, {"max_tokens_per_micro_batch": 40}):
         cut = row(**micro)
         for name in compared:
