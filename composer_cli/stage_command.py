@@ -155,10 +155,12 @@ def of_settings(config: Any) -> Declared:
 
     declared: Declared = {}
     for key, field, mark in marked(config):
-        name, kind = key.rpartition(".")[2], int if field.annotation is int else str
-        help_ = mark.help or f"Short for --set {key}={mark.metavar}."
+        name, kind = key.rpartition(".")[2], field.annotation if field.annotation in (int, bool) else str
+        help_ = mark.help or f"Short for --set {key}={mark.metavar or 'true'}."
         completion = options.complete_environments if name == "env" else None
-        option = typer.Option(f"--{name}", metavar=mark.metavar, help=help_, autocompletion=completion)
+        option = typer.Option(
+            f"--{name.replace('_', '-')}", metavar=mark.metavar or None, help=help_, autocompletion=completion
+        )
         declared[name] = Annotated[kind | None, option], None
     return declared
 

@@ -30,6 +30,7 @@ from stages.training.plan import check_memory, resolve, room
 if TYPE_CHECKING:
     from stages.policy.local import LocalPolicy
     from stages.rollouts.agent_loop import LiveRollout
+    from stages.training.collapse import Watch
     from stages.training.distributed import Student
     from stages.training.plan import TrainPlan
     from stages.training.replicas import OuterSteps
@@ -80,7 +81,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     resolved = resolve(config, ranks.count, inputs, _longest_row(inputs))
     tasks = resolved.config.draw(resolved.config.opener(), resolved.config.tasks)
     from stages.policy.local import checkpointed, load_model
-    from stages.training import projection, replicas, report, trl_arguments, weights
+    from stages.training import collapse, projection, replicas, report, trl_arguments, weights
     from stages.training.distributed import Student
     from stages.training.rollouts import prompt_order
 
@@ -123,17 +124,19 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         prompts = [tasks[index] for index in order]
         with reporting.backend_folders(config.report_to, out.path / "logs"):
             rollouts = _rollouts(resolved, out, student, prompts, sampler, server)
-            trainer = _assemble(resolved, inputs, out, student, rollouts, folder, outer, direction)
+            size = config.optimisation
+            watch = collapse.Watch(out, size.prompts_per_step * size.generations, ranks, stop=size.stop_on_collapse)
+            trainer = _assemble(resolved, inputs, out, student, rollouts, folder, outer, direction, watch)
             student.model = trainer.model
             student.distribute()
             try:
-                _fit(trainer, folder, ranks, outer)
+                steps = _fit(trainer, folder, ranks, outer, watch)
             finally:
                 rollouts.close()
         out.checkpoint(student.save)  # in all processes, each of which may hold a share
         if ranks.first:
             # Replicas draw from the same tasks, each in an order of its own.
-            report.save(trainer, config, prompts if replica is None else tasks, out)
+            report.save(trainer, config, prompts if replica is None else tasks, out, watch.collapsed(steps))
         if outer is not None:
             outer.report()
 
@@ -208,10 +211,12 @@ def _assemble(
     folder: Path,
     outer: "OuterSteps | None",
     direction: dict[str, Any] | None,
+    watch: "Watch",
 ) -> "ComposedTrainer":
     """Return a trainer that has not begun; `BadInput` and `UsageError` where pairs or teacher do not fit.
 
-    folder: of checkpoints to resume from. outer: DiLoCo's rounds. direction: what is taken out of the training.
+    folder: of checkpoints to resume from. outer: DiLoCo's rounds. direction: what is taken out of the training. watch:
+    notices a collapse.
     """
     from stages.gradients.per_row import MAX_TOKENS
     from stages.training import checkpoints, distributed, projection, step, trl_arguments
@@ -241,7 +246,7 @@ def _assemble(
     given = SourceInputs(config, inputs, student, environment, out, journal.hints)
     channels = step.Channels(config, [kind.open(given) for kind in row_sources(config.weights.active())])
     # 2. Callbacks. DiLoCo's precedes Supervision, which marks a checkpoint as complete once the others have written.
-    callbacks: list[Any] = [] if outer is None else [outer]
+    callbacks: list[Any] = [watch] if outer is None else [watch, outer]
     callbacks.append(checkpoints.Supervision(out, channels, folder, ranks))
     if size.keep_every:
         callbacks.append(checkpoints.KeptCheckpoints(out, student, size.keep_every))
@@ -255,7 +260,7 @@ def _assemble(
         "channels": channels,
         "rows": channels.rows,
         "gradient_cosine_every": size.gradient_cosine_every,
-        "shared_prompts": size.shared_prompts,
+        "shared_prompts": bool(size.shared_prompts),
         "max_tokens": size.max_tokens_per_micro_batch,
         "ranks": ranks,
         "args": trl_arguments.trl_arguments(resolved, folder, student.mixed),
@@ -267,9 +272,13 @@ def _assemble(
     return distributed.ShardedTrainer(sharded=student.sharded, **parts)
 
 
-def _fit(trainer: "ComposedTrainer", folder: Path, ranks: Ranks, outer: "OuterSteps | None") -> None:
-    """Train from the newest complete checkpoint; `Interrupted` when a stop was requested before the last step."""
-    from stages.training.checkpoints import MARKER, newest
+def _fit(trainer: "ComposedTrainer", folder: Path, ranks: Ranks, outer: "OuterSteps | None", watch: "Watch") -> int:
+    """Train from the newest complete checkpoint; return the steps that the model was trained by.
+
+    `Interrupted` when a stop was requested before the last step. A training that `watch` stopped has the model of the
+    newest checkpoint from before it left its course.
+    """
+    from stages.training.checkpoints import MARKER, newest, steps_of
     from stages.training.replicas import AllRoundsDone
 
     start = ranks.broadcast_from_rank0(lambda: newest(folder))
@@ -277,8 +286,15 @@ def _fit(trainer: "ComposedTrainer", folder: Path, ranks: Ranks, outer: "OuterSt
         trainer.channels.load(store.read_json(start / MARKER)["channels"], start)
     with suppress(AllRoundsDone):
         trainer.train(resume_from_checkpoint=str(start) if start else None)
+    if watch.stopped:
+        good = ranks.broadcast_from_rank0(lambda: newest(folder, watch.good))
+        if good is None:
+            raise RuntimeError("a checkpoint was made after the first steps, and there is none")
+        trainer._load_from_checkpoint(str(good))
+        return steps_of(good)
     if not (outer.finished if outer else trainer.state.global_step >= trainer.args.max_steps):
         raise Interrupted
+    return trainer.state.global_step
 
 
 STAGE = Stage(

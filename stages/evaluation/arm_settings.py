@@ -22,6 +22,7 @@ CHOSEN = {
     "adapter_rank": "adapter.rank",
     "micro_batch": "optimisation.micro_batch",
     "gradient_checkpointing": "optimisation.gradient_checkpointing",
+    "shared_prompts": "optimisation.shared_prompts",
 }
 """Settings that training chooses where they are left open, by their name among the facts of a run's model."""
 OWN = frozenset({"arm", "seed"})

@@ -74,10 +74,11 @@ def basic_of(*keys: str) -> Basic:
 class Option:
     """Marks a field that the command of a stage offers as an option too: `--arm NAME` is short for `--set arm=NAME`.
 
-    The field is one that a text sets: a number, a text, or a group with `text_sets`.
+    The field is one that a text sets: a number, a text, or a group with `text_sets`; or a flag, whose option turns it
+    on and has no metavar.
     """
 
-    metavar: str
+    metavar: str = ""
     help: str = ""
     """What the option is; by default the setting that it is short for."""
 

@@ -16,6 +16,7 @@ weights.py - the weights of the servers that are sampled from: which server, how
 Around the steps:
 checkpoints.py - checkpoints that survive a kill, and those that are kept with the result
 distributed.py - the model under training, shares of it over the processes, and the trainer on them
+collapse.py - what is watched of each step, and when it has left its course
 replicas.py - DiLoCo's rounds between the steps, for one of several replicas
 projection.py - a hack direction taken out of gradients and updates
 trained.py - what is trained of a Linear: its weight, a LoRA, or a change of its singular values

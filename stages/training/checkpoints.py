@@ -4,6 +4,7 @@ A checkpoint to resume from counts only once `Supervision` has written its marke
 channels' state. `_fit` in stages/train.py resumes from the newest one; `newest` deletes torn ones, which have none.
 """
 
+import math
 import time
 from pathlib import Path
 from shutil import rmtree
@@ -20,15 +21,23 @@ from stages.training.step import Channels
 MARKER = "composer.json"
 
 
-def newest(folder: Path) -> Path | None:
-    """Return the newest complete checkpoint in a folder; torn ones, which have no marker, are deleted."""
+def newest(folder: Path, most: float = math.inf) -> Path | None:
+    """Return the newest complete checkpoint in a folder; torn ones, which have no marker, are deleted.
+
+    most: steps that it may have taken.
+    """
     complete = []
-    for path in sorted(folder.glob("checkpoint-*"), key=lambda p: int(p.name.rpartition("-")[2])):
-        if (path / MARKER).exists():
-            complete.append(path)
-        else:
+    for path in sorted(folder.glob("checkpoint-*"), key=steps_of):
+        if not (path / MARKER).exists():
             rmtree(path)
+        elif steps_of(path) <= most:
+            complete.append(path)
     return complete[-1] if complete else None
+
+
+def steps_of(checkpoint: Path) -> int:
+    """Return the steps that were taken before a checkpoint."""
+    return int(checkpoint.name.rpartition("-")[2])
 
 
 METRICS_EVERY_S = 2.0

@@ -107,7 +107,7 @@ class Optimisation(Settings):
     """Rollouts of every prompt: the group whose mean reward is the baseline."""
     learning_rate: float | None = Field(default=None, gt=0)
     """None chooses by the model's size: 2e-4 for small ones, or what suits a model that an environment brings along;
-    else 1e-5 for adapters and 1e-6 for all weights."""
+    else 1e-6 for all weights, and for adapters 4e-4 below 0.3 billion parameters, 1e-4 below 1 billion, and 1e-5."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     beta: float = Field(default=0.0, ge=0)
     """GRPO's KL to the reference."""
@@ -119,9 +119,11 @@ class Optimisation(Settings):
     max_tokens_per_micro_batch: int | None = Field(default=None, gt=0)
     """Cut micro-batches further, by length: at most so many tokens, padding included, in one forward and backward
     pass. A row longer than that goes by itself, so that it decides the memory of no other. None does not cut."""
-    shared_prompts: bool = False
+    shared_prompts: bool | None = None
     """Compute a prompt once for all its samples when scoring them: faster, and equal up to rounding. Off, a step
-    without channels is TRL's bit for bit; a step with channels always shares."""
+    without channels is TRL's bit for bit; a step with channels always shares. None: on, where all layers attend by
+    `sdpa` to all earlier tokens (Llama, Mistral, Qwen2, Qwen3, SmolLM2, ...), but off for small models, and with
+    distribution.sharding."""
     gradient_checkpointing: bool | None = None
     """Recompute activations instead of keeping them: less memory, more time. None: not for small models."""
     max_staleness: int = Field(default=0, ge=0)
@@ -136,6 +138,9 @@ class Optimisation(Settings):
     """Steps between checkpoints that a resumed run can start from."""
     keep_every: int = Field(default=0, ge=0)
     """Steps between checkpoints that stay beside the result, for `composer probe watch`; 0 for none."""
+    stop_on_collapse: Annotated[bool, Option()] = False
+    """End the training where reward, entropy, length or form of the answers leave their course (of which it warns in
+    any case), with the newest checkpoint from before. Checkpoints of forty steps are then kept beside it."""
     gradient_cosine_every: int = Field(default=0, ge=0, json_schema_extra={"affects_results": False})
     """Steps between reports of each channel's gradient norm and their cosines; 0 for none."""
 

@@ -2,8 +2,8 @@
 
 What the settings leave open is chosen by the size of the model, which is read from config.json alone. A model below
 `SMALL` parameters, such as those that environments bring along, is trained whole in one pass. For others these are the
-usual choices: LoRA at ten times the rate that TRL takes for whole models, activations recomputed, and one group a pass,
-or as much of it as `PASS_TOKENS` hold.
+usual choices: LoRA at a rate by size (`ADAPTER_RATES`), activations recomputed, one group a pass, or as much of it as
+`PASS_TOKENS` hold, and each prompt computed once for its samples, where packing.py can.
 
 `estimate_memory` gives the memory that a plan takes before anything is loaded, and `check_memory` refuses what does not
 fit. Activations follow Korthikanti et al. 2022 (arXiv 2205.05198) in counting what each layer keeps for its backward
@@ -31,6 +31,10 @@ from stages.training.config import Config
 SMALL = 10_000_000
 SMALL_RATE = 2e-4
 ADAPTER_RATE = 1e-5
+ADAPTER_RATES = ((300_000_000, 4e-4), (1_000_000_000, 1e-4))
+"""Of LoRA below so many parameters, as tried: 4e-4 taught SmolLM2-135M in 20 steps of 2 x 8 rollouts
+what 1e-5 did not; Qwen2.5-Coder-0.5B lost its reward at 3e-4 in seven steps, and was stable at 1e-4 with 4 x 8. Of
+larger models nothing was tried here: they get `ADAPTER_RATE`, ten times TRL's rate for whole models."""
 WHOLE_RATE = 1e-6
 """TRL's default for GRPO."""
 SINGULAR_VALUES_RATE = 2e-2
@@ -61,7 +65,8 @@ GIB = 2**30
 class ModelShape:
     """Sizes of a causal LM. parameters: tied weights counted once. linears: (inputs, outputs) of those in its layers.
 
-    kv: width of the keys of one layer. bytes: of one weight as it is loaded, 2 or 4.
+    kv: width of the keys of one layer. bytes: of one weight as it is loaded, 2 or 4. packs: whether packing.py can have
+    each prompt computed once for its samples.
     """
 
     parameters: int
@@ -71,6 +76,7 @@ class ModelShape:
     kv: int
     vocabulary: int
     bytes: int
+    packs: bool = False
 
 
 def model_shape(policy: PolicyConfig) -> ModelShape | None:
@@ -110,6 +116,7 @@ def model_shape(policy: PolicyConfig) -> ModelShape | None:
         kv=sampling.kv_width(text),
         vocabulary=text.vocab_size,
         bytes=2 if loaded in (torch.bfloat16, torch.float16) else 4,
+        packs=text._attn_implementation in sampling.SCALED_DOT_PRODUCT and sampling.sees_all(model, PROMPT_TOKENS),
     )
 
 
@@ -172,6 +179,7 @@ class TrainPlan:
             "learning_rate": size.learning_rate,
             "micro_batch": size.micro_batch,
             "gradient_checkpointing": size.gradient_checkpointing,
+            "shared_prompts": size.shared_prompts,
         }
 
     def notes(self) -> tuple[str, ...]:
@@ -183,8 +191,9 @@ class TrainPlan:
         known = f"of {self.shape.parameters / 1e9:.2g} B parameters" if self.shape else "whose size is not known yet"
         again = "activations recomputed" if size.gradient_checkpointing else "activations kept"
         rows = f"{size.micro_batch} rollout{'s' * (size.micro_batch != 1)} a pass"
+        shared = ", prompts computed once for their rollouts" * bool(size.shared_prompts)
         choices = (
-            f"{trained} at learning rate {size.learning_rate:g}, {rows}, {again} "
+            f"{trained} at learning rate {size.learning_rate:g}, {rows}, {again}{shared} "
             f"(what you left open is chosen for a model {known})"
         )
         return (choices,) if self.shape is None else (choices, f"about {estimate_memory(self)} of memory")
@@ -204,7 +213,7 @@ def resolve(config: Config, processes: int, inputs: Container[str] = (), directi
     if rank is None:
         # A server gets an adapter sooner than all weights.
         rank = 0 if spectral or (small and not policy.served) else RANK
-    usual_rate = ADAPTER_RATE if rank else WHOLE_RATE
+    usual_rate = _adapter_rate(shape) if rank else WHOLE_RATE
     rate = SMALL_RATE if small else usual_rate
     rate = SINGULAR_VALUES_RATE if spectral else rate
     rollouts = size.prompts_per_step * size.generations
@@ -222,9 +231,18 @@ def resolve(config: Config, processes: int, inputs: Container[str] = (), directi
         },
         adapter={"rank": rank},
     )
+    if size.shared_prompts is None:
+        # Of shares, gradients stay whole in a pass that goes through a layer more than once (`estimate_memory`).
+        packs = shape is not None and shape.packs and not small and not plan.sharded
+        plan = plan.changed(optimisation={"shared_prompts": packs})
     if (refusal := next(refusals(plan), None)) is not None:
         raise UsageError(refusal)
     return plan
+
+
+def _adapter_rate(shape: ModelShape | None) -> float:
+    """Return the rate of LoRA for a model's size; that of large ones where it is not known yet."""
+    return next((rate for below, rate in ADAPTER_RATES if shape and shape.parameters < below), ADAPTER_RATE)
 
 
 def _rows_a_pass(generations: int, rollout_tokens: int) -> int:
@@ -269,6 +287,8 @@ def _of_inputs(plan: TrainPlan) -> Iterator[str]:
             "A direction is taken out of W0 + BA, but adapter.dora also trains the magnitudes of its columns. "
             "Set adapter.dora=false."
         )
+    if config.optimisation.stop_on_collapse and config.diloco.store is not None:
+        yield "optimisation.stop_on_collapse would end one of several replicas. Leave it out, or diloco.store."
     if config.optimisation.beta and not config.adapter.rank and adapters.is_adapter(config.policy.model):
         # TRL would load the adapter's base as the reference of the KL penalty.
         yield (

@@ -129,11 +129,13 @@ def course(out: RunWriter, num_steps: int) -> tuple[Row, str]:
     return rates, f"\nfirst {counted(ends, 'step')} -> last {ends}: {', '.join(shown)}\n"
 
 
-def save(trainer: ComposedTrainer, config: Config, tasks: Iterable[Task], out: RunWriter) -> None:
+def save(
+    trainer: ComposedTrainer, config: Config, tasks: Iterable[Task], out: RunWriter, collapsed: str | None = None
+) -> None:
     """Write what evaluating the checkpoint needs to know, the kept checkpoints, metrics, tables and the report.
 
-    tasks: those that were trained on, in their order; `evaluate` refuses them. Of all that were drawn, a short training
-    may have played only a part.
+    collapsed: how the training left its course. tasks: those that were trained on, in their order; `evaluate` refuses
+    them. Of all that were drawn, a short training may have played only a part.
     """
     projected = accounts(out)
     if config.optimisation.keep_every:
@@ -149,6 +151,7 @@ def save(trainer: ComposedTrainer, config: Config, tasks: Iterable[Task], out: R
         env=config.env.name,
         split=config.env.split,
         task_ids=tuple(dict.fromkeys(task.task_id for task in tasks)),
+        collapsed=collapsed,
     )
     out.document("checkpoint", info.model_dump(mode="json"))
     write_tables(out, trainer.state.global_step)
@@ -169,7 +172,10 @@ def save(trainer: ComposedTrainer, config: Config, tasks: Iterable[Task], out: R
     rates, course_text = course(out, trainer.state.global_step)
     out.set_summary(**rates)
     nothing_learned = equal and config.weights.grpo > 0
+    if collapsed:
+        out.set_summary(collapsed=collapsed)
     remarks = [
+        *([f"The training left its course at {collapsed}."] if collapsed else []),
         *([NOTHING_LEARNED] if nothing_learned else []),
         *([NO_GRPO] if not config.weights.grpo else []),
         *config.diloco.warnings(config.optimisation.steps),

@@ -386,6 +386,8 @@ class ComposedTrainer(ComposedStep, GRPOTrainer):
         self._record(step, self._played)
         for name, value in metrics.items():
             self._metrics["train"][name].append(value)
+        if known := [one.grade.protocol_ok for one in self._played if one.grade.protocol_ok is not None]:
+            self._metrics["train"]["protocol"].append(sum(known) / len(known))
         self._columns = trl_columns(own, self.processing_class)
         self._last_loaded_step = step  # else TRL would load the weights into a server of its own
         batch = super()._generate_and_score_completions([trl_row(rollout) for rollout in own])

@@ -13,6 +13,7 @@ from trl.trainer.grpo_config import GRPOConfig
 
 from stages.errors import UsageError, refusal
 from stages.runs.reporting import PROJECT
+from stages.training.collapse import kept_checkpoints
 from stages.training.config import AdapterSettings, Optimisation
 from stages.training.plan import SMALL_RATE, TrainPlan
 
@@ -183,7 +184,7 @@ def trl_config(
         "seed": seed,
         "shuffle_dataset": False,
         "save_steps": settings.save_every,
-        "save_total_limit": 2,
+        "save_total_limit": kept_checkpoints(settings.save_every) if settings.stop_on_collapse else 2,
         "logging_steps": 1,
         "report_to": list(report_to),
         "run_name": run_name,

@@ -65,6 +65,21 @@ class EndlessGuessEnv(GuessEnv):
         return [replace(task, task_id=f"{task.task_id}-{split}-{seed}") for task in made]
 
 
+class SpoiltEnv(GuessEnv):
+    """Every other rollout is right, until `good` of this process were graded; then none is."""
+
+    graded = 0
+
+    def __init__(self, good: int) -> None:
+        super().__init__(turns=1)
+        self.good = good
+
+    def grade(self) -> Grade:
+        """Right or wrong, by how many were graded before."""
+        SpoiltEnv.graded += 1
+        return Grade(float(SpoiltEnv.graded <= self.good and SpoiltEnv.graded % 2), protocol_ok=True)
+
+
 class HalfSolvedEnv(GuessEnv):
     """Only every second task has a solution."""
 

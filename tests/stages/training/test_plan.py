@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import Qwen3Config
+from transformers import Gemma2Config, Qwen3Config
 
 from stages import train
 from stages.errors import UsageError
@@ -27,24 +27,43 @@ def chosen(policy: PolicyConfig, **more: object) -> tuple[object, ...]:
 
 
 def test_built_in_and_small_models_are_trained_as_ever(tiny: Path) -> None:
-    assert chosen(PolicyConfig()) == (0, 2e-4, 64, False)
-    assert chosen(PolicyConfig(model=str(tiny))) == (0, 2e-4, 64, False)
+    assert chosen(PolicyConfig()) == (0, 2e-4, 64, False, False)
+    assert chosen(PolicyConfig(model=str(tiny))) == (0, 2e-4, 64, False, False)
 
 
 def test_larger_models_get_an_adapter_a_small_rate_and_recomputed_activations(larger: PolicyConfig) -> None:
-    assert chosen(larger) == (16, 1e-5, 8, True)
+    assert chosen(larger) == (16, 4e-4, 8, True, True)
     whole = resolve(Config(policy=larger, adapter={"rank": 0}), 1)
     assert whole.facts() == {
         "adapter_rank": 0,
         "learning_rate": 1e-6,
         "micro_batch": 8,
         "gradient_checkpointing": True,
+        "shared_prompts": True,
     }
+
+
+@pytest.mark.parametrize(("billions", "rate"), [(0.29, 4e-4), (0.31, 1e-4), (0.99, 1e-4), (1.01, 1e-5)])
+def test_an_adapter_s_rate_is_one_that_was_tried_at_its_size(tmp_path: Path, billions: float, rate: float) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    Qwen3Config(vocab_size=int(billions * 1e9 / 64), tie_word_embeddings=True, **sizes).save_pretrained(tmp_path)
+    found = resolve(Config(policy={"model": str(tmp_path)}, adapter={"rank": 4}), 1)
+    assert found.config.optimisation.learning_rate == rate
+
+
+def test_prompts_are_shared_where_every_layer_sees_the_whole_row(tmp_path: Path, larger: PolicyConfig) -> None:
+    shared = {"distribution": {"sharding": "fsdp2"}, "adapter": {"rank": 0}}
+    assert resolve(Config(policy=larger, **shared), 2).facts()["shared_prompts"] is False, "gradients in shares"
+    assert chosen(larger, shared_prompts=False)[-1] is False
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 2, "vocab_size": 32768}
+    windowed = Gemma2Config(**sizes, num_attention_heads=8, num_key_value_heads=8, head_dim=64, sliding_window=64)
+    windowed.save_pretrained(tmp_path)
+    assert chosen(PolicyConfig(model=str(tmp_path)))[-1] is False
 
 
 def test_what_was_set_stays(larger: PolicyConfig) -> None:
     said = {"learning_rate": 3e-5, "micro_batch": 2, "gradient_checkpointing": False}
-    assert chosen(larger, **said) == (16, 3e-5, 2, False)
+    assert chosen(larger, **said) == (16, 3e-5, 2, False, True)
 
 
 HERE = "http://127.0.0.1:8000/v1"

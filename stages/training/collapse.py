@@ -1,0 +1,167 @@
+"""Collapse: notice from a training's own metrics that it has left its course.
+
+A step's row is what TRL logs of it. The course is that of the first steps, for rewards and well-formed answers that of
+all steps before. Four things are watched, each with the noise that it has in trainings that are well:
+
+- reward, well-formed answers: fell to a third or less, by more than noise explains. The noise of a step's mean is taken
+  from the steps before, and not below that of its rollouts; few prompts a step need more steps to tell.
+- entropy: twice that of the first steps.
+- length of answers: a quarter or four times that of the first steps, while rewards are not above those either: shorter
+  answers that pass more often are what training is for.
+
+How often this is a false alarm, and after how many steps it fires, is simulated in benchmarks/collapse.py.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from stages.backends.ranks import Ranks
+from stages.runs.activity import Notice
+from stages.runs.kinds import Row
+from stages.runs.run import RunWriter
+
+FIRST = 5
+"""Steps whose mean is the course of entropy and length."""
+WINDOWS = (5, 10, 20, 40)
+"""Steps over which rewards and well-formed answers are averaged: a fall from a low rate takes more of them to tell."""
+RECENT = 3
+"""Steps over which entropy and length are averaged."""
+NOISE = 4.0
+"""Standard errors by which a mean must have fallen."""
+REWARD, PROTOCOL, ENTROPY, LENGTH = "reward", "protocol", "entropy", "completions/mean_length"
+
+
+@dataclass(frozen=True)
+class Departure:
+    """What left its course, by its metric, and in words. before: steps taken before the first one that had left it."""
+
+    what: str
+    before: int
+    words: str
+
+
+@dataclass
+class Course:
+    """The course of a training. rollouts: of each step. left: what has left it, by metric, with the step in words."""
+
+    rollouts: int
+    left: dict[str, Departure] = field(default_factory=dict)
+    _values: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, row: Row) -> list[Departure]:
+        """Take the metrics of the next step; return what has left its course with it."""
+        found = []
+        for name in WATCHED:
+            if isinstance(value := row.get(name), (int, float)) and math.isfinite(value):
+                self._values[name].append(float(value))
+        for name, judge in WATCHED.items():
+            if name not in self.left and (one := judge(self, name, self._values[name])) is not None:
+                self.left[name] = replace(one, words=f"step {len(self._values[name])}: {one.words}")
+                found.append(self.left[name])
+        return found
+
+
+def _fall(course: Course, name: str, values: Sequence[float]) -> Departure | None:
+    """Judge whether a share of the rollouts, or a mean over them, has fallen by more than noise explains."""
+    for window in WINDOWS:
+        before = len(values) - window
+        if before < FIRST:
+            return None
+        earlier, level, now = values[:before], mean(values[:before]), mean(values[before:])
+        if level <= 0 or now > level / 3:
+            continue
+        spread = math.sqrt(sum((value - level) ** 2 for value in earlier) / (before - 1))
+        of_rollouts = math.sqrt(max(level * (1 - level), 0) / course.rollouts)
+        error = max(spread, of_rollouts) * math.sqrt(1 / window + 1 / before)
+        if level - now > NOISE * error:
+            words = {REWARD: "rewards", PROTOCOL: "share of well-formed answers"}[name]
+            return Departure(name, before, f"{words} {now:.2g} over the last {window} steps, and {level:.2g} before")
+    return None
+
+
+def _entropy(course: Course, name: str, values: Sequence[float]) -> Departure | None:
+    """Judge whether entropy has doubled."""
+    del course
+    return _times(name, values, least=0.0, most=2.0, words="entropy {now:.2g}")
+
+
+def _length(course: Course, name: str, values: Sequence[float]) -> Departure | None:
+    """Judge whether answers have another length, without being better."""
+    rewards = course._values[REWARD]
+    if len(rewards) < FIRST or mean(rewards[-WINDOWS[0] :]) > mean(rewards[:FIRST]):
+        return None
+    return _times(name, values, least=0.25, most=4.0, words="answers of {now:.0f} tokens")
+
+
+def _times(name: str, values: Sequence[float], least: float, most: float, words: str) -> Departure | None:
+    before = len(values) - RECENT
+    if before < FIRST or (level := mean(values[:FIRST])) <= 0:
+        return None
+    now = mean(values[before:])
+    if least <= now / level <= most:
+        return None
+    return Departure(name, before, f"{words.format(now=now)}, {now / level:.2g} times that of the first steps")
+
+
+Judge = Callable[[Course, str, Sequence[float]], Departure | None]
+WATCHED: dict[str, Judge] = {REWARD: _fall, PROTOCOL: _fall, ENTROPY: _entropy, LENGTH: _length}
+"""By the metric that TRL logs, how it is judged."""
+
+
+class Watch(TrainerCallback):
+    """Warns once of each metric that leaves its course; ends the training then if `stop`.
+
+    With `stop` a checkpoint is made of the first steps, so that there is one from before any departure; trl_arguments
+    keeps as many of the later ones as `kept_checkpoints` says.
+    """
+
+    def __init__(self, out: RunWriter, rollouts: int, ranks: Ranks, *, stop: bool) -> None:
+        self._out, self._ranks, self._stop = out, ranks, stop
+        self.course, self.stopped = Course(rollouts), False
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Take the steps of earlier attempts, which were warned of then."""
+        for row in state.log_history:
+            if "loss" in row:
+                self.course.add(row)
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Judge a step by what was logged of it."""
+        if "loss" not in (row := state.log_history[-1]):
+            return
+        for one in self.course.add(row):
+            if self._ranks.first:
+                self._out.progress(Notice(f"warning: {one.words}"), 0, 0)
+        # The first process alone knows what all rollouts of a step were.
+        if self._stop and self._ranks.broadcast_from_rank0(lambda: bool(self.course.left)):
+            self.stopped = control.should_training_stop = True
+            control.should_save = False
+        elif self._stop and state.global_step == FIRST:
+            control.should_save = True
+
+    @property
+    def good(self) -> int:
+        """Return how many steps a model that has not left its course has taken at most."""
+        return min(one.before for one in self.course.left.values())
+
+    def collapsed(self, steps: int) -> str | None:
+        """Return what has left its course, and by how many steps the model was trained; None where nothing has."""
+        words = "; ".join(one.words for one in self.course.left.values())
+        return f"{words}; the model is that of step {steps}" if words else None
+
+
+def kept_checkpoints(save_every: int) -> int:
+    """Return how many checkpoints to keep, so that one is from before any departure that is noticed."""
+    return 2 + math.ceil(max(WINDOWS) / save_every)
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean of at least one value."""
+    return sum(values) / len(values)

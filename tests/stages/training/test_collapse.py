@@ -1,0 +1,93 @@
+"""A training that leaves its course is noticed, says so once, and can be ended with a model from before."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+from support.environments import SpoiltEnv
+
+from stages.policy.adapters import CheckpointInfo
+from stages.runs import runner
+from stages.runs.activity import Notice
+from stages.runs.kinds import CHECKPOINT
+from stages.runs.run import Run
+from stages.train import Config
+from stages.training.collapse import Course
+
+WELL = {"reward": 0.5, "protocol": 0.9, "entropy": 1.6, "completions/mean_length": 40.0}
+
+
+def noticed(changes: list[dict[str, float]], well: dict[str, float] = WELL) -> dict[str, tuple[int, int]]:
+    """Of a training of ten steps that are well and further ones: by metric, the step that noticed, and steps before."""
+    course, found = Course(rollouts=64), {}
+    for step, row in enumerate([well] * 10 + [well | change for change in changes], start=1):
+        for one in course.add(row):
+            assert one.words.startswith(f"step {step}: ")
+            found[one.what] = (step, one.before)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({"reward": 0.0}, {"reward": (14, 9)}),
+        ({"reward": 0.4}, {}),
+        ({"protocol": 0.1}, {"protocol": (14, 9)}),
+        ({"entropy": 8.0}, {"entropy": (11, 8)}),
+        ({"entropy": 2.5}, {}),
+        ({"entropy": 0.1}, {}),
+        ({"completions/mean_length": 3.0, "reward": 0.4}, {"completions/mean_length": (13, 10)}),
+        ({"completions/mean_length": 3.0, "reward": 0.9}, {}),
+        ({"entropy": float("nan")}, {}),
+    ],
+)
+def test_what_leaves_its_course_is_noticed_once(change: dict[str, float], found: dict[str, tuple[int, int]]) -> None:
+    assert noticed([change] * 20) == found
+
+
+def test_a_low_rate_takes_more_steps_than_a_high_one() -> None:
+    low = WELL | {"reward": 0.05}
+    assert noticed([{"reward": 0.0}] * 5, low) == {} and noticed([{"reward": 0.0}] * 60, low)["reward"][0] == 20
+    assert noticed([{"reward": 0.0}] * 60, WELL | {"reward": 0.0}) == {}, "rewards that were never there"
+
+
+def spoilt(root: Path, tiny: Path, **optimisation: Any) -> tuple[Run, list[str]]:
+    """A training of 20 steps whose rewards are gone after 8, and its warnings."""
+    SpoiltEnv.graded = 0
+    size = {"steps": 20, "prompts_per_step": 4, "generations": 4, "save_every": 3, "keep_every": 1, **optimisation}
+    config = Config(
+        env={"name": "support.environments:SpoiltEnv", "good": 8 * 16},
+        policy={"model": str(tiny), "max_tokens": 4},
+        tasks=8,
+        optimisation=size,
+    )
+    said: list[str] = []
+
+    def listener(what: str, done: int, total: int) -> None:
+        said.extend([what] if isinstance(what, Notice) else [])
+
+    return Run(runner.execute("train", {}, config, root=root, listener=listener).path), said
+
+
+def test_a_training_that_collapses_says_so_and_ends_with_the_model_from_before(tmp_path: Path, tiny: Path) -> None:
+    run, said = spoilt(tmp_path, tiny, stop_on_collapse=True)
+    (warning,) = said
+    assert warning == "warning: step 12: rewards 0.1 over the last 5 steps, and 0.5 before"
+    assert run.manifest.status == "complete" and run.manifest.counts["done"] == 12
+    info = CheckpointInfo.of(run)
+    assert info.collapsed == f"{warning.removeprefix('warning: ')}; the model is that of step 6"
+    assert info.collapsed in (run.path / "report.txt").read_text() and run.manifest.summary["collapsed"]
+    assert len((run.read_file("metrics.jsonl") or b"").splitlines()) == 12
+    (final,), (kept,) = (
+        folder.glob("*.safetensors") for folder in (run.folder(CHECKPOINT), run.path / "checkpoints" / "step_000006")
+    )
+    ours, theirs = load_file(final), load_file(kept)
+    assert all((ours[name] == theirs[name]).all() for name in theirs)
+
+
+def test_by_default_it_warns_and_goes_on(tmp_path: Path, tiny: Path) -> None:
+    run, said = spoilt(tmp_path, tiny)
+    assert len(said) == 1 and run.manifest.counts["done"] == 20
+    assert json.loads(run.read_file("checkpoint.json") or b"")["collapsed"].endswith("the model is that of step 20")
