@@ -54,6 +54,7 @@ __all__ = [
     "is_task_file",
     "load",
     "register",
+    "resolved",
     "same",
     "sampling_unit",
     "takes",
@@ -71,7 +72,8 @@ class Registered:
     environment: "module:Class" of an `Environment`. models: a module with `recipe_fingerprint(name)` and `ensure(name,
     cache, progress)`, which makes `--policy ENVIRONMENT:name` a model (`stages.policy.base`). hack_pairs:
     "module:function" of (count, seed), which returns hack/clean pairs for the gradient probe. hint, system:
-    "module:attribute" of the sentence that gives the loophole away in a prompt, and of the system message.
+    "module:attribute" of the sentence that gives the loophole away in a prompt, and of the system message. argument:
+    the option that a word behind the name sets: `reasoning-gym:letter_counting`.
     """
 
     environment: str
@@ -79,6 +81,7 @@ class Registered:
     hack_pairs: str | None = None
     hint: str | None = None
     system: str | None = None
+    argument: str | None = None
 
 
 ENVIRONMENTS: dict[str, Registered] = {
@@ -93,6 +96,7 @@ ENVIRONMENTS: dict[str, Registered] = {
     ),
     "harbor": Registered("stages.envs.harbor.env:HarborEnv"),
     "feature-deletion": Registered("stages.envs.feature_deletion.env:FeatureDeletionEnv"),
+    "reasoning-gym": Registered("stages.envs.skills.reasoning_gym:ReasoningGymEnv", argument="task"),
     "skills": Registered("stages.envs.skills.env:SkillsEnv"),
     "tasks": Registered("stages.envs.tasks.env:TasksEnv"),
     "swe-lite": Registered("stages.envs.swe.env:SweEnv"),
@@ -107,8 +111,24 @@ def register(name: str, entry: Registered) -> None:
         raise UsageError(f"The name {name!r} is taken by {ENVIRONMENTS[name].environment}. Register another name.")
 
 
+def resolved(name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return a name and its options with a word behind the name as the option that it sets.
+
+    `reasoning-gym:letter_counting` is `reasoning-gym` with the option task. UsageError where the option is given, too.
+    """
+    registered, _, word = name.partition(":")
+    entry = ENVIRONMENTS.get(registered)
+    if entry is None or entry.argument is None or not word:
+        return name, dict(options)
+    if options.get(entry.argument, word) != word:
+        given = f"{entry.argument}={options[entry.argument]!r}"
+        raise UsageError(f"The environment {name!r} has the option {given}, too. Give one of them.")
+    return registered, {**options, entry.argument: word}
+
+
 def load(name: str, options: Mapping[str, Any]) -> Environment:
     """Construct an environment, given by its registered name or as "package.module:Class", with `options`."""
+    name, options = resolved(name, options)
     factory = _factory(name)
     known = list(inspect.signature(factory).parameters)
     if unknown := sorted(set(options) - set(known)):

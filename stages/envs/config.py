@@ -39,6 +39,9 @@ class EnvConfig(Settings):
         # pydantic.
         known = {key: value for key, value in given.items() if key in cls.model_fields}
         further = {key: value for key, value in given.items() if key not in cls.model_fields}
+        if isinstance(name := given.get("name"), str):
+            name, further = envs.resolved(name, {**options, **further})
+            return {**known, "name": name, "options": further}
         return {**known, "options": {**options, **further}} if further else given
 
     def identity(self) -> dict[str, Any]:
@@ -56,8 +59,10 @@ class EnvConfig(Settings):
         }
 
     def label(self) -> str:
-        """Return the name without the dots and colons of an import path."""
-        return self.name.replace(":", "-").replace(".", "-")
+        """Return the name without the dots and colons of an import path, with the word that may stand behind it."""
+        entry = envs.ENVIRONMENTS.get(self.name)
+        word = self.options.get(entry.argument) if entry and entry.argument else None
+        return (f"{self.name}-{word}" if word else self.name).replace(":", "-").replace(".", "-")
 
 
 class HeldOutEnvConfig(EnvConfig):

@@ -35,6 +35,7 @@ FOREIGN = {
     "pip": {"pip install swebench"},
     "Python": {"Fraction", "object.__subclasses__()"},
     "Slurm": {"--requeue"},
+    "reasoning-gym": {"countdown", "rubiks_cube", "--set env.config.max_words=3"},
     "Hugging Face": {"hf auth login", "hf buckets sync hf://buckets/OWNER/NAME artifacts"},
     "Modal": {"modal token new", "modal volume get VOLUME / artifacts"},
     "git": {"git tag", "git push"},

@@ -6,6 +6,7 @@ In order: what an answer is compared with, the choice of families, the environme
 import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import count as count_up
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -13,19 +14,15 @@ from typing import Any
 
 from stages.envs.answered import AnsweredEnv, Question
 from stages.envs.base import Split
+from stages.envs.skills import drawing
 from stages.envs.skills.families import FAMILIES, HELD_OUT, TEMPLATES, Exercise
 from stages.errors import UsageError
 from stages.runs import store
 from stages.sandbox import Call, Limits, judge
 
-SYSTEM = "Answer with the result only, without explanation."
 LIMITS = Limits(wall_s=3.0, cpu_s=3, memory_mb=256, processes=8, file_mb=1, disk_mb=8)
 LONGEST_EXPRESSION = 200
-"""Characters of a Python expression that is executed, and of an answer that a correction repeats."""
-EXHAUSTED = 500
-"""After so many draws without a new question a family has no more of them."""
-PARTS, EXAMPLES, RESERVED = 5, 0, 1
-"""A digest deals the questions of a family to five parts: one has the worked examples, one may be held out."""
+"""Characters of a Python expression that is executed."""
 
 
 def matches(answer: str, right: str, check: Mapping[str, Any], sandbox: str) -> bool:
@@ -64,11 +61,6 @@ def _is_expression(text: str) -> bool:
     return 0 < len(text) <= LONGEST_EXPRESSION and len(text.splitlines()) == 1
 
 
-def part(question: str) -> int:
-    """Return the part of a family that a question is in: the same under every seed."""
-    return int(store.digest(question)[:8], 16) % PARTS
-
-
 def chosen(families: str) -> list[str]:
     """Return the families of a comma-separated list of families and templates; all of them for an empty one."""
     names: dict[str, None] = {}
@@ -93,16 +85,15 @@ class SkillsEnv(AnsweredEnv):
     that is asked. `sandbox`: "bubblewrap" or "none", in which Python expressions are executed.
     """
 
-    name, system = "skills", SYSTEM
+    name, system = "skills", drawing.SYSTEM
 
     def __init__(
         self, families: str = "", held_out: str = "families", shots: int = 3, sandbox: str = "bubblewrap"
     ) -> None:
         if held_out not in ("families", "questions"):
             raise UsageError(f"held_out is {held_out!r}. Give families or questions.")
-        if not isinstance(shots, int) or not 0 <= shots <= 20:
-            raise UsageError(f"shots is {shots!r}. Give a number of worked examples from 0 to 20.")
-        self.families, self.held_out, self.shots, self._kind = chosen(families), held_out, shots, sandbox
+        self.families, self.held_out, self._kind = chosen(families), held_out, sandbox
+        self.shots = drawing.checked_shots(shots)
         # Most families execute nothing, and can be played where no sandbox works.
         self.sandbox = sandbox if any(name.startswith("python-") for name in self.families) else "not-needed"
         self.source = f"skills with families={families or 'all'}"
@@ -122,13 +113,11 @@ class SkillsEnv(AnsweredEnv):
 
     def _drawn(self, family: str, split: Split, seed: int) -> Iterator[Question]:
         """Yield the distinct questions of a family under a seed."""
-        if self.held_out == "families":
-            parts = set(range(PARTS)) - {EXAMPLES}
-        else:
-            parts = {RESERVED} if split == "eval" else set(range(PARTS)) - {EXAMPLES, RESERVED}
+        both = drawing.parts("train") | drawing.parts("eval")
+        parts = both if self.held_out == "families" else drawing.parts(split)
         for one in _distinct(family, parts, f"skills/{family}/{split}/{seed}"):
             question_id = f"{family}-{store.digest(one.question)[:10]}"
-            shots = islice(_distinct(family, {EXAMPLES}, f"skills/{question_id}"), self.shots)
+            shots = islice(_distinct(family, drawing.EXAMPLES, f"skills/{question_id}"), self.shots)
             data = {"check": dict(one.check), "shots": [[shot.question, shot.answer] for shot in shots]}
             yield Question(question_id, one.question, one.answer, family, data)
 
@@ -142,25 +131,17 @@ class SkillsEnv(AnsweredEnv):
 
     def correction(self, answer: str, question: Question) -> str:
         """Return which answer was wrong, and the right one."""
-        given = answer.strip()
-        shown = f"{given[:LONGEST_EXPRESSION]!r} is wrong" if given else "There is no answer"
-        return f"{shown}; the right answer is {question.answer}"
+        return drawing.correction(answer, question.answer)
 
     def is_well_formed(self, answer: str) -> bool:
         """Return whether an answer is the result only: one line."""
         return len(answer.strip().splitlines()) == 1
 
 
-def _distinct(family: str, parts: set[int], seed: str) -> Iterator[Exercise]:
+def _distinct(family: str, parts: frozenset[int], seed: str) -> Iterator[Exercise]:
     """Yield the exercises of a family that are in these parts, each question once."""
-    rng, seen, misses = Random(seed), set[str](), 0  # noqa: S311 - draws data, no secret
-    while misses < EXHAUSTED:
-        one = FAMILIES[family](rng)
-        misses += 1
-        if one.question not in seen and part(one.question) in parts:
-            seen.add(one.question)
-            misses = 0
-            yield one
+    rng = Random(seed)  # noqa: S311 - draws data, no secret
+    return drawing.distinct((FAMILIES[family](rng) for _ in count_up()), lambda one: one.question, parts)
 
 
 def _in_turn(streams: Sequence[Iterator[Question]]) -> Iterator[Question]:

@@ -9,7 +9,8 @@ import pytest
 
 from stages.envs import load
 from stages.envs.base import Task
-from stages.envs.skills.env import LONGEST_EXPRESSION, SYSTEM, SkillsEnv, matches
+from stages.envs.skills.drawing import SYSTEM
+from stages.envs.skills.env import LONGEST_EXPRESSION, SkillsEnv, matches
 from stages.envs.skills.families import FAMILIES, HELD_OUT, TEMPLATES
 from stages.errors import UsageError
 

@@ -1,0 +1,50 @@
+"""Distinct questions, dealt by a digest of their text to worked examples, training and evaluation."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import TypeVar
+
+from stages.envs.base import Split
+from stages.errors import UsageError
+from stages.runs import store
+
+SYSTEM = "Answer with the result only, without explanation."
+PARTS, EXAMPLES, RESERVED = 5, frozenset({0}), frozenset({1})
+"""A digest deals all questions to five parts: one has the worked examples, one is for evaluation."""
+EXHAUSTED = 500
+"""After so many draws without a new question there are no more of them."""
+MOST_SHOTS = 20
+
+T = TypeVar("T")
+
+
+def parts(split: Split) -> frozenset[int]:
+    """Return the parts of a split, where both splits draw from the same questions."""
+    return RESERVED if split == "eval" else frozenset(range(PARTS)) - EXAMPLES - RESERVED
+
+
+def distinct(drawn: Iterable[T], text: Callable[[T], str], parts: Collection[int]) -> Iterator[T]:
+    """Yield what is in these parts by its question's text, each question once, until no new one is drawn."""
+    seen, misses = set[str](), 0
+    for one in drawn:
+        question = text(one)
+        if question in seen or int(store.digest(question)[:8], 16) % PARTS not in parts:
+            misses += 1
+            if misses == EXHAUSTED:
+                return
+            continue
+        seen.add(question)
+        misses = 0
+        yield one
+
+
+def checked_shots(shots: object) -> int:
+    """Return a number of worked examples; raise UsageError for anything else."""
+    if not isinstance(shots, int) or not 0 <= shots <= MOST_SHOTS:
+        raise UsageError(f"shots is {shots!r}. Give a number of worked examples from 0 to {MOST_SHOTS}.")
+    return shots
+
+
+def correction(answer: str, right: str) -> str:
+    """Return which answer was wrong, and the right one."""
+    given = answer.strip()
+    return f"{f'{given[:200]!r} is wrong' if given else 'There is no answer'}; the right answer is {right}"

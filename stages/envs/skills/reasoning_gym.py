@@ -1,0 +1,186 @@
+"""The environment `reasoning-gym`: a task of the package reasoning-gym by name, with its own difficulty and scorer.
+
+In order: the tasks of the installed package, the import of one of them, the environment.
+"""
+
+import importlib
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from difflib import get_close_matches
+from functools import cache
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec, module_from_spec
+from itertools import count as count_up
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+from stages.envs.answered import AnsweredEnv, Question
+from stages.envs.base import Grade, Split, Task, Work
+from stages.envs.skills import drawing
+from stages.errors import InfrastructureError, UsageError
+from stages.messages import Message
+from stages.runs import store
+
+PACKAGE = "reasoning_gym"
+DECLARED = re.compile(r'^DATASET_NAME = "([a-z0-9_]+)"$', re.M)
+EXECUTES = frozenset(
+    {
+        *("binary_matrix", "countdown", "intermediate_integration", "n_queens", "polynomial_multiplication"),
+        *("puzzle24", "simple_integration", "spiral_matrix", "string_insertion"),
+    }
+)
+"""Tasks whose scorers pass an answer to `eval`, or to sympy's `parse_expr`, which calls it (0.1.25)."""
+
+
+@cache
+def modules() -> dict[str, str]:
+    """Return the module of every task of the installed package; nothing of it is imported.
+
+    Raises UsageError where the package is not installed.
+    """
+    spec = PathFinder.find_spec(PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise UsageError(f"{PACKAGE} is not installed. Type: pip install reasoning-gym==0.1.25")
+    root = Path(next(iter(spec.submodule_search_locations)))
+    found = {}
+    for path in sorted(root.rglob("*.py")):
+        if name := DECLARED.search(path.read_text("utf-8")):
+            found[name[1]] = ".".join([PACKAGE, *path.relative_to(root).with_suffix("").parts])
+    return found
+
+
+def dataset_classes(task: str) -> tuple[type, type]:
+    """Import the module of a task alone, and return the classes of its data set and of its configuration.
+
+    Raises UsageError for an unknown task, one that lacks a package, and one whose scorer would execute answers.
+    """
+    if task not in modules():
+        near = "".join(f" Did you mean {one!r}?" for one in get_close_matches(task, modules(), 1))
+        raise UsageError(f"reasoning-gym has no task {task!r}.{near} It has {', '.join(sorted(modules()))}.")
+    if task in EXECUTES:
+        raise UsageError(
+            f"The task {task!r} of reasoning-gym is refused: its scorer executes the answer as Python in this process. "
+            "Give another task."
+        )
+    module = modules()[task]
+    names = module.split(".")[:-1]
+    # The packages around a module import every task, and so all that any of them needs: they stay empty meanwhile.
+    empty = [name for end in range(len(names)) if (name := ".".join(names[: end + 1])) not in sys.modules]
+    try:
+        for name in empty:
+            sys.modules[name] = module_from_spec(cast(ModuleSpec, find_spec(name)))
+        importlib.import_module(module)
+        found: tuple[type, type] = importlib.import_module(f"{PACKAGE}.factory").DATASETS[task]
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"The task {task!r} of reasoning-gym needs {error.name}, which is not installed. "
+            f"Type: pip install {error.name}"
+        ) from None
+    finally:
+        for name in empty:
+            sys.modules.pop(name, None)
+    return found
+
+
+class ReasoningGymEnv(AnsweredEnv):
+    """Implements Environment and HasSolutions. The reward is 1 for a full score of the task's own scorer, else 0.
+
+    A partial score is kept as the metric `score` and not rewarded: many scorers pay a long text in which the answer
+    occurs. `task`: a name of reasoning-gym, `--env reasoning-gym:letter_counting`. `config`: fields of the task's
+    configuration, `--set env.config.max_words=3`. `shots`: worked examples before the question.
+    """
+
+    name, system = "reasoning-gym", drawing.SYSTEM
+
+    def __init__(self, task: str = "", config: Mapping[str, Any] | None = None, shots: int = 3) -> None:
+        if not task:
+            raise UsageError(
+                "reasoning-gym needs the name of a task: --env reasoning-gym:letter_counting, or --set env.task=NAME."
+            )
+        self._dataset, self._config = dataset_classes(task)
+        self.task, self.config, self.shots = task, dict(config or {}), drawing.checked_shots(shots)
+        self.source = f"reasoning-gym:{task}"
+        known = [one.name for one in fields(self._config) if one.name not in ("seed", "size")]
+        if unknown := [name for name in self.config if name not in known]:
+            raise UsageError(f"{self.source} has no setting {unknown[0]!r}; config has {', '.join(known)}.")
+        self._made(0)  # the settings are checked before anything is paid for
+
+    def _made(self, seed: int) -> Any:
+        """Return the data set under a seed."""
+        try:
+            return self._dataset(self._config(**self.config, seed=seed))
+        except (AssertionError, TypeError, ValueError) as error:
+            raise UsageError(f"{self.source} refuses config={self.config}: {error}.") from error
+
+    def _entries(self, words: str) -> Iterator[tuple[Mapping[str, Any], dict[str, int]]]:
+        """Yield the entries under a seed with the place of each."""
+        seed = int(store.digest([self.source, words])[:8], 16) >> 2  # numpy takes 32 bits, to which an index is added
+        dataset = self._made(seed)
+        for index in count_up():
+            yield dataset[index], {"seed": seed, "index": index}
+
+    def questions(self, split: Split, count: int, seed: int) -> list[Question]:
+        """Return `count` distinct questions of the split, dealt by a digest; fewer where the task has no more."""
+        drawn = drawing.distinct(self._entries(f"{split}/{seed}"), _text, drawing.parts(split))
+        return [self._question_of(entry, place) for entry, place in islice(drawn, count)]
+
+    def _question_of(self, entry: Mapping[str, Any], place: dict[str, int]) -> Question:
+        question_id = f"{self.task}-{store.digest([entry['question'], self.config])[:10]}"
+        examples = drawing.distinct(self._entries(question_id), _text, drawing.EXAMPLES)
+        shots = [[one["question"], _answer(one)] for one, _ in islice(examples, self.shots)]
+        return Question(question_id, entry["question"], _answer(entry), data={"place": place, "shots": shots})
+
+    def examples(self, question: Question) -> Sequence[tuple[str, str]]:
+        """Return the worked examples of a question."""
+        return [(asked, answer) for asked, answer in question.data["shots"]]
+
+    def reset(self, task: Task) -> list[Message]:
+        """Return the opening; the entry, which a scorer reads, is drawn again from its place."""
+        place = task.data["place"]
+        self._scorer = self._made(place["seed"])
+        self._entry = self._scorer[place["index"]]
+        if self._entry["question"] != task.prompt:
+            raise InfrastructureError(
+                f"{self.source} draws another question for {task.task_id} than it did before: it has no fixed "
+                "questions, or the version of reasoning-gym or env.config has changed. Give another task."
+            )
+        return super().reset(task)
+
+    def score(self, answer: str, question: Question) -> float:
+        """Return the score of the task's own scorer, between 0 and 1."""
+        score = self._scorer.score_answer
+        try:
+            return float(score(answer.strip(), self._entry))
+        except Exception:
+            # Some scorers cannot parse a wrong answer; one that does not know the right answer either is at fault.
+            if score(question.answer, self._entry) < 1:
+                raise
+            return 0.0
+
+    def grade(self) -> Grade:
+        """Grade the answer: a reward for the full score only."""
+        found = super().grade()
+        passed = bool(found.hidden_pass)
+        return Grade(
+            float(passed), passed, protocol_ok=found.protocol_ok, work=Work(metrics={"score": found.reward or 0.0})
+        )
+
+    def correction(self, answer: str, question: Question) -> str:
+        """Return which answer was wrong, and the right one."""
+        return drawing.correction(answer, question.answer)
+
+
+def _text(drawn: tuple[Mapping[str, Any], dict[str, int]]) -> str:
+    return str(drawn[0]["question"])
+
+
+def _answer(entry: Mapping[str, Any]) -> str:
+    if entry["answer"] is None:
+        raise UsageError(
+            f"The task {entry['metadata']['source_dataset']!r} of reasoning-gym states no right answers, so that there "
+            "are no worked examples. Give another task."
+        )
+    return str(entry["answer"])
