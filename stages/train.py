@@ -145,7 +145,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 def _seeded(seed: int, threads: int | None) -> Iterator[None]:
     """Seed torch and set the number of CPU threads (None: as many as there are), by which sums round.
 
-    Unlike `stages.tiny_models.training.reproducible`, which is for models of seconds on one CPU thread, it forbids no
+    Unlike `stages.envs.kata.building.reproducible`, which is for models of seconds on one CPU thread, it forbids no
     kernel without a deterministic form: models of any size are trained here, on GPUs too, where some have none.
     """
     import torch

@@ -10,6 +10,8 @@ from filelock import FileLock
 
 from stages.runs.activity import dropped_on_stop
 
+Progress = Callable[[str, int, int], None]
+"""Called with (what is being done, steps done, steps in all)."""
 BuiltModel = tuple[Any, Any, str]
 """A model, its tokenizer, and the text of its model card."""
 

@@ -3,12 +3,12 @@
 Their weights are float16 in the file and are loaded as float32. `building.py` builds them again.
 """
 
-from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
 
 from stages.errors import BadInput
 from stages.runs import store
+from stages.tiny_models.folders import Progress
 
 FOLDER = Path(__file__).parent / "models"
 WEIGHTS = "model.safetensors"
@@ -36,7 +36,7 @@ def to_make(name: str, cache: Path) -> str:
     return ""
 
 
-def ensure(name: str, cache: Path, progress: Callable[[str, int, int], None]) -> Path:
+def ensure(name: str, cache: Path, progress: Progress) -> Path:
     """Return the folder of a model."""
     del cache, progress
     return folder_of(name)
