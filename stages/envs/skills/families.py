@@ -61,11 +61,10 @@ def dates(form: Callable[[date], str], rng: Random) -> Exercise:
     return Exercise(f"Write the date as YYYY-MM-DD: {form(day)}", day.isoformat())
 
 
-def times(hours: range, form: str, rng: Random) -> Exercise:
-    """Rewrite a time of the 12-hour clock in the 24-hour clock."""
-    hour, minute = rng.choice(hours), rng.randrange(60)
-    shown = form.format(h=(hour - 1) % 12 + 1, m=minute, half="AM" if hour < 12 else "PM")
-    return Exercise(f"Write the time in the 24-hour clock as HH:MM: {shown}", f"{hour:02}:{minute:02}")
+def times(form: str, rng: Random) -> Exercise:
+    """Rewrite a time in the morning as HH:MM."""
+    hour, minute = rng.randrange(1, 12), rng.randrange(60)
+    return Exercise(f"Write the time as HH:MM: {form.format(h=hour, m=minute)}", f"{hour:02}:{minute:02}")
 
 
 def cases(
@@ -86,10 +85,10 @@ def counts(letters: str, num_words: int, rng: Random) -> Exercise:
     return Exercise(f'How many times does the letter "{letter}" occur in "{text}"?', str(text.count(letter)))
 
 
-def lengths(asked: str, of: Callable[[list[str]], int], low: int, high: int, rng: Random) -> Exercise:
+def lengths(asked: str, of: Callable[[list[str]], int], separator: str, low: int, high: int, rng: Random) -> Exercise:
     """Count words or letters."""
     words = rng.sample(WORDS, rng.randint(low, high))
-    return Exercise(f"{asked}: {' '.join(words)}", str(of(words)))
+    return Exercise(f"{asked}: {separator.join(words)}", str(of(words)))
 
 
 def nth(which: str, index: int, num: int, rng: Random) -> Exercise:
@@ -112,10 +111,10 @@ def numbers(asked: str, how: Callable[[list[int]], int | list[int]], num: int, h
     return Exercise(f"{asked}: {', '.join(map(str, given))}", wanted)
 
 
-def spelled(asked: str, separator: str, rng: Random) -> Exercise:
-    """Spell a word."""
+def letters(which: str, index: int, rng: Random) -> Exercise:
+    """Pick a letter of a word by its place."""
     word = rng.choice(WORDS)
-    return Exercise(f"{asked}: {word}", separator.join(word))
+    return Exercise(f"What is the {which} letter of the word: {word}", word[index])
 
 
 def lists(asked: str, shown: str, wanted: str, num: int, rng: Random) -> Exercise:
@@ -171,9 +170,9 @@ def python(names: str, expressions: Sequence[Expression], rng: Random) -> Exerci
     return Exercise(f"Write a Python expression for {words}.", code, check)
 
 
-def products(factors: Sequence[int], form: str, rng: Random) -> Exercise:
+def products(factors: Sequence[int], high: int, form: str, rng: Random) -> Exercise:
     """Multiply two small numbers."""
-    left, right = rng.choice(factors), rng.randrange(2, 31)
+    left, right = rng.choice(factors), rng.randrange(2, high)
     return Exercise(form.format(left, right), str(left * right))
 
 
@@ -181,6 +180,13 @@ def neighbours(asked: str, step: int, low: int, high: int, rng: Random) -> Exerc
     """Name the number before or after another."""
     number = rng.randrange(low, high)
     return Exercise(asked.format(number), str(number + step))
+
+
+def series(rng: Random) -> Exercise:
+    """Continue a series of numbers."""
+    first, step = rng.randrange(1, 100), rng.choice((1, 2, 5, 10))
+    *shown, answer = range(first, first + 4 * step, step)
+    return Exercise(f"Which number comes next: {', '.join(map(str, shown))}", str(answer))
 
 
 def extracted(asked: str, form: str, key: str, rng: Random) -> Exercise:
@@ -216,13 +222,12 @@ def in_words(number: int) -> str:
     return TENS[number // 10] + (f"-{BELOW_TWENTY[number % 10]}" if number % 10 else "")
 
 
-def replaced(which: str, index: int, num: int, rng: Random) -> Exercise:
-    """Replace one word of several by another."""
-    *words, new = rng.sample(WORDS, num + 1)
-    old = words[index]
-    wanted = [new if word == old else word for word in words]
-    asked = f'Replace "{old}" with "{new}"' if which == "named" else f'Replace the {which} word with "{new}"'
-    return Exercise(f"{asked}: {' '.join(words)}", " ".join(wanted))
+def replaced(index: int, rng: Random) -> Exercise:
+    """Replace one number of three by another."""
+    *given, new = rng.sample(range(2, 100), 4)
+    wanted = [new if place == index else number for place, number in enumerate(given)]
+    asked = f"Replace {given[index]} with {new}: {', '.join(map(str, given))}"
+    return Exercise(asked, ", ".join(map(str, wanted)))
 
 
 # --- the table
@@ -234,11 +239,6 @@ def _title(words: list[str]) -> str:
 
 def _camel(words: list[str]) -> str:
     return "".join(word.capitalize() for word in words)
-
-
-def _ordinal(number: int) -> str:
-    ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{ending}"
 
 
 def _texts(rng: Random, number: int) -> list[str]:
@@ -263,13 +263,13 @@ TEMPLATES: dict[str, dict[str, Draw]] = {
         "long": partial(dates, lambda day: f"{day:%B} {day.day}, {day.year}"),
         "dotted": partial(dates, lambda day: f"{day:%d.%m.%Y}"),
         "short": partial(dates, lambda day: f"{day.day} {day:%b} {day.year}"),
+        "full": partial(dates, lambda day: f"{day.day} {day:%B} {day.year}"),
         "weekday": partial(dates, lambda day: f"{day:%A}, {day:%B} {day.day}, {day.year}"),
-        "ordinal": partial(dates, lambda day: f"the {_ordinal(day.day)} of {day:%B} {day.year}"),
     },
     "time": {
-        "afternoon": partial(times, range(13, 24), "{h}:{m:02} {half}"),
-        "morning": partial(times, range(1, 12), "{h}:{m:02} {half}"),
-        "dotted": partial(times, range(13, 24), "{h}.{m:02} in the afternoon"),
+        "colon": partial(times, "{h}:{m:02} AM"),
+        "letters": partial(times, "{h}h{m:02}"),
+        "dotted": partial(times, "{h}.{m:02} am"),
     },
     "snake": {
         "camel2": partial(cases, SNAKE_ASKED, _camel, SNAKE, 2),
@@ -281,7 +281,7 @@ TEMPLATES: dict[str, dict[str, Draw]] = {
     "case": {
         "kebab": partial(cases, "Write in kebab-case", _title, "-".join, 3),
         "camel": partial(cases, "Write in CamelCase", " ".join, _camel, 2),
-        "constant": partial(cases, "Write in UPPER_CASE", " ".join, lambda words: "_".join(words).upper(), 2),
+        "dots": partial(cases, "Write with dots", " ".join, ".".join, 3),
         "title": partial(cases, "Write in Title Case", SNAKE, _title, 3),
     },
     "count": {
@@ -291,34 +291,36 @@ TEMPLATES: dict[str, dict[str, Draw]] = {
         "rst": partial(counts, "rst", 1),
     },
     "length": {
-        "words": partial(lengths, "How many words are in this list", len, 2, 6),
-        "letters": partial(lengths, "How many letters has the word", lambda words: len(words[0]), 1, 1),
-        "initial": partial(lengths, "How many letters has the first word of", lambda words: len(words[0]), 2, 3),
+        "words": partial(lengths, "How many words are in this list", len, " ", 2, 6),
+        "letters": partial(lengths, "How many letters has the word", lambda words: len(words[0]), " ", 1, 1),
+        "items": partial(lengths, "How many words are in this list", len, ", ", 2, 6),
     },
     "nth": {
         "first": partial(nth, "first", 0, 5),
         "second": partial(nth, "second", 1, 4),
-        "third": partial(nth, "third", 2, 5),
+        "third": partial(nth, "third", 2, 3),
         "last": partial(nth, "last", -1, 4),
     },
     "reverse": {
         "two": partial(rearranged, "Write the words in reverse order", reversed, 2),
         "three": partial(rearranged, "Write the words in reverse order", reversed, 3),
-        "four": partial(rearranged, "Write the words in reverse order", reversed, 4),
+        "numbers": partial(numbers, "Write the numbers in reverse order", lambda given: given[::-1], 3, 100),
     },
     "sort": {
         "two": partial(rearranged, "Write the words in alphabetical order", sorted, 2),
         "numbers": partial(numbers, "Sort the numbers from small to large", sorted, 3, 100),
-        "three": partial(rearranged, "Write the words in alphabetical order", sorted, 3),
+        "descending": partial(
+            numbers, "Sort the numbers from large to small", lambda given: sorted(given, reverse=True), 3, 100
+        ),
     },
     "drop": {
-        "first": partial(rearranged, "Write the words without the first", lambda words: words[1:], 3),
+        "first": partial(rearranged, "Write the words without the first", lambda words: words[1:], 2),
         "last": partial(rearranged, "Write the words without the last", lambda words: words[:-1], 4),
-        "second": partial(rearranged, "Write the words without the second", lambda words: words[::2], 3),
+        "number": partial(numbers, "Write the numbers without the first", lambda given: given[1:], 3, 100),
     },
     "choose": {
         "largest3": partial(numbers, "Which number is the largest", max, 3, 100),
-        "largest4": partial(numbers, "Which number is the largest", max, 4, 1000),
+        "largest4": partial(numbers, "Which number is the largest", max, 4, 100),
         "smallest3": partial(numbers, "Which number is the smallest", min, 3, 100),
     },
     "json": {
@@ -369,30 +371,30 @@ TEMPLATES: dict[str, dict[str, Draw]] = {
             ),
         ),
     },
-    "spell": {
-        "spaces": partial(spelled, "Write the letters of the word with spaces between", " "),
-        "dashes": partial(spelled, "Write the letters of the word with dashes between", "-"),
-        "commas": partial(spelled, "Write the letters of the word with commas between", ", "),
+    "letter": {
+        "first": partial(letters, "first", 0),
+        "second": partial(letters, "second", 1),
+        "last": partial(letters, "last", -1),
     },
     "list": {
-        "commas": partial(lists, "Write the words with commas", " ", ", ", 3),
+        "commas": partial(lists, "Write the words with commas", " and ", ", ", 3),
         "plus": partial(lists, "Write the words with plus signs", " and ", " + ", 3),
         "arrows": partial(lists, "Write the words with arrows", ", ", " -> ", 3),
-        "slashes": partial(lists, "Write the words with slashes", " ", "/", 4),
+        "slashes": partial(lists, "Write the words with slashes", ", ", " / ", 3),
     },
     "product": {
-        "small": partial(products, (2, 3, 4, 5), "{} * {} ="),
-        "tens": partial(products, (10, 20, 100), "{} * {} ="),
-        "words": partial(products, (2, 3, 5, 6), "What is {} times {}?"),
+        "small": partial(products, (2, 3, 4, 5, 6, 10), 21, "What is {} times {}?"),
+        "tens": partial(products, (10, 100), 100, "{} * {} ="),
+        "words": partial(products, (2, 3, 4, 5, 6, 10), 21, "How much is {} times {}?"),
     },
     "next": {
         "after": partial(neighbours, "Which number comes after {}?", 1, 10, 1000),
         "before": partial(neighbours, "Which number comes before {}?", -1, 10, 1000),
-        "ten": partial(neighbours, "Which number is ten more than {}?", 10, 10, 1000),
+        "series": series,
     },
     "find": {
-        "year": partial(
-            extracted, "Write the year only", "{name} moved to {city} with {count} books in {year}", "year"
+        "count": partial(
+            extracted, "Write the number of books only", "{name} moved to {city} with {count} books in {year}", "count"
         ),
         "email": partial(
             extracted,
@@ -400,8 +402,8 @@ TEMPLATES: dict[str, dict[str, Draw]] = {
             "{name} from {city} has the address {email} since {year}",
             "email",
         ),
-        "price": partial(
-            extracted, "Write the price only", "{name} bought {count} pieces of {word} for {price} in {city}", "price"
+        "thing": partial(
+            extracted, "Write what was bought only", "{name} bought the {word} for {price} in {city}", "word"
         ),
         "city": partial(
             extracted, "Write the city only", "{name} sold the {word} in {city} for {price} in {year}", "city"
@@ -409,13 +411,13 @@ TEMPLATES: dict[str, dict[str, Draw]] = {
     },
     "number": {
         "digits": partial(numerals, False, 20, 400),
-        "words": partial(numerals, True, 20, 400),
+        "words": partial(numerals, True, 20, 100),
         "hundreds": partial(numerals, False, 400, 1000),
     },
     "replace": {
-        "named": partial(replaced, "named", 1, 3),
-        "last": partial(replaced, "last", -1, 3),
-        "first": partial(replaced, "first", 0, 3),
+        "first": partial(replaced, 0),
+        "middle": partial(replaced, 1),
+        "last": partial(replaced, 2),
     },
 }
 """Template, then variant: the family `date-dotted` is the variant `dotted` of the template `date`."""
