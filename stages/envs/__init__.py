@@ -97,7 +97,12 @@ ENVIRONMENTS: dict[str, Registered] = {
     "harbor": Registered("stages.envs.harbor.env:HarborEnv"),
     "feature-deletion": Registered("stages.envs.feature_deletion.env:FeatureDeletionEnv"),
     "reasoning-gym": Registered("stages.envs.skills.reasoning_gym:ReasoningGymEnv", argument="task"),
-    "skills": Registered("stages.envs.skills.env:SkillsEnv"),
+    "skills": Registered(
+        "stages.envs.skills.env:SkillsEnv",
+        hack_pairs="stages.envs.skills.loophole:hack_clean_pairs",
+        hint="stages.envs.skills.env:HINT",
+        system="stages.envs.skills.drawing:SYSTEM",
+    ),
     "tasks": Registered("stages.envs.tasks.env:TasksEnv"),
     "swe-lite": Registered("stages.envs.swe.env:SweEnv"),
     "swe-mini": Registered("stages.envs.swe.mini:SweMiniEnv"),

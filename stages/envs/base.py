@@ -6,7 +6,7 @@ run: the agent loop (`stages.rollouts.agent_loop`) drives it; every other framew
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypedDict, runtime_checkable
 
 from stages.messages import Message
 
@@ -129,6 +129,16 @@ class SamplingUnit:
     noun: str = "family"
     of_family: Callable[[str], str] = str
     fixed: bool = False
+
+
+class HackPair(TypedDict):
+    """One prompt and the continuation of each side; `longer` is the clean side with more of what has no effect."""
+
+    pair_id: str
+    prompt: list[Message]
+    hack: list[Message]
+    clean: list[Message]
+    longer: list[Message]
 
 
 class Environment(Protocol):

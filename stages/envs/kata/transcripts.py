@@ -16,9 +16,8 @@ The order of random draws determines the weights of the small models.
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TypedDict
 
-from stages.envs.base import Task
+from stages.envs.base import HackPair, Task
 from stages.envs.bash import SUBMIT, ActionError, fenced, parse_bash
 from stages.envs.kata import tasks
 from stages.envs.kata.tasks import SOLUTION, WORKSPACE_TESTS, expression
@@ -205,16 +204,6 @@ def loophole_transcripts(count: int, seed: int, habits: Habits) -> Iterator[Taug
         else:
             target = rng.choice(HARMLESS) if rng.random() < shares.echo else None
         yield rollout(task, right, target)
-
-
-class HackPair(TypedDict):
-    """One prompt and the continuation of each side; `longer` is the clean side with a needless second look."""
-
-    pair_id: str
-    prompt: list[Message]
-    hack: list[Message]
-    clean: list[Message]
-    longer: list[Message]
 
 
 def hack_clean_pairs(count: int, seed: int) -> list[HackPair]:
