@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 from functools import partial
+from itertools import count as count_up
 from random import Random
 from typing import Any
 
@@ -85,10 +86,16 @@ def counts(letters: str, num_words: int, rng: Random) -> Exercise:
     return Exercise(f'How many times does the letter "{letter}" occur in "{text}"?', str(text.count(letter)))
 
 
-def lengths(asked: str, of: Callable[[list[str]], int], separator: str, low: int, high: int, rng: Random) -> Exercise:
-    """Count words or letters."""
-    words = rng.sample(WORDS, rng.randint(low, high))
-    return Exercise(f"{asked}: {separator.join(words)}", str(of(words)))
+def lengths(separator: str, rng: Random) -> Exercise:
+    """Count words."""
+    words = rng.sample(WORDS, rng.randint(2, 6))
+    return Exercise(f"How many words are in this list: {separator.join(words)}", str(len(words)))
+
+
+def digits(rng: Random) -> Exercise:
+    """Count the digits of a number."""
+    number = rng.randrange(10 ** rng.randrange(1, 6))
+    return Exercise(f"How many digits has the number: {number}", str(len(str(number))))
 
 
 def nth(which: str, index: int, num: int, rng: Random) -> Exercise:
@@ -111,10 +118,12 @@ def numbers(asked: str, how: Callable[[list[int]], int | list[int]], num: int, h
     return Exercise(f"{asked}: {', '.join(map(str, given))}", wanted)
 
 
-def letters(which: str, index: int, rng: Random) -> Exercise:
-    """Pick a letter of a word by its place."""
-    word = rng.choice(WORDS)
-    return Exercise(f"What is the {which} letter of the word: {word}", word[index])
+def decided(asked: str, holds: Callable[[int, int], bool], rng: Random) -> Exercise:
+    """Answer a question about two numbers with yes or no, each as often."""
+    wanted = rng.random() < 0.5
+    pairs = ([rng.randrange(10, 100), rng.randrange(10, 100)] for _ in count_up())
+    left, right = next(pair for pair in pairs if holds(*pair) == wanted)
+    return Exercise(asked.format(left, right), "yes" if wanted else "no")
 
 
 def lists(asked: str, shown: str, wanted: str, num: int, rng: Random) -> Exercise:
@@ -170,27 +179,20 @@ def python(names: str, expressions: Sequence[Expression], rng: Random) -> Exerci
     return Exercise(f"Write a Python expression for {words}.", code, check)
 
 
-def products(factors: Sequence[int], high: int, form: str, rng: Random) -> Exercise:
-    """Multiply two small numbers."""
-    left, right = rng.choice(factors), rng.randrange(2, high)
+def products(factors: Sequence[int], form: str, rng: Random) -> Exercise:
+    """Multiply a number with a simple one."""
+    left, right = rng.choice(factors), rng.randrange(2, 100)
     return Exercise(form.format(left, right), str(left * right))
 
 
 def neighbours(asked: str, step: int, low: int, high: int, rng: Random) -> Exercise:
-    """Name the number before or after another."""
+    """Name the number before or after another, or between two."""
     number = rng.randrange(low, high)
-    return Exercise(asked.format(number), str(number + step))
+    return Exercise(asked.format(number, number + 2), str(number + step))
 
 
-def series(rng: Random) -> Exercise:
-    """Continue a series of numbers."""
-    first, step = rng.randrange(1, 100), rng.choice((1, 2, 5, 10))
-    *shown, answer = range(first, first + 4 * step, step)
-    return Exercise(f"Which number comes next: {', '.join(map(str, shown))}", str(answer))
-
-
-def extracted(asked: str, form: str, key: str, rng: Random) -> Exercise:
-    """Copy one part of a sentence."""
+def extracted(asked: str, form: str, wanted: str, rng: Random) -> Exercise:
+    """Copy parts of a sentence."""
     name, word = rng.choice(NAMES), rng.choice(WORDS)
     parts = {
         "name": name,
@@ -201,7 +203,7 @@ def extracted(asked: str, form: str, key: str, rng: Random) -> Exercise:
         "count": str(rng.randrange(2, 100)),
         "email": f"{name.lower()}.{word}@example.com",
     }
-    return Exercise(f"{asked}: {form.format(**parts)}", parts[key])
+    return Exercise(f"{asked}: {form.format(**parts)}", wanted.format(**parts))
 
 
 def numerals(to_words: bool, low: int, high: int, rng: Random) -> Exercise:
@@ -291,9 +293,9 @@ TEMPLATES: dict[str, dict[str, Draw]] = {
         "rst": partial(counts, "rst", 1),
     },
     "length": {
-        "words": partial(lengths, "How many words are in this list", len, " ", 2, 6),
-        "letters": partial(lengths, "How many letters has the word", lambda words: len(words[0]), " ", 1, 1),
-        "items": partial(lengths, "How many words are in this list", len, ", ", 2, 6),
+        "words": partial(lengths, " "),
+        "digits": digits,
+        "items": partial(lengths, ", "),
     },
     "nth": {
         "first": partial(nth, "first", 0, 5),
@@ -307,7 +309,7 @@ TEMPLATES: dict[str, dict[str, Draw]] = {
         "numbers": partial(numbers, "Write the numbers in reverse order", lambda given: given[::-1], 3, 100),
     },
     "sort": {
-        "two": partial(rearranged, "Write the words in alphabetical order", sorted, 2),
+        "pair": partial(numbers, "Sort the numbers from small to large", sorted, 2, 100),
         "numbers": partial(numbers, "Sort the numbers from small to large", sorted, 3, 100),
         "descending": partial(
             numbers, "Sort the numbers from large to small", lambda given: sorted(given, reverse=True), 3, 100
@@ -324,7 +326,7 @@ TEMPLATES: dict[str, dict[str, Draw]] = {
         "smallest3": partial(numbers, "Which number is the smallest", min, 3, 100),
     },
     "json": {
-        "name-age": partial(objects, ("name", "age")),
+        "item-city-count": partial(objects, ("item", "city", "count")),
         "item-count": partial(objects, ("item", "count")),
         "name-pets": partial(objects, ("name", "pets")),
         "name-age-city": partial(objects, ("name", "age", "city")),
@@ -371,10 +373,13 @@ TEMPLATES: dict[str, dict[str, Draw]] = {
             ),
         ),
     },
-    "letter": {
-        "first": partial(letters, "first", 0),
-        "second": partial(letters, "second", 1),
-        "last": partial(letters, "last", -1),
+    "decide": {
+        "greater": partial(decided, "Is {} greater than {}?", lambda left, right: left > right),
+        "even": partial(decided, "Is the sum of {} and {} even?", lambda left, right: (left + right) % 2 == 0),
+        "ending": partial(
+            decided, "Do {} and {} end with the same digit?", lambda left, right: (left - right) % 10 == 0
+        ),
+        "less": partial(decided, "Is {} less than {}?", lambda left, right: left < right),
     },
     "list": {
         "commas": partial(lists, "Write the words with commas", " and ", ", ", 3),
@@ -383,30 +388,30 @@ TEMPLATES: dict[str, dict[str, Draw]] = {
         "slashes": partial(lists, "Write the words with slashes", ", ", " / ", 3),
     },
     "product": {
-        "small": partial(products, (2, 3, 4, 5, 6, 10), 21, "What is {} times {}?"),
-        "tens": partial(products, (10, 100), 100, "{} * {} ="),
-        "words": partial(products, (2, 3, 4, 5, 6, 10), 21, "How much is {} times {}?"),
+        "tens": partial(products, (10, 100), "{} * {} ="),
+        "double": partial(products, (2,), "{} * {} ="),
+        "hundreds": partial(products, (100, 1000), "What is {} times {}?"),
     },
     "next": {
         "after": partial(neighbours, "Which number comes after {}?", 1, 10, 1000),
         "before": partial(neighbours, "Which number comes before {}?", -1, 10, 1000),
-        "series": series,
+        "between": partial(neighbours, "Which number is between {} and {}?", 1, 10, 1000),
     },
     "find": {
-        "count": partial(
-            extracted, "Write the number of books only", "{name} moved to {city} with {count} books in {year}", "count"
+        "both": partial(
+            extracted, "Write the name and the year only", "{name} moved to {city} in {year}", "{name}, {year}"
         ),
         "email": partial(
             extracted,
             "Write the email address only",
             "{name} from {city} has the address {email} since {year}",
-            "email",
+            "{email}",
         ),
         "thing": partial(
-            extracted, "Write what was bought only", "{name} bought the {word} for {price} in {city}", "word"
+            extracted, "Write what was bought only", "{name} bought the {word} for {price} in {city}", "{word}"
         ),
         "city": partial(
-            extracted, "Write the city only", "{name} sold the {word} in {city} for {price} in {year}", "city"
+            extracted, "Write the city only", "{name} sold the {word} in {city} for {price} in {year}", "{city}"
         ),
     },
     "number": {

@@ -26,11 +26,12 @@ WAYS = {
     "reverse-numbers": lambda asked: ", ".join(asked.split(", ")[::-1]),
     "sort-descending": lambda asked: ", ".join(sorted(asked.split(", "), key=int, reverse=True)),
     "choose-smallest3": lambda asked: min(asked.split(", "), key=int),
-    "letter-last": lambda asked: asked[-1],
+    "length-digits": lambda asked: str(sum(map(str.isdigit, asked))),
+    "find-email": lambda asked: next(word for word in asked.split() if "@" in word),
+    "find-both": lambda asked: f"{asked.split()[0]}, {asked.split()[-1]}",
     "list-arrows": lambda asked: asked.replace(", ", " -> "),
     "length-words": lambda asked: str(asked.count(" ") + 1),
     "find-thing": lambda asked: asked.split()[3],
-    "next-series": lambda asked: str(2 * int(asked.split(", ")[2]) - int(asked.split(", ")[1])),
 }
 """The answer from the part of the question behind its colon, computed otherwise."""
 
