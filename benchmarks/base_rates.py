@@ -3,7 +3,8 @@
     python benchmarks/base_rates.py skills --policy FOLDER --templates date json
 
 GRPO learns from groups with right and wrong answers, so a family between .1 and .6 teaches most. Temperature 1, three
-worked examples, questions of every family. The runs are kept in --artifacts, and a second call plays what is missing.
+worked examples, questions of every family. A second call with the same --artifacts plays only what is missing, which
+does not notice that a family was changed.
 """
 
 from collections import defaultdict
@@ -11,15 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import cases
-from records import Claim, folder, measured, read
+from records import Claim, measured
 
 import composer_post_training as composer
-from stages.envs.skills.families import FAMILIES, HELD_OUT, TEMPLATES
+from stages.envs.skills.families import TEMPLATES
 from stages.evaluation.inference import wilson
 from stages.runs.kinds import ROLLOUT
 
-LOW, HIGH = 0.1, 0.6
-"""Between these, `composer curriculum` keeps what GRPO learns from."""
 MAX_TOKENS = 32
 
 
@@ -44,29 +43,8 @@ def skills(
             passed[row["family"]].append(row["hidden_pass"])
         for family, found in passed.items():
             rate = sum(found) / len(found)
-            yield measured(claim(family), rate, wilson(rate, len(found)), n=len(found))
-
-
-def claim(family: str) -> str:
-    """Return the words of the claim about a family."""
-    return f"right answers of SmolLM2-135M-Instruct to {family}, temperature 1, three examples"
-
-
-def table() -> str:
-    """Return the rates of all families by template, those held out in italics, for the document on environments."""
-    rates = {found.claim: found.value for found in read(folder() / "base_rates.json")}
-    lines = ["| template | share of right answers before any training |", "| --- | --- |"]
-    for template, variants in TEMPLATES.items():
-        families = {variant: f"{template}-{variant}" for variant in variants}
-        cells = [
-            f"{'*' * (family in HELD_OUT)}{variant}{'*' * (family in HELD_OUT)} {rates[claim(family)]:.2f}".replace(
-                " 0.", " ."
-            )
-            for variant, family in families.items()
-        ]
-        lines.append(f"| `{template}` | {', '.join(cells)} |")
-    between = sum(LOW <= rates[claim(family)] <= HIGH for family in FAMILIES)
-    return "\n".join([*lines, "", f"{between} of {len(FAMILIES)} families are between {LOW:.1f} and {HIGH:.1f}."])
+            claim = f"right answers of SmolLM2-135M-Instruct to {family}, temperature 1, three examples"
+            yield measured(claim, rate, wilson(rate, len(found)), n=len(found))
 
 
 CASES = {"skills": skills}

@@ -389,7 +389,6 @@ TEMPLATES: dict[str, dict[str, Draw]] = {
     },
     "product": {
         "tens": partial(products, (10, 100), "{} * {} ="),
-        "double": partial(products, (2,), "{} * {} ="),
         "hundreds": partial(products, (100, 1000), "What is {} times {}?"),
     },
     "next": {

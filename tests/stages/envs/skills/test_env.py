@@ -55,14 +55,14 @@ def test_a_longer_list_starts_with_the_shorter_one_and_a_seed_draws_the_same() -
 
 
 def test_questions_of_the_same_families_are_held_out_where_this_is_asked() -> None:
-    env = SkillsEnv("date,product-double", held_out="questions")
+    env = SkillsEnv("date,product-tens", held_out="questions")
     seen: dict[str, set[str]] = {"train": set(), "eval": set()}
     for split, prompts in seen.items():
         for seed in range(5):
             tasks = env.tasks(split, 60, seed)
             assert {task.family for task in tasks} == {
                 *(f"date-{kind}" for kind in TEMPLATES["date"]),
-                "product-double",
+                "product-tens",
             }
             prompts |= {task.prompt for task in tasks}
     assert len(seen["train"]) > 100 and not seen["train"] & seen["eval"]
@@ -86,19 +86,19 @@ def test_worked_examples_are_turns_of_the_same_family_and_never_asked(held_out: 
 
 
 def test_a_task_has_the_same_opening_under_every_seed_and_none_without_shots() -> None:
-    env = SkillsEnv("product-double", held_out="questions")
+    env = SkillsEnv("product-tens", held_out="questions")
     by_id: dict[str, Task] = {}
     for seed in range(4):
         for task in env.tasks("train", 50, seed):
             assert by_id.setdefault(task.task_id, task) == task
     assert len(by_id) < 200
-    bare = SkillsEnv("product-double", held_out="questions", shots=0)
+    bare = SkillsEnv("product-tens", held_out="questions", shots=0)
     assert [one["role"] for one in bare.reset(bare.tasks("train", 1, 0)[0])] == ["system", "user"]
 
 
 def test_too_many_questions_are_refused_with_what_there_is() -> None:
-    with pytest.raises(UsageError, match=r"skills with families=product-double holds \d+ questions for train, not 900"):
-        SkillsEnv("product-double").tasks("train", 900, seed=0)
+    with pytest.raises(UsageError, match=r"skills with families=product-tens holds \d+ questions for train, not 900"):
+        SkillsEnv("product-tens").tasks("train", 900, seed=0)
 
 
 @pytest.mark.parametrize(
