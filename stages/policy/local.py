@@ -131,20 +131,28 @@ class LocalPolicy:
     @contextmanager
     def reusing_prefixes(self) -> Iterator[None]:
         """Keep the keys and values of a call for the next: turns continue conversations, and weights are fixed."""
-        # Measured once: what is kept is not free, but it is given up for the next call.
-        self._reused = sampling.PrefixCache(), sampling.budget(self.model, self.config)
-        try:
-            yield
-        finally:
-            self._reused = None
+        with adapter_merged(self.model):
+            # Measured once: what is kept is not free, but it is given up for the next call.
+            self._reused = sampling.PrefixCache(), sampling.budget(self.model, self.config)
+            try:
+                yield
+            finally:
+                self._reused = None
 
     def sample(self, turns: list[Turn]) -> list[Sample]:
         """Return the answers of turns, sampled together as far as memory allows."""
-        started = time.monotonic()
-        prompts = [prompt_ids(self.tokenizer, turn) for turn in turns]
         # The model may be one under training: without dropout, and afterwards as it was.
         was_training = self.model.training
         self.model.eval()
+        try:
+            with adapter_merged(self.model):
+                return self._sample(turns)
+        finally:
+            self.model.train(was_training)
+
+    def _sample(self, turns: list[Turn]) -> list[Sample]:
+        started = time.monotonic()
+        prompts = [prompt_ids(self.tokenizer, turn) for turn in turns]
         prefixes, most = self._reused or (None, sampling.budget(self.model, self.config))
         max_tokens = self.config.max_tokens or self._room(prompts)
         batches = sampling.cut(self.model, prompts, max_tokens, most)
@@ -165,7 +173,6 @@ class LocalPolicy:
                 prefixes=prefixes,
             )
             drawn |= dict(zip(numbers, found, strict=True))
-        self.model.train(was_training)
         about = {
             "logprob_kind": "processed" if self.config.temperature else "raw",
             "latency_s": (time.monotonic() - started) / len(turns),  # of an answer: its share of the batch
@@ -223,6 +230,52 @@ def load_model(
     except (OSError, ValueError) as error:
         raise not_loaded(config, error) from None
     return model.to(device(config.device)), tokenizer
+
+
+@contextmanager
+def adapter_merged(model: Any) -> Iterator[None]:
+    """Add LoRA to its base's float32 weights for a time; afterwards the weights are the very tensors they were.
+
+    Then a Linear takes one product a token, in place of three. Memory: a second copy of the adapted weights. What has
+    weights of another type, in which sums would be rounded, several adapters or a bias of its own stays as it is.
+    """
+    kept: list[tuple[Any, torch.Tensor]] = []
+    try:
+        for layer in _mergeable(model):
+            base, [adapter] = layer.get_base_layer(), layer.active_adapters
+            kept.append((layer, base.weight.data))
+            with torch.no_grad():
+                if layer.lora_variant:  # of DoRA, which makes a new tensor
+                    layer.merge()
+                else:  # as `merge` does, which writes into the old one, and takes twice the time
+                    up, down = layer.lora_B[adapter].weight, layer.lora_A[adapter].weight
+                    base.weight.data = torch.addmm(base.weight, up, down, alpha=layer.scaling[adapter])
+                    layer.merged_adapters.append(adapter)
+        yield
+    finally:
+        for layer, weight in kept:
+            layer.get_base_layer().weight.data = weight
+            layer.merged_adapters.clear()
+
+
+def _mergeable(model: Any) -> list[Any]:
+    """Return the Linears with an adapter that float32 weights can take in, none of which has been merged yet."""
+    if not getattr(model, "peft_config", None):
+        return []
+    from peft.tuners import lora
+    from peft.tuners.lora.variants import DoraLinearVariant
+
+    return [
+        module
+        for module in model.modules()
+        if isinstance(module, lora.Linear)
+        and not (module.merged or module.disable_adapters)
+        and isinstance(module.get_base_layer(), torch.nn.Linear)
+        and {parameter.dtype for parameter in module.parameters()} == {torch.float32}
+        and len(module.active_adapters) == 1
+        and not any(module.lora_bias.values())
+        and all(isinstance(variant, DoraLinearVariant) for variant in module.lora_variant.values())
+    ]
 
 
 @contextmanager

@@ -505,7 +505,10 @@ def _generation(plan: TrainPlan, shape: ModelShape, length: int) -> float:
     # Keys and values, and the distribution of the next token (stages/policy/sampling.py row_bytes).
     row = 2 * shape.bytes * shape.layers * shape.kv * length + 32 * shape.vocabulary
     rollouts = -(-size.prompts_per_step // plan.processes) * size.generations
-    return max(row, min(rollouts * row, (policy.kv_cache_gib or 0) * GIB))
+    # Float32 weights with the adapter added, beside those without it (stages/policy/local.py adapter_merged).
+    merges = plan.config.adapter.rank and shape.bytes == 4
+    merged = 4 * sum(width * height for width, height in shape.linears) if merges else 0
+    return merged + max(row, min(rollouts * row, (policy.kv_cache_gib or 0) * GIB))
 
 
 SAVINGS: dict[str, Callable[[TrainPlan], TrainPlan]] = {

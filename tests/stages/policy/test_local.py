@@ -3,11 +3,15 @@
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from peft.tuners import lora
 from probe_faults.loophole_world import TEMPLATE, WORDS, tiny_qwen3, tokenizer
 from pydantic import ValidationError
-from support.models import save_tiny
+from support.models import save_tiny, tiny_model, tiny_tokenizer
 
 from stages.errors import BadInput
 from stages.messages import following_ids, opening_ids
@@ -58,6 +62,87 @@ def test_a_checkpoint_keeps_the_setting_and_takes_it_once(folder: Path, tmp_path
 def test_a_setting_must_have_a_templates_name() -> None:
     with pytest.raises(ValidationError):
         PolicyConfig(chat_template_kwargs={"x %}": True})
+
+
+# An adapter is a part of the weights while answers are sampled.
+
+
+def adapted(dtype: torch.dtype = torch.float32, **form: Any) -> LocalPolicy:
+    """A policy on a model with LoRA in training mode, whose adapter changes it much."""
+    words = tiny_tokenizer()
+    config = LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=12, target_modules="all-linear", **form)
+    model = get_peft_model(tiny_model(vocabulary=len(words)).to(dtype), config)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name or "magnitude" in name:
+            parameter.data += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+    return LocalPolicy(model.train(), words, PolicyConfig(model="tiny", max_tokens=12))
+
+
+def calls_of_adapters(policy: LocalPolicy) -> list[str]:
+    """Record from here on which adapters compute a product of their own."""
+    calls: list[str] = []
+    for name, module in policy.model.named_modules():
+        if name.endswith("lora_A.default"):
+            module.register_forward_hook(lambda *_, name=name: calls.append(name))
+    return calls
+
+
+@pytest.mark.parametrize("form", [{}, {"use_rslora": True}, {"use_dora": True}, {"lora_dropout": 0.5}])
+def test_answers_are_those_of_the_model_with_its_adapter_and_the_weights_stay_the_same_tensors(
+    form: dict[str, Any],
+) -> None:
+    policy = adapted(**form)
+    model = policy.model
+    before = {name: (p.data_ptr(), p.detach().clone()) for name, p in model.named_parameters()}
+    calls = calls_of_adapters(policy)
+    turns = [Turn([{"role": "user", "content": text}], seed) for seed, text in enumerate(["a", "bcd"])]
+    samples = policy.sample(turns)
+    with policy.reusing_prefixes():  # one merging for several calls
+        again = policy.sample(turns)
+        assert all(layer.merged for layer in model.modules() if isinstance(layer, lora.Linear))
+    assert not calls and [sample.logprobs for sample in again] == [sample.logprobs for sample in samples]
+    assert model.training
+    for name, parameter in model.named_parameters():
+        assert parameter.data_ptr() == before[name][0] and torch.equal(parameter, before[name][1]), name
+    model.eval()
+    for sample in samples:
+        prompt, ids = sample.prompt_ids or [], sample.completion_ids or []
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+        fresh = torch.log_softmax(logits, -1).gather(-1, torch.tensor(ids)[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(sample.logprobs), fresh, rtol=1e-5, atol=1e-5)
+    assert calls, "training computes both apart"
+
+
+def test_weights_that_would_be_rounded_and_adapters_that_are_off_stay_apart() -> None:
+    asked = [Turn([{"role": "user", "content": "a"}], 0)]
+    rounded = adapted(torch.bfloat16)
+    calls = calls_of_adapters(rounded)
+    rounded.sample(asked)
+    assert calls
+    off = adapted()
+    calls = calls_of_adapters(off)
+    with off.model.disable_adapter():
+        found = off.sample(asked)
+    words = tiny_tokenizer()
+    start = LocalPolicy(tiny_model(vocabulary=len(words)), words, PolicyConfig(model="tiny", max_tokens=12))
+    assert not calls and found[0].logprobs == start.sample(asked)[0].logprobs
+
+
+def test_a_call_that_fails_leaves_the_weights_as_they_were() -> None:
+    policy = adapted()
+    layer = next(module for module in policy.model.modules() if isinstance(module, lora.Linear))
+    weight = layer.get_base_layer().weight
+    held = weight.data_ptr()
+
+    def fail(*_: Any) -> None:
+        assert layer.merged
+        raise MemoryError
+
+    policy.model.register_forward_pre_hook(fail)
+    with pytest.raises(MemoryError):
+        policy.sample([Turn([{"role": "user", "content": "a"}], 0)])
+    assert not layer.merged and weight.data_ptr() == held and policy.model.training
 
 
 # A model that brings Python code of its own: nobody is asked whether to run it, and it is not run.
