@@ -12,6 +12,7 @@ A row is computed as if it were alone, up to rounding: equal seeds give equal to
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 from weakref import WeakSet
 
@@ -165,13 +166,21 @@ def _prefilled(
 ) -> tuple["_Rows", Float[Tensor, "B V"]]:
     """Return the rows of all prompts and the logits behind them, from passes of at most `most` tokens.
 
-    Equal prompts are computed once. Columns of a row: those continued from an earlier call, then new tokens, each
-    padded on the left, which does not shift positions; then room for the completion.
+    Equal prompts are computed once, and so is a long beginning of all. Columns of a row: those continued from an
+    earlier call or that beginning, then new tokens, each padded on the left, which does not shift positions; then room
+    for the completion.
     """
     order = {prompt: number for number, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
     in_place = _fits(model, max(map(len, prompts)) + max_tokens)
     rows = [None if prefixes is None or not in_place else prefixes.find(prompt) for prompt in order]
     held = [0 if row is None else len(row[1]) for row in rows]
+    beginning = _beginning(list(order), next(model.parameters()).device)
+    if beginning and in_place and not any(held):
+        begun = PrefixCache()
+        begun.keep(_prefilled(model, [beginning], 0, pad_id, most, None)[0], [beginning], [[]])
+        if prefixes is not None:
+            prefixes.clear()
+        return _prefilled(model, prompts, max_tokens, pad_id, most, begun)
     prefix = max(held)
     width = max(len(prompt) - start for prompt, start in zip(order, held, strict=True))
     ids = torch.full((len(order), width), pad_id)
@@ -204,6 +213,16 @@ def _prefilled(
         made.repeat(numbers, shown.shape[1] + max_tokens)
         logits = logits.index_select(0, numbers.to(device))
     return made, logits
+
+
+def _beginning(prompts: Sequence[tuple[int, ...]], device: torch.device) -> list[int]:
+    """Return what distinct prompts begin with, a token less than the shortest at most; empty if no pass is saved."""
+    shorter = [prompt[:-1] for prompt in prompts]
+    pairs = zip(min(shorter), max(shorter), strict=False)  # what the first and last in order share, all share
+    shared = [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
+    # One more pass reads all weights; a CPU computes about a dozen tokens in that time, a GPU hundreds.
+    least = 64 if device.type == "cpu" else 2048
+    return shared if len(shared) * (len(prompts) - 1) >= least else []
 
 
 # Rows and their keys and values

@@ -249,6 +249,31 @@ def test_a_turn_feeds_only_what_is_new_and_gives_the_same_rows() -> None:
     )
 
 
+def test_what_all_prompts_begin_with_is_computed_once() -> None:
+    model = tiny_model().double()
+    opening = [5 + i % 200 for i in range(40)]
+    prompts = [[*opening, *own] for own in ([7, 8, 9], [10], [7, 8, 9], [7, 12])]
+    given: dict[str, Any] = {"max_tokens": 4, "temperature": 1.0, "end_ids": {3}, "pad_id": 0}
+    alone = [sample_batch(model, [p], seeds=[i], **given)[0] for i, p in enumerate(prompts)]
+    fed, prefixes = lengths_fed(model), PrefixCache()
+    found = sample_batch(model, prompts, seeds=[0, 1, 2, 3], prefixes=prefixes, **given)
+    assert fed[:2] == [(1, 40), (3, 3)]
+    assert_equal_rows(found, alone)
+    fed.clear()
+    longer = [[*p, *ids, 20] for p, (ids, _) in zip(prompts, found, strict=True)]
+    again = sample_batch(model, longer, seeds=[0, 1, 2, 3], prefixes=prefixes, **given)
+    assert fed[0] == (4, 2), "the next turn continues whole rows"
+    assert_equal_rows(again, [sample_batch(model, [p], seeds=[i], **given)[0] for i, p in enumerate(longer)])
+    fed.clear()
+    inside = [[*opening, *opening], [*opening, *opening, 9]]  # one prompt is what the other begins with
+    within = sample_batch(model, inside, seeds=[0, 1], **given)
+    assert fed[:2] == [(1, 79), (2, 2)]
+    assert_equal_rows(within, [sample_batch(model, [p], seeds=[i], **given)[0] for i, p in enumerate(inside)])
+    fed.clear()
+    sample_batch(model, [[*opening[:20], 7], [*opening[:20], 8]], seeds=[0, 1], **given)
+    assert fed[0] == (2, 21), "too short to pay for a pass"
+
+
 def small_policy(characters: str | None = None, **settings: Any) -> LocalPolicy:
     tokenizer = tiny_tokenizer(characters)
     model = tiny_model(vocabulary=len(tokenizer))
