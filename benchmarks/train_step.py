@@ -2,9 +2,11 @@
 
     python benchmarks/train_step.py [beside-trl|composed] [--rounds 9]
     python benchmarks/train_step.py real-shape [--sides TRL ours all] [--steps 2] [--layers 28]
+    python benchmarks/train_step.py real-model FOLDER [--steps 4]
 
 The first two train a random Qwen3 of the size of the built-in student (0.45 M parameters, 512 tokens) on one thread;
 times are medians of processor time. The third has the shape of Qwen3-0.6B in bfloat16 (`shapes.py`).
+The fourth is a whole GRPO step of a pretrained model, such as SmolLM2-135M, whose answers end by themselves.
 """
 
 import os
@@ -12,6 +14,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import cases
@@ -24,16 +27,18 @@ from support.models import tiny_tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl import DPOConfig, DPOTrainer, GRPOTrainer
 
+from stages.backends import resources
+from stages.envs.skills.env import SkillsEnv
 from stages.policy.base import PolicyConfig
-from stages.policy.local import LocalPolicy
+from stages.policy.local import LocalPolicy, load_model
 from stages.training.channels import CHANNELS
 from stages.training.channels.pairs import PairSource, TokenPair
 from stages.training.channels.rollouts import own_rollout
-from stages.training.config import Config, Optimisation
+from stages.training.config import AdapterSettings, Config, Optimisation
 from stages.training.rollouts import LockStep, Schedule
 from stages.training.scoring import Tree
 from stages.training.step import Batch, Channels, ComposedTrainer
-from stages.training.trl_arguments import trl_config
+from stages.training.trl_arguments import lora, trl_config
 
 PAIRS, PROMPT, ANSWER, TOKENS, VOCABULARY = 16, 96, 24, 64, 512
 MANY = 100_000
@@ -353,7 +358,14 @@ def real_shape(
 
 
 def real_steps(name: str, steps: int, threads: int, layers: int, budget: int | None) -> dict[str, Any]:
-    """Seconds of each step, by the clock and of the processors, and bytes before the first one and at most."""
+    """The steps of a side, as `timed` returns them."""
+    torch.set_num_threads(threads)
+    with tempfile.TemporaryDirectory() as folder:
+        return timed(shapes.trainer(name, folder, steps, layers, budget))
+
+
+def timed(made: GRPOTrainer) -> dict[str, Any]:
+    """Train; seconds of each step, by the clock and of the processors, and bytes before the first one and at most."""
     from transformers import TrainerCallback
 
     seconds: list[float] = []
@@ -367,16 +379,89 @@ def real_steps(name: str, steps: int, threads: int, layers: int, budget: int | N
             seconds.append(time.perf_counter() - self.started)
             processor.append(time.process_time() - self.used)
 
-    torch.set_num_threads(threads)
-    with tempfile.TemporaryDirectory() as folder:
-        made = shapes.trainer(name, folder, steps, layers, budget)
-        made.add_callback(Clock())
-        loaded = cases.memory("VmRSS")
-        made.train()
+    made.add_callback(Clock())
+    loaded = cases.memory("VmRSS")
+    made.train()
     return {"seconds": seconds, "processor": processor, "loaded": loaded, "peak": cases.memory("VmHWM")}
 
 
-CASES = {"beside-trl": beside_trl, "composed": composed, "real-shape": real_shape}
+# --- a pretrained model
+
+LONGEST_ANSWER = 24
+SIDES = {"ours": "", "TRL": "TRL's GRPOTrainer", "TRL, activations kept": "TRL's GRPOTrainer without recomputation"}
+
+
+def real_model(model: str, steps: int = 4, threads: int = 1) -> Iterator[Claim]:
+    """A GRPO step of a pretrained model on a CPU, LoRA of rank 16 in float32, beside TRL's GRPOTrainer.
+
+    2 prompts of `skills` x 8 answers of at most 24 tokens, which end by themselves; the same prompts on all sides, but
+    other draws. As `composer train` chooses, a prompt is computed once for its answers; TRL recomputes activations by
+    default, and is measured without as well. Each side has a process of its own, and its first step is left out.
+    model: a folder, hub id or built-in model.
+    """
+    found = {side: cases.apart(model_steps, side, model, steps, threads) for side in SIDES}
+    name = model.rstrip("/").rpartition("/")[2]
+    what = f"GRPO step of {name}, LoRA 16, float32, 2 prompts x 8 answers, {threads} thread{'s' * (threads != 1)}"
+    ours = found.pop("ours")
+    for unit, field in (("processor seconds", "processor"), ("seconds", "seconds")):
+        yield measured(f"{what}: {unit}", statistics.median(ours[field][1:]), unit="s", n=steps - 1)
+    for side, theirs in found.items():
+        beside = f"{what}, beside {SIDES[side]}"
+        yield measured(f"{beside}: processor time", *ratio(ours["processor"][1:], theirs["processor"][1:]), n=steps - 1)
+        yield measured(f"{beside}: time", *ratio(ours["seconds"][1:], theirs["seconds"][1:]), n=steps - 1)
+        yield measured(f"{beside}: peak memory", ours["peak"] / theirs["peak"], n=1)
+
+
+def model_steps(side: str, model: str, steps: int, threads: int) -> dict[str, Any]:
+    """The steps of a side, as `timed` returns them, on the tasks of `skills` in their order."""
+    torch.set_num_threads(threads)
+    config = PolicyConfig(model=model, dtype="float32", device="cpu", max_tokens=LONGEST_ANSWER)
+    loaded, tokenizer = load_model(config, cache=Path(tempfile.gettempdir()), listener=lambda *_: None)
+    tasks = SkillsEnv().tasks("train", 2 * steps, 0)
+    settings = Optimisation(
+        steps=steps,
+        prompts_per_step=2,
+        generations=8,
+        learning_rate=1e-5,
+        gradient_checkpointing=side == "TRL",
+        save_every=steps + 1,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        args = trl_config(folder, settings, seed=0, temperature=1.0, max_completion=LONGEST_ANSWER, device="cpu")
+        adapter = lora(AdapterSettings(rank=16), loaded)
+        if side != "ours":
+
+            def reward(completions: list[Any], **columns: Any) -> list[float]:
+                return [float(len(completion[0]["content"]) % 2) for completion in completions]
+
+            data = Dataset.from_list([{"prompt": SkillsEnv().reset(task)} for task in tasks])
+            return timed(
+                GRPOTrainer(
+                    model=loaded,
+                    processing_class=tokenizer,
+                    reward_funcs=reward,
+                    args=args,
+                    train_dataset=data,
+                    peft_config=adapter,
+                )
+            )
+        resources.set_mmap_threshold()  # as `composer train` does
+        policy = LocalPolicy(loaded, tokenizer, config)
+        return timed(
+            ComposedTrainer(
+                policy=policy,
+                rollouts=LockStep(SkillsEnv, policy, Schedule(tasks, groups=2, generations=8, seed=0), max_steps=1),
+                record=lambda step, rollouts: None,
+                channels=Channels(Config(), []),
+                rows=lambda rollouts, step: Batch(),
+                shared_prompts=True,
+                args=args,
+                peft_config=adapter,
+            )
+        )
+
+
+CASES = {"beside-trl": beside_trl, "composed": composed, "real-shape": real_shape, "real-model": real_model}
 
 if __name__ == "__main__":
     cases.main(__file__, CASES)
