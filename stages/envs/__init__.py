@@ -11,6 +11,7 @@ task_table.py - tasks from the table of a run, and rows of a JSON lines file of 
 kata/ - small code-repair tasks, generated, with small models that act in them
 skills/ - short tasks with exact answers for small language models, own ones and those of reasoning-gym
 gsm8k/ - grade-school maths from JSON lines or the hub, a reward for the right number
+code/ - one function for each problem of MBPP, HumanEval, EvalPlus or rows of the user; hidden assertions decide
 leetcode_rh/ - LeetCode problems whose prompt gives a loophole away; problems and recorded rollouts by path
 repo/ - what environments share whose tasks are repositories: trees, sessions, test outcomes, verdicts
 swe/ - repositories in SWE-bench's shape: trees, outcomes of the hidden and of the visible tests
@@ -85,6 +86,7 @@ class Registered:
 
 
 ENVIRONMENTS: dict[str, Registered] = {
+    "code": Registered("stages.envs.code.env:CodeEnv"),
     "gsm8k": Registered("stages.envs.gsm8k.env:Gsm8kEnv"),
     "leetcode-rh": Registered("stages.envs.leetcode_rh.env:LeetcodeRhEnv"),
     "kata": Registered(

@@ -214,6 +214,15 @@ class HasSize(Protocol):
 
 
 @runtime_checkable
+class LeavesOut(Protocol):
+    """An environment that does not play all tasks of its source."""
+
+    def left_out(self, split: Split) -> str:
+        """Return how many tasks of a split are left out, and why, without a full stop; an empty text for none."""
+        ...
+
+
+@runtime_checkable
 class GradesTogether(Protocol):
     """An environment that grades several rollouts at once, far more cheaply than one by one."""
 

@@ -9,9 +9,9 @@ from pydantic import Field, model_validator
 
 from stages import envs
 from stages.envs import boundary, task_table
-from stages.envs.base import Environment, Task
+from stages.envs.base import Environment, LeavesOut, Task
 from stages.errors import ComposerError, UsageError
-from stages.runs.activity import Checking, activity
+from stages.runs.activity import Checking, Notice, activity
 from stages.runs.settings import Option, Settings, StageConfig, basic_of
 from stages.sandbox import probe
 
@@ -127,18 +127,25 @@ class EnvStageConfig(StageConfig):
         environment = make()
         try:
             with activity(Checking("preparing the tasks")):
-                try:
-                    return self._tasks(environment, count)
-                except task_table.TooManyTasks as error:
-                    if not (self.counts_by_default() and error.most):
-                        raise
-                    return self._tasks(environment, error.most)
+                found = self._at_most(environment, count)
+            if isinstance(environment, LeavesOut) and (left_out := environment.left_out(self.env.split)):
+                with activity(Notice(f"{environment.name}: {left_out}")):
+                    pass
         except (ComposerError, OSError):
             raise
         except Exception as error:
             raise UsageError(f"The environment {self.env.name!r} gives no tasks: {_place(error)}.") from error
         finally:
             environment.close()
+        return found
+
+    def _at_most(self, environment: Environment, count: int) -> list[Task]:
+        try:
+            return self._tasks(environment, count)
+        except task_table.TooManyTasks as error:
+            if not (self.counts_by_default() and error.most):
+                raise
+            return self._tasks(environment, error.most)
 
     def _tasks(self, environment: Environment, count: int) -> list[Task]:
         if self.env.curriculum:

@@ -16,7 +16,7 @@ import orjson
 from stages.envs.base import Split, Task
 from stages.errors import BadInput, UsageError
 from stages.plurals import counted
-from stages.runs import store
+from stages.runs import hub, store
 from stages.runs.kinds import TASK, Row
 from stages.runs.run import Run
 
@@ -81,6 +81,36 @@ def parse_line(line: str, place: str = "") -> Row:
     if not isinstance(row, dict):
         raise BadInput(f"{place}it is {line.strip()[:40]!r}, not a JSON object.")
     return row
+
+
+def hub_rows(dataset: str, remedy: str, config: str | None = None, part: str | None = None) -> list[Row]:
+    """Return the rows of a data set of the hub, of one of its parts or of all.
+
+    config: the configuration of the data set, its default one where it is None. Raises BadInput, which ends with the
+    remedy, where it cannot be downloaded.
+    """
+    try:
+        import datasets  # optional, and slow to import
+
+        with hub.offline_if_unreachable():
+            found = datasets.load_dataset(dataset, config, split=part)
+    except Exception as error:  # any error of a download: the libraries below have no common base class
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise BadInput(f"{dataset} cannot be downloaded from the hub ({first}). {remedy}") from None
+    parts = [found] if part else list(found.values())
+    return [row for one in parts for row in one.to_list()]
+
+
+HELD_OUT = 5
+"""One in this many rows of a single file is held out."""
+
+
+def is_held_out(digest: str) -> bool:
+    """Return whether a row of a file that is one source for both splits is for evaluation, by a digest of the row.
+
+    Every fifth one is, on average, whatever else the file holds.
+    """
+    return int(digest[:12], 16) % HELD_OUT == 0
 
 
 MOST_REPORTED = 20

@@ -10,16 +10,14 @@ from pathlib import Path
 
 from stages.envs.answered import AnsweredEnv, Question
 from stages.envs.base import Split
-from stages.envs.task_table import read_rows
+from stages.envs.task_table import hub_rows, is_held_out, read_rows
 from stages.errors import BadInput
-from stages.runs import hub, store
+from stages.runs import store
 from stages.runs.kinds import Row
 
 SYSTEM = "Solve the problem. End with a line #### and the answer as a number."
 HUB_ID, HUB_CONFIG = "openai/gsm8k", "main"
 HUB_SPLIT = {"train": "train", "eval": "test"}
-EVAL_SHARE = 5
-"""One in this many questions of a single file is held out."""
 
 NUMBER = re.compile(r"(?:(?<![\w)])-)?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)")
 MARKED = re.compile(r"####(.*)")
@@ -58,24 +56,14 @@ def load(split: Split, path: str, eval_path: str) -> list[Question]:
     from the hub. `BadInput` when a file or the hub cannot be read, a row lacks a field, or a question is in both files.
     """
     if not path:
-        try:
-            import datasets  # optional, and slow to import
-
-            with hub.offline_if_unreachable():
-                rows = datasets.load_dataset(HUB_ID, HUB_CONFIG, split=HUB_SPLIT[split])
-        except Exception as error:  # any error of a download: the libraries below have no common base class
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise BadInput(
-                f"{HUB_ID} cannot be downloaded from the hub ({first}). Name a file with --set env.options.path=FILE: "
-                "JSON lines with question and answer, the answer ending with '#### <number>'. "
-                "examples/gsm8k.jsonl of Composer's repository holds the first hundred rows."
-            ) from None
-        return _questions(HUB_ID, rows.to_list())
+        remedy = (
+            "Name a file with --set env.options.path=FILE: JSON lines with question and answer, the answer ending with "
+            "'#### <number>'. examples/gsm8k.jsonl of Composer's repository holds the first hundred rows."
+        )
+        return _questions(HUB_ID, hub_rows(HUB_ID, remedy, HUB_CONFIG, HUB_SPLIT[split]))
     train = _questions(path, read_rows(Path(path).expanduser()))
     if not eval_path:
-        return [
-            question for question in train if (int(question.question_id, 16) % EVAL_SHARE == 0) == (split == "eval")
-        ]
+        return [question for question in train if is_held_out(question.question_id) == (split == "eval")]
     held_out = _questions(eval_path, read_rows(Path(eval_path).expanduser()))
     if both := {q.question_id for q in train} & {q.question_id for q in held_out}:
         raise BadInput(f"{len(both)} questions are in {path} and in {eval_path}. Leave them out of one of the files.")

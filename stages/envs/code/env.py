@@ -1,0 +1,268 @@
+"""The environment `code`: write one function; hidden assertions on what it returns decide.
+
+In order: the code in an answer, what a program returns, the environment.
+"""
+
+import ast
+import hashlib
+import random
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from stages.envs import folders
+from stages.envs.base import Grade, Observation, SamplingUnit, Split, Task, Work
+from stages.envs.bash import elided
+from stages.envs.code.assertions import RETURNED, RETURNS, Assertion, compared, plain, spelled
+from stages.envs.code.rows import INSTRUCTION, Problem, Problems, assertions, load
+from stages.envs.folders import remove
+from stages.envs.task_table import TooManyTasks
+from stages.errors import InfrastructureError, UsageError
+from stages.messages import Message
+from stages.plurals import counted
+from stages.runs import store
+from stages.sandbox import Answer, Call, Limits, judge
+
+LIMITS = Limits(wall_s=12.0, cpu_s=4, memory_mb=512, processes=32, file_mb=1, disk_mb=8, output_bytes=1 << 22)
+"""Of all calls of one program. Processor time is the tighter limit: it does not depend on how busy the machine is."""
+LONGEST_VALUE = 200
+"""Characters of a returned value in an observation."""
+MOST_NAMED = 5
+"""Problems that are left out and named."""
+BLOCK = re.compile(r"```[ \t]*(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
+FUTURE = re.compile(r"^from __future__ import .*$", re.MULTILINE)
+
+
+def code_of(text: str, function: str) -> str | None:
+    """Return the first code block of an answer that defines a function, else the text where it is such a program.
+
+    The last block may lack its end. None where there is none.
+    """
+    return next((code for code in [*BLOCK.findall(text), text] if _defines(code, function)), None)
+
+
+def _defines(code: str, function: str) -> bool:
+    # What the compiler refuses, with NULs and bottomless nesting, is no program.
+    with warnings.catch_warnings(action="ignore"), suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+        for node in ast.parse(code).body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == function:
+                return True
+            if isinstance(node, ast.Assign) and any(getattr(one, "id", "") == function for one in node.targets):
+                return True
+    return False
+
+
+def program(before: str, code: str, function: str) -> str:
+    """Return the program that is executed: what the task gives, the code, and what makes values plain."""
+    futures = "\n".join(FUTURE.findall(code))  # have to stand first
+    return "\n".join([futures, before, FUTURE.sub("", code), RETURNS.format(function=function)])
+
+
+@dataclass(frozen=True, eq=False)
+class Tests:
+    """The assertions of a problem: those that the agent can read, and all that decide."""
+
+    shown: Sequence[Assertion]
+    deciding: Sequence[Assertion]
+
+    @property
+    def arguments(self) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """Return the arguments of every call, in order."""
+        return [given for assertion in (*self.shown, *self.deciding) for given in assertion.arguments]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a program returned: shown and deciding assertions that hold, and the first shown one that does not.
+
+    failure: None where the shown ones hold.
+    """
+
+    shown: Sequence[bool]
+    deciding: Sequence[bool]
+    failure: str | None
+
+
+@lru_cache(maxsize=4096)
+def answers(kind: str, source: str, tests: Tests) -> tuple[Answer, ...]:
+    """Return what the program answers to every call of the tests; InfrastructureError where the sandbox fails."""
+    folder = folders.make("code")
+    try:
+        (folder / "answer.py").write_text(source, errors="replace")
+        return judge(kind, folder, [Call("answer.py", RETURNED, tests.arguments)], LIMITS)[0].answers
+    finally:
+        remove(folder)
+
+
+@lru_cache(maxsize=1024)
+def tests_of(kind: str, data: bytes) -> Tests:
+    """Return the tests of a problem, given as the JSON of its task's data.
+
+    Where a solution gives the expected values, it runs here, in a sandbox of its own. Raises InfrastructureError where
+    it fails.
+    """
+    problem = _problem_of(orjson.loads(data))
+    deciding: Sequence[Assertion] = assertions(problem.test, problem.function)
+    if problem.inputs:
+        wanted = compared(problem.function, problem.inputs, [None] * len(problem.inputs), problem.tolerance)
+        source = program(problem.before, problem.solution, problem.function)
+        given = answers(kind, source, Tests((), wanted))
+        for values, answer in zip(problem.inputs, given, strict=True):
+            if answer.error is not None:
+                raise InfrastructureError(
+                    f"The solution of {problem.problem_id} ends with {answer.error} for {values!r:.80}, so that no "
+                    "answer can be compared with it. Leave its row out."
+                )
+        expected = [plain(answer.value) for answer in given]
+        deciding = compared(problem.function, problem.inputs, expected, problem.tolerance)
+    return Tests(assertions(problem.shown, problem.function), deciding)
+
+
+def _problem_of(data: Mapping[str, Any]) -> Problem:
+    return Problem(**{**data, "inputs": tuple(map(tuple, data["inputs"]))}, task="")
+
+
+def verdict(tests: Tests, given: Sequence[Answer]) -> Verdict:
+    """Return what follows from the answers to the calls of the tests."""
+    following, held, failure = iter(given), [], None
+    for number, assertion in enumerate((*tests.shown, *tests.deciding)):
+        own = [next(following) for _ in assertion.calls]
+        held.append(assertion.holds(own))
+        if number < len(tests.shown) and failure is None and not held[-1]:
+            failure = f"{assertion} fails: {'; '.join(map(_came, assertion.calls, own))}."
+    return Verdict(held[: len(tests.shown)], held[len(tests.shown) :], failure)
+
+
+def _came(call: ast.Call, answer: Answer) -> str:
+    """Return in words how a call ended."""
+    ends = {None: "returns", "timeout": "takes too long", "crash": "ends the process"}
+    value = elided(spelled(plain(answer.value)), LONGEST_VALUE)[0] if answer.error is None else ""
+    return f"{ast.unparse(call)} {ends.get(answer.error, f'raises {answer.error}')} {value}".rstrip()
+
+
+class CodeEnv:
+    """Implements Environment, ComparesOutcomes, HasSolutions, HasSize and LeavesOut.
+
+    `path`: a file of JSON lines, or a data set of the hub (`rows` lists the formats and the splits); `eval_path`:
+    another one for the split eval. `answers`: after a wrong answer that is not the last, the agent is told which shown
+    assertion fails. An answer with which they hold ends the rollout.
+    """
+
+    name = "code"
+    sampling_unit = SamplingUnit("problem")
+
+    def __init__(self, sandbox: str = "bubblewrap", path: str = "", eval_path: str = "", answers: int = 1) -> None:
+        if not path:
+            raise UsageError(
+                "Which problems? Give --set env.path=FILE, JSON lines with prompt and tests each, or a data set of the "
+                "hub such as --set env.path=google-research-datasets/mbpp."
+            )
+        if type(answers) is not int or answers < 1:
+            raise UsageError(f"env.answers is {answers!r}. Give a whole number from 1 on.")
+        self.sandbox, self._path, self._eval_path, self._answers = sandbox, path, eval_path, answers
+        self._source: str | None = None
+
+    @staticmethod
+    def content(path: str = "", eval_path: str = "", **options: Any) -> str | None:
+        """Return a digest of the files, which a run's fingerprint contains: edited ones are other problems."""
+        del options
+        files = [file for name in (path, eval_path) if name and (file := Path(name).expanduser()).is_file()]
+        return store.digest([store.file_sha256(file) for file in files]) if files else None
+
+    def size(self, split: Split) -> int:
+        """Return the number of problems of a split."""
+        return len(self._problems(split).usable)
+
+    def left_out(self, split: Split) -> str:
+        """Return in a sentence how many problems of a split are left out, and why; an empty text for none."""
+        left_out = self._problems(split).left_out
+        if not left_out:
+            return ""
+        named = [f"{name} ({reason})" for name, reason in list(left_out.items())[:MOST_NAMED]]
+        more = [f"{len(left_out) - MOST_NAMED:,} more"] if len(left_out) > MOST_NAMED else []
+        return (
+            f"{counted(len(left_out), 'problem')} of {self.size(split) + len(left_out):,} left out, whose tests cannot "
+            f"be asked as calls: {', '.join([*named, *more])}"
+        )
+
+    def _problems(self, split: Split) -> Problems:
+        return load(split, self._path, self._eval_path)
+
+    def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
+        """Return the first `count` problems of a split in an order drawn from the seed."""
+        problems = sorted(self._problems(split).usable, key=lambda problem: problem.problem_id)
+        if count > len(problems):
+            left_out = self.left_out(split)
+            raise TooManyTasks(
+                f"{self._path} holds {counted(len(problems), 'problem')} for {split}, not {count}"
+                f"{f' ({left_out})' if left_out else ''}. Ask for fewer tasks.",
+                most=len(problems),
+            )
+        random.Random(f"{self.name}/{split}/{seed}").shuffle(problems)  # noqa: S311 - draws data, no secret
+        return [self._task(problem, split) for problem in problems[:count]]
+
+    def _task(self, problem: Problem, split: Split) -> Task:
+        data = asdict(problem)
+        task_id, prompt = f"{self.name}-{problem.problem_id}", f"{data.pop('task')}\n{INSTRUCTION}"
+        return Task(task_id, self.name, split, problem.problem_id, prompt, data)
+
+    def reset(self, task: Task) -> list[Message]:
+        """Return the problem as the message of the user."""
+        self._problem, self._data = _problem_of(task.data), orjson.dumps(dict(task.data))
+        self._source, self._given, self._well_formed = None, 0, True
+        return [{"role": "user", "content": task.prompt}]
+
+    def step(self, text: str) -> Observation:
+        """Execute an answer; the observation names the shown assertion that fails, and nothing of the others."""
+        self._given += 1
+        last = "answered" if self._given == self._answers else None
+        code = code_of(text, self._problem.function)
+        if code is None:
+            self._source, self._well_formed = None, False
+            error = f"The answer holds no Python code that defines {self._problem.function}."
+            return Observation(error, parse_error=error, stop=last)
+        self._source = program(self._problem.before, code, self._problem.function)
+        failure = self._verdict(self._source).failure
+        return Observation(failure or "", stop="answered" if failure is None else last)
+
+    def _verdict(self, source: str) -> Verdict:
+        tests = tests_of(self.sandbox, self._data)
+        return verdict(tests, answers(self.sandbox, source, tests))
+
+    def grade(self) -> Grade:
+        """Grade the last answer: 1 where all deciding assertions hold; null where the sandbox fails."""
+        protocol_ok = self._well_formed and self._given > 0
+        if self._source is None:
+            return Grade(0.0, False, False if self._problem.shown else None, protocol_ok=False)
+        try:
+            found = self._verdict(self._source)
+        except (InfrastructureError, OSError) as error:
+            return Grade(reward=None, error_type=type(error).__name__, error=str(error))
+        passed = all(found.deciding)
+        metrics = {"assertions_passed": sum(found.deciding) / len(found.deciding)}
+        visible = all(found.shown) if found.shown else None
+        return Grade(float(passed), passed, visible, protocol_ok=protocol_ok, work=Work(metrics=metrics))
+
+    def outcome(self, observation: Observation) -> str:
+        """Digest what the last answer returns to every call: differently worded functions can be one action."""
+        tests = tests_of(self.sandbox, self._data)
+        given = answers(self.sandbox, self._source, tests) if self._source is not None else ()
+        facts = [observation.stop, *(one.error or spelled(plain(one.value)) for one in given)]
+        return hashlib.sha256(orjson.dumps(facts)).hexdigest()
+
+    def solution(self) -> list[str]:
+        """Return the solution of the problem's row in a code block."""
+        if not self._problem.solution:
+            raise InfrastructureError(f"The row of {self._problem.problem_id} holds no solution to play.")
+        return [f"```python\n{self._problem.solution.strip()}\n```"]
+
+    def close(self) -> None:
+        """Forget the answer; the environment holds no resources."""
+        self._source = None

@@ -1,0 +1,302 @@
+"""Problems from files or the hub: the formats that are recognised, the splits, and what cannot be asked.
+
+A format is recognised by the columns of a row:
+
+| columns | format |
+| --- | --- |
+| `test_list`, `code`, `text` or `prompt` | MBPP, its sanitised form, and MBPP+ as `evalplus/mbppplus` (with `test`) |
+| `entry_point`, `test`, `canonical_solution` | HumanEval, and HumanEval+ as `evalplus/humanevalplus` |
+| `entry_point`, `base_input`, `plus_input` | HumanEval+ as EvalPlus' own file: the solution gives the results |
+| `prompt`, `tests` | rows of the user's own, with `solution` and `entry_point` where there are any |
+"""
+
+import ast
+import doctest
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from stages.envs.base import Split
+from stages.envs.code.assertions import FUNCTIONS, Assertion, CannotAsk, read
+from stages.envs.task_table import hub_rows, is_held_out, read_rows
+from stages.errors import BadInput
+from stages.runs import store
+from stages.runs.kinds import Row
+
+MBPP_IDS: dict[Split, range] = {"train": range(601, 975), "eval": range(11, 511)}
+"""MBPP's published splits (Austin et al. 2021): 1 to 10 are for prompts, 511 to 600 for validation."""
+INSTRUCTION = "Reply with the function in one Python code block and nothing else."
+SPECIAL = frozenset({"find_zero"})
+"""Functions of HumanEval+ whose results EvalPlus accepts by a rule of their own."""
+
+
+class UnknownFormat(Exception):
+    """A row is in none of the formats; the text is what is wrong."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One function to write.
+
+    task: what the agent is asked. shown: assertions that stand in the task; test: all that decide. before: code that
+    the task gives, which stands in front of every answer. solution: a program, empty where there is none. inputs:
+    positional arguments for which an answer has to return what the solution does, within `tolerance`, instead of a
+    test. refused: why the problem cannot be asked, as far as its row shows.
+    """
+
+    problem_id: str
+    task: str
+    function: str
+    shown: str = ""
+    test: str = ""
+    before: str = ""
+    solution: str = ""
+    inputs: tuple[tuple[Any, ...], ...] = ()
+    tolerance: float = 0.0
+    refused: str = ""
+    mbpp_id: int | None = None
+
+
+@dataclass(frozen=True)
+class Problems:
+    """The problems of a split, and the reasons of those that are left out, by their ids."""
+
+    usable: Sequence[Problem]
+    left_out: Mapping[str, str]
+
+
+def load(split: Split, path: str, eval_path: str) -> Problems:
+    """Return the problems of a split, each once, in the order of the source.
+
+    With both paths each is one split, and no problem may be in both. A single source in MBPP's format is split by its
+    published ids, any other by a digest of the task. `BadInput` names a row that is in none of the formats.
+    """
+    problems = _problems(path)
+    if eval_path:
+        held_out = _problems(eval_path)
+        if both := {one.task for one in problems} & {one.task for one in held_out}:
+            raise BadInput(
+                f"{len(both)} problems are in {path} and in {eval_path}. Leave them out of one of the files."
+            )
+        problems = problems if split == "train" else held_out
+    else:
+        problems = [one for one in problems if _is_in(one, split)]
+    usable, left_out = [], {}
+    for problem in problems:
+        try:
+            _check(problem)
+        except CannotAsk as reason:
+            left_out[problem.problem_id] = str(reason)
+        else:
+            usable.append(problem)
+    return Problems(usable, left_out)
+
+
+def _check(problem: Problem) -> None:
+    """Raise CannotAsk for a problem that cannot be asked."""
+    if problem.refused:
+        raise CannotAsk(problem.refused)
+    assertions(problem.test, problem.function)
+
+
+@lru_cache(maxsize=4096)
+def assertions(test: str, function: str) -> tuple[Assertion, ...]:
+    """Return the assertions of a test, or none of an empty one; CannotAsk where one cannot be asked."""
+    return tuple(read(test, {function})) if test else ()
+
+
+def _is_in(problem: Problem, split: Split) -> bool:
+    if problem.mbpp_id is not None:
+        return problem.mbpp_id in MBPP_IDS[split]
+    return is_held_out(store.digest(problem.task)) == (split == "eval")
+
+
+def _problems(path: str) -> list[Problem]:
+    file = Path(path).expanduser()
+    is_hub = not file.exists() and not file.suffix and path.count("/") == 1
+    rows = hub_rows(path, "Name a file with --set env.path=FILE.") if is_hub else read_rows(file)
+    problems: dict[str, Problem] = {}
+    seen: set[str] = set()
+    for number, row in enumerate(rows, 1):
+        try:
+            problem = _problem(row)
+        except UnknownFormat as error:
+            raise BadInput(f"{path}, row {number}: {error}.") from None
+        # A problem that comes twice counts once.
+        if (content := store.digest([problem.task, problem.test])) in seen:
+            continue
+        seen.add(content)
+        if problems.setdefault(problem.problem_id, problem) is not problem:
+            raise BadInput(f"{path}, row {number}: another row has the id {problem.problem_id!r}.")
+    if not problems:
+        raise BadInput(f"{path} holds no rows. Give rows with a prompt and tests (docs/environments.md).")
+    return list(problems.values())
+
+
+# The formats.
+
+
+def _problem(row: Row) -> Problem:
+    """Return the problem of a row; UnknownFormat where it has none of the formats, with what is wrong."""
+    if "test_list" in row:
+        return _mbpp(row)
+    if "base_input" in row:
+        return _evalplus(row)
+    if "entry_point" in row and "test" in row:
+        return _humaneval(row)
+    if "prompt" in row and "tests" in row:
+        return _own(row)
+    raise UnknownFormat(
+        f"it has {', '.join(row) or 'nothing'}, which is none of the formats; give prompt and tests (assertions)"
+    )
+
+
+def _mbpp(row: Row) -> Problem:
+    tests, solution = _texts(row, "test_list"), _text(row, "code")
+    before = [*(_texts(row, "test_imports") if row.get("test_imports") else ()), row.get("test_setup_code") or ""]
+    test = _text(row, "test") if row.get("test") else "\n".join([*before, *tests])
+    number = row.get("task_id")
+    return _of_assertions(
+        str(number) if number is not None else "",
+        _text(row, "text" if "text" in row else "prompt"),
+        tests,
+        solution,
+        test=test,
+        mbpp_id=number if type(number) is int else None,
+    )
+
+
+def _own(row: Row) -> Problem:
+    tests = _texts(row, "tests")
+    solution = _text(row, "solution") if row.get("solution") is not None else ""
+    function = _text(row, "entry_point") if row.get("entry_point") is not None else ""
+    return _of_assertions("", _text(row, "prompt"), tests, solution, function=function, test="\n".join(tests))
+
+
+def _of_assertions(
+    name: str,
+    text: str,
+    tests: Sequence[str],
+    solution: str,
+    *,
+    test: str,
+    function: str = "",
+    mbpp_id: int | None = None,
+) -> Problem:
+    """Return a problem whose first assertion is shown behind its text."""
+    refused = ""
+    try:
+        function = function or _function(tests, solution)
+    except CannotAsk as reason:
+        refused = str(reason)
+    task = f"{text.strip()}\n{tests[0].strip()}"
+    return Problem(
+        name or store.digest([task, test])[:12],
+        task,
+        function,
+        tests[0],
+        test,
+        solution=solution,
+        refused=refused,
+        mbpp_id=mbpp_id,
+    )
+
+
+def _humaneval(row: Row) -> Problem:
+    return Problem(**_signature(row), test=_text(row, "test"))
+
+
+def _evalplus(row: Row) -> Problem:
+    inputs = [*_list(row, "base_input"), *_list(row, "plus_input")]
+    if not inputs or not all(isinstance(one, list) for one in inputs):
+        raise UnknownFormat("base_input and plus_input are no lists of arguments")
+    given = _signature(row)
+    refused = ""
+    if str(row.get("task_id")).startswith("Mbpp/"):
+        refused = "inputs in JSON have no tuples and sets: take evalplus/mbppplus, whose tests are in Python"
+    elif given["function"] in SPECIAL:
+        refused = "EvalPlus accepts its results by a rule of its own"
+    tolerance = row.get("atol") or 0
+    if not isinstance(tolerance, int | float):
+        raise UnknownFormat(f"atol is {tolerance!r}, not a number")
+    return Problem(**given, inputs=tuple(map(tuple, inputs)), tolerance=float(tolerance), refused=refused)
+
+
+def _signature(row: Row) -> dict[str, Any]:
+    """Return the parts of a problem whose prompt is the beginning of a program."""
+    prompt, function = _text(row, "prompt"), _text(row, "entry_point")
+    task = f"```python\n{prompt.strip()}\n```"
+    return {
+        "problem_id": str(row.get("task_id") or store.digest(task)[:12]).replace("/", "-"),
+        "task": task,
+        "function": function,
+        "shown": _examples(prompt, function),
+        "before": _before(prompt, function),
+        "solution": prompt + _text(row, "canonical_solution"),
+    }
+
+
+def _examples(prompt: str, function: str) -> str:
+    """Return the examples of a docstring (>>> f(1), 2) as assertions, of those that can be asked."""
+    found = []
+    with suppress(ValueError):  # of a docstring with indentation that doctest does not take
+        for example in doctest.DocTestParser().get_examples(prompt):
+            text = f"assert {example.source.strip()} == {example.want.strip()}"
+            with suppress(CannotAsk):
+                assertions(text, function)
+                found.append(text)
+    return "\n".join(found)
+
+
+def _before(prompt: str, function: str) -> str:
+    """Return the lines of a prompt before its function: imports and functions that it may use."""
+    for node in _statements(prompt):
+        if isinstance(node, ast.FunctionDef) and node.name == function:
+            return "".join(prompt.splitlines(keepends=True)[: node.lineno - 1 - len(node.decorator_list)])
+    return ""
+
+
+def _function(tests: Sequence[str], solution: str) -> str:
+    """Return the name of the function that all assertions call; of several the first that the solution defines."""
+    called = [[name for node in _statements(test) for name in _called(node)] for test in tests]
+    in_all = [name for name in dict.fromkeys(called[0]) if all(name in names for names in called)]
+    defined = {node.name for node in _statements(solution) if isinstance(node, ast.FunctionDef)}
+    found = [name for name in in_all if name in defined] or [name for name in in_all if name not in FUNCTIONS]
+    if not found:
+        raise CannotAsk("its assertions call no function that all of them call")
+    return found[0]
+
+
+def _called(node: ast.AST) -> list[str]:
+    calls = [inner for inner in ast.walk(node) if isinstance(inner, ast.Call)]
+    return [call.func.id for call in calls if isinstance(call.func, ast.Name)]
+
+
+def _statements(source: str) -> list[ast.stmt]:
+    """Return the statements of a program, none of a text that is no program."""
+    with warnings.catch_warnings(action="ignore"), suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+        return ast.parse(source).body
+    return []
+
+
+def _text(row: Row, name: str) -> str:
+    if not isinstance(value := row.get(name), str) or not value.strip():
+        raise UnknownFormat(f"{name} is {value!r:.40}, not a text")
+    return value
+
+
+def _list(row: Row, name: str) -> list[Any]:
+    if not isinstance(value := row.get(name), list):
+        raise UnknownFormat(f"{name} is {value!r:.40}, not a list")
+    return value
+
+
+def _texts(row: Row, name: str) -> list[str]:
+    values = _list(row, name)
+    if not values or not all(isinstance(one, str) and one.strip() for one in values):
+        raise UnknownFormat(f"{name} is {values!r:.40}, not a list of texts")
+    return values
