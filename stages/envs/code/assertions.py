@@ -35,7 +35,7 @@ class CannotAsk(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Assertion:
+class CallAssertion:
     """One assertion: an expression in which calls of the function stand.
 
     names: the variables that it reads. calls: the nodes of the calls; arguments: of each, positional and by name.
@@ -257,7 +257,7 @@ def _short(node: ast.AST) -> str:
 # Reading.
 
 
-def read(test: str, functions: Collection[str]) -> list[Assertion]:
+def read(test: str, functions: Collection[str]) -> list[CallAssertion]:
     """Return the assertions of a test that call one of `functions`, in order.
 
     Followed are assertions, assignments of known values, loops over them, and the body of `def check(candidate)`. An
@@ -283,7 +283,7 @@ class _Reader:
 
     functions: frozenset[str]
     names: dict[str, Any] = field(default_factory=dict)
-    found: list[Assertion] = field(default_factory=list)
+    found: list[CallAssertion] = field(default_factory=list)
     followed: int = 0
 
     def block(self, statements: Sequence[ast.stmt]) -> None:
@@ -346,7 +346,7 @@ class _Reader:
         for call in calls:
             positional = _known(ast.Tuple(call.args, ast.Load()), names)
             arguments.append((positional, _named(call.keywords, names)))
-        self.found.append(Assertion(test, names, calls, tuple(arguments)))
+        self.found.append(CallAssertion(test, names, calls, tuple(arguments)))
 
     def is_asked(self, call: ast.Call) -> bool:
         return isinstance(call.func, ast.Name) and call.func.id in self.functions
@@ -379,13 +379,13 @@ class _Reader:
 
 def compared(
     function: str, inputs: Sequence[tuple[Any, ...]], expected: Sequence[Any], tolerance: float
-) -> list[Assertion]:
+) -> list[CallAssertion]:
     """Return an assertion for each tuple of arguments: the function returns what is expected, as EvalPlus compares."""
     test = ast.parse(f"{CLOSE}({function}(*given), expected, tolerance)", mode="eval").body
     call = next(node for node in ast.walk(test) if isinstance(node, ast.Call) and ast.unparse(node.func) == function)
     names = {CLOSE: _close, "tolerance": tolerance}
     return [
-        Assertion(test, {**names, "expected": value}, (call,), ((given, {}),))
+        CallAssertion(test, {**names, "expected": value}, (call,), ((given, {}),))
         for given, value in zip(inputs, expected, strict=True)
     ]
 

@@ -20,8 +20,8 @@ import orjson
 from stages.envs import folders
 from stages.envs.base import Grade, Observation, SamplingUnit, Split, Task, Work
 from stages.envs.bash import elided
-from stages.envs.code.assertions import RETURNED, RETURNS, Assertion, compared, plain, spelled
-from stages.envs.code.rows import INSTRUCTION, Problem, Problems, assertions, load
+from stages.envs.code.assertions import RETURNED, RETURNS, CallAssertion, compared, plain, spelled
+from stages.envs.code.rows import INSTRUCTION, CodeProblem, CodeProblems, assertions, load
 from stages.envs.folders import remove
 from stages.envs.task_table import TooManyTasks
 from stages.errors import InfrastructureError, UsageError
@@ -35,7 +35,7 @@ LIMITS = Limits(wall_s=12.0, cpu_s=4, memory_mb=512, processes=32, file_mb=1, di
 LONGEST_VALUE = 200
 """Characters of a returned value in an observation."""
 MOST_NAMED = 5
-"""Problems that are left out and named."""
+"""CodeProblems that are left out and named."""
 BLOCK = re.compile(r"```[ \t]*(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
 FUTURE = re.compile(r"^from __future__ import .*$", re.MULTILINE)
 
@@ -69,8 +69,8 @@ def program(before: str, code: str, function: str) -> str:
 class Tests:
     """The assertions of a problem: those that the agent can read, and all that decide."""
 
-    shown: Sequence[Assertion]
-    deciding: Sequence[Assertion]
+    shown: Sequence[CallAssertion]
+    deciding: Sequence[CallAssertion]
 
     @property
     def arguments(self) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
@@ -79,7 +79,7 @@ class Tests:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ProgramVerdict:
     """What a program returned: shown and deciding assertions that hold, and the first shown one that does not.
 
     failure: None where the shown ones hold.
@@ -109,7 +109,7 @@ def tests_of(kind: str, data: bytes) -> Tests:
     it fails.
     """
     problem = _problem_of(orjson.loads(data))
-    deciding: Sequence[Assertion] = assertions(problem.test, problem.function)
+    deciding: Sequence[CallAssertion] = assertions(problem.test, problem.function)
     if problem.inputs:
         wanted = compared(problem.function, problem.inputs, [None] * len(problem.inputs), problem.tolerance)
         source = program(problem.before, problem.solution, problem.function)
@@ -125,11 +125,11 @@ def tests_of(kind: str, data: bytes) -> Tests:
     return Tests(assertions(problem.shown, problem.function), deciding)
 
 
-def _problem_of(data: Mapping[str, Any]) -> Problem:
-    return Problem(**{**data, "inputs": tuple(map(tuple, data["inputs"]))}, task="")
+def _problem_of(data: Mapping[str, Any]) -> CodeProblem:
+    return CodeProblem(**{**data, "inputs": tuple(map(tuple, data["inputs"]))}, task="")
 
 
-def verdict(tests: Tests, given: Sequence[Answer]) -> Verdict:
+def verdict(tests: Tests, given: Sequence[Answer]) -> ProgramVerdict:
     """Return what follows from the answers to the calls of the tests."""
     following, held, failure = iter(given), [], None
     for number, assertion in enumerate((*tests.shown, *tests.deciding)):
@@ -137,7 +137,7 @@ def verdict(tests: Tests, given: Sequence[Answer]) -> Verdict:
         held.append(assertion.holds(own))
         if number < len(tests.shown) and failure is None and not held[-1]:
             failure = f"{assertion} fails: {'; '.join(map(_came, assertion.calls, own))}."
-    return Verdict(held[: len(tests.shown)], held[len(tests.shown) :], failure)
+    return ProgramVerdict(held[: len(tests.shown)], held[len(tests.shown) :], failure)
 
 
 def _came(call: ast.Call, answer: Answer) -> str:
@@ -192,7 +192,7 @@ class CodeEnv:
             f"be asked as calls: {', '.join([*named, *more])}"
         )
 
-    def _problems(self, split: Split) -> Problems:
+    def _problems(self, split: Split) -> CodeProblems:
         return load(split, self._path, self._eval_path)
 
     def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
@@ -208,7 +208,7 @@ class CodeEnv:
         random.Random(f"{self.name}/{split}/{seed}").shuffle(problems)  # noqa: S311 - draws data, no secret
         return [self._task(problem, split) for problem in problems[:count]]
 
-    def _task(self, problem: Problem, split: Split) -> Task:
+    def _task(self, problem: CodeProblem, split: Split) -> Task:
         data = asdict(problem)
         task_id, prompt = f"{self.name}-{problem.problem_id}", f"{data.pop('task')}\n{INSTRUCTION}"
         return Task(task_id, self.name, split, problem.problem_id, prompt, data)
@@ -232,7 +232,7 @@ class CodeEnv:
         failure = self._verdict(self._source).failure
         return Observation(failure or "", stop="answered" if failure is None else last)
 
-    def _verdict(self, source: str) -> Verdict:
+    def _verdict(self, source: str) -> ProgramVerdict:
         tests = tests_of(self.sandbox, self._data)
         return verdict(tests, answers(self.sandbox, source, tests))
 

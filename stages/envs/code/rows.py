@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.envs.base import Split
-from stages.envs.code.assertions import FUNCTIONS, Assertion, CannotAsk, read
+from stages.envs.code.assertions import FUNCTIONS, CallAssertion, CannotAsk, read
 from stages.envs.task_table import hub_rows, is_held_out, read_rows
 from stages.errors import BadInput
 from stages.runs import store
@@ -39,7 +39,7 @@ class UnknownFormat(Exception):
 
 
 @dataclass(frozen=True)
-class Problem:
+class CodeProblem:
     """One function to write.
 
     task: what the agent is asked. shown: assertions that stand in the task; test: all that decide. before: code that
@@ -62,14 +62,14 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Problems:
+class CodeProblems:
     """The problems of a split, and the reasons of those that are left out, by their ids."""
 
-    usable: Sequence[Problem]
+    usable: Sequence[CodeProblem]
     left_out: Mapping[str, str]
 
 
-def load(split: Split, path: str, eval_path: str) -> Problems:
+def load(split: Split, path: str, eval_path: str) -> CodeProblems:
     """Return the problems of a split, each once, in the order of the source.
 
     With both paths each is one split, and no problem may be in both. A single source in MBPP's format is split by its
@@ -93,10 +93,10 @@ def load(split: Split, path: str, eval_path: str) -> Problems:
             left_out[problem.problem_id] = str(reason)
         else:
             usable.append(problem)
-    return Problems(usable, left_out)
+    return CodeProblems(usable, left_out)
 
 
-def _check(problem: Problem) -> None:
+def _check(problem: CodeProblem) -> None:
     """Raise CannotAsk for a problem that cannot be asked."""
     if problem.refused:
         raise CannotAsk(problem.refused)
@@ -104,22 +104,22 @@ def _check(problem: Problem) -> None:
 
 
 @lru_cache(maxsize=4096)
-def assertions(test: str, function: str) -> tuple[Assertion, ...]:
+def assertions(test: str, function: str) -> tuple[CallAssertion, ...]:
     """Return the assertions of a test, or none of an empty one; CannotAsk where one cannot be asked."""
     return tuple(read(test, {function})) if test else ()
 
 
-def _is_in(problem: Problem, split: Split) -> bool:
+def _is_in(problem: CodeProblem, split: Split) -> bool:
     if problem.mbpp_id is not None:
         return problem.mbpp_id in MBPP_IDS[split]
     return is_held_out(store.digest(problem.task)) == (split == "eval")
 
 
-def _problems(path: str) -> list[Problem]:
+def _problems(path: str) -> list[CodeProblem]:
     file = Path(path).expanduser()
     is_hub = not file.exists() and not file.suffix and path.count("/") == 1
     rows = hub_rows(path, "Name a file with --set env.path=FILE.") if is_hub else read_rows(file)
-    problems: dict[str, Problem] = {}
+    problems: dict[str, CodeProblem] = {}
     seen: set[str] = set()
     for number, row in enumerate(rows, 1):
         try:
@@ -140,7 +140,7 @@ def _problems(path: str) -> list[Problem]:
 # The formats.
 
 
-def _problem(row: Row) -> Problem:
+def _problem(row: Row) -> CodeProblem:
     """Return the problem of a row; UnknownFormat where it has none of the formats, with what is wrong."""
     if "test_list" in row:
         return _mbpp(row)
@@ -155,7 +155,7 @@ def _problem(row: Row) -> Problem:
     )
 
 
-def _mbpp(row: Row) -> Problem:
+def _mbpp(row: Row) -> CodeProblem:
     tests, solution = _texts(row, "test_list"), _text(row, "code")
     before = [*(_texts(row, "test_imports") if row.get("test_imports") else ()), row.get("test_setup_code") or ""]
     test = _text(row, "test") if row.get("test") else "\n".join([*before, *tests])
@@ -170,7 +170,7 @@ def _mbpp(row: Row) -> Problem:
     )
 
 
-def _own(row: Row) -> Problem:
+def _own(row: Row) -> CodeProblem:
     tests = _texts(row, "tests")
     solution = _text(row, "solution") if row.get("solution") is not None else ""
     function = _text(row, "entry_point") if row.get("entry_point") is not None else ""
@@ -186,7 +186,7 @@ def _of_assertions(
     test: str,
     function: str = "",
     mbpp_id: int | None = None,
-) -> Problem:
+) -> CodeProblem:
     """Return a problem whose first assertion is shown behind its text."""
     refused = ""
     try:
@@ -194,7 +194,7 @@ def _of_assertions(
     except CannotAsk as reason:
         refused = str(reason)
     task = f"{text.strip()}\n{tests[0].strip()}"
-    return Problem(
+    return CodeProblem(
         name or store.digest([task, test])[:12],
         task,
         function,
@@ -206,11 +206,11 @@ def _of_assertions(
     )
 
 
-def _humaneval(row: Row) -> Problem:
-    return Problem(**_signature(row), test=_text(row, "test"))
+def _humaneval(row: Row) -> CodeProblem:
+    return CodeProblem(**_signature(row), test=_text(row, "test"))
 
 
-def _evalplus(row: Row) -> Problem:
+def _evalplus(row: Row) -> CodeProblem:
     inputs = [*_list(row, "base_input"), *_list(row, "plus_input")]
     if not inputs or not all(isinstance(one, list) for one in inputs):
         raise UnknownFormat("base_input and plus_input are no lists of arguments")
@@ -223,7 +223,7 @@ def _evalplus(row: Row) -> Problem:
     tolerance = row.get("atol") or 0
     if not isinstance(tolerance, int | float):
         raise UnknownFormat(f"atol is {tolerance!r}, not a number")
-    return Problem(**given, inputs=tuple(map(tuple, inputs)), tolerance=float(tolerance), refused=refused)
+    return CodeProblem(**given, inputs=tuple(map(tuple, inputs)), tolerance=float(tolerance), refused=refused)
 
 
 def _signature(row: Row) -> dict[str, Any]:
@@ -244,7 +244,8 @@ def _examples(prompt: str, function: str) -> str:
     """Return the examples of a docstring (>>> f(1), 2) as assertions, of those that can be asked."""
     found = []
     with suppress(ValueError):  # of a docstring with indentation that doctest does not take
-        for example in doctest.DocTestParser().get_examples(prompt):
+        written = next((ast.get_docstring(node) for node in _functions(prompt) if node.name == function), None)
+        for example in doctest.DocTestParser().get_examples(written or ""):
             text = f"assert {example.source.strip()} == {example.want.strip()}"
             with suppress(CannotAsk):
                 assertions(text, function)
@@ -254,8 +255,8 @@ def _examples(prompt: str, function: str) -> str:
 
 def _before(prompt: str, function: str) -> str:
     """Return the lines of a prompt before its function: imports and functions that it may use."""
-    for node in _statements(prompt):
-        if isinstance(node, ast.FunctionDef) and node.name == function:
+    for node in _functions(prompt):
+        if node.name == function:
             return "".join(prompt.splitlines(keepends=True)[: node.lineno - 1 - len(node.decorator_list)])
     return ""
 
@@ -264,7 +265,7 @@ def _function(tests: Sequence[str], solution: str) -> str:
     """Return the name of the function that all assertions call; of several the first that the solution defines."""
     called = [[name for node in _statements(test) for name in _called(node)] for test in tests]
     in_all = [name for name in dict.fromkeys(called[0]) if all(name in names for names in called)]
-    defined = {node.name for node in _statements(solution) if isinstance(node, ast.FunctionDef)}
+    defined = {node.name for node in _functions(solution)}
     found = [name for name in in_all if name in defined] or [name for name in in_all if name not in FUNCTIONS]
     if not found:
         raise CannotAsk("its assertions call no function that all of them call")
@@ -274,6 +275,10 @@ def _function(tests: Sequence[str], solution: str) -> str:
 def _called(node: ast.AST) -> list[str]:
     calls = [inner for inner in ast.walk(node) if isinstance(inner, ast.Call)]
     return [call.func.id for call in calls if isinstance(call.func, ast.Name)]
+
+
+def _functions(source: str) -> list[ast.FunctionDef]:
+    return [node for node in _statements(source) if isinstance(node, ast.FunctionDef)]
 
 
 def _statements(source: str) -> list[ast.stmt]:

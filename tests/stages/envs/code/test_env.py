@@ -1,0 +1,226 @@
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from needs import REAL
+from support.limits import file_size_limit
+from support.refusals import refused
+
+from stages.envs.base import ComparesOutcomes, Grade, HasSize, HasSolutions, LeavesOut, Split
+from stages.envs.code.env import CodeEnv, code_of
+from stages.errors import BadInput, UsageError
+
+ADD = "def add(a, b):\n    return a + b"
+MBPP = {
+    "text": "Add two numbers.",
+    "code": "def add(a, b):\r\n    return a + b",
+    "task_id": 601,
+    "test_setup_code": "",
+    "test_list": ["assert add(1, 2) == 3", "assert add(20, 22) == 42", "assert add(1.5, 1) == 2.5"],
+    "challenge_test_list": [],
+}
+HUMANEVAL = {
+    "task_id": "HumanEval/0",
+    "prompt": 'from typing import List\n\n\ndef total(xs: List[int]) -> int:\n    """Sum.\n'
+    '    >>> total([1])\n    1\n    """\n',
+    "entry_point": "total",
+    "canonical_solution": "    return sum(xs)\n",
+    "test": "METADATA = {'author': 'x'}\n\n\ndef check(candidate):\n    assert candidate([1, 2]) == 3\n",
+}
+INPUTS = {name: value for name, value in HUMANEVAL.items() if name != "test"}
+EVALPLUS = {**INPUTS, "base_input": [[[1]]], "plus_input": [[[2, 3]]], "atol": 0, "contract": ""}
+OWN = {"prompt": "Add two numbers.", "tests": MBPP["test_list"], "solution": ADD}
+
+
+def write(path: Path, *rows: dict) -> str:
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return str(path)
+
+
+def opened(tmp_path: Path, row: dict = MBPP, **options: object) -> CodeEnv:
+    """An environment that has begun with the problem of a row."""
+    path = write(tmp_path / "rows.jsonl", row)
+    other = write(tmp_path / "other.jsonl", {"prompt": "Other.", "tests": ["assert g(1) == 1"]})
+    env = CodeEnv(path=path, eval_path=other, **options)  # type: ignore[arg-type]
+    env.reset(env.tasks("train", 1, seed=0)[0])
+    return env
+
+
+def graded(env: CodeEnv, code: str) -> Grade:
+    env.step(f"```python\n{code}\n```")
+    return env.grade()
+
+
+@pytest.mark.parametrize("row", [MBPP, HUMANEVAL, EVALPLUS, OWN])
+def test_the_solution_of_each_format_passes(tmp_path: Path, row: dict) -> None:
+    env = opened(tmp_path, row)
+    assert isinstance(env, HasSolutions) and isinstance(env, HasSize) and isinstance(env, ComparesOutcomes)
+    seen = env.step(env.solution()[0])
+    grade = env.grade()
+    assert (seen.content, seen.stop, grade.reward, grade.visible_pass, grade.protocol_ok) == (
+        *("", "answered"),
+        *(1.0, True, True),
+    )
+
+
+def test_a_wrong_answer_is_told_the_shown_assertion_and_nothing_of_the_others(tmp_path: Path) -> None:
+    env = opened(tmp_path, answers=3)
+    seen = env.step("```python\ndef add(a, b):\n    return a - b\n```")
+    assert (seen.content, seen.stop) == ("assert add(1, 2) == 3 fails: add(1, 2) returns -1.", None)
+    seen = env.step("```python\ndef add(a, b):\n    return 3\n```")
+    assert (seen.content, seen.stop) == ("", "answered")
+    grade = env.grade()
+    assert (grade.reward, grade.hidden_pass, grade.visible_pass) == (0.0, False, True)
+    assert grade.work.metrics == {"assertions_passed": pytest.approx(1 / 3)}
+
+
+def test_the_last_answer_counts(tmp_path: Path) -> None:
+    env = opened(tmp_path, answers=2)
+    assert env.step("I do not know").stop is None
+    assert env.step(ADD).stop == "answered"
+    assert (env.grade().reward, env.grade().protocol_ok) == (1.0, False)
+
+
+def test_hidden_assertions_are_in_no_message(tmp_path: Path) -> None:
+    env = opened(tmp_path, answers=3)
+    texts = [message["content"] for message in env.reset(env.tasks("train", 1, seed=0)[0])]
+    texts += [env.step(f"def add(a, b):\n    {body}").content for body in ("return 0", "raise ValueError", "1 / 0")]
+    assert all("add(1, 2) == 3" in text for text in texts)
+    assert not any("22" in text or "1.5" in text for text in texts)
+
+
+FORGERIES = [
+    "class Evil:\n    def __eq__(self, other):\n        return True\ndef add(a, b):\n    return Evil()",
+    "class Evil(int):\n    def __eq__(self, other):\n        return True\n    __hash__ = int.__hash__\n"
+    "def add(a, b):\n    return Evil(7)",
+    "import builtins\nbuiltins.bool = lambda x: True\nbuiltins.isinstance = lambda *a: False\n"
+    "def add(a, b):\n    return 0",
+    "import sys\ndef add(a, b):\n    sys.exit(0)",
+    "import os\ndef add(a, b):\n    os._exit(0)",
+    "def add(a, b):\n    print('[\"v\",3]')\n    print('[\"v\",42]')",
+    "import os\nfor fd in range(3, 30):\n    try:\n        os.write(fd, b'[\"v\",3]\\n' * 9)\n"
+    "    except OSError:\n        pass\n"
+    "def add(a, b):\n    return 0",
+    "import glob\ndef add(a, b):\n    found = ''.join(open(x).read() for x in glob.glob('/tmp/**/*', recursive=True))\n"
+    "    return int('42' in found)",
+    "def add(a, b):\n    return {'__type__': 3}",
+]
+
+
+@pytest.mark.parametrize("code", FORGERIES)
+def test_forged_answers_fail(tmp_path: Path, code: str) -> None:
+    grade = graded(opened(tmp_path), code)
+    assert (grade.reward, grade.hidden_pass, grade.error_type) == (0.0, False, None)
+
+
+def test_an_endless_loop_is_a_wrong_answer(tmp_path: Path) -> None:
+    env = opened(tmp_path)
+    seen = env.step("def add(a, b):\n    while True: pass")
+    assert env.grade().reward == 0.0 and seen.content.startswith("assert add(1, 2) == 3 fails: add(1, 2) ")
+
+
+def test_a_subclass_compares_as_its_base(tmp_path: Path) -> None:
+    row = {"prompt": "Count.", "tests": ["assert count('aab') == {'a': 2, 'b': 1}"]}
+    code = "from __future__ import annotations\nfrom collections import Counter\ndef count(s):\n    return Counter(s)"
+    assert graded(opened(tmp_path, row), code).reward == 1.0
+
+
+def test_nothing_answered_is_a_zero(tmp_path: Path) -> None:
+    env = opened(tmp_path)
+    assert (env.grade().reward, env.grade().protocol_ok, env.grade().error_type) == (0.0, False, None)
+
+
+def test_a_failed_disk_gives_no_reward(tmp_path: Path) -> None:
+    env = opened(tmp_path)
+    env._source = "def add(a, b):\n    return 'never judged before'"
+    with file_size_limit(0):
+        grade = env.grade()
+    assert (grade.reward, grade.hidden_pass, grade.error_type) == (None, None, "OSError")
+
+
+def test_equal_behaviour_is_one_outcome(tmp_path: Path) -> None:
+    env = opened(tmp_path)
+    digests = []
+    for code in (ADD, "def add(x, y):\n    return y + x", "def add(a, b):\n    return 3", "no code"):
+        env.reset(env.tasks("train", 1, seed=0)[0])
+        digests.append(env.outcome(env.step(code)))
+    assert digests[0] == digests[1] and len(set(digests)) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("```python\nimport os\n```\nthen\n```py\ndef f(): pass\n```", "def f(): pass\n"),
+        ("```\nf = len\n```", "f = len\n"),
+        ("```python\ndef f(): pass", "def f(): pass"),
+        ("def f(): pass", "def f(): pass"),
+        ("```python\ndef g(): pass\n```", None),
+        ("```python\ndef f(: pass\n```", None),
+        ("The function f.", None),
+    ],
+)
+def test_the_code_of_an_answer(text: str, code: str | None) -> None:
+    assert code_of(text, "f") == code
+
+
+def test_published_ids_are_the_splits_of_mbpp(tmp_path: Path) -> None:
+    rows = [{**MBPP, "text": f"Add {n}.", "task_id": n} for n in (1, 10, 11, 510, 511, 600, 601, 974)]
+    env = CodeEnv(path=write(tmp_path / "mbpp.jsonl.gz", *rows))
+    ids: dict[Split, set[str]] = {
+        split: {task.task_id for task in env.tasks(split, 2, seed=0)} for split in ("train", "eval")
+    }
+    assert ids == {"train": {"code-601", "code-974"}, "eval": {"code-11", "code-510"}}
+    refused(lambda: env.tasks("eval", 3, seed=0), UsageError, "2 problems for eval, not 3")
+
+
+def test_other_rows_are_split_by_a_digest(tmp_path: Path) -> None:
+    env = CodeEnv(path=write(tmp_path / "own.jsonl", *({**OWN, "prompt": f"Add {n}."} for n in range(60))))
+    assert env.size("train") + env.size("eval") == 60 and 4 <= env.size("eval") <= 25
+
+
+def test_a_problem_that_cannot_be_asked_is_left_out_and_counted(tmp_path: Path) -> None:
+    bad = {"prompt": "Walk.", "tests": ["assert walk(1) == 1", "assert walk(Node(1)) == 2"]}
+    env = CodeEnv(path=write(tmp_path / "a.jsonl", OWN, bad), eval_path=write(tmp_path / "b.jsonl", HUMANEVAL))
+    assert isinstance(env, LeavesOut) and env.size("train") == 1 and env.left_out("eval") == ""
+    assert "1 problem of 2 left out" in env.left_out("train") and "it calls Node" in env.left_out("train")
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"question": "?"}, "question"),
+        ({**OWN, "tests": []}, "tests"),
+        ({**OWN, "tests": "assert add(1, 2) == 3"}, "tests"),
+        ({**MBPP, "text": None}, "text"),
+        ({**HUMANEVAL, "test": 3}, "test"),
+        ({**EVALPLUS, "base_input": [3]}, "base_input"),
+    ],
+)
+def test_a_damaged_row_is_named(tmp_path: Path, row: dict, said: str) -> None:
+    env = CodeEnv(path=write(tmp_path / "rows.jsonl", OWN, row))
+    refused(lambda: env.tasks("train", 1, seed=0), BadInput, "row 2", said)
+
+
+def test_options_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    refused(CodeEnv, UsageError, "env.path")
+    refused(lambda: CodeEnv(path="rows.jsonl", answers=0), UsageError, "env.answers is 0")
+    refused(lambda: CodeEnv(path=str(tmp_path / "no.jsonl")).size("train"), BadInput, "no.jsonl cannot be read")
+
+
+def test_a_problem_in_both_files_is_refused(tmp_path: Path) -> None:
+    env = CodeEnv(path=write(tmp_path / "a.jsonl", OWN), eval_path=write(tmp_path / "b.jsonl", OWN))
+    refused(lambda: env.size("train"), BadInput, "1 problems are in")
+
+
+@pytest.mark.skipif(not (REAL / "code").is_dir(), reason="needs MBPP and HumanEval beside this checkout")
+@pytest.mark.parametrize(("file", "train", "held_out"), [("mbpp", 372, 499), ("HumanEval", 126, 33)])
+def test_the_solutions_of_the_real_sets_pass(file: str, train: int, held_out: int) -> None:
+    """All pass (`collect --policy reference`); ten are played here."""
+    env = CodeEnv(path=str(REAL / "code" / f"{file}.jsonl.gz"))
+    assert (env.size("train"), env.size("eval")) == (train, held_out)
+    for task in env.tasks("eval", 10, seed=0):
+        env.reset(task)
+        env.step(env.solution()[0])
+        assert env.grade().reward == 1.0, task.task_id
