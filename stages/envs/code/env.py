@@ -35,7 +35,7 @@ LIMITS = Limits(wall_s=12.0, cpu_s=4, memory_mb=512, processes=32, file_mb=1, di
 LONGEST_VALUE = 200
 """Characters of a returned value in an observation."""
 MOST_NAMED = 5
-"""CodeProblems that are left out and named."""
+"""Problems that are left out and named."""
 BLOCK = re.compile(r"```[ \t]*(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
 FUTURE = re.compile(r"^from __future__ import .*$", re.MULTILINE)
 
