@@ -71,7 +71,7 @@ def serve(text: str, port: int, words: Sequence[str], artifacts: Path, console: 
 
 def find_model(text: str, artifacts: Path) -> ServedModel:
     """Return a model folder, a built-in model or a hub id as it is; for a run, by folder or name, its checkpoint."""
-    if base.is_built_in(text) or (Path(text) / "config.json").is_file() or adapters.is_adapter(text):
+    if base.maker_of(text) or (Path(text) / "config.json").is_file() or adapters.is_adapter(text):
         return ServedModel(text, artifacts / "serve" / folder_name(Path(text).name))
     try:
         run = Run(catalog.find(artifacts, text))

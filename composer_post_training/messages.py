@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from functools import cache
 from types import TracebackType
 
-from composer_cli.call import Arguments
+from composer_cli.call import Arguments, ChainArguments
 from composer_cli.printing import sentence_and_code
 from composer_cli.stage_command import read_positionals
 from stages import STAGES, command_words
@@ -24,8 +24,11 @@ from stages.runs import settings
 from stages.runs.run import Interrupted
 from stages.runs.stage import load_stage
 
-ARGUMENTS = {name.replace("_", "-"): field.annotation is bool for name, field in Arguments.model_fields.items()}
-"""The arguments of every stage by their options, and whether they have no value."""
+ARGUMENTS = {
+    name.replace("_", "-"): field.annotation is bool
+    for name, field in (ChainArguments.model_fields | Arguments.model_fields).items()
+}
+"""The arguments of every stage and chain by their options, and whether they have no value."""
 OTHERS = ("from", "port", "preset", "set")
 """Options with a value that are no arguments of a stage."""
 FUNCTIONS = {"status": "runs", "show": "find", "query": "query", "report": "report", "view": "view", "run": "run"}

@@ -24,7 +24,6 @@ diloco/     - replicas of a training that share only a bucket
 evaluation/ - arms, statistics, verdict
 formats/    - rollouts in the files of other programs, read and written
 integrations/ - environments and losses inside TRL, OpenEnv, mini-swe-agent, prime-rl
-tiny_models/ - small models that are trained here in seconds
 probe/      - the gradient probe: its stages and their packages
 """
 

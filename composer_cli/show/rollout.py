@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from composer_cli.show.facts import shown_path
-from stages.errors import BadInput
+from stages.errors import BadInput, UsageError
 from stages.messages import Message
 from stages.policy import base
 from stages.rollouts.agent_loop import SUMMARY_REQUEST
@@ -403,9 +403,9 @@ def find_tokenizer(run: Run, root: Path) -> "Tokenizer | None":
     name = next((model for model in models if model), "")
     own = [run.folder(CHECKPOINT)] if run.holds(CHECKPOINT) else []
     folders = [*([Path(name)] if name and ":" not in name else []), *own]
-    if base.is_built_in(name):
-        (maker, short), cache = base.built_in(name), root / "models"
-        with suppress(BadInput):  # a run of another version may name a model that there is no more
+    if made := base.maker_of(name):
+        (maker, short), cache = made, root / "models"
+        with suppress(BadInput, UsageError):  # a run may name a model that there is no more
             folders += [] if maker.to_make(short, cache) else [maker.ensure(short, cache, lambda *told: None)]
     if name.count("/") == 1 and not name.startswith((".", "/", "~")):
         from huggingface_hub import try_to_load_from_cache

@@ -10,6 +10,9 @@ request_fields.py - fields that users may add to requests, and those that would 
 client.py - HTTP requests, each sent once, and their typed errors with what they cost; the loop that repeats them
 reading.py - responses read as samples with their bills, which are checked against request and answer
 answer_cache.py - the cache of paid answers, each with a digest
+named.py - models with a name of their own, such as `smollm2`, and where they are had
+folders.py - model folders made on first use, complete or absent
+gguf.py - a GGUF file as a Hugging Face folder: its header, and its weights dequantised once
 available.py - whether a model is available, and its context, before it is opened
 vllm.py - a model behind a vLLM server: token ids in, token ids and log-probs out
 server.py - a model server as a child process: how it is started, kept alive and ended
@@ -40,7 +43,7 @@ from stages.policy.base import (
     PolicyKind,
     Sample,
     Turn,
-    is_built_in,
+    maker_of,
 )
 from stages.runs import hub
 from stages.runs.activity import activity
@@ -87,7 +90,7 @@ def require_source(config: PolicyConfig) -> None:
     """Raise `BadInput` for a model that cannot be had, before anything as slow as torch is imported."""
     if config.base_url is None or config.served:
         source = config.in_process()
-        if kind_of(source) != "local" or is_built_in(source.model):
+        if kind_of(source) != "local" or maker_of(source.model):
             return
         if not source.folder.is_dir():
             hub.source(source.model)

@@ -62,6 +62,9 @@ def _of_model(config: PolicyConfig) -> int | None:
     """Return the context by a model's config.json; that of its base for an adapter."""
     if base.is_built_in(config.model) or config.scripted:
         return None
+    real = base.real_models(config.model)
+    if real and (header := real.header(config.model)):
+        return header.number("context_length") or None
     folder = config.folder
     if adapters.is_adapter(str(folder)):
         return _of_model(adapters.base_of(folder, config)[0])
@@ -69,9 +72,10 @@ def _of_model(config: PolicyConfig) -> int | None:
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-        held = Path(hub.source(config.model))
+        repo, commit = base.hub_id(config.model)
+        held = Path(hub.source(repo, commit))
         try:
-            folder = held if held.is_dir() else Path(hf_hub_download(config.model, "config.json")).parent
+            folder = held if held.is_dir() else Path(hf_hub_download(repo, "config.json", revision=commit)).parent
         except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError):
             return None  # opening the model will name what is wrong with it
     try:
@@ -121,9 +125,8 @@ def check(config: PolicyConfig, cache: Path) -> str:
     if kind != "local":
         resolve_name(opener) if isinstance(opener := KINDS[kind], str) else None
         return f"model {config.model}: of the kind {kind!r}, which opens it itself"
-    if base.is_built_in(config.model):
-        maker, name = base.built_in(config.model)
-        missing = maker.to_make(name, cache)
+    if made := base.maker_of(config.model):
+        missing = made[0].to_make(made[1], cache)
         return f"model {config.model}: {f'made on first use: {missing}' if missing else 'is there'}"
     return _weights(config, cache)
 

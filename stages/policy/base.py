@@ -1,7 +1,7 @@
 """The interface of policies: the question (`Turn`), the answer (`Sample`), the protocol, and the settings.
 
-A model is a Hugging Face folder, a hub id, a built-in model of an environment such as `kata:student`, or a server's
-model. `PolicyConfig.identity` is what a run's fingerprint contains of it.
+A model is a Hugging Face folder, a hub id, a name such as `smollm2`, a GGUF file, a built-in model of an environment
+such as `kata:student`, or a server's model. `PolicyConfig.identity` is what a run's fingerprint contains of it.
 """
 
 import os
@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 from stages import envs
 from stages.errors import BadInput, UsageError
 from stages.messages import Message
+from stages.policy import gguf, named
 from stages.policy.request_fields import LIMITS, unbounded
 from stages.redaction import secret_in
 from stages.runs import store
@@ -30,7 +31,7 @@ EXAMPLE = "kata:student"
 
 
 class ModelMaker(Protocol):
-    """The module behind an environment's `models`; `name` is what follows the colon: a name, or a file of rows."""
+    """A module that makes a model's folder: of an environment's `models`, of named models, or of GGUF files."""
 
     def recipe_fingerprint(self, name: str, /) -> str:
         """Return the SHA-256 of what determines the model's weights."""
@@ -41,24 +42,51 @@ class ModelMaker(Protocol):
         ...
 
     def ensure(self, name: str, cache: Path, progress: Callable[[str, int, int], None], /) -> Path:
-        """Return the model's folder in this cache, trained first if absent; `progress` gets (what, done, total)."""
+        """Return the model's folder in this cache, made first if absent; `progress` gets (what, done, total)."""
         ...
 
 
 def is_built_in(model: str) -> bool:
-    """Return whether a model's name is `ENVIRONMENT:NAME` of an environment that has built-in models."""
+    """Return whether a model's name is `ENVIRONMENT:NAME` of an environment that has built-in models, all small."""
     environment, colon, _ = model.partition(":")
     entry = envs.ENVIRONMENTS.get(environment)
     return bool(colon and entry and entry.models)
 
 
-def built_in(model: str) -> tuple[ModelMaker, str]:
-    """Return the maker of a built-in model and the model's name within its environment.
+class RealModels(ModelMaker, Protocol):
+    """The maker of real models: `named`, whose names stand in a table, or `gguf`, whose names are files."""
 
-    The maker raises `BadInput` for a name that it does not know.
+    def header(self, name: str, /) -> gguf.Header | None:
+        """Return the header of a model's GGUF file; None for one without a file here."""
+        ...
+
+    def facts(self, name: str, /) -> dict[str, Any]:
+        """Return the manifest's entry of where a model comes from."""
+        ...
+
+
+def real_models(model: str) -> RealModels | None:
+    """Return the maker of a named model or of a GGUF file; None for other models."""
+    if model in named.NAMED:
+        return named
+    return gguf if model.endswith(gguf.SUFFIX) and not Path(model).is_dir() else None
+
+
+def maker_of(model: str) -> tuple[ModelMaker, str] | None:
+    """Return the maker of a model's folder, and the model's name there; None for a model that nothing here makes.
+
+    A name comes before a folder of that name. The maker raises `BadInput` for a name that it does not know.
     """
-    environment, _, name = model.partition(":")
-    return envs.attached(environment, "models"), name
+    if is_built_in(model):
+        environment, _, name = model.partition(":")
+        return envs.attached(environment, "models"), name
+    real = real_models(model)
+    return (real, model) if real else None
+
+
+def hub_id(model: str) -> tuple[str, str | None]:
+    """Return a hub model's repository, and the commit if its name fixes one."""
+    return (named.from_hub(model) if model in named.NAMED else None) or (model, None)
 
 
 EMBEDDED_TOKENS = 64
@@ -79,15 +107,15 @@ class Server(Settings):
 
 
 class PolicyConfig(Settings):
-    """A model and how to sample from it: a folder, a hub id or `kata:NAME`; with `base_url`, a model of that server."""
+    """A model and how to sample from it: a folder, GGUF file, hub id or name; with `base_url`, a server's model."""
 
     text_sets: ClassVar[str | None] = "model"
     preflight: ClassVar[str | None] = "stages.policy.available:check"
 
     model: str = Field(default="kata:student", min_length=1)
-    """Hugging Face folder, hub id, `kata:NAME`, or with `base_url` the server's name for it.
-    One of the first three behind `vllm:` is sampled from a vLLM server, token by token. `reference` plays each task's
-    own solution, `noop` does nothing."""
+    """Hugging Face folder, hub id, GGUF file, `smollm2`, `qwen-coder` or `kata:NAME`, or with `base_url` the server's
+    name for it. All but the last behind `vllm:` are sampled from a vLLM server, token by token. `reference` plays each
+    task's own solution, `noop` does nothing."""
     base_url: str | None = None
     """Root of an OpenAI-compatible server, for example https://api.openai.com/v1; empty for none, where a file gives
     one."""
@@ -106,7 +134,7 @@ class PolicyConfig(Settings):
     """0 is greedy. Nothing else shapes the distribution, so that log-probs are exact: no top_p, top_k or penalties."""
     max_tokens: int | None = Field(default=None, gt=0)
     """Longest answer in tokens; one that reaches it counts as truncated. Without it 64 for an environment's own model
-    such as `kata:student`; for all others as long as the context has room for."""
+    such as `kata:student`, 128 for smollm2, 512 for qwen-coder; for all others as long as the context has room for."""
     request: dict[str, Any] = Field(default_factory=dict)
     """Fields of a server's request to set otherwise, or with `false` to leave out: `request = { seed = false }`."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
@@ -142,11 +170,14 @@ class PolicyConfig(Settings):
         # TOML has no word for nothing: an empty address takes back the one that a file gives for all stages.
         if isinstance(given, dict) and given.get("base_url") == "":
             given = {**given, "base_url": None}
-        # Models that environments bring along answer in a line, and one that rambles would do so up to its context.
+        # Small models that ramble would do so up to their context.
         if isinstance(given, dict) and given.get("max_tokens") is None:
             model = given.get("model", cls.model_fields["model"].default)
             own = isinstance(model, str) and (given.get("base_url") is None or model.startswith(VLLM))
-            if own and (is_built_in(model.removeprefix(VLLM)) or model in (REFERENCE, NOOP)):
+            source = model.removeprefix(VLLM) if own else ""
+            if entry := named.NAMED.get(source):
+                return {**given, "max_tokens": entry.max_tokens}
+            if is_built_in(source) or source in (REFERENCE, NOOP):
                 return {**given, "max_tokens": EMBEDDED_TOKENS}
         return given
 
@@ -258,7 +289,7 @@ BasicPolicy = Annotated[
 
 
 def weights_identity(config: PolicyConfig) -> str:
-    """Return what distinguishes two models of one name: a built-in model's recipe, a folder's digest, else a constant.
+    """Return what distinguishes two models of one name: what one is made of, a folder's digest, else a constant.
 
     A folder may have the word of a registered kind before it: `vllm:./model`. Raises `BadInput` for a path without
     folder, a file, an unknown built-in model, and a misspelt policy without a model.
@@ -267,9 +298,8 @@ def weights_identity(config: PolicyConfig) -> str:
         return "endpoint"
     if config.scripted:
         return "scripted"
-    if is_built_in(config.source):
-        maker, name = built_in(config.source)
-        return maker.recipe_fingerprint(name)
+    if made := maker_of(config.source):
+        return made[0].recipe_fingerprint(made[1])
     for place in (config.model, config.model.partition(":")[2]):
         if place and Path(place).is_dir():
             return store.folder_sha256(Path(place))

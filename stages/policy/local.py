@@ -89,9 +89,10 @@ def token_sample(
 
 
 def tokenizer_facts(config: PolicyConfig, tokenizer: Any) -> dict[str, Any]:
-    """Return the manifest's entry of a model that we render for: its name, digests of tokenizer and template."""
+    """Return the manifest's entry of a model that we render for: name, origin, digests of tokenizer and template."""
     return {
         "model": config.model,
+        **(real.facts(config.source) if (real := base.real_models(config.source)) else {}),
         "tokenizer_sha256": store.digest(sorted(tokenizer.get_vocab().items())),
         "chat_template_sha256": store.digest(tokenizer.chat_template),
     }
@@ -202,7 +203,7 @@ class LocalPolicy:
 def load_model(
     config: PolicyConfig, *, cache: Path, listener: Listener, merged: bool = True, revision: str | None = None
 ) -> tuple[Any, Any]:
-    """Load a causal LM and its tokenizer onto the configured device.
+    """Load a causal LM and its tokenizer onto the configured device; make a model that is made here first.
 
     merged: whether an adapter is added to its base's weights, in their type, or kept apart in float32. Raises
     `BadInput` for an unknown model, a tokenizer without a chat template, or an adapter whose base has changed.
@@ -299,9 +300,8 @@ def resolve(config: PolicyConfig, *, cache: Path, listener: Listener, revision: 
 
     For an id, `BadInput` where the hub does not answer and has not been asked for this model before.
     """
-    if base.is_built_in(config.model):
-        maker, name = base.built_in(config.model)
-        return str(maker.ensure(name, cache, listener))
+    if made := base.maker_of(config.model):
+        return str(made[0].ensure(made[1], cache, listener))
     return str(config.folder) if config.folder.is_dir() else hub.source(config.model, revision)
 
 

@@ -97,16 +97,20 @@ def folder_digests(folder: Path) -> dict[str, str]:
 
     A process hashes an unchanged file once, because a model's files may be gigabytes.
     """
-    found = {}
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        status = path.stat()
-        # ctime rather than mtime, which programs can set. A file that was changed within the last clock tick may keep
-        # its ctime, so that a young file is hashed anew.
-        stamp = (status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns)
-        is_young = time.time() - status.st_ctime < CTIME_MARGIN_S
-        sha256 = file_sha256(path) if is_young else _cached_sha256(path.absolute(), stamp)
-        found[str(path.relative_to(folder))] = sha256
-    return found
+    return {
+        str(path.relative_to(folder)): known_sha256(path)
+        for path in sorted(p for p in folder.rglob("*") if p.is_file())
+    }
+
+
+def known_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes, in hex; an unchanged file is read once in a process."""
+    status = path.stat()
+    # ctime rather than mtime, which programs can set. A file that was changed within the last clock tick may keep its
+    # ctime, so that a young file is hashed anew.
+    stamp = (status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns)
+    is_young = time.time() - status.st_ctime < CTIME_MARGIN_S
+    return file_sha256(path) if is_young else _cached_sha256(path.absolute(), stamp)
 
 
 def folder_sha256(folder: Path) -> str:

