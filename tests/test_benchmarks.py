@@ -19,6 +19,7 @@ from benchmarks import cases, records
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "benchmarks").glob("*.py"))
 OWN = {
+    "composer_post_training",
     "stages",
     "composer_cli",
     "support",

@@ -21,6 +21,7 @@ MAY_OPEN = {
     "stages/formats/": "files of other programs",
     "stages/integrations/": "what a server under another interpreter is told, and its log",
     "stages/policy/folders.py": "the card of a model that was made here, in its folder",
+    "stages/policy/brought.py": "a file that is put together of its parts",
     "stages/policy/gguf.py": "GGUF files that a user names",
     "stages/gradients/tensors.py": "tensors of a run, mapped into memory",
     "stages/normalize.py": "what a program with Data-Juicer's arguments kept",

