@@ -124,6 +124,9 @@ class Optimisation(Settings):
     without channels is TRL's bit for bit; a step with channels always shares. None: on, where all layers attend by
     `sdpa` to all earlier tokens (Llama, Mistral, Qwen2, Qwen3, SmolLM2, ...), but off for small models, and with
     distribution.sharding."""
+    memory_limit: float | None = Field(default=None, gt=0, json_schema_extra={"affects_results": False})
+    """GiB that the estimate of a training's memory may reach, in place of what is free: for rollouts that are known to
+    be shorter than their limit."""
     gradient_checkpointing: bool | None = None
     """Recompute activations instead of keeping them: less memory, more time. None: not for small models."""
     max_staleness: int = Field(default=0, ge=0)

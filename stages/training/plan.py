@@ -480,7 +480,12 @@ def estimate_memory(plan: TrainPlan) -> MemoryEstimate:
         kept = shape.bytes * shape.layers * shape.hidden + kept / shape.layers
     # On its way back, besides: the gradients of a layer's output and of its input.
     kept += 2 * shape.bytes * shape.hidden
-    tokens = (size.micro_batch or 1) * length
+    rows = size.micro_batch or 1
+    tokens = rows * length
+    if size.shared_prompts:
+        # Rows of all groups of a step may meet in a pass, so that it may hold as many prompts as the step has.
+        prompts = min(rows, -(-size.prompts_per_step // plan.processes))
+        tokens = prompts * PROMPT_TOKENS + rows * plan.rollout_tokens
     # One tile of logits, whatever the tokens. On a GPU Triton's kernel writes the gradient over it; elsewhere it goes
     # through float32 logits and their gradients.
     number = shape.bytes if plan.device.startswith("cuda") else 8
@@ -584,6 +589,8 @@ def room(plan: TrainPlan, *, started: bool = False, gpu_memory: Callable[[str], 
     gpu_memory: returns the free and all bytes of a GPU, by default those that the driver reports.
     """
     policy, shape = plan.config.policy, plan.shape
+    if (limit := plan.config.optimisation.memory_limit) is not None:
+        return Room(int(limit * GIB))
     own = policy.served and policy.base_url is None
     if not plan.device.startswith("cuda"):
         # Limits of a control group are no measure of what is free, so a server that has started counts as well.
@@ -618,5 +625,6 @@ def check_memory(plan: TrainPlan, room: Room) -> None:
     raise UsageError(
         f"This training takes about {total}, and there are {room}. "
         f"{f'{server} alone makes it fit. ' if server else ''}"
-        f"One after the other: {', '.join(ways) or 'nothing helps'}; that {fits}."
+        f"One after the other: {', '.join(ways) or 'nothing helps'}; that {fits}. "
+        "The estimate is one of the longest rollouts: optimisation.memory_limit=GIB says how much it may be."
     )

@@ -295,7 +295,7 @@ def test_an_example_for_80_gb_fits_with_room_to_spare(eight: Path, preset: str, 
 def test_on_a_gpu_the_estimate_is_near_the_peak_that_was_tracked(
     eight: Path, prompt: int, answer: int, tracked: float
 ) -> None:
-    size = {"generations": 8, "prompts_per_step": 1, "micro_batch": 8}
+    size = {"generations": 8, "prompts_per_step": 1, "micro_batch": 8, "shared_prompts": False}
     # A plan allows for PROMPT_TOKENS before the rollout; the rows have exactly these.
     tokens = prompt + answer - plan.PROMPT_TOKENS
     of_gpu = planned(eight, rollout_tokens=tokens, optimisation=size, policy={"device": "cuda"})
@@ -365,7 +365,7 @@ BY_LORA = {"adapter": {"rank": 16}, "distribution": {"sharding": "none"}, "optim
     [
         (EIGHT.to_dict(), 6, [], {}, 53),
         (EIGHT.to_dict(), 6, ["pairs"], {"weights": {"dpo": 1.0}}, 65),
-        (FOURTEEN, 6, [], BY_LORA, 61),
+        (FOURTEEN, 6, [], BY_LORA, 60),
         (FOURTEEN, 7, [], {"optimisation": {"micro_batch": 1, "prompts_per_step": 14}}, 75),
     ],
 )
@@ -382,3 +382,22 @@ def test_the_example_for_eight_gpus_fits_in_every_process(
     assert round(taken) == expected and taken <= 0.95 * SMALLEST
     page = (Path(__file__).parents[3] / "docs" / "recipes" / "processes.md").read_text()
     assert f"{expected} GiB" in page
+
+
+def test_a_shared_prompt_counts_once_for_its_rollouts(eight: Path) -> None:
+    sizes = {"prompts_per_step": 2, "generations": 8, "micro_batch": 16, "gradient_checkpointing": False}
+
+    def activations(**more: object) -> float:
+        return plan.estimate_memory(planned(eight, rollout_tokens=32, optimisation=sizes | more)).activations
+
+    # 2 x 1,024 + 16 x 32 tokens of 16 x 1,056; what does not grow with them is a tile of logits.
+    assert activations(shared_prompts=True) / activations(shared_prompts=False) == pytest.approx(2560 / 16896, abs=0.02)
+    alone = [activations(shared_prompts=shared, micro_batch=1) for shared in (True, False)]
+    assert alone[0] == alone[1], "one row has one prompt"
+
+
+def test_a_limit_takes_the_place_of_what_is_free(eight: Path) -> None:
+    small, enough = (planned(eight, optimisation={"memory_limit": limit}) for limit in (0.5, 400.0))
+    with pytest.raises(UsageError, match=r"there are 0\.5 GiB\..* optimisation\.memory_limit=GIB says"):
+        plan.check_memory(small, plan.room(small))
+    plan.check_memory(enough, plan.room(enough))
