@@ -49,6 +49,9 @@ def plan(inputs: Inputs, config: Config) -> Plan:
         trl_arguments(resolved, Path(tempfile.gettempdir()))
     size = config.optimisation
     rollouts = size.steps * size.prompts_per_step * size.generations
+    if config.hints.source == "template":
+        # Whether the environment's hints can be checked is known once it is made, which a plan does not.
+        rollouts += 2 * config.answers_to_check_hints()
     return Plan(
         units=size.steps,
         what="steps",
@@ -80,6 +83,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     ranks, config = join(), _started(inputs, config)
     resolved = resolve(config, ranks.count, inputs, _longest_row(inputs))
     tasks = resolved.config.draw(resolved.config.opener(), resolved.config.tasks)
+    from stages.evaluation.hint_check import check_hints
     from stages.policy.local import checkpointed, load_model
     from stages.training import collapse, projection, replicas, report, trl_arguments, weights
     from stages.training.distributed import Student
@@ -122,6 +126,10 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         curriculum = bool(config.env.curriculum)
         order = prompt_order(len(tasks), config.optimisation, resolved.config.seed, as_given=curriculum)
         prompts = [tasks[index] for index in order]
+        # What follows, up to `distribute`, reads the weights that training starts from: whole, and without an adapter.
+        if student.sharded is not None:
+            student.sharded.gather()
+        hints = check_hints(resolved.config, student, prompts, out)
         with reporting.backend_folders(config.report_to, out.path / "logs"):
             rollouts = _rollouts(resolved, out, student, prompts, sampler, server)
             size = config.optimisation
@@ -136,7 +144,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         out.checkpoint(student.save)  # in all processes, each of which may hold a share
         if ranks.first:
             # Replicas draw from the same tasks, each in an order of its own.
-            report.save(trainer, config, prompts if replica is None else tasks, out, watch.collapsed(steps))
+            report.save(trainer, config, prompts if replica is None else tasks, out, watch.collapsed(steps), hints)
         if outer is not None:
             outer.report()
 
@@ -241,8 +249,6 @@ def _assemble(
             measured.record(step, rollouts)
 
     # 1. The channels with their row sources, from the model that training starts from: whole, and without an adapter.
-    if student.sharded is not None:
-        student.sharded.gather()
     given = SourceInputs(config, inputs, student, environment, out, journal.hints)
     channels = step.Channels(config, [kind.open(given) for kind in row_sources(config.weights.active())])
     # 2. Callbacks. DiLoCo's precedes Supervision, which marks a checkpoint as complete once the others have written.

@@ -10,4 +10,7 @@ verdict.py   - the decision on an evaluation, with its reasons and what it shows
 arm_settings.py - every setting in which arms differ
 planner.py   - what an experiment would show, before it is paid for, and what a finished one could have shown
 report.py    - verdict and plan as text for a terminal, and a chart of the verdict
+
+Before a training:
+hint_check.py - whether hints make the model that is trained a better teacher of itself
 """

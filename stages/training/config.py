@@ -72,6 +72,9 @@ class Hints(Settings):
     """The student's share in a moving average after every step, or in the mixture; SDPO's own is 0.05."""
     importance_clip: float | None = Field(default=None, gt=0)
     """Weigh each token by its probability now over that of sampling it, at most so much; SDPO's own is 2."""
+    check_answers: int = Field(default=32, ge=0, json_schema_extra={"affects_results": False})
+    """Answers before training with the hint, and as many without, where hints stand before an answer (gsm8k, skills):
+    a training whose hints make the student pass less often stops with exit code 3. 0 trains without checking."""
 
 
 class TaidSettings(Settings):
@@ -351,6 +354,11 @@ class Config(EnvStageConfig):
                 f"{self.policy.temperature:g}; take 1"
             )
         return self
+
+    def answers_to_check_hints(self) -> int:
+        """Return how many tasks are answered each way to check hints; 0 where no channel learns from hints."""
+        learning = any("hints" in CHANNELS[name].needs for name in self.weights.active())
+        return self.hints.check_answers if learning else 0
 
     def label(self) -> str:
         """Return environment, arm and seed, and a replica's number."""

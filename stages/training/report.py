@@ -130,12 +130,18 @@ def course(out: RunWriter, num_steps: int) -> tuple[Row, str]:
 
 
 def save(
-    trainer: ComposedTrainer, config: Config, tasks: Iterable[Task], out: RunWriter, collapsed: str | None = None
+    trainer: ComposedTrainer,
+    config: Config,
+    tasks: Iterable[Task],
+    out: RunWriter,
+    collapsed: str | None = None,
+    hints: str | None = None,
 ) -> None:
     """Write what evaluating the checkpoint needs to know, the kept checkpoints, metrics, tables and the report.
 
-    collapsed: how the training left its course. tasks: those that were trained on, in their order; `evaluate` refuses
-    them. Of all that were drawn, a short training may have played only a part.
+    collapsed: how the training left its course. hints: what checking them before the training found. tasks: those that
+    were trained on, in their order; `evaluate` refuses them. Of all that were drawn, a short training may have played
+    only a part.
     """
     projected = accounts(out)
     if config.optimisation.keep_every:
@@ -176,6 +182,7 @@ def save(
         out.set_summary(collapsed=collapsed)
     remarks = [
         *([f"The training left its course at {collapsed}."] if collapsed else []),
+        *([f"Before training: {hints}."] if hints else []),
         *([NOTHING_LEARNED] if nothing_learned else []),
         *([NO_GRPO] if not config.weights.grpo else []),
         *config.diloco.warnings(config.optimisation.steps),

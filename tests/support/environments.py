@@ -172,3 +172,25 @@ class JudgedGuessEnv(GuessEnv):
         assert self._task is not None
         right = self._said == [self._task.data["letter"]]
         return Grade(reward=float(right), hidden_pass=right, visible_pass=right, hacked=False, protocol_ok=True)
+
+
+class HintedEnv(GuessEnv):
+    """One answer, which is right behind the hint and wrong without it, or with `helps` false the other way round."""
+
+    def __init__(self, helps: bool = True) -> None:
+        super().__init__(turns=1)
+        self.helps, self._hinted = helps, False
+
+    def reset(self, task: Task) -> list[Message]:
+        """The question without a hint."""
+        self._hinted = False
+        return super().reset(task)
+
+    def answer_hint(self, task: Task) -> str:
+        """The letter."""
+        self._hinted = True
+        return f"(Answer: {task.data['letter']})"
+
+    def grade(self) -> Grade:
+        """The reward as ever."""
+        return replace(super().grade(), hidden_pass=self._hinted == self.helps)

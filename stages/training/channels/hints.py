@@ -123,14 +123,19 @@ def write_hints(faulty: Sequence[Faulty], policy: Policy | None) -> list[Hint | 
     ]
 
 
+def with_hint(messages: Sequence[Message], text: str) -> list[Message]:
+    """Return messages with a hint at the end of the last one, which is answered next."""
+    *before, last = messages
+    return [*before, {**last, "content": f"{last['content']}\n{text}"}]
+
+
 def hinted_turn(tokenizer: Any, rollout: LiveRollout, hint: Hint) -> HintedTurn:
     """Return a hinted turn, of which the policy gave token ids, as a row.
 
     The hint is at the end of the message that the agent answered; ids before that message are as sampled.
     """
     step = rollout.steps[hint.turn]
-    *before, last = rollout.messages[: step.num_messages]
-    messages = [*before, {**last, "content": f"{last['content']}\n{hint.text}"}]
+    messages = with_hint(rollout.messages[: step.num_messages], hint.text)
     # The ids of earlier turns are those that were sampled: a text may be tokenised in another way than it was sampled.
     if hint.turn == 0:
         prompt = opening_ids(tokenizer, messages)

@@ -52,6 +52,7 @@ OTHERS: dict[str, Case] = {
     "average": (("sdpo",), {}, {"hints": {"teacher": "ema", "importance_clip": 2.0}}),
     "projected": (("dpo",), {}, {"from_direction": True}),
     "measured": (("dpo",), {}, {"from_direction": True, "probe": {"project": "none", "measure": True}}),
+    "hints-checked": (("sdpo",), {}, {"env": {"name": "support.environments:HintedEnv"}}),
     "mixed": (("dpo",), {}, {"probe": {"mixed": "ratio"}}),
     "singular-values": (("dpo",), {}, {"adapter": {"kind": "singular-values"}}),
 }
@@ -64,7 +65,7 @@ CASES: dict[str, Case] = {
     **OTHERS,
 }
 """Every channel alone and with each other one, and each form of GRPO's loss, besides."""
-IN_SHARES = ("all", "cut", "plain", "kl", "recomputed", "projected", "mixed")
+IN_SHARES = ("all", "cut", "plain", "kl", "recomputed", "projected", "hints-checked", "mixed")
 
 
 def settings(folder: Path, names: tuple[str, ...] = (), size: dict[str, Any] | None = None, **more: Any) -> Any:

@@ -1,0 +1,197 @@
+"""Whether hints make a teacher: before a training on hints, the model passes more often behind them than without.
+
+Self-distillation learns from the model's own answers behind a hint. A hint that makes these worse teaches to fail:
+"Hint: This is wrong; the answer is X" before anything was answered takes SmolLM2-135M-Instruct from .20 to .02 on
+reversed words. So the same tasks are answered twice with equal seeds, without and with the hint of the moment before an
+answer (`stages.envs.base.HintsAnswers`).
+
+A training is stopped by an exact one-sided sign test on the tasks that were solved in one way alone (McNemar,
+Psychometrika 1947) at `LEVEL`: equal rates are stopped with a probability of at most .1, whatever they are and however
+few the answers (.06 at rates of .3 and 32 answers each way). To stop wherever the hinted rate is below the other would
+end nearly every second training whose hints change nothing. Hints that take .20 to .02 are stopped with a probability
+of .76 by 32 answers each way and of .98 by 64; from .25 to .23, by any such number, hardly ever: both rates are then
+shown with a warning. All of these are computed for answers that are independent of each other.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import cycle, islice
+from math import comb
+from typing import TYPE_CHECKING
+
+from stages.envs.base import Environment, HintsAnswers, Task
+from stages.errors import Incomplete
+from stages.evaluation.inference import wilson
+from stages.plurals import counted
+from stages.policy.base import Policy
+from stages.rollouts.agent_loop import LiveRollout, Rules, play
+from stages.runs.activity import Notice, activity
+from stages.runs.run import RunWriter
+from stages.training.channels.hints import with_hint
+from stages.training.config import Config
+from stages.training.rollouts import planned
+
+if TYPE_CHECKING:
+    from stages.training.distributed import Student
+
+LEVEL = 0.1
+"""Probability at most of stopping a training whose hints change nothing."""
+BEFORE_TRAINING = -1
+"""The step whose seeds the answers have, so that no step of the training plays them again."""
+
+
+@dataclass(frozen=True)
+class HintCheck:
+    """Tasks answered without and with a hint, by which answer passed. ungraded: pairs with an answer without a grade.
+
+    tokens: sampled for all answers.
+    """
+
+    both: int
+    plain_only: int
+    hinted_only: int
+    neither: int
+    ungraded: int
+    tokens: int
+
+    @property
+    def graded(self) -> int:
+        """Pairs of answers of which both were graded."""
+        return self.both + self.plain_only + self.hinted_only + self.neither
+
+    @property
+    def plain(self) -> float:
+        """The rate of answers that passed without a hint, among graded pairs."""
+        return (self.both + self.plain_only) / self.graded
+
+    @property
+    def hinted(self) -> float:
+        """The rate of answers that passed behind a hint, among graded pairs."""
+        return (self.both + self.hinted_only) / self.graded
+
+    @property
+    def harmful(self) -> bool:
+        """Whether hinted answers pass less often, by more than chance explains at `LEVEL`."""
+        differ = self.plain_only + self.hinted_only
+        return sum(comb(differ, gained) for gained in range(self.hinted_only + 1)) <= LEVEL * 2**differ
+
+    def __str__(self) -> str:
+        """Both rates with their 95 % intervals, as the subject of a sentence has them."""
+        rates = [
+            f"{100 * rate:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
+            for rate in (self.hinted, self.plain)
+            for low, high in [wilson(rate, self.graded)]
+        ]
+        left_out = f", {self.ungraded} more could not be graded" if self.ungraded else ""
+        return (
+            f"behind hints {rates[0]} of the student's answers pass, without hints {rates[1]} "
+            f"({counted(self.graded, 'answer')} each way{left_out})"
+        )
+
+
+def obstacle(config: Config, environment: Environment) -> str | None:
+    """Return why hints cannot be checked before the training, as a clause; None where they can."""
+    if config.hints.source == "rollout":
+        return "hints.source=rollout shows a rollout that passed, and none was played yet"
+    if config.hints.source == "llm":
+        return "hints.source=llm writes a hint from what went wrong, and nothing was played yet"
+    if not isinstance(environment, HintsAnswers):
+        return f"a hint of {environment.name} stands after what went wrong in a rollout, and nothing was played yet"
+    if config.diloco.store is not None:
+        return "each of several replicas would decide by itself"
+    return None
+
+
+def measure(
+    make: Callable[[], Environment],
+    policy: Policy,
+    tasks: Sequence[Task],
+    *,
+    seed: int,
+    max_steps: int,
+    before_turn: Callable[[], None] = lambda: None,
+) -> HintCheck:
+    """Answer each task of the list without and with its hint; environments are `HintsAnswers`.
+
+    A task that comes again is answered again.
+    """
+    plain, hinted = planned(tasks, seed, BEFORE_TRAINING), planned(tasks, seed, BEFORE_TRAINING)
+    for rollout in hinted:
+        rollout.prelude = _show_hint
+    for rollouts in (plain, hinted):
+        play(make, policy, rollouts, max_steps=max_steps, before_turn=before_turn)
+    # An answer that the machinery could not grade is no failure, and its pair tells nothing.
+    passed = Counter(
+        pair if None not in (pair := (_passed(one), _passed(other))) else None
+        for one, other in zip(plain, hinted, strict=True)
+    )
+    sampled = sum(step.sample.completion_tokens for rollout in (*plain, *hinted) for step in rollout.steps)
+    return HintCheck(
+        both=passed[True, True],
+        plain_only=passed[True, False],
+        hinted_only=passed[False, True],
+        neither=passed[False, False],
+        ungraded=passed[None],
+        tokens=sampled,
+    )
+
+
+def _show_hint(rollout: LiveRollout, environment: Environment, rules: Rules) -> None:
+    """Put the hint where the training puts it: at the end of the message that is answered."""
+    del rules
+    if isinstance(environment, HintsAnswers):
+        rollout.messages = with_hint(rollout.messages, environment.answer_hint(rollout.task))
+
+
+def _passed(rollout: LiveRollout) -> bool | None:
+    return None if rollout.error is not None else rollout.grade.passed
+
+
+def check_hints(config: Config, student: "Student", prompts: Sequence[Task], out: RunWriter) -> str | None:
+    """Measure on the training's first prompts whether hints help, once in a run; return the result as a sentence.
+
+    None where no channel learns from hints, or hints.check_answers is 0. All processes must call it, with whole
+    weights; the first one answers. Raises Incomplete where the hints do harm.
+    """
+    number, ranks, make = config.answers_to_check_hints(), student.ranks, config.opener()
+    if not number:
+        return None
+    if reason := obstacle(config, make()):
+        return _told(f"hints were not checked: {reason}", student, out)
+    unit = f"hint-check-{number}"  # another number of answers is another measurement
+
+    def measured() -> HintCheck:
+        if out.finished(unit):
+            return HintCheck(**next(out.journal.read([unit]))["hint_check"])
+        tasks = list(islice(cycle(prompts), number))
+        with activity(f"answering {counted(number, 'task')} without and with hints"), student.autocast():
+            found = measure(
+                make,
+                student.policy,
+                tasks,
+                seed=config.seed,
+                max_steps=config.max_steps,
+                before_turn=out.raise_if_stopped,
+            )
+        if found.graded:  # otherwise a resumed run tries again
+            out.write(unit, {"hint_check": asdict(found)})
+        return found
+
+    found = ranks.broadcast_from_rank0(measured)
+    if not found.graded:
+        return _told(f"hints were not checked: none of {number} pairs of answers could be graded", student, out)
+    out.set_summary(hint_check={"hinted": found.hinted, "plain": found.plain, "answers": found.graded})
+    if found.harmful:
+        raise Incomplete(
+            f"Hints make the student a worse teacher: {found}. Nothing was trained; change the hints, or train on them "
+            "all the same with --resume --set hints.check_answers=0."
+        )
+    warning = "" if found.hinted > found.plain else "warning: hints do not help: "
+    return _told(f"{warning}{found}", student, out)
+
+
+def _told(sentence: str, student: "Student", out: RunWriter) -> str:
+    if student.ranks.first:
+        out.progress(Notice(sentence), 0, 0)
+    return sentence
