@@ -129,7 +129,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         # What follows, up to `distribute`, reads the weights that training starts from: whole, and without an adapter.
         if student.sharded is not None:
             student.sharded.gather()
-        hints = check_hints(resolved.config, student, prompts, out)
+        hints = check_hints(resolved.config, student, tasks, out)
         with reporting.backend_folders(config.report_to, out.path / "logs"):
             rollouts = _rollouts(resolved, out, student, prompts, sampler, server)
             size = config.optimisation

@@ -175,9 +175,12 @@ class JudgedGuessEnv(GuessEnv):
 
 
 class HintedEnv(GuessEnv):
-    """One answer, which is right behind the hint and wrong without it, or with `helps` false the other way round."""
+    """One answer, which is right behind the hint and wrong without it, or with `helps` false the other way round.
 
-    def __init__(self, helps: bool = True) -> None:
+    helps None: always wrong.
+    """
+
+    def __init__(self, helps: bool | None = True) -> None:
         super().__init__(turns=1)
         self.helps, self._hinted = helps, False
 

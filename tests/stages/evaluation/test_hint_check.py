@@ -89,7 +89,7 @@ def test_equal_rates_are_seldom_stopped_and_harm_mostly_is() -> None:
 class Training:
     """Trainings on hints with what they said, and the answers that were sampled before."""
 
-    def __init__(self, root: Path, tiny: Path, helps: bool = True, **more: Any) -> None:
+    def __init__(self, root: Path, tiny: Path, helps: bool | None = True, **more: Any) -> None:
         env = {"name": HINTED, "options": {"helps": helps}}
         self.root, self.tiny, self.more = root, tiny, {"env": env, "weights": {"sdpo": 1.0}} | more
         self.said: list[str] = []
@@ -138,6 +138,16 @@ def test_a_training_whose_hints_do_harm_stops_before_it_begins_and_is_not_checke
         training.run(resume=True)
     assert ANSWERING not in training.said
     assert len(metrics_of(training.run(check_answers=0, resume=True))) == 2
+
+
+def test_hints_that_change_nothing_are_a_warning(tmp_path: Path, tiny: Path) -> None:
+    training = Training(tmp_path, tiny, helps=None, optimisation={"steps": 1, "prompts_per_step": 1}, tasks=8)
+    run = training.run()
+    (asked,) = [unit["task_ids"] for unit in run.units() if "hint_check" in unit]
+    assert len(set(asked)) == 8, "all tasks, though one is trained on"
+    (notice,) = training.notices
+    assert notice.startswith("warning: hints do not help: behind hints 0.0 %") and "8 answers each way" in notice
+    assert run.manifest.status == "complete"
 
 
 @pytest.mark.parametrize(
