@@ -13,7 +13,10 @@ from stages.plurals import counted
 
 @dataclass(frozen=True)
 class Question:
-    """A question and its right answer. family: by default its id; data: what else a score needs, JSON-able."""
+    """A question and its right answer. family: by default its id; data: what else a score needs, JSON-able.
+
+    `data["shots"]`: worked examples, each a question and its answer, which come before the question.
+    """
 
     question_id: str
     text: str
@@ -38,11 +41,6 @@ class AnsweredEnv(ABC):
     @abstractmethod
     def questions(self, split: Split, count: int, seed: int) -> Sequence[Question]:
         """Return at least `count` questions of a split, or all there are; a longer list starts with the shorter one."""
-
-    def examples(self, question: Question) -> Sequence[tuple[str, str]]:
-        """Return worked examples, each a question and its answer, which come before the question; by default none."""
-        del question
-        return ()
 
     def score(self, answer: str, question: Question) -> float:
         """Return 1 for a right answer, by default for an equal text."""
@@ -92,7 +90,7 @@ class AnsweredEnv(ABC):
         self._question = Question(task.task_id, task.prompt, task.data["answer"], task.family, further)
         self._answer, self._reward = "", None
         opening: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
-        for asked, answer in self.examples(self._question):
+        for asked, answer in further.get("shots", ()):
             opening += [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
         return [*opening, {"role": "user", "content": task.prompt}]
 

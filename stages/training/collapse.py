@@ -16,6 +16,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -72,7 +73,7 @@ def _fall(course: Course, name: str, values: Sequence[float]) -> Departure | Non
         before = len(values) - window
         if before < FIRST:
             return None
-        earlier, level, now = values[:before], mean(values[:before]), mean(values[before:])
+        earlier, level, now = values[:before], fmean(values[:before]), fmean(values[before:])
         if level <= 0 or now > level / 3:
             continue
         spread = math.sqrt(sum((value - level) ** 2 for value in earlier) / (before - 1))
@@ -93,16 +94,16 @@ def _entropy(course: Course, name: str, values: Sequence[float]) -> Departure | 
 def _length(course: Course, name: str, values: Sequence[float]) -> Departure | None:
     """Judge whether answers have another length, without being better."""
     rewards = course._values[REWARD]
-    if len(rewards) < FIRST or mean(rewards[-WINDOWS[0] :]) > mean(rewards[:FIRST]):
+    if len(rewards) < FIRST or fmean(rewards[-WINDOWS[0] :]) > fmean(rewards[:FIRST]):
         return None
     return _times(name, values, least=0.25, most=4.0, words="answers of {now:.0f} tokens")
 
 
 def _times(name: str, values: Sequence[float], least: float, most: float, words: str) -> Departure | None:
     before = len(values) - RECENT
-    if before < FIRST or (level := mean(values[:FIRST])) <= 0:
+    if before < FIRST or (level := fmean(values[:FIRST])) <= 0:
         return None
-    now = mean(values[before:])
+    now = fmean(values[before:])
     if least <= now / level <= most:
         return None
     return Departure(name, before, f"{words.format(now=now)}, {now / level:.2g} times that of the first steps")
@@ -160,8 +161,3 @@ class Watch(TrainerCallback):
 def kept_checkpoints(save_every: int) -> int:
     """Return how many checkpoints to keep, so that one is from before any departure that is noticed."""
     return 2 + math.ceil(max(WINDOWS) / save_every)
-
-
-def mean(values: Sequence[float]) -> float:
-    """Return the mean of at least one value."""
-    return sum(values) / len(values)

@@ -109,8 +109,8 @@ class Optimisation(Settings):
     generations: int = Field(default=8, gt=1)
     """Rollouts of every prompt: the group whose mean reward is the baseline."""
     learning_rate: float | None = Field(default=None, gt=0)
-    """None chooses by the model's size: 2e-4 for small ones, or what suits a model that an environment brings along;
-    else 1e-6 for all weights, and for adapters 4e-4 below 0.3 billion parameters, 1e-4 below 1 billion, and 1e-5."""
+    """None chooses by the model's size: 2e-4 for small ones; else 1e-6 for all weights, and for adapters
+    4e-4 below 0.3 billion parameters, 1e-4 below 1 billion, and 1e-5."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     beta: float = Field(default=0.0, ge=0)
     """GRPO's KL to the reference."""

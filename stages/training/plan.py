@@ -32,9 +32,9 @@ SMALL = 10_000_000
 SMALL_RATE = 2e-4
 ADAPTER_RATE = 1e-5
 ADAPTER_RATES = ((300_000_000, 4e-4), (1_000_000_000, 1e-4))
-"""Of LoRA below so many parameters, as tried: 4e-4 taught SmolLM2-135M in 20 steps of 2 x 8 rollouts
-what 1e-5 did not; Qwen2.5-Coder-0.5B lost its reward at 3e-4 in seven steps, and was stable at 1e-4 with 4 x 8. Of
-larger models nothing was tried here: they get `ADAPTER_RATE`, ten times TRL's rate for whole models."""
+"""Of LoRA below so many parameters: 4e-4 taught SmolLM2-135M in 20 steps of 2 x 8 rollouts; Qwen2.5-Coder-0.5B lost
+its reward at 3e-4 in seven steps, and was stable at 1e-4 with 4 x 8. Of larger models nothing was tried here: they get
+`ADAPTER_RATE`, ten times TRL's rate for whole models."""
 WHOLE_RATE = 1e-6
 """TRL's default for GRPO."""
 SINGULAR_VALUES_RATE = 2e-2

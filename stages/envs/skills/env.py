@@ -134,10 +134,6 @@ class SkillsEnv(AnsweredEnv):
             data = {"check": dict(one.check), "shots": [[shot.question, shot.answer] for shot in shots]}
             yield Question(question_id, one.question, one.answer, family, data)
 
-    def examples(self, question: Question) -> Sequence[tuple[str, str]]:
-        """Return the worked examples of a question."""
-        return [(asked, answer) for asked, answer in question.data["shots"]]
-
     def reset(self, task: Task) -> list[Message]:
         """Return the opening, with the hint where it is asked for."""
         opening = super().reset(task)

@@ -6,7 +6,7 @@ In order: the tasks of the installed package, the import of one of them, the env
 import importlib
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from functools import cache
@@ -132,10 +132,6 @@ class ReasoningGymEnv(AnsweredEnv):
         examples = drawing.distinct(self._entries(question_id), _text, drawing.EXAMPLES)
         shots = [[one["question"], _answer(one)] for one, _ in islice(examples, self.shots)]
         return Question(question_id, entry["question"], _answer(entry), data={"place": place, "shots": shots})
-
-    def examples(self, question: Question) -> Sequence[tuple[str, str]]:
-        """Return the worked examples of a question."""
-        return [(asked, answer) for asked, answer in question.data["shots"]]
 
     def reset(self, task: Task) -> list[Message]:
         """Return the opening; the entry, which a scorer reads, is drawn again from its place."""
