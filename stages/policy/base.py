@@ -369,7 +369,7 @@ class Sample:
     """Optimiser steps that the weights had taken, where a server samples from a model under training."""
 
 
-FINAL = (None, "rejected", "context", "no_text")
+FINAL = (None, "rejected", "context", "no_text", "malformed")
 """Values of `error_type` that asking again would not change."""
 
 

@@ -16,7 +16,7 @@ import math
 import re
 import ssl
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -119,7 +119,7 @@ class WebPage(Retryable):
 
 
 class Rejected(Failed):
-    """A request that can never succeed; others may. Kinds: "context" (too long), "no_text", "rejected".
+    """A request that can never succeed; others may. Kinds: "context" (too long), "no_text", "malformed", "rejected".
 
     usage: the server's token counts and price, as fields of a `Sample`.
     """
@@ -139,6 +139,11 @@ class Fatal(Failed, UsageError):
     def __init__(self, message: str, *, billed_usd: float | None = None) -> None:
         super().__init__(message)
         self.billed_usd = billed_usd
+
+
+def by_status(body: bytes, free: bool) -> float | None:
+    """Return what a call without an answer cost by its status alone: nothing where that is free, else not known."""
+    return 0.0 if free else None
 
 
 class Client:
@@ -166,14 +171,16 @@ class Client:
         *,
         timeout_s: float | None = None,
         most_bytes: int = BODY_BYTES,
+        charged: Callable[[bytes, bool], float | None] = by_status,
     ) -> bytes:
         """Return the body of the response with status 200 to a POST of this JSON below the base URL.
 
         Raises `Retryable`, `Rejected` or `Fatal`. timeout_s: wall time of the whole call. most_bytes: of the response.
+        charged: as `error_of` takes it.
         """
         response = await self._exchange("POST", path, orjson.dumps(dict(body)), timeout_s, most_bytes)
         if response.status != 200:
-            raise error_of(response, self.config)
+            raise error_of(response, self.config, charged)
         return response.body
 
     async def models(self) -> list[dict[str, Any]] | None:
@@ -436,7 +443,7 @@ FREE = {
     415: "the body's type is not read",
     429: "the rate limit comes before the work",
 }
-"""Statuses that refuse a request before any work, so that they cannot have been billed; all others may have been.
+"""Statuses that refuse a request before any work, which is free unless a bill comes with it; others may be billed.
 
 Azure's "Plan to manage costs" bills by work done: it names 400 (content filter, input limit) and 408 as statuses that
 may be charged, 401 and 429 as free. Perplexity bills no 429. Of 422 fal.ai charges some, and Groq answers with it after
@@ -454,8 +461,13 @@ def web_page(body: bytes, base_url: str | None) -> str | None:
     return "is the URL that of an API?" if ends_in_v1 else "is /v1 missing from the URL?"
 
 
-def error_of(response: Response, config: PolicyConfig) -> Failed:
-    """Return the typed error of a response whose status is not 200."""
+def error_of(
+    response: Response, config: PolicyConfig, charged: Callable[[bytes, bool], float | None] = by_status
+) -> Failed:
+    """Return the typed error of a response whose status is not 200.
+
+    charged: returns what the call cost, None where that is not known; gets the body, and whether the status is `FREE`.
+    """
     try:
         body = orjson.loads(response.body)
         error = body.get("error", body)
@@ -470,7 +482,7 @@ def error_of(response: Response, config: PolicyConfig) -> Failed:
             message = f"this is a web page; {hint}" if hint else message
             if hint and response.status in NO_SUCH_METHOD:
                 return WebPage(config, hint)
-    billed = 0.0 if response.status in FREE else None
+    billed = charged(response.body, response.status in FREE)
     if 300 <= response.status < 400:
         message = f"to {_origin(response.headers.get('location'))}"
     # 2,000 characters: TOO_LONG takes the cube of a length for a message that repeats the first words of a pattern.

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -45,7 +46,7 @@ from stages.policy.client import (
     retrying,
 )
 from stages.policy.dialect import EXTRAS
-from stages.policy.reading import Overlong, read
+from stages.policy.reading import Overlong, charged, read
 from stages.policy.requests import Asked, Request, max_tokens_field, probing, request_body
 from stages.runs import store
 from stages.runs.activity import Notice
@@ -405,7 +406,8 @@ class EndpointPolicy:
             await self.budget.record(reservation)
             most, started = most_bytes(asked.completion_tokens), time.monotonic()
             with self._waits.waiting():
-                body = await self.client.ask("/chat/completions", request, most_bytes=most)
+                charge = partial(charged, asked=asked, config=self.config)
+                body = await self.client.ask("/chat/completions", request, most_bytes=most, charged=charge)
             self._host.has_answered = True
             return body, time.monotonic() - started
         except Retryable as error:

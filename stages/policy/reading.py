@@ -2,12 +2,14 @@
 
 A bill is checked against the request that it answers and against the text of its answer. It is taken as true where it
 is possible, and never lowers what a call costs below our own price list. One that is too small for its text, negative,
-or missing costs the upper bound that was reserved for the call, so that a limit holds whatever a server claims; the
-claim is kept with the cost. A bill that is not a number makes its answer unusable.
+missing, or not made of numbers costs the upper bound that was reserved for the call, so that a limit holds whatever a
+server claims; the claim is kept with the cost. `UNUSABLE` lists why a body is not an answer, and what a retry can mend.
 """
 
+import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import orjson
 
 from stages.messages import Spoken, ToolCall, write
 from stages.policy.base import PolicyConfig, Sample
-from stages.policy.client import Rejected, Retryable, WebPage, error_of_status, web_page
+from stages.policy.client import Failed, Rejected, Retryable, WebPage, error_of_status, web_page
 from stages.policy.dialect import canonical
 from stages.policy.requests import Asked
 
@@ -37,62 +39,68 @@ class Overlong(Exception):
         self.sample = sample
 
 
+UNUSABLE: dict[str, tuple[str, bool]] = {
+    "not JSON": ("garbage", True),
+    "not a completion": ("garbage", True),
+    "broken off": ("garbage", True),
+    "no choices": ("no_text", False),
+    "no text": ("no_text", False),
+    "malformed": ("malformed", False),
+}
+"""Why a body with status 200 is not an answer: the kind of the error, and whether the call is repeated.
+
+A gateway in trouble sends no completion, and will recover. What a model has finished would be bought again as it is:
+an answer that was filtered has no choices, and a tool call that the server could not parse has no name.
+"""
+
+
 def read(raw: bytes, config: PolicyConfig, asked: Asked, *, latency_s: float, attempts: int) -> Sample:
-    """Return the answer in a 200 response; raise for a body that holds an error or no choice.
+    """Return the answer in a 200 response; raise for a body that holds an error, or is unusable by `UNUSABLE`.
 
     A body is read as JSON whatever its content type. A tool call is an answer, written as `stages.messages` writes it.
-    `Retryable` for a field of another type than the protocol has, `Overlong` for a longer answer than was asked for.
+    `Overlong` for a longer answer than was asked for.
     """
     try:
-        body = orjson.loads(raw)
+        body = parse(raw)
     except ValueError as error:
         # Repeated as other garbage is: gateways send pages for a server that is busy, also with status 200.
         if hint := web_page(raw, config.base_url):
             raise WebPage(config, hint) from None
-        raise Retryable("garbage", f"the server's answer is not JSON ({error})", billed_usd=None) from None
+        raise _unusable("not JSON", f"is not JSON ({error})", None) from None
     if not isinstance(body, dict):
-        raise Retryable(
-            "garbage", f"the server answered something that is no JSON object: {str(body)[:80]!r}", billed_usd=None
-        )
+        raise _unusable("not a completion", f"is not a JSON object: {str(body)[:80]!r}", None)
     # OpenRouter sends status 200 as soon as a model begins to answer, and puts what fails afterwards into the body.
     if fault := body.get("error"):
         code = fault.get("code") if isinstance(fault, dict) else None
         raise error_of_status(
-            code if type(code) is int else 500, str(fault)[:200], config, billed_usd=_billed(body, asked, config)
+            code if type(code) is int else 500,
+            str(fault)[:200],
+            config,
+            billed_usd=charged(raw, False, asked=asked, config=config),
         )
+    choices = body.get("choices")
+    if not isinstance(choices, list) or not choices:
+        reason = "not a completion" if not isinstance(choices, list) else "no choices"
+        raise _unusable(reason, f"has no choices: {str(body)[:80]!r}", cost(body, [], asked, config))
     try:
-        choice = body["choices"][0]
-        message, finish = choice["message"], choice.get("finish_reason")
+        choice = choices[0]
+        message, finish = choice["message"], _finish(choice)
         text, thoughts, written = _text(message), _thoughts(message), _written(message)
         logprobs = _logprobs(choice)
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-        raise Retryable(
-            "garbage",
-            f"the server's answer has no choices[0].message.content, or a field of another type ({error!r}): "
-            f"{str(body)[:80]!r}",
-            billed_usd=_billed(body, asked, config),
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise _unusable(
+            "malformed",
+            f"has no choices[0].message.content, or a field of another type ({error!r}): {str(body)[:80]!r}",
+            cost(body, [], asked, config),
         ) from None
-    if finish is not None and not isinstance(finish, str):
-        raise Retryable(
-            "garbage",
-            f"the server's answer has a finish_reason that is not text: {finish!r:.40}",
-            billed_usd=_billed(body, asked, config),
-        )
-    try:
-        usage = cost(body, [*written, thoughts or ""], asked, config)
-    except MalformedBill as error:
-        raise Retryable("garbage", f"the server's bill is malformed: {error}", billed_usd=None) from None
+    usage = cost(body, [*written, thoughts or ""], asked, config)
     if finish == "error":
-        raise Retryable(
-            "garbage",
-            "the server broke off its answer (finish_reason 'error')",
-            billed_usd=usage["cost_usd"] if usage["usage_by"] == "server" else None,
-            claimed_usd=usage["claimed_usd"],
-        )
+        raise _unusable("broken off", "was broken off (finish_reason 'error')", usage)
     # A reasoning model that used up max_tokens on its thoughts has no text either: that is a truncated answer.
     if text is None and finish != "length":
-        usage["finish_reason"] = finish or "stop"
-        raise Rejected("no_text", f"the server's answer has no text (finish_reason {finish!r})", usage=usage)
+        raise _unusable(
+            "no text", f"has no text (finish_reason {finish!r})", {**usage, "finish_reason": finish or "stop"}
+        )
     model, provider = (body.get(name) if isinstance(body.get(name), str) else None for name in ("model", "provider"))
     sample = Sample(
         text=canonical(config.tool_calls, text or ""),
@@ -111,13 +119,76 @@ def read(raw: bytes, config: PolicyConfig, asked: Asked, *, latency_s: float, at
     return sample
 
 
-def _billed(body: dict[str, Any], asked: Asked, config: PolicyConfig) -> float | None:
-    """Return the bill of an answer that cannot be used; None where it has none, or one that is not believed."""
+def parse(raw: bytes) -> Any:
+    """Return the JSON of a response; `ValueError` where it is not JSON.
+
+    Read too is what a strict parser refuses in an answer that is paid: a byte order mark, bytes that are not UTF-8 and
+    halves of surrogate pairs (both replaced), and NaN. Of a key that occurs twice in a bill, the higher number counts.
+    """
+    with suppress(ValueError):
+        body = orjson.loads(raw)
+        bill = raw[raw.find(b'"usage"') :]  # mostly the end: to count in all of 8 kB takes a tenth of a call's time
+        if not any(bill.count(b'"%s"' % key.encode()) > 1 for key in BILL_KEYS):
+            return body
     try:
-        usage = cost(body, [], asked, config)
-    except MalformedBill:
-        return None
-    return float(usage["cost_usd"]) if usage["usage_by"] == "server" else None
+        return json.loads(raw.decode("utf-8-sig", errors="replace"), object_pairs_hook=_merged)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+BILL_KEYS = ("usage", "cost", "prompt_tokens", "completion_tokens", "total_tokens", "cached_tokens")
+
+
+def _merged(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of these keys; of one that occurs twice the later value, of a bill that which costs more."""
+    merged: dict[str, Any] = {}
+    for name, value in pairs:
+        earlier, now = merged.get(name), value
+        if name in BILL_KEYS and isinstance(earlier, (dict, int, float)):
+            if isinstance(earlier, dict):
+                now = _merged([*earlier.items(), *(now.items() if isinstance(now, dict) else ())])
+            else:
+                costlier = min if name == "cached_tokens" else max
+                now = costlier(earlier, now) if isinstance(now, (int, float)) else earlier
+        merged[name] = now.encode(errors="replace").decode() if isinstance(now, str) else now
+    return merged
+
+
+def _unusable(reason: str, what: str, usage: dict[str, Any] | None) -> Failed:
+    """Return the error of a body that is not an answer. usage: its bill, as fields of a `Sample`."""
+    kind, mends = UNUSABLE[reason]
+    message, usage = f"the server's answer {what}", usage or {}
+    known = usage if usage.get("usage_by") == "server" or reason == "no text" else {}
+    billed_usd, claimed_usd = known.get("cost_usd"), known.get("claimed_usd")
+    if mends:
+        return Retryable(kind, message, billed_usd=billed_usd, claimed_usd=claimed_usd)
+    return Rejected(kind, message, billed_usd=None, usage=known)
+
+
+def charged(raw: bytes, free: bool, *, asked: Asked, config: PolicyConfig) -> float | None:
+    """Return what a server says that it charged for a call without an answer; None where that is not known.
+
+    free: whether the server's status says that nothing was done, which a bill in its body may contradict.
+    """
+    try:
+        body = parse(raw)
+    except ValueError:
+        body = None
+    error = body.get("error") if isinstance(body, Mapping) else None
+    places = [one for one in (body, error) if isinstance(one, Mapping)]
+    bills = [one["usage"] for one in places if isinstance(one.get("usage"), Mapping)]
+    bills += [{"cost": one["cost"]} for one in places if "cost" in one]
+    if not any(type(value) in (int, float) and value != 0 for bill in bills for value in bill.values()):
+        return 0.0 if free else None
+    found = [cost({"usage": bill}, [], asked, config) for bill in bills]
+    return max((float(one["cost_usd"]) for one in found if one["usage_by"] == "server"), default=None)
+
+
+def _finish(choice: dict[str, Any]) -> str | None:
+    finish = choice.get("finish_reason")
+    if finish is not None and not isinstance(finish, str):
+        raise TypeError(f"a finish_reason that is not text: {finish!r:.40}")
+    return finish
 
 
 def _logprobs(choice: dict[str, Any]) -> list[float] | None:
@@ -169,28 +240,28 @@ def _written(message: dict[str, Any]) -> list[str]:
 def cost(body: Mapping[str, Any], texts: list[str], asked: Asked, config: PolicyConfig) -> dict[str, Any]:
     """Return tokens and cost of a response as fields of a `Sample`.
 
-    texts: what the model has visibly written. Raises `MalformedBill`.
+    texts: what the model has visibly written.
     """
-    usage = body.get("usage")
-    if usage is not None and not isinstance(usage, Mapping):
-        raise MalformedBill(f"usage is {_shown(usage)}, not an object")
-    usage = usage or {}
-    prompt, completion = _number(usage, "prompt_tokens"), _number(usage, "completion_tokens")
-    cached = _number(_details(usage, "prompt_tokens_details"), "cached_tokens") or 0
-    # OpenRouter's own field, in every response since it ignores `usage: {include: true}`. Asking others for it is an
-    # error: api.openai.com refuses unknown fields with 400.
-    billed = _number(usage, "cost", MOST_USD, whole=False)
-    claimed: float | None = billed
-    if prompt is not None and completion is not None:
-        completion = _with_reasoning(usage, prompt, completion)
-        if claimed is None:
-            claimed = config.cost(prompt, completion, cached)
-        possible = 0 <= cached <= prompt and completion >= 0 and (billed is None or billed >= 0)
-        if possible and not (config.has_price and _too_small(prompt, completion, texts, asked, config)):
-            own = config.cost(prompt, completion, cached)
-            return _fields(prompt, completion, cached, max(billed or 0.0, own), claimed, config, billed)
-    elif billed is not None and billed >= config.cost(*_least(texts, asked, config)):
-        return _fields(asked.prompt_tokens, asked.completion_tokens, 0, billed, claimed, config, billed)
+    usage: Any = body.get("usage")
+    usage = usage if isinstance(usage, Mapping) else {}
+    billed: float | None = None
+    claimed: float | None = None
+    with suppress(MalformedBill):
+        # OpenRouter's own field, in every response since it ignores `usage: {include: true}`. Asking others for it is
+        # an error: api.openai.com refuses unknown fields with 400.
+        billed = claimed = _number(usage, "cost", MOST_USD, whole=False)
+        prompt, completion = _number(usage, "prompt_tokens"), _number(usage, "completion_tokens")
+        cached = _number(_details(usage, "prompt_tokens_details"), "cached_tokens") or 0
+        if prompt is not None and completion is not None:
+            completion = _with_reasoning(usage, prompt, completion)
+            if claimed is None:
+                claimed = config.cost(prompt, completion, cached)
+            possible = 0 <= cached <= prompt and completion >= 0 and (billed is None or billed >= 0)
+            if possible and not (config.has_price and _too_small(prompt, completion, texts, asked, config)):
+                own = config.cost(prompt, completion, cached)
+                return _fields(prompt, completion, cached, max(billed or 0.0, own), claimed, config, billed)
+        elif billed is not None and billed >= config.cost(*_least(texts, asked, config)):
+            return _fields(asked.prompt_tokens, asked.completion_tokens, 0, billed, claimed, config, billed)
     most = max(asked.usd(config), billed or 0.0)
     bound = _fields(asked.prompt_tokens, asked.completion_tokens, 0, most, claimed, config, None)
     return {**bound, "usage_by": "bound"}
@@ -244,7 +315,8 @@ def overlong(body: Mapping[str, Any], texts: list[str], asked: Asked) -> int:
     """Return the tokens of an answer that is longer than it may be, by the bill or by its own text; else 0."""
     usage = body.get("usage")
     billed = usage.get("completion_tokens") if isinstance(usage, Mapping) else 0
-    tokens = max(billed if isinstance(billed, int) else 0, sum(map(least_tokens, texts)))
+    billed = billed if isinstance(billed, int) and billed <= MOST_TOKENS else 0
+    tokens = max(billed, sum(map(least_tokens, texts)))
     return tokens if tokens > asked.completion_tokens + SLACK else 0
 
 

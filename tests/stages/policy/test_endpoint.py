@@ -18,6 +18,7 @@ from stages.errors import Incomplete, UsageError
 from stages.policy import ask_all, available, background
 from stages.policy.base import PolicyConfig, Turn
 from stages.policy.endpoint import REFUSALS, START, EndpointPolicy, HostLimit, host_limit
+from stages.policy.reading import UNUSABLE
 from stages.runs.activity import Notice
 from stages.runs.ledger import Budget
 
@@ -268,7 +269,7 @@ PAGE = b"<html>busy</html>"
         (Reply(502, {"error": {"message": "bad gateway"}}), "server", "possibly"),
         (Reply(429, {"error": {"message": "slow down"}}, {"Retry-After": "0"}), "rate_limit", "nothing"),
         (Reply(400, {"error": {"message": "too long"}}), "rejected", "possibly"),
-        (Reply(body={**answer(""), "choices": []}), "garbage", "spent"),
+        (Reply(body={**answer(""), "choices": []}), "no_text", "spent"),
     ],
 )
 def test_a_call_without_an_answer_is_free_only_where_it_was_refused_before_any_work(
@@ -282,6 +283,32 @@ def test_a_call_without_an_answer_is_free_only_where_it_was_refused_before_any_w
     assert [sample.error_type for sample in samples] == [error_type] * isinstance(error_type, str)
     assert (budget.spent > 0, budget.possibly > 0) == (paid == "spent", paid == "possibly")
     assert budget.reserved == 0
+
+
+def choice(**fields: Any) -> dict[str, Any]:
+    """A completion with these fields in its only choice."""
+    return {**answer(""), "choices": [{"finish_reason": "stop", "message": {"content": "x"}, **fields}]}
+
+
+NAMELESS = {"message": {"content": None, "tool_calls": [{"function": {"arguments": "{}"}}]}}
+BODIES: dict[str, Any] = {
+    "not JSON": b'{"choices": [',
+    "not a completion": {"detail": "busy"},
+    "broken off": choice(finish_reason="error"),
+    "no choices": {**answer(""), "choices": []},
+    "no text": choice(finish_reason="content_filter", message={"content": None}),
+    "malformed": choice(**NAMELESS),
+}
+
+
+@pytest.mark.parametrize("reason", UNUSABLE)
+def test_an_answer_is_bought_again_only_if_a_retry_can_mend_it(tmp_path: Path, reason: str) -> None:
+    kind, mends = UNUSABLE[reason]
+    budget = Budget(1.0)
+    with serving(lambda body, n: Reply(body=BODIES[reason])) as server:
+        (sample,) = ask_all(open_at(server.url, tmp_path, budget, max_attempts=2), turns("a"))
+        assert (sample.error_type, sample.attempts, len(server.requests)) == (kind, 1 + mends, 1 + mends)
+    assert budget.reserved == 0 and (budget.spent > 0) == ("usage" in str(BODIES[reason]))
 
 
 def test_the_answer_is_durable_before_its_reservation_is_released(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ FAULTS: dict[str, Reply] = {
 }
 
 
-KINDS = {"rejected", "no_text", "garbage", "server", "rate_limit", "timeout", "connection"}
+KINDS = {"rejected", "no_text", "malformed", "garbage", "server", "rate_limit", "timeout", "connection"}
 
 
 @pytest.mark.slow

@@ -1,7 +1,9 @@
 """Responses read as samples, and bills checked against request and answer: a limit holds whatever a server claims."""
 
+import json
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from stages.policy import ask_all, reading
 from stages.policy.base import PolicyConfig, Sample, Turn
 from stages.policy.client import Failed, Fatal, Rejected, Response, Retryable, error_of
 from stages.policy.endpoint import EndpointPolicy
-from stages.policy.reading import MalformedBill, Overlong, cost, least_tokens, most_words, read
+from stages.policy.reading import Overlong, charged, cost, least_tokens, most_words, read
 from stages.policy.requests import Asked
 from stages.runs.ledger import NAME, Budget, totals
 
@@ -125,16 +127,35 @@ NO_NUMBERS: dict[str, Any] = {
     "a text of cached tokens": cached("abc"),
     "a text of details": {**TRUE, "prompt_tokens_details": "abc"},
     "a list of usage": [1],
+    "not a number": {**TRUE, "completion_tokens": float("nan")},
 }
 
 
 @pytest.mark.parametrize("bill", NO_NUMBERS.values(), ids=NO_NUMBERS.keys())
-def test_a_bill_that_is_no_number_makes_an_unusable_answer(bill: Any) -> None:
-    with pytest.raises(MalformedBill):
-        cost({"usage": bill}, [TEXT], ASKED, config())
-    with pytest.raises(Retryable) as caught:
-        read_as(body(bill))
-    assert (caught.value.kind, caught.value.billed_usd) == ("garbage", None)
+def test_a_bill_that_is_no_number_costs_the_bound(bill: Any) -> None:
+    sample = read_as(json.dumps(body(bill)).encode())
+    assert (sample.text, sample.usage_by) == (TEXT, "bound")
+    assert (sample.prompt_tokens, sample.completion_tokens, sample.cost_usd) == pytest.approx(BOUND)
+
+
+def test_a_cost_beside_tokens_that_are_no_numbers_counts_where_it_is_higher() -> None:
+    assert read_as(body({**TRUE, "prompt_tokens": "30", "cost": 2.0})).cost_usd == 2.0
+
+
+@pytest.mark.parametrize(
+    ("text", "usd"),
+    [
+        ('"cost": 0.5, "cost": 0.1', 0.5),
+        ('"cost": 0.1, "cost": 0.5', 0.5),
+        ('"cost": 0.5, "cost": null', 0.5),
+        ('"cost": 0.5}, "usage": {"cost": 0.1', 0.5),
+        ('"cost": 0.5}, "usage": null, "more": {"a": 1', 0.5),
+        ('"prompt_tokens_details": {"cached_tokens": 20, "cached_tokens": 0}', LIST_PRICE),
+    ],
+)
+def test_of_a_key_that_a_bill_has_twice_the_higher_amount_counts(text: str, usd: float) -> None:
+    raw = json.dumps(body({**TRUE, "last": 0})).replace('"last": 0', text)
+    assert read_as(raw.encode()).cost_usd == pytest.approx(usd)
 
 
 @pytest.mark.parametrize("bill", [TRUE, None, {**TRUE, "completion_tokens": -90}, NO_NUMBERS["a bool"]])
@@ -185,9 +206,9 @@ FIELDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("change", FIELDS.values(), ids=FIELDS.keys())
 def test_a_field_of_another_type_makes_an_unusable_answer_that_is_paid(change: dict[str, Any]) -> None:
     choice = {"finish_reason": "stop", "message": {"content": TEXT}, **change}
-    with pytest.raises(Retryable) as caught:
+    with pytest.raises(Rejected) as caught:
         read_as({"choices": [choice], "usage": TRUE})
-    assert (caught.value.kind, caught.value.billed_usd) == ("garbage", pytest.approx(LIST_PRICE))
+    assert (caught.value.kind, caught.value.billed_usd) == ("malformed", pytest.approx(LIST_PRICE))
 
 
 def test_the_model_that_answered_is_recorded() -> None:
@@ -197,10 +218,13 @@ def test_the_model_that_answered_is_recorded() -> None:
 
 def test_what_is_no_answer_may_have_been_billed() -> None:
     broken_off = {"choices": [{"finish_reason": "error", "message": {"content": None}}]}
-    for found in (b"nonsense", b"[1]", {"choices": []}, broken_off):
+    for found in (b"nonsense", b"[1]", {"detail": "busy"}, broken_off):
         with pytest.raises(Retryable) as caught:
             read_as(found)
         assert (caught.value.kind, caught.value.billed_usd) == ("garbage", None)
+    with pytest.raises(Rejected) as empty:
+        read_as({"choices": []})
+    assert (empty.value.kind, empty.value.billed_usd) == ("no_text", None)
     with pytest.raises(Rejected) as silent:
         read_as(body(TRUE, None))
     assert (silent.value.kind, silent.value.billed_usd) == ("no_text", pytest.approx(LIST_PRICE))
@@ -212,6 +236,22 @@ def test_deep_nesting_is_no_crash(form: str) -> None:
     text = marks.get(form, "") + "[" * 100_000
     with suppress(Retryable):
         assert read_as(body(None, text), Asked(500, 10**6), tool_calls=form).error_type is None
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (b"\xef\xbb\xbf%s", "abc"),
+        (b'%s, "n": NaN', "abc"),
+        (b"%s", "a\ud800c"),
+        (b"%s", "a\xffc"),
+    ],
+    ids=["byte order mark", "NaN", "half a surrogate pair", "not UTF-8"],
+)
+def test_a_paid_answer_in_sloppy_json_is_read(found: bytes, text: str) -> None:
+    raw = json.dumps(body(TRUE, text)).replace("\\u00ff", "\xff").encode("latin-1")
+    sample = read_as(found.replace(b"%s", raw[:-1]) + b"}")
+    assert sample.text in ("abc", "a?c", "a\ufffdc") and sample.cost_usd == pytest.approx(LIST_PRICE)
 
 
 def test_half_a_surrogate_pair_can_be_kept(tmp_path: Path) -> None:
@@ -256,6 +296,38 @@ def test_a_status_is_an_error_and_free_only_where_it_refuses_before_any_work(sta
     assert error.billed_usd == (0.0 if status in {401, 404, 413, 429} else None)
     if isinstance(error, Retryable):
         assert (error.wait_s, error.pushes_back) == (3.0, status in {429, 503})
+
+
+@pytest.mark.parametrize(
+    ("more", "usd"),
+    [
+        ({"usage": {**TRUE, "cost": 0.5}}, 0.5),
+        ({"usage": TRUE}, LIST_PRICE),
+        ({"cost": 0.5}, 0.5),
+        ({"error": {"message": "no", "usage": {"cost": 0.5}}}, 0.5),
+        ({"usage": {"prompt_tokens": 0, "completion_tokens": 0, "cost": 0}}, "by status"),
+        ({"usage": None}, "by status"),
+        ({"usage": {**TRUE, "cost": -0.5}}, None),
+        ({"usage": {**TRUE, "completion_tokens": "60"}}, None),
+    ],
+)
+@pytest.mark.parametrize("status", [400, 404, 429, 500])
+def test_a_refusal_costs_what_the_server_says_that_it_charged(status: int, more: Any, usd: Any) -> None:
+    """A server that billed its refusals was owed 27.36 USD, of which the ledger knew nothing."""
+    bill = partial(charged, asked=ASKED, config=config())
+    error = error_of(Response(status, {}, orjson.dumps({"error": {"message": "no"}, **more})), config(), bill)
+    expected = (0.0 if status in {404, 429} else None) if usd == "by status" else usd
+    assert error.billed_usd == (expected if expected is None else pytest.approx(expected))
+
+
+def test_what_a_refusal_was_billed_counts_against_the_limit(tmp_path: Path) -> None:
+    refusal = Reply(429, {"error": {"message": "slow"}, "usage": {**TRUE, "cost": 0.25}}, {"Retry-After": "0"})
+    budget = Budget(LIMIT, tmp_path / NAME)
+    with serving(lambda *_: refusal) as server:
+        policy = EndpointPolicy(config(server.url, max_attempts=3), budget=budget, cache=tmp_path)
+        (sample,) = ask_all(policy, turns(1))
+        assert (sample.error_type, len(server.requests)) == ("rate_limit", 3)
+    assert totals(tmp_path) == pytest.approx((0.75, 0.0)) and budget.spent == pytest.approx(0.75)
 
 
 @pytest.mark.parametrize(
