@@ -76,7 +76,7 @@ parity *ARGS:
 bench NAME *ARGS:
     python benchmarks/{{ NAME }}.py {{ ARGS }}
 
-# Check and measure this checkout on a GPU, in parts that take minutes each: correctness, speed, memory, vllm, probe. Needs torch and no network; `./dev gpu wheels`, run elsewhere, collects what else a machine lacks.
+# Check and measure this checkout on a GPU, in parts that take minutes each: correctness, speed, sampling, memory, vllm, probe. Needs torch and no network; `./dev gpu wheels`, run elsewhere, collects what else a machine lacks.
 gpu *ARGS:
     python benchmarks/gpu.py {{ ARGS }}
 

@@ -22,13 +22,14 @@ def test_speed_memory_and_probe_keep_their_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COMPOSER_BENCHMARK_RESULTS", str(tmp_path))
-    assert [gpu.run(part, TINY) for part in ("speed", "memory", "probe")] == [0, 0, 0]
-    speed = kept(tmp_path, "speed")
-    assert len(speed) == 8 and all(value > 0 for value in speed.values())
+    assert [gpu.run(part, TINY) for part in ("speed", "sampling", "memory", "probe")] == [0, 0, 0, 0]
+    speed, sampling = kept(tmp_path, "speed"), kept(tmp_path, "sampling")
+    assert len(speed) == 7 and all(value > 0 for value in (*speed.values(), *sampling.values()))
+    assert list(sampling) == ["Qwen3-tiny, 1 layers, 2 answers behind 16 tokens: sampled tokens a second"]
     assert "Qwen3-tiny, 1 layers, LoRA step of 2 x (16 + 16) tokens: time beside TRL's" in speed
     assert list(kept(tmp_path, "probe")) == ["Qwen3-tiny, 1 layers, gradients of 2 rows of 16 tokens: tokens a second"]
     said = capsys.readouterr().out
-    assert said.count("GiB predicted; this device does not count") == 3 and said.count(" ms in ") == 15
+    assert said.count("GiB predicted; this device does not count") == 3 and said.count(" ms in ") == 20
 
 
 @pytest.mark.slow
@@ -36,9 +37,18 @@ def test_correctness_compares_every_loss_and_a_step(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("COMPOSER_BENCHMARK_RESULTS", str(tmp_path))
     assert gpu.run("correctness", gpu.Asked("cpu")) == 0
     found = kept(tmp_path, "correctness")
+    rest = {name for name in found if "rows" in name or "sample" in name}
     for name in ("dpo", "simpo", "sft", "sdpo", "taid", "eopd"):
         assert found[f"loss of {name}: relative difference from the CPU"] == 0
     assert found["gradient of a step with all channels: relative difference from the CPU"] == 0
+
+    # A case that ends with an error is counted, and the next ones are measured.
+    def broken(model: object, device: str) -> dict[str, object]:
+        raise RuntimeError(f"no kernel for {device}")
+
+    (tmp_path / "gpu-correctness.json").unlink()
+    assert gpu.run("correctness", gpu.Asked("cpu"), losses=broken) == 1
+    assert set(found) - set(kept(tmp_path, "correctness")) == {name for name in found if "channels" not in name} - rest
 
     # A device whose numbers are off by more than rounding is caught.
     def off(model: object, device: str) -> dict[str, object]:
