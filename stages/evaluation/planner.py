@@ -178,8 +178,9 @@ class Study:
 class PlanQuestion:
     """What the planner is asked: the task model, the true gain, the wanted power, the arms to play and their cost.
 
-    `arms` are played once for each seed, and `models`, which have none, once. `usd_per_rollout` is None where it is not
-    known. `resampled`: the task models of the pilot's bootstrap samples.
+    `arms` are played once for each seed, and `models`, which have none, once; `greedy`: each of them once more, at
+    temperature 0. `usd_per_rollout` is None where it is not known. `resampled`: the task models of the pilot's
+    bootstrap samples.
     """
 
     model: TaskModel
@@ -189,6 +190,11 @@ class PlanQuestion:
     usd_per_rollout: float | None = None
     resampled: tuple[TaskModel, ...] = ()
     models: int = 0
+    greedy: bool = False
+
+    def rollouts(self, design: Design) -> int:
+        """Return how many rollouts a design plays."""
+        return design.num_tasks * (design.samples + self.greedy) * (design.seeds * self.arms + self.models)
 
     def line(
         self,
@@ -213,7 +219,7 @@ class PlanQuestion:
             ]
             none = outlook(self.without_gain, design, 0.0, num).chances if null else None
         low, high = np.quantile(validated, (0.1, 0.9)) if validated else (0.0, 0.0)
-        rollouts = design.num_tasks * design.samples * (design.seeds * self.arms + self.models)
+        rollouts = self.rollouts(design)
         return DesignLine(
             name=name,
             tasks=design.num_tasks,
@@ -269,13 +275,15 @@ def study(
     models: Collection[str],
     unit_sizes: Sequence[int],
     samples: int,
+    greedy: bool,
     sampling: SamplingUnit,
     tell: Callable[[str, int, int], None],
 ) -> Study:
     """Return what an evaluation of `num_arms` trained arms and some `models`, which have no seeds, would find and cost.
 
-    `items`: of the pilots, as rows of kind `eval_item`. `unit_sizes`: the tasks of each unit. `tell` is called with
-    what is counted, how many designs are simulated, and how many there are.
+    `items`: of the pilots, as rows of kind `eval_item`. `unit_sizes`: the tasks of each unit. `greedy`: whether they
+    are played at temperature 0, too. `tell` is called with what is counted, how many designs are simulated, and how
+    many there are.
     """
     names = TaskModel.__annotations__
     given = {name: (getattr(asked, name), GIVEN) for name in names if getattr(asked, name) is not None}
@@ -297,7 +305,7 @@ def study(
     )
     costs = [item["cost_usd"] for item in items if item["cost_usd"] is not None]
     price = asked.usd_per_rollout if asked.usd_per_rollout is not None else sum(costs) / len(costs) if costs else None
-    question = PlanQuestion(model, asked.gain, asked.power, num_arms, price, tuple(resampled), len(models))
+    question = PlanQuestion(model, asked.gain, asked.power, num_arms, price, tuple(resampled), len(models), greedy)
     return study_design(question, design, rates, lambda done, total: tell("designs", done, total), sampling.noun)
 
 
@@ -658,7 +666,7 @@ def cheapest(question: PlanQuestion, start: Design) -> DesignLine | None:
     Tasks are added in new units, or in the same ones where these are fixed. The size is guessed from the variances of
     the smallest design and grown until the simulation agrees.
     """
-    candidates: list[tuple[int, Design]] = []
+    candidates: list[Design] = []
     for seeds in SEEDS:
         for samples in SAMPLES:
             small = replace(start, seeds=seeds, samples=samples)
@@ -669,10 +677,9 @@ def cheapest(question: PlanQuestion, start: Design) -> DesignLine | None:
                 sizes.append(sizes[-1] * 1.25)
             times = next((size for size in sizes if question.limit_reaches(found, seeds, size)), None)
             if times is not None:
-                design = grown(small, times)
-                candidates.append((design.num_tasks * samples * seeds, design))
+                candidates.append(grown(small, times))
     # Fewest rollouts first: the first design that the simulation confirms, grown a few times, is the cheapest.
-    for _, design in sorted(candidates, key=lambda candidate: candidate[0]):
+    for design in sorted(candidates, key=question.rollouts):
         for step in range(5):
             larger = grown(design, 1.15**step)
             with activity("simulating the design 'enough'"):

