@@ -104,7 +104,7 @@ def start_server(
     model = config.source
     if adapters.is_adapter(model):
         raise UsageError(
-            f"{model} is an adapter, which transformers' server does not load. Run `composer export merged` and serve "
+            f"{model} is an adapter, which transformers' server does not load. Run `composer export model` and serve "
             "the merged folder, or install vLLM with `./dev vllm`."
         )
     from stages.policy.local import resolve

@@ -124,7 +124,8 @@ class StageCommand(HelpCommand):
                         numbers, text = study(pilots, configuration, listen)
                 print_json(numbers) if given["json"] else print(text)
                 return
-            inputs = catalog.choose(stage, [*named, *runs], asked.artifacts, console.notify)
+            unasked = configuration.reads_runs()
+            inputs = catalog.choose(stage, [*named, *runs], asked.artifacts, console.notify, unasked=unasked)
             configuration = with_inherited(stage, inputs, configuration)
             job, asked = call.mirrored(call.StageJob(stage, stage, inputs, configuration), asked)
             if given["dry_run"]:

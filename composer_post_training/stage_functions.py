@@ -157,7 +157,7 @@ class StageFunction(Generic[P, R]):
         asked = settings.build(self.name, Arguments, [own])
         typed = [settings.nested(key, value) for key, value in given.items() if key not in own]
         made = call.configure(self.name, asked.config, typed, console.notify, trust=asked.trust)
-        inputs = catalog.choose(self.name, named, asked.artifacts, console.notify)
+        inputs = catalog.choose(self.name, named, asked.artifacts, console.notify, unasked=made.reads_runs())
         return asked, with_inherited(self.name, inputs, made), inputs
 
 

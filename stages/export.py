@@ -2,15 +2,17 @@
 
 Answers: can others read what was collected here? Reads rollouts, own or imported, writes files in the run's folder and
 a report of what the format has no room for. `harbor` writes the tasks of a run as folders, with solution and verifier.
-`merged` reads a trained adapter instead and writes a whole model; `hub` writes any one run as a folder for the Hugging
-Face hub, and sends it there where a repository is named. `TARGETS` holds what each format reads and how it is written.
+`model` writes a plain Hugging Face folder for other programs instead: a trained adapter merged into its base, or the
+folder that was made of a GGUF file or a named model. `hub` writes any one run as a folder for the Hugging Face hub, and
+sends it there where a repository is named. `TARGETS` holds what each format reads and how it is written.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from shutil import copytree
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from stages.envs import task_table
 from stages.envs.config import EnvStageConfig
@@ -22,17 +24,18 @@ from stages.layout import aligned
 from stages.plurals import counted
 from stages.policy import adapters
 from stages.policy.adapters import CheckpointInfo
+from stages.policy.base import PolicyConfig
 from stages.runs.kinds import CHECKPOINT, PAIR, ROLLOUT, STEP, TASK, Kind
 from stages.runs.run import Inputs, Run, RunWriter, Slot
-from stages.runs.settings import StageConfig
+from stages.runs.settings import Given, Option, StageConfig, basic_of, with_default
 from stages.runs.stage import Plan, Stage
 
-MERGED = "merged"
+MODEL = "model"
 ROLLOUT_FORMATS = tuple(name for name, one in FORMATS.items() if one.written)
 if TYPE_CHECKING:
     Written = str
 else:
-    Written = Literal[*ROLLOUT_FORMATS, harbor.FORMAT, MERGED, hub.FORMAT]
+    Written = Literal[*ROLLOUT_FORMATS, harbor.FORMAT, MODEL, hub.FORMAT]
 """A key of `TARGETS`."""
 
 
@@ -41,6 +44,10 @@ class Config(StageConfig):
 
     format: Written
     """The format."""
+    policy: Annotated[
+        Given[PolicyConfig | None, PolicyConfig | Mapping[str, Any] | str | None], basic_of("model"), Option("MODEL")
+    ] = with_default(None)
+    """With `model`: the model to write, instead of that of a training."""
     base_image: str = harbor.BASE_IMAGE
     """With `harbor`: the image that each task's Dockerfile begins with; it needs python3 of version 3.11 or later."""
     repo: str = ""
@@ -59,16 +66,22 @@ class Config(StageConfig):
         return {name: value for name, value in super().identity().items() if name not in absent}
 
     def uses_gpu(self) -> bool:
-        """Return whether the weights are loaded: `merged` adds an adapter to its base."""
-        return self.format == MERGED
+        """Return whether the weights are loaded: `model` adds an adapter to its base."""
+        return self.format == MODEL
 
     def check(self, cache: Path) -> list[str]:
-        """Return a line about the token for sending; `UsageError` without one, and for another format than hub."""
-        del cache
+        """Return lines about a model and the token for sending; `UsageError` without one, or for another format."""
+        found = super().check(cache)
         if not self.sends():
-            return []
+            return found
         hub.token(self.api_key_env)
-        return [f"{self.api_key_env} holds a token for {self.repo}"]
+        return [*found, f"{self.api_key_env} holds a token for {self.repo}"]
+
+    def reads_runs(self) -> bool:
+        """Return whether a run is read: not where a model is given; `UsageError` for another format than model."""
+        if self.policy is not None and self.format != MODEL:
+            raise UsageError(f"policy={self.policy.model} goes with the format model, not {self.format}. Leave it out.")
+        return self.policy is None
 
     def sends(self) -> bool:
         """Return whether the folder is sent, which needs the token; `UsageError` for another format than hub."""
@@ -83,11 +96,11 @@ class Config(StageConfig):
 
 @dataclass(frozen=True)
 class Target:
-    """How a format is written: the run it reads, its units, and the function that writes it."""
+    """How a format is written: what it is made of, its units, and the function that writes it."""
 
-    source: Callable[[Inputs, Config], Run]
-    """Return the run to read; raise `UsageError` where none was given that fits."""
-    write: Callable[[Run, Config, RunWriter], None]
+    source: Callable[[Inputs, Config], Any]
+    """Return the run to read, or the model to write; raise `UsageError` where none was given that fits."""
+    write: Callable[[Any, Config, RunWriter], None]
     what: str
     """What the units are."""
     kind: Kind | None = None
@@ -183,16 +196,38 @@ def _write_tasks(tasks: Run, config: Config, out: RunWriter) -> None:
     out.write_file("report.txt", "\n".join(lines) + "\n")
 
 
-def _run_of_checkpoint(inputs: Inputs, config: Config) -> Run:
-    del config
+def _model(inputs: Inputs, config: Config) -> PolicyConfig:
+    """Return the model that was named, or the adapter of a training; `BadInput` for a training's whole model."""
     checkpoint = inputs.optional("checkpoint")
-    if checkpoint is None:
-        raise UsageError("merged writes a trained model. Give its run: --from artifacts/train/latest.")
-    return checkpoint
+    if config.policy is not None and checkpoint is None:
+        return config.policy
+    if config.policy is not None or checkpoint is None:
+        given = "both were given" if checkpoint else "none was given"
+        raise UsageError(f"model writes one model, and {given}. Give --policy MODEL, or a training with --from RUN.")
+    folder = checkpoint.folder()
+    if not adapters.is_adapter(str(folder)):
+        raise BadInput(f"{checkpoint.path} holds a whole model, not an adapter. Use {folder} as it is.")
+    return CheckpointInfo.of(checkpoint).start.model_copy(update={"model": str(folder)})
 
 
-def _write_merged(checkpoint: Run, config: Config, out: RunWriter) -> None:
-    """Write `merged/`, a plain Hugging Face folder: the adapter added to its base's weights, for any program.
+def _write_model(policy: PolicyConfig, config: Config, out: RunWriter) -> None:
+    """Write `model/`, a plain Hugging Face folder for any program; `UsageError` for a model that the hub has."""
+    from stages.policy.local import resolve
+
+    del config
+    source = Path(resolve(policy, cache=out.cache, listener=out.progress))
+    if adapters.is_adapter(str(source)):
+        _write_merged(policy, out)
+    elif source.is_dir():
+        out.checkpoint(lambda target: copytree(source, target, dirs_exist_ok=True), MODEL)
+        out.write_file("report.txt", f"{policy.model} in {out.path / MODEL}\n")
+    else:
+        raise UsageError(f"{policy.model} is a model of the hub. Other programs take it by that name.")
+    out.set_summary(format=MODEL)
+
+
+def _write_merged(policy: PolicyConfig, out: RunWriter) -> None:
+    """Write an adapter added to its base's weights.
 
     Sums are rounded to the type of the base's weights; the report counts the weights that changed.
     """
@@ -200,11 +235,6 @@ def _write_merged(checkpoint: Run, config: Config, out: RunWriter) -> None:
 
     from stages.policy.local import load_model
 
-    del config
-    folder = checkpoint.folder()
-    if not adapters.is_adapter(str(folder)):
-        raise BadInput(f"{checkpoint.path} holds a whole model, not an adapter. Use {folder} as it is.")
-    policy = CheckpointInfo.of(checkpoint).start.model_copy(update={"model": str(folder)})
     model: Any
     model, tokenizer = load_model(policy, cache=out.cache, listener=out.progress, merged=False)
     changed = weights = 0
@@ -221,12 +251,11 @@ def _write_merged(checkpoint: Run, config: Config, out: RunWriter) -> None:
         model.save_pretrained(target)
         tokenizer.save_pretrained(target)
 
-    out.checkpoint(fill, MERGED)
+    out.checkpoint(fill, MODEL)
     out.count(adapted_weights=weights, changed_weights=changed)
-    out.set_summary(format=MERGED)
     out.write_file(
         "report.txt",
-        f"{folder} merged into {out.path / MERGED}\n"
+        f"{policy.model} merged into {out.path / MODEL}\n"
         f"{changed / weights:.1%} of the adapted weights differ from the base's in {str(model.dtype)[6:]}\n",
     )
 
@@ -244,7 +273,7 @@ def _write_hub(published: Run, config: Config, out: RunWriter) -> None:
 TARGETS = {
     **dict.fromkeys(ROLLOUT_FORMATS, Target(_run_of_rollouts, _write_rollouts, "rollouts", ROLLOUT)),
     harbor.FORMAT: Target(_run_of_tasks, _write_tasks, "tasks", TASK, ("base_image",)),
-    MERGED: Target(_run_of_checkpoint, _write_merged, "model"),
+    MODEL: Target(_model, _write_model, "model", settings=("policy",)),
     hub.FORMAT: Target(
         lambda inputs, config: hub.one_run(inputs),
         _write_hub,

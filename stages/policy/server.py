@@ -212,7 +212,7 @@ def start(
     if adapters.is_adapter(source):
         raise UsageError(
             f"{source} is an adapter below another adapter, which vLLM cannot serve. "
-            "Run `composer export merged` and take the merged folder."
+            "Run `composer export model` and take the merged folder."
         )
     # Without the variables that point into our own environment; those that the user has set go before ours.
     inherited = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}

@@ -106,13 +106,15 @@ def unfinished_since(run: Path) -> Run | None:
 # The inputs of a stage.
 
 
-def choose(stage: str, given: Sequence[str], root: Path, notify: Callable[[str], None]) -> Inputs:
+def choose(
+    stage: str, given: Sequence[str], root: Path, notify: Callable[[str], None], *, unasked: bool = True
+) -> Inputs:
     """Return the inputs of a stage: the runs that were named, or else the latest of the stages that write its inputs.
 
     Where one of the latest, or one that was named, was made from a run that fits another slot, that run is read: pairs
     come from the rollouts that the teachers answered. Rollouts of a training are read only where they are named, and
     those of the policies `reference` and `noop` only where there are no others. Optional inputs and those that take
-    many runs are never chosen unasked.
+    many runs are never chosen unasked; none is without `unasked`.
     """
     loaded = load_stage(stage)
     if given and not loaded.inputs:
@@ -120,6 +122,8 @@ def choose(stage: str, given: Sequence[str], root: Path, notify: Callable[[str],
     if given:
         named = [Run(find(root, text)) for text in given]
         return assign_inputs(loaded, [*named, *_read_by_named(loaded, named, root, notify)])
+    if not unasked:
+        return Inputs()
     wanted = {name: slot.kind for name, slot in loaded.inputs.items() if not (slot.many or slot.optional)}
     first = sorted(wanted, key=lambda name: min(map(stage_order, writers(wanted[name]))))
     newest = {name: _newest(root, wanted[name]) for name in first}

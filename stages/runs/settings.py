@@ -178,6 +178,10 @@ class StageConfig(Settings):
         """Return a word for the name of the run folder."""
         return "run"
 
+    def reads_runs(self) -> bool:
+        """Return whether the stage reads runs where none was named: those that it needs are chosen then."""
+        return True
+
 
 def _is_number(text: str) -> bool:
     try:

@@ -314,7 +314,7 @@ def _of_inputs(plan: TrainPlan) -> Iterator[str]:
         # TRL would load the adapter's base as the reference of the KL penalty.
         yield (
             f"optimisation.beta needs a reference, and {config.policy.model} is an adapter, which lies in no folder of "
-            "its own once merged. Set adapter.rank, or run `composer export merged` and start from the merged folder."
+            "its own once merged. Set adapter.rank, or run `composer export model` and start from the merged folder."
         )
 
 
@@ -397,7 +397,7 @@ def _of_servers(plan: TrainPlan) -> Iterator[str]:
     if adapters.is_adapter(policy.source):
         yield (
             f"{policy.source} is an adapter, and a server cannot hold another one on top of it. "
-            "Run `composer export merged` and start from the merged folder."
+            "Run `composer export model` and start from the merged folder."
         )
     if count > 1 and policy.base_url is None:
         yield (

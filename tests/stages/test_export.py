@@ -1,4 +1,4 @@
-"""export: round trips through every format, what is lost, merged models, folders for the hub, and who can read them."""
+"""export: round trips through every format, what is lost, models, folders for the hub, and who can read them."""
 
 import io
 import json
@@ -275,12 +275,16 @@ def test_the_log_of_hidden_tests_is_in_the_table_of_rollouts_alone(artifacts: Pa
 
 
 def test_a_format_refuses_what_it_does_not_write(tmp_path: Path, artifacts: Path, tiny: Path) -> None:
-    """`merged` takes an adapter, formats of rollouts take no model; test_train.py merges one."""
-    with pytest.raises(UsageError, match="Give its run"):
-        runner.execute("export", {}, export.Config(format="merged"), root=tmp_path)
+    """`model` takes an adapter, formats of rollouts take no model; test_train.py merges one."""
+    with pytest.raises(UsageError, match="none was given"):
+        runner.execute("export", {}, export.Config(format="model"), root=tmp_path)
     whole = trained(artifacts, tiny, **ONE_STEP)
     with pytest.raises(BadInput, match="whole model, not an adapter"):
-        exported(tmp_path, whole, "merged")
+        exported(tmp_path, whole, "model")
+    with pytest.raises(UsageError, match="both were given"):
+        exported(tmp_path, whole, "model", policy="smollm2")
+    with pytest.raises(UsageError, match="goes with the format model"):
+        export.Config(format="trl", policy={"model": "smollm2"}).reads_runs()
     with pytest.raises(UsageError, match="trl writes rollouts"):
         exported(tmp_path, whole, "trl")
 

