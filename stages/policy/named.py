@@ -60,7 +60,7 @@ NAMED = {
     ),
     "qwen-coder-1.5b": Named(
         "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
-        "./dev coder 1.5b",
+        "./dev coder",
         512,
         repo="Qwen/Qwen2.5-Coder-1.5B-Instruct",
         commit="2e1fd397ee46e1388853d2af2c993145b0f1098a",

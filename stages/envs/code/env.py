@@ -32,6 +32,8 @@ from stages.sandbox import Answer, Call, Limits, judge
 
 LIMITS = Limits(wall_s=12.0, cpu_s=4, memory_mb=512, processes=32, file_mb=1, disk_mb=8, output_bytes=1 << 22)
 """Of all calls of one program. Processor time is the tighter limit: it does not depend on how busy the machine is."""
+MBPP = Path(__file__).parent / "mbpp.jsonl.gz"
+"""All 974 problems as published (google-research/google-research, mbpp/mbpp.jsonl; Austin et al. 2021, CC BY 4.0)."""
 LONGEST_VALUE = 200
 """Characters of a returned value in an observation."""
 MOST_NAMED = 5
@@ -150,30 +152,26 @@ def _came(call: ast.Call, answer: Answer) -> str:
 class CodeEnv:
     """Implements Environment, ComparesOutcomes, HasSolutions, HasSize and LeavesOut.
 
-    `path`: a file of JSON lines, or a data set of the hub (`rows` lists the formats and the splits); `eval_path`:
-    another one for the split eval. `answers`: after a wrong answer that is not the last, the agent is told which shown
-    assertion fails. An answer with which they hold ends the rollout.
+    `path`: a file of JSON lines, or a data set of the hub (`rows` lists the formats and the splits), by default MBPP;
+    `eval_path`: another one for the split eval. `answers`: after a wrong answer that is not the last, the agent is told
+    which shown assertion fails. An answer with which they hold ends the rollout.
     """
 
     name = "code"
     sampling_unit = SamplingUnit("problem")
 
     def __init__(self, sandbox: str = "bubblewrap", path: str = "", eval_path: str = "", answers: int = 1) -> None:
-        if not path:
-            raise UsageError(
-                "Which problems? Give --set env.path=FILE, JSON lines with prompt and tests each, or a data set of the "
-                "hub such as --set env.path=google-research-datasets/mbpp."
-            )
         if type(answers) is not int or answers < 1:
             raise UsageError(f"env.answers is {answers!r}. Give a whole number from 1 on.")
-        self.sandbox, self._path, self._eval_path, self._answers = sandbox, path, eval_path, answers
+        self.sandbox, self._path, self._eval_path, self._answers = sandbox, path or str(MBPP), eval_path, answers
         self._source: str | None = None
 
     @staticmethod
     def content(path: str = "", eval_path: str = "", **options: Any) -> str | None:
         """Return a digest of the files, which a run's fingerprint contains: edited ones are other problems."""
         del options
-        files = [file for name in (path, eval_path) if name and (file := Path(name).expanduser()).is_file()]
+        names = [path or str(MBPP), *([eval_path] if eval_path else [])]
+        files = [file for name in names if (file := Path(name).expanduser()).is_file()]
         return store.digest([store.file_sha256(file) for file in files]) if files else None
 
     def size(self, split: Split) -> int:
