@@ -119,7 +119,7 @@ def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
 def _play(config: Config, out: RunWriter) -> tuple[list[Task], list[LiveRollout]]:
     """Play the missing rollouts; return all tasks and all rollouts, in the order of the plan."""
     make = config.opener()
-    tasks = config.draw(make, config.tasks)
+    tasks = config.draw(make, config.tasks, out)
     rollouts = [LiveRollout(task, index, config.seed) for task in tasks for index in range(config.samples)]
     sandbox = make().sandbox
     with Serving(out, [config.policy]) as serving:

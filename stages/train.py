@@ -82,7 +82,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Train, or resume training, then save the model and the metrics; the first process alone writes to `out`."""
     ranks, config = join(), _started(inputs, config)
     resolved = resolve(config, ranks.count, inputs, _longest_row(inputs))
-    tasks = resolved.config.draw(resolved.config.opener(), resolved.config.tasks)
+    tasks = resolved.config.draw(resolved.config.opener(), resolved.config.tasks, out)
     from stages.evaluation.hint_check import check_hints
     from stages.policy.local import checkpointed, load_model
     from stages.training import collapse, projection, replicas, report, trl_arguments, weights

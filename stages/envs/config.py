@@ -12,6 +12,7 @@ from stages.envs import boundary, task_table
 from stages.envs.base import Environment, LeavesOut, Task
 from stages.errors import ComposerError, UsageError
 from stages.runs.activity import Checking, Notice, activity
+from stages.runs.run import RunWriter
 from stages.runs.settings import Option, Settings, StageConfig, basic_of
 from stages.sandbox import probe
 
@@ -119,8 +120,8 @@ class EnvStageConfig(StageConfig):
         sandbox = f", a command run under {self.sandbox}" if envs.takes(self.env.name, "sandbox") else ""
         return [shown + sandbox, *super().check(cache)]
 
-    def draw(self, make: Callable[[], Environment], count: int) -> list[Task]:
-        """Return the first `count` tasks of the split under the stage's seed.
+    def draw(self, make: Callable[[], Environment], count: int, out: RunWriter | None = None) -> list[Task]:
+        """Return the first `count` tasks of the split under the stage's seed; record in `out` what is left out.
 
         Where nobody set `tasks`, so that `count` is a default, a split with fewer tasks gives all that it has.
         """
@@ -131,6 +132,8 @@ class EnvStageConfig(StageConfig):
             if isinstance(environment, LeavesOut) and (left_out := environment.left_out(self.env.split)):
                 with activity(Notice(f"{environment.name}: {left_out}")):
                     pass
+                if out is not None:
+                    out.set_summary(left_out=left_out)
         except (ComposerError, OSError):
             raise
         except Exception as error:

@@ -273,7 +273,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     played, make = arms(inputs, config), cache(config.opener)
     known, of_recorded = recorded_items(inputs.many("recorded"))
     sampling = config.sampling() if played else config.declared(of_recorded)
-    tasks = config.draw(make(), config.tasks) if played else []
+    tasks = config.draw(make(), config.tasks, out) if played else []
     infos = [CheckpointInfo.of(run) for run in inputs.many("arms")]
     differing = arm_differences(inputs, infos, config)
     refuse_trained(infos, config.env.name, [task.task_id for task in tasks])

@@ -1,5 +1,6 @@
 """collect: rows, collection checks, and rollouts that fail for reasons that are not the policy's."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -113,3 +114,13 @@ def test_a_plan_says_what_limits_a_rollout_and_what_goes_on_at_once() -> None:
     assert all(limit in notes for limit in ("8 steps", "600 s", "32,000 tokens", "0.5 USD", "last 5"))
     assert "64 rollouts, 8 commands and 4 gradings at once" in notes
     assert "at once" not in ", ".join(collect.plan(Inputs({}), collect.Config()).notes)
+
+
+def test_the_manifest_says_how_many_tasks_are_left_out(tmp_path: Path) -> None:
+    names = [(f"Write f, {number}.", "1" if number % 2 else "Node(1)") for number in range(20)]
+    rows = [json.dumps({"prompt": text, "tests": [f"assert f({given}) == 1"]}) for text, given in names]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    env = {"name": "code", "path": str(tmp_path / "rows.jsonl")}
+    config = collect.Config(policy={"model": "noop"}, env=env, tasks=2, samples=1)
+    left_out = Run(runner.execute("collect", {}, config, root=tmp_path).path).manifest.summary["left_out"]
+    assert " left out, " in left_out and "it calls Node" in left_out

@@ -216,7 +216,7 @@ def _evalplus(row: Row) -> CodeProblem:
         raise UnknownFormat("base_input and plus_input are no lists of arguments")
     given = _signature(row)
     refused = ""
-    if str(row.get("task_id")).startswith("Mbpp/"):
+    if given["function"] not in {node.name for node in _functions(_text(row, "prompt"))}:  # MBPP+: a text alone
         refused = "inputs in JSON have no tuples and sets: take evalplus/mbppplus, whose tests are in Python"
     elif given["function"] in SPECIAL:
         refused = "EvalPlus accepts its results by a rule of its own"

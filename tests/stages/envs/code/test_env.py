@@ -31,6 +31,13 @@ HUMANEVAL = {
 INPUTS = {name: value for name, value in HUMANEVAL.items() if name != "test"}
 EVALPLUS = {**INPUTS, "base_input": [[[1]]], "plus_input": [[[2, 3]]], "atol": 0, "contract": ""}
 HUMANEVAL_FILE = str(REAL / "code" / "HumanEval.jsonl.gz")
+EVALPLUS_MBPP = {
+    **EVALPLUS,
+    "task_id": 2,
+    "prompt": "'''\nSum.\n'''",
+    "canonical_solution": "\ndef total(xs):\n  return 3",
+}
+"""As in EvalPlus' files: the id is a number or Mbpp/2, and the prompt a text alone."""
 OWN = {"prompt": "Add two numbers.", "tests": MBPP["test_list"], "solution": ADD}
 
 
@@ -186,6 +193,11 @@ def test_a_problem_that_cannot_be_asked_is_left_out_and_counted(tmp_path: Path) 
     env = CodeEnv(path=write(tmp_path / "a.jsonl", OWN, bad), eval_path=write(tmp_path / "b.jsonl", HUMANEVAL))
     assert isinstance(env, LeavesOut) and env.size("train") == 1 and env.left_out("eval") == ""
     assert "1 problem of 2 left out" in env.left_out("train") and "it calls Node" in env.left_out("train")
+
+
+def test_inputs_without_tuples_are_left_out(tmp_path: Path) -> None:
+    env = CodeEnv(path=write(tmp_path / "a.jsonl", EVALPLUS_MBPP), eval_path=write(tmp_path / "b.jsonl", EVALPLUS))
+    assert (env.size("train"), env.size("eval")) == (0, 1) and "take evalplus/mbppplus" in env.left_out("train")
 
 
 @pytest.mark.parametrize(
