@@ -138,7 +138,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
             student.model = trainer.model
             student.distribute()
             try:
-                steps = _fit(trainer, folder, ranks, outer, watch)
+                steps = _fit(trainer, folder, out, ranks, outer, watch)
             finally:
                 rollouts.close()
         out.checkpoint(student.save)  # in all processes, each of which may hold a share
@@ -278,22 +278,24 @@ def _assemble(
     return distributed.ShardedTrainer(sharded=student.sharded, **parts)
 
 
-def _fit(trainer: "ComposedTrainer", folder: Path, ranks: Ranks, outer: "OuterSteps | None", watch: "Watch") -> int:
+def _fit(
+    trainer: "ComposedTrainer", folder: Path, out: RunWriter, ranks: Ranks, outer: "OuterSteps | None", watch: "Watch"
+) -> int:
     """Train from the newest complete checkpoint; return the steps that the model was trained by.
 
     `Interrupted` when a stop was requested before the last step. A training that `watch` stopped has the model of the
     newest checkpoint from before it left its course.
     """
-    from stages.training.checkpoints import MARKER, newest, steps_of
+    from stages.training.checkpoints import newest, steps_of
     from stages.training.replicas import AllRoundsDone
 
-    start = ranks.broadcast_from_rank0(lambda: newest(folder))
+    start = ranks.broadcast_from_rank0(lambda: newest(folder, out))
     if start is not None:
-        trainer.channels.load(store.read_json(start / MARKER)["channels"], start)
+        trainer.channels.load(store.read_json(start / store.SEAL)["channels"], start)
     with suppress(AllRoundsDone):
         trainer.train(resume_from_checkpoint=str(start) if start else None)
     if watch.stopped:
-        good = ranks.broadcast_from_rank0(lambda: newest(folder, watch.good))
+        good = ranks.broadcast_from_rank0(lambda: newest(folder, out, watch.good))
         if good is None:
             raise RuntimeError("a checkpoint was made after the first steps, and there is none")
         trainer._load_from_checkpoint(str(good))

@@ -8,6 +8,7 @@ from typing import Any
 
 from filelock import FileLock
 
+from stages.runs import store
 from stages.runs.activity import dropped_on_stop
 
 
@@ -24,8 +25,8 @@ def ensure_folder(folder: Path, build: Callable[[], BuiltModel]) -> Path:
     """Return the folder; build and save the model first if the folder is missing.
 
     Of several processes that call this at the same time one builds and the others wait. The model is saved under a
-    temporary name and renamed, so that a folder of that name is complete. An error of `build` or of the saving is
-    raised, and leaves no folder; a signal that stops the run does the same at once.
+    temporary name, fsynced and renamed, so that a folder of that name is complete, also after a power cut. An error of
+    `build` or of the saving is raised, and leaves no folder; a signal that stops the run does the same at once.
     """
     if folder.is_dir():
         return folder
@@ -39,7 +40,7 @@ def ensure_folder(folder: Path, build: Callable[[], BuiltModel]) -> Path:
                     model.save_pretrained(unfinished)
                     tokenizer.save_pretrained(unfinished)
                     (unfinished / "README.md").write_text(card)
-                    unfinished.rename(folder)
+                    store.publish_folder(unfinished, folder)
                 finally:
                     rmtree(unfinished, ignore_errors=True)
     return folder

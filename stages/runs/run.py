@@ -458,14 +458,13 @@ class RunWriter:
         self.manifest.outputs[name] = {"file": file, **write_table(self.path / file, kind, rows)}
 
     def checkpoint(self, fill: Callable[[Path], object], name: str = "checkpoint", kind: Kind = CHECKPOINT) -> None:
-        """Write a folder output atomically: `fill` writes into a temporary folder that is then renamed."""
+        """Write a folder output atomically and durably: `fill` fills a temporary folder that is then renamed."""
         temporary, final = self.path / f".{name}.tmp", self.path / name
         rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         fill(temporary)
         store.sweep(temporary)  # what is linked from scratch may hold a file that a killed attempt had begun
-        rmtree(final, ignore_errors=True)  # rename() replaces a folder only if it is empty
-        temporary.rename(final)
+        store.publish_folder(temporary, final)
         files = store.folder_digests(final)
         self._digests |= {f"{name}/{file}": sha256 for file, sha256 in files.items()}
         content = store.digest_of_files(files)
@@ -518,7 +517,7 @@ class RunWriter:
     def scratch(self, name: str) -> Path:
         """Return a folder for data that only a resumed attempt needs; it is removed when the run completes."""
         folder = self.path / "scratch" / name
-        folder.mkdir(parents=True, exist_ok=True)
+        store.make_folder(folder)
         return folder
 
     def live(self, rows: list[Row], done: int, total: int) -> None:

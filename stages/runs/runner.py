@@ -122,6 +122,7 @@ def execute(
         folder = resolved.folder
         if resolved.existing and not clean:
             if done := resolved.completed():
+                rmtree(folder / "scratch", ignore_errors=True)  # of a process that was killed in `_close`
                 # A process that was killed after it had sealed this run has not pointed to it.
                 if _finished(folder) > _finished(root / stage / "latest"):
                     _point_latest(folder, root / stage)
@@ -383,7 +384,7 @@ def locked(folder: Path) -> Iterator[None]:
 def _check_writable(folder: Path) -> None:
     """`UsageError` where no file can be made. FileLock would report such a folder as locked by another process."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        store.make_folder(folder)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
@@ -411,6 +412,7 @@ def _point_latest(folder: Path, stage_folder: Path) -> None:
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(folder.name)
         temporary.replace(stage_folder / "latest")
+        store.sync(stage_folder)
     except OSError as error:
         if full := _disk_full(error, folder):
             raise full from None
@@ -445,7 +447,6 @@ def _begin(stage: str, config: StageConfig, resolved: ResolvedRun, inputs: Input
     record.status, record.reason, record.attempts = "running", "", record.attempts + 1
     record.packages, record.code = program_versions()
     record.device, record.files = device, {}
-    folder.mkdir(parents=True, exist_ok=True)
     write_manifest(folder, record)
     (folder / RESERVE).write_bytes(os.urandom(RESERVED_BYTES))  # its name begins with a dot: no output, never published
     store.write_json(folder / "config.json", record.config)
@@ -554,9 +555,10 @@ def _close(out: RunWriter, status: Status, reason: str, seconds: float) -> None:
         (out.path / RESERVE).unlink(missing_ok=True)  # frees its bytes for the manifest
         if status == "complete":
             out.journal.seal()
-            rmtree(out.path / "scratch", ignore_errors=True)
             record.files = out.sealed_files()
         write_manifest(out.path, record)
+        if status == "complete":  # not earlier: a run that is not complete goes on from its scratch folder
+            rmtree(out.path / "scratch", ignore_errors=True)
     except OSError as error:
         if status == "complete":  # else the error that ended the run is being raised, and explains more
             raise (_disk_full(error, out.path) or error) from None

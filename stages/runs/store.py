@@ -1,10 +1,11 @@
 """Files of a run: sealed files, JSON documents, lines, and the journal of finished units.
 
-A sealed file is written to a temporary name, flushed, fsynced and renamed, so a file under its final name is never
-torn. An open journal (`.jsonl.open`) may end in a torn line, which counts as not written. API keys are redacted from
-all files (`stages.redaction`). `Journal` holds a stage's finished units: an open file, and the sealed files that it
-becomes; memory holds the names of the units and the numbers of their lines. `Spool` keeps lines in a temporary file,
-`GroupCommit` turns many small durable writes into few.
+A sealed file is written to a temporary name, flushed, fsynced and renamed, and its folder is fsynced: a file under its
+final name is never torn, and survives a power cut. `publish_folder` does the same for a folder that a library has
+filled, `seal_folder` for one that stays in its place. An open journal (`.jsonl.open`) may end in a torn line, which
+counts as not written. API keys are redacted from all files (`stages.redaction`). `Journal` holds a stage's finished
+units: an open file, and the sealed files that it becomes; memory holds the names of the units and the numbers of their
+lines. `Spool` keeps lines in a temporary file, `GroupCommit` turns many small durable writes into few.
 """
 
 import asyncio
@@ -27,6 +28,7 @@ from difflib import get_close_matches
 from functools import cache
 from itertools import chain, pairwise
 from pathlib import Path
+from shutil import rmtree
 from typing import Any, BinaryIO, Generic, TypeVar
 
 import orjson
@@ -129,6 +131,65 @@ def _cached_sha256(path: Path, stamp: tuple[int, ...]) -> str:
     return file_sha256(path)
 
 
+def sync(path: Path) -> None:
+    """Make the bytes of a file durable, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """Make all files and folders below a folder durable, and the names in it."""
+    for path in (*folder.rglob("*"), folder):
+        if not path.is_symlink():
+            sync(path)
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder and its missing parents, durably."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync(folder.parent)
+
+
+def publish_folder(temporary: Path, final: Path) -> None:
+    """Give a folder its final name once everything in it is durable; an earlier folder of that name is deleted."""
+    sync_tree(temporary)
+    rmtree(final, ignore_errors=True)  # rename() replaces a folder only if it is empty
+    temporary.rename(final)
+    sync(final.parent)
+
+
+SEAL = "composer.json"
+"""The file that `seal_folder` writes last."""
+
+
+def seal_folder(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Make a folder durable, and write `SEAL` into it: facts about the folder, and the digests of all its files."""
+    (folder / SEAL).unlink(missing_ok=True)
+    sync_tree(folder)
+    write_json(folder / SEAL, {**facts, "files": folder_digests(folder)})
+    sync(folder.parent)
+
+
+def folder_damage(folder: Path) -> str | None:
+    """Compare a sealed folder with the digests in its seal; return the first difference in words, None without one."""
+    try:
+        sealed = read_json(folder / SEAL)["files"]
+    except (BadInput, KeyError, TypeError):
+        return f"{SEAL} cannot be read"
+    for name, sha256 in sealed.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if known_sha256(path) != sha256:
+            return f"{name} has changed since it was written"
+    return None
+
+
 def write_sealed(path: Path, data: bytes) -> None:
     """Write a file atomically: it exists complete or not at all."""
     with sealing(path) as file:
@@ -141,7 +202,7 @@ def sealing(path: Path) -> Iterator[BinaryIO]:
 
     The caller redacts API keys.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     # In the same folder, since rename() is atomic only within a file system; the name matches TORN.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -150,6 +211,7 @@ def sealing(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())  # before the rename: else a crash may leave the name without the bytes
         temporary.replace(path)
+        sync(path.parent)  # else a power cut may take the name away again
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -329,6 +391,8 @@ def append_lines(path: Path, lines: Sequence[bytes]) -> None:
             while rest:
                 rest = rest[file.write(rest) :]  # a raw write may be partial, on a disk that is almost full
             os.fsync(file.fileno())
+            if not size:
+                sync(path.parent)
         except OSError:
             os.truncate(path, size)
             raise
@@ -418,7 +482,7 @@ class Journal:
 
     def __init__(self, folder: Path, shard_size: int = 64, look: Callable[[Row], None] = lambda record: None) -> None:
         self.folder, self.shard_size = folder, shard_size
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         self._lock = threading.Lock()
         self._sealed = sorted(folder.glob("*.jsonl.gz"))
         self._open_path = folder / f"{len(self._sealed):06d}.jsonl.open"

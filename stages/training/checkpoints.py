@@ -1,38 +1,47 @@
 """Checkpoints of a training: those that a killed run resumes from, and those that are kept with the result.
 
-A checkpoint to resume from counts only once `Supervision` has written its marker, which comes last and holds the
-channels' state. `_fit` in stages/train.py resumes from the newest one; `newest` deletes torn ones, which have none.
+A checkpoint to resume from counts only once `Supervision` has sealed it: its files are durable then, and the seal,
+which comes last, holds their digests and the channels' state. `_fit` in stages/train.py resumes from the newest one
+whose files have these digests; `newest` deletes unfinished and damaged ones.
 """
 
 import math
+import os
 import time
 from pathlib import Path
-from shutil import rmtree
+from shutil import copytree, ignore_patterns, rmtree
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from stages.backends.ranks import Ranks
+from stages.errors import BadInput
 from stages.runs import store
+from stages.runs.activity import Notice
 from stages.runs.run import RunWriter
 from stages.training.distributed import Student
 from stages.training.step import Channels
 
-MARKER = "composer.json"
 
-
-def newest(folder: Path, most: float = math.inf) -> Path | None:
-    """Return the newest complete checkpoint in a folder; torn ones, which have no marker, are deleted.
+def newest(folder: Path, out: RunWriter, most: float = math.inf) -> Path | None:
+    """Return the newest complete checkpoint in a folder; unfinished and damaged ones are deleted, the latter by name.
 
     most: steps that it may have taken.
     """
-    complete = []
-    for path in sorted(folder.glob("checkpoint-*"), key=steps_of):
-        if not (path / MARKER).exists():
+    found, damaged = None, list[str]()
+    for path in sorted(folder.glob("checkpoint-*"), key=steps_of, reverse=True):
+        if not (path / store.SEAL).exists():  # its process was killed before it was complete
             rmtree(path)
-        elif steps_of(path) <= most:
-            complete.append(path)
-    return complete[-1] if complete else None
+        elif found is None and steps_of(path) <= most:
+            if damage := store.folder_damage(path):
+                damaged.append(f"{path.name} is damaged ({damage})")
+                rmtree(path)
+            else:
+                found = path
+    if damaged:
+        since = f"from {found.name}" if found else "from its start, as there is no other checkpoint"
+        out.progress(Notice(f"{' and '.join(damaged)}: the training goes on {since}."), 0, 0)
+    return found
 
 
 def steps_of(checkpoint: Path) -> int:
@@ -44,7 +53,7 @@ METRICS_EVERY_S = 2.0
 
 
 class Supervision(TrainerCallback):
-    """Marks complete checkpoints with the channels' state, reports progress, and stops between steps when requested.
+    """Seals complete checkpoints with the channels' state, reports progress, and stops between steps when requested.
 
     Writes what was logged so far to `metrics.jsonl` while training runs, at most every two seconds.
     """
@@ -62,14 +71,14 @@ class Supervision(TrainerCallback):
             source.begin(kwargs["model"])
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Mark the checkpoint as complete, after everything else of it has been written."""
+        """Seal the checkpoint, after everything else of it has been written."""
         self._ranks.gather(None)  # waits until each process has written its random states
         if not self._ranks.first:
             return
         folder = self._folder / f"checkpoint-{state.global_step}"
         for source in self._channels.sources.values():
             source.save(folder)
-        store.write_json(folder / MARKER, {"step": state.global_step, "channels": self._channels.state()})
+        store.seal_folder(folder, {"step": state.global_step, "channels": self._channels.state()})
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Write the history, to which a step's metrics were added."""
@@ -107,8 +116,21 @@ class KeptCheckpoints(TrainerCallback):
         if state.global_step % self._every:
             return
         temporary, final = self._folder / ".tmp", self._folder / f"step_{state.global_step:06d}"
-        for folder in (temporary, final):
-            rmtree(folder, ignore_errors=True)
+        rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         self._student.save(temporary)
-        temporary.rename(final)
+        store.seal_folder(temporary, {"step": state.global_step})
+        store.publish_folder(temporary, final)
+
+
+def link_kept(kept: Path, target: Path) -> None:
+    """Link all kept checkpoints into another folder of the same disk; `BadInput` for one that is damaged."""
+    # By hard links: a checkpoint is gigabytes, and the scratch folder goes when the run is complete. A killed attempt
+    # may have left .tmp, a model that was written in part.
+    for folder in sorted(kept.glob("step_*")):
+        if damage := store.folder_damage(folder):
+            raise BadInput(
+                f"{folder} is damaged ({damage}). Delete that folder and rerun with --resume, which goes on without "
+                "it, or start again with --clean."
+            )
+        copytree(folder, target / folder.name, copy_function=os.link, ignore=ignore_patterns(store.SEAL))

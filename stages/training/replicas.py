@@ -102,7 +102,7 @@ class OuterSteps(TrainerCallback):
         self._store = ObjectStore(replica.bucket, settings, replica.number, fragments=fragments, rounds=number)
         self._loop = OuterLoop(parameters, settings, self._store, number, stop=self._out.stop.is_set)
         try:
-            self._loop.start(*_read(self._folder))
+            self._loop.start(*_read(newest(self._folder, self._out)))
         except Stopped:
             raise Interrupted from None
         self.finished = self._loop.finished
@@ -142,9 +142,8 @@ class OuterSteps(TrainerCallback):
         self._out.set_summary(**summary)
 
 
-def _read(folder: Path) -> tuple[dict[str, int] | None, arrays.Arrays | None]:
+def _read(checkpoint: Path | None) -> tuple[dict[str, int] | None, arrays.Arrays | None]:
     """Return a saved replica's position in its round, and its codec's residual."""
-    checkpoint = newest(folder)
     if checkpoint is None or not (checkpoint / SAVED).exists():
         return None, None
     with safe_open(checkpoint / SAVED, "np") as file:

@@ -3,11 +3,9 @@
 `TrainingJournal` records the rollouts and hints of each step; `write_tables` turns the records into tables.
 """
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from shutil import copytree, ignore_patterns
 from typing import Any
 
 from stages.envs.base import Task
@@ -21,7 +19,7 @@ from stages.runs.kinds import HINT, ROLLOUT, STEP, TRAINING_REWARD, Row
 from stages.runs.run import RunWriter
 from stages.training.channels import CHANNELS
 from stages.training.channels.hints import Hint
-from stages.training.checkpoints import KEPT
+from stages.training.checkpoints import KEPT, link_kept
 from stages.training.config import Config
 from stages.training.projection import accounts
 from stages.training.rollout_gradients import write_measured
@@ -145,10 +143,7 @@ def save(
     """
     projected = accounts(out)
     if config.optimisation.keep_every:
-        # By hard links: a checkpoint is gigabytes, and the scratch folder goes when the run is complete. A killed
-        # attempt may have left .tmp, a model that was written in part.
-        link = partial(copytree, copy_function=os.link, dirs_exist_ok=True, ignore=ignore_patterns(".tmp"))
-        out.checkpoint(partial(link, out.scratch(KEPT)), KEPT)
+        out.checkpoint(partial(link_kept, out.scratch(KEPT)), KEPT)
     info = CheckpointInfo(
         arm=config.arm,
         train_seed=config.seed,

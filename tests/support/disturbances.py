@@ -17,13 +17,15 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from needs import NEEDS
 
 from composer_cli.app import main
 from composer_cli.printing import sentence_and_code
@@ -33,6 +35,7 @@ from stages.runs.catalog import assign_inputs
 from stages.runs.run import Run
 from stages.runs.settings import StageConfig
 from stages.runs.stage import load_stage
+from support import power_cut
 
 WAYS = ("composer run", "processes:2", "a worker of processes:2", "ray", "a worker of ray", "two processes at one run")
 """Ways to run stages, besides each for itself."""
@@ -97,6 +100,10 @@ def preload(*modules: str) -> None:
     places = [str(TESTS.parent), str(TESTS), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, places)))  # of the server (Python 3.11)
     multiprocessing.set_forkserver_preload([__name__, *modules])
+    if NEEDS["compiler"].found():
+        os.environ["LD_PRELOAD"] = str(power_cut.library())
+    forkserver.ensure_running()
+    os.environ.pop("LD_PRELOAD", None)
 
 
 def _as_command(work: Launch, root: Path, said: Path) -> None:
@@ -106,6 +113,8 @@ def _as_command(work: Launch, root: Path, said: Path) -> None:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
     os.environ.update(work.environment)
+    if power_cut.ROOT not in os.environ:
+        os.environ.pop("LD_PRELOAD", None)  # sandboxes do not see the library
     try:
         work.carry_out(root)
     except Exception as error:
@@ -289,6 +298,48 @@ def disturb(
         finish(work, at, context, said)
         outcome.roots.append(at)
     return outcome
+
+
+@dataclass
+class Cuts:
+    """Power cuts that were tried: what each left, and the artifacts folders with a complete run."""
+
+    left: list[str] = field(default_factory=list)
+    roots: list[Path] = field(default_factory=list)
+
+
+def cut_power(work: Launch, root: Path, cuts: int, expected: Mapping[str, Any], seed: int) -> Cuts:
+    """Cut the power before random changes of the files, and after the end; continue each time, and compare the ends.
+
+    The runs are in `root/0`, `root/1` and so on. expected: the contents of an undisturbed run.
+    """
+    moment, done = random.Random(seed), Cuts()
+    disk, most = power_cut.Disk(root / "0"), 0
+    while len(done.left) < cuts or folders(disk.root):
+        at = moment.randint(1, most) if most and len(done.left) < cuts else None
+        said = said_of(disk.root)
+        before = said.stat().st_size if said.exists() else 0
+        process = launch(replace(work, environment={**work.environment, **disk.environment(at)}), disk.root)
+        process.join(PATIENCE_S)
+        changes = disk.changes
+        assert changes, "the library that sees fsync is not in the process"
+        left = f"change {changes} of {most}, exit code {process.exitcode}: {disk.cut(moment)}"
+        done.left.append(left)
+        print(left, flush=True)
+        check_end(process.exitcode, signal.SIGKILL if at else None, said, before)
+        if process.exitcode == 0:
+            for folder in folders(disk.root):
+                run = Run(folder)
+                assert run.manifest.status == "complete" and not run.damage("bytes"), (
+                    f"{run.damage('bytes')} after {left}"
+                )
+            assert folders(disk.root), f"no run is left after {left}"
+            finish(work, disk.root)  # the deletion of the scratch folder may not have reached the disk
+            assert contents(disk.root) == expected, f"differs after {left}"
+            most = max(most, changes)
+            done.roots.append(disk.root)
+            disk = power_cut.Disk(root / str(len(done.roots)))
+    return done
 
 
 def _await_end(process: BaseProcess, latest: Disturbance | None) -> None:
