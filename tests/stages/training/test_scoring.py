@@ -20,11 +20,13 @@ from transformers import (
     LlamaConfig,
     MambaConfig,
     MistralConfig,
+    Olmo2Config,
     OPTConfig,
     Phi3Config,
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    SmolLM3Config,
 )
 
 from stages.training import packing
@@ -175,32 +177,46 @@ SPREAD = {**SIZES, "initializer_range": 0.5}
 """Random weights that are far from equal, so that a wrong position shows."""
 SHARING = {**SPREAD, "num_key_value_heads": 2}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
+FULL, SLIDING = "full_attention", "sliding_attention"
 PACKED = {
+    "Llama": LlamaConfig(**SHARING),
+    "Llama, tied, no pad token": LlamaConfig(**SHARING | {"pad_token_id": None}, tie_word_embeddings=True),
     "Qwen2": Qwen2Config(**SHARING),
     "Qwen3": Qwen3Config(**SHARING, head_dim=8),
-    "Qwen3 MoE": Qwen3MoeConfig(**SHARING, **EXPERTS),
-    "Llama": LlamaConfig(**SHARING),
+    "Qwen3-MoE": Qwen3MoeConfig(**SHARING, **EXPERTS),
+    "Gemma-3": Gemma3TextConfig(**SHARING, head_dim=8, sliding_window=64, layer_types=[SLIDING, FULL]),
     "Mistral": MistralConfig(**SHARING, sliding_window=64),
-    "Gemma 3": Gemma3TextConfig(**SHARING, head_dim=8, sliding_window=64),
-    "Phi 3": Phi3Config(**SHARING),
+    "Phi-3": Phi3Config(**SHARING, partial_rotary_factor=0.5),
+    "OLMo-2": Olmo2Config(**SHARING),
+    "SmolLM3": SmolLM3Config(**SHARING, no_rope_layers=[1, 0]),
     "GPT-NeoX": GPTNeoXConfig(**SPREAD),
-    "Granite": GraniteConfig(**SHARING),
-    "Cohere": CohereConfig(**SHARING),
+    "Granite": GraniteConfig(**SHARING, logits_scaling=4.0),
+    "Cohere": CohereConfig(**SHARING, logit_scale=0.25),
     "OPT": OPTConfig(**SPREAD, ffn_dim=48, word_embed_proj_dim=32),
 }
 BY_ROWS = {
-    "a window that is shorter than a row": MistralConfig(**SHARING, sliding_window=5),
-    "windows in some layers": Gemma3TextConfig(**SHARING, head_dim=8, sliding_window=5),
-    "a recurrent state": MambaConfig(vocab_size=96, hidden_size=32, num_hidden_layers=2, initializer_range=0.5),
-    "convolutions": Lfm2Config(**SHARING, layer_types=["conv", "full_attention"]),
-    "sinks, which sdpa has not": GptOssConfig(**SHARING, head_dim=8, num_local_experts=4, num_experts_per_tok=2),
-    "a soft cap, which sdpa has not": Gemma2Config(**SHARING, head_dim=8),
+    "Mistral, a window that is shorter than a row": MistralConfig(**SHARING, sliding_window=5),
+    "Gemma-3, windows in some layers": Gemma3TextConfig(
+        **SHARING, head_dim=8, sliding_window=5, layer_types=[SLIDING, FULL]
+    ),
+    "Gemma-2, soft caps, which sdpa has not": Gemma2Config(
+        **SHARING, head_dim=8, sliding_window=5, attn_logit_softcapping=0.5, final_logit_softcapping=2.0
+    ),
+    "GPT-OSS, sinks, which sdpa has not": GptOssConfig(
+        **SHARING, head_dim=8, num_local_experts=4, num_experts_per_tok=2, sliding_window=5
+    ),
+    "Mamba, a recurrent state": MambaConfig(
+        vocab_size=96, hidden_size=32, num_hidden_layers=2, initializer_range=0.5, tie_word_embeddings=False
+    ),
+    "LFM2, convolutions": Lfm2Config(**SHARING, layer_types=["conv", FULL]),
 }
+ARCHITECTURES = {**PACKED, **BY_ROWS}
 
 
 def made(config: Any) -> Any:
+    """A model as transformers makes it from its configuration, with the attention that it chooses."""
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(config, experts_implementation="eager").double().eval()
+    return AutoModelForCausalLM.from_config(config, experts_implementation="eager").eval()
 
 
 def watched(model: Any) -> list[tuple[int, ...]]:
@@ -222,20 +238,18 @@ def by_rows(model: Any) -> torch.Tensor:
     return torch.cat([one[len(prompt) - 1 :] for one, (prompt, _) in zip(states, rows, strict=True)])
 
 
-@pytest.mark.parametrize("kind", PACKED)
-def test_one_row_without_padding_scores_as_separate_rows(kind: str) -> None:
-    model = made(PACKED[kind])
-    expected, shapes = by_rows(model), watched(model)
-    torch.testing.assert_close(score(model, TREES).hidden, expected, rtol=1e-9, atol=1e-9)
-    assert shapes == [(1, (4 + 2 + 1) + (2 + 0 + 3 + 1) + (30 + 1))]
-
-
-@pytest.mark.parametrize("kind", BY_ROWS)
-def test_what_cannot_be_packed_is_scored_row_by_row(kind: str) -> None:
-    model = made(BY_ROWS[kind])
-    expected, shapes = by_rows(model), watched(model)
-    torch.testing.assert_close(score(model, TREES).hidden, expected, rtol=1e-9, atol=1e-9)
-    assert all(rows > 1 or width < 40 for rows, width in shapes)
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_log_probs_are_those_of_transformers_own_pass(kind: str) -> None:
+    """Packed into one row where the architecture allows it. In float64, to the float32 of Mamba's logits."""
+    for dtype, most in ((torch.float32, 1e-5), (torch.float64, 1e-6)):
+        model = made(ARCHITECTURES[kind]).to(dtype)
+        expected = torch.cat([separate(model, tree.prompt, branch) for tree in TREES for branch in tree.branches])
+        assert expected.std() > 0.5, "random weights that tell one token from another"
+        shapes = watched(model)
+        found = token_log_probs(model, score(model, TREES))
+        torch.testing.assert_close(found, expected, rtol=most, atol=most, check_dtype=False)
+        row = (1, (4 + 2 + 1) + (2 + 0 + 3 + 1) + (30 + 1))
+        assert shapes == [row] if kind in PACKED else all(rows > 1 or width < 40 for rows, width in shapes)
 
 
 class Deaf(torch.nn.Module):
