@@ -188,7 +188,8 @@ def sampling_unit(name: str) -> SamplingUnit:
 
 def code_sha256(name: str) -> str | None:
     """Return the SHA-256 of an environment's file; None for one that ships with Composer, and without a file."""
-    # Composer's own environments are not digested: a refactoring of them must not make every run a new one.
+    # Composer's own environments are not digested: a refactoring of them must not make every run a new one. One whose
+    # questions are code declares their file by `content`.
     path = foreign_file(name)
     return hashlib.sha256(path.read_bytes()).hexdigest() if path is not None else None
 

@@ -111,6 +111,12 @@ class SkillsEnv(AnsweredEnv):
         self.sandbox = sandbox if any(name.startswith("python-") for name in self.families) else "not-needed"
         self.source = f"skills with families={families or 'all'}"
 
+    @staticmethod
+    def content(**options: Any) -> str:
+        """Return the digest of the families, which a run's fingerprint contains: edited ones are other questions."""
+        del options
+        return store.file_sha256(Path(__file__).with_name("families.py"))
+
     def questions(self, split: Split, count: int, seed: int) -> list[Question]:
         """Return `count` distinct questions, of the families of the split in turn; fewer where there are no more."""
         families = self.families

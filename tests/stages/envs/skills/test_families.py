@@ -3,11 +3,15 @@
 import json
 import re
 from datetime import datetime
+from pathlib import Path
 from random import Random
 
 import pytest
 
+from stages.envs.config import EnvConfig
+from stages.envs.skills import families
 from stages.envs.skills.families import FAMILIES, HELD_OUT, TEMPLATES, Exercise, in_words
+from stages.runs import store
 
 WAYS = {
     "date-long": lambda asked: datetime.strptime(asked, "%B %d, %Y").date().isoformat(),
@@ -71,3 +75,7 @@ def test_numbers_in_words() -> None:
     told = {0: "zero", 20: "twenty", 42: "forty-two", 100: "one hundred", 319: "three hundred and nineteen"}
     assert {number: in_words(number) for number in told} == told
     assert len({in_words(number) for number in range(1000)}) == 1000
+
+
+def test_a_run_on_edited_families_is_another_run() -> None:
+    assert EnvConfig(name="skills").identity()["content_sha256"] == store.file_sha256(Path(families.__file__))
