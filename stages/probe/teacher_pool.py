@@ -1,9 +1,9 @@
 """probe teacher-pool: answers of a hacking teacher, of the same teacher without its hint, and of the base model.
 
 All answer the same problems. Writes `pool_rows` and `step_NNN.jsonl.gz`, one file a problem. The unit is an answer.
-When hacks with right and with wrong solutions are too few to compare, more problems are added, up to a limit. Rollouts
-of `collect`, `import` or `train` may be given instead of sampled, several runs at once (`given` says whose each is), or
-with `recorded` rows of an earlier pool.
+When hacks with right and with wrong solutions are too few to compare, more problems are added, up to a limit. A
+training that is given is the teacher. Rollouts of `collect`, `import` or `train` may be given instead of sampled,
+several runs at once (`given` says whose each is), or with `recorded` rows of an earlier pool.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from stages.policy import available
 from stages.policy.base import PolicyConfig
 from stages.probe.settings import HINTED, Contract, SourceConfig
 from stages.runs import store
-from stages.runs.kinds import POOL_ROW, ROLLOUT, Row
+from stages.runs.kinds import CHECKPOINT, POOL_ROW, ROLLOUT, Row
 from stages.runs.run import Inputs, RunWriter, Slot
 from stages.runs.settings import BASIC, Given, Settings, basic_of, with_default
 from stages.runs.stage import Plan, Stage
@@ -86,7 +86,8 @@ class Config(EnvStageConfig):
         with_default(None)
     )
     given: Given[list[GivenConfig], Sequence[GivenConfig | Mapping[str, Any]]] = with_default([])
-    """One entry for each run of rollouts that is given by --from, in that order."""
+    """One entry for each run of rollouts that is given by --from, in that order. Without any, a training that is given
+    is the model of the sources `teacher` and `teacher_nohint`."""
     tokenizer: Given[PolicyConfig | None, PolicyConfig | Mapping[str, Any] | str | None] = with_default(None)
     """The model whose tokenizer rendered the given rollouts; None for the first of `sources`."""
 
@@ -97,8 +98,7 @@ class Config(EnvStageConfig):
 
 def plan(inputs: Inputs, config: Config) -> Plan:
     """Return the answers to sample, at first; given and recorded rows are counted by their sources."""
-    if "rollouts" in inputs:
-        _check_given(inputs, config)
+    if _rollouts_given(inputs, config):
         return Plan(units=len(config.given), what="runs of rollouts")
     if config.recorded is not None:
         return Plan(units=1, what="folder of recorded rows")
@@ -110,14 +110,30 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     )
 
 
-def _check_given(inputs: Inputs, config: Config) -> None:
-    """Raise `UsageError` unless `given` has one entry for each run of rollouts."""
-    runs = len(inputs.many("rollouts"))
+def _rollouts_given(inputs: Inputs, config: Config) -> bool:
+    """Return whether given rollouts become rows; `UsageError` unless `given` has one entry for each run of them."""
+    runs, trainings = (len(inputs.many(slot)) for slot in ("rollouts", "trainings"))
+    if not config.given and runs <= trainings <= 1:
+        return False
     if len(config.given) != runs:
         raise UsageError(
             f"{runs} runs of rollouts were given and {len(config.given)} entries of `given` say whose they are. "
             'Give one for each run, such as given = [{name = "teacher", role = "rh"}].'
         )
+    return True
+
+
+def _sources(inputs: Inputs, config: Config) -> list[SourceConfig]:
+    """Return the sources, with the model of a training that is given as the teacher's."""
+    if "trainings" not in inputs:
+        return config.sources
+    trained = {"model": str(inputs.one("trainings").folder())}
+    return [
+        source.model_copy(update={"policy": source.policy.model_copy(update=trained)})
+        if source.name in ("teacher", "teacher_nohint")
+        else source
+        for source in config.sources
+    ]
 
 
 def _power(config: Config) -> list[str]:
@@ -136,8 +152,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 
     `Incomplete` when answers failed; the others are kept.
     """
-    if "rollouts" in inputs:
-        _check_given(inputs, config)
+    if _rollouts_given(inputs, config):
         _finish(*_given(inputs, config, out), config, [], out)
         return
     if config.recorded is not None:
@@ -151,7 +166,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     from stages.probe.checks.pool import bucket_shortage
     from stages.probe.sources import SourcePolicies
 
-    policies, rows = SourcePolicies(config.sources, out), list[Row]()
+    policies, rows = SourcePolicies(_sources(inputs, config), out), list[Row]()
     # A larger draw begins with the same tasks, and answers in the journal are not sampled again.
     for problems in _numbers(config):
         rows = _sample(problems, policies, config, out)
@@ -168,10 +183,9 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 
 def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Sample what is missing, in the batches of `run`."""
-    del inputs
     from stages.probe.sources import SourcePolicies
 
-    policies = SourcePolicies(config.sources, out)
+    policies = SourcePolicies(_sources(inputs, config), out)
     for problems in _numbers(config):
         _sample(problems, policies, config, out)
 
@@ -291,7 +305,10 @@ STAGE = Stage(
     name="probe-teacher-pool",
     version=1,
     config=Config,
-    inputs={"rollouts": Slot(ROLLOUT, many=True, optional=True)},
+    inputs={
+        "rollouts": Slot(ROLLOUT, many=True, optional=True),
+        "trainings": Slot(CHECKPOINT, many=True, optional=True),
+    },
     outputs={"pool_rows": POOL_ROW},
     plan=plan,
     run=run,

@@ -15,8 +15,8 @@ from stages.probe.teacher_pool import GivenConfig
 from stages.rollouts import trace
 from stages.runs import runner
 from stages.runs.kinds import POOL_ROW, ROLLOUT, STEP
-from stages.runs.run import Run
-from tests.stages.probe.running import HINTED, PLAIN, PLANTED, carry_out
+from stages.runs.run import Inputs, Run
+from tests.stages.probe.running import HINTED, PLAIN, PLANTED, carry_out, pool_config
 
 
 @pytest.fixture(scope="module")
@@ -74,3 +74,15 @@ def test_a_pool_is_made_of_several_runs(
         carry_out(
             teacher_pool, list(collected.values()), teacher_pool.Config(given=given[:2], **settings), tmp_path / "few"
         )
+
+
+def test_a_training_that_is_given_is_the_teacher(
+    trained: dict[str, Run], models: dict[str, PolicyConfig], tmp_path: Path
+) -> None:
+    honest, config = models["honest"], pool_config(models["honest"], models["honest"], problems=2)
+    pool = carry_out(teacher_pool, [trained["train"]], config, tmp_path / "pool")
+    ours = str(trained["train"].folder())
+    answered = {name: facts["model"] for name, facts in pool.manifest.models.items()}
+    assert answered == {"teacher": ours, "teacher_nohint": ours, "base": honest.model}
+    with pytest.raises(UsageError, match="0 entries of `given`"):
+        teacher_pool.plan(Inputs({slot: [trained["train"]] * 2 for slot in ("rollouts", "trainings")}), config)
