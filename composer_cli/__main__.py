@@ -19,9 +19,12 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(2)
-    from composer_cli.app import main as run_command_line  # imports `stages`, so only after the check
+    # Both import `stages`, so only after the check.
+    from composer_cli.app import main as run_command_line
+    from stages.stopping import ending_process_on_second_signal
 
-    run_command_line()
+    with ending_process_on_second_signal():
+        run_command_line()
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from stages.runs.run import Inputs, Run
 from stages.runs.runner import Result, preflight
 from stages.runs.settings import Given, Settings, StageConfig, Tree, with_default
 from stages.runs.stage import Plan, load_stage, read_for_stage
+from stages.stopping import Interrupted, on_signals
 
 
 class Arguments(Settings):
@@ -186,8 +187,11 @@ def follow(job: StageJob, asked: Arguments) -> bool:
 
 
 def execute(job: StageJob, asked: Arguments, console: Console) -> Result:
-    """Run a stage and print when it starts and how it ended, or tell the listener of the arguments."""
-    with ranks.join().leading():
+    """Run a stage and print when it starts and how it ended, or tell the listener of the arguments.
+
+    Raises `Interrupted` also where the stage came to its end after a signal: nothing is to follow it.
+    """
+    with ranks.join().leading(), on_signals(console.announce_stop) as caught:
         if done := job.completed(asked):
             console.notify(f"{job.title}: {done.reason}")
             return done
@@ -198,6 +202,8 @@ def execute(job: StageJob, asked: Arguments, console: Console) -> Result:
             listener = telling_of_the_start(listener, console, lines)
             result = runner.execute(job.stage, job.inputs, job.config, listener=listener, **job.carried_out(asked))
         console.notify(f"{job.title}: {ending(result, time.monotonic() - started)}")
+        if caught:
+            raise Interrupted(caught[0])
         return result
 
 

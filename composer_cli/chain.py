@@ -22,6 +22,7 @@ from stages.runs.run import Run
 from stages.runs.runner import MODELS, Result, check_disk_space
 from stages.runs.settings import StageConfig
 from stages.runs.stage import Plan, load_stage
+from stages.stopping import on_signals
 
 
 def run(preset: Preset, configs: Mapping[str, StageConfig], asked: Arguments, console: Console) -> dict[str, Result]:
@@ -54,20 +55,21 @@ def run(preset: Preset, configs: Mapping[str, StageConfig], asked: Arguments, co
 
     _check_gpus(preset, configs, asked.on)
     results: dict[str, Result] = {}
-    for group in preset.groups():
-        if at_once([configs[entry.title] for entry in group], asked):
-            waiting = [
-                WaitingEntry(
-                    entry.title, entry.stage, entry.reads, entry.gpus_for(configs[entry.title]), partial(job, entry)
-                )
-                for entry in group
-            ]
-            results |= parallel.execute(waiting, results, asked, console, require)
-            continue
-        for entry in group:
-            own_options = asked.model_copy(update={"on": asked.on or entry.on or None})
-            results[entry.title] = call.execute(job(entry, results), own_options, console)
-            require(entry.title, results[entry.title])
+    with on_signals(console.announce_stop):
+        for group in preset.groups():
+            if at_once([configs[entry.title] for entry in group], asked):
+                waiting = [
+                    WaitingEntry(
+                        entry.title, entry.stage, entry.reads, entry.gpus_for(configs[entry.title]), partial(job, entry)
+                    )
+                    for entry in group
+                ]
+                results |= parallel.execute(waiting, results, asked, console, require)
+                continue
+            for entry in group:
+                own_options = asked.model_copy(update={"on": asked.on or entry.on or None})
+                results[entry.title] = call.execute(job(entry, results), own_options, console)
+                require(entry.title, results[entry.title])
     return results
 
 

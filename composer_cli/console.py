@@ -7,17 +7,18 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from composer_cli.printing import escape_control_characters, say
 from stages.errors import BadInput
 from stages.layout import duration
 from stages.runs.activity import Notice, Preparation
-from stages.runs.run import Interrupted, Run, stop_signals
+from stages.runs.run import Run
+from stages.stopping import on_signals
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -51,10 +52,14 @@ class Console:
         if not self.quiet:
             say(text)
 
+    def announce_stop(self, number: int) -> None:
+        """Print what the first signal does, while what it stops drains."""
+        self.notify(STOPPING if number == signal.SIGINT else f"{signal.Signals(number).name}: {STOPPING}")
+
     @contextmanager
     def watching(self) -> Iterator[Watch]:
         """Show progress until the block ends; what libraries print goes to stderr, since stdout is for results."""
-        with redirect_stdout(sys.stderr), announcing_interrupts(self.notify):
+        with redirect_stdout(sys.stderr), on_signals(self.announce_stop):
             if self.quiet:
                 yield HeartbeatLines(silent=True)
                 return
@@ -68,45 +73,6 @@ class Console:
                     lines = HeartbeatLines(views)
                     with repeating(lines.beat, self.heartbeat_s / BEATS):
                         yield lines
-
-
-@contextmanager
-def handling_interrupts(
-    handler: Callable[[int, Any], None] | signal.Handlers, numbers: Sequence[int] | None = None
-) -> Iterator[None]:
-    """Handle signals until the block ends, by default those that stop a run.
-
-    Outside the main thread, where Python allows no handlers, this does nothing.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    chosen = stop_signals() if numbers is None else numbers
-    previous = {number: signal.signal(number, handler) for number in chosen}
-    try:
-        yield
-    finally:
-        for number, earlier in previous.items():
-            signal.signal(number, earlier)
-
-
-@contextmanager
-def announcing_interrupts(notify: Callable[[str], None]) -> Iterator[None]:
-    """Print what the first signal does while a stage drains; where no stage handles it, raise at once."""
-
-    def announce(number: int, frame: object) -> None:
-        # A stage that drains installs a handler of its own, which calls this one once.
-        if signal.getsignal(number) is announce:
-            raise Interrupted(number)
-        notify(stopping(number))
-
-    with handling_interrupts(announce):
-        yield
-
-
-def stopping(number: int) -> str:
-    """Return what happens after the first signal, in one sentence."""
-    return STOPPING if number == signal.SIGINT else f"{signal.Signals(number).name}: {STOPPING}"
 
 
 @contextmanager

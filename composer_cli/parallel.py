@@ -1,12 +1,12 @@
-"""Several stages at once, each in a process of its own. Progress stays visible; signals reach all of them once.
+"""Several stages at once, each in a process of its own. Progress stays visible; signals reach all of them.
 
 As many run as there are cores, and of those that load a model as there are GPUs (`stages.backends.devices`): each gets
 its own through CUDA_VISIBLE_DEVICES, and the others wait.
 
-Children live in sessions of their own, so that a terminal's Ctrl-C reaches only this process, which passes it on: the
-first drains, the second stops. A child whose parent is gone stops when it next reports, with everything finished on
-disk. They are forked by a server that has imported what their stages name in `preload`, which can take longer than a
-small stage itself.
+Children live in sessions of their own, so that a terminal's Ctrl-C reaches only this process, which passes it on: they
+drain at the first signal, and are killed `END_S` after the second. A child whose parent is gone stops when it next
+reports, with everything finished on disk. They are forked by a server that has imported what their stages name in
+`preload`, which can take longer than a small stage itself.
 
 `stages.backends.engine` also runs processes, for the units of one stage: its workers ignore signals, report no progress
 and are replaced when they die, so the two share nothing but `multiprocessing`.
@@ -27,14 +27,17 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 from composer_cli.call import Arguments, StageJob, ending, telling_of_the_start
-from composer_cli.console import Console, Listener, Watch, handling_interrupts, stopping
+from composer_cli.console import Console, Listener, Watch
 from stages.backends import devices
 from stages.backends.resources import limit_threads
 from stages.errors import ComposerError
 from stages.runs import runner
-from stages.runs.run import Interrupted
 from stages.runs.runner import Result
 from stages.runs.stage import load_stage
+from stages.stopping import Dropped, Interrupted, handling, on_signals, stopped_by
+
+END_S = 2.0
+"""Seconds that processes have to end after the second signal, of `stages.stopping.GRACE_S` of this process."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,8 @@ class StageProcess:
     gpus: tuple[str, ...] = ()
     started: float = field(default_factory=time.monotonic)
     ready: bool = False
-    interrupts: int = 0
+    told: bool = False
+    """Whether it got the first signal."""
 
 
 def execute(
@@ -74,20 +78,11 @@ def execute(
 
     results: of earlier entries. Once `require` raises for a result, or a signal asks to stop, nothing more is begun.
     """
-    interrupts: list[int] = []
-
-    def count_interrupt(number: int, frame: object) -> None:
-        """Count every Ctrl-C, and only the first SIGTERM: schedulers send several."""
-        if not interrupts:
-            console.notify(stopping(number))
-        if number == signal.SIGINT or not interrupts:
-            interrupts.append(number)
-
     neighbours = ParallelEntries(waiting, results, asked, console, require)
-    with console.watching() as watch, handling_interrupts(count_interrupt):
-        neighbours.run(watch, interrupts)
-    if interrupts:
-        raise Interrupted(interrupts[0])
+    with console.watching() as watch, on_signals() as caught, stopped_by(threading.Event()):
+        neighbours.run(watch, caught)
+    if caught:
+        raise Interrupted(caught[0])
     if neighbours.errors:
         raise neighbours.errors[0]
     return {one.title: neighbours.results[one.title] for one in waiting}
@@ -115,9 +110,19 @@ class ParallelEntries:
         preload = dict.fromkeys(p for one in waiting for p in load_stage(one.stage).preload)
         self._preload = [] if self._pool.names else list(preload)
 
-    def run(self, watch: Watch, interrupts: Sequence[int]) -> None:
-        """Begin entries and hear their processes until none works and none can be begun."""
-        self._begin(watch, interrupts)
+    def run(self, watch: Watch, caught: Sequence[int]) -> None:
+        """Begin entries and hear their processes until none works and none can be begun.
+
+        caught: signals. The first is passed on, the second raises `Dropped` here.
+        """
+        try:
+            self._run(watch, caught)
+        except Dropped:
+            self._end(caught[-1])
+            raise
+
+    def _run(self, watch: Watch, caught: Sequence[int]) -> None:
+        self._begin(watch, caught)
         while self._working or self._leaving:
             for pipe in wait(list(self._working), timeout=0.2):
                 worker = self._working[pipe]  # type: ignore[index]  # wait() gives back what it was given
@@ -137,21 +142,26 @@ class ParallelEntries:
             for worker in [one for one in self._leaving if not one.process.is_alive()]:
                 self._leaving.remove(worker)
                 self._pool.give_back(worker.gpus)
-            self._begin(watch, interrupts)
+            self._begin(watch, caught)
             for worker in self._working.values():
-                # each gets as many interrupts as there were; one that cannot take any is ended by the second
-                if len(interrupts) > 1 and not worker.ready:
-                    worker.process.terminate()
-                while worker.ready and worker.interrupts < len(interrupts):
-                    with suppress(ProcessLookupError):  # it has just ended, and its last message is on its way
-                        os.kill(worker.process.pid or 0, interrupts[worker.interrupts])
-                    worker.interrupts += 1
+                if caught and worker.ready and not worker.told:
+                    _signal(worker, caught[0])
+                    worker.told = True
         for worker in self._ending:
             worker.process.join()
 
-    def _begin(self, watch: Watch, interrupts: Sequence[int]) -> None:
+    def _end(self, number: int) -> None:
+        """Let all processes end at once, and kill those that have not after `END_S`."""
+        left, deadline = [*self._working.values(), *self._leaving], time.monotonic() + END_S
+        for worker in left:
+            _signal(worker, number if worker.ready else signal.SIGTERM)
+        for worker in left:
+            worker.process.join(max(deadline - time.monotonic(), 0))
+            worker.process.kill()
+
+    def _begin(self, watch: Watch, caught: Sequence[int]) -> None:
         """Begin what is ready, in order, as there is room for it; what was done before has ended immediately."""
-        while not (interrupts or self._refused or len(self._working) >= self._cores):
+        while not (caught or self._refused or len(self._working) >= self._cores):
             if (found := self.choose()) is None:
                 return
             entry, gpus = found
@@ -194,7 +204,7 @@ class ParallelEntries:
         environment = {**os.environ, **(devices.restricted(gpus) if gpus else {})}
         arguments = (there, job, self._asked, self._threads, environment)
         process = forking.Process(target=_work, args=arguments, daemon=True)
-        with handling_interrupts(signal.SIG_IGN, [signal.SIGINT]):
+        with handling([signal.SIGINT], signal.SIG_IGN):
             process.start()
         there.close()
         return StageProcess(job, process, here, listener, gpus)
@@ -209,6 +219,11 @@ class ParallelEntries:
         except ComposerError as error:
             self.errors.append(error)
             self._refused = True
+
+
+def _signal(worker: StageProcess, number: int) -> None:
+    with suppress(ProcessLookupError):  # it has just ended, and its last message is on its way
+        os.kill(worker.process.pid or 0, number)
 
 
 def _receive(worker: StageProcess) -> Result | BaseException | None:

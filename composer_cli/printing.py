@@ -189,7 +189,7 @@ def is_output_failure(error: BaseException) -> bool:
 @contextmanager
 def interrupt_leaves(sentence: str) -> Iterator[None]:
     """Tell by this sentence what an interrupt leaves, in a command that is not a run but leaves something."""
-    from stages.runs.run import Interrupted
+    from stages.stopping import Interrupted
 
     try:
         yield
@@ -204,7 +204,7 @@ def sentence_and_code(error: BaseException, *, resumes: bool = False) -> tuple[s
 
     The codes: 1 failed, 2 usage or refusal, 3 incomplete but saved, 4 bad input; 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM.
     """
-    from stages.runs.run import Interrupted
+    from stages.stopping import Interrupted
 
     if isinstance(error, (KeyboardInterrupt, Interrupted)):
         number = int(getattr(error, "signal_number", signal.SIGINT))

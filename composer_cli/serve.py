@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from composer_cli.console import Console, announcing_interrupts
+from composer_cli.console import Console
 from composer_cli.printing import print_json, print_text
 from stages.errors import BadInput, UsageError
 from stages.policy import adapters, base
@@ -16,8 +16,9 @@ from stages.policy.base import VLLM, PolicyConfig
 from stages.policy.server import ModelServer, interpreter, start
 from stages.runs import catalog, settings
 from stages.runs.kinds import CHECKPOINT
-from stages.runs.run import Interrupted, Listener, Run
+from stages.runs.run import Listener, Run
 from stages.runs.store import folder_name
+from stages.stopping import Interrupted, on_signals
 
 POLL_S = 1.0
 NEEDED = ("fastapi", "uvicorn")
@@ -54,7 +55,7 @@ def serve(text: str, port: int, words: Sequence[str], artifacts: Path, console: 
                     f"  --set policy.model={model} --set policy.base_url={server.url}"
                 )
             sys.stdout.flush()
-            with announcing_interrupts(console.notify):  # no stage drains here, so a signal is raised immediately
+            with on_signals():  # no stage drains here, so a signal is raised immediately
                 while True:
                     time.sleep(POLL_S)
                     if not server.alive():

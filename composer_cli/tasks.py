@@ -49,7 +49,7 @@ def check(
     from composer_cli.console import Console
     from composer_cli.printing import print_json, print_text, say, sentence_and_code
     from stages.envs import task_checks
-    from stages.runs.run import Interrupted
+    from stages.stopping import Interrupted
 
     configuration = configured("tasks check", path, env, config, set_, limit, seed)
     console, checks, interrupted = Console(quiet), list["TaskCheck"](), None

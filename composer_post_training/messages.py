@@ -21,8 +21,8 @@ from composer_cli.stage_command import read_positionals
 from stages import STAGES, command_words
 from stages.errors import ComposerError, UsageError
 from stages.runs import settings
-from stages.runs.run import Interrupted
 from stages.runs.stage import load_stage
+from stages.stopping import Interrupted
 
 ARGUMENTS = {
     name.replace("_", "-"): field.annotation is bool

@@ -21,8 +21,9 @@ from stages.policy.base import VLLM
 from stages.policy.serving import Serving
 from stages.runs import reporting, store
 from stages.runs.kinds import CHECKPOINT, DIRECTION, HINT, PAIR, ROLLOUT, ROLLOUT_GRADIENT, START, STEP, TRAINING_REWARD
-from stages.runs.run import Inputs, Interrupted, RunWriter, Slot
+from stages.runs.run import Inputs, RunWriter, Slot
 from stages.runs.stage import Plan, Stage
+from stages.stopping import Interrupted
 from stages.training.channels import row_sources
 from stages.training.config import Config
 from stages.training.plan import check_memory, resolve, room

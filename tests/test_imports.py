@@ -23,7 +23,7 @@ LAYERS = {
         "backends",
         "messages",
         "redaction",
-        "errors | layout | plurals",
+        "errors | layout | plurals | stopping",
     ),
     "stages.probe": (
         "figures | watching | arms",

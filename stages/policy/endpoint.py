@@ -51,8 +51,9 @@ from stages.policy.requests import Asked, Request, max_tokens_field, probing, re
 from stages.runs import store
 from stages.runs.activity import Notice
 from stages.runs.ledger import Budget, Reservation
-from stages.runs.run import Interrupted, Listener
+from stages.runs.run import Listener
 from stages.runs.store import GroupCommit
+from stages.stopping import Interrupted
 
 START = 16
 """Requests in flight at first."""

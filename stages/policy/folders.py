@@ -9,7 +9,7 @@ from typing import Any
 from filelock import FileLock
 
 from stages.runs import store
-from stages.runs.activity import dropped_on_stop
+from stages.stopping import dropped_on_stop
 
 
 def users_cache() -> Path:

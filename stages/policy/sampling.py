@@ -22,8 +22,10 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from stages.backends import resources
+from stages.backends.ranks import world_size
 from stages.errors import UsageError
 from stages.policy.base import PolicyConfig
+from stages.stopping import Interrupted, stop_requested
 
 SHRINK = 0.75
 """Ended rows are dropped where at most this share of the batch is left: each drop copies the rows that are."""
@@ -88,6 +90,12 @@ def sample_batch(
     if prefixes is not None:
         prefixes.keep(rows, prompts, [ids for ids, _ in found])
     return found
+
+
+def _raise_if_stopped() -> None:
+    """Raise `Interrupted` after a request to stop, unless other processes take part, which stop at the same step."""
+    if stop_requested() and world_size() == 1:
+        raise Interrupted
 
 
 def tokens_between_looks(device: torch.device) -> int:
@@ -257,6 +265,7 @@ class _Layer(CacheLayerMixin):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write behind the columns in use, and return these and the new ones."""
         del args, kwargs
+        _raise_if_stopped()  # in each layer: a pass over long prompts takes minutes on a CPU
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         keys, values = (
@@ -344,6 +353,7 @@ class _Rows:
         return logits
 
     def _pass(self, ids: Tensor, positions: Tensor, mask: Tensor) -> Float[Tensor, "b v"]:
+        _raise_if_stopped()
         out = self.model(
             input_ids=ids,
             attention_mask=mask,

@@ -4,7 +4,6 @@ Code far below a stage (an environment that installs packages, a loader of model
 long by `activity`, and whatever shows the progress of this process gets the name: `RunWriter.progress` is for units.
 """
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -22,46 +21,6 @@ class Checking(str):
 
 class Preparation(str):
     """What is counted before the work itself, such as the training steps of a small model that is made on first use."""
-
-
-class Dropped(KeyboardInterrupt):
-    """A signal ended work that is not kept. No `Exception`, which libraries catch while they are imported."""
-
-
-_stops: list[threading.Event] = []
-"""Of each run in progress in this process: set by the first signal."""
-_dropped = threading.local()
-"""Per thread: in how many blocks of `dropped_on_stop` it is."""
-
-
-@contextmanager
-def stopped_by(stop: threading.Event) -> Iterator[None]:
-    """Let this event cancel, until the block ends, work whose result is not kept."""
-    _stops.append(stop)
-    try:
-        yield
-    finally:
-        _stops.remove(stop)
-
-
-@contextmanager
-def dropped_on_stop() -> Iterator[None]:
-    """Mark work of which nothing is kept when it is ended, so that the first signal ends it at once.
-
-    Raises `Dropped` where the signal has come already.
-    """
-    if any(stop.is_set() for stop in _stops):
-        raise Dropped
-    _dropped.depth = getattr(_dropped, "depth", 0) + 1
-    try:
-        yield
-    finally:
-        _dropped.depth -= 1
-
-
-def is_dropped_on_stop() -> bool:
-    """Return whether this thread does work of which nothing is kept."""
-    return getattr(_dropped, "depth", 0) > 0
 
 
 _listeners: list[ActivityListener] = []

@@ -19,7 +19,6 @@ import hashlib
 import importlib.metadata
 import platform
 import re
-import signal
 import subprocess
 import threading
 import time
@@ -38,6 +37,7 @@ from stages.redaction import redacted_value
 from stages.runs import display, ledger, store
 from stages.runs.kinds import CHECKPOINT, Kind, Row
 from stages.runs.store import Journal
+from stages.stopping import Interrupted
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -369,26 +369,6 @@ class Inputs(dict[str, list[Run]]):
 
 Listener = Callable[[str, int, int], None]
 """Called with (activity, units done, units in all), and with (a remark, 0, 0) between such calls."""
-
-
-@dataclass(eq=False, repr=False)
-class Interrupted(Exception):
-    """A signal asked the run to stop; finished units are saved. The exit code is 128 plus the signal's number.
-
-    left: a sentence about what is left, from a command that is not a run.
-    """
-
-    signal_number: int = signal.SIGINT
-    left: str = ""
-
-
-def stop_signals() -> list[signal.Signals]:
-    """Return the signals that stop a run: Ctrl-C, SIGTERM of schedulers, and SIGHUP of a terminal that was closed.
-
-    SIGHUP is left out where it is ignored: `nohup` asks for a program that outlives its terminal.
-    """
-    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]
 
 
 class RunWriter:

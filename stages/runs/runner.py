@@ -15,7 +15,6 @@ import shutil
 import signal
 import sqlite3
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,12 +33,11 @@ from stages.backends import devices, ranks
 from stages.backends.engine import Engine, find_engine
 from stages.errors import BadInput, ComposerError, Incomplete, UsageError
 from stages.plurals import counted
-from stages.runs import activity, ledger, store
+from stages.runs import ledger, store
 from stages.runs.activity import on_activity
 from stages.runs.bucket import Mirror
 from stages.runs.run import (
     Inputs,
-    Interrupted,
     Listener,
     Manifest,
     Run,
@@ -48,13 +46,13 @@ from stages.runs.run import (
     find_folder,
     program_versions,
     read_manifest,
-    stop_signals,
     without_time,
     write_manifest,
 )
 from stages.runs.settings import StageConfig
 from stages.runs.spread import ShardScheduler
 from stages.runs.stage import check_inputs, load_stage
+from stages.stopping import Interrupted, on_signals, stopped_by
 
 DISTRIBUTION = "composer-post-training"
 MODELS = "models"
@@ -145,7 +143,8 @@ def execute(
                 spread=ShardScheduler(engine, stage, inputs, config),
             )
             following = mirror.following(writer, units=loaded.work is not None) if mirror else nullcontext()
-            with following, on_activity(lambda what: listener(what, 0, 0) if listener else None):
+            telling = on_activity(lambda what: listener(what, 0, 0) if listener else None)
+            with following, telling, on_signals(), stopped_by(writer.stop):
                 try:
                     with _attempt(writer):
                         loaded.run(inputs, config, writer)
@@ -170,7 +169,7 @@ def execute_as_peer(stage: str, given: Mapping[str, Run | Sequence[Run]], config
     with TemporaryDirectory() as folder:
         record = _new_manifest(stage, config, config.identity(), "", inputs)
         writer = RunWriter(Path(folder), record, cache=root / MODELS)
-        with stop_on_signals(writer):
+        with on_signals(), stopped_by(writer.stop):
             load_stage(stage).run(inputs, config, writer)
 
 
@@ -504,12 +503,12 @@ def _attempt(out: RunWriter) -> Iterator[None]:
     reason = ""
     caught: list[int] = []
     try:
-        with stop_on_signals(out) as caught:
+        with on_signals() as caught:
             ranks.join().begin()
             yield
         status = "complete"
     except Interrupted as error:  # raised by the stage between two units; it does not know the signal
-        error.signal_number = caught[0] if caught else signal.SIGINT
+        error.signal_number = caught[-1] if caught else signal.SIGINT
         by = "the user" if error.signal_number == signal.SIGINT else signal.Signals(error.signal_number).name
         status, reason = "interrupted", f"stopped by {by}"
         raise
@@ -528,7 +527,7 @@ def _attempt(out: RunWriter) -> Iterator[None]:
             raise full from error  # without a log: there is no room for it
         if isinstance(error, OSError):
             reason = str(error)
-        elif isinstance(error, KeyboardInterrupt):  # a second Ctrl-C, or one where no handler is set (a thread)
+        elif isinstance(error, KeyboardInterrupt):  # where no handler is set (a thread)
             status, reason = "interrupted", "stopped by the user"
         else:
             reason = repr(error)
@@ -589,42 +588,3 @@ def _disk_full(error: BaseException, folder: Path) -> ComposerError | None:
             )
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return None
-
-
-@contextmanager
-def stop_on_signals(out: RunWriter) -> Iterator[list[int]]:
-    """Ask the stage to stop between units at the first signal; a Ctrl-C after that raises KeyboardInterrupt at once.
-
-    SIGTERM may come often: schedulers send it to every process of a job, and it never cuts a unit off. SIGHUP, which a
-    closed terminal sends, does the same, unless it is ignored as under nohup. The first signal ends work of which
-    nothing is kept (`activity.dropped_on_stop`), else it also calls the handler that the caller had set, so that it can
-    tell people. Yields a list to which the number of the first signal is added.
-    """
-    caught: list[int] = []
-    if threading.current_thread() is not threading.main_thread():  # where `signal.signal` raises ValueError
-        yield caught
-        return
-    previous: dict[int, Any] = {number: signal.getsignal(number) for number in stop_signals()}
-
-    def stop_between_units(number: int, frame: object) -> None:
-        caught.append(number)
-        out.stop.set()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        for again in previous.keys() - {signal.SIGINT}:
-            signal.signal(again, lambda *_: None)
-        if activity.is_dropped_on_stop():
-            raise activity.Dropped
-        handler = previous[number]
-        if callable(handler) and handler is not signal.default_int_handler:
-            handler(number, frame)
-
-    for number in previous:
-        signal.signal(number, stop_between_units)
-    try:
-        with activity.stopped_by(out.stop):
-            yield caught
-    except activity.Dropped:
-        raise Interrupted from None
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -22,9 +22,10 @@ from stages.errors import ComposerError, Incomplete
 from stages.runs import ledger, store
 from stages.runs.kinds import Row
 from stages.runs.ledger import Budget, Reservation
-from stages.runs.run import Inputs, Interrupted, Manifest, Run, RunWriter
+from stages.runs.run import Inputs, Manifest, Run, RunWriter
 from stages.runs.settings import StageConfig
 from stages.runs.stage import load_stage
+from stages.stopping import Interrupted, stopped_by
 
 SHARDS_PER_WORKER = 4
 """More shards leave fewer workers idle at the end, but each pays once for loading the stage."""
@@ -147,7 +148,7 @@ def work(shard: Shard) -> BaseException | None:
     stage = load_stage(shard.stage)
     try:
         out = ShardWriter(shard)
-        with _polling((shard.folder.parent / STOP).exists, out.stop.set):
+        with _polling((shard.folder.parent / STOP).exists, out.stop.set), stopped_by(out.stop):
             if stage.work is not None:
                 stage.work(inputs, shard.config, out)
     except Interrupted:

@@ -16,9 +16,10 @@ from typing import Any, TypeVar
 from stages.policy import Policy, Sample, Turn, ask_all, background
 from stages.policy.base import FINAL, AsyncPolicy
 from stages.runs.kinds import Row
-from stages.runs.run import Interrupted, RunWriter
+from stages.runs.run import RunWriter
 from stages.runs.stage import work_through
 from stages.runs.store import GroupCommit
+from stages.stopping import Interrupted
 from stages.teachers.questions import QuestionsByTeacher, TeacherQuestion
 
 Policies = Mapping[str, Policy]

@@ -23,7 +23,8 @@ from stages.diloco.settings import Diloco
 from stages.errors import UsageError
 from stages.runs import store
 from stages.runs.bucket import Bucket, open_bucket
-from stages.runs.run import Interrupted, RunWriter
+from stages.runs.run import RunWriter
+from stages.stopping import Interrupted
 from stages.training.checkpoints import newest
 
 SAVED = "diloco.safetensors"

@@ -38,6 +38,7 @@ from stages.backends.ranks import Ranks, join
 from stages.errors import BadInput
 from stages.policy.local import LocalPolicy
 from stages.rollouts.agent_loop import LiveRollout
+from stages.stopping import Interrupted
 from stages.training.channels import CHANNELS, row_sources
 from stages.training.channels.base import ChannelLoss, RowSource, State, floats
 from stages.training.config import GRPO, Config
@@ -379,7 +380,13 @@ class ComposedTrainer(ComposedStep, GRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Take the rollouts of a step, in place of rows that TRL's sampler dealt; TRL computes their advantages."""
         step = self.state.global_step
-        own, metrics = self.rollouts.take(step)
+        try:
+            own, metrics = self.rollouts.take(step)
+        except Interrupted:  # sampling changes nothing: this is still the state after the step before
+            if step and not Path(self.args.output_dir or "", f"checkpoint-{step}").exists():
+                self._save_checkpoint(self.model, trial=None)
+                self.callback_handler.on_save(self.args, self.state, self.control)
+            raise
         if len(own) != len(inputs):
             raise RuntimeError(f"step {step} has {len(own)} rollouts, and TRL expects {len(inputs)}")
         self._played = [rollout for rollouts in self._ranks.gather_to_rank0(own) for rollout in rollouts]

@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from composer_cli.printing import interrupt_leaves, reporting_errors
-from stages.runs.run import Interrupted
+from stages.stopping import Interrupted
 
 GOOD = {"id": "good", "prompt": "p", "test": "grep -qx 1 a", "solution": {"a": "1\n"}, "split": "train"}
 

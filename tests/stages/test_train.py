@@ -20,6 +20,7 @@ from peft import LoraConfig, get_peft_model
 from pydantic import ValidationError
 from safetensors.torch import load_file
 from support.command_line import until
+from support.environments import GuessEnv
 from support.models import save_tiny, tiny_model
 from support.replicas import PROCESSES, command
 from support.s3 import s3 as s3
@@ -29,14 +30,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stages import collect, evaluate, export, train
 from stages.diloco import rounds as in_store
+from stages.envs.base import Task
 from stages.errors import BadInput, UsageError
+from stages.messages import Message
 from stages.policy import adapters
 from stages.policy.base import PolicyConfig
 from stages.policy.local import load_model
 from stages.runs import runner, store
 from stages.runs.bucket import open_bucket
 from stages.runs.kinds import CHECKPOINT, EVAL_ITEM, HINT, ROLLOUT, STEP, TRAINING_REWARD
-from stages.runs.run import Inputs, Interrupted, Run
+from stages.runs.run import Inputs, Run
+from stages.stopping import Interrupted
 from stages.training import replicas
 from stages.training.channels import CHANNELS
 from stages.training.scoring import Tree, score, token_log_probs
@@ -296,6 +300,32 @@ def test_a_stopped_training_ends_in_the_same_adapter(tmp_path: Path, tiny: Path,
         runner.execute("train", {}, config, root=tmp_path, listener=stop)
     resumed = Run(runner.execute("train", {}, config, root=tmp_path, resume=True).path)
     assert checkpoint_bytes(resumed) == checkpoint_bytes(adapted)
+
+
+class StoppingEnv(GuessEnv):
+    """Gets a signal at the reset with this number, counted over all of them."""
+
+    resets, stop_at = 0, 0
+
+    def reset(self, task: Task) -> list[Message]:
+        """Count, then as in GuessEnv."""
+        StoppingEnv.resets += 1
+        if StoppingEnv.resets == StoppingEnv.stop_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().reset(task)
+
+
+def test_a_training_stopped_while_it_samples_keeps_its_steps_and_ends_in_the_same_weights(
+    tmp_path: Path, tiny: Path
+) -> None:
+    config = settings(tiny, env={"name": f"{__name__}:StoppingEnv"}, optimisation={"steps": 3})
+    whole = Run(runner.execute("train", {}, config, root=tmp_path / "whole").path)
+    StoppingEnv.stop_at = StoppingEnv.resets + 2 * 8 + 4  # in the third step, of 8 rollouts each
+    with pytest.raises(Interrupted):
+        runner.execute("train", {}, config, root=tmp_path)
+    assert [path.name for path in tmp_path.glob("train/2*/scratch/trainer/checkpoint-*")] == ["checkpoint-2"]
+    resumed = Run(runner.execute("train", {}, config, root=tmp_path, resume=True).path)
+    assert checkpoint_bytes(resumed) == checkpoint_bytes(whole)
 
 
 def test_the_reference_is_the_base_with_the_adapter_off(tmp_path: Path, tiny: Path) -> None:

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from stages.policy.folders import ensure_folder
-from stages.runs.activity import Dropped, dropped_on_stop, stopped_by
-from stages.runs.run import Interrupted, Manifest, RunWriter
-from stages.runs.runner import stop_on_signals
+from stages.runs.run import Manifest, RunWriter
+from stages.stopping import Dropped, Interrupted, dropped_on_stop, on_signals, stopped_by
 
 
 def nothing() -> None:
@@ -56,7 +55,7 @@ def test_a_build_that_fails_or_is_stopped_leaves_no_folder_and_can_be_made_again
     record = Manifest(composer="1", stage="collect", stage_version=1, fingerprint="f")
     writer = RunWriter(tmp_path / "run", record, cache=tmp_path)
     started = time.monotonic()
-    with pytest.raises(error), stop_on_signals(writer) as caught:
+    with pytest.raises(error), on_signals() as caught, stopped_by(writer.stop):
         ensure_folder(tmp_path / "models" / "m", build)
     assert time.monotonic() - started < 5
     assert writer.stop.is_set() == (caught == [signal.SIGTERM]) == (error is Interrupted)

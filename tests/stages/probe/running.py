@@ -15,7 +15,8 @@ from stages.probe import teacher_pool
 from stages.probe.settings import Contract
 from stages.runs import runner
 from stages.runs.catalog import assign_inputs
-from stages.runs.run import Interrupted, Run
+from stages.runs.run import Run
+from stages.stopping import Interrupted
 
 PLANTED = EnvConfig(name="probe_faults.loophole_world:PlantedEnv")
 HINTED, PLAIN = {"hint": True}, {"hint": False}

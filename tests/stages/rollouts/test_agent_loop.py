@@ -40,7 +40,8 @@ from stages.rollouts.collection_checks import check
 from stages.rollouts.trace import payload, state_digests, states, step_rows
 from stages.runs import runner, store
 from stages.runs.kinds import ROLLOUT, STEP, Row
-from stages.runs.run import Interrupted, Run
+from stages.runs.run import Run
+from stages.stopping import Interrupted
 
 
 def rollouts(count: int, seed: int = 0) -> list[LiveRollout]:

@@ -20,9 +20,10 @@ from stages import collect
 from stages.errors import BadInput, ComposerError, UsageError
 from stages.runs import runner, store
 from stages.runs.catalog import assign_inputs
-from stages.runs.run import Inputs, Interrupted, Manifest, Run, RunWriter, read_manifest, write_manifest
+from stages.runs.run import Inputs, Manifest, Run, RunWriter, read_manifest, write_manifest
 from stages.runs.runner import Result
 from stages.runs.stage import check_inputs, load_stage
+from stages.stopping import Interrupted
 
 ENV = "support.environments:GuessEnv"
 

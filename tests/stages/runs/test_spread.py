@@ -21,8 +21,9 @@ from stages.policy import PolicyConfig
 from stages.probe import teacher_pool
 from stages.runs import ledger, runner, spread, store
 from stages.runs.kinds import PAIR
-from stages.runs.run import Inputs, Interrupted, Manifest, Run, RunWriter
+from stages.runs.run import Inputs, Manifest, Run, RunWriter
 from stages.runs.spread import Shard, ShardScheduler, ShardWriter
+from stages.stopping import Interrupted
 from stages.teachers.config import TeacherConfig
 
 ENV = {"name": "support.environments:NumberedEnv"}

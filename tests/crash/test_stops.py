@@ -1,0 +1,191 @@
+"""Signals: the first lets calls in flight come home and ends the stage and its chain; the second ends the process.
+
+Each test prints a line: calls received after the signal, seconds from the last signal to the exit, exit code.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.chains import entry
+from support.command_line import call, command, environment, until
+from support.models import save_tiny
+from support.server import Reply, Server, answer, serving
+
+from stages.runs.run import read_manifest
+from stages.stopping import GRACE_S, REPEATS_S
+
+TESTS = Path(__file__).resolve().parents[1]
+SLOW = pytest.mark.slow
+IN_FLIGHT, TASKS = 4, 12
+INTERRUPT, TERMINATE = signal.SIGINT, signal.SIGTERM
+ENVIRONMENTS = """
+import hashlib, time
+from pathlib import Path
+from support.environments import GuessEnv, NumberedEnv
+
+def mark():
+    (Path(__file__).parent / "begun").touch()
+
+class Once(NumberedEnv):
+    def __init__(self):
+        super().__init__(turns=1)
+
+class Endless(GuessEnv):
+    def reset(self, task):
+        mark()
+        return [{"role": "user", "content": "a"}]
+
+class Held(GuessEnv):
+    def tasks(self, split, count, seed):
+        mark()
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)  # one call of C, for minutes
+"""
+"""Modules that say when work has begun: `Held` then keeps the main thread from handling any signal."""
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving(lambda body, earlier: Reply(body=answer("a"), delay_s=0.5)) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+def paths(folder: Path) -> str:
+    return os.pathsep.join([str(folder), str(TESTS), str(TESTS.parent)])
+
+
+def stop(
+    folder: Path, words: list[str], ready: Callable[[], bool], *signals: int, server: Server | None = None
+) -> tuple[int, int, float, str]:
+    """Send the signals once a command is ready, each as soon as it counts; return the exit code, calls after, seconds.
+
+    And what it printed on stderr.
+    """
+    (folder / "stops_env.py").write_text(ENVIRONMENTS)
+    env = environment(folder / "artifacts", PYTHONPATH=paths(folder))
+    with subprocess.Popen(command(*words), env=env, stderr=subprocess.PIPE, text=True) as process:
+        until(lambda: ready() or process.poll() is not None)
+        asked = len(server.requests) if server else 0
+        for number, sent in enumerate(signals):
+            time.sleep((REPEATS_S + 0.1) * bool(number))
+            process.send_signal(sent)
+        started = time.monotonic()
+        errors = process.communicate(timeout=120)[1]
+    seconds, after = time.monotonic() - started, len(server.requests) - asked if server else 0
+    print(f"{words[0]}: {after} calls after the signal, {seconds:.1f} s, exit code {process.returncode}")
+    assert "Traceback" not in errors, errors
+    return process.returncode, after, seconds, errors
+
+
+def collecting(server: Server, env: str = "Once") -> list[str]:
+    served = [f"policy.base_url={server.url}", "policy.max_tokens=8"]
+    sized = [f"tasks={TASKS}", "samples=1", f"in_flight.rollouts={IN_FLIGHT}"]
+    given = [word for setting in (*served, *sized) for word in ("-s", setting)]
+    return ["collect", "--env", f"stops_env:{env}", "--policy", "scripted", *given]
+
+
+def local(stage: str, model: Path, env: str) -> list[str]:
+    """A model in the process whose answers would take minutes; GuessEnv ends a rollout after the first answers."""
+    return [
+        stage,
+        "--env",
+        f"stops_env:{env}",
+        "--policy",
+        str(model),
+        "-s",
+        "tasks=4",
+        "-s",
+        "policy.max_tokens=20000",
+    ]
+
+
+def statuses(folder: Path, stage: str) -> list[str]:
+    return [read_manifest(path.parent).status for path in folder.glob(f"artifacts/{stage}/2*/manifest.json")]
+
+
+def chain(folder: Path, server: Server, in_flight: int, *, parallel: bool = False) -> list[str]:
+    """A collection, and a stage that reads it; or two collections at the same time."""
+    lines = [
+        f'policy = {{ model = "m", base_url = "{server.url}", max_tokens = 8 }}',
+        f"tasks = {TASKS}",
+        "samples = 1",
+    ]
+    lines += ['env = { name = "stops_env:Once" }', f"in_flight = {{ rollouts = {in_flight} }}"]
+    teacher = f'teachers = [{{ name = "t", model = "t", base_url = "{server.url}", max_tokens = 64 }}]'
+    if parallel:
+        stages = [
+            entry("collect", name, *lines, f"seed = {name == 'two':d}", parallel="both") for name in ("one", "two")
+        ]
+    else:
+        stages = [entry("collect", "collect", *lines), entry("replay-teachers", "ask", teacher, reads=("collect",))]
+    (folder / "chain.toml").write_text("\n".join(stages))
+    return ["run", "--preset", str(folder / "chain.toml")]
+
+
+@pytest.mark.parametrize(
+    ("sent", "in_flight", "status"),
+    [(INTERRUPT, TASKS, "complete"), pytest.param(TERMINATE, IN_FLIGHT, "interrupted", marks=SLOW)],
+)
+def test_a_chain_ends_with_the_stage_that_was_stopped(
+    tmp_path: Path, server: Server, sent: int, in_flight: int, status: str
+) -> None:
+    """Also where all rollouts of the stage had begun, so that it comes to its end."""
+    words = chain(tmp_path, server, in_flight)
+    code, after, _, errors = stop(tmp_path, words, lambda: len(server.requests) >= in_flight, sent, server=server)
+    assert code == 128 + sent and after <= in_flight % TASKS, errors
+    assert statuses(tmp_path, "collect") == [status] and "ask: starts" not in errors
+    done = call(tmp_path / "artifacts", *words, "--resume", PYTHONPATH=paths(tmp_path))
+    asked = [str(body["messages"]) for body in server.requests if body["model"] == "m"]
+    assert done.returncode == 0 and len(asked) == len(set(asked)) == TASKS, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sent", [INTERRUPT, TERMINATE])
+@pytest.mark.parametrize("on", [[], ["--on", "processes:2"]])
+def test_calls_in_flight_come_home_and_none_is_added(tmp_path: Path, server: Server, sent: int, on: list[str]) -> None:
+    words = [*collecting(server), *on]
+    code, after, _, errors = stop(tmp_path, words, lambda: len(server.requests) >= 6, sent, server=server)
+    assert code == 128 + sent and after <= IN_FLIGHT * (2 if on else 1), errors
+    done = call(tmp_path / "artifacts", *words, "--resume", PYTHONPATH=paths(tmp_path))
+    assert done.returncode == 0 and len(server.requests) == TASKS, "no call is paid for twice"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signals", [(INTERRUPT,), (TERMINATE, TERMINATE)])
+def test_neighbours_stop_together(tmp_path: Path, server: Server, signals: tuple[int, ...]) -> None:
+    words, first = chain(tmp_path, server, 1, parallel=True), len(signals) == 1
+    code, after, seconds, errors = stop(tmp_path, words, lambda: len(server.requests) >= 6, *signals, server=server)
+    assert code == 128 + signals[0] and after <= 2 and seconds < 6, errors
+    assert statuses(tmp_path, "collect") == ["interrupted"] * 2
+    assert not first or errors.count("interrupted") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["collect", "train"])
+def test_a_local_model_stops_between_two_tokens(tmp_path: Path, model: Path, stage: str) -> None:
+    words = local(stage, model, "Endless")
+    if stage == "train":
+        words += ["-s", "optimisation.memory_limit=10000", "-s", "optimisation.prompts_per_step=1"]
+    code, _, seconds, errors = stop(tmp_path, words, (tmp_path / "begun").exists, TERMINATE)
+    assert code == 143 and seconds < 20, errors  # most of them the exit of Python on a busy machine
+    assert statuses(tmp_path, stage) == ["interrupted"]
+
+
+@pytest.mark.parametrize("signals", [(TERMINATE, TERMINATE), pytest.param((INTERRUPT, TERMINATE), marks=SLOW)])
+def test_the_second_signal_ends_a_process_whose_main_thread_is_held(
+    tmp_path: Path, server: Server, signals: tuple[int, ...]
+) -> None:
+    words = collecting(server, "Held")
+    code, _, seconds, errors = stop(tmp_path, words, (tmp_path / "begun").exists, *signals)
+    assert code == 128 + signals[-1] and GRACE_S - 1 < seconds < GRACE_S + 2, errors
+    assert "Stopped at once. What was finished is saved." in errors
+    assert statuses(tmp_path, "collect") == ["running"]
