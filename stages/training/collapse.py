@@ -5,7 +5,7 @@ all steps before. Four things are watched, each with the noise that it has in tr
 
 - reward, well-formed answers: fell to a third or less, by more than noise explains. The noise of a step's mean is taken
   from the steps before, and not below that of its rollouts; few prompts a step need more steps to tell.
-- entropy: twice that of the first steps.
+- entropy: twice that of the first steps, and more than a model has that is sure of its tokens; a single step may be so.
 - length of answers: a quarter or four times that of the first steps, while rewards are not above those either: shorter
   answers that pass more often are what training is for.
 
@@ -16,7 +16,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -31,7 +31,9 @@ FIRST = 5
 WINDOWS = (5, 10, 20, 40)
 """Steps over which rewards and well-formed answers are averaged: a fall from a low rate takes more of them to tell."""
 RECENT = 3
-"""Steps over which entropy and length are averaged."""
+"""Steps of whose entropy and length the median is taken: where a batch is small, one step can stand out."""
+UNSURE = 0.5
+"""Nats a token. Below, entropy varies manifold in trainings that are well: it is that of a few tokens."""
 NOISE = 4.0
 """Standard errors by which a mean must have fallen."""
 REWARD, PROTOCOL, ENTROPY, LENGTH = "reward", "protocol", "entropy", "completions/mean_length"
@@ -88,7 +90,8 @@ def _fall(course: Course, name: str, values: Sequence[float]) -> Departure | Non
 def _entropy(course: Course, name: str, values: Sequence[float]) -> Departure | None:
     """Judge whether entropy has doubled."""
     del course
-    return _times(name, values, least=0.0, most=2.0, words="entropy {now:.2g}")
+    found = _times(name, values, least=0.0, most=2.0, words="entropy {now:.2g}")
+    return found if median(values[-RECENT:]) > UNSURE else None
 
 
 def _length(course: Course, name: str, values: Sequence[float]) -> Departure | None:
@@ -103,7 +106,7 @@ def _times(name: str, values: Sequence[float], least: float, most: float, words:
     before = len(values) - RECENT
     if before < FIRST or (level := fmean(values[:FIRST])) <= 0:
         return None
-    now = fmean(values[before:])
+    now = median(values[before:])
     if least <= now / level <= most:
         return None
     return Departure(name, before, f"{words.format(now=now)}, {now / level:.2g} times that of the first steps")

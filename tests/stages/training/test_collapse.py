@@ -35,16 +35,21 @@ def noticed(changes: list[dict[str, float]], well: dict[str, float] = WELL) -> d
         ({"reward": 0.0}, {"reward": (14, 9)}),
         ({"reward": 0.4}, {}),
         ({"protocol": 0.1}, {"protocol": (14, 9)}),
-        ({"entropy": 8.0}, {"entropy": (11, 8)}),
+        ({"entropy": 8.0}, {"entropy": (12, 9)}),
         ({"entropy": 2.5}, {}),
         ({"entropy": 0.1}, {}),
-        ({"completions/mean_length": 3.0, "reward": 0.4}, {"completions/mean_length": (13, 10)}),
+        ({"completions/mean_length": 3.0, "reward": 0.4}, {"completions/mean_length": (12, 9)}),
         ({"completions/mean_length": 3.0, "reward": 0.9}, {}),
         ({"entropy": float("nan")}, {}),
     ],
 )
 def test_what_leaves_its_course_is_noticed_once(change: dict[str, float], found: dict[str, tuple[int, int]]) -> None:
     assert noticed([change] * 20) == found
+
+
+def test_a_single_step_and_a_model_that_is_sure_of_its_tokens_have_not_left_their_course() -> None:
+    assert noticed([{"entropy": 8.0}, *[{}] * 10]) == {}
+    assert noticed([{"entropy": 0.4}] * 20, WELL | {"entropy": 0.05}) == {}
 
 
 def test_a_low_rate_takes_more_steps_than_a_high_one() -> None:
