@@ -25,7 +25,7 @@ STEP_CHECKS = (
     *SAMPLE_CHECKS,
     "prompt extends the last",
     "prompt length as stored",
-    "nothing truncated",
+    "answers not truncated",
     "no output elided",
     "actions well-formed",
 )
@@ -33,6 +33,7 @@ CHECKS = {
     "rollouts scored": 0.0,
     "reward in [0, 1]": 0.0,
     **dict.fromkeys(STEP_CHECKS, 0.0),
+    "answers not truncated": 0.2,
     "actions well-formed": 0.2,
 }
 """The checks of rollouts and steps, with the tolerated share of failures."""
@@ -148,7 +149,7 @@ class CollectionChecks:
             ),
             missing.TOKENS,
         )
-        count("nothing truncated", steps, lambda s: not s["truncated"], missing.FINISH)
+        count("answers not truncated", steps, lambda s: not s["truncated"], missing.FINISH)
         count("no output elided", steps, lambda s: not s["elided_chars"], missing.ELISION)
         count("actions well-formed", steps, lambda s: s["parse_error"] is None, missing.PARSE)
 
@@ -216,7 +217,7 @@ def advice(failed: Sequence[str]) -> str:
     """Return what to do about the failed checks of these names; empty without any."""
     if not failed:
         return ""
-    cut = "Answers were cut: raise policy.max_tokens. " if "nothing truncated" in failed else ""
+    cut = "Answers were cut: raise policy.max_tokens. " if "answers not truncated" in failed else ""
     return (
         f"\nThese checks failed: {', '.join(failed)}. "
         "The run is complete, but its rollouts are not clean: exit code 1. "

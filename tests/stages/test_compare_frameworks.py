@@ -146,7 +146,7 @@ def test_a_hundred_rollouts_through_an_openenv_server_pass_the_checks(compared):
     run = compared(env="kata", tasks=25, samples=4, max_tokens=12, through="openenv", openenv_python=where("openenv"))
     ours, _ = sides(run)
     assert ours["rollouts"] == ours["planned"] == 100 and run.manifest.counts["failed"] == 0
-    of_a_random_model = {"actions well-formed", "nothing truncated"}
+    of_a_random_model = {"actions well-formed", "answers not truncated"}
     assert {name for name, verdict in verdicts(ours).items() if verdict == "FAIL"} == of_a_random_model
 
 

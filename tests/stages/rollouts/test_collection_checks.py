@@ -70,7 +70,7 @@ def test_what_breaks_the_chain_is_found(change: dict[str, Any], check: str) -> N
 @pytest.mark.parametrize(
     ("fact", "change", "checks"),
     [
-        (missing.FINISH, {"truncated": True}, ["nothing truncated"]),
+        (missing.FINISH, {"truncated": True}, ["answers not truncated"]),
         (missing.ELISION, {"elided_chars": 5}, ["no output elided"]),
         (missing.PARSE, {"parse_error": "bad"}, ["actions well-formed"]),
         (missing.LOGPROBS, {"logprobs": [0.5]}, ["log-probs finite, <= 0"]),
@@ -114,3 +114,15 @@ def test_rollouts_without_steps_are_not_recorded_only_where_the_source_declares_
     declared = {check.name: check.verdict for check in collection_checks.check(rollouts, [], 1, {"r": {missing.STEPS}})}
     assert declared["state hash chain"] == "not recorded" and declared["rollouts scored"] == "ok"
     assert {c.name: c.verdict for c in collection_checks.check(rollouts, [], 1, {})}["state hash chain"] == "FAIL"
+
+
+@pytest.mark.parametrize(
+    ("change", "check"),
+    [({"truncated": True}, "answers not truncated"), ({"parse_error": "bad"}, "actions well-formed")],
+)
+def test_a_fifth_of_the_answers_may_be_cut_or_unread(change: dict[str, Any], check: str) -> None:
+    def of(failed: int) -> str:
+        steps = [row for i in range(5) for row in rollout(f"r{i}", **(change if i < failed else {}))]
+        return verdicts(steps, {})[check]
+
+    assert (of(2), of(3)) == ("ok", "FAIL"), "two and three of ten steps"
