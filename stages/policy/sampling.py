@@ -10,9 +10,9 @@ A row is computed as if it were alone, up to rounding: equal seeds give equal to
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import Any
 from weakref import WeakSet
 
@@ -174,18 +174,18 @@ def _prefilled(
 ) -> tuple["_Rows", Float[Tensor, "B V"]]:
     """Return the rows of all prompts and the logits behind them, from passes of at most `most` tokens.
 
-    Equal prompts are computed once, and so is a long beginning of all. Columns of a row: those continued from an
-    earlier call or that beginning, then new tokens, each padded on the left, which does not shift positions; then room
+    Equal prompts are computed once, and so are beginnings that they share. Columns of a row: those continued from an
+    earlier call or its beginning, then new tokens, each padded on the left, which does not shift positions; then room
     for the completion.
     """
     order = {prompt: number for number, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
     in_place = _fits(model, max(map(len, prompts)) + max_tokens)
     rows = [None if prefixes is None or not in_place else prefixes.find(prompt) for prompt in order]
     held = [0 if row is None else len(row[1]) for row in rows]
-    beginning = _beginning(list(order), next(model.parameters()).device)
-    if beginning and in_place and not any(held):
+    beginnings = [] if any(held) or not in_place else _beginnings(order, next(model.parameters()).device)
+    if beginnings:
         begun = PrefixCache()
-        begun.keep(_prefilled(model, [beginning], 0, pad_id, most, None)[0], [beginning], [[]])
+        begun.keep(_prefilled(model, beginnings, 0, pad_id, most, None)[0], beginnings, [[] for _ in beginnings])
         if prefixes is not None:
             prefixes.clear()
         return _prefilled(model, prompts, max_tokens, pad_id, most, begun)
@@ -223,14 +223,39 @@ def _prefilled(
     return made, logits
 
 
-def _beginning(prompts: Sequence[tuple[int, ...]], device: torch.device) -> list[int]:
-    """Return what distinct prompts begin with, a token less than the shortest at most; empty if no pass is saved."""
-    shorter = [prompt[:-1] for prompt in prompts]
-    pairs = zip(min(shorter), max(shorter), strict=False)  # what the first and last in order share, all share
-    shared = [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
+def _beginnings(prompts: Iterable[tuple[int, ...]], device: torch.device) -> list[list[int]]:
+    """Return what distinct prompts begin with, one beginning for all that share it; empty if that saves no pass.
+
+    A prompt that shares nothing is there but for its last token: rows of a pass are as long as the longest of them.
+    """
+    ordered = sorted(prompts)
+    shared = [
+        sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one[:-1], other[:-1], strict=False)))
+        for one, other in pairwise(ordered)
+    ]
     # One more pass reads all weights; a CPU computes about a dozen tokens in that time, a GPU hundreds.
     least = 64 if device.type == "cpu" else 2048
-    return shared if len(shared) * (len(prompts) - 1) >= least else []
+    fewest, found = len(ordered) * max(map(len, ordered)) - least, list[list[int]]()
+    for together in sorted(set(shared)):  # tokens that neighbours share at least
+        beginnings, longest = list[list[int]](), 0
+        for length, group in _runs(ordered, shared, together):
+            beginnings.append(list(group[0][:length]))
+            longest = max(longest, *(len(prompt) - length for prompt in group))
+        tokens = len(beginnings) * max(map(len, beginnings)) + len(ordered) * longest
+        if tokens <= fewest:
+            fewest, found = tokens, beginnings
+    return found
+
+
+def _runs(
+    ordered: Sequence[tuple[int, ...]], shared: Sequence[int], together: int
+) -> Iterator[tuple[int, Sequence[tuple[int, ...]]]]:
+    """Yield runs of neighbours that share at least so many tokens, each with the number that all of it share."""
+    start = 0
+    for end in range(1, len(ordered) + 1):
+        if end == len(ordered) or shared[end - 1] < together:
+            yield min(shared[start : end - 1], default=len(ordered[start]) - 1), ordered[start:end]
+            start = end
 
 
 # Rows and their keys and values

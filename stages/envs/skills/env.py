@@ -134,9 +134,10 @@ class SkillsEnv(AnsweredEnv):
         """Yield the distinct questions of a family under a seed."""
         both = drawing.parts("train") | drawing.parts("eval")
         parts = both if self.held_out == "families" else drawing.parts(split)
+        # The same for every question, so that a policy reads them once.
+        shots = list(islice(_distinct(family, drawing.EXAMPLES, f"skills/{family}"), self.shots))
         for one in _distinct(family, parts, f"skills/{family}/{split}/{seed}"):
             question_id = f"{family}-{store.digest(one.question)[:10]}"
-            shots = islice(_distinct(family, drawing.EXAMPLES, f"skills/{question_id}"), self.shots)
             data = {"check": dict(one.check), "shots": [[shot.question, shot.answer] for shot in shots]}
             yield Question(question_id, one.question, one.answer, family, data)
 

@@ -124,14 +124,15 @@ class ReasoningGymEnv(AnsweredEnv):
 
     def questions(self, split: Split, count: int, seed: int) -> list[Question]:
         """Return `count` distinct questions of the split, dealt by a digest; fewer where the task has no more."""
-        drawn = drawing.distinct(self._entries(f"{split}/{seed}"), _text, drawing.parts(split))
-        return [self._question_of(entry, place) for entry, place in islice(drawn, count)]
-
-    def _question_of(self, entry: Mapping[str, Any], place: dict[str, int]) -> Question:
-        question_id = f"{self.task}-{store.digest([entry['question'], self.config])[:10]}"
-        examples = drawing.distinct(self._entries(question_id), _text, drawing.EXAMPLES)
+        # The same for every question, so that a policy reads them once.
+        examples = drawing.distinct(self._entries("examples"), _text, drawing.EXAMPLES)
         shots = [[one["question"], _answer(one)] for one, _ in islice(examples, self.shots)]
-        return Question(question_id, entry["question"], _answer(entry), data={"place": place, "shots": shots})
+        drawn = drawing.distinct(self._entries(f"{split}/{seed}"), _text, drawing.parts(split))
+        return [self._question_of(entry, {"place": place, "shots": shots}) for entry, place in islice(drawn, count)]
+
+    def _question_of(self, entry: Mapping[str, Any], data: Mapping[str, Any]) -> Question:
+        question_id = f"{self.task}-{store.digest([entry['question'], self.config])[:10]}"
+        return Question(question_id, entry["question"], _answer(entry), data=data)
 
     def reset(self, task: Task) -> list[Message]:
         """Return the opening; the entry, which a scorer reads, is drawn again from its place."""

@@ -274,6 +274,17 @@ def test_what_all_prompts_begin_with_is_computed_once() -> None:
     assert fed[0] == (2, 21), "too short to pay for a pass"
 
 
+def test_beginnings_that_groups_of_prompts_share_are_computed_once_each() -> None:
+    model = tiny_model().double()
+    openings = [[base + i % 50 for i in range(60)] for base in (5, 60, 120)]
+    prompts = [[*openings[i % 3], 200, 201 + i] for i in range(9)] + [[*openings[0][:30], *openings[1][:20]]]
+    given: dict[str, Any] = {"max_tokens": 4, "temperature": 1.0, "end_ids": {3}, "pad_id": 0}
+    alone = [sample_batch(model, [p], seeds=[i], **given)[0] for i, p in enumerate(prompts)]
+    fed = lengths_fed(model)
+    assert_equal_rows(sample_batch(model, prompts, seeds=list(range(10)), **given), alone)
+    assert fed[:2] == [(4, 61), (10, 1)], "three openings, and nearly all of the prompt that shares nothing"
+
+
 def small_policy(characters: str | None = None, **settings: Any) -> LocalPolicy:
     tokenizer = tiny_tokenizer(characters)
     model = tiny_model(vocabulary=len(tokenizer))

@@ -72,13 +72,14 @@ def test_questions_of_the_same_families_are_held_out_where_this_is_asked() -> No
 def test_worked_examples_are_turns_of_the_same_family_and_never_asked(held_out: str) -> None:
     env = SkillsEnv("decide,product,date", held_out=held_out, shots=3)
     tasks = [task for split in ("train", "eval") for seed in range(3) for task in env.tasks(split, 40, seed)]
-    asked = {task.prompt for task in tasks}
+    asked, by_family = {task.prompt for task in tasks}, dict[str | None, list[str]]()
     for task in tasks:
         opening = env.reset(task)
         assert [one["role"] for one in opening] == ["system", *["user", "assistant"] * 3, "user"]
         assert opening[0]["content"] == SYSTEM and opening[-1]["content"] == task.prompt
         shown = [str(one["content"]) for one in opening[1:-1:2]]
         assert len(set(shown)) == 3 and not set(shown) & asked
+        assert by_family.setdefault(task.family, shown) == shown, "read once for all questions of a family"
         for question, answer in zip(shown, opening[2::2], strict=True):
             example = replace(task, prompt=question, data={**task.data, "answer": answer["content"]})
             assert question.partition(":")[0] == task.prompt.partition(":")[0] or ":" not in question
