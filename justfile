@@ -10,10 +10,10 @@ export PYTHONDONTWRITEBYTECODE := ""
 default:
     @just --list --unsorted
 
-# See all of it work on real input, to a verdict: 0 VALIDATED, 1 INVALIDATED, 3 PARTIAL or UNDERPOWERED. Goes on where it stopped.
+# Train a real language model and see whether that helped: 0 VALIDATED, 1 INVALIDATED, 3 PARTIAL or UNDERPOWERED. Goes on where it stopped. `./dev demo kata` is all of the pipeline on small models, with teachers and pairs; `./dev demo coder` an evening with models that write code.
 [no-exit-message]
 demo *ARGS:
-    @composer run --preset demo {{ if ARGS =~ "--clean" { "" } else { "--resume" } }} {{ ARGS }}
+    @composer run --preset demo{{ if ARGS =~ "^(kata|coder)" { "-" } else { " " } }}{{ ARGS }} {{ if ARGS =~ "--clean" { "" } else { "--resume" } }}
 
 # Run lint and the tests, without those marked slow, or only the tests that are named: ./dev test tests/stages -k gate
 test *ARGS:

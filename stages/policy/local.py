@@ -5,6 +5,7 @@ Token ids in, token ids out, with the log-probs of the sampled tokens; how they 
 
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -100,6 +101,8 @@ def tokenizer_facts(config: PolicyConfig, tokenizer: Any) -> dict[str, Any]:
 
 logging.disable_progress_bar()  # our own progress line reports the loading
 logging.set_verbosity_error()
+# PEFT reads it, and TRL sets it.
+warnings.filterwarnings("ignore", message="`(is_)?gradient_checkpointing` is deprecated")
 
 
 class LocalPolicy:

@@ -59,7 +59,6 @@ from stages.training.scoring import (
 
 # Announced on every start. A filter and not TRL's variable: trainings of a chain get the variables of its process.
 warnings.filterwarnings("ignore", message="You are using 'rollout_func'")
-warnings.filterwarnings("ignore", message="`(is_)?gradient_checkpointing` is deprecated")  # TRL sets it, not we
 
 GROUP_COLUMNS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", "num_items_in_batch")
 

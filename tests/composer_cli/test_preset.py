@@ -28,7 +28,7 @@ def test_every_shipped_preset_fits_the_stages(name):
 
 def test_the_arms_of_the_demo_differ_in_their_channels_alone():
     """A has no settings of pairs, as it reads none; seeds differ in nothing but the seed."""
-    configs = configure_preset(load_preset("demo"), [])
+    configs = configure_preset(load_preset("demo-kata"), [])
     seeds = {config.seed for config in configs.values() if hasattr(config, "weights")}
     assert len(seeds) == 3, "with fewer no gain can be VALIDATED"
     for seed in seeds:
@@ -79,7 +79,7 @@ def test_an_arm_that_learns_from_more_than_the_presets_arm_of_its_name_is_noted(
 
 
 def test_settings_are_written_under_the_entry():
-    preset = load_preset("demo")
+    preset = load_preset("demo-kata")
     configs = configure_preset(preset, [{"collect": {"tasks": 3}, "B-0": {"optimisation": {"steps": 2}}}])
     assert (configs["collect"].tasks, configs["B-0"].optimisation.steps) == (3, 2)
     assert configs["B-0"].weights.dpo > 0  # the preset's own settings stay underneath
@@ -175,7 +175,7 @@ def test_a_setting_alone_stands_for_all_entries_that_have_it(tmp_path):
     assert [configs[one].tasks for one in ("collect", "A-0", "A-1", "evaluate")] == [5, 7, 9, 5]
     later = configure_preset(preset, [layer, {"tasks": 3}])
     assert {config.tasks for config in later.values()} == {3}, "a later layer goes over all of an earlier one"
-    demo = configure_preset(load_preset("demo"), [{"max_steps": 2}])
+    demo = configure_preset(load_preset("demo-kata"), [{"max_steps": 2}])
     assert demo["collect"].max_steps == demo["B-2"].max_steps == 2 and not hasattr(demo["replay-teachers"], "max_steps")
 
 
@@ -183,14 +183,14 @@ def test_what_a_chain_cannot_fit_together_is_refused_before_it_begins(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(f"{ARMS}config.treatment = 'C'\n")
     refused(lambda: configure_preset(load_preset(str(path)), []), UsageError, "the arm 'C'", "start, A, B")
-    demo, elsewhere = load_preset("demo"), {"env": {"name": "tasks", "path": "tasks.jsonl"}}
+    demo, elsewhere = load_preset("demo-kata"), {"env": {"name": "tasks", "path": "tasks.jsonl"}}
     refused(lambda: configure_preset(demo, [elsewhere]), UsageError, "know kata alone", "--teachers")
     own = {"teachers": [{"name": "one", "model": "kata:teacher-a", "max_tokens": 64}]}
     assert configure_preset(demo, [elsewhere, own])["replay-teachers"].teachers[0].name == "one"
 
 
 def test_entries_that_would_be_one_run_are_refused():
-    refused(lambda: configure_preset(load_preset("demo"), [{"seed": 3}]), UsageError, "A-0 and A-1", "seed")
+    refused(lambda: configure_preset(load_preset("demo-kata"), [{"seed": 3}]), UsageError, "A-0 and A-1", "seed")
 
 
 def test_an_unknown_preset_entry_or_key_names_what_there_is():
@@ -201,11 +201,11 @@ def test_an_unknown_preset_entry_or_key_names_what_there_is():
         ({"polcy": {"model": "x"}}, "polcy", "Did you mean policy?"),
         ({"B-0": {"wieghts": {"dpo": 1}}}, "B-0", "wieghts", "Did you mean weights?"),
     ):
-        refused(lambda layer=layer: configure_preset(load_preset("demo"), [layer]), UsageError, *names)
+        refused(lambda layer=layer: configure_preset(load_preset("demo-kata"), [layer]), UsageError, *names)
 
 
 def test_neighbours_with_the_same_word_are_one_group():
-    groups = [[entry.title for entry in group] for group in load_preset("demo").groups()]
+    groups = [[entry.title for entry in group] for group in load_preset("demo-kata").groups()]
     trainings = [f"{arm}-{seed}" for seed in range(3) for arm in "ABC"]
     assert groups == [["collect", "replay-teachers", "extract-pairs", *trainings], ["evaluate"]]
 

@@ -78,7 +78,7 @@ def test_every_arm_keeps_the_value_whose_trial_passes_most(tmp_path: Path) -> No
 
 
 def test_all_arms_get_equally_many_trials_and_only_what_they_read_is_run() -> None:
-    demo = load_preset("demo")
+    demo = load_preset("demo-kata")
     configs = configure_preset(demo, [])
     trials, entries, of_trials = tuning.trial_entries(demo, configs, "optimisation.learning_rate", [1e-4, 2e-4, 6e-4])
     assert [(trial.arm, trial.value) for trial in trials] == [(a, v) for a in "ABC" for v in (1e-4, 2e-4, 6e-4)]
