@@ -59,6 +59,7 @@ __all__ = [
     "same",
     "sampling_unit",
     "takes",
+    "text_actions",
 ]
 
 METHODS = ("tasks", "reset", "step", "grade", "close")
@@ -184,6 +185,11 @@ def sampling_unit(name: str) -> SamplingUnit:
             'Write sampling_unit = SamplingUnit("repository", fixed=True), or leave it out.'
         )
     return found
+
+
+def text_actions(name: str) -> bool:
+    """Return whether any text is an action of an environment, and not only commands and tool calls."""
+    return bool(getattr(_factory(name), "text_actions", False))
 
 
 def code_sha256(name: str) -> str | None:

@@ -35,6 +35,7 @@ class AnsweredEnv(ABC):
     name: str
     source: str
     sandbox = "not-needed"
+    text_actions = True
     system = ""
     _reward: float | None
 

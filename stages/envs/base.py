@@ -149,6 +149,7 @@ class Environment(Protocol):
     """"bubblewrap" or "none", recorded in every row; "not-needed" where nothing is executed.
 
     An environment may also have an attribute `sampling_unit`, a `SamplingUnit`; without one, its families are a sample.
+    With `text_actions = True` any text is an action, an answer; without it, only a command or a tool call is one.
     """
 
     def tasks(self, split: Split, count: int, seed: int) -> list[Task]:

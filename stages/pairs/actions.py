@@ -145,8 +145,16 @@ def canonical(action: str) -> str | None:
         return None
 
 
+Form = Callable[[str], str | None]
+"""The canonical form of an action, or None of a malformed one."""
 form = lru_cache(65_536)(canonical)
 """`canonical` with a cache."""
+
+
+@lru_cache(65_536)
+def text_form(action: str) -> str:
+    """Return the form of an action that is a text, such as a program: the text without reasoning and outer blanks."""
+    return f"says: {NO_THOUGHT.sub('', messages.read(action).content).strip()}"
 
 
 def canonical_command(command: str) -> str:

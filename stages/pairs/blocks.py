@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stages.pairs.actions import form
+from stages.pairs.actions import Form, form
 from stages.runs import store
 
 Array = np.ndarray[Any, Any]
@@ -64,8 +64,8 @@ class CanonicalForms:
     Arrow looks texts up, so that those of one block which the next one repeats cost no Python object.
     """
 
-    def __init__(self, most: int = MOST_TEXTS) -> None:
-        self._most = most
+    def __init__(self, form: Form = form, most: int = MOST_TEXTS) -> None:
+        self._form, self._most = form, most
         self._forget()
 
     def _forget(self) -> None:
@@ -81,7 +81,7 @@ class CanonicalForms:
         numbers = np.append(self._number_of, NOTHING)[at]  # the last entry is that of -1
         unknown = at == NOTHING
         new = texts.filter(to_arrow(unknown))
-        found = [NOTHING if one is None else self._number(one) for one in map(form, new.to_pylist())]
+        found = [NOTHING if one is None else self._number(one) for one in map(self._form, new.to_pylist())]
         numbers[unknown] = found
         self._texts = pa.concat_arrays([self._texts, new])
         self._number_of = np.append(self._number_of, np.array(found, dtype=np.int64))

@@ -12,6 +12,7 @@ from stages.envs import task_table
 from stages.envs.base import ComparesOutcomes, Environment, Task
 from stages.envs.config import EnvStageConfig
 from stages.errors import BadInput, Incomplete, UsageError
+from stages.pairs.actions import Form, form, text_form
 from stages.pairs.blocks import ActionClasses, StateBlock
 from stages.pairs.config import Config
 from stages.pairs.continuation import Branch, Continued, PairBatches, branches, goes_on, play_branches, read_rows
@@ -78,10 +79,10 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     with AnsweredStates(rollouts, answers, out.scratch("states")) as states:
         make = _environment(rollouts, config)
         if make is not None:
-            _vote_by_outcome(states, tasks, make, out)
+            _vote_by_outcome(states, tasks, make, _form(rollouts), out)
         passed = passed_by_rollout(rollouts.scan(ROLLOUT).rows(PASSED_COLUMNS))
         extraction = Extraction(states, answers, passed, respect=config.outcome == "respect")
-        pairs = extraction.pairs(_votes(states, by_text=make is None, out=out), tasks)
+        pairs = extraction.pairs(_votes(states, _form(rollouts), by_text=make is None, out=out), tasks)
         continued = None
         if config.signal.rollouts:
             held = list(pairs)  # all of them: they are few beside the rollouts that are played for them
@@ -108,7 +109,7 @@ def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
     make = _environment(rollouts, config)
     with AnsweredStates(rollouts, inputs.one("teacher_actions"), out.scratch("states")) as states:
         if make is not None:
-            _vote_by_outcome(states, tasks, make, out)
+            _vote_by_outcome(states, tasks, make, _form(rollouts), out)
 
 
 def _refuse_continuing(rollouts: Run, config: Config) -> None:
@@ -200,8 +201,14 @@ def _environment(rollouts: Run, config: Config) -> Callable[[], Environment] | N
     return make if isinstance(make(), ComparesOutcomes) else None
 
 
+def _form(rollouts: Run) -> Form:
+    """Return what the actions of rollouts are compared by before any is run."""
+    env = rollouts.manifest.config.get("env")
+    return text_form if env is not None and envs.text_actions(env["name"]) else form
+
+
 def _vote_by_outcome(
-    states: AnsweredStates, tasks: dict[str, Task], make: Callable[[], Environment], out: RunWriter
+    states: AnsweredStates, tasks: dict[str, Task], make: Callable[[], Environment], form: Form, out: RunWriter
 ) -> None:
     """Run the actions that have to be run, which takes long, and write the vote in every state."""
     out.spread([[digest] for digest in states.digests()], "states")
@@ -212,15 +219,17 @@ def _vote_by_outcome(
             out.progress("states", done, number)
             done += len(batch)
             missing = [(state, states.path(state)) for state in batch if not out.finished(state.digest)]
-            results = pool.map(lambda one: vote(one[0], tasks[one[0].task_id], make, one[1]), missing)
+            results = pool.map(lambda one: vote(one[0], tasks[one[0].task_id], make, one[1], form), missing)
             out.write_all((state.digest, result, False) for (state, _), result in zip(missing, results, strict=True))
 
 
-def _votes(states: AnsweredStates, *, by_text: bool, out: RunWriter) -> Iterator[tuple[StateBlock, ActionClasses]]:
+def _votes(
+    states: AnsweredStates, form: Form, *, by_text: bool, out: RunWriter
+) -> Iterator[tuple[StateBlock, ActionClasses]]:
     """Yield the states with the classes of equal actions: by text alone, or as written by `_vote_by_outcome`."""
     done, number = 0, len(states)
     records = iter(()) if by_text else out.journal.read(states.digests())
-    for block in states.blocks():
+    for block in states.blocks(form=form):
         out.raise_if_stopped()
         out.progress("states", done, number)
         done += block.size

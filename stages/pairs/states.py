@@ -25,6 +25,7 @@ from stages.errors import BadInput
 from stages.pairs.actions import (
     STUDENT,
     Ballot,
+    Form,
     NotReproducible,
     Preference,
     StatePath,
@@ -168,9 +169,9 @@ class AnsweredStates(AbstractContextManager["AnsweredStates"]):
         for row in self._distinct.rows("SELECT state_sha256 FROM states ORDER BY rowid"):
             yield row["state_sha256"]
 
-    def blocks(self, most: int = BLOCK_STATES) -> Iterator[StateBlock]:
-        """Yield the same states as arrays, at most `most` at a time."""
-        forms = CanonicalForms()
+    def blocks(self, most: int = BLOCK_STATES, form: Form = form) -> Iterator[StateBlock]:
+        """Yield the same states as arrays, at most `most` at a time; `form`: of actions, to compare texts by."""
+        forms = CanonicalForms(form)
         for begin, end, steps, answers in self._parts(most):
             yield StateBlock.from_tables(begin, end, self.teachers, steps, answers, forms)
 
@@ -212,29 +213,30 @@ def vote(
     task: Task,
     make: Callable[[], Environment] | None,
     path: Sequence[tuple[str, str]] = (),
+    form: Form = form,
 ) -> Row:
     """Return the classes of the actions in a state, how they were compared, and which chosen actions fail there.
 
     make: the environment in which actions whose forms differ are run, after the (action, observation) of `path`; None
-    compares texts alone. `students` and `teachers` are short names of classes that mean the same in every state;
-    `failing` are those of chosen actions that end the rollout there and fail.
+    compares texts alone. form: of an action. `students` and `teachers` are short names of classes that mean the same in
+    every state; `failing` are those of chosen actions that end the rollout there and fail.
     """
     answers = chain.from_iterable(state.teachers.values())
     texts = dict.fromkeys(text for text in (*(step["action"] for step in state.steps), *answers) if text is not None)
     forms = {text: form(text) for text in texts}
     compared_by, by_outcome, reproducible, ending = "canonical", dict[str, str](), True, set[str]()
     reached = StatePath(task, tuple(action for action, _ in path), tuple(seen for _, seen in path))
-    candidates = {form: text for text, form in reversed(forms.items()) if form is not None}
+    candidates = {name: text for text, name in reversed(forms.items()) if name is not None}
     if make is not None and len(candidates) > 1:
         try:
-            order = list(dict.fromkeys(form for form in forms.values() if form is not None))
-            results = outcomes(make, reached, [candidates[form] for form in order])
+            order = list(dict.fromkeys(name for name in forms.values() if name is not None))
+            results = outcomes(make, reached, [candidates[name] for name in order])
             compared_by, ending = "outcome", {one.digest for one in results if one.ends}
-            by_outcome = {form: one.digest for form, one in zip(order, results, strict=True)}
+            by_outcome = {name: one.digest for name, one in zip(order, results, strict=True)}
         except NotReproducible:
             # Not compared by form instead: what differs in form may be equal here, and the environment has changed.
             reproducible = False
-    classes = {text: None if form is None else by_outcome.get(form, form) for text, form in forms.items()}
+    classes = {text: None if name is None else by_outcome.get(name, name) for text, name in forms.items()}
     names = class_names(classes, forms)
     short = {text: None if name is None else short_name(name) for text, name in names.items()}
     steps = [step for step in state.steps if reproducible and not step["truncated"]]

@@ -102,7 +102,7 @@ def tokenizer_facts(config: PolicyConfig, tokenizer: Any) -> dict[str, Any]:
 logging.disable_progress_bar()  # our own progress line reports the loading
 logging.set_verbosity_error()
 # PEFT reads it, and TRL sets it.
-warnings.filterwarnings("ignore", message="`(is_)?gradient_checkpointing` is deprecated")
+warnings.filterwarnings("ignore", message=r"`(is_)?gradient_checkpointing\w*` is deprecated")
 
 
 class LocalPolicy:

@@ -458,3 +458,26 @@ def test_real_submissions_to_one_instance_give_pairs(tmp_path: Path) -> None:
     resolved = {r["task_id"] for r in rollouts.rows(ROLLOUT) if r["hidden_pass"]}
     assert len(pairs) >= 40 and {p["task_id"] for p in pairs} <= resolved
     assert {p["rule"] for p in pairs} == {"better_submission"}
+
+
+def test_texts_are_actions_where_the_environment_says_so(tmp_path: Path) -> None:
+    """Programs with one behaviour are one action; a program that differs by its blanks alone may be another."""
+    said = {
+        "m": "def add(a, b):\n    return a",
+        "t": "def add(a, b):\n  return b + a",
+        "u": "def add(a, b): return a+b",
+    }
+    row = {"prompt": "Add.", "tests": ["assert add(1, 2) == 3", "assert add(2, 3) == 5"]}
+    (tmp_path / "train.jsonl").write_text(json.dumps(row))
+    (tmp_path / "eval.jsonl").write_text(json.dumps({**row, "prompt": "Add two."}))
+    env = {"name": "code", "path": str(tmp_path / "train.jsonl"), "eval_path": str(tmp_path / "eval.jsonl")}
+    with serving(lambda body, number: Reply(body=answer(f"```python\n{said[body['model']]}\n```"))) as server:
+        at = {"base_url": server.url, "max_tokens": 64}
+        config = collect.Config(policy={"model": "m", **at}, env=env, tasks=1, samples=1)
+        rollouts = Run(runner.execute("collect", {}, config, root=tmp_path).path)
+        asked = replay_teachers.Config(teachers=[{"name": name, "model": name, **at} for name in "tu"])
+        answers = Run(runner.execute("replay-teachers", {"rollouts": rollouts}, asked, root=tmp_path).path)
+    given = {"rollouts": rollouts, "teacher_actions": answers}
+    path = runner.execute("extract-pairs", given, extract_pairs.Config(), root=tmp_path).path
+    (pair,) = Run(path).rows(PAIR)
+    assert said["t"] in pair["chosen"] and said["m"] in pair["rejected"] and pair["votes_chosen"] == 2

@@ -158,6 +158,7 @@ class CodeEnv:
     """
 
     name = "code"
+    text_actions = True
     sampling_unit = SamplingUnit("problem")
 
     def __init__(self, sandbox: str = "bubblewrap", path: str = "", eval_path: str = "", answers: int = 1) -> None:

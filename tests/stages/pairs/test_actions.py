@@ -19,6 +19,7 @@ from stages.pairs.actions import (
     canonical_command,
     decide,
     outcomes,
+    text_form,
 )
 from stages.pairs.states import AnsweredState, vote
 from tests.stages.pairs.answered import command
@@ -121,6 +122,10 @@ def test_two_spellings_of_one_outcome_are_one_class() -> None:
     (own,), ((one,), two, other) = found["students"], found["teachers"].values()
     assert two == [one, one] and other == [None, own] and one != own and found["compared_by"] == "outcome"
     assert SumsEnv.ran == [command("x-y"), command("x+y"), command("y+x")], "distinct forms, in order"
+
+
+def test_the_form_of_a_text_keeps_its_blanks() -> None:
+    assert text_form("<think>\n\n</think>\n\nIt is 42.\n") == text_form("It is 42.") != text_form("It is  42.")
 
 
 def test_a_state_is_reached_where_durations_alone_differ() -> None:
