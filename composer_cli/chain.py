@@ -1,6 +1,5 @@
 """Run a preset: every entry after those it reads, what is up to date skipped, the last entry's result in the end."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -14,7 +13,7 @@ from composer_cli.parallel import WaitingEntry
 from composer_cli.preset import Preset, PresetEntry
 from composer_cli.printing import print_json, print_text
 from composer_cli.view import page
-from stages.backends import devices
+from stages.backends import devices, resources
 from stages.errors import ComposerError, Incomplete
 from stages.layout import aligned
 from stages.runs.catalog import assign_inputs
@@ -160,7 +159,7 @@ def placement(group: Sequence[PresetEntry], configs: Mapping[str, StageConfig], 
     named = f"{group[0].title} to {group[-1].title}"
     if not at_once([configs[entry.title] for entry in group], Arguments()):
         return f"{named}: one after another, since they need a server to themselves"
-    cores = len(os.sched_getaffinity(0))
+    cores = resources.cores()
     wanted = [gpus for entry in group if (gpus := pool.needs(entry.gpus_for(configs[entry.title])))]
     if not wanted:
         return f"{named}: at most {cores} at the same time, one a core"

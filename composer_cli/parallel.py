@@ -28,8 +28,7 @@ from multiprocessing.process import BaseProcess
 
 from composer_cli.call import Arguments, StageJob, ending, telling_of_the_start
 from composer_cli.console import Console, Listener, Watch
-from stages.backends import devices
-from stages.backends.resources import limit_threads
+from stages.backends import devices, resources
 from stages.errors import ComposerError
 from stages.runs import runner
 from stages.runs.runner import Result
@@ -103,7 +102,7 @@ class ParallelEntries:
         self._asked, self._console, self._require = asked, console, require
         self._waiting, self._working = list(waiting), dict[Connection, StageProcess]()
         self._ending, self._leaving, self._refused = list[StageProcess](), list[StageProcess](), False
-        self._cores = len(os.sched_getaffinity(0))
+        self._cores = resources.cores()
         self._threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, self._cores // len(waiting)))
         self._pool = devices.Pool()
         # CUDA cannot be used after a fork once a module of the server has touched it, so each child imports for itself.
@@ -247,7 +246,7 @@ def _work(pipe: Connection, job: StageJob, asked: Arguments, threads: int, envir
     """Run a stage in a child and send its progress as tuples, then its end."""
     os.environ.clear()  # the server that forks children keeps the variables of its own start
     os.environ.update(environment)
-    limit_threads(threads)
+    resources.limit_threads(threads)
     one_at_a_time = threading.Lock()
 
     def listener(*progress: object) -> None:

@@ -152,7 +152,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 
 @contextmanager
 def _seeded(seed: int, threads: int | None) -> Iterator[None]:
-    """Seed torch and set the number of CPU threads (None: as many as there are), by which sums round.
+    """Seed torch and set the number of CPU threads (None: those of `resources.use_own_cores`), by which sums round.
 
     Unlike `stages.envs.kata.building.reproducible`, which is for models of seconds on one CPU thread, it forbids no
     kernel without a deterministic form: models of any size are trained here, on GPUs too, where some have none.
@@ -161,7 +161,7 @@ def _seeded(seed: int, threads: int | None) -> Iterator[None]:
 
     before = torch.get_num_threads()
     torch.manual_seed(seed)
-    torch.set_num_threads(threads or before)
+    resources.use_own_cores() if threads is None else torch.set_num_threads(threads)
     try:
         yield
     finally:

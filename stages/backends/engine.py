@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol, TypeVar
 
-from stages.backends import devices
+from stages.backends import devices, resources
 from stages.errors import InfrastructureError, UsageError
 
 JobT = TypeVar("JobT")
@@ -142,7 +142,7 @@ class ProcessEngine:
     def _start(self) -> _Worker:
         # spawn, not fork: the parent has threads (torch, DuckDB, pyarrow), whose locks a fork would copy as held.
         here, there = multiprocessing.Pipe()
-        threads = max(1, len(os.sched_getaffinity(0)) // self.workers)
+        threads = max(1, resources.cores() // self.workers)
         gpus = self._pool.take(self._gpus) or ()  # there are enough: a worker that ends gives its own back
         process = multiprocessing.get_context("spawn").Process(
             target=_serve, args=(there, os.getpid(), threads, gpus), daemon=True

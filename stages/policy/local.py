@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
+from stages.backends import resources
 from stages.errors import BadInput, UsageError
 from stages.messages import following_ids, opening_ids, pin_settings
 from stages.policy import adapters, base, dialect, sampling
@@ -127,6 +128,7 @@ class LocalPolicy:
                 "policy.tool_calls is native, but no server reads the calls of a model in this process. "
                 "Give the family whose format it writes: qwen3, llama3, mistral, deepseek or gpt-oss."
             )
+        resources.use_own_cores()
         # An adapter is not merged into its base, as in training: merged weights are rounded to the base's type.
         model, tokenizer = load_model(config, cache=cache, listener=listener, merged=False)
         sampling.check_cache(model, config)

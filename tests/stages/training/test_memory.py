@@ -1,5 +1,6 @@
 """What a training takes is known from config.json alone, and what does not fit is refused with a way out."""
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -185,6 +186,33 @@ def test_a_control_group_s_limit_is_the_memory_there_is(tmp_path: Path) -> None:
     assert resources.available("cpu", first) == 5000
     inside = groups(tmp_path / "inside", "0::/of/the/host\n", **{"memory.max": "4000\n"})
     assert resources.available("cpu", inside) == 4000, "a container sees its own group as the root"
+
+
+def test_a_control_group_s_quota_is_the_cores_there_are(tmp_path: Path) -> None:
+    all_there_are = resources.cores(tmp_path / "no such system")
+    assert all_there_are == len(os.sched_getaffinity(0))
+    two = groups(tmp_path / "2", "0::/a/job\n", **{"a__job__cpu.max": "max 100000\n", "a__cpu.max": "60000 50000\n"})
+    assert resources.cores(two) == 1, "1.2 cores"
+    little = groups(tmp_path / "little", "0::/a\n", **{"a__cpu.max": "10000 100000\n"})
+    assert resources.cores(little) == 1, "and never none"
+    first = groups(tmp_path / "1", "3:cpuacct,cpu:/a\n", **{"cpu__a__cpu.cfs_quota_us": "100000\n"})
+    assert resources.cores(first) == 1
+    endless = groups(tmp_path / "free", "3:cpu:/a\n", **{"cpu__a__cpu.cfs_quota_us": "-1\n"})
+    assert resources.cores(endless) == all_there_are
+
+
+def test_the_user_s_number_of_threads_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(resources.cores() + 1)
+        monkeypatch.setenv("OMP_NUM_THREADS", "1")
+        resources.use_own_cores()
+        assert torch.get_num_threads() == resources.cores() + 1
+        monkeypatch.delenv("OMP_NUM_THREADS")
+        resources.use_own_cores()
+        assert torch.get_num_threads() == resources.cores()
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_without_a_limit_it_is_all_of_the_machine(tmp_path: Path) -> None:
