@@ -73,6 +73,21 @@ def base_of(folder: Path, config: PolicyConfig) -> tuple[PolicyConfig, str | Non
     return start, base.revision
 
 
+def added(model: Any, folder: str, config: PolicyConfig) -> Any:
+    """Return a model with the adapter of a folder; `BadInput` where its tensors are not those of its settings."""
+    from peft import PeftModel, get_peft_model_state_dict, load_peft_weights
+
+    from stages.policy import model_checks
+
+    with model_checks.reading(config):
+        adapted = PeftModel.from_pretrained(model, folder)
+        held = {*load_peft_weights(folder, device="cpu")}
+        asked = {*get_peft_model_state_dict(adapted, save_embedding_layers=False)}
+    found = {"missing_keys": asked - held, "unexpected_keys": held - asked, "mismatched_keys": ()}
+    model_checks.require_complete(config, found)
+    return adapted
+
+
 def save_adapter(trained: Any, base: AdapterBase, folder: Path) -> None:
     """Write a peft model's adapter and the record of its base, whose name is written as the user wrote it."""
     config = trained.peft_config["default"]

@@ -155,16 +155,19 @@ def _listed(config: PolicyConfig) -> list[dict[str, Any]] | None:
 
 
 def _weights(config: PolicyConfig, cache: Path) -> str:
-    """Return a line about a folder or hub id: its tokenizer is read, of its weights only whether there are any."""
+    """Return a line about a folder or hub id: its weights are not read, and of a hub id not fetched."""
     require_source(config)
-    from stages.policy.local import load_tokenizer, resolve
+    from stages.policy.local import check_folder, load_tokenizer, resolve
 
     source = resolve(config, cache=cache, listener=lambda what, done, total: None)
     if adapters.is_adapter(source):
         start, _ = adapters.base_of(Path(source), config)
         return f"{check(start, cache)}, with the adapter {config.model}"
-    load_tokenizer(source, config)
     folder = Path(source)
-    if folder.is_dir() and not any(folder.glob("*.safetensors")):
+    if not folder.is_dir():
+        load_tokenizer(source, config)
+        return f"model {config.model}: its tokenizer is there"
+    if not any(folder.glob("*.safetensors")):
         raise BadInput(f"The model folder {config.model} holds no *.safetensors. Save the model's weights there.")
-    return f"model {config.model}: {'its folder is complete' if folder.is_dir() else 'its tokenizer is there'}"
+    check_folder(source, config)
+    return f"model {config.model}: its folder is complete"

@@ -16,47 +16,30 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from stages.backends import resources
-from stages.errors import BadInput, UsageError
+from stages.errors import UsageError
 from stages.messages import following_ids, opening_ids, pin_settings
-from stages.policy import adapters, base, dialect, sampling
+from stages.policy import adapters, base, dialect, model_checks, sampling
 from stages.policy.base import UNSTATED, PolicyConfig, Sample, Turn
 from stages.policy.dialect import canonical
 from stages.runs import hub, store
-from stages.runs.activity import activity
+from stages.runs.activity import Notice, activity
 from stages.runs.ledger import Budget
 from stages.runs.run import Listener
 
 
 def load_tokenizer(source: str, config: PolicyConfig, revision: str | None = None) -> Any:
-    """Load the tokenizer of a folder or hub id, with the chat template's settings pinned.
+    """Load the tokenizer of a folder or hub id; its chat template is checked, and its settings are pinned.
 
-    `BadInput` for an unknown model and for a tokenizer without a template.
+    `BadInput` for an unknown model and for a tokenizer without a template that renders conversations.
     """
-    try:
+    with model_checks.reading(config):
         tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise not_loaded(config, error) from None
-    if tokenizer.chat_template is None:
-        raise BadInput(
-            f"The tokenizer of {config.model!r} has no chat template, so messages cannot be rendered. "
-            "Use an instruction-tuned model."
-        )
+    if model_checks.fit_template(config, tokenizer):
+        said = f"the chat template of {config.model} has no system messages: their text begins the first user message"
+        with activity(Notice(said)):
+            pass
     pin_settings(tokenizer, config.chat_template_kwargs)
     return tokenizer
-
-
-def not_loaded(config: PolicyConfig, error: Exception) -> BadInput:
-    """Return the error for a model that transformers cannot load."""
-    if "trust_remote_code" in str(error):
-        return BadInput(
-            f"The model {config.model!r} brings code of its own, which is not run. "
-            "Use a model whose architecture is part of transformers."
-        )
-    first = str(error).strip().splitlines()[0]
-    return BadInput(
-        f"The model {config.model!r} cannot be loaded ({first}). "
-        f"Give a Hugging Face folder, a reachable hub id, or {base.EXAMPLE}."
-    )
 
 
 def prompt_ids(tokenizer: Any, turn: Turn) -> list[int]:
@@ -211,31 +194,47 @@ def load_model(
     """Load a causal LM and its tokenizer onto the configured device; make a model that is made here first.
 
     merged: whether an adapter is added to its base's weights, in their type, or kept apart in float32. Raises
-    `BadInput` for an unknown model, a tokenizer without a chat template, or an adapter whose base has changed.
+    `BadInput` for an unknown model, one that is damaged (model_checks.py), or an adapter whose base has changed.
     """
     source = resolve(config, cache=cache, listener=listener, revision=revision)
     if adapters.is_adapter(source):
-        from peft import PeftModel
-
         below, commit = adapters.base_of(Path(source), config)
         base_model, tokenizer = load_model(below, cache=cache, listener=listener, revision=commit)
-        adapted = PeftModel.from_pretrained(base_model, source)
+        adapted = adapters.added(base_model, source, config)
+        model_checks.require_finite(config, adapted)
         # peft freezes the base's weights; training from a merged model trains them all. get_base_model keeps the
         # adapter's layers in place.
         return adapted.merge_and_unload().requires_grad_(True) if merged else adapted.get_base_model(), tokenizer
+    tokenizer = check_folder(source, config, revision)
+    with activity(f"loading {config.model}"):
+        dtype = "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
+        model = _opened(source, config, revision, dtype=dtype)[0].to(device(config.device))
+        model_checks.require_finite(config, model)
+    return model, tokenizer
+
+
+def check_folder(source: str, config: PolicyConfig, revision: str | None = None) -> Any:
+    """Return the tokenizer of a folder or hub id whose model has the tensors of its configuration; loads no weights."""
     tokenizer = load_tokenizer(source, config, revision)
-    try:
-        with activity(f"loading {config.model}"):
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                source,
-                dtype="auto" if config.dtype == "auto" else getattr(torch, config.dtype),
-                revision=revision,
-                use_safetensors=True,  # a pickle can run code while it is read
-                trust_remote_code=False,  # without it transformers asks on the terminal whether to run a model's code
-            )
-    except (OSError, ValueError) as error:
-        raise not_loaded(config, error) from None
-    return model.to(device(config.device)), tokenizer
+    model_checks.read_shape(source, config, revision)
+    empty, found = _opened(source, config, revision, device_map="meta", ignore_mismatched_sizes=True)
+    model_checks.require_complete(config, found)
+    model_checks.require_embedded(config, tokenizer, empty)
+    return tokenizer
+
+
+def _opened(source: str, config: PolicyConfig, revision: str | None, **how: Any) -> tuple[Any, dict[str, Any]]:
+    """Return a causal LM and what transformers says about its tensors."""
+    with model_checks.reading(config):
+        opened: Any = AutoModelForCausalLM.from_pretrained(
+            source,
+            revision=revision,
+            use_safetensors=True,  # a pickle can run code while it is read
+            trust_remote_code=False,  # without it transformers asks on the terminal whether to run a model's code
+            output_loading_info=True,
+            **how,
+        )
+    return opened[0], opened[1]
 
 
 @contextmanager
@@ -316,5 +315,5 @@ def device(name: str) -> str:
 
 
 def pad_id(tokenizer: Any) -> int:
-    """Return the padding token, else the end token; padded positions are masked either way."""
-    return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    """Return the padding token, else the end token, else the first; padded positions are masked in any case."""
+    return next(i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if i is not None)

@@ -10,6 +10,7 @@ A row is computed as if it were alone, up to rounding: equal seeds give equal to
 """
 
 import inspect
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
@@ -25,11 +26,16 @@ from stages.backends import resources
 from stages.backends.ranks import world_size
 from stages.errors import UsageError
 from stages.policy.base import PolicyConfig
+from stages.policy.model_checks import NotFinite
 from stages.stopping import Interrupted, stop_requested
 
 SHRINK = 0.75
 """Ended rows are dropped where at most this share of the batch is left: each drop copies the rows that are."""
 GIB = 2**30
+NO_NUMBERS = (
+    "The model's log-probs are NaN: its weights are too large for their type, or no longer numbers. Take a checkpoint "
+    "from before they were, or set policy.dtype=float32."
+)
 Drawn = tuple[list[int], list[float]]
 """Sampled token ids, the end token included, and their natural log-probs."""
 
@@ -75,6 +81,8 @@ def sample_batch(
             for place, prompt in enumerate(running):
                 for token_id, value in zip(map(int, tokens[place]), logps[place], strict=True):
                     if not ended[prompt]:
+                        if math.isnan(value):
+                            raise NotFinite(NO_NUMBERS)
                         found[prompt][0].append(token_id)
                         # Rounding can make the log-prob of a near-certain token slightly positive.
                         found[prompt][1].append(min(value, 0.0))

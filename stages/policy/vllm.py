@@ -19,14 +19,13 @@ import orjson
 from transformers import GenerationConfig
 
 from stages.errors import ComposerError, InfrastructureError, UsageError
-from stages.policy import adapters, background
+from stages.policy import adapters, background, model_checks
 from stages.policy.base import PolicyConfig, Sample, Turn
 from stages.policy.client import Client, Rejected, Retryable, retrying
 from stages.policy.local import (
     device,
     end_ids,
     load_tokenizer,
-    not_loaded,
     prompt_ids,
     resolve,
     token_sample,
@@ -295,10 +294,8 @@ class VllmPolicy:
         below, revision = adapters.base_of(folder, config.in_process()) if folder else (config.in_process(), None)
         model = resolve(below, cache=cache, listener=listener)
         tokenizer = load_tokenizer(model, config, revision)
-        try:
+        with model_checks.reading(config):
             ends = end_ids(GenerationConfig.from_pretrained(model, revision=revision or "main"), tokenizer)
-        except (OSError, ValueError) as error:
-            raise not_loaded(config, error) from None
         policy = cls(config, tokenizer, ends, url, server)
         if folder is not None:
             name = f"adapter-{store.folder_sha256(folder)[:12]}"

@@ -131,7 +131,8 @@ class CollectionChecks:
         count(
             "log-probs finite, <= 0",
             sampled,
-            lambda s: all(math.isfinite(p) and p <= 0 for p in s["logprobs"] or ()),
+            # A log-prob that is NaN is null in the journal, as JSON has no word for it.
+            lambda s: all(p is not None and math.isfinite(p) and p <= 0 for p in s["logprobs"] or ()),
             missing.LOGPROBS,
         )
         count(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.backends import resources
-from stages.errors import UsageError
+from stages.errors import BadInput, UsageError
 from stages.policy import adapters, available, base, gguf, require_source
 from stages.policy.base import PolicyConfig
 from stages.policy.server import cpu_cache_bytes, memory_utilisation
@@ -93,10 +93,10 @@ def model_shape(policy: PolicyConfig) -> ModelShape | None:
         return _shape_of_file(header, policy)
     import torch
     from accelerate import init_empty_weights
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
-    from stages.policy import sampling
+    from stages.policy import model_checks, sampling
 
     source = str(Path(policy.model).expanduser())
     if adapters.is_adapter(source):
@@ -104,11 +104,12 @@ def model_shape(policy: PolicyConfig) -> ModelShape | None:
     try:
         repo, commit = base.hub_id(policy.model)
         place = source if Path(source).is_dir() else hub.source(repo, commit)
-        config: Any = AutoConfig.from_pretrained(place, revision=commit, trust_remote_code=False)
-        with init_empty_weights(), no_init_weights():  # drawing weights that have no memory takes most of the time
+        config = model_checks.read_shape(place, policy, commit)
+        # Drawing weights that have no memory takes most of the time.
+        with init_empty_weights(), no_init_weights(), model_checks.reading(policy):
             model: Any = AutoModelForCausalLM.from_config(config)
-    except (OSError, ValueError):
-        return None
+    except (OSError, BadInput):
+        return None  # opening the model will name what is wrong with it
     model.tie_weights()  # which a model without weights does not do by itself
     head, text = model.get_output_embeddings(), config.get_text_config()
     linears = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]

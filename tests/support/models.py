@@ -45,8 +45,8 @@ def tiny_model(seed: int = 0, vocabulary: int = 260, scale: float = 1.0) -> Qwen
     return Qwen3ForCausalLM(config).eval()
 
 
-def save_tiny(folder: Path, seed: int = 0, characters: str = "abcdefghijkl\u0120") -> Path:
-    """Write model and tokenizer, by default of few characters; returns the folder."""
+def save_tiny(folder: Path, seed: int = 0, characters: str | None = "abcdefghijkl\u0120") -> Path:
+    """Write model and tokenizer, by default of few characters; None for one token a byte. Returns the folder."""
     tokenizer = tiny_tokenizer(characters)
     model = tiny_model(seed, len(tokenizer))
     model.generation_config.eos_token_id = tokenizer.eos_token_id

@@ -1,0 +1,203 @@
+"""Whether a model can be used: its tensors, their values, its tokenizer and its chat template.
+
+`stages.policy.local` opens models, and what it opens passes here before it is sampled from or trained. What is wrong is
+named by one sentence, as `BadInput`.
+"""
+
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from transformers import AutoConfig, GenerationConfig
+from transformers.utils.chat_template_utils import _compile_jinja_template
+
+from stages.errors import BadInput, ComposerError
+from stages.policy import base
+from stages.policy.base import PolicyConfig
+
+MOST_CHARACTERS = 100_000
+"""Of a conversation of two short messages as a chat template renders it; gpt-oss, the longest we know, writes 700."""
+MOST_LAYERS = 1000
+"""Without a look at the size of the files; no model we know has as many."""
+MOST_S = 2.0
+"""Processor time of that rendering, which takes milliseconds."""
+USER, SYSTEM = "\u2063USER\u2063", "\u2063SYSTEM\u2063"
+FOLD = (
+    "{%- if messages and messages[0]['role'] == 'system' -%}"
+    "{%- if messages | length > 1 and messages[1]['role'] == 'user' -%}"
+    "{%- set messages = [{'role': 'user', 'content': messages[0]['content'] + '\\n\\n' + messages[1]['content']}]"
+    " + messages[2:] -%}"
+    "{%- else -%}{%- set messages = [{'role': 'user', 'content': messages[0]['content']}] + messages[1:] -%}"
+    "{%- endif -%}{%- endif -%}"
+)
+"""Stands before a chat template that has no system messages: their text is put before the first user message, as users
+of vLLM and TRL do it by hand. A saved tokenizer renders alike elsewhere."""
+
+
+class NotFinite(BadInput):
+    """Weights or log-probs of a model are no finite numbers."""
+
+
+@contextmanager
+def reading(config: PolicyConfig) -> Iterator[None]:
+    """Turn what libraries raise for a model that they cannot read into `BadInput`."""
+    try:
+        yield
+    except (ComposerError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # the model's author chooses what is read, and libraries raise plain exceptions for it
+        raise not_loaded(config, error) from error
+
+
+def not_loaded(config: PolicyConfig, error: Exception) -> BadInput:
+    """Return the error for a model that transformers cannot load."""
+    if "trust_remote_code" in str(error):
+        return BadInput(
+            f"The model {config.model!r} brings code of its own, which is not run. "
+            "Use a model whose architecture is part of transformers."
+        )
+    return BadInput(
+        f"The model {config.model!r} cannot be loaded ({_in_a_line(error)}). "
+        f"Bring its files again, or give a Hugging Face folder, a reachable hub id, or {base.EXAMPLE}."
+    )
+
+
+def _in_a_line(error: Exception) -> str:
+    return " ".join((str(error) or repr(error)).split())[:300].rstrip(".")
+
+
+def read_shape(source: str, config: PolicyConfig, revision: str | None = None) -> Any:
+    """Return the configuration of a folder or hub id; `BadInput` where it has more layers than its files can hold.
+
+    An empty model of so many layers would take hours to build.
+    """
+    with reading(config):
+        if (Path(source) / "generation_config.json").is_file():
+            GenerationConfig.from_pretrained(source)  # one that cannot be read is taken for none when a model is loaded
+        shape: Any = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
+        text, held = shape.get_text_config(), sum(path.stat().st_size for path in Path(source).glob("*.safetensors"))
+        layers, width = (getattr(text, name, 0) for name in ("num_hidden_layers", "hidden_size"))
+        if held and layers > MOST_LAYERS and layers * width > held:  # a layer has a vector of that width at least
+            raise ValueError(f"its config.json gives {layers:,} layers, which do not fit into files of {held:,} bytes")
+    return shape
+
+
+def require_complete(config: PolicyConfig, found: Mapping[str, Any]) -> None:
+    """`BadInput` where tensors are missing, unexpected or of another shape; `found`: transformers' loading info."""
+    other = [
+        f"{name} is {' x '.join(map(str, stored))} instead of {' x '.join(map(str, wanted))}"
+        for name, stored, wanted in sorted(found["mismatched_keys"])
+    ]
+    faults = (("missing", found["missing_keys"]), ("of another shape", other), ("unknown", found["unexpected_keys"]))
+    said = [f"{len(names)} {what} ({sorted(names)[0]})" for what, names in faults if names]
+    if said:
+        raise BadInput(
+            f"The tensors of the model {config.model!r} are not those of its config.json: {', '.join(said)}. "
+            "Bring its files again, or correct config.json."
+        )
+
+
+def require_finite(config: PolicyConfig, model: Any) -> None:
+    """`NotFinite` where a weight is NaN or infinite; one pass over the weights."""
+    for name, weight in model.named_parameters():
+        # A sum shows both in a tenth of the time of `isfinite`; of large weights it can overflow by itself.
+        if weight.dtype.itemsize == 1 or weight.detach().sum(dtype=torch.float32).isfinite():
+            continue
+        if number := int((~weight.isfinite()).sum()):
+            raise NotFinite(
+                f"The weights of the model {config.model!r} are damaged: {number:,} of {weight.numel():,} in {name} "
+                "are NaN or infinite. Take a checkpoint from before they were, or bring the files again."
+            )
+
+
+def require_embedded(config: PolicyConfig, tokenizer: Any, model: Any) -> None:
+    """`BadInput` where ordinary tokens of the tokenizer have no row in the embedding of the model.
+
+    Special tokens may have none: those for pictures, in text models of a family that has them (Gemma 3, 1B).
+    """
+    rows, vocabulary = model.get_input_embeddings().weight.shape[0], tokenizer.get_vocab()
+    if len(vocabulary) <= len(
+        tokenizer.added_tokens_decoder
+    ):  # transformers makes an empty one where files are missing
+        raise BadInput(f"The tokenizer of {config.model!r} has no words. Bring the model's tokenizer.json.")
+    beyond = {number: token for token, number in vocabulary.items() if number >= rows}
+    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    if ordinary := sorted(beyond.keys() - special):
+        raise BadInput(
+            f"The tokenizer of {config.model!r} has {len(ordinary):,} tokens without a row in the model's embedding of "
+            f"{rows:,}, for example {beyond[ordinary[0]]!r} with the id {ordinary[0]:,}. "
+            "Bring the tokenizer of this model."
+        )
+
+
+def fit_template(config: PolicyConfig, tokenizer: Any) -> bool:
+    """Check the chat template on two conversations; return whether it had no system messages and was given `FOLD`.
+
+    `BadInput` where it fails on a user message, leaves it out, or takes too long or too much.
+    """
+    if isinstance(tokenizer.chat_template, dict):  # of several, by name
+        tokenizer.chat_template = tokenizer.chat_template.get("default")
+    if not tokenizer.chat_template:
+        raise BadInput(
+            f"The tokenizer of {config.model!r} has no chat template, so messages cannot be rendered. "
+            "Use an instruction-tuned model."
+        )
+    asked = [{"role": "user", "content": USER}]
+    if USER not in _rendered(config, tokenizer, asked):
+        raise _unfit(config, "leaves out what the user says")
+    try:
+        text = _rendered(config, tokenizer, [{"role": "system", "content": SYSTEM}, *asked])
+    except BadInput:
+        text = ""
+    if SYSTEM in text and USER in text:
+        return False
+    tokenizer.chat_template = FOLD + tokenizer.chat_template
+    return True
+
+
+def _rendered(config: PolicyConfig, tokenizer: Any, messages: list[dict[str, str]]) -> str:
+    """Return a conversation as the template renders it, within limits of time and size."""
+    pieces, size = list[str](), 0
+    try:
+        # Piece by piece, which `apply_chat_template` cannot: a text of gigabytes must not be joined to be measured.
+        template = _compile_jinja_template(tokenizer.chat_template)
+        given = {"tools": None, "documents": None, "add_generation_prompt": True, **tokenizer.special_tokens_map}
+        with _processor_time(MOST_S):
+            for piece in template.generate(messages=messages, **given):
+                pieces.append(piece)
+                if (size := size + len(piece)) > MOST_CHARACTERS:
+                    break
+    except TimeoutError:
+        raise _unfit(config, f"does not end within {MOST_S:g} s on a short conversation") from None
+    except Exception as error:  # the template's author chooses what is executed
+        raise _unfit(config, f"fails on a short conversation ({type(error).__name__}: {_in_a_line(error)})") from error
+    if size > MOST_CHARACTERS:
+        raise _unfit(config, f"makes more than {MOST_CHARACTERS:,} characters of a short conversation")
+    return "".join(pieces)
+
+
+def _unfit(config: PolicyConfig, what: str) -> BadInput:
+    return BadInput(f"The chat template of {config.model!r} {what}. Correct the model's chat_template.jinja.")
+
+
+@contextmanager
+def _processor_time(seconds: float) -> Iterator[None]:
+    """`TimeoutError` in this thread once it has computed for so long; what is compiled in C is not interrupted."""
+    end, before = time.thread_time() + seconds, sys.gettrace()
+
+    def look(frame: FrameType, event: str, arg: Any) -> Any:
+        del frame, event, arg
+        if time.thread_time() > end:
+            raise TimeoutError
+        return look
+
+    sys.settrace(look)
+    try:
+        yield
+    finally:
+        sys.settrace(before)

@@ -1,0 +1,131 @@
+"""Folders that hold no usable model are refused by name when they are opened, before anything is sampled or trained."""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+from support.broken_models import BROKEN, PLAIN, QUERY, broken, template
+from support.models import save_tiny
+
+from stages.errors import BadInput
+from stages.messages import opening_ids
+from stages.policy import PolicyConfig, available
+from stages.policy.base import Turn
+from stages.policy.local import LocalPolicy, load_model, load_tokenizer
+from stages.policy.model_checks import NotFinite
+from stages.runs.activity import Notice, on_activity
+from stages.training.plan import model_shape
+
+OPENS = {"weights that overflow", "template refuses system"}
+"""What shows only when it is sampled from, and what is mended."""
+NAMED = {
+    "tensor missing": QUERY,
+    "tensor unexpected": "more",
+    "tensor of another shape": "31 x 32 instead of 32 x 32",
+    "one weight NaN": f"1 of 1,024 in {QUERY}",
+    "one weight infinite": f"1 of 1,024 in {QUERY}",
+    "embedding too small": "with the id 20",
+    "token beyond the embedding": "'more' with the id 260",
+    "code of its own": "code of its own",
+    "more layers": "model.layers.2.",
+    "fewer layers": "model.layers.1.",
+    "layers without weights": "20,000 layers",
+    "larger vocabulary": "260 x 32 instead of 9999 x 32",
+    "context in words": "max_position_embeddings",
+    "unknown type of numbers": "float12",
+    "generation settings cut": "generation_config.json",
+    "tokenizer missing": "tokenizer.json",
+    "template missing": "no chat template",
+    "template raises": "never",
+    "template ignores messages": "leaves out what the user says",
+    "template loops": "2 s",
+    "template adds a megabyte": "100,000 characters",
+    "adapter incomplete": "lora_A",
+    "adapter with more": "more",
+    "adapter NaN": "lora_A",
+}
+"""What the sentence names, where it is more than the error of a library."""
+
+
+def opened(folder: Path) -> LocalPolicy:
+    return LocalPolicy.open(PolicyConfig(model=str(folder), max_tokens=4), cache=folder, listener=lambda *_: None)
+
+
+@pytest.mark.parametrize("what", [name for name in BROKEN if name not in OPENS])
+def test_a_broken_folder_is_refused_by_name(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = broken(what, tmp_path / "model")
+    with pytest.raises(BadInput) as refused:
+        opened(folder)
+    assert str(folder.parent) in str(refused.value) and NAMED.get(what, "") in str(refused.value)
+    assert not Path("ran").exists(), "code that a model brings"
+    if not isinstance(refused.value, NotFinite) and "adapter" not in what:  # a dry run loads no weights
+        with pytest.raises(BadInput):
+            available.check(PolicyConfig(model=str(folder)), tmp_path)
+        with suppress(BadInput):
+            model_shape(PolicyConfig(model=str(folder)))  # the estimate of memory, made before, knows no other error
+
+
+def test_a_complete_folder_is_opened_by_the_same_way(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "model", characters=None)
+    assert opened(folder).sample([Turn([{"role": "user", "content": "a"}], 0)])[0].completion_tokens
+    assert "complete" in available.check(PolicyConfig(model=str(folder)), tmp_path)
+
+
+def test_weights_that_give_no_numbers_end_the_sampling(tmp_path: Path) -> None:
+    policy = opened(broken("weights that overflow", tmp_path / "model"))
+    with pytest.raises(NotFinite):
+        policy.sample([Turn([{"role": "user", "content": "a"}], 0)])
+
+
+def test_large_weights_whose_sum_overflows_are_finite(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "model")
+    held = load_file(folder / "model.safetensors")
+    held["model.embed_tokens.weight"][:2] = 3e38
+    save_file(held, folder / "model.safetensors", {"format": "pt"})
+    load_model(PolicyConfig(model=str(folder)), cache=tmp_path, listener=lambda *_: None)
+
+
+# A template without system messages
+
+
+DROPS = "{% for m in messages %}{% if m['role'] != 'system' %}{{ m['content'] }}<|im_end|>{% endif %}{% endfor %}"
+ASKED = [{"role": "user", "content": "do it"}, {"role": "assistant", "content": "done"}]
+BRIEF = {"role": "system", "content": "Be brief."}
+CASES: list[tuple[list[dict[str, str]], list[dict[str, str]]]] = [
+    (
+        [{"role": "system", "content": "Be brief."}, *ASKED],
+        [{"role": "user", "content": "Be brief.\n\ndo it"}, ASKED[1]],
+    ),
+    ([BRIEF], [{"role": "user", "content": "Be brief."}]),
+    (ASKED, ASKED),
+]
+
+
+@pytest.mark.parametrize("what", ["refuses", "drops"])
+@pytest.mark.parametrize(("messages", "same"), CASES)
+def test_the_system_text_begins_the_first_user_message(what: str, messages: Any, same: Any, tmp_path: Path) -> None:
+    if what == "refuses":
+        folder = broken("template refuses system", tmp_path / "model")
+    else:
+        folder = save_tiny(tmp_path / "model", characters=None)
+        template(DROPS)(folder)
+    told: list[str] = []
+    with on_activity(told.append):
+        words = load_tokenizer(str(folder), PolicyConfig(model=str(folder)))
+    assert [type(one) for one in told if "system messages" in one] == [Notice]
+    assert words.decode(opening_ids(words, messages)) == words.decode(opening_ids(words, same))
+    if what == "refuses":
+        template(PLAIN)(folder)
+        plain = load_tokenizer(str(folder), PolicyConfig(model=str(folder)))
+        assert opening_ids(words, messages) == opening_ids(plain, same)
+
+
+def test_a_saved_tokenizer_keeps_the_change_and_takes_it_once(tmp_path: Path) -> None:
+    folder = broken("template refuses system", tmp_path / "model")
+    settings = PolicyConfig(model=str(folder), chat_template_kwargs={"enable_thinking": False})
+    words = load_tokenizer(str(folder), settings)
+    words.save_pretrained(tmp_path / "saved")
+    assert load_tokenizer(str(tmp_path / "saved"), settings).chat_template == words.chat_template
