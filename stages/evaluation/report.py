@@ -138,7 +138,7 @@ def percent(rate: float | None) -> str:
 
 
 def arms_chart(verdict: EvalVerdict) -> bytes:
-    """Return a chart as SVG, the same bytes every time: pass@1 of every arm, and below it the paired differences."""
+    """Return a chart as SVG, the same bytes every time: pass@1 and protocol of every arm, and paired differences."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -177,8 +177,12 @@ def arms_chart(verdict: EvalVerdict) -> bytes:
             place.set_yticks(range(len(rows)), [label for label, *_ in rows])
             place.set_ylim(len(rows) - 0.5, -0.5)
             place.spines[["top", "right"]].set_visible(False)
+        kept = [(row, 100 * arm.protocol_rate) for row, arm in enumerate(verdict.arms) if arm.protocol_rate is not None]
+        for row, rate in kept:
+            axes[0][0].plot(rate, row, "D", color=DOT, markersize=5, fillstyle="none", clip_on=False)
         axes[0][0].set_xlim(0, 100)
-        axes[0][0].set_xlabel("pass@1 on held-out tasks, %, with 95 % interval")
+        also = "; diamond: kept the protocol" if kept else ""
+        axes[0][0].set_xlabel(f"pass@1 on held-out tasks, % [95 %]{also}")
         if differences:
             axes[1][0].axvline(0, color="0.7", linewidth=1)
             axes[1][0].axvline(100 * verdict.min_gain, color="0.7", linewidth=1, linestyle=":")
