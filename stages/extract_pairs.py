@@ -19,7 +19,7 @@ from stages.runs.stage import Stage, later
 
 STAGE = Stage(
     name="extract-pairs",
-    version=1,
+    version=2,
     example="""\
 >>> pairs = composer.extract_pairs(rollouts, answers, quiet=True)
 >>> pairs.manifest.status
