@@ -428,13 +428,13 @@ def _sampling(asked: Asked, size: str) -> Iterator[Any]:
         yield records.measured(claim, tokens / statistics.median(seconds), n=len(seconds))
         kinds = torch.profiler.ProfilerActivity
         with torch.profiler.profile(activities=[kinds.CPU, *([kinds.CUDA] if on_gpu else [])]) as profile:
-            sample(asked, model, 16)
+            sample(asked, model, 8)
             wait(asked)
         events = profile.key_averages()
         print(*[f"    {line}" for side in {on_gpu, False} for line in _slowest(events, side)], sep="\n")
         if on_gpu:
             started = time.perf_counter()
-            sample(asked, model, 16)
+            sample(asked, model, 8)
             wait(asked)
             took = time.perf_counter() - started
             busy = sum(event.self_device_time_total for event in events) / 1e6
@@ -498,7 +498,7 @@ def predicted(
         policy = {"model": folder, "device": asked.device}
         size_of = stage.Config(
             policy=policy,
-            optimisation={**optimisation, "gradient_checkpointing": checkpointing},
+            optimisation={**optimisation, "gradient_checkpointing": checkpointing, "shared_prompts": False},
             adapter={"rank": rank},
             distribution={"sharding": "none" if rank else "fsdp2"},
         )

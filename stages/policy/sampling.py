@@ -3,8 +3,8 @@
 Sampling is our own, because transformers' `generate` keeps [T, B, V] scores to return log-probs and draws all rows from
 one random stream. Here a row's draws depend on its own seed alone, and memory stays at [B, V]. From top to bottom: the
 loop over tokens; prompts, of which equal ones are prefilled once and those that continue what was sampled before from
-where its keys and values end; the rows of a batch, whose keys and values are written in place; how many rows fit into
-memory.
+where its keys and values end; the rows of a batch, whose keys and values are written in place; a token's kernels, which
+a GPU is asked for once and replays; how many rows fit into memory.
 
 A row is computed as if it were alone, up to rounding: equal seeds give equal tokens, however rows are batched.
 """
@@ -53,12 +53,14 @@ def sample_batch(
     prefill_tokens: int = 8192,
     prefixes: "PrefixCache | None" = None,
     look_every: int | None = None,
+    fixed: bool | None = None,
 ) -> list[Drawn]:
     """Draw one completion per prompt: (token ids with the end token, natural log-probs after temperature).
 
     At temperature 0 the most likely token is taken and log-probs are those of the untempered distribution. prefixes:
     rows of the call before, which prompts may continue; afterwards it holds those of this call. look_every: tokens
-    between two looks at which rows have ended; None chooses by the device.
+    between two looks at which rows have ended. fixed: whether tokens are read by a `_FixedStep`. None chooses by the
+    device.
     """
     device = next(model.parameters()).device
     # A generator per row, on the CPU in float64: a row's draws depend neither on the batch nor on the device.
@@ -66,6 +68,7 @@ def sample_batch(
     drawn = [torch.rand(max_tokens, dtype=torch.float64, generator=generator) for generator in generators]
     uniforms = torch.stack(drawn).to(device)  # [B, max_tokens]
     rows, logits = _prefilled(model, prompts, max_tokens, pad_id, prefill_tokens, prefixes)
+    rows.fixed = rows.in_place and (_replays(model) if fixed is None else fixed)
     look = look_every or tokens_between_looks(device)
     found: list[Drawn] = [([], []) for _ in prompts]
     ended, pending = [False] * len(prompts), list[Tensor]()
@@ -145,6 +148,7 @@ class PrefixCache:
         self.clear()
         if not rows.in_place:
             return
+        rows.forget_step()
         self._rows, width = rows, rows.shown.shape[1]
         for place, number in enumerate(rows.numbers):
             # A row that ended before others was fed tokens behind its end, and the last token of all was never fed.
@@ -271,11 +275,16 @@ def _runs(
 
 @dataclass
 class _Extent:
-    """What of the tables of keys and values is in use: the first `rows` rows and the first `length` columns."""
+    """What of the tables of keys and values is in use: the first `rows` rows and the first `length` columns.
+
+    window, column: while a `_FixedStep` reads a token, the columns that are attended to, and the one that is written.
+    """
 
     rows: int
     length: int
     capacity: int
+    window: int = 0
+    column: Int[Tensor, " 1"] | None = None
 
 
 class _Layer(CacheLayerMixin):
@@ -307,6 +316,9 @@ class _Layer(CacheLayerMixin):
         return keys, values
 
     def _written(self, table: Any, states: Tensor) -> Tensor:
+        if self.extent.column is not None:
+            shown: Tensor = table[: self.extent.rows, :, : self.extent.window]
+            return shown.index_copy_(2, self.extent.column, states)
         start, end = self.extent.length, self.extent.length + states.shape[2]
         table = table[: self.extent.rows, :, :end]
         table[:, :, start:] = states
@@ -343,6 +355,8 @@ class _Rows:
         if in_place:
             self._cache = Cache(layers=[_Layer(self.extent) for _ in range(text.num_hidden_layers)])
         self._bias: Float[Tensor, "b 1 1 c"] | None = None
+        self.fixed = False
+        self._step: _FixedStep | None = None
         self._show(capacity)
 
     def _show(self, capacity: int) -> None:
@@ -374,6 +388,13 @@ class _Rows:
     def step(self, ids: Int[Tensor, "b 1"]) -> Float[Tensor, "b v"]:
         """Read one token of each running row, and return the logits behind it."""
         end = self.extent.length + 1
+        if self.fixed:
+            if self._step is None or end > self._step.window:
+                self._step = None  # its memory is the next one's
+                self._step = _FixedStep(self.model, self._cache, self.extent, self.visible)
+            logits = self._step(ids, self.next)
+            self.next = self.next + 1
+            return logits
         if self.in_place:
             if self._bias is None:  # in the type of the scores: of a boolean mask each layer would make this table
                 empty = torch.zeros(self.visible.shape, dtype=self._cache.layers[0].keys.dtype, device=ids.device)
@@ -400,8 +421,13 @@ class _Rows:
         logits: Tensor = out.logits[:, -1]
         return logits
 
+    def forget_step(self) -> None:
+        """Free what the reading of a token holds, as the rows are others from now on, or are no longer fed."""
+        self._step = None
+
     def shrink(self, left: list[int]) -> None:
         """Feed only the rows at these places from now on; the others stay behind them, where the cache is in place."""
+        self.forget_step()
         extent, gone = self.extent, [place for place in range(self.extent.rows) if place not in set(left)]
         self.ends |= {self.numbers[place]: extent.length for place in gone}
         self.numbers[: extent.rows] = [self.numbers[place] for place in (*left, *gone)]
@@ -447,6 +473,84 @@ class _Rows:
                     table[:, :, :used] = source[places[:, None], :, columns].transpose(1, 2)
                 kept.keys = kept.values = None
         self.extent.length = used
+
+
+# A token on a GPU
+
+
+WINDOW = 256
+"""Columns by which the part of the tables grows that a `_FixedStep` attends to."""
+
+
+class _FixedStep:
+    """The reading of a token by rows that stay the same, whose kernels a GPU is asked for once and replays.
+
+    A model asks for a thousand kernels and more a token, which takes a host 30 ms and a GPU that replays them a tenth
+    of that. Shapes and places are fixed for it: all columns of a window are attended to, those that hold nothing yet
+    with the bias -inf, and the column that is written is a number on the device. The first token is read without
+    recording, so that nothing is loaded or tuned while the second one is recorded. On a CPU nothing is recorded.
+
+    visible: [b, capacity], the columns that are no padding.
+    """
+
+    def __init__(self, model: Any, cache: Any, extent: _Extent, visible: Bool[Tensor, "b c"]) -> None:
+        self._model, self._cache, self._extent = model, cache, extent
+        self.window = min(extent.capacity, (extent.length // WINDOW + 1) * WINDOW)
+        device = visible.device
+        self._ids = torch.zeros(len(visible), 1, dtype=torch.long, device=device)
+        self._positions, self._column = self._ids.clone(), torch.zeros(1, dtype=torch.long, device=device)
+        seen = visible[:, None, None, : self.window] & (torch.arange(self.window, device=device) < extent.length)
+        empty = torch.zeros(seen.shape, dtype=cache.layers[0].keys.dtype, device=device)
+        self._bias = empty.masked_fill_(~seen, float("-inf"))
+        for layer in cache.layers:
+            for table in (layer.keys, layer.values):
+                table[: extent.rows, :, extent.length : self.window] = 0  # 0 times what memory held may be NaN
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._logits: Tensor | None = None
+
+    def __call__(self, ids: Int[Tensor, "b 1"], positions: Int[Tensor, "b 1"]) -> Float[Tensor, "b v"]:
+        """Return the logits behind a token of each row, which are overwritten by the next call."""
+        column = self._extent.length
+        self._ids.copy_(ids)
+        self._positions.copy_(positions)
+        self._column.fill_(column)
+        self._bias[..., column] = 0
+        if self._graph is None and self._logits is not None and ids.is_cuda:
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+                self._logits = self._read()
+        if self._graph is None:
+            self._logits = self._read()
+        else:
+            self._graph.replay()
+        self._extent.length = column + 1
+        logits: Tensor = self._logits  # type: ignore[assignment]
+        return logits
+
+    def _read(self) -> Float[Tensor, "b v"]:
+        extent = self._extent
+        extent.window, extent.column = self.window, self._column
+        try:
+            out = self._model(
+                input_ids=self._ids,
+                attention_mask=self._bias,
+                position_ids=self._positions,
+                past_key_values=self._cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        finally:
+            extent.column = None
+        logits: Tensor = out.logits[:, -1]
+        return logits
+
+
+def _replays(model: Any) -> bool:
+    """Whether the kernels of a token can be recorded: on a GPU, and no number of them is looked at on the host."""
+    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    looks = str(rope.get("rope_type", "default")) in ("dynamic", "longrope")
+    fixed = getattr(model, "_can_compile_fullgraph", False) and not looks
+    return fixed and all(type(p) in (torch.nn.Parameter, Tensor) and p.is_cuda for p in model.parameters())
 
 
 SCALED_DOT_PRODUCT = {"sdpa"}

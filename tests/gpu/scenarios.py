@@ -162,7 +162,7 @@ def script(size: str = "0.6B", layers: int = 1) -> dict[str, Any]:
     with rehearsed() as mode, trained_on(mode, size, layers):
         steps = {name: gpu.train(asked, size, name) for name in ("TRL", "ours")}
         with mock.patch.object(basis, "tensors_sha256", return_value="0"):
-            claims = gpu.probe(asked)
+            claims = [claim for case in gpu.probe(asked) for claim in case()]
     return {
         "steps": {name: [len(seconds), len(slowest)] for name, (seconds, _, slowest) in steps.items()},
         "claims": [claim.claim for claim in claims],

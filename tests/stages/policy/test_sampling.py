@@ -129,9 +129,10 @@ def assert_equal_rows(one: Sequence[Drawn], other: Sequence[Drawn]) -> None:
 
 
 @pytest.mark.parametrize("look", [1, 16])
-@pytest.mark.parametrize("prefill_tokens", [1, 8192])
-def test_rows_are_as_alone_while_others_end(look: int, prefill_tokens: int) -> None:
-    together, alone = together_and_alone(tiny_model().double(), prefill_tokens=prefill_tokens, look_every=look)
+@pytest.mark.parametrize(("prefill_tokens", "fixed"), [(1, False), (8192, False), (8192, True)])
+def test_rows_are_as_alone_while_others_end(look: int, prefill_tokens: int, fixed: bool) -> None:
+    given = {"prefill_tokens": prefill_tokens, "look_every": look, "fixed": fixed}
+    together, alone = together_and_alone(tiny_model().double(), **given)
     assert len({len(ids) for ids, _ in alone}) > 3
     assert_equal_rows(together, alone)
 
@@ -169,7 +170,8 @@ def test_any_batch_of_any_turns_gives_the_rows_of_each_alone(number: int) -> Non
         seeds = [chosen.randrange(10**6) for _ in prompts]
         settings: dict[str, Any] = {"end_ids": ends, "pad_id": 0, "temperature": chosen.choice([1.0, 0.7])}
         settings |= {"max_tokens": chosen.choice([1, 2, 8, 20]), "prefill_tokens": chosen.choice([1, 7, 8192])}
-        found = sample_batch(model, prompts, seeds=seeds, prefixes=prefixes, **settings)
+        fixed = chosen.random() < 0.5  # as a GPU reads a token
+        found = sample_batch(model, prompts, seeds=seeds, prefixes=prefixes, fixed=fixed, **settings)
         alone = [
             sample_batch(model, [one], seeds=[seed], **settings)[0] for one, seed in zip(prompts, seeds, strict=True)
         ]
@@ -191,6 +193,14 @@ def test_a_model_without_attention_in_place_gives_the_same_rows() -> None:
         together, alone = together_and_alone(model)
         assert_equal_rows(together, alone)
     assert_equal_rows(together_and_alone(eager)[0], together_and_alone(tiny_model())[0])
+
+
+def test_a_fixed_step_attends_to_more_columns_as_rows_grow() -> None:
+    model, most = tiny_model().double(), sampling.WINDOW + 20
+    given = {"max_tokens": most, "temperature": 1.0, "end_ids": {3}, "pad_id": 0, "seeds": list(range(8))}
+    fixed = sample_batch(model, MANY, fixed=True, **given)
+    assert max(len(ids) for ids, _ in fixed) == most
+    assert_equal_rows(fixed, sample_batch(model, MANY, fixed=False, **given))
 
 
 def test_ended_rows_are_no_longer_computed_and_equal_prompts_once() -> None:
