@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from stages.backends import resources
 from stages.backends.ranks import Ranks, join, world_size
 from stages.envs.base import Task
-from stages.policy.base import VLLM
+from stages.errors import ComposerError
+from stages.policy.base import VLLM, NotFinite
 from stages.policy.serving import Serving
 from stages.runs import reporting, store
 from stages.runs.kinds import CHECKPOINT, DIRECTION, HINT, PAIR, ROLLOUT, ROLLOUT_GRADIENT, START, STEP, TRAINING_REWARD
@@ -285,7 +286,7 @@ def _fit(
     """Train from the newest complete checkpoint; return the steps that the model was trained by.
 
     `Interrupted` when a stop was requested before the last step. A training that `watch` stopped has the model of the
-    newest checkpoint from before it left its course.
+    newest checkpoint from before it left its course. `ComposerError` where loss, gradient or weights stop being finite.
     """
     from stages.training.checkpoints import newest, steps_of
     from stages.training.replicas import AllRoundsDone
@@ -293,8 +294,16 @@ def _fit(
     start = ranks.broadcast_from_rank0(lambda: newest(folder, out))
     if start is not None:
         trainer.channels.load(store.read_json(start / store.SEAL)["channels"], start)
-    with suppress(AllRoundsDone):
-        trainer.train(resume_from_checkpoint=str(start) if start else None)
+    try:
+        with suppress(AllRoundsDone):
+            trainer.train(resume_from_checkpoint=str(start) if start else None)
+    except NotFinite as error:
+        good = newest(folder, out) if ranks.first else None
+        kept = f"The last good checkpoint is {good}" if good else "No checkpoint was made before"
+        raise ComposerError(
+            f"The training ended in step {watch.step}: {error} {kept}. Lower optimisation.learning_rate, or train "
+            "another model; with the same settings --resume ends alike."
+        ) from error
     if watch.stopped:
         good = ranks.broadcast_from_rank0(lambda: newest(folder, out, watch.good))
         if good is None:

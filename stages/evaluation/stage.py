@@ -24,7 +24,7 @@ from stages.evaluation.report import arms_chart, study_text, text_table
 from stages.evaluation.verdict import INVALID_RUN, EvalQuestion, EvalVerdict, Look, after_looks, decide
 from stages.policy import PolicyConfig, scripted
 from stages.policy.adapters import CheckpointInfo, refuse_trained
-from stages.policy.base import VLLM
+from stages.policy.base import VLLM, NotFinite
 from stages.policy.serving import Serving
 from stages.rollouts.agent_loop import LiveRollout, play_missing
 from stages.rollouts.trace import action_facts, work_columns
@@ -280,6 +280,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     looks = parts(len(tasks), config.looks) or [range(0)]
     untrained = {*config.policies, *(item["arm"] for item in known)}
     taken: list[Look] = []
+    damaged: dict[tuple[str, int], str] = {}
     following = reporting.log_units(config.report_to, out, out.manifest.label)
     with following, Serving(out, [arm.policy for arm in played]) as serving:
         # Each look has its share of alpha, so that looking several times does not raise the rate of false verdicts.
@@ -287,11 +288,14 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
             theirs = [tasks[index] for index in part]
             out.spread(worker_blocks((arm, _rollouts(arm, theirs, config)) for arm in played), "rollouts of all arms")
             for arm in played:
-                _play(arm, make(), theirs, serving, config, out)
-            items = _items(played, known, tasks[: part.stop], config, out)
-            verdict = decide(items_table(items), _question(config, sampling, level, untrained, infos), differing)
+                if why := _play(arm, make(), theirs, serving, config, out):
+                    damaged[arm.name, arm.seed] = why
+            sound = [arm for arm in played if (arm.name, arm.seed) not in damaged]
+            items = _items(sound, known, tasks[: part.stop], config, out) if sound or not played else []
+            question = replace(_question(config, sampling, level, untrained, infos), damaged=damaged)
+            verdict = decide(items_table(items), question, differing)
             taken.append(Look(part.stop, level, verdict.decision, verdict.gain))
-            if verdict.settled:
+            if verdict.settled or damaged:
                 break
     if len(looks) > 1:
         verdict = after_looks(verdict, taken, len(looks), len(tasks))
@@ -444,20 +448,25 @@ def _samples(arm: Arm, config: Config) -> int:
 
 def _play(
     arm: Arm, make: Callable[[], Environment], tasks: list[Task], serving: Serving, config: Config, out: RunWriter
-) -> None:
-    policy, sampling = serving.open(arm.policy), config.sampling()
-    out.model(f"{arm.name}/{arm.seed}", **policy.facts())
-
-    play_missing(
-        make,
-        policy,
-        _rollouts(arm, tasks, config),
-        key=lambda rollout: item_id(arm, rollout),
-        payload=lambda rollout: {"item": played_item(arm, rollout, sampling)},
-        config=config,
-        out=out,
-        what=f"rollouts of arm {arm.name}",
-    )
+) -> str | None:
+    """Play an arm's rollouts of these tasks; return why that is impossible, where its weights are no numbers."""
+    sampling = config.sampling()
+    try:
+        policy = serving.open(arm.policy)
+        out.model(f"{arm.name}/{arm.seed}", **policy.facts())
+        play_missing(
+            make,
+            policy,
+            _rollouts(arm, tasks, config),
+            key=lambda rollout: item_id(arm, rollout),
+            payload=lambda rollout: {"item": played_item(arm, rollout, sampling)},
+            config=config,
+            out=out,
+            what=f"rollouts of arm {arm.name}",
+        )
+    except NotFinite as error:
+        return str(error)
+    return None
 
 
 def _items(played: list[Arm], known: list[Row], tasks: list[Task], config: Config, out: RunWriter) -> list[Row]:

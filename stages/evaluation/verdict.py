@@ -94,7 +94,8 @@ class EvalQuestion:
     missing: whether arms may lack items of each other (`refused`: they may not; `excluded`: what the compared arms
     share is compared). min_gain: the smallest gain of interest. alpha: the level of the differences, of one look where
     several are planned. untrained: arms without training seeds, which are compared with every training of another.
-    collapsed: how trainings collapsed as they recorded it, by arm and seed.
+    collapsed: how trainings collapsed as they recorded it, by arm and seed. damaged: why arms could not be played, by
+    arm and seed.
     """
 
     baseline: str = "A"
@@ -107,6 +108,15 @@ class EvalQuestion:
     alpha: float = ALPHA
     untrained: frozenset[str] = frozenset({START, START + AT_ZERO})
     collapsed: Mapping[tuple[str, int], str] = field(default_factory=dict)
+    damaged: Mapping[tuple[str, int], str] = field(default_factory=dict)
+
+    def damage(self, *arms: str | None) -> list[str]:
+        """Return why these arms could not be played, as clauses."""
+        return [
+            f"arm {arm}, seed {seed}, is INVALID: {why.rstrip('.')}"
+            for (arm, seed), why in sorted(self.damaged.items())
+            if arm in arms
+        ]
 
     @property
     def arms(self) -> tuple[str, ...]:
@@ -260,8 +270,8 @@ def decide(
     summaries = tuple(outcomes.summarize(items, arm, question.sampling.fixed) for arm in names)
     possible = outcomes.without_twins(items)
     cut = cut_sentence(possible, question.collapsed)
-    reasons = [ONLY_TWINS]
-    if len(possible) or not len(items):
+    reasons = question.damage(baseline, treatment) or [ONLY_TWINS]
+    if not question.damage(baseline, treatment) and (len(possible) or not len(items)):
         reasons = problems(possible, baseline, treatment, question.untrained)
     gain = None if reasons else compare(possible, treatment, baseline, question)
     if gain is None:
@@ -292,7 +302,7 @@ def decide(
         decision = PARTIAL
     control_problems = ["none was named"]
     if control:
-        control_problems = problems(possible, control, treatment, question.untrained)
+        control_problems = question.damage(control) or problems(possible, control, treatment, question.untrained)
     over = None if control_problems else compare(possible, treatment, str(control), question)
     by_seed = gain.outcomes.gain_by_seed
     collapsed = collapsed_clauses(possible, question)

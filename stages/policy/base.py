@@ -373,6 +373,10 @@ FINAL = (None, "rejected", "context", "no_text", "malformed")
 """Values of `error_type` that asking again would not change."""
 
 
+class NotFinite(BadInput):
+    """Weights of a model, or log-probs that it gives, are NaN or infinite."""
+
+
 class Policy(Protocol):
     """A model that answers turns, as a `BatchPolicy` or an `AsyncPolicy`; `stages.policy.ask_all` asks either.
 

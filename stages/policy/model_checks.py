@@ -18,7 +18,7 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from stages.errors import BadInput, ComposerError
 from stages.policy import base
-from stages.policy.base import PolicyConfig
+from stages.policy.base import NotFinite, PolicyConfig
 
 MOST_CHARACTERS = 100_000
 """Of a conversation of two short messages as a chat template renders it; gpt-oss, the longest we know, writes 700."""
@@ -37,10 +37,6 @@ FOLD = (
 )
 """Stands before a chat template that has no system messages: their text is put before the first user message, as users
 of vLLM and TRL do it by hand. A saved tokenizer renders alike elsewhere."""
-
-
-class NotFinite(BadInput):
-    """Weights or log-probs of a model are no finite numbers."""
 
 
 @contextmanager
@@ -103,16 +99,27 @@ def require_complete(config: PolicyConfig, found: Mapping[str, Any]) -> None:
 
 
 def require_finite(config: PolicyConfig, model: Any) -> None:
-    """`NotFinite` where a weight is NaN or infinite; one pass over the weights."""
+    """`NotFinite` where a weight is NaN or infinite."""
+    if found := not_finite(model):
+        raise NotFinite(
+            f"The weights of the model {config.model!r} are damaged: {found}. Take a checkpoint from before they were, "
+            "or bring its files again."
+        )
+
+
+def not_finite(model: Any) -> str | None:
+    """Return in words where weights are NaN or infinite, None where all are finite; one pass over the weights.
+
+    Of weights that are dealt over processes each looks at its own share.
+    """
     for name, weight in model.named_parameters():
+        own = weight.detach().to_local() if hasattr(weight, "to_local") else weight.detach()
         # A sum shows both in a tenth of the time of `isfinite`; of large weights it can overflow by itself.
-        if weight.dtype.itemsize == 1 or weight.detach().sum(dtype=torch.float32).isfinite():
+        if own.dtype.itemsize == 1 or own.sum(dtype=torch.float32).isfinite():
             continue
-        if number := int((~weight.isfinite()).sum()):
-            raise NotFinite(
-                f"The weights of the model {config.model!r} are damaged: {number:,} of {weight.numel():,} in {name} "
-                "are NaN or infinite. Take a checkpoint from before they were, or bring the files again."
-            )
+        if number := int((~own.isfinite()).sum()):
+            return f"{number:,} of {own.numel():,} in {name} are NaN or infinite"
+    return None
 
 
 def require_embedded(config: PolicyConfig, tokenizer: Any, model: Any) -> None:

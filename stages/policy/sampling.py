@@ -25,8 +25,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from stages.backends import resources
 from stages.backends.ranks import world_size
 from stages.errors import UsageError
-from stages.policy.base import PolicyConfig
-from stages.policy.model_checks import NotFinite
+from stages.policy.base import NotFinite, PolicyConfig
 from stages.stopping import Interrupted, stop_requested
 
 SHRINK = 0.75

@@ -22,6 +22,8 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from stages.backends.ranks import Ranks
+from stages.policy.base import NotFinite
+from stages.policy.model_checks import not_finite
 from stages.runs.activity import Notice
 from stages.runs.kinds import Row
 from stages.runs.run import RunWriter
@@ -120,13 +122,35 @@ WATCHED: dict[str, Judge] = {REWARD: _fall, PROTOCOL: _fall, ENTROPY: _entropy, 
 class Watch(TrainerCallback):
     """Warns once of each metric that leaves its course; ends the training then if `stop`.
 
+    Raises `NotFinite` in a step whose loss, gradient or weights are no numbers; `step` is its number.
+
     With `stop` a checkpoint is made of the first steps, so that there is one from before any departure; trl_arguments
     keeps as many of the later ones as `kept_checkpoints` says.
     """
 
     def __init__(self, out: RunWriter, rollouts: int, ranks: Ranks, *, stop: bool) -> None:
         self._out, self._ranks, self._stop = out, ranks, stop
-        self.course, self.stopped = Course(rollouts), False
+        self.course, self.stopped, self.step = Course(rollouts), False, 0
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Know the step for an error in it."""
+        self.step = state.global_step + 1
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Raise `NotFinite` before a checkpoint is sealed whose weights are no numbers."""
+        self._require_finite(kwargs["model"])
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Raise `NotFinite` before a model is kept whose weights are no numbers."""
+        self._require_finite(kwargs["model"])
+
+    def _require_finite(self, model: Any) -> None:
+        if found := next(filter(None, self._ranks.gather(not_finite(model))), None):
+            raise NotFinite(f"of the weights {found}.")
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -140,6 +164,10 @@ class Watch(TrainerCallback):
         """Judge a step by what was logged of it."""
         if "loss" not in (row := state.log_history[-1]):
             return
+        # A loss that is NaN gives such gradients; of the loss itself transformers logs the mean of those before it.
+        for name in ("loss", "grad_norm"):
+            if not math.isfinite(row.get(name, 0.0)):
+                raise NotFinite(f"its {name} is {row[name]}.")
         for one in self.course.add(row):
             if self._ranks.first:
                 self._out.progress(Notice(f"warning: {one.words}"), 0, 0)

@@ -4,6 +4,7 @@ import shutil
 
 import orjson
 import pytest
+from support.broken_models import broken
 from support.server import Reply, answer, serving
 from support.trainings import ENV, metrics_of, trained
 from transformers import AutoModelForCausalLM
@@ -82,6 +83,15 @@ def test_arms_train_and_are_judged(tmp_path, artifacts, tiny, pairs):
     assert done == [("designs", number, 7) for number in range(1, 7)]
     assert pilot["rates"]["pass_rate"][1] == "pilot" and pilot["rates"]["seed_sd"][1] == "assumed"
     assert pilot["pilots"] == (f"evaluate/{run.path.name}",) and f"evaluate/{run.path.name}" in text
+
+
+@pytest.mark.parametrize("what", ["one weight NaN", "weights that overflow"])
+def test_an_arm_whose_weights_are_no_numbers_is_invalid_by_name(tmp_path, tiny, what):
+    policies = {"A": {"model": str(tiny), "max_tokens": 4}, "B": {"model": str(broken(what, tmp_path / "b"))}}
+    run, verdict = evaluated(tmp_path, {}, policies=policies, control=None, tasks=2, looks=2, max_steps=1)
+    assert verdict["decision"] == "INVALID-RUN" and "arm B, seed 0, is INVALID" in verdict["why"]
+    assert run.manifest.outcome.exit_code == 4 and "max_tokens" not in verdict["why"]
+    assert {item["arm"] for item in run.rows(EVAL_ITEM)} == {"A"}, "what was played is kept"
 
 
 def test_a_checkpoint_records_what_was_trained(tmp_path, tiny):

@@ -12,9 +12,8 @@ from support.models import save_tiny
 from stages.errors import BadInput
 from stages.messages import opening_ids
 from stages.policy import PolicyConfig, available
-from stages.policy.base import Turn
+from stages.policy.base import NotFinite, Turn
 from stages.policy.local import LocalPolicy, load_model, load_tokenizer
-from stages.policy.model_checks import NotFinite
 from stages.runs.activity import Notice, on_activity
 from stages.training.plan import model_shape
 

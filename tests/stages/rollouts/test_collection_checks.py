@@ -74,6 +74,7 @@ def test_what_breaks_the_chain_is_found(change: dict[str, Any], check: str) -> N
         (missing.ELISION, {"elided_chars": 5}, ["no output elided"]),
         (missing.PARSE, {"parse_error": "bad"}, ["actions well-formed"]),
         (missing.LOGPROBS, {"logprobs": [0.5]}, ["log-probs finite, <= 0"]),
+        (missing.LOGPROBS, {"logprobs": [None]}, ["log-probs finite, <= 0"]),  # of NaN
         (missing.TOKENS, {"prefix_ok": False}, ["prompt extends the last"]),
     ],
 )

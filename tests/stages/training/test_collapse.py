@@ -1,20 +1,26 @@
 """A training that leaves its course is noticed, says so once, and can be ended with a model from before."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 from support.environments import SpoiltEnv
+from support.trainings import trained
+from transformers import TrainerState
 
+from stages.backends.ranks import Ranks
+from stages.errors import ComposerError
 from stages.policy.adapters import CheckpointInfo
+from stages.policy.base import NotFinite
 from stages.runs import runner
 from stages.runs.activity import Notice
 from stages.runs.kinds import CHECKPOINT
 from stages.runs.run import Run
 from stages.train import Config
-from stages.training.collapse import Course
+from stages.training.collapse import Course, Watch
 
 WELL = {"reward": 0.5, "protocol": 0.9, "entropy": 1.6, "completions/mean_length": 40.0}
 
@@ -96,3 +102,24 @@ def test_by_default_it_warns_and_goes_on(tmp_path: Path, tiny: Path) -> None:
     run, said = spoilt(tmp_path, tiny)
     assert len(said) == 1 and run.manifest.counts["done"] == 20
     assert json.loads(run.read_file("checkpoint.json") or b"")["collapsed"].endswith("the model is that of step 20")
+
+
+def test_weights_that_stop_being_numbers_end_the_training_with_the_step_and_the_last_good_checkpoint(
+    tiny: Path, tmp_path: Path
+) -> None:
+    size = {"steps": 6, "save_every": 1, "learning_rate": 1e19}
+    with pytest.raises(ComposerError) as ended:
+        trained(tmp_path, tiny, optimisation=size)
+    assert ended.value.exit_code == 1
+    step, good = (re.search(pattern, str(ended.value)) for pattern in (r"in step (\d+): ", r"\S+/checkpoint-(\d+)"))
+    assert step and good and int(good[1]) < int(step[1]) and "learning_rate" in str(ended.value)
+    weights = load_file(Path(good[0]) / "model.safetensors")
+    assert all(bool(weight.isfinite().all()) for weight in weights.values())
+
+
+@pytest.mark.parametrize("row", [{"loss": float("nan"), "grad_norm": 1.0}, {"loss": 0.1, "grad_norm": float("inf")}])
+def test_a_loss_or_gradient_that_is_no_number_ends_the_training(row: dict[str, float], tmp_path: Path) -> None:
+    watch = Watch(None, 8, Ranks(), stop=False)  # type: ignore[arg-type]
+    state = TrainerState(log_history=[row])
+    with pytest.raises(NotFinite, match=r"nan|inf"):
+        watch.on_log(None, state, None)  # type: ignore[arg-type]
