@@ -142,6 +142,11 @@ class StageJob:
         root, out = asked.artifacts, asked.folder()
         return runner.resolve_run(self.stage, self.inputs, self.config, root=root, out=out).completed()
 
+    def up_to_date(self, asked: Arguments) -> Result | None:
+        """Return what `completed` does, judged by the limits of these settings."""
+        done = self.completed(asked)
+        return done and runner.judge_again(self.stage, self.config, done)
+
     def nothing_to_resume(self, asked: Arguments) -> str | None:
         """Return why --resume resumes nothing, where a run of other settings may have been meant."""
         if not asked.resume:
@@ -192,7 +197,7 @@ def execute(job: StageJob, asked: Arguments, console: Console) -> Result:
     Raises `Interrupted` also where the stage came to its end after a signal: nothing is to follow it.
     """
     with ranks.join().leading(), on_signals(console.announce_stop) as caught:
-        if done := job.completed(asked):
+        if done := job.up_to_date(asked):
             console.notify(f"{job.title}: {done.reason}")
             return done
         lines = job.first_lines(asked)

@@ -166,7 +166,7 @@ class ParallelEntries:
             entry, gpus = found
             try:
                 job = entry.job(self.results)
-                if (done := job.completed(self._asked)) is not None:
+                if (done := job.up_to_date(self._asked)) is not None:
                     self._pool.give_back(gpus)
                     self._console.notify(f"{job.title}: {done.reason}")
                     self._ended(job.title, done)

@@ -30,4 +30,5 @@ STAGE = Stage(
     plan=later("stages.pairs.stage:plan"),
     run=later("stages.pairs.stage:run"),
     work=later("stages.pairs.stage:work"),
+    judge=later("stages.pairs.report:judge"),
 )

@@ -24,5 +24,6 @@ True""",
     plan=later("stages.teachers.stage:plan"),
     run=later("stages.teachers.stage:run"),
     work=later("stages.teachers.stage:work"),
+    judge=later("stages.teachers.spending:judge"),
     check_reads=later("stages.teachers.stage:check_reads"),
 )

@@ -205,8 +205,7 @@ def summary(run: Run, found: RolloutPage | None) -> dict[str, str]:
             words["passed"] = f"{ended['passed']:,} of {graded:,}, {100 * ended['passed'] / graded:.1f} %"
     words["cost"] = f"{m.cost_usd:.2f} USD"
     words["took"] = duration(m.seconds) if m.seconds else ""
-    doubtful = m.outcome.exit_code != 0 or m.summary.get("verdict") == "TOO LITTLE DATA"
-    if m.status == "complete" and not doubtful and m.stage in NEXT:
+    if m.status == "complete" and m.outcome.exit_code == 0 and m.stage in NEXT:
         words["next"] = f"composer {NEXT[m.stage]} --from {name(run.path)}"
     return {label: value for label, value in words.items() if value}
 

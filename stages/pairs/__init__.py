@@ -9,5 +9,5 @@ evidence.py - what votes tell without playing on: agreement, failed rollouts, wh
 continuation.py - both actions of each pair played from its recorded state, and the verdict by the outcomes
 extraction.py - pairs from the votes of all states, with what is known about them
 groups.py - pairs from groups of rollouts on one task: shared states, rewards, submissions
-report.py - the report of an extraction, its exit code, and the project's original criterion
+report.py - the report of an extraction, and the verdict by which it passes
 """

@@ -23,6 +23,7 @@ from stages.pairs.blocks import (
     to_arrow,
     to_numpy,
 )
+from stages.pairs.config import Config
 from stages.pairs.continuation import REJECTED_PASSED, Continued
 from stages.pairs.evidence import PairEvidence, spent, tasks_to_test
 from stages.pairs.groups import pair_ids
@@ -97,7 +98,7 @@ class Extraction:
             self.account.add_all(kept)
             yield kept
 
-    def report(self, out: RunWriter, continued: Continued | None) -> None:
+    def report(self, config: Config, out: RunWriter, continued: Continued | None) -> None:
         """Write the report, the counts and the verdict."""
         cost = spent(self._answers.scan(TEACHER_ACTION).batches(COST_COLUMNS))
         evidence = self._evidence.evidence(cost)
@@ -107,6 +108,7 @@ class Extraction:
             +self.dropped,
             num_rollouts=self._num_rollouts,
             num_steps=self._num_steps,
+            config=config,
             out=out,
             spent=cost,
             evidence=evidence,

@@ -1,36 +1,38 @@
-"""Report the result of an extraction: pairs by rule, what was dropped and why, the verdict, the original criterion."""
+"""Report the result of an extraction: pairs by rule, what was dropped and why, and the verdict by its criterion."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from heapq import heappush, heappushpop
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pyarrow import RecordBatch
 
 from stages.layout import aligned
+from stages.pairs.config import Config
 from stages.pairs.groups import NamedStates
 from stages.plurals import counted
 from stages.runs.kinds import Row
-from stages.runs.run import RunWriter
+from stages.runs.run import Judgement, RunWriter
 
 SHUFFLES = 500
-MOST_TEXTS = 20_000
-CRITERION_PAIRS, CRITERION_P = 5.0, 0.05
-"""The project's original criterion: pairs per rollout, and the p-value of the words' KL against shuffled sides."""
-CRITERION_DECIDES_NOTHING = (
-    "it does not decide: many pairs may prefer the wrong action, and words differ wherever one wording is more popular"
-)
+MIN_TEXTS, MOST_TEXTS = 5, 20_000
+CRITERION_P = 0.05
+"""The p-value of the words' KL against shuffled sides that the criterion takes for a difference."""
+MIN_ROLLOUTS = 6
+"""With fewer rollouts their mean number of pairs is no property of the model and its teachers."""
 EXIT_CODES = {
     "SIGNAL": 0,
     "NO SIGNAL": 1,
     "UNDECIDED": 3,
     "DISAGREEMENT TRACKS FAILURE": 0,
     "DISAGREEMENT NOT SHOWN TO TRACK FAILURE": 3,
-    "TOO LITTLE DATA": 0,
+    "TOO LITTLE DATA": 3,
+    "FAIL": 1,
 }
-"""NO SIGNAL alone is a failure, which stops a chain: only it says that the pairs are not worth training on."""
+"""NO SIGNAL and FAIL are failures, which stop a chain; at 3 it stops where something reads the pairs."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +45,13 @@ class WordSignal:
 
 
 def word_signal(pairs: Sequence[tuple[str, str]], seed: int = 0) -> WordSignal | None:
-    """Return how far apart the words of (chosen, rejected) texts are; None with fewer than five pairs.
+    """Return how far apart the words of (chosen, rejected) texts are; None with fewer than `MIN_TEXTS` pairs.
 
     KL(chosen || rejected) between the word distributions of what chosen has and rejected lacks, and the reverse, with
     add-one smoothing. Swapping sides at random gives what the same texts show without any preference: a distance within
-    that range is none. It depends as much on how popular words are as on who is right, so it decides no verdict.
+    that range is none. It depends as much on how popular words are as on who is right.
     """
-    if len(pairs) < 5:
+    if len(pairs) < MIN_TEXTS:
         return None
     bags = [(Counter(chosen.split()), Counter(rejected.split())) for chosen, rejected in pairs]
     only = [(chosen - rejected, rejected - chosen) for chosen, rejected in bags]
@@ -76,32 +78,34 @@ def word_signal(pairs: Sequence[tuple[str, str]], seed: int = 0) -> WordSignal |
     return WordSignal(observed, float(np.quantile(shuffled, 0.95)), p_value)
 
 
-@dataclass(frozen=True)
-class Criterion:
-    """The project's original criterion of a signal: enough pairs per rollout, whose words differ from random pairs'."""
+def judge(folder: Path, summary: Mapping[str, Any], config: Config) -> Judgement:
+    """Return the verdict on pairs: FAIL by the criterion, TOO LITTLE DATA for it, else that of their evidence.
 
-    ok: bool
-    pairs_per_rollout: float
-    words: WordSignal | None
-
-    @classmethod
-    def of(cls, pairs_per_rollout: float, words: WordSignal | None) -> "Criterion":
-        """Return whether pairs pass the criterion."""
-        dense = pairs_per_rollout >= CRITERION_PAIRS
-        return cls(dense and words is not None and words.p_value <= CRITERION_P, pairs_per_rollout, words)
-
-    def text(self) -> str:
-        """Return the criterion as a line with its result, its numbers, and the reason why it decides nothing."""
-        words = "too few pairs to compare their words"
-        if self.words is not None:
-            words = (
-                f"KL {self.words.kl:.3f} nats, of random pairs {self.words.shuffled_p95:.3f} at the 95th percentile "
-                f"(p = {self.words.p_value:.3f}, {CRITERION_P:g} needed)"
-            )
-        return (
-            f"original criterion: {'PASS' if self.ok else 'FAIL'}, {self.pairs_per_rollout:.2f} pairs a rollout "
-            f"({CRITERION_PAIRS:g} needed), {words}; {CRITERION_DECIDES_NOTHING}"
+    The criterion: enough pairs per rollout, whose words differ from those of random pairs. Pairs without signal fail
+    first.
+    """
+    density, rollouts, words = summary["pairs_per_rollout"], summary["rollouts"], summary["words"]
+    criterion = "PASS"
+    if rollouts < MIN_ROLLOUTS:
+        criterion = "TOO LITTLE DATA"
+    elif density < config.min_pairs_per_rollout or (words and words["p_value"] > CRITERION_P):
+        criterion = "FAIL"
+    elif not words:
+        criterion = "TOO LITTLE DATA"
+    compared = f"{MIN_TEXTS} pairs are needed to compare their words"
+    if words:
+        compared = (
+            f"words with KL {words['kl']:.3f} nats, of random pairs {words['shuffled_p95']:.3f} at the 95th percentile "
+            f"(p = {words['p_value']:.3f}, at most {CRITERION_P:g} needed)"
         )
+    line = (
+        f"criterion: {criterion}, {density:.2f} pairs a rollout ({config.min_pairs_per_rollout:g} needed: "
+        f"min_pairs_per_rollout) over {counted(rollouts, 'rollout')} ({MIN_ROLLOUTS} needed), {compared}"
+    )
+    evidence = summary["evidence"]
+    verdict = evidence if criterion == "PASS" or evidence == "NO SIGNAL" else criterion
+    ok = {"SIGNAL": True, "NO SIGNAL": False, "FAIL": False}.get(verdict)
+    return Judgement(ok, EXIT_CODES[verdict], line, {"verdict": verdict})
 
 
 @dataclass(frozen=True)
@@ -179,32 +183,34 @@ def report(
     *,
     num_rollouts: int,
     num_steps: int,
+    config: Config,
     out: RunWriter,
     about: str = "",
     spent: Mapping[str, float | None] | None = None,
     evidence: PairVerdict,
 ) -> None:
-    """Write `report.txt`, the counts of the manifest, and its summary with verdict, exit code and original criterion.
+    """Write `report.txt`, the counts of the manifest, and its summary with verdict and exit code.
 
     `num_rollouts` and `num_steps` are those of the rollouts that were read; `about` is a further line for the report.
     spent: the cost of each teacher's answers in USD, None where not known.
     """
     rules, density = pairs.rules, pairs.number / max(num_rollouts, 1)
-    criterion = Criterion.of(density, word_signal(pairs.texts()))
+    words = word_signal(pairs.texts())
     out.count(
         planned=num_steps, pairs=pairs.number, **{f"dropped_{reason}": n for reason, n in sorted(dropped.items())}
     )
     out.set_summary(
-        ok={"SIGNAL": True, "NO SIGNAL": False}.get(evidence.verdict),
-        exit_code=EXIT_CODES[evidence.verdict],
-        verdict=evidence.verdict,
+        evidence=evidence.verdict,
         pairs=pairs.number,
+        rollouts=num_rollouts,
         pairs_per_rollout=density,
         rules=dict(rules),
         dropped=dict(dropped),
-        original_criterion=asdict(criterion),
+        words=words and asdict(words),
         **evidence.numbers,
     )
+    found = judge(out.path, out.manifest.summary, config)
+    out.manifest.outcome = out.manifest.outcome.judged(found)
     if spent is not None and pairs.number:
         price = {name: None if usd is None else usd / pairs.number for name, usd in spent.items()}
         known = [usd for usd in price.values() if usd is not None]
@@ -218,5 +224,5 @@ def report(
     lines += [about] if about else []
     lines += [aligned(sorted(rules.items()))] if rules else []
     lines += ["", "dropped", *([aligned(sorted(dropped.items()))] if dropped else []), ""]
-    lines += [*evidence.lines(), criterion.text()]
+    lines += [*evidence.lines(), found.line]
     out.write_file("report.txt", "\n".join(lines) + "\n")

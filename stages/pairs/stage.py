@@ -89,7 +89,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
             pairs, continued = iter(held), _continue(held, rollouts, tasks, config, out)
         out.table(PAIR, extraction.kept(pairs, continued))
         out.table(STATE, extraction.account.states.rows(rollouts))
-        extraction.report(out, continued)
+        extraction.report(config, out, continued)
     failed = out.manifest.counts.get("continuations_failed", 0)
     if failed:
         raise Incomplete(
@@ -285,4 +285,13 @@ def _compare_groups(imported: Run, config: Config, out: RunWriter) -> None:
     numbers = {"alignment": aligned and vars(aligned)}
     evidence = PairVerdict(failure_verdict(aligned), numbers, (failure_text(aligned), BY_REWARD))
     num_steps = len(imported.scan(STEP))
-    report(account, dropped, num_rollouts=len(rollouts), num_steps=num_steps, out=out, about=about, evidence=evidence)
+    report(
+        account,
+        dropped,
+        num_rollouts=len(rollouts),
+        num_steps=num_steps,
+        config=config,
+        out=out,
+        about=about,
+        evidence=evidence,
+    )

@@ -65,6 +65,19 @@ class InputRef(BaseModel):
     content: str
 
 
+@dataclass(frozen=True)
+class Judgement:
+    """The verdict on a run: whether it passed (None where that is open), its exit code, and its line in `report.txt`.
+
+    summary: what it adds to the manifest's summary.
+    """
+
+    ok: bool | None
+    exit_code: int
+    line: str
+    summary: Mapping[str, Any]
+
+
 class RunOutcome(BaseModel):
     """The result of a stage. `ok` is None where it judges nothing; `code` is the exit code of its verdict, if any."""
 
@@ -77,6 +90,11 @@ class RunOutcome(BaseModel):
     def exit_code(self) -> int:
         """Return the exit code that the stage chose, else 1 when the stage judged itself not ok."""
         return int(self.ok is False) if self.code is None else self.code
+
+    def judged(self, found: Judgement) -> "RunOutcome":
+        """Return the outcome by another verdict; the line of the report is kept with it."""
+        summary = {**self.summary, **found.summary, "judgement": found.line}
+        return RunOutcome(ok=found.ok, code=found.exit_code, summary=summary)
 
 
 class SealedFile(BaseModel):

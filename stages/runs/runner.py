@@ -42,6 +42,7 @@ from stages.runs.run import (
     Manifest,
     Run,
     RunWriter,
+    SealedFile,
     Status,
     find_folder,
     program_versions,
@@ -57,6 +58,7 @@ from stages.stopping import Interrupted, on_signals, stopped_by
 DISTRIBUTION = "composer-post-training"
 MODELS = "models"
 """Folder beside the runs for what they share: models that are made on first use, and paid answers."""
+REPORT = "report.txt"
 RESERVE, RESERVED_BYTES = ".reserve", 32 * 1024
 """A file of random bytes that is deleted before the manifest is written for the last time: a run that fills the disk
 still has the space to record so. Random, since a file system that compresses would store zeros in no space."""
@@ -124,7 +126,7 @@ def execute(
                 # A process that was killed after it had sealed this run has not pointed to it.
                 if _finished(folder) > _finished(root / stage / "latest"):
                     _point_latest(folder, root / stage)
-                return done
+                return judge_again(stage, config, done)
             clean = _settle_existing(resolved, resume=resume)
         if resolved.existing and clean:
             _empty(folder)
@@ -156,6 +158,27 @@ def execute(
                     raise
         _point_latest(folder, root / stage)
     return Result(folder, "complete", True, "resumed" if record.attempts > 1 else "ran")
+
+
+def judge_again(stage: str, config: StageConfig, done: Result) -> Result:
+    """Return a complete run with the verdict by the limits of these settings, which is written where it changed."""
+    loaded = load_stage(stage)
+    record = read_manifest(done.path)
+    if loaded.judge is None or "judgement" not in record.summary:
+        return done
+    before, now = record.outcome, loaded.judge(done.path, record.summary, config)
+    if (outcome := before.judged(now)) == before:
+        return done
+    report = (done.path / REPORT).read_text().replace(before.summary["judgement"], now.line)
+    record.outcome = outcome
+    # Without its digest while the report is replaced: a kill between two writes then leaves no damaged run.
+    record.files.pop(REPORT, None)
+    write_manifest(done.path, record)
+    store.write_sealed(done.path / REPORT, report.encode())
+    size, digest = (done.path / REPORT).stat().st_size, store.file_sha256(done.path / REPORT)
+    record.files[REPORT] = SealedFile(bytes=size, sha256=digest)
+    write_manifest(done.path, record)
+    return replace(done, reason=f"{done.reason}, judged again by these limits")
 
 
 def execute_as_peer(stage: str, given: Mapping[str, Run | Sequence[Run]], config: StageConfig, *, root: Path) -> None:

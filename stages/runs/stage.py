@@ -16,7 +16,7 @@ from stages import STAGES, command_words
 from stages.errors import BadInput, UsageError
 from stages.runs import display
 from stages.runs.kinds import Kind, Row
-from stages.runs.run import Inputs, Run, RunWriter, Slot
+from stages.runs.run import Inputs, Judgement, Run, RunWriter, Slot
 from stages.runs.settings import StageConfig, Tree, merge, read_file
 
 ConfigT = TypeVar("ConfigT", bound=StageConfig)
@@ -75,6 +75,11 @@ class Stage(Generic[ConfigT]):
     """The tables and folders that it writes, by name. A run may lack some of them."""
     work: Callable[[Inputs, ConfigT, RunWriter], None] | None = None
     """Do the missing units and nothing else: workers call it (`--on`). None when units cannot be dealt to workers."""
+    judge: Callable[[Path, Mapping[str, Any], ConfigT], Judgement] | None = None
+    """Return the verdict by a run's folder, with its ledger, and its summary, where limits among the settings decide.
+
+    Such limits change no result, so that a complete run is judged again at every call, by the limits of that call.
+    """
     study: Callable[[Sequence[Run], ConfigT, Callable[[str, int, int], None]], tuple[Row, str]] | None = None
     """Simulate the planned run (`--plan`) from pilot runs, and return the numbers as JSON and as text.
 

@@ -2,13 +2,18 @@
 
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from stages.layout import LEFT, RIGHT, aligned
+from stages.runs import ledger
 from stages.runs.kinds import Row
+from stages.runs.run import Judgement
+from stages.teachers.config import Config
 
 
 @dataclass(frozen=True)
@@ -38,31 +43,33 @@ class Spending:
     """Share of complete answers."""
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Whether these teachers are affordable: a word, the reason, and `ok`, None where that cannot be decided."""
+def judge(folder: Path, summary: Mapping[str, Any], config: Config) -> Judgement:
+    """Return AFFORDABLE, or the first reason against it: no answers, too few, too expensive, too slow, no price.
 
-    word: str
-    why: str
-    ok: bool | None
-
-
-def verdict(total: Spending, *, min_answered: float, max_usd_per_rollout: float, max_p95_latency_s: float) -> Verdict:
-    """Return AFFORDABLE, or the first reason against it: no answers, too few, too expensive, too slow, no price."""
+    A rollout costs its answers or, where that is more, its share of what the ledger has: calls without an answer are
+    billed too, and answers that an earlier run paid for are in no ledger of this one.
+    """
+    total = Spending(**summary["teachers"][-1])
+    spent, _ = ledger.totals(folder) or (0.0, 0.0)  # a published run has no ledger
+    usd = max(total.usd_per_rollout, spent / max(summary["rollouts"], 1))
     answered = f"{total.answered:.1%} of {total.answers} questions were answered whole"
-    cost = f"{total.usd_per_rollout:.4f} USD a rollout, {total.p95_latency_s:.2f} s a step (p95 of the slowest teacher)"
-    limits = f"asked for were at most {max_usd_per_rollout:g} USD and {max_p95_latency_s:g} s"
+    cost = f"{usd:.4f} USD a rollout, {total.p95_latency_s:.2f} s a step (p95 of the slowest teacher)"
+    limits = f"asked for were at most {config.max_usd_per_rollout:g} USD and {config.max_p95_latency_s:g} s"
+
+    def verdict(word: str, why: str, ok: bool | None = False) -> Judgement:
+        return Judgement(ok, int(ok is False), f"{word}: {why}", {"verdict": word, "why": why})
+
     if total.answered <= 0:
-        return Verdict("INVALID-RUN", "no question was answered whole, so nothing was measured", False)
-    if total.answered < min_answered:
-        return Verdict("TOO FEW ANSWERS", f"{answered}, asked for were {min_answered:.1%}", False)
-    if total.usd_per_rollout > max_usd_per_rollout:
-        return Verdict("TOO EXPENSIVE", f"{cost}; {limits}", False)
-    if total.p95_latency_s > max_p95_latency_s:
-        return Verdict("TOO SLOW", f"{cost}; {limits}", False)
+        return verdict("INVALID-RUN", "no question was answered whole, so nothing was measured")
+    if total.answered < config.min_answered:
+        return verdict("TOO FEW ANSWERS", f"{answered}, asked for were {config.min_answered:.1%}")
+    if usd > config.max_usd_per_rollout:
+        return verdict("TOO EXPENSIVE", f"{cost}; {limits}")
+    if total.p95_latency_s > config.max_p95_latency_s:
+        return verdict("TOO SLOW", f"{cost}; {limits}")
     if total.unpriced:
-        return Verdict("UNPRICED", f"the price of {total.unpriced} answers is not known; {cost}; {limits}", None)
-    return Verdict("AFFORDABLE", f"{answered}; {cost}; {limits}", True)
+        return verdict("UNPRICED", f"the price of {total.unpriced} answers is not known; {cost}; {limits}", None)
+    return verdict("AFFORDABLE", f"{answered}; {cost}; {limits}", True)
 
 
 def table(lines: Sequence[Spending]) -> str:

@@ -23,7 +23,7 @@ from stages.teachers.asking import Policies, ask_teachers, probe_servers
 from stages.teachers.config import Config, TeacherConfig
 from stages.teachers.questions import QuestionsByTeacher, RecordedStates, dependent_votes, questions
 from stages.teachers.selection import ask_selected
-from stages.teachers.spending import Spending, Tally, table, verdict
+from stages.teachers.spending import Spending, Tally, judge, table
 
 WHY_SPARED = {
     "passed": "of rollouts that passed",
@@ -135,7 +135,7 @@ class AnswerSummary:
 
     def __init__(self, rollout_ids: Sequence[str]) -> None:
         self.by_teacher, self.total = defaultdict[str, Tally](partial(Tally, rollout_ids)), Tally(rollout_ids)
-        self.unfinished = self.bound = 0
+        self.rollouts, self.unfinished, self.bound = len(rollout_ids), 0, 0
         self.first: Row | None = None  # the first failed answer that --resume asks for again
 
     def add(self, row: Row) -> Row:
@@ -155,12 +155,11 @@ def _report(
     # By teacher in the order of the table, and a last line for all of them.
     total = answers.total.line("all")
     spent = [*(tally.line(name) for name, tally in answers.by_teacher.items()), total]
-    found = verdict(
-        total,
-        min_answered=config.min_answered,
-        max_usd_per_rollout=config.max_usd_per_rollout,
-        max_p95_latency_s=config.max_p95_latency_s,
+    out.set_summary(
+        teachers=[asdict(line) for line in spent], rollouts=answers.rollouts, possibly_usd=out.budget.possibly
     )
+    found = judge(out.path, out.manifest.summary, config)
+    out.manifest.outcome = out.manifest.outcome.judged(found)
     out.count(
         planned=total.answers,
         done=total.answers - total.failed,
@@ -172,17 +171,9 @@ def _report(
     out.manifest.tokens.update(
         prompt=total.prompt_tokens, cached=total.cached_tokens, completion=total.completion_tokens
     )
-    out.set_summary(
-        ok=found.ok,
-        exit_code=1 if found.ok is False else 0,
-        verdict=found.word,
-        why=found.why,
-        teachers=[asdict(line) for line in spent],
-        possibly_usd=out.budget.possibly,
-    )
     notes = _notes(answers, spent, omitting, spared, out)
     notes += "".join(f"Note: {note}.\n" for note in [*(t.prompt_in_words() for t in config.teachers), *same] if note)
-    out.write_file("report.txt", f"{table(spent)}\n\n{found.word}: {found.why}\n{notes}")
+    out.write_file("report.txt", f"{table(spent)}\n\n{found.line}\n{notes}")
     if answers.first is not None:
         name = answers.first["teacher"]
         asked = next(teacher for teacher in config.teachers if teacher.name == name)

@@ -17,6 +17,7 @@ from stages.envs.kata.tasks import OPERATIONS
 from stages.envs.kata.transcripts import Knowledge
 from stages.errors import BadInput, Incomplete, UsageError
 from stages.pairs.actions import canonical
+from stages.pairs.report import judge
 from stages.rollouts.trace import pairs_with_states
 from stages.runs import runner
 from stages.runs.catalog import assign_inputs
@@ -107,11 +108,52 @@ def answered(
 
 
 def extracted(root: Path, given: dict[str, Run] | Run, signal: int = 0, resume: bool = False, **more: Any) -> Run:
-    """A run of extract-pairs over these inputs, with so many continuations of each action."""
+    """A run of extract-pairs over these inputs, with so many continuations of each action, and few pairs asked for."""
     max_cost = more.pop("max_cost", None)
     inputs = {"rollouts": given} if isinstance(given, Run) else given
-    config = extract_pairs.Config(signal={"rollouts": signal}, **more)
+    config = extract_pairs.Config(**{"signal": {"rollouts": signal}, "min_pairs_per_rollout": 0.0, **more})
     return Run(runner.execute("extract-pairs", inputs, config, root=root, resume=resume, max_cost=max_cost).path)
+
+
+# The criterion
+
+SHORT = {"pairs_per_rollout": 0.5, "rollouts": 100, "words": {"kl": 0.9, "shuffled_p95": 0.3, "p_value": 0.002}}
+LIKE_RANDOM = {"kl": 0.2, "shuffled_p95": 0.3, "p_value": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("change", "evidence", "verdict", "exit_code"),
+    [
+        ({"pairs_per_rollout": 5.0}, "DISAGREEMENT TRACKS FAILURE", "DISAGREEMENT TRACKS FAILURE", 0),
+        ({"pairs_per_rollout": 5.0}, "SIGNAL", "SIGNAL", 0),
+        ({"pairs_per_rollout": 5.0}, "UNDECIDED", "UNDECIDED", 3),
+        ({"pairs_per_rollout": 5.0}, "TOO LITTLE DATA", "TOO LITTLE DATA", 3),
+        ({"pairs_per_rollout": 4.99}, "SIGNAL", "FAIL", 1),
+        ({"pairs_per_rollout": 5.0, "words": LIKE_RANDOM}, "SIGNAL", "FAIL", 1),
+        ({"pairs_per_rollout": 5.0, "words": None}, "SIGNAL", "TOO LITTLE DATA", 3),
+        ({"rollouts": 5}, "SIGNAL", "TOO LITTLE DATA", 3),
+        ({}, "NO SIGNAL", "NO SIGNAL", 1),
+    ],
+)
+def test_the_criterion_decides(change: dict[str, Any], evidence: str, verdict: str, exit_code: int) -> None:
+    found = judge(Path(), {**SHORT, **change, "evidence": evidence}, extract_pairs.Config())
+    assert (found.summary["verdict"], found.exit_code) == (verdict, exit_code)
+    assert found.ok == {0: True if evidence == "SIGNAL" else None, 1: False, 3: None}[exit_code]
+    assert "pairs a rollout (5 needed: min_pairs_per_rollout)" in found.line
+    assert ("of random pairs 0.300" in found.line) == (change.get("words", LIKE_RANDOM) is not None)
+
+
+def test_a_finished_run_is_judged_again_by_the_limits_of_each_call(tmp_path: Path, url: str) -> None:
+    given = answered(tmp_path, url, "sometimes", ("shared", "shared", "shared"), tasks=MOST)
+    run = extracted(tmp_path, given)
+    assert run.manifest.summary["verdict"] == "DISAGREEMENT TRACKS FAILURE"
+    failed = extracted(tmp_path, given, min_pairs_per_rollout=5.0)
+    assert failed.path == run.path and failed.manifest.attempts == 1 and failed.damage("bytes") is None
+    assert (failed.manifest.summary["verdict"], failed.manifest.outcome.exit_code) == ("FAIL", 1)
+    report = (failed.path / "report.txt").read_text()
+    assert report.count("\ncriterion: ") == 1 and "pairs a rollout (5 needed" in report and "(0 needed" not in report
+    again = extracted(tmp_path, given)
+    assert again.manifest.outcome == run.manifest.outcome and again.manifest.files == run.manifest.files
 
 
 # Votes of teachers
@@ -229,7 +271,7 @@ def test_teachers_that_know_more_give_signal(artifacts: Path, url: str) -> None:
     run = extracted(artifacts, answered(artifacts, url, "student", ("right", "right", "wrong"), tasks=FEW), 2)
     pairs, rows = run.rows(PAIR), run.rows(CONTINUATION)
     found = run.manifest.summary
-    assert found["verdict"] == "SIGNAL" and run.manifest.outcome.ok is True and run.manifest.outcome.exit_code == 0
+    assert found["evidence"] == "SIGNAL"
     assert found["continued"]["chosen"] == 1.0 and found["continued"]["rejected"] == 0.0
     assert found["continued"]["low"] > 0 and found["continued"]["p_value"] < 0.05
     # All rollouts fail, so the heuristic about rollouts cannot tell anything, and is not the verdict.
@@ -247,7 +289,9 @@ def test_teachers_that_know_more_give_signal(artifacts: Path, url: str) -> None:
     assert [message["role"] for message in transcript] == ["assistant", "user"] * 2 + ["assistant"]
     assert transcript[0]["content"] == rows[0]["action"] and rows[0]["num_steps"] == 3
     report = (run.path / "report.txt").read_text()
-    assert "\nSIGNAL: " in report and "original criterion: FAIL, 1.00 pairs a rollout" in report
+    assert (
+        "\nSIGNAL: " in report and "criterion: FAIL, 1.00 pairs a rollout (0 needed" in report and "p = 0.150" in report
+    )
 
 
 @pytest.mark.slow
@@ -260,7 +304,7 @@ def test_teachers_that_share_a_wrong_answer_give_none(artifacts: Path, url: str)
     assert len(heuristic.rows(PAIR)) > 0 and "SIGNAL:" not in (heuristic.path / "report.txt").read_text()
     found = played.manifest.summary
     assert found["disagreement"] == "DISAGREEMENT TRACKS FAILURE"
-    assert found["verdict"] in ("UNDECIDED", "NO SIGNAL") and found["continued"]["units"] == len(HARD)
+    assert found["evidence"] in ("UNDECIDED", "NO SIGNAL") and found["continued"]["units"] == len(HARD)
     assert (found["continued"]["difference"], found["continued"]["not_tested"]) == (0.0, {})
     # No continuation of a chosen action passes, so no pair is left, and the report counts them.
     assert played.rows(PAIR) == []
@@ -312,7 +356,7 @@ def test_continuations_are_saved_one_by_one_and_billed_once(tmp_path: Path) -> N
         broken["after"] = 10**6
         resumed = extracted(tmp_path, given, 1, resume=True)
         assert resumed.manifest.counts["continuations_failed"] == 0
-        assert resumed.manifest.summary["verdict"] == "SIGNAL"
+        assert resumed.manifest.summary["evidence"] == "SIGNAL"
         # Two requests for each continuation, and none that was answered is asked again.
         assert resumed.manifest.cost_usd == pytest.approx(2 * 2 * FEW * 0.15) and before == FEW * 4
         # All first answers cost 4.80 USD, which may be bought before any second one, and all of both 9.60 USD.
@@ -327,7 +371,7 @@ def test_continuations_are_saved_one_by_one_and_billed_once(tmp_path: Path) -> N
 def test_a_greedy_policy_is_continued_once(artifacts: Path, url: str) -> None:
     run = extracted(artifacts, answered(artifacts, url, "student", ("right",) * 3, tasks=2, temperature=0.0), 5)
     assert len(run.rows(CONTINUATION)) == 2 * 2
-    assert run.manifest.summary["verdict"] == "TOO LITTLE DATA" and run.manifest.outcome.exit_code == 0
+    assert run.manifest.summary["verdict"] == "TOO LITTLE DATA" and run.manifest.outcome.exit_code == 3
 
 
 def test_what_cannot_be_continued_is_refused_before_any_work(tmp_path: Path, url: str) -> None:
@@ -383,7 +427,7 @@ def test_a_group_of_models_needs_no_teachers(artifacts: Path, boat: Run) -> None
     search = '<tool_call>\n{"name": "search", "arguments": {"query": "boat"}}\n</tool_call>'
     (said,) = (json.loads(p["messages_json"]) for p in pairs_with_states(run))
     assert {p["chosen"] for p in pairs} == {search} and said == [{"role": "user", "content": "What?"}]
-    assert run.manifest.summary["verdict"] == "TOO LITTLE DATA" and run.manifest.outcome.exit_code == 0
+    assert run.manifest.summary["verdict"] == "TOO LITTLE DATA" and run.manifest.outcome.exit_code == 3
     report = (run.path / "report.txt").read_text()
     assert "1 task, 4 models, 2 of 2 states shared" in report and "\nTOO LITTLE DATA: " in report
 
@@ -409,7 +453,7 @@ def test_groups_get_the_verdict_that_votes_and_rewards_allow(
     assert (found["verdict"], run.manifest.outcome.exit_code) == (verdict, exit_code)
     assert (found["alignment"]["pairs"], found["alignment"]["right"]) == (6, right)
     report = (run.path / "report.txt").read_text()
-    assert f"\n{verdict}: " in report and "cannot be continued" in report and "\noriginal criterion: FAIL" in report
+    assert f"\n{verdict}: " in report and "cannot be continued" in report and "\ncriterion: PASS" in report
 
 
 def test_what_groups_cannot_give_is_refused(tmp_path: Path, artifacts: Path, boat: Run, collected: Any) -> None:

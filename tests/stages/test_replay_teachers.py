@@ -192,6 +192,38 @@ def test_the_verdict_is_the_exit_code(tmp_path: Path, collected: Callable[..., R
     assert verdict in report and ("AFFORDABLE" in report) == (verdict == "AFFORDABLE")
 
 
+def test_a_finished_run_is_judged_again_by_the_limits_of_each_call(
+    tmp_path: Path, collected: Callable[..., Run]
+) -> None:
+    with serving(lambda body, n: Reply(body=answer("x"))) as server:
+        teachers = [endpoint("one", server.url)]
+        run = replay(tmp_path, collected(), teachers)
+        asked, before = len(server.requests), (run.path / "report.txt").read_text()
+        dear = replay(tmp_path, collected(), teachers, max_usd_per_rollout=1e-9)
+        assert dear.path == run.path and len(server.requests) == asked and dear.damage("bytes") is None
+        assert (dear.manifest.summary["verdict"], dear.manifest.outcome.exit_code) == ("TOO EXPENSIVE", 1)
+        assert "AFFORDABLE" not in (dear.path / "report.txt").read_text()
+        again = replay(tmp_path, collected(), teachers)
+        assert again.manifest.outcome == run.manifest.outcome and (run.path / "report.txt").read_text() == before
+
+
+def test_calls_without_an_answer_count_in_the_cost_of_a_rollout(tmp_path: Path, collected: Callable[..., Run]) -> None:
+    refused = set[str]()
+
+    def reply(body: dict[str, Any], n: int) -> Reply:
+        if (question := str(body)) in refused:
+            return Reply(body=answer("x"))
+        refused.add(question)
+        return Reply(429, {"error": {"message": "slow"}, "usage": {"cost": 9.0}}, {"Retry-After": "0"})
+
+    with serving(reply) as server:
+        teachers = [endpoint("one", server.url, max_attempts=3, concurrency=1)]
+        run = replay(tmp_path, collected(), teachers, max_usd_per_rollout=5.0)
+    total = run.manifest.summary["teachers"][-1]
+    assert total["usd_per_rollout"] < 1 < 5 < run.manifest.cost_usd / run.manifest.summary["rollouts"]
+    assert run.manifest.summary["verdict"] == "TOO EXPENSIVE"
+
+
 def test_answers_that_were_cut_off_are_no_answers(tmp_path: Path, collected: Callable[..., Run]) -> None:
     cut = answer("a half")
     cut["choices"][0]["finish_reason"] = "length"
