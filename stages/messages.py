@@ -21,10 +21,13 @@ think block, and one text has many BPE splits), and then prompts stop being pref
 """
 
 import json
+import math
+import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from stages.errors import UsageError
 
@@ -166,10 +169,21 @@ def pin_settings(tokenizer: Any, settings: Mapping[str, bool | int | float | str
 SENTINEL = "\u2063ANSWER\u2063"
 
 
-def opening_ids(tokenizer: Any, messages: list[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+class TooManyTokens(Exception):
+    """A text was not tokenised, because it has more tokens than are asked for: at least `least`."""
+
+    def __init__(self, least: int) -> None:
+        super().__init__(f"at least {least:,} tokens")
+        self.least = least
+
+
+def opening_ids(
+    tokenizer: Any, messages: list[Message], tools: Sequence[Mapping[str, Any]] = (), most: float = math.inf
+) -> list[int]:
     """Return token ids of a conversation up to where the assistant's answer begins; `tokenizer` has a chat template.
 
     With tools, in OpenAI's form, these are declared as the template does it, and calls are rendered from their parts.
+    `TooManyTokens` where it must have more than `most`, as its characters show.
     """
     shown: list[Any] = list(messages)
     if tools:
@@ -178,15 +192,15 @@ def opening_ids(tokenizer: Any, messages: list[Message], tools: Sequence[Mapping
             if is_object(call["function"]["arguments"]):  # what templates write out, and do not take apart
                 call["function"]["arguments"] = json.loads(call["function"]["arguments"])
     text = tokenizer.apply_chat_template(shown, tools=list(tools) or None, tokenize=False, add_generation_prompt=True)
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
+    return _ids(tokenizer, text, most)
 
 
-def following_ids(tokenizer: Any, new: list[Message]) -> list[int]:
+def following_ids(tokenizer: Any, new: list[Message], most: float = math.inf) -> list[int]:
     """Return the token ids that the template puts after the end token of an answer, up to the next answer.
 
     `new` are the messages in between. The ids are found by rendering them behind a marked answer and keeping what
     follows the mark and its end token, which holds for any template that leaves old text alone. `UsageError` for a
-    template that does not end an answer with the tokenizer's end token.
+    template that does not end an answer with the tokenizer's end token, `TooManyTokens` as of `opening_ids`.
     """
     conversation = [{"role": "user", "content": "."}, {"role": "assistant", "content": SENTINEL}, *new]
     text = tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
@@ -197,4 +211,42 @@ def following_ids(tokenizer: Any, new: list[Message]) -> list[int]:
             f"The chat template of {tokenizer.name_or_path} does not end an answer with {end!r}; "
             "it cannot be used for several turns."
         )
-    return tokenizer(rest.lstrip("\n").removeprefix(end), add_special_tokens=False)["input_ids"]
+    return _ids(tokenizer, rest.lstrip("\n").removeprefix(end), most)
+
+
+def _ids(tokenizer: Any, text: str, most: float) -> list[int]:
+    # To tokenise 50 MB takes gigabytes; to count its characters takes nothing.
+    if len(text) > most and (least := least_tokens(tokenizer, text)) > most:
+        raise TooManyTokens(least)
+    found: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return found
+
+
+_LONGEST: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+
+
+def least_tokens(tokenizer: Any, text: str) -> int:
+    """Return a number of tokens that a text has at least, by its characters and the longest token of the vocabulary.
+
+    White space does not count: special tokens may take in any amount of it. 0 for tokenizers that drop characters, or
+    make one token of any number of them: only byte-pair encodings without normaliser, or with NFC, are known not to.
+    """
+    if tokenizer not in _LONGEST:
+        _LONGEST[tokenizer] = _longest_token(tokenizer)
+    longest = _LONGEST[tokenizer]
+    return -(-(len(text) - sum(map(text.count, string.whitespace))) // longest) if longest else 0
+
+
+def _longest_token(tokenizer: Any) -> int:
+    """Return the most characters of text that one token stands for, 0 where there is no such number."""
+    from tokenizers.models import BPE
+    from tokenizers.normalizers import NFC
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    core, vocabulary = getattr(tokenizer, "backend_tokenizer", None), tokenizer.get_vocab()
+    if core is None or not isinstance(core.model, BPE) or not isinstance(core.normalizer, NFC | None):
+        return 0
+    known = core.model.byte_fallback or {*ByteLevel.alphabet()} <= vocabulary.keys()
+    if not known and (core.model.unk_token is None or core.model.fuse_unk):
+        return 0
+    return max(map(len, vocabulary)) * (1 if core.normalizer is None else 4)  # NFC makes one character of four at most

@@ -3,6 +3,7 @@
 Token ids in, token ids out, with the log-probs of the sampled tokens; how they are drawn is in sampling.py.
 """
 
+import math
 import sys
 import time
 import warnings
@@ -17,7 +18,7 @@ from transformers.utils import logging
 
 from stages.backends import resources
 from stages.errors import UsageError
-from stages.messages import following_ids, opening_ids, pin_settings
+from stages.messages import TooManyTokens, following_ids, opening_ids, pin_settings
 from stages.policy import adapters, base, dialect, model_checks, sampling
 from stages.policy.base import UNSTATED, PolicyConfig, Sample, Turn
 from stages.policy.dialect import canonical
@@ -42,12 +43,36 @@ def load_tokenizer(source: str, config: PolicyConfig, revision: str | None = Non
     return tokenizer
 
 
-def prompt_ids(tokenizer: Any, turn: Turn) -> list[int]:
-    """Return a turn's prompt ids: the sampled ids so far, with only the new messages rendered."""
+def prompt_ids(tokenizer: Any, turn: Turn, most: float = math.inf) -> list[int]:
+    """Return a turn's prompt ids: the sampled ids so far, with only the new messages rendered.
+
+    `TooManyTokens` where the new messages must have more than `most`.
+    """
     if turn.held_ids is None:
-        return opening_ids(tokenizer, turn.messages, dialect.declared(turn.tools))
+        return opening_ids(tokenizer, turn.messages, dialect.declared(turn.tools), most)
     last = max(i for i, message in enumerate(turn.messages) if message["role"] == "assistant")
-    return turn.held_ids + following_ids(tokenizer, turn.messages[last + 1 :])
+    return turn.held_ids + following_ids(tokenizer, turn.messages[last + 1 :], most)
+
+
+def prompt_within(tokenizer: Any, turn: Turn, context: float) -> list[int] | Sample:
+    """Return a turn's prompt ids; the failed sample where they leave no room for an answer in the context."""
+    try:
+        ids = prompt_ids(tokenizer, turn, context)
+    except TooManyTokens as error:
+        number = str(error)
+    else:
+        if len(ids) < context:
+            return ids
+        number = f"{len(ids):,} tokens"
+    return Sample(error_type="context", error=f"the prompt has {number}, and the model takes {context:,} in all")
+
+
+def count_tokens(tokenizer: Any, turn: Turn, context: float) -> int:
+    """Return the tokens of a turn's prompt; of one that exceeds the context a lower bound."""
+    try:
+        return len(prompt_ids(tokenizer, turn, context))
+    except TooManyTokens as error:
+        return error.least
 
 
 def end_ids(generation_config: Any, tokenizer: Any) -> set[int]:
@@ -98,6 +123,7 @@ class LocalPolicy:
     def __init__(self, model: Any, tokenizer: Any, config: PolicyConfig) -> None:
         self.model, self.tokenizer, self.config = model, tokenizer, config
         self._end_ids = end_ids(model.generation_config, tokenizer)
+        self._context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
         self._reused: tuple[sampling.PrefixCache, int] | None = None
 
     @classmethod
@@ -141,7 +167,14 @@ class LocalPolicy:
 
     def _sample(self, turns: list[Turn]) -> list[Sample]:
         started = time.monotonic()
-        prompts = [prompt_ids(self.tokenizer, turn) for turn in turns]
+        asked = [prompt_within(self.tokenizer, turn, self._context) for turn in turns]
+        prompts, seeds = list[list[int]](), list[int]()
+        for ids, turn in zip(asked, turns, strict=True):
+            if isinstance(ids, list):
+                prompts.append(ids)
+                seeds.append(turn.seed)
+        if not prompts:
+            return [refused for refused in asked if isinstance(refused, Sample)]
         prefixes, most = self._reused or (None, sampling.budget(self.model, self.config))
         max_tokens = self.config.max_tokens or self._room(prompts)
         batches = sampling.cut(self.model, prompts, max_tokens, most)
@@ -153,7 +186,7 @@ class LocalPolicy:
             found = sampling.sample_batch(
                 self.model,
                 [prompts[number] for number in numbers],
-                seeds=[turns[number].seed for number in numbers],
+                seeds=[seeds[number] for number in numbers],
                 max_tokens=max_tokens,
                 temperature=self.config.temperature,
                 end_ids=self._end_ids,
@@ -166,20 +199,21 @@ class LocalPolicy:
             "logprob_kind": "processed" if self.config.temperature else "raw",
             "latency_s": (time.monotonic() - started) / len(turns),  # of an answer: its share of the batch
         }
-        return [
+        answers = (
             token_sample(self.tokenizer, self._end_ids, prompt, ids, self.config.tool_calls, logprobs=logps, **about)
             for number, prompt in enumerate(prompts)
             for ids, logps in [drawn[number]]
-        ]
+        )
+        return [next(answers) if isinstance(ids, list) else ids for ids in asked]
 
     def _room(self, prompts: list[list[int]]) -> int:
         """Return the tokens that the context leaves behind the longest prompt, at least one."""
-        context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or UNSTATED
-        return max(int(context) - max(map(len, prompts)), 1)
+        context = UNSTATED if self._context == math.inf else int(self._context)
+        return max(context - max(map(len, prompts)), 1)
 
     def count_tokens(self, turn: Turn) -> int:
         """Return the number of tokens in a turn's prompt."""
-        return len(prompt_ids(self.tokenizer, turn))
+        return count_tokens(self.tokenizer, turn, self._context)
 
     def facts(self) -> dict[str, Any]:
         """Return model name, digests of tokenizer and chat template, and the number of parameters."""

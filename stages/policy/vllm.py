@@ -23,10 +23,11 @@ from stages.policy import adapters, background, model_checks
 from stages.policy.base import PolicyConfig, Sample, Turn
 from stages.policy.client import Client, Rejected, Retryable, retrying
 from stages.policy.local import (
+    count_tokens,
     device,
     end_ids,
     load_tokenizer,
-    prompt_ids,
+    prompt_within,
     resolve,
     token_sample,
     tokenizer_facts,
@@ -305,14 +306,11 @@ class VllmPolicy:
 
     async def ask(self, turn: Turn) -> Sample:
         """Return one answer; its error, if any, is in the `Sample`."""
-        prompt = prompt_ids(self.tokenizer, turn)
+        prompt = prompt_within(self.tokenizer, turn, self.found.context_tokens)
+        if isinstance(prompt, Sample):
+            return prompt
         # vLLM refuses a request whose max_tokens does not fit behind its prompt, so it gets what fits.
         room = self.found.context_tokens - len(prompt)
-        if room <= 0:
-            return Sample(
-                error_type="context",
-                error=f"the prompt has {len(prompt)} tokens, and the server takes {self.found.context_tokens} in all",
-            )
         started = time.monotonic()
         try:
             got = await self._completions.complete(
@@ -347,7 +345,7 @@ class VllmPolicy:
 
     def count_tokens(self, turn: Turn) -> int:
         """Return the number of tokens in a turn's prompt."""
-        return len(prompt_ids(self.tokenizer, turn))
+        return count_tokens(self.tokenizer, turn, self.found.context_tokens)
 
     def score(self, prompt: Sequence[int], completion: Sequence[int]) -> list[float]:
         """Return the natural log-prob, before temperature, of each token of a given action."""

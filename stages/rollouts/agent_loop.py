@@ -289,6 +289,8 @@ def act(rollout: LiveRollout, environment: Environment, turn: Turn, sample: Samp
     """Execute one sampled action, record the step, and set `terminated_by` where the rollout ends."""
     if sample.error_type == "context":
         rollout.terminated_by = "context"
+        if not rollout.steps:  # nothing was played that could be graded: the task is too long for this model
+            rollout.error = sample.error_type, sample.error or ""
         return
     if sample.error_type is not None:
         rollout.terminated_by, rollout.error = "model_error", (sample.error_type, sample.error or "")

@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Protocol
 
 from stages.backends.ranks import Ranks
 from stages.envs.base import Environment, Task
-from stages.messages import opening_ids
 from stages.policy.base import Policy
 from stages.rollouts.agent_loop import LiveRollout, play
 from stages.runs import store
@@ -212,10 +211,10 @@ def trl_columns(rollouts: Sequence[LiveRollout], tokenizer: Any) -> dict[str, li
     for rollout in rollouts:
         played = own_rollout(rollout)
         if played is None:
-            # It failed before its first action. TRL needs as many rows as prompts, so it gets one masked token, and no
-            # reward: a reward of 0 would blame the policy for the machinery.
-            ids = opening_ids(tokenizer, rollout.messages or trl_row(rollout)["prompt"])
-            played = OwnRollout(Tree(ids, ([tokenizer.eos_token_id],)), [0], [0.0])
+            # It failed before its first action. TRL needs as many rows as prompts, so it gets one masked token behind
+            # another, and no reward: a reward of 0 would blame the policy for the machinery.
+            end = [tokenizer.eos_token_id]
+            played = OwnRollout(Tree(end, (end,)), [0], [0.0])
         reward = None if rollout.error else rollout.grade.reward
         row = (played.tree.prompt, played.tree.branches[0], played.logprobs, played.own, reward)
         for name, value in zip(TRL_COLUMNS, row, strict=True):

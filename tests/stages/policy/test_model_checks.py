@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 from support.broken_models import BROKEN, PLAIN, QUERY, broken, template
-from support.models import save_tiny
+from support.models import save_tiny, tiny_tokenizer
+from tokenizers import normalizers
 
 from stages.errors import BadInput
-from stages.messages import opening_ids
+from stages.messages import least_tokens, opening_ids
 from stages.policy import PolicyConfig, available
 from stages.policy.base import NotFinite, Turn
 from stages.policy.local import LocalPolicy, load_model, load_tokenizer
@@ -128,3 +129,51 @@ def test_a_saved_tokenizer_keeps_the_change_and_takes_it_once(tmp_path: Path) ->
     words = load_tokenizer(str(folder), settings)
     words.save_pretrained(tmp_path / "saved")
     assert load_tokenizer(str(tmp_path / "saved"), settings).chat_template == words.chat_template
+
+
+# Lengths, before text becomes tokens
+
+
+def test_a_prompt_beyond_the_context_is_refused_without_being_tokenised(tmp_path: Path) -> None:
+    policy = opened(save_tiny(tmp_path / "model", characters=None))
+    calls: list[int] = []
+    policy.tokenizer = _Counting(policy.tokenizer, calls)
+    long, short = ([{"role": "user", "content": text}] for text in ("word " * 100_000, "a"))
+    refused, answered = policy.sample([Turn(long, 0), Turn(short, 1)])
+    assert refused.error_type == "context" and "2,048" in (refused.error or "") and answered.completion_tokens
+    assert calls and max(calls) < 100
+    assert policy.count_tokens(Turn(long, 0)) > 2048
+
+
+class _Counting:
+    """A tokenizer that notes the lengths of the texts that it is given."""
+
+    def __init__(self, words: Any, lengths: list[int]) -> None:
+        self._words, self._lengths = words, lengths
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._words, name)
+
+    def __call__(self, text: str, **more: Any) -> Any:
+        self._lengths.append(len(text))
+        return self._words(text, **more)
+
+
+@pytest.mark.parametrize(
+    ("edit", "bounded"),
+    [
+        (lambda core: None, True),
+        (lambda core: setattr(core, "normalizer", normalizers.NFC()), True),
+        (lambda core: setattr(core, "normalizer", normalizers.Strip()), False),
+        (lambda core: setattr(core.model, "fuse_unk", True), True),
+    ],
+)
+@pytest.mark.parametrize(
+    "text", ["a", "word " * 9, " " * 400, "\u1f82" * 30, "\u03b1\u0313\u0300\u0345" * 30, "<|pad|>" * 9]
+)
+def test_no_text_has_fewer_tokens_than_its_characters_show(edit: Any, bounded: bool, text: str) -> None:
+    words = tiny_tokenizer()
+    edit(words.backend_tokenizer)
+    least = least_tokens(words, text)
+    assert least <= len(words(text, add_special_tokens=False)["input_ids"])
+    assert bool(least) == (bounded and bool(text.strip()))

@@ -111,7 +111,7 @@ def test_an_answer_ends_where_the_context_does(model: Path, tmp_path: Path) -> N
         policy = opened(engine, model, tmp_path, max_tokens=400)
         short, long = ask_all(policy, [Turn(QUESTION, 5), Turn([{"role": "user", "content": "abc" * 40}], 0)])
     assert short.error_type is None and short.prompt_tokens + short.completion_tokens <= 40
-    assert long.error_type == "context" and "the server takes 40 in all" in (long.error or "")
+    assert long.error_type == "context" and "the model takes 40 in all" in (long.error or "")
 
 
 def test_trouble_that_passes_is_tried_again_and_lasting_trouble_is_said(model: Path, tmp_path: Path) -> None:
