@@ -545,9 +545,13 @@ class _FixedStep:
 
 
 def _replays(model: Any) -> bool:
-    """Whether the kernels of a token can be recorded: on a GPU, and no number of them is looked at on the host."""
-    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
-    looks = str(rope.get("rope_type", "default")) in ("dynamic", "longrope")
+    """Whether the kernels of a token can be recorded: on a GPU, and no number of them is looked at on the host.
+
+    The host looks where rotary embeddings grow with the row, where experts are chosen, and where weights are in shares.
+    """
+    text = model.config.get_text_config()
+    rope = getattr(text, "rope_parameters", None) or {}
+    looks = rope.get("rope_type") in ("dynamic", "longrope") or any("expert" in name for name in text.to_dict())
     fixed = getattr(model, "_can_compile_fullgraph", False) and not looks
     return fixed and all(type(p) in (torch.nn.Parameter, Tensor) and p.is_cuda for p in model.parameters())
 
