@@ -65,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         open_missing_streams()
+        require_working_folder()
         code = click_command()(words or ["--help"], prog_name="composer", standalone_mode=False)
         sys.stdout.flush()
         sys.exit(code)
@@ -83,6 +84,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print_error_json(message, USAGE)
         say(message)
         sys.exit(USAGE)
+
+
+def require_working_folder() -> None:
+    """Raise `UsageError` where the working folder was deleted."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise UsageError("The working folder was deleted. Change to a folder that exists.") from None
 
 
 def explained(error: typer.TyperException, words: Sequence[str]) -> str:

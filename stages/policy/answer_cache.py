@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 
+from stages.errors import UsageError
 from stages.redaction import redacted_bytes
 from stages.runs import store
 
@@ -34,6 +35,8 @@ SHORT_READ = sqlite3.SQLITE_IOERR_SHORT_READ
 """A file that ends too early, which SQLite counts among the errors of the machine."""
 FAILURES = (sqlite3.Error, UnicodeDecodeError)
 """What a statement raises; the last where SQLite's sentence quotes bytes of a damaged file that are not UTF-8."""
+MOST_PATH_BYTES = 490
+"""SQLite takes 512, with the names of the files that it makes beside its own."""
 Report = Callable[[str], None]
 
 
@@ -47,6 +50,10 @@ class AnswerCache:
     """
 
     def __init__(self, path: Path, report: Report = lambda text: None) -> None:
+        if (length := len(os.fsencode(path.absolute()))) > MOST_PATH_BYTES:
+            raise UsageError(
+                f"{path} has {length} bytes, and SQLite opens paths up to 512. Choose another --artifacts."
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
         self.damaged = 0
         """Answers that were found damaged."""

@@ -548,6 +548,9 @@ def _attempt(out: RunWriter) -> Iterator[None]:
         if full := _disk_full(error, out.path):
             reason = str(full)
             raise full from error  # without a log: there is no room for it
+        if isinstance(error, OSError) and (broken := _broken_off(error, out)):
+            reason = str(broken)
+            raise broken from error
         if isinstance(error, OSError):
             reason = str(error)
         elif isinstance(error, KeyboardInterrupt):  # where no handler is set (a thread)
@@ -584,6 +587,25 @@ def _close(out: RunWriter, status: Status, reason: str, seconds: float) -> None:
     except OSError as error:
         if status == "complete":  # else the error that ended the run is being raised, and explains more
             raise (_disk_full(error, out.path) or error) from None
+
+
+def _broken_off(error: OSError, out: RunWriter) -> ComposerError | None:
+    """Return the error of an attempt whose files cannot be read or written any more; None before any work."""
+    if error.errno not in (errno.EMFILE, errno.ENFILE) and error.filename is None:
+        return None
+    if not out.budget.calls and not len(out.journal):
+        return None
+    where, why = error.filename or out.path, error.strerror
+    if not out.path.is_dir():
+        return ComposerError(
+            f"{out.path} was deleted while the run worked in it ({where}: {why}), and what it had finished with it. "
+            "Paid answers are kept beside the runs; the same command starts again."
+        )
+    mend = "Raise `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else "Check the path and its permissions"
+    return ComposerError(
+        f"{where} cannot be read or written ({why}). Everything finished is saved in {out.path}. {mend}, and rerun "
+        "with --resume."
+    )
 
 
 @contextmanager

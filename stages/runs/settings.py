@@ -267,6 +267,8 @@ def read_file(path: Path) -> Tree:
         return tomllib.loads(read_toml_text(path))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not valid TOML: {error}.") from None
+    except RecursionError:
+        raise UsageError(f"{path} is nested too deeply to be read. No setting is a table of so many tables.") from None
 
 
 def read_toml_text(path: Path) -> str:
@@ -402,6 +404,10 @@ def default_of(field: FieldInfo) -> Any:
     return None if field.is_required() else field.get_default(call_default_factory=True)
 
 
+MOST_PROBLEMS = 50
+"""Problems of settings that are told one by one."""
+
+
 def _explain(stage: str, config: type[BaseModel], error: ValidationError, given: Tree) -> str:
     """Return what a configuration was refused for: one sentence, or a line for each of several problems.
 
@@ -409,10 +415,12 @@ def _explain(stage: str, config: type[BaseModel], error: ValidationError, given:
     """
     order = {"extra_forbidden": 0, "missing": 2}
     problems = sorted(error.errors(include_url=False), key=lambda problem: order.get(problem["type"], 1))
-    sentences = list(dict.fromkeys(_problem(stage, config, problem, given) for problem in problems))
-    if len(sentences) == 1:
+    # The nearest setting of each unknown key is looked for, which takes a minute for a million of them.
+    sentences = list(dict.fromkeys(_problem(stage, config, problem, given) for problem in problems[:MOST_PROBLEMS]))
+    more = [f"- and {len(problems) - MOST_PROBLEMS:,} more"] if len(problems) > MOST_PROBLEMS else []
+    if len(sentences) == 1 and not more:
         return sentences[0]
-    return "\n".join([f"{stage} cannot take these settings:", *(f"- {sentence}" for sentence in sentences)])
+    return "\n".join([f"{stage} cannot take these settings:", *(f"- {sentence}" for sentence in sentences), *more])
 
 
 def _problem(stage: str, config: type[BaseModel], problem: Mapping[str, Any], given: Tree) -> str:

@@ -93,12 +93,15 @@ def _too_large(what: str) -> UsageError:
 
 def _ask(connection: duckdb.DuckDBPyConnection, query: SqlQuery) -> Answer:
     _require_one_select(connection, query.sql)
-    for name, paths in query.files.items():
+    # A question about runs alone opens none of their tables; one about the tables themselves opens all.
+    every = ABOUT_TABLES.search(query.sql)
+    files = {name: paths for name, paths in query.files.items() if every or name.lower() in query.sql.lower()}
+    for name, paths in files.items():
         _create_view(connection, name, paths)
     connection.register("runs", pa.Table.from_pylist([dict(run) for run in query.runs], schema=RUNS))
     # From here on the connection can open these files alone, and not write them: COPY is no SELECT. The list is
     # set before access is closed, which cannot be undone, and no setting can be changed after the last line.
-    paths_allowed = _quoted_list([path for paths in query.files.values() for path in paths])
+    paths_allowed = _quoted_list([path for paths in files.values() for path in paths])
     connection.execute(f"SET allowed_paths = {paths_allowed}")
     connection.execute(f"SET memory_limit = '{query.memory}B'")
     connection.execute("SET temp_directory = ''")  # a sort of much would write to the working folder
@@ -125,6 +128,9 @@ def _ask(connection: duckdb.DuckDBPyConnection, query: SqlQuery) -> Answer:
         raise UsageError(f"The query cannot be answered: {first}{columns} There are the tables {tables}.") from None
 
 
+ABOUT_TABLES = re.compile(
+    r"\b(show|describe|tables?|columns?|information_schema|duckdb_\w+|pragma_\w+)\b", re.IGNORECASE
+)
 NO_TABLE = re.compile(r"Catalog Error: Table with name (\S+) does not exist")
 
 

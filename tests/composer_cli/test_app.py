@@ -9,7 +9,7 @@ import pytest
 import typer
 from support.command_line import environment
 
-from composer_cli.app import click_command
+from composer_cli.app import click_command, main
 from composer_cli.help import RARE_OPTIONS, first_sentence
 from stages import STAGES, command_words
 from stages.runs.settings import Basic, known
@@ -179,3 +179,12 @@ def test_another_package_called_stages_is_named(tmp_path):
     script = f"import sys\nsys.path[:0] = [{str(tmp_path)!r}]\nfrom composer_cli.__main__ import main\nmain()"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 2 and str(tmp_path / "stages") in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_deleted_working_folder_is_said_in_a_sentence(tmp_path, monkeypatch, capsys):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(SystemExit) as ended:
+        main(["status"])
+    assert ended.value.code == 2 and "working folder was deleted" in capsys.readouterr().err

@@ -110,6 +110,19 @@ def test_all_problems_are_told_at_once_unknown_keys_first_and_teachers_by_name()
     assert lines[3] == "- replay-teachers needs the setting teachers.1.name (of gpt), which is not given."
 
 
+def test_of_very_many_problems_some_are_told(tmp_path):
+    with pytest.raises(UsageError, match="- and 950 more") as caught:
+        build(*(f"k{number}=1" for number in range(1000)))
+    assert str(caught.value).count("\n") == 51
+
+
+def test_a_file_that_is_nested_too_deeply_is_named(tmp_path):
+    path = tmp_path / "deep.toml"
+    path.write_text(f"a = {'[' * 10_000}{']' * 10_000}\n")
+    with pytest.raises(UsageError, match=r"deep\.toml is nested too deeply"):
+        settings.read_file(path)
+
+
 def test_files_that_cannot_be_used_are_named(tmp_path):
     bad = tmp_path / "bad.toml"
     bad.write_text("tasks = = 3")

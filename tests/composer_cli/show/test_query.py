@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.command_line import call, command, environment, until
 
-from stages.errors import UsageError
+from stages.errors import BadInput, UsageError
 from stages.runs import queries
 from stages.runs.run import Run
 from stages.runs.sql import SqlQuery, run_sql
@@ -26,6 +26,16 @@ def test_tables_of_all_runs_are_there_with_a_column_run(made):
     counts = "select (select count(*) from rollouts), (select count(*) from pairs), (select count(*) from runs)"
     _head, values = call(made, "query", counts).stdout.splitlines()
     assert len(values.split()) == 3 and values.split()[0] == "4"
+
+
+def test_a_question_opens_only_the_tables_that_it_names(tmp_path):
+    (tmp_path / "steps.parquet").write_bytes(b"no Parquet")
+    damaged = {"steps": [tmp_path / "steps.parquet"]}
+    run = {"run": "collect/a", "stage": "collect"}
+    assert run_sql(SqlQuery("select run from runs", damaged, [run]))[1] == [("collect/a",)]
+    for sql in ('select * from "STEPS"', "show tables"):
+        with pytest.raises(BadInput, match=r"steps\.parquet cannot be read as Parquet"):
+            run_sql(SqlQuery(sql, damaged, [run]))
 
 
 def test_only_the_named_runs_are_asked(made):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from stages.errors import UsageError
 from stages.policy.answer_cache import AnswerCache
 from stages.policy.base import Sample
 from stages.runs import store
@@ -149,3 +150,10 @@ def test_a_full_disk_is_no_damage(tmp_path: Path) -> None:
         cache.put_all(list(ANSWERS.items()))
     assert len(cache._files) == 1 and cache.get(next(iter(ANSWERS))) is None
     close(cache)
+
+
+def test_a_path_that_sqlite_does_not_open_is_named_with_its_length(tmp_path: Path) -> None:
+    """It was told as a full disk."""
+    path = tmp_path.joinpath(*["x" * 200] * 3, "answers.sqlite")
+    with pytest.raises(UsageError, match=f"has {len(str(path))} bytes"):
+        AnswerCache(path)
