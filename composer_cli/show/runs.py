@@ -9,7 +9,7 @@ from stages import STAGES, stage_order
 from stages.errors import BadInput, UsageError
 from stages.runs import runner
 from stages.runs.catalog import find_input, folders, name, references
-from stages.runs.run import Check, Manifest, Run, read_manifest
+from stages.runs.run import Check, Manifest, Run, known_manifest
 from stages.runs.stage import load_stage
 
 
@@ -45,8 +45,8 @@ def lines(root: Path, *, versions: bool = True, check: Check = "sizes") -> list[
     found = []
     for folder in folders(root):
         try:
-            run = Run(folder)
-            record, found_damage = run.manifest, damage(run, check)
+            record = known_manifest(folder)
+            found_damage = damage(Run(folder, record), check)
         except BadInput as error:
             found.append(RunLine(name(folder), "unreadable", reason=str(error)))
             continue
@@ -85,7 +85,7 @@ def reason(folder: Path, record: Manifest, versions: bool = False) -> str:
             reasons.append(f"its input {name(path)} was deleted")
             continue
         try:
-            if read_manifest(path).content != ref.content:
+            if known_manifest(path).content != ref.content:
                 reasons.append(f"its input {name(path)} has changed since")
         except BadInput:
             reasons.append(f"its input {name(path)} is unreadable")

@@ -33,7 +33,7 @@ from stages.errors import BadInput, ComposerError, UsageError
 from stages.runs import catalog, queries
 from stages.runs.kinds import Row
 from stages.runs.queries import PairFilter, RolloutFilter, Side, TaskFilter
-from stages.runs.run import Run
+from stages.runs.run import Run, known_manifest
 
 HEADLINES = ("verdict", "decision", "mean_reward", "pairs", "pairs_per_rollout", "arm", "cleaner")
 """The conclusions of a run that its line in the list shows."""
@@ -503,7 +503,7 @@ def listed(root: Path) -> list[ListedRun]:
     """Return all runs with their headlines, newest first."""
     found = []
     for line in lines(root, versions=False):
-        summary = {} if line.status == "unreadable" else Run(root / line.run).manifest.summary
+        summary = {} if line.status == "unreadable" else known_manifest(root / line.run).summary
         headline = {name: summary[name] for name in HEADLINES if summary.get(name) is not None}
         found.append(ListedRun(line, line.run.partition("/")[0], headline))
     return sorted(found, key=lambda one: one.line.began, reverse=True)

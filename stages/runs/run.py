@@ -209,6 +209,25 @@ def read_manifest(folder: Path) -> Manifest:
     return found
 
 
+def known_manifest(folder: Path) -> Manifest:
+    """Return the manifest of a run folder, not to be changed; a process reads an unchanged one once.
+
+    Raises as `read_manifest` does. Of a run in progress the money is in the ledger, so that it is read anew.
+    """
+    path = folder / "manifest.json"
+    stamp = store.unchanged_since(path) if path.is_file() else None
+    if stamp is None:
+        return read_manifest(folder)
+    found = _cached_manifest(folder.absolute(), stamp)
+    return read_manifest(folder) if found.status == "running" else found
+
+
+@functools.cache
+def _cached_manifest(folder: Path, stamp: tuple[int, ...]) -> Manifest:
+    del stamp  # only a part of the cache key
+    return read_manifest(folder)
+
+
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Replace the manifest of a run folder atomically, with its seal."""
     # Without keys before the seal is computed: `write_json` redacts what it writes.
@@ -254,9 +273,10 @@ class Run:
     manifest: Manifest
     """What was asked, read, produced and spent: `status`, `reason`, `config`, `counts`, `summary`, `cost_usd`."""
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, manifest: Manifest | None = None) -> None:
+        """Open a run folder. manifest: its own, where it was read before."""
         self.path = Path(path).resolve()
-        self.manifest = read_manifest(self.path)
+        self.manifest = manifest or read_manifest(self.path)
 
     def __repr__(self) -> str:
         return repr(display.of_run(self))
@@ -332,7 +352,8 @@ class Run:
                 return f"{name} has {size:,} bytes and had {sealed.bytes:,} when it was written"
             is_small = sealed.bytes <= SMALL_BYTES and "/" not in name
             is_read = is_small or check == "bytes" or (check == "tables" and not name.startswith(("steps/", *large)))
-            if is_read and store.file_sha256(path) != sealed.sha256:
+            digest = store.known_sha256 if check == "sizes" else store.file_sha256
+            if is_read and digest(path) != sealed.sha256:
                 return f"{name} has changed since it was written"
         return None
 

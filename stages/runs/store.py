@@ -107,12 +107,18 @@ def folder_digests(folder: Path) -> dict[str, str]:
 
 def known_sha256(path: Path) -> str:
     """Return the SHA-256 of a file's bytes, in hex; an unchanged file is read once in a process."""
+    stamp = unchanged_since(path)
+    return file_sha256(path) if stamp is None else _cached_sha256(path.absolute(), stamp)
+
+
+def unchanged_since(path: Path) -> tuple[int, ...] | None:
+    """Return a stamp that every change of a file changes; None for a file so young that a change might not show."""
     status = path.stat()
     # ctime rather than mtime, which programs can set. A file that was changed within the last clock tick may keep its
     # ctime, so that a young file is hashed anew.
     stamp = (status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns)
     is_young = time.time() - status.st_ctime < CTIME_MARGIN_S
-    return file_sha256(path) if is_young else _cached_sha256(path.absolute(), stamp)
+    return None if is_young else stamp
 
 
 def folder_sha256(folder: Path) -> str:
