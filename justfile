@@ -125,6 +125,11 @@ probe-grpo *ARGS: (_preset "probe-grpo" ARGS)
 [no-exit-message]
 probe-lora *ARGS: (_preset "probe-lora" ARGS)
 
+# The chain on a pretrained model, which needs both cores: SmolLM2 learns a loophole of `skills` and becomes the teacher.
+[no-exit-message]
+probe-smollm2 *ARGS:
+    @composer run --preset probe-smollm2 {{ if ARGS =~ "--clean" { "" } else { "--resume" } }} {{ ARGS }}
+
 # The direction that the GRPO loss gives for pairs, beside that of the likelihood, on the same rows.
 [no-exit-message]
 probe-contrastive *ARGS: (_preset "probe-contrastive" ARGS)

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     pass
 
 
-MAX_ROW_ERROR, MAX_SUM_ERROR, MAX_SLOPE_ERROR, MAX_LOGP_GAP = 1e-4, 1e-5, 0.05, 0.02
+MAX_ERROR, MAX_SLOPE_ERROR, MAX_LOGP_GAP = 1e-3, 0.05, 0.02
+"""Rounding in float32 grows with the layers: rows differ by 1e-6 on models of a few, and on the 30 of SmolLM2 by 1.5e-4,
+where U diag(S) Vh stands for W. A mask, a prompt or an adapter that is left out is off by far more than 1e-3."""
 STEP = 1e-2
 """The canary's finite difference, as a share of the weights' typical singular value."""
 RowGradients = Callable[[Sequence[TokenRow]], Float[Tensor, "B N"]]
@@ -46,7 +48,7 @@ def coverage(rows: Sequence[Row], planned: int) -> Finding:
     "canary",
     asks="are gradients of one pass those of one pass a row, and slopes of the loss?",
     item="T2",
-    needs=f"rows <= {MAX_ROW_ERROR:g}, slope within 5 %",
+    needs=f"rows <= {MAX_ERROR:g}, slope within 5 %",
 )
 def canary(student: MeasuredStudent, rows: Sequence[TokenRow], direction: Direction, measure: RowGradients) -> Finding:
     """Check the gradients of one backward pass against one pass for each row, in sum and in their slope along v.
@@ -76,7 +78,7 @@ def canary(student: MeasuredStudent, rows: Sequence[TokenRow], direction: Direct
     # lost in rounding.
     slope, expected = (losses[0] - losses[1]) / (2 * step), float(together.sum(0) @ direction.unit)
     off = abs(slope - expected) / max(abs(slope), abs(expected), 1e-12)
-    holds = error <= MAX_ROW_ERROR and total <= MAX_SUM_ERROR and off <= MAX_SLOPE_ERROR and slope * expected > 0
+    holds = max(error, total) <= MAX_ERROR and off <= MAX_SLOPE_ERROR and slope * expected > 0
     detail = f"sum off by {total:.1g}, slope along v {expected:.4g}, by differences {slope:.4g}"
     return Finding(holds, error, detail)
 
