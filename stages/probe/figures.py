@@ -248,7 +248,7 @@ def _draw_placebos(axes: Axes, rows: list[Row]) -> None:
     edges = np.histogram_bin_edges([row["effect"] for row in rows], bins=40)
     for family in dict.fromkeys(row["direction"] for row in rows if row["direction"] != "v"):
         values = [row["effect"] for row in rows if row["direction"] == family]
-        label = f"{family}, 95th percentile {np.quantile(values, 0.95):.2f}"
+        label = f"{family}, 95th percentile {np.quantile(values, 0.95):.2g}"
         style = "--" if family in FROM_HACKS else "-"
         axes.hist(values, bins=edges.tolist(), histtype="step", linestyle=style, label=label)
     axes.axvline(
