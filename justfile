@@ -38,7 +38,7 @@ _lint-and-test WORDS:
     rm "$log"
     exit $code
 
-# Disturb stages, chains and workers at random moments, KILLS times in all, by signals and full disks, and compare their artifacts with undisturbed ones.
+# Disturb stages, chains and workers at random moments, KILLS times in all, by signals, and more by full disks and power cuts, and compare their artifacts with undisturbed ones.
 crash KILLS="100" *ARGS: (extra "ray")
     {{ one_thread }} COMPOSER_KILLS={{ KILLS }} python -m pytest -q -s tests/crash/test_random_kills.py tests/crash/test_ways_killed.py tests/crash/test_paid_calls.py {{ ARGS }}
 

@@ -107,8 +107,7 @@ class RowFile:
         """Open the file, or create it filled with zeros; `BadInput` when it has another size."""
         self.path, size = path, rows * width * dtype.itemsize
         if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("wb") as file:
+            with store.sealing(path) as file:
                 file.truncate(size)  # sparse: rows that are not reserved are zeros and take no space on disk
         if path.stat().st_size != size:
             raise BadInput(

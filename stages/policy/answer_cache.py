@@ -54,7 +54,7 @@ class AnswerCache:
             raise UsageError(
                 f"{path} has {length} bytes, and SQLite opens paths up to 512. Choose another --artifacts."
             )
-        path.parent.mkdir(parents=True, exist_ok=True)
+        store.make_folder(path.parent)
         self.damaged = 0
         """Answers that were found damaged."""
         self._path, self._report = path, report

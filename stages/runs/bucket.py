@@ -377,7 +377,7 @@ def publish(run: Run, url: str) -> int:
 
 
 # A run whose folder is in a bucket while it runs: it is written into a local folder, and durable files are sent every
-# few seconds: units, then everything else, then the ledger, then the manifest. So the bucket holds a run folder as a
+# few seconds: the ledger, then units, then everything else, then the manifest. So the bucket holds a run folder as a
 # kill would leave it, at most that much older, and `--resume` on another machine continues from it. The machine that
 # began last owns the run: one that comes back finds that out and stops.
 
@@ -463,10 +463,15 @@ class Mirror:
         if self._bucket.read(OWNER) != self._owner:
             return False
         files = self._files()
+        # As they are before the ledger is sent: it holds the calls of all their units then.
+        opened = {name: store.read_bytes(self.folder / name) for name in files if name.endswith(".jsonl.open")}
         for name, stamp in sorted(files.items(), key=lambda item: (_rank(item[0]), item[1])):
             if self._sent.get(name) != stamp:
                 with suppress(FileNotFoundError):  # sealed or deleted meanwhile
-                    self._bucket.send(self.folder / name, name)
+                    if (data := opened.get(name)) is not None:
+                        self._bucket.write(name, data)
+                    else:
+                        self._bucket.send(self.folder / name, name)
                     self._sent[name] = stamp  # of before: a file that changed during the transfer is sent again
         # Deletions last: an open journal is deleted only after the sealed file that replaces it was sent.
         gone = sorted(self._sent.keys() - files.keys())
@@ -492,9 +497,7 @@ class Mirror:
 def _rank(name: str) -> int:
     """Return the place of a file in the order of uploads, so that the bucket always holds what a kill would leave.
 
-    Units come first, since tables and manifest refer to them. A ledger may know of more calls than the units do, which
+    Units come before tables and manifest, which refer to them. A ledger may know of more calls than the units do, which
     costs money at worst; with fewer, the limit would not hold.
     """
-    if name in (LEDGER, MANIFEST):
-        return 2 + (LEDGER, MANIFEST).index(name)
-    return 0 if name.startswith("steps/") else 1
+    return {LEDGER: 0, MANIFEST: 3}.get(name, 1 if name.startswith("steps/") else 2)

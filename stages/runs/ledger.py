@@ -96,7 +96,8 @@ class Budget:
         """Calls whose server billed less than they cost by our own count, and the difference."""
         self._open = OpenCalls()
         self._left: dict[int, dict[str, Any]] = {}  # reservations that earlier attempts left open
-        self.calls = 0  # recorded in this and earlier attempts
+        self.calls, self.recorded = 0, 0
+        """The highest number of a call in this and earlier attempts: given to a reservation, and made durable."""
         self._lock = Lock()
         self._changed: Future[None] = Future()
         self._durable = GroupCommit(self.write)
@@ -158,7 +159,7 @@ class Budget:
             if fault := _fault(line):  # counting it would make money from nothing
                 raise ValueError(f"a ledger line that {fault}: {line}")
         if self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            store.make_folder(self.path.parent)
             store.append_lines(self.path, [store.checked(store.encode(line)) for line in lines])
         with self._lock:
             for line in lines:
@@ -213,7 +214,7 @@ class Budget:
         call = line["call"]
         if "reserved" in line:
             self._open.add(call, line["reserved"])
-            self.calls = max(self.calls, call)
+            self.calls, self.recorded = max(self.calls, call), max(self.recorded, call)
             return
         if call in self._open:  # not of an earlier attempt
             self._open.remove(call)

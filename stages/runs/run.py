@@ -33,8 +33,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from stages.errors import BadInput, ComposerError, UsageError, refusal
+from stages.plurals import counted
 from stages.redaction import redacted_value
 from stages.runs import display, ledger, store
+from stages.runs.activity import Notice
 from stages.runs.kinds import CHECKPOINT, Kind, Row
 from stages.runs.store import Journal
 from stages.stopping import Interrupted
@@ -51,6 +53,8 @@ UNSEALED = ("manifest.json", ledger.NAME, "owner.json", "logs", "scratch")
 to a bucket with the rest (`stages.runs.bucket`)."""
 SMALL_BYTES = 64 * 1024
 """Size up to which a document in a run's folder is read whenever the run is listed."""
+CALLS = "paid_calls"
+"""Key of a unit in the journal: how many calls the run's ledger held when the unit was written."""
 Check = Literal["sizes", "tables", "bytes"]
 SOURCE = Path(__file__).resolve().parents[2]
 
@@ -439,7 +443,30 @@ class RunWriter:
         self._digests: dict[str, str] = {}
         """The SHA-256 of files of this attempt, by name, so that a checkpoint is not read twice."""
         self._so_far = RunningTotals()
-        self.journal = Journal(path / "steps", look=self._so_far.add)
+        self._calls = 0
+        """The calls that the ledger held when the newest unit of earlier attempts was written."""
+        self.journal = Journal(path / "steps", look=self._look)
+
+    def _look(self, unit: Row) -> None:
+        self._so_far.add(unit)
+        self._calls = max(self._calls, unit.get(CALLS, 0))
+
+    def require_whole_ledger(self) -> None:
+        """Say so where the ledger lacks calls that were made before the newest unit; `BadInput` under a limit."""
+        if (missing := self._calls - self.budget.recorded) <= 0:
+            return
+        sentence = (
+            f"{self.budget.path} lacks {counted(missing, 'call')} that were made before the newest finished unit, so "
+            "what they cost is not known"
+        )
+        if self.budget.limit is not None:
+            raise BadInput(
+                f"{sentence} and the limit cannot be kept. Restore it, go on without --max-cost, or start again with "
+                "--clean."
+            )
+        self.budget.calls = self._calls  # numbers are not given twice
+        self.set_summary(calls_missing_in_ledger=missing)
+        self.progress(Notice(f"warning: {sentence}: this run has cost more than it says."), 0, 0)
 
     def finished(self, unit: str) -> bool:
         """Return whether a unit is finished, in any attempt, or was tried by a worker in this attempt."""
@@ -461,7 +488,8 @@ class RunWriter:
     def write_all(self, units: Iterable[tuple[str, Mapping[str, Any], bool]]) -> None:
         """Write several (unit, payload, failed) durably in one step."""
         with self._lock:
-            written = list(units)
+            calls = {CALLS: self.budget.recorded} if self.budget.recorded else {}
+            written = [(unit, {**payload, **calls}, failed) for unit, payload, failed in units]
             self.journal.append(written)  # first: a unit that is counted or logged is on disk
             for _, payload, _ in written:
                 self._so_far.add(payload)

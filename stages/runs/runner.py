@@ -149,6 +149,7 @@ def execute(
             with following, telling, on_signals(), stopped_by(writer.stop):
                 try:
                     with _attempt(writer):
+                        writer.require_whole_ledger()
                         loaded.run(inputs, config, writer)
                 except (UsageError, BadInput):
                     # A refusal before any work leaves no folder, so that the corrected command is not refused for it.

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from support.runs import rewritten
 
+from stages.errors import BadInput
 from stages.redaction import secret_in
 from stages.runs import store
 from stages.runs.run import Manifest, Run, RunWriter, write_manifest
@@ -144,6 +145,34 @@ def test_lines_that_are_missing_at_the_end_of_a_ledger_stop_the_run(run_command,
     (folder / "ledger.jsonl").write_bytes(ledger_of(0.5))
     code, _, err = run_command("extract-pairs", "--artifacts", runs, "--resume")
     assert code == 3, err
+
+
+@pytest.mark.parametrize("left", [b"", ledger_of(0.25)])
+def test_calls_that_a_ledger_has_lost_are_told_from_the_units(tmp_path, left):
+    """A killed attempt has written no cost into its manifest, so that only the units know of its calls."""
+
+    def opened(**limit):
+        record = Manifest(composer="", stage="collect", stage_version=1, fingerprint="")
+        return RunWriter(tmp_path, record, cache=tmp_path, listener=lambda what, *_: told.append(what), **limit)
+
+    told, first = [], opened()
+    for call in (1, 2, 3):
+        held = first.budget.hold(0.5)
+        first.budget.write([held.line, {"call": call, "settled": 0.25}])
+        first.write(f"unit-{call}", {"answer": {}})
+    first.budget.hold(0.5)  # not durable yet, so that no unit may count on it
+    first.write("unit-4", {"answer": {}})
+    again = opened(max_cost=9)
+    again.require_whole_ledger()
+    assert again.budget.spent == 0.75 and not told
+    (tmp_path / "ledger.jsonl").write_bytes(left)
+    lacks = f"ledger.jsonl lacks {2 if left else 3} calls"
+    with pytest.raises(BadInput, match=rf"{lacks} .* the limit cannot be kept.*--max-cost"):
+        opened(max_cost=9).require_whole_ledger()
+    goes_on = opened()
+    goes_on.require_whole_ledger()
+    assert lacks in told[0] and goes_on.manifest.summary == {"calls_missing_in_ledger": 2 if left else 3}
+    assert goes_on.budget.hold(0.5).call == 4
 
 
 def test_a_checkpoint_of_another_size_is_damaged_and_one_of_other_bytes_on_check(tmp_path):

@@ -1,16 +1,18 @@
-"""One stage under every signal and on a disk that fails: the short version of `test_random_kills.py`."""
+"""One stage under every signal, on a disk that fails and in power cuts: the short version of `test_random_kills.py`."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from needs import needs
 from support.disturbances import (
     FULL,
     READ_ONLY,
     SIGNALS,
     Work,
     contents,
+    cut_power,
     disturb,
     finish,
     in_own_mounts,
@@ -46,3 +48,10 @@ def test_a_disk_that_fails(imported: tuple[Work, float, dict[str, Any]], tmp_pat
     work, lasts_s, expected = imported
     disturbed, found = in_own_mounts(on_failing_disk, work, tmp_path, [FULL, READ_ONLY], lasts_s, 2)
     assert disturbed == {FULL: 1, READ_ONLY: 1} and found and all(one == expected for one in found)
+
+
+@needs("compiler")
+def test_power_cuts(imported: tuple[Work, float, dict[str, Any]], tmp_path: Path) -> None:
+    work, _, expected = imported
+    outcome = cut_power(work, tmp_path, 4, 3, expected)
+    assert outcome.hard >= 4 and outcome.roots

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from multiprocessing import get_context
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from needs import needs
 from probe_faults.loophole_world import PAIR_SOURCE
 from support.command_line import repair
 from support.data_juicer import stand_in
@@ -27,6 +28,7 @@ from support.disturbances import (
     Outcome,
     Work,
     contents,
+    cut_power,
     disturb,
     finish,
     folders,
@@ -285,13 +287,34 @@ def test_killed_at_random(stage: str, undisturbed: Undisturbed, server: Server, 
     outcome = disturb(work, tmp_path, signals, lasts_s, seed=list(STAGES).index(stage))
     for root in outcome.roots:
         assert contents(root) == expected
-    asked = Counter(json.dumps([r["model"], r["messages"], r.get("seed")]) for r in server.requests[before:])
+    twice = bought_twice(work, server.requests[before:], outcome, tmp_path)
+    print(row(stage, outcome, lasts_s, twice if work.in_flight else None))
+    forget(tmp_path)
+
+
+def bought_twice(work: Work, requests: Sequence[dict[str, Any]], outcome: Outcome, root: Path) -> int:
+    """How many calls were asked again; asserts that only those in flight were, and that all are accounted for."""
+    asked = Counter(json.dumps([r["model"], r["messages"], r.get("seed")]) for r in requests)
     twice = asked.total() - len(outcome.roots) * len(asked)
     assert twice <= outcome.in_flight, "only calls in flight may be asked again"
     assert twice <= outcome.hard * WRITTEN * work.in_flight
     if work.max_cost is not None:
-        told = paid(tmp_path)
+        told = paid(root)
         assert 0.01 * asked.total() - 1e-9 <= told <= len(outcome.roots) * work.max_cost, "no call is forgotten"
+    return twice
+
+
+@needs("compiler")
+@pytest.mark.parametrize("stage", STAGES)
+def test_power_cuts(stage: str, undisturbed: Undisturbed, server: Server, tmp_path: Path) -> None:
+    """Six times as many in `train` and `evaluate`, which write the most into their scratch folders and journals."""
+    cuts = len(SHARES[stage]) * (6 if stage in ("train", "evaluate") else 1)
+    if not cuts:
+        pytest.skip(f"COMPOSER_KILLS={KILLS} leaves no power cut for {stage}")
+    work, lasts_s, expected = undisturbed(stage)
+    before = len(server.requests)
+    outcome = cut_power(work, tmp_path, cuts, list(STAGES).index(stage), expected)
+    twice = bought_twice(work, server.requests[before:], outcome, tmp_path)
     print(row(stage, outcome, lasts_s, twice if work.in_flight else None))
     forget(tmp_path)
 

@@ -17,6 +17,7 @@ import pytest
 from needs import needs
 from support.chains import entry
 from support.disturbances import (
+    ENDS_S,
     PARTS,
     WRITTEN,
     Command,
@@ -24,6 +25,7 @@ from support.disturbances import (
     Outcome,
     Work,
     contents,
+    cut_power,
     disturb,
     finish,
     preload,
@@ -42,8 +44,6 @@ SHARES = dict(shares(PARTS, int(os.environ.get("COMPOSER_KILLS", len(PARTS)))))
 IN_FLIGHT = 2
 TASKS, SAMPLES = 16, 2
 ENV = "support.environments:NumberedEnv"
-ENDS_S = 2.0
-"""Seconds after which a worker has noticed that the process that started it is gone."""
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +118,15 @@ def test_a_chain(server: Server, tmp_path: Path) -> None:
     work = chain_of(server, tmp_path)
     undisturbed = whole(work, server, tmp_path)
     outcome = disturb(work, tmp_path / "killed", SHARES["composer run"], undisturbed[0], 1, settle=settled)
+    check("composer run", work, server, tmp_path, outcome, undisturbed)
+
+
+@needs("compiler")
+def test_power_cuts_of_a_chain(server: Server, tmp_path: Path) -> None:
+    work = chain_of(server, tmp_path)
+    undisturbed = whole(work, server, tmp_path)
+    cuts = max(2, 2 * len(SHARES["composer run"]))
+    outcome = cut_power(work, tmp_path / "cut", cuts, 1, undisturbed[1], undisturbed[0])
     check("composer run", work, server, tmp_path, outcome, undisturbed)
 
 

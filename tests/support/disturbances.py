@@ -42,12 +42,14 @@ WAYS = ("composer run", "processes:2", "a worker of processes:2", "ray", "a work
 PARTS = (*STAGES, *WAYS)
 TESTS = Path(__file__).resolve().parents[1]
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGSTOP, signal.SIGQUIT)
-HARD = {signal.SIGKILL, signal.SIGQUIT}
-"""Signals after which a process does nothing more."""
-FULL, READ_ONLY = "full", "read-only"
+FULL, READ_ONLY, POWER = "full", "read-only", "power cut"
+HARD = {signal.SIGKILL, signal.SIGQUIT, POWER}
+"""After these a process does nothing more."""
 PATIENCE_S = 900
 """A stage that takes 35 s of CPU waits 250 s on a machine with other work."""
 STOPPED_S = 0.2
+ENDS_S = 2.0
+"""Seconds after which a worker has noticed that the process that started it is gone."""
 OTHER = {"manifest.json", "ledger.jsonl", ".lock"}
 """Files that say when and how often a run was begun, and in what order calls were paid for."""
 TIMED = {"metrics.jsonl", "report.txt"}
@@ -113,7 +115,9 @@ def _as_command(work: Launch, root: Path, said: Path) -> None:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
     os.environ.update(work.environment)
-    if power_cut.ROOT not in os.environ:
+    if power_cut.ROOT in os.environ:
+        os.setpgrp()  # what it starts ends with it
+    else:
         os.environ.pop("LD_PRELOAD", None)  # sandboxes do not see the library
     try:
         work.carry_out(root)
@@ -300,46 +304,49 @@ def disturb(
     return outcome
 
 
-@dataclass
-class Cuts:
-    """Power cuts that were tried: what each left, and the artifacts folders with a complete run."""
-
-    left: list[str] = field(default_factory=list)
-    roots: list[Path] = field(default_factory=list)
-
-
-def cut_power(work: Launch, root: Path, cuts: int, expected: Mapping[str, Any], seed: int) -> Cuts:
+def cut_power(
+    work: Launch,
+    root: Path,
+    cuts: int,
+    seed: int,
+    expected: Mapping[str, Any],
+    lasts_s: float | None = None,
+) -> Outcome:
     """Cut the power before random changes of the files, and after the end; continue each time, and compare the ends.
 
-    The runs are in `root/0`, `root/1` and so on. expected: the contents of an undisturbed run.
+    The runs are in `root/0`, `root/1` and so on. expected: the contents of an undisturbed run. lasts_s: the seconds
+    that it takes, where the work starts processes that are to end with it: its power is cut at random moments.
     """
-    moment, done = random.Random(seed), Cuts()
-    disk, most = power_cut.Disk(root / "0"), 0
-    while len(done.left) < cuts or folders(disk.root):
-        at = moment.randint(1, most) if most and len(done.left) < cuts else None
-        said = said_of(disk.root)
-        before = said.stat().st_size if said.exists() else 0
-        process = launch(replace(work, environment={**work.environment, **disk.environment(at)}), disk.root)
+    moment, outcome, most = random.Random(seed), Outcome(), 0
+    disk = power_cut.Disk(root / "0")
+    while outcome.hard < cuts or folders(disk.root):
+        # The first run, and the last, goes on to its end, after which everything must be durable too.
+        at = moment.randint(1, most) if most and outcome.hard < cuts else None
+        said, begun = said_of(disk.root), open_calls(disk.root)
+        length = said.stat().st_size if said.exists() else 0
+        environment = disk.environment(None if lasts_s else at)
+        process = launch(replace(work, environment={**work.environment, **environment}), disk.root)
+        if lasts_s and at:
+            process.join(moment.uniform(0, lasts_s))
+            process.kill()
         process.join(PATIENCE_S)
+        if lasts_s:
+            time.sleep(ENDS_S)
         changes = disk.changes
-        assert changes, "the library that sees fsync is not in the process"
+        assert changes or lasts_s, "the library that sees fsync is not in the process"
+        outcome.in_flight += open_calls(disk.root) - begun
         left = f"change {changes} of {most}, exit code {process.exitcode}: {disk.cut(moment)}"
-        done.left.append(left)
-        print(left, flush=True)
-        check_end(process.exitcode, signal.SIGKILL if at else None, said, before)
+        outcome.note(POWER)
+        check_end(process.exitcode, signal.SIGKILL if at else None, said, length)
         if process.exitcode == 0:
-            for folder in folders(disk.root):
-                run = Run(folder)
-                assert run.manifest.status == "complete" and not run.damage("bytes"), (
-                    f"{run.damage('bytes')} after {left}"
-                )
-            assert folders(disk.root), f"no run is left after {left}"
-            finish(work, disk.root)  # the deletion of the scratch folder may not have reached the disk
-            assert contents(disk.root) == expected, f"differs after {left}"
             most = max(most, changes)
-            done.roots.append(disk.root)
-            disk = power_cut.Disk(root / str(len(done.roots)))
-    return done
+            ends = [(run.manifest.status, run.damage("bytes")) for run in map(Run, folders(disk.root))]
+            assert set(ends) == {("complete", None)}, f"{ends} after {left}"
+            finish(work, disk.root)  # deletions, such as that of the scratch folder, may not have reached the disk
+            assert contents(disk.root) == expected, f"another end after {left}"
+            outcome.roots.append(disk.root)
+            disk = power_cut.Disk(root / str(len(outcome.roots)))
+    return outcome
 
 
 def _await_end(process: BaseProcess, latest: Disturbance | None) -> None:

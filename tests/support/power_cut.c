@@ -3,7 +3,7 @@
 COMPOSER_POWER_ROOT: the folder that is watched. COMPOSER_POWER_DISK: the folder that gets what is durable: of a file
 its bytes (KEY.data), of a folder its names (KEY.names, lines "KEY TYPE NAME"), each as it was at its last fsync, and in
 `changes` a byte for every fsync, rename and removal. COMPOSER_POWER_AT: the number of the change before which the
-process is killed. A KEY is the inode and the time of its birth, as file systems give inodes of deleted files to new
+process and its group are killed. A KEY is the inode and the time of its birth, as file systems give inodes of deleted files to new
 ones. Read by support/power_cut.py. */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -33,7 +33,7 @@ static void change(void) {
     if (file < 0 || write(file, ".", 1) != 1 || fstat(file, &status)) abort();
     close(file);
     const char *at = getenv("COMPOSER_POWER_AT");
-    if (at && *at && status.st_size >= atol(at)) kill(getpid(), SIGKILL);
+    if (at && *at && status.st_size >= atol(at)) kill(0, SIGKILL);
 }
 
 /* Write KEY and the letter of its type (d, f, l) of a path. */
