@@ -22,7 +22,7 @@ from stages.evaluation.inference import levels, parts
 from stages.evaluation.outcomes import AT_ZERO, START, items_table
 from stages.evaluation.report import arms_chart, study_text, text_table
 from stages.evaluation.verdict import INVALID_RUN, EvalQuestion, EvalVerdict, Look, after_looks, decide
-from stages.policy import PolicyConfig, scripted
+from stages.policy import PolicyConfig, available, kind_of, scripted
 from stages.policy.adapters import CheckpointInfo, refuse_trained
 from stages.policy.base import VLLM, NotFinite
 from stages.policy.serving import Serving
@@ -281,6 +281,9 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     untrained = {*config.policies, *(item["arm"] for item in known)}
     taken: list[Look] = []
     damaged: dict[tuple[str, int], str] = {}
+    for arm in played:
+        if kind_of(arm.policy) == "local":
+            available.check(arm.policy, out.cache)  # before another arm has played for hours
     following = reporting.log_units(config.report_to, out, out.manifest.label)
     with following, Serving(out, [arm.policy for arm in played]) as serving:
         # Each look has its share of alpha, so that looking several times does not raise the rate of false verdicts.

@@ -94,6 +94,13 @@ def test_an_arm_whose_weights_are_no_numbers_is_invalid_by_name(tmp_path, tiny, 
     assert {item["arm"] for item in run.rows(EVAL_ITEM)} == {"A"}, "what was played is kept"
 
 
+def test_a_broken_arm_is_refused_before_another_is_played(tmp_path, tiny):
+    policies = {"A": {"model": str(tiny)}, "B": {"model": str(broken("tensor missing", tmp_path / "b"))}}
+    with pytest.raises(BadInput, match="1 missing"):
+        evaluated(tmp_path, {}, policies=policies, control=None, tasks=2)
+    assert not list((tmp_path / "evaluate").glob("2*")), "nothing was begun"
+
+
 def test_a_checkpoint_records_what_was_trained(tmp_path, tiny):
     a = trained(tmp_path, tiny)
     info = CheckpointInfo.of(a)
