@@ -491,6 +491,7 @@ def predicted(
 
     from stages import train as stage
     from stages.training import plan
+    from stages.training.prompts import Prompts
 
     with tempfile.TemporaryDirectory() as folder:
         shape(size, asked.layers).save_pretrained(folder)
@@ -502,9 +503,8 @@ def predicted(
             adapter={"rank": rank},
             distribution={"sharding": "none" if rank else "fsdp2"},
         )
-        # A plan allows for PROMPT_TOKENS before the rollout; the rows have exactly these.
-        rollout = asked.prompt + asked.answer - plan.PROMPT_TOKENS
-        resolved = replace(plan.resolve(size_of, processes, direction=direction), rollout_tokens=rollout)
+        rows = {"prompts": Prompts(asked.prompt), "rollout_tokens": asked.answer}
+        resolved = replace(plan.resolve(size_of, processes, direction=direction), **rows)
         held = resolved.shape.parameters * resolved.shape.bytes if teacher and resolved.shape else 0
         return plan.estimate_memory(replace(resolved, teacher_bytes=held)).total
 

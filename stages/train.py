@@ -14,10 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stages import envs
 from stages.backends import resources
 from stages.backends.ranks import Ranks, join, world_size
 from stages.envs.base import Task
 from stages.errors import ComposerError
+from stages.policy import available
 from stages.policy.base import VLLM, NotFinite
 from stages.policy.serving import Serving
 from stages.runs import reporting, store
@@ -27,7 +29,8 @@ from stages.runs.stage import Plan, Stage
 from stages.stopping import Interrupted
 from stages.training.channels import row_sources
 from stages.training.config import Config
-from stages.training.plan import check_memory, resolve, room
+from stages.training.plan import check_memory, estimate_memory, fitted, resolve, room, unused
+from stages.training.prompts import ASSUMED, Prompts, measure_prompts
 
 if TYPE_CHECKING:
     from stages.policy.local import LocalPolicy
@@ -45,6 +48,8 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     """Plan the steps and their rollouts; refuses settings that contradict each other."""
     config = _started(inputs, config)
     resolved = resolve(config, world_size(), inputs, _longest_row(inputs))
+    if resolved.shape is not None and not resolved.small:
+        resolved = fitted(resolved, config.optimisation, _foreseen(config), unused(resolved))
     if config.trl:
         from stages.training.trl_arguments import trl_arguments
 
@@ -60,6 +65,18 @@ def plan(inputs: Inputs, config: Config) -> Plan:
         max_completion_tokens=rollouts * resolved.rollout_tokens,
         notes=(*resolved.notes(), *config.diloco.warnings(size.steps)),
     )
+
+
+def _foreseen(config: Config) -> Prompts:
+    """Return the lengths of the prompts, measured where no foreign code is executed and no tokenizer fetched for it."""
+    policy, name = config.policy.in_process(), config.env.name
+    if not envs.is_shipped(name) or config.env.curriculum or not available.tokenizer_is_here(policy):
+        return ASSUMED
+    from stages.policy.local import open_tokenizer
+
+    tokenizer = open_tokenizer(policy, cache=Path(), listener=lambda what, done, total: None)
+    environment = envs.load(name, config.env_options())
+    return measure_prompts(environment, config.draw(lambda: environment, config.tasks), tokenizer, policy.tool_calls)
 
 
 def _started(inputs: Inputs, config: Config) -> Config:
@@ -84,14 +101,20 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Train, or resume training, then save the model and the metrics; the first process alone writes to `out`."""
     ranks, config = join(), _started(inputs, config)
     resolved = resolve(config, ranks.count, inputs, _longest_row(inputs))
-    tasks = resolved.config.draw(resolved.config.opener(), resolved.config.tasks, out)
+    make = config.opener()
+    tasks = config.draw(make, config.tasks, out)
     from stages.evaluation.hint_check import check_hints
-    from stages.policy.local import checkpointed, load_model
+    from stages.policy.local import checkpointed, load_model, open_tokenizer
     from stages.training import collapse, projection, replicas, report, trl_arguments, weights
     from stages.training.distributed import Student
     from stages.training.rollouts import prompt_order
 
-    # Refuse what cannot be trained before a model is made or loaded.
+    # Refuse what cannot be trained before a model is loaded.
+    if resolved.shape is not None and not resolved.small:
+        sampled = config.policy.in_process()
+        tokenizer = open_tokenizer(sampled, cache=out.cache, listener=out.progress)
+        measured = measure_prompts(make(), tasks, tokenizer, sampled.tool_calls)
+        resolved = _fitted(resolved, config, measured, out, ranks)
     config = resolved.config
     trl_arguments.trl_arguments(resolved, out.path)
     check_memory(resolved, room(resolved))
@@ -149,6 +172,26 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
             report.save(trainer, config, prompts if replica is None else tasks, out, watch.collapsed(steps), hints)
         if outer is not None:
             outer.report()
+
+
+def _fitted(resolved: "TrainPlan", config: Config, prompts: Prompts, out: RunWriter, ranks: Ranks) -> "TrainPlan":
+    """Return the plan with passes that fit into the memory of every process, the same in all; config: as given.
+
+    Where they still fit they are those of the attempt before: a resumed run then rounds as it did.
+    """
+    free = min((found for found in ranks.gather(unused(resolved)) if found is not None), default=None)
+    chosen = fitted(resolved, config.optimisation, prompts, free)
+
+    def agreed() -> dict[str, Any]:
+        path = out.scratch("passes") / "chosen.json"
+        if path.is_file():
+            before = chosen.changed(optimisation=store.read_json(path))
+            if free is None or estimate_memory(before).total <= free:
+                return before.passes()
+        store.write_json(path, chosen.passes())
+        return chosen.passes()
+
+    return chosen.changed(optimisation=ranks.broadcast_from_rank0(agreed))
 
 
 @contextmanager

@@ -125,6 +125,15 @@ def _group_files(root: Path, controller: str, second: str, first: str) -> Iterat
             yield _text(mount / group / name).strip()
 
 
+def unused(device: str, root: Path = Path("/")) -> int:
+    """Return the bytes of `available` that no other process holds at this moment."""
+    if device.startswith("cuda"):
+        return available(device, root)
+    lines = _text(root / "proc/meminfo").splitlines()
+    free = [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    return min(available(device, root), *(kept // ranks.local_count() for kept in free))
+
+
 def _text(path: Path) -> str:
     """Return what a file of the kernel holds; nothing where it is absent."""
     return path.read_text() if path.is_file() else ""

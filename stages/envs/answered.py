@@ -36,6 +36,7 @@ class AnsweredEnv(ABC):
     source: str
     sandbox = "not-needed"
     text_actions = True
+    answers = 1
     system = ""
     _reward: float | None
 

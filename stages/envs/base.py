@@ -150,6 +150,8 @@ class Environment(Protocol):
 
     An environment may also have an attribute `sampling_unit`, a `SamplingUnit`; without one, its families are a sample.
     With `text_actions = True` any text is an action, an answer; without it, only a command or a tool call is one.
+    `answers` is the number after which a rollout ends at the latest, of an environment of questions, whose reset does
+    no work: the memory of a training is estimated by it.
     """
 
     def tasks(self, split: Split, count: int, seed: int) -> list[Task]:

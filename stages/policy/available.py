@@ -28,6 +28,19 @@ def longest_answer(config: PolicyConfig) -> int:
     return max(config.limits(), default=0) or context_tokens(config) or UNSTATED
 
 
+def tokenizer_is_here(config: PolicyConfig) -> bool:
+    """Return whether the tokenizer of a model in this process is read without making or fetching anything."""
+    if made := base.real_models(config.model):
+        return not made.to_make(config.model, Path())
+    if config.folder.is_dir():
+        if adapters.is_adapter(str(config.folder)):
+            return tokenizer_is_here(adapters.base_of(config.folder, config)[0])
+        return (config.folder / "tokenizer_config.json").is_file()
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(config.model, "tokenizer_config.json"), str)
+
+
 def notes(config: PolicyConfig) -> tuple[str, ...]:
     """Return for a plan what limits an answer where no setting does."""
     if config.limits():

@@ -43,6 +43,15 @@ def load_tokenizer(source: str, config: PolicyConfig, revision: str | None = Non
     return tokenizer
 
 
+def open_tokenizer(config: PolicyConfig, *, cache: Path, listener: Listener, revision: str | None = None) -> Any:
+    """Load the tokenizer of a model, which is made first if it is made here; of an adapter, that of its base."""
+    source = resolve(config, cache=cache, listener=listener, revision=revision)
+    if adapters.is_adapter(source):
+        below, commit = adapters.base_of(Path(source), config)
+        return open_tokenizer(below, cache=cache, listener=listener, revision=commit)
+    return load_tokenizer(source, config, revision)
+
+
 def prompt_ids(tokenizer: Any, turn: Turn, most: float = math.inf) -> list[int]:
     """Return a turn's prompt ids: the sampled ids so far, with only the new messages rendered.
 

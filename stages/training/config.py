@@ -117,8 +117,8 @@ class Optimisation(Settings):
     loss_type: str = "dapo"
     """TRL's form of the GRPO loss."""
     micro_batch: int | None = None
-    """Rollouts in one forward and backward pass; None takes all of a step for a small model, else one group,
-    or a part of it where its longest rollouts would have more than 32,768 tokens."""
+    """Rollouts in one forward and backward pass, which moves results by rounding alone. None takes all of a step for a
+    small model, else what is fastest of what fits into the free memory: into a third of a CPU's, 85 % of a GPU's."""
     max_tokens_per_micro_batch: int | None = Field(default=None, gt=0)
     """Cut micro-batches further, by length: at most so many tokens, padding included, in one forward and backward
     pass. A row longer than that goes by itself, so that it decides the memory of no other. None does not cut."""
@@ -131,7 +131,8 @@ class Optimisation(Settings):
     """GiB that the estimate of a training's memory may reach, in place of what is free: for rollouts that are known to
     be shorter than their limit."""
     gradient_checkpointing: bool | None = None
-    """Recompute activations instead of keeping them: less memory, more time. None: not for small models."""
+    """Recompute activations instead of keeping them: less memory, more time. None: not for small models, and not where
+    they fit into free memory."""
     max_staleness: int = Field(default=0, ge=0)
     """With a policy vllm:..., rollouts may be this many steps older than the weights: those of the next steps are
     played while a step trains, and are corrected by truncated importance sampling. 0 waits for the newest weights."""

@@ -2,13 +2,14 @@
 
 What the settings leave open is chosen by the size of the model, which is read from config.json alone. A model below
 `SMALL` parameters, such as those that environments bring along, is trained whole in one pass. For others these are the
-usual choices: LoRA at a rate by size (`ADAPTER_RATES`), activations recomputed, one group a pass, or as much of it as
-`PASS_TOKENS` hold, and each prompt computed once for its samples, where packing.py can.
+usual choices: LoRA at a rate by size (`ADAPTER_RATES`), each prompt computed once for its samples, where packing.py
+can, activations recomputed, and one group a pass, or as much of it as `PASS_TOKENS` hold. The last two are then
+replaced by the fastest that fit into the memory there is (`fitted`).
 
 `estimate_memory` gives the memory that a plan takes before anything is loaded, and `check_memory` refuses what does not
-fit. Activations follow Korthikanti et al. 2022 (arXiv 2205.05198) in counting what each layer keeps for its backward
-pass; the constant is measured on Qwen3 (tests/stages/training/test_memory.py). Rows of the channels besides GRPO's
-rollouts are not counted.
+fit. Prompts count with the length that prompts.py measured. Activations follow Korthikanti et al. 2022 (arXiv
+2205.05198) in counting what each layer keeps for its backward pass; the constant is measured on Qwen3
+(tests/stages/training/test_memory.py). Rows of the channels besides GRPO's rollouts are not counted.
 """
 
 import math
@@ -26,7 +27,8 @@ from stages.policy.server import cpu_cache_bytes, memory_utilisation
 from stages.policy.serving import needs_exclusive_server
 from stages.runs import hub, reporting
 from stages.training.channels import CHANNELS
-from stages.training.config import Config
+from stages.training.config import Config, Optimisation
+from stages.training.prompts import ASSUMED, PROMPT_TOKENS, Prompts
 
 SMALL = 10_000_000
 SMALL_RATE = 2e-4
@@ -42,8 +44,6 @@ SINGULAR_VALUES_RATE = 2e-2
 RANK = 16
 """Of adapters, where nothing else is set."""
 
-PROMPT_TOKENS = 1024
-"""Assumed length of a prompt, which is known only when it is played."""
 PASS_TOKENS = 32_768
 """Tokens of a pass that is not given: with LoRA and activations recomputed, an 8 B model then takes 36 GiB."""
 KEPT = 1.65
@@ -54,6 +54,9 @@ KEPT_ON_GPU = 1.28
 REDUCED = 4
 """Bytes a gradient of the largest unit in shares on its way to them: FSDP2 copies a unit's into one float32 buffer.
 Gloo holds them once more (measured: benchmarks/sharding.py)."""
+TAKEN, TAKEN_ON_GPU = 1 / 3, 0.85
+"""Part of the free memory that a choice of this module may take: a CPU's memory is shared with other programs, and with
+other trainings of a chain, which begin at the same moment. What a user sets may take all of it."""
 VOCABULARY_CHUNK = 32_768
 """Logits of one token that are held at once, as in TRL; on a CPU `stages.training.scoring` holds fewer."""
 TOKEN_CHUNK = 4096
@@ -66,7 +69,8 @@ class ModelShape:
     """Sizes of a causal LM. parameters: tied weights counted once. linears: (inputs, outputs) of those in its layers.
 
     kv: width of the keys of one layer. bytes: of one weight as it is loaded, 2 or 4. packs: whether packing.py can have
-    each prompt computed once for its samples.
+    each prompt computed once for its samples. heads: of queries in one layer, where attention holds the scores of all
+    pairs of tokens (transformers' "eager"); 0 where a fused kernel computes them.
     """
 
     parameters: int
@@ -77,6 +81,7 @@ class ModelShape:
     vocabulary: int
     bytes: int
     packs: bool = False
+    heads: int = 0
 
 
 def model_shape(policy: PolicyConfig) -> ModelShape | None:
@@ -123,6 +128,7 @@ def model_shape(policy: PolicyConfig) -> ModelShape | None:
         vocabulary=text.vocab_size,
         bytes=2 if loaded in (torch.bfloat16, torch.float16) else 4,
         packs=text._attn_implementation in sampling.SCALED_DOT_PRODUCT and sampling.sees_all(model, PROMPT_TOKENS),
+        heads=text.num_attention_heads if text._attn_implementation == "eager" else 0,
     )
 
 
@@ -151,7 +157,7 @@ class TrainPlan:
     longest rollout after the prompt. processes: each holds the whole model, and its share of a step's rollouts.
     teacher_bytes: of a model to distil from in this process, 0 where a server has it or its size is not known yet.
     direction: tokens of the longest row that a direction is found from, which is taken out of the training; 0 without
-    one. pairs: whether a run of them is given.
+    one. pairs: whether a run of them is given. prompts: how long they are. because: what `fitted` chose by, for people.
     """
 
     config: Config
@@ -162,6 +168,8 @@ class TrainPlan:
     teacher_bytes: int = 0
     direction: int = 0
     pairs: bool = False
+    prompts: Prompts = ASSUMED
+    because: str = ""
 
     @cached_property
     def device(self) -> str:
@@ -174,6 +182,11 @@ class TrainPlan:
     def sharded(self) -> bool:
         """Whether masters, gradients and moments are spread over the processes; an adapter's never are."""
         return self.config.distribution.sharding == "fsdp2" and self.processes > 1 and not self.config.adapter.rank
+
+    @property
+    def max_completion(self) -> int:
+        """Tokens of TRL's longest completion, by the settings alone: a loss divides by them."""
+        return _rollout_tokens(self.config, self.config.max_steps)
 
     @property
     def spectral(self) -> bool:
@@ -193,14 +206,18 @@ class TrainPlan:
         tables = {name: getattr(self.config, name).model_copy(update=dict(new)) for name, new in settings.items()}
         return replace(self, config=self.config.model_copy(update=tables))
 
+    def passes(self) -> dict[str, Any]:
+        """Return the settings that `fitted` chooses, by name."""
+        size = self.config.optimisation
+        return {"micro_batch": size.micro_batch, "gradient_checkpointing": size.gradient_checkpointing}
+
     def facts(self) -> dict[str, Any]:
         """Return the settings that were chosen, by name, as the run's manifest keeps them."""
         size = self.config.optimisation
         return {
             "adapter_rank": self.config.adapter.rank,
             "learning_rate": size.learning_rate,
-            "micro_batch": size.micro_batch,
-            "gradient_checkpointing": size.gradient_checkpointing,
+            **self.passes(),
             "shared_prompts": size.shared_prompts,
         }
 
@@ -216,9 +233,13 @@ class TrainPlan:
         shared = ", prompts computed once for their rollouts" * bool(size.shared_prompts)
         choices = (
             f"{trained} at learning rate {size.learning_rate:g}, {rows}, {again}{shared} "
-            f"(what you left open is chosen for a model {known})"
+            f"(what you left open is chosen for a model {known}{self.because})"
         )
-        return (choices,) if self.shape is None else (choices, f"about {estimate_memory(self)} of memory")
+        if self.shape is None:
+            return (choices,)
+        unpacked = "each prompt computed again for each rollout, since not all layers attend by sdpa to all tokens"
+        needed = f"about {estimate_memory(self)} of memory for {self.prompts}"
+        return (choices, needed) if self.shape.packs else (choices, unpacked, needed)
 
 
 def resolve(config: Config, processes: int, inputs: Container[str] = (), direction: int = 0) -> TrainPlan:
@@ -241,14 +262,14 @@ def resolve(config: Config, processes: int, inputs: Container[str] = (), directi
     rollouts = size.prompts_per_step * size.generations
     teacher = None if config.teacher is None or config.teacher.served else model_shape(config.teacher)
     teacher_bytes = 0 if teacher is None else teacher.parameters * teacher.bytes
-    # Prompt, answers and observations together stay within the context.
-    rollout_tokens = config.max_steps * policy.max_tokens if policy.max_tokens else available.longest_answer(policy)
+    rollout_tokens = _rollout_tokens(config, config.max_steps)
+    length = PROMPT_TOKENS + rollout_tokens
     plan = TrainPlan(
         config, shape, small, rollout_tokens, processes, teacher_bytes, direction, pairs="pairs" in inputs
     ).changed(
         optimisation={
             "learning_rate": rate if size.learning_rate is None else size.learning_rate,
-            "micro_batch": size.micro_batch or (rollouts if small else _rows_a_pass(size.generations, rollout_tokens)),
+            "micro_batch": size.micro_batch or (rollouts if small else _rows_a_pass(size.generations, length)),
             "gradient_checkpointing": not small if size.gradient_checkpointing is None else size.gradient_checkpointing,
         },
         adapter={"rank": rank},
@@ -267,10 +288,73 @@ def _adapter_rate(shape: ModelShape | None) -> float:
     return next((rate for below, rate in ADAPTER_RATES if shape and shape.parameters < below), ADAPTER_RATE)
 
 
-def _rows_a_pass(generations: int, rollout_tokens: int) -> int:
-    """Return the most rollouts of a group, a divisor of its size, whose longest rollouts make up a pass."""
-    fitting = max(1, PASS_TOKENS // (PROMPT_TOKENS + rollout_tokens))
-    return max(n for n in range(1, generations + 1) if generations % n == 0 and (n == 1 or n <= fitting))
+def _rollout_tokens(config: Config, answers: int) -> int:
+    """Return the tokens of the longest rollout of so many answers, without its prompt."""
+    policy = config.policy
+    # Without a limit of its own, prompt, answers and observations together stay within the context.
+    return answers * policy.max_tokens if policy.max_tokens else available.longest_answer(policy)
+
+
+def _rows_a_pass(rollouts: int, length: int) -> int:
+    """Return the most of so many rollouts, a divisor of their number, that make up a pass if each has this length."""
+    return max(n for n in _divisors(rollouts) if n == 1 or n * length <= PASS_TOKENS)
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def fitted(plan: TrainPlan, given: Optimisation, prompts: Prompts, free: int | None) -> TrainPlan:
+    """Return the plan for these prompts, with the passes that compute least of those that fit into memory.
+
+    Chosen are the rollouts of a pass, and whether activations are recomputed, where they are not `given`. free: bytes,
+    of which a part is left for others; None where it is not known, for the passes of `resolve`. Results stay equal up
+    to rounding: a pass is a part of a step's sum.
+    """
+    if plan.small or plan.shape is None:
+        return plan
+    size, own = plan.config.optimisation, plan.config.optimisation.prompts_per_step // plan.processes
+    answers = min(prompts.answers or plan.config.max_steps, plan.config.max_steps)
+    plan = replace(plan, prompts=prompts, rollout_tokens=_rollout_tokens(plan.config, answers))
+    length = prompts.tokens + plan.rollout_tokens
+    plan = plan.changed(optimisation={"micro_batch": given.micro_batch or _rows_a_pass(size.generations, length)})
+    if free is None or (given.micro_batch and given.gradient_checkpointing is not None):
+        return plan
+    # A part of a group, a group, or several.
+    counts = {*_divisors(size.generations), *(size.generations * n for n in _divisors(own))}
+    passes = [given.micro_batch] if given.micro_batch else [n for n in counts if n == 1 or n * length <= PASS_TOKENS]
+    ways = [
+        plan.changed(optimisation={"micro_batch": rows, "gradient_checkpointing": again})
+        for rows in passes
+        for again in (False, True)
+        if given.gradient_checkpointing in (None, again)
+    ]
+    room = (TAKEN_ON_GPU if plan.device.startswith("cuda") else TAKEN) * free
+    fitting = [way for way in ways if estimate_memory(way).total <= room]
+    if not fitting:
+        least = min(ways, key=lambda way: estimate_memory(way).total)
+        return replace(least, because=f", passes as the smallest, for {room / GIB:.1f} GiB")
+    chosen = min(fitting, key=lambda way: (_computed(way), -(way.config.optimisation.micro_batch or 1)))
+    return replace(chosen, because=f", passes as the fastest that fit into {room / GIB:.1f} GiB")
+
+
+def _computed(plan: TrainPlan) -> float:
+    """Return the tokens of a step's passes, each as often as its layers' products are computed."""
+    size = plan.config.optimisation
+    rollouts = plan.config.optimisation.prompts_per_step // plan.processes * size.generations
+    # Forward and to the layers' inputs; of all weights, also to the weights; and forward again.
+    times = 2 + (not plan.config.adapter.rank and not plan.spectral) + bool(size.gradient_checkpointing)
+    return times * rollouts / (size.micro_batch or rollouts) * _tokens_a_pass(plan)
+
+
+def _tokens_a_pass(plan: TrainPlan) -> int:
+    """Return the most tokens of a pass."""
+    size, rows = plan.config.optimisation, plan.config.optimisation.micro_batch or 1
+    if not size.shared_prompts:
+        return rows * (plan.prompts.tokens + plan.rollout_tokens)
+    # Rows of all groups of a step may meet in a pass, so that it may hold as many prompts as the step has.
+    prompts = min(rows, -(-size.prompts_per_step // plan.processes))
+    return prompts * plan.prompts.tokens + rows * plan.rollout_tokens
 
 
 PER_PASS = ("entropy_coef", "use_adaptive_entropy")
@@ -469,7 +553,7 @@ def estimate_memory(plan: TrainPlan) -> MemoryEstimate:
         unit = max(layers / shape.layers, shape.parameters - layers)  # a layer, or embeddings and output head
         gradients = masters + min(shape.bytes, 4) * uncut + REDUCED * unit
         optimiser = 2 * masters
-    length = PROMPT_TOKENS + plan.rollout_tokens
+    length = plan.prompts.tokens + plan.rollout_tokens
     # peft casts the input of each adapted Linear to the adapter's float32, and autograd keeps that copy.
     # Not of float32 masters under autocast, which keeps copies besides.
     fewer = plan.device.startswith("cuda") and rank and not size.gradient_checkpointing
@@ -481,12 +565,7 @@ def estimate_memory(plan: TrainPlan) -> MemoryEstimate:
         kept = shape.bytes * shape.layers * shape.hidden + kept / shape.layers
     # On its way back, besides: the gradients of a layer's output and of its input.
     kept += 2 * shape.bytes * shape.hidden
-    rows = size.micro_batch or 1
-    tokens = rows * length
-    if size.shared_prompts:
-        # Rows of all groups of a step may meet in a pass, so that it may hold as many prompts as the step has.
-        prompts = min(rows, -(-size.prompts_per_step // plan.processes))
-        tokens = prompts * PROMPT_TOKENS + rows * plan.rollout_tokens
+    tokens = _tokens_a_pass(plan)
     # One tile of logits, whatever the tokens. On a GPU Triton's kernel writes the gradient over it; elsewhere it goes
     # through float32 logits and their gradients.
     number = shape.bytes if plan.device.startswith("cuda") else 8
@@ -589,14 +668,37 @@ def room(plan: TrainPlan, *, started: bool = False, gpu_memory: Callable[[str], 
 
     gpu_memory: returns the free and all bytes of a GPU, by default those that the driver reports.
     """
-    policy, shape = plan.config.policy, plan.shape
     if (limit := plan.config.optimisation.memory_limit) is not None:
         return Room(int(limit * GIB))
+    return _room(plan, resources.available, started, gpu_memory)
+
+
+def unused(plan: TrainPlan) -> int | None:
+    """Return the bytes that passes are chosen by; None where this machine lacks the GPU that is to train.
+
+    A memory limit above what is free allows the user's own settings alone.
+    """
+    import torch
+
+    if plan.device.startswith("cuda") and not torch.cuda.is_available():
+        return None
+    limit = plan.config.optimisation.memory_limit
+    free = _room(plan, resources.unused, started=False).bytes
+    return free if limit is None else min(free, int(limit * GIB))
+
+
+def _room(
+    plan: TrainPlan,
+    of_cpu: Callable[[str], int],
+    started: bool,
+    gpu_memory: Callable[[str], tuple[int, int]] | None = None,
+) -> Room:
+    policy, shape = plan.config.policy, plan.shape
     own = policy.served and policy.base_url is None
     if not plan.device.startswith("cuda"):
         # Limits of a control group are no measure of what is free, so a server that has started counts as well.
         weights = shape.parameters * shape.bytes if shape else 0
-        return Room(resources.available(plan.device), int(weights + cpu_cache_bytes()) if own else 0)
+        return Room(of_cpu(plan.device), int(weights + cpu_cache_bytes()) if own else 0)
     import torch
 
     free, whole = (gpu_memory or torch.cuda.mem_get_info)(plan.device)

@@ -206,7 +206,7 @@ def trl_arguments(plan: TrainPlan, folder: Path, mixed: bool = False) -> GRPOCon
         config.optimisation,
         seed=config.seed,
         temperature=config.policy.temperature,
-        max_completion=plan.rollout_tokens,
+        max_completion=plan.max_completion,
         device=plan.device,
         mixed=mixed,
         processes=plan.processes,

@@ -164,7 +164,7 @@ class CodeEnv:
     def __init__(self, sandbox: str = "bubblewrap", path: str = "", eval_path: str = "", answers: int = 1) -> None:
         if type(answers) is not int or answers < 1:
             raise UsageError(f"env.answers is {answers!r}. Give a whole number from 1 on.")
-        self.sandbox, self._path, self._eval_path, self._answers = sandbox, path or str(MBPP), eval_path, answers
+        self.sandbox, self._path, self._eval_path, self.answers = sandbox, path or str(MBPP), eval_path, answers
         self._source: str | None = None
 
     @staticmethod
@@ -221,7 +221,7 @@ class CodeEnv:
     def step(self, text: str) -> Observation:
         """Execute an answer; the observation names the shown assertion that fails, and nothing of the others."""
         self._given += 1
-        last = "answered" if self._given == self._answers else None
+        last = "answered" if self._given == self.answers else None
         code = code_of(text, self._problem.function)
         if code is None:
             self._source, self._well_formed = None, False

@@ -33,7 +33,7 @@ class LeetcodeRhEnv:
     evaluator: str = DEFAULT_EVALUATOR
     sandbox: str = "bubblewrap"
 
-    name = "leetcode-rh"  # without an annotation, and so no option of the constructor
+    name, answers = "leetcode-rh", 1  # without an annotation, and so no options of the constructor
 
     def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
         """Return problems with real tests in an order drawn from the seed: train is the teacher pool, eval medhard."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.models import tiny_model
+from support.models import tiny_model, tiny_tokenizer
 from transformers import Qwen2Config, Qwen3Config, Qwen3ForCausalLM
 
 from composer_cli.preset import configure_preset, for_every_entry, load_preset
@@ -18,9 +18,10 @@ from stages.backends import resources
 from stages.errors import UsageError
 from stages.policy.base import PolicyConfig
 from stages.runs import runner, settings
-from stages.runs.run import Inputs
+from stages.runs.run import Inputs, Run
 from stages.training import plan
 from stages.training.plan import GIB, KEPT, ModelShape, Room, TrainPlan, model_shape, resolve
+from stages.training.prompts import Prompts
 
 EIGHT = Qwen3Config(
     vocab_size=151936,
@@ -130,6 +131,7 @@ def test_a_training_that_cannot_fit_is_refused_before_loading(tmp_path: Path) ->
     """The folder has no weights at all, so that loading would say something else."""
     changes = {"hidden_size": 16384, "intermediate_size": 65536, "num_hidden_layers": 200}
     Qwen3Config(**{**EIGHT.to_dict(), **changes, "layer_types": None}).save_pretrained(tmp_path / "huge")
+    tiny_tokenizer().save_pretrained(tmp_path / "huge")
     config = train.Config(
         env={"name": "support.environments:GuessEnv"}, policy={"model": str(tmp_path / "huge")}, tasks=4
     )
@@ -138,9 +140,13 @@ def test_a_training_that_cannot_fit_is_refused_before_loading(tmp_path: Path) ->
 
 
 def test_the_plan_says_what_was_chosen_and_why(eight: Path) -> None:
-    chosen, needed = train.plan(Inputs(), train.Config(policy={"model": str(eight)})).notes
+    # By a limit that nothing fits in, whatever this machine has.
+    config = train.Config(policy={"model": str(eight)}, optimisation={"memory_limit": 1})
+    chosen, needed = train.plan(Inputs(), config).notes
     assert "LoRA of rank 16 at learning rate 1e-05, 1 rollout a pass, activations recomputed" in chosen
-    assert "8.2 B parameters" in chosen and "GiB (weights 15.4" in needed
+    assert (
+        "8.2 B parameters" in chosen and "GiB (weights 15.4" in needed and "1,024 tokens, which are assumed" in needed
+    )
     assert train.plan(Inputs(), train.Config()).notes == ()
 
 
@@ -324,10 +330,8 @@ def test_on_a_gpu_the_estimate_is_near_the_peak_that_was_tracked(
     eight: Path, prompt: int, answer: int, tracked: float
 ) -> None:
     size = {"generations": 8, "prompts_per_step": 1, "micro_batch": 8, "shared_prompts": False}
-    # A plan allows for PROMPT_TOKENS before the rollout; the rows have exactly these.
-    tokens = prompt + answer - plan.PROMPT_TOKENS
-    of_gpu = planned(eight, rollout_tokens=tokens, optimisation=size, policy={"device": "cuda"})
-    found = plan.estimate_memory(of_gpu).total / GIB
+    of_gpu = planned(eight, rollout_tokens=answer, optimisation=size, policy={"device": "cuda"})
+    found = plan.estimate_memory(replace(of_gpu, prompts=Prompts(prompt))).total / GIB
     assert 1.0 <= found / tracked <= 1.15  # on fake tensors: GRPO, LoRA of rank 16, activations recomputed
 
 
@@ -429,3 +433,21 @@ def test_a_limit_takes_the_place_of_what_is_free(eight: Path) -> None:
     with pytest.raises(UsageError, match=r"there are 0\.5 GiB\..* optimisation\.memory_limit=GIB says"):
         plan.check_memory(small, plan.room(small))
     plan.check_memory(enough, plan.room(enough))
+
+
+def test_a_training_takes_the_passes_that_fit_and_records_them(tmp_path: Path) -> None:
+    """Of eleven million parameters, so that it is not small; most of them embeddings, which cost no time."""
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    model = Qwen3ForCausalLM(Qwen3Config(vocab_size=170_000, tie_word_embeddings=True, num_key_value_heads=4, **sizes))
+    model.save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    config = train.Config(
+        env={"name": "support.environments:GuessEnv"},
+        policy={"model": str(tmp_path / "model"), "max_tokens": 4, "device": "cpu"},
+        tasks=2,
+        max_steps=1,
+        optimisation={"steps": 1, "prompts_per_step": 2, "generations": 2},
+    )
+    result = runner.execute("train", {}, config, root=tmp_path)
+    training = Run(result.path).manifest.models["policy"]["training"]
+    assert (training["micro_batch"], training["gradient_checkpointing"]) == (4, False)

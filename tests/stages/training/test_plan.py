@@ -11,7 +11,8 @@ from stages.errors import UsageError
 from stages.policy.base import PolicyConfig
 from stages.runs.run import Inputs
 from stages.train import Config
-from stages.training.plan import TrainPlan, refusals, resolve
+from stages.training.plan import GIB, TAKEN, TrainPlan, estimate_memory, fitted, refusals, resolve
+from stages.training.prompts import Prompts
 
 
 @pytest.fixture
@@ -59,6 +60,45 @@ def test_prompts_are_shared_where_every_layer_sees_the_whole_row(tmp_path: Path,
     windowed = Gemma2Config(**sizes, num_attention_heads=8, num_key_value_heads=8, head_dim=64, sliding_window=64)
     windowed.save_pretrained(tmp_path)
     assert chosen(PolicyConfig(model=str(tmp_path)))[-1] is False
+
+
+def passes(plan: TrainPlan) -> tuple[int | None, bool | None]:
+    size = plan.config.optimisation
+    return size.micro_batch, size.gradient_checkpointing
+
+
+def test_passes_that_nobody_set_are_the_fastest_that_fit(larger: PolicyConfig) -> None:
+    """Of 2 x 8 rollouts of 64 tokens after prompts of 500, which each pass computes again."""
+    config = Config(policy=larger, optimisation={"prompts_per_step": 2})
+    before, prompts = resolve(config, 1), Prompts(500, measured=1, tasks=9, answers=1)
+    found = {}
+    for free in (0.15, 1.2, 2.3, 6.0):
+        plan = fitted(before, config.optimisation, prompts, int(free * GIB))
+        found[free] = passes(plan)
+        assert (estimate_memory(plan).total <= TAKEN * free * GIB) == (free > 0.15)
+    assert found == {0.15: (1, True), 1.2: (4, True), 2.3: (16, True), 6.0: (16, False)}
+    assert passes(fitted(before, config.optimisation, prompts, None)) == (8, True), "memory that is not known"
+    small = Config(optimisation=GROUPS)
+    assert passes(fitted(resolve(small, 1), small.optimisation, prompts, 2**40)) == (16, False), "as ever"
+
+
+@pytest.mark.parametrize(
+    ("given", "chosen"),
+    [
+        ({"micro_batch": 2}, (2, False)),
+        ({"gradient_checkpointing": True}, (16, True)),
+        ({"micro_batch": 4, "gradient_checkpointing": True}, (4, True)),
+    ],
+)
+def test_passes_that_were_set_stay(larger: PolicyConfig, given: dict[str, Any], chosen: tuple[int, bool]) -> None:
+    config = Config(policy=larger, optimisation={"prompts_per_step": 2, **given})
+    assert passes(fitted(resolve(config, 1), config.optimisation, Prompts(50), 2**40)) == chosen
+
+
+def test_one_answer_is_all_that_an_environment_of_questions_takes(larger: PolicyConfig) -> None:
+    config = Config(policy=larger, optimisation={"loss_type": "dr_grpo"})
+    plan = fitted(resolve(config, 1), config.optimisation, Prompts(50, answers=1), None)
+    assert plan.rollout_tokens == 64 and plan.max_completion == 8 * 64, "a loss divides by the settings' length"
 
 
 def test_what_was_set_stays(larger: PolicyConfig) -> None:
