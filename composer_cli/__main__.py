@@ -22,11 +22,9 @@ def main() -> None:
     # Both import `stages`, so only after the check.
     from composer_cli.app import main as run_command_line
     from stages.backends.resources import wait_passively
-    from stages.stopping import ending_process_on_second_signal
 
     wait_passively()
-    with ending_process_on_second_signal():
-        run_command_line()
+    run_command_line()
 
 
 if __name__ == "__main__":

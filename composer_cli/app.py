@@ -29,6 +29,7 @@ from composer_cli.printing import (
 from composer_cli.stage_command import StageCommand
 from stages import STAGES, stages_of
 from stages.errors import UsageError, refusal
+from stages.stopping import ending_process_on_second_signal
 
 DISTRIBUTION = "composer-post-training"
 
@@ -66,7 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         open_missing_streams()
         require_working_folder()
-        code = click_command()(words or ["--help"], prog_name="composer", standalone_mode=False)
+        # Only now: what is opened before would get the number of a stream that is closed.
+        with ending_process_on_second_signal():
+            code = click_command()(words or ["--help"], prog_name="composer", standalone_mode=False)
         sys.stdout.flush()
         sys.exit(code)
     except BrokenPipeError:  # of --help and --version; commands have their own

@@ -104,6 +104,7 @@ def preload(*modules: str) -> None:
     multiprocessing.set_forkserver_preload([__name__, *modules])
     if NEEDS["compiler"].found():
         os.environ["LD_PRELOAD"] = str(power_cut.library())
+        forkserver._forkserver._stop()  # type: ignore[attr-defined] # one that runs already began without the library
     forkserver.ensure_running()
     os.environ.pop("LD_PRELOAD", None)
 
