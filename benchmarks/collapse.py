@@ -55,11 +55,11 @@ def levels(trainings: int = 400) -> Iterator[Claim]:
             false.append(fires(healthy, slowly(1.0, HEALTHY, random), random, prompts) is not None)
             gone = np.where(np.arange(HEALTHY) < FALL, healthy, 0.0)
             growing = slowly(1.0, HEALTHY, random) * 1.1 ** (np.arange(HEALTHY) - FALL).clip(0)
-            for name, pair in (
-                ("rewards of 0", (gone, slowly(1.0, HEALTHY, random))),
-                ("growing entropy", (healthy, growing)),
+            for name, rewarded, entropy in (
+                ("rewards of 0", gone, slowly(1.0, HEALTHY, random)),
+                ("growing entropy", healthy, growing),
             ):
-                step = fires(*pair, random, prompts)
+                step = fires(rewarded, entropy, random, prompts)
                 if rate >= 0.3 and prompts > 1:
                     late[name].append(HEALTHY if step is None else step - FALL)
     yield measured(
@@ -67,7 +67,7 @@ def levels(trainings: int = 400) -> Iterator[Claim]:
     )
     for name, steps in late.items():
         claim = f"steps from {name} to the warning, pass rate 30 % and above, 2 prompts a step and more"
-        between = tuple(map(float, np.percentile(steps, (5, 95))))
+        between = tuple(map(float, np.percentile(steps, (2.5, 97.5))))
         yield measured(claim, float(np.median(steps)), between, n=len(steps), unit="steps")
 
 

@@ -158,7 +158,7 @@ def test_gating_serves_recorded_rollouts_again(tmp_path: Path) -> None:
     told = {cell[0]: cell[1:] for cell in cells}
     assert told["all teachers"] == ["40", "1.000", "4", "1.000"]
     assert told["disagreement"] == ["16", "0.400", "4", "1.000"]
-    assert told["known pairs"][-1] == "0.4"
+    assert told["known pairs"][-1] == "0.400"
 
 
 @pytest.mark.slow
