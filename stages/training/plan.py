@@ -62,6 +62,8 @@ VOCABULARY_CHUNK = 32_768
 TOKEN_CHUNK = 4096
 """Tokens whose logits are held at once, as in TRL (1.16, kernels/chunked_logprob.py TOKEN_CHUNK_SIZE)."""
 GIB = 2**30
+PROGRAM = 0.7 * GIB
+"""Bytes of a CPU's memory that Python, torch, transformers and TRL take (measured with SmolLM2: 0.5 to 0.7 GiB)."""
 
 
 @dataclass(frozen=True)
@@ -512,6 +514,7 @@ class MemoryEstimate:
     activations: float
     teacher: float = 0.0
     direction: float = 0.0
+    program: float = 0.0
 
     @property
     def total(self) -> float:
@@ -519,7 +522,8 @@ class MemoryEstimate:
         return sum(asdict(self).values())
 
     def __str__(self) -> str:
-        held = {name: value for name, value in asdict(self).items() if value or name not in ("teacher", "direction")}
+        seldom = ("teacher", "direction", "program")
+        held = {name: value for name, value in asdict(self).items() if value or name not in seldom}
         parts = ", ".join(f"{name} {value / GIB:.1f}" for name, value in held.items())
         return f"{self.total / GIB:.1f} GiB ({parts})"
 
@@ -578,7 +582,8 @@ def estimate_memory(plan: TrainPlan) -> MemoryEstimate:
     activations = max(training, generation)
     others = weights + gradients + optimiser + activations
     direction = _direction(plan, shape, trained, plan.direction * kept + tile, others) if plan.direction else 0
-    return MemoryEstimate(weights, gradients, optimiser, activations, plan.teacher_bytes, direction)
+    program = PROGRAM if plan.device == "cpu" else 0.0
+    return MemoryEstimate(weights, gradients, optimiser, activations, plan.teacher_bytes, direction, program)
 
 
 def num_trained(plan: TrainPlan, shape: ModelShape) -> int:

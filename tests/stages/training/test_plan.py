@@ -72,11 +72,11 @@ def test_passes_that_nobody_set_are_the_fastest_that_fit(larger: PolicyConfig) -
     config = Config(policy=larger, optimisation={"prompts_per_step": 2})
     before, prompts = resolve(config, 1), Prompts(500, measured=1, tasks=9, answers=1)
     found = {}
-    for free in (0.15, 1.2, 2.3, 6.0):
+    for free in (2.2, 3.3, 4.4, 8.1):
         plan = fitted(before, config.optimisation, prompts, int(free * GIB))
         found[free] = passes(plan)
-        assert (estimate_memory(plan).total <= TAKEN * free * GIB) == (free > 0.15)
-    assert found == {0.15: (1, True), 1.2: (4, True), 2.3: (16, True), 6.0: (16, False)}
+        assert (estimate_memory(plan).total <= TAKEN * free * GIB) == (free > 2.2)
+    assert found == {2.2: (1, True), 3.3: (4, True), 4.4: (16, True), 8.1: (16, False)}
     assert passes(fitted(before, config.optimisation, prompts, None)) == (8, True), "memory that is not known"
     small = Config(optimisation=GROUPS)
     assert passes(fitted(resolve(small, 1), small.optimisation, prompts, 2**40)) == (16, False), "as ever"
