@@ -71,8 +71,7 @@ class ModelShape:
     """Sizes of a causal LM. parameters: tied weights counted once. linears: (inputs, outputs) of those in its layers.
 
     kv: width of the keys of one layer. bytes: of one weight as it is loaded, 2 or 4. packs: whether packing.py can have
-    each prompt computed once for its samples. heads: of queries in one layer, where attention holds the scores of all
-    pairs of tokens (transformers' "eager"); 0 where a fused kernel computes them.
+    each prompt computed once for its samples.
     """
 
     parameters: int
@@ -83,7 +82,6 @@ class ModelShape:
     vocabulary: int
     bytes: int
     packs: bool = False
-    heads: int = 0
 
 
 def model_shape(policy: PolicyConfig) -> ModelShape | None:
@@ -130,7 +128,6 @@ def model_shape(policy: PolicyConfig) -> ModelShape | None:
         vocabulary=text.vocab_size,
         bytes=2 if loaded in (torch.bfloat16, torch.float16) else 4,
         packs=text._attn_implementation in sampling.SCALED_DOT_PRODUCT and sampling.sees_all(model, PROMPT_TOKENS),
-        heads=text.num_attention_heads if text._attn_implementation == "eager" else 0,
     )
 
 
