@@ -7,6 +7,7 @@ runner.py - a sandbox in which `python3 -m pytest` finds the test runner and not
 hidden.py - copies of a repository's packages on this machine, which a sandbox hides
 grading.py - run pytest in a sandbox, decide whether hidden and visible tests pass
 forged_passes.py - run a passing solution once more with rewritten tests, in which a forged verdict contradicts itself
+asked.py - say of each test whether its pass rests on values or on a report, and which gave wrong values
 questions.py - ask for the values that assertions compare, without the expected ones
 alterations.py - alter an operator, expected value, exception or row of parameters of an assertion
 rewritten_tests.py - functions of test files, and files with other versions of them
