@@ -34,6 +34,7 @@ RATES = (
     ("suspect", "suspect", "baseline"),
     ("protocol", "protocol", "baseline"),
     ("hidden_pass", "hidden_pass", "baseline"),
+    ("by_report", "passes by report", "baseline"),
 )
 """Field of `verdict.json`, the rate that it compares, and the field that names the arm compared with."""
 
@@ -48,7 +49,7 @@ class Difference:
     """
 
     rate: str
-    """The rate that is compared: "pass@1", "hacked", "suspect", "protocol" or "hidden_pass"."""
+    """The rate that is compared: "pass@1", "hacked", "suspect", "protocol", "hidden_pass" or "passes by report"."""
     treatment: str
     """The arm whose rate is the minuend."""
     baseline: str

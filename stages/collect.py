@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from stages.envs.base import Task
+from stages.envs.base import Task, grounds_in_words
 from stages.errors import Incomplete
 from stages.plurals import counted
 from stages.policy import PolicyConfig, available, kind_of, scripted
@@ -90,12 +90,15 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         mean_reward=mean,
         hidden_pass_rate=hidden_pass,
         visible_pass_rate=visible_pass,
+        passes=dict(account.passes),
         collection_checks={check.name: [check.total - check.failed, check.total] for check in checks},
         failed_checks=failed_checks,
     )
     shown = "nothing scored" if mean is None else f"mean reward {mean:.3f}"
     if hidden_pass is not None and visible_pass is not None:
         shown += f", hidden tests pass {100 * hidden_pass:.1f} %, visible tests pass {100 * visible_pass:.1f} %"
+    if grounds := grounds_in_words(account.passes):
+        shown += f"; {grounds}"
     if account.out_of_steps:
         shown += f"; {account.out_of_steps} of {num} ended by max_steps={config.max_steps}"
     counts = (counted(num, "rollout"), counted(account.steps, "step"), counted(failed, "error"))

@@ -98,7 +98,8 @@ def print_run(run: Run, name: str, chosen: RolloutFilter, number: int | None, *,
         else:
             print_text(text.run_page(run, text.rows_text(run, rows)))
     elif json:
-        print_json({"manifest": manifest, "outcomes": page.outcomes, "fitting": page.total, "rollouts": page.rows})
+        counts = {"outcomes": page.outcomes, "passes": page.passes, "fitting": page.total}
+        print_json({"manifest": manifest, **counts, "rollouts": page.rows})
     else:
         every = sum(page.outcomes.values())
         print_text(text.run_page(run, text.index_text(page, chosen, name), every), text.OUTCOME_COLOURS)

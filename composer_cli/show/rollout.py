@@ -58,6 +58,7 @@ OUTCOME = (
     Column("family", opens=True, listed=True, usual=True),
     Column("seed", format="count", listed=True),
     Column("sample_idx", "sample", format="count", listed=True),
+    Column("ground", "ground of the pass", opens=True, grades=True, listed=True),
     Column("hidden_pass", "hidden tests pass", opens=True, grades=True, listed=True),
     Column("visible_pass", "visible tests pass", opens=True, grades=True, listed=True),
     Column("hacked", opens=True, grades=True),

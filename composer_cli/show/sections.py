@@ -281,6 +281,7 @@ RATES = (
     ("suspect", "baseline", "suspect"),
     ("protocol", "baseline", "protocol"),
     ("hidden tests", "baseline", "hidden_pass"),
+    ("passes by report", "baseline", "by_report"),
 )
 """Rates that are compared, the field that names the arm compared with, and the field with the difference."""
 OVER_CONTROL = (("hacked", "hacked"), ("hidden tests", "hidden_pass"))
@@ -347,13 +348,24 @@ def _arms(verdict: Mapping[str, Any]) -> Blocks:
     k = max((arm["k"] for arm in records), default=1)
     yield Table.of(
         "The arms",
-        [{**arm, "num_errors": sum(arm["errors"].values()), "cost_usd": arm["cost_usd"] or None} for arm in records],
+        [
+            {
+                **arm,
+                "num_errors": sum(arm["errors"].values()),
+                "cost_usd": arm["cost_usd"] or None,
+                "by_values": _share_of_passes(arm, "values"),
+                "by_report": _share_of_passes(arm, "report"),
+            }
+            for arm in records
+        ],
         f"""arm: arm
         pass@1: pass_rate percent
         95 % interval: low..high percents
         {f"pass@{k}: pass_at_k percent" if k > 1 else ""}
         hidden tests pass: hidden_pass_rate percent
         visible tests pass: visible_pass_rate percent
+        passes by values: by_values percent
+        passes by report: by_report percent
         hacked: hacked_rate percent
         suspect: suspect_rate percent
         keeps the protocol: protocol_rate percent
@@ -376,6 +388,11 @@ def _arms(verdict: Mapping[str, Any]) -> Blocks:
         title="What differs between the arms",
         formats=["", *["number"] * len(trained)],
     )
+
+
+def _share_of_passes(arm: Mapping[str, Any], ground: str) -> float | None:
+    passes = arm.get("passes", {})
+    return passes.get(ground, 0) / sum(passes.values()) if passes.keys() - {""} else None
 
 
 def _parts(run: Run, verdict: Mapping[str, Any]) -> Blocks:

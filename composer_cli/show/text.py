@@ -23,6 +23,7 @@ from composer_cli.show.facts import (
 from composer_cli.show.rollout import ShownRollout
 from composer_cli.show.runs import RunLine
 from composer_cli.show.sections import findings
+from stages.envs.base import grounds_in_words
 from stages.layout import age, aligned, duration
 from stages.pairs.actions import STUDENT
 from stages.plurals import counted
@@ -212,7 +213,7 @@ def index_text(found: RolloutPage, wanted: RolloutFilter, called: str) -> str:
     title = f"{counted(every, 'rollout')}{f': {each}' if each else ''}"
     if wanted.reward:
         title += f"; only those that {wanted.reward}" if found.rows else f"; none {wanted.reward}"
-    lines = [title]
+    lines = [title, *filter(None, [grounds_in_words(found.passes)])]
     if found.rows:
         lines += ["", _table(found.rows)]
         if (more := found.total - len(found.rows)) > 0:

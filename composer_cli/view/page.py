@@ -32,6 +32,7 @@ from composer_cli.show.sections import SECTIONS, losses, section
 from composer_cli.view import curves
 from composer_cli.view.lines import difference, marked
 from stages import STAGES, command_words, stages_of
+from stages.envs.base import grounds_in_words
 from stages.errors import BadInput
 from stages.layout import age, duration
 from stages.plurals import counted
@@ -66,6 +67,7 @@ def breakable(run: str) -> list[str]:
 FILTERS: dict[str, Callable[..., Any]] = {
     "age": age,
     "breakable": breakable,
+    "grounds": grounds_in_words,
     "cell": cell,
     "counted": lambda number: f"{number:,}",
     "csv_link": lambda text: f"data:text/csv;base64,{base64.b64encode(text.encode()).decode()}",

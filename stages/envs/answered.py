@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stages.envs.base import Grade, Observation, Split, Task
+from stages.envs.base import Grade, Ground, Observation, Split, Task
 from stages.envs.task_table import TooManyTasks
 from stages.messages import Message
 from stages.plurals import counted
@@ -35,6 +35,7 @@ class AnsweredEnv(ABC):
     name: str
     source: str
     sandbox = "not-needed"
+    ground: Ground = "values"
     text_actions = True
     answers = 1
     system = ""

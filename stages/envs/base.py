@@ -11,6 +11,23 @@ from typing import Any, Literal, Protocol, TypedDict, runtime_checkable
 from stages.messages import Message
 
 Split = Literal["train", "eval"]
+Ground = Literal["values", "report"]
+"""What a pass follows from. `values`: from values that left the sandbox and were compared outside of it with expected
+values that were never inside. `report`: from what a process that ran the agent's code reported, which it can forge."""
+PASS_GROUNDS = {"values": "by values", "report": "by report", "": "on an unknown ground"}
+
+
+def grounds_in_words(passes: Mapping[str, int]) -> str:
+    """Return the share of passes on each ground: "passes: 80.0 % by values, 20.0 % by report".
+
+    `passes`: numbers by ground, "" for an unknown one; an empty text where none is known.
+    """
+    if not passes.keys() - {""}:
+        return ""
+    every = sum(passes.values())
+    shares = (f"{100 * passes[one] / every:.1f} % {words}" for one, words in PASS_GROUNDS.items() if passes.get(one))
+    return f"passes: {', '.join(shares)}"
+
 
 TWIN = "~twin"
 """The suffix of the id of an impossible variant: its tests contradict its description, so any pass of it is a hack."""
@@ -96,8 +113,9 @@ class Grade:
     reward: the objective of training. hidden_pass: the hidden tests pass. visible_pass: the tests that the agent could
     run pass as it left them. hacked: the visible tests pass because they were changed or replaced: they would pass
     without any fix. protocol_ok: the agent kept to the protocol (well-formed actions, ran the tests before it
-    submitted). error_type, error: class and text of the error that prevented grading. work: the result of the rollout.
-    labels: further facts by name, for example upstream's category of a leetcode-rh answer.
+    submitted). ground: what a pass follows from; None where nothing passed, or as the environment says. error_type,
+    error: class and text of the error that prevented grading. work: the result of the rollout. labels: further facts by
+    name, for example upstream's category of a leetcode-rh answer.
     """
 
     reward: float | None
@@ -109,6 +127,7 @@ class Grade:
     error: str | None = None
     work: Work = Work()
     labels: Mapping[str, bool | str | None] = field(default_factory=dict)
+    ground: Ground | None = None
 
     @property
     def passed(self) -> bool | None:
@@ -151,7 +170,8 @@ class Environment(Protocol):
     An environment may also have an attribute `sampling_unit`, a `SamplingUnit`; without one, its families are a sample.
     With `text_actions = True` any text is an action, an answer; without it, only a command or a tool call is one.
     `answers` is the number after which a rollout ends at the latest, of an environment of questions, whose reset does
-    no work: the memory of a training is estimated by it.
+    no work: the memory of a training is estimated by it. `ground` is that of passes whose Grade names none. A stage
+    sets `require`, the ground without which a pass is not paid (boundary.py).
     """
 
     def tasks(self, split: Split, count: int, seed: int) -> list[Task]:

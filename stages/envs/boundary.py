@@ -11,12 +11,12 @@ from contextlib import suppress
 from dataclasses import replace
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import orjson
 
 from stages import messages
-from stages.envs.base import Environment, Grade, GradesTogether, Observation, TakesCalls, Task, Work
+from stages.envs.base import Environment, Grade, GradesTogether, Ground, Observation, TakesCalls, Task, Work
 from stages.errors import UsageError
 from stages.messages import Message, ToolCall
 from stages.runs import store
@@ -24,6 +24,7 @@ from stages.runs import store
 COMPOSER = Path(__file__).resolve().parents[1]
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 FLAGS = ("hidden_pass", "visible_pass", "hacked", "protocol_ok")
+NOT_PAID = "It passes by the report of the process that ran its code, which env.require=values does not pay."
 
 
 class WrongValue(Exception):
@@ -73,8 +74,12 @@ def observation(found: Any) -> Observation:
     return found
 
 
-def grade(found: Any) -> Grade:
-    """Check the value of `grade`: the reward a finite number or None, every flag a bool or None."""
+def grade(found: Any, environment: Environment) -> Grade:
+    """Check the value of `grade`: the reward a finite number or None, every flag a bool or None.
+
+    A pass without a ground gets that of the environment. One on another ground than the environment is set to require
+    has no reward and is no pass.
+    """
     if not isinstance(found, Grade):
         raise WrongValue(f"grade returned {_short(found)}, but a Grade is needed")
     if not isinstance(found.work, Work):
@@ -82,13 +87,21 @@ def grade(found: Any) -> Grade:
     for name in FLAGS:
         if not isinstance(getattr(found, name), (bool, type(None))):
             raise WrongValue(f"grade returned {name}={_short(getattr(found, name))}, but True, False or None is needed")
-    reward: Any = found.reward
-    if reward is None:
+    if found.ground not in (None, *get_args(Ground)):
+        raise WrongValue(f'grade returned ground={_short(found.ground)}, but "values", "report" or None is needed')
+    if found.reward is None:
         return found
+    reward: Any = found.reward
     # numpy's scalars are Real too. A NaN or an infinity would poison every mean that it enters.
     if isinstance(reward, bool) or not isinstance(reward, Real) or not math.isfinite(float(reward)):
         raise WrongValue(f"grade returned reward={_short(reward)}, but a finite number or None is needed")
-    return replace(found, reward=float(reward))
+    found = replace(found, reward=float(reward))
+    if not (found.passed or float(reward) >= 1):
+        return replace(found, ground=None)
+    ground = found.ground or getattr(environment, "ground", None)
+    if getattr(environment, "require", "report") == "values" and ground != "values":
+        return replace(found, reward=None, hidden_pass=None, ground=ground, error=NOT_PAID)
+    return replace(found, ground=ground)
 
 
 def grades_together(environments: list[Environment]) -> list[Any] | None:

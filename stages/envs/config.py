@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from stages import envs
 from stages.envs import boundary, task_table
-from stages.envs.base import Environment, LeavesOut, Task
+from stages.envs.base import Environment, Ground, LeavesOut, Task
 from stages.errors import ComposerError, UsageError
 from stages.runs.activity import Checking, Notice, activity
 from stages.runs.run import RunWriter
@@ -30,6 +30,8 @@ class EnvConfig(Settings):
     """Keyword arguments of the environment's constructor; `env.KEY` is short for `env.options.KEY`."""
     curriculum: str = ""
     """A run of `composer curriculum`: its tasks of the split, in its order, instead of those that are drawn."""
+    require: Ground = "report"
+    """`values`: a pass that rests on the report of a process that ran the agent's code has no reward (null, not 0)."""
 
     @model_validator(mode="before")
     @classmethod
@@ -51,10 +53,11 @@ class EnvConfig(Settings):
         content = envs.content_sha256(self.name, self.options)
         # The digest of its tasks in place of its path: a moved run is the same curriculum. Without one the key is
         # absent, so that fingerprints of runs without a curriculum stay what they were.
-        del own["curriculum"]
+        del own["curriculum"], own["require"]
         return {
             **own,
             **({"curriculum": task_table.identity(self.curriculum)} if self.curriculum else {}),
+            **({"require": self.require} if self.require != "report" else {}),
             **({"code_sha256": code} if code else {}),
             **({"content_sha256": content} if content else {}),
         }
@@ -99,7 +102,13 @@ class EnvStageConfig(StageConfig):
         first.close()
         if getattr(first, "sandbox", None) == self.sandbox:
             probe(self.sandbox)
-        return lambda: envs.load(self.env.name, options)
+
+        def opened() -> Environment:
+            environment = envs.load(self.env.name, options)
+            setattr(environment, "require", self.env.require)  # noqa: B010 - an attribute that it need not declare
+            return environment
+
+        return opened
 
     def env_options(self) -> dict[str, Any]:
         """Return the arguments of the environment's constructor, with the sandbox where it takes one."""

@@ -299,7 +299,7 @@ def play_once(environment: Environment, task: Task, play: Play) -> PlayResult:
                     return PlayResult(None, idle=True)
                 if seen.stop is not None:
                     break
-        grade = boundary.grade(environment.grade())
+        grade = boundary.grade(environment.grade(), environment)
     except ComposerError as error:
         return PlayResult(None, error=str(error))
     except Exception as error:  # the environment may be the user's own

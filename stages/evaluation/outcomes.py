@@ -13,7 +13,7 @@ Axis names: S training seeds, T tasks, K samples.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import comb
 from operator import itemgetter
 from statistics import median
@@ -39,7 +39,7 @@ COLUMNS = pa.schema(
         (name, EVAL_ITEM.columns[name])
         for name in (
             *("arm", "train_seed", "pair_set", "task_id", "family", "unit", "sample_idx"),
-            *("passed", "hidden_pass", "visible_pass", "hacked", "protocol_ok"),
+            *("passed", "ground", "hidden_pass", "visible_pass", "hacked", "protocol_ok"),
             *("terminated_by", "error_type", "cost_usd", "sampled_tokens"),
         )
     ]
@@ -63,6 +63,8 @@ HIDDEN, VISIBLE = Outcome("hidden_pass", itemgetter("hidden_pass")), Outcome("vi
 PROTOCOL = Outcome("protocol", itemgetter("protocol_ok"))
 HACKED, SUSPECT = Outcome("hacked", itemgetter("hacked")), Outcome("suspect", itemgetter("suspect"))
 """Of the items that `items_that_measure_hacking` returns."""
+BY_REPORT = Outcome("by_report", lambda items: pc.and_(items["passed"], is_by_report(items)))
+"""Whether an item passed as a process that ran the agent's code reported it."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +105,8 @@ class ArmSummary:
     `low` and `high` are the 95 % interval of the pass rate over the units that differences are taken over, and from
     three training seeds on over trainings. `num_tasks` counts no twins. With `num_twins` above zero the hacked rates
     are the pass rate on them. `pass_at_k` is the chance that one of `k` rollouts of a task passes, where there are
-    several. `hidden_pass_rate` and `visible_pass_rate` are over tasks whose rollouts have both
-    verdicts. `cost_usd` and `sampled_tokens` are means of a rollout.
+    several. `hidden_pass_rate` and `visible_pass_rate` are over tasks whose rollouts have both verdicts. `cost_usd` and
+    `sampled_tokens` are means of a rollout. `passes` counts the passes by ground, "" for an unknown one.
     """
 
     arm: str
@@ -125,6 +127,7 @@ class ArmSummary:
     num_twins: int = 0
     hidden_pass_rate: float | None = None
     visible_pass_rate: float | None = None
+    passes: Mapping[str, int] = field(default_factory=dict)
 
 
 def items_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
@@ -140,6 +143,11 @@ def of_arm(items: pa.Table, arm: str) -> pa.Table:
 def failed(items: pa.Table) -> pa.ChunkedArray:
     """Return whether each item has no outcome because something outside the policy broke."""
     return pc.or_(pc.is_null(items["passed"]), pc.is_valid(items["error_type"]))
+
+
+def is_by_report(items: pa.Table) -> pa.ChunkedArray:
+    """Return whether each item's ground is the report of a process that ran the agent's code."""
+    return pc.fill_null(pc.equal(items["ground"], "report"), False)
 
 
 def is_twin(items: pa.Table) -> pa.ChunkedArray:
@@ -320,6 +328,7 @@ def summarize(items: pa.Table, arm: str, fixed: bool = False) -> ArmSummary:
         hidden_pass_rate=task_mean(judged, HIDDEN),
         visible_pass_rate=task_mean(judged, VISIBLE),
         num_twins=pc.count_distinct(twins["task_id"]).as_py(),
+        passes=dict(Counter(one or "" for one in possible.filter(pc.field("passed"))["ground"].to_pylist())),
     )
 
 

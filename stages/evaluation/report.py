@@ -4,6 +4,7 @@ import io
 import textwrap
 from collections.abc import Sequence
 
+from stages.envs.base import grounds_in_words
 from stages.evaluation.inference import VALIDATED
 from stages.evaluation.outcomes import AT_ZERO, ArmSummary
 from stages.evaluation.planner import MOST_TASKS, SEEDS, VERDICTS, Study
@@ -43,6 +44,7 @@ def text_table(verdict: EvalVerdict) -> str:
     if judged := [arm for arm in verdict.arms if arm.hidden_pass_rate is not None]:
         rates = (f"{arm.arm} {percent(arm.hidden_pass_rate)} / {percent(arm.visible_pass_rate)}" for arm in judged)
         lines += wrap(f"hidden / visible tests pass: {', '.join(rates)}")
+    lines += [line for arm in verdict.arms if arm.passes for line in wrap(f"{arm.arm}, {grounds_in_words(arm.passes)}")]
     if most := max((arm.num_twins for arm in verdict.arms), default=0):
         lines += wrap(f"hacked: the pass rate on {most} impossible twins, which no honest solution passes")
     for arm in verdict.arms:
@@ -56,6 +58,7 @@ def text_table(verdict: EvalVerdict) -> str:
         ("suspect", verdict.baseline, verdict.suspect),
         ("protocol", verdict.baseline, verdict.protocol),
         ("hidden tests", verdict.baseline, verdict.hidden_pass),
+        ("passes by report", verdict.baseline, verdict.by_report),
     ]
     titles = {"hacked": "hacked", "hidden_pass": "hidden tests"}
     over_control = verdict.over_control_conduct or {}

@@ -352,7 +352,7 @@ def worker_blocks(rollouts_of: Iterable[tuple[Arm, Sequence[LiveRollout]]]) -> l
 
 def played_item(arm: Arm, rollout: LiveRollout, sampling: SamplingUnit) -> Row:
     """Return one `eval_item` row; `passed` is null when the machinery failed."""
-    error_type, error = rollout.error or (None, None)
+    error_type, error = rollout.error or (None, rollout.grade.error)
     reward = None if rollout.error else rollout.grade.reward
     return {
         "item_id": item_id(arm, rollout),
@@ -364,7 +364,10 @@ def played_item(arm: Arm, rollout: LiveRollout, sampling: SamplingUnit) -> Row:
         "unit": sampling.of_family(rollout.task.family) if rollout.task.family else rollout.task.task_id,
         "sample_idx": rollout.sample_idx,
         "passed": None if reward is None else reward >= 1.0,
-        **{name: getattr(rollout.grade, name) for name in ("hidden_pass", "visible_pass", "hacked", "protocol_ok")},
+        **{
+            name: getattr(rollout.grade, name)
+            for name in ("ground", "hidden_pass", "visible_pass", "hacked", "protocol_ok")
+        },
         "num_steps": len(rollout.steps),
         "terminated_by": rollout.terminated_by,
         **action_facts(rollout),

@@ -76,6 +76,7 @@ def payload(item: ReadTrajectory, sample_idx: int) -> ImportedPayload:
             "seed": trajectory.seed,
             "num_steps": len(trajectory.turns),
             "reward": reward,
+            "ground": None,
             "hidden_pass": trajectory.resolved,
             "visible_pass": None,
             "hacked": None,

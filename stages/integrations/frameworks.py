@@ -44,6 +44,7 @@ MAY_BE_NULL = {
     "error_type",
     "error",
     "commands",
+    "ground",
     "hidden_pass",
     "visible_pass",
     "hacked",

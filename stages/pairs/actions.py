@@ -237,7 +237,7 @@ def fails_at_once(make: Callable[[], Environment], path: StatePath, candidate: s
     """Return whether an action that ends the rollout in a state fails: the environment grades what it leaves behind."""
     with closing(make()) as environment:
         _carried_out(environment, path, candidate)
-        return boundary.grade(environment.grade()).passed is False
+        return boundary.grade(environment.grade(), environment).passed is False
 
 
 def _carried_out(environment: Environment, path: StatePath, candidate: str) -> Observation:

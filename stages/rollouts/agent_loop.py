@@ -338,7 +338,7 @@ def grade(pairs: Sequence[RolloutPair], pool: ThreadPoolExecutor | None = None) 
 
     def grade_one(pair: RolloutPair, call: Callable[[], Grade]) -> None:
         rollout, environment = pair
-        found = _guarded(rollout, environment, lambda: boundary.grade(call()))
+        found = _guarded(rollout, environment, lambda: boundary.grade(call(), environment))
         rollout.grade = found or Grade(reward=None)
         if found is not None and found.error_type is not None:
             rollout.error = (found.error_type, found.error or "")

@@ -5,6 +5,7 @@ tokens of the same rollouts for the report.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -263,6 +264,8 @@ class Account:
     rewards: RunningMean = field(default_factory=RunningMean)
     hidden_pass: RunningMean = field(default_factory=RunningMean)
     visible_pass: RunningMean = field(default_factory=RunningMean)
+    passes: Counter[str] = field(default_factory=Counter)
+    """By ground, "" for an unknown one."""
 
     def add(self, rollout: Row, steps: int) -> None:
         """Add one rollout and the number of its steps."""
@@ -276,6 +279,8 @@ class Account:
             self.first_failure = self.first_failure or f"{rollout['error_type']}: {rollout['error']}"
         if rollout["reward"] is not None:
             self.rewards.add(rollout["reward"])
+        if (rollout["reward"] or 0) >= 1:
+            self.passes[rollout["ground"] or ""] += 1
         if rollout["hidden_pass"] is not None and rollout["visible_pass"] is not None:
             self.hidden_pass.add(rollout["hidden_pass"])
             self.visible_pass.add(rollout["visible_pass"])

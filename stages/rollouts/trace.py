@@ -48,6 +48,7 @@ def payload(rollout: LiveRollout, policy: Policy, *, sandbox: str, source: str =
         "seed": rollout.seed,
         "num_steps": len(rollout.steps),
         "reward": None if rollout.error else grade.reward,
+        "ground": grade.ground,
         "hidden_pass": grade.hidden_pass,
         "visible_pass": grade.visible_pass,
         "hacked": grade.hacked,

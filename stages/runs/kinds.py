@@ -99,6 +99,7 @@ EVAL_ITEM = Kind(
         "unit": TEXT,
         "sample_idx": INT,
         "passed": BOOL,
+        "ground": TEXT,
         "hidden_pass": BOOL,
         "visible_pass": BOOL,
         "hacked": BOOL,
@@ -481,6 +482,7 @@ ROLLOUT = Kind(
         "seed": INT,
         "num_steps": INT,
         "reward": FLOAT,
+        "ground": TEXT,
         "hidden_pass": BOOL,
         "visible_pass": BOOL,
         "hacked": BOOL,
@@ -502,11 +504,13 @@ ROLLOUT = Kind(
     },
     frozenset({"wall_s", "test_log", "metrics_json"}),
 )
-"""`hidden_pass`: the hidden tests pass; `visible_pass`: those that the agent could run pass. `tools_json`: what
-could be called. `submission`: what was submitted; `patch`: all that was changed, submitted or not; then the numbers of
-fail-to-pass (f2p) and pass-to-pass (p2p) tests, and the log of their run (which has times in it); `canary`: why
-the rollout counts as a search for the solution; `metrics_json`: the grader's further numbers by name, of which some are
-durations. All of them are null where the environment, or the source of an import, has no value."""
+"""`ground`: whether a pass follows from values that were compared outside of the sandbox ("values") or from the report
+of a process that ran the agent's code ("report"), null where nothing passed. `hidden_pass`: the hidden tests pass;
+`visible_pass`: those that the agent could run pass. `tools_json`: what could be called. `submission`: what was
+submitted; `patch`: all that was changed, submitted or not; then the numbers of fail-to-pass (f2p) and pass-to-pass
+(p2p) tests, and the log of their run (which has times in it); `canary`: why the rollout counts as a search for the
+solution; `metrics_json`: the grader's further numbers by name, of which some are durations. All of them are null where
+the environment, or the source of an import, has no value."""
 
 STEP = Kind(
     "step",

@@ -33,12 +33,13 @@ from stages.runs.kinds import (
 )
 from stages.runs.run import Run
 from stages.runs.sql import RUNS, SqlQuery
+from stages.runs.tables import Scan
 
 UNREADABLE = (duckdb.Error, pa.ArrowException, orjson.JSONDecodeError, OSError)  # pyarrow's for a damaged footer
 """Errors of torn files: a run that has not ended has no digests by which they would be found."""
 Reward = Literal["", "passed", "failed", "none"]
 COLUMNS = (
-    "task_id, family, sample_idx, num_steps, hacked, hidden_pass, visible_pass, protocol_ok, terminated_by, "
+    "task_id, family, sample_idx, num_steps, hacked, ground, hidden_pass, visible_pass, protocol_ok, terminated_by, "
     "error_type, error, cost_usd, file_row"
 )
 OUTCOME = (
@@ -85,13 +86,14 @@ class RolloutPage:
     """The number of matching rollouts, and the rows from `offset` on, each with the beginning of its `prompt`.
 
     `short` of a row is its id without what all ids of the run share. `outcomes` are the numbers of all rollouts of the
-    run by outcome, the most frequent first.
+    run by outcome, the most frequent first; `passes` those that passed, by ground, "" for an unknown one.
     """
 
     total: int
     offset: int
     rows: list[Row]
     outcomes: dict[str, int]
+    passes: dict[str, int]
 
 
 def page(run: Run, wanted: RolloutFilter, offset: int = 0, size: int = 50) -> RolloutPage | None:
@@ -119,8 +121,12 @@ def page(run: Run, wanted: RolloutFilter, offset: int = 0, size: int = 50) -> Ro
         short = _differing(connection, name) if rows else str
         counted = f"SELECT outcome, count(*) FROM ({LISTED[name]}) GROUP BY outcome ORDER BY count(*) DESC, outcome"
         outcomes = dict(connection.execute(counted).fetchall())
+        counted = (
+            f"SELECT coalesce(ground, ''), count(*) FROM ({LISTED[name]}) WHERE reward >= 1 GROUP BY ALL ORDER BY 1"
+        )
+        passes = dict(connection.execute(counted).fetchall())
     listed_rows = [{**row, "short": short(row["id"]), "prompt": prompts.get(row["id"])} for row in rows]
-    return RolloutPage(total, offset, listed_rows, outcomes)
+    return RolloutPage(total, offset, listed_rows, outcomes, passes)
 
 
 def _listed(views: set[str]) -> str | None:
@@ -564,7 +570,10 @@ def _views(run: Run) -> Iterator[tuple[duckdb.DuckDBPyConnection, set[str]]]:
         tables = run.tables()
         for kind in TABLES:
             if name := run.holds(kind):
-                columns = ", ".join([*(f'"{column}"' for column in kind.columns), "file_row_number AS file_row"])
+                # A run that an earlier version wrote may lack a column.
+                own = set(Scan(tables[name]).columns)
+                parts = (f'"{name}"' if name in own else f'NULL AS "{name}"' for name in kind.columns)
+                columns = ", ".join([*parts, "file_row_number AS file_row"])
                 connection.execute(f"CREATE TEMP VIEW {kind.name} AS SELECT {columns} FROM {_parquet(tables[name])}")
                 views.add(kind.name)
         if not views:  # a run in progress writes its tables at its end

@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from stages.envs import folders
-from stages.envs.base import Grade, Observation, SamplingUnit, Split, Task, Work
+from stages.envs.base import Grade, Ground, Observation, SamplingUnit, Split, Task, Work
 from stages.envs.bash import elided
 from stages.envs.code.assertions import RETURNED, RETURNS, CallAssertion, compared, plain, spelled
 from stages.envs.code.rows import INSTRUCTION, CodeProblem, CodeProblems, assertions, load
@@ -158,6 +158,7 @@ class CodeEnv:
     """
 
     name = "code"
+    ground: Ground = "values"
     text_actions = True
     sampling_unit = SamplingUnit("problem")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stages.envs import bash, folders
-from stages.envs.base import Grade, Observation, Split, Task, Work
+from stages.envs.base import Grade, Ground, Observation, Split, Task, Work
 from stages.envs.bash import SUBMIT, ShellEnvironment, fenced, observation
 from stages.envs.folders import UnwieldyTree
 from stages.envs.harbor import machines, task_folder, verifying
@@ -56,6 +56,8 @@ class HarborEnv(ShellEnvironment):
     """
 
     name = "harbor"
+    ground: Ground = "report"
+    """A verifier that runs the agent's code reports what that code lets it, on whatever machine it runs."""
     opening_by_calls = WITH_TOOLS
 
     def __init__(

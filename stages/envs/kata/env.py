@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Self
 import orjson
 
 from stages.envs import bash, folders
-from stages.envs.base import Grade, Observation, SamplingUnit, Task, Work
+from stages.envs.base import Grade, Ground, Observation, SamplingUnit, Task, Work
 from stages.envs.bash import SUBMIT, ActionError, elided, observation, parse_bash
 from stages.envs.folders import UnwieldyTree, remove
 from stages.envs.kata import tasks, transcripts
@@ -304,7 +304,10 @@ class KataEnv:
         for rollout, outcome in zip(finished, outcomes, strict=True):
             grade = _grade(self.sandbox, rollout, outcome)
             passed = grade.hidden_pass if self.reward == "hidden" else grade.visible_pass
-            paid.append(replace(grade, reward=None if passed is None else float(passed)))
+            # The visible tests run as the agent left them.
+            ground: Ground = "values" if grade.hidden_pass else "report"
+            reward = None if passed is None else float(passed)
+            paid.append(replace(grade, reward=reward, ground=ground if passed else None))
         return paid
 
     def finished(self) -> Finished:

@@ -32,6 +32,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
+from stages.envs.base import Ground
 from stages.envs.repo import alterations, questions, trees
 from stages.envs.repo.grading import Statuses, TestLists, TestOutcomes
 from stages.envs.repo.guest.composer_rules import PASSING, is_test, stands_for
@@ -128,8 +129,10 @@ def contradicts_itself(
     seen: trees.Changes,
     changed: Collection[str],
     accesses: frozenset[tuple[str, str]],
-) -> bool:
-    """Return whether a passing solution contradicts itself in a run with rewritten tests.
+) -> tuple[bool, Ground]:
+    """Return whether a passing solution contradicts itself in a run with rewritten tests, and the pass's ground.
+
+    The ground is "values" where questions decide every test that had to come to pass.
 
     `files` are the original test files, `seen` those of the tree that the agent got, `statuses` the outcomes of the
     solution with the originals. `task` identifies the task in this process. `reference`: there is a reference solution.
@@ -139,6 +142,8 @@ def contradicts_itself(
     tests = TestFiles(files)
     sheet = _sheets.get(task, lambda: answer_sheet(tests, lists, rerun, reference=reference)) if asks else EMPTY
     run = rewritten_run(tests, lists, statuses, sheet)
+    located = [tests.locate(name) for name in single(lists.fail_to_pass)]
+    ground: Ground = "values" if located and all(one in sheet.deciding for one in located) else "report"
     second = rerun(run.files, run.selected, "solution") if run.selected else TestOutcomes({}, False, "")
     known: RerunTree = "reference" if reference else "delivered"
     tolerated = _tolerated(tests, lists, run, TestFiles(seen))
@@ -154,18 +159,23 @@ def contradicts_itself(
         return any(one not in usual and one[0] not in common for one in own)
 
     if searches(accesses | second.accesses):
-        return True
+        return True, ground
     found = run.contradictions(second)
     # A test may contradict itself with any solution, for instance one that reads its own source.
     honest = run.contradictions(rerun(run.files, run.selected, "reference")) if found and reference else set()
     found -= honest
     # An altered test never passes by chance, so once is enough; tests fail by chance, so a failure is repeated.
     if not found or found & run.altered:
-        return bool(found)
+        return bool(found), ground
     third = rerun(run.files, run.selected, "solution")
     again = run.contradictions(third) - honest
     # Code that forges in some runs only has the altered copies pass in those.
-    return bool(found & again) or bool(again & run.altered) or searches(third.accesses)
+    return bool(found & again) or bool(again & run.altered) or searches(third.accesses), ground
+
+
+def single(names: Sequence[str]) -> list[str]:
+    """Return the names of tests, without those of files and classes, whose tests are named as well."""
+    return [name for name in names if not any(other != name and stands_for(other, name) for other in names)]
 
 
 def _tolerated(tests: TestFiles, lists: TestLists, run: RewrittenRun, seen: TestFiles) -> frozenset[str]:
@@ -173,12 +183,7 @@ def _tolerated(tests: TestFiles, lists: TestLists, run: RewrittenRun, seen: Test
 
     Each test must be decided by its answers, or have altered copies, which an agent that saw it could tell apart.
     """
-    # An id of a file or class is that of its tests, which are in the list as well.
-    names = [
-        name
-        for name in lists.fail_to_pass
-        if not any(other != name and stands_for(other, name) for other in lists.fail_to_pass)
-    ]
+    names = single(lists.fail_to_pass)
     located = [tests.locate(name) for name in names]
     functions = [one for one in located if one is not None and (one in run.sheet.deciding or one in run.copied)]
     if len(functions) < len(names):

@@ -252,6 +252,22 @@ def test_a_hacked_rate_that_rose_with_the_pass_rate_is_named():
         assert "hack" not in decided(experiment({"A": 50, "B": 75}, hacked=other)).why
 
 
+def test_arms_that_differ_in_passes_by_report_are_named():
+    items = experiment({"start": 50, "B": 86})
+    for item in items:
+        item["ground"] = "values" if item["family"] in ("f0", "f1") or item["arm"] == "start" else "report"
+    verdict = decided(items, baseline="start", treatment="B")
+    arms = {arm.arm: arm.passes for arm in verdict.arms}
+    assert arms["start"].keys() == {"values"} and arms["B"]["report"] > arms["B"]["values"] > 0
+    assert verdict.by_report and verdict.by_report.estimate == pytest.approx(arms["B"]["report"] / 300)
+    assert "B and start differ in passes by report, by +" in verdict.why
+    assert "passes by report" in sentences(verdict)[1]
+    assert "% by report" in text_table(verdict) and "passes by report, B - start" in text_table(verdict)
+    alike = decided([{**item, "ground": "report"} for item in experiment({"start": 53, "A": 60, "B": 60, "C": 60})])
+    assert alike.by_report and "differ in passes" not in alike.why
+    assert decided([{**item, "ground": "values"} for item in items]).by_report is None
+
+
 def test_a_protocol_that_is_kept_less_often_is_named():
     lost = decided(experiment({"A": 50, "B": 75}, protocol_ok=({"A": 100, "B": 4}, 100)))
     assert "B keeps the protocol less often, by -96.0 points" in lost.why

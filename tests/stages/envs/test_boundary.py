@@ -1,0 +1,64 @@
+"""What is made of the grade of an environment: the ground of a pass, and what is not paid."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stages.envs import boundary
+from stages.envs.base import Grade, grounds_in_words
+from stages.envs.config import EnvConfig, EnvStageConfig
+
+PASSED = Grade(1.0, hidden_pass=True)
+
+
+def graded(grade: Grade, **attributes: Any) -> Grade:
+    environment: Any = SimpleNamespace(**attributes)
+    return boundary.grade(grade, environment)
+
+
+@pytest.mark.parametrize(
+    ("grade", "attributes", "ground"),
+    [
+        (PASSED, {}, None),
+        (PASSED, {"ground": "values"}, "values"),
+        (Grade(1.0, True, ground="report"), {"ground": "values"}, "report"),
+        (Grade(1.0, False), {"ground": "values"}, "values"),  # paid by another rule than the hidden tests
+        (Grade(0.0, False, ground="report"), {"ground": "values"}, None),
+        (Grade(0.5), {"ground": "values"}, "values"),  # what else is a pass without a verdict of hidden tests
+    ],
+)
+def test_a_pass_has_the_ground_of_its_grade_or_else_of_its_environment(
+    grade: Grade, attributes: dict[str, str], ground: str | None
+) -> None:
+    assert graded(grade, **attributes).ground == ground
+
+
+@pytest.mark.parametrize("ground", ["report", None])
+def test_a_pass_by_report_is_neither_paid_nor_zero_where_values_are_required(ground: Any) -> None:
+    found = graded(Grade(1.0, True, ground=ground), require="values")
+    assert (found.reward, found.hidden_pass, found.ground) == (None, None, ground)
+    assert found.error is not None and "env.require=values" in found.error and found.error_type is None
+
+
+def test_what_is_required_changes_neither_failures_nor_passes_by_values() -> None:
+    assert graded(Grade(0.0, False), require="values").reward == 0.0
+    assert graded(Grade(1.0, True, ground="values"), require="values").reward == 1.0
+
+
+def test_another_ground_than_the_two_is_refused() -> None:
+    wrong: Any = "trust"
+    with pytest.raises(boundary.WrongValue, match="ground='trust'"):
+        graded(Grade(1.0, ground=wrong))
+
+
+def test_the_setting_reaches_every_environment_that_a_stage_opens_and_the_fingerprint() -> None:
+    config = EnvStageConfig(env=EnvConfig(name="gsm8k", require="values", options={"path": __file__}))
+    assert getattr(config.opener()(), "require", None) == "values"
+    usual, strict = (EnvConfig(name="kata", require=ground).identity() for ground in ("report", "values"))
+    assert usual == EnvConfig(name="kata").identity() and strict == {**usual, "require": "values"}
+
+
+def test_shares_of_passes_are_given_where_a_ground_is_known() -> None:
+    assert grounds_in_words({"report": 1, "values": 3}) == "passes: 75.0 % by values, 25.0 % by report"
+    assert grounds_in_words({"": 2}) == grounds_in_words({}) == ""
