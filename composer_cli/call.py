@@ -143,9 +143,11 @@ class StageJob:
         return runner.resolve_run(self.stage, self.inputs, self.config, root=root, out=out).completed()
 
     def up_to_date(self, asked: Arguments) -> Result | None:
-        """Return what `completed` does, judged by the limits of these settings."""
+        """Return what `completed` does, judged by the limits of these settings; None where its end is left to do."""
         done = self.completed(asked)
-        return done and runner.judge_again(self.stage, self.config, done)
+        if done is None or not runner.finished_to_the_end(done.path, asked.artifacts / self.stage):
+            return None
+        return runner.judge_again(self.stage, self.config, done)
 
     def nothing_to_resume(self, asked: Arguments) -> str | None:
         """Return why --resume resumes nothing, where a run of other settings may have been meant."""

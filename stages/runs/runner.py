@@ -122,9 +122,8 @@ def execute(
         folder = resolved.folder
         if resolved.existing and not clean:
             if done := resolved.completed():
-                rmtree(folder / "scratch", ignore_errors=True)  # of a process that was killed in `_close`
-                # A process that was killed after it had sealed this run has not pointed to it.
-                if _finished(folder) > _finished(root / stage / "latest"):
+                if not finished_to_the_end(folder, root / stage):
+                    rmtree(folder / "scratch", ignore_errors=True)
                     _point_latest(folder, root / stage)
                 return judge_again(stage, config, done)
             clean = _settle_existing(resolved, resume=resume)
@@ -443,6 +442,15 @@ def _point_latest(folder: Path, stage_folder: Path) -> None:
             f"{folder} is complete, but {stage_folder / 'latest'} cannot be made a link to it ({error.strerror}). "
             "Remove what is in its place and rerun the same command."
         ) from None
+
+
+def finished_to_the_end(run: Path, stage_folder: Path) -> bool:
+    """Return whether nothing is left of a complete run's end: no scratch folder, and no older run that is `latest`.
+
+    A process that is killed after its manifest says complete leaves both, and a power cut may bring them back.
+    """
+    is_newer = run.parent.resolve() == stage_folder.resolve() and _finished(run) > _finished(stage_folder / "latest")
+    return not is_newer and not (run / "scratch").exists()
 
 
 def _finished(run: Path) -> tuple[str, int]:

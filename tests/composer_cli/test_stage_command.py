@@ -36,6 +36,17 @@ def test_json_is_one_object_and_asking_again_is_up_to_date(composer, server):
     assert first["path"] == again["path"] and first["counts"]["done"] == 4
 
 
+def test_what_a_kill_left_at_the_very_end_is_done_by_the_next_command(composer, server, tmp_path):
+    """After the manifest said complete: gigabytes of checkpoints stayed in `scratch`, and `latest` was an older run."""
+    composer(*collect(server))
+    run = latest(tmp_path, "collect")
+    (run / "scratch" / "checkpoint-1").mkdir(parents=True)
+    (run.parent / "latest").unlink()
+    again = json.loads(composer(*collect(server, "--json")).stdout)
+    assert (again["fresh"], again["reason"]) == (False, "up to date")
+    assert not (run / "scratch").exists() and latest(tmp_path, "collect") == run
+
+
 def test_quiet_leaves_stderr_to_errors(composer, server):
     assert composer(*collect(server, "-q")).stderr == ""
 
