@@ -23,6 +23,7 @@ import zlib
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from difflib import get_close_matches
 from functools import cache
@@ -174,24 +175,41 @@ SEAL = "composer.json"
 
 
 def seal_folder(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Make a folder durable, and write `SEAL` into it: facts about the folder, and the digests of all its files."""
+    """Make a folder durable, and write `SEAL` into it: facts about the folder, and size and CRC-32 of all its files."""
     (folder / SEAL).unlink(missing_ok=True)
-    sync_tree(folder)
-    write_json(folder / SEAL, {**facts, "files": folder_digests(folder)})
+    # Read from memory while the disk still writes. Against damage alone, for which a CRC-32 is as good as a SHA-256 and
+    # takes 1 s for 3 GB instead of 2.7 s.
+    with ThreadPoolExecutor(1) as reading:
+        files = reading.submit(_sizes_and_checks, folder)
+        sync_tree(folder)
+    write_json(folder / SEAL, {**facts, "crc32": files.result()})
     sync(folder.parent)
 
 
+def _sizes_and_checks(folder: Path) -> dict[str, list[int]]:
+    return {str(p.relative_to(folder)): _size_and_check(p) for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def _size_and_check(path: Path) -> list[int]:
+    """Return the size of a file and the CRC-32 of its bytes."""
+    size, check, buffer = 0, 0, memoryview(bytearray(2**20))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            size, check = size + count, zlib.crc32(buffer[:count], check)
+    return [size, check]
+
+
 def folder_damage(folder: Path) -> str | None:
-    """Compare a sealed folder with the digests in its seal; return the first difference in words, None without one."""
+    """Compare a sealed folder with its seal; return the first difference in words, None without one."""
     try:
-        sealed = read_json(folder / SEAL)["files"]
+        sealed = read_json(folder / SEAL)["crc32"]
     except (BadInput, KeyError, TypeError):
         return f"{SEAL} cannot be read"
-    for name, sha256 in sealed.items():
+    for name, expected in sealed.items():
         path = folder / name
         if not path.is_file():
             return f"{name} is missing"
-        if known_sha256(path) != sha256:
+        if _size_and_check(path) != expected:
             return f"{name} has changed since it was written"
     return None
 

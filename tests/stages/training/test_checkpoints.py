@@ -11,7 +11,7 @@ from stages.runs import store
 from stages.runs.run import Manifest, RunWriter
 from stages.training.checkpoints import link_kept, newest
 
-FILES = {"model.safetensors": b"weights" * 1000, "optimizer.pt": b"moments", "trainer_state.json": b"{}"}
+FILES = {"model.safetensors": b"weights" * 200_000, "optimizer.pt": b"moments", "trainer_state.json": b"{}"}
 
 
 def sealed(folder: Path) -> Path:
@@ -30,6 +30,11 @@ def zero(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:1].ljust(path.stat().st_size, b"\0"))
 
 
+def change_end(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
 @pytest.fixture
 def told() -> list[str]:
     return []
@@ -42,7 +47,7 @@ def out(tmp_path: Path, told: list[str]) -> RunWriter:
 
 
 @pytest.mark.parametrize("name", [*FILES, store.SEAL])
-@pytest.mark.parametrize("damage", [empty, zero, os.unlink])
+@pytest.mark.parametrize("damage", [empty, zero, change_end, os.unlink])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(
     name: str, damage: Callable[[Path], None], tmp_path: Path, out: RunWriter, told: list[str]
 ) -> None:
