@@ -38,9 +38,9 @@ _lint-and-test WORDS:
     rm "$log"
     exit $code
 
-# Disturb stages, chains and workers at random moments, KILLS times in all, by signals, and more by full disks and power cuts, and compare their artifacts with undisturbed ones.
+# Disturb stages, chains and workers at random moments: KILLS times in all by signals, and more by full disks and power cuts. Also the stops, broken models and misbehaving servers of the tests. Prints trials, held and broke, and keeps them in benchmarks/results; `--only EXPRESSION` chooses.
 crash KILLS="100" *ARGS: (extra "ray")
-    {{ one_thread }} COMPOSER_KILLS={{ KILLS }} python -m pytest -q -s tests/crash/test_random_kills.py tests/crash/test_ways_killed.py tests/crash/test_paid_calls.py {{ ARGS }}
+    python benchmarks/crash.py --kills {{ KILLS }} {{ ARGS }}
 
 # Install vLLM into .vllm, apart from everything else, for policies vllm:... and the tests marked vllm: built for CUDA where there is NVIDIA's driver, else for CPUs with AVX-512 (3.5 GB). ./dev vllm cpu takes the latter in any case.
 vllm BUILD=vllm_build:

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import cases, records
+from benchmarks import cases, crash, records
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "benchmarks").glob("*.py"))
@@ -57,6 +57,28 @@ def test_a_case_is_run_with_its_parameters_as_options_and_replaces_its_claims(fo
     assert (files.value, files.outcome) == (4, "missed"), "measured again"
     assert (second.claim, second.n) == ("time of ours, mix 0.5", 4)
     assert re.fullmatch(r"[0-9a-f]{7,}(-dirty)?", first.commit) and " cores, load " in first.machine
+
+
+def test_of_a_test_that_failed_the_last_trial_broke() -> None:
+    counted = crash.Trials()
+    done = [("signals", {"KILL": 2, "TERM": 1}, "passed"), ("cuts", {"power cut": 4}, "failed"), ("none", {}, "passed")]
+    for test, disturbed, end in done:
+        held = SimpleNamespace(nodeid=f"tests/crash/test_x.py::{test}", failed=end == "failed", skipped=False)
+        counted.pytest_runtest_logreport(SimpleNamespace(when="call", user_properties=[], **vars(held)))
+        held.failed = False
+        told = [("disturbed", ["train", disturbed])]
+        counted.pytest_runtest_logreport(SimpleNamespace(when="teardown", user_properties=told, **vars(held)))
+    case = SimpleNamespace(nodeid="tests/crash/test_stops.py::a[b]", when="call", user_properties=[])
+    for skipped, failed in ((True, False), (False, False), (False, True)):
+        counted.pytest_runtest_logreport(SimpleNamespace(**vars(case), skipped=skipped, failed=failed))
+    assert counted.trials == {"train, signals": 3, "train, power cuts": 4, "a stop by signals": 2}
+    assert +counted.broke == {"train, power cuts": 1, "a stop by signals": 1}
+
+
+def test_the_tests_that_are_trials_exist() -> None:
+    for name in (*crash.AT_RANDOM, *crash.TABLES):
+        path, _, function = name.partition("::")
+        assert f"def {function}" in (ROOT / path).read_text()
 
 
 def test_without_a_name_the_cases_that_need_no_arguments_are_run(folder: Path) -> None:

@@ -10,6 +10,7 @@ from support.disturbances import (
     FULL,
     READ_ONLY,
     SIGNALS,
+    Outcome,
     Work,
     contents,
     cut_power,
@@ -37,9 +38,9 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Work, float, dic
     return work, lasts_s, contents(place / "whole")
 
 
-def test_every_signal(imported: tuple[Work, float, dict[str, Any]], tmp_path: Path) -> None:
+def test_every_signal(imported: tuple[Work, float, dict[str, Any]], outcome: Outcome, tmp_path: Path) -> None:
     work, lasts_s, expected = imported
-    outcome = disturb(work, tmp_path, SIGNALS, lasts_s, seed=1)
+    disturb(outcome, work, tmp_path, SIGNALS, lasts_s, seed=1)
     assert outcome.disturbed == dict.fromkeys(map(name_of, SIGNALS), 1)
     assert outcome.roots and all(contents(root) == expected for root in outcome.roots)
 
@@ -51,7 +52,7 @@ def test_a_disk_that_fails(imported: tuple[Work, float, dict[str, Any]], tmp_pat
 
 
 @needs("compiler")
-def test_power_cuts(imported: tuple[Work, float, dict[str, Any]], tmp_path: Path) -> None:
+def test_power_cuts(imported: tuple[Work, float, dict[str, Any]], outcome: Outcome, tmp_path: Path) -> None:
     work, _, expected = imported
-    outcome = cut_power(work, tmp_path, 4, 3, expected)
+    cut_power(outcome, work, tmp_path, 4, 3, expected)
     assert outcome.hard >= 4 and outcome.roots

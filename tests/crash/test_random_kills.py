@@ -1,7 +1,7 @@
 """Every stage twice, and disturbed at random moments by signals and by its disk: equal ends, and little is paid twice.
 
-COMPOSER_KILLS is the number of kills over all stages and the ways to run them (`test_ways_killed.py`) together;
-`./dev crash 100` sets it.
+COMPOSER_KILLS is the number of kills over all stages and the ways to run them (`test_ways_killed.py`) together, and
+COMPOSER_CRASH_SEED the seed of their moments; `./dev crash 100` sets both.
 """
 
 import json
@@ -278,17 +278,20 @@ Undisturbed = Callable[[str], tuple[Work, float, dict[str, Any]]]
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_killed_at_random(stage: str, undisturbed: Undisturbed, server: Server, tmp_path: Path) -> None:
+def test_killed_at_random(
+    stage: str, undisturbed: Undisturbed, server: Server, outcome: Outcome, tmp_path: Path
+) -> None:
     signals = SHARES[stage]
     if not signals:
         pytest.skip(f"COMPOSER_KILLS={KILLS} leaves no kill for {stage}")
     work, lasts_s, expected = undisturbed(stage)
     before = len(server.requests)
-    outcome = disturb(work, tmp_path, signals, lasts_s, seed=list(STAGES).index(stage))
+    outcome.part = stage
+    disturb(outcome, work, tmp_path, signals, lasts_s, seed=list(STAGES).index(stage))
     for root in outcome.roots:
         assert contents(root) == expected
     twice = bought_twice(work, server.requests[before:], outcome, tmp_path)
-    print(row(stage, outcome, lasts_s, twice if work.in_flight else None))
+    print(row(outcome, lasts_s, twice if work.in_flight else None))
     forget(tmp_path)
 
 
@@ -306,27 +309,30 @@ def bought_twice(work: Work, requests: Sequence[dict[str, Any]], outcome: Outcom
 
 @needs("compiler")
 @pytest.mark.parametrize("stage", STAGES)
-def test_power_cuts(stage: str, undisturbed: Undisturbed, server: Server, tmp_path: Path) -> None:
+def test_power_cuts(stage: str, undisturbed: Undisturbed, server: Server, outcome: Outcome, tmp_path: Path) -> None:
     """Six times as many in `train` and `evaluate`, which write the most into their scratch folders and journals."""
     cuts = len(SHARES[stage]) * (6 if stage in ("train", "evaluate") else 1)
     if not cuts:
         pytest.skip(f"COMPOSER_KILLS={KILLS} leaves no power cut for {stage}")
     work, lasts_s, expected = undisturbed(stage)
     before = len(server.requests)
-    outcome = cut_power(work, tmp_path, cuts, list(STAGES).index(stage), expected)
+    outcome.part = stage
+    cut_power(outcome, work, tmp_path, cuts, list(STAGES).index(stage), expected)
     twice = bought_twice(work, server.requests[before:], outcome, tmp_path)
-    print(row(stage, outcome, lasts_s, twice if work.in_flight else None))
+    print(row(outcome, lasts_s, twice if work.in_flight else None))
     forget(tmp_path)
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_disk_that_fails(stage: str, undisturbed: Undisturbed, tmp_path: Path) -> None:
+def test_a_disk_that_fails(stage: str, undisturbed: Undisturbed, outcome: Outcome, tmp_path: Path) -> None:
     """Full or read-only from a random moment on: one sentence, exit code 1, and the run goes on once it is mended."""
     if not SHARES[stage]:
         pytest.skip(f"COMPOSER_KILLS={KILLS} leaves nothing for {stage}")
     work, lasts_s, expected = undisturbed(stage)
     faults = [(FULL, READ_ONLY)[n % 2] for n in range(max(2, len(SHARES[stage])))]
+    outcome.part = stage
     disturbed, found = in_own_mounts(on_failing_disk, work, tmp_path, faults, lasts_s, list(STAGES).index(stage))
+    outcome.disturbed, outcome.roots = disturbed, [tmp_path] * len(found)
     assert found and all(one == expected for one in found)
-    print(row(stage, Outcome(disturbed, [tmp_path] * len(found)), lasts_s))
+    print(row(outcome, lasts_s))
     forget(tmp_path)

@@ -70,7 +70,7 @@ def collecting(server: Server, on: str | None = None, workers: int = 1, **enviro
     return Work("collect", config, (), workers * IN_FLIGHT, None, on, environment)
 
 
-def check(part: str, work: Launch, server: Server, place: Path, outcome: Outcome, whole: tuple[float, Any]) -> None:
+def check(work: Launch, server: Server, outcome: Outcome, whole: tuple[float, Any]) -> None:
     """Compare every completed run with the undisturbed one, count what was bought twice, and print a line."""
     lasts_s, expected = whole
     for root in outcome.roots:
@@ -78,7 +78,7 @@ def check(part: str, work: Launch, server: Server, place: Path, outcome: Outcome
     asked = Counter(json.dumps([r["model"], r["messages"], r.get("seed")]) for r in server.requests)
     twice = asked.total() - len(outcome.roots) * len(asked)
     assert twice <= outcome.hard * WRITTEN * work.in_flight, "only calls in flight may be asked again"
-    print(row(part, outcome, lasts_s, twice))
+    print(row(outcome, lasts_s, twice))
 
 
 def whole(work: Launch, server: Server, place: Path) -> tuple[float, dict[str, Any]]:
@@ -114,20 +114,20 @@ def chain_of(server: Server, place: Path) -> Command:
     return Command(["run", "--preset", str(path), "--quiet"], 2 * IN_FLIGHT)
 
 
-def test_a_chain(server: Server, tmp_path: Path) -> None:
-    work = chain_of(server, tmp_path)
+def test_a_chain(server: Server, outcome: Outcome, tmp_path: Path) -> None:
+    outcome.part, work = "composer run", chain_of(server, tmp_path)
     undisturbed = whole(work, server, tmp_path)
-    outcome = disturb(work, tmp_path / "killed", SHARES["composer run"], undisturbed[0], 1, settle=settled)
-    check("composer run", work, server, tmp_path, outcome, undisturbed)
+    disturb(outcome, work, tmp_path / "killed", SHARES[outcome.part], undisturbed[0], 1, settle=settled)
+    check(work, server, outcome, undisturbed)
 
 
 @needs("compiler")
-def test_power_cuts_of_a_chain(server: Server, tmp_path: Path) -> None:
-    work = chain_of(server, tmp_path)
+def test_power_cuts_of_a_chain(server: Server, outcome: Outcome, tmp_path: Path) -> None:
+    outcome.part, work = "composer run", chain_of(server, tmp_path)
     undisturbed = whole(work, server, tmp_path)
-    cuts = max(2, 2 * len(SHARES["composer run"]))
-    outcome = cut_power(work, tmp_path / "cut", cuts, 1, undisturbed[1], undisturbed[0])
-    check("composer run", work, server, tmp_path, outcome, undisturbed)
+    cuts = max(2, 2 * len(SHARES[outcome.part]))
+    cut_power(outcome, work, tmp_path / "cut", cuts, 1, undisturbed[1], undisturbed[0])
+    check(work, server, outcome, undisturbed)
 
 
 def settled(root: Path) -> None:
@@ -137,13 +137,14 @@ def settled(root: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["processes:2", "a worker of processes:2"])
-def test_processes(part: str, server: Server, tmp_path: Path) -> None:
+def test_processes(part: str, server: Server, outcome: Outcome, tmp_path: Path) -> None:
+    outcome.part = part
     work = collecting(server, "processes:2", workers=2)
     undisturbed = whole(work, server, tmp_path)
     assert undisturbed[1] == contents_here(server, tmp_path)
     chosen = {"choose": workers} if part.startswith("a worker") else {}
-    outcome = disturb(work, tmp_path / "killed", SHARES[part], undisturbed[0], 2, settle=settled, **chosen)
-    check(part, work, server, tmp_path, outcome, undisturbed)
+    disturb(outcome, work, tmp_path / "killed", SHARES[part], undisturbed[0], 2, settle=settled, **chosen)
+    check(work, server, outcome, undisturbed)
 
 
 def contents_here(server: Server, place: Path) -> dict[str, Any]:
@@ -162,18 +163,19 @@ def ray_worker(process: BaseProcess, moment: random.Random) -> int | None:
 
 @needs("ray")
 @pytest.mark.parametrize("part", ["ray", "a worker of ray"])
-def test_ray(part: str, server: Server, tmp_path: Path) -> None:
+def test_ray(part: str, server: Server, outcome: Outcome, tmp_path: Path) -> None:
+    outcome.part = part
     with alone() as address:
         work = collecting(server, "ray", workers=2, RAY_ADDRESS=address)
         undisturbed = whole(work, server, tmp_path)
         assert undisturbed[1] == contents_here(server, tmp_path)
         chosen = {"choose": ray_worker} if part.startswith("a worker") else {}
-        outcome = disturb(work, tmp_path / "killed", SHARES[part], undisturbed[0], 3, settle=settled, **chosen)
-    check(part, work, server, tmp_path, outcome, undisturbed)
+        disturb(outcome, work, tmp_path / "killed", SHARES[part], undisturbed[0], 3, settle=settled, **chosen)
+    check(work, server, outcome, undisturbed)
 
 
-def test_two_processes_at_one_run(server: Server, tmp_path: Path) -> None:
-    work = collecting(server)
+def test_two_processes_at_one_run(server: Server, outcome: Outcome, tmp_path: Path) -> None:
+    outcome.part, work = "two processes at one run", collecting(server)
     undisturbed = whole(work, server, tmp_path)
-    outcome = two_at_once(work, tmp_path / "killed", SHARES["two processes at one run"], undisturbed[0], 4)
-    check("two processes at one run", work, server, tmp_path, outcome, undisturbed)
+    two_at_once(outcome, work, tmp_path / "killed", SHARES[outcome.part], undisturbed[0], 4)
+    check(work, server, outcome, undisturbed)

@@ -60,6 +60,8 @@ MEASURING = {"collect", "replay-teachers", "evaluate", "train", "frameworks", "p
 WRITTEN = 2
 """At a kill up to so many times the calls of `concurrency` have no durable answer: the next call is sent while the
 answer before it is being written."""
+SEED = int(os.environ.get("COMPOSER_CRASH_SEED", "0"))
+"""Of the random moments."""
 Disturbance = signal.Signals | str
 
 
@@ -215,8 +217,12 @@ def _object(line: bytes) -> dict[str, Any]:
 
 @dataclass
 class Outcome:
-    """What was disturbed: disturbances by name, artifacts folders with a complete run, and calls in flight at kills."""
+    """What was disturbed: disturbances by name, artifacts folders with a complete run, and calls in flight at kills.
 
+    part: of `PARTS`.
+    """
+
+    part: str = ""
     disturbed: Counter[str] = field(default_factory=Counter)
     roots: list[Path] = field(default_factory=list)
     in_flight: int = 0
@@ -254,6 +260,7 @@ def check_end(code: int | None, disturbance: Disturbance | None, said: Path, bef
 
 
 def disturb(
+    outcome: Outcome,
     work: Launch,
     root: Path,
     disturbances: Sequence[Disturbance],
@@ -262,14 +269,14 @@ def disturb(
     disk: "Disk | None" = None,
     choose: Callable[[BaseProcess, random.Random], int | None] = lambda process, moment: process.pid,
     settle: Callable[[Path], None] = lambda root: None,
-) -> Outcome:
+) -> None:
     """Disturb a work at random moments, continue it each time, and begin it anew wherever it ends before.
 
     The runs are in `root/0`, `root/1` and so on. lasts_s: seconds that it takes undisturbed. choose: the id of the
     process that gets a signal; None for none yet. settle: waits after a kill until all that the process had started
     has ended.
     """
-    moment, outcome, waiting = random.Random(seed), Outcome(), list(disturbances)
+    moment, waiting = random.Random(SEED + seed), list(disturbances)
     context = "forkserver" if disk is None else "fork"
     at, latest = root / "0", None
     said = said_of(root) if disk is None else disk.folder.with_name("disk.said")
@@ -302,23 +309,23 @@ def disturb(
     if folders(at):
         finish(work, at, context, said)
         outcome.roots.append(at)
-    return outcome
 
 
 def cut_power(
+    outcome: Outcome,
     work: Launch,
     root: Path,
     cuts: int,
     seed: int,
     expected: Mapping[str, Any],
     lasts_s: float | None = None,
-) -> Outcome:
+) -> None:
     """Cut the power before random changes of the files, and after the end; continue each time, and compare the ends.
 
     The runs are in `root/0`, `root/1` and so on. expected: the contents of an undisturbed run. lasts_s: the seconds
     that it takes, where the work starts processes that are to end with it: its power is cut at random moments.
     """
-    moment, outcome, most = random.Random(seed), Outcome(), 0
+    moment, most = random.Random(SEED + seed), 0
     disk = power_cut.Disk(root / "0")
     while outcome.hard < cuts or folders(disk.root):
         # The first run, and the last, goes on to its end, after which everything must be durable too.
@@ -347,7 +354,6 @@ def cut_power(
             assert contents(disk.root) == expected, f"another end after {left}"
             outcome.roots.append(disk.root)
             disk = power_cut.Disk(root / str(len(outcome.roots)))
-    return outcome
 
 
 def _await_end(process: BaseProcess, latest: Disturbance | None) -> None:
@@ -374,9 +380,11 @@ def _send(process: int, number: signal.Signals) -> None:
         os.kill(process, number)
 
 
-def two_at_once(work: Work, root: Path, signals: Sequence[signal.Signals], lasts_s: float, seed: int) -> Outcome:
+def two_at_once(
+    outcome: Outcome, work: Work, root: Path, signals: Sequence[signal.Signals], lasts_s: float, seed: int
+) -> None:
     """Let two processes want one run, send each signal to one of them, and continue until all signals are sent."""
-    moment, outcome, at, waiting = random.Random(seed), Outcome(), root / "0", list(signals)
+    moment, at, waiting = random.Random(SEED + seed), root / "0", list(signals)
     left_alone = False
     while not left_alone:
         left_alone = not waiting
@@ -408,7 +416,6 @@ def two_at_once(work: Work, root: Path, signals: Sequence[signal.Signals], lasts
     if folders(at):
         finish(work, at)
         outcome.roots.append(at)
-    return outcome
 
 
 def workers(process: BaseProcess, moment: random.Random) -> int | None:
@@ -514,8 +521,8 @@ def on_failing_disk(
     work: Launch, place: Path, disturbances: Sequence[str], lasts_s: float, seed: int, size: int = 96 * 2**20
 ) -> tuple[Counter[str], list[dict[str, Any]]]:
     """Disturb a work by its disk; return the disturbances by name, and the contents of every completed run."""
-    disk = Disk(place / "disk", size)
-    outcome = disturb(work, disk.folder / "runs", disturbances, lasts_s, seed, disk)
+    disk, outcome = Disk(place / "disk", size), Outcome()
+    disturb(outcome, work, disk.folder / "runs", disturbances, lasts_s, seed, disk)
     return outcome.disturbed, [contents(root) for root in outcome.roots]
 
 
@@ -528,9 +535,9 @@ def shares(parts: Sequence[str], kills: int) -> Iterator[tuple[str, list[signal.
         given += number
 
 
-def row(name: str, outcome: Outcome, lasts_s: float, twice: int | None = None) -> str:
-    """A line of the table of kills."""
+def row(outcome: Outcome, lasts_s: float, twice: int | None = None) -> str:
+    """What was disturbed and how it ended, in a line."""
     kinds = " ".join(f"{name}:{number}" for name, number in sorted(outcome.disturbed.items()))
     paid = "no calls" if twice is None else f"{twice} calls bought twice of {outcome.in_flight} in flight"
     kills = outcome.disturbed.total()
-    return f"{name:<26} {kills:>3} kills ({kinds}), {len(outcome.roots)} runs of {lasts_s:.1f} s equal, {paid}"
+    return f"{outcome.part:<26} {kills:>3} kills ({kinds}), {len(outcome.roots)} runs of {lasts_s:.1f} s equal, {paid}"
