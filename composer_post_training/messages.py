@@ -11,6 +11,7 @@ backticks it may be any word (`--env kata`).
 import re
 import shlex
 import signal
+import sys
 from collections.abc import Sequence
 from functools import cache
 from types import TracebackType
@@ -60,6 +61,7 @@ def translate_message(message: str) -> str:
 class errors_in_python:  # noqa: N801 (used as a function)
     """Raise the errors of a block with the words of this interface, and `KeyboardInterrupt` with what is saved.
 
+    Any other signal than Ctrl-C asks the process to end: `SystemExit` with its exit code, as of the command line.
     An expected failure is shown as the call and the sentence, without the frames in between. A generator with
     `contextmanager` could not do that: it gives an error its traceback back.
 
@@ -80,10 +82,11 @@ class errors_in_python:  # noqa: N801 (used as a function)
             error.args = (translate_message(str(error)),)
             raise error.with_traceback(None) from error.__cause__
         if isinstance(error, (KeyboardInterrupt, Interrupted)):
-            sentence = translate_message(sentence_and_code(error, resumes=self._resumes)[0])
-            if getattr(error, "signal_number", signal.SIGINT) == signal.SIGINT:
-                raise KeyboardInterrupt(sentence) from None
-            error.args = (sentence,)
+            sentence, code = sentence_and_code(error, resumes=self._resumes)
+            if code == 128 + signal.SIGINT:
+                raise KeyboardInterrupt(translate_message(sentence)) from None
+            print(translate_message(sentence), file=sys.stderr)
+            raise SystemExit(code) from None
 
 
 @cache

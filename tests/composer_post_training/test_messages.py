@@ -2,6 +2,7 @@
 
 import ast
 import re
+import signal
 from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
@@ -13,6 +14,7 @@ import composer_post_training as composer
 from composer_cli.app import click_command
 from composer_post_training.messages import FUNCTIONS, ONLY_COMMANDS, errors_in_python, translate_message
 from stages import STAGES, command_words
+from stages.stopping import Interrupted
 
 ROOT = Path(__file__).parents[2]
 ONLY_COMMAND_LINE = (
@@ -111,6 +113,16 @@ def test_an_interrupt_of_what_is_no_run_promises_nothing() -> None:
     ):
         raise KeyboardInterrupt
     assert translate_message("Ctrl-C again stops at once.") == "A second interrupt stops at once."
+
+
+def test_sigterm_ends_a_program_with_the_exit_code_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """As an `Exception` it ended in a traceback and exit code 1, and in a loop that goes on after errors not at all."""
+    with pytest.raises(SystemExit) as ended, errors_in_python(resumes=True):
+        raise Interrupted(signal.SIGTERM)
+    assert ended.value.code == 143
+    assert capsys.readouterr().err == (
+        "Stopped by SIGTERM. Everything finished is saved; the same call with resume=True goes on.\n"
+    )
 
 
 def test_an_error_is_shown_with_the_call_alone() -> None:

@@ -6,16 +6,20 @@ Each test prints a line: calls received after the signal, seconds from the last 
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.chains import entry
-from support.command_line import call, command, environment, until
+from support.command_line import call, command, environment, repair, teachers, until
 from support.models import save_tiny
 from support.server import Reply, Server, answer, serving
 
+from composer_cli.executors.base import JobSettings, SubmittedChain, script
+from composer_cli.executors.slurm import Slurm, SlurmSettings
 from stages.runs.run import read_manifest
 from stages.stopping import GRACE_S, REPEATS_S
 
@@ -50,7 +54,13 @@ class Held(GuessEnv):
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with serving(lambda body, earlier: Reply(body=answer("a"), delay_s=0.5)) as found:
+    """Repairs katas and says a letter, after half a second."""
+
+    def reply(body: dict[str, Any], earlier: int) -> Reply:
+        is_kata = "solution.py" in str(body["messages"][0]["content"])
+        return Reply(body=repair(body, earlier).body if is_kata else answer("a"), delay_s=0.5)
+
+    with serving(reply) as found:
         yield found
 
 
@@ -64,20 +74,29 @@ def paths(folder: Path) -> str:
 
 
 def stop(
-    folder: Path, words: list[str], ready: Callable[[], bool], *signals: int, server: Server | None = None
+    folder: Path,
+    words: list[str],
+    ready: Callable[[], bool],
+    *signals: int,
+    server: Server | None = None,
+    started_by: Callable[..., list[str]] = command,
+    group: bool = False,
 ) -> tuple[int, int, float, str]:
     """Send the signals once a command is ready, each as soon as it counts; return the exit code, calls after, seconds.
 
-    And what it printed on stderr.
+    And what it printed on stderr. started_by: returns what to execute for the words. group: whether the signals go to
+    the process and to all that it has started.
     """
     (folder / "stops_env.py").write_text(ENVIRONMENTS)
     env = environment(folder / "artifacts", PYTHONPATH=paths(folder))
-    with subprocess.Popen(command(*words), env=env, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        started_by(*words), env=env, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         until(lambda: ready() or process.poll() is not None)
         asked = len(server.requests) if server else 0
         for number, sent in enumerate(signals):
             time.sleep((REPEATS_S + 0.1) * bool(number))
-            process.send_signal(sent)
+            (os.killpg if group else os.kill)(process.pid, sent)
         started = time.monotonic()
         errors = process.communicate(timeout=120)[1]
     seconds, after = time.monotonic() - started, len(server.requests) - asked if server else 0
@@ -95,17 +114,13 @@ def collecting(server: Server, env: str = "Once") -> list[str]:
 
 def local(stage: str, model: Path, env: str) -> list[str]:
     """A model in the process whose answers would take minutes; GuessEnv ends a rollout after the first answers."""
-    return [
-        stage,
-        "--env",
-        f"stops_env:{env}",
-        "--policy",
-        str(model),
-        "-s",
-        "tasks=4",
-        "-s",
-        "policy.max_tokens=20000",
-    ]
+    given = {"tasks": "4", "policy.model": model, "policy.max_tokens": "20000"}
+    if stage == "train":
+        given |= {"optimisation.memory_limit": "10000", "optimisation.prompts_per_step": "1"}
+    if stage == "evaluate":
+        given = {"tasks": "4"} | {f"policies.{arm}": f'{{model="{model}", max_tokens=20000}}' for arm in "AB"}
+    settings = [word for key, value in given.items() for word in ("-s", f"{key}={value}")]
+    return [stage, "--env", f"stops_env:{env}", *settings]
 
 
 def statuses(folder: Path, stage: str) -> list[str]:
@@ -161,26 +176,141 @@ def asking(server: Server) -> list[str]:
     return ["replay-teachers", "-s", teacher]
 
 
+def repairing(server: Server, tasks: int = 2) -> list[str]:
+    """Katas, by a model of the server."""
+    served = [f"policy.base_url={server.url}", "policy.max_tokens=64", f"policy.concurrency={IN_FLIGHT}"]
+    return [
+        "collect",
+        "--policy",
+        "scripted",
+        *(word for one in (*served, f"tasks={tasks}", "samples=1") for word in ("-s", one)),
+    ]
+
+
+def pairing(server: Server) -> list[str]:
+    """The policy of the collection that was made before, asked on from both actions of every pair."""
+    return ["extract-pairs", "-s", "signal.rollouts=2", "-s", "min_pairs_per_rollout=0"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", [INTERRUPT, TERMINATE])
 @pytest.mark.parametrize(
     ("stage", "on"),
-    [(collecting, ""), (collecting, "processes:2"), (asking, ""), (evaluating, "")],
+    [(collecting, ""), (collecting, "processes:2"), (asking, ""), (evaluating, ""), (pairing, "")],
 )
 def test_calls_in_flight_come_home_and_none_is_added(
     tmp_path: Path, server: Server, sent: int, stage: Callable[[Server], list[str]], on: str
 ) -> None:
     words, where = stage(server), {"PYTHONPATH": paths(tmp_path)}
     words += ["--on", on] if on else []
-    if stage is asking:
-        (tmp_path / "stops_env.py").write_text(ENVIRONMENTS)
-        assert call(tmp_path / "artifacts", *collecting(server), **where).returncode == 0
-        server.requests.clear()
+    (tmp_path / "stops_env.py").write_text(ENVIRONMENTS)
+    answered = ["replay-teachers", "--config", str(teachers(tmp_path, server.url))]
+    for earlier in {asking: [collecting(server)], pairing: [repairing(server), answered]}.get(stage, []):
+        assert call(tmp_path / "artifacts", *earlier, **where).returncode == 0
+    server.requests.clear()
     code, after, _, errors = stop(tmp_path, words, lambda: len(server.requests) >= 6, sent, server=server)
     assert code == 128 + sent and after <= IN_FLIGHT * (2 if on else 1), errors
+    assert statuses(tmp_path, words[0]) == ["interrupted"]
     done = call(tmp_path / "artifacts", *words, "--resume", **where)
     asked = [str((body["model"], body["messages"], body.get("seed"))) for body in server.requests]
     assert done.returncode in (0, 3) and len(asked) == len(set(asked)) > 6, "no call is paid for twice"
+
+
+@pytest.mark.slow
+def test_pairs_stop_between_two_states(tmp_path: Path) -> None:
+    words, states = ["extract-pairs", "-s", "min_pairs_per_rollout=0"], tmp_path / "artifacts" / "extract-pairs"
+    with serving(repair) as server:
+        for earlier in (repairing(server, 20), ["replay-teachers", "--config", str(teachers(tmp_path, server.url))]):
+            assert call(tmp_path / "artifacts", *earlier).returncode == 0
+
+        def begun() -> bool:
+            return any(path.stat().st_size for path in states.glob("2*/steps/*.open"))
+
+        code, after, _, errors = stop(tmp_path, words, begun, TERMINATE, server=server)
+    assert code == 143 and after == 0 and statuses(tmp_path, "extract-pairs") == ["interrupted"], errors
+    assert call(tmp_path / "artifacts", *words, "--resume").returncode in (0, 3)
+    assert statuses(tmp_path, "extract-pairs") == ["complete"]
+
+
+PYTHON = """
+import sys
+import composer_post_training as composer
+
+preset, artifacts, is_notebook = sys.argv[1:]
+try:
+    composer.run(preset, artifacts=artifacts)
+except KeyboardInterrupt as stopped:  # as a cell of a notebook that is interrupted: the kernel goes on
+    assert "resume=True goes on" in str(stopped), stopped
+    if not is_notebook:
+        raise SystemExit(130)
+    composer.run(preset, artifacts=artifacts, resume=True, quiet=True)
+"""
+
+
+def in_python(*words: str) -> list[str]:
+    """The same chain in a program of Python."""
+    return [sys.executable, "-c", PYTHON, *words]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sent", "notebook"), [(INTERRUPT, "a notebook"), (INTERRUPT, ""), (TERMINATE, "")])
+def test_a_chain_in_python_ends_as_the_command_does(tmp_path: Path, server: Server, sent: int, notebook: str) -> None:
+    words = chain(tmp_path, server, IN_FLIGHT)
+    code, after, _, errors = stop(
+        tmp_path,
+        [words[2], str(tmp_path / "artifacts"), notebook],
+        lambda: len(server.requests) >= IN_FLIGHT,
+        sent,
+        server=server,
+        started_by=in_python,
+    )
+    assert (code, after > IN_FLIGHT) == ((0, True) if notebook else (128 + sent, False)), errors
+    assert statuses(tmp_path, "collect") == ["complete" if notebook else "interrupted"]
+    if not notebook:
+        assert "resume=True goes on" in errors or sent == INTERRUPT
+        assert call(tmp_path / "artifacts", *words, "--resume", PYTHONPATH=paths(tmp_path)).returncode == 0
+    asked = [str((body["model"], body["messages"])) for body in server.requests]
+    assert len(asked) == len(set(asked)) == 2 * TASKS, "no call is paid for twice"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["slurm", "any other"])
+@pytest.mark.parametrize("group", [False, True])
+def test_a_submitted_job_that_is_cancelled_ends_as_the_command_does(
+    tmp_path: Path, server: Server, executor: str, group: bool
+) -> None:
+    """Its script gets SIGTERM, alone or with all that it has started (scancel)."""
+    words = chain(tmp_path, server, IN_FLIGHT)
+    folder = tmp_path / "artifacts" / "submitted" / "job"
+    folder.mkdir(parents=True)
+    submitted = SubmittedChain(
+        "job", folder, [*words[:2], "chain.toml"], {"chain.toml": Path(words[2]).read_text()}, []
+    )
+    text = (
+        Slurm().spec(submitted, SlurmSettings(python=sys.executable))["script"]
+        if executor == "slurm"
+        else script(submitted, JobSettings(), python=sys.executable, artifacts=str(tmp_path / "artifacts"))
+    )
+    (tmp_path / "job.sh").write_text(text)
+
+    def by_shell(*words: str) -> list[str]:
+        return ["/bin/sh", *words]
+
+    code, after, _, errors = stop(
+        tmp_path,
+        [str(tmp_path / "job.sh")],
+        lambda: len(server.requests) >= IN_FLIGHT,
+        TERMINATE,
+        server=server,
+        started_by=by_shell,
+        group=group,
+    )
+    assert code == 143 and after <= IN_FLIGHT, errors
+    assert statuses(tmp_path, "collect") == ["interrupted"]
+    env = environment(tmp_path / "artifacts", PYTHONPATH=paths(tmp_path))
+    assert subprocess.run(by_shell(str(tmp_path / "job.sh")), env=env, timeout=120).returncode == 0
+    asked = [str((body["model"], body["messages"])) for body in server.requests]
+    assert len(asked) == len(set(asked)) == 2 * TASKS, "no call is paid for twice"
 
 
 @pytest.mark.slow
@@ -194,11 +324,9 @@ def test_neighbours_stop_together(tmp_path: Path, server: Server, signals: tuple
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["collect", "train"])
+@pytest.mark.parametrize("stage", ["collect", "train", "evaluate"])
 def test_a_local_model_stops_between_two_tokens(tmp_path: Path, model: Path, stage: str) -> None:
     words = local(stage, model, "Endless")
-    if stage == "train":
-        words += ["-s", "optimisation.memory_limit=10000", "-s", "optimisation.prompts_per_step=1"]
     code, _, seconds, errors = stop(tmp_path, words, (tmp_path / "begun").exists, TERMINATE)
     assert code == 143 and seconds < 20, errors  # most of them the exit of Python on a busy machine
     assert statuses(tmp_path, stage) == ["interrupted"]
