@@ -22,7 +22,11 @@ The formats:
 atif.py - ATIF trajectories of Harbor and Terminal-Bench
 chat_messages.py - rows of chat messages, as in public data sets
 claude_code.py - Claude Code sessions
+evalplus.py - EvalPlus' results
+helm.py - HELM's statistics by instance
 inspect_logs.py - Inspect logs, read and written
+lighteval.py - LightEval's details
+lm_eval.py - samples of lm-evaluation-harness
 mini_swe_agent.py - mini-swe-agent `.traj.json`
 nemo_gym.py - NeMo Gym rollouts
 openenv.py - OpenEnv rollouts and training traces, read and written
@@ -30,6 +34,7 @@ openhands.py - OpenHands `output.jsonl`
 swe_agent.py - SWE-agent `.traj`
 swebench.py - SWE-bench predictions, read and written, and saved test logs
 swebench_logs.py - saved logs of SWE-bench's harnesses, found and graded again
+tau_bench.py - results of tau-bench and tau2
 trl.py - TRL's logged completions, read and written
 verifiers.py - verifiers before 0.4, and verifiers 0.4 and PRIME-RL, read and written
 """
@@ -63,6 +68,11 @@ FORMATS = {
     "trl": Format("stages.formats.trl", written=True),
     "openenv": Format("stages.formats.openenv", written=True),
     "swebench-preds": Format("stages.formats.swebench", written=True),
+    "lm-eval": Format("stages.formats.lm_eval"),
+    "lighteval": Format("stages.formats.lighteval"),
+    "evalplus": Format("stages.formats.evalplus"),
+    "helm": Format("stages.formats.helm"),
+    "tau-bench": Format("stages.formats.tau_bench"),
     "messages": Format("stages.formats.chat_messages"),
     "claude-code": Format("stages.formats.claude_code"),
     "atif": Format("stages.formats.atif"),

@@ -3,7 +3,7 @@
 Steps of the agent are actions. Steps copied from an earlier trajectory, and steps without a model call, are context:
 they must not be trained on. Embedded trajectories of sub-agents are rollouts of their own; those in files of their own
 are imported with these. Verdict, task and error are in Harbor's `result.json`, in the folder of the trajectory or the
-one above.
+one above; a folder of a trial without a trajectory is an item, as agents of many kinds leave none.
 
 Format read from Harbor's documentation (harborframework.com/docs/trajectory-format), from the reference of NVIDIA's
 NeMo Agent Toolkit 1.7 (`nat.atif`), and from programs that write it; Harbor's own source was not at hand.
@@ -15,6 +15,7 @@ from typing import Any
 from stages.formats.base import Drop, ImportedTurn, Origin, Reader, Record, Trajectory, seconds
 from stages.formats.messages import arguments_text, text
 from stages.messages import Message, Spoken, ToolCall, write
+from stages.rollouts import missing
 from stages.runs import store
 
 NAME = "atif"
@@ -58,13 +59,16 @@ def _rollout(document: Record, trial: Record, is_subagent: bool) -> Trajectory:
     # `trajectory_id` names a document since 1.7. Before, only `session_id` exists, which continuations and sub-agents
     # share with the document that they belong to; the digest of the steps makes the id unique.
     session = document.get("trajectory_id") or document.get("session_id")
+    of_agent = ((trial.get("agent_info") or {}).get("model_info") or {}).get("name")
     return Trajectory(
         task_id=str(task or ""),
         env=str(trial.get("source") or NAME),
         opening=opening,
         turns=turns,
         own_id=f"{session}/{store.digest(steps)[:8]}" if session else None,
-        model=agent.get("model_name") or next((s["model_name"] for s in steps if s.get("model_name")), None),
+        model=agent.get("model_name")
+        or next((s["model_name"] for s in steps if s.get("model_name")), None)
+        or of_agent,
         reward=reward,
         resolved=bool(reward) if reward in (0.0, 1.0) else None,
         judged=not is_subagent,
@@ -128,4 +132,20 @@ def _conversation(steps: list[Record]) -> tuple[list[Message], list[ImportedTurn
     return opening, turns
 
 
-READERS = (Reader(NAME, recognises, trajectories),)
+def is_trial(record: Any) -> bool:
+    """Whether a record is Harbor's result of one trial."""
+    return isinstance(record, dict) and {"task_name", "verifier_result", "trial_name"} <= record.keys()
+
+
+def trial_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
+    """Yield the item of a trial whose agent left no trajectory."""
+    del origin
+    found = _rollout({"steps": []}, record, is_subagent=False)
+    found.unscored = True
+    yield found
+
+
+READERS = (
+    Reader(NAME, recognises, trajectories),
+    Reader(NAME, is_trial, trial_trajectories, frozenset({missing.STEPS, missing.OPENING}), describes=True),
+)

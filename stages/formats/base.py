@@ -135,6 +135,8 @@ class Reader:
     ) = None
     """Put the records of a file together where several make one rollout; the second argument makes a drop from line,
     reason and detail."""
+    describes: bool = False
+    """Whether such a record describes a rollout of its folder, and is one itself only where none is there."""
 
 
 def family_of(task_id: str) -> str:

@@ -31,7 +31,10 @@ OF_A_RUN = (
     f"{SB_CLI}/*.json",
 )
 """Where harnesses leave reports, below the folder of a run."""
-BESIDE = ("metadata.json", "{stem}.metadata.json", "{stem}.report.json", *OF_A_RUN)
+BESIDE = (
+    *("metadata.json", "{stem}.metadata.json", "{stem}.report.json", "results_*.json", "run_spec.json"),
+    *OF_A_RUN,
+)
 PARTS = {"role", "prompt_token_ids", "kind"}
 """Keys of the parts of one record: of messages, of captured calls, of OpenHands' events."""
 MOST_BYTES = 64 * 2**20

@@ -74,7 +74,8 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
 
 
 def _rollout(about: Record, plan: Record, sample: Record) -> Trajectory:
-    sample = _with_attachments(sample, sample.get("attachments") or {})
+    if attachments := sample.get("attachments"):
+        sample = _with_attachments(sample, attachments)
     opening, turns = _conversation(sample)
     _add_outputs(sample, turns)
     scores = sample.get("scores") or ({"score": sample["score"]} if sample.get("score") else {})

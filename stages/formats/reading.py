@@ -69,20 +69,25 @@ def detect_formats(sources: list[Source], wanted: str, sidecars: Sidecars) -> di
     """
     candidates = readers(wanted)
     chosen: dict[Source, Reader | None] = {}
+    descriptions: dict[Source, Reader | None] = {}
     for source in sources:
         # One after the other, since a record may be large.
         records = islice((r[1] for r in source.records() if not isinstance(r, Drop)), LOOK)
         # Record by record, since the first lines of a file may be no rollouts (a header, a summary, a broken line).
-        fitting = next((i for record in records for i in candidates if not source.beside and _fits(i, record)), None)
+        fitting = next((i for record in records for i in candidates if not source.beside and fits(i, record)), None)
         is_useful = False
-        if fitting is None:
+        if fitting is None or fitting.describes:
             place = Place(source.path, source.label, source.root)
             for item in source.records():
                 if not isinstance(item, Drop):
                     with suppress(*MALFORMED):
                         is_useful |= sidecars.add(place, item[1])
-        if fitting is not None or not (is_useful or source.beside):
+        if fitting is not None and fitting.describes:
+            descriptions[source] = fitting
+        elif fitting is not None or not (is_useful or source.beside):
             chosen[source] = fitting
+    with_rollouts = {folder for source in chosen for folder in source.path.parents}
+    chosen |= {source: one for source, one in descriptions.items() if source.path.parent not in with_rollouts}
 
     def instances(folder: Path | None) -> Iterator[str]:
         """Yield the tasks of all trajectories below a folder; of all with None."""
@@ -99,7 +104,7 @@ def detect_formats(sources: list[Source], wanted: str, sidecars: Sidecars) -> di
     return chosen
 
 
-def _fits(reader: Reader, record: Any) -> bool:
+def fits(reader: Reader, record: Any) -> bool:
     """Whether a record has the layout of a reader; False where examining it fails."""
     try:
         return reader.recognises(record)
@@ -153,7 +158,7 @@ def _trajectories(reader: Reader, record: Any, origin: Origin, secrets: Redactio
     try:
         # Before the reader sees it, so that no field of a trajectory can hold a secret or what JSON cannot store.
         record = clean(record, secrets if origin.sidecars.redact else None)
-        if not _fits(reader, record):
+        if not fits(reader, record):
             yield origin.make_drop("foreign_record", f"not of the format {reader.name}; {_describe(record)}")
             return
         for trajectory in reader.trajectories(record, origin):

@@ -24,7 +24,7 @@ NOT_PREDICTED = "incomplete_ids"
 """The instances of the dataset that a run did not predict; they are no evidence of which run a report belongs to."""
 SHOWN = 10
 """Reports, and contradicting instances, that the lines name."""
-SUFFIXES = (".gz", ".jsonl", ".json", ".traj", ".eval", ".parquet")
+SUFFIXES = (".gz", ".jsonl", ".json", ".traj", ".eval", ".parquet", ".csv", ".tsv")
 KINDS = (".results", ".metadata", ".report", ".rollouts", ".output", ".traces", ".traj")
 IdsBelow = Callable[[Path | None], Iterable[str]]
 """The instances of the trajectories below a folder; of all with None."""
@@ -233,6 +233,19 @@ class Sidecars:
             # The metadata of a verifiers or OpenEnv run; `env` was renamed to `env_id`. Rollouts have a prompt too.
             name = stem(path)
             self.descriptions[path.parent, "" if name == "metadata" else name] = dict(record)
+        elif {"results", "configs", "config"} <= record.keys():
+            # The results of lm-evaluation-harness, which describe the samples of their folder.
+            made = record["config"]
+            model = record.get("model_name") or made.get("model_args") or made.get("model")
+            sampling = {name: made.get(name) for name in ("gen_kwargs", "limit") if made.get(name) is not None}
+            shots = record.get("n-shot") or {}
+            self.descriptions[path.parent, ""] = {"model": model, "sampling": {**sampling, "num_fewshot": str(shots)}}
+        elif isinstance(record.get("adapter_spec"), Mapping) and "scenario_spec" in record:
+            # The specification of a run of HELM.
+            self.descriptions[path.parent, ""] = {
+                "model": record["adapter_spec"].get("model"),
+                "env": record.get("name"),
+            }
         elif {"task_name", "verifier_result"} <= record.keys() and not isinstance(record["verifier_result"], str):
             # Harbor's result of one trial.
             self.trials[path.parent] = dict(record)

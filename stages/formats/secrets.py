@@ -123,7 +123,7 @@ def clean(value: Any, counts: Counter[str] | None, depth: int = 0) -> Any:
     if depth > DEEPEST:
         raise ValueError(f"nested deeper than {DEEPEST} levels")
     if isinstance(value, str):
-        text = SURROGATE.sub("\ufffd", value)
+        text = value if value.isascii() else SURROGATE.sub("\ufffd", value)
         return text if counts is None else redact(text, counts)
     if isinstance(value, dict):
         return {clean(key, counts): clean(item, counts, depth + 1) for key, item in value.items()}

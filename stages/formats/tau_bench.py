@@ -1,0 +1,67 @@
+"""tau-bench: results of version 1, a list of simulations, and of tau2, an object with its settings and simulations.
+
+Format read from sierra-research/tau-bench, `historical_trajectories/`, and sierra-research/tau2-bench,
+`src/tau2/data_model/simulation.py`.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from stages.formats.base import Origin, Reader, Record, Trajectory
+from stages.formats.messages import message, split_turns
+from stages.formats.reports import stem
+
+NAME = "tau-bench"
+
+
+def is_result(record: Any) -> bool:
+    """Whether a record is a simulation of version 1."""
+    return isinstance(record, dict) and {"task_id", "reward", "traj", "trial"} <= record.keys()
+
+
+def result_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
+    """Yield the one rollout of a simulation; the file's name is the only trace of its model."""
+    task = (record.get("info") or {}).get("task") or {}
+    domain = next((name for name in ("airline", "retail") if name in stem(origin.path)), NAME)
+    yield _rollout(domain, record, record["traj"], record["reward"], record["trial"], task.get("instruction"))
+
+
+def is_run(record: Any) -> bool:
+    """Whether a record is a run of tau2: its settings, tasks and simulations."""
+    return isinstance(record, dict) and {"info", "tasks", "simulations"} <= record.keys()
+
+
+def run_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
+    """Yield one rollout a simulation."""
+    del origin
+    info = record["info"]
+    domain = (info.get("environment_info") or {}).get("domain_name") or NAME
+    agent = info.get("agent_info") or {}
+    for simulation in record["simulations"]:
+        judged = simulation.get("reward_info") or {}
+        found = _rollout(domain, simulation, simulation["messages"], judged.get("reward"), simulation.get("trial"))
+        found.model, found.sampling, found.own_id = agent.get("llm"), agent.get("llm_args"), simulation.get("id")
+        found.seed, found.wall_s = simulation.get("seed"), simulation.get("duration")
+        found.cost_usd = simulation.get("agent_cost")
+        yield found
+
+
+def _rollout(
+    domain: str, record: Record, messages: list[Record], reward: Any, trial: Any, statement: str | None = None
+) -> Trajectory:
+    # The messages of a tool call have no text.
+    opening, turns = split_turns([message({**one, "content": one.get("content") or ""}) for one in messages])
+    return Trajectory(
+        task_id=f"{domain}/{record['task_id']}",
+        env=domain,
+        opening=opening,
+        turns=turns,
+        statement=statement,
+        reward=None if reward is None else float(reward),
+        unscored=True,
+        terminated_by=record.get("termination_reason"),
+        extra={"trial": trial},
+    )
+
+
+READERS = (Reader(NAME, is_result, result_trajectories), Reader(NAME, is_run, run_trajectories))
