@@ -80,4 +80,4 @@ class ChainCommand(HelpCommand):
                 chain.show_plan(wanted, configs, asked, console, given["json"])
                 return
             results = chain.run(wanted, configs, asked, console)
-            raise typer.Exit(chain.show(wanted, results, asked.artifacts, given["json"]))
+            raise typer.Exit(chain.show(wanted, configs, results, asked.artifacts, given["json"]))

@@ -131,7 +131,7 @@ class StageCommand(HelpCommand):
             if given["dry_run"]:
                 call.show_plan(job, asked, console, given["json"])
             elif not call.follow(job, asked):
-                raise typer.Exit(call.show(call.execute(job, asked, console), given["json"]))
+                raise typer.Exit(call.show(call.execute(job, asked, console), configuration, given["json"]))
 
 
 def of_fields(model: Any) -> Declared:
@@ -156,7 +156,8 @@ def of_settings(config: Any) -> Declared:
 
     declared: Declared = {}
     for key, field, mark in marked(config):
-        name, kind = key.rpartition(".")[2], field.annotation if field.annotation in (int, bool) else str
+        name = key.rpartition(".")[2]
+        kind = next((one for one in (bool, int, float) if field.annotation in (one, one | None)), str)
         help_ = mark.help or f"Short for --set {key}={mark.metavar or 'true'}."
         completion = options.complete_environments if name == "env" else None
         option = typer.Option(

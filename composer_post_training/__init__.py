@@ -9,15 +9,16 @@
     run.scan("steps").pandas()              # any table; .arrow() and .duckdb() too
     composer.find("evaluate").differences   # effects with their intervals and p-values
     composer.query("select avg(reward) from rollouts")
+    composer.compare("a.eval", "b.eval").difference         # of evaluation logs of any program
 
     rollouts = composer.collect(policy={"model": "Qwen/Qwen3-8B"}, tasks=2)   # runs a stage, or finds it done
     composer.collect.plan(tasks=100)        # what it would do and cost at most
     composer.collect.settings()             # every setting with its default; help(composer.collect) explains them
     composer.run("demo")                    # runs a preset, or a TOML file of your own
 
-Stages: collect, replay_teachers, extract_pairs, train, evaluate; import_traces, export, tasks, curriculum, normalize,
-frameworks; those of the gradient probe are functions of `probe`. Errors are `UsageError`, `BadInput` and `Incomplete`,
-each a `ComposerError`. The page docs/python.md has an executed example of everything.
+Stages: collect, replay_teachers, extract_pairs, train, evaluate; import_traces, compare, export, tasks, curriculum,
+normalize, frameworks; those of the gradient probe are functions of `probe`. Errors are `UsageError`, `BadInput` and
+`Incomplete`, each a `ComposerError`. The page docs/python.md has an executed example of everything.
 
 The modules of this package:
 
@@ -38,7 +39,15 @@ from composer_cli.preset import configure_preset, load_preset, read_for_preset
 from composer_cli.show import runs as run_folders
 from composer_post_training.jobs import Job
 from composer_post_training.messages import errors_in_python, function_name, translate_message
-from composer_post_training.results import Chain, Difference, Differences, Evaluation, ReadableRun, opened
+from composer_post_training.results import (
+    Chain,
+    ComparedLogs,
+    Difference,
+    Differences,
+    Evaluation,
+    ReadableRun,
+    opened,
+)
 from composer_post_training.rollouts import Rollout
 from composer_post_training.stage_functions import (
     P,
@@ -60,6 +69,7 @@ from stages.runs.tables import Scan
 __all__ = [
     "BadInput",
     "Chain",
+    "ComparedLogs",
     "ComposerError",
     "Difference",
     "Differences",
@@ -74,6 +84,7 @@ __all__ = [
     "Table",
     "UsageError",
     "collect",
+    "compare",
     "curriculum",
     "evaluate",
     "export",
@@ -103,6 +114,7 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     # What a type checker and an editor read of each stage: its settings and `Arguments`, as one set of keywords.
     from stages.collect import Config as _Collect
+    from stages.comparison.config import Config as _Compare
     from stages.curriculum import Config as _Curriculum
     from stages.evaluation.config import Config as _Evaluate
     from stages.export import Config as _Export
@@ -137,6 +149,8 @@ if TYPE_CHECKING:
     class _EvaluateWords(Arguments, _Evaluate): ...
 
     class _ImportWords(Arguments, _Import): ...
+
+    class _CompareWords(Arguments, _Compare): ...
 
     class _ExportWords(Arguments, _Export): ...
 
@@ -174,6 +188,7 @@ if TYPE_CHECKING:
     train = _function(_TrainWords, ReadableRun)
     evaluate = _function(_EvaluateWords, Evaluation)
     import_traces = _function(_ImportWords, ReadableRun)
+    compare = _function(_CompareWords, ComparedLogs)
     export = _function(_ExportWords, ReadableRun)
     tasks = _function(_TasksWords, ReadableRun)
     curriculum = _function(_CurriculumWords, ReadableRun)

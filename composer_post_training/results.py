@@ -184,6 +184,53 @@ class Evaluation(ReadableRun):
         return super()._repr_html_() + (self.differences._repr_html_() if self.differences else "")
 
 
+class ComparedLogs(ReadableRun):
+    """The run of a comparison of logs: a `ReadableRun` with what it decided, of B and A where there are more.
+
+    >>> logs = composer.compare("before.jsonl", "after.jsonl", quiet=True)
+    >>> logs.decision, logs.difference
+    ('better', 0.5)
+    """
+
+    @cached_property
+    def document(self) -> Mapping[str, Any]:
+        """Return the content of `comparison.json`: all sides, and the difference of each from the first."""
+        found: dict[str, Any] = store.read_json(self.path / "comparison.json")
+        return found
+
+    @property
+    def decision(self) -> str:
+        """Return "better", "worse", "no gain", "no difference" or "undecided"."""
+        return str(self.document["differences"][0]["decision"])
+
+    @property
+    def difference(self) -> float:
+        """Return the mean score of B minus that of A."""
+        return float(self.document["differences"][0]["estimate"])
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Return the limits of the difference, at 95 %, or at the level that Holm's correction leaves it."""
+        one = self.document["differences"][0]
+        return one["low"], one["high"]
+
+    @property
+    def p(self) -> float:
+        """Return the p-value of no difference, after Holm's correction where there are several comparisons."""
+        return float(self.document["differences"][0]["p_holm"])
+
+    @property
+    def items(self) -> Any:
+        """Return the compared tasks as an Arrow table: side, task_id, family, the baseline's score and the side's."""
+        return self.scan("tasks.parquet").arrow()
+
+    def __repr__(self) -> str:
+        return (self.read_file("report.txt") or b"").decode()
+
+    def _repr_html_(self) -> str:
+        return (self.read_file("comparison.html") or b"").decode()
+
+
 @dataclass(frozen=True, repr=False)
 class Chain(Mapping[str, ReadableRun]):
     """The runs of a preset by the names of its entries, a mapping; it shows them as a table.
@@ -225,10 +272,14 @@ class Chain(Mapping[str, ReadableRun]):
         return self.table()._repr_html_()
 
 
+OF_STAGE: Mapping[str, type[ReadableRun]] = {"evaluate": Evaluation, "compare": ComparedLogs}
+"""The class of the runs of a stage, where it has one of its own."""
+
+
 def opened(path: Path) -> ReadableRun:
-    """Return the run of a folder, with its verdict where it is an evaluation."""
+    """Return the run of a folder, of the class of its stage."""
     found = ReadableRun(path)
-    return Evaluation(path) if found.manifest.stage == "evaluate" else found
+    return OF_STAGE.get(found.manifest.stage, ReadableRun)(path)
 
 
 def _messages(row: Row, steps: Sequence[Row]) -> list[Message]:

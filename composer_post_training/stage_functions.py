@@ -20,7 +20,7 @@ from composer_cli.call import Arguments
 from composer_cli.console import Console
 from composer_cli.help import FEW, basic_settings, described
 from composer_post_training.messages import errors_in_python, function_name, translate_message
-from composer_post_training.results import Evaluation, ReadableRun, opened
+from composer_post_training.results import OF_STAGE, ReadableRun, opened
 from stages import STAGES
 from stages.errors import UsageError
 from stages.runs import catalog, settings
@@ -30,6 +30,8 @@ from stages.runs.stage import Plan, load_stage, with_inherited
 
 Listener = Callable[[str, int, int], None]
 """Called with (what, units done, units in all); with 0 in all, `what` is a remark on the state of the work."""
+Given = Run | Path | str
+"""A run that a stage reads, or of a stage that reads files, one of these."""
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
 
@@ -78,7 +80,9 @@ class StageFunction(Generic[P, R]):
         )
 
     def reads(self) -> str:
-        """Return in a sentence which runs the stage reads."""
+        """Return in a sentence which runs or files the stage reads."""
+        if STAGES[self.name].positionals == ("paths",):
+            return "The paths of files, in place of paths=[...]."
         slots = load_stage(self.name).inputs.values()
         kinds = ", ".join(f"{slot.kind.plural}{' (optional)' * slot.optional}" for slot in slots)
         return f"It reads runs that hold {kinds}; the newest, where none are given." if kinds else "It reads no runs."
@@ -90,15 +94,15 @@ class StageFunction(Generic[P, R]):
         return [(shown, translate_message(text)) for key, shown, text in rows if len(rows) <= FEW or key in basic]
 
     if TYPE_CHECKING:
-        # Runs, then settings and `Arguments` by name: `P` holds both (composer_post_training/__init__.py). PEP 612 has
-        # no form for `*runs: Run` before them, so there is a position for each of a few.
+        # Runs or paths, then settings and `Arguments` by name: `P` holds both (composer_post_training/__init__.py). PEP
+        # 612 has no form for `*runs: Run` before them, so there is a position for each of a few.
         def __call__(
-            self, a: Run = ..., b: Run = ..., c: Run = ..., d: Run = ..., /, *args: P.args, **kwargs: P.kwargs
+            self, a: Given = ..., b: Given = ..., c: Given = ..., d: Given = ..., /, *args: P.args, **kwargs: P.kwargs
         ) -> R:
             """Run the stage, or find it done; returns its run."""
 
         def plan(
-            self, a: Run = ..., b: Run = ..., c: Run = ..., d: Run = ..., /, *args: P.args, **kwargs: P.kwargs
+            self, a: Given = ..., b: Given = ..., c: Given = ..., d: Given = ..., /, *args: P.args, **kwargs: P.kwargs
         ) -> Plan:
             """Return what a call with these arguments would do and at most what it would cost, without executing it."""
 
@@ -112,13 +116,13 @@ class StageFunction(Generic[P, R]):
             function.__doc__ = None  # the one of this object is shown already
             return function
 
-        def plan(self, *runs: Run, **given: Any) -> Plan:
+        def plan(self, *runs: Given, **given: Any) -> Plan:
             """Return what a call with these arguments would do and at most what it would cost, without executing it."""
             with errors_in_python():
                 _, configuration, inputs = self._configure(runs, given, PythonConsole())
                 return load_stage(self.name).plan(inputs, configuration)
 
-    def _run(self, *runs: Run, **given: Any) -> ReadableRun:
+    def _run(self, *runs: Given, **given: Any) -> ReadableRun:
         """Run the stage, or find it done; returns its run."""
         console = PythonConsole(bool(given.get("quiet")) or given.get("listener") is not None)
         with errors_in_python(resumes=True):
@@ -143,15 +147,17 @@ class StageFunction(Generic[P, R]):
             for name, field in model.model_fields.items()
             if name.isidentifier()
         ]
-        return Signature([runs, *words], return_annotation=Evaluation if self.name == "evaluate" else ReadableRun)
+        return Signature([runs, *words], return_annotation=OF_STAGE.get(self.name, ReadableRun))
 
     def __repr__(self) -> str:
         return f"<stage function {self.__name__}>"
 
     def _configure(
-        self, runs: tuple[Run, ...], given: dict[str, Any], console: Console
+        self, runs: tuple[Given, ...], given: dict[str, Any], console: Console
     ) -> tuple[Arguments, StageConfig, Inputs]:
         """Return the arguments of every stage, the settings, and the runs to read."""
+        if STAGES[self.name].positionals == ("paths",) and "paths" not in given:
+            given, runs = {"paths": [str(getattr(one, "path", one)) for one in runs], **given}, ()
         named = paths_of_runs(runs)
         own = {key: value for key, value in given.items() if key in Arguments.model_fields}
         asked = settings.build(self.name, Arguments, [own])

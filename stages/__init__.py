@@ -23,6 +23,7 @@ gradients/  - gradients of every row by what is trained of a model's Linears
 training/   - the trainer and its channels
 diloco/     - replicas of a training that share only a bucket
 evaluation/ - arms, statistics, verdict
+comparison/ - evaluation logs of any program, compared task by task
 formats/    - rollouts in the files of other programs, read and written
 integrations/ - environments and losses inside TRL, OpenEnv, mini-swe-agent, prime-rl
 probe/      - the gradient probe: its stages and their packages
@@ -63,6 +64,13 @@ STAGES = {
         "beside",
         ("paths",),
         "[FORMAT] PATH...",
+    ),
+    "compare": StageEntry(
+        "stages.compare",
+        "Compare evaluation logs of any program, task by task: did B beat A?",
+        "beside",
+        ("paths",),
+        "A B [C]...",
     ),
     "export": StageEntry(
         "stages.export",

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("composer_post_training", "composer_cli", "stages")
 LAYERS = {
     "stages": (
-        "integrations | teachers",
+        "integrations | teachers | comparison",
         "pairs",
         "formats | evaluation",
         "training",
@@ -38,7 +38,7 @@ LAYERS = {
     "stages.envs": ("repo", "task_checks", "config", "answered", "bash | boundary | task_table", "folders", "base"),
 }
 """The packages below the stages (and below the environments), highest first; those on one line are independent."""
-MAY_READ = ("runs", "formats", "envs", "evaluation", "pairs", "training", "gradients.tensors")
+MAY_READ = ("runs", "formats", "envs", "evaluation", "comparison", "pairs", "training", "gradients.tensors")
 """What reads and writes tables; the last maps tensors of a run into memory."""
 TERMINAL, TABLES = ("typer", "rich", "click", "tqdm"), ("pyarrow", "duckdb", "gzip", "zlib", "safetensors")
 ONLY = {

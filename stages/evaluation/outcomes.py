@@ -23,11 +23,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stages.envs.base import TWIN
+from stages import envs
+from stages.envs.base import TWIN, SamplingUnit
 from stages.evaluation.inference import Array, numbered, rate_interval
 from stages.runs.kinds import EVAL_ITEM
 
 MAX_ERROR_SHARE = 0.05
+SWE_BENCH = "swe-bench"
+"""The environment name that importers write for benchmarks of SWE-bench's family."""
 START = "start"
 """The arm that was not trained."""
 AT_ZERO = "@0"
@@ -128,6 +131,13 @@ class ArmSummary:
     hidden_pass_rate: float | None = None
     visible_pass_rate: float | None = None
     passes: Mapping[str, int] = field(default_factory=dict)
+
+
+def sampling_unit_of(env: str) -> SamplingUnit:
+    """Return what the tasks of recorded rollouts were sampled by; of an environment that is not known, families."""
+    if env == SWE_BENCH:
+        return SamplingUnit("repository", fixed=True)
+    return envs.sampling_unit(env) if env in envs.ENVIRONMENTS else SamplingUnit()
 
 
 def items_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
@@ -449,8 +459,7 @@ def _appearance(column: pa.ChunkedArray) -> Array:
 def _numbers(column: pa.ChunkedArray) -> tuple[Array, Array]:
     """Return the number of each text among the sorted texts, and these."""
     coded = column.combine_chunks().dictionary_encode()
-    names = np.array(coded.dictionary.to_pylist(), dtype=object)
-    order = np.argsort(names)
+    order = pc.sort_indices(coded.dictionary).to_numpy()
     rank = np.empty(len(order), dtype=np.int64)
     rank[order] = np.arange(len(order))
-    return rank[coded.indices.to_numpy()], names[order]
+    return rank[coded.indices.to_numpy()], np.array(coded.dictionary.take(order).to_pylist(), dtype=object)

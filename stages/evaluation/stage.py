@@ -19,7 +19,7 @@ from stages.evaluation.arm_settings import (
 )
 from stages.evaluation.config import Config
 from stages.evaluation.inference import levels, parts
-from stages.evaluation.outcomes import AT_ZERO, START, items_table
+from stages.evaluation.outcomes import AT_ZERO, START, items_table, sampling_unit_of
 from stages.evaluation.report import arms_chart, study_text, text_table
 from stages.evaluation.verdict import INVALID_RUN, EvalQuestion, EvalVerdict, Look, after_looks, decide
 from stages.policy import PolicyConfig, available, kind_of, scripted
@@ -36,8 +36,6 @@ from stages.runs.stage import Plan, blocks
 
 PAIR_SET = 12
 """Hexadecimal digits of the digest that names a set of pairs."""
-SWE_BENCH = "swe-bench"
-"""The environment name that importers write for benchmarks of SWE-bench's family."""
 LONG = frozenset({"transcript_json", "steps_json", "submission", "patch", "test_log", "metrics_json"})
 """Columns of an item that are not read where many items are."""
 
@@ -406,13 +404,6 @@ def recorded_items(runs: Iterable[Run]) -> tuple[list[Row], SamplingUnit]:
             items.append(item)
     units = {sampling_unit_of(name) for name in names}
     return items, units.pop() if len(units) == 1 else SamplingUnit()
-
-
-def sampling_unit_of(env: str) -> SamplingUnit:
-    """Return what the tasks of recorded rollouts were sampled by; of an environment that is not known, families."""
-    if env == SWE_BENCH:
-        return SamplingUnit("repository", fixed=True)
-    return envs.sampling_unit(env) if env in envs.ENVIRONMENTS else SamplingUnit()
 
 
 def rollout_items(run: Run, arm: str | None = None) -> Iterator[tuple[Row, Row]]:

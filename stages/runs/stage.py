@@ -75,6 +75,8 @@ class Stage(Generic[ConfigT]):
     """The tables and folders that it writes, by name. A run may lack some of them."""
     work: Callable[[Inputs, ConfigT, RunWriter], None] | None = None
     """Do the missing units and nothing else: workers call it (`--on`). None when units cannot be dealt to workers."""
+    text: Callable[[Run, ConfigT], str] = lambda run, config: (run.read_file("report.txt") or b"").decode()
+    """Return what is printed of a finished run."""
     judge: Callable[[Path, Mapping[str, Any], ConfigT], Judgement] | None = None
     """Return the verdict by a run's folder, with its ledger, and its summary, where limits among the settings decide.
 

@@ -99,13 +99,16 @@ print(json.dumps(codes))
 
 
 def test_looking_at_runs_imports_no_torch(made, tmp_path):
-    """`import`, `query`, `report`, `view` and every `--help` start in the time that Python takes, not torch."""
+    """`import`, `compare`, `query`, `report`, `view` and every `--help` start in the time of Python, not of torch."""
     root = Path(shutil.copytree(made, tmp_path / "artifacts", symlinks=True))
     (tmp_path / "one.jsonl").write_text('{"messages": [{"role": "user", "content": "Add."}], "reward": 1.0}\n')
+    for name, score in (("before", 0), ("after", 1)):
+        (tmp_path / f"{name}.csv").write_text("id,score\n" + "".join(f"{task},{score}\n" for task in range(9)))
     looks = [
         ["query", "select 1"],
         ["report"],
         ["import", str(tmp_path / "one.jsonl")],
+        ["compare", str(tmp_path / "before.csv"), str(tmp_path / "after.csv")],
         ["status"],
         ["show", "collect"],
     ]

@@ -9,6 +9,7 @@ marked `<!-- recipes -->`: `just` expands them, and every command that they woul
 
 import doctest
 import inspect
+import json
 import os
 import re
 import shlex
@@ -170,6 +171,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "tasks.jsonl").symlink_to(ROOT / "examples" / "tasks.jsonl")  # which the tutorial's reader copies
     document(folder / "logs" / "sums.json", INSPECT_LOG)
     document(folder / "trajectories" / "a.traj.json", MINI_SWE_TRAJECTORY)
+    for name, passed in (("before", 15), ("after", 45)):
+        rows = (json.dumps({"id": f"task-{at}", "score": int(at < passed)}) for at in range(60))
+        (folder / f"{name}.jsonl").write_text("".join(f"{row}\n" for row in rows))
     return folder
 
 

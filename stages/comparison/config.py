@@ -1,0 +1,43 @@
+"""The settings of `compare`."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from stages.runs.settings import BASIC, Option, StageConfig
+
+
+class Config(StageConfig):
+    """What to compare, and how."""
+
+    paths: list[str] = Field(min_length=1)
+    """Logs, each a file, a folder, a pattern or a run; the first is A. One alone is split by its models."""
+    min_gain: Annotated[float | None, BASIC, Option("D")] = Field(default=None, gt=0)
+    """The smallest difference of interest, in units of the score: 0.02 is two points of a pass rate. By default 2 % of
+    the scale."""
+    missing: Annotated[Literal["auto", "excluded", "failed", "bounds"], BASIC, Option("WAY")] = "auto"
+    """Tasks that one side lacks, or has without a score. `excluded`: they leave both sides. `failed`: they count as the
+    lowest score. `bounds`: what is decided must hold however they would have ended. `auto`: failed for SWE-bench, whose
+    rule that is, else excluded."""
+    unit: Annotated[str, BASIC, Option("COLUMN")] = ""
+    """Tasks that agree in this column (a document, a repository, a family) are no independent evidence: they are
+    resampled together."""
+    flips: Annotated[bool, BASIC, Option(help="Print every task on which the sides differ.")] = Field(
+        default=False, json_schema_extra={"affects_results": False}
+    )
+    html: Annotated[str | None, BASIC, Option("FILE", "Write the result as one page.")] = Field(
+        default=None, json_schema_extra={"affects_results": False}
+    )
+
+    def identity(self) -> dict[str, Any]:
+        """Replace the paths by the content of the files: the same logs elsewhere are the same work."""
+        from stages.comparison.logs import content
+
+        return super().identity() | {"paths": [content(path) for path in self.paths]}
+
+    def label(self) -> str:
+        """Return the names of the first two logs."""
+        from stages.formats.reports import stem
+
+        return "-vs-".join(stem(Path(path))[:24] for path in self.paths[:2])

@@ -1,0 +1,443 @@
+"""Logs of any program as tables of items, one row a sample of a task, and the same tasks under one name.
+
+`read` takes the files of a program that `import` knows, a table of ids and scores, or a run. `sides` gives every side
+of a comparison its name, and `match` finds which tasks of two sides are the same.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pcsv
+import pyarrow.json as pjson
+import pyarrow.parquet as pq
+
+from stages.envs.base import SamplingUnit
+from stages.errors import BadInput, UsageError
+from stages.evaluation.outcomes import sampling_unit_of
+from stages.formats import files, readers, reading
+from stages.formats.base import Drop, Reader, Trajectory
+from stages.formats.files import Source
+from stages.formats.messages import first_question
+from stages.formats.reading import FileCount, ReadTrajectory
+from stages.formats.reports import Sidecars, stem
+from stages.formats.swebench import PREDICTIONS
+from stages.runs import store
+from stages.runs.kinds import EVAL_ITEM, ROLLOUT
+from stages.runs.run import Run
+
+ITEM = pa.schema(
+    [
+        *((name, pa.string()) for name in ("model", "env", "task", "question")),
+        ("seed", pa.int64()),
+        ("score", pa.float64()),
+        *((name, pa.string()) for name in ("reason", "family", "unit", "place")),
+    ]
+)
+"""One sample. question: a digest of what was asked; reason: why there is no score; place: where the record is."""
+NO_SCORE = "no score"
+TABLES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson", ".json")
+IDS = (
+    "task_id",
+    "instance_id",
+    "id",
+    "item_id",
+    "example_id",
+    "question_id",
+    "sample_id",
+    "doc_id",
+    "task",
+    "question",
+)
+SCORES = ("score", "reward", "passed", "correct", "is_correct", "resolved", "success", "acc", "exact_match", "value")
+MODELS = ("model", "model_name")
+FAMILIES = ("family", "category", "subject", "topic", "repo", "repository")
+"""Names of columns in tables of scores, the first that is there."""
+DATE = re.compile(r"(20\d\d)-?(0[1-9]|1[0-2])-?([0-3]\d)(?!\d)")
+LEAST_SHARED = 0.1
+"""The share of the smaller side's tasks below which two logs are of different tasks."""
+ENOUGH_SHARED = 0.5
+"""The share from which a way of matching tasks is taken."""
+
+
+@dataclass(frozen=True)
+class ReadLog:
+    """The items of one side, and what is known about how they were made.
+
+    facts: by what it is, every value that occurs in the log. notes: sentences about what was left out.
+    """
+
+    label: str
+    items: pa.Table
+    programs: tuple[str, ...]
+    date: str = ""
+    facts: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    name: str = ""
+
+    @property
+    def models(self) -> list[str]:
+        """Return the models that the log names."""
+        return sorted(pc.unique(self.items["model"]).drop_null().to_pylist())
+
+    @property
+    def num_tasks(self) -> int:
+        """Return the number of tasks."""
+        return int(pc.count_distinct(self.items["task"]).as_py())
+
+    def of_model(self, model: str) -> "ReadLog":
+        """Return the items of one model."""
+        return replace(self, items=self.items.filter(pc.equal(self.items["model"], model)), name=model)
+
+
+def content(path: str) -> list[Any]:
+    """Return what identifies the content of a log; `BadInput` where there is none."""
+    place = Path(path).expanduser()
+    if run := run_of(place):
+        return [[place.name, run.manifest.content]]
+    return [[source.label, source.sha256] for source in sources_of(path)]
+
+
+def run_of(place: Path) -> Run | None:
+    """Return the run whose folder this is; None for the files of other programs."""
+    if (place / "manifest.json").is_file():
+        with suppress(BadInput):
+            run = Run(place)
+            run.manifest  # noqa: B018 (reads it)
+            if run.holds(EVAL_ITEM) or run.holds(ROLLOUT):
+                return run
+    return None
+
+
+def sources_of(path: str) -> list[Source]:
+    """Return the files of a log, those beside them included."""
+    place = Path(path).expanduser()
+    if place.is_file() and place.suffix in (".csv", ".tsv"):
+        own = place.resolve()
+        return [Source(own, f"{own.parent.name}/{own.name}", store.file_sha256(own), root=own)]
+    return files.find([path])
+
+
+def read(path: str, unit: str = "") -> ReadLog:
+    """Return the items of a log; unit: a column whose values are the units that tasks are resampled in."""
+    place = Path(path).expanduser()
+    if run := run_of(place):
+        return of_run(run, place.name, unit)
+    found = sources_of(path)
+    if len(found) == 1 or (place.is_file() and place.suffix in TABLES):
+        table = table_of(found[0])
+        if table is not None:
+            return of_table(table, found[0], unit)
+    return of_program(path, found, unit)
+
+
+# A program's files.
+
+
+def of_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
+    """Return the items of the files of a program that `import` reads."""
+    sidecars = Sidecars(redact=False)  # no text is kept
+    detected = reading.detect_formats(list(sources), "auto", sidecars)
+    rows: dict[str, list[Any]] = {name: [] for name in ITEM.names}
+    facts: dict[str, set[str]] = {}
+    drops, programs = Counter[str](), dict[str, None]()
+    # A folder may hold trajectories and the predictions that were made of them, which are the same attempts.
+    only = {reader.name for reader in detected.values() if reader} - {PREDICTIONS}
+    for source, reader in detected.items():
+        if reader is not None and only and reader.name == PREDICTIONS:
+            continue
+        for number, found in enumerate(_trajectories(source, reader, sidecars, drops)):
+            own = found.trajectory
+            if number == 0:
+                programs[found.format] = None
+                for what, value in _facts(own).items():
+                    facts.setdefault(what, set()).add(value)
+            for name, value in _item(found, unit).items():
+                rows[name].append(value)
+    if not rows["task"]:
+        shown = "; ".join(f"{reason}: {number}" for reason, number in drops.most_common(3))
+        raise BadInput(f"{path} holds no item with a task that could be read ({shown}).")
+    if unit and not any(rows["unit"]):
+        raise UsageError(f"{path} has no column {unit!r} to resample tasks by: leave out --unit, or name one it has.")
+    notes = [f"{number} records were left out: {reason.replace('_', ' ')}" for reason, number in drops.items()]
+    return ReadLog(
+        _label(path, [source for source in sources if not source.beside]),
+        pa.table(rows, schema=ITEM),
+        tuple(programs),
+        _date(" ".join(source.label for source in detected)),
+        {what: frozenset(values) for what, values in facts.items()},
+        tuple(notes),
+    )
+
+
+def _trajectories(
+    source: Source, reader: Reader | None, sidecars: Sidecars, drops: Counter[str]
+) -> Iterator[ReadTrajectory]:
+    for item in reading.read(source, reader, sidecars, FileCount("", "", "")):
+        if isinstance(item, Drop):
+            drops[item.reason] += 1
+        else:
+            yield item
+
+
+def _item(found: ReadTrajectory, unit: str) -> dict[str, Any]:
+    own = found.trajectory
+    question = own.statement or first_question(own.opening)
+    score = None if own.error else own.reward
+    reason = own.error[0] if own.error else None if score is not None else NO_SCORE
+    if own.error and own.error[0] == "error":
+        reason = " ".join(own.error[1].split())[:60] or "error"
+    family = own.family if own.family and own.family != own.task_id else None
+    return {
+        "model": own.model or found.origin.sidecars.model,
+        "env": own.env,
+        "task": own.task_id,
+        "question": store.digest(question.split())[:16] if question else None,
+        "seed": 0,
+        "score": score,
+        "reason": reason,
+        "family": family,
+        "unit": _column(own, unit) if unit else None,
+        "place": f"{found.origin.file}:{found.origin.line}",
+    }
+
+
+def _column(own: Trajectory, name: str) -> str | None:
+    """Return what a record holds under this name: in its task, in what a program noted of it, or beside its score."""
+    if name in ("family", "category", "repository") and own.family:
+        return own.family
+    for table in (own.task_data, own.task_data.get("metadata"), own.task_data.get("info"), own.extra):
+        if isinstance(table, Mapping) and table.get(name) is not None:
+            return str(table[name])
+    return None
+
+
+def _facts(own: Trajectory) -> dict[str, str]:
+    """Return how a rollout was made, in what two logs may differ."""
+    facts = {"environment": own.env}
+    facts |= {name: str(value) for name, value in (own.sampling or {}).items() if value is not None}
+    if own.opening and own.opening[0]["role"] == "system":
+        facts["system prompt"] = store.digest(own.opening[0]["content"])[:8]
+    return facts
+
+
+def _date(text: str) -> str:
+    found = DATE.search(text)
+    return "-".join(found.groups()) if found else ""
+
+
+def _label(path: str, sources: Sequence[Source]) -> str:
+    return sources[0].label if len(sources) == 1 else path
+
+
+# Runs of this program.
+
+
+def of_run(run: Run, label: str, unit: str) -> ReadLog:
+    """Return the items of an evaluation, whose arms are its models, or of rollouts."""
+    if run.holds(EVAL_ITEM):
+        table = run.scan(EVAL_ITEM)
+        rows = table.arrow(["arm", "train_seed", "task_id", "family", "unit", "passed", "error_type", "item_id"])
+        known = {"model": rows["arm"], "seed": rows["train_seed"], "score": rows["passed"], "place": rows["item_id"]}
+        units, env = rows["unit"], pa.nulls(len(rows), pa.string())
+    else:
+        table = run.scan(ROLLOUT)
+        rows = table.arrow(["model", "env", "task_id", "family", "reward", "error_type", "rollout_id"])
+        known = {"model": rows["model"], "seed": pa.array(np.zeros(len(rows), dtype=np.int64)), "score": rows["reward"]}
+        known |= {"place": rows["rollout_id"]}
+        units, env = None, rows["env"]
+    if unit:
+        units = _unit_column(table.columns, unit, label, lambda: table.arrow([unit])[unit])
+    score = pc.if_else(pc.is_valid(rows["error_type"]), None, pc.cast(known["score"], pa.float64()))
+    found = {
+        **known,
+        "env": env,
+        "task": rows["task_id"],
+        "question": pa.nulls(len(rows), pa.string()),
+        "score": score,
+        "reason": pc.if_else(pc.is_valid(score), None, pc.fill_null(rows["error_type"], NO_SCORE)),
+        "family": pc.if_else(pc.equal(rows["family"], rows["task_id"]), None, rows["family"]),
+        "unit": pa.nulls(len(rows), pa.string()) if units is None else pc.cast(units, pa.string()),
+    }
+    made = run.manifest
+    facts = {"environment": frozenset(pc.unique(env).drop_null().to_pylist())}
+    return ReadLog(
+        label, pa.table(found).select(ITEM.names).cast(ITEM), (f"composer {made.stage}",), _date(label), facts
+    )
+
+
+def _unit_column(columns: Sequence[str], unit: str, label: str, column: Any) -> Any:
+    if unit not in columns:
+        raise UsageError(f"{label} has no column {unit!r} to resample tasks by; it has {', '.join(columns)}.")
+    return column()
+
+
+# Tables of scores.
+
+
+def table_of(source: Source) -> pa.Table | None:
+    """Return a file as a table where it has an id and a score a row, and is of no program; else None."""
+    with suppress(pa.ArrowException, ValueError, OSError):
+        if source.path.suffix in (".csv", ".tsv"):
+            options = pcsv.ParseOptions(delimiter="\t" if source.path.suffix == ".tsv" else ",")
+            return pcsv.read_csv(source.path, parse_options=options)
+        first = next((item[1] for item in source.records() if not isinstance(item, Drop)), None)
+        if not isinstance(first, dict) or any(reading.fits(reader, first) for reader in readers("auto")):
+            return None
+        plain = [name for name, value in first.items() if not isinstance(value, (dict, list))]
+        if not (set(plain).intersection(IDS) and set(plain).intersection(SCORES)):
+            return None
+        if source.path.suffix == ".parquet":
+            return pq.read_table(source.path, columns=plain)
+        with pa.input_stream(str(source.path)) as stream:
+            return pjson.read_json(stream, pjson.ReadOptions(block_size=16 << 20))
+    return None
+
+
+def of_table(table: pa.Table, source: Source, unit: str) -> ReadLog:
+    """Return the items of a table with an id and a score a row."""
+    names = table.column_names
+    task, score = (next((name for name in known if name in names), None) for known in (IDS, SCORES))
+    if task is None or score is None:
+        what = "an id" if task is None else "a score"
+        expected = ", ".join(IDS if task is None else SCORES)
+        raise BadInput(f"{source.label} has no column for {what}: one of {expected}; it has {', '.join(names)}.")
+    try:
+        values = pc.cast(table[score], pa.float64())
+    except pa.ArrowException as error:
+        raise BadInput(f"{source.label}: the column {score!r} holds what is no number ({error}).") from None
+    values = pc.if_else(pc.is_finite(values), values, None)
+    nothing = pa.nulls(len(table), pa.string())
+
+    def text(known: Sequence[str]) -> Any:
+        name = next((name for name in known if name in names and name != task), None)
+        return nothing if name is None else pc.cast(table[name], pa.string())
+
+    found = {
+        "model": text(MODELS),
+        "env": nothing,
+        "task": pc.cast(table[task], pa.string()),
+        "question": nothing,
+        "seed": pa.array(np.zeros(len(table), dtype=np.int64)),
+        "score": values,
+        "reason": pc.if_else(pc.is_valid(values), None, NO_SCORE),
+        "family": text(FAMILIES),
+        "unit": pc.cast(_unit_column(names, unit, source.label, lambda: table[unit]), pa.string()) if unit else nothing,
+        "place": nothing,
+    }
+    return ReadLog(source.label, pa.table(found).cast(ITEM), ("table",), _date(source.label))
+
+
+# Sides.
+
+
+def sides(paths: Sequence[str], unit: str = "") -> list[ReadLog]:
+    """Return the sides of a comparison, each with a name by which people can tell it from the others."""
+    found = [read(path, unit) for path in paths]
+    if len(found) == 1:
+        models = found[0].models
+        if len(models) < 2:
+            raise UsageError(
+                f"{paths[0]} is one log{f' of {models[0]}' if models else ''}, and a comparison needs two. "
+                "Give the other one after it."
+            )
+        found = [found[0].of_model(model) for model in models]
+    for names in (
+        ["+".join(log.models) for log in found],
+        [stem(Path(log.label)) for log in found],
+        [log.date for log in found],
+        [log.label for log in found],
+    ):
+        if len(set(names)) == len(names) and all(names):
+            return [replace(log, name=name) for log, name in zip(found, names, strict=True)]
+    return [replace(log, name=path) for log, path in zip(found, paths, strict=True)]
+
+
+def sampling(logs: Sequence[ReadLog], unit: str) -> SamplingUnit | None:
+    """Return what tasks are resampled in: a column, what their environment declares, or None for tasks alone."""
+    if unit:
+        return SamplingUnit(unit)
+    envs = {name for log in logs for name in pc.unique(log.items["env"]).drop_null().to_pylist()}
+    declared = sampling_unit_of(envs.pop()) if len(envs) == 1 else SamplingUnit()
+    own = all(log.programs[0].startswith("composer evaluate") for log in logs)
+    return declared if own or declared != SamplingUnit() else None
+
+
+def match(base: ReadLog, other: ReadLog) -> tuple[ReadLog, str]:
+    """Return the other side with its tasks under the names of the first, and how they were found; "" for by their ids.
+
+    Raises `BadInput` where they are of different tasks.
+    """
+    ways = {"": [_ids(log) for log in (base, other)], "questions": [_questions(log) for log in (base, other)]}
+    # What a program puts before an id tells nothing where no question contradicts it.
+    known = any(len(side) for side in ways["questions"])
+    ways["bare"] = [side[:0] if known else _bare(side) for side in ways[""]]
+    shared = {
+        way: int(pc.sum(pc.is_in(theirs["key"], ours["key"])).as_py() or 0) for way, (ours, theirs) in ways.items()
+    }
+    share = {way: shared[way] / (min(len(side) for side in both) or 1) for way, both in ways.items()}
+    agreeing = _agreeing(base, other) if known else 1.0
+    enough = [way for way in ways if share[way] >= ENOUGH_SHARED]
+    if enough[:2] == ["", "questions"] and agreeing < ENOUGH_SHARED:
+        enough = ["questions"]  # numbers that count the tasks of one file: the same number is another task
+    way = enough[0] if enough else ""
+    if share[way] < LEAST_SHARED:
+        raise BadInput(
+            f"{base.name} and {other.name} are logs of different tasks: of {base.num_tasks:,} and "
+            f"{other.num_tasks:,}, {shared['']:,} have the same id and {shared['questions']:,} the same question (the "
+            f"first are {base.items['task'][0].as_py()!r} and {other.items['task'][0].as_py()!r})."
+        )
+    if not way:
+        return (
+            other,
+            "by their ids, although their questions are worded differently" if agreeing < ENOUGH_SHARED else "",
+        )
+    ours, theirs = ways[way]
+    both = theirs.join(ours, "key", join_type="inner", right_suffix="_base")
+    at = pc.index_in(other.items["task"], both["task"])
+    tasks = pc.coalesce(both["task_base"].take(at), other.items["task"])
+    how = "by their questions, as their ids differ" if way == "questions" else "by the last part of their ids"
+    column = other.items.schema.get_field_index("task")
+    return replace(other, items=other.items.set_column(column, "task", tasks)), how
+
+
+def _ids(log: ReadLog) -> pa.Table:
+    """Return every task with its id as the key."""
+    tasks = pc.unique(log.items["task"])
+    return pa.table({"key": tasks, "task": tasks})
+
+
+def _bare(ids: pa.Table) -> pa.Table:
+    """Return every task with the last part of its id as the key; none where several have the same."""
+    bare = pa.array([name.rpartition("/")[2] for name in ids["key"].to_pylist()], pa.string())
+    return pa.table({"key": bare, "task": ids["task"]}) if pc.count_distinct(bare).as_py() == len(ids) else ids[:0]
+
+
+def _questions(log: ReadLog) -> pa.Table:
+    """Return every task with its question as the key; none where tasks share questions, which then identify none."""
+    known = log.items.filter(pc.is_valid(log.items["question"]))
+    pairs = known.group_by(["question", "task"]).aggregate([]).select(["question", "task"])
+    alone = pairs.group_by("question", use_threads=False).aggregate([("task", "count"), ("task", "first")])
+    alone = alone.filter(pc.equal(alone["task_count"], 1))
+    if len(alone) < 0.9 * len(pairs):
+        alone = alone[:0]
+    return pa.table({"key": alone["question"], "task": alone["task_first"]})
+
+
+def _agreeing(base: ReadLog, other: ReadLog) -> float:
+    """Return the share of tasks of the same id that have the same question, of those whose questions are known."""
+    sides = [
+        log.items.filter(pc.is_valid(log.items["question"]))
+        .group_by("task", use_threads=False)
+        .aggregate([("question", "first")])
+        for log in (base, other)
+    ]
+    both = sides[0].join(sides[1], "task", join_type="inner", right_suffix="_other")
+    return float(pc.mean(pc.equal(both["question_first"], both["question_first_other"])).as_py()) if len(both) else 1.0

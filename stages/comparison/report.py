@@ -1,0 +1,231 @@
+"""The result of a comparison: one screen for a terminal, and one page with a plot of both sides' scores."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stages.evaluation.inference import BETTER, NO_GAIN, TIE, WORSE
+from stages.layout import aligned
+from stages.plurals import counted, plural
+
+if TYPE_CHECKING:
+    from stages.comparison.stage import LogComparison, LogDifference, SideSummary
+
+FLIPS = 20
+"""Tasks on which the sides differ that are shown."""
+SHOWN_FAMILIES = 15
+DOTS = 2000
+"""Tasks in a plot."""
+POINTS = " points"
+
+
+def sentence(found: "LogComparison", one: "LogDifference") -> str:
+    """Return the decision in one sentence."""
+    b, a = _called(found, one.letter), _called(found, "A")
+    bar = _amount(found, found.min_gain)
+    low, high = (_signed(found, limit).removesuffix(POINTS) for limit in (one.low, one.high))
+    by = f"{_signed(found, one.estimate)} [{low}, {high}], {_p(one)}"
+    if one.decision == BETTER:
+        return f"{b} is better than {a}: {by}."
+    if one.decision == WORSE:
+        return f"{b} is worse than {a}: {by}."
+    if one.decision == NO_GAIN:
+        return f"{b} is not better than {a} by {bar}; whether it is worse is not shown: {by}."
+    if one.decision == "no difference":
+        return f"There is no difference of {bar} between {b} and {a}: {by}."
+    if one.too_few:
+        unit = found.unit or "task"
+        return f"Too few to say: {by}; {one.too_few} {plural(unit)}."
+    few = f"about {_round(one.needed or 0):,} tasks like these find a difference of {bar} in 80 % of cases"
+    return f"Too few to say whether {b} is better than {a}: {by}; {few}."
+
+
+def text(found: "LogComparison") -> str:
+    """Return the result for a terminal."""
+    lines = [sentence(found, one) for one in found.differences]
+    if len(found.differences) > 1:
+        lines.append("p is after Holm's correction, and intervals are at the level that it leaves each comparison.")
+    what = "pass rate" if found.binary else "mean score"
+    head = ("", "", "model", "program", "tasks", "samples", "date", f"{what} [95 %]", "log")
+    rows = [_row(found, side) for side in found.sides]
+    keep = [at for at in range(len(head)) if any(row[at] for row in rows)]
+    lines += ["", aligned([[row[at] for at in keep] for row in rows], [head[at] for at in keep])]
+    for one in found.differences:
+        lines += ["", *_about(found, one)]
+    lines += [f"note ({side.letter}): {note}" for side in found.sides for note in side.notes]
+    return "\n".join(lines)
+
+
+def _row(found: "LogComparison", side: "SideSummary") -> tuple[str, ...]:
+    low, high = (_value(found, limit).removesuffix(" %") for limit in (side.low, side.high))
+    rate = f"{_value(found, side.mean)} [{low}, {high}]"
+    samples = "" if side.samples == "1" and side.seeds == 1 else side.samples
+    samples += f" of {side.seeds} seeds" if side.seeds > 1 else ""
+    models, programs = ", ".join(side.models), ", ".join(side.programs)
+    name = "" if side.name == models else side.name
+    return side.letter, name, models, programs, f"{side.num_tasks:,}", samples, side.date, rate, side.log
+
+
+def _about(found: "LogComparison", one: "LogDifference") -> list[str]:
+    """Return how one side's tasks ended beside those of the first, and what limits the comparison."""
+    ties = one.num_tasks - one.wins - one.losses
+    rows = [
+        (
+            f"{one.letter} - A",
+            f"{counted(one.num_tasks, 'task')}: {one.wins:,} higher, {one.losses:,} lower, {ties:,} the same",
+        )
+    ]
+    if found.unit:
+        how = "each repository's own tasks" if found.fixed else f"whole {plural(found.unit)}"
+        how = f"within {plural(found.unit)}, of which these are all" if found.fixed else f"by {how}"
+        rows.append(("resampled", f"{how} ({one.num_units:,})"))
+    if any(one.missing):
+        sides = [(letter, reasons) for letter, reasons in zip(("A", one.letter), one.missing, strict=True) if reasons]
+        named = "; ".join(f"{letter}: {_reasons(reasons)}" for letter, reasons in sides)
+        as_what = {
+            "excluded": "left out on both sides",
+            "failed": "counted as failed",
+            "bounds": "left out, and the decision must hold however they would have ended",
+        }[one.counted_as]
+        rows.append(("missing", f"{named} - {as_what} (--missing)"))
+        if one.worst is not None and one.best is not None:
+            range_ = f"{_signed(found, one.worst)} to {_signed(found, one.best)}"
+            holds = "" if one.holds else ", so the decision rests on this assumption"
+            rows.append(("", f"if they had ended otherwise, the difference would be from {range_}{holds}"))
+    if one.matched:
+        rows.append(("matched", f"tasks were matched {one.matched}"))
+    if one.settings:
+        rows.append(("settings", "; ".join(one.settings)))
+    lines = [aligned(rows)]
+    if one.families:
+        shown = sorted(one.families, key=lambda row: -abs(row["B"] - row["A"]))[:SHOWN_FAMILIES]
+        cells = [
+            (
+                row["family"],
+                f"{row['tasks']:,}",
+                _value(found, row["A"]),
+                _value(found, row["B"]),
+                _signed(found, row["B"] - row["A"]).removesuffix(POINTS),
+                "" if row["p_holm"] is None else f"{row['p_holm']:.3f}",
+            )
+            for row in shown
+        ]
+        more = len(one.families) - len(shown)
+        head = ("category", "tasks", "A", one.letter, "difference", "p (Holm)")
+        lines += ["", aligned(cells, head, ("left", *["right"] * 5))]
+        lines += [f"and {more} more"] if more > 0 else []
+    if one.flips:
+        num = one.wins + one.losses
+        title = f"tasks that differ ({len(one.flips)} of {num:,}; --flips prints all)" if num > len(one.flips) else ""
+        lines += ["", _flip_table(one.flips, one.letter, title or "tasks that differ")]
+    return lines
+
+
+def flips(tasks: pa.Table) -> str:
+    """Return every task on which a side differs from the first."""
+    letters = pc.unique(tasks["side"]).to_pylist()
+    parts = [(letter, tasks.filter(pc.equal(tasks["side"], letter))) for letter in letters]
+    return "\n\n".join(
+        _flip_table(most_different(rows, len(rows)), letter, "tasks that differ") for letter, rows in parts
+    )
+
+
+def most_different(tasks: pa.Table, most: int) -> list[dict[str, Any]]:
+    """Return the tasks that fell and rose most, half of each where there are enough, those that fell first."""
+    apart = pc.subtract(tasks["score"], tasks["baseline"]).to_numpy()
+    down, up = np.argsort(apart, kind="stable"), np.argsort(-apart, kind="stable")
+    fell, rose = down[apart[down] < -TIE], up[apart[up] > TIE]
+    half = max(most // 2, most - len(rose))
+    fell = fell[:half]
+    chosen = tasks.take(pa.array(np.concatenate([fell, rose[: most - len(fell)]]).astype(np.int64)))
+    return [
+        {"task": row["task_id"], "A": row["baseline"], "B": row["score"]}
+        for row in chosen.select(["task_id", "baseline", "score"]).to_pylist()
+    ]
+
+
+def _flip_table(rows: Sequence[Mapping[str, Any]], letter: str, title: str) -> str:
+    cells = [(row["task"], f"{row['A']:.4g}", f"{row['B']:.4g}") for row in rows]
+    return aligned(cells, (title, "A", letter), ("left", "right", "right"))
+
+
+def _called(found: "LogComparison", letter: str) -> str:
+    side = next(one for one in found.sides if one.letter == letter)
+    return f"{letter} ({side.name})"
+
+
+def _value(found: "LogComparison", value: float) -> str:
+    return "-" if value != value else f"{100 * value:.1f} %" if found.binary else f"{value:.4g}"
+
+
+def _amount(found: "LogComparison", value: float) -> str:
+    return f"{100 * value:.3g}{POINTS}" if found.binary else f"{value:.3g}"
+
+
+def _signed(found: "LogComparison", value: float) -> str:
+    return f"{100 * value:+.1f}{POINTS}" if found.binary else f"{value:+.3g}"
+
+
+def _p(one: "LogDifference") -> str:
+    return "p < 0.001" if one.p_holm < 0.001 else f"p = {one.p_holm:.3f}"
+
+
+def _round(number: int) -> int:
+    digits = max(len(str(number)) - 2, 0)
+    return round(number, -digits)
+
+
+def _reasons(reasons: Mapping[str, int]) -> str:
+    return ", ".join(f"{number:,} {reason}" for reason, number in sorted(reasons.items(), key=lambda one: -one[1]))
+
+
+# The page.
+
+PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>
+<style>body{{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem}}
+h1{{font-size:1.25rem}}pre{{overflow-x:auto;font-size:13px}}svg{{max-width:100%}}</style>
+<h1>{title}</h1>{plots}<pre>{text}</pre></html>
+"""
+
+
+def page(found: "LogComparison", tasks: pa.Table) -> str:
+    """Return one page without any other file: the decision, a plot for each comparison, and the report."""
+    plots = "".join(_plot(found, one, tasks.filter(pc.equal(tasks["side"], one.letter))) for one in found.differences)
+    title = escape(sentence(found, found.differences[0]))
+    return PAGE.format(title=title, plots=plots, text=escape(text(found)))
+
+
+def _plot(found: "LogComparison", one: "LogDifference", tasks: pa.Table) -> str:
+    """Return both means and their difference with intervals; for scores a dot a task too, A across and B up."""
+    sides = [side for side in found.sides if side.letter in ("A", one.letter)]
+    low, high = found.scale
+    rows = [(side.letter, side.mean, side.low, side.high, low, high) for side in sides]
+    reach = max(abs(one.low), abs(one.high), found.min_gain) * 1.1
+    rows.append((f"{one.letter} - A", one.estimate, one.low, one.high, -reach, reach))
+    parts = []
+    for at, (label, mean, least, most, start, end) in enumerate(rows):
+        y, scale = 30 + 34 * at, 420 / ((end - start) or 1)
+        x0, x1, x = (80 + scale * (value - start) for value in (least, most, mean))
+        parts.append(f'<text x="70" y="{y + 5}" text-anchor="end">{label}</text>')
+        parts.append(f'<line x1="80" x2="500" y1="{y}" y2="{y}" stroke="#ddd"/>')
+        if start < 0 < end:
+            zero = 80 - scale * start
+            parts.append(f'<line x1="{zero:.1f}" x2="{zero:.1f}" y1="{y - 12}" y2="{y + 12}" stroke="#888"/>')
+        parts.append(f'<line x1="{x0:.1f}" x2="{x1:.1f}" y1="{y}" y2="{y}" stroke="#36c" stroke-width="4"/>')
+        parts.append(f'<circle cx="{x:.1f}" cy="{y}" r="6" fill="#36c"/>')
+        shown = _value(found, mean) if at < len(sides) else _signed(found, mean)
+        parts.append(f'<text x="510" y="{y + 5}">{shown}</text>')
+    width = 640
+    if not found.binary:
+        shown_tasks = tasks.slice(0, DOTS)
+        scale, width = 150 / ((high - low) or 1), 820
+        parts.append('<rect x="650" y="10" width="150" height="150" fill="none" stroke="#ddd"/>')
+        parts.append('<line x1="650" y1="160" x2="800" y2="10" stroke="#888"/>')
+        for a, b in zip(shown_tasks["baseline"].to_pylist(), shown_tasks["score"].to_pylist(), strict=True):
+            x, y = 650 + scale * (a - low), 160 - scale * (b - low)
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="#36c" opacity=".4"/>')
+    return f'<svg viewBox="0 0 {width} 170" width="{width}" role="img" font-size="14">{"".join(parts)}</svg>'

@@ -1,0 +1,459 @@
+"""What `compare` does: every side against the first, on the same tasks, and what that shows.
+
+A task counts once, with the mean of its samples. Sides with several training seeds are paired by seed. A decision has
+the level that Holm's procedure gives it among all comparisons of the run, and its interval is at the same level.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from math import ceil
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from stages.comparison import logs, report
+from stages.comparison.config import Config
+from stages.comparison.logs import ReadLog
+from stages.envs.base import SamplingUnit
+from stages.errors import BadInput
+from stages.evaluation.inference import (
+    ALPHA,
+    BETTER,
+    MIN_GAIN,
+    MIN_SCORE_UNITS,
+    NO_GAIN,
+    TIE,
+    UNDECIDED,
+    WORSE,
+    Array,
+    PairedTest,
+    fewest_units,
+    holm,
+    numbered,
+    rate_interval,
+    shows,
+)
+from stages.evaluation.outcomes import NOT_SUBMITTED, PASSED, SWE_BENCH, Missing, PairedOutcomes, paired
+from stages.evaluation.verdict import by_family
+from stages.runs import store
+from stages.runs.run import Inputs, Run, RunWriter
+from stages.runs.stage import Plan
+
+NO_DIFFERENCE = "no difference"
+EXIT_CODES = {BETTER: 0, WORSE: 1, NO_GAIN: 1, NO_DIFFERENCE: 1, UNDECIDED: 3}
+TASKS = "tasks.parquet"
+POWER_AND_LEVEL = 2.8016
+"""The normal quantiles of 97.5 and 80 %, added: a difference of so many standard errors is found in 80 % of cases."""
+MOST_FAMILIES = 60
+
+
+@dataclass(frozen=True)
+class SideSummary:
+    """One side: what its log is, and its mean with a 95 % interval."""
+
+    letter: str
+    name: str
+    log: str
+    programs: tuple[str, ...]
+    models: tuple[str, ...]
+    date: str
+    num_tasks: int
+    samples: str
+    seeds: int
+    num_scored: int
+    mean: float
+    low: float
+    high: float
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LogDifference:
+    """One side minus the first, in units of the score, and what it shows.
+
+    missing: by side, how many tasks have no score, by reason. worst, best: the difference if they had ended at the
+    lowest and the highest score. holds: whether the decision is the same in all of these cases. needed: tasks that find
+    `min_gain` in 80 % of cases. flips: task, both scores, both places.
+    """
+
+    letter: str
+    decision: str
+    estimate: float
+    low: float
+    high: float
+    p: float
+    p_holm: float
+    alpha: float
+    num_tasks: int
+    num_units: int
+    wins: int
+    losses: int
+    missing: tuple[Mapping[str, int], Mapping[str, int]]
+    counted_as: str
+    worst: float | None
+    best: float | None
+    holds: bool
+    needed: int | None
+    too_few: str
+    matched: str
+    settings: tuple[str, ...]
+    families: tuple[Mapping[str, Any], ...]
+    flips: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class LogComparison:
+    """Everything that a comparison found. unit: what tasks are resampled in, empty for tasks alone."""
+
+    sides: tuple[SideSummary, ...]
+    differences: tuple[LogDifference, ...]
+    binary: bool
+    scale: tuple[float, float]
+    min_gain: float
+    unit: str
+    fixed: bool
+
+
+@dataclass(frozen=True)
+class PairedSides:
+    """One side paired with the first: outcomes of both in 0..1, as they are assumed, and what is missing of either."""
+
+    outcomes: PairedOutcomes
+    missing: tuple[Counter[str], Counter[str]]
+    worst: PairedOutcomes | None
+    best: PairedOutcomes | None
+
+
+def plan(inputs: Inputs, config: Config) -> Plan:
+    """Return the number of logs to read."""
+    del inputs
+    return Plan(units=len(config.paths), what="logs")
+
+
+def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
+    """Read the logs, compare every side with the first, and write the result."""
+    del inputs
+    found = logs.sides(config.paths, config.unit)
+    comparison, tables = compare(found, config)
+    first = comparison.differences[0]
+    out.set_summary(
+        exit_code=EXIT_CODES[first.decision],
+        verdict=first.decision,
+        why=report.sentence(comparison, first),
+        differences=[
+            {name: value for name, value in asdict(one).items() if name not in ("flips", "families")}
+            for one in comparison.differences
+        ],
+    )
+    out.count(planned=len(found), done=len(found))
+    out.document("comparison", asdict(comparison))
+    out.write_export(TASKS, partial(_write, tables))
+    out.write_file("report.txt", report.text(comparison) + "\n")
+    out.write_file("comparison.html", report.page(comparison, tables))
+
+
+def _write(table: pa.Table, file: BinaryIO) -> int:
+    pq.write_table(table, file)
+    return len(table)
+
+
+def text(run: Run, config: Config) -> str:
+    """Return the report, every flip where they are asked for, and write the page where a file is named for it."""
+    shown = (run.read_file("report.txt") or b"").decode()
+    if config.flips:
+        shown += "\n" + report.flips(pq.read_table(run.path / TASKS))
+    if config.html:
+        store.write_sealed(Path(config.html), run.read_file("comparison.html") or b"")
+    return shown
+
+
+def compare(found: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa.Table]:
+    """Compare every side with the first; returns the result, and the scores of all tasks as a table."""
+    base, *others = found
+    matched = [logs.match(base, other) for other in others]
+    every = [base, *(other for other, _ in matched)]
+    known = pa.chunked_array([part for log in every for part in log.items["score"].drop_null().chunks], pa.float64())
+    if not len(known):
+        raise BadInput("No item of these logs has a score.")
+    low, high = (float(value) for value in (pc.min(known).as_py(), pc.max(known).as_py()))
+    binary = bool(pc.all(pc.or_(pc.equal(known, 0.0), pc.equal(known, 1.0))).as_py())
+    scale = (0.0, 1.0) if low >= 0 and high <= 1 else (low, high)
+    width = scale[1] - scale[0]
+    unit = logs.sampling(every, config.unit)
+    min_gain = config.min_gain or MIN_GAIN * width
+    collapsed = [_by_task(log, scale, unit) for log in every]
+    way = _missing(config, every)
+    if way == "failed":  # what any side submitted is what all are measured on
+        asked = pa.concat_tables(collapsed)
+        collapsed = [_with_absent(side, asked) for side in collapsed]
+    pairs = [_paired(collapsed[0], side, way) for side in collapsed[1:]]
+    test = partial(_test, unit=unit, scores=not binary)
+    tests = [[test(one) for one in (pair.outcomes, pair.worst, pair.best) if one] for pair in pairs]
+    p_values = [float(of[0].p()[0]) for of in tests]
+    adjusted = holm(p_values)
+    differences = []
+    for index, (pair, of, (_, how)) in enumerate(zip(pairs, tests, matched, strict=True)):
+        alpha = _level(p_values, index)
+        deciding = of if way == "bounds" else of[:1]
+        limits = [one.interval(alpha) for one in deciding]
+        (lowest,), (highest,) = np.min([one[0] for one in limits], 0), np.max([one[1] for one in limits], 0)
+        outcomes, units = pair.outcomes, of[0].num_flipped
+        d_T = np.nanmean(outcomes.treatment_ST - outcomes.baseline_ST, 0)
+        least = max(fewest_units(alpha), 0 if binary else MIN_SCORE_UNITS)
+        too_few = f"{units} are too few for any decision, which takes {least}" if units < least else ""
+        decided = UNDECIDED if too_few else _decision(deciding, min_gain / width, alpha)
+        error = (highest - lowest) / 2 / 1.96
+        needed = ceil(len(d_T) * (POWER_AND_LEVEL * error / (min_gain / width)) ** 2)
+        differences.append(
+            LogDifference(
+                letter=_letter(index + 1),
+                decision=decided,
+                estimate=float(of[0].estimate_X[0]) * width,
+                low=float(lowest) * width,
+                high=float(highest) * width,
+                p=p_values[index],
+                p_holm=adjusted[index],
+                alpha=alpha,
+                num_tasks=len(d_T),
+                num_units=units if unit is None or not unit.fixed else len(set(outcomes.units)),
+                wins=int((d_T > TIE).sum()),
+                losses=int((d_T < -TIE).sum()),
+                missing=(dict(pair.missing[0]), dict(pair.missing[1])),
+                counted_as=way,
+                worst=float(of[1].estimate_X[0]) * width if len(of) > 1 else None,
+                best=float(of[2].estimate_X[0]) * width if len(of) > 1 else None,
+                holds=too_few != "" or all(_decision([one], min_gain / width, alpha) == decided for one in of),
+                needed=needed if decided == UNDECIDED else None,
+                too_few=too_few,
+                matched=how,
+                settings=tuple(_settings(base, others[index])),
+                families=tuple(_families(outcomes, scale)),
+                flips=tuple(report.most_different(_tasks([outcomes], scale, [_letter(index + 1)]), report.FLIPS)),
+            )
+        )
+    sides = tuple(
+        _side(log, _failed(table) if way == "failed" else table, letter, unit, binary, scale)
+        for log, table, letter in zip(every, collapsed, map(_letter, range(len(every))), strict=True)
+    )
+    tables = _tasks([pair.outcomes for pair in pairs], scale, [one.letter for one in differences])
+    made = LogComparison(
+        sides, tuple(differences), binary, scale, min_gain, unit.noun if unit else "", bool(unit and unit.fixed)
+    )
+    return made, tables
+
+
+def _letter(number: int) -> str:
+    return "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[number] if number < 26 else f"side {number + 1}"
+
+
+def _missing(config: Config, every: Sequence[ReadLog]) -> Literal["excluded", "failed", "bounds"]:
+    """Return what missing tasks count as; a task that was not submitted to SWE-bench counts there as failed."""
+    if config.missing != "auto":
+        return config.missing
+    envs = {name for log in every for name in pc.unique(log.items["env"]).to_pylist()}
+    return "failed" if envs == {SWE_BENCH} else "excluded"
+
+
+def _level(p_values: Sequence[float], index: int) -> float:
+    """Return the level of one of several tests by Holm's procedure, which stops at the first that rejects nothing."""
+    order = sorted(range(len(p_values)), key=lambda one: p_values[one])
+    level = ALPHA
+    for rank, one in enumerate(order):
+        level = ALPHA / (len(order) - rank)
+        if one == index or p_values[one] >= level:
+            break
+    return level
+
+
+def _by_task(log: ReadLog, scale: tuple[float, float], unit: SamplingUnit | None) -> pa.Table:
+    """Return one row a task and training seed, as `outcomes.paired` reads them: the mean of its samples in 0..1."""
+    scaled = pc.divide(pc.subtract(log.items["score"], scale[0]), (scale[1] - scale[0]) or 1.0)
+    items = log.items.set_column(log.items.schema.get_field_index("score"), "score", scaled)
+    groups = items.group_by(["seed", "task"], use_threads=False).aggregate(
+        [("score", "mean"), ("reason", "first"), ("family", "first"), ("unit", "first"), ("place", "first")]
+    )
+    task = groups["task"]
+    units = task
+    if unit is not None:
+        units = groups["unit_first"]
+        if units.null_count == len(units):
+            coded = pc.fill_null(groups["family_first"], "").combine_chunks().dictionary_encode()
+            named = pa.array([unit.of_family(name) for name in coded.dictionary.to_pylist()], pa.string())
+            units = pc.if_else(pc.is_valid(groups["family_first"]), named.take(coded.indices), None)
+        units = pc.coalesce(units, task)
+    return pa.table(
+        {
+            "train_seed": groups["seed"],
+            "pair_set": pa.nulls(len(task), pa.string()),
+            "task_id": task,
+            "family": groups["family_first"],
+            "unit": units,
+            "sample_idx": pa.array(np.zeros(len(task), dtype=np.int64)),
+            "passed": groups["score_mean"],
+            "error_type": pc.if_else(pc.is_valid(groups["score_mean"]), None, groups["reason_first"]),
+            "place": groups["place_first"],
+        }
+    )
+
+
+def _paired(base: pa.Table, other: pa.Table, way: str) -> PairedSides:
+    """PairedSides two sides by task; a task that one of them lacks becomes an item without an outcome."""
+    sides = [_with_absent(base, other), _with_absent(other, base)]
+    items = pa.concat_tables(
+        [
+            side.append_column("arm", pa.array([name] * len(side), pa.string()))
+            for side, name in zip(sides, "AB", strict=True)
+        ]
+    )
+    missing = tuple(
+        Counter(side["error_type"].filter(pc.is_null(side["passed"])).fill_null(logs.NO_SCORE).to_pylist())
+        for side in sides
+    )
+    assumed: Missing = "failed" if way == "failed" else "excluded"
+    found = paired(items, "B", "A", PASSED, assumed)
+    if found is None:
+        raise BadInput("No task has a score on both sides.")
+    bounded = any(missing) and way != "failed"  # where not submitting is failing, there is nothing to assume
+    bounds = [paired(items, "B", "A", PASSED, side) for side in ("against", "for")] if bounded else [None, None]
+    return PairedSides(found, (missing[0], missing[1]), bounds[0], bounds[1])
+
+
+def _with_absent(own: pa.Table, other: pa.Table) -> pa.Table:
+    """Return a side with a row for each task of the other one that it lacks."""
+    lacking = other.filter(pc.invert(pc.is_in(other["task_id"], pc.unique(own["task_id"]))))
+    if not len(lacking):
+        return own
+    lacking = lacking.group_by(["task_id"], use_threads=False).aggregate([("family", "first"), ("unit", "first")])
+    rows = []
+    for seed in pc.unique(own["train_seed"]).to_pylist():
+        columns = {name: pa.nulls(len(lacking), own.schema.field(name).type) for name in own.column_names}
+        columns |= {"task_id": lacking["task_id"], "family": lacking["family_first"], "unit": lacking["unit_first"]}
+        columns |= {
+            name: pa.array([value] * len(lacking), own.schema.field(name).type)
+            for name, value in (("train_seed", seed), ("sample_idx", 0), ("error_type", NOT_SUBMITTED))
+        }
+        rows.append(pa.table(columns).select(own.column_names))
+    return pa.concat_tables([own, *rows])
+
+
+def _failed(side: pa.Table) -> pa.Table:
+    """Return a side whose tasks without an outcome have the lowest one."""
+    return side.set_column(side.column_names.index("passed"), "passed", pc.fill_null(side["passed"], 0.0))
+
+
+def _test(outcomes: PairedOutcomes, unit: SamplingUnit | None, scores: bool) -> PairedTest:
+    sides = outcomes.treatment_ST[None], outcomes.baseline_ST[None]
+    return PairedTest(*sides, _units(outcomes), fixed=bool(unit and unit.fixed), scores=scores)
+
+
+def _units(outcomes: PairedOutcomes) -> Array:
+    return np.arange(len(outcomes.tasks)) if outcomes.units == outcomes.tasks else numbered(outcomes.units)
+
+
+def _decision(tests: Sequence[PairedTest], min_gain: float, alpha: float) -> str:
+    """Return what is shown in all tests: also that there is no difference of interest in either direction."""
+    shown = str(shows(tests, min_gain, alpha)[0])
+    equal = shown == NO_GAIN and all(bool(test.above(-min_gain, alpha)[0]) for test in tests)
+    return NO_DIFFERENCE if equal else shown
+
+
+def _side(
+    log: ReadLog, table: pa.Table, letter: str, unit: SamplingUnit | None, binary: bool, scale: tuple[float, float]
+) -> SideSummary:
+    """Return what a side is, and its mean over tasks."""
+    known = table.filter(pc.is_valid(table["passed"]))
+    seeds = np.unique(known["train_seed"].to_numpy())
+    coded = known["task_id"].combine_chunks().dictionary_encode()
+    task = coded.indices.to_numpy()
+    values_ST = np.full((len(seeds), len(coded.dictionary)), np.nan)
+    values_ST[np.searchsorted(seeds, known["train_seed"].to_numpy()), task] = known["passed"].to_numpy()
+    first_T = np.unique(task, return_index=True)[1]
+    units = known["unit"].take(first_T).to_pylist()
+    unit_T = np.arange(len(units)) if unit is None else numbered(units)
+    fixed, width = bool(unit and unit.fixed), scale[1] - scale[0]
+    mean = low = high = float("nan")
+    if len(units):
+        mean = float(np.nanmean(np.nanmean(values_ST, 0)))
+        if binary:
+            low, high = rate_interval(values_ST, unit_T, fixed=fixed)
+        else:
+            alone = PairedTest(values_ST[None], np.zeros_like(values_ST)[None], unit_T, fixed=fixed, scores=True)
+            low, high = (float(limit[0]) for limit in alone.interval())
+    counts = log.items.group_by(["seed", "task"]).aggregate([("score", "count")])["score_count"]
+    least, most = pc.min(counts).as_py(), pc.max(counts).as_py()
+    return SideSummary(
+        letter,
+        log.name,
+        log.label,
+        log.programs,
+        tuple(log.models),
+        log.date,
+        log.num_tasks,
+        f"{least}" if least == most else f"{least} to {most}",
+        len(seeds),
+        int(pc.count(log.items["score"]).as_py()),
+        scale[0] + mean * width,
+        scale[0] + low * width,
+        scale[0] + high * width,
+        log.notes,
+    )
+
+
+def _settings(base: ReadLog, other: ReadLog) -> list[str]:
+    """Return in words how two logs were made differently."""
+    found = []
+    if base.models != other.models and base.models and other.models:
+        found.append(f"model: {', '.join(base.models)} and {', '.join(other.models)}")
+    for what in sorted({*base.facts, *other.facts}):
+        ours, theirs = (", ".join(sorted(log.facts.get(what, ()))) or "not recorded" for log in (base, other))
+        if ours != theirs:
+            digests = what == "system prompt" and "not recorded" not in (ours, theirs)
+            found.append("the system prompts differ" if digests else f"{what}: {ours} and {theirs}")
+    return found
+
+
+def _families(outcomes: PairedOutcomes, scale: tuple[float, float]) -> list[dict[str, Any]]:
+    """Return both means in each category of tasks, with p after Holm's correction where it has enough tasks."""
+    names = np.asarray(outcomes.families)
+    distinct = np.unique(names) if len(names) <= 100_000 or len(set(outcomes.families)) <= MOST_FAMILIES else names
+    if not 2 <= len(distinct) <= min(MOST_FAMILIES, len(names) / 2):
+        return []
+    tested = by_family(outcomes)
+    adjusted = {one.name: p for one, p in zip(tested, holm([one.p_value for one in tested]), strict=True)}
+    width = scale[1] - scale[0]
+    sides = [scale[0] + np.nanmean(side_ST, 0) * width for side_ST in (outcomes.baseline_ST, outcomes.treatment_ST)]
+    return [
+        {
+            "family": name,
+            "tasks": int(at_T.sum()),
+            "A": float(sides[0][at_T].mean()),
+            "B": float(sides[1][at_T].mean()),
+            "p_holm": adjusted.get(name),
+        }
+        for name in distinct.tolist()
+        for at_T in [names == name]
+    ]
+
+
+def _tasks(found: Sequence[PairedOutcomes], scale: tuple[float, float], letters: Sequence[str]) -> pa.Table:
+    """Return the compared tasks: side, task, family, and the mean scores of A and of the side."""
+    width = scale[1] - scale[0]
+    parts = [
+        pa.table(
+            {
+                "side": pa.array([letter] * len(one.tasks), pa.string()),
+                "task_id": pa.array(one.tasks, pa.string()),
+                "family": pa.array(one.families, pa.string()),
+                "baseline": scale[0] + np.nanmean(one.baseline_ST, 0) * width,
+                "score": scale[0] + np.nanmean(one.treatment_ST, 0) * width,
+            }
+        )
+        for one, letter in zip(found, letters, strict=True)
+    ]
+    return pa.concat_tables(parts)

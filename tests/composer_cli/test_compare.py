@@ -1,0 +1,72 @@
+"""`composer compare A B`: one screen, one page, every flip, JSON, and the exit code of the decision."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import composer_post_training as composer
+from composer_cli.app import main
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> list[str]:
+    """Two tables of 60 tasks, of which the second gains 25."""
+    for name, passed in (("before", 10), ("after", 35)):
+        rows = "".join(f"task-{at},{int(at < passed)}\n" for at in range(60))
+        (tmp_path / f"{name}.csv").write_text("id,score\n" + rows)
+    return [str(tmp_path / "before.csv"), str(tmp_path / "after.csv")]
+
+
+def ran(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", *words, "--quiet"])
+    return ended.value.code or 0, capsys.readouterr().out  # type: ignore[return-value]
+
+
+def test_one_command_says_which_is_better(
+    pair: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out = ran(capsys, *pair)
+    assert code == 0 and out.startswith("B (after) is better than A (before): +41.7 points [")
+    assert "25 higher, 0 lower, 35 the same" in out and "20 of 25; --flips" in out and "task-34" not in out
+    assert not {"arm", "channel", "sha256", "--from"} & {*out.split()}
+    again, every = ran(capsys, *pair, "--flips", "--html", "page.html")
+    assert again == 0 and sum(line.startswith("task-") for line in every.splitlines()) == 45
+    page = (tmp_path / "page.html").read_text()
+    assert "<svg" in page and "is better than" in page and "http" not in page
+    worse, _ = ran(capsys, *pair[::-1])
+    assert worse == 1
+    code, out = ran(capsys, *pair, "--json")
+    assert json.loads(out)["summary"]["differences"][0]["wins"] == 25
+    none, out = ran(capsys, pair[0], pair[0], "--min-gain", "0.1")
+    assert none == 1 and out.startswith("There is no difference of 10 points between")
+
+
+def test_it_is_a_function_too(pair: list[str], tmp_path: Path) -> None:
+    found = composer.compare(*pair, artifacts=tmp_path / "runs", quiet=True)
+    assert (found.decision, round(found.difference, 3)) == ("better", 0.417)
+    assert found.interval[0] < found.difference < found.interval[1] and found.p < 0.001
+    assert found.items.num_rows == 60 and "<svg" in found._repr_html_() and "is better" in repr(found)
+
+
+def test_the_same_logs_elsewhere_are_not_compared_again(pair: list[str], tmp_path: Path) -> None:
+    first = composer.compare(*pair, artifacts=tmp_path / "runs", quiet=True)
+    moved = tmp_path / "elsewhere" / tmp_path.name
+    moved.mkdir(parents=True)
+    paths = [Path(path).rename(moved / Path(path).name) for path in pair]
+    assert composer.compare(*paths, artifacts=tmp_path / "runs", quiet=True).path == first.path
+
+
+def test_runs_are_compared_as_logs_are(pair: list[str], tmp_path: Path) -> None:
+    """Rollouts of an import beside the file that they came from: the same tasks, no difference."""
+    rows = [
+        {"prompt": [{"role": "user", "content": f"What is {at}?"}], "completion": "It is.", "reward": at % 2}
+        for at in range(12)
+    ]
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    imported = composer.import_traces(path, artifacts=tmp_path / "runs", quiet=True)
+    found = composer.compare(imported, path, artifacts=tmp_path / "runs", quiet=True)
+    assert found.difference == 0.0 and found.items.num_rows == 12

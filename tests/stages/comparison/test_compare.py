@@ -1,0 +1,263 @@
+"""Two logs of any program are compared on the same tasks, and what one of them lacks is named and assumed openly."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+from support.refusals import refused
+
+from stages.comparison import logs, report
+from stages.comparison.config import Config
+from stages.comparison.stage import LogComparison, compare
+from stages.errors import BadInput, UsageError
+from stages.evaluation.inference import PairedTest
+
+Rows = Iterable[Mapping[str, Any]]
+
+
+def table(path: Path, rows: Rows) -> str:
+    path.parent.mkdir(exist_ok=True, parents=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def scores(path: Path, values: Iterable[float | None], **columns: Any) -> str:
+    return table(path, ({"id": f"t{at}", "score": value, **columns} for at, value in enumerate(values)))
+
+
+def inspect_log(path: Path, samples: Iterable[tuple[Any, str, str]], task: str = "sums", **config: Any) -> str:
+    """An Inspect log of samples (id, question, score) of one model."""
+    about = {"task": task, "model": "openai/gpt", "model_generate_config": config}
+    made = [
+        {
+            "id": name,
+            "epoch": 1,
+            "input": question,
+            "messages": [{"role": "user", "content": question}, {"role": "assistant", "content": "an answer"}],
+            **({"scores": {"match": {"value": score}}} if score in ("C", "I") else {"error": {"message": score}}),
+        }
+        for name, question, score in samples
+    ]
+    path.write_text(json.dumps({"version": 2, "status": "success", "eval": about, "samples": made}))
+    return str(path)
+
+
+def predictions(folder: Path, submitted: Iterable[str], resolved: Iterable[str], model: str) -> str:
+    folder.mkdir()
+    rows = ({"instance_id": name, "model_name_or_path": model, "model_patch": f"+{name}"} for name in submitted)
+    table(folder / "all_preds.jsonl", rows)
+    (folder / "report.json").write_text(json.dumps({"resolved": [*resolved], "generated": [*submitted]}))
+    return str(folder)
+
+
+def compared(*paths: str, **settings: Any) -> LogComparison:
+    config = Config(paths=list(paths), **settings)
+    return compare(logs.sides(config.paths, config.unit), config)[0]
+
+
+def outcomes(num: int, gained: int, lost: int) -> tuple[list[int], list[int]]:
+    """Verdicts of two sides on `num` tasks: so many were gained, so many lost, and half of the others passed."""
+    same = [at % 2 for at in range(num - gained - lost)]
+    return [0] * gained + [1] * lost + same, [1] * gained + [0] * lost + same
+
+
+def test_a_difference_is_that_of_an_independent_computation(tmp_path: Path) -> None:
+    """p is McNemar's exact one, up to the draws of signs and the score test, of which the larger counts."""
+    before, after = outcomes(200, gained=30, lost=10)
+    found = compared(scores(tmp_path / "a.jsonl", before), scores(tmp_path / "b.jsonl", after))
+    one = found.differences[0]
+    assert (one.decision, one.wins, one.losses, one.num_tasks) == ("better", 30, 10, 200)
+    assert one.estimate == pytest.approx(0.1)
+    assert one.p == pytest.approx(stats.binomtest(10, 40).pvalue, abs=0.002)
+    assert one.low == pytest.approx(0.041, abs=0.005) and one.high == pytest.approx(0.16, abs=0.005)
+    assert "B (b) is better than A (a): +10.0 points" in report.sentence(found, one)
+    turned = compared(scores(tmp_path / "b.jsonl", after), scores(tmp_path / "a.jsonl", before)).differences[0]
+    assert turned.decision == "worse" and turned.estimate == pytest.approx(-0.1)
+
+
+@pytest.mark.parametrize(
+    ("num", "gained", "lost", "min_gain", "decision"),
+    [
+        (2000, 10, 10, 0.05, "no difference"),
+        (2000, 70, 96, 0.02, "no gain"),
+        (100, 10, 8, 0.02, "undecided"),
+        (5, 5, 0, 0.02, "undecided"),
+    ],
+)
+def test_decisions(tmp_path: Path, num: int, gained: int, lost: int, min_gain: float, decision: str) -> None:
+    sides = zip("ab", outcomes(num, gained, lost), strict=True)
+    found = compared(*(scores(tmp_path / f"{name}.jsonl", of) for name, of in sides), min_gain=min_gain)
+    one = found.differences[0]
+    assert one.decision == decision
+    assert (one.needed or 0) > (num if decision == "undecided" and not one.too_few else -1)
+    if one.too_few:
+        assert "5 are too few" in report.sentence(found, one) and "6 tasks" in report.sentence(found, one)
+
+
+def test_two_logs_of_one_model_are_told_apart_by_what_differs(tmp_path: Path) -> None:
+    rows = [(at, f"What is {at} + {at}?", "C" if at % 3 else "I") for at in range(20)]
+    paths = [inspect_log(tmp_path / f"{name}.json", rows, temperature=at) for at, name in enumerate(["old", "new"])]
+    found = compared(*paths)
+    assert [side.name for side in found.sides] == ["old", "new"]
+    assert found.differences[0].settings == ("temperature: 0 and 1",)
+    assert found.sides[0].models == ("openai/gpt",)
+
+
+def test_what_a_side_lacks_is_named_and_counts_as_asked(tmp_path: Path) -> None:
+    """The side that skips what it fails gains by being left out, and nothing by being counted as failed."""
+    before, after = [1] * 60 + [0] * 40, [1] * 60 + [None] * 36
+    paths = [scores(tmp_path / "a.jsonl", before), scores(tmp_path / "b.jsonl", after)]
+    excluded, failed, bounds = (compared(*paths, missing=way).differences[0] for way in ("auto", "failed", "bounds"))
+    assert excluded.missing == ({}, {"no score": 36, "not submitted": 4})
+    assert (excluded.num_tasks, failed.num_tasks) == (60, 100)
+    assert excluded.estimate == failed.estimate == 0.0
+    assert (excluded.worst, excluded.best) == (0.0, pytest.approx(0.4))
+    assert not excluded.holds and (bounds.low, bounds.high) > (-0.1, 0.3)
+    assert "36 no score, 4 not submitted - left out on both sides" in report.text(compared(*paths))
+
+
+def test_what_was_not_submitted_to_swe_bench_has_failed(tmp_path: Path) -> None:
+    every = [f"org__{repo}-{number}" for repo in "xyz" for number in range(20)]
+    easy = every[:30]
+    paths = [
+        predictions(tmp_path / "careful", every, every[:24], "careful"),
+        predictions(tmp_path / "picky", easy, every[:27], "picky"),
+    ]
+    found = compared(*paths)
+    one = found.differences[0]
+    assert one.counted_as == "failed" and one.missing == ({}, {"not submitted": 30})
+    assert one.num_tasks == 60 and one.estimate == pytest.approx(3 / 60)
+    assert [round(side.mean, 3) for side in found.sides] == [0.4, 0.45]
+    assert found.unit == "repository" and found.fixed and one.num_units == 3
+    assert compared(*paths, missing="excluded").differences[0].estimate == pytest.approx(3 / 30)
+
+
+def test_the_reason_of_a_failed_sample_is_in_its_own_words(tmp_path: Path) -> None:
+    rows = [(at, f"What is {at}?", "C") for at in range(10)]
+    paths = [
+        inspect_log(tmp_path / "a.json", rows),
+        inspect_log(tmp_path / "b.json", [*rows[:8], (8, "What is 8?", "Docker is gone"), (9, "What is 9?", "I")]),
+    ]
+    assert compared(*paths).differences[0].missing == ({}, {"Docker is gone": 1})
+
+
+def test_a_score_that_is_no_number_is_no_score(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("id,score\n" + "".join(f"t{at},{'nan' if at == 3 else 1}\n" for at in range(10)))
+    one = compared(str(path), scores(tmp_path / "b.jsonl", [1] * 10)).differences[0]
+    assert one.missing == ({"no score": 1}, {})
+
+
+def test_tasks_are_matched_by_what_was_asked_where_ids_count_lines(tmp_path: Path) -> None:
+    """A shuffled data set numbers its tasks anew: the same number is another task, and the question tells which."""
+    rows = [(at, f"What is {at}?", "C" if at < 10 else "I") for at in range(20)]
+    shuffled = [(new, rows[old][1], rows[old][2]) for new, old in enumerate(np.random.default_rng(0).permutation(20))]
+    paths = [inspect_log(tmp_path / "a.json", rows), inspect_log(tmp_path / "b.json", shuffled)]
+    one = compared(*paths).differences[0]
+    assert (one.wins, one.losses) == (0, 0) and "questions" in one.matched
+    renamed = compared(paths[0], inspect_log(tmp_path / "c.json", rows, task="sums_v2")).differences[0]
+    assert (renamed.num_tasks, renamed.wins + renamed.losses) == (20, 0) and "questions" in renamed.matched
+
+
+def test_a_question_worded_anew_keeps_its_id(tmp_path: Path) -> None:
+    rows = [(at, f"What is {at}?", "C") for at in range(12)]
+    again = [(at, f"Think first. {question}", score) for at, question, score in rows]
+    one = compared(inspect_log(tmp_path / "a.json", rows), inspect_log(tmp_path / "b.json", again)).differences[0]
+    assert one.num_tasks == 12 and "worded differently" in one.matched
+
+
+def test_logs_of_different_tasks_are_refused(tmp_path: Path) -> None:
+    paths = [scores(tmp_path / "a.jsonl", [1] * 10)]
+    paths.append(table(tmp_path / "b.jsonl", ({"id": f"u{at}", "score": 1} for at in range(10))))
+    refused(lambda: compared(*paths), BadInput, "a", "b", "0 have the same id")
+
+
+def test_one_log_is_split_by_its_models(tmp_path: Path) -> None:
+    rows = [{"id": f"t{at}", "model": model, "score": int(model == "y")} for at in range(10) for model in "xy"]
+    found = compared(table(tmp_path / "both.jsonl", rows))
+    assert [side.name for side in found.sides] == ["x", "y"] and found.differences[0].decision == "better"
+    refused(lambda: compared(scores(tmp_path / "a.jsonl", [1] * 9)), UsageError, "one log", "needs two")
+
+
+def test_tasks_of_one_document_are_resampled_together(tmp_path: Path) -> None:
+    """A gain on all tasks of two of twelve documents is as certain as two documents."""
+    after = [int(at // 10 < 2 or at % 2) for at in range(120)]
+    rows = [{"id": f"t{at}", "score": int(at % 2), "document": f"d{at // 10}"} for at in range(120)]
+    again = [{**row, "score": score} for row, score in zip(rows, after, strict=True)]
+    paths = [table(tmp_path / "a.jsonl", rows), table(tmp_path / "b.jsonl", again)]
+    alone, together = compared(*paths).differences[0], compared(*paths, unit="document").differences[0]
+    assert alone.decision == "better" and together.decision == "undecided"
+    assert together.num_units == 12 and together.p > 10 * alone.p
+    refused(lambda: compared(*paths, unit="author"), UsageError, "author", "document")
+
+
+def test_samples_of_a_task_are_averaged(tmp_path: Path) -> None:
+    rows = [{"id": f"t{at}", "score": int(sample < at % 4)} for at in range(24) for sample in range(3)]
+    once = [{"id": f"t{at}", "score": int(at % 4 >= 2)} for at in range(24)]
+    found = compared(table(tmp_path / "a.jsonl", rows), table(tmp_path / "b.jsonl", once))
+    assert [side.samples for side in found.sides] == ["3", "1"]
+    assert found.differences[0].num_tasks == 24 and found.differences[0].estimate == pytest.approx(0.0)
+    assert found.binary and (found.differences[0].wins, found.differences[0].losses) == (6, 6)
+
+
+def test_several_logs_share_one_level(tmp_path: Path) -> None:
+    """Each has the level that Holm's procedure leaves it, and its interval agrees with its decision."""
+    before, after = outcomes(120, gained=16, lost=5)
+    paths = [scores(tmp_path / "a.jsonl", before), scores(tmp_path / "b.jsonl", after)]
+    alone = compared(*paths).differences[0]
+    paths += [scores(tmp_path / f"{name}.jsonl", before[::-1]) for name in "cd"]
+    first, *others = compared(*paths).differences
+    assert alone.decision == "better" and alone.p < 0.05 < 3 * alone.p
+    assert first.decision == "undecided" and first.alpha == pytest.approx(0.05 / 3) and first.low < 0
+    assert first.p_holm == pytest.approx(3 * first.p) and [one.letter for one in others] == ["C", "D"]
+
+
+def test_categories_of_tasks_are_listed(tmp_path: Path) -> None:
+    def rows(scored: Mapping[str, int]) -> Rows:
+        return ({"id": f"{kind}{at}", "score": scored[kind], "category": kind} for kind in "xyz" for at in range(10))
+
+    before, after = rows({"x": 0, "y": 1, "z": 1}), rows({"x": 1, "y": 1, "z": 0})
+    found = compared(table(tmp_path / "a.jsonl", before), table(tmp_path / "b.jsonl", after)).differences[0]
+    assert {row["family"]: (row["A"], row["B"]) for row in found.families} == {
+        "x": (0.0, 1.0),
+        "y": (1.0, 1.0),
+        "z": (1.0, 0.0),
+    }
+    assert found.families[0]["p_holm"] < 0.05 < (found.families[1]["p_holm"] or 0)
+
+
+def test_scores_of_any_scale_are_compared_by_their_means(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    base = random.normal(50, 10, 80)
+    gain = random.normal(4, 5, 80)
+    found = compared(scores(tmp_path / "a.jsonl", base), scores(tmp_path / "b.jsonl", base + gain))
+    one, of_t = found.differences[0], stats.ttest_1samp(gain, 0).confidence_interval()
+    assert not found.binary and one.decision == "better" and one.estimate == pytest.approx(gain.mean())
+    assert (one.low, one.high) == (pytest.approx(of_t.low, abs=0.25), pytest.approx(of_t.high, abs=0.25))
+    few = compared(scores(tmp_path / "a.jsonl", base[:12]), scores(tmp_path / "b.jsonl", base[:12] + 9))
+    assert few.differences[0].decision == "undecided" and "takes 20" in few.differences[0].too_few
+
+
+@pytest.mark.parametrize("skewed", [False, True])
+def test_scores_keep_their_level(skewed: bool) -> None:
+    """Of 400 experiments without a difference few are rejected: skewness would make the t of 60 tasks reject 9 %."""
+    random = np.random.default_rng(1)
+    draws = random.exponential(size=(400, 60)) ** 1.5 if skewed else random.normal(size=(400, 60))
+    apart = (draws - (1.3293 if skewed else 0.0)) / 40
+    test = PairedTest(apart[:, None] / 2, -apart[:, None] / 2, np.arange(60), scores=True, num_flips=399)
+    assert test.rejects(0.0).mean() < 0.085
+    shifted = PairedTest(apart[:, None] + 0.03, 0 * apart[:, None], np.arange(60), scores=True, num_flips=399)
+    assert shifted.rejects(0.0).mean() > 0.9
+
+
+def test_a_million_tasks_are_not_enumerated() -> None:
+    """The t of many units that all differ is normal: it agrees with that of drawn signs."""
+    random = np.random.default_rng(2)
+    apart = random.normal(0.004, 0.1, size=(1, 1, 3000))
+    test = PairedTest(apart, 0 * apart, np.arange(3000), scores=True)
+    assert test.flips.normal
+    assert test.p()[0] == pytest.approx(stats.ttest_1samp(apart[0, 0], 0).pvalue, rel=0.05)
