@@ -64,15 +64,19 @@ def _difference(found: dict[str, Any] | None, claim: str) -> Iterator[Claim]:
         yield measured(words, 100 * found["estimate"], between, n=num, unit="points")
 
 
-def session() -> str:
-    """Return what `./dev demo` prints at its end, for README: arms, differences and decision, `...` for the rest."""
-    verdict = TypeAdapter(EvalVerdict).validate_python(store.read_json(VERDICT))
-    lines = text_table(verdict).splitlines()
-    arms = lines[: 1 + len(verdict.arms)]
+def session(command: str = "./dev demo", verdict: str = "demo", lines_of_decision: int = 6) -> str:
+    """Return what a command prints of a verdict, for documents: arms, differences and decision, `...` for the rest.
+
+    verdict: a file in docs/experiments.
+    """
+    kept = store.read_json(VERDICT.with_stem(verdict))
+    found = TypeAdapter(EvalVerdict).validate_python(kept)
+    lines = text_table(found).splitlines()
+    arms = lines[: 1 + len(found.arms)]
     differences = [line for line in lines if line.startswith("pass@1")]
-    first = next(number for number, line in enumerate(lines) if line.startswith(verdict.decision))
-    decision = lines[first : first + 6]
-    return "\n".join(["```", "$ ./dev demo", "...", *arms, "...", *differences, "...", *decision, "...", "```"])
+    first = next(number for number, line in enumerate(lines) if line.startswith(found.decision))
+    decision = lines[first : first + lines_of_decision]
+    return "\n".join(["```", f"$ {command}", "...", *arms, "...", *differences, "...", *decision, "...", "```"])
 
 
 CASES = {"smollm2": smollm2, "kata": kata}

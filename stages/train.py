@@ -1,10 +1,11 @@
 """train: one arm, by GRPO on the environment's reward; channels with a weight add their losses to it.
 
-Reads an environment, a model (of the settings, or of a run of `composer probe start`) and, for channels on preference
-pairs, extracted pairs; writes a Hugging Face folder (of an adapter alone, where one was trained), `checkpoint.json`
-(what `evaluate` needs to know of it), `metrics.jsonl`, and as tables the rollouts that were played, their rewards, and
-the hints. Training resumes from its newest complete checkpoint and then gives what an uninterrupted run gives. Under
-torchrun every process trains the same model on its share of each step's rollouts, and the first one writes the run.
+Reads an environment, a model (of the settings, or of a run of `composer probe start`), the tasks of a curriculum where
+one is given, and, for channels on preference pairs, extracted pairs; writes a Hugging Face folder (of an adapter alone,
+where one was trained), `checkpoint.json` (what `evaluate` needs to know of it), `metrics.jsonl`, and as tables the
+rollouts that were played, their rewards, and the hints. Training resumes from its newest complete checkpoint and then
+gives what an uninterrupted run gives. Under torchrun every process trains the same model on its share of each step's
+rollouts, and the first one writes the run.
 """
 
 import tempfile
@@ -18,12 +19,23 @@ from stages import envs
 from stages.backends import resources
 from stages.backends.ranks import Ranks, join, world_size
 from stages.envs.base import Task
-from stages.errors import ComposerError
+from stages.errors import ComposerError, UsageError
 from stages.policy import available
 from stages.policy.base import VLLM, NotFinite
 from stages.policy.serving import Serving
 from stages.runs import reporting, store
-from stages.runs.kinds import CHECKPOINT, DIRECTION, HINT, PAIR, ROLLOUT, ROLLOUT_GRADIENT, START, STEP, TRAINING_REWARD
+from stages.runs.kinds import (
+    CHECKPOINT,
+    DIFFICULTY,
+    DIRECTION,
+    HINT,
+    PAIR,
+    ROLLOUT,
+    ROLLOUT_GRADIENT,
+    START,
+    STEP,
+    TRAINING_REWARD,
+)
 from stages.runs.run import Inputs, RunWriter, Slot
 from stages.runs.stage import Plan, Stage
 from stages.stopping import Interrupted
@@ -46,7 +58,7 @@ if TYPE_CHECKING:
 
 def plan(inputs: Inputs, config: Config) -> Plan:
     """Plan the steps and their rollouts; refuses settings that contradict each other."""
-    config = _started(inputs, config)
+    config = _with_runs(inputs, config)
     resolved = resolve(config, world_size(), inputs, _longest_row(inputs))
     if resolved.shape is not None and not resolved.small:
         resolved = fitted(resolved, config.optimisation, _foreseen(config), unused(resolved))
@@ -79,12 +91,21 @@ def _foreseen(config: Config) -> Prompts:
     return measure_prompts(environment, config.draw(lambda: environment, config.tasks), tokenizer, policy.tool_calls)
 
 
-def _started(inputs: Inputs, config: Config) -> Config:
-    """Return the settings with the model of the run that training starts from, where one is given."""
-    if (given := inputs.optional("start")) is None:
-        return config
-    model = f"{VLLM if config.policy.served else ''}{given.folder(START)}"
-    return config.model_copy(update={"policy": config.policy.model_copy(update={"model": model})})
+def _with_runs(inputs: Inputs, config: Config) -> Config:
+    """Return the settings with the model of the run that training starts from and a curriculum, where they are given.
+
+    `UsageError` for two curricula.
+    """
+    if (given := inputs.optional("start")) is not None:
+        model = f"{VLLM if config.policy.served else ''}{given.folder(START)}"
+        config = config.model_copy(update={"policy": config.policy.model_copy(update={"model": model})})
+    if (given := inputs.optional("curriculum")) is not None:
+        if config.env.curriculum:
+            raise UsageError(
+                f"env.curriculum is {config.env.curriculum}, and --from gives {given.path}. Give one of them."
+            )
+        config = config.model_copy(update={"env": config.env.model_copy(update={"curriculum": str(given.path)})})
+    return config
 
 
 def _longest_row(inputs: Inputs) -> int:
@@ -99,7 +120,7 @@ def _longest_row(inputs: Inputs) -> int:
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Train, or resume training, then save the model and the metrics; the first process alone writes to `out`."""
-    ranks, config = join(), _started(inputs, config)
+    ranks, config = join(), _with_runs(inputs, config)
     resolved = resolve(config, ranks.count, inputs, _longest_row(inputs))
     make = config.opener()
     tasks = config.draw(make, config.tasks, out)
@@ -158,7 +179,8 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         with reporting.backend_folders(config.report_to, out.path / "logs"):
             rollouts = _rollouts(resolved, out, student, prompts, sampler, server)
             size = config.optimisation
-            watch = collapse.Watch(out, size.prompts_per_step * size.generations, ranks, stop=size.stop_on_collapse)
+            num_rollouts = size.prompts_per_step * size.generations
+            watch = collapse.Watch(out, num_rollouts, ranks, stop=size.stop_on_collapse, ordered=curriculum)
             trainer = _assemble(resolved, inputs, out, student, rollouts, folder, outer, direction, watch)
             student.model = trainer.model
             student.distribute()
@@ -370,6 +392,7 @@ STAGE = Stage(
         "pairs": Slot(PAIR, optional=True),
         "direction": Slot(DIRECTION, optional=True),
         "start": Slot(START, optional=True),
+        "curriculum": Slot(DIFFICULTY, optional=True),
     },
     outputs={
         "checkpoint": CHECKPOINT,

@@ -52,9 +52,13 @@ class Departure:
 
 @dataclass
 class Course:
-    """The course of a training. rollouts: of each step. left: what has left it, by metric, with the step in words."""
+    """The course of a training. rollouts: of each step. left: what has left it, by metric, with the step in words.
+
+    ordered: tasks come by their difficulty, as a curriculum's do, so that rewards fall in trainings that are well.
+    """
 
     rollouts: int
+    ordered: bool = False
     left: dict[str, Departure] = field(default_factory=dict)
     _values: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
@@ -65,6 +69,8 @@ class Course:
             if isinstance(value := row.get(name), (int, float)) and math.isfinite(value):
                 self._values[name].append(float(value))
         for name, judge in WATCHED.items():
+            if name == REWARD and self.ordered:
+                continue
             if name not in self.left and (one := judge(self, name, self._values[name])) is not None:
                 self.left[name] = replace(one, words=f"step {len(self._values[name])}: {one.words}")
                 found.append(self.left[name])
@@ -128,9 +134,9 @@ class Watch(TrainerCallback):
     keeps as many of the later ones as `kept_checkpoints` says.
     """
 
-    def __init__(self, out: RunWriter, rollouts: int, ranks: Ranks, *, stop: bool) -> None:
+    def __init__(self, out: RunWriter, rollouts: int, ranks: Ranks, *, stop: bool, ordered: bool = False) -> None:
         self._out, self._ranks, self._stop = out, ranks, stop
-        self.course, self.stopped, self.step = Course(rollouts), False, 0
+        self.course, self.stopped, self.step = Course(rollouts, ordered), False, 0
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -164,7 +170,7 @@ class Watch(TrainerCallback):
         """Judge a step by what was logged of it."""
         if "loss" not in (row := state.log_history[-1]):
             return
-        # A loss that is NaN gives such gradients; of the loss itself transformers logs the mean of those before it.
+        # The loss first: where it is a number, the backward pass made the NaN.
         for name in ("loss", "grad_norm"):
             if not math.isfinite(row.get(name, 0.0)):
                 raise NotFinite(f"its {name} is {row[name]}.")

@@ -60,6 +60,7 @@ FIXED = frozenset(
         "save_total_limit",
         "save_only_model",
         "load_best_model_at_end",
+        "logging_nan_inf_filter",
         "logging_steps",
         "logging_strategy",
         "disable_tqdm",
@@ -186,6 +187,7 @@ def trl_config(
         "save_steps": settings.save_every,
         "save_total_limit": kept_checkpoints(settings.save_every) if settings.stop_on_collapse else 2,
         "logging_steps": 1,
+        "logging_nan_inf_filter": False,  # which logs the mean of earlier steps in place of a loss that is no number
         "report_to": list(report_to),
         "run_name": run_name,
         "project": PROJECT,

@@ -13,14 +13,14 @@ from support.command_line import call, model
 from support.runs import written
 from support.server import Reply, answer, serving
 
-from stages import collect, curriculum
+from stages import collect, curriculum, train
 from stages.envs.base import TWIN
 from stages.envs.config import EnvConfig
 from stages.envs.kata.env import KataEnv
 from stages.errors import BadInput, Incomplete, UsageError
 from stages.runs import runner
 from stages.runs.kinds import DIFFICULTY, ROLLOUT, TASK, TRAINING_REWARD
-from stages.runs.run import Run
+from stages.runs.run import Inputs, Run
 from stages.training.config import Optimisation
 from stages.training.rollouts import prompt_order
 
@@ -223,6 +223,14 @@ def solver() -> Callable[[dict[str, Any], int], Reply]:
     return says
 
 
+def test_a_training_takes_its_tasks_from_one_curriculum(tmp_path: Path) -> None:
+    given = make(tmp_path, measured(tmp_path, {"half": [True, False] * 2}))
+    taken = train._with_runs(Inputs({"curriculum": given}), train.Config())
+    assert taken.env.curriculum == str(given.path)
+    with pytest.raises(UsageError, match="Give one of them"):
+        train._with_runs(Inputs({"curriculum": given}), taken)
+
+
 @pytest.mark.slow
 def test_a_training_on_the_command_line_goes_through_a_curriculum_in_its_order(tmp_path: Path, tiny: Path) -> None:
     """Rollouts of kata, their difficulty, and two steps of two tasks each that are the curriculum's, in its order."""
@@ -241,13 +249,9 @@ def test_a_training_on_the_command_line_goes_through_a_curriculum_in_its_order(t
     assert ids(rates) == ordered, "the one that is always solved is left out, the others come easiest first"
     assert [row["num_solved"] for row in rates.rows(DIFFICULTY)] == list(SOLVED.values())
     size = ("steps=2", "prompts_per_step=2", "generations=2")
-    words = [
-        *(f"optimisation.{part}" for part in size),
-        f"env.curriculum={rates.path}",
-        "policy.max_tokens=8",
-        "max_steps=2",
-    ]
-    trained = composer("train", "--policy", tiny, *(part for word in words for part in ("--set", word)))
+    words = [*(f"optimisation.{part}" for part in size), "policy.max_tokens=8", "max_steps=2"]
+    given = ("--from", rates.path, "--policy", tiny)
+    trained = composer("train", *given, *(part for word in words for part in ("--set", word)))
     steps: dict[int, list[str]] = {}
     for row in trained.rows(TRAINING_REWARD):
         steps.setdefault(row["training_step"], []).append(row["task_id"])

@@ -64,6 +64,17 @@ def test_a_low_rate_takes_more_steps_than_a_high_one() -> None:
     assert noticed([{"reward": 0.0}] * 60, WELL | {"reward": 0.0}) == {}, "rewards that were never there"
 
 
+def test_rewards_that_fall_with_an_order_of_tasks_are_no_collapse() -> None:
+    """A coder's rewards on problems of MBPP, the easiest first (docs/coder.md)."""
+    rewards = [0.64, 0.66, 0.52, 0.59, 0.89, 0.94, 0.78, 0.66, 0.7, 0.88, 0.58, 0.45, 0.73, 0.44, 0.61, 0.72, 0.73]
+    rewards += [0.56, 0.83, 0.64, 0.64, 0.3, 0.36, 0.41, 0.22, 0.39, 0.19, 0.05, 0.12]
+    for ordered, left in ((False, ["reward"]), (True, [])):
+        course = Course(rollouts=64, ordered=ordered)
+        for reward in rewards:
+            course.add(WELL | {"reward": reward})
+        assert list(course.left) == left
+
+
 def spoilt(root: Path, tiny: Path, **optimisation: Any) -> tuple[Run, list[str]]:
     """A training of 20 steps whose rewards are gone after 8, and its warnings."""
     SpoiltEnv.graded = 0
