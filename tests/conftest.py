@@ -20,6 +20,7 @@ from support.server import serving
 
 from stages import redaction
 
+collect_ignore = ["fixtures"]  # tests of packages that ours ask
 # Containers often forbid to write bytecode; every process that a test starts would then compile torch and TRL again,
 # which takes 20 s where reading the bytecode takes 6 s.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -10,7 +10,7 @@ import json
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,7 +130,7 @@ def _parsed(line: bytes) -> Answer:
     """Parse the answer in one line of a child, which may contain anything: what cannot be parsed is a crash."""
     try:
         kind, content = json.loads(line)
-        value = _decoded(content)
+        value = decoded(content, DECODERS)
     # Every exception: the candidate chooses the bytes. OverflowError came from an integer where a float's text belongs.
     except Exception:
         return Answer(error="crash")
@@ -139,8 +139,11 @@ def _parsed(line: bytes) -> Answer:
     return Answer(error=value if type(value) is str and value.isidentifier() else "crash")
 
 
-def _decoded(node: Any, depth: int = 0) -> Any:
-    """Return the value of a tagged tree (guest/candidate.py: `encoded`)."""
+def decoded(node: Any, decoders: "Decoders", depth: int = 0) -> Any:
+    """Return the value of a tagged tree (guest/candidate.py: `encoded`), read by the decoder of each tag.
+
+    Any Exception of a tree of another form.
+    """
     # Deeper values could be decoded and would then exhaust the stack of whoever compares, prints or hashes them.
     if depth > DEEPEST:
         raise ValueError(f"more than {DEEPEST} levels")
@@ -148,25 +151,31 @@ def _decoded(node: Any, depth: int = 0) -> Any:
         if node is None or type(node) in (bool, int):  # json.loads would also give float and str, which have tags
             return node
         raise ValueError(f"{node!r} has no tag")
-    return DECODERS[node[0]](node[1:], depth + 1)
+    return decoders[node[0]](node[1:], lambda part: decoded(part, decoders, depth + 1))
 
 
-def _decoded_dict(rest: list[Any], depth: int) -> dict[Any, Any]:
-    pairs = [(_decoded(key, depth), _decoded(value, depth)) for key, value in rest]
-    # Integers with one hash make a dict quadratic: 4 MB of them would stop the host for minutes.
-    if len(pairs) > MANY_KEYS and len({hash(key) for key, _ in pairs}) < len(pairs) // 2:
-        raise ValueError("keys that were chosen to have one hash")
+def _decoded_dict(rest: list[Any], read: Callable[[Any], Any]) -> dict[Any, Any]:
+    pairs = [(read(key), read(value)) for key, value in rest]
+    refuse_chosen_hashes([key for key, _ in pairs])
     return dict(pairs)
+
+
+def refuse_chosen_hashes(keys: Sequence[Any]) -> None:
+    """Raise ValueError where many keys have one hash: 4 MB of such integers would stop the host for minutes."""
+    if len(keys) > MANY_KEYS and len(set(map(hash, keys))) < len(keys) // 2:
+        raise ValueError("keys that were chosen to have one hash")
 
 
 DEEPEST = 100
 """Levels of a value."""
 MANY_KEYS = 1000
-DECODERS: dict[str, Callable[[list[Any], int], Any]] = {
+Decoders = Mapping[str, Callable[[list[Any], Callable[[Any], Any]], Any]]
+"""Tag -> what reads the rest of a list with this tag, given what reads a part of it."""
+DECODERS: dict[str, Callable[[list[Any], Callable[[Any], Any]], Any]] = {
     "f": lambda rest, _: float(bytes(rest[0], "ascii")),  # only text: of an integer the float may overflow
     "s": lambda rest, _: bytes.fromhex(rest[0]).decode("utf-8", "surrogatepass"),
-    "l": lambda rest, depth: [_decoded(node, depth) for node in rest],
-    "t": lambda rest, depth: tuple(_decoded(node, depth) for node in rest),
+    "l": lambda rest, read: [read(node) for node in rest],
+    "t": lambda rest, read: tuple(read(node) for node in rest),
     "d": _decoded_dict,
-    "o": lambda rest, depth: {"__type__": _decoded(rest[0], depth)},
+    "o": lambda rest, read: {"__type__": read(rest[0])},
 }

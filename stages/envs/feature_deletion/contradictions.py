@@ -17,7 +17,6 @@ from typing import Any
 from stages.envs.feature_deletion.definitions import Edit, apply_edits
 from stages.envs.feature_deletion.worker import TestRunReport
 from stages.envs.repo import trees
-from stages.envs.repo.alterations import OPPOSITES
 from stages.envs.repo.guest.composer_rules import by_name
 from stages.envs.repo.rewritten_tests import FunctionNode
 
@@ -25,6 +24,16 @@ RAISES = frozenset({"raises", "assertRaises", "assertRaisesRegex", "warns", "ass
 EQUALITY = re.compile(r"assert\w*equals?$|^eq_?$|^assert_\w*equal\w*$", re.IGNORECASE)
 HELPER = re.compile(r"^_?(assert|check|eq|verify|validate|compare)")
 ANOTHER_EXCEPTION = "BufferError"
+OPPOSITES = {
+    "assertTrue": "assertFalse",
+    "assertIn": "assertNotIn",
+    "assertIs": "assertIsNot",
+    "assertIsNone": "assertIsNotNone",
+    "assertIsInstance": "assertNotIsInstance",
+    "assertEqual": "assertNotEqual",
+    "assertAlmostEqual": "assertNotAlmostEqual",
+}
+OPPOSITES |= {value: key for key, value in OPPOSITES.items()}
 GUESSED = 5
 """From this rank on it is a guess that the changed argument is the expected value."""
 MOST_CONTRADICTIONS = 8

@@ -34,7 +34,7 @@ WORKDIR = "/testbed"
 BASE_IMAGE = "python:3.11-slim"
 RUNNER = "pytest==8.4.2"
 VERIFIER = ("composer_verify.py", "composer_rules.py", "composer_supervisor.py", "composer_outcomes.py")
-PLUGIN_PARTS = ("composer_access.py",)
+PLUGIN_PARTS = ("composer_access.py", "composer_values.py")
 LONGEST_NAME = 100
 AGENT_S = 1800.0
 VERIFIER_SLACK_S = 60.0

@@ -6,10 +6,11 @@ session.py - a rollout: sandbox, bash actions, detection of searches for the sol
 runner.py - a sandbox in which `python3 -m pytest` finds the test runner and nothing else of this installation
 hidden.py - copies of a repository's packages on this machine, which a sandbox hides
 grading.py - run pytest in a sandbox, decide whether hidden and visible tests pass
-forged_passes.py - run a passing solution once more with rewritten tests, in which a forged verdict contradicts itself
 asked.py - say of each test whether its pass rests on values or on a report, and which gave wrong values
-questions.py - ask for the values that assertions compare, without the expected ones
-alterations.py - alter an operator, expected value, exception or row of parameters of an assertion
-rewritten_tests.py - functions of test files, and files with other versions of them
+questions.py - versions of a test that ask for the values that it compares, without the expected ones
+inlining.py - write helpers, fixtures and tables into a test that takes them from elsewhere
+pruning.py - leave out of a test file what the tests that are kept do not need
+values.py - compare what a test process sent with what was expected
+rewritten_tests.py - functions of test files, and the tables that give values to their names
 guest/ - programs that run inside the sandbox: the pytest plugin that reports outcomes, and its supervisor
 """

@@ -1,17 +1,43 @@
 """Say of each test whether its pass rests on values or on a report, and which tests gave wrong values.
 
-A test gives `values` where all that it asserts was asked: the values left the sandbox and were compared here, with
-expected values that were never in a process with code of an agent. Any other test gives `report`: the process that ran
-the code under test reported the pass itself.
+A test gives `values` where all that it asserts is asked (questions.py): the values leave the sandbox and are compared
+here (values.py) with expected values that were never in a sandbox with code of an agent. That sandbox holds the
+withheld versions of the tests alone, and no file that only expected values need. Any other test gives `report`: the
+process that ran the code under test reported the pass itself.
+
+What is expected is known from runs on trees without an agent's code, made once for a task: the open versions on the
+reference solution, and the withheld ones, which must give the expected values there. Without a reference solution the
+expected values alone are made, on the delivered tree; then nothing shows which files tests read besides, so that a test
+whose expected value comes from a file gives `report`.
 """
 
-from collections.abc import Hashable, Mapping
+import ast
+import random
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Generic, Literal, TypeVar
 
-from stages.envs.repo import trees
-from stages.envs.repo.forged_passes import RerunTests, answer_sheet, rewritten_run
-from stages.envs.repo.grading import TestLists
-from stages.envs.repo.rewritten_tests import TestFiles
+from stages.envs.base import Ground
+from stages.envs.repo import trees, values
+from stages.envs.repo.grading import TestLists, TestOutcomes
+from stages.envs.repo.guest.composer_rules import PASSING
+from stages.envs.repo.pruning import mentioned, pruned
+from stages.envs.repo.questions import IMPORT, Asking, NotAskable, Sends, asking
+from stages.envs.repo.rewritten_tests import FunctionNode, TestFiles, TestLocation
+
+MOST_KEPT = 20
+"""Functions asked of those that passed before."""
+REMEMBERED = 64
+"""Tasks whose expected values are kept in this process."""
+RerunTree = Literal["solution", "reference", "delivered"]
+RerunTests = Callable[[trees.Changes, Sequence[str], RerunTree], TestOutcomes]
+"""Run the tests with these node ids (all tests where the runner knows none) on a tree with these files written last."""
+Made = TypeVar("Made")
+Answers = list[list[tuple[int, list[str]]]]
+"""Of each test of a function, in order: number of the question, the value, and the expected one where it was sent."""
 
 
 @dataclass(frozen=True)
@@ -25,27 +51,271 @@ class Grounds:
     reasons: Mapping[str, str]
     wrong: frozenset[str]
 
+    def ground(self, names: Collection[str]) -> Ground:
+        """Return the ground of a pass that needs the tests with these names."""
+        return "report" if not names or self.reasons.keys() & names else "values"
+
+
+@dataclass(frozen=True)
+class AnswerSheet:
+    """What the tests of a task must answer: the relations and expected values of each function that is asked.
+
+    `files` hold the withheld versions, and are absent where only expected values need them. `reasons`: function -> why
+    it is not asked.
+    """
+
+    files: trees.Changes
+    expected: Mapping[TestLocation, Answers]
+    relations: Mapping[TestLocation, tuple[str, ...]]
+    reasons: Mapping[TestLocation, str]
+
+    def wrong(self, outcomes: TestOutcomes) -> set[TestLocation]:
+        """Return the functions whose tests failed, or answered otherwise than expected, in a run of `files`."""
+        return {function for function in self.expected if not self._is_right(function, outcomes)}
+
+    def _is_right(self, function: TestLocation, outcomes: TestOutcomes) -> bool:
+        given, wanted = answers(outcomes, function), self.expected[function]
+        relations = self.relations[function]
+        return (
+            passes(outcomes, function)
+            and [[number for number, _ in one] for one in given] == [[number for number, _ in one] for one in wanted]
+            and all(
+                values.holds(relations[number], mine[0], right[-1])
+                for one, other in zip(given, wanted, strict=True)
+                for (number, mine), (_, right) in zip(one, other, strict=True)
+            )
+        )
+
 
 def ask(
-    files: trees.Changes, lists: TestLists, rerun: RerunTests, *, task: Hashable, reference: bool, asks: bool
+    files: trees.Changes,
+    lists: TestLists,
+    rerun: RerunTests,
+    *,
+    task: Hashable,
+    reference: bool,
+    asks: bool,
+    hidden: Collection[str] = (),
 ) -> Grounds:
     """Ask the tests of a solution that passed for their values.
 
-    `files` are the original test files, `task` identifies the task in this process, `reference` says whether there is a
-    reference solution, `asks` whether the tests run under the reporting plugin. Exceptions of `rerun` pass through.
+    `files` are the original test files, `hidden` the paths of all files that are written for grading alone. `task`
+    identifies the task in this process, `reference` says whether there is a reference solution, `asks` whether the
+    tests run under the reporting plugin. Exceptions of `rerun` pass through.
     """
-    del task
-    names = (*lists.fail_to_pass, *lists.pass_to_pass)
+    names = _single((*lists.fail_to_pass, *lists.pass_to_pass))
     if not asks:
-        return Grounds(dict.fromkeys(names, "the tests run without the plugin that asks"), frozenset())
+        return Grounds(dict.fromkeys(names, "runs without the plugin that asks"), frozenset())
     tests = TestFiles(files)
-    sheet = answer_sheet(tests, lists, rerun, reference=reference)
-    located = {name: one for name in names if (one := tests.locate(name))}
+    located = {name: tests.locate(name) for name in names}
+    fixed = [one for one in map(tests.locate, lists.fail_to_pass) if one]
+    kept = sorted({one for one in located.values() if one} - {*fixed}, key=lambda one: one.named(one.name))
+    # A solution may break what passed before and forge only that; it cannot know which is asked.
+    functions = [*dict.fromkeys(fixed), *random.SystemRandom().sample(kept, min(len(kept), MOST_KEPT))]
+    sheet = _sheets.get(task, lambda: answer_sheet(tests, functions, hidden, rerun, reference=reference))
+    selected = [function.named(function.name) for function in sheet.expected]
+    wrong: set[TestLocation] = set(sheet.expected)
+    # Twice, since tests fail by chance.
+    for _ in range(2):
+        wrong &= sheet.wrong(rerun(sheet.files, selected, "solution")) if wrong else set()
     reasons = {
-        name: "not all that it asserts could be asked" for name in names if located.get(name) not in sheet.deciding
+        name: sheet.reasons.get(one, "is not among those drawn") if one else "is in no test file that can be read"
+        for name, one in located.items()
+        if one not in sheet.expected
     }
-    run = rewritten_run(tests, lists, {}, sheet)
-    found = [run.contradictions(rerun(run.files, run.selected, "solution")) for _ in range(2)] if run.selected else []
-    versions = set.intersection(*found) if found else set()
-    wrong = (name for name, one in located.items() if one in run.asked and run.asked[one] in versions)
-    return Grounds(reasons, frozenset(wrong))
+    return Grounds(reasons, frozenset(name for name, one in located.items() if one in wrong))
+
+
+def _single(names: Sequence[str]) -> list[str]:
+    """Return the names of tests, without those of files and classes, whose tests are named as well."""
+    heads = {name.partition("[")[0] for name in names if "[" in name}
+    for name in names:
+        parts = name.split("::")
+        heads.update("::".join(parts[:length]) for length in range(1, len(parts)))
+    return [name for name in dict.fromkeys(names) if name not in heads]
+
+
+def answer_sheet(
+    tests: TestFiles,
+    functions: Sequence[TestLocation],
+    hidden: Collection[str],
+    rerun: RerunTests,
+    *,
+    reference: bool,
+) -> AnswerSheet:
+    """Return what the tests of a task must answer, from runs on trees without an agent's code."""
+    found, reasons = _askings(tests, functions)
+    if not found:
+        return AnswerSheet({}, {}, {}, reasons)
+    known = _run(tests, found, "open" if reference else "expecting", rerun, "reference" if reference else "delivered")
+    expected, relations = {}, {}
+    for function, made in list(found.items()):
+        reason = "" if passes(known, function) else "does not pass in the run that tells what is expected"
+        expected[function], relations[function] = answers(known, function), made.relations
+        for _, sent in (answer for one in expected[function] for answer in one):
+            reason = reason or _unequal(sent)
+        if not reason and not any(expected[function]):
+            reason = "asks nothing in the run that tells what is expected"
+        if reason:
+            reasons[function] = reason
+    askable = {function: made for function, made in found.items() if function not in reasons}
+    withheld = withheld_files(tests, askable)
+    if not reference:
+        reasons |= {one: "expects what is in a file" for one, made in askable.items() if made.reads}
+        kept = {one: expected[one] for one in askable if one not in reasons}
+        absent = dict.fromkeys(
+            path for path in tests.texts if path in hidden and path not in withheld and _is_test(path)
+        )
+        return AnswerSheet({**absent, **withheld}, kept, relations, reasons)
+    sheet = AnswerSheet(withheld, {one: expected[one] for one in askable}, relations, reasons)
+    selected = [one.named(one.name) for one in askable]
+    first = rerun(withheld, selected, "reference") if askable else known
+    needed = {path for _, path in first.opened}
+    expecting = by_function(known) - by_function(first)
+    # Once more without the files that hold expected values, which no test may need then.
+    absent = dict.fromkeys(({*hidden} | {path for _, path in expecting}) - needed - {*withheld})
+    absent_for = {test for test, path in expecting if path in absent}
+    second = rerun({**absent, **withheld}, selected, "reference") if absent else first
+    odd = sheet.wrong(second)
+    for one, made in askable.items():
+        if one in odd:
+            reasons[one] = "gives other values, or cannot run, without its expected values"
+        elif made.reads and one.named(one.name) not in absent_for:
+            reasons[one] = "expects what is in a file that is read as input as well"
+    kept = {one: expected[one] for one in askable if one not in reasons}
+    return AnswerSheet({**absent, **withheld}, kept, relations, reasons)
+
+
+def by_function(outcomes: TestOutcomes) -> set[tuple[str, str]]:
+    """Return the files that tests opened, by the name of a test without its parameters."""
+    return {(test.partition("[")[0], path) for test, path in outcomes.opened if test}
+
+
+def _is_test(path: str) -> bool:
+    name = PurePosixPath(path).name
+    return name.startswith("test") or name.endswith("_test.py")
+
+
+def _unequal(sent: Sequence[str]) -> str:
+    """Return why the values of one answer cannot be compared, "" where they can."""
+    for place, text in enumerate(sent):
+        try:
+            values.read(text, expected=place == len(sent) - 1)
+        except values.NotPlain as error:
+            return f"compares an object of type {error}"
+    return ""
+
+
+def _askings(
+    tests: TestFiles, functions: Sequence[TestLocation]
+) -> tuple[dict[TestLocation, Asking], dict[TestLocation, str]]:
+    """Return the versions of the functions that can be asked, and why others cannot."""
+    found: dict[TestLocation, Asking] = {}
+    reasons: dict[TestLocation, str] = {}
+    for one in functions:
+        fixtures = {
+            node.name: node
+            for path, module in tests.modules.items()
+            if PurePosixPath(path).name == "conftest.py"
+            and PurePosixPath(one.path).is_relative_to(PurePosixPath(path).parent)
+            for node in module.body
+            if isinstance(node, FunctionNode)
+        }
+        try:
+            found[one] = asking(tests.modules[one.path], tests.owner(one), tests.functions[one], fixtures)
+        except NotAskable as error:
+            reasons[one] = str(error)
+    # What a test must not find may be kept for another one, which then is left out as well, until nothing changes.
+    while True:
+        kept = {path: _bound(module) for path, module in _modules(tests, found, "withheld").items()}
+        unable = {one: made.absent & kept[one.path] for one, made in found.items() if made.absent & kept[one.path]}
+        if not unable:
+            return found, reasons
+        for one, names in unable.items():
+            reasons[one] = f"holds the expected value in {min(names)}"
+            del found[one]
+
+
+def _bound(module: ast.Module) -> set[str]:
+    return {
+        node.id
+        for one in module.body
+        for node in ast.walk(one)
+        if isinstance(node, ast.Name)
+        if isinstance(node.ctx, ast.Store)
+    }
+
+
+def _modules(tests: TestFiles, found: Mapping[TestLocation, Asking], sends: Sends) -> dict[str, ast.Module]:
+    """Return the modules that hold one version of each function, and what that needs."""
+    made: dict[str, ast.Module] = {}
+    for path in dict.fromkeys(one.path for one in found):
+        versions = {(*one.classes, one.name): getattr(asked, sends) for one, asked in found.items() if one.path == path}
+        made[path] = pruned(tests.modules[path], versions)
+    names = {name for module in made.values() for name in mentioned(module)}
+    for path, module in tests.modules.items():
+        if sends == "withheld" and PurePosixPath(path).name == "conftest.py":
+            made[path] = pruned(module, {}, names)
+    return made
+
+
+def withheld_files(tests: TestFiles, found: Mapping[TestLocation, Asking], sends: Sends = "withheld") -> trees.Changes:
+    """Return the files with one version of each function."""
+    files: trees.Changes = {}
+    for path, module in _modules(tests, found, sends).items():
+        later = sum(isinstance(one, ast.ImportFrom) and one.module == "__future__" for one in module.body)
+        body = [*module.body[:later], *ast.parse(IMPORT).body, *module.body[later:]]
+        files[path] = trees.TreeFile(ast.unparse(ast.Module(body, [])).encode("utf-8", "surrogateescape"))
+    return files
+
+
+def _run(
+    tests: TestFiles, found: Mapping[TestLocation, Asking], sends: Sends, rerun: RerunTests, tree: RerunTree
+) -> TestOutcomes:
+    return rerun(withheld_files(tests, found, sends), [one.named(one.name) for one in found], tree)
+
+
+def _nodes(outcomes: TestOutcomes, function: TestLocation) -> list[str]:
+    name = function.named(function.name)
+    return [node for node in outcomes.nodes if node.partition("[")[0] == name]
+
+
+def passes(outcomes: TestOutcomes, function: TestLocation) -> bool:
+    """Return whether there are tests of a function and all pass."""
+    nodes = _nodes(outcomes, function)
+    return bool(nodes) and all(outcomes.nodes[node] in PASSING for node in nodes)
+
+
+def answers(outcomes: TestOutcomes, function: TestLocation) -> Answers:
+    """Return the answers of the tests of a function, in the order in which they ran."""
+    given: dict[str, list[tuple[int, list[str]]]] = {node: [] for node in _nodes(outcomes, function)}
+    for node, number, sent in outcomes.answers:
+        if node in given and sent:
+            given[node].append((number, sent))
+    return list(given.values())
+
+
+class PerTaskCache(Generic[Made]):
+    """What was made for the tasks that were graded last in this process, each once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._locks: OrderedDict[Hashable, threading.Lock] = OrderedDict()
+        self._made: dict[Hashable, Made] = {}
+
+    def get(self, task: Hashable, make: Callable[[], Made]) -> Made:
+        """Return what was made for a task, made where there is nothing; exceptions of `make` pass through."""
+        with self._lock:
+            own = self._locks.setdefault(task, threading.Lock())
+            self._locks.move_to_end(task)
+            while len(self._locks) > REMEMBERED:
+                oldest, _ = self._locks.popitem(last=False)
+                self._made.pop(oldest, None)
+        # A lock for each task, so that making one blocks only those who wait for the same.
+        with own:
+            if task not in self._made:
+                self._made[task] = make()
+            return self._made[task]
+
+
+_sheets = PerTaskCache[AnswerSheet]()

@@ -8,7 +8,7 @@ Outcomes come from a plugin (guest/composer_outcomes.py) through a supervisor (g
 the log: what a test prints is no outcome, a process that ends early reports nothing, and a report is rejected in which
 the control test did not fail or a line has the wrong seal. Code under test shares a process with pytest, so this raises
 the cost of forgery and cannot exclude it: `grade_tree` drops what an agent changed in files that pytest loads, and
-forged_passes.py runs what passes once more, with rewritten tests.
+asked.py asks the tests of what passes for their values.
 
 `TestLists.tests_status` is the only definition of resolved: live runs and saved logs (stages.envs.swe.logs) both use
 it.
@@ -52,7 +52,8 @@ class TestOutcomes:
     """The report of one run; empty when it is missing or `tampered`: the control test passed, or a seal is wrong.
 
     `broken` are files and folders that could not be collected, `nodes` the outcomes by full node id, `answers` what
-    rewritten tests asked for, in order: test, number of the question, values, and expected values where it has them.
+    rewritten tests asked for, in order: test, number of the question, and the value, the expected one behind it where
+    the test has it. `opened` are files of the tree that were opened: test, or "" before the first, and path.
     `accesses` are what code outside of the tests did to them, and by which file: (what, path), path "" where unknown.
     """
 
@@ -66,6 +67,7 @@ class TestOutcomes:
     nodes: Mapping[str, str] = field(default_factory=dict)
     answers: Sequence[Any] = ()
     accesses: frozenset[tuple[str, str]] = frozenset()
+    opened: frozenset[tuple[str, str]] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -103,8 +105,8 @@ def parse(log: str, secret: str, *, timed_out: bool = False) -> TestOutcomes:
     report, tampered, without_reports = read_report(log, secret)
     broken = tuple(path for path, _ in report.get("broken", ()))
     nodes, answers = report.get("outcomes", {}), report.get("answers", ())
-    accesses = frozenset(map(tuple, report.get("accesses", ())))
-    return TestOutcomes(by_name(nodes), tampered, without_reports, timed_out, broken, nodes, answers, accesses)
+    accesses, opened = (frozenset(map(tuple, report.get(name, ()))) for name in ("accesses", "opened"))
+    return TestOutcomes(by_name(nodes), tampered, without_reports, timed_out, broken, nodes, answers, accesses, opened)
 
 
 LONGEST_LOG = 20_000

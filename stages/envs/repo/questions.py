@@ -1,156 +1,278 @@
-"""Turn assertions of a test into questions: `assert f(x) == 3` asks for f(x), and 3 is not in the file.
+"""Turn the assertions of a test into questions: `assert f(x) == 3` asks for f(x), and 3 is in no file of the sandbox.
 
-The value that a question asks for leaves the sandbox and is compared here (guest/composer_outcomes.py: `ask`). Three
-versions of a function are made: an `open` one, which sends the expected value as well and is run on trees that hold no
-code of an agent; an `expecting` one, which sends the expected value twice and calls nothing for it, for tasks without a
-reference solution; and a `withheld` one for the agent's code. An expected value can be withheld where no code under
-test has a part in it: literals, and what built-in functions and methods of strings make of them. A local variable that
-only expected values use is removed too, and a column of `parametrize` that only they use is emptied.
+The value that a question asks for leaves the sandbox (guest/composer_outcomes.py: `ask`) and is compared outside
+(values.py). Three versions of a test are made: an `open` one, which sends the expected value as well and is run on
+trees that hold no code of an agent; an `expecting` one, which sends the expected value alone, for tasks without a
+reference solution; and a `withheld` one for the agent's code, in which nothing that only expected values need is left:
+variables, columns of `parametrize` and of tables that a loop reads, constants, fixtures and imports of the module.
 
-A question `leaks` where its expected value remains in the process all the same, for instance as an argument of the
-test, or is one of very few values.
+An expected value can be withheld where no code under test has a part in it. A test is asked where all that it asserts
+can be asked, as often as known values say, and nothing that is left tells what is expected: `NotAskable` says why not.
 """
 
 import ast
+import builtins
 import copy
+import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from stages.envs.repo.rewritten_tests import (
-    FunctionNode,
-    own_nodes,
-    parameter_values,
-    parameters,
-    set_value,
-)
+from stages.envs.repo.inlining import inlined
+from stages.envs.repo.pruning import CALLED_BY_RUNNER
+from stages.envs.repo.rewritten_tests import FunctionNode, columns, own_nodes
 
-IMPORT = "from composer_questions import ask as _composer_ask"
+IMPORT = "from composer_questions import ask as _composer_ask, caught as _composer_caught, warned as _composer_warned"
 ASK = "_composer_ask"
-EQUALITY = frozenset(
-    {
-        *("assertEqual", "assertEquals", "assertListEqual", "assertTupleEqual", "assertDictEqual", "assertSetEqual"),
-        *("assertSequenceEqual", "assertMultiLineEqual", "assertCountEqual", "eq_", "assert_equal", "assert_equals"),
-    }
-)
+GUARDS = {
+    **dict.fromkeys(("raises", "assertRaises", "assertRaisesRegex", "assertRaisesRegexp"), "caught"),
+    **dict.fromkeys(("warns", "assertWarns", "assertWarnsRegex"), "warned"),
+}
+"""What takes a block and asserts what it raises or warns of -> what takes it in its place."""
+OPERATORS: dict[type[ast.cmpop], str] = {
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+    ast.In: "in",
+    ast.NotIn: "not in",
+    ast.Is: "is",
+    ast.IsNot: "is not",
+}
+FLIPPED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<=", "in": "has", "not in": "not has"}
+"""The relation of b to a, where a is compared with b."""
+COMPARING: dict[str, type[ast.cmpop]] = {
+    **dict.fromkeys(("assertEqual", "assertEquals", "assertListEqual", "assertTupleEqual", "assertDictEqual"), ast.Eq),
+    **dict.fromkeys(("assertSetEqual", "assertSequenceEqual", "assertMultiLineEqual"), ast.Eq),
+    **dict.fromkeys(("eq_", "assert_equal", "assert_equals"), ast.Eq),
+    "assertNotEqual": ast.NotEq,
+    "assertIn": ast.In,
+    "assertNotIn": ast.NotIn,
+    "assertIs": ast.Is,
+    "assertIsNot": ast.IsNot,
+    "assertLess": ast.Lt,
+    "assertLessEqual": ast.LtE,
+    "assertGreater": ast.Gt,
+    "assertGreaterEqual": ast.GtE,
+}
+MATCHES = frozenset({"search", "match", "fullmatch"})
+TEXT_TESTS = frozenset({"startswith", "endswith"})
 SAFE_FUNCTIONS = frozenset(
     {
         *("abs", "bool", "bytes", "chr", "dict", "divmod", "enumerate", "float", "frozenset", "int", "len", "list"),
         *("max", "min", "ord", "pow", "range", "repr", "reversed", "round", "set", "sorted", "str", "sum", "tuple"),
-        "zip",
+        *("zip", "open", "bytearray", "complex"),
     }
 )
 SAFE_METHODS = frozenset(
     {
         *("join", "split", "rsplit", "splitlines", "strip", "lstrip", "rstrip", "replace", "upper", "lower", "title"),
         *("capitalize", "format", "encode", "decode", "zfill", "rjust", "ljust", "center", "items", "keys", "values"),
-        *("copy", "count", "index", "union", "intersection", "difference", "hex"),
+        *("copy", "count", "index", "union", "intersection", "difference", "hex", "read", "read_text", "read_bytes"),
+        *("joinpath", "with_suffix", "with_name", "resolve", "absolute", "isoformat", "get", "startswith", "endswith"),
     }
 )
+"""Methods that change nothing."""
+KNOWN_MODULES = frozenset(
+    {
+        *("base64", "binascii", "calendar", "cmath", "collections", "configparser", "copy", "csv", "datetime"),
+        *("decimal", "enum", "fractions", "hashlib", "html", "io", "ipaddress", "itertools", "json", "math"),
+        *("operator", "os.path", "pathlib", "re", "statistics", "string", "struct", "textwrap", "tomllib", "typing"),
+        *("unicodedata", "urllib.parse", "zlib", "zoneinfo"),
+    }
+)
+"""Modules of the standard library that give the same in every run."""
+READING = frozenset({"open", "read", "read_text", "read_bytes", "load", "readlines"})
+NOW = frozenset({"now", "today", "utcnow"})
 PLAIN_NODES = (
     *(ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.JoinedStr, ast.FormattedValue, ast.BinOp, ast.UnaryOp),
-    *(ast.Compare, ast.BoolOp, ast.IfExp, ast.Subscript, ast.Slice, ast.Starred, ast.ListComp, ast.SetComp),
-    *(ast.DictComp, ast.GeneratorExp),
+    *(ast.Compare, ast.BoolOp, ast.IfExp, ast.Subscript, ast.Slice, ast.Starred),
 )
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-ASSERTING = ("assert", "raises", "warns", "fail", "check", "verify")
-"""Parts of the names of functions that assert."""
+DECIDING = frozenset(
+    {
+        *("any", "all", "isinstance", "issubclass", "hasattr", "callable", "bool", "filter", "startswith", "endswith"),
+        *("isdigit", "isalpha", "isalnum", "isnumeric", "isspace", "isupper", "islower", "issubset", "issuperset"),
+        *("isdisjoint", "count", "index", "find"),
+    }
+)
+TRANSPARENT = frozenset({"copy", "csv", "io", "json", "os", "pathlib", "subprocess", "sys"})
+"""Modules of the standard library whose functions compare nothing that they are given."""
+ALIKE = ("equal", "close", "same", "match", "compare", "cmp", "identical", "search")
+"""Functions, and parts of their names, by which a test decides itself, whatever object it has got."""
+ASSERTING = ("assert", "raises", "warns", "fail", "check", "verify", "expect", "validate")
+"""Parts of the names of functions that assert, where a test calls one and uses no value of it."""
 GUESSED = (None, 0, 1, -1, "", b"")  # False == 0, True == 1
+FORMAT = re.compile(r"%[.\d]*[a-z]|\{[^{}]*\}")
+"""What a text that formats others holds."""
+Sends = Literal["open", "expecting", "withheld"]
+
+
+class NotAskable(Exception):
+    """Not all that a test asserts can be asked; the text is the reason."""
 
 
 @dataclass(frozen=True)
-class Questions:
-    """The versions of one function, and by the number of each question whether it leaks.
+class Question:
+    """One question. Of a guard, which takes a block, `asked` is None."""
 
-    `alone`: the questions are all that the function asserts, as far as can be told. `steady`: no code under test
-    decides whether and how often a question is reached, unless it raises.
+    number: int
+    relation: str
+    asked: ast.expr | None
+    expected: ast.expr
+
+
+@dataclass(frozen=True)
+class Asking:
+    """The versions of one test.
+
+    `relations`: of each question, what its value must have to the expected one. `absent`: the names of the module that
+    no withheld version may find. `reads`: an expected value is read from a file.
     """
 
     open: FunctionNode
     expecting: FunctionNode
     withheld: FunctionNode
-    leaks: Mapping[int, bool]
-    alone: bool
-    steady: bool
+    relations: tuple[str, ...]
+    absent: frozenset[str]
+    reads: bool
 
 
-def questions(module: ast.Module, function: FunctionNode) -> Questions | None:
-    """Return the questions of a function of a module; None where it has no assertion to make one of."""
-    if any(isinstance(node, ast.Global | ast.Nonlocal | ast.NamedExpr) for node in ast.walk(function)):
-        return None
-    known = _KnownValues(module, function)
-    open_ = _Rewriter(known, "open")
-    version = open_.function(function)
-    if not open_.expected:
-        return None
-    expecting, withheld = (_Rewriter(known, sends).function(function) for sends in ("expecting", "withheld"))
-    leaks = {number: known.leaks(one) for number, one in enumerate(open_.expected)}
-    alone = not _asserts(withheld, _asserting_names(module))
-    leaves = any(isinstance(node, ast.Return | ast.Break | ast.Continue) for node in own_nodes(function))
-    return Questions(version, expecting, withheld, leaks, alone, steady=not leaves and known.reaches(function.body))
+def asking(
+    module: ast.Module, owner: ast.ClassDef | None, function: FunctionNode, fixtures: Mapping[str, FunctionNode]
+) -> Asking:
+    """Return the versions of a test in a module, and in a class; `NotAskable` where not all of it can be asked.
+
+    `fixtures` are the functions of conftest.py that the test may name.
+    """
+    if any(isinstance(node, ast.Global | ast.Nonlocal | ast.NamedExpr | ast.Yield) for node in ast.walk(function)):
+        raise NotAskable("binds names where it reads them")
+    asserting = asserting_names(module)
+    around = [*module.body, *(owner.body if owner else ()), *fixtures.values()]
+    for node in around:
+        if isinstance(node, FunctionNode) and _runs_around(node, function) and (found := _asserts(node, asserting)):
+            raise NotAskable(f"uses {node.name}(), which {found}")
+    if found := "".join(_asserts(one, asserting) for one in function.decorator_list):
+        raise NotAskable(f"has a decorator that {found}")
+    test = inlined(module, owner, function, fixtures, asserting)
+    known = _KnownValues(module, test)
+    assertions = _Assertions(known, asserting)
+    assertions.collect(test.body)
+    if not assertions.questions:
+        raise NotAskable("asserts nothing that has a value")
+    known.remove(assertions.questions)
+    for one in assertions.questions:
+        known.require_withheld(one)
+    if known.is_echo(assertions.questions):
+        raise NotAskable("expects only what it gives as an argument")
+    open_, expecting, withheld = (_Rewriter(known, assertions, sends).function(test) for sends in SENDS)
+    relations = tuple(one.relation for one in assertions.questions)
+    return Asking(open_, expecting, withheld, relations, frozenset(known.absent), known.reads(assertions.questions))
 
 
-def _asserts(function: ast.AST, names: frozenset[str]) -> bool:
-    """Return whether a function may assert: by a statement, by a call of a usual name, or of one of these names."""
-    for node in ast.walk(function):
-        if isinstance(node, ast.Assert | ast.Raise | ast.Try):
-            return True
-        if isinstance(node, ast.Call):
-            name = getattr(node.func, "attr", "") or getattr(node.func, "id", "")
-            if name in names or any(word in name.lower() for word in ASSERTING):
-                return True
-    return False
+def _runs_around(node: FunctionNode, test: FunctionNode) -> bool:
+    """Return whether a function runs before or after a test: a fixture that it names or all use, or a set-up."""
+    fixture = any("fixture" in ast.unparse(one) for one in node.decorator_list)
+    named = node.name in {one.arg for one in test.args.args} or "autouse" in "".join(
+        map(ast.unparse, node.decorator_list)
+    )
+    return node.name in CALLED_BY_RUNNER or (fixture and named)
 
 
-def _asserting_names(module: ast.Module) -> frozenset[str]:
-    """Return the names of classes, and of the functions of a module that may assert, also through each other."""
-    names = {node.name for node in ast.walk(module) if isinstance(node, ast.ClassDef)}
+SENDS: tuple[Sends, ...] = ("open", "expecting", "withheld")
+
+
+def _asserts(node: ast.AST, names: frozenset[str]) -> str:
+    """Return what of a node may assert: a statement, or a call of one of these names, or of `assert...`; or ""."""
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Assert | ast.Raise):
+            return f"has an {type(inner).__name__.lower()} statement"
+        if isinstance(inner, ast.Call):
+            name = called(inner)
+            if name in names or name in GUARDS or name.lstrip("_").startswith("assert") or name == "fail":
+                return f"calls {name}()"
+    return ""
+
+
+def asserting_names(module: ast.Module) -> frozenset[str]:
+    """Return the names of the functions of a module that may assert, also through each other."""
+    names: set[str] = set()
     functions = [node for node in ast.walk(module) if isinstance(node, FunctionNode)]
     while True:
-        found = frozenset(names | {one.name for one in functions if _asserts(one, frozenset(names))})
+        found = frozenset(one.name for one in functions if _asserts(one, frozenset(names)))
         if found <= names:
             return found
         names |= found
 
 
-class _KnownValues:
-    """Which expressions of a function no code under test has a part in.
+def called(node: ast.Call) -> str:
+    """Return the last part of the name of what is called."""
+    return getattr(node.func, "attr", "") or getattr(node.func, "id", "")
 
-    `unused` are local variables and parameters that nothing but expected values reads.
+
+def dotted(node: ast.AST) -> str:
+    """Return a dotted name, "" for any other expression."""
+    if isinstance(node, ast.Attribute):
+        above = dotted(node.value)
+        return above and f"{above}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+class _KnownValues:
+    """Which expressions of a test no code under test has a part in, and which names only expected values read.
+
+    `unused` are variables and parameters that nothing but expected values reads, `absent` names of the module by which
+    alone an expected value could be told.
     """
 
     def __init__(self, module: ast.Module, function: FunctionNode) -> None:
         self.function = function
-        bound = set(_bound_names(module.body))
-        self._functions = SAFE_FUNCTIONS - bound if "*" not in bound else frozenset()
-        self._constants = {
-            node.targets[0].id
-            for node in module.body
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and _is_literal(node.value)
-        }
-        self.parameters = parameters(function)
+        self.unused: frozenset[str] = frozenset()
+        self.absent: set[str] = set()
         self.assigned: dict[str, ast.Assign] = {}
-        stored = [node.id for node in ast.walk(function) if isinstance(node, ast.Name) and not _is_load(node)]
-        changed = {name for node in ast.walk(function) for name in _changed_names(node)}
-        # A loop over known values gives known values.
+        self.opened: dict[str, ast.expr] = {}
+        self._values: dict[str, list[ast.expr]] = {}
+        self._deciding = _deciding_functions(module)
         self._loops: dict[str, ast.expr] = {}
         self._followed: list[str] = []
+        self._modules = _known_imports([*module.body, *function.body])
+        top, local = list(_bound_names(module.body)), list(_bound_names(function.body))
+        self.locals = {*local, *(one.arg for one in ast.walk(function) if isinstance(one, ast.arg))} - {*self._modules}
+        self._top = {*top} - {*self._modules}
+        changed = {name for node in ast.walk(module) for name in _changed_names(node)}
+        self._constants = {
+            node.targets[0].id: node.value
+            for node in module.body
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+            if top.count(node.targets[0].id) == 1 and node.targets[0].id not in changed
+        }
+        changed = {name for node in ast.walk(function) for name in _changed_names(node)}
+        self.cells = {name: cells for name, cells in columns(function).items() if name not in changed}
         for node in own_nodes(function):
+            for name, value in _bindings(node):
+                self._values.setdefault(name, []).append(value)
             if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
                 name = node.targets[0].id
-                if stored.count(name) == 1 and name not in changed:
+                if local.count(name) == 1 and name not in changed:
                     self.assigned[name] = node
             elif isinstance(node, ast.For):
                 for target in ast.walk(node.target):
-                    if isinstance(target, ast.Name) and stored.count(target.id) == 1 and target.id not in changed:
+                    if isinstance(target, ast.Name) and local.count(target.id) == 1 and target.id not in changed:
                         self._loops[target.id] = node.iter
-        self.sites = [site for node in own_nodes(function) if (site := self.site(node))]
-        self.unused = self._unused()
+            elif isinstance(node, ast.With):
+                for item in node.items:
+                    if isinstance(item.optional_vars, ast.Name) and local.count(item.optional_vars.id) == 1:
+                        self.opened[item.optional_vars.id] = item.context_expr
 
     def is_known(self, node: ast.AST, bound: frozenset[str] = frozenset()) -> bool:
         """Return whether no code under test has a part in the value of an expression."""
         if isinstance(node, ast.Name):
             return node.id in bound or self._is_known_name(node.id)
+        if isinstance(node, ast.Attribute):
+            return self.is_known(node.value, bound)
         if isinstance(node, COMPREHENSIONS):
             inside = bound | {
                 target.id
@@ -162,18 +284,37 @@ class _KnownValues:
             parts += [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
             return all(self.is_known(part, inside) for part in parts)
         if isinstance(node, ast.Call):
-            of = node.func
-            safe = (isinstance(of, ast.Name) and of.id in self._functions and of.id not in bound) or (
-                isinstance(of, ast.Attribute) and of.attr in SAFE_METHODS and self.is_known(of.value, bound)
-            )
+            if isinstance(node.func, ast.Name) and node.func.id not in bound:
+                name = node.func.id
+                safe = name in self._modules or (name in SAFE_FUNCTIONS and self._is_known_name(name))
+            else:
+                known = dotted(node.func) == "pytest.approx" or self.is_known(node.func, bound)
+                safe = known and called(node) not in NOW
             return safe and all(self.is_known(one, bound) for one in (*node.args, *(k.value for k in node.keywords)))
         if isinstance(node, PLAIN_NODES):
             children = (one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr))
             return all(self.is_known(child, bound) for child in children)
         return False
 
+    def is_class(self, node: ast.AST) -> bool:
+        """Return whether an expression names classes, of the code under test as well."""
+        if isinstance(node, ast.Tuple):
+            return all(map(self.is_class, node.elts))
+        if isinstance(node, ast.Name) and node.id in self.cells:
+            return all(self.is_class(values[place]) for values, place in self.cells[node.id])
+        name = dotted(node)
+        last = name.rpartition(".")[2].lstrip("_")
+        return bool(name) and name.partition(".")[0] not in self.locals and (last[:1].isupper() or last in TYPES)
+
+    def _source(self, name: str) -> ast.expr | None:
+        if name in self.assigned:
+            return self.assigned[name].value
+        return self.opened.get(name) or self._loops.get(name)
+
     def _is_known_name(self, name: str) -> bool:
-        source = self.assigned[name].value if name in self.assigned else self._loops.get(name)
+        if name in self.cells:
+            return all(self.is_known(values[place]) for values, place in self.cells[name])
+        source = self._source(name) if name in self.locals else self._constants.get(name)
         if source is not None:
             # A value that is made of itself, in a loop or as the variable of a comprehension, is not known.
             if name in self._followed:
@@ -182,140 +323,566 @@ class _KnownValues:
             known = self.is_known(source)
             self._followed.pop()
             return known
-        return name in self.parameters or (name in self._constants and name not in self._locals())
+        if name in self.locals or name in self._top:
+            return False
+        return name in self._modules or name == "__file__" or (hasattr(builtins, name) and "*" not in self._top)
 
-    def _locals(self) -> set[str]:
-        arguments = {argument.arg for argument in ast.walk(self.function) if isinstance(argument, ast.arg)}
-        return arguments | {n.id for n in ast.walk(self.function) if isinstance(n, ast.Name) and not _is_load(n)}
-
-    def site(self, node: ast.AST) -> tuple[list[ast.expr], ast.expr] | None:
-        """Return what a statement compares with a known value, and that value; None for any other statement."""
-        sides: list[ast.expr] = []
-        if isinstance(node, ast.Assert) and isinstance(node.test, ast.Compare):
-            if all(isinstance(operator, ast.Eq) for operator in node.test.ops):
-                sides = [node.test.left, *node.test.comparators]
-        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and len(node.value.args) >= 2:
-            of = node.value.func
-            if (of.attr if isinstance(of, ast.Attribute) else getattr(of, "id", "")) in EQUALITY:
-                sides = node.value.args[:2]
-        known = [side for side in sides if not isinstance(side, ast.Starred) and self.is_known(side)]
-        # Literals first: a local variable that looks known may be what the test collects its results in.
-        known = [side for side in known if _is_literal(side)] or (known if len(known) < len(sides) else [])
-        asked = [side for side in sides if side is not (known[-1] if known else None)]
-        if not known or all(_is_literal(side) for side in asked):
-            return None
-        return asked, known[-1]
-
-    def reaches(self, body: Sequence[ast.stmt]) -> bool:
-        """Return whether all sites of a body are reached, each as often as known values say."""
-        return all(
-            self.reaches(one.body)
-            if isinstance(one, ast.For) and self.is_known(one.iter) and not one.orelse
-            else self.site(one) is not None or not any(self.site(inner) for inner in ast.walk(one))
-            for one in body
-        )
-
-    def _unused(self) -> frozenset[str]:
-        """Return the names that only expected values and other unused variables read."""
+    def remove(self, asked: Sequence[Question]) -> None:
+        """Find the names that only expected values, and other unused variables, read."""
         unused: set[str] = set()
-        candidates = {name for name, node in self.assigned.items() if self.is_known(node.value)} | set(self.parameters)
+        candidates = {name for name, node in self.assigned.items() if self.is_known(node.value)} | set(self.cells)
+        candidates |= {name for name, source in self.opened.items() if self.is_known(source)}
         while True:
-            inside = {id(inner) for _, expected in self.sites for inner in ast.walk(expected)}
-            inside |= {id(inner) for name in unused & set(self.assigned) for inner in ast.walk(self.assigned[name])}
+            inside = {id(inner) for one in asked for inner in ast.walk(one.expected)}
+            for name in unused:
+                source = self.assigned.get(name) or self.opened.get(name)
+                inside |= {id(inner) for inner in ast.walk(source)} if source else set()
             body = [n for one in self.function.body for n in ast.walk(one) if isinstance(n, ast.Name) and _is_load(n)]
             read = {node.id for node in body if id(node) not in inside}
             if candidates - read == unused:
-                return frozenset(unused)
+                self.unused = frozenset(unused)
+                return
             unused = candidates - read
 
-    def leaks(self, expected: ast.expr) -> bool:
-        """Return whether an expected value can be found in the process, or guessed."""
-        # Its constants, with those of the variables that are removed: something is not in the process then.
-        waiting, constants = [expected], 0
-        while waiting:
-            for node in ast.walk(waiting.pop()):
-                constants += isinstance(node, ast.Constant) and node.value not in GUESSED
-                if isinstance(node, ast.Name) and node.id in self.unused:
-                    if node.id in self.assigned:
-                        waiting.append(self.assigned[node.id].value)
-                    elif self.columns(node.id):
-                        constants += 1
-        return constants == 0
+    def require_withheld(self, one: Question) -> None:
+        """Raise `NotAskable` where what is left of the test tells the expected value of a question, or decides it."""
+        telling = self._telling(one.expected)
+        decides = one.asked is not None and self.decides(one.asked)
+        # With an operand that is expected as well, an object that steps aside would be enough.
+        if decides and not (
+            one.relation == "==" and telling and self._literals(one.expected).isdisjoint(self._literals(one.asked))
+        ):
+            raise NotAskable(f"decides itself: {_short(one.asked)}")
+        left = sorted(self._left(one.expected))
+        if not telling and left:
+            raise NotAskable(f"holds the expected value in {left[0]}")
+        if telling != "own":
+            self.absent |= self._names(one.expected)
 
-    def columns(self, name: str) -> bool:
-        """Return whether the values of a parameter can be emptied."""
-        call, index, count = self.parameters[name]
-        return bool(parameter_values(call.args[1], index, count))
+    def _telling(self, node: ast.AST) -> str:
+        """Return by what a part of an expression that cannot be guessed is removed.
+
+        "own": with the test. "module": with names of the module alone. "": there is no such part.
+        """
+        if isinstance(node, ast.Constant):
+            is_format = isinstance(node.value, str) and not any(map(str.isalnum, FORMAT.sub("", node.value)))
+            return "" if node.value in GUESSED or node.value is Ellipsis or is_format else "own"
+        if isinstance(node, ast.Name):
+            if node.id in self.cells:
+                told = [self._telling(values[place]) for values, place in self.cells[node.id]]
+                return max(told, default="") if node.id in self.unused else ""
+            if node.id in self.locals:
+                source = self._source(node.id)
+                return self._telling(source) if source is not None and node.id in self.unused else ""
+            if node.id in self._constants:
+                return "module" if self._telling(self._constants[node.id]) else ""
+            return "own" if node.id in self._top or node.id in TYPES or node.id[:1].isupper() else ""
+        if isinstance(node, ast.Compare | ast.BoolOp | ast.Slice | ast.Lambda):
+            return ""
+        parts: Sequence[ast.AST]
+        if isinstance(node, ast.Subscript | ast.Attribute):
+            parts = [node.value]
+        elif isinstance(node, ast.IfExp):
+            parts = [node.body, node.orelse]
+        elif isinstance(node, ast.Call):
+            # Further arguments say how something is made: int(x, 16), round(x, 2).
+            parts = [node.func.value] if isinstance(node.func, ast.Attribute) else []
+            parts = [*parts, *node.args[: 1 if dotted(node.func) in SAFE_FUNCTIONS else None]]
+        elif isinstance(node, COMPREHENSIONS):
+            parts = [one.iter for one in node.generators]
+            parts = [*parts, *([node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt])]
+        else:
+            parts = [one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr)]
+        return max((self._telling(part) for part in parts), default="")
+
+    def _closure(self, node: ast.AST) -> Iterator[str]:
+        """Yield the names that an expression is made of, through variables that are removed."""
+        waiting, seen = [node], set()
+        while waiting:
+            for inner in ast.walk(waiting.pop()):
+                if isinstance(inner, ast.Name) and inner.id not in seen:
+                    seen.add(inner.id)
+                    yield inner.id
+                    source = self._source(inner.id) if inner.id in self.unused else None
+                    if source is None and inner.id not in self.locals:
+                        source = self._constants.get(inner.id)
+                    waiting += [source] if source is not None and inner.id not in self.cells else []
+
+    def _left(self, node: ast.AST) -> set[str]:
+        """Return the variables of the test that an expected value is made of and that stay."""
+        inner = {
+            name.id
+            for one in ast.walk(node)
+            if isinstance(one, COMPREHENSIONS)
+            for generator in one.generators
+            for name in ast.walk(generator.target)
+            if isinstance(name, ast.Name)
+        }
+        return (self.locals & {*self._closure(node)}) - self.unused - inner
+
+    def _literals(self, node: ast.AST | None) -> set[str]:
+        """Return the literals that an expression is made of, in variables and columns as well, but for the guessed."""
+        found, waiting, seen = set(), [node] if node is not None else [], set()
+        while waiting:
+            for inner in ast.walk(waiting.pop()):
+                if isinstance(inner, ast.Constant) and inner.value not in GUESSED:
+                    found.add(repr(inner.value))
+                elif isinstance(inner, ast.Name) and inner.id not in seen:
+                    seen.add(inner.id)
+                    waiting += [values[place] for values, place in self.cells.get(inner.id, ())]
+                    waiting += [] if inner.id in self.cells else self._values.get(inner.id, [])
+                    waiting += [self._constants[inner.id]] if inner.id in self._constants else []
+        return found
+
+    def is_echo(self, asked: Sequence[Question]) -> bool:
+        """Return whether all that is expected stands in what is left of a test: each value is an argument as well."""
+        left = {text for one in asked for text in self._literals(one.asked)}
+        wanted = [self._literals(one.expected) for one in asked]
+        return any(wanted) and all(texts <= left for texts in wanted)
+
+    def reads(self, asked: Sequence[Question]) -> bool:
+        """Return whether an expected value is read from a file."""
+        names = {name for one in asked for name in self._closure(one.expected)}
+        sources = [source for name in names if (source := self._source(name) or self._constants.get(name))]
+        nodes = (node for one in [*(one.expected for one in asked), *sources] for node in ast.walk(one))
+        return any(isinstance(node, ast.Call) and called(node) in READING for node in nodes)
+
+    def _names(self, node: ast.AST) -> set[str]:
+        """Return the constants of the module that an expected value is made of."""
+        return {name for name in self._closure(node) if name not in self.locals and name in self._constants}
+
+    def decides(self, node: ast.AST) -> bool:
+        """Return whether a test makes a value by comparing what it has got, which an object can decide."""
+        if isinstance(node, ast.Compare):
+            # No object decides what it is identical to.
+            identity = all(isinstance(one, ast.Is | ast.IsNot) for one in node.ops)
+            return not identity or any(map(self.decides, (node.left, *node.comparators)))
+        if isinstance(node, ast.BoolOp | ast.IfExp | ast.BinOp):
+            return not self.is_known(node)
+        if isinstance(node, ast.UnaryOp):
+            return isinstance(node.op, ast.Not) or self.decides(node.operand)
+        if isinstance(node, ast.Call):
+            return self._decides_by_call(node)
+        if isinstance(node, ast.Name):
+            if node.id in self._followed:
+                return False
+            self._followed.append(node.id)
+            found = any(map(self.decides, self._values.get(node.id, ())))
+            self._followed.pop()
+            return found
+        if isinstance(node, COMPREHENSIONS):
+            elements = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+            return any(one.ifs for one in node.generators) or any(map(self.decides, elements))
+        if isinstance(node, ast.Constant | ast.Lambda):
+            return False
+        return any(self.decides(one) for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr))
+
+    def _decides_by_call(self, node: ast.Call) -> bool:
+        name, root = called(node), dotted(node.func).partition(".")[0]
+        if name in DECIDING | self._deciding or name.startswith("__") or any(one in name.lower() for one in ALIKE):
+            return True
+        if isinstance(node.func, ast.Name) and name in SAFE_FUNCTIONS:
+            mixed = len(node.args) > 1 and any(map(self.is_known, node.args))
+            return mixed or any(map(self.decides, node.args))
+        # A fixture, or another function of the standard library, may compare what it is given.
+        if isinstance(node.func, ast.Name) and name in self.locals:
+            return True
+        if root in (sys.stdlib_module_names | self._modules) - TRANSPARENT - self.locals and not name[:1].isupper():
+            return True
+        return self.decides(node.func)
+
+
+TYPES = frozenset(name for name, value in vars(builtins).items() if isinstance(value, type))
+
+
+class _Assertions:
+    """The questions of a test, by the statement that asserts; `NotAskable` where a statement cannot be asked."""
+
+    def __init__(self, known: _KnownValues, asserting: frozenset[str]) -> None:
+        self._known, self._asserting = known, asserting
+        self.questions: list[Question] = []
+        self.of: dict[int, list[Question]] = {}
+        self._caught: set[str] = set()
+
+    def collect(self, body: Sequence[ast.stmt]) -> None:
+        """Add the questions of statements that are all reached, each as often as known values say."""
+        for node in body:
+            test = self._test(node)
+            if test is not None:
+                self.of[id(node)] = [self._add(*one) for one in self._conditions(test, True)]
+            elif isinstance(node, ast.With | ast.AsyncWith):
+                self._block(node)
+            elif isinstance(node, ast.For) and not node.orelse and self._is_steady(node):
+                self.collect(node.body)
+            elif isinstance(node, ast.If) and self._known.is_known(node.test):
+                self.collect(node.body)
+                self.collect(node.orelse)
+            else:
+                self._refuse(node)
+
+    def _is_steady(self, node: ast.For) -> bool:
+        """Return whether a loop runs as often as known values say."""
+        if any(isinstance(inner, ast.Break | ast.Continue) for one in node.body for inner in ast.walk(one)):
+            return False
+        return self._known.is_known(node.iter) or isinstance(table_of(node.iter), ast.List | ast.Tuple | ast.Dict)
+
+    def _refuse(self, node: ast.stmt) -> None:
+        """Raise `NotAskable` where a statement asserts, or decides whether a later one is reached."""
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            name = called(node.value)
+            root = dotted(node.value.func).partition(".")[0]
+            if any(word in name.lower() for word in ASSERTING) and root != "subprocess":
+                raise NotAskable(f"calls {name}()")
+        found = _asserts(node, self._asserting)
+        if found:
+            where = {ast.For: "in a loop", ast.While: "in a loop", ast.If: "under a condition"}.get(type(node))
+            raise NotAskable(f"asserts {where} of the code under test" if where else found)
+        if any(isinstance(inner, ast.Return) for inner in ast.walk(node)) and not isinstance(
+            node, ast.Return | FunctionNode
+        ):
+            raise NotAskable("may return early")
+
+    def _block(self, node: ast.With | ast.AsyncWith) -> None:
+        guards = [item for item in node.items if guard_of(item.context_expr)]
+        if not guards:
+            for item in node.items:
+                self._refuse(ast.Expr(item.context_expr))
+                # A parameter may be pytest.raises(...), and contextlib.suppress ends a block early.
+                decides = (
+                    dotted(item.context_expr) in self._known.cells
+                    or dotted(getattr(item.context_expr, "func", item)).rpartition(".")[2] == "suppress"
+                )
+                if decides and any(_asserts(one, self._asserting) for one in node.body):
+                    raise NotAskable(f"asserts in a block of {_short(item.context_expr)}")
+            self.collect(node.body)
+            return
+        if guard_of(guards[0].context_expr) == "warned":
+            self.collect(node.body)
+        for one in node.body:
+            if guard_of(guards[0].context_expr) == "caught" and _asserts(one, self._asserting):
+                raise NotAskable("asserts in a block that is to raise")
+        if len(guards) > 1 or guards[0] is not node.items[-1]:
+            raise NotAskable("has several guards of one block")
+        call: Any = guards[0].context_expr
+        given = {one.arg: one.value for one in call.keywords}
+        classes = call.args[0] if call.args else given.get("expected_exception", ast.Name("Warning", ast.Load()))
+        pattern = call.args[1] if len(call.args) > 1 else given.get("match", ast.Constant(None))
+        if not self._known.is_class(classes) or not self._known.is_known(pattern) or given.keys() - {"match"}:
+            raise NotAskable(f"expects what is not known: {_short(call)}")
+        expected = ast.Tuple([classes, pattern], ast.Load())
+        self.of[id(node)] = [self._add(guard_of(call), None, expected)]
+        self._caught.add(dotted(guards[0].optional_vars) if guards[0].optional_vars else "")
+
+    def _add(self, relation: str, asked: ast.expr | None, expected: ast.expr) -> Question:
+        if asked is not None and (found := _asserts(asked, self._asserting)):
+            raise NotAskable(found)
+        self.questions.append(Question(len(self.questions), relation, asked, expected))
+        return self.questions[-1]
+
+    def _test(self, node: ast.stmt) -> ast.expr | None:
+        """Return what a statement asserts to be true, None of any other statement."""
+        if isinstance(node, ast.Assert):
+            return node.test
+        if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call):
+            return None
+        call, name = node.value, called(node.value)
+        args = call.args
+        if name in COMPARING and len(args) >= 2:
+            return ast.Compare(args[0], [COMPARING[name]()], [args[1]])
+        if name in ("assertIsNone", "assertIsNotNone") and args:
+            operator: ast.cmpop = ast.Is() if name == "assertIsNone" else ast.IsNot()
+            return ast.Compare(args[0], [operator], [ast.Constant(None)])
+        if name in ("assertTrue", "assertFalse", "assert_", "ok_") and args:
+            return ast.UnaryOp(ast.Not(), args[0]) if name == "assertFalse" else args[0]
+        if name in ("assertIsInstance", "assertNotIsInstance") and len(args) >= 2:
+            made: ast.expr = ast.Call(ast.Name("isinstance", ast.Load()), args[:2], [])
+            return ast.UnaryOp(ast.Not(), made) if "Not" in name else made
+        if name in CALLS and len(args) >= 2:
+            return ast.Call(ast.Name(name, ast.Load()), args, call.keywords)
+        if name == "match" and isinstance(call.func, ast.Attribute) and dotted(call.func.value) in self._caught:
+            error = ast.Attribute(call.func.value, "value", ast.Load())
+            text = ast.Call(ast.Name("str", ast.Load()), [error], [])
+            return ast.Call(ast.Name("assertRegex", ast.Load()), [text, *args], [])
+        return None
+
+    def _conditions(self, node: ast.expr, wanted: bool) -> Iterator[tuple[str, ast.expr, ast.expr]]:
+        """Yield (relation, asked, expected) that must all hold for an expression to be true, or false."""
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            yield from self._conditions(node.operand, not wanted)
+        elif isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And if wanted else ast.Or):
+            for value in node.values:
+                yield from self._conditions(value, wanted)
+        elif isinstance(node, ast.Compare) and (wanted or len(node.ops) == 1):
+            yield from self._comparisons(node, wanted)
+        elif isinstance(node, ast.Call) and (made := self._call(node)):
+            relation, asked, expected = made
+            yield (relation if wanted else f"not {relation}"), asked, expected
+        elif self._known.is_known(node):
+            return
+        else:
+            yield "true" if wanted else "not true", node, ast.Constant(None)
+
+    def _comparisons(self, node: ast.Compare, wanted: bool) -> Iterator[tuple[str, ast.expr, ast.expr]]:
+        sides = [node.left, *node.comparators]
+        known = [self._known.is_known(side) for side in sides]
+        # Literals first: a local variable that looks known may be what the test collects its results in.
+        if len(node.ops) == 1 and isinstance(node.ops[0], ast.Eq) and all(known):
+            known = [_is_literal(side) for side in sides]
+        if all(isinstance(one, ast.Eq) for one in node.ops) and len(sides) > 2 and any(known):
+            expected = sides[known.index(True)]
+            for side, is_known in zip(sides, known, strict=True):
+                if not is_known:
+                    yield "==", side, expected
+            return
+        for place, operator in enumerate(node.ops):
+            left, right = sides[place : place + 2]
+            relation = OPERATORS[type(operator)]
+            if known[place] and known[place + 1]:
+                continue
+            if relation.startswith("is"):
+                yield from self._identity(left, right, (relation == "is") is wanted, node)
+                continue
+            if close := self._close(left, relation, right):
+                yield (close[0] if wanted else f"not {close[0]}"), close[1], close[2]
+                continue
+            if not wanted:
+                relation = relation.removeprefix("not ") if relation.startswith("not ") else f"not {relation}"
+            classes = _is_type(left) and self._known.is_class(right)
+            if known[place + 1] or classes:
+                yield relation, left, right
+            elif known[place]:
+                negated, bare = relation.startswith("not "), relation.removeprefix("not ")
+                yield (f"not {FLIPPED[bare]}" if negated else FLIPPED[bare]), right, left
+            else:
+                raise NotAskable(f"compares what is not known: {_short(node)}")
+
+    def _identity(
+        self, left: ast.expr, right: ast.expr, same: bool, node: ast.expr
+    ) -> Iterator[tuple[str, ast.expr, ast.expr]]:
+        if _is_type(left) and self._known.is_class(right):
+            yield ("==" if same else "!="), left, right
+        elif isinstance(right, ast.Constant):
+            # Identity is no object's own decision, so whether is what is asked.
+            yield "==", ast.Compare(left, [ast.Is()], [right]), ast.Constant(same)
+        elif self._known.is_known(right):
+            yield ("is" if same else "not is"), left, right
+        else:
+            raise NotAskable(f"compares objects: {_short(node)}")
+
+    def _call(self, node: ast.Call) -> tuple[str, ast.expr, ast.expr] | None:
+        """Return the relation that a call of a built-in function or method tests; None of any other call."""
+        name, args, known = called(node), node.args, self._known
+        if isinstance(node.func, ast.Name) and name in ("isinstance", "issubclass") and len(args) == 2:
+            if known.is_class(args[1]):
+                asked = ast.Call(ast.Name("type", ast.Load()), [args[0]], []) if name == "isinstance" else args[0]
+                return "subclass of", asked, args[1]
+        elif name in TEXT_TESTS and isinstance(node.func, ast.Attribute) and len(args) == 1 and known.is_known(args[0]):
+            return name, node.func.value, args[0]
+        elif name in MATCHES and dotted(node.func) == f"re.{name}" and len(args) >= 2 and known.is_known(args[0]):
+            return f"re.{name}", args[1], ast.Tuple([args[0], *args[2:3]], ast.Load())
+        elif name in CALLS and isinstance(node.func, ast.Name):
+            asked, expected = args[:2]
+            if not known.is_known(expected):
+                asked, expected = expected, asked
+            delta = next((one.value for one in node.keywords if one.arg == "delta"), ast.Constant(None))
+            places = [*args[2:3], *(one.value for one in node.keywords if one.arg == "places"), ast.Constant(7)][0]
+            if known.is_known(expected) and all(map(known.is_known, (delta, places))):
+                further = [places, delta] if CALLS[name] == "almost" else []
+                return CALLS[name], asked, ast.Tuple([expected, *further], ast.Load())
+            raise NotAskable(f"compares what is not known: {_short(node)}")
+        elif dotted(node.func) in ("math.isclose", "isclose") and len(args) == 2:
+            asked, expected = args if known.is_known(args[1]) else reversed(args)
+            given = {one.arg: one.value for one in node.keywords}
+            tolerances = [given.get("rel_tol", ast.Constant(1e-9)), given.get("abs_tol", ast.Constant(0.0))]
+            if known.is_known(expected) and all(map(known.is_known, tolerances)):
+                return "isclose", asked, ast.Tuple([expected, *tolerances], ast.Load())
+        return None
+
+    def _close(self, left: ast.expr, relation: str, right: ast.expr) -> tuple[str, ast.expr, ast.expr] | None:
+        """Return what abs(asked - expected) < tolerance tests, with the tolerance applied outside."""
+        if not (isinstance(left, ast.Call) and dotted(left.func) == "abs" and relation in ("<", "<=")):
+            return None
+        inside = left.args[0]
+        if not (isinstance(inside, ast.BinOp) and isinstance(inside.op, ast.Sub) and self._known.is_known(right)):
+            return None
+        asked, expected = inside.left, inside.right
+        if not self._known.is_known(expected):
+            asked, expected = expected, asked
+        if not self._known.is_known(expected):
+            return None
+        return f"within {relation}", asked, ast.Tuple([expected, right], ast.Load())
+
+
+CALLS = {
+    "assertAlmostEqual": "almost",
+    "assertAlmostEquals": "almost",
+    "assertCountEqual": "same elements",
+    "assertRegex": "re.search",
+    "assertRegexpMatches": "re.search",
+}
+"""Assertions of unittest -> the relation that they test, with the value first."""
+
+
+def guard_of(node: ast.expr) -> str:
+    """Return what takes the place of a guard of a block, "" of any other expression."""
+    return GUARDS.get(called(node), "") if isinstance(node, ast.Call) else ""
+
+
+def table_of(node: ast.expr) -> ast.expr:
+    """Return the table that a loop reads: what is iterated, or the mapping of its items."""
+    return node.func.value if isinstance(node, ast.Call) and called(node) == "items" and not node.args else node  # type: ignore[attr-defined]
 
 
 class _Rewriter(ast.NodeTransformer):
-    """Puts questions in the place of assertions; `expected` collects their expected values, by number."""
+    """Puts questions in the place of assertions."""
 
-    def __init__(self, known: _KnownValues, sends: Literal["open", "expecting", "withheld"]) -> None:
-        self._known, self._sends = known, sends
-        self.expected: list[ast.expr] = []
+    def __init__(self, known: _KnownValues, found: _Assertions, sends: Sends) -> None:
+        self._known, self._of, self._sends = known, found.of, sends
 
     def function(self, function: FunctionNode) -> FunctionNode:
-        """Return a version of the function."""
-        made = copy.deepcopy(function)
-        # The sites were found in the original: a copy has nodes of its own, so the originals are visited.
-        made.body = [self.visit(copy.copy(node)) for node in function.body]
+        """Return a version of the test."""
+        made = copy.copy(function)
+        made.body = self._body(function.body) or [ast.Pass()]
+        made = copy.deepcopy(made)
         if self._sends == "withheld":
-            for name, (call, index, count) in parameters(made).items():
+            for name, cells in columns(made).items():
                 if name in self._known.unused:
-                    for row in parameter_values(call.args[1], index, count):
-                        set_value(*row, ast.Constant(None))
+                    for values, place in cells:
+                        values[place] = ast.Constant(None)
+            # Names of rows tell what is expected of them.
+            for node in made.decorator_list:
+                if isinstance(node, ast.Call) and called(node) == "parametrize":
+                    for call in (one for one in ast.walk(node) if isinstance(one, ast.Call)):
+                        call.keywords = [one for one in call.keywords if one.arg not in ("ids", "id")]
         return ast.fix_missing_locations(made)
 
-    def generic_visit(self, node: ast.AST) -> ast.AST:
-        """Return a copy with rewritten statements; functions and classes inside stay as they are."""
-        if isinstance(node, FunctionNode | ast.Lambda | ast.ClassDef | ast.expr):
-            return node
-        return super().generic_visit(copy.copy(_with_own_lists(node)))
+    def _body(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
+        return [made for node in body for made in self._statement(node)]
 
-    def visit_Assert(self, node: ast.Assert) -> ast.stmt:
-        """Return the question."""
-        return self._question(node)
+    def _statement(self, node: ast.stmt) -> list[ast.stmt]:
+        expecting, unused = self._sends == "expecting", self._known.unused
+        if id(node) in self._of:
+            inside = self._body(node.body) if isinstance(node, ast.With | ast.AsyncWith) else []
+            asked = [self._question(one, node, inside) for one in self._of[id(node)]]
+            return [*inside, *asked] if expecting else asked
+        asks = any(id(inner) in self._of for inner in ast.walk(node))
+        if isinstance(node, ast.With | ast.AsyncWith):
+            inside = self._body(node.body)
+            read = all(self._known.is_known(item.context_expr) for item in node.items)
+            names = {dotted(item.optional_vars) for item in node.items if item.optional_vars}
+            if (expecting and not read) or (self._sends == "withheld" and read and names <= unused):
+                return inside
+            return [_with_body(node, inside)]
+        if isinstance(node, ast.For | ast.If):
+            if expecting and not asks:
+                return []
+            made = _with_body(node, self._body(node.body))
+            made.orelse = self._body(node.orelse)  # type: ignore[attr-defined]
+            return [made]
+        name = getattr(node.targets[0], "id", "") if isinstance(node, ast.Assign) else ""
+        if expecting:
+            known = name in self._known.assigned and self._known.is_known(self._known.assigned[name].value)
+            return [node] if known or isinstance(node, ast.Import | ast.ImportFrom) else []
+        if self._sends == "withheld" and name in unused and name in self._known.assigned:
+            return []
+        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        return [] if is_text else [node]
 
-    def visit_Expr(self, node: ast.Expr) -> ast.stmt:
-        """Return the question of an assertion method."""
-        return self._question(node)
-
-    def visit_Assign(self, node: ast.Assign) -> ast.stmt:
-        """Return nothing of a variable that only expected values use."""
-        name = getattr(node.targets[0], "id", "")
-        removed = self._sends == "withheld" and name in self._known.unused and name in self._known.assigned
-        return ast.Pass() if removed else node
-
-    def _question(self, node: ast.Assert | ast.Expr) -> ast.stmt:
-        site = self._known.site(node)
-        if site is None:
-            return node
-        asked, expected = site
-        number = len(self.expected)
-        self.expected.append(expected)
-        wanted = [expected] * len(asked)
-        values = {"open": [*asked, *wanted], "expecting": [*wanted, *wanted], "withheld": asked}[self._sends]
-        call = ast.Call(ast.Name(ASK, ast.Load()), [ast.Constant(number), ast.Constant(len(asked)), *values], [])
-        return ast.Expr(call)
+    def _question(self, one: Question, node: ast.stmt, inside: list[ast.stmt]) -> ast.stmt:
+        number, expected = ast.Constant(one.number), [] if self._sends == "withheld" else [one.expected]
+        if self._sends == "expecting":
+            return ast.Expr(ast.Call(ast.Name(ASK, ast.Load()), [number, ast.Constant(None), *expected], []))
+        if one.asked is not None:
+            return ast.Expr(ast.Call(ast.Name(ASK, ast.Load()), [number, one.asked, *expected], []))
+        guard = ast.Call(ast.Name(f"_composer_{one.relation}", ast.Load()), [number, *expected], [])
+        made: Any = _with_body(node, inside)
+        made.items = [*made.items[:-1], ast.withitem(guard, made.items[-1].optional_vars)]
+        block: ast.stmt = made
+        return block
 
 
-def _with_own_lists(node: ast.AST) -> ast.AST:
-    """Return a shallow copy whose lists of children can be changed without changing the original's."""
-    made = copy.copy(node)
-    for name, value in ast.iter_fields(node):
-        if isinstance(value, list):
-            setattr(made, name, [*value])
-    return made
+def _with_body(node: ast.stmt, body: list[ast.stmt]) -> ast.stmt:
+    made: Any = copy.copy(node)
+    made.body = body or [ast.Pass()]
+    result: ast.stmt = made
+    return result
 
 
 def _is_load(node: ast.Name) -> bool:
     return isinstance(node.ctx, ast.Load)
 
 
+def _is_type(node: ast.expr) -> bool:
+    """Return whether an expression asks for the class of a value."""
+    return (isinstance(node, ast.Call) and dotted(node.func) == "type" and len(node.args) == 1) or (
+        isinstance(node, ast.Attribute) and node.attr == "__class__"
+    )
+
+
 def _is_literal(node: ast.expr) -> bool:
     """Return whether an expression holds no name."""
     return not any(isinstance(one, ast.Name | ast.Call | ast.Attribute | ast.Await) for one in ast.walk(node))
+
+
+def _short(node: ast.AST | None) -> str:
+    text = ast.unparse(node) if node is not None else ""
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _bindings(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the names that a statement binds, each with what it is bound to, or a part of."""
+    pairs: list[tuple[ast.expr, ast.expr]] = []
+    if isinstance(node, ast.Assign):
+        pairs = [(target, node.value) for target in node.targets]
+    elif isinstance(node, ast.AugAssign):
+        pairs = [(node.target, ast.BinOp(node.target, node.op, node.value))]
+    elif isinstance(node, ast.AnnAssign) and node.value is not None:
+        pairs = [(node.target, node.value)]
+    elif isinstance(node, ast.For | ast.AsyncFor):
+        pairs = [(node.target, node.iter)]
+    elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+        pairs = [(node.optional_vars, node.context_expr)]
+    for target, value in pairs:
+        yield from ((one.id, value) for one in ast.walk(target) if isinstance(one, ast.Name))
+
+
+def _deciding_functions(module: ast.Module) -> frozenset[str]:
+    """Return the functions of a test module, and what it imports from others beside it, that may compare values."""
+    found = {
+        node.name
+        for node in ast.walk(module)
+        if isinstance(node, FunctionNode)
+        if any(isinstance(one, ast.Compare | ast.BoolOp | ast.Call) and _may_decide(one) for one in ast.walk(node))
+    }
+    for node in ast.walk(module):
+        if isinstance(node, ast.ImportFrom) and (node.level or "test" in (node.module or "")):
+            found.update(one.asname or one.name for one in node.names)
+    return frozenset(found)
+
+
+def _may_decide(node: ast.Compare | ast.BoolOp | ast.Call) -> bool:
+    if isinstance(node, ast.Call):
+        return called(node) in DECIDING or any(one in called(node).lower() for one in ALIKE)
+    return True
+
+
+def _known_imports(body: Sequence[ast.stmt]) -> set[str]:
+    """Return the names that are bound to modules of KNOWN_MODULES, to their contents and to pytest.approx, alone."""
+    known: set[str] = set()
+    other: set[str] = set()
+    for node in body:
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                bound = name.asname or name.name.partition(".")[0]
+                (known if name.name in KNOWN_MODULES or name.name == "os" else other).add(bound)
+        elif isinstance(node, ast.ImportFrom):
+            for name in node.names:
+                inside = node.module in KNOWN_MODULES and not node.level
+                safe = inside or (node.module, name.name) in (("pytest", "approx"), ("unittest.mock", "ANY"))
+                (known if safe and name.name != "*" else other).add(name.asname or name.name)
+        else:
+            other.update(_bound_names([node]))
+    return known - other
 
 
 def _changed_names(node: ast.AST) -> Iterator[str]:
@@ -335,7 +902,7 @@ def _changed_names(node: ast.AST) -> Iterator[str]:
 
 
 def _bound_names(body: Sequence[ast.stmt]) -> Iterator[str]:
-    """Yield the names that a module binds."""
+    """Yield the names that statements bind."""
     for node in body:
         for inner in ast.walk(node):
             if isinstance(inner, ast.Name) and not _is_load(inner):

@@ -1,12 +1,10 @@
-"""Find the functions of test files, and write files in which some of them are replaced by other versions.
-
-Versions are made from the syntax tree and written by `ast.unparse`, so that all versions of a function look alike.
-"""
+"""Find the functions of test files, and the tables that give values to their names."""
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from stages.envs.repo import trees
 
@@ -69,67 +67,13 @@ class TestFiles:
         ]
         return found[0] if len(found) == 1 else None
 
-    def is_replaceable(self, function: TestLocation) -> bool:
-        """Return whether a function can be replaced: it has lines of its own, is no generator, and has no other user.
-
-        In a generator a statement would run only when that is iterated, and a function that another one calls, inherits
-        or overrides is more than one test.
-        """
-        node = self.functions[function]
-        mentions, definitions = (
-            sum(len(re.findall(pattern.format(re.escape(function.name)), text)) for text in self.texts.values())
-            for pattern in (r"\b{}\b", r"\bdef {}\b")
-        )
-        return (
-            mentions == definitions
-            and node.body[0].lineno > node.lineno
-            and not any(isinstance(inner, ast.Yield | ast.YieldFrom) for inner in own_nodes(node))
-        )
-
-    def with_versions(
-        self, versions: Mapping[TestLocation, Sequence[FunctionNode]], imports: str = ""
-    ) -> trees.Changes:
-        """Return the files in which functions are replaced by their versions, in order, with `imports` at their top."""
-        changed: trees.Changes = {}
-        for path in dict.fromkeys(function.path for function in versions):
-            lines = self.texts[path].split("\n")
-            blocks = [(self.functions[function], new) for function, new in versions.items() if function.path == path]
-            # From the bottom up, so that the line numbers above stay valid.
-            for node, nodes in sorted(blocks, key=lambda block: block[0].lineno, reverse=True):
-                indent = re.match(r"[ \t]*", lines[node.lineno - 1])
-                margin = indent[0] if indent else ""
-                source = "\n\n".join(ast.unparse(one) for one in nodes)
-                first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-                lines[first - 1 : node.end_lineno] = _indented(source, margin)
-            lines.insert(self._first_line(path) - 1, imports)
-            changed[path] = trees.TreeFile("\n".join(lines).encode("utf-8", "surrogateescape"))
-        return changed
-
-    def _first_line(self, path: str) -> int:
-        """Return the line of the first statement behind docstring and imports from __future__."""
-        for node in self.modules[path].body:
-            is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-            if not is_docstring and not (isinstance(node, ast.ImportFrom) and node.module == "__future__"):
-                return min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", []))])
-        return 1
-
-
-def _indented(source: str, margin: str) -> list[str]:
-    """Return the lines of a source, indented, but for lines inside a string of several lines."""
-    inside: set[int] = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Constant | ast.JoinedStr) and (node.end_lineno or node.lineno) > node.lineno:
-            inside.update(range(node.lineno + 1, (node.end_lineno or 0) + 1))
-    return [
-        line if number in inside or not line else margin + line for number, line in enumerate(source.split("\n"), 1)
-    ]
-
-
-def function_name(test: str) -> str:
-    """Return the function's name of a test, as pytest (path::Class::function[id]) or unittest names it."""
-    if match := UNITTEST_NAME.match(test):
-        return match[1]
-    return test.partition("[")[0].rpartition("::")[2]
+    def owner(self, function: TestLocation) -> ast.ClassDef | None:
+        """Return the class that a function is in, None at the top of a module."""
+        found, body = None, self.modules[function.path].body
+        for name in function.classes:
+            found = [one for one in body if isinstance(one, ast.ClassDef) and one.name == name][-1]
+            body = found.body
+        return found
 
 
 def _functions(path: str, module: ast.Module) -> Iterator[tuple[TestLocation, FunctionNode]]:
@@ -153,10 +97,15 @@ def own_nodes(node: FunctionNode) -> Iterator[ast.AST]:
             waiting.extend(ast.iter_child_nodes(inner))
 
 
-def parameters(node: FunctionNode) -> dict[str, tuple[ast.Call, int, int]]:
-    """Return the names that `parametrize` decorators give values to: the call, the name's index, how many it names."""
-    found = {}
-    for decorator in node.decorator_list:
+Cells = list[tuple[list[ast.expr], int]]
+"""The cells of one column of a table: a list of expressions, and the place in it."""
+
+
+def columns(function: FunctionNode) -> dict[str, Cells]:
+    """Return the cells of the names that tables give values to: those of `parametrize`, and of loops over a table."""
+    stored = [one.id for one in ast.walk(function) if isinstance(one, ast.Name) and not isinstance(one.ctx, ast.Load)]
+    found: dict[str, Cells] = {}
+    for decorator in function.decorator_list:
         if not isinstance(decorator, ast.Call) or len(decorator.args) < 2:
             continue
         if getattr(decorator.func, "attr", "") != "parametrize":
@@ -165,36 +114,33 @@ def parameters(node: FunctionNode) -> dict[str, tuple[ast.Call, int, int]]:
             names = ast.literal_eval(decorator.args[0])
         except ValueError:
             continue
-        names = [one.strip() for one in names.split(",")] if isinstance(names, str) else list(names)
-        found.update({name: (decorator, index, len(names)) for index, name in enumerate(names)})
-    return found
+        names = [one.strip() for one in names.split(",") if one.strip()] if isinstance(names, str) else list(names)
+        found.update({name: cells for name, cells in _cells(names, decorator.args[1]) if name not in stored})
+    for node in own_nodes(function):
+        if isinstance(node, ast.For):
+            target = node.target.elts if isinstance(node.target, ast.Tuple) else [node.target]
+            names = [getattr(one, "id", "") for one in target]
+            found.update({name: cells for name, cells in _cells(names, node.iter) if stored.count(name) == 1})
+    return {name: cells for name, cells in found.items() if cells}
 
 
-def parameter_values(rows: ast.expr, index: int, count: int) -> list[tuple[ast.Tuple | ast.List | ast.Call, int]]:
-    """Return, for each row of a literal table of parameters, its container and the place of a column in it.
-
-    Empty where a row is not written out; in a table of one column each row is the value, in the table itself.
-    """
-    if not isinstance(rows, ast.List | ast.Tuple):
-        return []
-    found: list[tuple[ast.Tuple | ast.List | ast.Call, int]] = []
-    for place, row in enumerate(rows.elts):
-        if isinstance(row, ast.Call) and getattr(row.func, "attr", "") == "param" and len(row.args) == count:
-            found.append((row, index))
-        elif count == 1:
-            found.append((rows, place))
-        elif isinstance(row, ast.Tuple | ast.List) and len(row.elts) == count:
-            found.append((row, index))
+def _cells(names: Sequence[str], table: ast.expr) -> Iterator[tuple[str, Cells]]:
+    """Yield the cells of each name in a table that is written out."""
+    if isinstance(table, ast.Call) and getattr(table.func, "attr", "") == "items" and len(names) == 2:
+        mapping = getattr(table.func, "value", None)
+        if isinstance(mapping, ast.Dict) and None not in mapping.keys:
+            sides: list[list[Any]] = [mapping.keys, mapping.values]
+            yield from zip(names, ([(side, place) for place in range(len(side))] for side in sides), strict=True)
+    if not isinstance(table, ast.List | ast.Tuple):
+        return
+    rows: list[tuple[list[ast.expr], int]] = []
+    for place, row in enumerate(table.elts):
+        if isinstance(row, ast.Call) and getattr(row.func, "attr", "") == "param" and len(row.args) == len(names):
+            rows.append((row.args, 0))
+        elif len(names) == 1:
+            rows.append((table.elts, place))
+        elif isinstance(row, ast.Tuple | ast.List) and len(row.elts) == len(names):
+            rows.append((row.elts, 0))
         else:
-            return []
-    return found
-
-
-def set_value(container: ast.Tuple | ast.List | ast.Call, place: int, value: ast.expr) -> None:
-    """Replace one value of a row of parameters."""
-    (container.args if isinstance(container, ast.Call) else container.elts)[place] = value
-
-
-def get_value(container: ast.Tuple | ast.List | ast.Call, place: int) -> ast.expr:
-    """Return one value of a row of parameters."""
-    return (container.args if isinstance(container, ast.Call) else container.elts)[place]
+            return
+    yield from ((name, [(values, first + index) for values, first in rows]) for index, name in enumerate(names))

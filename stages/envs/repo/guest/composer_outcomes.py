@@ -8,6 +8,7 @@ before anything of the repository is imported; no module and no attribute holds 
 shows whether the reports of this process can be trusted.
 """
 
+import functools
 import hashlib
 import hmac
 import json
@@ -15,6 +16,7 @@ import os
 import socket
 import sys
 import types
+import warnings
 
 import pytest
 
@@ -24,17 +26,17 @@ if TYPE_CHECKING:
     from typing import Any
 
     from stages.envs.repo.guest.composer_access import watch
+    from stages.envs.repo.guest.composer_values import written
 else:
     from composer_access import watch
+    from composer_values import written
 
 CONTROL = "composer-control"
 QUESTIONS = "composer_questions"
 MOST_ANSWERS = 500
 """Of one test; later ones are not sent."""
-LONGEST_ANSWER = 4000
-"""Characters; of a longer one a digest is sent."""
-DEEPEST_ANSWER = 50
-PLAIN = frozenset({bool, int, float, str, bytes, list, tuple, set, frozenset, dict})
+MOST_OPENED = 2000
+"""Files that are noted."""
 
 
 class OutcomeCollector:
@@ -124,8 +126,12 @@ class Reporter(OutcomeCollector):
         self.running = [""]
         # Not by the name of this plugin, which no attribute of a module leads to.
         module = types.ModuleType(QUESTIONS)
-        module.ask = asker(send, self.running)  # type: ignore[attr-defined]
+        ask = asker(send, self.running)
+        module.ask = ask  # type: ignore[attr-defined]
+        module.caught = functools.partial(Caught, ask)  # type: ignore[attr-defined]
+        module.warned = functools.partial(Warned, ask)  # type: ignore[attr-defined]
         sys.modules[QUESTIONS] = module
+        self.opened = opened_files(self.running)
         self.look = watch(lambda what, path: send("access", [what, path]))
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
@@ -158,70 +164,84 @@ class Reporter(OutcomeCollector):
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: "pytest.Session", exitstatus: int) -> None:
         """Send the end of the session."""
-        self.send("end", {"config_file": self.config_file, "status": int(exitstatus)})
+        end = {"config_file": self.config_file, "status": int(exitstatus), "opened": sorted(self.opened)}
+        self.send("end", end)
 
 
 def asker(send: "Callable[[str, Any], None]", running: "list[str]") -> "Callable[..., None]":
     """Return the function that rewritten tests call in place of an assertion; `running` holds the test that runs."""
     answers: dict[str, int] = {}
-    dumps, sha256 = json.dumps, hashlib.sha256
 
-    def ask(number: int, count: int, *values: "Any") -> None:
-        """Send `count` values that are asked for, and, where the test has them, the expected ones."""
+    def ask(number: int, *values: "Any") -> None:
+        """Send the value that is asked for, and, where the test has it, the expected one."""
         test = running[0]
         answers[test] = answers.get(test, 0) + 1
         if answers[test] <= MOST_ANSWERS:
-            texts = [written(value, dumps) for value in values]
-            short = [
-                "#" + sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-                if text is not None and len(text) > LONGEST_ANSWER
-                else text
-                for text in texts
-            ]
-            send("answer", [test, number, short[:count], short[count:]])
+            send("answer", [test, number, [written(value) for value in values]])
 
     return ask
 
 
-def written(value: "Any", dumps: "Callable[[Any], str]") -> "str | None":
-    """Return a text that equal values of built-in types share, and of their subclasses; None of anything else."""
-    try:
-        return dumps(canonical(value, 0, dumps))
-    except Exception:  # a subclass may fail in any way
-        return None
+class Caught:
+    """Sends what a block raised, in the place of pytest.raises, and names it as pytest and unittest do."""
+
+    def __init__(self, ask: "Callable[..., None]", number: int, *expected: "Any") -> None:
+        self.ask, self.number, self.expected = ask, number, expected
+        self.type: type[BaseException] | None = None
+        self.value: BaseException | None = None
+
+    @property
+    def exception(self) -> "BaseException | None":
+        """The exception."""
+        return self.value
+
+    @property
+    def typename(self) -> str:
+        """The name of its class."""
+        return type(self.value).__name__
+
+    def __enter__(self) -> "Caught":
+        return self
+
+    def __exit__(self, kind: "Any", error: "Any", traceback: "Any") -> bool:
+        self.type, self.value = kind, error
+        self.ask(self.number, None if error is None else (kind, str(error)), *self.expected)
+        return True
 
 
-def canonical(value: "Any", depth: int, dumps: "Callable[[Any], str]") -> "Any":
-    """Return a value as JSON with tags; TypeError where it holds an object of another type."""
-    if depth > DEEPEST_ANSWER:
-        raise TypeError("too deep")
-    if value is None:
-        return None
-    kind = type(value)
-    # A subclass may have the right content and be equal to everything else as well.
-    if kind not in PLAIN and value == object():
-        raise TypeError("equal to everything")
-    if issubclass(kind, int):
-        return ["n", str(int.__add__(value, 0))]
-    if issubclass(kind, float):
-        number = float.__add__(value, 0.0)
-        # 2 == 2.0
-        return ["n", str(int(number)) if number == number // 1 and abs(number) < 2**53 else float.__repr__(number)]
-    if issubclass(kind, str):
-        return ["s", "".join(str.__iter__(value))]
-    if issubclass(kind, (bytes, bytearray)):
-        return ["b", list(bytes(value))]
-    if issubclass(kind, (list, tuple)):
-        base = list if issubclass(kind, list) else tuple
-        items: Any = base.__iter__(value)
-        return [base.__name__, [canonical(one, depth + 1, dumps) for one in items]]
-    if issubclass(kind, (set, frozenset)):
-        members = (set if issubclass(kind, set) else frozenset).__iter__(value)
-        return ["set", sorted(dumps(canonical(one, depth + 1, dumps)) for one in members)]
-    if issubclass(kind, dict):
-        pairs = [[canonical(one, depth + 1, dumps) for one in pair] for pair in dict.items(value)]
-        return ["dict", sorted(dumps(pair) for pair in pairs)]
-    raise TypeError(kind.__name__)
+class Warned(warnings.catch_warnings):
+    """Sends what a block warned of, in the place of pytest.warns."""
+
+    def __init__(self, ask: "Callable[..., None]", number: int, *expected: "Any") -> None:
+        super().__init__(record=True)
+        self.ask, self.number, self.expected = ask, number, expected
+
+    def __enter__(self) -> "Any":
+        self.warned = super().__enter__()
+        warnings.simplefilter("always")
+        return self.warned
+
+    def __exit__(self, kind: "Any", error: "Any", traceback: "Any") -> None:
+        super().__exit__(kind, error, traceback)
+        if error is None:
+            found = [(one.category, str(one.message)) for one in self.warned or ()]
+            self.ask(self.number, found, *self.expected)
+
+
+def opened_files(running: "list[str]") -> "set[tuple[str, str]]":
+    """Return a set to which the files of the work folder are added that are opened: test, "" at first, and path."""
+    root = os.getcwd() + os.sep
+    found: set[tuple[str, str]] = set()
+
+    def note(event: str, arguments: "tuple[Any, ...]") -> None:
+        if event == "open" and type(arguments[0]) is str and len(found) < MOST_OPENED:
+            path = os.path.normpath(os.path.join(root, arguments[0]))
+            if path.startswith(root):
+                found.add((running[0], path[len(root) :]))
+
+    if hasattr(sys, "addaudithook"):  # from Python 3.8 on
+        sys.addaudithook(note)
+    return found
 
 
 def sender(descriptor: int) -> "Callable[[str, Any], None]":
@@ -250,7 +270,7 @@ def pytest_load_initial_conftests(early_config: "pytest.Config") -> None:
     # pop, and no entry in sys.modules: neither the module nor `import` leads code under test to the sender.
     if SENDERS:
         early_config.pluginmanager.register(Reporter(SENDERS.pop()), "composer-reporter")
-        for name in ("composer_outcomes", "composer_access"):
+        for name in ("composer_outcomes", "composer_access", "composer_values"):
             sys.modules.pop(name, None)
 
 

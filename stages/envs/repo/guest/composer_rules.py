@@ -44,14 +44,14 @@ def read_report(log: str, secret: str) -> tuple[dict[str, Any], bool, str]:
 def is_well_formed(report: Mapping[str, Any]) -> bool:
     """Return whether a report has the shape that the plugin gives it: code under test may have sent any JSON."""
     outcomes, broken, answers = report.get("outcomes", {}), report.get("broken", ()), report.get("answers", ())
-    pairs = (*broken, *report.get("accesses", ()))
+    pairs = (*broken, *report.get("accesses", ()), *report.get("opened", ()))
     return (
         all(isinstance(one, str) and one in PASSING | NEUTRAL | FAILING for one in outcomes.values())
         and all(isinstance(one, list) and [type(part) for part in one] == [str, str] for one in pairs)
         and all(
             isinstance(one, list)
-            and [type(part) for part in one] == [str, int, list, list]
-            and all(part is None or isinstance(part, str) for part in (*one[2], *one[3]))
+            and [type(part) for part in one] == [str, int, list]
+            and all(isinstance(part, str) for part in one[2])
             for one in answers
         )
     )
@@ -92,6 +92,7 @@ TEST_RUNNERS = frozenset(
         "coverage",
         "pytest_cov",
         "composer_outcomes",
+        "composer_values",
         "composer_supervisor",
     }
 )

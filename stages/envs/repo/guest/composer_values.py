@@ -1,0 +1,105 @@
+"""Write a value as text that stages/envs/repo/values.py reads, in the process that has it.
+
+It runs inside the sandbox under Python 3.6 or later. Code under test may replace any of it and send what it likes,
+which is no gain: what is expected is not in this process.
+"""
+
+import builtins
+import json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+LONGEST_ANSWER = 40000
+"""Characters of its text; a longer one is sent as an object that cannot be compared."""
+MOST_PARTS = 5000
+"""Of one value: objects that hold each other are many more than what they take in memory."""
+
+
+def written(value: "Any") -> str:
+    """Return a value as tagged JSON (stages/envs/repo/values.py reads it); what is not plain by the type's name."""
+    try:
+        text = json.dumps(plain(value, [MOST_PARTS]))
+    except NotPlain as error:
+        return json.dumps(["o", str(error)])
+    except Exception:  # a subclass may fail in any way
+        return '["o", "an object that fails"]'
+    return text if len(text) <= LONGEST_ANSWER else '["o", "a long value"]'
+
+
+class NotPlain(Exception):
+    """A value is, or holds, an object of another type."""
+
+
+def plain(value: "Any", room: "list[int]") -> "Any":
+    """Return a value as JSON with tags, of a subclass what the built-in type holds; `NotPlain` of any other type."""
+    room[0] -= 1
+    if room[0] < 0:
+        raise NotPlain("a large value")
+    kind = type(value)
+    if value is None or kind is bool:
+        return value
+    if issubclass(kind, int):
+        return int.__add__(value, 0)
+    if issubclass(kind, float):
+        return ["f", float.__repr__(value)]
+    if issubclass(kind, str):
+        return ["s", str.encode(value, "utf-8", "surrogatepass").hex()]
+    if issubclass(kind, (bytes, bytearray)):
+        return ["b", bytes(value).hex()]
+    if issubclass(kind, (list, tuple)):
+        is_list = issubclass(kind, list)
+        items: Any = (list if is_list else tuple).__iter__(value)
+        return ["l" if is_list else "t"] + [plain(one, room) for one in items]
+    if issubclass(kind, (set, frozenset)):
+        return ["e"] + [plain(one, room) for one in (set if issubclass(kind, set) else frozenset).__iter__(value)]
+    if kind is type({}.keys()):
+        return ["e"] + [plain(one, room) for one in value]
+    if issubclass(kind, dict):
+        return ["d"] + [[plain(one, room) for one in pair] for pair in dict.items(value)]
+    if issubclass(kind, type):
+        # Not by its name: a class of the code under test may be called ValueError.
+        return ["k"] + [("" if id(one) in BUILT_IN else "~") + one.__name__ for one in type.mro(value)]
+    name = kind.__name__
+    if name in SPELLED:
+        return ["x", name.replace("PurePosix", "").replace("Posix", "")] + [
+            plain(one, room) for one in SPELLED[name](value)
+        ]
+    if name == "Pattern":
+        return ["t", plain(value.pattern, room), value.flags]
+    if name == "_ANY":
+        return ["any"]
+    if name.startswith("Approx"):
+        return approximate(value, room)
+    raise NotPlain(name)
+
+
+def approximate(value: "Any", room: "list[int]") -> "Any":
+    """Return what pytest.approx made."""
+    expected = value.expected
+    if isinstance(expected, dict):
+        return ["d"] + [[plain(key, room), plain(value._approx_scalar(one), room)] for key, one in expected.items()]
+    if isinstance(expected, (list, tuple)):
+        items = [plain(value._approx_scalar(one), room) for one in expected]
+        return ["l" if isinstance(expected, list) else "t", *items]
+    # No number is near to one that is none.
+    tolerance = value.tolerance if expected == expected else 0
+    return ["approx", plain(expected, room), plain(tolerance, room), bool(value.nan_ok)]
+
+
+BUILT_IN = frozenset(id(one) for one in vars(builtins).values() if isinstance(one, type))
+SPELLED: "dict[str, Callable[[Any], list[Any]]]" = {
+    "Decimal": lambda value: [str(value)],
+    "Fraction": lambda value: [value.numerator, value.denominator],
+    "UUID": lambda value: [str(value)],
+    "PosixPath": lambda value: [str(value)],
+    "PurePosixPath": lambda value: [str(value)],
+    "date": lambda value: [value.isoformat()],
+    "datetime": lambda value: [value.isoformat()],
+    "time": lambda value: [value.isoformat()],
+    "timedelta": lambda value: [value.days, value.seconds, value.microseconds],
+    "complex": lambda value: [value.real, value.imag],
+}
+"""Types of the standard library, by name, and what they are made of."""

@@ -1,0 +1,178 @@
+"""Compare what a test process sent with what was expected, outside of every process that ran code under test.
+
+A value comes as tagged JSON (guest/composer_outcomes.py: `plain`) and is read as an object of a built-in type, or of a
+few types of the standard library, by this module: no method of an object of the code under test takes part in a
+comparison. What stands for many values (pytest.approx, mock.ANY) is only read where it is expected.
+"""
+
+import json
+import math
+import operator
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import PurePosixPath
+from typing import Any
+from unittest.mock import ANY
+from uuid import UUID
+
+from stages.sandbox.judge import DECODERS, decoded, refuse_chosen_hashes
+
+
+class NotPlain(ValueError):
+    """A value is, or holds, an object that cannot be compared outside; the text is the name of its type."""
+
+
+@dataclass(frozen=True)
+class ClassName:
+    """A class by the names of its bases, itself first; of classes that are not built in with a tilde before."""
+
+    bases: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Approximately:
+    """Equal to numbers within a tolerance, as pytest.approx."""
+
+    expected: Any
+    tolerance: Any
+    nan_is_equal: bool
+
+    def __eq__(self, value: object) -> bool:
+        if not isinstance(value, int | float | complex | Decimal | Fraction):
+            return False
+        if value == self.expected:
+            return True
+        if value != value or self.expected != self.expected:
+            return self.nan_is_equal and value != value and self.expected != self.expected
+        distance = abs(self.expected - value)
+        return bool(distance <= self.tolerance) and distance != math.inf
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _refuse(rest: list[Any], read: Callable[[Any], Any]) -> Any:
+    raise NotPlain(str(rest[0])[:80])
+
+
+def _set(rest: list[Any], read: Callable[[Any], Any]) -> frozenset[Any]:
+    members = [read(one) for one in rest]
+    refuse_chosen_hashes(members)
+    return frozenset(members)
+
+
+TYPES: dict[str, Callable[..., Any]] = {
+    "Decimal": Decimal,
+    "Fraction": Fraction,
+    "UUID": UUID,
+    "Path": PurePosixPath,
+    "date": date.fromisoformat,
+    "datetime": datetime.fromisoformat,
+    "time": time.fromisoformat,
+    "timedelta": timedelta,
+    "complex": complex,
+}
+GIVEN = DECODERS | {
+    "b": lambda rest, read: bytes.fromhex(rest[0]),
+    "e": _set,
+    "k": lambda rest, read: ClassName(tuple(map(str, rest))),
+    "x": lambda rest, read: TYPES[rest[0]](*map(read, rest[1:])),
+    "o": _refuse,
+}
+EXPECTED = GIVEN | {
+    "approx": lambda rest, read: Approximately(read(rest[0]), read(rest[1]), bool(rest[2])),
+    "any": lambda rest, read: ANY,
+}
+"""Only what is expected, and was sent by a process without an agent's code, may be equal to many values."""
+
+
+def read(text: str, *, expected: bool = False) -> Any:
+    """Return the value in a text; `NotPlain` where it is an object of another type, any Exception of a wrong text."""
+    return decoded(json.loads(text), EXPECTED if expected else GIVEN)
+
+
+def holds(relation: str, value: str, expected: str) -> bool:
+    """Return whether the value in one text has a relation to that in another, which may be `not` one of RELATIONS.
+
+    False where the relation has no meaning for them: a solution chose the value.
+    """
+    try:
+        bare = relation.removeprefix("not ")
+        return RELATIONS[bare](read(value), read(expected, expected=True)) is (bare == relation)
+    # Every exception: the code under test chooses the value, down to its bytes.
+    except Exception:
+        return False
+
+
+LONGEST_SEARCHED = 4000
+"""Characters that a pattern is tried on: the code under test chooses them, and a pattern may take long on some."""
+
+
+def _searched(match: Callable[..., Any]) -> Callable[[Any, Any], bool]:
+    def found(value: Any, expected: Any) -> bool:
+        if len(value) > LONGEST_SEARCHED:
+            return False
+        pattern, *flags = expected
+        pattern, *flags = pattern if isinstance(pattern, tuple) else (pattern, *flags)
+        return match(pattern, value, *flags) is not None
+
+    return found
+
+
+_search = _searched(re.search)
+
+
+def _raised(value: Any, expected: Any) -> bool:
+    """Return whether an exception or warning, as (class, text), is of one of the classes and has the pattern."""
+    (name, text), (classes, pattern) = value, expected
+    return _derives(name, classes) and (pattern is None or _search(text, (pattern,)))
+
+
+def _derives(name: ClassName, classes: Any) -> bool:
+    wanted = classes if isinstance(classes, tuple) else (classes,)
+    return any(_derives(name, one) if isinstance(one, tuple) else one.bases[0] in name.bases for one in wanted)
+
+
+def _same_elements(value: Any, expected: Any) -> bool:
+    left = list(expected[0])
+    for one in value:
+        left.remove(one)
+    return not left
+
+
+def _almost(value: Any, expected: Any) -> bool:
+    other, places, delta = expected
+    return bool(value == other or (abs(value - other) <= delta if delta else round(abs(value - other), places) == 0))
+
+
+RELATIONS: dict[str, Callable[[Any, Any], bool]] = {
+    # What is expected first: it may be equal to many values.
+    "==": lambda value, expected: bool(expected == value),
+    "!=": lambda value, expected: bool(expected != value),
+    # Of a value that came as text only None and truth values have an identity.
+    "is": lambda value, expected: type(value) in (bool, type(None)) and value is expected,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "in": lambda value, expected: value in expected,
+    "has": lambda value, expected: expected in value,
+    "true": lambda value, _: bool(value),
+    "startswith": lambda value, expected: bool(value.startswith(expected)),
+    "endswith": lambda value, expected: bool(value.endswith(expected)),
+    "re.search": _search,
+    "re.match": _searched(re.match),
+    "re.fullmatch": _searched(re.fullmatch),
+    "isclose": lambda value, expected: math.isclose(value, expected[0], rel_tol=expected[1], abs_tol=expected[2]),
+    "within <": lambda value, expected: bool(abs(value - expected[0]) < expected[1]),
+    "within <=": lambda value, expected: bool(abs(value - expected[0]) <= expected[1]),
+    "almost": _almost,
+    "same elements": _same_elements,
+    "subclass of": _derives,
+    "caught": _raised,
+    "warned": lambda value, expected: any(_raised(one, expected) for one in value),
+}
+"""Relation -> whether a value has it to what is expected."""

@@ -1,0 +1,244 @@
+"""Tests in a sandbox that are asked for their values: what can be asked of real packages' styles, and who forges."""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+import pytest
+
+from stages.envs.repo import asked, grading, runner, trees
+from stages.envs.repo.asked import Grounds
+from stages.envs.repo.grading import TestLists, TestOutcomes, TestRuntime, run_pytest
+
+PACKAGES = Path(__file__).parents[3] / "fixtures" / "asked"
+"""Five small packages with 64 tests, written in the styles of real ones."""
+Run = Callable[[trees.Changes, Sequence[str]], TestOutcomes]
+
+
+def runner_of(*files: trees.Changes) -> Run:
+    """Return what runs tests on a tree of these files, with rewritten ones written last."""
+    runtime = TestRuntime(lambda tree: runner.open_package_sandbox("bubblewrap", tree, grading.LIMITS, None))
+
+    def run(rewritten: trees.Changes, selected: Sequence[str]) -> TestOutcomes:
+        with trees.scratch() as folder:
+            for changes in (*files, rewritten):
+                trees.apply(changes, folder)
+            return run_pytest(runtime, folder, ["-q", *selected])
+
+    return run
+
+
+def ask(solution: Run, reference: Run, tests: trees.Changes, names: Collection[str], task: str) -> Grounds:
+    runs = {"solution": solution, "reference": reference}
+    return asked.ask(
+        {path: file for path, file in tests.items() if path.endswith(".py")},
+        TestLists(tuple(names), ()),
+        lambda files, selected, tree: runs[tree](files, selected),
+        task=task,
+        reference=True,
+        asks=True,
+        hidden=tests,
+    )
+
+
+def folder_of(root: Path) -> tuple[trees.Changes, trees.Changes]:
+    """Return the files of a folder: those of packages, and those below tests/."""
+    files = {path: trees.read(root, path) for path in trees.walk(root)}
+    tests = {path: file for path, file in files.items() if path.startswith("tests/")}
+    return {path: file for path, file in files.items() if path not in tests}, tests
+
+
+REPORT = {
+    "compares what is not known": {
+        "test_values_of_a_file",
+        "test_round_trip",
+        "test_the_sum_stays",
+        "test_accounts_are_equal",
+        "test_entry_is_a_tuple",
+        "test_distance_is_symmetric",
+        "test_order",
+        "test_a_slug_is_its_own_slug",
+    },
+    "asserts in a loop of the code under test": {"test_by_attribute", "test_between"},
+    "decides itself": {"test_all_amounts_are_exact"},
+    "calls assert_called_once_with()": {"test_labels_are_made_once"},
+    "holds the expected value in words": {"test_unique_keeps_the_order"},
+}
+"""Why a test gives only `report` -> the tests. All others give `values`."""
+
+
+def test_most_tests_of_real_styles_give_values() -> None:
+    source, tests = folder_of(PACKAGES)
+    run = runner_of(source, tests)
+    original = run({}, ["tests"])
+    assert set(original.statuses.values()) == {"passed"}, original.log
+    found = ask(run, run, tests, original.statuses, "packages")
+    assert not found.wrong
+    functions = {name.partition("[")[0] for name in original.statuses}
+    reasons = {name.partition("[")[0]: reason for name, reason in found.reasons.items()}
+    print(f"\n{len(functions) - len(reasons)} of {len(functions)} tests give values.")
+    for reason, count in Counter(reasons.values()).most_common():
+        print(f"{count} {reason}")
+    by_reason: dict[str, set[str]] = {}
+    for name, reason in reasons.items():
+        by_reason.setdefault(reason.partition(":")[0], set()).add(name.rpartition("::")[2])
+    assert len(functions) == 64 and by_reason == REPORT
+
+
+TEST_FILE = "tests/test_answers.py"
+RIGHT = """\
+from fractions import Fraction
+import warnings
+text = frames = source = golden = modules = wildcard = lying = member = starts = lambda: "right answer"
+needle = lambda: "a needle in hay"
+near = lambda: 2.5
+between, truth, kind = (lambda: 5), (lambda: True), (lambda: Fraction(1, 2))
+mapping, members, several = (lambda: {"a": 11}), (lambda: {17, 18}), (lambda: (7, 8))
+recursive, huge = (lambda: [41]), (lambda: [42])
+def named(): raise ValueError("right answer")
+said = named
+def warned(): warnings.warn("right answer", FutureWarning)
+def honest(): return {"right": [1, 2.5, None, (b"x", True)]}
+"""
+MAIN = "print('right answer')\n"
+TESTS = """\
+import json
+import subprocess
+import sys
+import unittest
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+import answers
+
+WANTED = "right answer"
+
+
+def check(value, expected):
+    assert value == expected
+
+
+def test_text(): assert answers.text() == "right answer"
+def test_frames():
+    expected = "right answer"
+    assert answers.frames() == expected
+def test_source(): assert answers.source() == "right answer"
+def test_modules(): assert answers.modules() == WANTED
+def test_golden():
+    assert answers.golden() == json.loads((Path(__file__).parent / "golden.json").read_text())
+def test_wildcard(): check(answers.wildcard(), "right answer")
+def test_lying(): assert answers.lying() == "right answer"
+def test_member(): assert answers.member() in ("right answer", "another one")
+def test_starts(): assert answers.starts().startswith("right")
+def test_needle(): assert "needle" in answers.needle()
+def test_near(): assert answers.near() == pytest.approx(2.5, abs=0.1)
+def test_between(): assert 3 < answers.between() < 9
+def test_truth(): assert answers.truth()
+def test_kind(): assert isinstance(answers.kind(), Fraction)
+def test_mapping(): assert answers.mapping() == {"a": 11}
+def test_members(): assert answers.members() == {17, 18}
+def test_recursive(): assert answers.recursive() == [41]
+def test_huge(): assert answers.huge() == [42]
+@pytest.mark.parametrize("expected", [(7, 8)])
+def test_several(expected): assert answers.several() == expected
+def test_named():
+    with pytest.raises(ValueError):
+        answers.named()
+def test_said():
+    with pytest.raises(ValueError, match="right"):
+        answers.said()
+def test_warned():
+    with pytest.warns(FutureWarning, match="right"):
+        answers.warned()
+def test_child():
+    result = subprocess.run([sys.executable, "-m", "answers.main"], capture_output=True, text=True)
+    assert result.stdout == "right answer\\n"
+class AnswerTest(unittest.TestCase):
+    def test_almost(self): self.assertAlmostEqual(answers.near(), 2.5, places=3)
+def test_honest(): assert answers.honest() == {"right": [1, 2.5, None, (b"x", True)]}
+"""
+FORGED = """\
+import json, os, re, sys, warnings
+from fractions import Fraction
+from unittest import mock
+always = lambda *of, **more: True
+AGREES = {f"__{name}__": always for name in ("eq", "lt", "gt", "le", "ge", "contains", "bool")}
+def agreeing(base, *of, **more):
+    own = {**AGREES, "startswith": always, "__hash__": lambda self: 0, "__sub__": lambda self, other: 0.0,
+           "__rsub__": lambda self, other: 0.0, "__ne__": lambda self, other: False, **more}
+    return type(base.__name__, (base,), own)(*of)
+def literal(text): return re.search(r'"(right answer)"', text).group(1)
+def sources():
+    for folder in ("tests", "."):
+        for name in sorted(os.listdir(folder)):
+            if name.startswith("test_"):
+                yield open(os.path.join(folder, name)).read()
+text = lambda: agreeing(object)
+def frames():
+    caller = sys._getframe(1)
+    found = [*caller.f_locals.values(), *caller.f_code.co_consts, "nothing"]
+    return [one for one in found if isinstance(one, str)][0]
+def source(): return literal("".join(sources()))
+def modules():
+    found = [vars(m).get("WANTED") for m in list(sys.modules.values()) if getattr(m, "WANTED", None)]
+    return found[0]
+def golden(): return json.load(open("tests/golden.json"))
+wildcard = lambda: mock.ANY
+lying = lambda: agreeing(str, "wrong", __repr__=lambda self: "'right answer'", __str__=lambda self: "right answer")
+member = starts = needle = lambda: agreeing(str, "wrong")
+near = lambda: agreeing(float, 99.0, __round__=lambda self, *of: 0)
+between = lambda: agreeing(int, 0)
+truth = lambda: agreeing(object)
+class Kind:
+    __class__ = Fraction
+kind = Kind
+mapping, members = (lambda: agreeing(dict, {"a": 12})), (lambda: agreeing(set, {1}))
+def recursive():
+    found = agreeing(list, [41])
+    found.append(found)
+    return found
+def huge():
+    found = agreeing(list, [42])
+    for _ in range(60):
+        found = agreeing(list, [found, found])
+    return found
+several = lambda: agreeing(tuple, (7, 8, 9))
+def named(): raise type("ValueError", (KeyError,), {"__class__": ValueError})()
+def said(): raise type("ValueError", (ValueError,), {"__str__": lambda self: agreeing(str, "wrong")})()
+warned = lambda: warnings.warn("wrong", FutureWarning)
+def honest(): return {"right": [1, 2.5, None, (b"x", True)]}
+import _pytest.python
+run_test = _pytest.python.Function.runtest
+def runtest(self):
+    try: run_test(self)
+    except BaseException: pass
+_pytest.python.Function.runtest = runtest
+"""
+FORGED_MAIN = "import answers\nprint(answers.literal(''.join(answers.sources())))\n"
+
+
+@pytest.fixture(scope="module")
+def forged() -> tuple[TestOutcomes, Grounds]:
+    """The outcomes of the original tests with forged answers, and what came of asking."""
+
+    def files(**texts: str) -> trees.Changes:
+        return {f"answers/{name}.py": trees.TreeFile(text.encode()) for name, text in texts.items()}
+
+    tests: trees.Changes = {
+        TEST_FILE: trees.TreeFile(TESTS.encode()),
+        "tests/golden.json": trees.TreeFile(b'"right answer"'),
+    }
+    reference = runner_of(tests, files(__init__=RIGHT, main=MAIN))
+    solution = runner_of(tests, files(__init__=FORGED, main=FORGED_MAIN))
+    original = solution({}, [TEST_FILE])
+    return original, ask(solution, reference, tests, original.statuses, "forged")
+
+
+def test_no_forged_answer_is_right(forged: tuple[TestOutcomes, Grounds]) -> None:
+    """All of them pass the original tests, since the code under test swallows what they raise."""
+    original, found = forged
+    assert set(original.statuses.values()) == {"passed"} and len(original.statuses) == 25, original.log
+    assert found.reasons == {}
+    assert set(original.statuses) - found.wrong == {f"{TEST_FILE}::test_honest"}

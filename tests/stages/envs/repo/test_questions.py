@@ -1,0 +1,227 @@
+"""Tests turned into questions: what is asked, what is withheld, and why a test cannot be asked."""
+
+import ast
+
+import pytest
+
+from stages.envs.repo import trees
+from stages.envs.repo.asked import withheld_files
+from stages.envs.repo.pruning import pruned
+from stages.envs.repo.questions import NotAskable, asking
+from stages.envs.repo.rewritten_tests import FunctionNode, TestFiles, TestLocation
+
+HEAD = """\
+import json, math, pytest, re
+from decimal import Decimal
+from code import f, g, Problem
+from .helpers import alike
+LIMIT = 17
+TABLE = [(1, "one"), (2, "two")]
+@pytest.fixture
+def wanted():
+    return {"a": 12}
+@pytest.fixture
+def strict():
+    yield 1
+    assert f(3) == 4
+def check(value, expected, digits=2):
+    found = round(value, digits)
+    assert found == expected, f"not {expected}"
+def same(one, other):
+    return one == other
+def made(name):
+    assert f(name)
+    return g(name)
+"""
+
+
+def asked(test: str, head: str = HEAD) -> tuple[str, tuple[str, ...]]:
+    """Return the withheld version of the last function of a text, and its relations."""
+    module = ast.parse(head + test)
+    function = module.body[-1]
+    assert isinstance(function, FunctionNode)
+    made = asking(module, None, function, {})
+    return ast.unparse(made.withheld), made.relations
+
+
+def body(*lines: str) -> str:
+    return "def test_it():\n" + "".join(f"    {line}\n" for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("lines", "relations", "kept"),
+    [
+        (["assert f(1) == 'abc'"], ["=="], "_composer_ask(0, f(1))"),
+        (["assert 'abc' == f(1) == g(1)"], ["==", "=="], "_composer_ask(1, g(1))"),
+        (["want = ['abc']", "assert f(1) == want, 'not abc'"], ["=="], "_composer_ask(0, f(1))"),
+        (["assert f(1) and not g(2)"], ["true", "not true"], "_composer_ask(1, g(2))"),
+        (["assert not (f(1) or g(2))"], ["not true", "not true"], "_composer_ask(1, g(2))"),
+        (["assert f(1) is None"], ["=="], "_composer_ask(0, f(1) is None)"),
+        (["assert 5 < f(1) <= 99"], [">", "<="], "_composer_ask(0, f(1))"),
+        (["assert 'abc' not in f(1)"], ["not has"], "_composer_ask(0, f(1))"),
+        (["assert f(1) in (5, 6)"], ["in"], "_composer_ask(0, f(1))"),
+        (["assert f(1) != 'abc'"], ["!="], "_composer_ask(0, f(1))"),
+        (["assert f(1) == pytest.approx(0.5, abs=0.1)"], ["=="], "_composer_ask(0, f(1))"),
+        (["assert abs(f(1) - 2.5) < 1e-6"], ["within <"], "_composer_ask(0, f(1))"),
+        (["assert math.isclose(2.5, f(1))"], ["isclose"], "_composer_ask(0, f(1))"),
+        (["assert isinstance(f(1), (int, Problem))"], ["subclass of"], "_composer_ask(0, type(f(1)))"),
+        (["assert f(1).endswith('abc')"], ["endswith"], "_composer_ask(0, f(1))"),
+        (["assert re.search('a.c', f(1))"], ["re.search"], "_composer_ask(0, f(1))"),
+        (["with pytest.raises(Problem, match='abc') as e:", "    f(1)"], ["caught"], "with _composer_caught(0) as e:"),
+        (["with pytest.raises(Problem) as e:", "    f(1)", "e.match('abc')"], ["caught", "re.search"], "str(e.value)"),
+        (["pytest.raises(Problem, f, 1)"], ["caught"], "f(1)"),
+        (["with pytest.warns(UserWarning):", "    assert f(1) == 'abc'"], ["==", "warned"], "_composer_warned(1)"),
+        (["for n, word in TABLE:", "    assert f(n) == word"], ["=="], "[(1, None), (2, None)]"),
+        (["for n, word in {1: 'abc'}.items():", "    assert f(n) == word"], ["=="], "{1: None}.items()"),
+        (["assert f(1) == json.loads('[\"abc\"]')"], ["=="], "_composer_ask(0, f(1))"),
+        (["assert f(LIMIT) == Decimal('1.5')"], ["=="], "_composer_ask(0, f(LIMIT))"),
+        (["check(f(1), 3.25, digits=1)"], ["=="], "_check_1_found = round(_check_1_value, _check_1_digits)"),
+        (["x = made('b')", "assert x == 'abc'"], ["true", "=="], "x = g(_made_1_name)"),
+        (["assert f(1) * 2 == 'abc'"], ["=="], "_composer_ask(0, f(1) * 2)"),
+    ],
+)
+def test_what_a_test_asks_holds_no_expected_value(lines: list[str], relations: list[str], kept: str) -> None:
+    text, found = asked(body(*lines))
+    assert list(found) == relations and kept in text
+    assert not any(one in text for one in ("abc", "a.c", "3.25", "2.5", "0.5", "Problem", "UserWarning", "two", "99"))
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (["f(1)"], "asserts nothing that has a value"),
+        (["assert f(1) == g(1)"], "compares what is not known"),
+        (["x = f(1)", "assert g(1) == x"], "compares what is not known"),
+        (["x = []", "x.append(f(1))", "assert g(1) == x"], "compares what is not known"),
+        (["len = f", "assert f() == len('abc')"], "compares what is not known"),
+        (["x = x + [7] if f() else [7]", "assert g() == x"], "compares what is not known"),
+        (["x = [3, 'abc']", "assert f(x) == x"], "holds the expected value in x"),
+        (["assert f('abc') == 'abc'"], "expects only what it gives as an argument"),
+        (["assert f(LIMIT) == LIMIT"], "expects only what it gives as an argument"),
+        (["assert f(1) == 5 or g(1) == 6"], "decides itself"),
+        (["assert (f(1) or 5) == 5"], "decides itself"),
+        (["assert max(f(1), 5) == 5"], "decides itself"),
+        (["ok = f(1) == 5", "assert ok"], "decides itself"),
+        (["ok = True", "ok = f(1) == 5", "assert ok"], "decides itself"),
+        (["ok = 0", "ok += f(1) - 5", "assert not ok"], "decides itself"),
+        (["assert all(one == 5 for one in f(1))"], "decides itself"),
+        (["assert abs(f(1) - g(1)) < 5"], "decides itself"),
+        (["assert same(f(1), 5)"], "decides itself"),
+        (["assert alike(f(1), 5)"], "decides itself"),
+        (["assert math.fsum([f(1), -5]) == 0"], "decides itself"),
+        (["assert f(1).__eq__(5)"], "decides itself"),
+        (["for n in f(1):", "    assert g(n) == 5"], "asserts in a loop of the code under test"),
+        (["if f(1):", "    assert g(1) == 5"], "asserts under a condition of the code under test"),
+        (["if f(1):", "    return", "assert g(1) == 5"], "may return early"),
+        (["try:", "    assert f(1) == 5", "except TypeError:", "    pass"], "has an assert statement"),
+        (["with pytest.raises(Problem):", "    assert f(1) == 5"], "asserts in a block that is to raise"),
+        (["with suppress(ValueError):", "    assert f(1) == 5"], "asserts in a block of suppress"),
+        (["def inner():", "    assert f(1) == 5", "inner()"], "has an assert statement"),
+        (["assert f(1) == 5", "check(*f(2))"], "calls check()"),
+        (["assert f(1) == 5", "g.assert_called_once_with(5)"], "calls assert_called_once_with()"),
+        (["assert f(1) is g(1)"], "compares objects"),
+        (["global x", "assert f(1) == 5"], "binds names where it reads them"),
+    ],
+)
+def test_why_a_test_is_not_asked(lines: list[str], reason: str) -> None:
+    with pytest.raises(NotAskable, match=f"^{reason.replace('(', '[(]').replace(')', '[)]')}"):
+        asked(body(*lines))
+
+
+@pytest.mark.parametrize(
+    ("test", "reason"),
+    [
+        ("def test_it(strict):\n    assert f(1) == 5", "uses strict"),
+        ("@raises(ValueError)\ndef test_it():\n    assert f(1) == 5", "has a decorator"),
+        ("@pytest.mark.parametrize('w', [f(2)])\ndef test_it(w):\n    assert f(1) == w", "compares what is not known"),
+    ],
+)
+def test_what_asserts_around_a_test_counts(test: str, reason: str) -> None:
+    with pytest.raises(NotAskable, match=f"^{reason}"):
+        asked(test)
+
+
+def test_names_that_a_star_may_bind_are_not_built_in() -> None:
+    with pytest.raises(NotAskable):
+        asked(body("assert f() == len('abc')"), "from code import *\n")
+
+
+def test_columns_and_names_of_rows_are_emptied() -> None:
+    rows = "[(1, 'abc'), pytest.param(2, 'abc', id='gives abc')], ids=['abc', 'b']"
+    text, _ = asked(f"@pytest.mark.parametrize('n, word', {rows})\ndef test_it(n, word):\n    assert f(n) == word")
+    assert "[(1, None), pytest.param(2, None)])" in text and "abc" not in text
+
+
+SOURCE = f'''\
+"""Tests: abc."""
+from __future__ import annotations
+{HEAD}
+EXPECTED = "abc"
+class TestIt:
+    unused = "abc"
+    def setup_method(self):
+        self.x = LIMIT
+    def test_one(self, wanted):
+        """Gives abc."""
+        assert f(self.x) == EXPECTED
+        assert f(2) == wanted
+    def test_two(self):
+        assert f(EXPECTED) == g(1)
+def test_three():
+    assert f(EXPECTED) == 44
+'''
+
+
+def withheld(*names: str) -> str:
+    """The withheld file of some tests of SOURCE."""
+    tests = TestFiles({"t.py": trees.TreeFile(SOURCE.encode())})
+    found = {
+        one: asking(tests.modules["t.py"], tests.owner(one), node, {})
+        for one, node in tests.functions.items()
+        if one.name in names
+    }
+    (file,) = withheld_files(tests, found).values()
+    assert file is not None
+    return file.data.decode()
+
+
+def test_a_file_holds_what_its_tests_need_alone() -> None:
+    text = withheld("test_one")
+    assert text.startswith("from __future__") and "setup_method" in text and "LIMIT" in text
+    left = ("abc", "EXPECTED", "unused", "12", "wanted", "test_two", "test_three", "check", "Problem", "g\n")
+    assert not [one for one in left if one in text]
+    assert "EXPECTED = 'abc'" in withheld("test_three")
+
+
+def test_a_constant_that_another_test_needs_is_no_expected_value() -> None:
+    from stages.envs.repo.asked import _askings
+
+    tests = TestFiles({"t.py": trees.TreeFile(SOURCE.encode())})
+    one, three = TestLocation("t.py", ("TestIt",), "test_one"), TestLocation("t.py", (), "test_three")
+    found, reasons = _askings(tests, [one, three])
+    assert list(found) == [three] and reasons == {one: "holds the expected value in EXPECTED"}
+    assert list(_askings(tests, [one])[0]) == [one]
+
+
+def test_a_pruned_module_keeps_what_runs_by_itself() -> None:
+    text = "import a\nfrom b import c, d\nx = 1\ny = x\nprint(y)\n@pytest.fixture(autouse=True)\ndef z(c): pass\n"
+    kept = ast.unparse(pruned(ast.parse(text + "def w(): d\n"), {}))
+    assert (
+        kept
+        == "import a\nfrom b import c\nx = 1\ny = x\nprint(y)\n\n@pytest.fixture(autouse=True)\ndef z(c):\n    pass"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("t.py::test_three[a::b]", TestLocation("t.py", (), "test_three")),
+        ("test_one (t.TestIt)", TestLocation("t.py", ("TestIt",), "test_one")),
+        ("test_three", TestLocation("t.py", (), "test_three")),
+        ("u.py::test_three", None),
+        ("test_one (t.Other)", None),
+        ("test_none", None),
+    ],
+)
+def test_tests_are_found_by_the_names_of_pytest_and_of_unittest(name: str, found: TestLocation | None) -> None:
+    assert TestFiles({"t.py": trees.TreeFile(SOURCE.encode())}).locate(name) == found
