@@ -201,7 +201,7 @@ def _unequal(sent: Sequence[str]) -> str:
     for place, text in enumerate(sent):
         try:
             values.read(text, expected=place == len(sent) - 1)
-        except values.NotPlain as error:
+        except values.Incomparable as error:
             return f"compares an object of type {error}"
     return ""
 

@@ -116,7 +116,7 @@ class NotAskable(Exception):
 
 
 @dataclass(frozen=True)
-class Question:
+class ValueQuestion:
     """One question. Of a guard, which takes a block, `asked` is None."""
 
     number: int
@@ -327,7 +327,7 @@ class _KnownValues:
             return False
         return name in self._modules or name == "__file__" or (hasattr(builtins, name) and "*" not in self._top)
 
-    def remove(self, asked: Sequence[Question]) -> None:
+    def remove(self, asked: Sequence[ValueQuestion]) -> None:
         """Find the names that only expected values, and other unused variables, read."""
         unused: set[str] = set()
         candidates = {name for name, node in self.assigned.items() if self.is_known(node.value)} | set(self.cells)
@@ -344,7 +344,7 @@ class _KnownValues:
                 return
             unused = candidates - read
 
-    def require_withheld(self, one: Question) -> None:
+    def require_withheld(self, one: ValueQuestion) -> None:
         """Raise `NotAskable` where what is left of the test tells the expected value of a question, or decides it."""
         telling = self._telling(one.expected)
         decides = one.asked is not None and self.decides(one.asked)
@@ -434,13 +434,13 @@ class _KnownValues:
                     waiting += [self._constants[inner.id]] if inner.id in self._constants else []
         return found
 
-    def is_echo(self, asked: Sequence[Question]) -> bool:
+    def is_echo(self, asked: Sequence[ValueQuestion]) -> bool:
         """Return whether all that is expected stands in what is left of a test: each value is an argument as well."""
         left = {text for one in asked for text in self._literals(one.asked)}
         wanted = [self._literals(one.expected) for one in asked]
         return any(wanted) and all(texts <= left for texts in wanted)
 
-    def reads(self, asked: Sequence[Question]) -> bool:
+    def reads(self, asked: Sequence[ValueQuestion]) -> bool:
         """Return whether an expected value is read from a file."""
         names = {name for one in asked for name in self._closure(one.expected)}
         sources = [source for name in names if (source := self._source(name) or self._constants.get(name))]
@@ -500,8 +500,8 @@ class _Assertions:
 
     def __init__(self, known: _KnownValues, asserting: frozenset[str]) -> None:
         self._known, self._asserting = known, asserting
-        self.questions: list[Question] = []
-        self.of: dict[int, list[Question]] = {}
+        self.questions: list[ValueQuestion] = []
+        self.of: dict[int, list[ValueQuestion]] = {}
         self._caught: set[str] = set()
 
     def collect(self, body: Sequence[ast.stmt]) -> None:
@@ -573,10 +573,10 @@ class _Assertions:
         self.of[id(node)] = [self._add(guard_of(call), None, expected)]
         self._caught.add(dotted(guards[0].optional_vars) if guards[0].optional_vars else "")
 
-    def _add(self, relation: str, asked: ast.expr | None, expected: ast.expr) -> Question:
+    def _add(self, relation: str, asked: ast.expr | None, expected: ast.expr) -> ValueQuestion:
         if asked is not None and (found := _asserts(asked, self._asserting)):
             raise NotAskable(found)
-        self.questions.append(Question(len(self.questions), relation, asked, expected))
+        self.questions.append(ValueQuestion(len(self.questions), relation, asked, expected))
         return self.questions[-1]
 
     def _test(self, node: ast.stmt) -> ast.expr | None:
@@ -788,7 +788,7 @@ class _Rewriter(ast.NodeTransformer):
         is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         return [] if is_text else [node]
 
-    def _question(self, one: Question, node: ast.stmt, inside: list[ast.stmt]) -> ast.stmt:
+    def _question(self, one: ValueQuestion, node: ast.stmt, inside: list[ast.stmt]) -> ast.stmt:
         number, expected = ast.Constant(one.number), [] if self._sends == "withheld" else [one.expected]
         if self._sends == "expecting":
             return ast.Expr(ast.Call(ast.Name(ASK, ast.Load()), [number, ast.Constant(None), *expected], []))

@@ -22,7 +22,7 @@ from uuid import UUID
 from stages.sandbox.judge import DECODERS, decoded, refuse_chosen_hashes
 
 
-class NotPlain(ValueError):
+class Incomparable(ValueError):
     """A value is, or holds, an object that cannot be compared outside; the text is the name of its type."""
 
 
@@ -55,7 +55,7 @@ class Approximately:
 
 
 def _refuse(rest: list[Any], read: Callable[[Any], Any]) -> Any:
-    raise NotPlain(str(rest[0])[:80])
+    raise Incomparable(str(rest[0])[:80])
 
 
 def _set(rest: list[Any], read: Callable[[Any], Any]) -> frozenset[Any]:
@@ -90,7 +90,7 @@ EXPECTED = GIVEN | {
 
 
 def read(text: str, *, expected: bool = False) -> Any:
-    """Return the value in a text; `NotPlain` where it is an object of another type, any Exception of a wrong text."""
+    """Return the value in a text; `Incomparable` where it is an object of another type, any Exception of a wrong text."""
     return decoded(json.loads(text), EXPECTED if expected else GIVEN)
 
 

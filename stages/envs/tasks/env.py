@@ -4,8 +4,8 @@ The agent works in a sandbox on the task's files. For grading its changes are ap
 those to tests and test configuration, which are restored (`editable` of a row exempts files); then the hidden files are
 written over them, and the test is run in a fresh sandbox. So the test finds what the task's author wrote, whatever the
 agent left in its place. A command is believed by its exit code, which code under test can influence: where a pass
-must not be forged, give ids of pytest: their outcomes are reported by a plugin, and a pass is run once more with
-rewritten tests, as those of SWE-bench are.
+must not be forged, give ids of pytest: their outcomes are reported by a plugin, and a pass is asked for the values of
+its tests, as those of SWE-bench are.
 """
 
 import hashlib
