@@ -90,7 +90,7 @@ EXPECTED = GIVEN | {
 
 
 def read(text: str, *, expected: bool = False) -> Any:
-    """Return the value in a text; `Incomparable` where it is an object of another type, any Exception of a wrong text."""
+    """Return the value in a text; `Incomparable` of an object of another type, any Exception of a wrong text."""
     return decoded(json.loads(text), EXPECTED if expected else GIVEN)
 
 
