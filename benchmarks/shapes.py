@@ -159,21 +159,25 @@ def rows_by_source(names: Iterable[str], pairs: Any, turns: Sequence[Any], hint:
     """
     from stages.training.channels import row_sources
     from stages.training.channels.hints import HintedTurn
+    from stages.training.channels.opd import TaughtRollout
     from stages.training.scoring import Tree
     from stages.training.step import Batch
 
     hinted = [HintedTurn(Tree(prompt, (said,)), Tree([*prompt, *hint], (said,))) for prompt, said in turns]
-    every = {"pairs": pairs, "hinted": hinted, "rollouts": own}
+    taught = [TaughtRollout(one.tree, one.own, one.logprobs, {0: None}) for one in own]
+    every = {"pairs": pairs, "hinted": hinted, "rollouts": own, "taught": taught}
     return Batch({kind.name: every[kind.name] for kind in row_sources(names)})
 
 
 def sources(pairs: Any, teacher: Any) -> list[Any]:
     """What the channels learn from: these pairs, hints that come with their rows, and a teacher's distributions."""
     from stages.training.channels.hints import HintSource
+    from stages.training.channels.opd import FrozenTeacher, TaughtSource
     from stages.training.channels.rollouts import RolloutSource
-    from stages.training.config import Hints
+    from stages.training.config import Hints, OpdTeacher
 
-    return [pairs, HintSource(Hints(), None, None, lambda step, found: None), RolloutSource(teacher)]
+    taught = TaughtSource([FrozenTeacher(OpdTeacher(), teacher)])
+    return [pairs, HintSource(Hints(), None, None, lambda step, found: None), RolloutSource(teacher), taught]
 
 
 def channel_rows(names: tuple[str, ...], rows: Rows = ROWS) -> Any:

@@ -45,7 +45,6 @@ from stages.training.plan import check_memory, estimate_memory, fitted, resolve,
 from stages.training.prompts import ASSUMED, Prompts, measure_prompts
 
 if TYPE_CHECKING:
-    from stages.policy.local import LocalPolicy
     from stages.rollouts.agent_loop import LiveRollout
     from stages.training.collapse import Watch
     from stages.training.distributed import Student
@@ -181,7 +180,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
             size = config.optimisation
             num_rollouts = size.prompts_per_step * size.generations
             watch = collapse.Watch(out, num_rollouts, ranks, stop=size.stop_on_collapse, ordered=curriculum)
-            trainer = _assemble(resolved, inputs, out, student, rollouts, folder, outer, direction, watch)
+            trainer = _assemble(resolved, inputs, out, student, prompts, rollouts, folder, outer, direction, watch)
             student.model = trainer.model
             student.distribute()
             try:
@@ -248,6 +247,7 @@ def _rollouts(
     the student, None without one. server: how this process shares it. `UsageError` where the server cannot follow.
     """
     from stages.training import trl_arguments, weights
+    from stages.training.channels.rollouts import open_teacher
     from stages.training.rollouts import LockStep, Schedule, StepsAhead
 
     config = resolved.config
@@ -255,7 +255,9 @@ def _rollouts(
     reuse = trl_arguments.trl_arguments(resolved, out.path).num_iterations
     schedule = Schedule(prompts, size.prompts_per_step, size.generations, config.seed, server.ranks, reuse)
     if sampler is None:
-        teacher = _playing_teacher(config, student, out) if config.probe.mixed else None
+        teacher = None
+        if config.probe.mixed and config.teacher is not None:  # without one the settings are refused
+            teacher = open_teacher(config.teacher, "teacher", student.policy, out)
         return LockStep(make, student.policy, schedule, config.max_steps, teacher)
     with closing(make()) as environment:
         opening = environment.reset(prompts[0])
@@ -263,25 +265,12 @@ def _rollouts(
     return StepsAhead(make, sampler, schedule, sync, config.max_steps, size.max_staleness)
 
 
-def _playing_teacher(config: Config, student: "Student", out: RunWriter) -> "LocalPolicy":
-    """Return the teacher of mixed groups; `UsageError` where its vocabulary is another than the student's."""
-    from stages.policy.local import LocalPolicy, load_model
-    from stages.training.channels.rollouts import check_vocabulary
-
-    if config.teacher is None:
-        raise RuntimeError("the settings of mixed groups need a teacher")
-    model, tokenizer = load_model(config.teacher, cache=out.cache, listener=out.progress)
-    check_vocabulary(student.policy.tokenizer, tokenizer, config.teacher.model)
-    teacher = LocalPolicy(model.eval().requires_grad_(False), tokenizer, config.teacher)
-    out.model("teacher", **teacher.facts())
-    return teacher
-
-
 def _assemble(
     resolved: "TrainPlan",
     inputs: Inputs,
     out: RunWriter,
     student: "Student",
+    prompts: list[Task],
     rollouts: "Rollouts",
     folder: Path,
     outer: "OuterSteps | None",
@@ -290,8 +279,8 @@ def _assemble(
 ) -> "ComposedTrainer":
     """Return a trainer that has not begun; `BadInput` and `UsageError` where pairs or teacher do not fit.
 
-    folder: of checkpoints to resume from. outer: DiLoCo's rounds. direction: what is taken out of the training. watch:
-    notices a collapse.
+    prompts: tasks of all prompts of the training, in order. folder: of checkpoints to resume from. outer: DiLoCo's
+    rounds. direction: what is taken out of the training. watch: notices a collapse.
     """
     from stages.gradients.per_row import MAX_TOKENS
     from stages.training import checkpoints, distributed, projection, step, trl_arguments
@@ -316,7 +305,7 @@ def _assemble(
             measured.record(step, rollouts)
 
     # 1. The channels with their row sources, from the model that training starts from: whole, and without an adapter.
-    given = SourceInputs(config, inputs, student, environment, out, journal.hints)
+    given = SourceInputs(config, inputs, student, environment, prompts, out, journal.hints)
     channels = step.Channels(config, [kind.open(given) for kind in row_sources(config.weights.active())])
     # 2. Callbacks. DiLoCo's precedes Supervision, which marks a checkpoint as complete once the others have written.
     callbacks: list[Any] = [watch] if outer is None else [watch, outer]

@@ -135,6 +135,7 @@ METRICS = {
     "sdpo/loss": "self-distillation loss",
     "taid/loss": "TAID loss",
     "eopd/loss": "entropy-aware distillation loss",
+    "opd/loss": "on-policy distillation loss",
 }
 """The metrics of a training that are drawn first, with their titles; others that vary follow by their names."""
 

@@ -99,13 +99,13 @@ def with_tail(log_probs: Distribution) -> WithTail:
     return torch.cat([log_probs, torch.log(-torch.expm1(log_mass))], dim=-1)
 
 
-# SDPO: the policy is its own teacher in a context that holds a hint.
+# SDPO: the policy is its own teacher in a context that holds a hint. OPD: another model is, alone (`Taught.kept`).
 
 LARGEST_LOG_RATIO = 20.0
 
 
 @dataclass(frozen=True)
-class SelfTaught:
+class Taught:
     """The teacher: one model's predictions or, in a trust region, lerp(kept, current, share) of two models' logits."""
 
     kept: Predictors
@@ -113,18 +113,19 @@ class SelfTaught:
     share: float = 0.0
 
 
-def sdpo(
+def divergence_sum(
     student: Predictors,
-    teacher: SelfTaught,
+    teacher: Taught,
     weights: RowValues,
     *,
-    alpha: float = 0.5,
+    beta: float = 0.5,
     top_k: int | None = None,
+    top_k_of: Side = "student",
     outside: Outside = "tail",
     temperature: float = 1.0,
     chunk_tokens: int | None = None,
 ) -> tuple[Scalar, RowValues]:
-    """Return the sum of weight * divergence to the self-teacher, and the divergence a token (detached), in nats.
+    """Return the sum of weight * `divergence` to the teacher, and the divergence a token (detached), in nats.
 
     The weights decide the reduction: mask / tokens for lasgroup's, times `importance_weights` for the clip. Tokens of
     weight 0 are not computed, and their divergence is given as 0. Gradient to the student alone. The two models of a
@@ -142,7 +143,7 @@ def sdpo(
                 # Cut to the vocabulary that both heads share: padding rows of a head are no tokens.
                 kept = trust_region_logits(kept, now[..., : kept.shape[-1]], teacher.share)
         return divergence(
-            own, kept, beta=alpha, temperature=temperature, top_k=top_k, top_k_of="student", outside=outside
+            own, kept, beta=beta, temperature=temperature, top_k=top_k, top_k_of=top_k_of, outside=outside
         ).unsqueeze(-1)
 
     total, table = over_tokens(kernel, student, teacher.kept, weights, *beside, chunk_tokens=chunk_tokens)
@@ -263,8 +264,8 @@ def advance(
     return TaidState(torch.as_tensor(t, dtype=state.t.dtype, device=state.t.device), loss, momentum), delta
 
 
-# EOPD: reverse KL everywhere, plus forward KL where the teacher is unsure. With a teacher that gives log-probs alone,
-# only the policy gradient: on-policy distillation by reverse KL.
+# EOPD: reverse KL everywhere, plus forward KL where the teacher is unsure. OPD from sampled log-probs is its policy
+# gradient alone.
 
 METRICS_THRESHOLD = 0.8  # nats; upstream's high_entropy_threshold, which only its logged values read
 Total = tuple[Tensor, Tensor]
@@ -411,7 +412,9 @@ def reverse_kl_from_log_probs(
     """Return the policy gradient of `eopd` alone, and its metrics as totals.
 
     The loss is its sum over the mask / num_tokens. All [n], log-probs in nats at one temperature. num_tokens as in
-    `eopd`. Gradient to log_probs.
+    `eopd`. Gradient to log_probs; on policy, where no ratio is clipped, it is -sg[l_T - l_old] / num_tokens.
+    Source: thinking-machines-lab/tinker-cookbook 9dfcc3a tinker_cookbook/distillation/train_on_policy.py; NVIDIA-NeMo/
+    RL 01a0fdd docs/about/algorithms/mopd.md.
     """
     options = options or EopdOptions()
     own = mask != 0

@@ -68,11 +68,11 @@ class Course:
         for name in WATCHED:
             if isinstance(value := row.get(name), (int, float)) and math.isfinite(value):
                 self._values[name].append(float(value))
-        for name, judge in WATCHED.items():
+        for name, values in list(self._values.items()):  # without GRPO there is no entropy
             if name == REWARD and self.ordered:
                 continue
-            if name not in self.left and (one := judge(self, name, self._values[name])) is not None:
-                self.left[name] = replace(one, words=f"step {len(self._values[name])}: {one.words}")
+            if name not in self.left and (one := WATCHED[name](self, name, values)) is not None:
+                self.left[name] = replace(one, words=f"step {len(values)}: {one.words}")
                 found.append(self.left[name])
         return found
 

@@ -5,12 +5,14 @@ weight.
 """
 
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, create_model, model_validator
 from pydantic_core import InitErrorDetails
 
 from stages.diloco.settings import Diloco
+from stages.envs.base import Task
 from stages.envs.config import EnvStageConfig
 from stages.policy.base import BasicPolicy, PolicyConfig
 from stages.runs.reporting import Backends
@@ -99,6 +101,33 @@ class EopdSettings(Settings):
     """Its weight beside the reverse KL."""
     top_k: int = Field(default=128, gt=0)
     """The teacher's most likely tokens that it is taken over."""
+
+
+class OpdTeacher(PolicyConfig):
+    """A teacher of opd and the tasks that it teaches."""
+
+    tasks: tuple[str, ...] = ()
+    """Patterns of task ids or families, such as `arithmetic*`; none for all tasks."""
+
+    def teaches(self, task: Task) -> bool:
+        """Return whether a task is one that the teacher teaches."""
+        names = (task.task_id, task.family)
+        return not self.tasks or any(fnmatchcase(name, pattern) for pattern in self.tasks for name in names)
+
+
+class OpdSettings(Settings):
+    """How opd distils: from which teachers, and which form its loss has."""
+
+    form: Literal["divergence", "sampled"] = "divergence"
+    """divergence compares whole distributions (GKD, OPSD), of teachers in this process; sampled is a policy gradient
+    whose advantage is the teacher's log-prob of each sampled token less the student's (MOPD, tinker-cookbook)."""
+    beta: float = Field(default=1.0, ge=0, le=1)
+    """1 reverse KL, 0 forward KL, between them the generalised Jensen-Shannon divergence."""
+    top_k: int | None = Field(default=None, gt=0)
+    """The teacher's k most likely tokens, with the mass outside divided out, as OPSD; None for the whole vocabulary."""
+    teachers: tuple[OpdTeacher, ...] = ()
+    """Several teachers in place of `teacher`: a task is taught by each whose `tasks` match it, by their mean where
+    there are several; a task without one is not distilled."""
 
 
 class Optimisation(Settings):
@@ -270,6 +299,7 @@ class Config(EnvStageConfig):
     hints: Hints = Hints()
     taid: TaidSettings = TaidSettings()
     eopd: EopdSettings = EopdSettings()
+    opd: OpdSettings = OpdSettings()
     diloco: Annotated[Diloco, Option("URL")] = Diloco()
     probe: Probe = Probe()
     report_to: Backends = Field(default=(), json_schema_extra={"affects_results": False})
@@ -277,13 +307,24 @@ class Config(EnvStageConfig):
     teacher: Annotated[Given[PolicyConfig | None, PolicyConfig | Mapping[str, Any] | str | None], basic_of("model")] = (
         with_default(None)
     )
-    """The model to distil from, for taid and eopd, or that plays in mixed groups (probe.mixed); it must share the
+    """The model to distil from, for taid, eopd and opd, or that plays in mixed groups (probe.mixed); it must share the
     student's tokenizer. `vllm:MODEL` with base_url is asked for the log-probs of the student's tokens, which is all
-    that eopd needs with eopd.coefficient=0."""
+    that opd needs with opd.form=sampled."""
 
     def uses_gpu(self) -> bool:
         """Return whether training takes a GPU, in this process, also where a server samples."""
         return self.policy.in_process().uses_gpu() or super().uses_gpu()
+
+    def opd_teachers(self) -> tuple[OpdTeacher, ...]:
+        """Return the teachers of opd: several, or the one that other channels have too."""
+        if self.opd.teachers or self.teacher is None:
+            return self.opd.teachers
+        return (OpdTeacher(**self.teacher.model_dump()),)
+
+    def teachers(self) -> tuple[PolicyConfig, ...]:
+        """Return all models to distil from, or that play in mixed groups."""
+        several = self.opd.teachers if "opd" in self.weights.active() else ()
+        return several if self.teacher is None else (self.teacher, *several)
 
     @model_validator(mode="after")
     def _check(self) -> "Config":
@@ -292,9 +333,11 @@ class Config(EnvStageConfig):
                 "weights.grpo is 0 and no channel has a weight, so nothing would be trained; "
                 "give a channel a weight, such as weights.sft=1 with pairs, or leave weights.grpo at 1"
             )
-        if self.teacher is None and any("teacher" in CHANNELS[name].needs for name in self.weights.active()):
+        active = self.weights.active()
+        untaught = active.keys() - ({"opd"} if self.opd.teachers else set())
+        if self.teacher is None and any("teacher" in CHANNELS[name].needs for name in untaught):
             needing = [f"weights.{name}" for name, channel in CHANNELS.items() if "teacher" in channel.needs]
-            raise ValueError(f"{' and '.join(needing)} need a teacher: set teacher.model")
+            raise ValueError(f"{' and '.join(needing)} need a teacher: set teacher.model, or for opd opd.teachers")
         if self.adapter.kind == "singular-values" and self.adapter.rank:
             raise ValueError("adapter.rank is LoRA's, and adapter.kind=singular-values trains all singular values")
         if self.probe.mixed and (self.teacher is None or self.teacher.served or self.policy.served):
@@ -326,35 +369,38 @@ class Config(EnvStageConfig):
                 f"optimisation.steps is {self.optimisation.steps}, no multiple of diloco.inner_steps, which is "
                 f"{self.diloco.inner_steps}: the last steps would be no part of the result"
             )
-        # A teacher behind a server returns the log-probs of given tokens, at temperature 1, and nothing else.
-        teacher = self.teacher
-        if teacher is None:
-            return self
+        for teacher in self.teachers():
+            self._check_server(teacher)
+        return self
+
+    def _check_server(self, teacher: PolicyConfig) -> None:
+        """Check a teacher behind a server: it returns the log-probs of given tokens, at temperature 1, no more."""
         if teacher.base_url is not None and not teacher.served:
             raise ValueError(
-                "teacher.base_url: a text server returns no log-probs of the student's tokens; "
-                "write vllm: before teacher.model, or leave base_url out for a folder or a hub id"
+                f"the teacher {teacher.model!r} has a base_url: a text server returns no log-probs of the student's "
+                "tokens; write vllm: before the model, or leave base_url out for a folder or a hub id"
             )
         if not teacher.served:
-            return self
+            return
         if teacher.base_url is None:
             raise ValueError(
-                f"teacher.model is {teacher.model!r}, and training starts no server for a teacher; "
-                f"start one with `composer serve {teacher.source}` and give its address as teacher.base_url"
+                f"the teacher is {teacher.model!r}, and training starts no server for a teacher; "
+                f"start one with `composer serve {teacher.source}` and give its address as the teacher's base_url"
             )
-        active = self.weights.active()
-        if "taid" in active or ("eopd" in active and self.eopd.coefficient):
+        whole = {"taid", "eopd"} if teacher is self.teacher else set[str]()
+        whole |= {"opd"} if self.opd.form == "divergence" else set()
+        needing = [name for name in self.weights.active() if name in whole]
+        if needing:
             raise ValueError(
-                f"teacher.model is {teacher.model!r}, which tells the log-probs of the student's tokens alone, but "
-                "weights.taid and eopd.coefficient above 0 need whole distributions; "
-                "take weights.eopd with eopd.coefficient=0, or a teacher in this process"
+                f"the teacher {teacher.model!r} tells the log-probs of the student's tokens alone, and "
+                f"weights.{' and weights.'.join(needing)} would need its distributions; "
+                "take weights.opd with opd.form=sampled, or a teacher in this process"
             )
         if self.policy.temperature != 1:
             raise ValueError(
-                f"teacher.model is {teacher.model!r}, which is scored at temperature 1, and policy.temperature is "
+                f"the teacher {teacher.model!r} is scored at temperature 1, and policy.temperature is "
                 f"{self.policy.temperature:g}; take 1"
             )
-        return self
 
     def answers_to_check_hints(self) -> int:
         """Return how many tasks are answered each way to check hints; 0 where no channel learns from hints."""

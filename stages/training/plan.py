@@ -154,7 +154,7 @@ class TrainPlan:
     config: its optimisation and adapter are filled in. shape: of the model; None for a small built-in model, or where
     it is not known yet. small: whether the model is trained whole in one pass by default. rollout_tokens: of the
     longest rollout after the prompt. processes: each holds the whole model, and its share of a step's rollouts.
-    teacher_bytes: of a model to distil from in this process, 0 where a server has it or its size is not known yet.
+    teacher_bytes: of the models to distil from in this process, without those whose size is not known yet.
     direction: tokens of the longest row that a direction is found from, which is taken out of the training; 0 without
     one. pairs: whether a run of them is given. prompts: how long they are. because: what `fitted` chose by, for people.
     """
@@ -259,8 +259,8 @@ def resolve(config: Config, processes: int, inputs: Container[str] = (), directi
     rate = SMALL_RATE if small else usual_rate
     rate = SINGULAR_VALUES_RATE if spectral else rate
     rollouts = size.prompts_per_step * size.generations
-    teacher = None if config.teacher is None or config.teacher.served else model_shape(config.teacher)
-    teacher_bytes = 0 if teacher is None else teacher.parameters * teacher.bytes
+    teachers = [model_shape(teacher) for teacher in config.teachers() if not teacher.served]
+    teacher_bytes = sum(teacher.parameters * teacher.bytes for teacher in teachers if teacher is not None)
     rollout_tokens = _rollout_tokens(config, config.max_steps)
     length = PROMPT_TOKENS + rollout_tokens
     plan = TrainPlan(

@@ -18,8 +18,8 @@ from stages.losses import distillation, preference
 from stages.losses.distillation import (
     EopdOptions,
     EopdTokens,
-    SelfTaught,
     TaidSchedule,
+    Taught,
     advance,
     divergence,
     entries,
@@ -45,7 +45,6 @@ NOT_RUN = {
     "SDPOTrainer.compute_loss": "a blend with the policy loss of TRL's SDPO trainer",
     "kl_penalty": "verl's single-sample estimators of KL; no channel uses them",
     "distillation_loss": "verl's distillation through such an estimator; no channel uses it",
-    "incorporate_kl_penalty": "tinker's reverse KL as an advantage; no channel uses it",
     "ipo_loss_fn": "PRIME-RL runs it itself; the integration runs default_loss",
     "ref_kl_loss_fn": "PRIME-RL runs it itself; the integration runs default_loss",
     "ce_loss_fn": "PRIME-RL runs it itself; the integration runs default_loss",
@@ -66,7 +65,8 @@ SIMPO = ("simpo_loss", "get_batch_loss_metrics")
 NOT_SET: dict[tuple[str, tuple[str, ...]], tuple[Any, str]] = {
     ("logits_are_probs", ()): (False, "probabilities for logits: no trainer of upstream sets it"),
     ("full_logit_distillation", ()): (True, "the loss of sampled tokens, which no channel uses"),
-    ("use_thinking_machines_loss", ()): (False, "the loss of sampled tokens, which no channel uses"),
+    ("use_thinking_machines_loss", ()): (False, "the value is -A log p, where channel opd's is -A r of equal gradient"),
+    ("kl_discount_factor", ()): (0.0, "the teacher's later log-probs as a return: not a setting here"),
     ("soft_kd_student_full_vocab", ()): (False, "the student's log-probs of the whole vocabulary: not a setting here"),
     ("ld_alpha", ()): (None, "LD-DPO: not a setting here"),
     ("use_weighting", ()): (False, "WPO: not a setting here"),
@@ -203,9 +203,9 @@ def _sdpo_from_log_probs(case: Case) -> Outcome:
 def _sdpo(case: Case, student: Tensor, teacher: Tensor, weights: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
     """The channel's loss from logits [b, t, v], and the divergence a token [b, t]."""
     outside = "tail" if case.args["distillation_add_tail"] else "renormalised"
-    total, per_token = distillation.sdpo(
+    total, per_token = distillation.divergence_sum(
         Predictors(student.flatten(0, 1)),
-        SelfTaught(Predictors(teacher.flatten(0, 1))),
+        Taught(Predictors(teacher.flatten(0, 1))),
         weights.flatten().to(student.dtype),
         outside=outside,
         chunk_tokens=case.chunk_tokens,
@@ -221,7 +221,7 @@ def _sdpo_from_logits(case: Case) -> Outcome:
     temperature = case.args["temperature"]
     log_probs = token_log_probs(student, case.inputs["responses"], temperature=temperature)
     weights = mask.to(student.dtype) / mask.sum().clamp_min(1) * _factor(case, log_probs)
-    options = {"alpha": case.args["alpha"], "top_k": case.args["distillation_topk"], "temperature": temperature}
+    options = {"beta": case.args["alpha"], "top_k": case.args["distillation_topk"], "temperature": temperature}
     return Outcome(_sdpo(case, student, teacher, weights, **options)[0])
 
 
@@ -247,7 +247,7 @@ def _trl_sdpo(case: Case) -> Outcome:
     factor = torch.ones_like(log_probs) if clip is None or old is None else importance_weights(log_probs, old, clip)
     weights = factor * mask / mask.sum(-1, keepdim=True).clamp(min=1.0) / len(mask)
     top_k = case.args["distillation_topk"] if case.args["distillation_mode"] == "topk_logits" else None
-    loss, per_token = _sdpo(case, student, teacher, weights, alpha=case.args["distillation_alpha"], top_k=top_k)
+    loss, per_token = _sdpo(case, student, teacher, weights, beta=case.args["distillation_alpha"], top_k=top_k)
     mean = (per_token * factor * mask).sum() / mask.sum().clamp(min=1.0)
     return Outcome(loss, {"distillation_loss": mean})
 
@@ -365,6 +365,23 @@ def _eopd_from_sequences(case: Case) -> Outcome:
     return Outcome(found.loss, {**found.metrics, **sampled})
 
 
+# Advantages from a teacher's log-probs of the sampled tokens
+
+
+def _teacher_advantages(case: Case) -> Outcome:
+    """What the loss does to each log-prob on policy is -advantage / tokens; the task's advantage is GRPO's to add."""
+    coefficient, after, totals = case.args["kl_penalty_coef"], [], []
+    names = ("sampled_logprobs", "teacher_logprobs", "mask", "advantages_in")
+    for sampled, teacher, mask, advantages in zip(*(case.inputs[name] for name in names), strict=True):
+        own = sampled.clone().requires_grad_()
+        given = torch.tensor(teacher[1:])
+        loss, found = distillation.reverse_kl_from_log_probs(own, sampled, given, mask, num_tokens=1)
+        after.append(advantages - coefficient * torch.autograd.grad(loss, own)[0])
+        totals.append(found["rev_kl"])
+    kl = sum(total for total, _ in totals) / sum(count for _, count in totals)
+    return Outcome(metrics={"teacher_kl": kl, "teacher_kl/dataset_0": kl}, state={"advantages_out": after})
+
+
 # SimPO and TRL's CPO; DPO
 
 
@@ -451,6 +468,7 @@ def _prime_rl(case: Case) -> Outcome:
 
 OPSD = partial(_divergence, least_divisor=0)
 RUNNERS: dict[str, Runner] = {
+    "incorporate_kl_penalty": _teacher_advantages,
     "generalized_jsd_loss": OPSD,
     "generalized_jsd_loss[token_clip version]": OPSD,
     "OPSDTrainer.compute_loss": OPSD,

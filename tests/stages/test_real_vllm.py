@@ -171,14 +171,14 @@ def test_a_teacher_behind_the_server_scores_the_rollouts_of_a_training(
         policy={"model": str(model), "max_tokens": ANSWER},
         tasks=4,
         optimisation=size,
-        weights={"eopd": 1.0},
-        eopd={"coefficient": 0.0},
+        weights={"opd": 1.0},
+        opd={"form": "sampled"},
         teacher=policy,
     )
     run = Run(runner.execute("train", {}, config, root=root).path)
-    apart = [abs(line["eopd/rev_kl"]) for line in metrics(run, "eopd/rev_kl")]
+    apart = [abs(line["opd/rev_kl"]) for line in metrics(run, "opd/rev_kl")]
     assert apart[0] < 1e-5 and apart[-1] > 1e-4  # one step alone may move these tokens by less
-    assert run.manifest.models["teacher"]["server"]["capture_level"] == "tokens"
+    assert run.manifest.models["teacher 1"]["server"]["capture_level"] == "tokens"
 
 
 def test_a_killed_engine_is_survived_with_its_adapter(

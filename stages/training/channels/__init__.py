@@ -4,6 +4,7 @@ base.py - what a channel and a row source are: rows, losses, metrics
 pairs.py - preference pairs; DPO, SimPO and SFT on them
 hints.py - hinted turns; self-distillation on them
 rollouts.py - the student's own rollouts; TAID and EOPD from a teacher model on them
+opd.py - the student's own rollouts with their teachers; on-policy distillation from one or several
 
 stages/training/step.py scores the rows of all sources in one pass and calls each channel for its loss. A channel from
 elsewhere joins by `CHANNELS[NAME] = ChannelSpec(Mine, ...)`; from then on `weights.NAME` accepts it.
@@ -73,6 +74,11 @@ CHANNELS: dict[str, ChannelSpec] = {
     "eopd": ChannelSpec(
         "stages.training.channels.rollouts:Eopd",
         "Entropy-aware on-policy distillation from a teacher model, on the student's own actions.",
+        needs=("teacher",),
+    ),
+    "opd": ChannelSpec(
+        "stages.training.channels.opd:Opd",
+        "On-policy distillation from frozen teachers, routed by task or averaged, on the student's own actions.",
         needs=("teacher",),
     ),
 }

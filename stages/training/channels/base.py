@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from stages.envs.base import Environment
+from stages.envs.base import Environment, Task
 from stages.losses.tokens import Predictors
 from stages.rollouts.agent_loop import LiveRollout
 from stages.runs.run import Inputs, RunWriter
@@ -134,13 +134,14 @@ class ScoredRows:
 class SourceInputs:
     """What a training gives to its row sources when it opens them, with whole weights and before an adapter is added.
 
-    record_hints: records the hints of a step, each with its rollout.
+    tasks: of all prompts. record_hints: records the hints of a step, each with its rollout.
     """
 
     config: Config
     inputs: Inputs
     student: "Student"
     environment: Environment
+    tasks: Sequence[Task]
     out: RunWriter
     record_hints: Callable[[int, list[tuple[LiveRollout, Any]]], None]
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from stages.envs.base import Environment, HintsAnswers, ReportsFaults, TurnFault
 from stages.errors import UsageError
-from stages.losses.distillation import SelfTaught, importance_weights, sdpo, update_average
+from stages.losses.distillation import Taught, divergence_sum, importance_weights, update_average
 from stages.losses.tokens import Predictors
 from stages.messages import Message, following_ids, opening_ids
 from stages.policy import ask_all, open_policy
@@ -234,14 +234,14 @@ class SelfTeacher:
         self._kept = {name: self._kept[name].to(weight.device) for name, weight in trained.items()}
 
     @torch.no_grad()
-    def predictors(self, student: Any, trees: Sequence[Tree]) -> SelfTaught:
+    def predictors(self, student: Any, trees: Sequence[Tree]) -> Taught:
         """Return hidden states and output head for all completion tokens, without gradient."""
 
         def scored() -> Predictors:
             return Predictors(score(student, trees).hidden, head(student))
 
         if self._kind == "current":
-            return SelfTaught(scored())
+            return Taught(scored())
         if self._kind == "trust-region" and _has_adapter(student):
             # The frozen base is where training started: no copy is needed.
             with _as_teacher(student, {}), student.disable_adapter():
@@ -251,7 +251,7 @@ class SelfTeacher:
                 self.begin(student)
             with _as_teacher(student, self._kept or {}):
                 kept = scored()
-        return SelfTaught(kept) if self._kind == "ema" else SelfTaught(kept, scored(), self._rate)
+        return Taught(kept) if self._kind == "ema" else Taught(kept, scored(), self._rate)
 
     def after_step(self, student: Any) -> None:
         """Update the moving average; a student with weights that are no numbers is skipped, as upstream."""
@@ -335,7 +335,7 @@ class HintedRows(ScoredRows):
         return self.tensor(x for turn in self.rows for x in turn.logprobs or ())
 
     @cached_property
-    def taught(self) -> SelfTaught:
+    def taught(self) -> Taught:
         """What predicts the same tokens behind the hint, without gradient."""
         return self.frozen.predictors(self.model, [turn.hinted for turn in self.rows])
 
@@ -433,11 +433,11 @@ class Sdpo(Channel[HintedRows]):
             with torch.no_grad():
                 logps = rows.student_logps(self.temperature)
             weights = weights * importance_weights(logps, rows.sampled_logps, hints.importance_clip)
-        loss, per_token = sdpo(
+        loss, per_token = divergence_sum(
             rows.student,
             rows.taught,
             weights,
-            alpha=hints.alpha,
+            beta=hints.alpha,
             top_k=hints.top_k,
             outside="tail" if hints.tail else "renormalised",
             temperature=self.temperature,

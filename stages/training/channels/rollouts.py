@@ -1,7 +1,7 @@
 """The student's own rollouts as rows, and the channels that distil a teacher model on them: TAID and EOPD.
 
-A rollout goes through this file from top to bottom: `own_rollout` makes it one tree of token ids, `RolloutSource` asks
-a teacher behind a server about it, `RolloutRows` is what a channel's loss gets.
+A rollout goes through this file from top to bottom: `own_rollout` makes it one tree of token ids, `RolloutSource` gives
+all of a step, `RolloutRows` is what a channel's loss gets.
 
 Shapes: N completion tokens of all rows. Log-probs are natural, in nats.
 """
@@ -17,11 +17,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from stages.errors import UsageError
-from stages.losses.distillation import EopdOptions, TaidSchedule, advance, eopd, reverse_kl_from_log_probs, taid
+from stages.losses.distillation import EopdOptions, TaidSchedule, advance, eopd, taid
 from stages.losses.tokens import Predictors
-from stages.policy.local import load_model
-from stages.policy.vllm import VllmPolicy
+from stages.policy.base import PolicyConfig
+from stages.policy.local import LocalPolicy, load_model
 from stages.rollouts.agent_loop import LiveRollout
+from stages.runs.run import RunWriter
 from stages.training.channels.base import Channel, ChannelLoss, Metric, RowSource, ScoredRows, SourceInputs, State
 from stages.training.config import Config
 from stages.training.scoring import Scored, Tree, head, score
@@ -29,15 +30,11 @@ from stages.training.scoring import Scored, Tree, head, score
 
 @dataclass(frozen=True)
 class OwnRollout:
-    """A sampled rollout as one tree: 1 for the tokens the policy wrote, and the log-probs of sampling them (nats).
-
-    teacher_logprobs: of all tokens, under a teacher behind a server (nats); None where the teacher is in this process.
-    """
+    """A sampled rollout as one tree: 1 for the tokens the policy wrote, and the log-probs of sampling them (nats)."""
 
     tree: Tree
     own: list[int]
     logprobs: list[float]
-    teacher_logprobs: list[float] | None = None
 
 
 def own_rollout(rollout: LiveRollout) -> OwnRollout | None:
@@ -59,42 +56,24 @@ def own_rollout(rollout: LiveRollout) -> OwnRollout | None:
 
 @dataclass(eq=False)
 class RolloutSource(RowSource[OwnRollout]):
-    """Gives all rollouts of a step that have token ids.
-
-    teacher: a model in this process, which scores them where a channel asks. server: one behind vLLM, which scores all
-    of a step in one request. None where there is none.
-    """
+    """Gives all rollouts of a step that have token ids. teacher: a model that scores them; None where there is none."""
 
     teacher: Any = None
-    server: VllmPolicy | None = None
 
     name = "rollouts"
     whole_rollouts = True
 
     @classmethod
     def open(cls, given: SourceInputs) -> Self:
-        """Return the source with its teacher, which is never trained; `UsageError` if the vocabulary differs."""
-        config, out, student = given.config.teacher, given.out, given.student.policy
-        if config is None:
-            return cls()
-        if config.served:
-            server = VllmPolicy.open(config, cache=out.cache, budget=out.budget, listener=out.progress)
-            check_vocabulary(student.tokenizer, server.tokenizer, config.model)
-            out.model("teacher", **server.facts())
-            return cls(server=server)
-        model, tokenizer = load_model(config, cache=out.cache, listener=out.progress)
-        check_vocabulary(student.tokenizer, tokenizer, config.model)
-        return cls(model.eval().requires_grad_(False))
+        """Return the source with its teacher; `UsageError` if the vocabulary differs."""
+        teacher = given.config.teacher
+        return cls(teacher and open_teacher(teacher, "teacher", given.student.policy, given.out).model)
 
     def rows(self, rollouts: Sequence[LiveRollout], step: int) -> list[OwnRollout]:
-        """Return the rollouts of a step in token ids, with the teacher's log-probs where it is behind a server."""
+        """Return the rollouts of a step in token ids."""
         del step
         # A rollout that failed before its first action has no token ids, so no channel can learn from it.
-        own = [x for x in map(own_rollout, rollouts) if x is not None]
-        if self.server is None:
-            return own
-        scores = self.server.score_all([(x.tree.prompt, x.tree.branches[0]) for x in own])
-        return [replace(x, teacher_logprobs=logps) for x, logps in zip(own, scores, strict=True)]
+        return [x for x in map(own_rollout, rollouts) if x is not None]
 
     def trees(self, row: OwnRollout) -> tuple[Tree, ...]:
         """Return the rollout's one tree."""
@@ -105,6 +84,18 @@ class RolloutSource(RowSource[OwnRollout]):
     ) -> "RolloutRows":
         """Return rollouts with the student's hidden states."""
         return RolloutRows(part, whole, model, scored, self.teacher)
+
+
+def open_teacher(config: PolicyConfig, role: str, student: LocalPolicy, out: RunWriter) -> LocalPolicy:
+    """Return a teacher in this process, which is never trained, and record it; `UsageError` if the vocabulary differs.
+
+    role: its name among the models of the run.
+    """
+    model, tokenizer = load_model(config, cache=out.cache, listener=out.progress)
+    check_vocabulary(student.tokenizer, tokenizer, config.model)
+    teacher = LocalPolicy(model.eval().requires_grad_(False), tokenizer, config)
+    out.model(role, **teacher.facts())
+    return teacher
 
 
 def check_vocabulary(student: Any, teacher: Any, name: str) -> None:
@@ -126,8 +117,7 @@ class RolloutRows(ScoredRows):
     """Whole sampled rollouts; `frozen` is the teacher model. The tokens between the student's actions are masked.
 
     own: [N] 1 for the tokens that the student wrote. targets: [N] token ids. sampled_logps: [N] log-probs (nats) that
-    the tokens were sampled with, 0 between actions. teacher_logps: [N] those of a teacher behind a server (nats), None
-    without such a teacher. tokens: how many the student wrote in the whole step.
+    the tokens were sampled with, 0 between actions. tokens: how many the student wrote in the whole step.
     """
 
     def __post_init__(self) -> None:
@@ -136,9 +126,6 @@ class RolloutRows(ScoredRows):
         self.own = own.to(torch.promote_types(self.scored.hidden.dtype, torch.float32))
         self.targets = self.scored.targets
         self.sampled_logps = self.tensor(x for rollout in self.rows for x in rollout.logprobs)
-        given = [rollout.teacher_logprobs for rollout in self.rows]
-        served = all(logps is not None for logps in given)
-        self.teacher_logps = self.tensor(x for logps in given for x in logps or ()) if served else None
         self.tokens = sum(sum(rollout.own) for rollout in self.whole)
 
     @cached_property
@@ -189,8 +176,6 @@ class Eopd(Channel[RolloutRows]):
     """EOPD: mean over the student's own tokens, log-probs at sampling temperature.
 
     Kernel: stages/losses/distillation.py.
-    With a teacher behind a server the loss is the policy gradient alone: a server returns the log-probs of the tokens
-    that the student wrote, and the forward KL would need its whole distribution.
     """
 
     source = RolloutSource
@@ -199,20 +184,11 @@ class Eopd(Channel[RolloutRows]):
         """Return the loss; metrics are means in nats or shares of tokens, named as upstream without "actor/".
 
         Of all own tokens: rev_kl, avg_teacher_advantage, avg_teacher_log_prob, avg_student_log_prob, ppo_kl,
-        pg_clipfrac, pg_clipfrac_lower. With a teacher in this process also soft_kd_loss, soft_kd_token_ratio and
-        soft_kd_high_entropy_ratio; and over the tokens of high teacher entropy or with a forward KL,
-        soft_kd_avg_high_entropy, high_entropy_avg_kl, soft_kd_avg_kl, and how many there were (soft_kd_num_*).
+        pg_clipfrac, pg_clipfrac_lower, soft_kd_loss, soft_kd_token_ratio and soft_kd_high_entropy_ratio; and over the
+        tokens of high teacher entropy or with a forward KL, soft_kd_avg_high_entropy, high_entropy_avg_kl,
+        soft_kd_avg_kl, and how many there were (soft_kd_num_*).
         """
         settings = self.config.eopd
-        if rows.teacher_logps is not None:
-            loss, totals = reverse_kl_from_log_probs(
-                rows.student_logps(self.temperature),
-                rows.sampled_logps,
-                rows.teacher_logps,
-                rows.own,
-                num_tokens=rows.tokens,
-            )
-            return ChannelLoss(loss, rows.tokens, {name: Metric("mean", *total) for name, total in totals.items()})
         loss, totals = eopd(
             rows.student,
             rows.teacher,

@@ -13,17 +13,17 @@ from stages.errors import UsageError
 from stages.losses.distillation import (
     EopdOptions,
     EopdTokens,
-    SelfTaught,
     TaidSchedule,
     TaidState,
+    Taught,
     advance,
     divergence,
+    divergence_sum,
     entries,
     eopd,
     importance_weights,
     moving_target,
     reverse_kl_from_log_probs,
-    sdpo,
     taid,
     trust_region_logits,
     update_average,
@@ -137,9 +137,9 @@ def test_sdpo_is_the_weighted_divergence_to_the_self_teacher(
 ) -> None:
     student, kept, current = predictors(0, biased=True), predictors(10), predictors(20)
     weights = MASK * torch.linspace(0.1, 2.0, 9, dtype=torch.float64)
-    taught = SelfTaught(kept) if share is None else SelfTaught(kept, current, share)
+    taught = Taught(kept) if share is None else Taught(kept, current, share)
     options = {"top_k": top_k, "outside": outside, "temperature": 1.3}
-    found, per_token = sdpo(student, taught, weights, alpha=0.3, chunk_tokens=chunk_tokens, **options)
+    found, per_token = divergence_sum(student, taught, weights, beta=0.3, chunk_tokens=chunk_tokens, **options)
     own, teacher, other = (model.head.logits(model.rows) for model in (student, kept, current))
     teacher = teacher if share is None else trust_region_logits(teacher, other, share)
     expected = divergence(own, teacher.detach(), beta=0.3, **options)
@@ -157,7 +157,7 @@ def test_the_gradient_of_sdpo_from_hidden_states_is_that_of_finite_differences()
 
     def loss(hidden: Tensor, weight: Tensor) -> Tensor:
         own = Predictors(hidden, Head(weight, None, 1.5, 2.0))
-        return sdpo(own, SelfTaught(kept), MASK, alpha=0.5, chunk_tokens=4)[0]
+        return divergence_sum(own, Taught(kept), MASK, beta=0.5, chunk_tokens=4)[0]
 
     assert gradcheck(loss, (student.rows, student.head.weight), rtol=1e-6, atol=1e-8, fast_mode=True)  # 192 inputs
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from trl.trainer.utils import selective_log_softmax
 
-from stages.losses.distillation import SelfTaught, divergence, eopd, sdpo, taid
+from stages.losses.distillation import Taught, divergence, divergence_sum, eopd, taid
 from stages.losses.tokens import Head, Predictors, chunk_size, over_tokens, token_log_probs, token_sum
 from tests.stages.losses.samples import gradient, logits, predictors, trained
 
@@ -178,7 +178,7 @@ def test_memory_stays_under_half_a_table_of_logits(name: str) -> None:
         elif name.startswith("sdpo"):
             near = (models[1], 0.05) if name == "sdpo-trust-region" else (None, 0.0)
             top_k = 100 if name == "sdpo-top-k" else None
-            loss, _ = sdpo(models[0], SelfTaught(models[1], *near), own / tokens, top_k=top_k)
+            loss, _ = divergence_sum(models[0], Taught(models[1], *near), own / tokens, top_k=top_k)
         else:
             loss, _ = eopd(*models, ids, old, own, num_tokens=tokens, top_k=16)
         loss.backward()

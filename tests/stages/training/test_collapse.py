@@ -58,6 +58,11 @@ def test_a_single_step_and_a_model_that_is_sure_of_its_tokens_have_not_left_thei
     assert noticed([{"entropy": 0.4}] * 20, WELL | {"entropy": 0.05}) == {}
 
 
+def test_a_training_without_grpo_has_no_entropy_to_watch() -> None:
+    well = {name: value for name, value in WELL.items() if name != "entropy"}
+    assert noticed([{"reward": 0.0}] * 4, well) == {"reward": (14, 9)}
+
+
 def test_a_low_rate_takes_more_steps_than_a_high_one() -> None:
     low = WELL | {"reward": 0.05}
     assert noticed([{"reward": 0.0}] * 5, low) == {} and noticed([{"reward": 0.0}] * 60, low)["reward"][0] == 20

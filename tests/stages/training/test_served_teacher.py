@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def trained(root: Path, folder: Path, teacher: dict[str, Any]) -> Run:
     size = {"learning_rate": 0.05, "threads": 1, "micro_batch": 4}
-    more: dict[str, Any] = {"weights": {"eopd": 1.0}, "eopd": {"coefficient": 0.0}, "trl": {"optim": "sgd"}, "tasks": 3}
+    more: dict[str, Any] = {"weights": {"opd": 1.0}, "opd": {"form": "sampled"}, "trl": {"optim": "sgd"}, "tasks": 3}
     policy = {"max_tokens": 10}
     return trainings.trained(root, folder / "student", policy=policy, optimisation=size, teacher=teacher, **more)
 
@@ -45,7 +45,7 @@ def weights(run: Run) -> torch.Tensor:
 
 def metrics(run: Run) -> list[dict[str, float]]:
     lines = trainings.metrics_of(run)
-    return [{name: value for name, value in line.items() if name.startswith("eopd/")} for line in lines]
+    return [{name: value for name, value in line.items() if name.startswith("opd/")} for line in lines]
 
 
 def test_training_is_that_with_the_same_teacher_here(tmp_path: Path, folder: Path) -> None:
@@ -65,7 +65,7 @@ def test_training_is_that_with_the_same_teacher_here(tmp_path: Path, folder: Pat
         for steps in by_rollout(asked.rows(STEP)).values()
     ]
     assert sorted(scored[1:]) == sorted(whole), "after the probing call, each rollout once, token by token"
-    assert asked.manifest.models["teacher"]["server"]["capture_level"] == "tokens"
+    assert asked.manifest.models["teacher 1"]["server"]["capture_level"] == "tokens"
 
 
 def test_a_teacher_of_another_vocabulary_is_refused(tmp_path: Path, folder: Path) -> None:
@@ -75,17 +75,18 @@ def test_a_teacher_of_another_vocabulary_is_refused(tmp_path: Path, folder: Path
 
 URL = "http://127.0.0.1:1/v1"
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({"model": "m", "base_url": URL}, {}, "write vllm: before teacher.model"),
+    ({"model": "m", "base_url": URL}, {}, "write vllm: before the model"),
     ({"model": "vllm:m"}, {}, "composer serve m"),
-    ({"model": "vllm:m", "base_url": URL}, {"eopd": {"coefficient": 0.5}}, "need whole distributions"),
-    ({"model": "vllm:m", "base_url": URL}, {"weights": {"taid": 1.0}}, "need whole distributions"),
+    ({"model": "vllm:m", "base_url": URL}, {"opd": {"form": "divergence"}}, "weights.opd would need its distributions"),
+    ({"model": "vllm:m", "base_url": URL}, {"weights": {"taid": 1.0}}, "weights.taid would need its distributions"),
+    ({"model": "vllm:m", "base_url": URL}, {"weights": {"eopd": 1.0}}, "weights.eopd would need its distributions"),
     ({"model": "vllm:m", "base_url": URL}, {"policy": {"temperature": 0.7}}, "scored at temperature 1"),
 ]
 
 
 @pytest.mark.parametrize(("teacher", "more", "words"), REFUSED)
 def test_what_a_served_teacher_cannot_tell_is_refused(teacher: Any, more: dict[str, Any], words: str) -> None:
-    given = {"weights": {"eopd": 1.0}, "eopd": {"coefficient": 0.0}, "teacher": teacher}
+    given = {"weights": {"opd": 1.0}, "opd": {"form": "sampled"}, "teacher": teacher}
     train.Config(**{**given, "teacher": {"model": "vllm:m", "base_url": URL}})
     with pytest.raises(ValueError, match=words):
         train.Config(**{**given, **more})

@@ -13,9 +13,10 @@ from support.models import tiny_model
 from stages.losses.preference import PairLogProbs, dpo_losses
 from stages.training.channels import CHANNELS
 from stages.training.channels.hints import HintedTurn, HintSource
+from stages.training.channels.opd import FrozenTeacher, TaughtRollout, TaughtSource
 from stages.training.channels.pairs import PairSource, TokenPair
 from stages.training.channels.rollouts import OwnRollout, RolloutRows, RolloutSource
-from stages.training.config import Config, Pairs
+from stages.training.config import Config, OpdTeacher, Pairs
 from stages.training.scoring import Tree, score, token_log_probs
 from stages.training.step import Batch, Channels, StepReport
 
@@ -24,18 +25,19 @@ STUDENT, REFERENCE, TEACHER = (tiny_model(seed, VOCABULARY) for seed in (0, 1, 2
 PAIRS = [TokenPair("p", Tree([5, 6, 7], ([8, 9], [10, 11, 12]))), TokenPair("q", Tree([13, 14], ([15], [16, 17])))]
 HINTED = [HintedTurn(Tree([5, 6, 7], ([8, 9, 10],)), Tree([5, 6, 7, 40, 41], ([8, 9, 10],)))]
 ROLLOUTS = [OwnRollout(Tree([5, 6], ([8, 9, 30, 31, 10],)), [1, 1, 0, 0, 1], [-1.0, -1.0, 0.0, 0.0, -1.0])]
-BATCH = Batch({"pairs": PAIRS, "hinted": HINTED, "rollouts": ROLLOUTS})
+TAUGHT = [TaughtRollout(row.tree, row.own, row.logprobs, {0: None, 1: None}) for row in ROLLOUTS]
+BATCH = Batch({"pairs": PAIRS, "hinted": HINTED, "rollouts": ROLLOUTS, "taught": TAUGHT})
 """Rows of every kind: a new kind of row is added here and to `drawn`, and all tests try it."""
 DPO_FORMS = Pairs.model_fields["loss_type"].annotation.__args__
 
 
-def drawn(draw: random.Random, pairs: int, hinted: int, rollouts: int) -> Batch:
-    """Ragged rows; a rollout may have tokens that are not the student's."""
+def drawn(draw: random.Random, pairs: int, hinted: int, rollouts: int, *, server: bool = False) -> Batch:
+    """Ragged rows; a rollout may have tokens that are not the student's, and a teacher behind a server."""
 
     def ids(longest: int) -> list[int]:
         return [draw.randrange(VOCABULARY) for _ in range(draw.randint(1, longest))]
 
-    turns, played = [], []
+    turns, played, taught = [], [], []
     for _ in range(hinted):
         action = (ids(9),)
         logprobs = [-3.0 * draw.random() for _ in action[0]]
@@ -44,13 +46,16 @@ def drawn(draw: random.Random, pairs: int, hinted: int, rollouts: int) -> Batch:
         whole = ids(14)
         own = [1, *(draw.randint(0, 1) for _ in whole[1:])]
         played.append(OwnRollout(Tree(ids(6), (whole,)), own, [-3.0 * draw.random() * x for x in own]))
+        served = [-3.0 * draw.random() for _ in own]
+        teachers = draw.choice([{0: None}, {1: None}, {0: None, 1: None}, {0: None, 2: served}][: 4 if server else 3])
+        taught.append(TaughtRollout(played[-1].tree, own, played[-1].logprobs, teachers))
     dealt = [TokenPair(str(i), Tree(ids(12), (ids(9), ids(9)))) for i in range(pairs)]
-    return Batch({"pairs": dealt, "hinted": turns, "rollouts": played})
+    return Batch({"pairs": dealt, "hinted": turns, "rollouts": played, "taught": taught})
 
 
-def config(*names: str, form: str = "sigmoid", **hints: Any) -> Config:
-    weights, teacher = dict.fromkeys(names, 1.0), {"model": "teacher"}
-    return Config(weights=weights, pairs={"loss_type": form}, hints=hints, teacher=teacher, optimisation={"steps": 10})
+def config(*names: str, form: str = "sigmoid", opd: dict[str, Any] | None = None, **hints: Any) -> Config:
+    weights, more = dict.fromkeys(names, 1.0), {"teacher": {"model": "teacher"}, "opd": opd or {}}
+    return Config(weights=weights, pairs={"loss_type": form}, hints=hints, optimisation={"steps": 10}, **more)
 
 
 def channels(settings: Config, rows: Batch, teacher: torch.nn.Module = TEACHER) -> Channels:
@@ -60,7 +65,10 @@ def channels(settings: Config, rows: Batch, teacher: torch.nn.Module = TEACHER) 
         pairs.cache_reference(teacher)
     hinted = HintSource(settings.hints, None, None, lambda step, found: None)
     hinted.begin(teacher)
-    return Channels(settings, [pairs, hinted, RolloutSource(teacher)])
+    # The last one is behind a server, and its log-probs are in the rows.
+    models = (teacher, copy.deepcopy(REFERENCE).to(teacher.dtype), None)
+    taught = TaughtSource([FrozenTeacher(OpdTeacher(), model) for model in models])
+    return Channels(settings, [pairs, hinted, RolloutSource(teacher), taught])
 
 
 def losses(rows: Batch, *names: str, teacher: torch.nn.Module = TEACHER, model: torch.nn.Module = STUDENT) -> Any:
@@ -150,7 +158,8 @@ def test_parts_add_up_to_the_step(dtype: torch.dtype, tolerance: float, seed: in
     draw = random.Random(seed)
     model, teacher = (copy.deepcopy(x).to(dtype).train() for x in (STUDENT, TEACHER))
     names = [name for name in CHANNELS if draw.random() < 0.6] or ["dpo"]
-    rows, count = drawn(draw, *(draw.randint(0, 4) for _ in range(3))), draw.randint(1, 8)
+    sampled = draw.random() < 0.4
+    rows, count = drawn(draw, *(draw.randint(0, 4) for _ in range(3)), server=sampled), draw.randint(1, 8)
     settings = config(
         *names,
         form=draw.choice(DPO_FORMS),
@@ -158,6 +167,11 @@ def test_parts_add_up_to_the_step(dtype: torch.dtype, tolerance: float, seed: in
         tail=draw.choice([True, False]),
         teacher=draw.choice(["current", "ema", "trust-region"]),
         importance_clip=draw.choice([None, 2.0]),
+        opd={
+            "form": "sampled" if sampled else "divergence",
+            "beta": draw.choice([0.0, 0.3, 1.0]),
+            "top_k": draw.choice([None, 5]),
+        },
     )
     one, other = (channels(settings, rows, teacher) for _ in range(2))
     evenly = draw.random() < 0.5

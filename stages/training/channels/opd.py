@@ -1,0 +1,205 @@
+"""On-policy distillation (OPD): frozen teachers on the student's own tokens, each on the tasks that it teaches.
+
+`TaughtSource` opens the teachers and gives each rollout those whose patterns match its task: one where tasks are
+routed, several where they are averaged. `Opd` has both published forms of the loss: the divergence between
+distributions (GKD, OPSD), and the policy gradient whose advantage is the teacher's log-prob of the sampled token less
+the student's (MOPD, tinker-cookbook), for which a teacher behind a server does.
+
+Shapes: N completion tokens of all rows, M those of a teacher. Log-probs are natural, in nats.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, Self
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from stages.errors import UsageError
+from stages.losses.distillation import Taught, divergence_sum, reverse_kl_from_log_probs
+from stages.losses.tokens import Predictors
+from stages.policy.vllm import VllmPolicy
+from stages.rollouts.agent_loop import LiveRollout
+from stages.training.channels.base import Channel, ChannelLoss, Metric, RowSource, SourceInputs
+from stages.training.channels.rollouts import OwnRollout, RolloutRows, check_vocabulary, open_teacher, own_rollout
+from stages.training.config import OpdTeacher
+from stages.training.scoring import Scored, Tree, head, score, token_log_probs
+
+
+@dataclass(frozen=True)
+class FrozenTeacher:
+    """A model in this process, or behind vLLM the policy that asks it; and the tasks that it teaches."""
+
+    settings: OpdTeacher
+    model: Any = None
+    server: VllmPolicy | None = None
+
+
+@dataclass(frozen=True)
+class TaughtRollout(OwnRollout):
+    """A rollout with its teachers by number; of one behind a server the log-probs of all its tokens (nats)."""
+
+    teachers: Mapping[int, list[float] | None]
+
+
+class TaughtSource(RowSource[TaughtRollout]):
+    """Gives the rollouts of a step that have a teacher."""
+
+    name = "taught"
+    whole_rollouts = True
+
+    def __init__(self, teachers: Sequence[FrozenTeacher]) -> None:
+        self.teachers = teachers
+
+    @classmethod
+    def open(cls, given: SourceInputs) -> Self:
+        """Return the source; `UsageError` names a teacher of another vocabulary, or one that has no task to teach."""
+        teachers, out = [], given.out
+        for number, settings in enumerate(given.config.opd_teachers(), start=1):
+            if not any(map(settings.teaches, given.tasks)):
+                families = sorted({task.family for task in given.tasks})
+                raise UsageError(
+                    f"The teacher {settings.model!r} teaches {', '.join(settings.tasks)}, and none of the "
+                    f"{len(given.tasks)} training tasks matches. opd.teachers.tasks are patterns of task ids or "
+                    f"families; the families are {', '.join(families[:8])}{', ...' * (len(families) > 8)}."
+                )
+            role = f"teacher {number}"
+            if settings.served:
+                server = VllmPolicy.open(settings, cache=out.cache, budget=out.budget, listener=out.progress)
+                check_vocabulary(given.student.policy.tokenizer, server.tokenizer, settings.model)
+                out.model(role, **server.facts())
+                teachers.append(FrozenTeacher(settings, server=server))
+            else:
+                policy = open_teacher(settings, role, given.student.policy, out)
+                teachers.append(FrozenTeacher(settings, policy.model))
+        return cls(teachers)
+
+    def rows(self, rollouts: Sequence[LiveRollout], step: int) -> list[TaughtRollout]:
+        """Return the taught rollouts of a step; each server is asked about all of its own at once."""
+        del step
+        played = [(own, rollout.task) for rollout in rollouts if (own := own_rollout(rollout)) is not None]
+        found: list[dict[int, list[float] | None]] = [{} for _ in played]
+        for number, teacher in enumerate(self.teachers):
+            mine = [index for index, (_, task) in enumerate(played) if teacher.settings.teaches(task)]
+            logprobs: Sequence[list[float] | None] = [None] * len(mine)
+            if teacher.server is not None:
+                trees = [played[index][0].tree for index in mine]
+                logprobs = teacher.server.score_all([(tree.prompt, tree.branches[0]) for tree in trees])
+            for index, of_rollout in zip(mine, logprobs, strict=True):
+                found[index][number] = of_rollout
+        return [
+            TaughtRollout(own.tree, own.own, own.logprobs, teachers)
+            for (own, _), teachers in zip(played, found, strict=True)
+            if teachers
+        ]
+
+    def trees(self, row: TaughtRollout) -> tuple[Tree, ...]:
+        """Return the rollout's one tree."""
+        return (row.tree,)
+
+    def scored(
+        self, part: Sequence[TaughtRollout], whole: Sequence[TaughtRollout], model: Any, scored: Scored
+    ) -> "TaughtRows":
+        """Return rollouts with the student's hidden states."""
+        return TaughtRows(part, whole, model, scored, self.teachers)
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What one teacher teaches of a part: its rollouts, the places of their tokens in the part, and its weight there.
+
+    index: [M]. share: [M] 1 / the number of teachers of the rollout for tokens that the student wrote, else 0.
+    """
+
+    number: int
+    teacher: FrozenTeacher
+    rows: list[TaughtRollout]
+    index: Int[Tensor, " m"]
+    share: Float[Tensor, " m"]
+
+    def scored(self) -> Scored:
+        """Return the hidden states of a teacher in this process, without gradient."""
+        with torch.no_grad():
+            return score(self.teacher.model, [row.tree for row in self.rows])
+
+
+class TaughtRows(RolloutRows):
+    """Whole sampled rollouts, each with its teachers; `frozen` are all teachers by number."""
+
+    @cached_property
+    def lessons(self) -> list[Lesson]:
+        """One a teacher that teaches some of these rollouts."""
+        return list(self._lessons())
+
+    def _lessons(self) -> Iterator[Lesson]:
+        ends = list(accumulate(self.scored.sizes))  # each row is one branch
+        for number, teacher in enumerate(self.frozen):
+            mine = [(row, end) for row, end in zip(self.rows, ends, strict=True) if number in row.teachers]
+            if mine:
+                index = self.tensor(place for row, end in mine for place in range(end - len(row.own), end))
+                share = self.own[index] / self.tensor(len(row.teachers) for row, _ in mine for _ in row.own)
+                yield Lesson(number, teacher, [row for row, _ in mine], index, share)
+
+    def teacher_logps(self, temperature: float) -> Float[Tensor, " N"]:
+        """Return the mean over each rollout's teachers of their log-probs of its tokens; 0 where the student's are not.
+
+        temperature: of teachers in this process; servers answer at 1.
+        """
+        total = torch.zeros_like(self.own)
+        for lesson in self.lessons:
+            if lesson.teacher.model is None:
+                logps = self.tensor(x for row in lesson.rows for x in row.teachers[lesson.number] or ())
+            else:
+                with torch.no_grad():
+                    logps = token_log_probs(lesson.teacher.model, lesson.scored(), temperature)
+            total.index_add_(0, lesson.index, lesson.share * logps.to(total.dtype))
+        return total
+
+
+class Opd(Channel[TaughtRows]):
+    """OPD: mean over the student's own tokens of taught rollouts, and over the teachers of each.
+
+    Kernels and their sources: stages/losses/distillation.py.
+    """
+
+    source = TaughtSource
+
+    def loss(self, rows: TaughtRows) -> ChannelLoss:
+        """Return the loss; metrics are means over tokens in nats, or shares of tokens.
+
+        Of sampled log-probs those of EOPD's policy gradient; of the divergence the largest of a token, and where there
+        are several teachers the mean to each: divergence/1 is to the first, 0 in a step in which it teaches nothing.
+        """
+        settings = self.config.opd
+        if settings.form == "sampled":
+            loss, totals = reverse_kl_from_log_probs(
+                rows.student_logps(self.temperature),
+                rows.sampled_logps,
+                rows.teacher_logps(self.temperature),
+                rows.own,
+                num_tokens=rows.tokens,
+            )
+            return ChannelLoss(loss, rows.tokens, {name: Metric("mean", *total) for name, total in totals.items()})
+        loss, student = torch.zeros((), device=rows.own.device), rows.student
+        largest = torch.zeros_like(loss)
+        means = dict.fromkeys(range(len(rows.frozen)), Metric("mean", 0.0, 0))
+        for lesson in rows.lessons:
+            total, per_token = divergence_sum(
+                Predictors(student.rows.index_select(0, lesson.index), student.head),
+                Taught(Predictors(lesson.scored().hidden, head(lesson.teacher.model))),
+                lesson.share,
+                beta=settings.beta,
+                top_k=settings.top_k,
+                top_k_of="teacher",
+                outside="renormalised",
+                temperature=self.temperature,
+            )
+            loss, largest = loss + total, largest.maximum(per_token.max())
+            means[lesson.number] = Metric("mean", per_token.sum(), (lesson.share > 0).sum())
+        metrics = {"divergence_max": Metric("max", largest)}
+        if len(means) > 1:
+            metrics |= {f"divergence/{number + 1}": mean for number, mean in means.items()}
+        return ChannelLoss(loss / rows.tokens, rows.tokens, metrics)
