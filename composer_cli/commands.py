@@ -140,12 +140,12 @@ def query(
     """Ask the tables of all runs a question in SQL; every table has a column `run`."""
     from composer_cli.printing import print_json, print_text
     from composer_cli.show.text import query_table
-    from stages.runs import catalog, queries
+    from stages.runs import catalog, index, queries
     from stages.runs.run import Run
     from stages.runs.sql import run_sql
 
-    named = [Run(catalog.find(artifacts, name)) for name in from_ or []]
-    columns, rows = run_sql(queries.sql_query(named or catalog.readable(artifacts), sql))
+    named = index.of(Run(catalog.find(artifacts, name)) for name in from_ or [])
+    columns, rows = run_sql(queries.sql_query(named or index.entries(artifacts), sql))
     if json:
         print_json({"rows": [dict(zip(columns, row, strict=True)) for row in rows]})
     else:

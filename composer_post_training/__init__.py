@@ -426,12 +426,12 @@ def query(sql: str, *runs: Run, artifacts: Path | str = "artifacts") -> Table:
     >>> answer[0]
     {'n': 2, 'mean': 1.0}
     """
-    from stages.runs import queries
+    from stages.runs import index, queries
     from stages.runs.sql import run_sql
 
     with errors_in_python():
         paths_of_runs(runs)
-        columns, rows = run_sql(queries.sql_query(list(runs) or catalog.readable(Path(artifacts)), sql))
+        columns, rows = run_sql(queries.sql_query(index.of(runs) or index.entries(Path(artifacts)), sql))
         return Table(columns, rows)
 
 

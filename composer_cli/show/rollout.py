@@ -21,8 +21,8 @@ from stages.policy import base
 from stages.rollouts.agent_loop import SUMMARY_REQUEST
 from stages.rollouts.trace import item_steps, rollout_units
 from stages.runs import queries
-from stages.runs.catalog import readers_of
 from stages.runs.display import plain
+from stages.runs.index import readers_of
 from stages.runs.kinds import CHECKPOINT, PAIR, TEACHER_ACTION, Kind, Row
 from stages.runs.run import Run
 

@@ -1,15 +1,16 @@
 """The list of all runs with their status and damage, for `composer status` and the first page of `composer view`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from stages import STAGES, stage_order
 from stages.errors import BadInput, UsageError
-from stages.runs import runner
-from stages.runs.catalog import find_input, folders, name, references
-from stages.runs.run import Check, Manifest, Run, known_manifest
+from stages.runs import index, runner
+from stages.runs.catalog import find_input, name, references
+from stages.runs.run import Check, Run, RunFacts, read_manifest
 from stages.runs.stage import load_stage
 
 
@@ -42,33 +43,44 @@ def lines(root: Path, *, versions: bool = True, check: Check = "sizes") -> list[
     versions: whether a run counts as out of date for its stage's newer version, which imports every stage there is.
     check: how thoroughly the files are compared with the manifest, as `Run.damage` takes it.
     """
-    found = []
-    for folder in folders(root):
-        try:
-            record = known_manifest(folder)
-            found_damage = damage(Run(folder, record), check)
-        except BadInput as error:
-            found.append(RunLine(name(folder), "unreadable", reason=str(error)))
+    return [line for line, _ in lines_and_summaries(root, versions=versions, check=check)]
+
+
+def lines_and_summaries(
+    root: Path, *, versions: bool = True, check: Check = "sizes"
+) -> list[tuple[RunLine, dict[str, Any]]]:
+    """Return `lines`, each with the summary of its run."""
+    root, now = root.resolve(), datetime.now(UTC)
+    every = index.read(root, check=check == "sizes")
+    contents = {f"{root}/{one}": entry.content for one, entry in every.items() if isinstance(entry, index.Entry)}
+    found = list[tuple[RunLine, dict[str, Any]]]()
+    for one, entry in every.items():
+        if isinstance(entry, BadInput):
+            found.append((RunLine(one, "unreadable", reason=str(entry)), {}))
             continue
-        began, planned = datetime.fromisoformat(record.started_at), record.counts.get("planned", 0)
+        facts, planned = entry.facts, entry.facts.counts.get("planned", 0)
+        found_damage = entry.damage if check == "sizes" else damage(Run(root / one), check)
         line = RunLine(
-            run=name(folder),
-            status=DAMAGED if found_damage else record.status,
-            began=record.started_at,
-            age_s=(datetime.now(UTC) - began).total_seconds(),
-            done=record.counts.get("done", planned if record.status == "complete" else 0),
+            run=one,
+            status=DAMAGED if found_damage else facts.status,
+            began=facts.started_at,
+            age_s=(now - datetime.fromisoformat(facts.started_at)).total_seconds(),
+            done=facts.counts.get("done", planned if facts.status == "complete" else 0),
             planned=planned,
-            cost_usd=record.cost_usd,
-            seconds=record.seconds,
-            device=record.device,
-            reason="; ".join(filter(None, [found_damage, reason(folder, record, versions)])),
+            cost_usd=facts.cost_usd,
+            seconds=facts.seconds,
+            device=facts.device,
+            reason="; ".join(filter(None, [found_damage, reason(root / one, facts, versions, contents)])),
         )
-        found.append(line)
+        found.append((line, facts.summary))
     return found
 
 
-def reason(folder: Path, record: Manifest, versions: bool = False) -> str:
-    """Return why a run is not complete, or no longer up to date; empty when it is both."""
+def reason(folder: Path, record: RunFacts, versions: bool = False, contents: Mapping[str, str] = {}) -> str:
+    """Return why a run is not complete, or no longer up to date; empty when it is both.
+
+    contents: `Manifest.content` of runs that were read already, by their absolute folder.
+    """
     if record.status == "running":
         try:
             # Only the process that works in a folder holds its lock: no process, no lock, whatever the manifest says.
@@ -80,12 +92,14 @@ def reason(folder: Path, record: Manifest, versions: bool = False) -> str:
         return record.reason
     reasons = [FAILED_CHECKS] if record.outcome.ok is False else []
     for ref in references(record):
+        if contents.get(ref.path) == ref.content:
+            continue
         path = find_input(folder.resolve().parents[1], Path(ref.path))
         if not (path / "manifest.json").is_file():
             reasons.append(f"its input {name(path)} was deleted")
             continue
         try:
-            if known_manifest(path).content != ref.content:
+            if (contents.get(str(path)) or read_manifest(path).content) != ref.content:
                 reasons.append(f"its input {name(path)} has changed since")
         except BadInput:
             reasons.append(f"its input {name(path)} is unreadable")

@@ -26,14 +26,14 @@ from composer_cli.show import facts, sections
 from composer_cli.show import rollout as rollouts
 from composer_cli.show import runs as run_folders
 from composer_cli.show.rollout import OUTCOME, Column
-from composer_cli.show.runs import RunLine, lines
+from composer_cli.show.runs import RunLine, lines_and_summaries
 from composer_cli.view import page, pairs
 from composer_cli.view.notes import Note, NoteChanged, Notes
 from stages.errors import BadInput, ComposerError, UsageError
-from stages.runs import catalog, queries
+from stages.runs import catalog, index, queries
 from stages.runs.kinds import Row
 from stages.runs.queries import PairFilter, RolloutFilter, Side, TaskFilter
-from stages.runs.run import Run, known_manifest
+from stages.runs.run import Run, RunFacts
 
 HEADLINES = ("verdict", "decision", "mean_reward", "pairs", "pairs_per_rollout", "arm", "cleaner")
 """The conclusions of a run that its line in the list shows."""
@@ -166,8 +166,8 @@ class Pages:
             blocks=about.blocks if about else [],
             report=(run.read_file("report.txt") or b"").decode(errors="replace").strip(),
             inputs=[(one, (self._root / one / "manifest.json").is_file()) for one in _inputs(run)],
-            made=[catalog.name(one.path) for one in catalog.readers_of(self._root, run)],
-            alike=self._same_experiment(run),
+            made=[catalog.name(one.path) for one in index.readers_of(self._root, run)],
+            alike=_same_experiment(self._trainings(), name) if run.manifest.stage == "train" else [],
             found=found,
             filters={**_asked(request, rollout_filter), "col": asked},
             size=SIZE,
@@ -268,14 +268,14 @@ class Pages:
 
     def curves(self, request: Request) -> Response:
         """Show the curves of several trainings on top of each other: arms by colour, seeds as thin lines."""
-        trainings = {catalog.name(run.path): run for run in catalog.readable(self._root) if _trains(run)}
+        trainings = self._trainings()
         asked = [name for name in request.query_params.getlist("run") if name in trainings]
-        newest = sorted(trainings, key=lambda name: trainings[name].manifest.started_at)[-1:]
-        chosen = asked or [other for name in newest for other in self._same_experiment(trainings[name])] or newest
-        drawn = [sections.training(trainings[name]) for name in chosen[-MOST_TRAININGS:]]
+        newest = sorted(trainings, key=lambda name: trainings[name].started_at)[-1:]
+        chosen = asked or [other for name in newest for other in _same_experiment(trainings, name)] or newest
+        drawn = [sections.training(Run(self._root / name)) for name in chosen[-MOST_TRAININGS:]]
         facts_of = [
-            (name, str(run.manifest.config.get("arm", "")), run.manifest.config.get("seed"), run.manifest.status)
-            for name, run in sorted(trainings.items(), key=lambda item: item[1].manifest.started_at, reverse=True)
+            (name, str(one.config.get("arm", "")), one.config.get("seed"), one.status)
+            for name, one in sorted(trainings.items(), key=lambda item: item[1].started_at, reverse=True)
         ]
         return self._page(
             "curves",
@@ -292,13 +292,14 @@ class Pages:
         runs = run_folders.with_ancestors([self._run(request)])
         return HTMLResponse(page.report(runs, base=self._base, image=self._image)[0])
 
-    def _same_experiment(self, run: Run) -> list[str]:
-        """Return the trainings of the same model in the same environment, this one too; empty if it is the only one."""
-        if not _trains(run):
-            return []
-        every = [one for one in catalog.readable(self._root) if _trains(one)]
-        found = [catalog.name(one.path) for one in every if _experiment(one) == _experiment(run)]
-        return found[-MOST_TRAININGS:] if len(found) > 1 else []
+    def _trainings(self) -> dict[str, RunFacts]:
+        """Return the trainings with metrics by name."""
+        every = {catalog.name(folder): entry.facts for folder, entry in index.entries(self._root).items()}
+        return {
+            name: one
+            for name, one in every.items()
+            if one.stage == "train" and (self._root / name / "metrics.jsonl").is_file()
+        }
 
     def figure(self, request: Request) -> Response:
         """Return a figure of the probe, one of those that its manifest names."""
@@ -414,15 +415,17 @@ def _inputs(run: Run) -> list[str]:
     return list(dict.fromkeys(catalog.name(Path(ref.path)) for ref in catalog.references(run.manifest)))
 
 
-def _trains(run: Run) -> bool:
-    """Return whether a run is a training with metrics."""
-    return run.manifest.stage == "train" and (run.path / "metrics.jsonl").is_file()
+def _same_experiment(trainings: Mapping[str, RunFacts], name: str) -> list[str]:
+    """Return the trainings of the same model in the same environment, this one too; empty if it is the only one."""
+    this = trainings.get(name)
+    found = [] if this is None else [other for other, one in trainings.items() if _experiment(one) == _experiment(this)]
+    return found[-MOST_TRAININGS:] if len(found) > 1 else []
 
 
-def _experiment(run: Run) -> tuple[str, str]:
+def _experiment(training: RunFacts) -> tuple[str, str]:
     """Return model and environment of a training, by which its arms and seeds belong together."""
-    env = run.manifest.config.get("env")
-    return page.model_of(run), str(env.get("name") if isinstance(env, dict) else "")
+    env = training.config.get("env")
+    return page.model_of(training), str(env.get("name") if isinstance(env, dict) else "")
 
 
 # The arms of an evaluation.
@@ -502,8 +505,7 @@ class ListedRun:
 def listed(root: Path) -> list[ListedRun]:
     """Return all runs with their headlines, newest first."""
     found = []
-    for line in lines(root, versions=False):
-        summary = {} if line.status == "unreadable" else known_manifest(root / line.run).summary
+    for line, summary in lines_and_summaries(root, versions=False):
         headline = {name: summary[name] for name in HEADLINES if summary.get(name) is not None}
         found.append(ListedRun(line, line.run.partition("/")[0], headline))
     return sorted(found, key=lambda one: one.line.began, reverse=True)

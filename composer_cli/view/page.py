@@ -38,7 +38,7 @@ from stages.layout import age, duration
 from stages.plurals import counted
 from stages.runs import catalog, store
 from stages.runs.display import cell, plain
-from stages.runs.run import Run
+from stages.runs.run import Run, RunFacts
 from stages.runs.settings import assignment, default_of, known, nested
 from stages.runs.stage import load_stage
 
@@ -193,7 +193,7 @@ def compared(chain: Sequence[Run]) -> dict[str, Any]:
     """Return model, environment, arms in words, date and command of a chain; what no manifest holds is left out."""
     last = chain[-1]
     configs = [run.manifest.config for run in reversed(chain)]
-    models = [model for run in reversed(chain) if (model := model_of(run))]
+    models = [model for run in reversed(chain) if (model := model_of(run.manifest))]
     environments = [config["env"] for config in configs if isinstance(config.get("env"), dict)]
     arms = {}
     for run in (run for run in chain if run.manifest.stage == "train"):
@@ -212,11 +212,11 @@ def compared(chain: Sequence[Run]) -> dict[str, Any]:
     return {name: fact for name, fact in found.items() if fact}
 
 
-def model_of(run: Run) -> str:
+def model_of(record: RunFacts) -> str:
     """Return the model that a run starts from: the run that made it, where one was given, or that of the settings."""
-    if given := run.manifest.inputs.get("start"):
+    if given := record.inputs.get("start"):
         return catalog.name(Path(given[0].path))
-    policy = run.manifest.config.get("policy")
+    policy = record.config.get("policy")
     return str(policy.get("model", "")) if isinstance(policy, dict) else ""
 
 

@@ -4,6 +4,7 @@ activity.py - what a stage does between two units, for its progress
 sql.py - a question in SQL, answered in a thread with a time limit
 bucket.py   - runs in a bucket or on the Hugging Face hub: fetched, published, uploaded while they run
 catalog.py  - the runs below an artifacts folder: found by name, chosen as inputs, followed to what they read
+index.py    - the facts of all these runs for lists, kept in a file as long as their manifests do not change
 display.py  - short tables of runs, plans and tables, in terminals and notebooks
 hub.py      - whether the Hugging Face hub answers
 kinds.py    - the record kinds of all stages

@@ -3,38 +3,46 @@
 `composer show`, `status`, `query`, `report`, `view` and the stages' `--from` all look runs up here.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
+from operator import itemgetter
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 from stages import STAGES, command_words, stage_order
 from stages.errors import BadInput, UsageError
 from stages.runs import bucket
 from stages.runs.kinds import NOOP, REFERENCE, Kind
-from stages.runs.run import InputRef, Inputs, Manifest, Run, read_manifest
+from stages.runs.run import InputRef, Inputs, Manifest, Run, RunFacts, read_manifest
 from stages.runs.stage import Stage, load_stage
 
 TRAINING = "train"
 """The stage whose runs hold rollouts beside what they were made for."""
 
 
-def folders(root: Path) -> list[Path]:
-    """Return all run folders below the artifacts folder, in the order of the stages, oldest first."""
-    found = [path.parent for path in root.glob("*/*/manifest.json") if not path.parent.is_symlink()]
-    return sorted(found, key=lambda path: (stage_order(path.parent.name), path.name))
-
-
-def readable(root: Path) -> list[Run]:
-    """Return all runs whose manifest can be read, in the same order."""
+def manifests(root: Path) -> list[tuple[str, os.stat_result]]:
+    """Return `stage/folder` and the status of the manifest of all runs, in the order of the stages, oldest first."""
     found = []
-    for folder in folders(root):
-        try:
-            found.append(Run(folder))
-        except BadInput:
-            continue
-    return found
+    for stage in _folders(root):
+        for run in _folders(stage.path):
+            with suppress(OSError):  # of a folder without a manifest, or one that may not be read
+                if not run.is_symlink() and S_ISREG((status := os.stat(f"{run.path}/manifest.json")).st_mode):
+                    found.append(((stage_order(stage.name), run.name), f"{stage.name}/{run.name}", status))
+    return [(name, status) for _, name, status in sorted(found, key=itemgetter(0))]
+
+
+def _folders(folder: Path | str) -> list[os.DirEntry[str]]:
+    with suppress(OSError), os.scandir(folder) as every:
+        return [one for one in every if one.is_dir()]
+    return []
+
+
+def folders(root: Path) -> list[Path]:
+    """Return all run folders below the artifacts folder, in the same order."""
+    return [root / name for name, _ in manifests(root)]
 
 
 def name(run: Path) -> str:
@@ -225,10 +233,10 @@ def _read_by(runs: Sequence[Run], kind: Kind, root: Path) -> tuple[Run, str] | N
     return None
 
 
-# The runs that a run read, and those that read it.
+# The runs that a run read.
 
 
-def references(record: Manifest) -> list[InputRef]:
+def references(record: RunFacts) -> list[InputRef]:
     """Return the manifest's references to the runs that were read, slot by slot."""
     return [ref for refs in record.inputs.values() for ref in refs]
 
@@ -237,14 +245,3 @@ def find_input(root: Path, recorded: Path) -> Path:
     """Return the folder of an input: the recorded one, or that of its name below `root` where folders were moved."""
     there = root / name(recorded)
     return recorded if (recorded / "manifest.json").is_file() or not (there / "manifest.json").is_file() else there
-
-
-def readers_of(root: Path, run: Run) -> list[Run]:
-    """Return the runs that read this one, oldest first."""
-    # By fingerprint and name, not by path: artifacts folders are moved and copied.
-    wanted = (run.manifest.fingerprint, run.path.name)
-    return [
-        one
-        for one in readable(root)
-        if wanted in {(ref.fingerprint, Path(ref.path).name) for ref in references(one.manifest)}
-    ]

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from stages.messages import Message
 from stages.runs import store
+from stages.runs.index import Entry
 from stages.runs.kinds import (
     CONTINUATION,
     EVAL_ITEM,
@@ -603,7 +604,7 @@ def _journal(run: Run) -> list[tuple[Kind, list[Row]]]:
     return [(kind, rows) for kind, rows in ((ROLLOUT, rollouts), (STEP, steps), (EVAL_ITEM, items)) if rows]
 
 
-def sql_query(runs: Sequence[Run], sql: str) -> SqlQuery:
+def sql_query(runs: Mapping[Path, Entry], sql: str) -> SqlQuery:
     """Return a question in SQL with the tables of these runs that it may read.
 
     Every table is a view under the name of its file (`rollouts`, `steps`, `pairs`, ...), with the rows of all runs
@@ -611,10 +612,9 @@ def sql_query(runs: Sequence[Run], sql: str) -> SqlQuery:
     """
     files: dict[str, list[Path]] = {}
     lines = list[Row]()
-    for run in runs:
-        facts = {name: getattr(run.manifest, name) for name in RUNS.names if hasattr(run.manifest, name)}
-        lines.append(facts | {"run": f"{run.path.parent.name}/{run.path.name}", "path": str(run.path)})
-        for path in run.tables().values():
-            if path.is_file():
-                files.setdefault(path.stem, []).append(path.resolve())
+    for folder, entry in runs.items():
+        facts = {name: getattr(entry.facts, name) for name in RUNS if hasattr(entry.facts, name)}
+        lines.append(facts | {"run": f"{folder.parent.name}/{folder.name}", "path": str(folder)})
+        for table in entry.tables:
+            files.setdefault(Path(table).stem, []).append(folder / table)
     return SqlQuery(sql, files, lines)

@@ -17,6 +17,7 @@ manifest a digest of itself, so that damage is noticed and named (`Run.damage`).
 import functools
 import hashlib
 import importlib.metadata
+import os
 import platform
 import re
 import subprocess
@@ -109,11 +110,10 @@ class SealedFile(BaseModel):
     sha256: str
 
 
-class Manifest(BaseModel):
-    """`manifest.json` of a run folder. Its status flips last, so a folder without `complete` is not finished."""
+class RunFacts(BaseModel):
+    """The fields of a manifest that lists of runs show (`stages.runs.index`)."""
 
     model_config = ConfigDict(extra="forbid")
-    composer: str
     stage: str
     stage_version: int
     fingerprint: str
@@ -121,21 +121,32 @@ class Manifest(BaseModel):
     label: str = ""
     reason: str = ""
     started_at: str = ""
-    finished_at: str = ""
-    attempts: int = 0
     seconds: float = 0.0
     device: str = ""
     """Where the newest attempt runs or ran: "cpu", "GPU 0, 1" as CUDA_VISIBLE_DEVICES names them; empty: not known."""
     config: dict[str, Any] = {}
-    identity: dict[str, Any] = {}
     inputs: dict[str, list[InputRef]] = {}
-    outputs: dict[str, dict[str, Any]] = {}
     counts: dict[str, int] = {}
-    tokens: dict[str, int] = {}
     cost_usd: float = 0.0
+    outcome: RunOutcome = Field(default_factory=RunOutcome)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Return the most important numbers, as `RunWriter.set_summary` set them."""
+        return self.outcome.summary
+
+
+class Manifest(RunFacts):
+    """`manifest.json` of a run folder. Its status flips last, so a folder without `complete` is not finished."""
+
+    composer: str
+    finished_at: str = ""
+    attempts: int = 0
+    identity: dict[str, Any] = {}
+    outputs: dict[str, dict[str, Any]] = {}
+    tokens: dict[str, int] = {}
     possibly_usd: float = 0.0
     models: dict[str, Any] = {}
-    outcome: RunOutcome = Field(default_factory=RunOutcome)
     packages: dict[str, str] = {}
     python: str = platform.python_version()
     code: dict[str, str | None] = {}
@@ -150,11 +161,6 @@ class Manifest(BaseModel):
             if not name or name.startswith("/") or ".." in name.split("/") or "\0" in name:
                 raise ValueError(f"{name!r} is not a file inside the run's folder")
         return self
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """Return the most important numbers, as `RunWriter.set_summary` set them."""
-        return self.outcome.summary
 
     @property
     def content(self) -> str:
@@ -211,25 +217,6 @@ def read_manifest(folder: Path) -> Manifest:
     if found.status == "running" and (spent := ledger.totals(folder)) is not None:
         found.cost_usd, found.possibly_usd = spent
     return found
-
-
-def known_manifest(folder: Path) -> Manifest:
-    """Return the manifest of a run folder, not to be changed; a process reads an unchanged one once.
-
-    Raises as `read_manifest` does. Of a run in progress the money is in the ledger, so that it is read anew.
-    """
-    path = folder / "manifest.json"
-    stamp = store.unchanged_since(path) if path.is_file() else None
-    if stamp is None:
-        return read_manifest(folder)
-    found = _cached_manifest(folder.absolute(), stamp)
-    return read_manifest(folder) if found.status == "running" else found
-
-
-@functools.cache
-def _cached_manifest(folder: Path, stamp: tuple[int, ...]) -> Manifest:
-    del stamp  # only a part of the cache key
-    return read_manifest(folder)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -347,17 +334,16 @@ class Run:
         """
         if check == "bytes" and (damage := ledger.damage(self.path)):
             return damage  # it grows with every attempt, so that its lines have check values of their own
-        large = tuple(f"{out['file']}/" for out in self.manifest.outputs.values() if (self.path / out["file"]).is_dir())
+        large = tuple(f"{out['file']}/" for out in self.manifest.outputs.values())  # where it is a folder
         for name, sealed in self.manifest.files.items():
-            path = self.path / name
-            if not path.is_file():
+            path = f"{self.path}/{name}"  # no `Path`, which takes longer than looking at the file: a list has many
+            if not os.path.isfile(path):
                 return f"{name} is missing"
-            if (size := path.stat().st_size) != sealed.bytes:
+            if (size := os.path.getsize(path)) != sealed.bytes:
                 return f"{name} has {size:,} bytes and had {sealed.bytes:,} when it was written"
             is_small = sealed.bytes <= SMALL_BYTES and "/" not in name
             is_read = is_small or check == "bytes" or (check == "tables" and not name.startswith(("steps/", *large)))
-            digest = store.known_sha256 if check == "sizes" else store.file_sha256
-            if is_read and digest(path) != sealed.sha256:
+            if is_read and store.file_sha256(path) != sealed.sha256:
                 return f"{name} has changed since it was written"
         return None
 

@@ -18,7 +18,6 @@ from time import monotonic
 from typing import Any
 
 import duckdb
-import pyarrow as pa
 
 from stages.errors import BadInput, UsageError
 
@@ -31,10 +30,10 @@ INTERRUPT_S = 1.0
 """Seconds to wait for the end of a question that was interrupted."""
 EXIT_S = 10.0
 """Seconds that the process waits for it before it ends."""
-RUNS = pa.schema(
-    [(name, pa.string()) for name in ("run", "stage", "status", "label", "started_at", "fingerprint", "path")]
-    + [("seconds", pa.float64()), ("cost_usd", pa.float64())]
-)
+RUNS = dict.fromkeys(
+    ("run", "stage", "status", "label", "started_at", "fingerprint", "path"), "VARCHAR"
+) | dict.fromkeys(("seconds", "cost_usd"), "DOUBLE")
+"""The columns of the table `runs`, with their types."""
 LESS = (
     "Ask for less: name runs with --from, join on a condition, count or average, add a limit. "
     "The tables are Parquet files, which DuckDB itself reads without this bound."
@@ -45,6 +44,8 @@ Answer = tuple[list[str], list[tuple[Any, ...]]]
 @dataclass(frozen=True)
 class SqlQuery:
     """SQL, the Parquet files that it may read by the name of their table, and the rows of the table `runs`.
+
+    Files that were deleted are left out when a table is read.
 
     memory: bytes that DuckDB may use.
     """
@@ -95,10 +96,17 @@ def _ask(connection: duckdb.DuckDBPyConnection, query: SqlQuery) -> Answer:
     _require_one_select(connection, query.sql)
     # A question about runs alone opens none of their tables; one about the tables themselves opens all.
     every = ABOUT_TABLES.search(query.sql)
-    files = {name: paths for name, paths in query.files.items() if every or name.lower() in query.sql.lower()}
+    asked = {name: paths for name, paths in query.files.items() if every or name.lower() in query.sql.lower()}
+    existing = {name: [path.resolve() for path in paths if path.is_file()] for name, paths in asked.items()}
+    files = {name: paths for name, paths in existing.items() if paths}
     for name, paths in files.items():
         _create_view(connection, name, paths)
-    connection.register("runs", pa.Table.from_pylist([dict(run) for run in query.runs], schema=RUNS))
+    # As a parameter: Arrow and DataFrames would load pandas, which takes longer than the question.
+    columns = ", ".join(f"{name} {of}" for name, of in RUNS.items())
+    connection.execute(
+        f"CREATE TABLE runs AS SELECT unnest($1::STRUCT({columns})[], recursive := true)",
+        [[{name: run.get(name) for name in RUNS} for run in query.runs]],
+    )
     # From here on the connection can open these files alone, and not write them: COPY is no SELECT. The list is
     # set before access is closed, which cannot be undone, and no setting can be changed after the last line.
     paths_allowed = _quoted_list([path for paths in files.values() for path in paths])

@@ -89,10 +89,13 @@ def digest(value: Any) -> str:
     return hashlib.sha256(encode(value)).hexdigest()
 
 
-def file_sha256(path: Path) -> str:
+def file_sha256(path: Path | str) -> str:
     """Return the SHA-256 of a file's bytes, in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    found = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        while block := file.read(2**16):  # `hashlib.file_digest` fills a buffer of 256 KiB first; most files are small
+            found.update(block)
+    return found.hexdigest()
 
 
 def folder_digests(folder: Path) -> dict[str, str]:
@@ -108,18 +111,16 @@ def folder_digests(folder: Path) -> dict[str, str]:
 
 def known_sha256(path: Path) -> str:
     """Return the SHA-256 of a file's bytes, in hex; an unchanged file is read once in a process."""
-    stamp = unchanged_since(path)
-    return file_sha256(path) if stamp is None else _cached_sha256(path.absolute(), stamp)
+    known = stamp(path.stat())
+    return file_sha256(path) if known is None else _cached_sha256(path.absolute(), known)
 
 
-def unchanged_since(path: Path) -> tuple[int, ...] | None:
-    """Return a stamp that every change of a file changes; None for a file so young that a change might not show."""
-    status = path.stat()
+def stamp(status: os.stat_result) -> tuple[int, ...] | None:
+    """Return what every change of a file changes; None for a file so young that a change might not show."""
     # ctime rather than mtime, which programs can set. A file that was changed within the last clock tick may keep its
-    # ctime, so that a young file is hashed anew.
-    stamp = (status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns)
+    # ctime.
     is_young = time.time() - status.st_ctime < CTIME_MARGIN_S
-    return None if is_young else stamp
+    return None if is_young else (status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns)
 
 
 def folder_sha256(folder: Path) -> str:
@@ -133,8 +134,8 @@ def digest_of_files(digests: Mapping[str, str]) -> str:
 
 
 @cache
-def _cached_sha256(path: Path, stamp: tuple[int, ...]) -> str:
-    del stamp  # only a part of the cache key
+def _cached_sha256(path: Path, known: tuple[int, ...]) -> str:
+    del known  # only a part of the cache key
     return file_sha256(path)
 
 
@@ -258,9 +259,11 @@ def write_lines(file: BinaryIO, rows: Iterable[Row]) -> int:
 
 def write_json(path: Path, value: Any) -> None:
     """Write one JSON document, indented for people, keys sorted."""
-    write_sealed(
-        path, orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE)
-    )
+    write_sealed(path, _document(value))
+
+
+def _document(value: Any) -> bytes:
+    return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE)
 
 
 def parse_json(data: bytes) -> Any:
@@ -269,7 +272,8 @@ def parse_json(data: bytes) -> Any:
     Parsers take the later value of such a key in silence, and a person who reads the text sees the earlier one.
     """
     value = orjson.loads(data)
-    json.loads(data, object_pairs_hook=_once)  # here nothing but the keys: orjson is stricter in all else
+    if _document(value) != data:  # what `write_json` wrote has every key once, and is compared in a tenth of the time
+        json.loads(data, object_pairs_hook=_once)  # here nothing but the keys: orjson is stricter in all else
     return value
 
 

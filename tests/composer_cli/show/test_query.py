@@ -10,7 +10,7 @@ import pytest
 from support.command_line import call, command, environment, until
 
 from stages.errors import BadInput, UsageError
-from stages.runs import queries
+from stages.runs import index, queries
 from stages.runs.run import Run
 from stages.runs.sql import SqlQuery, run_sql
 
@@ -128,9 +128,9 @@ def test_a_question_reads_the_runs_tables_and_nothing_else(made, tmp_path, asked
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     places = {"table": table, "new": tmp_path / "new", "secret": secret, "other": other, "folder": tmp_path}
     with pytest.raises(UsageError, match=r"^(?!.*(oneself|\n)).*$"):
-        run_sql(queries.sql_query([Run(table.parent)], asked.format(**places)))
+        run_sql(queries.sql_query(index.of([Run(table.parent)]), asked.format(**places)))
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-    assert run_sql(queries.sql_query([Run(table.parent)], "from rollouts select count(*)")) == (
+    assert run_sql(queries.sql_query(index.of([Run(table.parent)]), "from rollouts select count(*)")) == (
         ["count_star()"],
         [(4,)],
     )
@@ -144,7 +144,7 @@ def test_forms_of_a_question_that_read_are_answered(made):
         "values (1)",
         "with x as (select 1) from x",
     ):
-        assert run_sql(queries.sql_query([Run(made / "collect" / "latest")], asked))[1]
+        assert run_sql(queries.sql_query(index.of([Run(made / "collect" / "latest")]), asked))[1]
 
 
 def test_a_damaged_table_is_named_and_other_runs_are_answered(made, tmp_path):
@@ -170,19 +170,19 @@ def test_a_damaged_table_is_named_and_other_runs_are_answered(made, tmp_path):
 )
 def test_an_endless_question_is_stopped(asked):
     with pytest.raises(UsageError, match=r"no answer after 1 seconds and was stopped\. Ask for less: [^\n]*$"):
-        run_sql(queries.sql_query([], asked), limit_s=1)
+        run_sql(queries.sql_query({}, asked), limit_s=1)
 
 
 def test_a_question_stopped_before_its_first_statement_leaves_no_thread():
     before = {*threading.enumerate()}
     with pytest.raises(UsageError, match="had no answer"):
-        run_sql(queries.sql_query([], "select count(*) from range(10000000) a, range(100000000) b"), limit_s=0)
+        run_sql(queries.sql_query({}, "select count(*) from range(10000000) a, range(100000000) b"), limit_s=0)
     assert {*threading.enumerate()} <= before, "threads of earlier tests may end meanwhile"
 
 
 def test_an_answer_with_too_many_rows_is_refused():
     with pytest.raises(UsageError, match="needs more than 1,000,000 rows for its answer"):
-        run_sql(queries.sql_query([], "select * from range(2000000)"))
+        run_sql(queries.sql_query({}, "select * from range(2000000)"))
 
 
 def test_a_sort_that_needs_much_memory_is_not_kept_in_the_working_folder():
