@@ -126,6 +126,23 @@ def cancel(
     print_json({"job": stopped}) if json else print_text(f"{stopped.name} is {stopped.state.status}.")
 
 
+MEMORY = {"-d": 512, "-v": 2048}
+"""MiB that a limit has to leave for DuckDB and the libraries of tables, some of which crash without a word on less."""
+
+
+def _require_memory() -> None:
+    """`UsageError` where a limit of this process leaves too little memory; before the libraries are loaded."""
+    from stages.backends import resources
+    from stages.errors import UsageError
+
+    for option, left in resources.within_limits().items():
+        if left < MEMORY[option] * 2**20:
+            raise UsageError(
+                f"`ulimit {option}` leaves {left / 2**20:,.0f} MiB of memory to this process, and a question needs "
+                f"{MEMORY[option]} MiB. Raise that limit, or ask where there is none."
+            )
+
+
 @reports_errors
 def query(
     sql: Annotated[
@@ -138,6 +155,7 @@ def query(
     artifacts: options.Artifacts = options.DEFAULT_ARTIFACTS,
 ) -> None:
     """Ask the tables of all runs a question in SQL; every table has a column `run`."""
+    _require_memory()
     from composer_cli.printing import print_json, print_text
     from composer_cli.show.text import query_table
     from stages.runs import catalog, index, queries

@@ -229,6 +229,12 @@ def sentence_and_code(error: BaseException, *, resumes: bool = False) -> tuple[s
             f"{error.filename} cannot be read or written ({error.strerror}). Check the path and its permissions.",
             USAGE,
         )
+    if isinstance(error, MemoryError):
+        return (
+            "There was no memory left for this process. Raise its limit (`ulimit -d`, `ulimit -v`), or use a machine "
+            f"with more.{' Finished units are saved: --resume goes on.' if resumes else ''}",
+            FAILED,
+        )
     # An unexpected exception of a stage has a note that names its log.
     notes = " ".join(getattr(error, "__notes__", ())) or "Run it again with -v."
     first = (str(error).splitlines() or [""])[0]

@@ -8,6 +8,7 @@ Source: glibc malloc/malloc.c, "M_MMAP_THRESHOLD"; mallopt(3).
 
 import ctypes
 import os
+import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,6 +77,21 @@ def available(device: str, root: Path = Path("/")) -> int:
     for text in _group_files(root, "memory", "memory.max", "memory.limit_in_bytes"):
         limits += [int(text)] if text.isdigit() else []
     return min(limits) // ranks.local_count()
+
+
+LIMITS = {"-d": (resource.RLIMIT_DATA, "VmData"), "-v": (resource.RLIMIT_AS, "VmSize")}
+"""Options of `ulimit` that bound the memory of a process, with its number and the line of proc(5) that counts it."""
+
+
+def within_limits() -> dict[str, int]:
+    """Return the bytes that a limit leaves to this process, by its option of `ulimit`; nothing of those not set."""
+    lines = dict(line.partition(":")[::2] for line in _text(Path("/proc/self/status")).splitlines())
+    softs = {option: resource.getrlimit(number)[0] for option, (number, _) in LIMITS.items()}
+    return {
+        option: softs[option] - 1024 * int(lines[used].split()[0])
+        for option, (_, used) in LIMITS.items()
+        if softs[option] != resource.RLIM_INFINITY and used in lines
+    }
 
 
 def cores(root: Path = Path("/")) -> int:

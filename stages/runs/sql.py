@@ -10,7 +10,7 @@ import atexit
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from threading import Thread
@@ -19,6 +19,7 @@ from typing import Any
 
 import duckdb
 
+from stages.backends import resources
 from stages.errors import BadInput, UsageError
 
 LIMIT_S = 60.0
@@ -47,7 +48,7 @@ class SqlQuery:
 
     Files that were deleted are left out when a table is read.
 
-    memory: bytes that DuckDB may use.
+    memory: bytes that DuckDB may use; of a process with a limit at most a quarter of what that leaves.
     """
 
     sql: str
@@ -58,6 +59,9 @@ class SqlQuery:
 
 def run_sql(query: SqlQuery, limit_s: float = LIMIT_S) -> Answer:
     """Return column names and rows; `UsageError` where the query has no answer, or none within the bounds."""
+    # A quarter for DuckDB, one for the rows, and the rest for printing them: orjson crashes where it gets no memory.
+    quarters = [left // 4 for left in resources.within_limits().values()]
+    query = replace(query, memory=min(query.memory, *quarters)) if quarters else query
     connection, done = duckdb.connect(), Future[Answer]()
     asking = Thread(target=_fulfil, args=(done, connection, query), daemon=True)
     asking.start()
@@ -84,6 +88,9 @@ def _interrupt(connection: duckdb.DuckDBPyConnection, asking: Thread, seconds: f
 def _fulfil(done: "Future[Answer]", connection: duckdb.DuckDBPyConnection, query: SqlQuery) -> None:
     try:
         done.set_result(_ask(connection, query))
+    except (duckdb.OutOfMemoryException, MemoryError):
+        limits = "".join(f", a quarter of what `ulimit {option}` left to it" for option in resources.within_limits())
+        done.set_exception(_too_large(f"{query.memory / 2**30:.3g} GB of memory{limits}"))
     except Exception as error:
         done.set_exception(error)
 
@@ -94,6 +101,7 @@ def _too_large(what: str) -> UsageError:
 
 def _ask(connection: duckdb.DuckDBPyConnection, query: SqlQuery) -> Answer:
     _require_one_select(connection, query.sql)
+    connection.execute(f"SET memory_limit = '{query.memory}B'")
     # A question about runs alone opens none of their tables; one about the tables themselves opens all.
     every = ABOUT_TABLES.search(query.sql)
     asked = {name: paths for name, paths in query.files.items() if every or name.lower() in query.sql.lower()}
@@ -111,7 +119,6 @@ def _ask(connection: duckdb.DuckDBPyConnection, query: SqlQuery) -> Answer:
     # set before access is closed, which cannot be undone, and no setting can be changed after the last line.
     paths_allowed = _quoted_list([path for paths in files.values() for path in paths])
     connection.execute(f"SET allowed_paths = {paths_allowed}")
-    connection.execute(f"SET memory_limit = '{query.memory}B'")
     connection.execute("SET temp_directory = ''")  # a sort of much would write to the working folder
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
@@ -122,9 +129,11 @@ def _ask(connection: duckdb.DuckDBPyConnection, query: SqlQuery) -> Answer:
             rows += block
             if len(rows) > ROWS:
                 raise _too_large(f"{ROWS:,} rows for its answer")
+            if any(left < 2 * query.memory for left in resources.within_limits().values()):
+                raise MemoryError
         return [column[0] for column in answered.description or ()], rows
     except duckdb.OutOfMemoryException:
-        raise _too_large(f"{query.memory / 2**30:.3g} GB of memory") from None
+        raise
     except duckdb.Error as error:
         tables = ", ".join(sorted([*query.files, "runs"]))
         first, *more = str(error).splitlines()
@@ -166,6 +175,8 @@ def _create_view(connection: duckdb.DuckDBPyConnection, name: str, paths: Sequen
         named = "parse_path(filename)[-3] || '/' || parse_path(filename)[-2] AS run"
         source = f"read_parquet({_quoted_list(paths)}, union_by_name = true, filename = true)"
         connection.execute(f'CREATE VIEW "{quoted}" AS SELECT {named}, * EXCLUDE (filename) FROM {source}')
+    except duckdb.OutOfMemoryException:
+        raise
     except duckdb.Error as error:
         if len(paths) == 1:
             raise BadInput(

@@ -191,6 +191,37 @@ def test_a_sort_that_needs_much_memory_is_not_kept_in_the_working_folder():
         run_sql(SqlQuery(sorting, {}, [], memory=2**26))
 
 
+def limited(megabytes: int, artifacts: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """A command whose data may take so much memory."""
+    line = ["bash", "-c", f'ulimit -d {megabytes * 1024}; exec "$@"', "bash", *command(*words)]
+    return subprocess.run(line, capture_output=True, text=True, timeout=120, env=environment(artifacts))
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "question", "said"),
+    [
+        (300, "select 1", "`ulimit -d` leaves "),
+        (
+            700,
+            "select i, hash(i) as h from range(30000000) t(i) order by h",
+            "GB of memory, a quarter of what `ulimit -d`",
+        ),
+        (
+            700,
+            "select repeat('x', 999) || i as x from range(900000) t(i)",
+            "GB of memory, a quarter of what `ulimit -d`",
+        ),
+        (700, "select count(*) from range(9) where 1 = 1", ""),
+    ],
+    ids=["libraries", "sort", "answer", "fits"],
+)
+def test_a_question_under_a_limit_of_memory_has_an_answer_or_a_sentence(tmp_path, megabytes, question, said):
+    done = limited(megabytes, tmp_path, "query", question, "--json")
+    assert done.returncode == (2 if said else 0), done.stderr
+    assert said in done.stderr and done.stderr.count("\n") == bool(said), "nothing of the libraries' own"
+    assert list(json.loads(done.stdout)) == (["error", "exit_code"] if said else ["rows"])
+
+
 @pytest.mark.slow
 def test_a_question_can_be_interrupted(tmp_path):
     endless = "select count(*) from range(10000000) a, range(100000000) b"
