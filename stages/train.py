@@ -125,7 +125,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     tasks = config.draw(make, config.tasks, out)
     from stages.evaluation.hint_check import check_hints
     from stages.policy.local import checkpointed, load_model, open_tokenizer
-    from stages.training import collapse, projection, replicas, report, trl_arguments, weights
+    from stages.training import collapse, projection, replicas, report, scoring, trl_arguments, weights
     from stages.training.distributed import Student
     from stages.training.rollouts import prompt_order
 
@@ -157,6 +157,8 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
             check_memory(resolved, room(resolved, started=True))  # the server's share was an estimate until it started
         model, tokenizer = load_model(config.policy.in_process(), cache=out.cache, listener=out.progress)
         # Before the model is cut into shares, or gets an adapter.
+        if config.weights.active() or config.optimisation.shared_prompts:
+            scoring.require_head(model, config.policy.model)
         direction = None
         if (run := inputs.optional("direction")) is not None:
             model.eval()

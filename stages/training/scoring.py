@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from trl.kernels import ChunkedLogProbFunction
 
+from stages.errors import UsageError
 from stages.losses.tokens import Head
 from stages.training.packing import by_length, on_device, predicting
 from stages.training.plan import VOCABULARY_CHUNK
@@ -154,6 +155,25 @@ def after_head(model: Any) -> tuple[float | None, float]:
     config = model.config.get_text_config()
     scale = getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0)
     return getattr(config, "final_logit_softcapping", None), scale
+
+
+@torch.no_grad()
+def require_head(model: Any, name: str) -> None:
+    """Raise `UsageError` unless a model's logits are those of its output head with what `after_head` knows of.
+
+    What architectures do after the head has no common name in transformers, so it is tried on a few tokens.
+    """
+    ids = torch.arange(8, device=next(model.parameters()).device)
+    own = model(input_ids=ids[None], use_cache=False).logits[0]
+    hidden = model.get_decoder()(input_ids=ids[None], use_cache=False).last_hidden_state[0]
+    ours = logits(model, Scored(hidden, ids, ids, (len(ids),)))
+    roundings = 2.0**-5 if own.dtype in (torch.bfloat16, torch.float16) else 1e-4
+    if (own - ours).abs().max() > roundings * own.abs().max():
+        kind = type(model).__name__
+        raise UsageError(
+            f"{name} is a {kind}, which changes its logits after the output head in a way that is unknown here: "
+            "channels and shared prompts would be wrong. Train by GRPO alone, with optimisation.shared_prompts=false."
+        )
 
 
 def head(model: Any) -> Head:

@@ -25,7 +25,7 @@ from stages.rollouts.agent_loop import LiveRollout
 from stages.runs.run import RunWriter
 from stages.training.channels.base import Channel, ChannelLoss, Metric, RowSource, ScoredRows, SourceInputs, State
 from stages.training.config import Config
-from stages.training.scoring import Scored, Tree, head, score
+from stages.training.scoring import Scored, Tree, head, require_head, score
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,7 @@ def open_teacher(config: PolicyConfig, role: str, student: LocalPolicy, out: Run
     """
     model, tokenizer = load_model(config, cache=out.cache, listener=out.progress)
     check_vocabulary(student.tokenizer, tokenizer, config.model)
+    require_head(model, config.model)
     teacher = LocalPolicy(model.eval().requires_grad_(False), tokenizer, config)
     out.model(role, **teacher.facts())
     return teacher

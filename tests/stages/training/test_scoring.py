@@ -1,5 +1,6 @@
 """Trees of prompts and branches score as separate rows do, packed or row by row, on every kind of model."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ from support.models import tiny_model
 from transformers import (
     AutoModelForCausalLM,
     CohereConfig,
+    FalconH1Config,
     Gemma2Config,
     Gemma3TextConfig,
     GPTNeoXConfig,
@@ -29,12 +31,14 @@ from transformers import (
     SmolLM3Config,
 )
 
+from stages.errors import UsageError
 from stages.training import packing
 from stages.training.channels.rollouts import OwnRollout
 from stages.training.scoring import (
     Tree,
     logits,
     pack,
+    require_head,
     row_lengths,
     rows_in_batch,
     rows_of,
@@ -169,6 +173,22 @@ def test_what_models_do_after_their_head_is_done_here(kind: str) -> None:
     torch.testing.assert_close(token_log_probs(model, scored).double(), expected, rtol=1e-5, atol=1e-5)
     found = torch.log_softmax(logits(model, scored), -1).gather(-1, scored.targets[:, None])[:, 0]
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_head_is_tried_before_it_is_relied_on(kind: str) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        require_head(AutoModelForCausalLM.from_config(HEADS[kind]).to(dtype).eval(), "m")
+
+
+def test_a_model_that_changes_its_logits_in_another_way_is_refused() -> None:
+    torch.manual_seed(0)
+    config = FalconH1Config(**GROUPED, mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8, mamba_d_state=8)
+    for multiplier in (1.0, 0.5):
+        config.lm_head_multiplier = multiplier
+        model = AutoModelForCausalLM.from_config(config).eval()
+        with nullcontext() if multiplier == 1 else pytest.raises(UsageError, match="FalconH1ForCausalLM"):
+            require_head(model, "m")
 
 
 # Packed: one row without padding for all trees
