@@ -638,6 +638,14 @@ REHEARSED = {
         "Qwen3-8B, GRPO step of 8 x (128 + 512) tokens, activations kept",
         'step("ours", "8B", None, checkpointing=False)',
     ),
+    "GRPO Gemma-2": (
+        "Gemma-2-2B, GRPO step of 2 x (1,024 + 3,072) tokens, all scores of eager attention",
+        'step("ours", "Gemma-2-2B", None, prompt=1024, answer=3072, group=2)',
+    ),
+    "GRPO Gemma-2, kept": (
+        "Gemma-2-2B of 4 layers, GRPO step of 2 x (512 + 1,536) tokens, activations kept",
+        'step("ours", "Gemma-2-2B", 4, prompt=512, answer=1536, group=2, checkpointing=False)',
+    ),
     "GRPO 14B": ("Qwen3-14B, GRPO step of 8 x (128 + 512) tokens", 'step("ours", "14B", None)'),
     "six 14B": (
         "Qwen3-14B, GRPO step of 8 x 640 tokens on one of six processes",

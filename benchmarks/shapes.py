@@ -46,12 +46,17 @@ QWEN3 = {
     "14B": {"hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 40, "num_attention_heads": 40},
 }
 """Of the models' cards, of which the two small ones tie their embeddings to their heads; `tiny` is for a first look."""
+GEMMA2 = "Gemma-2-2B"
+"""Has the defaults of its configuration. Its soft caps are computed by eager attention, which holds all scores."""
 
 
 def shape(size: str, layers: int | None = None) -> Any:
     """The configuration of a model of this size in bfloat16, with all of its layers or the first few."""
-    from transformers import Qwen3Config
+    from transformers import Gemma2Config, Qwen3Config
 
+    if size == GEMMA2:
+        more = {} if layers is None else {"num_hidden_layers": layers}
+        return Gemma2Config(dtype="bfloat16", architectures=["Gemma2ForCausalLM"], **more)
     tiny = size == "tiny"
     return Qwen3Config(
         vocab_size=512 if tiny else 151_936,

@@ -61,6 +61,8 @@ VOCABULARY_CHUNK = 32_768
 """Logits of one token that are held at once, as in TRL; on a CPU `stages.training.scoring` holds fewer."""
 TOKEN_CHUNK = 4096
 """Tokens whose logits are held at once, as in TRL (1.16, kernels/chunked_logprob.py TOKEN_CHUNK_SIZE)."""
+EAGER = 8
+"""Bytes that eager attention keeps for each score: its soft cap, its softmax in float32, and that as it is used."""
 GIB = 2**30
 PROGRAM = 0.7 * GIB
 """Bytes of a CPU's memory that Python, torch, transformers and TRL take (measured with SmolLM2: 0.5 to 0.7 GiB)."""
@@ -71,7 +73,8 @@ class ModelShape:
     """Sizes of a causal LM. parameters: tied weights counted once. linears: (inputs, outputs) of those in its layers.
 
     kv: width of the keys of one layer. bytes: of one weight as it is loaded, 2 or 4. packs: whether packing.py can have
-    each prompt computed once for its samples.
+    each prompt computed once for its samples. eager_heads: of queries, where attention is eager and holds the scores of
+    all pairs of tokens; else 0.
     """
 
     parameters: int
@@ -82,6 +85,7 @@ class ModelShape:
     vocabulary: int
     bytes: int
     packs: bool = False
+    eager_heads: int = 0
 
 
 def model_shape(policy: PolicyConfig) -> ModelShape | None:
@@ -128,6 +132,7 @@ def model_shape(policy: PolicyConfig) -> ModelShape | None:
         vocabulary=text.vocab_size,
         bytes=2 if loaded in (torch.bfloat16, torch.float16) else 4,
         packs=text._attn_implementation in sampling.SCALED_DOT_PRODUCT and sampling.sees_all(model, PROMPT_TOKENS),
+        eager_heads=text.num_attention_heads if text._attn_implementation == "eager" else 0,
     )
 
 
@@ -573,7 +578,10 @@ def estimate_memory(plan: TrainPlan) -> MemoryEstimate:
     tile = number * min(tokens, TOKEN_CHUNK) * min(shape.vocabulary, VOCABULARY_CHUNK)
     if plan.teacher_bytes:  # the last hidden states of the teacher and of the student, of all rollouts at once
         kept += 2 * shape.bytes * shape.hidden
-    training = tokens * kept + tile
+    scores = EAGER * (size.micro_batch or 1) * shape.eager_heads * length**2
+    if not size.gradient_checkpointing:
+        scores *= shape.layers
+    training = tokens * kept + tile + scores
     generation = _generation(plan, shape, length)
     # Rollouts are generated before the step is trained on, so the larger of the two counts.
     activations = max(training, generation)

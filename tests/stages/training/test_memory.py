@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.models import tiny_model, tiny_tokenizer
-from transformers import Qwen2Config, Qwen3Config, Qwen3ForCausalLM
+from transformers import Gemma2Config, Qwen2Config, Qwen3Config, Qwen3ForCausalLM
 
 from composer_cli.preset import configure_preset, for_every_entry, load_preset
 from stages import train
@@ -333,6 +333,21 @@ def test_on_a_gpu_the_estimate_is_near_the_peak_that_was_tracked(
     of_gpu = planned(eight, rollout_tokens=answer, optimisation=size, policy={"device": "cuda"})
     found = plan.estimate_memory(replace(of_gpu, prompts=Prompts(prompt))).total / GIB
     assert 1.0 <= found / tracked <= 1.15  # on fake tensors: GRPO, LoRA of rank 16, activations recomputed
+
+
+@pytest.mark.parametrize(
+    ("layers", "prompt", "answer", "tracked", "recomputed"),
+    [(26, 1024, 3072, 10.06, True), (4, 512, 1536, 6.95, False)],
+)
+def test_eager_attention_holds_the_scores_of_all_pairs(
+    tmp_path: Path, layers: int, prompt: int, answer: int, tracked: float, recomputed: bool
+) -> None:
+    config = Gemma2Config(num_hidden_layers=layers, dtype="bfloat16", architectures=["Gemma2ForCausalLM"])
+    config.save_pretrained(tmp_path)
+    size = {"generations": 2, "prompts_per_step": 1, "micro_batch": 2, "gradient_checkpointing": recomputed}
+    of_gpu = planned(tmp_path, rollout_tokens=answer, optimisation=size, policy={"device": "cuda"})
+    found = plan.estimate_memory(replace(of_gpu, prompts=Prompts(prompt))).total / GIB
+    assert 1.0 <= found / tracked <= 1.15  # on fake tensors: GRPO, LoRA of rank 16
 
 
 def test_a_direction_of_eight_billion_weights_fits_an_adapters_training(eight: Path) -> None:
