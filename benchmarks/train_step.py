@@ -3,17 +3,22 @@
     python benchmarks/train_step.py [beside-trl|composed] [--rounds 9]
     python benchmarks/train_step.py real-shape [--sides TRL ours all] [--steps 2] [--layers 28]
     python benchmarks/train_step.py real-model FOLDER [--steps 4]
+    python benchmarks/train_step.py checkpoint [--layers 22]
 
 The first two train a random Qwen3 of the size of the built-in student (0.45 M parameters, 512 tokens) on one thread;
 times are medians of processor time. The third has the shape of Qwen3-0.6B in bfloat16 (`shapes.py`).
-The fourth is a whole GRPO step of a pretrained model, such as SmolLM2-135M, whose answers end by themselves.
+The fourth is a whole GRPO step of a pretrained model, such as SmolLM2-135M, whose answers end by themselves. The last
+writes a checkpoint of 0.5 B random weights, and makes it durable.
 """
 
 import os
+import shutil
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +36,7 @@ from stages.backends import resources
 from stages.envs.skills.env import SkillsEnv
 from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy, load_model
+from stages.runs import store
 from stages.training.channels import CHANNELS
 from stages.training.channels.pairs import PairSource, TokenPair
 from stages.training.channels.rollouts import own_rollout
@@ -461,7 +467,56 @@ def model_steps(side: str, model: str, steps: int, threads: int) -> dict[str, An
         )
 
 
-CASES = {"beside-trl": beside_trl, "composed": composed, "real-shape": real_shape, "real-model": real_model}
+# --- a checkpoint to resume from
+
+
+def checkpoint(layers: int = 22, rounds: int = 3) -> Iterator[Claim]:
+    """Seconds to write a checkpoint, to make it durable with its seal, and to check it when a training resumes.
+
+    The shape of Qwen3-0.6B with fewer layers: 22 are 0.5 B parameters. Random weights, and Adam's moments of those that
+    are trained.
+    """
+    for what, rank in (("LoRA of rank 16", 16), ("all weights", 0)):
+        found = cases.apart(saved, rank, layers, rounds)
+        about = f"checkpoint of {found['parameters'] / 1e9:.2f} B parameters, {what}, {found['bytes'] / 1e9:.2f} GB"
+        for doing in ("written", "durable and sealed", "checked"):
+            yield measured(f"{about}: {doing}", statistics.median(found[doing]), n=rounds, unit="s")
+
+
+def saved(rank: int, layers: int, rounds: int) -> dict[str, Any]:
+    """Seconds of each round, the size of a checkpoint, and the number of parameters."""
+    found: dict[str, Any] = {"written": [], "durable and sealed": [], "checked": []}
+    with tempfile.TemporaryDirectory() as folder:
+        made, path = shapes.trainer("ours", folder, 1, layers, None, rank=rank), Path(folder) / "checkpoint-0"
+        made.create_optimizer_and_scheduler(1)
+        for weight in (weight for group in made.optimizer.param_groups for weight in group["params"]):
+            moments = {name: torch.rand_like(weight) for name in ("exp_avg", "exp_avg_sq")}
+            made.optimizer.state[weight] = {"step": torch.tensor(1.0), **moments}
+        for _ in range(rounds):
+            clock = [time.perf_counter()]
+            for work in (
+                partial(made._save_checkpoint, made.model, None),
+                partial(store.seal_folder, path, {"step": 0}),
+                partial(store.folder_damage, path),
+            ):
+                assert work() is None
+                clock.append(time.perf_counter())
+            for doing, (begun, ended) in zip(
+                ("written", "durable and sealed", "checked"), pairwise(clock), strict=True
+            ):
+                found[doing].append(ended - begun)
+            found["bytes"] = sum(file.stat().st_size for file in path.rglob("*"))
+            shutil.rmtree(path)
+    return {**found, "parameters": sum(weight.numel() for weight in made.model.base_model.parameters())}
+
+
+CASES = {
+    "beside-trl": beside_trl,
+    "composed": composed,
+    "real-shape": real_shape,
+    "real-model": real_model,
+    "checkpoint": checkpoint,
+}
 
 if __name__ == "__main__":
     cases.main(__file__, CASES)
