@@ -25,7 +25,8 @@ from stages.layout import aligned
 KINDS = {POWER: "power cuts", FULL: "failing disks", READ_ONLY: "failing disks"}
 """What a disturbance is called here; all others are signals."""
 TABLES = {
-    "tests/crash/test_stops.py": "a stop by signals",
+    "tests/crash/test_stops.py::test_calls_in_flight": "a signal while calls are in flight",
+    "tests/crash/test_stops.py": "any other signal",
     "tests/crash/test_paid_calls.py": "a thousand paid calls",
     "tests/stages/policy/test_model_checks.py::test_a_broken_folder_is_refused_by_name": "a broken model folder",
     "tests/stages/policy/test_reading.py": "a server's answer",

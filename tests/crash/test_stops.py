@@ -100,7 +100,8 @@ def stop(
         started = time.monotonic()
         errors = process.communicate(timeout=120)[1]
     seconds, after = time.monotonic() - started, len(server.requests) - asked if server else 0
-    print(f"{words[0]}: {after} calls after the signal, {seconds:.1f} s, exit code {process.returncode}")
+    name = f"{started_by.__name__} {Path(words[0]).name}"
+    print(f"{name}: {after} calls after the signal, {seconds:.1f} s, exit code {process.returncode}")
     assert "Traceback" not in errors, errors
     return process.returncode, after, seconds, errors
 
@@ -210,7 +211,6 @@ def test_calls_in_flight_come_home_and_none_is_added(
     server.requests.clear()
     code, after, _, errors = stop(tmp_path, words, lambda: len(server.requests) >= 6, sent, server=server)
     assert code == 128 + sent and after <= IN_FLIGHT * (2 if on else 1), errors
-    assert statuses(tmp_path, words[0]) == ["interrupted"]
     done = call(tmp_path / "artifacts", *words, "--resume", **where)
     asked = [str((body["model"], body["messages"], body.get("seed"))) for body in server.requests]
     assert done.returncode in (0, 3) and len(asked) == len(set(asked)) > 6, "no call is paid for twice"
@@ -274,8 +274,7 @@ def test_a_chain_in_python_ends_as_the_command_does(tmp_path: Path, server: Serv
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("executor", ["slurm", "any other"])
-@pytest.mark.parametrize("group", [False, True])
+@pytest.mark.parametrize(("executor", "group"), [("slurm", False), ("slurm", True), ("any other", False)])
 def test_a_submitted_job_that_is_cancelled_ends_as_the_command_does(
     tmp_path: Path, server: Server, executor: str, group: bool
 ) -> None:

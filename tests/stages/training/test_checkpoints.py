@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,9 +31,10 @@ def zero(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:1].ljust(path.stat().st_size, b"\0"))
 
 
-def change_end(path: Path) -> None:
-    data = path.read_bytes()
-    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+def change_byte(place: int, path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
 
 
 @pytest.fixture
@@ -47,7 +49,7 @@ def out(tmp_path: Path, told: list[str]) -> RunWriter:
 
 
 @pytest.mark.parametrize("name", [*FILES, store.SEAL])
-@pytest.mark.parametrize("damage", [empty, zero, change_end, os.unlink])
+@pytest.mark.parametrize("damage", [empty, zero, partial(change_byte, 0), partial(change_byte, -1), os.unlink])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(
     name: str, damage: Callable[[Path], None], tmp_path: Path, out: RunWriter, told: list[str]
 ) -> None:
