@@ -27,6 +27,7 @@ NUMBER_AT, ARCHITECTURE_AT, ARGUMENTS_AT = 0, 4, 16
 X32_BIT = 0x40000000
 SET_ID = 0o6000
 PRIO_USER, IOPRIO_WHO_USER = 2, 3
+MADV_COLD, MADV_PAGEOUT, ANY_FLAG = 20, 21, 0xFFFFFFFF
 
 ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 """The kernel's audit number, and the column in the tables below; a call that an architecture lacks is None there."""
@@ -51,6 +52,12 @@ REFUSED = {
     "userfaultfd": (323, 282),
     "bpf": (321, 280),
     "perf_event_open": (298, 241),
+    # All sandboxes share the page cache of /usr: these clear a page of it or say whether it is there, by which one
+    # rollout would leave words for the next.
+    "fadvise64": (221, 223),
+    "mincore": (27, 232),
+    "cachestat": (451, 451),
+    "process_madvise": (440, 440),
 }
 ABSENT = {"openat2": (437, 437)}  # its mode is behind a pointer; programs fall back to openat
 REFUSED_WITH: dict[str, tuple[int, int | None, int, int, int]] = {
@@ -75,6 +82,10 @@ REFUSED_WITH: dict[str, tuple[int, int | None, int, int, int]] = {
     "creat with set-id": (85, None, 1, ANY_BIT, SET_ID),
     "mknod with set-id": (133, None, 1, ANY_BIT, SET_ID),
     "mknodat with set-id": (259, 33, 2, ANY_BIT, SET_ID),
+    # The page cache once more: RWF_NOWAIT reads only what is there, and this advice clears it.
+    "preadv2 with flags": (327, 286, 5, ANY_BIT, ANY_FLAG),
+    "madvise that cools pages": (28, 233, 2, EQUAL, MADV_COLD),
+    "madvise that pages out": (28, 233, 2, EQUAL, MADV_PAGEOUT),
 }
 """Name -> numbers on x86_64 and aarch64, position of an argument, test, operand."""
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK, NETLINK_ROUTE = 1, 2, 10, 16, 0

@@ -35,9 +35,9 @@ def test_unknown_machine_is_refused() -> None:
 
 @pytest.mark.skipif("__import__('platform').machine() != 'x86_64'", reason="the numbers below are those of x86_64")
 def test_refused_calls_are_refused(box: Sandbox) -> None:
-    calls = [(numbers[0], (0, 0, 0, 0)) for numbers in REFUSED.values()]
+    calls = [(numbers[0], (0, 0, 0, 0, 0, 0)) for numbers in REFUSED.values()]
     for number, _, position, _, operand in REFUSED_WITH.values():
-        calls.append((number, tuple(operand if at == position else 0 for at in range(4))))
+        calls.append((number, tuple(operand if at == position else 0 for at in range(6))))
     assert box.run(f"python3 -c '{CALLS.format(calls=calls)}'").output.split() == ["1"] * len(calls)
     own = [(302, (0, 7, 0, 0)), (203, (0, 0, 0, 0)), (90, (0, 0o755)), (437, (0, 0))]
     assert box.run(f"python3 -c '{CALLS.format(calls=own)}'").output.split() == ["0", "22", "14", "38"]
@@ -47,6 +47,26 @@ def test_refused_calls_are_refused(box: Sandbox) -> None:
 def test_calls_of_other_architectures_are_refused(box: Sandbox) -> None:
     x32 = [(0x40000000 + 39, ())]  # getpid
     assert box.run(f"python3 -c '{CALLS.format(calls=x32)}'").output.split() == ["38"]
+
+
+CACHE = """
+import mmap, os, sys
+file = os.open(sys.executable, os.O_RDONLY)
+held = mmap.mmap(file, 8192, prot=mmap.PROT_READ)
+for look in (
+    lambda: os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED),
+    lambda: os.preadv(file, [bytearray(1)], 0, os.RWF_NOWAIT),
+    lambda: held.madvise(21),
+    lambda: os.preadv(file, [bytearray(1)], 0),
+    lambda: held.madvise(mmap.MADV_RANDOM),
+):
+    try: print(look(), end=" ")
+    except PermissionError: print("refused", end=" ")
+"""
+
+
+def test_no_call_clears_the_shared_page_cache_or_says_what_it_holds(box: Sandbox, python: Callable[[str], str]) -> None:
+    assert box.run(python(CACHE)).output.split() == ["refused"] * 3 + ["1", "None"]
 
 
 FAMILIES = """
