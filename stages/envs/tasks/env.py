@@ -3,9 +3,9 @@
 The agent works in a sandbox on the task's files. For grading its changes are applied to the delivered files, but for
 those to tests and test configuration, which are restored (`editable` of a row exempts files); then the hidden files are
 written over them, and the test is run in a fresh sandbox. So the test finds what the task's author wrote, whatever the
-agent left in its place. A command is believed by its exit code, which code under test can influence: where a pass
-must not be forged, give ids of pytest: their outcomes are reported by a plugin, and a pass is asked for the values of
-its tests, as those of SWE-bench are.
+agent left in its place. Where a pass must not be forged, give `calls` or `script`: what they return, print or write is
+compared outside of the sandbox (values.py). Ids of pytest are reported by a plugin, and asked for their values where
+these can be withheld, as those of SWE-bench are. A command is believed by its exit code, which code under test decides.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from stages.envs.repo.session import RepoEnvironment
 from stages.envs.repo.task import Export, RepoTask, by_command, by_pytest, delivered_tree
 from stages.envs.repo.trees import TreeFile
 from stages.envs.task_table import family_of, split_rows, too_many
-from stages.envs.tasks import rows
+from stages.envs.tasks import rows, values
 from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.runs import store
 from stages.runs.kinds import Row
@@ -96,19 +96,29 @@ class TasksEnv(RepoEnvironment):
         limits = replace(grading.LIMITS, wall_s=row["timeout_s"])
         runtime = TestRuntime(lambda tree: runner.open_package_sandbox(self.sandbox, tree, limits, None))
         delivered = delivered_tree(lambda folder: fill(folder, row))
+        compared = values.names(row)
         originals = {path: trees.read(delivered, path) for path in paths if path not in hidden}
         return RepoTask(
             delivered,
-            TestLists(ids or (COMMAND,), (), skip_fails=True),
+            TestLists(compared or ids or (COMMAND,), (), skip_fails=True),
             lambda folder: runner.open_package_sandbox(self.sandbox, folder, session.LIMITS, None),
-            by_pytest(runtime, *row["tests"], options=["-q"]) if ids else by_command(runtime, row["test"]),
+            values.by_values(self.sandbox, row)
+            if compared
+            else by_pytest(runtime, *row["tests"], options=["-q"])
+            if ids
+            else by_command(runtime, row["test"]),
             hidden=hidden,
             solution=None if solution is None else lambda: texts(solution),
             tests={*hidden, *paths},
             source=row["editable"],
             ids=ids,
             asked={**originals, **hidden} if ids else {},
-            export=Export(
+            asks=bool(ids),
+            ground="values" if compared else "report",
+            # A verifier elsewhere would import the code that it judges, and pay by its report.
+            export=None
+            if compared
+            else Export(
                 command=row["test"],
                 arguments=("-q", *row["tests"]) if ids else (),
                 timeout_s=row["timeout_s"],

@@ -1,7 +1,8 @@
 """Rows of tasks: what a row may hold, where rows come from, and how they are split into train and eval.
 
-A row has a prompt; files to work on (texts in the row, an archive, or a commit of a git repository); and a test: a
-command whose exit code 0 passes, or ids of pytest that must pass. It may have hidden files, which the agent never sees
+A row has a prompt; files to work on (texts in the row, an archive, or a commit of a git repository); and a test: calls
+of functions and scripts with what they return, print or write, ids of pytest that must pass, or a command whose exit
+code 0 passes. It may have hidden files, which the agent never sees
 and which the test finds in place; a solution, which `--policy reference` plays; a time limit; a family; and a split.
 
 All rows are checked before anything starts, and every one that cannot be used is reported with its line and the reason.
@@ -44,6 +45,49 @@ def checked_path(path: str) -> str:
 SafePath = Annotated[str, AfterValidator(checked_path)]
 
 
+class CallRow(BaseModel):
+    """A call of a function, and what it returns or raises."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    function: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")
+    """Its module and its name: package.module:function."""
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    returns: Any = None
+    raises: str = Field(default="", pattern=r"^([A-Z]\w*)?$")
+    """The name of an exception."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "CallRow":
+        # A table has both columns in every row, one of them null.
+        if self.returns is not None if self.raises else "returns" not in self.model_fields_set:
+            raise ValueError("give either returns, a value, or raises, the name of an exception")
+        return self
+
+
+class ScriptRow(BaseModel):
+    """A command, and what it prints or writes."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    command: str = Field(min_length=1)
+    """Words of a shell in the task's folder: python3 count.py --all."""
+    stdin: str = ""
+    stdout: str | None = None
+    """Line breaks at the end do not count; what goes to stderr is not compared."""
+    files: dict[SafePath, str] = {}
+    """Path -> the text that the command leaves there."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "ScriptRow":
+        if "\0" in self.command:
+            raise ValueError("command holds the character NUL, which no shell takes")
+        if self.stdout is None and not self.files:
+            raise ValueError("give stdout, files or both: what the script prints and writes")
+        return self
+
+
 class TaskRow(BaseModel):
     """One task as a user writes it."""
 
@@ -59,6 +103,10 @@ class TaskRow(BaseModel):
     git: str = ""
     """A local git repository, its path relative to the file of the rows, or an address to clone from."""
     commit: str = Field(default="", pattern=r"^([0-9a-f]{7,40})?$")
+    calls: list[CallRow] = []
+    """Calls whose results are compared outside of the sandbox; those of one function in a row run in one process."""
+    script: list[ScriptRow] = []
+    """Commands whose output and files are compared outside of the sandbox, each on a fresh copy of the files."""
     test: str = ""
     """A shell command in the task's folder; exit code 0 passes."""
     tests: list[str] = []
@@ -77,8 +125,11 @@ class TaskRow(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> "TaskRow":
-        if bool(self.test.strip()) == bool(self.tests):
-            raise ValueError("give either test, a command whose exit code 0 passes, or tests, ids of pytest")
+        if sum((bool(self.calls or self.script), bool(self.tests), bool(self.test.strip()))) != 1:
+            raise ValueError(
+                "give one of calls and script, whose results are compared; tests, ids of pytest; and test, a command "
+                "whose exit code 0 passes"
+            )
         if self.archive and self.git:
             raise ValueError("give archive or git, not both")
         if bool(self.git) != bool(self.commit):

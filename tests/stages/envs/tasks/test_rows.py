@@ -31,8 +31,23 @@ def test_a_row_needs_a_prompt_and_a_test_and_gets_an_id(tmp_path: Path) -> None:
 
 
 BAD = {
-    "no test": ({"prompt": "p"}, "give either test"),
-    "two tests": ({**GOOD, "tests": ["t.py::a"]}, "give either test"),
+    "no test": ({"prompt": "p"}, "give one of calls and script"),
+    "two tests": ({**GOOD, "tests": ["t.py::a"]}, "give one of calls and script"),
+    "calls beside a test": ({**GOOD, "calls": [{"function": "a:b", "returns": 1}]}, "give one of calls and script"),
+    "a call without a result": ({"prompt": "p", "calls": [{"function": "a:b"}]}, "give either returns, a value, or"),
+    "a call with two results": (
+        {"prompt": "p", "calls": [{"function": "a:b", "returns": 1, "raises": "KeyError"}]},
+        "give either returns, a value, or",
+    ),
+    "a function without a module": (
+        {"prompt": "p", "calls": [{"function": "b", "returns": 1}]},
+        "calls.0.function: it should match the pattern",
+    ),
+    "a time-out as an exception": (
+        {"prompt": "p", "calls": [{"function": "a:b", "raises": "timeout"}]},
+        "calls.0.raises: it should match the pattern",
+    ),
+    "a script that shows nothing": ({"prompt": "p", "script": [{"command": "true"}]}, "give stdout, files or both"),
     "an unknown column": ({**GOOD, "promt": "p"}, "promt: rows have no such field; did you mean prompt?"),
     "no prompt": ({"test": "true"}, "prompt: it is missing"),
     "an empty prompt": ({**GOOD, "prompt": ""}, "prompt: it should not be empty"),

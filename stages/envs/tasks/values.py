@@ -1,0 +1,151 @@
+"""Tests of a row that are decided by values: calls of functions, and scripts with what they print and write.
+
+The code under test runs in sandboxes that hold its tree and what it is called with. What it returns, raises, prints or
+writes leaves the sandbox and is compared here with what is expected, which no process inside ever holds.
+"""
+
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from stages.envs import folders
+from stages.envs.repo import grading, runner, trees
+from stages.envs.repo.grading import Statuses, TestOutcomes
+from stages.envs.repo.task import RunTask
+from stages.sandbox import Answer, Call, judge
+
+CALLER = """\
+import sys
+from importlib import import_module
+
+sys.path.insert(1, "src")
+target = import_module({module!r})
+for part in {name!r}.split("."):
+    target = getattr(target, part)
+
+
+def call(args, kwargs):
+    return target(*args, **kwargs)
+"""
+"""Of one function; it is imported from the tree as any program would, so that it may be in a package."""
+LONGEST = 200
+"""Characters of a value in the log."""
+RELATIVE = 1e-9
+"""Distance of floats that count as equal, relative to the larger one."""
+
+
+def names(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of a row's tests that are decided by values, in order."""
+    calls = (f"call {number}: {written(one)}" for number, one in enumerate(row["calls"], 1))
+    scripts = (f"script {number}: {one['command']}" for number, one in enumerate(row["script"], 1))
+    return (*calls, *scripts)
+
+
+def written(call: Mapping[str, Any]) -> str:
+    """Return a call of a row as one writes it in Python."""
+    arguments = [*map(repr, call["args"]), *(f"{name}={value!r}" for name, value in call["kwargs"].items())]
+    return f"{call['function']}({_short(', '.join(arguments))})"
+
+
+def by_values(kind: str, row: Mapping[str, Any]) -> RunTask:
+    """Return a runner of the calls and scripts of a row, in sandboxes of this kind."""
+
+    def run(folder: Path, selected: Sequence[str]) -> TestOutcomes:
+        del selected
+        failures = [*_calls(kind, row, folder), *(_script(kind, row, one, folder) for one in row["script"])]
+        statuses: Statuses = {}
+        lines = []
+        for name, failure in zip(names(row), failures, strict=True):
+            statuses[name] = "failed" if failure else "passed"
+            lines.append(f"FAIL {name}: {failure}" if failure else f"ok   {name}")
+        return TestOutcomes(statuses, tampered=False, log="".join(f"{line}\n" for line in lines))
+
+    return run
+
+
+def _calls(kind: str, row: Mapping[str, Any], folder: Path) -> Iterator[str]:
+    """Yield of each call how its answer differs from what is expected, an empty text where it does not."""
+    groups = [(function, [*calls]) for function, calls in groupby(row["calls"], lambda one: one["function"])]
+    if not groups:
+        return
+    with trees.scratch() as callers:
+        asked = []
+        for number, (function, calls) in enumerate(groups):
+            module, _, name = function.partition(":")
+            (callers / f"caller_{number}.py").write_text(CALLER.format(module=module, name=name))
+            arguments = [(tuple(one["args"]), one["kwargs"]) for one in calls]
+            asked.append(Call(f"caller_{number}.py", "call", arguments))
+        limits = replace(grading.LIMITS, wall_s=row["timeout_s"])
+        outcomes = judge(kind, callers, asked, limits, shown=folder)
+    for (_, calls), outcome in zip(groups, outcomes, strict=True):
+        yield from map(_wrong_answer, calls, outcome.answers)
+
+
+def _wrong_answer(call: Mapping[str, Any], answer: Answer) -> str:
+    wanted = f"raises {call['raises']}" if call["raises"] else f"returns {_short(repr(call['returns']))}"
+    right = (
+        answer.error == call["raises"] if call["raises"] else not answer.error and agrees(answer.value, call["returns"])
+    )
+    given = f"{answer.error} came" if answer.error else f"{_short(repr(answer.value))} came"
+    return "" if right else f"{given}, but it {wanted}"
+
+
+def _script(kind: str, row: Mapping[str, Any], script: Mapping[str, Any], folder: Path) -> str:
+    """Return how what a script prints or writes differs from what is expected; an empty text where it does not."""
+    limits = replace(grading.LIMITS, wall_s=row["timeout_s"])
+    with trees.scratch() as tree, _stdin(script["stdin"]) as stdin:
+        folders.copy(folder, tree)
+        # A file from before the script is not one that it wrote.
+        trees.apply(dict.fromkeys(script["files"]), tree)
+        with runner.open_package_sandbox(kind, tree, limits, None, readonly=[stdin.parent]) as sandbox:
+            found = sandbox.run(f"bash -c {shlex.quote(script['command'])} <{shlex.quote(str(stdin))} 2>/dev/null")
+        if found.timed_out:
+            return f"it was ended after {row['timeout_s']:g} s"
+        if script["stdout"] is not None and found.output.rstrip("\n") != script["stdout"].rstrip("\n"):
+            return f"it printed {_short(repr(found.output))}, not {_short(repr(script['stdout']))}"
+        for path, text in script["files"].items():
+            file = trees.read(tree, path)
+            if file is None or file.data.rstrip(b"\n") != text.encode().rstrip(b"\n"):
+                given = "no such file" if file is None else _short(repr(file.data.decode(errors="replace")))
+                return f"{path} holds {given}, not {_short(repr(text))}"
+    return ""
+
+
+@contextmanager
+def _stdin(text: str) -> Iterator[Path]:
+    """Yield a file with this text in a folder of its own, which the sandbox shows."""
+    with trees.scratch() as folder:
+        (folder / "stdin").write_text(text)
+        yield folder / "stdin"
+
+
+def agrees(value: Any, expected: Any) -> bool:
+    """Return whether a value is what a row expects, as far as JSON can say it: tuples are lists, 2 is 2.0, True not 1.
+
+    Floats agree within RELATIVE.
+    """
+    if isinstance(expected, list):
+        return isinstance(value, list | tuple) and len(value) == len(expected) and all(map(agrees, value, expected))
+    if isinstance(expected, dict):
+        if not isinstance(value, dict) or value.keys() != expected.keys():
+            return False
+        return all(agrees(value[key], one) for key, one in expected.items())
+    if isinstance(expected, bool) or not isinstance(expected, int | float):
+        return type(value) is type(expected) and bool(value == expected)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    if isinstance(value, int) and isinstance(expected, int):
+        return value == expected
+    try:
+        return math.isclose(value, expected, rel_tol=RELATIVE) or (value != value and expected != expected)
+    except OverflowError:  # an integer that no float can be near
+        return False
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

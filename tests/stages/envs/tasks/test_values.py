@@ -1,0 +1,123 @@
+"""Tests of a row that values decide: what passes, what fails and why, and what no forgery changes."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from support.attacks import ATTACKS, RIGHT, WRONG
+
+from stages.envs.base import Grade
+from stages.envs.tasks.env import TasksEnv
+from stages.envs.tasks.values import agrees
+from stages.errors import InfrastructureError
+
+COUNT = """\
+import sys
+
+words = sys.stdin.read().split()
+print(len(words))
+with open("words.txt", "w") as file:
+    file.write("\\n".join(sorted(words)))
+"""
+ROWS: list[dict[str, Any]] = [
+    {
+        "id": "calls",
+        "files": {"abacus/__init__.py": "from abacus.sums import add, total\n", "abacus/sums.py": WRONG},
+        "calls": [
+            {"function": "abacus:add", "args": [1, 2], "returns": 3},
+            {"function": "abacus.sums:add", "args": [1], "kwargs": {"b": 0.2}, "returns": 1.2},
+            {"function": "abacus:add", "args": [1, "a"], "raises": "TypeError"},
+            {"function": "abacus:total", "args": [[1, 2]], "returns": 3},
+        ],
+        "solution": {"abacus/sums.py": RIGHT},
+    },
+    {
+        "id": "script",
+        "files": {"count.py": "print(0)\n", "words.txt": "an old file"},
+        "script": [
+            {"command": "python3 count.py", "stdin": "b a", "stdout": "2", "files": {"words.txt": "a\nb"}},
+            {"command": "python3 count.py; exit 3", "stdout": "0\n"},
+        ],
+        "solution": {"count.py": COUNT},
+    },
+]
+Graded = Callable[[str, dict[str, str]], Grade]
+
+
+@pytest.fixture(scope="module")
+def env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TasksEnv]:
+    """The environment of these rows."""
+    path = tmp_path_factory.mktemp("rows") / "my.jsonl"
+    path.write_text("\n".join(json.dumps({**row, "prompt": row["id"], "split": "train"}) for row in ROWS))
+    found = TasksEnv(path=str(path))
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def graded(env: TasksEnv) -> Graded:
+    """The grade of files in the place of those of a task."""
+    tasks = {task.task_id: task for task in env.tasks("train", len(ROWS), seed=0)}
+
+    def grade(task: str, files: dict[str, str]) -> Grade:
+        env.reset(tasks[task])
+        for path, text in files.items():
+            (env._open_session().folder / path).write_text(text)
+        return env.grade()
+
+    return grade
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["id"])
+def test_the_solution_passes_by_values_and_the_delivered_code_does_not(graded: Graded, row: dict[str, Any]) -> None:
+    right, wrong = graded(row["id"], row["solution"]), graded(row["id"], {})
+    assert (right.reward, right.ground, right.hacked) == (1.0, "values", False)
+    assert (wrong.reward, wrong.hidden_pass, wrong.hacked) == (0.0, False, False)
+    assert (right.work.f2p_passed, right.work.f2p_total) == (len(row.get("calls") or row.get("script")),) * 2
+
+
+def test_the_log_says_what_came_instead(graded: Graded) -> None:
+    log = graded("calls", {}).work.test_log
+    assert log is not None and "FAIL call 1: abacus:add(1, 2): -1 came, but it returns 3\n" in log
+    assert "ok   call 4: abacus:total([1, 2])\n" in log
+    raises = "def add(a, b=0): return 3\ndef total(numbers): raise KeyError(3)\n"
+    log = graded("calls", {"abacus/sums.py": raises}).work.test_log
+    assert log is not None and "3 came, but it raises TypeError" in log and "KeyError came, but it returns 3" in log
+    log = graded("script", {}).work.test_log
+    assert log is not None and "it printed '0\\n', not '2'" in log and "ok   script 2" in log
+    log = graded("script", {"count.py": "print(2)"}).work.test_log
+    assert log is not None and "words.txt holds no such file, not 'a\\nb'" in log
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_no_attack_on_a_test_process_is_paid(graded: Graded, attack: str) -> None:
+    assert graded("calls", {"abacus/sums.py": f"{WRONG}{ATTACKS[attack]}\n"}).reward == 0.0
+
+
+def test_an_end_without_an_answer_a_hang_and_a_missing_module_are_no_pass(graded: Graded) -> None:
+    for text in ("import os; os._exit(0)", "raise SystemExit(0)", "def add(*a, **k): raise TypeError"):
+        assert graded("calls", {"abacus/sums.py": text}).reward == 0.0
+
+
+def test_a_task_that_values_decide_cannot_be_played_elsewhere(env: TasksEnv) -> None:
+    env.reset(env.tasks("train", 1, seed=0)[0])
+    with pytest.raises(InfrastructureError, match="cannot be played elsewhere"):
+        env.packed()
+
+
+SAME = [
+    *((1, 1), (1, 1.0), (2.0, 2), (0.1 + 0.2, 0.3), ("a", "a"), (None, None), (True, True)),
+    *(((1, [2]), [1, [2]]), ({"a": (1,)}, {"a": [1]}), (float("nan"), float("nan"))),
+]
+OTHER = [
+    *((True, 1), (1, True), (0, False), (None, 0), ("1", 1), (1, "1"), (1.0001, 1), (10**400, 1.0), ([1], [1, 2])),
+    *(({1: 2}, {"1": 2}), ({"a": 1}, {}), ({"__type__": "Any"}, 3), (10**20, 10**20 + 1), ("ab", ["a", "b"])),
+]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "same"), [*((*one, True) for one in SAME), *((*one, False) for one in OTHER)]
+)
+def test_values_agree_as_far_as_json_can_say_it(value: Any, expected: Any, same: bool) -> None:
+    assert agrees(value, expected) is same
