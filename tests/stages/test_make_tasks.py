@@ -182,7 +182,7 @@ def test_features_of_a_model_are_validated_like_others_and_answers_are_paid_for_
         for row in rows:
             data = json.loads(row["data_json"])
             assert data["feature"] == f"what {data['removed'][0]} does" and data["feature"] not in row["prompt"]
-            assert json.loads(data["FAIL_TO_PASS"]) and json.loads(data["PASS_TO_PASS"]) and data["contradictions"]
+            assert json.loads(data["FAIL_TO_PASS"]) and json.loads(data["PASS_TO_PASS"]) and data["twin"]
         report = (run.path / "report.txt").read_text()
         assert "questions to m: " in report and "  the package has no such symbol\n" in report
         assert run.manifest.counts["refused, the package has no such symbol"] == asked

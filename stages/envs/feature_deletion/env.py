@@ -13,8 +13,9 @@ from stages.envs.base import Split, Task
 from stages.envs.feature_deletion import rows, task_generator
 from stages.envs.feature_deletion.package import Package
 from stages.envs.feature_deletion.task_generator import TaskSource
-from stages.envs.repo import grading, runner, session, trees
+from stages.envs.repo import grading, hidden, runner, session, trees
 from stages.envs.repo.grading import TestOutcomes, TestRuntime, run_pytest
+from stages.envs.repo.hidden import copies_on_host
 from stages.envs.repo.session import RepoEnvironment
 from stages.envs.repo.task import Export, RepoTask, by_pytest, delivered_tree
 from stages.errors import UsageError
@@ -65,6 +66,9 @@ class FeatureDeletionEnv(RepoEnvironment):
         beside = self.twins == "beside"
         # With twins every row gives two tasks, so half of them are enough, rounded up.
         originals = self._source.rows(split, -(-count // 2) if beside else count, seed)
+        # Of a row whose tests cannot be contradicted there is no twin.
+        if self.twins:
+            originals = [row for row in originals if row["twin"]]
         served = [(row, rows.twin(row)) if beside else (rows.twin(row) if self.twins else row,) for row in originals]
         return [task(row) for group in served for row in group][:count]
 
@@ -72,7 +76,8 @@ class FeatureDeletionEnv(RepoEnvironment):
         """Set up the package without the feature."""
         row, package = task.data, self._source.package(task.data)
         requirements = task_generator.installed_requirements(tuple(row["requirements"]))
-        hidden = task_generator.hidden_paths(self.sandbox, row, package, requirements)
+        names = hidden.packages_of(package.root)
+        copies = [path for place in (hidden.PROGRAMS, requirements) if place for path in copies_on_host(names, place)]
 
         def fill(folder: Path) -> None:
             folders.copy(package.root, folder)
@@ -87,12 +92,12 @@ class FeatureDeletionEnv(RepoEnvironment):
             return by_pytest(runtime, *row["test_files"], options=row["options"])(folder, selected)
 
         delivered = delivered_tree(fill)
-        names = ("package", "package_sha256", "version", "removed", "difficulty", "removal", "base_commit")
+        provenance = ("package", "package_sha256", "version", "removed", "difficulty", "removal", "base_commit")
         return RepoTask(
             delivered,
             rows.lists_of(row),
             lambda folder: runner.open_package_sandbox(
-                self.sandbox, folder, session.LIMITS, requirements, hidden=hidden
+                self.sandbox, folder, session.LIMITS, requirements, hidden=copies
             ),
             run,
             solution=lambda: {edit["path"]: trees.read(package.root, edit["path"]) for edit in row["edits"]},
@@ -103,7 +108,7 @@ class FeatureDeletionEnv(RepoEnvironment):
                 arguments=("-q", *row["options"], *row["test_files"]),
                 timeout_s=FIRST_TIMEOUT_S,
                 requirements=tuple(row["requirements"]),
-                provenance={name: row[name] for name in names},
+                provenance={name: row[name] for name in provenance},
             ),
             release=lambda: folders.remove(delivered),
         )

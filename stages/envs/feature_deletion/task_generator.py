@@ -1,8 +1,8 @@
 """Make tasks from a package by removing definitions, and serve them: made on demand, or read from a run.
 
 `TaskGenerator.make` turns removals into accepted tasks: remove the code and run the tests, restore it and run them
-again, search for leaks, contradict a test. `TaskSource` gives an environment its rows and their package; what it needs
-of a package (the unpacked copy, its requirements) is made once in a process.
+again, contradict a test for the impossible variant. `TaskSource` gives an environment its rows and their package; what
+it needs of a package (the unpacked copy, its requirements) is made once in a process.
 """
 
 import tempfile
@@ -19,9 +19,10 @@ import orjson
 from stages.envs import folders
 from stages.envs.base import Split
 from stages.envs.feature_deletion import leaks, rows, selection, worker
-from stages.envs.feature_deletion.contradictions import ContradictionSearch, ProvenContradiction
+from stages.envs.feature_deletion.definitions import Edit, apply_edits
 from stages.envs.feature_deletion.package import Package, unpack
 from stages.envs.feature_deletion.selection import KEEP, WEIGHTS, Difficulty, Kind, Removal, covering_tests
+from stages.envs.feature_deletion.twins import QuotedTest, quoted_test
 from stages.envs.feature_deletion.worker import (
     HANG_S,
     Baseline,
@@ -32,13 +33,14 @@ from stages.envs.feature_deletion.worker import (
 )
 from stages.envs.repo import trees
 from stages.envs.repo.grading import TestLists
-from stages.envs.repo.guest.composer_rules import by_name, is_test
-from stages.errors import BadInput, InfrastructureError, UsageError
+from stages.envs.repo.guest.composer_rules import by_name
+from stages.errors import BadInput, UsageError
 from stages.runs import tables
 from stages.runs.kinds import TASK, Row
 
 TRIVIAL = ("return None", "return True", "return False", "return 0", "return ''", "return []", "return {first}")
-NO_CONTRADICTION = "no test can be contradicted"
+MOST_QUOTED = 6
+"""Tests of a candidate that are contradicted, of which the first that the original code then fails makes the twin."""
 BATCH = 8
 BATCH_S = 60.0
 """Rough limit on the first runs of a batch: nothing is kept or reported before a batch ends."""
@@ -78,7 +80,6 @@ class TaskGenerator(ExitStack):
         self._files = {path: file for path in trees.walk(package.root) if (file := trees.read(package.root, path))}
         self._shingles = leaks.PackageShingles(self._files)
         self.texts = selection.sources(package.root)
-        self.tests = [path for path in self._files if path.endswith(".py") and is_test(path)]
         # Last, since no `with` block closes an object whose constructor raised.
         self.worker = self.enter_context(TestWorker(sandbox, package.root, requirements, check))
 
@@ -134,27 +135,25 @@ class TaskGenerator(ExitStack):
         for candidate, report in zip(trying, self.worker.run(jobs), strict=True):
             if set(candidate.failing) - report.passed:
                 candidate.reason = "the restored code fails"
-        # 4. One way to contradict each candidate's tests in every round, until each has one that the code fails.
+        # 4. The original code fails a test of which one expectation was changed: that makes the impossible variant.
         trying = [candidate for candidate in trying if candidate.reason is None]
         self._tell(f"{len(trying)} candidates: contradicting their tests")
-        searches = [(candidate, candidate.start_search(self._files, self.tests)) for candidate in trying]
-        while rounds := [(one, search, found) for one, search in searches if (found := search.next_round())[0]]:
-            jobs = [candidate.job(tests, edits) for candidate, _, (tests, edits) in rounds]
-            for (_, search, _), report in zip(rounds, self.worker.run(jobs), strict=True):
-                search.learn(report)
-        # 5. No trivial body passes. A candidate without a contradiction is rejected below and saves these runs.
-        self._tell(f"{sum(bool(candidate.proven) for candidate in trying)} candidates: trying trivial bodies")
+        contradicted = [(candidate, job) for candidate in trying if (job := candidate.contradict(self._files))]
+        reports = self.worker.run([job for _, job in contradicted])
+        for (candidate, _), report in zip(contradicted, reports, strict=True):
+            candidate.take_contradicted(report)
+        # 5. No trivial body passes.
+        self._tell(f"{len(trying)} candidates: trying trivial bodies")
         for candidate in trying:
-            if candidate.proven:
-                candidate.reject_trivial(self.worker)
+            candidate.reject_trivial(self.worker)
         return [TriedRemoval(candidate.removal, *candidate.finish()) for candidate in batch]
 
 
 class CandidateTask:
     """One removal on its way to a task, in the order of `TaskGenerator._make_batch`; `reason` is why it is rejected.
 
-    affected: the tests to run without the code. failing: those of them that failed. proven: the contradictions of its
-    tests that the original code fails.
+    affected: the tests to run without the code. failing: those of them that failed. quoted: a test for the description,
+    if possible one whose contradiction the original code fails, which is then `twin`.
     """
 
     def __init__(self, generator: TaskGenerator, removal: Removal, scope: Scope) -> None:
@@ -165,7 +164,9 @@ class CandidateTask:
         if scope == "covering":
             self.affected = set().union(*(covering_tests(part, self.baseline.lines) for part in removal.parts))
         self.failing: list[str] = []
-        self.proven: list[ProvenContradiction] = []
+        self.quoted: QuotedTest | None = None
+        self.twin: QuotedTest | None = None
+        self._contradicted: dict[str, QuotedTest] = {}
         self._hanging: frozenset[str] = frozenset()
 
     def job(self, node_ids: set[str], writes: Mapping[str, str], *options: str) -> TestRunJob:
@@ -205,12 +206,32 @@ class CandidateTask:
         failing = set(by_name(dict.fromkeys(self.failing, "failed")))
         return TestLists(tuple(sorted(failing)), tuple(sorted(set(stable) - failing)))
 
-    def start_search(self, files: Mapping[str, trees.TreeFile], tests: list[str]) -> ContradictionSearch:
-        """Return the search for contradictions of the failing tests, whose results become `proven`."""
-        names = [part.qualname.rpartition(".")[2].strip("_") for part in self.removal.parts]
-        search = ContradictionSearch(self.failing, names, files, tests)
-        self.proven = search.proven
-        return search
+    def contradict(self, files: Mapping[str, trees.TreeFile]) -> TestRunJob | None:
+        """Return a run of the failing tests with contradictions in a few functions; None where there is none."""
+        names = [part.qualname.rpartition(".")[2].strip("_").lower() for part in self.removal.parts]
+        # Parametrised cases share one function. Tests that have the name of a removed definition come first.
+        functions = list(dict.fromkeys(node_id.partition("[")[0] for node_id in self.failing))
+        functions.sort(key=lambda function: not any(name in function.lower() for name in names))
+        edits: dict[str, list[Edit]] = {}
+        for function in functions:
+            path, *parts = function.split("::")
+            found = quoted_test(path, files[path].data.decode(errors="replace"), parts) if path in files else None
+            if found is not None and len(self._contradicted) < MOST_QUOTED:
+                self.quoted = self.quoted or found
+                if found.edit is not None:
+                    self._contradicted[function] = found
+                    edits.setdefault(path, []).append(found.edit)
+        if not edits:
+            return None
+        writes = {path: apply_edits(files[path].data.decode(errors="replace"), own) for path, own in edits.items()}
+        return self.job({name for name in self.failing if name.partition("[")[0] in self._contradicted}, writes)
+
+    def take_contradicted(self, report: TestRunReport) -> None:
+        """Record the first contradiction that the original code fails."""
+        failed = {name.partition("[")[0] for name, outcome in report.outcomes.items() if outcome == "failed"}
+        if not report.timed_out and not report.broken:
+            self.twin = next((one for function, one in self._contradicted.items() if function in failed), None)
+        self.quoted = self.twin or self.quoted
 
     def reject_trivial(self, worker: TestWorker) -> None:
         """Reject the removal where the failing tests pass with a trivial body; each run ends at its first failure."""
@@ -223,21 +244,11 @@ class CandidateTask:
 
     def finish(self) -> tuple[Row | None, str | None]:
         """Return the accepted row, or the reason why there is none."""
-        if self.reason is None and not self.proven:
-            self.reason = NO_CONTRADICTION
-        generator = self.generator
-        # Last, since its first use in a process searches everything that the sandbox shows.
-        if self.reason is None:
-            survey = leaks.survey_copies(generator.sandbox, generator.texts, generator.requirements)
-            if places := survey.of(self.removal):
-                self.reason = f"leak: {places[0]} holds the removed code"
         if self.reason is not None:
             return None, self.reason
-        hanging = sorted(self._hanging)
-        row = rows.build(
-            generator.package, self.removal, self.writes, self._lists(), self.baseline, self.proven, hanging
-        )
-        return row, None
+        package, hanging = self.generator.package, sorted(self._hanging)
+        tests = (self.quoted, self.twin)
+        return rows.build(package, self.removal, self.writes, self._lists(), self.baseline, *tests, hanging), None
 
 
 class TaskSource:
@@ -319,19 +330,6 @@ def _unpacked(path: Path, changed_ns: int) -> tuple[Package, "tempfile.Temporary
     del changed_ns  # Part of the key: a package that changed on disk is unpacked again.
     folder = tempfile.TemporaryDirectory(prefix="package-", dir=folders.home())
     return unpack(path, Path(folder.name)), folder
-
-
-def hidden_paths(sandbox: str, row: Mapping[str, Any], package: Package, requirements: Path | None) -> tuple[Path, ...]:
-    """Return files of this machine with code of the package, for a sandbox to hide; searched once in this process.
-
-    `InfrastructureError` where a copy of what the row asks for cannot be hidden.
-    """
-    survey = leaks.survey_copies(sandbox, selection.sources(package.root), requirements)
-    if places := [places for name, places in survey.places.items() if name.rpartition(":")[0] in row["removed"]]:
-        raise InfrastructureError(
-            f"The sandbox would show a copy of the code that {row['instance_id']} asks for: {places[0][0]}."
-        )
-    return survey.hidden
 
 
 def installed_requirements(requirements: tuple[str, ...]) -> Path | None:

@@ -111,7 +111,6 @@ REJECTED = {
     "unnoticed": ("", UNNOTICED),
     "hangs": ("", HANGS),
     "constant": ("", "def test_it():\n    assert m.constant(2)\n    assert m.constant(3) is not None\n"),
-    "unasserted": ("", "def test_it():\n    m.unasserted(2)\n"),
     "copied": (
         SOURCE.format(name="copied").replace("def copied", "def again"),
         "def test_it():\n    assert m.copied(2) == 4\n",
@@ -122,7 +121,6 @@ REASONS = {
     "unnoticed": "no test notices",
     "hangs": "without the code the tests hang: test_hangs.py::test_it",
     "constant": "a trivial body solves it: return True",
-    "unasserted": "no test can be contradicted",
     "copied": "leak: copied.py holds the removed code",
 }
 FLAKY = """\
