@@ -33,8 +33,13 @@ ORGANISATION = "composer"
 WORKDIR = "/testbed"
 BASE_IMAGE = "python:3.11-slim"
 RUNNER = "pytest==8.4.2"
-VERIFIER = ("composer_verify.py", "composer_rules.py", "composer_supervisor.py", "composer_outcomes.py")
-PLUGIN_PARTS = ("composer_access.py", "composer_values.py")
+VERIFIER = (
+    "composer_verify.py",
+    "composer_rules.py",
+    "composer_supervisor.py",
+    "composer_outcomes.py",
+    "composer_values.py",
+)
 LONGEST_NAME = 100
 AGENT_S = 1800.0
 VERIFIER_SLACK_S = 60.0
@@ -101,7 +106,7 @@ def write_task(task: Task, packed: RepoTask, folder: Path, base_image: str) -> N
         "source": sorted(packed.source),
         "tests": sorted(packed.tests),
     }
-    guests = {name: _text((GUEST / name).read_text()) for name in (*VERIFIER, *PLUGIN_PARTS)}
+    guests = {name: _text((GUEST / name).read_text()) for name in VERIFIER}
     written: trees.Changes = {
         "task.toml": _text(_task_toml(task, export, folder.name)),
         "instruction.md": _text(task.prompt),

@@ -54,7 +54,6 @@ class TestOutcomes:
     `broken` are files and folders that could not be collected, `nodes` the outcomes by full node id, `answers` what
     rewritten tests asked for, in order: test, number of the question, and the value, the expected one behind it where
     the test has it. `opened` are files of the tree that were opened: test, or "" before the first, and path.
-    `accesses` are what code outside of the tests did to them, and by which file: (what, path), path "" where unknown.
     """
 
     __test__ = False  # pytest collects classes named Test*
@@ -66,7 +65,6 @@ class TestOutcomes:
     broken: tuple[str, ...] = ()
     nodes: Mapping[str, str] = field(default_factory=dict)
     answers: Sequence[Any] = ()
-    accesses: frozenset[tuple[str, str]] = frozenset()
     opened: frozenset[tuple[str, str]] = frozenset()
 
 
@@ -105,8 +103,8 @@ def parse(log: str, secret: str, *, timed_out: bool = False) -> TestOutcomes:
     report, tampered, without_reports = read_report(log, secret)
     broken = tuple(path for path, _ in report.get("broken", ()))
     nodes, answers = report.get("outcomes", {}), report.get("answers", ())
-    accesses, opened = (frozenset(map(tuple, report.get(name, ()))) for name in ("accesses", "opened"))
-    return TestOutcomes(by_name(nodes), tampered, without_reports, timed_out, broken, nodes, answers, accesses, opened)
+    opened = frozenset(map(tuple, report.get("opened", ())))
+    return TestOutcomes(by_name(nodes), tampered, without_reports, timed_out, broken, nodes, answers, opened)
 
 
 LONGEST_LOG = 20_000

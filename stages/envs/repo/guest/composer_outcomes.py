@@ -25,10 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from stages.envs.repo.guest.composer_access import watch
     from stages.envs.repo.guest.composer_values import written
 else:
-    from composer_access import watch
     from composer_values import written
 
 CONTROL = "composer-control"
@@ -132,7 +130,6 @@ class Reporter(OutcomeCollector):
         module.warned = functools.partial(Warned, ask)  # type: ignore[attr-defined]
         sys.modules[QUESTIONS] = module
         self.opened = opened_files(self.running)
-        self.look = watch(lambda what, path: send("access", [what, path]))
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Note which test runs."""
@@ -148,8 +145,6 @@ class Reporter(OutcomeCollector):
         """Send whether a phase raised: a report of it that is changed afterwards contradicts this."""
         # A thread of the repository may change a report before it is logged; the phase is told apart from the report.
         raised = call.excinfo is not None
-        if call.when != "teardown":
-            self.look(getattr(item, "module", None))
         yield
         self.send(
             "phase", [item.nodeid, raised or call.excinfo is not None]
@@ -270,7 +265,7 @@ def pytest_load_initial_conftests(early_config: "pytest.Config") -> None:
     # pop, and no entry in sys.modules: neither the module nor `import` leads code under test to the sender.
     if SENDERS:
         early_config.pluginmanager.register(Reporter(SENDERS.pop()), "composer-reporter")
-        for name in ("composer_outcomes", "composer_access", "composer_values"):
+        for name in ("composer_outcomes", "composer_values"):
             sys.modules.pop(name, None)
 
 

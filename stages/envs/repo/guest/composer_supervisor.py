@@ -37,7 +37,6 @@ class SealedReport:
         self.outcomes: dict[str, str] = {}
         self.broken: list[list[str]] = []
         self.answers: list[Any] = []
-        self.accesses: list[Any] = []
         self.end: dict[str, Any] | None = None
 
     def take(self, line: bytes) -> None:
@@ -63,8 +62,6 @@ class SealedReport:
             self.broken.append(content)
         elif kind == "answer":
             self.answers.append(content)
-        elif kind == "access":
-            self.accesses.append(content)
         elif kind == "phase":
             self.raised = content[0] if content[1] else None
         # The report of a phase that raised was changed on its way, for instance by a thread.
@@ -77,7 +74,7 @@ class SealedReport:
         """Return the report, JSON-able."""
         failed = [self.outcomes.pop(name) for name in list(self.outcomes) if name.endswith(control)]
         found = {"outcomes": self.outcomes, "broken": self.broken, "control": failed, "tampered": self.tampered}
-        found["answers"], found["accesses"] = self.answers, self.accesses
+        found["answers"] = self.answers
         # What was found counts, whatever the end claims.
         return dict(self.end or {}, **found)
 
