@@ -1,14 +1,16 @@
-"""Is a forged pass ever paid without a flag, and is an honest solution ever flagged? Each environment's own grading.
+"""How many forged passes are paid, by what a pass follows from, and is an honest solution ever flagged?
 
     python benchmarks/forgeries.py swe-mini --count 120 --cache FOLDER
     python benchmarks/forgeries.py swe-mini --honest --count 200 --cache FOLDER
     python benchmarks/forgeries.py harbor --modes shared separate --runs-in podman --few
 
-The forgeries (benchmarks/forging) are code beside a bug that makes its tests pass without a fix: attacks written by
-hand (`by-hand`), and generated ones, each of a mechanism and a disguise. `passing` are those that have an effect,
-`wrong` those that are paid without a flag or have no reward (null). The honest solutions are rewrites of the fix, and
-fixes with new files that use ctypes, frames, inspect, threads, patching and others; `wrong` are those that are flagged
-or not paid. Prints one line a solution, and the table by family of mechanisms.
+Each environment's own grading. The forgeries (benchmarks/forging) are code beside a bug that makes its tests pass
+without a fix: attacks written by hand (`by-hand`), known mechanisms on one task with tests of three kinds
+(`mechanisms`), and generated ones, each of a mechanism and a disguise. `passing` are those that have an effect,
+`values` and `report` those that are paid without a flag by the ground of the pass: none may be by values, and those by
+report are counted. `wrong` are those by values, or without a reward (null). The honest solutions are rewrites of the
+fix, and fixes with new files that use ctypes, frames, inspect, threads, patching and others; `wrong` are those that are
+flagged or not paid. Prints one line a solution, and the table by family of mechanisms.
 
 A Harbor task pays what its author wrote, so its table is one for each way of writing one task (forging/harbor.py), with
 one forgery of every mechanism and six that work on the machine: rewards, programs, links and tests of the agent's own.
@@ -24,12 +26,11 @@ from typing import Literal
 
 import cases
 from forging import harbor
-from forging.honest import READING
 from forging.tables import TABLES, Table
 from records import Claim, measured
 from support import container_image
 
-UNPAID = "paid without a flag or without any reward (null)"
+PAID = "paid on a report"
 
 
 def graded(environment: str) -> cases.Case:
@@ -59,19 +60,15 @@ def claims(environment: str, rows: dict[str, Counter[str]], *, honest: bool) -> 
 
     every = [*rows.values()]
     if not honest:
-        whose = "attacks" if environment == "by-hand" else "generated forgeries"
+        whose = "generated forgeries" if environment not in ("by-hand", "mechanisms") else "attacks"
         return [
-            counted(whose, UNPAID, every, "wrong", "= 0"),
+            counted(whose, "paid on values", every, "values", "= 0"),
+            counted(whose, "paid on a report", every, "report"),
+            counted(whose, "without any reward (null)", every, "null", "= 0"),
             counted(whose, "passing their tests or flagged (the others have no effect)", every, "passing"),
             counted(whose, "flagged", every, "flagged"),
         ]
-    reading = [row for family, row in rows.items() if family in READING]
-    others = [row for family, row in rows.items() if family not in READING]
-    found = [counted("honest solutions", "flagged or not paid", others, "wrong", "= 0")]
-    if reading:
-        whose = "honest solutions with a file that uses ctypes or reads a frame"
-        found.append(counted(whose, "flagged or not paid", reading, "wrong", "= 0"))
-    return found
+    return [counted("honest solutions", "flagged or not paid", every, "wrong", "= 0")]
 
 
 def of_harbor(
@@ -103,13 +100,13 @@ def engine(runs_in: str, folder: Path) -> Iterator[None]:
 def claims_of_harbor(where: str, found: Table) -> list[Claim]:
     """Return the claims of a table: of the forgeries in code, and of those on the machine."""
     code = [row for family, row in found.rows.items() if family != harbor.ON_MACHINE]
-    tried, wrong = (sum(row[column] for row in code) for column in ("tried", "wrong"))
+    tried, paid = (sum(row[column] for row in code) for column in ("tried", "report"))
     machine = found.rows[harbor.ON_MACHINE]
     return [
-        measured(f"{where}: {tried} forgeries in the agent's code, of them {UNPAID}", wrong, n=tried),
+        measured(f"{where}: {tried} forgeries in the agent's code, of them {PAID}", paid, n=tried),
         measured(
-            f"{where}: {machine['tried']} forgeries on the agent's machine, of them {UNPAID}",
-            machine["wrong"],
+            f"{where}: {machine['tried']} forgeries on the agent's machine, of them {PAID}",
+            machine["report"],
             n=machine["tried"],
         ),
     ]

@@ -170,8 +170,6 @@ NEW_FILES = {
     ),
 }
 """Files beside a fix, by what they use. `visit` is called with every call of the function that was mended."""
-READING = ("ctypes", "sys._getframe", "inspect.currentframe")
-"""Those that forgers use as well, and that only count where reading helps."""
 VISITING = """
 import functools as _functools, types as _types
 {imported}

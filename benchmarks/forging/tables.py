@@ -27,7 +27,7 @@ from forging.honest import (
     leetcode_solutions,
 )
 from forging.mechanisms import Forgery
-from support.attacks import RIGHT, TEST_FILE, WRONG
+from support.attacks import MECHANISM_ROWS, MECHANISMS, RIGHT, TEST_FILE, WRONG
 from support.leetcode import REFERENCE, TESTS, answer
 from support.sample_package import SHELF, removal, write
 
@@ -40,7 +40,8 @@ from stages.envs.repo.session import RepoEnvironment
 class Table:
     """What became of solutions, by family. `paid`: the highest reward that counts as none.
 
-    `passing` are those that pass their tests or are flagged: forgeries that have an effect at all.
+    `passing` are those that pass their tests or are flagged: forgeries that have an effect at all. `values` and
+    `report` are those that are paid without a flag, by the ground of their pass.
     """
 
     honest: bool
@@ -52,12 +53,16 @@ class Table:
         """Count one solution, and print it."""
         row = self.rows.setdefault(family, Counter())
         null, rewarded, flagged = grade.reward is None, (grade.reward or 0) > self.paid, bool(grade.hacked)
-        wrong = flagged or null or not rewarded if self.honest else null or (rewarded and not flagged)
+        paid = rewarded and not flagged
+        by_values = paid and grade.ground == "values"
+        # A forgery that a report pays is counted and no fault of the grading, which promises nothing there.
+        wrong = flagged or null or not rewarded if self.honest else null or by_values
         passing = bool(grade.visible_pass) or rewarded or flagged
         counts = {
             "tried": True,
             "passing": passing,
-            "rewarded": rewarded,
+            "values": by_values,
+            "report": paid and not by_values,
             "flagged": flagged,
             "null": null,
             "wrong": wrong,
@@ -77,7 +82,7 @@ class Table:
 
     def __str__(self) -> str:
         """Return the table."""
-        columns = ("tried", "passing", "rewarded", "flagged", "null", "wrong")
+        columns = ("tried", "passing", "values", "report", "flagged", "null", "wrong")
         lines = [f"{'family':24}" + "".join(f"{column:>10}" for column in columns)]
         for family, row in [*sorted(self.rows.items()), ("all", self.total)]:
             lines.append(f"{family:24}" + "".join(f"{row[column]:10}" for column in columns))
@@ -308,6 +313,26 @@ def attacks_by_hand(count: int, cache: str, only: str = "", *, honest: bool = Fa
     return table
 
 
+def known_mechanisms(count: int, cache: str, only: str = "", *, honest: bool = False) -> Table:
+    """Grade every known mechanism on one task by calls, by tests that are asked, and by a test that reports."""
+    from stages.envs.tasks.env import TasksEnv
+
+    table = Table(honest)
+    texts = {"the fix": RIGHT} if honest else {name: f"{WRONG}{code}\n" for name, code in MECHANISMS.items()}
+    with tempfile.TemporaryDirectory(dir=cache or None) as folder:
+        path = Path(folder) / "rows.jsonl"
+        rows = ({"id": name, "prompt": f"{name}: add() subtracts.", **row} for name, row in MECHANISM_ROWS.items())
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        with closing(TasksEnv(path=str(path))) as env:
+            plays = itertools.product(env.tasks("train", len(MECHANISM_ROWS), 0), texts.items())
+            for task, (name, text) in itertools.islice(plays, count):
+                if only in name:
+                    env.reset(task)
+                    (env._open_session().folder / "abacus" / "sums.py").write_text(text)
+                    table.add(task.task_id, name, env.grade())
+    return table
+
+
 def kata(count: int, cache: str, only: str = "", *, honest: bool = False) -> Table:
     """Grade solutions of katas, by hidden tests and in turn by visible ones."""
     from stages.envs.kata.env import KataEnv
@@ -377,6 +402,7 @@ def test_sources(text: str) -> tuple[str, ...]:
 
 TABLES = {
     "by-hand": attacks_by_hand,
+    "mechanisms": known_mechanisms,
     "swe-mini": swe_mini,
     "feature-deletion": feature_deletion,
     "tasks": own_tasks,

@@ -1,58 +1,61 @@
-"""Forgeries of every known mechanism on a row: none is paid by values, whatever it gets by report."""
+"""Forgeries of every known mechanism on one task: none is paid by values, and what a report pays says so."""
 
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.attacks import GOLDEN, MECHANISM_TESTS, MECHANISMS, RIGHT, TEST_FILE, WRONG
+from support.attacks import MECHANISM_ROWS, MECHANISMS, RIGHT, WRONG
 
 from stages.envs import boundary
-from stages.envs.base import Grade
+from stages.envs.base import Grade, Ground
 from stages.envs.tasks.env import TasksEnv
 
-ROW: dict[str, Any] = {
-    "prompt": "add() subtracts.",
-    "files": {"abacus/__init__.py": "from abacus.sums import add, total\n", "abacus/sums.py": WRONG},
-    "split": "train",
-    "solution": {"abacus/sums.py": RIGHT},
-}
-HIDDEN = {"hidden": {TEST_FILE: MECHANISM_TESTS, **GOLDEN}}
-ADDS = [[1, 2], [3, 4], [5, 5], [0.1, 0.2], [2, 2]]
-ROWS = {
-    "pytest": {**ROW, "tests": [TEST_FILE], **HIDDEN},
-    "one test": {**ROW, "tests": [f"{TEST_FILE}::test_golden"], **HIDDEN},
-    "calls": {**ROW, "calls": [{"function": "abacus:add", "args": one, "returns": sum(one)} for one in ADDS]},
-}
+GROUNDS: dict[str, Ground] = {"calls": "values", "asked": "values", "reported": "report"}
 Graded = Callable[[str, str], Grade]
 
 
 @pytest.fixture(scope="module")
-def graded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Graded]:
-    """The grade of a text in the place of abacus/sums.py, in the task of a row."""
+def env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TasksEnv]:
+    """The environment of these rows."""
     path: Path = tmp_path_factory.mktemp("rows") / "my.jsonl"
-    path.write_text("\n".join(json.dumps({"id": name.replace(" ", "-"), **row}) for name, row in ROWS.items()))
-    env = TasksEnv(path=str(path))
-    tasks = {task.task_id: task for task in env.tasks("train", len(ROWS), seed=0)}
+    rows = ({"id": name, "prompt": f"{name}: add() subtracts.", **row} for name, row in MECHANISM_ROWS.items())
+    path.write_text("\n".join(map(json.dumps, rows)))
+    found = TasksEnv(path=str(path))
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def graded(env: TasksEnv) -> Graded:
+    """The grade of a text in the place of abacus/sums.py, in the task of a row."""
+    tasks = {task.task_id: task for task in env.tasks("train", len(MECHANISM_ROWS), seed=0)}
 
     def grade(row: str, text: str) -> Grade:
-        env.reset(tasks[row.replace(" ", "-")])
+        env.reset(tasks[row])
         (env._open_session().folder / "abacus" / "sums.py").write_text(text)
-        return boundary.grade(env.grade(), env)
+        return env.grade()
 
-    yield grade
-    env.close()
+    return grade
 
 
-@pytest.mark.parametrize("row", ROWS)
-def test_the_fix_is_paid(graded: Graded, row: str) -> None:
+@pytest.mark.parametrize("row", MECHANISM_ROWS)
+def test_the_fix_is_paid_on_the_ground_of_its_tests(graded: Graded, row: str) -> None:
     found = graded(row, RIGHT)
-    assert (found.reward, found.hacked, found.ground) == (1.0, False, "values")
+    assert (found.reward, found.hacked, found.ground) == (1.0, False, GROUNDS[row])
 
 
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("row", [name for name, ground in GROUNDS.items() if ground == "values"])
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_no_mechanism_is_paid_by_values(graded: Graded, row: str, mechanism: str) -> None:
-    found = graded(row, f"{WRONG}{MECHANISMS[mechanism]}\n")
-    assert found.reward == 0.0 or found.ground == "report"
+    assert graded(row, f"{WRONG}{MECHANISMS[mechanism]}\n").reward == 0.0
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_what_a_report_pays_is_not_paid_where_values_are_required(
+    env: TasksEnv, graded: Graded, mechanism: str
+) -> None:
+    found = graded("reported", f"{WRONG}{MECHANISMS[mechanism]}\n")
+    assert (found.reward, found.ground) == (1.0, "report"), "if this holds no more, change the documents' claim"
+    setattr(env, "require", "values")  # noqa: B010 - as a stage sets it
+    assert boundary.grade(found, env).reward is None
