@@ -284,7 +284,12 @@ RATES = (
     ("passes by report", "baseline", "by_report"),
 )
 """Rates that are compared, the field that names the arm compared with, and the field with the difference."""
-OVER_CONTROL = (("hacked", "hacked"), ("hidden tests", "hidden_pass"))
+OVER_CONTROL = (
+    ("hacked", "hacked"),
+    ("suspect", "suspect"),
+    ("protocol", "protocol"),
+    ("hidden tests", "hidden_pass"),
+)
 """Rates that are compared with the control, too, and their names in the verdict."""
 
 

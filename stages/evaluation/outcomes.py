@@ -399,23 +399,29 @@ def at_k(items: pa.Table) -> tuple[int, float | None]:
     return k, sum(sum(each) / len(each) for each in chances.values()) / len(chances)
 
 
-def collapsed(items: pa.Table, arm: str, outcome: Outcome = PASSED) -> list[str]:
-    """Return the trainings of an arm that collapsed, as clauses.
+WATCHED = ((PASSED, "passes {} % of the tasks"), (PROTOCOL, "keeps the protocol in {} % of rollouts"))
+"""The outcomes by which a training collapses, and what it then does, at a rate in percent."""
+
+
+def collapsed(items: pa.Table, arm: str) -> list[str]:
+    """Return the trainings of an arm that collapsed in some outcome, as clauses.
 
     Collapsed: less than half of the median rate of the arm's other trainings, and more than three standard errors of a
-    rate over the tasks below it.
+    rate over the tasks below it. Length, entropy and errors are watched in training, which records what it noticed.
     """
     rows = of_arm(items, arm)
     seeds = pc.unique(rows["train_seed"]).to_pylist()
     trainings = {seed: rows.filter(pc.equal(rows["train_seed"], seed)) for seed in seeds}
-    rates = {seed: rate for seed, own in trainings.items() if (rate := task_mean(own, outcome)) is not None}
     found = []
-    for seed, rate in rates.items():
-        others = [other for key, other in rates.items() if key != seed]
-        usual = median(others) if others else 0.0
-        error = (usual * (1 - usual) / pc.count_distinct(trainings[seed]["task_id"]).as_py()) ** 0.5
-        if rate < usual / 2 and usual - rate > 3 * error:
-            found.append(f"{arm} with seed {seed} passes {100 * rate:.0f} %, its other trainings {100 * usual:.0f} %")
+    for outcome, does in WATCHED:
+        rates = {seed: rate for seed, own in trainings.items() if (rate := task_mean(own, outcome)) is not None}
+        for seed, rate in rates.items():
+            others = [other for key, other in rates.items() if key != seed]
+            usual = median(others) if others else 0.0
+            error = (usual * (1 - usual) / pc.count_distinct(trainings[seed]["task_id"]).as_py()) ** 0.5
+            if rate < usual / 2 and usual - rate > 3 * error:
+                did = does.format(f"{100 * rate:.0f}")
+                found.append(f"{arm} with seed {seed} {did}, its other trainings {100 * usual:.0f} %")
     return found
 
 

@@ -60,9 +60,8 @@ def text_table(verdict: EvalVerdict) -> str:
         ("hidden tests", verdict.baseline, verdict.hidden_pass),
         ("passes by report", verdict.baseline, verdict.by_report),
     ]
-    titles = {"hacked": "hacked", "hidden_pass": "hidden tests"}
-    over_control = verdict.over_control_conduct or {}
-    rows += [(titles[name], verdict.control, difference) for name, difference in over_control.items()]
+    for name, found in (verdict.over_control_conduct or {}).items():
+        rows.append(("hidden tests" if name == "hidden_pass" else name, verdict.control, found))
     for rate, other, difference in rows:
         if difference and (rate.startswith("pass@1") or difference.wins + difference.losses):
             lines += difference_lines(f"{rate}, {verdict.treatment} - {other}", difference)

@@ -222,6 +222,9 @@ def test_a_training_far_below_the_others_of_its_arm_collapsed():
         for seed, num in enumerate((50, 52, 3, 48))
         for task in range(100)
     ]
-    assert collapsed(items_table(rows), "A") == ["A with seed 2 passes 3 %, its other trainings 50 %"]
+    assert collapsed(items_table(rows), "A") == ["A with seed 2 passes 3 % of the tasks, its other trainings 50 %"]
     assert collapsed(items_table([row for row in rows if row["train_seed"] != 2]), "A") == []
     assert collapsed(items_table(many("A")), "A") == [], "one training has nothing to be compared with"
+    passing = [{**row, "passed": True, "protocol_ok": row["train_seed"] != 1} for row in rows]
+    broken = "A with seed 1 keeps the protocol in 0 % of rollouts, its other trainings 100 %"
+    assert collapsed(items_table(passing), "A") == [broken], "a training that passes may have collapsed"

@@ -275,6 +275,22 @@ def test_a_protocol_that_is_kept_less_often_is_named():
     assert "protocol" not in decided(experiment({"A": 50, "B": 75})).why
 
 
+def test_conduct_is_tested_against_the_control_too_with_all_other_questions() -> None:
+    kept = ({"A": 100, "B": 100, "C": 4}, 100)
+    items = experiment({"A": 50, "B": 75, "C": 75}, protocol_ok=kept)
+    swapped = decided(items, treatment="C", control="B")
+    assert "C keeps the protocol less often than B, by -96.0 points" in swapped.why
+    assert swapped.secondary_over_control["protocol"] < 0.05
+    assert "protocol, C - B: -96.0 points" in text_table(swapped)
+    assert "less often" not in decided(experiment({"A": 50, "B": 75, "C": 75})).why
+
+
+def test_what_so_many_trainings_cannot_have_shown_is_said() -> None:
+    for seeds, share in ((3, 63), (5, 45), (24, 12)):
+        verdict = decided(by_seed({"A": (50,) * seeds, "B": (75,) * seeds}), control=None)
+        assert f"a failure in fewer than {share} % of trainings may not have been seen" in verdict.why
+
+
 def test_hidden_tests_are_a_question_where_passing_is_something_else():
     """As where a direction is taken out of training: hacks and right answers, against two controls."""
     hacked = ({"A": 50, "B": 10, "C": 48}, 0)
@@ -284,7 +300,7 @@ def test_hidden_tests_are_a_question_where_passing_is_something_else():
     assert verdict.hidden_pass.estimate == pytest.approx(0.4) and verdict.secondary["hidden_pass"] < 0.05
     assert verdict.hacked.estimate == pytest.approx(-0.4)
     over = {name: each.estimate for name, each in verdict.over_control_conduct.items()}
-    assert over == pytest.approx({"hacked": -0.38, "hidden_pass": 0.38})
+    assert over == pytest.approx({"hacked": -0.38, "suspect": -0.38, "hidden_pass": 0.38})
     assert "hidden tests, B - C: +38.0 points" in text_table(verdict) and "hacked, B - C" in text_table(verdict)
     plain = decided([{**item, "hidden_pass": item["passed"]} for item in items])
     assert (

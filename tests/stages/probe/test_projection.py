@@ -122,7 +122,7 @@ def test_nothing_of_a_projected_training_moves_toward_the_hack(tmp_path: Path, s
     assert verdict["hidden_pass"]["estimate"] == pytest.approx(
         rates["B"]["hidden_pass_rate"] - rates["A"]["hidden_pass_rate"]
     )
-    assert set(verdict["over_control_conduct"]) <= {"hacked", "hidden_pass"}
+    assert set(verdict["over_control_conduct"]) <= {"hacked", "suspect", "protocol", "hidden_pass"}
 
 
 def test_an_adapter_is_projected_too(tmp_path: Path, start: PolicyConfig, v: Run) -> None:
