@@ -79,6 +79,19 @@ def session(command: str = "./dev demo", verdict: str = "demo", lines_of_decisio
     return "\n".join(["```", f"$ {command}", "...", *arms, "...", *differences, "...", *decision, "...", "```"])
 
 
+def gained(verdict: str) -> str:
+    """Return the pass rates of a start and of its training with their difference, for a sentence. verdict: a file."""
+    found = TypeAdapter(EvalVerdict).validate_python(store.read_json(VERDICT.with_stem(verdict)))
+    rates, gain = {one.arm: 100 * (one.pass_rate or 0) for one in found.arms}, found.gain
+    if gain is None:
+        raise ValueError(f"{verdict} has no difference")
+    low, high = (100 * bound for bound in (gain.low, gain.high))
+    return (
+        f"from {rates[found.baseline]:.1f} to {rates[found.treatment]:.1f} % of {gain.num_tasks} held-out problems, "
+        f"{100 * gain.estimate:+.1f} points [{low:+.1f}, {high:+.1f}]"
+    )
+
+
 CASES = {"smollm2": smollm2, "kata": kata}
 
 
