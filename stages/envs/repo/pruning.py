@@ -117,6 +117,9 @@ def _mentioned(node: ast.stmt, *, whole: bool = False) -> Iterator[str]:
             yield inner.attr
         elif isinstance(inner, ast.arg):
             yield inner.arg
+        elif isinstance(inner, ast.Import | ast.ImportFrom) and whole:
+            yield from (getattr(inner, "module", "") or "").split(".")
+            yield from (part for one in inner.names for part in one.name.split("."))
         elif isinstance(inner, ast.Constant) and isinstance(inner.value, str) and inner.value.isidentifier():
             yield inner.value
 

@@ -306,6 +306,21 @@ class _KnownValues:
         last = name.rpartition(".")[2].lstrip("_")
         return bool(name) and name.partition(".")[0] not in self.locals and (last[:1].isupper() or last in TYPES)
 
+    def is_expected(self, node: ast.AST) -> bool:
+        """Return whether an expression is known but for classes of the code under test that it makes objects of."""
+        if isinstance(node, ast.Call) and self.is_class(node.func):
+            return all(map(self.is_expected, (*node.args, *(one.value for one in node.keywords))))
+        if isinstance(node, ast.Name) and node.id in self.cells:
+            return all(self.is_expected(values[place]) for values, place in self.cells[node.id])
+        if isinstance(node, ast.Name) and node.id in self.assigned and node.id not in self._followed:
+            self._followed.append(node.id)
+            found = self.is_expected(self.assigned[node.id].value)
+            self._followed.pop()
+            return found
+        if isinstance(node, ast.List | ast.Tuple | ast.Dict):
+            return all(self.is_expected(one) for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr))
+        return self.is_known(node)
+
     def _source(self, name: str) -> ast.expr | None:
         if name in self.assigned:
             return self.assigned[name].value
@@ -330,7 +345,7 @@ class _KnownValues:
     def remove(self, asked: Sequence[ValueQuestion]) -> None:
         """Find the names that only expected values, and other unused variables, read."""
         unused: set[str] = set()
-        candidates = {name for name, node in self.assigned.items() if self.is_known(node.value)} | set(self.cells)
+        candidates = {name for name, node in self.assigned.items() if self.is_expected(node.value)} | set(self.cells)
         candidates |= {name for name, source in self.opened.items() if self.is_known(source)}
         while True:
             inside = {id(inner) for one in asked for inner in ast.walk(one.expected)}
@@ -427,6 +442,8 @@ class _KnownValues:
             for inner in ast.walk(waiting.pop()):
                 if isinstance(inner, ast.Constant) and inner.value not in GUESSED:
                     found.add(repr(inner.value))
+                elif isinstance(inner, ast.Call) and self.is_class(inner.func):
+                    found.add(dotted(inner.func))
                 elif isinstance(inner, ast.Name) and inner.id not in seen:
                     seen.add(inner.id)
                     waiting += [values[place] for values, place in self.cells.get(inner.id, ())]
@@ -628,6 +645,9 @@ class _Assertions:
         # Literals first: a local variable that looks known may be what the test collects its results in.
         if len(node.ops) == 1 and isinstance(node.ops[0], ast.Eq) and all(known):
             known = [_is_literal(side) for side in sides]
+        if len(sides) == 2 and not any(known):
+            made = [self._known.is_expected(side) for side in sides]
+            known = made if made != [True, True] else known
         if all(isinstance(one, ast.Eq) for one in node.ops) and len(sides) > 2 and any(known):
             expected = sides[known.index(True)]
             for side, is_known in zip(sides, known, strict=True):
@@ -781,7 +801,7 @@ class _Rewriter(ast.NodeTransformer):
             return [made]
         name = getattr(node.targets[0], "id", "") if isinstance(node, ast.Assign) else ""
         if expecting:
-            known = name in self._known.assigned and self._known.is_known(self._known.assigned[name].value)
+            known = name in self._known.assigned and self._known.is_expected(self._known.assigned[name].value)
             return [node] if known or isinstance(node, ast.Import | ast.ImportFrom) else []
         if self._sends == "withheld" and name in unused and name in self._known.assigned:
             return []

@@ -33,6 +33,14 @@ class ClassName:
     bases: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class DataObject:
+    """An object of a dataclass: its class and the fields that it is compared by."""
+
+    name: str
+    fields: tuple[tuple[str, Any], ...]
+
+
 @dataclass(frozen=True, eq=False)
 class Approximately:
     """Equal to numbers within a tolerance, as pytest.approx."""
@@ -80,6 +88,7 @@ GIVEN = DECODERS | {
     "e": _set,
     "k": lambda rest, read: ClassName(tuple(map(str, rest))),
     "x": lambda rest, read: TYPES[rest[0]](*map(read, rest[1:])),
+    "c": lambda rest, read: DataObject(str(rest[0]), tuple((read(name), read(value)) for name, value in rest[1:])),
     "o": _refuse,
 }
 EXPECTED = GIVEN | {

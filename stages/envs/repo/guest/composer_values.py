@@ -73,6 +73,10 @@ def plain(value: "Any", room: "list[int]") -> "Any":
         return ["any"]
     if name.startswith("Approx"):
         return approximate(value, room)
+    fields = getattr(kind, "__dataclass_fields__", None)
+    if fields:
+        own = [[plain(field, room), plain(getattr(value, field), room)] for field in fields if fields[field].compare]
+        return ["c", name, *own]
     raise NotPlain(name)
 
 

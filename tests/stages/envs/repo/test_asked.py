@@ -54,7 +54,6 @@ REPORT = {
         "test_round_trip",
         "test_the_sum_stays",
         "test_accounts_are_equal",
-        "test_entry_is_a_tuple",
         "test_distance_is_symmetric",
         "test_order",
         "test_a_slug_is_its_own_slug",

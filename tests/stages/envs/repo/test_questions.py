@@ -77,6 +77,8 @@ def body(*lines: str) -> str:
         (["assert f(LIMIT) == Decimal('1.5')"], ["=="], "_composer_ask(0, f(LIMIT))"),
         (["check(f(1), 3.25, digits=1)"], ["=="], "_check_1_found = round(_check_1_value, _check_1_digits)"),
         (["x = made('b')", "assert x == 'abc'"], ["true", "=="], "x = g(_made_1_name)"),
+        (["assert f(1) == [Problem('abc')]"], ["=="], "_composer_ask(0, f(1))"),
+        (["want = Problem('abc')", "assert want == f(1)"], ["=="], "_composer_ask(0, f(1))"),
         (["assert f(1) * 2 == 'abc'"], ["=="], "_composer_ask(0, f(1) * 2)"),
     ],
 )
@@ -119,6 +121,7 @@ def test_what_a_test_asks_holds_no_expected_value(lines: list[str], relations: l
         (["def inner():", "    assert f(1) == 5", "inner()"], "has an assert statement"),
         (["assert f(1) == 5", "check(*f(2))"], "calls check()"),
         (["assert f(1) == 5", "g.assert_called_once_with(5)"], "calls assert_called_once_with()"),
+        (["assert Problem(1) == Problem(2)"], "compares what is not known"),
         (["assert f(1) is g(1)"], "compares objects"),
         (["global x", "assert f(1) == 5"], "binds names where it reads them"),
     ],

@@ -3,6 +3,7 @@
 import math
 import re
 from collections import OrderedDict, namedtuple
+from dataclasses import dataclass, field, make_dataclass
 from datetime import date, timedelta
 from decimal import Decimal
 from enum import IntEnum
@@ -18,6 +19,15 @@ from stages.envs.repo import values
 from stages.envs.repo.guest.composer_values import written
 
 Point = namedtuple("Point", "x y")
+
+
+@dataclass
+class Pair:
+    one: int
+    other: str
+    note: str = field(default="", compare=False)
+
+
 Level = IntEnum("Level", "low high")
 
 
@@ -59,6 +69,7 @@ def test_values_come_back_as_they_were(value: Any) -> None:
         ("==", 2.0, 2),
         ("==", OrderedDict(a=1), {"a": 1}),
         ("==", Point(1, 2), (1, 2)),
+        ("==", [Pair(1, "a", "x")], [Pair(1, "a")]),
         ("==", Level.high, 2),
         ("==", {"a": 1}.keys(), {"a"}),
         ("==", [1.0000001, {"a": 3}], [pytest.approx(1), {"a": pytest.approx(3)}]),
@@ -97,6 +108,8 @@ def test_relations(relation: str, value: Any, expected: Any) -> None:
         ("==", pytest.approx(1, abs=9), 5),
         ("==", [object()], [object()]),
         ("is", 1, True),
+        ("==", Pair(1, "b"), Pair(1, "a")),
+        ("==", make_dataclass("Other", ["one", "other"])(1, "a"), Pair(1, "a")),
         ("<", "a", 3),
         ("not <", "a", 3),
         ("not has", 5, "a"),
