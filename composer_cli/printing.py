@@ -224,6 +224,9 @@ def sentence_and_code(error: BaseException, *, resumes: bool = False) -> tuple[s
             f"The output cannot be written ({error}). Send stdout to a place with room; finished runs are kept.",
             FAILED,
         )
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        where = f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
+        return f"No more files can be opened ({where}). Raise `ulimit -n`.", USAGE
     if isinstance(error, OSError) and error.filename is not None:
         return (
             f"{error.filename} cannot be read or written ({error.strerror}). Check the path and its permissions.",

@@ -5,8 +5,10 @@ that changed places are noticed: that answer counts as missing and is bought aga
 file that SQLite can no longer write is left as it is, and later answers go to `answers-2.sqlite`; both are read.
 """
 
+import errno
 import hashlib
 import os
+import resource
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
@@ -37,6 +39,8 @@ FAILURES = (sqlite3.Error, UnicodeDecodeError)
 """What a statement raises; the last where SQLite's sentence quotes bytes of a damaged file that are not UTF-8."""
 MOST_PATH_BYTES = 490
 """SQLite takes 512, with the names of the files that it makes beside its own."""
+FILES = 4
+"""The files that SQLite opens at once: the database, its log, the log's index, the folder."""
 Report = Callable[[str], None]
 
 
@@ -77,7 +81,7 @@ class AnswerCache:
                 row = file.get(key)
             except FAILURES as error:
                 if not _is_damage(error, file.path):
-                    raise
+                    raise _of_machine(error, file.path) from None
                 self._tell(key, f"{file.path} is damaged ({error}): an answer in it cannot be read")
                 continue
             if row is None:
@@ -98,7 +102,7 @@ class AnswerCache:
                 return
         except FAILURES as error:
             if not _is_damage(error, file.path):
-                raise
+                raise _of_machine(error, file.path) from None
             why = str(error)
         self._report(f"{file.path} is damaged ({why}), so paid answers are kept in a new file in its folder")
         self._begin_another()
@@ -114,7 +118,7 @@ class AnswerCache:
             self._files.append(_File(path, number))
         except FAILURES as error:
             if not _is_damage(error, path):
-                raise
+                raise _of_machine(error, path) from None
             self._report(f"{path} is damaged ({error}), so the answers in it are bought again")
 
     def _begin_another(self) -> None:
@@ -196,6 +200,17 @@ def _verified(key: str, answer: Any, sha256: Any) -> dict[str, Any] | None:
         return None
     found: dict[str, Any] = orjson.loads(answer)
     return found
+
+
+def _of_machine(error: Exception, path: Path) -> Exception:
+    """Return SQLite's error, or as the system would tell it that too many files are open, which SQLite does not."""
+    try:
+        opened = len(os.listdir("/proc/self/fd"))
+    except OSError as found:
+        return OSError(found.errno, found.strerror, str(path))
+    if opened + FILES > resource.getrlimit(resource.RLIMIT_NOFILE)[0]:
+        return OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+    return error
 
 
 def _is_damage(error: Exception, path: Path) -> bool:

@@ -72,7 +72,7 @@ def read(root: Path, *, check: bool = False) -> dict[str, Entry | BadInput]:
 
 def entries(root: Path) -> dict[Path, Entry]:
     """Return the entries of all runs whose manifests can be read, by their absolute folders, in the same order."""
-    root = root.resolve()
+    root = store.require_text(root.resolve())
     return {root / name: entry for name, entry in read(root).items() if isinstance(entry, Entry)}
 
 

@@ -266,7 +266,7 @@ class Run:
 
     def __init__(self, path: Path | str, manifest: Manifest | None = None) -> None:
         """Open a run folder. manifest: its own, where it was read before."""
-        self.path = Path(path).resolve()
+        self.path = store.require_text(Path(path).resolve())
         self.manifest = manifest or read_manifest(self.path)
 
     def __repr__(self) -> str:

@@ -275,6 +275,7 @@ def resolve_run(
     contents = {name: [ref.content for ref in refs] for name, refs in inputs.refs().items()}
     loaded = load_stage(stage)
     fingerprint = store.digest([stage, loaded.version, identity, contents])
+    store.require_text(out or root.absolute())
     folder, existing = find_folder(root / stage, loaded.label(inputs, config), fingerprint, out)
     return ResolvedRun(fingerprint, identity, folder, existing)
 

@@ -261,6 +261,10 @@ def merge(below: Tree, above: Tree) -> Tree:
     return joined
 
 
+MOST_BYTES = 8 * 2**20
+"""Bytes of the largest file of settings: a million unknown keys took 30 s to be read and refused, and these take 4."""
+
+
 def read_file(path: Path) -> Tree:
     """Return a TOML file as a tree."""
     try:
@@ -272,8 +276,13 @@ def read_file(path: Path) -> Tree:
 
 
 def read_toml_text(path: Path) -> str:
-    """Return the text of a TOML file."""
+    """Return the text of a TOML file; `UsageError` for one of more than `MOST_BYTES`."""
     try:
+        if path.is_file() and (size := path.stat().st_size) > MOST_BYTES:
+            raise UsageError(
+                f"{path} has {size / 2**20:,.0f} MiB, and a file of settings at most {MOST_BYTES >> 20}. Give the "
+                "settings of one experiment."
+            )
         return path.read_text()
     except OSError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror}).{nearest(path)} Give a TOML file.") from None

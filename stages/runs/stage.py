@@ -148,19 +148,14 @@ def read_files(paths: Iterable[Path], own: Container[str], whose: str, notify: C
     trees = list[Tree]()
     for path in paths:
         tree = read_file(path)
+        strange = {key: value for key, value in tree.items() if key not in own}
         # Other stages are imported for such keys alone.
-        others = [key for key, value in tree.items() if key not in own and _of_a_stage(key, value)]
-        if others:
+        settings = {field for stage in STAGES for field in load_stage(stage).config.model_fields} if strange else set()
+        tables = {key for key, value in strange.items() if key in STAGES and isinstance(value, dict)}
+        if others := [key for key in strange if key in settings or key in tables]:
             notify(f"{path}: {', '.join(others)} left out, which other stages have and {whose} does not.")
         trees.append({key: value for key, value in tree.items() if key not in others})
     return trees
-
-
-def _of_a_stage(key: str, value: Any) -> bool:
-    """Return whether a key is a setting of some stage, or a stage's own table."""
-    return (key in STAGES and isinstance(value, dict)) or any(
-        key in load_stage(stage).config.model_fields for stage in STAGES
-    )
 
 
 def with_inherited(stage: str, inputs: Inputs, config: ConfigT) -> ConfigT:

@@ -34,7 +34,7 @@ from typing import Any, BinaryIO, Generic, TypeVar
 
 import orjson
 
-from stages.errors import BadInput
+from stages.errors import BadInput, UsageError
 from stages.redaction import redacted_bytes
 from stages.runs.kinds import Row
 
@@ -283,6 +283,16 @@ def _once(pairs: list[tuple[str, Any]]) -> None:
         if key in seen:
             raise ValueError(f"the key {key!r} occurs twice")
         seen.add(key)
+
+
+def require_text(path: Path) -> Path:
+    """Return a path that is text; `UsageError` for one that is not UTF-8, which JSON and Parquet cannot hold."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(path).decode(errors="backslashreplace")
+        raise UsageError(f"The path {shown} is not UTF-8, so manifests and tables cannot name it. Rename it.") from None
+    return path
 
 
 def nearest(path: Path) -> str:

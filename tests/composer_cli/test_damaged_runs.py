@@ -1,6 +1,7 @@
 """Runs that were damaged, cut short or written by a newer version: each is found, refused or begun anew."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -24,6 +25,20 @@ def test_a_deleted_latest_is_found_by_the_names(run_command, runs):
     code, _, err = run_command("extract-pairs", "--artifacts", runs, "--dry-run")
     assert code == 0 and "reads" in err
     assert run_command("show", "collect", "--artifacts", runs)[0] == 0
+
+
+def test_a_folder_whose_name_is_not_utf_8_is_refused_by_name(run_command, runs):
+    folder = runs.rename(runs.with_name(os.fsdecode(b"runs\xff")))
+    for words in (
+        ("show", "collect"),
+        ("show", folder / "collect" / "latest"),
+        ("query", "select 1"),
+        ("report",),
+        ("extract-pairs", "--dry-run"),
+        ("collect", "--env", "kata", "--policy", "reference", "--dry-run"),
+    ):
+        code, _, err = run_command(*words, "--artifacts", folder)
+        assert code == 2 and "runs\\xff" in err and "is not UTF-8" in err.splitlines()[-1], words
 
 
 def test_a_report_on_a_damaged_table_is_refused(run_command, runs):

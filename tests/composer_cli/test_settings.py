@@ -116,6 +116,14 @@ def test_of_very_many_problems_some_are_told(tmp_path):
     assert str(caught.value).count("\n") == 51
 
 
+def test_a_file_of_more_than_settings_is_refused_unread(tmp_path):
+    path = tmp_path / "large.toml"
+    with path.open("wb") as file:
+        file.truncate(settings.MOST_BYTES + 1)
+    with pytest.raises(UsageError, match=r"large\.toml has 8 MiB, and a file of settings at most 8"):
+        settings.read_file(path)
+
+
 def test_a_file_that_is_nested_too_deeply_is_named(tmp_path):
     path = tmp_path / "deep.toml"
     path.write_text(f"a = {'[' * 10_000}{']' * 10_000}\n")

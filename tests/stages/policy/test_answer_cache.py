@@ -1,5 +1,6 @@
 """The cache of paid answers: a changed byte never becomes another answer, and costs no more than the answers it hit."""
 
+import errno
 import random
 import shutil
 import sqlite3
@@ -8,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.limits import open_files_limit
 
 from stages.errors import UsageError
 from stages.policy.answer_cache import AnswerCache
 from stages.policy.base import Sample
-from stages.runs import store
+from stages.runs import runner, store
 
 ANSWERS = {
     store.digest(number): vars(Sample(text=f"answer {number} " + "word " * (number * 7 % 300), cost_usd=number / 1000))
@@ -157,3 +159,14 @@ def test_a_path_that_sqlite_does_not_open_is_named_with_its_length(tmp_path: Pat
     path = tmp_path.joinpath(*["x" * 200] * 3, "answers.sqlite")
     with pytest.raises(UsageError, match=f"has {len(str(path))} bytes"):
         AnswerCache(path)
+
+
+@pytest.mark.parametrize("free", [1, 2])
+def test_too_many_open_files_are_not_taken_for_a_full_disk(tmp_path: Path, free: int) -> None:
+    with (
+        pytest.raises(OSError, match="Too many open files") as raised,
+        runner.disk_failures_as_such(tmp_path),
+        open_files_limit(free),
+    ):
+        AnswerCache(tmp_path / "answers.sqlite")
+    assert raised.value.errno == errno.EMFILE and raised.value.filename == str(tmp_path / "answers.sqlite")
