@@ -23,6 +23,11 @@ from stages.redaction import redacted
 
 FAILED, USAGE = 1, 2
 """Exit codes that no exception carries itself."""
+TRAIN = {
+    *("torch", "transformers", "tokenizers", "datasets", "huggingface_hub", "trl", "accelerate", "peft"),
+    *("safetensors", "gguf", "jaxtyping", "matplotlib"),
+}
+"""The packages of the extra `train`, without which commands are named that need them."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of a stream that cannot be written."""
 STEERING = re.compile(
@@ -237,6 +242,12 @@ def sentence_and_code(error: BaseException, *, resumes: bool = False) -> tuple[s
             "There was no memory left for this process. Raise its limit (`ulimit -d`, `ulimit -v`), or use a machine "
             f"with more.{' Finished units are saved: --resume goes on.' if resumes else ''}",
             FAILED,
+        )
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in TRAIN:
+        return (
+            f"This needs {error.name}, which is not installed. Install the extra: "
+            "`pip install 'composer-post-training[train]'`.",
+            USAGE,
         )
     # An unexpected exception of a stage has a note that names its log.
     notes = " ".join(getattr(error, "__notes__", ())) or "Run it again with -v."

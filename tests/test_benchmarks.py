@@ -107,7 +107,8 @@ def imported(tree: ast.AST) -> set[str]:
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 def test_a_peer_that_may_be_missing_is_asked_for(path: Path) -> None:
     tree = ast.parse(path.read_text())
-    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    dependencies = [*project["dependencies"], *project["optional-dependencies"]["train"]]
     installed = {re.split(r"[>=<;\[ ]", line)[0] for line in dependencies} | set(sys.stdlib_module_names)
     calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and getattr(n.func, "attr", "") == "needed"]
     asked = {word.value for call in calls for word in call.args if isinstance(word, ast.Constant)}

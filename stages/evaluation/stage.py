@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from importlib.util import find_spec
 from itertools import chain
 from typing import Any
 
@@ -492,7 +493,8 @@ def _finish(verdict: EvalVerdict, items: list[Row], out: RunWriter) -> None:
         why=verdict.why,
     )
     out.document("verdict", asdict(verdict))
-    out.write_file("chart.svg", arms_chart(verdict))
+    if find_spec("matplotlib"):  # which the extra `train` brings
+        out.write_file("chart.svg", arms_chart(verdict))
     out.write_file("report.txt", text_table(verdict) + "\n")
     if failed:
         first = next(item for item in items if item["error_type"])

@@ -3,6 +3,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from support.command_line import environment
 
 from composer_cli.app import click_command, main
 from composer_cli.help import RARE_OPTIONS, first_sentence
+from composer_cli.printing import TRAIN
 from stages import STAGES, command_words
 from stages.runs.settings import Basic, known
 from stages.runs.stage import load_stage
@@ -114,15 +116,26 @@ def test_looking_at_runs_imports_no_torch(made, tmp_path):
     ]
     helps = [[*name.split("-", 1), "--help"] if name.startswith("probe-") else [name, "--help"] for name in STAGES]
     unknown = ["collect", "--policy", "kata:studnet"]
-    script = [sys.executable, "-c", WITHOUT_TORCH, json.dumps([*looks, *helps, unknown]), str(root)]
+    local = ["collect", "--policy", "kata:student", "-n", "1"]
+    script = [sys.executable, "-c", WITHOUT_TORCH, json.dumps([*looks, *helps, unknown, local]), str(root)]
     done = subprocess.run(script, capture_output=True, text=True, env=environment(root, PYTHONPATH=str(ROOT)))
     assert done.returncode == 0, done.stderr
     codes = json.loads(done.stdout.splitlines()[-1])
-    commands, pages = codes[: len(looks + helps)], codes[len(looks + helps) + 1 :]
+    commands, pages = codes[: len(looks + helps)], codes[len(looks + helps) + 2 :]
     said = "There is no built-in model kata:studnet. Did you mean kata:student? There is kata:honest, kata:loophole, "
     assert codes[len(commands)] == 4 and said in done.stderr
+    assert codes[len(commands) + 1] == 2 and "`pip install 'composer-post-training[train]'`" in done.stderr
     assert set(commands) <= {0, None}, dict(zip(map(" ".join, looks + helps), commands, strict=True))
     assert len(pages) > 4 and set(pages) == {200}
+
+
+def test_what_training_alone_needs_is_an_extra():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    train, core = (
+        {re.split(r"[\[>=<;]", line)[0] for line in lines}
+        for lines in (project["optional-dependencies"]["train"], project["dependencies"])
+    )
+    assert train == TRAIN and not train & core
 
 
 def test_a_stage_lists_its_settings_and_only_the_short_options_it_has(composer):
