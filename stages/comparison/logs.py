@@ -57,7 +57,7 @@ IDS = (
     "question",
 )
 SCORES = ("score", "reward", "passed", "correct", "is_correct", "resolved", "success", "acc", "exact_match", "value")
-MODELS = ("model", "model_name")
+MODELS = ("model", "model_name", "model_id")
 FAMILIES = ("family", "category", "subject", "topic", "repo", "repository")
 """Names of columns in tables of scores, the first that is there."""
 DATE = re.compile(r"(20\d\d)-?(0[1-9]|1[0-2])-?([0-3]\d)(?!\d)")
