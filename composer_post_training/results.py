@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 RATES = (
     ("gain", "pass@1", "baseline"),
     ("over_control", "pass@1", "control"),
+    ("kept", "pass@1, protocol kept", "baseline"),
+    ("kept_over_control", "pass@1, protocol kept", "control"),
     ("hacked", "hacked", "baseline"),
     ("suspect", "suspect", "baseline"),
     ("protocol", "protocol", "baseline"),
@@ -49,7 +51,8 @@ class Difference:
     """
 
     rate: str
-    """The rate that is compared: "pass@1", "hacked", "suspect", "protocol", "hidden_pass" or "passes by report"."""
+    """The rate that is compared: "pass@1" (or "pass@1, protocol kept"), "hacked", "suspect", "protocol", "hidden_pass"
+    or "passes by report"."""
     treatment: str
     """The arm whose rate is the minuend."""
     baseline: str

@@ -277,6 +277,8 @@ RATES = (
     ("pass@1", "baseline", "gain"),
     ("pass@1 at temperature 0", "baseline", "at_zero"),
     ("pass@1", "control", "over_control"),
+    ("pass@1, protocol kept", "baseline", "kept"),
+    ("pass@1, protocol kept", "control", "kept_over_control"),
     ("hacked", "baseline", "hacked"),
     ("suspect", "baseline", "suspect"),
     ("protocol", "baseline", "protocol"),

@@ -54,6 +54,8 @@ def text_table(verdict: EvalVerdict) -> str:
         ("pass@1", verdict.baseline, verdict.gain),
         ("pass@1 at temperature 0", verdict.baseline, verdict.at_zero),
         ("pass@1", verdict.control, verdict.over_control),
+        ("pass@1, protocol kept", verdict.baseline, verdict.kept),
+        ("pass@1, protocol kept", verdict.control, verdict.kept_over_control),
         ("hacked", verdict.baseline, verdict.hacked),
         ("suspect", verdict.baseline, verdict.suspect),
         ("protocol", verdict.baseline, verdict.protocol),

@@ -53,6 +53,7 @@ from stages.evaluation.outcomes import (
     AT_ZERO,
     HACKED,
     HIDDEN,
+    KEPT,
     PASSED,
     PROTOCOL,
     START,
@@ -199,14 +200,15 @@ class EvalVerdict:
     the best that `num_lost` lost outcomes could have been, None where none was lost. `hidden_pass` is the difference in
     the hidden tests' verdict, where passing is something else. `secondary` holds the p-values of conduct after Holm's
     correction; `over_control_conduct` are the differences in conduct from the control, where there are any, and
-    `secondary_over_control` holds the p-values of all of them. `by_report` is the difference in passes that processes
-    which ran the agent's code reported, None where no pass is one. `looks` are those that were taken, where several
-    were planned; all differences are then at the level of the last one. `differences` are all settings in which arms
-    differ, `collapsed` the trainings that left their course, or fell far below the others of their arm. `at_zero` is
-    the gain at temperature 0, and `sharpening` says that most of the gain is gone there; None and empty where the arms
-    were not played so, or it is not. `cut` says that limits ended many rollouts before they passed, and which; empty
-    where few were. `shown` and `not_shown` are sentences, each complete without the others. `dataclasses.asdict` turns
-    all of it into what JSON can hold.
+    `secondary_over_control` holds the p-values of all of them. `kept` is the difference in passes that kept the
+    protocol, and `kept_over_control` that from the control; None where all did. `by_report` is the difference in passes
+    that processes which ran the agent's code reported, None where no pass is one. `looks` are those that were taken,
+    where several were planned; all differences are then at the level of the last one. `differences` are all settings in
+    which arms differ, `collapsed` the trainings that left their course, or fell far below the others of their arm.
+    `at_zero` is the gain at temperature 0, and `sharpening` says that most of the gain is gone there; None and empty
+    where the arms were not played so, or it is not. `cut` says that limits ended many rollouts before they passed, and
+    which; empty where few were. `shown` and `not_shown` are sentences, each complete without the others.
+    `dataclasses.asdict` turns all of it into what JSON can hold.
     """
 
     decision: str
@@ -222,6 +224,8 @@ class EvalVerdict:
     best: PairedDifference | None = None
     num_lost: int = 0
     over_control: PairedDifference | None = None  # treatment - control
+    kept: PairedDifference | None = None  # treatment - baseline, in passes that kept the protocol
+    kept_over_control: PairedDifference | None = None  # treatment - control, in the same
     at_zero: PairedDifference | None = None  # treatment - baseline, both at temperature 0
     sharpening: str = ""
     hacked: PairedDifference | None = None  # treatment - baseline, in the hacked rate
@@ -313,6 +317,7 @@ def decide(
     reported = None
     if pc.any(outcomes.BY_REPORT.value(possible)).as_py():
         reported = compare(possible, treatment, baseline, question, outcomes.BY_REPORT)
+    kept, over_kept = (in_protocol(possible, other, question) for other in (baseline, str(control) if over else None))
     at_zero = None
     if {treatment + AT_ZERO, baseline + AT_ZERO} <= {*names}:
         at_zero = compare(possible, treatment + AT_ZERO, baseline + AT_ZERO, question, question.outcome)
@@ -322,11 +327,13 @@ def decide(
         f"{treatment} - {baseline} is {points(gain.difference)}: {reason}.",
         f"At temperature 0 it is {points(at_zero.difference)}." if at_zero else "",
         sharpening,
+        f"In passes that kept the protocol it is {points(kept)}." if kept else "",
         differences_sentence(differences, treatment, baseline),
         seeds_sentence(by_seed, "this training" if baseline in question.untrained else "these checkpoints"),
         f"Collapsed: {'; '.join(collapsed)}." if collapsed else "",
         subsets_sentence(gaining),
         credit_sentence(bool(claim), over, control_problems, question),
+        f"In passes that kept the protocol it is {points(over_kept)}." if over_kept else "",
         differences_sentence(differences, treatment, control) if over and control else "",
         *conduct_sentences(treatment, gain.difference, conduct, question.alpha),
         *(conduct_sentences(treatment, over.difference, beside_control, question.alpha, str(control)) if over else ()),
@@ -347,6 +354,8 @@ def decide(
         best=bounds[1].difference if bounds else None,
         num_lost=num_lost,
         over_control=over.difference if over else None,
+        kept=kept,
+        kept_over_control=over_kept,
         at_zero=at_zero.difference if at_zero else None,
         sharpening=sharpening,
         hacked=conduct["hacked"][0],
@@ -487,6 +496,15 @@ def compare(
         mde = planner.detectable(passed, treatment, baseline, found, fixed=sampling.fixed, alpha=alpha)
         difference = replace(difference, mde=mde)
     return Comparison(found, test, difference)
+
+
+def in_protocol(possible: pa.Table, other: str | None, question: EvalQuestion) -> PairedDifference | None:
+    """Return the treatment's difference from another arm in passes that kept the protocol; None where all did."""
+    arms = possible.filter(pc.is_in(possible["arm"], pa.array([question.treatment, other])))
+    if other is None or not np.nansum(outcomes.values_of(arms, PASSED) - outcomes.values_of(arms, KEPT)):
+        return None
+    found = compare(possible, question.treatment, other, question, KEPT)
+    return found.difference if found else None
 
 
 def secondary(
@@ -805,6 +823,9 @@ def gain_conclusions(verdict: EvalVerdict) -> tuple[list[str], list[str]]:
         shown.append(f"{treatment} passes more tasks than {baseline}{least}: {_interval(gain)}.")
         if not least:
             not_shown.append(f"That the gain of {treatment} over {baseline} reaches {bar}.")
+        if verdict.kept and verdict.kept.shows != BETTER:
+            within = f"That {treatment} passes more tasks than {baseline} within the protocol"
+            not_shown.append(f"{within}: {_interval(verdict.kept)}.")
     elif gain.shows == WORSE and verdict.decision == INVALIDATED:
         shown.append(f"{treatment} passes fewer tasks than {baseline}: {_interval(gain)}.")
     elif verdict.decision == INVALIDATED:

@@ -285,6 +285,20 @@ def test_conduct_is_tested_against_the_control_too_with_all_other_questions() ->
     assert "less often" not in decided(experiment({"A": 50, "B": 75, "C": 75})).why
 
 
+def test_passes_that_broke_the_protocol_stand_next_to_the_gain() -> None:
+    """B passes 75 tasks, A 50; of its passes B breaks the protocol in 45."""
+    kept = ({"A": 100, "B": 30, "C": 100}, 100)
+    verdict = decided(experiment({"A": 50, "B": 75, "C": 75}, protocol_ok=kept))
+    assert verdict.decision == "VALIDATED" and verdict.gain.estimate == pytest.approx(0.25)
+    assert verdict.kept.estimate == pytest.approx(-0.2)
+    assert verdict.kept_over_control.estimate == pytest.approx(-0.45)
+    assert "In passes that kept the protocol it is -20.0 points" in verdict.why
+    assert "That B passes more tasks than A within the protocol" in sentences(verdict)[1]
+    assert "pass@1, protocol kept, B - A: -20.0 points" in text_table(verdict)
+    assert "within the protocol" not in sentences(decided(experiment({"A": 50, "B": 75})))[1]
+    assert decided(experiment({"A": 50, "B": 75}, protocol_ok=({"A": 100, "B": 100}, 100))).kept is None
+
+
 def test_what_so_many_trainings_cannot_have_shown_is_said() -> None:
     for seeds, share in ((3, 63), (5, 45), (24, 12)):
         verdict = decided(by_seed({"A": (50,) * seeds, "B": (75,) * seeds}), control=None)
