@@ -349,6 +349,10 @@ def sides(paths: Sequence[str], unit: str = "") -> list[ReadLog]:
                 "Give the other one after it."
             )
         found = [found[0].of_model(model) for model in models]
+    else:
+        several = "{} count as one side, as samples of a task"
+        notes = [(several.format(", ".join(log.models)),) if len(log.models) > 1 else () for log in found]
+        found = [replace(log, notes=(*log.notes, *more)) for log, more in zip(found, notes, strict=True)]
     for names in (
         ["+".join(log.models) for log in found],
         [stem(Path(log.label)) for log in found],

@@ -38,8 +38,7 @@ def sentence(found: "LogComparison", one: "LogDifference") -> str:
     if one.decision == "no difference":
         return f"There is no difference of {bar} between {b} and {a}: {by}."
     if one.too_few:
-        unit = found.unit or "task"
-        return f"Too few to say: {by}; {one.too_few} {plural(unit)}."
+        return f"Too few to say: {by}; {one.too_few}."
     few = f"about {_round(one.needed or 0):,} tasks like these find a difference of {bar} in 80 % of cases"
     return f"Too few to say whether {b} is better than {a}: {by}; {few}."
 
@@ -80,8 +79,8 @@ def _about(found: "LogComparison", one: "LogDifference") -> list[str]:
         )
     ]
     if found.unit:
-        how = "each repository's own tasks" if found.fixed else f"whole {plural(found.unit)}"
-        how = f"within {plural(found.unit)}, of which these are all" if found.fixed else f"by {how}"
+        units = plural(found.unit)
+        how = f"within {units}, of which these are all" if found.fixed else f"by whole {units}"
         rows.append(("resampled", f"{how} ({one.num_units:,})"))
     if any(one.missing):
         sides = [(letter, reasons) for letter, reasons in zip(("A", one.letter), one.missing, strict=True) if reasons]

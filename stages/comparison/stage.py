@@ -41,6 +41,7 @@ from stages.evaluation.inference import (
 )
 from stages.evaluation.outcomes import NOT_SUBMITTED, PASSED, SWE_BENCH, Missing, PairedOutcomes, paired
 from stages.evaluation.verdict import by_family
+from stages.plurals import counted
 from stages.runs import store
 from stages.runs.run import Inputs, Run, RunWriter
 from stages.runs.stage import Plan
@@ -206,7 +207,8 @@ def compare(found: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa
         outcomes, units = pair.outcomes, of[0].num_flipped
         d_T = np.nanmean(outcomes.treatment_ST - outcomes.baseline_ST, 0)
         least = max(fewest_units(alpha), 0 if binary else MIN_SCORE_UNITS)
-        too_few = f"{units} are too few for any decision, which takes {least}" if units < least else ""
+        noun = unit.noun if unit and not unit.fixed else "task"
+        too_few = f"{counted(units, noun)} cannot show anything, which takes {least}" if units < least else ""
         decided = UNDECIDED if too_few else _decision(deciding, min_gain / width, alpha)
         error = (highest - lowest) / 2 / 1.96
         needed = ceil(len(d_T) * (POWER_AND_LEVEL * error / (min_gain / width)) ** 2)

@@ -56,6 +56,7 @@ from stages import (
     train,
 )
 from stages.compare_frameworks import Config as Frameworks
+from stages.comparison.config import Config as Comparing
 from stages.policy.base import PolicyConfig
 from stages.probe import compare, extract_vhack, plot, replay, score, start, svd, teacher_pool, uat, watch
 from stages.probe.extract_vhack import PairsConfig
@@ -160,6 +161,13 @@ def works(
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         return Work("import", import_traces.Config(paths=[str(path)], model="m"))
 
+    def two_logs() -> Work:
+        paths = [folder / "before.jsonl", folder / "after.jsonl"]
+        for side, path in enumerate(paths):
+            rows = ({"id": f"t-{i}", "score": int(i % 3 <= side), "category": f"c-{i % 4}"} for i in range(2000))
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return Work("compare", Comparing(paths=[str(path) for path in paths]))
+
     def choosing() -> Work:
         recipe = folder / "recipe.yaml"
         recipe.write_text("process: []\n")
@@ -205,6 +213,7 @@ def works(
         "train": trained_briefly,
         "evaluate": compared,
         "import": imported,
+        "compare": two_logs,
         "export": lambda: Work("export", export.Config(format="trl"), [made(collected(), "collected")]),
         "tasks": cut,
         "curriculum": lambda: Work("curriculum", curriculum.Config(), [made(collected(), "collected")]),
