@@ -53,7 +53,7 @@ from stages.runs.activity import Notice
 from stages.runs.ledger import Budget, Reservation
 from stages.runs.run import Listener
 from stages.runs.store import GroupCommit
-from stages.stopping import Interrupted
+from stages.stopping import Interrupted, stop_requested
 
 START = 16
 """Requests in flight at first."""
@@ -364,11 +364,12 @@ class EndpointPolicy:
         return await asyncio.shield(task)
 
     async def _room(self, usd: float | None) -> Reservation:
-        """Wait for money for a call, unless nothing more is to be asked."""
+        """Wait for money for a call, unless nothing more is to be asked: also after a request to stop."""
         reservation = await self.budget.room(usd, model=self.config.model)
-        if self._halted is not None:
+        halted = Interrupted() if stop_requested() else self._halted
+        if halted is not None:
             self.budget.give_back(reservation)
-            raise self._halted
+            raise halted
         return reservation
 
     async def _launch(self, key: str, request: Request, asked: Asked, reservation: Reservation, attempt: int) -> Sample:

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import socket
 import sqlite3
+import threading
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -21,6 +22,7 @@ from stages.policy.endpoint import REFUSALS, START, EndpointPolicy, HostLimit, h
 from stages.policy.reading import UNUSABLE
 from stages.runs.activity import Notice
 from stages.runs.ledger import Budget
+from stages.stopping import Interrupted, stopped_by
 
 
 def open_at(url: str, cache: Path, budget: Budget | None = None, **settings: Any) -> EndpointPolicy:
@@ -50,6 +52,23 @@ def test_rate_limit_is_waited_out_as_asked(tmp_path: Path) -> None:
         started = time.monotonic()
         sample = ask_all(open_at(server.url, tmp_path), turns("a"))[0]
     assert sample.text == "ok" and sample.attempts == 2 and time.monotonic() - started >= 0.3
+
+
+def test_after_a_stop_nothing_is_sent_that_waited_for_a_slot_and_what_was_sent_is_kept(tmp_path: Path) -> None:
+    """As many calls as allowed at once had waited, and were sent and paid for after the signal."""
+    stop = threading.Event()
+
+    def reply(body: dict[str, Any], earlier: int) -> Reply:
+        if len(server.requests) == 2:
+            stop.set()
+        return Reply(body=answer("ok"), delay_s=0.3)
+
+    with serving(reply) as server:
+        with stopped_by(stop), pytest.raises(Interrupted):
+            ask_all(open_at(server.url, tmp_path, concurrency=2), turns(*"abcdef"))
+        assert len(server.requests) == 2
+        ask_all(open_at(server.url, tmp_path, concurrency=2), turns(*"abcdef"))
+        assert len(server.requests) == 6
 
 
 def test_a_wait_longer_than_two_minutes_stops_the_run(tmp_path: Path) -> None:
