@@ -117,14 +117,14 @@ class _Index:
             return found
 
     def _entry(self, name: str, stamp: tuple[int, ...] | None, check: bool) -> Entry:
-        record, entry, folder = None, self._kept.get(name), self._root / name
+        record, entry = None, self._kept.get(name)
         if entry is None or entry.stamp != stamp:
-            record = read_manifest(folder)
+            record = read_manifest(self._root / name)
             entry = Entry.of(record, stamp)
         if check and entry.facts.status == "complete":
             intact = _stat_digest(f"{self._root}/{name}", entry.files)
             if not intact or intact != entry.intact:
-                damage = Run(folder, record).damage("sizes") or ""
+                damage = Run(self._root / name, record).damage("sizes") or ""
                 entry = entry.model_copy(update={"damage": damage, "intact": "" if damage else intact})
         return entry
 
