@@ -137,12 +137,6 @@ class RowFile:
             os.fsync(file.fileno())
 
 
-def link_files(folder: Path, target: Path) -> None:
-    """Hard-link every file of a folder into another folder of the same disk; nothing is copied."""
-    for path in sorted(folder.iterdir()):
-        os.link(path, target / path.name)
-
-
 def tensors_sha256(tensors: Iterable[Tensor]) -> str:
     """Return the SHA-256 over shapes, types and bytes, in hex."""
     digest = hashlib.sha256()

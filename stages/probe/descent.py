@@ -27,7 +27,7 @@ from torch import Tensor
 
 from stages.gradients.basis import coordinates
 from stages.gradients.per_row import mean_weights
-from stages.gradients.tensors import GradientStore, link_files, read_tensors, tensors_sha256, write_tensors
+from stages.gradients.tensors import GradientStore, read_tensors, tensors_sha256, write_tensors
 from stages.gradients.tokens import TokenRow
 from stages.probe.checks.check import Check, write_checks
 from stages.probe.checks.gradients import b_is_probed, canary, coverage, masks
@@ -47,7 +47,7 @@ from stages.probe.rows import as_tokens, mean_known, write_step
 from stages.probe.settings import PROJECTION_MODES, DescentConfig, ProjectionMode, ReplayConfig
 from stages.runs.kinds import PROBE_ROW, Row
 from stages.runs.run import Inputs, RunWriter
-from stages.runs.store import read_lines
+from stages.runs.store import link_folder, read_lines
 
 
 @dataclass(frozen=True)
@@ -336,7 +336,7 @@ class Replay:
             checks.append(removed_toward_hack(accounts))
         out.table(PROBE_ROW, rows)
         # Linked, not copied: the gradients of a pool can take gigabytes.
-        out.checkpoint(lambda target: link_files(out.scratch("gradients"), target), "gradients")
+        out.checkpoint(lambda target: link_folder(out.scratch("gradients"), target), "gradients")
         out.count(planned=len(rows), done=len(rows), steps=len(accounts))
         out.metrics(accounts)
         write_checks(

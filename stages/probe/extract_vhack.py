@@ -271,13 +271,12 @@ def _finish(
     loss: "LossKind",
     out: RunWriter,
 ) -> None:
-    from stages.gradients.tensors import link_files
     from stages.probe.checks.check import write_checks
     from stages.probe.direction import V_HACK_FILE, module_rows, save_direction
 
     folder = out.scratch("v_hack")
     save_direction(folder / V_HACK_FILE, direction, facts)
-    out.checkpoint(lambda target: link_files(folder, target), "v_hack")
+    out.checkpoint(lambda target: store.link_folder(folder, target), "v_hack")
     out.table(DIRECTION, module_rows(direction, gradients, loss))
     out.count(planned=len(gradients), done=len(gradients))
     write_checks(

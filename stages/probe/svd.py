@@ -38,7 +38,6 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     import torch
 
     from stages.gradients.basis import factorise, reconstruction_error, save_factors, target_linears
-    from stages.gradients.tensors import link_files
     from stages.policy.local import LocalPolicy, load_model
 
     model, tokenizer = load_model(config.model, cache=out.cache, listener=out.progress)
@@ -62,7 +61,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         }
         out.write(name, {"module": row})
     rows = [record["module"] for name in linears if (record := out.journal.get(name)) is not None]
-    out.checkpoint(lambda target: link_files(folder, target), "svd")
+    out.checkpoint(lambda target: store.link_folder(folder, target), "svd")
     out.table(SVD_MODULE, rows)
     out.count(planned=len(rows), done=len(rows))
     out.set_summary(

@@ -6,10 +6,9 @@ one whose files have these values; `newest` deletes unfinished and damaged ones.
 """
 
 import math
-import os
 import time
 from pathlib import Path
-from shutil import copytree, ignore_patterns, rmtree
+from shutil import rmtree
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -133,4 +132,4 @@ def link_kept(kept: Path, target: Path) -> None:
                 f"{folder} is damaged ({damage}). Delete that folder and rerun with --resume, which goes on without "
                 "it, or start again with --clean."
             )
-        copytree(folder, target / folder.name, copy_function=os.link, ignore=ignore_patterns(store.SEAL))
+        store.link_folder(folder, target / folder.name)
