@@ -208,7 +208,7 @@ def limited(megabytes: int, artifacts: Path, *words: str) -> subprocess.Complete
         ),
         (
             700,
-            "select repeat('x', 999) || i as x from range(900000) t(i)",
+            "select repeat('x', 300) || i as x from range(700000) t(i)",
             "GB of memory, a quarter of what `ulimit -d`",
         ),
         (700, "select count(*) from range(9) where 1 = 1", ""),
