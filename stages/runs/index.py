@@ -110,7 +110,7 @@ class _Index:
                     continue
                 found[name] = entry
                 if entry.stamp:
-                    kept[name] = entry
+                    kept[name] = entry.model_copy(update={"damage": ""}) if entry.damage else entry
             if kept != self._kept:
                 self._kept = kept
                 _save(self._root / NAME, kept)
