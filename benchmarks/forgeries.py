@@ -30,7 +30,7 @@ from forging.tables import TABLES, Table
 from records import Claim, measured
 from support import container_image
 
-PAID = "paid on a report"
+UNPAID = "paid without a flag or without any reward (null)"
 
 
 def graded(environment: str) -> cases.Case:
@@ -100,13 +100,13 @@ def engine(runs_in: str, folder: Path) -> Iterator[None]:
 def claims_of_harbor(where: str, found: Table) -> list[Claim]:
     """Return the claims of a table: of the forgeries in code, and of those on the machine."""
     code = [row for family, row in found.rows.items() if family != harbor.ON_MACHINE]
-    tried, paid = (sum(row[column] for row in code) for column in ("tried", "report"))
+    tried, paid = (sum(sum(row[name] for name in names) for row in code) for names in (("tried",), ("report", "null")))
     machine = found.rows[harbor.ON_MACHINE]
     return [
-        measured(f"{where}: {tried} forgeries in the agent's code, of them {PAID}", paid, n=tried),
+        measured(f"{where}: {tried} forgeries in the agent's code, of them {UNPAID}", paid, n=tried),
         measured(
-            f"{where}: {machine['tried']} forgeries on the agent's machine, of them {PAID}",
-            machine["report"],
+            f"{where}: {machine['tried']} forgeries on the agent's machine, of them {UNPAID}",
+            machine["report"] + machine["null"],
             n=machine["tried"],
         ),
     ]
