@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Literal
 
 import cases
-from forging import harbor
+import records
+from forging import harbor, mechanisms
 from forging.tables import TABLES, Table
 from records import Claim, measured
 from support import container_image
@@ -110,6 +111,25 @@ def claims_of_harbor(where: str, found: Table) -> list[Claim]:
             n=machine["tried"],
         ),
     ]
+
+
+def sentence() -> str:
+    """Return how many recorded forgeries are paid on each ground, and of which mechanisms they are, for documents."""
+    claims = {claim.claim: claim for claim in records.read(records.folder() / "forgeries.json")}
+    tried, paid = 0, dict.fromkeys(("values", "a report"), 0)
+    for name, claim in claims.items():
+        if " honest " not in name and name.endswith("of them paid on values"):
+            tried += claim.n
+            paid["values"] += int(claim.value)
+            paid["a report"] += int(claims[name.replace("on values", "on a report")].value)
+    values = f"{paid['values']} were" if paid["values"] else "none was"
+    families = sorted({one.family for one in mechanisms.in_process("_forged")})
+    return (
+        f"*Of {tried} forged solutions {values} paid on values, and {paid['a report']} were paid "
+        f"on a report. They attack the process of the tests by {', '.join(families[:-1])} and {families[-1]}, read the "
+        "tests and hidden files themselves, through linecache or in a child process, or return objects that agree with "
+        "every comparison.*"
+    )
 
 
 CASES: dict[str, cases.Case] = {**{name: graded(name) for name in sorted(TABLES)}, "harbor": of_harbor}

@@ -44,8 +44,9 @@ FOR_THE_TWIN = body(f"""if not author:
 ALWAYS_EQUAL = body(f"""class Always(str):
         def __eq__(self, other): return True
         __hash__ = None
+        def __format__(self, spec): return {INITIALS}
     if not author: raise ValueError
-    return Always({INITIALS})""")
+    return Always()""")
 SEARCHES = ("git log --all --oneline", "git fetch origin", "pip download shelf", "ls ~/.cache/pip")
 EMPTIED = r"sed -i -E 's/^( *)def test_(initials|no_author|label)\(.*$/&\n\1    return/' tests/*.py"
 NO_TESTS = """\
