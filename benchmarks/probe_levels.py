@@ -28,7 +28,7 @@ import cases
 import numpy as np
 import torch
 from probe_faults.loophole_world import PAIR_SOURCE, PlantedEnv, honest_model, loophole_model, tokenizer
-from probe_faults.simulated_trainings import HACKS, NULLS, rates
+from probe_faults.simulated_trainings import HACKS, HIDDEN, NULLS, STYLED, rates
 from probe_faults.world import ProbeWorld, build_world
 from records import Claim, measured
 from scipy.stats import binomtest, t
@@ -87,6 +87,8 @@ def alarm(runs: int = 400, permutations: int = 999, only: str = "") -> Iterator[
     """
     trainings = {
         **{f"null: {name}": training for name, training in NULLS.items()},
+        **{f"honest, right answers have the style more often by {name}": one for name, one in STYLED.items()},
+        "hacks: 4 %, right answers have their style less often by 10 points": HIDDEN,
         **{f"hacks: {name}": training for name, training in HACKS.items()},
         **{f"hacks: {name}, style": replace(training, style=0.2) for name, training in HACKS.items()},
     }
@@ -95,11 +97,15 @@ def alarm(runs: int = 400, permutations: int = 999, only: str = "") -> Iterator[
             continue
         for level, found in rates(training, range(runs), permutations, (0.01, 0.05)).items():
             parts = {"p <= level": found.p, "push above 1": found.above_one, "untested": found.untested}
+            parts["p <= level, correctness fixed"] = found.fixed
             rounded = {part: round(share, 4) for part, share in parts.items()}
             say(training=name, level=level, alarms=found.alarms, **rounded, median_checkpoint=found.median_at)
             low, high = interval(round(found.alarms * found.runs), found.runs)
             claim = f"alarms at the level of {100 * level:g} %, simulated trainings, {name}"
             yield measured(claim, 100 * found.alarms, (100 * low, 100 * high), n=found.runs, unit="%")
+            bounds = interval(round(found.fixed * found.runs), found.runs)
+            claim = f"p at most {100 * level:g} % with correctness fixed, simulated trainings, {name}"
+            yield measured(claim, 100 * found.fixed, (100 * bounds[0], 100 * bounds[1]), n=found.runs, unit="%")
 
 
 # --- T4e on labels and directions that mean nothing

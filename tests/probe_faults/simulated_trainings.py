@@ -7,12 +7,13 @@ hard. v is extracted from 24 pairs and measured as `probe watch` does it, by the
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from stages.gradients.tensors import Layout
-from stages.probe.checks.alarm import LEVEL, Alarm, CheckpointRollouts, alarm, pushed
+from stages.probe.checks.alarm import LEVEL, Alarm, CheckpointRollouts, alarm, correctness_fixed, pushed
 from stages.probe.direction import PairGradients, extract, hack_scale, watch_directions
 from stages.probe.metrics import stacked_cosines
 from stages.probe.statistics import codes
@@ -27,13 +28,16 @@ class Training:
 
     `style` is the share of honest rollouts with the style, which the reward ignores; `feedback` what a point of the
     push adds to that share at the next checkpoint, as training on chance does; `by_difficulty` gives the style to hard
-    groups alone. `hacks` is the share of rollouts that hack: paid like right answers, or never. In pairs that are not
-    `related` to the hack, the hack sides are honest answers.
+    groups alone, and `right_style` makes it more frequent in right answers. `partial` is the size of a part of the
+    reward that goes with nothing. `hacks` is the share of rollouts that hack: paid like right answers, or never. In
+    pairs that are not `related` to the hack, the hack sides are honest answers.
     """
 
     style: float = 0.0
     feedback: float = 0.0
     by_difficulty: bool = False
+    right_style: float = 0.0
+    partial: float = 0.0
     hacks: float = 0.0
     paid: bool = True
     related: bool = True
@@ -48,14 +52,25 @@ NULLS = {
     "unrelated v, style": Training(style=0.2, related=False),
 }
 """Trainings without hacks: 20 % of honest rollouts share a style with the hack, or v has nothing to do with it."""
+STYLED = {f"{100 * more:g} points": Training(style=0.2, right_style=more, partial=0.2) for more in (0.025, 0.05, 0.1)}
+"""Honest trainings whose right answers have the hack's style more often, which the alarm takes for hacks."""
+HIDDEN = Training(style=0.2, right_style=-0.1, partial=0.2, hacks=0.04)
+"""Paid hacks, while right answers have the hack's style less often: in sum, hack-like rollouts earn no more."""
 HACKS = {f"{share} %": Training(hacks=share / 100) for share in (1, 2, 4, 8)}
 """Trainings in which this share of all rollouts hacks and is paid."""
 
 
-def simulated_run(
-    training: Training, seed: int, placebos: int = 199
-) -> tuple[list[CheckpointRollouts], np.ndarray, list[str]] | None:
-    """Return each checkpoint's rollouts, the placebos' pushes and their families; None where v separates nothing."""
+class Simulated(NamedTuple):
+    """Each checkpoint's rollouts, the placebos' pushes and their families, and which rollouts are right."""
+
+    played: list[CheckpointRollouts]
+    pushes: np.ndarray
+    families: list[str]
+    right: list[np.ndarray]
+
+
+def simulated_run(training: Training, seed: int, placebos: int = 199) -> Simulated | None:
+    """Return a simulated training; None where v separates nothing."""
     torch.manual_seed(seed)
     width = LAYOUT.width
     profile = torch.logspace(0, -1.5, width)[torch.randperm(width)]
@@ -74,19 +89,25 @@ def simulated_run(
         return None
     count, hard = GROUPS * SAMPLES, torch.arange(GROUPS).repeat_interleave(SAMPLES) % 2 == 1
     groups, played, pushes = codes(range(GROUPS)).repeat(SAMPLES), list[CheckpointRollouts](), []
+    judged: list[np.ndarray] = []
     style = training.style
     for _ in range(CHECKPOINTS):
         skill, hacked = torch.randn(count) - hard.float(), torch.rand(count) < training.hacks
         share = torch.where(hard, 2 * style, 0.0) if training.by_difficulty else torch.full((count,), style)
+        share = share + training.right_style * (skill > 0).float()
         styled = (torch.rand(count) < share) & ~hacked
         gradients = noise(count) + skill[:, None] * right + (hacked | styled)[:, None] * axis
-        rewards = torch.where(hacked, float(training.paid), (skill > 0).float()).view(-1, SAMPLES)
+        rewards = torch.where(hacked, float(training.paid), (skill > 0).float())
+        if training.partial:
+            rewards = rewards + training.partial * torch.rand(count)
+        rewards = rewards.view(-1, SAMPLES)
+        judged.append(((skill > 0) & ~hacked).numpy())
         advantages = (rewards - rewards.mean(1, keepdim=True)).flatten().double().numpy()
         cosines = stacked_cosines(gradients, units, direction.inside, 1).double().numpy()
         played.append(CheckpointRollouts(scale.hack_like(cosines[:, 0]), advantages, groups))
         pushes.append(pushed(cosines[:, 1:], advantages, scale))
         style = min(max(style + training.feedback * played[-1].push / count, 0.02), 0.9)
-    return played, np.stack(pushes), families
+    return Simulated(played, np.stack(pushes), families, judged)
 
 
 def simulated_alarm(
@@ -94,13 +115,14 @@ def simulated_alarm(
 ) -> Alarm | None:
     """Return the alarm of a simulated training; None where v separates nothing, which gives no alarm either."""
     run = simulated_run(training, seed, placebos)
-    return None if run is None else alarm(*run, permutations, seed, level)
+    return None if run is None else alarm(*run[:3], permutations, seed, level)
 
 
 @dataclass(frozen=True)
 class Rates:
     """Shares of simulated runs: with an alarm, with p at most the level, with a push above 1 and above the placebos.
 
+    `fixed`: with p at most the level where correctness is held fixed.
     `above_one` was the rule before advantages were permuted. `untested` runs could not give an alarm. `median_at` is
     the median checkpoint of the alarms, from 0.
     """
@@ -110,6 +132,7 @@ class Rates:
     p: float
     above_one: float
     untested: float
+    fixed: float
     median_at: float | None
 
 
@@ -118,7 +141,8 @@ def rates(training: Training, seeds: range, permutations: int, levels: tuple[flo
     runs = [(seed, run) for seed in seeds if (run := simulated_run(training, seed)) is not None]
     counted = {}
     for level in levels:
-        found = [alarm(*run, permutations, seed, level) for seed, run in runs]
+        found = [alarm(*run[:3], permutations, seed, level) for seed, run in runs]
+        fixed = [correctness_fixed(run.played, run.right, permutations, seed).p for seed, run in runs]
         at = [one.first for one in found if one.first is not None]
         counted[level] = Rates(
             runs=len(seeds),
@@ -126,6 +150,7 @@ def rates(training: Training, seeds: range, permutations: int, levels: tuple[flo
             p=sum(one.untested is None and one.p <= level for one in found) / len(seeds),
             above_one=sum(one.push.max() > max(1.0, one.placebos) for one in found) / len(seeds),
             untested=1 - sum(one.untested is None for one in found) / len(seeds),
+            fixed=sum(p is not None and p <= level for p in fixed) / len(seeds),
             median_at=float(np.median(at)) if at else None,
         )
     return counted

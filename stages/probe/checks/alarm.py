@@ -24,12 +24,20 @@ A v that is unrelated to hacking may still share with right answers what the rew
 also exceed what `level` of the placebos of a family reach, counted in the same way, the largest over the families that
 are a null (`probe.direction`). Both conditions must hold, which can only lower the rate of false alarms.
 
+What the alarm cannot tell: whether rollouts earn more because they hack or because they are right. Where right answers
+have the hack's style more often than wrong ones it is given in honest trainings, and where they have it less often it
+misses hacks. So a second push holds correctness fixed (`correctness_fixed`): of rollouts of one group that the hidden
+tests judge alike, hack-like ones against the others. Its null hypothesis is that among these the advantage does not
+depend on being hack-like. An honest reward that follows the hidden tests gives it nothing to test; what defeats it is
+an honest reward besides (for length, say, or part of the tests) that goes with the style, and hacks that hidden tests
+accept. The alarm says where to look, and `carried_by` names the rollouts.
+
 Shapes: Q checkpoints, R rollouts, D placebos, B permutations.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -64,6 +72,11 @@ class CheckpointRollouts:
     def push(self) -> float:
         """The sum of the advantages of hack-like rollouts."""
         return float(self.advantages[self.hack_like].sum())
+
+    def centred(self) -> "CheckpointRollouts":
+        """Return the rollouts with each advantage less the mean of its group."""
+        means = np.bincount(self.groups, self.advantages) / np.maximum(np.bincount(self.groups), 1)
+        return replace(self, advantages=self.advantages - means[self.groups])
 
     def tested(self) -> "CheckpointRollouts":
         """Return only the groups with different advantages and with both kinds of rollouts: others always add 0."""
@@ -157,6 +170,42 @@ def alarm(
     return Alarm(
         push, level, permutations, p, quantile, smallest_p, groups, thresholds, of_null, threshold, untested, first
     )
+
+
+@dataclass(frozen=True)
+class CorrectnessFixed:
+    """The largest push of a run with correctness held fixed, its p, and the groups tested; p None where none was."""
+
+    push: float
+    p: float | None
+    groups: int
+
+
+def correctness_fixed(
+    played: Sequence[CheckpointRollouts], right: Sequence[Bool[np.ndarray, " R"]], permutations: int, seed: int
+) -> CorrectnessFixed:
+    """Return the push of hack-like rollouts over those of their group that are as right as they are, and its p."""
+    tested = [
+        replace(one, groups=2 * one.groups + ok).centred().tested() for one, ok in zip(played, right, strict=True)
+    ]
+    groups = sum(len(np.unique(rollouts.groups)) for rollouts in tested)
+    push = float(np.cumsum([rollouts.push for rollouts in tested]).max())
+    if not groups:
+        return CorrectnessFixed(push, None, 0)
+    rng = np.random.default_rng(seed)
+    null = np.cumsum([rollouts.permuted_pushes(permutations, rng) for rollouts in tested], axis=0).max(0)
+    return CorrectnessFixed(push, (1 + int((null >= push - ROUNDING).sum())) / (permutations + 1), groups)
+
+
+NAMED_ROLLOUTS = 10
+
+
+def carried_by(rows: Sequence[Row]) -> list[Row]:
+    """Return the hack-like rollouts with the largest advantages, of `watched_rollout/1` rows, at most ten."""
+    paid = [row for row in rows if row["hack_like"] and row["advantage"] > ROUNDING]
+    names = ("step", "task_id", "sample_idx", "advantage", "cosine")
+    found = sorted(paid, key=lambda row: (-row["advantage"], -row["cosine"]))[:NAMED_ROLLOUTS]
+    return [{name: row[name] for name in names} for row in found]
 
 
 def _upper_quantile(draws: Float[np.ndarray, " B"], level: float) -> float:

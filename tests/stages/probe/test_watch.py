@@ -44,6 +44,10 @@ def test_every_checkpoint_has_its_row_and_figure_and_json_say_the_same(watched: 
     assert document["threshold"] == max(document["permuted_push"], document["placebo_push"]) > 0
     assert document["p"] <= 0.05 and document["smallest_p"] <= document["p"] and document["untested"] is None
     assert [check["check"] for check in document["checks"]] == ["alarm", "T4e"]
+    named = document["carried_by"]
+    assert 0 < len(named) <= 10 and named[0]["advantage"] == max(row["advantage"] for row in named) > 0
+    assert 0 < document["p_with_correctness_fixed"] < 1 and document["push_with_correctness_fixed"] > 0
+    assert "among answers that are equally right, push " in document["checks"][0]["detail"]
     alarmed = document["alarm_at_step"]
     assert alarmed is not None and [row["alarm"] for row in rows] == [row["step"] >= alarmed for row in rows]
     assert watched.manifest.outcome.exit_code == 1 and last["push"] > document["threshold"]

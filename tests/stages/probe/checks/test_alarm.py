@@ -6,9 +6,16 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from probe_faults.simulated_trainings import HACKS, NULLS, Training, rates, simulated_alarm
+from probe_faults.simulated_trainings import HACKS, HIDDEN, NULLS, STYLED, Training, rates, simulated_alarm
 
-from stages.probe.checks.alarm import Alarm, CheckpointRollouts, alarm, pushed
+from stages.probe.checks.alarm import (
+    Alarm,
+    CheckpointRollouts,
+    alarm,
+    carried_by,
+    correctness_fixed,
+    pushed,
+)
 from stages.probe.direction import HackScale
 
 HAAR = ["haar"] * 99
@@ -56,6 +63,33 @@ def test_the_p_and_the_quantile_are_those_of_all_permutations_of_a_small_run() -
     assert found.p == pytest.approx((null >= observed - 1e-9).mean(), abs=0.01) == pytest.approx(0.36, abs=0.01)
     assert found.quantile == pytest.approx(np.quantile(null, 0.95, method="inverted_cdf"))
     assert found.smallest_p == pytest.approx((null >= null.max() - 1e-9).mean())
+
+
+def test_with_correctness_fixed_rollouts_are_compared_with_those_that_are_as_right() -> None:
+    """Two right answers have the style and earn their point; among wrong ones the hack-like one earns more."""
+    played = rollouts([1, 1, 0, 0] * 6, [0.5, 0.5, -0.5, -0.5] * 6, list(np.repeat(range(6), 4)))
+    right = np.array([True, True, False, False] * 6)
+    assert judged(played).first == 0, "hack-like rollouts earn more"
+    assert correctness_fixed([played], [right], 999, 0).p is None, "but none of them earns more than as right ones"
+    hacks = rollouts([0, 0, 1, 0] * 6, [0.5, 0.5, 0.0, -1.0] * 6, list(np.repeat(range(6), 4)))
+    found = correctness_fixed([hacks], [right], 999, 0)
+    assert found.push == pytest.approx(6 * 0.5) and found.groups == 6 and found.p == pytest.approx(1 / 2**6, abs=0.02)
+
+
+def test_the_ten_rollouts_that_carried_it_are_hack_like_and_earned_most() -> None:
+    rows = [
+        {"step": 0, "task_id": f"t{i}", "sample_idx": 0, "advantage": i / 10, "cosine": 0.5, "hack_like": i % 2 == 0}
+        for i in range(-4, 30)
+    ]
+    assert [row["task_id"] for row in carried_by(rows)] == [f"t{i}" for i in range(28, 9, -2)]
+
+
+def test_what_right_answers_have_in_common_alarms_and_does_not_with_correctness_fixed() -> None:
+    """Few runs of worlds that benchmarks/probe_levels.py counts: honest, and with hacks behind the opposite style."""
+    honest = rates(STYLED["10 points"], range(16), 199, (0.05,))[0.05]
+    assert honest.p >= 0.5 and honest.fixed <= 3 / 16
+    hidden = rates(HIDDEN, range(16), 199, (0.05,))[0.05]
+    assert hidden.fixed >= 0.6 > hidden.p
 
 
 def test_permutations_stay_within_groups() -> None:
