@@ -1,7 +1,7 @@
 """Kills, power cuts, failing disks, stops, broken models and misbehaving servers: trials, and how many broke.
 
     python benchmarks/crash.py --kills 100          # over all stages, a chain, workers; also what tests hold besides
-    python benchmarks/crash.py --only "train or evaluate" --kills 216
+    python benchmarks/crash.py --kills 216 --only train or evaluate
 
 A trial is a disturbance at a random moment after which the work is continued to its end, or a case of a table in the
 tests. It broke where the end is not that of undisturbed work, a call was bought again that was not in flight, or the
@@ -62,13 +62,13 @@ class Trials:
         self.broke[what] += test in self._failed
 
 
-def trials(kills: int = 100, only: str = "", seed: int = random.randrange(2**20)) -> Iterator[Claim]:
+def trials(kills: int = 100, only: tuple[str, ...] = (), seed: int = random.randrange(2**20)) -> Iterator[Claim]:
     """Trials of everything, or of the tests that an expression of pytest's -k selects. kills: signals in all."""
     print(f"seed {seed}", flush=True)
     os.environ |= {"COMPOSER_KILLS": str(kills), "COMPOSER_CRASH_SEED": str(seed), "OMP_NUM_THREADS": "1"}
     found = Trials()
     words = ["-q", "-s", "-p", "no:cacheprovider", *(str(ROOT / name) for name in (*AT_RANDOM, *TABLES))]
-    code = pytest.main([*words, "-k", only], plugins=[found])
+    code = pytest.main([*words, "-k", " ".join(only)], plugins=[found])
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         raise SystemExit(code)
     rows = [(what, str(n), str(n - found.broke[what]), str(found.broke[what])) for what, n in found.trials.items()]
