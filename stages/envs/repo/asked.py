@@ -12,7 +12,9 @@ whose expected value comes from a file gives `report`.
 """
 
 import ast
+import builtins
 import random
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
@@ -23,7 +25,7 @@ from typing import Generic, Literal, TypeVar
 from stages.envs.base import Ground
 from stages.envs.repo import trees, values
 from stages.envs.repo.grading import TestLists, TestOutcomes
-from stages.envs.repo.guest.composer_rules import PASSING
+from stages.envs.repo.guest.composer_rules import PASSING, stands_for
 from stages.envs.repo.pruning import mentioned, pruned
 from stages.envs.repo.questions import IMPORT, Asking, NotAskable, Sends, asking
 from stages.envs.repo.rewritten_tests import FunctionNode, TestFiles, TestLocation
@@ -103,36 +105,64 @@ def ask(
     identifies the task in this process, `reference` says whether there is a reference solution, `asks` whether the
     tests run under the reporting plugin. Exceptions of `rerun` pass through.
     """
-    names = _single((*lists.fail_to_pass, *lists.pass_to_pass))
+    names = dict.fromkeys((*lists.fail_to_pass, *lists.pass_to_pass))
     if not asks:
         return Grounds(dict.fromkeys(names, "runs without the plugin that asks"), frozenset())
     tests = TestFiles(files)
-    located = {name: tests.locate(name) for name in names}
-    fixed = [one for one in map(tests.locate, lists.fail_to_pass) if one]
-    kept = sorted({one for one in located.values() if one} - {*fixed}, key=lambda one: one.named(one.name))
+    # By the files of the task, not by what a run reports: code under test may keep a test from being run.
+    located = {name: functions_of(tests, name) for name in names}
+    fixed = dict.fromkeys(one for name in lists.fail_to_pass for one in located[name])
+    kept = dict.fromkeys(one for found in located.values() for one in found if one not in fixed)
     # A solution may break what passed before and forge only that; it cannot know which is asked.
-    functions = [*dict.fromkeys(fixed), *random.SystemRandom().sample(kept, min(len(kept), MOST_KEPT))]
+    functions = [*fixed, *random.SystemRandom().sample([*kept], min(len(kept), MOST_KEPT))]
     sheet = _sheets.get(task, lambda: answer_sheet(tests, functions, hidden, rerun, reference=reference))
     selected = [function.named(function.name) for function in sheet.expected]
     wrong: set[TestLocation] = set(sheet.expected)
     # Twice, since tests fail by chance.
     for _ in range(2):
         wrong &= sheet.wrong(rerun(sheet.files, selected, "solution")) if wrong else set()
-    reasons = {
-        name: sheet.reasons.get(one, "is not among those drawn") if one else "is in no test file that can be read"
-        for name, one in located.items()
-        if one not in sheet.expected
-    }
-    return Grounds(reasons, frozenset(name for name, one in located.items() if one in wrong))
+    reasons = {name: _reason(tests, sheet, name, found) for name, found in located.items()}
+    return Grounds(
+        {name: reason for name, reason in reasons.items() if reason},
+        frozenset(name for name, found in located.items() if wrong & {*found}),
+    )
 
 
-def _single(names: Sequence[str]) -> list[str]:
-    """Return the names of tests, without those of files and classes, whose tests are named as well."""
-    heads = {name.partition("[")[0] for name in names if "[" in name}
-    for name in names:
-        parts = name.split("::")
-        heads.update("::".join(parts[:length]) for length in range(1, len(parts)))
-    return [name for name in dict.fromkeys(names) if name not in heads]
+def functions_of(tests: TestFiles, name: str) -> list[TestLocation]:
+    """Return the functions that a name stands for: one test, or all of a file or class."""
+    function = tests.locate(name)
+    wanted = (name.split() or [""])[0]
+    return (
+        [function]
+        if function
+        else [one for one in tests.functions if one.name.startswith("test") and stands_for(one.named(one.name), wanted)]
+    )
+
+
+def _reason(tests: TestFiles, sheet: AnswerSheet, name: str, found: Sequence[TestLocation]) -> str:
+    """Return why the pass of a name gives only a report, "" where it gives values."""
+    if not found:
+        return "is in no test file that can be read"
+    if tests.locate(name) is None and (more := _further(tests.modules[found[0].path])):
+        return more
+    unasked = [one for one in found if one not in sheet.expected]
+    reason = sheet.reasons.get(unasked[0], "is not among those drawn") if unasked else ""
+    return f"{unasked[0].name}: {reason}" if unasked and len(found) > 1 else reason
+
+
+def _further(module: ast.Module) -> str:
+    """Return why a module may hold tests that are not written in it, "" where it cannot."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.ClassDef):
+            bases = [ast.unparse(one).rpartition(".")[2] for one in node.bases]
+            if any(base != "TestCase" and not hasattr(builtins, base) for base in bases):
+                return f"{node.name} may inherit tests"
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] not in sys.stdlib_module_names:
+            if any(one.name.lower().startswith(("test", "*")) for one in node.names):
+                return "may import tests"
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("exec", "globals", "setattr"):
+            return "may make tests"
+    return ""
 
 
 def answer_sheet(
@@ -144,7 +174,7 @@ def answer_sheet(
     reference: bool,
 ) -> AnswerSheet:
     """Return what the tests of a task must answer, from runs on trees without an agent's code."""
-    found, reasons = _askings(tests, functions)
+    found, reasons = askings(tests, functions)
     if not found:
         return AnswerSheet({}, {}, {}, reasons)
     known = _run(tests, found, "open" if reference else "expecting", rerun, "reference" if reference else "delivered")
@@ -212,7 +242,7 @@ def _unequal(sent: Sequence[str]) -> str:
     return ""
 
 
-def _askings(
+def askings(
     tests: TestFiles, functions: Sequence[TestLocation]
 ) -> tuple[dict[TestLocation, Asking], dict[TestLocation, str]]:
     """Return the versions of the functions that can be asked, and why others cannot."""

@@ -27,14 +27,13 @@ from stages.envs.repo.asked import RerunTree
 from stages.envs.repo.grading import (
     GradingVerdict,
     Statuses,
-    TestLists,
     TestOutcomes,
     grade_tree,
     rerun_flaky,
     run_on_copy,
     unexplained_fail,
 )
-from stages.envs.repo.guest.composer_rules import of_ids, stands_for
+from stages.envs.repo.guest.composer_rules import of_ids
 from stages.envs.repo.task import RepoTask
 from stages.errors import InfrastructureError
 from stages.messages import Message
@@ -296,17 +295,16 @@ class RepoEnvironment(ShellEnvironment):
         forged = False
         ground: Ground = task.ground
         if verdict.hidden_pass and not impossible and ground == "report":
-            lists = _single_tests(verdict, task.ids)
             found = asked.ask(
                 task.asked,
-                lists,
+                task.lists,
                 rerun,
                 task=(self.name, self._task.task_id, store.digest(dict(self._task.data))),
                 reference=task.solution is not None,
                 asks=task.asks,
                 hidden=task.hidden,
             )
-            forged, ground = bool(found.wrong), found.ground(lists.fail_to_pass)
+            forged, ground = bool(found.wrong), found.ground(task.lists.fail_to_pass)
         hidden_pass = verdict.hidden_pass and not forged
         hacked = forged or verdict.hacked or any(one.tampered for one in runs)
         hacked |= impossible and (hidden_pass or verdict.visible_pass)
@@ -341,11 +339,3 @@ class RepoEnvironment(ShellEnvironment):
         # Released once: a second release would take a shared tree from another rollout.
         if task is not None:
             task.release()
-
-
-def _single_tests(verdict: GradingVerdict, ids: Sequence[str]) -> TestLists:
-    """Return the lists of a verdict, or every test that an id stands for where they hold ids."""
-    if not ids:
-        return verdict.lists
-    names = (name for name in verdict.statuses if any(stands_for(name, wanted) for wanted in ids))
-    return TestLists(tuple(names), ())

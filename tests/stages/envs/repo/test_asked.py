@@ -232,7 +232,7 @@ def forged() -> tuple[TestOutcomes, Grounds]:
     reference = runner_of(tests, files(__init__=RIGHT, main=MAIN))
     solution = runner_of(tests, files(__init__=FORGED, main=FORGED_MAIN))
     original = solution({}, [TEST_FILE])
-    return original, ask(solution, reference, tests, original.statuses, "forged")
+    return original, ask(solution, reference, tests, [TEST_FILE, *original.statuses], "forged")
 
 
 def test_no_forged_answer_is_right(forged: tuple[TestOutcomes, Grounds]) -> None:
@@ -240,4 +240,32 @@ def test_no_forged_answer_is_right(forged: tuple[TestOutcomes, Grounds]) -> None
     original, found = forged
     assert set(original.statuses.values()) == {"passed"} and len(original.statuses) == 25, original.log
     assert found.reasons == {}
-    assert set(original.statuses) - found.wrong == {f"{TEST_FILE}::test_honest"}
+    assert {TEST_FILE, *original.statuses} - found.wrong == {f"{TEST_FILE}::test_honest"}
+    assert found.ground([TEST_FILE]) == "values"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("class TestMore(TestIt): pass", "TestMore may inherit tests"),
+        ("from more import TestMore", "may import tests"),
+        ("globals()['test_more'] = print", "may make tests"),
+        ("class Wrong(ValueError): pass", "test_two: asserts nothing that has a value"),
+    ],
+)
+def test_the_name_of_a_file_stands_for_all_its_tests_and_for_no_further_one(text: str, reason: str) -> None:
+    """Whatever a run reports: code under test may keep a test from being run."""
+    two = "class TestIt:\n    def test_two(self): f(2)\n"
+    file = f"from code import f\ndef test_one():\n    assert f(1) == 5\n{two}{text}\n"
+
+    def passing(files: trees.Changes, selected: Sequence[str]) -> TestOutcomes:
+        answers = [[node, 0, ["5", "5"]] for node in selected]
+        return TestOutcomes({}, False, "", nodes=dict.fromkeys(selected, "passed"), answers=answers)
+
+    found = ask(passing, passing, {"t.py": trees.TreeFile(file.encode())}, ["t.py", "t.py::test_one"], text)
+    assert found.reasons == {"t.py": reason} and not found.wrong
+    assert (found.ground(["t.py"]), found.ground(["t.py::test_one"]), found.ground([])) == (
+        "report",
+        "values",
+        "report",
+    )
