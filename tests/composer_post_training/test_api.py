@@ -194,7 +194,7 @@ def test_completion_shows_the_interface_alone() -> None:
     assert help_text.count("Play a policy in an environment") == 1
     assert (
         "\n        tasks=25  - Number of tasks of the split." in help_text
-        and "collect.settings() returns all 40 settings" in help_text
+        and "collect.settings() returns all 41 settings" in help_text
         and "resume=False  - Go on" in help_text
     )
     assert "svd" in dir(composer.probe) == sorted(dir(composer.probe)) and "svd" in repr(composer.probe)
