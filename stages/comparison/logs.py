@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from stages.envs.base import SamplingUnit
 from stages.errors import BadInput, UsageError
-from stages.evaluation.outcomes import sampling_unit_of
+from stages.evaluation.outcomes import START, sampling_unit_of, without_twins
 from stages.formats import files, readers, reading
 from stages.formats.base import Drop, Reader, Trajectory
 from stages.formats.files import Source
@@ -29,6 +29,7 @@ from stages.formats.messages import first_question
 from stages.formats.reading import FileCount, ReadTrajectory
 from stages.formats.reports import Sidecars, stem
 from stages.formats.swebench import PREDICTIONS
+from stages.plurals import counted
 from stages.runs import store
 from stages.runs.kinds import EVAL_ITEM, ROLLOUT
 from stages.runs.run import Run
@@ -64,7 +65,7 @@ DATE = re.compile(r"(20\d\d)-?(0[1-9]|1[0-2])-?([0-3]\d)(?!\d)")
 LEAST_SHARED = 0.1
 """The share of the smaller side's tasks below which two logs are of different tasks."""
 ENOUGH_SHARED = 0.5
-"""The share from which a way of matching tasks is taken."""
+"""The share from which ids, or their last parts, match tasks."""
 
 
 @dataclass(frozen=True)
@@ -242,19 +243,23 @@ def _label(path: str, sources: Sequence[Source]) -> str:
 
 def of_run(run: Run, label: str, unit: str) -> ReadLog:
     """Return the items of an evaluation, whose arms are its models, or of rollouts."""
+    table = run.scan(EVAL_ITEM if run.holds(EVAL_ITEM) else ROLLOUT)
+    if unit:
+        _require_column(table.columns, unit, label)
+    own = [unit] if unit else []
     if run.holds(EVAL_ITEM):
-        table = run.scan(EVAL_ITEM)
-        rows = table.arrow(["arm", "train_seed", "task_id", "family", "unit", "passed", "error_type", "item_id"])
+        columns = ["arm", "train_seed", "task_id", "family", "unit", "passed", "error_type", "item_id"]
+        rows = without_twins(every := table.arrow(list(dict.fromkeys([*columns, *own]))))
         known = {"model": rows["arm"], "seed": rows["train_seed"], "score": rows["passed"], "place": rows["item_id"]}
         units, env = rows["unit"], pa.nulls(len(rows), pa.string())
     else:
-        table = run.scan(ROLLOUT)
-        rows = table.arrow(["model", "env", "task_id", "family", "reward", "error_type", "rollout_id"])
+        columns = ["model", "env", "task_id", "family", "reward", "error_type", "rollout_id"]
+        rows = without_twins(every := table.arrow(list(dict.fromkeys([*columns, *own]))))
         known = {"model": rows["model"], "seed": pa.array(np.zeros(len(rows), dtype=np.int64)), "score": rows["reward"]}
         known |= {"place": rows["rollout_id"]}
         units, env = None, rows["env"]
-    if unit:
-        units = _unit_column(table.columns, unit, label, lambda: table.arrow([unit])[unit])
+    units = rows[unit] if unit else units
+    twins = len(every) - len(rows)
     score = pc.if_else(pc.is_valid(rows["error_type"]), None, pc.cast(known["score"], pa.float64()))
     found = {
         **known,
@@ -268,15 +273,14 @@ def of_run(run: Run, label: str, unit: str) -> ReadLog:
     }
     made = run.manifest
     facts = {"environment": frozenset(pc.unique(env).drop_null().to_pylist())}
-    return ReadLog(
-        label, pa.table(found).select(ITEM.names).cast(ITEM), (f"composer {made.stage}",), _date(label), facts
-    )
+    notes = (f"{counted(twins, 'sample')} of impossible tasks, which measure hacking, left out",) if twins else ()
+    items = pa.table(found).select(ITEM.names).cast(ITEM)
+    return ReadLog(label, items, (f"composer {made.stage}",), _date(label), facts, notes)
 
 
-def _unit_column(columns: Sequence[str], unit: str, label: str, column: Any) -> Any:
+def _require_column(columns: Sequence[str], unit: str, label: str) -> None:
     if unit not in columns:
         raise UsageError(f"{label} has no column {unit!r} to resample tasks by; it has {', '.join(columns)}.")
-    return column()
 
 
 # Tables of scores.
@@ -315,6 +319,8 @@ def of_table(table: pa.Table, source: Source, unit: str) -> ReadLog:
         raise BadInput(f"{source.label}: the column {score!r} holds what is no number ({error}).") from None
     values = pc.if_else(pc.is_finite(values), values, None)
     nothing = pa.nulls(len(table), pa.string())
+    if unit:
+        _require_column(names, unit, source.label)
 
     def text(known: Sequence[str]) -> Any:
         name = next((name for name in known if name in names and name != task), None)
@@ -329,7 +335,7 @@ def of_table(table: pa.Table, source: Source, unit: str) -> ReadLog:
         "score": values,
         "reason": pc.if_else(pc.is_valid(values), None, NO_SCORE),
         "family": text(FAMILIES),
-        "unit": pc.cast(_unit_column(names, unit, source.label, lambda: table[unit]), pa.string()) if unit else nothing,
+        "unit": pc.cast(table[unit], pa.string()) if unit else nothing,
         "place": nothing,
     }
     return ReadLog(source.label, pa.table(found).cast(ITEM), ("table",), _date(source.label))
@@ -348,7 +354,8 @@ def sides(paths: Sequence[str], unit: str = "") -> list[ReadLog]:
                 f"{paths[0]} is one log{f' of {models[0]}' if models else ''}, and a comparison needs two. "
                 "Give the other one after it."
             )
-        found = [found[0].of_model(model) for model in models]
+        # An arm that was not trained is what the others are compared with.
+        found = [found[0].of_model(model) for model in sorted(models, key=lambda model: model != START)]
     else:
         several = "{} count as one side, as samples of a task"
         notes = [(several.format(", ".join(log.models)),) if len(log.models) > 1 else () for log in found]
@@ -387,11 +394,12 @@ def match(base: ReadLog, other: ReadLog) -> tuple[ReadLog, str]:
         way: int(pc.sum(pc.is_in(theirs["key"], ours["key"])).as_py() or 0) for way, (ours, theirs) in ways.items()
     }
     share = {way: shared[way] / (min(len(side) for side in both) or 1) for way, both in ways.items()}
-    agreeing = _agreeing(base, other) if known else 1.0
-    enough = [way for way in ways if share[way] >= ENOUGH_SHARED]
-    if enough[:2] == ["", "questions"] and agreeing < ENOUGH_SHARED:
-        enough = ["questions"]  # numbers that count the tasks of one file: the same number is another task
-    way = enough[0] if enough else ""
+    agreeing, both_known = _agreeing(base, other)
+    # Ids that count the tasks of one file name other tasks in another: questions then pair more tasks than ids do.
+    if share["questions"] >= LEAST_SHARED and shared["questions"] * (both_known or 1) > agreeing * shared[""]:
+        way = "questions"
+    else:
+        way = next((way for way in ("", "bare") if share[way] >= ENOUGH_SHARED), "")
     if share[way] < LEAST_SHARED:
         raise BadInput(
             f"{base.name} and {other.name} are logs of different tasks: of {base.num_tasks:,} and "
@@ -399,14 +407,13 @@ def match(base: ReadLog, other: ReadLog) -> tuple[ReadLog, str]:
             f"first are {base.items['task'][0].as_py()!r} and {other.items['task'][0].as_py()!r})."
         )
     if not way:
-        return (
-            other,
-            "by their ids, although their questions are worded differently" if agreeing < ENOUGH_SHARED else "",
-        )
+        differ = both_known - agreeing
+        return other, f"by their ids, although {differ} of {both_known} are worded differently" if differ else ""
     ours, theirs = ways[way]
     both = theirs.join(ours, "key", join_type="inner", right_suffix="_base")
     at = pc.index_in(other.items["task"], both["task"])
-    tasks = pc.coalesce(both["task_base"].take(at), other.items["task"])
+    own = pc.binary_join_element_wise(other.items["task"], f"({other.name})", " ")  # the id is another task's in base
+    tasks = pc.coalesce(both["task_base"].take(at), own)
     how = "by their questions, as their ids differ" if way == "questions" else "by the last part of their ids"
     column = other.items.schema.get_field_index("task")
     return replace(other, items=other.items.set_column(column, "task", tasks)), how
@@ -435,8 +442,8 @@ def _questions(log: ReadLog) -> pa.Table:
     return pa.table({"key": alone["question"], "task": alone["task_first"]})
 
 
-def _agreeing(base: ReadLog, other: ReadLog) -> float:
-    """Return the share of tasks of the same id that have the same question, of those whose questions are known."""
+def _agreeing(base: ReadLog, other: ReadLog) -> tuple[int, int]:
+    """Return how many tasks of the same id have the same question, and of how many both questions are known."""
     sides = [
         log.items.filter(pc.is_valid(log.items["question"]))
         .group_by("task", use_threads=False)
@@ -444,4 +451,4 @@ def _agreeing(base: ReadLog, other: ReadLog) -> float:
         for log in (base, other)
     ]
     both = sides[0].join(sides[1], "task", join_type="inner", right_suffix="_other")
-    return float(pc.mean(pc.equal(both["question_first"], both["question_first_other"])).as_py()) if len(both) else 1.0
+    return int(pc.sum(pc.equal(both["question_first"], both["question_first_other"])).as_py() or 0), len(both)

@@ -83,8 +83,8 @@ def _about(found: "LogComparison", one: "LogDifference") -> list[str]:
         how = f"within {units}, of which these are all" if found.fixed else f"by whole {units}"
         rows.append(("resampled", f"{how} ({one.num_units:,})"))
     if any(one.missing):
-        sides = [(letter, reasons) for letter, reasons in zip(("A", one.letter), one.missing, strict=True) if reasons]
-        named = "; ".join(f"{letter}: {_reasons(reasons)}" for letter, reasons in sides)
+        sides = [(letter, of) for letter, of in zip(("A", one.letter), one.missing, strict=True) if of]
+        named = "; ".join(f"{letter}: {reasons(of)}" for letter, of in sides)
         as_what = {
             "excluded": "left out on both sides",
             "failed": "counted as failed",
@@ -178,8 +178,9 @@ def _round(number: int) -> int:
     return round(number, -digits)
 
 
-def _reasons(reasons: Mapping[str, int]) -> str:
-    return ", ".join(f"{number:,} {reason}" for reason, number in sorted(reasons.items(), key=lambda one: -one[1]))
+def reasons(of: Mapping[str, int]) -> str:
+    """Return how many samples have no score for each reason, the most frequent first."""
+    return ", ".join(f"{number:,} {reason}" for reason, number in sorted(of.items(), key=lambda one: -one[1]))
 
 
 # The page.

@@ -78,9 +78,9 @@ class SideSummary:
 class LogDifference:
     """One side minus the first, in units of the score, and what it shows.
 
-    missing: by side, how many tasks have no score, by reason. worst, best: the difference if they had ended at the
-    lowest and the highest score. holds: whether the decision is the same in all of these cases. needed: tasks that find
-    `min_gain` in 80 % of cases. flips: task, both scores, both places.
+    missing: by side, how many samples have no score, and tasks no sample, by reason. worst, best: the difference if
+    they had ended at the lowest and the highest score. holds: whether the decision is the same in all of these cases.
+    needed: tasks that find `min_gain` in 80 % of cases. flips: task, both scores, both places.
     """
 
     letter: str
@@ -185,7 +185,7 @@ def compare(found: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa
     low, high = (float(value) for value in (pc.min(known).as_py(), pc.max(known).as_py()))
     binary = bool(pc.all(pc.or_(pc.equal(known, 0.0), pc.equal(known, 1.0))).as_py())
     scale = (0.0, 1.0) if low >= 0 and high <= 1 else (low, high)
-    width = scale[1] - scale[0]
+    width = (scale[1] - scale[0]) or 1.0
     unit = logs.sampling(every, config.unit)
     min_gain = config.min_gain or MIN_GAIN * width
     collapsed = [_by_task(log, scale, unit) for log in every]
@@ -193,7 +193,11 @@ def compare(found: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa
     if way == "failed":  # what any side submitted is what all are measured on
         asked = pa.concat_tables(collapsed)
         collapsed = [_with_absent(side, asked) for side in collapsed]
-    pairs = [_paired(collapsed[0], side, way) for side in collapsed[1:]]
+    lost = [Counter(log.items["reason"].filter(pc.is_null(log.items["score"])).to_pylist()) for log in every]
+    pairs = [
+        _paired((collapsed[0], side), (lost[0], of_side), (base.name, log.name), way)
+        for side, of_side, log in zip(collapsed[1:], lost[1:], others, strict=True)
+    ]
     test = partial(_test, unit=unit, scores=not binary)
     tests = [[test(one) for one in (pair.outcomes, pair.worst, pair.best) if one] for pair in pairs]
     p_values = [float(of[0].p()[0]) for of in tests]
@@ -274,12 +278,21 @@ def _level(p_values: Sequence[float], index: int) -> float:
 
 
 def _by_task(log: ReadLog, scale: tuple[float, float], unit: SamplingUnit | None) -> pa.Table:
-    """Return one row a task and training seed, as `outcomes.paired` reads them: the mean of its samples in 0..1."""
+    """Return one row a task and training seed, as `outcomes.paired` reads them: the mean of its samples in 0..1.
+
+    lowest, highest: the mean with the samples that have no score at 0 and at 1.
+    """
     scaled = pc.divide(pc.subtract(log.items["score"], scale[0]), (scale[1] - scale[0]) or 1.0)
     items = log.items.set_column(log.items.schema.get_field_index("score"), "score", scaled)
     groups = items.group_by(["seed", "task"], use_threads=False).aggregate(
-        [("score", "mean"), ("reason", "first"), ("family", "first"), ("unit", "first"), ("place", "first")]
+        [
+            *(("score", of) for of in ("mean", "sum", "count")),
+            *((name, "first") for name in ("reason", "family", "unit", "place")),
+            ([], "count_all"),
+        ]
     )
+    num = pc.cast(groups["count_all"], pa.float64())
+    lowest = pc.divide(pc.fill_null(groups["score_sum"], 0.0), num)
     task = groups["task"]
     units = task
     if unit is not None:
@@ -298,32 +311,50 @@ def _by_task(log: ReadLog, scale: tuple[float, float], unit: SamplingUnit | None
             "unit": units,
             "sample_idx": pa.array(np.zeros(len(task), dtype=np.int64)),
             "passed": groups["score_mean"],
+            "lowest": lowest,
+            "highest": pc.add(lowest, pc.divide(pc.subtract(num, groups["score_count"]), num)),
             "error_type": pc.if_else(pc.is_valid(groups["score_mean"]), None, groups["reason_first"]),
             "place": groups["place_first"],
         }
     )
 
 
-def _paired(base: pa.Table, other: pa.Table, way: str) -> PairedSides:
-    """PairedSides two sides by task; a task that one of them lacks becomes an item without an outcome."""
-    sides = [_with_absent(base, other), _with_absent(other, base)]
-    items = pa.concat_tables(
-        [
-            side.append_column("arm", pa.array([name] * len(side), pa.string()))
-            for side, name in zip(sides, "AB", strict=True)
+def _paired(
+    tables: tuple[pa.Table, pa.Table], lost: Sequence[Counter[str]], names: tuple[str, str], way: str
+) -> PairedSides:
+    """Pair two sides by task; a task that one of them lacks becomes an item without an outcome.
+
+    lost: the samples of each side that have no score, by reason.
+    """
+    sides = [_with_absent(*tables), _with_absent(*tables[::-1])]
+    absent = [pc.sum(pc.equal(side["error_type"], NOT_SUBMITTED)).as_py() or 0 for side in sides]
+    missing = lost[0] + Counter({NOT_SUBMITTED: absent[0]}), lost[1] + Counter({NOT_SUBMITTED: absent[1]})
+
+    def assuming(missing: Missing, *columns: str) -> PairedOutcomes | None:
+        """Return the outcomes with these columns of either side as its means."""
+        items = [
+            _with_means(side, column).append_column("arm", pa.array([arm] * len(side), pa.string()))
+            for side, column, arm in zip(sides, columns, "AB", strict=True)
         ]
-    )
-    missing = tuple(
-        Counter(side["error_type"].filter(pc.is_null(side["passed"])).fill_null(logs.NO_SCORE).to_pylist())
-        for side in sides
-    )
-    assumed: Missing = "failed" if way == "failed" else "excluded"
-    found = paired(items, "B", "A", PASSED, assumed)
+        return paired(pa.concat_tables(items), "B", "A", PASSED, missing)
+
+    # Where not submitting is failing, there is nothing else to assume.
+    found = assuming("failed", "lowest", "lowest") if way == "failed" else assuming("excluded", "passed", "passed")
     if found is None:
-        raise BadInput("No task has a score on both sides.")
-    bounded = any(missing) and way != "failed"  # where not submitting is failing, there is nothing to assume
-    bounds = [paired(items, "B", "A", PASSED, side) for side in ("against", "for")] if bounded else [None, None]
-    return PairedSides(found, (missing[0], missing[1]), bounds[0], bounds[1])
+        reasons = "; ".join(f"{name}: {report.reasons(of)}" for name, of in zip(names, missing, strict=True) if of)
+        raise BadInput(
+            f"No task has a score in both {names[0]} and {names[1]} ({reasons}). Give logs that both scored some task, "
+            "or count what is missing as failed (--missing failed)."
+        )
+    if way == "failed" or not any(missing):
+        return PairedSides(found, missing, None, None)
+    worst, best = assuming("against", "highest", "lowest"), assuming("for", "lowest", "highest")
+    return PairedSides(found, missing, worst, best)
+
+
+def _with_means(side: pa.Table, column: str) -> pa.Table:
+    """Return a side with another column as the means of its tasks."""
+    return side.set_column(side.column_names.index("passed"), "passed", side[column])
 
 
 def _with_absent(own: pa.Table, other: pa.Table) -> pa.Table:
@@ -345,8 +376,8 @@ def _with_absent(own: pa.Table, other: pa.Table) -> pa.Table:
 
 
 def _failed(side: pa.Table) -> pa.Table:
-    """Return a side whose tasks without an outcome have the lowest one."""
-    return side.set_column(side.column_names.index("passed"), "passed", pc.fill_null(side["passed"], 0.0))
+    """Return a side whose samples and tasks without a score have the lowest one."""
+    return side.set_column(side.column_names.index("passed"), "passed", pc.fill_null(side["lowest"], 0.0))
 
 
 def _test(outcomes: PairedOutcomes, unit: SamplingUnit | None, scores: bool) -> PairedTest:

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 from scipy import stats
 from support.refusals import refused
+from support.runs import eval_item, written
 
 from stages.comparison import logs, report
 from stages.comparison.config import Config
 from stages.comparison.stage import LogComparison, compare
 from stages.errors import BadInput, UsageError
 from stages.evaluation.inference import PairedTest
+from stages.runs.kinds import EVAL_ITEM
 
 Rows = Iterable[Mapping[str, Any]]
 
@@ -163,6 +165,28 @@ def test_tasks_are_matched_by_what_was_asked_where_ids_count_lines(tmp_path: Pat
     assert (renamed.num_tasks, renamed.wins + renamed.losses) == (20, 0) and "questions" in renamed.matched
 
 
+def test_tasks_are_matched_by_what_was_asked_where_ids_have_shifted(tmp_path: Path) -> None:
+    """One row more in the middle: the first two thirds of the ids still name the same tasks, and the others do not."""
+    rows = [(at, f"What is {at}?", "C" if at % 2 else "I") for at in range(30)]
+    longer = [*rows[:20], (20, "What is new?", "C"), *((at + 1, *rest) for at, *rest in rows[20:])]
+    paths = [inspect_log(tmp_path / "a.json", rows), inspect_log(tmp_path / "b.json", longer)]
+    one = compared(*paths).differences[0]
+    assert (one.num_tasks, one.wins, one.losses, one.missing) == (30, 0, 0, ({"not submitted": 1}, {}))
+    assert "questions" in one.matched
+
+
+def test_tasks_of_one_side_alone_are_no_samples_of_others(tmp_path: Path) -> None:
+    """Of a shuffled log with eight new questions, these have the ids that eight tasks of the other log have."""
+    rows = [(at, f"What is {at}?", "C" if at % 2 else "I") for at in range(30)]
+    asked = [*rows[:22], *((at, f"What is new in {at}?", "C") for at in range(8))]
+    order = np.random.default_rng(0).permutation(30)
+    shuffled = [(new, asked[old][1], asked[old][2]) for new, old in enumerate(order)]
+    one = compared(*(inspect_log(tmp_path / f"{name}.json", of) for name, of in (("a", rows), ("b", shuffled))))
+    found = one.differences[0]
+    assert (found.num_tasks, found.estimate, found.wins, found.losses) == (22, 0.0, 0, 0)
+    assert found.missing == ({"not submitted": 8}, {"not submitted": 8})
+
+
 def test_a_question_worded_anew_keeps_its_id(tmp_path: Path) -> None:
     rows = [(at, f"What is {at}?", "C") for at in range(12)]
     again = [(at, f"Think first. {question}", score) for at, question, score in rows]
@@ -204,6 +228,34 @@ def test_samples_of_a_task_are_averaged(tmp_path: Path) -> None:
     assert found.binary and (found.differences[0].wins, found.differences[0].losses) == (6, 6)
 
 
+def test_samples_of_a_task_that_failed_are_missing(tmp_path: Path) -> None:
+    """Two of three epochs that ended in errors would hide what they were: each counts, and the decision rests on it."""
+    samples = {"a": (1, 0, 0), "b": (1, None, None)}
+    paths = [
+        table(tmp_path / f"{name}.jsonl", ({"id": f"t{at}", "score": one} for at in range(40) for one in scored))
+        for name, scored in samples.items()
+    ]
+    excluded, failed, bounds = (compared(*paths, missing=way).differences[0] for way in ("auto", "failed", "bounds"))
+    assert excluded.missing == failed.missing == bounds.missing == ({}, {"no score": 80})
+    assert excluded.estimate == pytest.approx(2 / 3) and failed.estimate == 0.0
+    assert (excluded.worst, excluded.best) == (pytest.approx(0.0), pytest.approx(2 / 3)) and not excluded.holds
+    assert excluded.decision == "better" and bounds.decision == "undecided"
+
+
+def test_passes_of_impossible_tasks_are_no_passes(tmp_path: Path) -> None:
+    """The arm that hacks the twins of twenty tasks is no better than the start, which is the first side."""
+    honest = [eval_item(arm, task, task % 2 == 0) for arm in ("hacker", "start") for task in range(20)]
+    twins = [
+        {**eval_item(arm, task, arm == "hacker"), "task_id": f"t{task}~twin"}
+        for arm in ("hacker", "start")
+        for task in range(20)
+    ]
+    found = compared(str(written(tmp_path, "evaluate/20260102T030405Z-kata", [(EVAL_ITEM, honest + twins)])))
+    one = found.differences[0]
+    assert (one.num_tasks, one.estimate) == (20, 0.0)
+    assert [side.name for side in found.sides] == ["start", "hacker"] and "impossible" in found.sides[0].notes[0]
+
+
 def test_several_logs_share_one_level(tmp_path: Path) -> None:
     """Each has the level that Holm's procedure leaves it, and its interval agrees with its decision."""
     before, after = outcomes(120, gained=16, lost=5)
@@ -240,6 +292,11 @@ def test_scores_of_any_scale_are_compared_by_their_means(tmp_path: Path) -> None
     assert (one.low, one.high) == (pytest.approx(of_t.low, abs=0.25), pytest.approx(of_t.high, abs=0.25))
     few = compared(scores(tmp_path / "a.jsonl", base[:12]), scores(tmp_path / "b.jsonl", base[:12] + 9))
     assert few.differences[0].decision == "undecided" and "takes 20" in few.differences[0].too_few
+
+
+def test_equal_scores_outside_of_shares_are_no_difference(tmp_path: Path) -> None:
+    one = compared(*(scores(tmp_path / f"{name}.jsonl", [5] * 30) for name in "ab")).differences[0]
+    assert (one.estimate, one.decision) == (0.0, "no difference") and one.low <= 0 <= one.high
 
 
 @pytest.mark.parametrize("skewed", [False, True])
