@@ -1,6 +1,6 @@
 """How often the verdict of `composer evaluate` is right: coverage of its intervals and frequencies of its verdicts.
 
-    python benchmarks/levels.py [verdicts|start] [--experiments 4000]
+    python benchmarks/levels.py [verdicts|start|planned] [--experiments 4000]
 
 Experiments are simulated with the planner's model of tasks and decided by the rule of `composer evaluate`: at kata's
 operations (sampled, and as fixed strata) and families, at SWE-bench Lite's repositories (fixed, and sampled), at tasks
@@ -22,8 +22,8 @@ import cases
 import numpy as np
 from records import Claim, measured
 
-from stages.evaluation.inference import MIN_SEEDS, PairedTest
-from stages.evaluation.planner import Design, TaskModel, draw, outlook
+from stages.evaluation.inference import MIN_SEEDS, PARTIAL, VALIDATED, PairedTest
+from stages.evaluation.planner import Design, PlanQuestion, TaskModel, draw, outlook
 
 OPERATIONS = (17, 15, 13, 12, 11, 11, 10, 9, 8, 7, 5, 2)
 LITE = (114, 77, 23, 23, 17, 16, 6, 6, 6, 5, 4, 3)
@@ -119,7 +119,36 @@ def against_start(experiments: int = 4000) -> Iterator[Claim]:
             yield measured(claim, 100 * wrong, between, n=experiments, unit="%", goal="<= 6.5")
 
 
-CASES = {"verdicts": verdicts, "start": against_start}
+PLANNED = {
+    "120 tasks in 12 sampled operations, 3 seeds": (ALIKE, Design(OPERATIONS, seeds=3)),
+    "360 tasks in 12 fixed operations, 24 seeds on 6 collections of pairs": (
+        ALIKE,
+        Design((30,) * 12, seeds=24, fixed=True, collection_of=tuple(seed // 4 for seed in range(24))),
+    ),
+    "120 tasks in 24 sampled families, 5 seeds": (UNLIKE, Design(KATA, seeds=5)),
+    "the same against their start": (UNLIKE, Design(KATA, seeds=5, one_baseline=True)),
+    "SWE-bench Lite, fixed repositories, 1 seed": (replace(UNLIKE, seed_sd=0.0), Design(LITE, fixed=True)),
+    "300 tasks, each a unit, 3 seeds": (UNLIKE, Design((1,) * 300, seeds=3)),
+}
+"""Designs whose detectable gain is held against new experiments."""
+
+
+def planned(experiments: int = 1000) -> Iterator[Claim]:
+    """How often experiments find the gain that the planner says they find in 80 of 100, drawn anew at that gain."""
+    for name, (model, design) in PLANNED.items():
+        question = PlanQuestion(model, 0.02, 0.8, 2)
+        gain = question.detectable(design)
+        if gain is None:
+            raise RuntimeError(f"{name}: no gain is found by 80 % of such experiments")
+        at = question.model_at(gain)
+        found = outlook(at, design, gain, experiments, seed=77).chances
+        share = found[VALIDATED] + found[PARTIAL]
+        error = 1.96 * float(np.sqrt(share * (1 - share) / experiments))
+        claim = f"{name}: experiments that find the {100 * gain:.1f} points that 80 % should find"
+        yield measured(claim, 100 * share, (100 * (share - error), 100 * (share + error)), n=experiments, unit="%")
+
+
+CASES = {"verdicts": verdicts, "start": against_start, "planned": planned}
 
 
 if __name__ == "__main__":
