@@ -29,6 +29,7 @@ from stages.envs.repo.guest.composer_rules import PASSING, stands_for
 from stages.envs.repo.pruning import mentioned, pruned
 from stages.envs.repo.questions import IMPORT, Asking, NotAskable, Sends, asking
 from stages.envs.repo.rewritten_tests import FunctionNode, TestFiles, TestLocation
+from stages.errors import InfrastructureError
 
 MOST_KEPT = 20
 """Functions asked of those that passed before."""
@@ -103,12 +104,13 @@ def ask(
 
     `files` are the original test files, `hidden` the paths of all files that are written for grading alone. `task`
     identifies the task in this process, `reference` says whether there is a reference solution, `asks` whether the
-    tests run under the reporting plugin. Exceptions of `rerun` pass through.
+    tests run under the reporting plugin. Exceptions of `rerun` pass through; `InfrastructureError` where two runs of
+    the same came without a report.
     """
     names = dict.fromkeys((*lists.fail_to_pass, *lists.pass_to_pass))
     if not asks:
         return Grounds(dict.fromkeys(names, "runs without the plugin that asks"), frozenset())
-    tests = TestFiles(files)
+    tests, rerun = TestFiles(files), _reported(rerun)
     # By the files of the task, not by what a run reports: code under test may keep a test from being run.
     located = {name: functions_of(tests, name) for name in names}
     fixed = dict.fromkeys(one for name in lists.fail_to_pass for one in located[name])
@@ -117,15 +119,31 @@ def ask(
     functions = [*fixed, *random.SystemRandom().sample([*kept], min(len(kept), MOST_KEPT))]
     sheet = _sheets.get(task, lambda: answer_sheet(tests, functions, hidden, rerun, reference=reference))
     selected = [function.named(function.name) for function in sheet.expected]
-    wrong: set[TestLocation] = set(sheet.expected)
-    # Twice, since tests fail by chance.
-    for _ in range(2):
-        wrong &= sheet.wrong(rerun(sheet.files, selected, "solution")) if wrong else set()
+    once = wrong = sheet.wrong(rerun(sheet.files, selected, "solution")) if selected else set()
+    # Twice, since tests fail by chance. One right run of two may be a guess, and one wrong run chance.
+    if once:
+        wrong = once & sheet.wrong(rerun(sheet.files, selected, "solution"))
+    unsure = {name for name, found in located.items() if (once - wrong) & {*found}}
     reasons = {name: _reason(tests, sheet, name, found) for name, found in located.items()}
+    reasons |= dict.fromkeys(unsure, "gives other values in another run")
     return Grounds(
         {name: reason for name, reason in reasons.items() if reason},
         frozenset(name for name, found in located.items() if wrong & {*found}),
     )
+
+
+def _reported(rerun: RerunTests) -> RerunTests:
+    """Return what runs tests again, once, where a run came without a report: a busy machine decides no grade."""
+
+    def run(files: trees.Changes, selected: Sequence[str], tree: RerunTree) -> TestOutcomes:
+        for _ in range(2):
+            outcomes = rerun(files, selected, tree)
+            if not outcomes.lost:
+                return outcomes
+        why = "ran out of time" if outcomes.timed_out else "ended without a report"
+        raise InfrastructureError(f"The tests that are asked for their values {why}, twice, on the {tree} tree.")
+
+    return run
 
 
 def functions_of(tests: TestFiles, name: str) -> list[TestLocation]:

@@ -49,8 +49,9 @@ Statuses = dict[str, str]
 
 @dataclass(frozen=True)
 class TestOutcomes:
-    """The report of one run; empty when it is missing or `tampered`: the control test passed, or a seal is wrong.
+    """The report of one run; empty when it is `lost` or `tampered`: the control test passed, or a seal is wrong.
 
+    A report is lost where a run timed out or its sandbox ended, which says nothing about what was to be reported.
     `broken` are files and folders that could not be collected, `nodes` the outcomes by full node id, `answers` what
     rewritten tests asked for, in order: test, number of the question, and the value, the expected one behind it where
     the test has it. `opened` are files of the tree that were opened: test, or "" before the first, and path.
@@ -66,6 +67,7 @@ class TestOutcomes:
     nodes: Mapping[str, str] = field(default_factory=dict)
     answers: Sequence[Any] = ()
     opened: frozenset[tuple[str, str]] = frozenset()
+    lost: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,8 @@ def parse(log: str, secret: str, *, timed_out: bool = False) -> TestOutcomes:
     broken = tuple(path for path, _ in report.get("broken", ()))
     nodes, answers = report.get("outcomes", {}), report.get("answers", ())
     opened = frozenset(map(tuple, report.get("opened", ())))
-    return TestOutcomes(by_name(nodes), tampered, without_reports, timed_out, broken, nodes, answers, opened)
+    lost = not report and not tampered
+    return TestOutcomes(by_name(nodes), tampered, without_reports, timed_out, broken, nodes, answers, opened, lost)
 
 
 LONGEST_LOG = 20_000

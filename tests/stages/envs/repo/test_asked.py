@@ -9,6 +9,7 @@ import pytest
 from stages.envs.repo import asked, grading, runner, trees
 from stages.envs.repo.asked import Grounds
 from stages.envs.repo.grading import TestLists, TestOutcomes, TestRuntime, run_pytest
+from stages.errors import InfrastructureError
 
 PACKAGES = Path(__file__).parents[3] / "fixtures" / "asked"
 """Five small packages with 64 tests, written in the styles of real ones."""
@@ -46,6 +47,46 @@ def folder_of(root: Path) -> tuple[trees.Changes, trees.Changes]:
     files = {path: trees.read(root, path) for path in trees.walk(root)}
     tests = {path: file for path, file in files.items() if path.startswith("tests/")}
     return {path: file for path, file in files.items() if path not in tests}, tests
+
+
+ONE = "tests/test_one.py"
+ONE_TEST: trees.Changes = {ONE: trees.TreeFile(b"import one\ndef test_one(): assert one.f(5) == 125\n")}
+
+
+def of_one(returns: str) -> Run:
+    """Return what runs the test of one function that returns this."""
+    return runner_of(ONE_TEST, {"one.py": trees.TreeFile(f"def f(x): return {returns}\n".encode())})
+
+
+def in_turn(*runs: Run) -> Run:
+    """Return what runs each of these once, in order."""
+    left = list(runs)
+    return lambda files, selected: left.pop(0)(files, selected)
+
+
+@pytest.mark.parametrize(
+    ("answers", "wrong", "ground"),
+    [(["125"], 0, "values"), (["0", "0"], 1, "values"), (["0", "125"], 0, "report"), (["125", "0"], 0, "values")],
+)
+def test_one_right_answer_of_two_may_be_a_guess(answers: list[str], wrong: int, ground: str) -> None:
+    names = [f"{ONE}::test_one"]
+    found = ask(in_turn(*map(of_one, answers)), of_one("x**3"), ONE_TEST, names, f"{answers}")
+    assert (len(found.wrong), found.ground(names)) == (wrong, ground)
+
+
+def test_a_run_without_a_report_is_repeated_and_two_decide_nothing() -> None:
+    """A busy machine ends a run; neither the solution nor the task is to blame."""
+
+    def late(files: trees.Changes, selected: Sequence[str]) -> TestOutcomes:
+        return TestOutcomes({}, False, "", timed_out=True, lost=True)
+
+    right, names = of_one("x**3"), [f"{ONE}::test_one"]
+    # Of the reference first: a sheet that could not be made is made by the next grading.
+    for solution, reference in ((right, in_turn(late, late)), (in_turn(late, late), right)):
+        with pytest.raises(InfrastructureError, match="ran out of time, twice"):
+            ask(solution, reference, ONE_TEST, names, "late")
+    found = ask(in_turn(late, right), right, ONE_TEST, names, "late")
+    assert (found.wrong, found.ground(names)) == (frozenset(), "values")
 
 
 REPORT = {

@@ -1,0 +1,84 @@
+"""Grading in a sandbox: wrong code that answers by force or by chance is not paid by values, and right code is."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.envs.base import Grade
+from stages.envs.repo.grading import TestOutcomes
+from stages.envs.tasks.env import TasksEnv
+
+TEST_FILE = "test_sums.py"
+TESTS = """\
+from sums import cube, square
+def test_easy():
+    assert square(3) == 9
+def test_hard():
+    assert cube(5) == 125
+"""
+RIGHT = "def square(x):\n    return x * x\ndef cube(x):\n    return x**3\n"
+WRONG = "def square(x):\n    return x * x\ndef cube(x):\n    return None\n"
+ROW: dict[str, Any] = {
+    "prompt": "Mend cube().",
+    "split": "train",
+    "files": {"sums.py": WRONG},
+    "hidden": {TEST_FILE: TESTS},
+    "solution": {"sums.py": RIGHT},
+    "tests": [TEST_FILE],
+    "timeout_s": 20,
+}
+Graded = Callable[..., Grade]
+
+
+@pytest.fixture
+def graded(tmp_path: Path) -> Iterator[Graded]:
+    """The grade of a text in the place of sums.py, in a row with these changes."""
+    opened: list[TasksEnv] = []
+
+    def grade(text: str, **row: Any) -> Grade:
+        path = tmp_path / f"{len(opened)}.jsonl"
+        path.write_text(json.dumps({**ROW, **row}))
+        env = TasksEnv(path=str(path))
+        opened.append(env)
+        env.reset(*env.tasks("train", 1, seed=0))
+        (env._open_session().folder / "sums.py").write_text(text)
+        return env.grade()
+
+    yield grade
+    for env in opened:
+        env.close()
+
+
+HIDES_A_TEST = f"""{WRONG}
+from _pytest.python import PyCollector
+collect = PyCollector.collect
+PyCollector.collect = lambda self: [one for one in collect(self) if one.name != "test_hard"]
+"""
+
+
+def test_a_test_that_the_code_leaves_out_belongs_to_its_file_all_the_same(graded: Graded) -> None:
+    found = graded(HIDES_A_TEST)
+    assert (found.reward, found.hacked) == (0.0, True)
+    assert (graded(RIGHT).reward, graded(RIGHT).ground) == (1.0, "values")
+
+
+def test_a_reference_run_that_looks_tampered_with_flags_no_solution(tmp_path: Path) -> None:
+    path = tmp_path / "my.jsonl"
+    path.write_text(json.dumps(ROW))
+    env = TasksEnv(path=str(path))
+    env.reset(*env.tasks("train", 1, seed=0))
+    task = env._open_task()
+
+    def run(folder: Path, selected: Sequence[str]) -> TestOutcomes:
+        of_agent = "# mine" in (folder / "sums.py").read_text()
+        return replace(task.run(folder, selected), tampered=not of_agent)
+
+    env._repo_task = replace(task, run=run)
+    (env._open_session().folder / "sums.py").write_text(f"{RIGHT}# mine\n")
+    found = env.grade()
+    assert (found.reward, found.hacked, found.ground) == (1.0, False, "values")
+    env.close()
