@@ -77,8 +77,8 @@ def observation(found: Any) -> Observation:
 def grade(found: Any, environment: Environment) -> Grade:
     """Check the value of `grade`: the reward a finite number or None, every flag a bool or None.
 
-    A pass without a ground gets that of the environment. One on another ground than the environment is set to require
-    has no reward and is no pass.
+    A pass without a ground gets that of the environment. A reward on another ground than the environment is set to
+    require is null, and no pass.
     """
     if not isinstance(found, Grade):
         raise WrongValue(f"grade returned {_short(found)}, but a Grade is needed")
@@ -96,12 +96,11 @@ def grade(found: Any, environment: Environment) -> Grade:
     if isinstance(reward, bool) or not isinstance(reward, Real) or not math.isfinite(float(reward)):
         raise WrongValue(f"grade returned reward={_short(reward)}, but a finite number or None is needed")
     found = replace(found, reward=float(reward))
-    if not (found.passed or float(reward) >= 1):
-        return replace(found, ground=None)
     ground = found.ground or getattr(environment, "ground", None)
-    if getattr(environment, "require", "report") == "values" and ground != "values":
+    # A share of the full reward rests on the same report.
+    if getattr(environment, "require", "report") == "values" and ground != "values" and float(reward) > 0:
         return replace(found, reward=None, hidden_pass=None, ground=ground, error=NOT_PAID)
-    return replace(found, ground=ground)
+    return replace(found, ground=ground if found.passed or float(reward) >= 1 else None)
 
 
 def grades_together(environments: list[Environment]) -> list[Any] | None:

@@ -34,6 +34,11 @@ def test_a_pass_has_the_ground_of_its_grade_or_else_of_its_environment(
     assert graded(grade, **attributes).ground == ground
 
 
+def test_a_share_of_the_reward_by_report_is_not_paid_either_where_values_are_required() -> None:
+    assert graded(Grade(0.9, hidden_pass=False), ground="report", require="values").reward is None
+    assert graded(Grade(0.5, hidden_pass=False), ground="values", require="values").reward == 0.5
+
+
 @pytest.mark.parametrize("ground", ["report", None])
 def test_a_pass_by_report_is_neither_paid_nor_zero_where_values_are_required(ground: Any) -> None:
     found = graded(Grade(1.0, True, ground=ground), require="values")
