@@ -87,6 +87,13 @@ KNOWN_MODULES = frozenset(
 """Modules of the standard library that give the same in every run."""
 READING = frozenset({"open", "read", "read_text", "read_bytes", "load", "readlines"})
 NOW = frozenset({"now", "today", "utcnow"})
+UNCHANGING = frozenset(
+    {
+        *("Path", "PurePath", "Decimal", "Fraction", "date", "datetime", "time", "timedelta", "int", "str", "float"),
+        *("bool", "bytes", "tuple", "frozenset", "len", "chr", "ord", "dedent", "join", "strip", "encode", "format"),
+    }
+)
+"""What makes values that never change in place."""
 PLAIN_NODES = (
     *(ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.JoinedStr, ast.FormattedValue, ast.BinOp, ast.UnaryOp),
     *(ast.Compare, ast.BoolOp, ast.IfExp, ast.Subscript, ast.Slice, ast.Starred),
@@ -251,6 +258,7 @@ class _KnownValues:
         }
         changed = {name for node in ast.walk(function) for name in _changed_names(node)}
         self.cells = {name: cells for name, cells in columns(function).items() if name not in changed}
+        self._handed: frozenset[str] = frozenset()
         for node in own_nodes(function):
             for name, value in _bindings(node):
                 self._values.setdefault(name, []).append(value)
@@ -266,6 +274,48 @@ class _KnownValues:
                 for item in node.items:
                     if isinstance(item.optional_vars, ast.Name) and local.count(item.optional_vars.id) == 1:
                         self.opened[item.optional_vars.id] = item.context_expr
+        self._handed = self._handed_out()
+
+    def _handed_out(self) -> frozenset[str]:
+        """Return the names of lists and other objects that code under test gets, and may change."""
+        values = {name: [*found] for name, found in self._values.items()}
+        for name, cells in self.cells.items():
+            values.setdefault(name, []).extend(row[place] for row, place in cells)
+        for name, value in self._constants.items():
+            values.setdefault(name, []).append(value)
+        for node in ast.walk(self.function):
+            for generator in node.generators if isinstance(node, COMPREHENSIONS) else ():
+                for target in ast.walk(generator.target):
+                    if isinstance(target, ast.Name):
+                        values.setdefault(target.id, []).append(generator.iter)
+        inside = {name: {one for value in found for one in _loaded(value)} for name, found in values.items()}
+        shared: set[str] = set()
+        while found := {
+            name
+            for name in values
+            if name not in shared and (any(map(_is_changeable, values[name])) or inside[name] & shared)
+        }:
+            shared |= found
+        calls = [node for node in ast.walk(self.function) if isinstance(node, ast.Call) and not self._is_harmless(node)]
+        arguments = (part for node in calls for part in (*node.args, *(one.value for one in node.keywords)))
+        handed = {name for part in arguments for name in _loaded(part)} & shared
+        # What holds it, and what it holds, may be the same object.
+        while found := {
+            name for name in shared - handed if inside[name] & handed or any(name in inside[one] for one in handed)
+        }:
+            handed |= found
+        return frozenset(handed)
+
+    def _is_harmless(self, node: ast.Call) -> bool:
+        """Return whether a call hands nothing to code under test: it is known, asserts, or is of a safe module."""
+        name, root = called(node), dotted(node.func).partition(".")[0]
+        return (
+            self.is_known(node)
+            or name in COMPARING
+            or name in CALLS
+            or name in ("isinstance", "len", "repr", "str", "param", "approx")
+            or (root in TRANSPARENT | self._modules and root not in self.locals)
+        )
 
     def is_known(self, node: ast.AST, bound: frozenset[str] = frozenset()) -> bool:
         """Return whether no code under test has a part in the value of an expression."""
@@ -310,6 +360,8 @@ class _KnownValues:
         """Return whether an expression is known but for classes of the code under test that it makes objects of."""
         if isinstance(node, ast.Call) and self.is_class(node.func):
             return all(map(self.is_expected, (*node.args, *(one.value for one in node.keywords))))
+        if isinstance(node, ast.Name) and node.id in self._handed:
+            return False
         if isinstance(node, ast.Name) and node.id in self.cells:
             return all(self.is_expected(values[place]) for values, place in self.cells[node.id])
         if isinstance(node, ast.Name) and node.id in self.assigned and node.id not in self._followed:
@@ -327,6 +379,8 @@ class _KnownValues:
         return self.opened.get(name) or self._loops.get(name)
 
     def _is_known_name(self, name: str) -> bool:
+        if name in self._handed:
+            return False
         if name in self.cells:
             return all(self.is_known(values[place]) for values, place in self.cells[name])
         source = self._source(name) if name in self.locals else self._constants.get(name)
@@ -593,6 +647,9 @@ class _Assertions:
     def _add(self, relation: str, asked: ast.expr | None, expected: ast.expr) -> ValueQuestion:
         if asked is not None and (found := _asserts(asked, self._asserting)):
             raise NotAskable(found)
+        # A file is known that the test wrote; code under test may write it too, so that it is asked for by a literal.
+        if asked is not None and self._known.is_known(asked) and (_is_literal(asked) or not _is_literal(expected)):
+            raise NotAskable(f"compares what is not known: {_short(asked)}")
         self.questions.append(ValueQuestion(len(self.questions), relation, asked, expected))
         return self.questions[-1]
 
@@ -634,30 +691,29 @@ class _Assertions:
         elif isinstance(node, ast.Call) and (made := self._call(node)):
             relation, asked, expected = made
             yield (relation if wanted else f"not {relation}"), asked, expected
-        elif self._known.is_known(node):
-            return
-        else:
+        elif not _is_literal(node):
             yield "true" if wanted else "not true", node, ast.Constant(None)
 
     def _comparisons(self, node: ast.Compare, wanted: bool) -> Iterator[tuple[str, ast.expr, ast.expr]]:
         sides = [node.left, *node.comparators]
         known = [self._known.is_known(side) for side in sides]
-        # Literals first: a local variable that looks known may be what the test collects its results in.
-        if len(node.ops) == 1 and isinstance(node.ops[0], ast.Eq) and all(known):
-            known = [_is_literal(side) for side in sides]
+        literal = [_is_literal(side) for side in sides]
+        # Literals first: what looks known may be a file that code under test writes, or what results are collected in.
+        if all(known):
+            known = literal
         if len(sides) == 2 and not any(known):
             made = [self._known.is_expected(side) for side in sides]
             known = made if made != [True, True] else known
         if all(isinstance(one, ast.Eq) for one in node.ops) and len(sides) > 2 and any(known):
-            expected = sides[known.index(True)]
-            for side, is_known in zip(sides, known, strict=True):
-                if not is_known:
+            expected = sides[(literal if any(literal) else known).index(True)]
+            for side, is_literal in zip(sides, literal, strict=True):
+                if side is not expected and not is_literal:
                     yield "==", side, expected
             return
         for place, operator in enumerate(node.ops):
             left, right = sides[place : place + 2]
             relation = OPERATORS[type(operator)]
-            if known[place] and known[place + 1]:
+            if literal[place] and literal[place + 1]:
                 continue
             if relation.startswith("is"):
                 yield from self._identity(left, right, (relation == "is") is wanted, node)
@@ -837,6 +893,19 @@ def _is_type(node: ast.expr) -> bool:
     return (isinstance(node, ast.Call) and dotted(node.func) == "type" and len(node.args) == 1) or (
         isinstance(node, ast.Attribute) and node.attr == "__class__"
     )
+
+
+def _is_changeable(node: ast.expr) -> bool:
+    """Return whether a value may be one that changes in place: anything but literals of other types."""
+    changeable = (ast.List, ast.Dict, ast.Set, *COMPREHENSIONS)
+    return any(
+        isinstance(one, changeable) or (isinstance(one, ast.Call) and called(one) not in UNCHANGING)
+        for one in ast.walk(node)
+    )
+
+
+def _loaded(node: ast.expr) -> Iterator[str]:
+    return (one.id for one in ast.walk(node) if isinstance(one, ast.Name) and _is_load(one))
 
 
 def _is_literal(node: ast.expr) -> bool:

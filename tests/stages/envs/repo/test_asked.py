@@ -98,11 +98,11 @@ REPORT = {
         "test_distance_is_symmetric",
         "test_order",
         "test_a_slug_is_its_own_slug",
+        "test_unique_keeps_the_order",
     },
     "asserts in a loop of the code under test": {"test_by_attribute", "test_between"},
     "decides itself": {"test_all_amounts_are_exact"},
     "calls assert_called_once_with()": {"test_labels_are_made_once"},
-    "holds the expected value in words": {"test_unique_keeps_the_order"},
 }
 """Why a test gives only `report` -> the tests. All others give `values`."""
 
