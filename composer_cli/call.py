@@ -199,8 +199,10 @@ def execute(job: StageJob, asked: Arguments, console: Console) -> Result:
     Raises `Interrupted` also where the stage came to its end after a signal: nothing is to follow it.
     """
     with ranks.join().leading(), on_signals(console.announce_stop) as caught:
+        finish = load_stage(job.stage).finish
         if done := job.up_to_date(asked):
             console.notify(f"{job.title}: {done.reason}")
+            finish(Run(done.path), job.config)
             return done
         lines = job.first_lines(asked)
         started = time.monotonic()
@@ -211,6 +213,7 @@ def execute(job: StageJob, asked: Arguments, console: Console) -> Result:
         console.notify(f"{job.title}: {ending(result, time.monotonic() - started)}")
         if caught:
             raise Interrupted(caught[0])
+        finish(Run(result.path), job.config)
         return result
 
 

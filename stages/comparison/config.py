@@ -17,9 +17,9 @@ class Config(StageConfig):
     """The smallest difference of interest, in units of the score: 0.02 is two points of a pass rate. By default 2 % of
     the scale."""
     missing: Annotated[Literal["auto", "excluded", "failed", "bounds"], BASIC, Option("WAY")] = "auto"
-    """Tasks that one side lacks, or has without a score. `excluded`: they leave both sides. `failed`: they count as the
-    lowest score. `bounds`: what is decided must hold however they would have ended. `auto`: failed for SWE-bench, whose
-    rule that is, else excluded."""
+    """Tasks that one side lacks, and samples without a score. `excluded`: these tasks leave both sides, these samples
+    the mean of their task. `failed`: they count as the lowest score. `bounds`: what is decided must hold however they
+    would have ended. `auto`: failed for SWE-bench, whose rule that is, else excluded."""
     unit: Annotated[str, BASIC, Option("COLUMN")] = ""
     """Tasks that agree in this column (a document, a repository, a family) are no independent evidence: they are
     resampled together."""

@@ -148,7 +148,7 @@ def of_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
     detected = reading.detect_formats(list(sources), "auto", sidecars)
     rows: dict[str, list[Any]] = {name: [] for name in ITEM.names}
     facts: dict[str, set[str]] = {}
-    drops, programs = Counter[str](), dict[str, None]()
+    drops, programs, broken = Counter[str](), dict[str, None](), Counter[str]()
     # A folder may hold trajectories and the predictions that were made of them, which are the same attempts.
     only = {reader.name for reader in detected.values() if reader} - {PREDICTIONS}
     for source, reader in detected.items():
@@ -156,6 +156,7 @@ def of_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
             continue
         for number, found in enumerate(_trajectories(source, reader, sidecars, drops)):
             own = found.trajectory
+            broken.update(filter(None, [own.log_status]))
             if number == 0:
                 programs[found.format] = None
                 for what, value in _facts(own).items():
@@ -163,11 +164,14 @@ def of_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
             for name, value in _item(found, unit).items():
                 rows[name].append(value)
     if not rows["task"]:
-        shown = "; ".join(f"{reason}: {number}" for reason, number in drops.most_common(3))
-        raise BadInput(f"{path} holds no item with a task that could be read ({shown}).")
+        shown = ", ".join(f"{number} {reason.replace('_', ' ')}" for reason, number in drops.most_common(3))
+        raise BadInput(
+            f"{path} holds no sample to compare: {shown or 'it is empty'}. Give a log with a record for each sample."
+        )
     if unit and not any(rows["unit"]):
         raise UsageError(f"{path} has no column {unit!r} to resample tasks by: leave out --unit, or name one it has.")
     notes = [f"{number} records were left out: {reason.replace('_', ' ')}" for reason, number in drops.items()]
+    notes += [f"the log broke off (status {status!r}) after {counted(num, 'sample')}" for status, num in broken.items()]
     return ReadLog(
         _label(path, [source for source in sources if not source.beside]),
         pa.table(rows, schema=ITEM),

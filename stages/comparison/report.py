@@ -39,12 +39,14 @@ def sentence(found: "LogComparison", one: "LogDifference") -> str:
         return f"There is no difference of {bar} between {b} and {a}: {by}."
     if one.too_few:
         return f"Too few to say: {by}; {one.too_few}."
-    few = f"about {_round(one.needed or 0):,} tasks like these find a difference of {bar} in 80 % of cases"
+    if one.needed is None:
+        return f"Whether {b} is better than {a} depends on how what is missing would have ended: {by}."
+    few = f"about {_round(one.needed):,} tasks like these find a difference of {bar} in 80 % of cases"
     return f"Too few to say whether {b} is better than {a}: {by}; {few}."
 
 
-def text(found: "LogComparison") -> str:
-    """Return the result for a terminal."""
+def text(found: "LogComparison", tasks: pa.Table) -> str:
+    """Return the result for a terminal; the tasks on which the sides differ most come last."""
     lines = [sentence(found, one) for one in found.differences]
     if len(found.differences) > 1:
         lines.append("p is after Holm's correction, and intervals are at the level that it leaves each comparison.")
@@ -56,7 +58,7 @@ def text(found: "LogComparison") -> str:
     for one in found.differences:
         lines += ["", *_about(found, one)]
     lines += [f"note ({side.letter}): {note}" for side in found.sides for note in side.notes]
-    return "\n".join(lines)
+    return "\n".join(lines) + flips(tasks, FLIPS)
 
 
 def _row(found: "LogComparison", side: "SideSummary") -> tuple[str, ...]:
@@ -86,7 +88,7 @@ def _about(found: "LogComparison", one: "LogDifference") -> list[str]:
         sides = [(letter, of) for letter, of in zip(("A", one.letter), one.missing, strict=True) if of]
         named = "; ".join(f"{letter}: {reasons(of)}" for letter, of in sides)
         as_what = {
-            "excluded": "left out on both sides",
+            "excluded": "left out, tasks on both sides",
             "failed": "counted as failed",
             "bounds": "left out, and the decision must hold however they would have ended",
         }[one.counted_as]
@@ -117,23 +119,21 @@ def _about(found: "LogComparison", one: "LogDifference") -> list[str]:
         head = ("category", "tasks", "A", one.letter, "difference", "p (Holm)")
         lines += ["", aligned(cells, head, ("left", *["right"] * 5))]
         lines += [f"and {more} more"] if more > 0 else []
-    if one.flips:
-        num = one.wins + one.losses
-        title = f"tasks that differ ({len(one.flips)} of {num:,}; --flips prints all)" if num > len(one.flips) else ""
-        lines += ["", _flip_table(one.flips, one.letter, title or "tasks that differ")]
     return lines
 
 
-def flips(tasks: pa.Table) -> str:
-    """Return every task on which a side differs from the first."""
-    letters = pc.unique(tasks["side"]).to_pylist()
-    parts = [(letter, tasks.filter(pc.equal(tasks["side"], letter))) for letter in letters]
-    return "\n\n".join(
-        _flip_table(most_different(rows, len(rows)), letter, "tasks that differ") for letter, rows in parts
-    )
+def flips(tasks: pa.Table, most: int) -> str:
+    """Return tables of the tasks on which each side differs most from the first; empty where none does."""
+    tables = ""
+    for letter in pc.unique(tasks["side"]).to_pylist():
+        rows = tasks.filter(pc.equal(tasks["side"], letter))
+        num, shown = len(_most_different(rows, len(rows))), _most_different(rows, most)
+        title = f"tasks that differ ({len(shown)} of {num:,}; --flips prints all)" if num > len(shown) else ""
+        tables += "\n\n" + _flip_table(shown, letter, title or "tasks that differ") if shown else ""
+    return tables
 
 
-def most_different(tasks: pa.Table, most: int) -> list[dict[str, Any]]:
+def _most_different(tasks: pa.Table, most: int) -> list[dict[str, Any]]:
     """Return the tasks that fell and rose most, half of each where there are enough, those that fell first."""
     apart = pc.subtract(tasks["score"], tasks["baseline"]).to_numpy()
     down, up = np.argsort(apart, kind="stable"), np.argsort(-apart, kind="stable")
@@ -196,7 +196,7 @@ def page(found: "LogComparison", tasks: pa.Table) -> str:
     """Return one page without any other file: the decision, a plot for each comparison, and the report."""
     plots = "".join(_plot(found, one, tasks.filter(pc.equal(tasks["side"], one.letter))) for one in found.differences)
     title = escape(sentence(found, found.differences[0]))
-    return PAGE.format(title=title, plots=plots, text=escape(text(found)))
+    return PAGE.format(title=title, plots=plots, text=escape(text(found, tasks)))
 
 
 def _plot(found: "LogComparison", one: "LogDifference", tasks: pa.Table) -> str:

@@ -5,11 +5,12 @@ the level that Holm's procedure gives it among all comparisons of the run, and i
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import ceil
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any, BinaryIO, Literal
 
 import numpy as np
@@ -40,7 +41,6 @@ from stages.evaluation.inference import (
     shows,
 )
 from stages.evaluation.outcomes import NOT_SUBMITTED, PASSED, SWE_BENCH, Missing, PairedOutcomes, paired
-from stages.evaluation.verdict import by_family
 from stages.plurals import counted
 from stages.runs import store
 from stages.runs.run import Inputs, Run, RunWriter
@@ -49,8 +49,8 @@ from stages.runs.stage import Plan
 NO_DIFFERENCE = "no difference"
 EXIT_CODES = {BETTER: 0, WORSE: 1, NO_GAIN: 1, NO_DIFFERENCE: 1, UNDECIDED: 3}
 TASKS = "tasks.parquet"
-POWER_AND_LEVEL = 2.8016
-"""The normal quantiles of 97.5 and 80 %, added: a difference of so many standard errors is found in 80 % of cases."""
+POWER = 0.8
+"""Of the number of tasks that finds `min_gain`."""
 MOST_FAMILIES = 60
 
 
@@ -80,7 +80,7 @@ class LogDifference:
 
     missing: by side, how many samples have no score, and tasks no sample, by reason. worst, best: the difference if
     they had ended at the lowest and the highest score. holds: whether the decision is the same in all of these cases.
-    needed: tasks that find `min_gain` in 80 % of cases. flips: task, both scores, both places.
+    needed: tasks that find `min_gain` in 80 % of cases.
     """
 
     letter: str
@@ -105,7 +105,6 @@ class LogDifference:
     matched: str
     settings: tuple[str, ...]
     families: tuple[Mapping[str, Any], ...]
-    flips: tuple[Mapping[str, Any], ...]
 
 
 @dataclass(frozen=True)
@@ -148,14 +147,13 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         verdict=first.decision,
         why=report.sentence(comparison, first),
         differences=[
-            {name: value for name, value in asdict(one).items() if name not in ("flips", "families")}
-            for one in comparison.differences
+            {name: value for name, value in asdict(one).items() if name != "families"} for one in comparison.differences
         ],
     )
     out.count(planned=len(found), done=len(found))
     out.document("comparison", asdict(comparison))
     out.write_export(TASKS, partial(_write, tables))
-    out.write_file("report.txt", report.text(comparison) + "\n")
+    out.write_file("report.txt", report.text(comparison, tables) + "\n")
     out.write_file("comparison.html", report.page(comparison, tables))
 
 
@@ -165,13 +163,18 @@ def _write(table: pa.Table, file: BinaryIO) -> int:
 
 
 def text(run: Run, config: Config) -> str:
-    """Return the report, every flip where they are asked for, and write the page where a file is named for it."""
+    """Return the report, with every flip in place of the first where they are asked for."""
     shown = (run.read_file("report.txt") or b"").decode()
     if config.flips:
-        shown += "\n" + report.flips(pq.read_table(run.path / TASKS))
+        tasks = pq.read_table(run.path / TASKS)
+        shown = shown.removesuffix(report.flips(tasks, report.FLIPS) + "\n") + report.flips(tasks, len(tasks))
+    return shown
+
+
+def finish(run: Run, config: Config) -> None:
+    """Write the page where a file is named for it."""
     if config.html:
         store.write_sealed(Path(config.html), run.read_file("comparison.html") or b"")
-    return shown
 
 
 def compare(found: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa.Table]:
@@ -200,12 +203,12 @@ def compare(found: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa
     ]
     test = partial(_test, unit=unit, scores=not binary)
     tests = [[test(one) for one in (pair.outcomes, pair.worst, pair.best) if one] for pair in pairs]
-    p_values = [float(of[0].p()[0]) for of in tests]
+    all_deciding = [of if way == "bounds" else of[:1] for of in tests]
+    p_values = [_p(of) for of in all_deciding]
     adjusted = holm(p_values)
     differences = []
-    for index, (pair, of, (_, how)) in enumerate(zip(pairs, tests, matched, strict=True)):
+    for index, (pair, of, deciding, (_, how)) in enumerate(zip(pairs, tests, all_deciding, matched, strict=True)):
         alpha = _level(p_values, index)
-        deciding = of if way == "bounds" else of[:1]
         limits = [one.interval(alpha) for one in deciding]
         (lowest,), (highest,) = np.min([one[0] for one in limits], 0), np.max([one[1] for one in limits], 0)
         outcomes, units = pair.outcomes, of[0].num_flipped
@@ -214,8 +217,10 @@ def compare(found: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa
         noun = unit.noun if unit and not unit.fixed else "task"
         too_few = f"{counted(units, noun)} cannot show anything, which takes {least}" if units < least else ""
         decided = UNDECIDED if too_few else _decision(deciding, min_gain / width, alpha)
-        error = (highest - lowest) / 2 / 1.96
-        needed = ceil(len(d_T) * (POWER_AND_LEVEL * error / (min_gain / width)) ** 2)
+        # A difference of as many standard errors as level and power take together is found at that power.
+        at_level, at_power = (NormalDist().inv_cdf(share) for share in (1 - alpha / 2, POWER))
+        error = (highest - lowest) / 2 / at_level
+        needed = ceil(len(d_T) * ((at_level + at_power) * error / (min_gain / width)) ** 2)
         differences.append(
             LogDifference(
                 letter=_letter(index + 1),
@@ -235,17 +240,24 @@ def compare(found: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa
                 worst=float(of[1].estimate_X[0]) * width if len(of) > 1 else None,
                 best=float(of[2].estimate_X[0]) * width if len(of) > 1 else None,
                 holds=too_few != "" or all(_decision([one], min_gain / width, alpha) == decided for one in of),
-                needed=needed if decided == UNDECIDED else None,
+                needed=needed if decided == UNDECIDED and len(deciding) == 1 else None,
                 too_few=too_few,
                 matched=how,
                 settings=tuple(_settings(base, others[index])),
-                families=tuple(_families(outcomes, scale)),
-                flips=tuple(report.most_different(_tasks([outcomes], scale, [_letter(index + 1)]), report.FLIPS)),
+                families=tuple(_families(outcomes, scale, test, max(fewest_units(), 0 if binary else MIN_SCORE_UNITS))),
             )
         )
+    compared = [{task for pair in pairs for task in pair.outcomes.tasks}, *(pair.outcomes.tasks for pair in pairs)]
     sides = tuple(
-        _side(log, _failed(table) if way == "failed" else table, letter, unit, binary, scale)
-        for log, table, letter in zip(every, collapsed, map(_letter, range(len(every))), strict=True)
+        _side(
+            log,
+            (_failed(table) if way == "failed" else table).filter(pc.is_in(table["task_id"], pa.array([*tasks]))),
+            _letter(index),
+            unit,
+            binary,
+            scale,
+        )
+        for index, (log, table, tasks) in enumerate(zip(every, collapsed, compared, strict=True))
     )
     tables = _tasks([pair.outcomes for pair in pairs], scale, [one.letter for one in differences])
     made = LogComparison(
@@ -385,6 +397,12 @@ def _test(outcomes: PairedOutcomes, unit: SamplingUnit | None, scores: bool) -> 
     return PairedTest(*sides, _units(outcomes), fixed=bool(unit and unit.fixed), scores=scores)
 
 
+def _p(tests: Sequence[PairedTest]) -> float:
+    """Return the p-value that there is no difference, or not the same one, in any of these cases."""
+    same = len({bool(test.estimate_X[0] > 0) for test in tests}) == 1
+    return max(float(test.p()[0]) for test in tests) if same else 1.0
+
+
 def _units(outcomes: PairedOutcomes) -> Array:
     return np.arange(len(outcomes.tasks)) if outcomes.units == outcomes.tasks else numbered(outcomes.units)
 
@@ -399,7 +417,7 @@ def _decision(tests: Sequence[PairedTest], min_gain: float, alpha: float) -> str
 def _side(
     log: ReadLog, table: pa.Table, letter: str, unit: SamplingUnit | None, binary: bool, scale: tuple[float, float]
 ) -> SideSummary:
-    """Return what a side is, and its mean over tasks."""
+    """Return what a side is, and its mean over the compared tasks, which are those of the table."""
     known = table.filter(pc.is_valid(table["passed"]))
     seeds = np.unique(known["train_seed"].to_numpy())
     coded = known["task_id"].combine_chunks().dictionary_encode()
@@ -451,14 +469,17 @@ def _settings(base: ReadLog, other: ReadLog) -> list[str]:
     return found
 
 
-def _families(outcomes: PairedOutcomes, scale: tuple[float, float]) -> list[dict[str, Any]]:
-    """Return both means in each category of tasks, with p after Holm's correction where it has enough tasks."""
+def _families(
+    outcomes: PairedOutcomes, scale: tuple[float, float], test: Callable[[PairedOutcomes], PairedTest], least: int
+) -> list[dict[str, Any]]:
+    """Return both means in each category of tasks, with p after Holm's correction where it has `least` units."""
     names = np.asarray(outcomes.families)
     distinct = np.unique(names) if len(names) <= 100_000 or len(set(outcomes.families)) <= MOST_FAMILIES else names
     if not 2 <= len(distinct) <= min(MOST_FAMILIES, len(names) / 2):
         return []
-    tested = by_family(outcomes)
-    adjusted = {one.name: p for one, p in zip(tested, holm([one.p_value for one in tested]), strict=True)}
+    tests = {name: test(_part(outcomes, np.flatnonzero(names == name))) for name in distinct.tolist()}
+    tested = {name: float(one.p()[0]) for name, one in tests.items() if one.num_flipped >= least}
+    adjusted = dict(zip(tested, holm([*tested.values()]), strict=True))
     width = scale[1] - scale[0]
     sides = [scale[0] + np.nanmean(side_ST, 0) * width for side_ST in (outcomes.baseline_ST, outcomes.treatment_ST)]
     return [
@@ -472,6 +493,15 @@ def _families(outcomes: PairedOutcomes, scale: tuple[float, float]) -> list[dict
         for name in distinct.tolist()
         for at_T in [names == name]
     ]
+
+
+def _part(outcomes: PairedOutcomes, chosen: Array) -> PairedOutcomes:
+    """Return the outcomes of some tasks, by their numbers."""
+    sides = outcomes.treatment_ST[:, chosen], outcomes.baseline_ST[:, chosen]
+    tasks, families, units = (
+        tuple(of[task] for task in chosen) for of in (outcomes.tasks, outcomes.families, outcomes.units)
+    )
+    return replace(outcomes, treatment_ST=sides[0], baseline_ST=sides[1], tasks=tasks, families=families, units=units)
 
 
 def _tasks(found: Sequence[PairedOutcomes], scale: tuple[float, float], letters: Sequence[str]) -> pa.Table:

@@ -83,6 +83,8 @@ class Trajectory:
     resolved: bool | None = None
     unscored: bool = False
     """The source records that nothing was scored: the reward is None, and no report is asked for it."""
+    log_status: str | None = None
+    """The status of the log where it is no success: it broke off, and lacks samples."""
     judged: bool = True
     """Whether a verdict on the file or its instance, from a report, is one on this rollout."""
     submission: str | None = None

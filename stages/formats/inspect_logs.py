@@ -68,7 +68,11 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
         yield origin.make_drop("log_without_samples", f"status {record.get('status')}, no samples in the log")
     for sample in samples:
         if isinstance(sample.get("messages"), list):
-            yield _rollout(record["eval"], record.get("plan") or {}, sample)
+            found = _rollout(record["eval"], record.get("plan") or {}, sample)
+            # An archive without a header, of an evaluation that runs or was killed, has no status.
+            status = record.get("status", "started")
+            found.log_status = None if status == "success" else status
+            yield found
         else:
             yield origin.make_drop("sample_without_messages", f"sample {sample.get('id')} is a summary")
 

@@ -2,7 +2,7 @@
 
 The index is a cache, in memory and in the file `NAME` of the artifacts folder. An entry holds for the one manifest that
 it was read from, which `store.stamp` tells from all others, so that manifests stay the only source. A file that is
-damaged or of another version counts as absent. It is replaced whole, so several processes may write it, and the last
+damaged or has other fields counts as absent. It is replaced whole, so several processes may write it, and the last
 one stays; where it cannot be written, the next process reads the manifests again.
 """
 
@@ -24,8 +24,6 @@ from stages.runs.catalog import manifests, references
 from stages.runs.run import Manifest, Run, RunFacts, read_manifest
 
 NAME = ".runs.json"
-VERSION = 1
-"""To be raised where a field of `Entry` comes to mean something else."""
 SETTINGS = ("arm", "seed", "env", "policy")
 """The settings that an entry keeps of `config`."""
 
@@ -138,7 +136,7 @@ ENTRIES = TypeAdapter(dict[str, Entry])
 
 
 def _load(path: Path) -> dict[str, Entry]:
-    with suppress(OSError, ValidationError):  # none there, or of a version that forgot to raise its number
+    with suppress(OSError, ValidationError):  # none there, or its content damaged
         head, _, body = path.read_bytes().partition(b"\n")
         return ENTRIES.validate_json(body) if head == _head(body) else {}
     return {}
@@ -151,7 +149,13 @@ def _save(path: Path, kept: dict[str, Entry]) -> None:
 
 
 def _head(body: bytes) -> bytes:
-    return f"{VERSION} {hashlib.sha256(body).hexdigest()}".encode()
+    return f"{schema()} {hashlib.sha256(body).hexdigest()}".encode()
+
+
+@cache
+def schema() -> str:
+    """Return a digest of the fields of an entry: an index that was written with others counts as absent."""
+    return store.digest(Entry.model_json_schema())
 
 
 def _stat_digest(folder: str, names: Sequence[str]) -> str:

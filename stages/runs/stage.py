@@ -77,6 +77,8 @@ class Stage(Generic[ConfigT]):
     """Do the missing units and nothing else: workers call it (`--on`). None when units cannot be dealt to workers."""
     text: Callable[[Run, ConfigT], str] = lambda run, config: (run.read_file("report.txt") or b"").decode()
     """Return what is printed of a finished run."""
+    finish: Callable[[Run, ConfigT], None] = lambda run, config: None
+    """Write what a call wants outside of the run folder, also of a run that was complete before the call."""
     judge: Callable[[Path, Mapping[str, Any], ConfigT], Judgement] | None = None
     """Return the verdict by a run's folder, with its ledger, and its summary, where limits among the settings decide.
 

@@ -157,8 +157,11 @@ def after_head(model: Any) -> tuple[float | None, float]:
     return getattr(config, "final_logit_softcapping", None), scale
 
 
+TRAIN_WITHOUT = "Train by GRPO alone, with optimisation.shared_prompts=false."
+
+
 @torch.no_grad()
-def require_head(model: Any, name: str) -> None:
+def require_head(model: Any, name: str, remedy: str = TRAIN_WITHOUT) -> None:
     """Raise `UsageError` unless a model's logits are those of its output head with what `after_head` knows of.
 
     What architectures do after the head has no common name in transformers, so it is tried on a few tokens.
@@ -172,7 +175,7 @@ def require_head(model: Any, name: str) -> None:
         kind = type(model).__name__
         raise UsageError(
             f"{name} is a {kind}, which changes its logits after the output head in a way that is unknown here: "
-            "channels and shared prompts would be wrong. Train by GRPO alone, with optimisation.shared_prompts=false."
+            f"channels and shared prompts would be wrong. {remedy}"
         )
 
 

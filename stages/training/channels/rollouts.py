@@ -93,7 +93,7 @@ def open_teacher(config: PolicyConfig, role: str, student: LocalPolicy, out: Run
     """
     model, tokenizer = load_model(config, cache=out.cache, listener=out.progress)
     check_vocabulary(student.tokenizer, tokenizer, config.model)
-    require_head(model, config.model)
+    require_head(model, config.model, "Name another teacher.")
     teacher = LocalPolicy(model.eval().requires_grad_(False), tokenizer, config)
     out.model(role, **teacher.facts())
     return teacher

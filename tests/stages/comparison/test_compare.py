@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from scipy import stats
 from support.refusals import refused
@@ -57,8 +58,12 @@ def predictions(folder: Path, submitted: Iterable[str], resolved: Iterable[str],
 
 
 def compared(*paths: str, **settings: Any) -> LogComparison:
+    return comparison(*paths, **settings)[0]
+
+
+def comparison(*paths: str, **settings: Any) -> tuple[LogComparison, pa.Table]:
     config = Config(paths=list(paths), **settings)
-    return compare(logs.sides(config.paths, config.unit), config)[0]
+    return compare(logs.sides(config.paths, config.unit), config)
 
 
 def outcomes(num: int, gained: int, lost: int) -> tuple[list[int], list[int]]:
@@ -119,7 +124,11 @@ def test_what_a_side_lacks_is_named_and_counts_as_asked(tmp_path: Path) -> None:
     assert excluded.estimate == failed.estimate == 0.0
     assert (excluded.worst, excluded.best) == (0.0, pytest.approx(0.4))
     assert not excluded.holds and (bounds.low, bounds.high) > (-0.1, 0.3)
-    assert "36 no score, 4 not submitted - left out on both sides" in report.text(compared(*paths))
+    assert "36 no score, 4 not submitted - left out, tasks on both sides" in report.text(*comparison(*paths))
+    assert bounds.p == 1.0 and bounds.needed is None and excluded.p == failed.p
+    assert "depends on how what is missing" in report.sentence(compared(*paths, missing="bounds"), bounds)
+    # The sides' means are of the tasks that the difference is of.
+    assert [side.mean for side in compared(*paths).sides] == [1.0, 1.0]
 
 
 def test_what_was_not_submitted_to_swe_bench_has_failed(tmp_path: Path) -> None:
@@ -145,6 +154,24 @@ def test_the_reason_of_a_failed_sample_is_in_its_own_words(tmp_path: Path) -> No
         inspect_log(tmp_path / "b.json", [*rows[:8], (8, "What is 8?", "Docker is gone"), (9, "What is 9?", "I")]),
     ]
     assert compared(*paths).differences[0].missing == ({}, {"Docker is gone": 1})
+
+
+def test_a_log_that_broke_off_is_named(tmp_path: Path) -> None:
+    rows = [(at, f"What is {at}?", "C") for at in range(10)]
+    paths = [inspect_log(tmp_path / f"{name}.json", rows[:num]) for name, num in (("a", 10), ("b", 4))]
+    broken = json.loads(Path(paths[1]).read_text()) | {"status": "error"}
+    Path(paths[1]).write_text(json.dumps(broken))
+    assert [side.notes for side in compared(*paths).sides] == [
+        (),
+        ("the log broke off (status 'error') after 4 samples",),
+    ]
+
+
+def test_a_log_without_scores_or_samples_is_refused(tmp_path: Path) -> None:
+    paths = [scores(tmp_path / "a.jsonl", [1, None]), scores(tmp_path / "b.jsonl", [None, 1])]
+    refused(lambda: compared(*paths), BadInput, "both a and b", "a: 1 no score", "--missing failed")
+    empty = inspect_log(tmp_path / "c.json", [])
+    refused(lambda: compared(paths[0], empty), BadInput, "c.json", "1 log without samples")
 
 
 def test_a_score_that_is_no_number_is_no_score(tmp_path: Path) -> None:
@@ -216,6 +243,12 @@ def test_tasks_of_one_document_are_resampled_together(tmp_path: Path) -> None:
     alone, together = compared(*paths).differences[0], compared(*paths, unit="document").differences[0]
     assert alone.decision == "better" and together.decision == "undecided"
     assert together.num_units == 12 and together.p > 10 * alone.p
+    # A category of all but one of the documents is no clearer than they are.
+    for path, side in zip(paths, (rows, again), strict=True):
+        table(Path(path), ({**row, "category": "y" if row["document"] == "d11" else "x"} for row in side))
+    by_task, by_document = (compared(*paths, unit=unit).differences[0].families for unit in ("", "document"))
+    assert by_task[0]["p_holm"] < 0.01 < 0.1 < by_document[0]["p_holm"]
+    assert by_task[1]["p_holm"] and by_document[1]["p_holm"] is None  # one document shows nothing
     refused(lambda: compared(*paths, unit="author"), UsageError, "author", "document")
 
 

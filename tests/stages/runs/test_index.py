@@ -115,7 +115,7 @@ def spoiled(data: bytes) -> list[bytes]:
         b"",
         data[:-1],
         data.replace(b'"label":""', b'"label":"x"'),
-        data.replace(str(index.VERSION).encode(), b"0", 1),
+        data.replace(index.schema().encode(), b"0", 1),
         index._head(unknown) + b"\n" + unknown,
         index._head(b"[1]") + b"\n[1]",
     ]
