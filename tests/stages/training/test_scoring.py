@@ -189,6 +189,8 @@ def test_a_model_that_changes_its_logits_in_another_way_is_refused() -> None:
         model = AutoModelForCausalLM.from_config(config).eval()
         with nullcontext() if multiplier == 1 else pytest.raises(UsageError, match="FalconH1ForCausalLM"):
             require_head(model, "m")
+    with pytest.raises(UsageError, match="Name another teacher"):
+        require_head(model, "m", "Name another teacher.")
 
 
 # Packed: one row without padding for all trees
