@@ -72,22 +72,29 @@ class AnswerSheet:
     relations: Mapping[TestLocation, tuple[str, ...]]
     reasons: Mapping[TestLocation, str]
 
-    def wrong(self, outcomes: TestOutcomes) -> set[TestLocation]:
-        """Return the functions whose tests failed, or answered otherwise than expected, in a run of `files`."""
-        return {function for function in self.expected if not self._is_right(function, outcomes)}
+    def faults(self, outcomes: TestOutcomes) -> dict[TestLocation, str]:
+        """Return the functions whose answers are not right in a run of `files`: WRONG, or why nobody can say."""
+        found = {function: self._fault(function, outcomes) for function in self.expected}
+        return {function: fault for function, fault in found.items() if fault}
 
-    def _is_right(self, function: TestLocation, outcomes: TestOutcomes) -> bool:
+    def _fault(self, function: TestLocation, outcomes: TestOutcomes) -> str:
         given, wanted = answers(outcomes, function), self.expected[function]
-        relations = self.relations[function]
-        return (
-            passes(outcomes, function)
-            and [[number for number, _ in one] for one in given] == [[number for number, _ in one] for one in wanted]
-            and all(
-                values.holds(relations[number], mine[0], right[-1])
-                for one, other in zip(given, wanted, strict=True)
-                for (number, mine), (_, right) in zip(one, other, strict=True)
-            )
-        )
+        relations, fault = self.relations[function], ""
+        if not passes(outcomes, function):
+            return WRONG
+        if [[number for number, _ in one] for one in given] != [[number for number, _ in one] for one in wanted]:
+            return WRONG
+        for one, other in zip(given, wanted, strict=True):
+            for (number, mine), (_, right) in zip(one, other, strict=True):
+                try:
+                    if not values.holds(relations[number], mine[0], right[-1]):
+                        return WRONG
+                except values.Incomparable as error:
+                    fault = f"gives an object of type {error}"
+        return fault
+
+
+WRONG = "gives other values"
 
 
 def ask(
@@ -119,13 +126,16 @@ def ask(
     functions = [*fixed, *random.SystemRandom().sample([*kept], min(len(kept), MOST_KEPT))]
     sheet = _sheets.get(task, lambda: answer_sheet(tests, functions, hidden, rerun, reference=reference))
     selected = [function.named(function.name) for function in sheet.expected]
-    once = wrong = sheet.wrong(rerun(sheet.files, selected, "solution")) if selected else set()
+    once = again = sheet.faults(rerun(sheet.files, selected, "solution")) if selected else {}
     # Twice, since tests fail by chance. One right run of two may be a guess, and one wrong run chance.
-    if once:
-        wrong = once & sheet.wrong(rerun(sheet.files, selected, "solution"))
-    unsure = {name for name, found in located.items() if (once - wrong) & {*found}}
+    if WRONG in once.values():
+        again = sheet.faults(rerun(sheet.files, selected, "solution"))
+    wrong = {one for one, fault in once.items() if fault == WRONG and again.get(one) == WRONG}
     reasons = {name: _reason(tests, sheet, name, found) for name, found in located.items()}
-    reasons |= dict.fromkeys(unsure, "gives other values in another run")
+    for name, found in located.items():
+        unsure = [fault for one in found if one not in wrong for fault in (once.get(one), again.get(one)) if fault]
+        if unsure:
+            reasons[name] = max(unsure, key=lambda fault: fault != WRONG)
     return Grounds(
         {name: reason for name, reason in reasons.items() if reason},
         frozenset(name for name, found in located.items() if wrong & {*found}),
@@ -230,7 +240,7 @@ def answer_sheet(
     absent = dict.fromkeys(({*hidden} | data) - needed - {*withheld})
     absent_for = {test for test, path in expecting if path in absent}
     second = rerun({**absent, **withheld}, selected, "reference") if absent else first
-    odd = sheet.wrong(second)
+    odd = sheet.faults(second)
     for one, made in askable.items():
         if one in odd:
             reasons[one] = "gives other values, or cannot run, without its expected values"

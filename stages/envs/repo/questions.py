@@ -869,7 +869,11 @@ class _Rewriter(ast.NodeTransformer):
         if self._sends == "expecting":
             return ast.Expr(ast.Call(ast.Name(ASK, ast.Load()), [number, ast.Constant(None), *expected], []))
         if one.asked is not None:
-            return ast.Expr(ast.Call(ast.Name(ASK, ast.Load()), [number, one.asked, *expected], []))
+            asked = one.asked
+            if one.relation.endswith("true"):
+                # What is true needs no type that can be sent; `bool` may be a name of the test.
+                asked = ast.UnaryOp(ast.Not(), ast.UnaryOp(ast.Not(), asked))
+            return ast.Expr(ast.Call(ast.Name(ASK, ast.Load()), [number, asked, *expected], []))
         guard = ast.Call(ast.Name(f"_composer_{one.relation}", ast.Load()), [number, *expected], [])
         made: Any = _with_body(node, inside)
         made.items = [*made.items[:-1], ast.withitem(guard, made.items[-1].optional_vars)]

@@ -26,6 +26,10 @@ class Incomparable(ValueError):
     """A value is, or holds, an object that cannot be compared outside; the text is the name of its type."""
 
 
+class EqualToAnything(Incomparable):
+    """The object agrees with whatever it is compared with."""
+
+
 @dataclass(frozen=True)
 class ClassName:
     """A class by the names of its bases, itself first; of classes that are not built in with a tilde before."""
@@ -66,6 +70,10 @@ def _refuse(rest: list[Any], read: Callable[[Any], Any]) -> Any:
     raise Incomparable(str(rest[0])[:80])
 
 
+def _refuse_agreeing(rest: list[Any], read: Callable[[Any], Any]) -> Any:
+    raise EqualToAnything(str(rest[0])[:80])
+
+
 def _set(rest: list[Any], read: Callable[[Any], Any]) -> frozenset[Any]:
     members = [read(one) for one in rest]
     refuse_chosen_hashes(members)
@@ -90,6 +98,7 @@ GIVEN = DECODERS | {
     "x": lambda rest, read: TYPES[rest[0]](*map(read, rest[1:])),
     "c": lambda rest, read: DataObject(str(rest[0]), tuple((read(name), read(value)) for name, value in rest[1:])),
     "o": _refuse,
+    "same": _refuse_agreeing,
 }
 EXPECTED = GIVEN | {
     "approx": lambda rest, read: Approximately(read(rest[0]), read(rest[1]), bool(rest[2])),
@@ -106,11 +115,16 @@ def read(text: str, *, expected: bool = False) -> Any:
 def holds(relation: str, value: str, expected: str) -> bool:
     """Return whether the value in one text has a relation to that in another, which may be `not` one of RELATIONS.
 
-    False where the relation has no meaning for them: a solution chose the value.
+    False where the relation has no meaning for them: a solution chose the value. `Incomparable` where that cannot be
+    said here, since it is an object of another type, or too long for a pattern.
     """
     try:
         bare = relation.removeprefix("not ")
         return RELATIONS[bare](read(value), read(expected, expected=True)) is (bare == relation)
+    except EqualToAnything:
+        return False
+    except Incomparable:
+        raise
     # Every exception: the code under test chooses the value, down to its bytes.
     except Exception:
         return False
@@ -123,7 +137,7 @@ LONGEST_SEARCHED = 4000
 def _searched(match: Callable[..., Any]) -> Callable[[Any, Any], bool]:
     def found(value: Any, expected: Any) -> bool:
         if len(value) > LONGEST_SEARCHED:
-            return False
+            raise Incomparable("text, too long for a pattern")
         pattern, *flags = expected
         pattern, *flags = pattern if isinstance(pattern, tuple) else (pattern, *flags)
         return match(pattern, value, *flags) is not None

@@ -58,6 +58,19 @@ def of_one(returns: str) -> Run:
     return runner_of(ONE_TEST, {"one.py": trees.TreeFile(f"def f(x): return {returns}\n".encode())})
 
 
+def test_a_right_answer_of_another_type_is_no_forgery() -> None:
+    """The reference gives truth values and a number."""
+    tests: trees.Changes = {
+        ONE: trees.TreeFile(b"import one\ndef test_match(): assert one.f('a')\ndef test_one(): assert one.g() == 4\n")
+    }
+    number = "class N:\n    def __eq__(self, other): return other == 4\n"
+    match = runner_of(tests, {"one.py": trees.TreeFile(f"import re\n{number}f, g = re.compile('a').match, N".encode())})
+    plain = runner_of(tests, {"one.py": trees.TreeFile(b"f, g = str.isalpha, lambda: 4")})
+    names = [f"{ONE}::test_match", f"{ONE}::test_one"]
+    found = ask(match, plain, tests, names, "types")
+    assert not found.wrong and found.reasons == {names[1]: "gives an object of type N"}
+
+
 def in_turn(*runs: Run) -> Run:
     """Return what runs each of these once, in order."""
     left = list(runs)
@@ -280,9 +293,11 @@ def test_no_forged_answer_is_right(forged: tuple[TestOutcomes, Grounds]) -> None
     """All of them pass the original tests, since the code under test swallows what they raise."""
     original, found = forged
     assert set(original.statuses.values()) == {"passed"} and len(original.statuses) == 25, original.log
-    assert found.reasons == {}
-    assert {TEST_FILE, *original.statuses} - found.wrong == {f"{TEST_FILE}::test_honest"}
-    assert found.ground([TEST_FILE]) == "values"
+    large = {f"{TEST_FILE}::test_{name}" for name in ("huge", "recursive")}
+    assert found.reasons.keys() == {TEST_FILE, *large}
+    # Whatever is true is right where nothing else is asserted.
+    right = {f"{TEST_FILE}::test_honest", f"{TEST_FILE}::test_truth"}
+    assert {TEST_FILE, *original.statuses} - found.wrong - large == right
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,24 @@ class Agreeing(str):
         return "'right'"
 
 
+class Same:
+    """Equal to everything."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = object.__hash__
+
+
+class Between:
+    """Less and greater than everything."""
+
+    def __lt__(self, other: object) -> bool:
+        return True
+
+    __gt__ = __lt__
+
+
 def holds(relation: str, value: Any, expected: Any) -> bool:
     return values.holds(relation, written(value), written(expected))
 
@@ -103,10 +121,11 @@ def test_relations(relation: str, value: Any, expected: Any) -> None:
     ("relation", "value", "expected"),
     [
         ("==", Agreeing("wrong"), "right"),
-        ("!=", object(), "right"),
+        ("!=", Same(), "right"),
+        ("==", [Same()], [1]),
+        ("<", Between(), 5),
         ("==", mock.ANY, "right"),
         ("==", pytest.approx(1, abs=9), 5),
-        ("==", [object()], [object()]),
         ("is", 1, True),
         ("==", Pair(1, "b"), Pair(1, "a")),
         ("==", make_dataclass("Other", ["one", "other"])(1, "a"), Pair(1, "a")),
@@ -123,7 +142,6 @@ def test_relations(relation: str, value: Any, expected: Any) -> None:
         ("caught", (type("ValueError", (Exception,), {}), ""), (ValueError, None)),
         ("caught", (ValueError, "wrong"), (ValueError, "right")),
         ("subclass of", type("int", (), {}), int),
-        ("re.search", "a" * 5000, ("a",)),
     ],
 )
 def test_what_does_not_hold(relation: str, value: Any, expected: Any) -> None:
@@ -133,13 +151,27 @@ def test_what_does_not_hold(relation: str, value: Any, expected: Any) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "[", "[]", '["any"]', '["approx", 5, 5, true]', '["o", "x"]', '["x", "date", ["s", "00"]]', "1e999"),
+        *("", "[", "[]", '["any"]', '["approx", 5, 5, true]', '["same", "x"]', '["x", "date", ["s", "00"]]', "1e999"),
         *('["d", [["l"], 1]]', "[" * 5000, '["f", 1]', '["x", "eval", ["s", "31"]]', '{"a": 1}', '["k"]', "9" * 5000),
     ],
 )
 def test_no_text_is_right_by_its_form(text: str) -> None:
     for expected in (5, "right", None, [], date(2024, 1, 1)):
         assert not values.holds("==", text, written(expected))
+
+
+@pytest.mark.parametrize(
+    ("relation", "value", "expected"),
+    [
+        ("==", object(), "right"),
+        ("!=", [object()], [5]),
+        ("==", re.match("a", "a"), "right"),
+        ("re.search", "a" * 5000, ("a",)),
+    ],
+)
+def test_what_cannot_be_compared_here_is_not_wrong(relation: str, value: Any, expected: Any) -> None:
+    with pytest.raises(values.Incomparable):
+        holds(relation, value, expected)
 
 
 def test_values_that_hold_themselves_or_are_large_are_sent_as_such() -> None:
@@ -150,4 +182,6 @@ def test_values_that_hold_themselves_or_are_large_are_sent_as_such() -> None:
         wide = [wide, wide]
     for value in (ring, wide, "x" * 10**6, list(range(10**5))):
         text = written(value)
-        assert len(text) < 100 and not values.holds("==", text, text)
+        assert len(text) < 100
+        with pytest.raises(values.Incomparable):
+            values.holds("==", text, "5")
