@@ -276,6 +276,7 @@ def askings(
     """Return the versions of the functions that can be asked, and why others cannot."""
     found: dict[TestLocation, Asking] = {}
     reasons: dict[TestLocation, str] = {}
+    beside = {PurePosixPath(path).stem: module for path, module in tests.modules.items()}
     for one in functions:
         fixtures = {
             node.name: node
@@ -286,7 +287,7 @@ def askings(
             if isinstance(node, FunctionNode)
         }
         try:
-            found[one] = asking(tests.modules[one.path], tests.owner(one), tests.functions[one], fixtures)
+            found[one] = asking(tests.modules[one.path], tests.owner(one), tests.functions[one], fixtures, beside)
         except NotAskable as error:
             reasons[one] = str(error)
     # What a test must not find may be kept for another one, which then is left out as well, until nothing changes.

@@ -15,8 +15,9 @@ import builtins
 import copy
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 from stages.envs.repo.inlining import inlined
@@ -149,23 +150,31 @@ class Asking:
 
 
 def asking(
-    module: ast.Module, owner: ast.ClassDef | None, function: FunctionNode, fixtures: Mapping[str, FunctionNode]
+    module: ast.Module,
+    owner: ast.ClassDef | None,
+    function: FunctionNode,
+    fixtures: Mapping[str, FunctionNode],
+    beside: Mapping[str, ast.Module] = MappingProxyType({}),
 ) -> Asking:
     """Return the versions of a test in a module, and in a class; `NotAskable` where not all of it can be asked.
 
-    `fixtures` are the functions of conftest.py that the test may name.
+    `fixtures` are the functions of conftest.py that the test may name, `beside` the modules of the test files by name.
     """
     if any(isinstance(node, ast.Global | ast.Nonlocal | ast.NamedExpr | ast.Yield) for node in ast.walk(function)):
         raise NotAskable("binds names where it reads them")
-    asserting = asserting_names(module)
-    around = [*module.body, *(owner.body if owner else ()), *fixtures.values()]
-    for node in around:
-        if isinstance(node, FunctionNode) and _runs_around(node, function) and (found := _asserts(node, asserting)):
+    helpers = _imported(module, beside)
+    asserting = asserting_names(module) | {name for name, (own, of) in helpers.items() if own in asserting_names(of)}
+    deciding = {name for name, (own, of) in helpers.items() if own in _deciding_functions(of)}
+    around = [*fixtures.values(), *module.body, *(owner.body if owner else ())]
+    marks = [*function.decorator_list, *(owner.decorator_list if owner else ())]
+    marks += [node for node in module.body if isinstance(node, ast.Assign)]
+    for node in _run_around([node for node in around if isinstance(node, FunctionNode)], marks, function):
+        if found := _asserts(node, asserting):
             raise NotAskable(f"uses {node.name}(), which {found}")
     if found := "".join(_asserts(one, asserting) for one in function.decorator_list):
         raise NotAskable(f"has a decorator that {found}")
     test = inlined(module, owner, function, fixtures, asserting)
-    known = _KnownValues(module, test)
+    known = _KnownValues(module, test, _deciding_functions(module) | deciding | asserting)
     assertions = _Assertions(known, asserting)
     assertions.collect(test.body)
     if not assertions.questions:
@@ -180,13 +189,46 @@ def asking(
     return Asking(open_, expecting, withheld, relations, frozenset(known.absent), known.reads(assertions.questions))
 
 
-def _runs_around(node: FunctionNode, test: FunctionNode) -> bool:
-    """Return whether a function runs before or after a test: a fixture that it names or all use, or a set-up."""
-    fixture = any("fixture" in ast.unparse(one) for one in node.decorator_list)
-    named = node.name in {one.arg for one in test.args.args} or "autouse" in "".join(
-        map(ast.unparse, node.decorator_list)
-    )
-    return node.name in CALLED_BY_RUNNER or (fixture and named)
+def _run_around(
+    functions: Sequence[FunctionNode], marks: Sequence[ast.AST], test: FunctionNode
+) -> Iterator[FunctionNode]:
+    """Yield the functions that run before or after a test: set-ups, and fixtures that it, all or other fixtures use."""
+    used = {one.arg for one in test.args.args}
+    for node in (inner for one in marks for inner in ast.walk(one)):
+        if isinstance(node, ast.Call) and called(node) == "usefixtures":
+            used |= {one.value for one in node.args if isinstance(one, ast.Constant)}
+    waiting = [*functions]
+    # From the test outwards, until no further fixture is used.
+    while found := [node for node in waiting if node.name in CALLED_BY_RUNNER or _is_used(node, used)]:
+        waiting = [node for node in waiting if node not in found]
+        used |= {one.arg for node in found for one in node.args.args}
+        yield from found
+
+
+def _is_used(node: FunctionNode, used: Collection[object]) -> bool:
+    """Return whether a function is a fixture that has one of these names, or that all tests use."""
+    text = " ".join(map(ast.unparse, node.decorator_list))
+    names = {one.value for by in node.decorator_list for one in ast.walk(by) if isinstance(one, ast.Constant)}
+    return "fixture" in text and ("autouse" in text or not names.isdisjoint(used) or node.name in used)
+
+
+def _imported(module: ast.Module, beside: Mapping[str, ast.Module]) -> dict[str, tuple[str, ast.Module]]:
+    """Return the functions of test files that a module imports: name in it -> name there, and the file's module."""
+    found: dict[str, tuple[str, ast.Module]] = {}
+    for node in ast.walk(module):
+        if isinstance(node, ast.ImportFrom):
+            of = beside.get((node.module or "").rpartition(".")[2])
+            own = [one.name for one in of.body if isinstance(one, FunctionNode)] if of else []
+            for name in node.names:
+                for one in own if name.name == "*" else [name.name]:
+                    if of:
+                        found[name.asname or one] = one, of
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            # Called by an attribute of the module: helpers.check(...).
+            for name in node.names:
+                if of := beside.get(name.name.rpartition(".")[2]):
+                    found |= {one.name: (one.name, of) for one in of.body if isinstance(one, FunctionNode)}
+    return found
 
 
 SENDS: tuple[Sends, ...] = ("open", "expecting", "withheld")
@@ -235,14 +277,14 @@ class _KnownValues:
     alone an expected value could be told.
     """
 
-    def __init__(self, module: ast.Module, function: FunctionNode) -> None:
+    def __init__(self, module: ast.Module, function: FunctionNode, deciding: frozenset[str]) -> None:
         self.function = function
         self.unused: frozenset[str] = frozenset()
         self.absent: set[str] = set()
         self.assigned: dict[str, ast.Assign] = {}
         self.opened: dict[str, ast.expr] = {}
         self._values: dict[str, list[ast.expr]] = {}
-        self._deciding = _deciding_functions(module)
+        self._deciding = deciding
         self._loops: dict[str, ast.expr] = {}
         self._followed: list[str] = []
         self._modules = _known_imports([*module.body, *function.body])

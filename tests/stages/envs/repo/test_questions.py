@@ -7,7 +7,7 @@ import pytest
 from stages.envs.repo import trees
 from stages.envs.repo.asked import askings, withheld_files
 from stages.envs.repo.pruning import pruned
-from stages.envs.repo.questions import NotAskable, asking
+from stages.envs.repo.questions import Asking, NotAskable, asking
 from stages.envs.repo.rewritten_tests import FunctionNode, TestFiles, TestLocation
 
 HEAD = """\
@@ -156,6 +156,63 @@ def test_why_a_test_is_not_asked(lines: list[str], reason: str) -> None:
 def test_what_asserts_around_a_test_counts(test: str, reason: str) -> None:
     with pytest.raises(NotAskable, match=f"^{reason}"):
         asked(test)
+
+
+AROUND = """\
+@pytest.fixture
+def log():
+    yield []
+    assert f(3) == 4
+@pytest.fixture
+def runner(log): return f(log)
+@pytest.fixture(name="clean")
+def cleaned():
+    yield
+    assert f(3) == 4
+"""
+
+
+@pytest.mark.parametrize(
+    "test",
+    ["def test_it(runner): pass", "@pytest.mark.usefixtures('clean')\ndef test_it(): pass", "def test_it(clean): pass"],
+)
+def test_a_fixture_that_another_one_or_a_mark_uses_counts_too(test: str) -> None:
+    with pytest.raises(NotAskable, match=r"^uses (log|cleaned)"):
+        asked(test.replace("pass", "assert g(1) == 5"), HEAD + AROUND)
+
+
+HELPERS = """\
+def compare(f, x, want):
+    assert f(x) == want
+def fits(one, other):
+    return one == other
+def doubled(x):
+    return [x, x]
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (["compare(f, 10, 55)", "assert g(3) == 27"], "calls compare"),
+        (["tools.compare(f, 10, 55)", "assert g(3) == 27"], "calls compare"),
+        (["ok = compare(f, 10, 55)", "assert g(3) == 27"], "calls compare"),
+        (["assert fits(f(10), 55)"], "decides itself"),
+    ],
+)
+def test_functions_of_other_test_files_assert_and_decide(lines: list[str], reason: str) -> None:
+    head = "import tools\nfrom tools import compare, fits, doubled\nfrom code import f, g\n"
+    beside = {"tools": ast.parse(HELPERS)}
+
+    def made(*lines: str) -> Asking:
+        module = ast.parse(head + body(*lines))
+        function = module.body[-1]
+        assert isinstance(function, FunctionNode)
+        return asking(module, None, function, {}, beside)
+
+    assert made("assert f(doubled(3)) == 27").relations == ("==",)
+    with pytest.raises(NotAskable, match=f"^{reason}"):
+        made(*lines)
 
 
 def test_names_that_a_star_may_bind_are_not_built_in() -> None:
