@@ -9,6 +9,8 @@ import json
 import math
 import operator
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
@@ -82,7 +84,8 @@ def _set(rest: list[Any], read: Callable[[Any], Any]) -> frozenset[Any]:
 
 TYPES: dict[str, Callable[..., Any]] = {
     "Decimal": Decimal,
-    "Fraction": Fraction,
+    # Of whole numbers alone: of a text with an exponent it takes seconds.
+    "Fraction": lambda *terms: Fraction(*map(operator.index, terms)),
     "UUID": UUID,
     "Path": PurePosixPath,
     "date": date.fromisoformat,
@@ -131,21 +134,37 @@ def holds(relation: str, value: str, expected: str) -> bool:
 
 
 LONGEST_SEARCHED = 4000
-"""Characters that a pattern is tried on: the code under test chooses them, and a pattern may take long on some."""
+"""Characters that a pattern is tried on."""
+SEARCH_S = 5.0
+"""Seconds for a pattern that repeats: the code under test chooses the text, on which it may take years."""
+SEARCH = "import json, re, sys; how, *of = json.load(sys.stdin); print(int(getattr(re, how)(*of) is not None))"
 
 
-def _searched(match: Callable[..., Any]) -> Callable[[Any, Any], bool]:
+def _found(how: str, pattern: str | bytes, text: str | bytes, flags: int) -> bool:
+    """Return whether a pattern is found; in a process of its own, which can be ended, where it repeats anything."""
+    if isinstance(pattern, bytes) or isinstance(text, bytes) or not set(pattern) & set("*+{"):
+        return getattr(re, how)(pattern, text, flags) is not None
+    command = [sys.executable, "-I", "-S", "-c", SEARCH]
+    request = json.dumps([how, pattern, text, int(flags)])
+    try:
+        done = subprocess.run(command, input=request, capture_output=True, text=True, timeout=SEARCH_S, check=True)
+    except subprocess.TimeoutExpired:
+        raise Incomparable("text, on which a pattern takes long") from None
+    return done.stdout.strip() == "1"
+
+
+def _searched(how: str) -> Callable[[Any, Any], bool]:
     def found(value: Any, expected: Any) -> bool:
         if len(value) > LONGEST_SEARCHED:
             raise Incomparable("text, too long for a pattern")
         pattern, *flags = expected
         pattern, *flags = pattern if isinstance(pattern, tuple) else (pattern, *flags)
-        return match(pattern, value, *flags) is not None
+        return _found(how, pattern, value, flags[0] if flags else 0)
 
     return found
 
 
-_search = _searched(re.search)
+_search = _searched("search")
 
 
 def _raised(value: Any, expected: Any) -> bool:
@@ -187,8 +206,8 @@ RELATIONS: dict[str, Callable[[Any, Any], bool]] = {
     "startswith": lambda value, expected: bool(value.startswith(expected)),
     "endswith": lambda value, expected: bool(value.endswith(expected)),
     "re.search": _search,
-    "re.match": _searched(re.match),
-    "re.fullmatch": _searched(re.fullmatch),
+    "re.match": _searched("match"),
+    "re.fullmatch": _searched("fullmatch"),
     "isclose": lambda value, expected: math.isclose(value, expected[0], rel_tol=expected[1], abs_tol=expected[2]),
     "within <": lambda value, expected: bool(abs(value - expected[0]) < expected[1]),
     "within <=": lambda value, expected: bool(abs(value - expected[0]) <= expected[1]),

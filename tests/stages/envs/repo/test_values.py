@@ -151,7 +151,17 @@ def test_what_does_not_hold(relation: str, value: Any, expected: Any) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "[", "[]", '["any"]', '["approx", 5, 5, true]', '["same", "x"]', '["x", "date", ["s", "00"]]', "1e999"),
+        *(
+            "",
+            "[",
+            "[]",
+            '["any"]',
+            '["approx", 5, 5, true]',
+            '["same", "x"]',
+            '["x", "Fraction", ["s", "316539393939393939"]]',
+            '["x", "date", ["s", "00"]]',
+            "1e999",
+        ),
         *('["d", [["l"], 1]]', "[" * 5000, '["f", 1]', '["x", "eval", ["s", "31"]]', '{"a": 1}', '["k"]', "9" * 5000),
     ],
 )
@@ -167,6 +177,7 @@ def test_no_text_is_right_by_its_form(text: str) -> None:
         ("!=", [object()], [5]),
         ("==", re.match("a", "a"), "right"),
         ("re.search", "a" * 5000, ("a",)),
+        ("re.search", "a" * 40 + "!", (r"^(\w+\s?)+$",)),
     ],
 )
 def test_what_cannot_be_compared_here_is_not_wrong(relation: str, value: Any, expected: Any) -> None:
