@@ -26,6 +26,7 @@ from stages.envs.base import Ground
 from stages.envs.repo import trees, values
 from stages.envs.repo.grading import TestLists, TestOutcomes
 from stages.envs.repo.guest.composer_rules import PASSING, stands_for
+from stages.envs.repo.guest.composer_values import MOST_ANSWERS
 from stages.envs.repo.pruning import mentioned, pruned
 from stages.envs.repo.questions import IMPORT, Asking, NotAskable, Sends, asking
 from stages.envs.repo.rewritten_tests import FunctionNode, TestFiles, TestLocation
@@ -214,6 +215,8 @@ def answer_sheet(
             reason = reason or _unequal(sent)
         if not reason and not any(expected[function]):
             reason = "asks nothing in the run that tells what is expected"
+        if any(len(one) >= MOST_ANSWERS for one in expected[function]):
+            reason = "asks for more values than are sent"
         if reason:
             reasons[function] = reason
     askable = {function: made for function, made in found.items() if function not in reasons}

@@ -25,14 +25,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from stages.envs.repo.guest.composer_values import written
+    from stages.envs.repo.guest.composer_values import MOST_ANSWERS, written
 else:
-    from composer_values import written
+    from composer_values import MOST_ANSWERS, written
 
 CONTROL = "composer-control"
 QUESTIONS = "composer_questions"
-MOST_ANSWERS = 500
-"""Of one test; later ones are not sent."""
 MOST_OPENED = 2000
 """Files that are noted."""
 

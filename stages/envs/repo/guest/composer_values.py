@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 LONGEST_ANSWER = 40000
 """Characters of its text; a longer one is sent as an object that cannot be compared."""
+MOST_ANSWERS = 500
+"""Of one test; later ones are not sent, so that a test with as many is not asked."""
 MOST_PARTS = 5000
 """Of one value: objects that hold each other are many more than what they take in memory."""
 

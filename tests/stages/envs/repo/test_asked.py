@@ -71,6 +71,15 @@ def test_a_right_answer_of_another_type_is_no_forgery() -> None:
     assert not found.wrong and found.reasons == {names[1]: "gives an object of type N"}
 
 
+def test_a_test_that_asks_for_more_than_is_sent_gives_a_report() -> None:
+    rows = [(n, n * n + 7) for n in range(600)]
+    text = f"import one\ndef test_one():\n    for n, want in {rows}: assert one.f(n) == want\n"
+    tests: trees.Changes = {ONE: trees.TreeFile(text.encode())}
+    right = runner_of(tests, {"one.py": trees.TreeFile(b"def f(x): return x * x + 7")})
+    found = ask(right, right, tests, [f"{ONE}::test_one"], "many")
+    assert found.reasons == {f"{ONE}::test_one": "asks for more values than are sent"} and not found.wrong
+
+
 def in_turn(*runs: Run) -> Run:
     """Return what runs each of these once, in order."""
     left = list(runs)
