@@ -193,7 +193,7 @@ def _run_around(
     functions: Sequence[FunctionNode], marks: Sequence[ast.AST], test: FunctionNode
 ) -> Iterator[FunctionNode]:
     """Yield the functions that run before or after a test: set-ups, and fixtures that it, all or other fixtures use."""
-    used = {one.arg for one in test.args.args}
+    used: set[object] = {one.arg for one in test.args.args}
     for node in (inner for one in marks for inner in ast.walk(one)):
         if isinstance(node, ast.Call) and called(node) == "usefixtures":
             used |= {one.value for one in node.args if isinstance(one, ast.Constant)}
