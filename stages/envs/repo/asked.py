@@ -152,7 +152,10 @@ def _reported(rerun: RerunTests) -> RerunTests:
             if not outcomes.lost:
                 return outcomes
         why = "ran out of time" if outcomes.timed_out else "ended without a report"
-        raise InfrastructureError(f"The tests that are asked for their values {why}, twice, on the {tree} tree.")
+        raise InfrastructureError(
+            f"The tests that are asked for their values {why}, twice, on the {tree} tree. Give them more time, or play "
+            "fewer tasks at once."
+        )
 
     return run
 
