@@ -33,6 +33,7 @@ FOREIGN = {
         "--logprobs-mode processed_logprobs",
     },
     "pip": {"pip install swebench"},
+    "PyPI": {"evalconfidence", "paired-eval"},
     "Python": {"Fraction", "object.__subclasses__()"},
     "Slurm": {"--requeue"},
     "reasoning-gym": {"countdown", "rubiks_cube", "--set env.config.max_words=3"},
