@@ -90,8 +90,9 @@ class PairSource(RowSource[TokenPair]):
         kept, dropped = tokenise(pairs_with_states(run), student.policy.tokenizer, settings.max_tokens)
         given.out.count(pairs=len(kept), **{f"pairs_dropped_{reason}": number for reason, number in dropped.items()})
         if not kept:
+            lost = ", ".join(f"{number} {reason}" for reason, number in dropped.items())
             raise UsageError(
-                f"{run.path} holds no pair that is left after tokenisation ({dict(dropped)}). "
+                f"{run.path} holds no pairs{f' that are left after tokenisation ({lost})' if lost else ''}. "
                 "Extract more pairs, or raise pairs.max_tokens."
             )
         source = cls(kept, settings.per_step, given.config.seed)
