@@ -114,18 +114,21 @@ def claims_of_harbor(where: str, found: Table) -> list[Claim]:
 
 
 def sentence() -> str:
-    """Return how many recorded forgeries are paid on each ground, and of which mechanisms they are, for documents."""
+    """Return how many recorded forgeries have an effect, how many are paid on each ground, and their mechanisms."""
     claims = {claim.claim: claim for claim in records.read(records.folder() / "forgeries.json")}
-    tried, paid = 0, dict.fromkeys(("values", "a report"), 0)
+    tried, effective, paid = 0, 0, dict.fromkeys(("values", "a report"), 0)
     for name, claim in claims.items():
         if " honest " not in name and name.endswith("of them paid on values"):
             tried += claim.n
+            with_effect = "passing their tests or flagged (the others have no effect)"
+            effective += int(claims[name.replace("paid on values", with_effect)].value)
             paid["values"] += int(claim.value)
             paid["a report"] += int(claims[name.replace("on values", "on a report")].value)
     values = f"{paid['values']} were" if paid["values"] else "none was"
     families = sorted({one.family for one in mechanisms.in_process("_forged")})
     return (
-        f"*Of {tried} forged solutions {values} paid on values, and {paid['a report']} were paid "
+        f"*Of {tried} forged solutions, {effective} of which had an effect where they were tried, {values} paid on "
+        f"values, and {paid['a report']} were paid "
         f"on a report. They attack the process of the tests by {', '.join(families[:-1])} and {families[-1]}, read the "
         "tests and hidden files themselves, through linecache or in a child process, or return objects that agree with "
         "every comparison.*"
