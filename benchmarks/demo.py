@@ -69,8 +69,7 @@ def session(command: str = "./dev demo", verdict: str = "demo", lines_of_decisio
 
     verdict: a file in docs/experiments.
     """
-    kept = store.read_json(VERDICT.with_stem(verdict))
-    found = TypeAdapter(EvalVerdict).validate_python(kept)
+    found = _kept(verdict)
     lines = text_table(found).splitlines()
     arms = lines[: 1 + len(found.arms)]
     differences = [line for line in lines if line.startswith("pass@1")]
@@ -81,7 +80,7 @@ def session(command: str = "./dev demo", verdict: str = "demo", lines_of_decisio
 
 def gained(verdict: str) -> str:
     """Return the pass rates of a start and of its training with their difference, for a sentence. verdict: a file."""
-    found = TypeAdapter(EvalVerdict).validate_python(store.read_json(VERDICT.with_stem(verdict)))
+    found = _kept(verdict)
     rates, gain = {one.arm: 100 * (one.pass_rate or 0) for one in found.arms}, found.gain
     if gain is None:
         raise ValueError(f"{verdict} has no difference")
@@ -90,6 +89,10 @@ def gained(verdict: str) -> str:
         f"from {rates[found.baseline]:.1f} to {rates[found.treatment]:.1f} % of {gain.num_tasks} held-out problems, "
         f"{100 * gain.estimate:+.1f} points [{low:+.1f}, {high:+.1f}]"
     )
+
+
+def _kept(verdict: str) -> EvalVerdict:
+    return TypeAdapter(EvalVerdict).validate_python(store.read_json(VERDICT.with_stem(verdict)))
 
 
 CASES = {"smollm2": smollm2, "kata": kata}
