@@ -47,6 +47,9 @@ class TeacherConfig(PolicyConfig):
     """Worked examples, {user, assistant} each, between the system message and the first message of the user; or a TOML
     file with one [[examples]] table each. The student's own model with examples is a teacher too."""
 
+    opening: dict[str, Any] = Field(default_factory=dict)
+    """Options of the environment with which it opens the teacher's tasks, over the student's: {shots = 8}."""
+
     @field_validator("examples", mode="before")
     @classmethod
     def _read(cls, given: Any) -> Any:
@@ -64,6 +67,7 @@ class TeacherConfig(PolicyConfig):
         system = "no system message" if self.system == "" else f"the system message {self.system!r}"
         parts = [f"{system} in place of the student's"] if self.system is not None else []
         parts += [counted(len(self.examples), "worked example")] if self.examples else []
+        parts += [f"the opening of an environment with {self.opening}"] if self.opening else []
         return f"teacher {self.name} is shown {' and '.join(parts)}" if parts else ""
 
     def shown(self, conversation: Sequence[Message]) -> list[Message]:
@@ -78,7 +82,11 @@ class TeacherConfig(PolicyConfig):
     def identity(self) -> dict[str, Any]:
         """Return the settings that affect answers; of a teacher without a prompt of its own, none about it."""
         # Seeds and paid answers of teachers from before there were such prompts then stay what they were.
-        unset = {name for name, value in (("system", None), ("examples", [])) if getattr(self, name) == value}
+        unset = {
+            name
+            for name, value in (("system", None), ("examples", []), ("opening", {}))
+            if getattr(self, name) == value
+        }
         return {name: value for name, value in super().identity().items() if name not in unset}
 
 

@@ -7,7 +7,7 @@ rollouts in another order than teachers are asked.
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -16,13 +16,17 @@ from typing import Any
 
 import orjson
 
+from stages import envs
+from stages.envs import task_table
+from stages.envs.base import Environment, Task
+from stages.errors import UsageError
 from stages.messages import OMITTED, Message
 from stages.policy import Sample, Turn
 from stages.policy.base import VLLM
 from stages.rollouts.distinct import DistinctState, DistinctStates
 from stages.rollouts.trace import states
 from stages.runs import store
-from stages.runs.kinds import ORIGIN, ROLLOUT, STEP, Row
+from stages.runs.kinds import ORIGIN, ROLLOUT, STEP, TASK, Row
 from stages.runs.run import Run
 from stages.runs.store import Spool
 from stages.teachers.config import TeacherConfig
@@ -80,14 +84,42 @@ class RecordedStates(AbstractContextManager["RecordedStates"]):
                 rows = rollouts.scan(kind).rows(["rollout_id", "tools_json"])
                 self.tools |= {row["rollout_id"]: read(row["tools_json"]) for row in rows if row["tools_json"]}
         self._conversation = lru_cache(CACHED_CONVERSATIONS)(self._read)
+        self._environments = dict[str, Environment]()
 
     def __exit__(self, *error: object) -> None:
         self.distinct.__exit__(*error)
         self._spool.close()
+        for environment in self._environments.values():
+            environment.close()
 
     def messages(self, state: DistinctState) -> list[Message]:
         """Return the messages before a state's action, as the policy was shown them."""
         return self._conversation(state.rollout_id)[state.step]
+
+    def opened(self, teacher: TeacherConfig, state: DistinctState) -> list[Message]:
+        """Return the messages of a state, with the opening that the teacher's own options of the environment give."""
+        messages = self.messages(state)
+        if not teacher.opening:
+            return messages
+        recorded, task = self._conversation(state.rollout_id)[0], self._tasks[state.task_id]
+        with self._lock:
+            if teacher.name not in self._environments:
+                self._environments[teacher.name] = self._opener(teacher)
+            return [*self._environments[teacher.name].reset(task), *messages[len(recorded) :]]
+
+    @cached_property
+    def _tasks(self) -> dict[str, Task]:
+        return {row["task_id"]: task_table.task(row) for row in self._rollouts.scan(TASK).rows()}
+
+    def _opener(self, teacher: TeacherConfig) -> Environment:
+        """Return the environment of the rollouts with a teacher's options; `UsageError` where they have none."""
+        env = self._rollouts.manifest.config.get("env")
+        if env is None:
+            raise UsageError(
+                f"The teacher {teacher.name!r} has opening = {teacher.opening}, and {self._rollouts.path} was recorded "
+                "elsewhere: no environment opens its tasks again. Leave out opening, or give examples."
+            )
+        return envs.load(env["name"], {**env["options"], **teacher.opening})
 
     def keep(self, wanted: Container[str]) -> None:
         """Copy the conversations of these rollouts, and no others, to disk; reading another one copies all."""
@@ -195,7 +227,7 @@ class TeacherQuestions:
         return len(self.recorded.distinct) * self._answers_per_state
 
     def __iter__(self) -> Iterator[TeacherQuestion]:
-        read, tools = self.recorded.messages, self.recorded.tools
+        read, tools = partial(self.recorded.opened, self.teacher), self.recorded.tools
         for state in self.recorded.distinct:
             for index in range(self._answers_per_state):
                 declared = tools.get(state.rollout_id, ())

@@ -108,6 +108,9 @@ class OpdTeacher(PolicyConfig):
 
     tasks: tuple[str, ...] = ()
     """Patterns of task ids or families, such as `arithmetic*`; none for all tasks."""
+    opening: dict[str, Any] = Field(default_factory=dict)
+    """Options of the environment with which it opens the teacher's tasks, over the student's: {shots = 8} for worked
+    examples that the student is not shown."""
 
     def teaches(self, task: Task) -> bool:
         """Return whether a task is one that the teacher teaches."""

@@ -134,15 +134,21 @@ class SkillsEnv(AnsweredEnv):
         """Yield the distinct questions of a family under a seed."""
         both = drawing.parts("train") | drawing.parts("eval")
         parts = both if self.held_out == "families" else drawing.parts(split)
-        # The same for every question, so that a policy reads them once.
-        shots = list(islice(_distinct(family, drawing.EXAMPLES, f"skills/{family}"), self.shots))
+        shots = self._examples(family)
         for one in _distinct(family, parts, f"skills/{family}/{split}/{seed}"):
             question_id = f"{family}-{store.digest(one.question)[:10]}"
-            data = {"check": dict(one.check), "shots": [[shot.question, shot.answer] for shot in shots]}
+            data = {"check": dict(one.check), "shots": shots}
             yield Question(question_id, one.question, one.answer, family, data)
 
+    def _examples(self, family: str) -> list[list[str]]:
+        """Return the worked examples of a family, the same for every question, so that a policy reads them once."""
+        drawn = islice(_distinct(family, drawing.EXAMPLES, f"skills/{family}"), self.shots)
+        return [[one.question, one.answer] for one in drawn]
+
     def reset(self, task: Task) -> list[Message]:
-        """Return the opening, with the hint where it is asked for."""
+        """Return the opening, with the hint where it is asked for; a task of other `shots` gets this environment's."""
+        if len(task.data["shots"]) != self.shots:
+            task = replace(task, data={**task.data, "shots": self._examples(task.family)})
         opening = super().reset(task)
         return [*opening[:-1], {"role": "user", "content": f"{task.prompt} {HINT}"}] if self.hint else opening
 

@@ -8,8 +8,8 @@ the student's (MOPD, tinker-cookbook), for which a teacher behind a server does.
 Shapes: N completion tokens of all rows, M those of a teacher. Log-probs are natural, in nats.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, Self
@@ -18,15 +18,18 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from stages import envs
+from stages.envs.base import Task
 from stages.errors import UsageError
 from stages.losses.distillation import Taught, divergence_sum, reverse_kl_from_log_probs
 from stages.losses.tokens import Predictors
+from stages.messages import opening_ids
 from stages.policy.vllm import VllmPolicy
 from stages.rollouts.agent_loop import LiveRollout
 from stages.training.channels.base import Channel, ChannelLoss, Metric, RowSource, SourceInputs
 from stages.training.channels.rollouts import OwnRollout, RolloutRows, check_vocabulary, open_teacher, own_rollout
 from stages.training.config import OpdTeacher
-from stages.training.scoring import Scored, Tree, head, score, token_log_probs
+from stages.training.scoring import Scored, Tree, head, score_together, token_log_probs
 
 
 @dataclass(frozen=True)
@@ -36,13 +39,23 @@ class FrozenTeacher:
     settings: OpdTeacher
     model: Any = None
     server: VllmPolicy | None = None
+    opening: Callable[[Task], list[int]] | None = None
+    """The teacher's own opening of a task in token ids; None where it is the student's."""
 
 
 @dataclass(frozen=True)
 class TaughtRollout(OwnRollout):
-    """A rollout with its teachers by number; of one behind a server the log-probs of all its tokens (nats)."""
+    """A rollout with its teachers by number; of one behind a server the log-probs of all its tokens (nats).
+
+    shown: the rollout as those teachers are shown it that open its task in another way than the student.
+    """
 
     teachers: Mapping[int, list[float] | None]
+    shown: Mapping[int, Tree] = field(default_factory=dict)
+
+    def shown_to(self, teacher: int) -> Tree:
+        """Return the rollout as a teacher is shown it."""
+        return self.shown.get(teacher, self.tree)
 
 
 class TaughtSource(RowSource[TaughtRollout]):
@@ -66,33 +79,50 @@ class TaughtSource(RowSource[TaughtRollout]):
                     f"{len(given.tasks)} training tasks matches. opd.teachers.tasks are patterns of task ids or "
                     f"families; the families are {', '.join(families[:8])}{', ...' * (len(families) > 8)}."
                 )
-            role = f"teacher {number}"
+            role, opening = f"teacher {number}", cls._opening(given, settings)
             if settings.served:
                 server = VllmPolicy.open(settings, cache=out.cache, budget=out.budget, listener=out.progress)
                 check_vocabulary(given.student.policy.tokenizer, server.tokenizer, settings.model)
                 out.model(role, **server.facts())
-                teachers.append(FrozenTeacher(settings, server=server))
+                teachers.append(FrozenTeacher(settings, server=server, opening=opening))
             else:
                 policy = open_teacher(settings, role, given.student.policy, out)
-                teachers.append(FrozenTeacher(settings, policy.model))
+                teachers.append(FrozenTeacher(settings, policy.model, opening=opening))
         return cls(teachers)
+
+    @staticmethod
+    def _opening(given: SourceInputs, teacher: OpdTeacher) -> Callable[[Task], list[int]] | None:
+        """Return what opens tasks for a teacher; `UsageError` for an option that the environment does not have."""
+        if not teacher.opening:
+            return None
+        environment = envs.load(given.config.env.name, {**given.config.env_options(), **teacher.opening})
+        return lambda task: opening_ids(given.student.policy.tokenizer, environment.reset(task))
 
     def rows(self, rollouts: Sequence[LiveRollout], step: int) -> list[TaughtRollout]:
         """Return the taught rollouts of a step; each server is asked about all of its own at once."""
         del step
         played = [(own, rollout.task) for rollout in rollouts if (own := own_rollout(rollout)) is not None]
         found: list[dict[int, list[float] | None]] = [{} for _ in played]
+        shown: list[dict[int, Tree]] = [{} for _ in played]
         for number, teacher in enumerate(self.teachers):
             mine = [index for index, (_, task) in enumerate(played) if teacher.settings.teaches(task)]
+            trees = [played[index][0].tree for index in mine]
+            if teacher.opening is not None:
+                tasks = {task.task_id: task for _, task in (played[index] for index in mine)}
+                prompts = {name: teacher.opening(task) for name, task in tasks.items()}
+                trees = [
+                    Tree(prompts[played[i][1].task_id], tree.branches) for i, tree in zip(mine, trees, strict=True)
+                ]
+                for index, tree in zip(mine, trees, strict=True):
+                    shown[index][number] = tree
             logprobs: Sequence[list[float] | None] = [None] * len(mine)
             if teacher.server is not None:
-                trees = [played[index][0].tree for index in mine]
                 logprobs = teacher.server.score_all([(tree.prompt, tree.branches[0]) for tree in trees])
             for index, of_rollout in zip(mine, logprobs, strict=True):
                 found[index][number] = of_rollout
         return [
-            TaughtRollout(own.tree, own.own, own.logprobs, teachers)
-            for (own, _), teachers in zip(played, found, strict=True)
+            TaughtRollout(own.tree, own.own, own.logprobs, teachers, to_each)
+            for (own, _), teachers, to_each in zip(played, found, shown, strict=True)
             if teachers
         ]
 
@@ -123,7 +153,7 @@ class Lesson:
     def scored(self) -> Scored:
         """Return the hidden states of a teacher in this process, without gradient."""
         with torch.no_grad():
-            return score(self.teacher.model, [row.tree for row in self.rows])
+            return score_together(self.teacher.model, [[row.shown_to(self.number) for row in self.rows]])[0]
 
 
 class TaughtRows(RolloutRows):

@@ -88,7 +88,7 @@ def test_another_prompt_is_another_question_and_is_paid_for(tmp_path: Path, roll
 def test_a_teacher_without_a_prompt_keeps_its_identity() -> None:
     """Its questions' seeds and the cache of its paid answers hang on it."""
     plain = TeacherConfig(name="one", model="m", base_url="http://localhost/v1")
-    assert not {"system", "examples"} & plain.identity().keys()
+    assert not {"system", "examples", "opening"} & plain.identity().keys()
     prompted = plain.model_copy(update={"system": ""})
     assert prompted.identity() == {**plain.identity(), "system": ""}
 

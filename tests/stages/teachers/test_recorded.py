@@ -9,13 +9,15 @@ import pytest
 from support.recorded_states import states_by_digest
 from support.runs import written
 
-from stages import replay_teachers
+from stages import collect, replay_teachers
+from stages.errors import UsageError
 from stages.messages import OMITTED
 from stages.policy import KINDS, Sample
 from stages.rollouts.trace import digests_of_prefixes
 from stages.runs import runner, store
 from stages.runs.kinds import ROLLOUT, STEP, TEACHER_ACTION, Row
 from stages.runs.run import Run
+from stages.teachers.config import TeacherConfig
 from stages.teachers.questions import RecordedStates
 
 
@@ -89,6 +91,23 @@ def test_states_with_pictures_are_counted_once(tmp_path: Path) -> None:
     rows[1][1]["new_messages_json"] = store.encode(seen).decode()
     with RecordedStates(recorded_run(tmp_path, rows), tmp_path / "scratch") as recorded:
         assert recorded.with_media() == 2
+
+
+def test_a_teacher_is_shown_the_opening_of_its_own_options(tmp_path: Path) -> None:
+    """With the same question, and what followed the student's opening unchanged."""
+    played = {"name": "skills", "options": {"families": "decide", "held_out": "questions", "shots": 1}}
+    config = collect.Config(env=played, policy={"model": "noop"}, tasks=2, samples=1, max_steps=1, sandbox="none")
+    run = Run(runner.execute("collect", {}, config, root=tmp_path).path)
+    one, eight = (TeacherConfig(name=f"s{n}", model="m", opening={"shots": n} if n else {}) for n in (0, 8))
+    with RecordedStates(run, tmp_path / "scratch") as recorded:
+        for state in recorded.distinct:
+            asked = recorded.messages(state)
+            assert recorded.opened(one, state) == asked and len(asked) == 4
+            shown = recorded.opened(eight, state)
+            assert len(shown) == 2 + 2 * 8 and shown[:4] == [*asked[:3], shown[3]] and shown[-1] == asked[-1]
+    del run.manifest.config["env"]
+    with RecordedStates(run, tmp_path / "other") as recorded, pytest.raises(UsageError, match="Leave out opening"):
+        recorded.opened(eight, next(iter(recorded.distinct)))
 
 
 def replayed(root: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:

@@ -75,6 +75,24 @@ def test_the_divergence_is_to_each_rollouts_teachers_and_their_mean(options: dic
     assert found.denominator == 8 and found.metrics["divergence_max"].value() == pytest.approx(worst)
 
 
+@pytest.mark.parametrize("form", ["divergence", "sampled"])
+def test_a_teacher_may_be_shown_another_opening_than_the_student(form: str) -> None:
+    """Its distributions are those behind its own prompt; the student's stay those behind its own."""
+    own, to_teacher = ROWS[0], Tree([7, 3, 5, 6], ROWS[0].tree.branches)
+    row = replace(own, shown={0: to_teacher})
+    mask, student, old = torch.tensor(own.own, dtype=torch.float64), log_probs(STUDENT, own), torch.tensor(own.logprobs)
+    taught_by = log_probs(FIRST, replace(own, tree=to_teacher))
+    expected = divergence(student, taught_by, beta=1.0, top_k=None, top_k_of="teacher", outside="renormalised")
+    if form == "sampled":
+        tokens = torch.tensor(own.tree.branches[0])
+        advantage = taught_by[torch.arange(4), tokens] - old
+        ratio = (sampled(STUDENT, own) - old).exp()
+        expected = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(0.8, 1.2))
+    found = channel(form=form).loss(taught([row]))
+    torch.testing.assert_close(found.loss, (expected * mask).sum() / 3, rtol=1e-6, atol=0)
+    assert not torch.isclose(found.loss, channel(form=form).loss(taught([own])).loss)
+
+
 def test_the_sampled_form_is_a_policy_gradient_to_the_mean_log_prob_of_the_teachers() -> None:
     terms = []
     for row in ASKED:
@@ -178,6 +196,7 @@ def test_a_training_comes_nearer_to_the_teacher_of_each_task(tmp_path: Path, fol
     [
         ({"model": "stranger"}, "stranger' has another vocabulary"),
         ({"model": "one", "tasks": ["nothing*"]}, "one' teaches nothing\\*, and none of the"),
+        ({"model": "one", "opening": {"shots": 2}}, "has no option 'shots'"),
     ],
 )
 def test_a_teacher_that_cannot_teach_is_refused_by_name(
