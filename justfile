@@ -82,7 +82,7 @@ gpu *ARGS:
 
 # Run or resume a registered experiment of docs/experiments, such as teacher-pairs, and compute its result.
 experiment NAME:
-    {{ one_thread }} python benchmarks/{{ replace(NAME, "-", "_") }}.py
+    {{ one_thread }} python benchmarks/experiment.py {{ NAME }}
 
 # Build the small models of kata again, in some minutes, and compare them with those in the tree; --write replaces these.
 models *ARGS:

@@ -16,32 +16,55 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import teacher_pairs  # noqa: E402 (a script of benchmarks/)
+from experiment import Experiment, toml  # noqa: E402
+
+PAIRS, SKILLS = Experiment.named("teacher-pairs"), Experiment.named("skills-teachers")
 
 
-def test_the_preset_is_the_registered_design(tmp_path: Path) -> None:
-    """Four trainings of each arm on each of six collections, which differ in nothing but their weights."""
-    (tmp_path / "preset.toml").write_text(teacher_pairs.preset())
-    loaded = load_preset(str(tmp_path / "preset.toml"))
-    configs: dict[str, Any] = configure_preset(loaded, [])
-    reads = {entry.title: entry.reads for entry in loaded.stage}
-    assert len(reads["evaluate"]) == 6 * 24
-    same = configs["A-0"].model_dump(exclude={"arm", "seed", "weights", "pairs"})
-    for arm, weights in teacher_pairs.ARMS.items():
-        for seed in range(24):
+def configured(folder: Path, chain: str) -> tuple[dict[str, Any], dict[str, list[str]]]:
+    """The settings of each entry of a chain, and what it reads."""
+    (folder / "preset.toml").write_text(chain)
+    loaded = load_preset(str(folder / "preset.toml"))
+    return configure_preset(loaded, []), {entry.title: entry.reads for entry in loaded.stage}
+
+
+@pytest.mark.parametrize("design", [PAIRS, SKILLS], ids=lambda one: one.name)
+def test_the_preset_is_the_registered_design(tmp_path: Path, design: Experiment) -> None:
+    """As many trainings of each arm on each collection, which differ in nothing but what the arm is about."""
+    configs, reads = configured(tmp_path, design.preset(design.trainings(design.arms)))
+    assert reads["evaluate"] == [f"{arm}-{seed}" for seed in range(design.seeds) for arm in design.arms]
+    about = {"arm", "seed", "weights", "pairs", "opd"}
+    same, each = configs["A-0"].model_dump(exclude=about), design.seeds // design.collections
+    for arm, given in design.arms.items():
+        for seed in range(design.seeds):
             config = configs[f"{arm}-{seed}"]
-            assert (config.arm, config.seed) == (arm, seed)
-            assert reads[f"{arm}-{seed}"] == ([f"pairs-{seed // 4}"] if "sft" in weights else [])
-            assert config.model_dump(exclude={"arm", "seed", "weights", "pairs"}) == same
-    assert configs["F-0"].weights.grpo == 0 and configs["B-0"].weights.active() == {"dpo": 1.0, "sft": 2.0}
-    assert len({configs[f"collect-{number}"].seed for number in range(6)}) == 6
-    question = configs["evaluate"]
-    assert (question.tasks, question.seed, question.temperature, question.units) == (360, 7, 0.0, "fixed")
+            assert (config.arm, config.seed) == (arm, seed) and config.model_dump(exclude=about) == same
+            assert reads[f"{arm}-{seed}"] == [f"{stage}-{seed // each}" for stage in given.get("from", ())]
+            assert ("extract-pairs" in given.get("from", ())) == bool({"sft", "dpo"} & config.weights.active().keys())
+    assert len({configs[f"collect-{number}"].seed for number in range(design.collections)}) == design.collections
+    question = {PAIRS.name: (360, 7, 0.0, "fixed"), SKILLS.name: (355, 51, 1.0, "auto")}[design.name]
+    found = configs["evaluate"]
+    assert (found.tasks, found.seed, found.temperature, found.units) == question
+
+
+def test_one_rate_for_all_arms_is_chosen_on_training_tasks(tmp_path: Path) -> None:
+    """By several trainings at each, on collections of their own; nothing of it is evaluated later."""
+    configs, reads = configured(tmp_path, SKILLS.tuning_preset())
+    question, tried = configs["evaluate"], [configs[name] for name in reads["evaluate"]]
+    assert question.env.split == "train" and not question.with_start
+    assert [(one.optimisation.learning_rate, one.seed) for one in tried] == [
+        (rate, seed) for seed in range(3) for rate in (5e-5, 1e-4, 2e-4, 4e-4, 8e-4)
+    ]
+    assert {one.arm for one in tried} == {"5e-05", "0.0001", "0.0002", "0.0004", "0.0008"}
+    ours = {configs[name].seed for name in configs if name.startswith("collect")}
+    later, _ = configured(tmp_path, SKILLS.preset(SKILLS.trainings(SKILLS.arms)))
+    assert not ours & {later[name].seed for name in later if name.startswith("collect")} and len(ours) == 3
 
 
 def table(folder: Path, gains: dict[str, float]) -> Path:
     """A table of outcomes in which each arm passes a share of the tasks of every operation."""
     rows = []
-    names = [tasks.draw("eval", teacher_pairs.EVAL_SEED, index) for index in range(60)]
+    names = [tasks.draw("eval", PAIRS.evaluate["seed"], index) for index in range(60)]
     for arm, share in gains.items():
         for seed in range(1 if arm == "start" else 24):
             for number, task in enumerate(names):
@@ -64,15 +87,20 @@ def table(folder: Path, gains: dict[str, float]) -> Path:
 
 def test_arms_are_dropped_once_all_are_tuned() -> None:
     """What remains has the rates that the tuning chose, and all else as it was."""
-    whole = tomllib.loads(teacher_pairs.preset())["stage"]
-    left = tomllib.loads(teacher_pairs.preset(["A", "B"], {"A": 4e-4, "B": 8e-4}))["stage"]
     rates = {"A": 4e-4, "B": 8e-4}
+    whole = tomllib.loads(PAIRS.preset(PAIRS.trainings(PAIRS.arms)))["stage"]
+    left = tomllib.loads(PAIRS.preset(PAIRS.trainings(rates, rates)))["stage"]
     for entry in whole:
         if entry["stage"] == "train" and (rate := rates.get(entry["config"]["arm"])):
             entry["config"]["optimisation"]["learning_rate"] = rate
     expected = [entry for entry in whole if entry["stage"] != "train" or entry["config"]["arm"] in rates]
-    expected[-1]["from"] = [f"{arm}-{seed}" for arm in "AB" for seed in range(24)]
+    expected[-1]["from"] = [f"{arm}-{seed}" for seed in range(24) for arm in "AB"]
     assert left == expected
+
+
+def test_settings_are_written_as_toml() -> None:
+    given = {"a": {"b.c": [1, 2.5, "x\n"], "d": True}, "e": 5e-05}
+    assert tomllib.loads(f"x = {toml(given)}")["x"] == given
 
 
 @pytest.fixture(autouse=True)
@@ -85,21 +113,21 @@ def test_every_number_follows_from_the_table(tmp_path: Path) -> None:
     shares = {"start": 0.4, "A": 0.5, "B": 0.7, "C": 0.7, "D": 0.5, "E": 0.7, "F": 0.6}
     made = table(tmp_path, shares)
     document = tmp_path / "teacher-pairs.md"
-    document.write_text(teacher_pairs.DOCUMENT.read_text())
+    document.write_text(PAIRS.document.read_text())
     teacher_pairs.result(made, document, tmp_path / "figure.svg")
     text = document.read_text()
     assert "| B | GRPO + DPO + SFT on the chosen | 70.0 % |" in text
     assert "| these twelve operations | +20.0 points" in text and "+0.0 points" in text
-    assert "6 sets of pairs" in (tmp_path / "teacher_pairs.json").read_text()
+    assert "6 sets of pairs" in (tmp_path / "experiment-teacher-pairs.json").read_text()
     assert "| secondary | difference | p after Holm |" in text and "has not been started" not in text
     assert b"svg" in (tmp_path / "figure.svg").read_bytes()
-    before = teacher_pairs.DOCUMENT.read_text().partition("## Result")[0]
+    before = PAIRS.document.read_text().partition("## Result")[0]
     assert text.startswith(before), "what was registered stays as it was"
 
 
 def test_the_published_result_is_what_the_table_gives(tmp_path: Path) -> None:
     document = tmp_path / "teacher-pairs.md"
-    document.write_text(teacher_pairs.DOCUMENT.read_text())
-    teacher_pairs.result(teacher_pairs.ITEMS, document, tmp_path / "figure.svg")
-    assert document.read_text() == teacher_pairs.DOCUMENT.read_text()
-    assert (tmp_path / "figure.svg").read_bytes() == teacher_pairs.FIGURE.read_bytes()
+    document.write_text(PAIRS.document.read_text())
+    teacher_pairs.result(PAIRS.items, document, tmp_path / "figure.svg")
+    assert document.read_text() == PAIRS.document.read_text()
+    assert (tmp_path / "figure.svg").read_bytes() == PAIRS.figure.read_bytes()

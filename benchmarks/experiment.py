@@ -1,0 +1,300 @@
+"""Registered experiments: one driver, a file of settings for each (benchmarks/experiments/NAME.toml).
+
+    python benchmarks/experiment.py NAME [run [ARM ...] | tune | preset | result]
+
+`./dev experiment NAME` is `run`: the rates are tuned, then all arms are trained and evaluated; typed again it goes on
+where it stopped, as each training is a unit of work. It keeps its runs in artifacts/experiments/NAME, writes the
+outcomes of all rollouts into docs/experiments/NAME.parquet, and `result`, which benchmarks/NAME.py defines, computes
+every published number from that table. ARM: arms that are dropped, as a registration allows before the evaluation.
+`preset` prints the chain.
+
+A file of settings holds `collection`, stages that are done once for each collection of pairs; `train`, settings that
+all arms share; `arms` with what each is in words, which stages of its collection it reads, and its own settings; and
+`evaluate`. `[tuning]` names learning rates: with `arm` that arm is trained `seeds` times at each, on collections of
+their own, and all arms take the rate that passes most (`tune` stops there); without it every arm takes its own, by one
+training each.
+"""
+
+import importlib
+import json
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from stages.evaluation.inference import holm
+from stages.evaluation.outcomes import AT_ZERO, items_table, of_arm, task_mean
+from stages.evaluation.verdict import EvalQuestion, EvalVerdict, PairedDifference, compare, points
+from stages.runs import store
+from stages.runs.kinds import EVAL_ITEM
+from stages.runs.run import Run
+
+ROOT = Path(__file__).parents[1]
+TUNING_SEED = 2_000_003
+"""Of tuning tasks and of tuning collections, which nothing else counts up to."""
+COLLECTION_SEED = 100
+COLUMNS = ("arm", "train_seed", "pair_set", "task_id", "family", "unit", "sample_idx", "passed", "protocol_ok")
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training: its arm, its label in the evaluation, its seed, its collection, and its learning rate."""
+
+    arm: str
+    seed: int
+    collection: int
+    rate: float | None = None
+    label: str = ""
+
+    @property
+    def title(self) -> str:
+        """Return its name in the chain."""
+        return f"{self.label or self.arm}-{self.seed}"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A registered design. columns: of the items that are published."""
+
+    name: str
+    registration: str
+    seeds: int
+    collections: int
+    tuning: Mapping[str, Any]
+    collection: Sequence[Mapping[str, Any]]
+    train: Mapping[str, Any]
+    arms: Mapping[str, Mapping[str, Any]]
+    evaluate: Mapping[str, Any]
+    columns: Sequence[str] = COLUMNS
+
+    @classmethod
+    def named(cls, name: str) -> "Experiment":
+        """Read the settings of an experiment."""
+        path = Path(__file__).parent / "experiments" / f"{name}.toml"
+        return cls(name=name, **tomllib.loads(path.read_text("utf-8")))
+
+    @property
+    def artifacts(self) -> Path:
+        """Return the folder of its runs."""
+        return ROOT / "artifacts" / "experiments" / self.name
+
+    @property
+    def document(self) -> Path:
+        """Return its page; the table of outcomes and the record of the tuning have the same stem."""
+        return ROOT / "docs" / "experiments" / f"{self.name}.md"
+
+    @property
+    def items(self) -> Path:
+        """Return the table of outcomes."""
+        return self.document.with_suffix(".parquet")
+
+    @property
+    def figure(self) -> Path:
+        """Return the figure of the arms."""
+        return ROOT / "docs" / "images" / f"{self.name}.svg"
+
+    @cached_property
+    def chosen(self) -> dict[str, float]:
+        """Return the learning rate of each arm that the tuning chose."""
+        found: dict[str, float] = store.read_json(self.document.with_suffix(".json"))["chosen"]
+        return found
+
+    def trainings(self, arms: Iterable[str], rates: Mapping[str, float] | None = None) -> list[Training]:
+        """Return all trainings, seed after seed, so that what is finished early is whole seeds."""
+        each = self.seeds // self.collections
+        return [
+            Training(arm, seed, seed // each, rates[arm] if rates else None)
+            for seed in range(self.seeds)
+            for arm in arms
+        ]
+
+    def preset(self, trainings: Sequence[Training], question: Mapping[str, Any] | None = None) -> str:
+        """Return a chain as TOML: the collections that are read, the trainings, one evaluation.
+
+        question: settings of the evaluation over the experiment's own.
+        """
+        lines = [f"about = {toml(f'The registered experiment docs/experiments/{self.name}.md.')}", "to_the_end = true"]
+
+        def entry(stage: str, name: str, reads: Iterable[str], config: Mapping[str, Any], **more: str) -> None:
+            given = {"stage": stage, "name": name, "from": list(reads), **more, "config": config}
+            lines.append("\n[[stage]]\n" + "\n".join(f"{key} = {toml(value)}" for key, value in given.items()))
+
+        for number in sorted({one.collection for one in trainings}):
+            for part in self.collection:
+                seeded = {"seed": COLLECTION_SEED + number} if part["stage"] == "collect" else {}
+                reads = [f"{other}-{number}" for other in part.get("from", ())]
+                config = {**part.get("config", {}), **seeded}
+                entry(part["stage"], f"{part['stage']}-{number}", reads, config, parallel="train")
+        for one in trainings:
+            own = dict(self.arms[one.arm])
+            reads = [f"{stage}-{one.collection}" for stage in own.pop("from", ())]
+            rate = {} if one.rate is None else {"learning_rate": one.rate}
+            config = {**self.train, **{key: value for key, value in own.items() if key != "words"}}
+            config |= {"arm": one.label or one.arm, "seed": one.seed}
+            config["optimisation"] = {**self.train["optimisation"], **rate}
+            entry("train", one.title, reads, config, parallel="train")
+        reads = [one.title for one in trainings]
+        entry("evaluate", "evaluate", reads, {**self.evaluate, **(question or {})}, on="processes:2")
+        return "\n".join(lines) + "\n"
+
+    # --- tuning
+
+    def tuning_trainings(self) -> list[Training]:
+        """Return the trainings at each rate, on collections that no other training reads."""
+        first = TUNING_SEED - COLLECTION_SEED
+        return [
+            Training(self.tuning["arm"], seed, first + seed, rate, f"{rate:g}")
+            for seed in range(self.tuning["seeds"])
+            for rate in self.tuning["rates"]
+        ]
+
+    def tuning_preset(self) -> str:
+        """Return the chain that tunes: the trainings at each rate, evaluated on training tasks."""
+        rates = [f"{rate:g}" for rate in self.tuning["rates"]]
+        question = {"env": {**self.evaluate["env"], "split": "train"}, "seed": TUNING_SEED - 1, "with_start": False}
+        question |= {"tasks": self.tuning["tasks"], "baseline": rates[0], "treatment": rates[1], "control": rates[2]}
+        return self.preset(self.tuning_trainings(), question)
+
+    def tune(self) -> dict[str, float]:
+        """Run the tuning where one rate is for all arms; return it by arm, and keep what was tried."""
+        self.run_chain(self.tuning_preset(), self.artifacts / "tuning")
+        items = with_protocol(items_table(newest(self.artifacts / "tuning" / "evaluate").rows(EVAL_ITEM)))
+        at = AT_ZERO if self.evaluate.get("greedy") else ""
+        tried = {f"{rate:g}": by_seed(of_arm(items, f"{rate:g}{at}")) for rate in self.tuning["rates"]}
+        best = max(tried, key=lambda rate: fmean(tried[rate].values()))
+        kept = {"rates": tried, "chosen": dict.fromkeys(self.arms, float(best))}
+        store.write_json(self.document.with_suffix(".json"), kept)
+        return kept["chosen"]
+
+    # --- running
+
+    def run(self, left_out: Sequence[str]) -> None:
+        """Run or resume the experiment, without the arms that are left out, and write the table of outcomes."""
+        arms = [arm for arm in self.arms if arm not in left_out]
+        if "arm" in self.tuning:
+            self.run_chain(self.preset(self.trainings(arms, self.tune())), self.artifacts)
+        elif left_out:  # all arms have been tuned
+            self.run_chain(self.preset(self.trainings(arms, self.tuned_apart())), self.artifacts)
+        else:
+            rates = ",".join(f"{rate:g}" for rate in self.tuning["rates"])
+            self.run_chain(
+                self.preset(self.trainings(arms)), self.artifacts, "--tune", f"optimisation.learning_rate={rates}"
+            )
+            self.tuned_apart()
+        rows = newest(self.artifacts / "evaluate", seed=self.evaluate["seed"]).rows(EVAL_ITEM)
+        table = pa.Table.from_pylist([{name: row[name] for name in self.columns} for row in rows])
+        pq.write_table(table, self.items, compression="zstd", use_dictionary=True)
+
+    def tuned_apart(self) -> dict[str, float]:
+        """Keep the record of `composer run --tune`; return the rate of each arm."""
+        (record,) = (self.artifacts / "tuning").glob("*.json")
+        self.document.with_suffix(".json").write_bytes(record.read_bytes())
+        return self.chosen
+
+    def run_chain(self, preset: str, artifacts: Path, *more: str) -> None:
+        """Run or resume a chain in a folder of artifacts; exit where it fails, and not for its verdict."""
+        artifacts.mkdir(parents=True, exist_ok=True)
+        path = artifacts / "preset.toml"
+        path.write_text(preset)
+        words = ["run", "--preset", str(path), "--resume", "--artifacts", str(artifacts), *more]
+        code = subprocess.run([sys.executable, "-m", "composer_cli", *words]).returncode
+        if code not in (0, 1, 3):  # the verdicts
+            sys.exit(code)
+
+    # --- results
+
+    def read_items(self, table: Path | None = None) -> pa.Table:
+        """Return the table of outcomes, the published one by default, as items of an evaluation."""
+        rows = pq.read_table(table or self.items).to_pylist()
+        return items_table({"error_type": None if row["passed"] is not None else "lost", **row} for row in rows)
+
+    def arm_lines(self, verdict: EvalVerdict) -> list[str]:
+        """Return a table of the arms."""
+        lines = ["| arm | trained by | pass@1 | 95 % interval | trainings |", "| --- | --- | --- | --- | --- |"]
+        for arm in verdict.arms:
+            rate = "-" if arm.pass_rate is None else f"{100 * arm.pass_rate:.1f} %"
+            between = f"{100 * arm.low:.1f} to {100 * arm.high:.1f}"
+            lines.append(f"| {arm.arm} | {self.words(arm.arm)} | {rate} | {between} | {len(arm.train_seeds)} |")
+        return lines
+
+    def words(self, arm: str) -> str:
+        """Return what an arm is trained by."""
+        return self.arms[arm]["words"] if arm in self.arms else "before training"
+
+
+def newest(stage: Path, **settings: Any) -> Run:
+    """Return the newest run in the folder of a stage that has these settings."""
+    runs = (Run(folder) for folder in sorted(stage.glob("2*"), reverse=True))
+    return next(run for run in runs if settings.items() <= run.manifest.config.items())
+
+
+def by_seed(items: pa.Table) -> dict[str, float]:
+    """Return the share of tasks that each training of one arm passes, by its seed."""
+    seeds = sorted({*items["train_seed"].to_pylist()})
+    return {str(seed): task_mean(items.filter(pc.equal(items["train_seed"], seed))) or 0.0 for seed in seeds}
+
+
+def with_protocol(items: pa.Table) -> pa.Table:
+    """Return the items with another outcome: passed, and the protocol kept."""
+    return items.set_column(
+        items.column_names.index("passed"), "passed", pc.and_(items["passed"], items["protocol_ok"])
+    )
+
+
+def put(document: Path, lines: Sequence[str]) -> None:
+    """Write lines between the marks of a page's result."""
+    begin, end = "<!-- result -->\n", "<!-- end of result -->"
+    before, _, rest = document.read_text().partition(begin)
+    document.write_text(before + begin + "\n".join(lines) + "\n" + end + rest.partition(end)[2])
+
+
+def comparison_lines(title: str, found: Mapping[str, PairedDifference]) -> list[str]:
+    """Return a table of differences with their p-values after Holm's correction over them."""
+    lines = [f"| {title} | difference | p after Holm |", "| --- | --- | --- |"]
+    for (name, difference), p in zip(found.items(), holm([d.p_value for d in found.values()]), strict=True):
+        lines.append(f"| {name} | {points(difference)} | {p:.3g} |")
+    return lines
+
+
+def difference_of(
+    items: pa.Table, pairs: Iterable[tuple[str, str]], question: EvalQuestion
+) -> dict[str, PairedDifference]:
+    """Return the differences of pairs of arms, by their names; without those of arms that were dropped."""
+    found = {f"{one} − {other}": compare(items, one, other, question) for one, other in pairs}
+    return {name: both.difference for name, both in found.items() if both}
+
+
+def toml(value: Any) -> str:
+    """Return a value as TOML, tables inline."""
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{json.dumps(key)} = {toml(one)}" for key, one in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    return json.dumps(value)
+
+
+def main(name: str, word: str = "run", *arms: str) -> None:
+    """Do what the command line asks for."""
+    experiment = Experiment.named(name)
+    if word == "preset":
+        print(experiment.preset(experiment.trainings(experiment.arms)))
+        return
+    if word == "tune":
+        print(experiment.tune())
+        return
+    if word == "run":
+        experiment.run(arms)
+    importlib.import_module(name.replace("-", "_")).result()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
