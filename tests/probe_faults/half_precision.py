@@ -95,7 +95,7 @@ def change_arrives(student: MeasuredStudent) -> Check:
     unit, scale = unit_by_module(layout, noise, layout.names), student.weight_scale()
     steps = {
         "Adam": DescentConfig().learning_rate * noise.sign(),
-        "canary": gradients.STEP * scale * unit,
+        "canary": gradients.STEP / 2 * scale * unit,
         "polarity": direction.STEP * scale * unit,
     }
     worst = {name: _change_error(student, step) for name, step in steps.items()}

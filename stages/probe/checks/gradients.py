@@ -24,7 +24,7 @@ MAX_ERROR, MAX_SLOPE_ERROR, MAX_LOGP_GAP = 1e-3, 0.05, 0.02
 in passes of one row each, and with weights in float64 by 1e-7. A mask, a prompt or an adapter that is left out is off
 by far more than 1e-3."""
 STEP = 1e-2
-"""The canary's finite difference, as a share of the weights' typical singular value."""
+"""The canary's longer finite difference, as a share of the weights' typical singular value."""
 RowGradients = Callable[[Sequence[TokenRow]], Float[Tensor, "B N"]]
 RowLogProbs = Callable[[Sequence[TokenRow]], list[Float[Tensor, " own"]]]
 
@@ -49,8 +49,8 @@ def coverage(rows: Sequence[Row], planned: int) -> Finding:
 def canary(student: MeasuredStudent, rows: Sequence[TokenRow], direction: Direction, measure: RowGradients) -> Finding:
     """Check the gradients of one backward pass against one pass for each row, in sum and in their slope along v.
 
-    The oracles are autograd and, for the slope, central differences of the loss. The separate passes run the adapter
-    as a path parallel to the clean weights, whether or not it is folded into them.
+    The oracles are autograd and, for the slope, two central differences of the loss, extrapolated to a step of 0. The
+    separate passes run the adapter as a path parallel to the clean weights, whether or not it is folded into them.
     """
     together = measure(rows)
     # The oracle runs the adapter as a path, so the weights must not hold its change too.
@@ -65,14 +65,18 @@ def canary(student: MeasuredStudent, rows: Sequence[TokenRow], direction: Direct
     # v has norm 1 in each module, so with two modules a Linear (both halves of a LoRA) a step is shorter in each.
     share = min(1.0, len(target_linears(student.model)) / max(len(direction.modules), 1)) ** 0.5
     start, step = student.adapter.theta.clone(), STEP * student.weight_scale() * share
-    losses = []
-    for sign in (1, -1):
-        student.move_to(start + sign * step * direction.unit.to(start))
-        losses.append(sum(float(-logps.sum()) for logps in student.log_probs(rows)))
+    slopes = []
+    for length in (step, step / 2):
+        losses = []
+        for sign in (1, -1):
+            student.move_to(start + sign * length * direction.unit.to(start))
+            losses.append(sum(float(-logps.sum()) for logps in student.log_probs(rows)))
+        slopes.append((losses[0] - losses[1]) / (2 * length))
     student.move_to(start)
-    # Central differences. Qwen3's RMSNorm computes in float32 whatever the model's type: a much smaller step would be
-    # lost in rounding.
-    slope, expected = (losses[0] - losses[1]) / (2 * step), float(together.sum(0) @ direction.unit)
+    # Richardson's extrapolation of two central differences: one alone was 8 % off on the 30 layers of SmolLM2, this is
+    # off by .07 %. Qwen3's RMSNorm computes in float32 whatever the model's type: a much smaller step would be lost in
+    # rounding.
+    slope, expected = (4 * slopes[1] - slopes[0]) / 3, float(together.sum(0) @ direction.unit)
     off = abs(slope - expected) / max(abs(slope), abs(expected), 1e-12)
     holds = max(error, total) <= MAX_ERROR and off <= MAX_SLOPE_ERROR and slope * expected > 0
     detail = f"sum off by {total:.1g}, slope along v {expected:.4g}, by differences {slope:.4g}"
