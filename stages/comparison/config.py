@@ -19,7 +19,7 @@ class Config(StageConfig):
     missing: Annotated[Literal["auto", "excluded", "failed", "bounds"], BASIC, Option("WAY")] = "auto"
     """Tasks that one side lacks, and samples without a score. `excluded`: these tasks leave both sides, these samples
     the mean of their task. `failed`: they count as the lowest score. `bounds`: what is decided must hold however they
-    would have ended. `auto`: failed for SWE-bench, whose rule that is, else excluded."""
+    would have ended. `auto`: failed for SWE-bench and Terminal-Bench, whose rule that is, else excluded."""
     unit: Annotated[str, BASIC, Option("COLUMN")] = ""
     """Tasks that agree in this column (a document, a repository, a family) are no independent evidence: they are
     resampled together."""

@@ -150,9 +150,11 @@ def of_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
     facts: dict[str, set[str]] = {}
     drops, programs, broken = Counter[str](), dict[str, None](), Counter[str]()
     # A folder may hold trajectories and the predictions that were made of them, which are the same attempts.
-    only = {reader.name for reader in detected.values() if reader} - {PREDICTIONS}
+    known = {reader.name for reader in detected.values() if reader}
+    only = known - {PREDICTIONS}
+    unknown = [source.label for source, reader in detected.items() if known and reader is None]
     for source, reader in detected.items():
-        if reader is not None and only and reader.name == PREDICTIONS:
+        if (reader is None and known) or (reader is not None and only and reader.name == PREDICTIONS):
             continue
         for number, found in enumerate(_trajectories(source, reader, sidecars, drops)):
             own = found.trajectory
@@ -171,6 +173,7 @@ def of_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
     if unit and not any(rows["unit"]):
         raise UsageError(f"{path} has no column {unit!r} to resample tasks by: leave out --unit, or name one it has.")
     notes = [f"{number} records were left out: {reason.replace('_', ' ')}" for reason, number in drops.items()]
+    notes += [f"{counted(len(unknown), 'file')} of no known format left out: {unknown[0]}"] if unknown else []
     notes += [f"the log broke off (status {status!r}) after {counted(num, 'sample')}" for status, num in broken.items()]
     return ReadLog(
         _label(path, [source for source in sources if not source.beside]),

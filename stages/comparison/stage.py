@@ -41,6 +41,7 @@ from stages.evaluation.inference import (
     shows,
 )
 from stages.evaluation.outcomes import NOT_SUBMITTED, PASSED, SWE_BENCH, Missing, PairedOutcomes, paired
+from stages.formats import terminal_bench
 from stages.plurals import counted
 from stages.runs import store
 from stages.runs.run import Inputs, Run, RunWriter
@@ -51,6 +52,8 @@ EXIT_CODES = {BETTER: 0, WORSE: 1, NO_GAIN: 1, NO_DIFFERENCE: 1, UNDECIDED: 3}
 TASKS = "tasks.parquet"
 POWER = 0.8
 """Of the number of tasks that finds `min_gain`."""
+COUNTING_AS_FAILED = frozenset({SWE_BENCH, terminal_bench.NAME})
+"""The environments whose own tables count what has no verdict as failed."""
 MOST_FAMILIES = 60
 
 
@@ -271,11 +274,11 @@ def _letter(number: int) -> str:
 
 
 def _missing(config: Config, every: Sequence[ReadLog]) -> Literal["excluded", "failed", "bounds"]:
-    """Return what missing tasks count as; a task that was not submitted to SWE-bench counts there as failed."""
+    """Return what missing tasks count as; in the tables of some programs they have failed."""
     if config.missing != "auto":
         return config.missing
     envs = {name for log in every for name in pc.unique(log.items["env"]).to_pylist()}
-    return "failed" if envs == {SWE_BENCH} else "excluded"
+    return "failed" if envs <= COUNTING_AS_FAILED else "excluded"
 
 
 def _level(p_values: Sequence[float], index: int) -> float:

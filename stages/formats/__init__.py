@@ -35,6 +35,7 @@ swe_agent.py - SWE-agent `.traj`
 swebench.py - SWE-bench predictions, read and written, and saved test logs
 swebench_logs.py - saved logs of SWE-bench's harnesses, found and graded again
 tau_bench.py - results of tau-bench and tau2
+terminal_bench.py - results of Terminal-Bench before Harbor
 trl.py - TRL's logged completions, read and written
 verifiers.py - verifiers before 0.4, and verifiers 0.4 and PRIME-RL, read and written
 """
@@ -73,6 +74,7 @@ FORMATS = {
     "evalplus": Format("stages.formats.evalplus"),
     "helm": Format("stages.formats.helm"),
     "tau-bench": Format("stages.formats.tau_bench"),
+    "terminal-bench": Format("stages.formats.terminal_bench"),
     "messages": Format("stages.formats.chat_messages"),
     "claude-code": Format("stages.formats.claude_code"),
     "atif": Format("stages.formats.atif"),

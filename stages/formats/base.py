@@ -138,7 +138,8 @@ class Reader:
     """Put the records of a file together where several make one rollout; the second argument makes a drop from line,
     reason and detail."""
     describes: bool = False
-    """Whether such a record describes a rollout of its folder, and is one itself only where none is there."""
+    """Whether such a record describes a rollout of its folder or of a file above, and is one itself only where there is
+    none."""
 
 
 def family_of(task_id: str) -> str:

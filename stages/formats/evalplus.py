@@ -1,4 +1,4 @@
-"""EvalPlus: `*_eval_results.json`, which holds every solution with its status, by task; no transcript.
+"""EvalPlus: `*eval_results.json`, which holds every solution with its status, by task; no transcript.
 
 A solution passes where it passes the benchmark's tests and those that EvalPlus added.
 
@@ -13,8 +13,9 @@ from stages.formats.base import Origin, Reader, Record, Trajectory
 from stages.rollouts import missing
 
 NAME = "evalplus"
-MODEL = re.compile(r"(?P<model>.+?)_[a-z]+_temp_[\d.]+")
-"""The beginning of a file's name, in which `--` stands for the slash of a hub id."""
+BACKENDS = "vllm|hf|openai|mistral|anthropic|google|bedrock|ollama|gptqmodel"
+MODEL = re.compile(rf"(?P<model>.+?)(?:_(?:{BACKENDS}))?_temp_[\d.]+")
+"""The beginning of a file's or its folder's name, in which `--` stands for the slash of a hub id."""
 
 
 def recognises(record: Any) -> bool:
@@ -26,7 +27,7 @@ def recognises(record: Any) -> bool:
 
 def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     """Yield one item a solution."""
-    named = MODEL.match(origin.path.name)
+    named = MODEL.match(origin.path.name) or MODEL.match(origin.path.parent.name)
     for task, solutions in record["eval"].items():
         for solution in solutions:
             statuses = [solution[name] for name in ("base_status", "plus_status") if solution.get(name) is not None]

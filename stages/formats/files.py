@@ -33,6 +33,7 @@ OF_A_RUN = (
 """Where harnesses leave reports, below the folder of a run."""
 BESIDE = (
     *("metadata.json", "{stem}.metadata.json", "{stem}.report.json", "results_*.json", "run_spec.json"),
+    "run_metadata.json",
     *OF_A_RUN,
 )
 PARTS = {"role", "prompt_token_ids", "kind"}

@@ -1,36 +1,58 @@
 """HELM: `per_instance_stats.json` of a run, the statistics of every instance; no transcript.
 
-The score is the first of `METRICS` that an instance has: a run names its main metric in the benchmark's schema alone.
-Perturbed copies of instances are left out. The model is in `run_spec.json` of the same folder.
+A run's main metric is in the schema of its leaderboard alone: here it is that of its scenario where the schemas of HELM
+Classic and Lite name another one than the first of `METRICS` that an instance has. Where a run has instances of the
+test split, those of the validation split are left out, as HELM's own tables do; so are perturbed copies. An instance
+is named by its scenario with its arguments, as every subject numbers its own. The model is in `run_spec.json`.
 
-Format read from stanford-crfm/helm, `src/helm/benchmark/metrics/metric.py` and `runner.py` of version 0.5.
+Format read from stanford-crfm/helm, `src/helm/benchmark/metrics/metric.py` and `runner.py` of version 0.5, and three
+runs of it in evaleval/every_eval_ever, `tests/data/helm/`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from stages.formats.base import Drop, Origin, Reader, Record, Trajectory
+from stages.formats.base import Drop, NumberedRecord, Origin, Reader, Record, Trajectory
 from stages.rollouts import missing
 
 NAME = "helm"
 METRICS = (
-    *("exact_match", "quasi_exact_match", "prefix_exact_match", "quasi_prefix_exact_match", "final_number_exact_match"),
-    *(
-        "pass",
-        "test_avg",
-        "math_equiv",
-        "math_equiv_chain_of_thought",
-        "exact_match@5",
-        "f1_score",
-        "rouge_l",
-        "bleu_4",
-    ),
+    # F1 is of open questions, whose exact matches are recorded beside it.
+    *("f1_score", "final_number_exact_match", "math_equiv_chain_of_thought", "math_equiv", "exact_match_indicator"),
+    *("exact_match", "quasi_exact_match", "prefix_exact_match", "quasi_prefix_exact_match"),
+    *("pass", "test_avg", "exact_match@5", "rouge_2", "rouge_l", "bleu_4"),
 )
+QUASI = (
+    "babi_qa bbq boolq civil_comments entity_data_imputation entity_matching imdb legal_support legalbench lsat_qa "
+    "med_qa raft synthetic_reasoning wikifact"
+)
+MAIN = {"wmt_14": "bleu_4"} | dict.fromkeys(QUASI.split(), "quasi_exact_match")
+"""The main metric by scenario."""
 
 
 def recognises(record: Any) -> bool:
     """Whether a record is an instance with its statistics."""
     return isinstance(record, dict) and {"instance_id", "train_trial_index", "stats"} <= record.keys()
+
+
+def of_main_split(
+    records: Iterator[NumberedRecord | Drop], make_drop: Callable[[int, str, str], Drop]
+) -> Iterator[NumberedRecord | Drop]:
+    """Yield the instances of the test split, and drops of the others; all of them where none is of the test split."""
+    every = [(record, None if isinstance(record, Drop) else _split(record[1])) for record in records]
+    has_test = any(split == "test" for _, split in every)
+    for record, split in every:
+        if has_test and split not in (None, "test"):
+            yield make_drop(record[0], "other_split", f"of the {split} split, and the run has a test split")  # type: ignore[index]
+        else:
+            yield record
+
+
+def _split(record: Any) -> str | None:
+    """Return the split of an instance, which its statistics name."""
+    if not recognises(record):
+        return None
+    return next((stat["name"]["split"] for stat in record["stats"] if stat["name"].get("split")), None)
 
 
 def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
@@ -39,12 +61,16 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
         yield origin.make_drop("perturbed", f"a copy of {record['instance_id']}: {record['perturbation'].get('name')}")
         return
     means = {stat["name"]["name"]: stat.get("mean") for stat in record["stats"]}
-    metric = next((name for name in METRICS if means.get(name) is not None), None)
     about = origin.sidecars.description(origin.path)
-    env = str(about.get("env") or origin.path.parent.name).partition(":")[0]
+    env, _, arguments = str(about.get("env") or origin.path.parent.name).partition(":")
+    own = ",".join(argument for argument in arguments.split(",") if argument and not argument.startswith("model="))
+    family = f"{env}:{own}" if own else env
+    metric = next((name for name in (MAIN.get(env), *METRICS) if name and means.get(name) is not None), None)
     yield Trajectory(
-        task_id=f"{env}/{record['instance_id']}",
+        task_id=f"{family}/{record['instance_id']}",
         env=env,
+        family=family,
+        split=_split(record),
         model=about.get("model"),
         reward=None if metric is None else float(means[metric]),
         unscored=True,
@@ -52,4 +78,4 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
     )
 
 
-READERS = (Reader(NAME, recognises, trajectories, frozenset({missing.STEPS, missing.OPENING})),)
+READERS = (Reader(NAME, recognises, trajectories, frozenset({missing.STEPS, missing.OPENING}), join=of_main_split),)

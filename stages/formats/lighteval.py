@@ -6,17 +6,15 @@ the time: `details/ORG/MODEL/TIME/details_TASK_TIME.parquet`.
 Format read from huggingface/lighteval, `src/lighteval/logging/info_loggers.py` of versions 0.6 and 0.10.
 """
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
 from stages.formats.base import Origin, Reader, Record, Trajectory
-from stages.formats.reports import stem
+from stages.formats.reports import task_of
 from stages.rollouts import missing
 from stages.runs import store
 
 NAME = "lighteval"
-FILE = re.compile(r"(?:details_)?(?P<task>.+?)(?:_20\d\d-\d\d-\d\dT.*)?")
 
 
 def recognises(record: Any) -> bool:
@@ -33,7 +31,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     question = document.get("query") or record.get("example") or record["full_prompt"]
     scored = record["metric"] if "metric" in record else record["metrics"]
     metric, score = next(((name, value) for name, value in scored.items() if value is not None), (None, None))
-    task = FILE.fullmatch(stem(origin.path))["task"]  # type: ignore[index]
+    task = task_of(origin.path)
     folders = origin.path.parts
     at = folders.index("details") if "details" in folders else len(folders)
     model = "/".join(folders[at + 1 : -2]) or None

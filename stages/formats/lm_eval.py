@@ -8,18 +8,16 @@ Format read from EleutherAI/lm-evaluation-harness, `lm_eval/loggers/evaluation_t
 that it wrote.
 """
 
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from stages.formats.base import Drop, NumberedRecord, Origin, Reader, Record, Trajectory
-from stages.formats.reports import stem
+from stages.formats.reports import task_of
 from stages.rollouts import missing
 
 NAME = "lm-eval"
 METRICS = ("exact_match", "acc", "pass@1", "pass_at_1", "f1")
 """Metrics of lines that name none, which older versions wrote."""
-FILE = re.compile(r"(?:samples_)?(?P<task>.+?)(?:_20\d\d-\d\d-\d\dT.*)?")
 
 
 def recognises(record: Any) -> bool:
@@ -45,7 +43,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     """Yield one item; its score is unknown where the metric is computed over all items."""
     names = record.get("metrics") or [name for name in METRICS if name in record]
     score = record.get(names[0]) if names else None
-    task = FILE.fullmatch(stem(origin.path))["task"]  # type: ignore[index]
+    task = task_of(origin.path)
     about = origin.sidecars.description(origin.path)
     yield Trajectory(
         task_id=f"{task}/{str(record.get('doc_hash') or record['doc_id'])[:16]}",

@@ -69,7 +69,7 @@ def detect_formats(sources: list[Source], wanted: str, sidecars: Sidecars) -> di
     """
     candidates = readers(wanted)
     chosen: dict[Source, Reader | None] = {}
-    descriptions: dict[Source, Reader | None] = {}
+    descriptions: dict[Source, Reader] = {}
     for source in sources:
         # One after the other, since a record may be large.
         records = islice((r[1] for r in source.records() if not isinstance(r, Drop)), LOOK)
@@ -86,8 +86,14 @@ def detect_formats(sources: list[Source], wanted: str, sidecars: Sidecars) -> di
             descriptions[source] = fitting
         elif fitting is not None or not (is_useful or source.beside):
             chosen[source] = fitting
-    with_rollouts = {folder for source in chosen for folder in source.path.parents}
-    chosen |= {source: one for source, one in descriptions.items() if source.path.parent not in with_rollouts}
+    found = [(source.path, reader.name) for source, reader in chosen.items() if reader]
+    above = {folder for path, _ in found for folder in path.parents}
+    beside = {(path.parent, name) for path, name in found}
+    chosen |= {
+        source: one
+        for source, one in descriptions.items()
+        if source.path.parent not in above and not beside & {(folder, one.name) for folder in source.path.parents}
+    }
 
     def instances(folder: Path | None) -> Iterator[str]:
         """Yield the tasks of all trajectories below a folder; of all with None."""

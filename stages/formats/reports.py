@@ -9,6 +9,7 @@ named on its own, and that has nothing in its scope, applies to everything. A ru
 whatever its run predicted and it does not list was not resolved.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ SHOWN = 10
 """Reports, and contradicting instances, that the lines name."""
 SUFFIXES = (".gz", ".jsonl", ".json", ".traj", ".eval", ".parquet", ".csv", ".tsv")
 KINDS = (".results", ".metadata", ".report", ".rollouts", ".output", ".traces", ".traj")
+TASK_FILE = re.compile(r"^(?:samples_|details_)?(?P<task>.+?)(?:_20\d\d-\d\d-\d\dT.*)?$")
 IdsBelow = Callable[[Path | None], Iterable[str]]
 """The instances of the trajectories below a folder; of all with None."""
 
@@ -246,6 +248,9 @@ class Sidecars:
                 "model": record["adapter_spec"].get("model"),
                 "env": record.get("name"),
             }
+        elif {"run_id", "agent_name", "model_name"} <= record.keys():
+            # The metadata of a run of Terminal-Bench.
+            self.descriptions[path.parent, ""] = {"model": record["model_name"]}
         elif {"task_name", "verifier_result"} <= record.keys() and not isinstance(record["verifier_result"], str):
             # Harbor's result of one trial.
             self.trials[path.parent] = dict(record)
@@ -264,6 +269,11 @@ class Sidecars:
         else:
             return False
         return True
+
+
+def task_of(path: Path) -> str:
+    """Return the task that a file of samples or details is named after, without the time at its end."""
+    return TASK_FILE.sub(r"\g<task>", stem(path))
 
 
 def stem(path: Path) -> str:

@@ -1,6 +1,7 @@
 """Logs of programs that record scores by item and no transcript, or one of their own: every item with its score."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -97,30 +98,76 @@ def test_results_of_evalplus_pass_only_with_the_added_tests(tmp_path: Path) -> N
         name: [{"task_id": name, "solution": "x = 1", "base_status": base, "plus_status": plus}]
         for name, (base, plus) in statuses.items()
     }
-    path = tmp_path / "org--model_vllm_temp_0.0_eval_results.json"
-    path.write_text(json.dumps({"date": "2026-01-01", "hash": "0", "eval": tasks}))
+    (tmp_path / "org--model_vllm_temp_0.0").mkdir()
+    for name in ("org--model_vllm_temp_0.0.eval_results.json", "org--model_vllm_temp_0.0/eval_results.json"):
+        path = tmp_path / name
+        path.write_text(json.dumps({"date": "2026-01-01", "hash": "0", "eval": tasks}))
+        assert {one.model for one in read(path)[0]} == {"org/model"}
     found, _, formats = read(path)
     assert formats == {"evalplus"} and [one.reward for one in found] == [1.0, 0.0, 0.0]
-    assert {one.model for one in found} == {"org/model"} and found[0].env == "HumanEval"
+    assert found[0].env == "HumanEval"
+
+
+def helm(path: Path, name: str, splits: Mapping[str, str], **scores: float) -> None:
+    """A run of HELM: instances with their split, of which all but the first score 0."""
+    rows = []
+    for at, (instance, split) in enumerate(splits.items()):
+        values = {"num_prompt_tokens": 9.0, **{metric: 0.0 if at else value for metric, value in scores.items()}}
+        stats = [{"name": {"name": key, "split": split}, "mean": value} for key, value in values.items()]
+        rows.append({"instance_id": instance, "train_trial_index": 0, "stats": stats})
+    path.mkdir(parents=True)
+    copy = {**rows[0], "perturbation": {"name": "typos"}}
+    (path / "per_instance_stats.json").write_text(json.dumps([*rows, copy]))
+    spec = {"name": name, "scenario_spec": {}, "adapter_spec": {"model": "org/model"}}
+    (path / "run_spec.json").write_text(json.dumps(spec))
+    (path / "stats.json").write_text(json.dumps([{"name": {"name": "exact_match"}, "mean": 0.5}]))
 
 
 def test_statistics_of_helm(tmp_path: Path) -> None:
-    def instance(name: str, value: float, **more: Any) -> dict[str, Any]:
-        stats = [
-            {"name": {"name": key}, "mean": mean} for key, mean in (("num_prompt_tokens", 9.0), ("exact_match", value))
-        ]
-        return {"instance_id": name, "train_trial_index": 0, "stats": stats, **more}
-
-    rows = [instance("id1", 1.0), instance("id2", 0.0), instance("id1", 0.0, perturbation={"name": "typos"})]
-    (tmp_path / "per_instance_stats.json").write_text(json.dumps(rows))
-    spec = {"name": "mmlu:subject=law", "scenario_spec": {}, "adapter_spec": {"model": "org/model"}}
-    (tmp_path / "run_spec.json").write_text(json.dumps(spec))
+    """Each subject numbers its instances anew, and no table of HELM's has a validation split beside a test one."""
+    for subject in ("law", "art"):
+        name = f"mmlu:subject={subject},model=org_model"
+        helm(tmp_path / name, name, {"id1": "test", "id2": "test", "id3": "valid"}, exact_match=1.0)
+    helm(tmp_path / "quac:model=x", "quac:model=x", {"id1": "valid"}, exact_match=0.0, f1_score=0.25)
+    helm(tmp_path / "boolq:model=x", "boolq:model=x", {"id1": "valid"}, exact_match=0.0, quasi_exact_match=1.0)
     found, drops, formats = read(tmp_path)
-    assert formats == {"helm"} and [(one.task_id, one.reward) for one in found] == [
-        ("mmlu/id1", 1.0),
-        ("mmlu/id2", 0.0),
+    assert formats == {"helm"} and {one.task_id: one.reward for one in found} == {
+        "mmlu:subject=art/id1": 1.0,
+        "mmlu:subject=art/id2": 0.0,
+        "mmlu:subject=law/id1": 1.0,
+        "mmlu:subject=law/id2": 0.0,
+        "quac/id1": 0.25,
+        "boolq/id1": 1.0,
+    }
+    assert {one.model for one in found} == {"org/model"} and {one.env for one in found} == {"mmlu", "quac", "boolq"}
+    assert Counter(drop.reason for drop in drops) == {"perturbed": 4, "other_split": 2, "unknown_format": 4}
+
+
+@pytest.mark.parametrize("with_run", [True, False])
+def test_results_of_terminal_bench(tmp_path: Path, with_run: bool) -> None:
+    """A run's file is read rather than those of its trials: a trial that broke down has none."""
+    trials = [
+        {"task_id": name, "trial_name": f"{name}.1-of-1", "is_resolved": resolved, "failure_mode": failure}
+        for name, resolved, failure in (
+            ("a", True, "agent_timeout"),
+            ("b", False, "unset"),
+            ("c", None, "parse_error"),
+            ("d", None, "unknown_agent_error"),
+        )
     ]
-    assert found[0].model == "org/model" and [drop.reason for drop in drops] == ["perturbed"]
+    for trial in trials[:-1]:
+        folder = tmp_path / "run" / str(trial["task_id"]) / str(trial["trial_name"])
+        folder.mkdir(parents=True)
+        (folder / "results.json").write_text(json.dumps(trial))
+    about = {"run_id": "run", "agent_name": "agent", "model_name": "org/model"}
+    (tmp_path / "run" / "run_metadata.json").write_text(json.dumps(about))
+    if with_run:
+        (tmp_path / "run" / "results.json").write_text(json.dumps({"results": trials, "resolved_ids": ["a"]}))
+    found, drops, formats = read(tmp_path)
+    assert formats == {"terminal-bench"} and not drops and {one.model for one in found} == {"org/model"}
+    assert [(one.task_id, one.reward) for one in found][:3] == [("a", 1.0), ("b", 0.0), ("c", None)]
+    assert len(found) == 3 + with_run and found[2].error == ("parse_error", "c.1-of-1 has no verdict")
+    assert found[0].terminated_by == "agent_timeout" and found[0].error is None
 
 
 @pytest.mark.parametrize("version", ["0.6", "0.10"])
