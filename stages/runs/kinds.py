@@ -31,7 +31,7 @@ class Kind:
 
     name: str
     version: int
-    columns: Mapping[str, str]
+    columns: dict[str, str]
     wall: frozenset[str] = field(default_factory=frozenset)
 
     def __str__(self) -> str:
@@ -72,50 +72,27 @@ class Kind:
         return {name: row[name] for name in self.columns if name not in self.wall}
 
 
+def columns(text: str) -> dict[str, str]:
+    """Return columns by name, from words such as `step:int`; a word without a type is a column of text."""
+    types = {"": TEXT, "int": INT, "float": FLOAT, "bool": BOOL, "tokens": TOKENS, "floats": FLOATS}
+    types |= {"texts": TEXTS, "bools": BOOLS, "messages": MESSAGES}
+    return {name: types[kind] for name, _, kind in (word.partition(":") for word in text.split())}
+
+
 # Training and evaluation: rewards, hints, checkpoints, items of an evaluation, difficulties, selections.
 
-WORK: Mapping[str, str] = {
-    "submission": TEXT,
-    "patch": TEXT,
-    "f2p_passed": INT,
-    "f2p_total": INT,
-    "p2p_passed": INT,
-    "p2p_total": INT,
-    "test_log": TEXT,
-    "image": TEXT,
-    "canary": TEXTS,
-}
+WORK = columns("submission patch f2p_passed:int f2p_total:int p2p_passed:int p2p_total:int test_log image canary:texts")
 """Columns of a rollout, and of an item of an evaluation, that hold what the agent left and how its tests ended."""
 EVAL_ITEM = Kind(
     "eval_item",
     1,
-    {
-        "item_id": TEXT,
-        "arm": TEXT,
-        "train_seed": INT,
-        "pair_set": TEXT,
-        "task_id": TEXT,
-        "family": TEXT,
-        "unit": TEXT,
-        "sample_idx": INT,
-        "passed": BOOL,
-        "ground": TEXT,
-        "hidden_pass": BOOL,
-        "visible_pass": BOOL,
-        "hacked": BOOL,
-        "protocol_ok": BOOL,
-        "num_steps": INT,
-        "terminated_by": TEXT,
-        "transcript_json": TEXT,
-        "error_type": TEXT,
-        "error": TEXT,
-        "cost_usd": FLOAT,
-        "sampled_tokens": INT,
-        "wall_s": FLOAT,
-        "steps_json": TEXT,
-        **WORK,
-        "metrics_json": TEXT,
-    },
+    columns("""
+        item_id arm train_seed:int pair_set task_id family unit sample_idx:int passed:bool ground hidden_pass:bool
+        visible_pass:bool hacked:bool protocol_ok:bool num_steps:int terminated_by transcript_json error_type error
+        cost_usd:float sampled_tokens:int wall_s:float steps_json
+        """)
+    | WORK
+    | {"metrics_json": TEXT},
     frozenset({"wall_s", "test_log", "metrics_json"}),
 )
 """`transcript_json` is the conversation, and `steps_json` what it does not hold of each action: its place, its tokens,
@@ -125,23 +102,14 @@ that were recorded elsewhere, whose own run has them."""
 TRAINING_REWARD = Kind(
     "training_reward",
     1,
-    {"training_step": INT, "rollout_id": TEXT, "task_id": TEXT, "sample_idx": INT, "reward": FLOAT},
+    columns("training_step:int rollout_id task_id sample_idx:int reward:float"),
 )
 """The reward of a rollout of one training step; null where the environment could not grade it."""
 
 HINT = Kind(
     "hint",
     1,
-    {
-        "training_step": INT,
-        "rollout_id": TEXT,
-        "task_id": TEXT,
-        "step": INT,
-        "kind": TEXT,
-        "error": TEXT,
-        "hint": TEXT,
-        "source": TEXT,
-    },
+    columns("training_step:int rollout_id task_id step:int kind error hint source"),
 )
 """The hint that self-distillation gave the teacher at a turn. `source`: "template", the model that wrote the
 hint, or the id of the rollout that was shown."""
@@ -149,25 +117,12 @@ hint, or the id of the rollout that was shown."""
 DIFFICULTY = Kind(
     "difficulty",
     1,
-    {
-        "task_id": TEXT,
-        "env": TEXT,
-        "split": TEXT,
-        "family": TEXT,
-        "num_rollouts": INT,
-        "num_solved": INT,
-        "rate": FLOAT,
-        "low": FLOAT,
-        "high": FLOAT,
-        "place": INT,
-    },
+    columns("task_id env split family num_rollouts:int num_solved:int rate:float low:float high:float place:int"),
 )
 """The difficulty of a task: of its graded rollouts (`num_rollouts`) the share that solved it, with Wilson's 95 %
 interval, all null where there are none. `place`: in the curriculum, from 0; null for a task that is not in it."""
 
-SELECTION = Kind(
-    "selection", 1, {"rollout_id": TEXT, "task_id": TEXT, "kept": BOOL, "stats_json": TEXT, "reason": TEXT}
-)
+SELECTION = Kind("selection", 1, columns("rollout_id task_id kept:bool stats_json reason"))
 """Whether a recipe kept a rollout, the statistics that it left, null for what it dropped or did not judge, and which
 operator dropped it, null for what is kept and where Data-Juicer does not trace it."""
 
@@ -181,31 +136,11 @@ CHECKPOINT = Kind("checkpoint", 1, {})
 TEACHER_ACTION = Kind(
     "teacher_action",
     1,
-    {
-        "unit_id": TEXT,
-        "state_sha256": TEXT,
-        "task_id": TEXT,
-        "rollout_id": TEXT,
-        "step": INT,
-        "num_steps": INT,
-        "teacher": TEXT,
-        "model": TEXT,
-        "served_model": TEXT,
-        "provider": TEXT,
-        "sample_idx": INT,
-        "action": TEXT,
-        "reasoning": TEXT,
-        "finish_reason": TEXT,
-        "prompt_tokens": INT,
-        "cached_tokens": INT,
-        "completion_tokens": INT,
-        "usage_by": TEXT,
-        "cost_usd": FLOAT,
-        "error_type": TEXT,
-        "error": TEXT,
-        "attempts": INT,
-        "latency_s": FLOAT,
-    },
+    columns("""
+        unit_id state_sha256 task_id rollout_id step:int num_steps:int teacher model served_model provider
+        sample_idx:int action reasoning finish_reason prompt_tokens:int cached_tokens:int completion_tokens:int
+        usage_by cost_usd:float error_type error attempts:int latency_s:float
+        """),
     frozenset({"latency_s", "attempts"}),
 )
 """One answer of one teacher in one distinct state. `rollout_id` and `step` name the first recorded step in that
@@ -217,26 +152,11 @@ tokens, else "bound": an upper bound. `cost_usd` is null where no price is known
 PAIR = Kind(
     "pair",
     1,
-    {
-        "pair_id": TEXT,
-        "rule": TEXT,
-        "rollout_id": TEXT,
-        "task_id": TEXT,
-        "family": TEXT,
-        "step": INT,
-        "state_sha256": TEXT,
-        "state_id": TEXT,
-        "chosen": TEXT,
-        "rejected": TEXT,
-        "rejected_by": TEXT,
-        "votes_chosen": FLOAT,
-        "votes_rejected": FLOAT,
-        "num_teachers": INT,
-        "compared_by": TEXT,
-        "chosen_by": TEXTS,
-        "served_models": TEXTS,
-        "cost_usd": FLOAT,
-    },
+    columns("""
+        pair_id rule rollout_id task_id family step:int state_sha256 state_id chosen rejected rejected_by
+        votes_chosen:float votes_rejected:float num_teachers:int compared_by chosen_by:texts served_models:texts
+        cost_usd:float
+        """),
 )
 """One preference in one state, whose messages are in the table of states under `state_id`. `chosen_by` are the teachers
 that did what was chosen, and the student where it did; `served_models` what the servers of these teachers said they
@@ -246,15 +166,9 @@ pairs; null where that is not known. All three are null for pairs of imported gr
 STATE = Kind(
     "state",
     1,
-    {
-        "state_id": TEXT,
-        "before_id": TEXT,
-        "state_sha256": TEXT,
-        "kept_messages": INT,
-        "new_messages_json": TEXT,
-        "kept_token_ids": INT,
-        "new_token_ids": TOKENS,
-    },
+    columns("""
+        state_id before_id state_sha256 kept_messages:int new_messages_json kept_token_ids:int new_token_ids:tokens
+        """),
 )
 """A state as the difference from the state before it in its rollout, whose row precedes its own: the first
 `kept_messages` messages and `kept_token_ids` ids of that state are kept, and these are added. `before_id` is null for a
@@ -264,28 +178,11 @@ first of them, unless token ids are known, which may differ."""
 CONTINUATION = Kind(
     "continuation",
     1,
-    {
-        "continuation_id": TEXT,
-        "state_sha256": TEXT,
-        "rollout_id": TEXT,
-        "step": INT,
-        "task_id": TEXT,
-        "family": TEXT,
-        "action": TEXT,
-        "sample_idx": INT,
-        "seed": INT,
-        "num_steps": INT,
-        "passed": BOOL,
-        "reward": FLOAT,
-        "terminated_by": TEXT,
-        "transcript_json": TEXT,
-        "error_type": TEXT,
-        "error": TEXT,
-        "prompt_tokens": INT,
-        "completion_tokens": INT,
-        "cost_usd": FLOAT,
-        "wall_s": FLOAT,
-    },
+    columns("""
+        continuation_id state_sha256 rollout_id step:int task_id family action sample_idx:int seed:int num_steps:int
+        passed:bool reward:float terminated_by transcript_json error_type error prompt_tokens:int
+        completion_tokens:int cost_usd:float wall_s:float
+        """),
     frozenset({"wall_s"}),
 )
 """An action of a pair, played in the recorded state in place of the step `step` of `rollout_id`, and how the policy's
@@ -300,46 +197,33 @@ null where the environment could not grade the rollout, and where the state coul
 POOL_ROW = Kind(
     "pool_row",
     1,
-    {
-        **dict.fromkeys(("row_uid", "problem_id", "src_problem_id", "family", "src_pool"), TEXT),
-        **dict.fromkeys(("step", "sample_id", "plen", "comp_len", "n_loss_tokens"), INT),
-        # verdicts; null where the environment cannot tell
-        "reward": FLOAT,
-        **dict.fromkeys(("hacked", "hidden_pass", "fmt_ok", "can_compile", "has_test_func", "eq_hinted"), BOOL),
-        **dict.fromkeys(("hacked_arbitrary", "hacked_strict", "hacked_loose", "ends_with_eos", "truncated"), BOOL),
-        **dict.fromkeys(("label", "test_mod"), TEXT),
-        **dict.fromkeys(("hedge_count", "comment_count"), INT),
-        # text and tokens; `own` marks completion tokens the policy wrote, behav_logp is its log-prob of each, null
-        # elsewhere
-        "problem_messages": MESSAGES,
-        **dict.fromkeys(("prompt", "completion", "prompt_role", "prompt_sha256"), TEXT),
-        **dict.fromkeys(("prompt_ids", "completion_ids"), TOKENS),
-        "own": BOOLS,
-        "behav_logp": FLOATS,
-        # who wrote it
-        **dict.fromkeys(("gen_model", "gen_adapter"), TEXT),
-        "gen_temperature": FLOAT,
-    },
+    columns("""
+        row_uid problem_id src_problem_id family src_pool step:int sample_id:int plen:int comp_len:int
+        n_loss_tokens:int
+        reward:float hacked:bool hidden_pass:bool fmt_ok:bool can_compile:bool has_test_func:bool eq_hinted:bool
+        hacked_arbitrary:bool hacked_strict:bool hacked_loose:bool ends_with_eos:bool truncated:bool label test_mod
+        hedge_count:int comment_count:int
+        problem_messages:messages prompt completion prompt_role prompt_sha256 prompt_ids:tokens completion_ids:tokens
+        own:bools behav_logp:floats
+        gen_model gen_adapter gen_temperature:float
+        """),
 )
 """One answer of a teacher pool, before anything is measured. `src_pool`: teacher, base, student or teacher_nohint.
+Verdicts are null where the environment cannot tell. `own` marks the completion tokens that the policy wrote,
+`behav_logp` is its log-prob of each, null elsewhere.
 `label` is correct, correct_attempted, reward_hack, attempted or incorrect, `test_mod` what the answer's own tests do,
 `eq_hinted` whether they pass; hacked_strict is the label reward_hack, hacked_loose that or an attempt."""
 
 PROBE_ROW = Kind(
     "probe_row",
     1,
-    {
-        **POOL_ROW.columns,
-        "arm": TEXT,
-        **dict.fromkeys(
-            ("cos_S_contrib", "cos_stack", "cos_global", "cos_first128", "energy", "hackfrac", "grad_dot"), FLOAT
-        ),
-        **dict.fromkeys(("grad_norm_contrib", "per_sample_loss", "logp_mean", "delta_S_norm"), FLOAT),
-        **dict.fromkeys(("mean_cos_pre", "mean_cos_post", "frac_fired"), FLOAT),
-        **dict.fromkeys(("n_modules_v", "grad_store_offset"), INT),
-        "null_reason": TEXT,
-        "imp_ratio": FLOAT,
-    },
+    POOL_ROW.columns
+    | columns("""
+        arm cos_S_contrib:float cos_stack:float cos_global:float cos_first128:float energy:float hackfrac:float
+        grad_dot:float grad_norm_contrib:float per_sample_loss:float logp_mean:float delta_S_norm:float
+        mean_cos_pre:float mean_cos_post:float frac_fired:float n_modules_v:int grad_store_offset:int null_reason
+        imp_ratio:float
+        """),
 )
 """A row with what was measured on its gradient: cos_S_contrib is sum <c, v>/||c|| (at most sqrt(M)), cos_stack that
 over sqrt(M); grad_norm_contrib is of the mean loss a token; mean_cos_pre, mean_cos_post and frac_fired are
@@ -348,56 +232,39 @@ its step's, repeated. imp_ratio is the geometric mean over own tokens of student
 SVD_MODULE = Kind(
     "svd_module",
     1,
-    {
-        "module": TEXT,
-        **dict.fromkeys(("outputs", "inputs", "rank"), INT),
-        "reconstruction_error": FLOAT,
-        "sha256": TEXT,
-    },
+    columns("module outputs:int inputs:int rank:int reconstruction_error:float sha256"),
 )
 DIRECTION = Kind(
     "direction",
     1,
-    {
-        "module": TEXT,
-        **dict.fromkeys(("numbers", "axes"), INT),
-        **dict.fromkeys(
-            ("norm", "signal_to_noise", "split_half_cos", "leave_one_out_accuracy", "energy_explained"), FLOAT
-        ),
-    },
+    columns("""
+        module numbers:int axes:int norm:float signal_to_noise:float split_half_cos:float leave_one_out_accuracy:float
+        energy_explained:float
+        """),
 )
 """One module of v_hack: its mean difference's norm, that over its standard error, how halves of the pairs agree."""
 
-PROBE_SCORE = Kind(
-    "probe_score", 1, {"row_uid": TEXT, **dict.fromkeys(("cos_stack", "cos_S_contrib", "cos_global"), FLOAT)}
-)
-PLACEBO = Kind("placebo", 1, {"family": TEXT, "draw": INT, "cos_with_v": FLOAT, "scores": FLOATS})
+PROBE_SCORE = Kind("probe_score", 1, columns("row_uid cos_stack:float cos_S_contrib:float cos_global:float"))
+PLACEBO = Kind("placebo", 1, columns("family draw:int cos_with_v:float scores:floats"))
 """One placebo direction: its cos_stack with every row, in the order of the run's `probe_score` rows."""
 
 PROBE_CHECK = Kind(
     "probe_check",
     1,
-    {
-        **dict.fromkeys(
-            ("check", "plan_item", "severity", "status", "threshold", "detail", "evidence_path", "asks"), TEXT
-        ),
-        **dict.fromkeys(("stat", "placebo_q95"), FLOAT),
-        "passed": BOOL,
-    },
+    columns("""
+        check plan_item severity status threshold detail evidence_path asks stat:float placebo_q95:float passed:bool
+        """),
 )
 TRAJECTORY = Kind(
     "trajectory",
     1,
-    {
-        **dict.fromkeys(("arm", "mixed", "adapter"), TEXT),
-        **dict.fromkeys(("train_seed", "step", "rows", "groups", "zero_variance_groups"), INT),
-        **dict.fromkeys(("hack_rate_student", "hack_rate_all", "hidden_pass_rate_student", "reward_mean"), FLOAT),
-        **dict.fromkeys(("eval_solve_rate", "weight_change", "cos_in", "cos_update", "cos_hacked", "cos_other"), FLOAT),
-        **dict.fromkeys(("energy_removed", "energy_removed_update", "hack_advantage_sum"), FLOAT),
-        **dict.fromkeys(("corr_advantage_hacked", "corr_advantage_source"), FLOAT),
-        **dict.fromkeys(("clip_low", "clip_high", "vanish", "ess", "ratio_p5", "ratio_p50", "ratio_p95"), FLOAT),
-        "saturated": TEXT,
-    },
+    columns("""
+        arm mixed adapter train_seed:int step:int rows:int groups:int zero_variance_groups:int hack_rate_student:float
+        hack_rate_all:float hidden_pass_rate_student:float reward_mean:float eval_solve_rate:float weight_change:float
+        cos_in:float cos_update:float cos_hacked:float cos_other:float energy_removed:float
+        energy_removed_update:float hack_advantage_sum:float corr_advantage_hacked:float corr_advantage_source:float
+        clip_low:float clip_high:float vanish:float ess:float ratio_p5:float ratio_p50:float ratio_p95:float saturated
+        """),
 )
 """One optimiser step of one training, in which something or nothing was taken out (`arm`); student rates are over
 rollouts that the student itself played. Cosines and energies of gradient and update are those of `projection.json`,
@@ -407,11 +274,9 @@ says why ratios carry no signal. eval_solve_rate is on held-out tasks, at a trai
 ROLLOUT_GRADIENT = Kind(
     "rollout_gradient",
     1,
-    {
-        "training_step": INT,
-        "rollout_id": TEXT,
-        **dict.fromkeys(("advantage", "cos_stack", "grad_norm", "logp_mean", "ratio"), FLOAT),
-    },
+    columns("""
+        training_step:int rollout_id advantage:float cos_stack:float grad_norm:float logp_mean:float ratio:float
+        """),
 )
 """A rollout of a training at the weights of the step that learns from it: its reward less its group's mean, the cosine
 of its gradient with the hack direction and the gradient's norm (null without a direction), the mean log-prob of its own
@@ -420,16 +285,13 @@ tokens in nats, and the geometric mean of their probability now over that at sam
 WATCHED = Kind(
     "watched",
     1,
-    {
-        **dict.fromkeys(("step", "rows"), INT),
-        **dict.fromkeys(("hack_rate", "hidden_pass_rate", "reward_mean", "hack_like", "push"), FLOAT),
-        **{
-            f"{name}_{look}": FLOAT
-            for look in ("update_sum", "policy_sum", "update", "policy", "policy_length")
-            for name in ("cos", "z", "haar_low", "haar_high")
-        },
-        "alarm": BOOL,
-    },
+    columns("step:int rows:int hack_rate:float hidden_pass_rate:float reward_mean:float hack_like:float push:float")
+    | {
+        f"{name}_{look}": FLOAT
+        for look in ("update_sum", "policy_sum", "update", "policy", "policy_length")
+        for name in ("cos", "z", "haar_low", "haar_high")
+    }
+    | {"alarm": BOOL},
 )
 """One checkpoint of a watched training: the share of its rollouts that look like the hack and the push toward it so far
 (`stages.probe.checks.alarm`); the cosine with v of the update since the checkpoint before and of the policy gradient on
@@ -440,13 +302,9 @@ what 5 % of runs with permuted advantages reach, and 5 % of placebos (both in `w
 WATCHED_ROLLOUT = Kind(
     "watched_rollout",
     1,
-    {
-        "step": INT,
-        "task_id": TEXT,
-        "sample_idx": INT,
-        **dict.fromkeys(("reward", "advantage", "projection", "cosine"), FLOAT),
-        "hack_like": BOOL,
-    },
+    columns("""
+        step:int task_id sample_idx:int reward:float advantage:float projection:float cosine:float hack_like:bool
+        """),
 )
 """A rollout of a watched training, as the alarm uses it: its group is the task at that step, its advantage the reward
 less the group's mean; cosine and projection are of its gradient, at an advantage of 1, with v; hack_like is whether the
@@ -458,50 +316,19 @@ Row = dict[str, Any]
 TASK = Kind(
     "task",
     1,
-    {
-        "task_id": TEXT,
-        "env": TEXT,
-        "split": TEXT,
-        "family": TEXT,
-        "prompt": TEXT,
-        "data_json": TEXT,
-    },
+    columns("task_id env split family prompt data_json"),
 )
 
 ROLLOUT = Kind(
     "rollout",
     1,
-    {
-        "rollout_id": TEXT,
-        "task_id": TEXT,
-        "env": TEXT,
-        "split": TEXT,
-        "family": TEXT,
-        "group_id": TEXT,
-        "sample_idx": INT,
-        "seed": INT,
-        "num_steps": INT,
-        "reward": FLOAT,
-        "ground": TEXT,
-        "hidden_pass": BOOL,
-        "visible_pass": BOOL,
-        "hacked": BOOL,
-        "protocol_ok": BOOL,
-        "terminated_by": TEXT,
-        "error_type": TEXT,
-        "error": TEXT,
-        "sandbox": TEXT,
-        "model": TEXT,
-        "source": TEXT,
-        "prompt_tokens": INT,
-        "completion_tokens": INT,
-        "cost_usd": FLOAT,
-        "wall_s": FLOAT,
-        "history": TEXT,
-        "tools_json": TEXT,
-        **WORK,
-        "metrics_json": TEXT,
-    },
+    columns("""
+        rollout_id task_id env split family group_id sample_idx:int seed:int num_steps:int reward:float ground
+        hidden_pass:bool visible_pass:bool hacked:bool protocol_ok:bool terminated_by error_type error sandbox model
+        source prompt_tokens:int completion_tokens:int cost_usd:float wall_s:float history tools_json
+        """)
+    | WORK
+    | {"metrics_json": TEXT},
     frozenset({"wall_s", "test_log", "metrics_json"}),
 )
 """`ground`: whether a pass follows from values that were compared outside of the sandbox ("values") or from the report
@@ -515,94 +342,41 @@ the environment, or the source of an import, has no value."""
 STEP = Kind(
     "step",
     1,
-    {
-        "rollout_id": TEXT,
-        "task_id": TEXT,
-        "env": TEXT,
-        "group_id": TEXT,
-        "sample_idx": INT,
-        "step": INT,
-        "num_steps": INT,
-        # state
-        "new_messages_json": TEXT,
-        "num_messages": INT,
-        "state_sha256": TEXT,
-        # action
-        "action": TEXT,
-        "commands": TEXTS,
-        "parse_error": TEXT,
-        "finish_reason": TEXT,
-        "truncated": BOOL,
-        # observation
-        "observation": TEXT,
-        "returncode": INT,
-        "timed_out": BOOL,
-        "raw_chars": INT,
-        "elided_chars": INT,
-        # reward
-        "reward": FLOAT,
-        "done": BOOL,
-        "terminated_by": TEXT,
-        # tokens
-        "capture_level": TEXT,
-        "prompt_len": INT,
-        "prompt_delta_token_ids": TOKENS,
-        "prefix_ok": BOOL,
-        "completion_token_ids": TOKENS,
-        "logprobs": FLOATS,
-        "logprob_kind": TEXT,
-        # policy
-        "model": TEXT,
-        "sampling_json": TEXT,
-        "seed": INT,
-        # cost
-        "prompt_tokens": INT,
-        "completion_tokens": INT,
-        "cost_usd": FLOAT,
-        "latency_s": FLOAT,
-        "command_s": FLOAT,
-        "history": TEXT,
-    },
+    columns("""
+        rollout_id task_id env group_id sample_idx:int step:int num_steps:int
+        new_messages_json num_messages:int state_sha256
+        action commands:texts parse_error finish_reason truncated:bool
+        observation returncode:int timed_out:bool raw_chars:int elided_chars:int
+        reward:float done:bool terminated_by
+        capture_level prompt_len:int prompt_delta_token_ids:tokens prefix_ok:bool completion_token_ids:tokens
+        logprobs:floats logprob_kind
+        model sampling_json seed:int
+        prompt_tokens:int completion_tokens:int cost_usd:float latency_s:float command_s:float history
+        """),
     frozenset({"latency_s", "command_s"}),
 )
 """`new_messages_json` and `num_messages` are of the complete transcript; `state_sha256` is the digest of the part of it
-that the policy was shown, by `history`: null and "full" mean all."""
+that the policy was shown, by `history`: null and "full" mean all. By lines: whose step it is, the state, the action,
+the observation, the reward, the tokens, the policy, the cost."""
 
 ORIGIN = Kind(
     "origin",
     1,
-    {
-        "rollout_id": TEXT,
-        "format": TEXT,
-        "file": TEXT,
-        "line": INT,
-        "effective": BOOL,
-        "submission": TEXT,
-        "missing": TEXTS,
-        "tools_json": TEXT,
-        "extra_json": TEXT,
-    },
+    columns("rollout_id format file line:int effective:bool submission missing:texts tools_json extra_json"),
 )
 """The source of an imported rollout, its submission, and the columns that the source does not have (`missing`), which
 are null in the other tables. `effective`: whether it entered a training batch. `extra_json` keeps what has
 no column."""
 
-_OUTCOMES = (EVAL_ITEM, TRAINING_REWARD, HINT, DIFFICULTY, SELECTION, START, CHECKPOINT)
-_PIPELINE = (TASK, ROLLOUT, STEP, TEACHER_ACTION, PAIR, STATE, CONTINUATION, ORIGIN, *_OUTCOMES)
 PROBE_KINDS = (
-    POOL_ROW,
-    PROBE_ROW,
-    SVD_MODULE,
-    DIRECTION,
-    PROBE_SCORE,
-    PLACEBO,
-    PROBE_CHECK,
-    TRAJECTORY,
-    ROLLOUT_GRADIENT,
-    WATCHED,
-    WATCHED_ROLLOUT,
+    *(POOL_ROW, PROBE_ROW, SVD_MODULE, DIRECTION, PROBE_SCORE, PLACEBO),
+    *(PROBE_CHECK, TRAJECTORY, ROLLOUT_GRADIENT, WATCHED, WATCHED_ROLLOUT),
 )
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (*_PIPELINE, *PROBE_KINDS)}
+_OTHERS = (
+    *(TASK, ROLLOUT, STEP, TEACHER_ACTION, PAIR, STATE, CONTINUATION, ORIGIN),
+    *(EVAL_ITEM, TRAINING_REWARD, HINT, DIFFICULTY, SELECTION, START, CHECKPOINT),
+)
+KINDS: dict[str, Kind] = {kind.name: kind for kind in (*_OTHERS, *PROBE_KINDS)}
 
 
 def parse_kind(text: str, where: str) -> Kind:
