@@ -25,7 +25,7 @@ FAILED, USAGE = 1, 2
 """Exit codes that no exception carries itself."""
 TRAIN = {
     *("torch", "transformers", "tokenizers", "datasets", "huggingface_hub", "trl", "accelerate", "peft"),
-    *("safetensors", "gguf", "jaxtyping", "matplotlib"),
+    *("safetensors", "gguf", "jaxtyping", "scipy", "matplotlib"),
 }
 """The packages of the extra `train`, without which commands are named that need them."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
 import zipfile
 from pathlib import Path
@@ -16,8 +17,12 @@ ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.slow
 
 
+BUILD = "import sys, setuptools.build_meta as backend; print(getattr(backend, sys.argv[1])(sys.argv[2]))"
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that is built from the sdist, as `python -m build` builds it, without fetching a backend."""
     folder = tmp_path_factory.mktemp("wheel")
     copy = folder / "source"
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.split(b"\0")
@@ -30,9 +35,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 (copy / name).symlink_to(os.readlink(ROOT / name))
             elif (ROOT / name).exists():
                 (copy / name).write_bytes((ROOT / name).read_bytes())
-    words = ["-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder), str(copy)]
-    subprocess.run([sys.executable, *words], check=True, capture_output=True)
-    (built,) = folder.glob("*.whl")
+    for source, kind, result in ((copy, "build_sdist", "*.tar.gz"), (folder / "unpacked", "build_wheel", "*.whl")):
+        subprocess.run([sys.executable, "-c", BUILD, kind, str(folder)], cwd=source, check=True, capture_output=True)
+        (built,) = folder.glob(result)
+        if kind == "build_sdist":
+            with tarfile.open(built) as archive:
+                archive.extractall(folder, filter="data")
+            (folder / built.name.removesuffix(".tar.gz")).rename(folder / "unpacked")
     return built
 
 
@@ -59,9 +68,36 @@ def test_the_wheel_holds_presets_examples_and_pages(wheel: Path) -> None:
     for folder, pattern in (("presets", "*.toml"), ("examples", "*"), ("view/pages", "*"), ("view/static", "*")):
         files = [path for path in (ROOT / "composer_cli" / folder).glob(pattern) if path.is_file()]
         assert files and {f"composer_cli/{folder}/{path.name}" for path in files} <= names, folder
-    assert not any(name.startswith(("tests/", "benchmarks/")) for name in names)
+    tops = {name.partition("/")[0] for name in names}
+    assert tops == {"composer_cli", "composer_post_training", "composer_stages", *(one for one in tops if "-0" in one)}
+    assert all(f"{top}/py.typed" in names for top in tops if "-0" not in top)
     for name in RECIPES:
-        assert {f"stages/envs/kata/models/{name}/{file}" for file in ("model.safetensors", "tokenizer.json")} <= names
+        assert {
+            f"composer_stages/envs/kata/models/{name}/{file}" for file in ("model.safetensors", "tokenizer.json")
+        } <= names
+
+
+def test_every_module_is_imported_beside_another_package_called_stages(wheel: Path, installed: Path) -> None:
+    """No import, name of a class in a text, or subprocess of it means the common name `stages`."""
+    names = [name.removesuffix(".py") for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")]
+    names = [name for name in names if "/guest/" not in name and not name.endswith("__main__")]
+    modules = [name.removesuffix("/__init__").replace("/", ".") for name in names]
+    script = f"""
+import importlib, sys
+sys.modules["stages"] = None  # an import of it is an error
+left = []
+for name in {modules!r}:
+    try:
+        importlib.import_module(name)
+    except Exception as error:  # of an integration, a sentence about the package that it lacks
+        left.append((error.__cause__ or error).name)
+print(*left)
+"""
+    python = installed.parent / "python"
+    done = subprocess.run([python, "-c", script], cwd=wheel.parent, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr  # an error without a name is none of these
+    optional = {"prime_rl", "verifiers", "openenv", "renderers", "minisweagent"}
+    assert {name.partition(".")[0] for name in done.stdout.split()} <= optional
 
 
 def test_it_is_used_from_any_folder(installed: Path, tmp_path: Path) -> None:

@@ -25,9 +25,6 @@ more information than their share of tasks, and the bound is conservative.
 
 Axis names: X experiments, S training seeds, T tasks, U units, C collections, H strata, R assignments of signs, K kinds
 of units. All values are fractions of one, not points.
-
-scipy is imported where it computes: importing it takes longer than all of the program, which reads this module to
-refuse a wrong setting.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,6 +32,8 @@ from functools import cache, cached_property
 from itertools import pairwise
 
 import numpy as np
+
+from stages.evaluation.distributions import normal_cdf, student_cdf, student_quantile
 
 Array = np.ndarray
 ALPHA = 0.05
@@ -100,9 +99,7 @@ class SignFlips:
     def p(self, mean_X: Array) -> Array:
         """Return [X] the two-sided p of the hypothesis that the mean of experiment x is `mean_X[x]`; ties count."""
         if self.normal:
-            from scipy.special import ndtr
-
-            return np.asarray(2 * ndtr(-np.abs(self.estimate_X - mean_X) / self._error_X))
+            return np.asarray(2 * normal_cdf(-np.abs(self.estimate_X - mean_X) / self._error_X))
         mean_X1, total = mean_X[:, None], self.sizes_U.sum()
         squares_X1 = ((self.sums_XU - self.sizes_U * mean_X1) ** 2).sum(1)[:, None]
         top_XR, cross_XR = self._s_XR - mean_X1 * self._n_R, self._sn_XR - mean_X1 * self._nn_R
@@ -233,21 +230,17 @@ class PairedTest:
 
     def _units_p(self, mean_X: Array) -> Array:
         """Return [X] the p-value of the units: the larger one of the flips and the score test."""
-        from scipy.special import ndtr
-
-        other_X = self.hall(mean_X) if self.scores else 2 * ndtr(-np.abs(self.score(mean_X)))
+        other_X = self.hall(mean_X) if self.scores else 2 * normal_cdf(-np.abs(self.score(mean_X)))
         p_X: Array = np.maximum(self.flips.p(mean_X), other_X)
         return p_X
 
     def hall(self, mean_X: Array) -> Array:
         """Return [X] the p-value of Hall's t, which is Student's with the skewness of the units taken out."""
-        from scipy.special import stdtr
-
         num, mean_size = len(self.flips.sizes_U), self.flips.sizes_U.mean()
         sd_X, skew_X = self._spread_and_skew
         ratio_X = (self.estimate_X - mean_X) * mean_size / sd_X
         moved_X = ratio_X + skew_X * ratio_X**2 / 3 + skew_X**2 * ratio_X**3 / 27 + skew_X / (6 * num)
-        p_X: Array = 2 * stdtr(num - 1, -np.abs(np.sqrt(num - 1) * moved_X))
+        p_X: Array = 2 * student_cdf(num - 1, -np.abs(np.sqrt(num - 1) * moved_X))
         return p_X
 
     @cached_property
@@ -263,12 +256,10 @@ class PairedTest:
         Limits of independent parts add in squares: a limit lies sqrt(share * u**2 + s**2) from the estimate, u being
         the units' distance and s that of the top level.
         """
-        from scipy.special import stdtrit
-
         distance_X = mean_X - self.estimate_X
         if self.top_error_X is None:
             return mean_X, np.ones(len(distance_X), dtype=bool)
-        left_X = distance_X**2 - (stdtrit(self.num_top - 1, 1 - np.asarray(alpha) / 2) * self.top_error_X) ** 2
+        left_X = distance_X**2 - (student_quantile(self.num_top - 1, 1 - np.asarray(alpha) / 2) * self.top_error_X) ** 2
         for_units_X = np.sqrt(np.maximum(left_X, 0) / np.maximum(self._share_X, 1e-6))
         return np.clip(self.estimate_X + np.sign(distance_X) * for_units_X, -1, 1), left_X > 0
 
@@ -391,8 +382,6 @@ def rate_interval(
     values_ST: means of samples by training seed and task, NaN where there is none. unit_T: the unit of each task,
     numbered from 0; strata with `fixed`. From three training seeds on the interval is of other trainings, too.
     """
-    from scipy.special import stdtrit
-
     values_XT = np.nanmean(values_ST, 0)[None]
     flipped_T = np.arange(len(unit_T)) if fixed else unit_T
     spread_XT = within_strata(values_XT, unit_T) if fixed else values_XT
@@ -412,7 +401,7 @@ def rate_interval(
     low, high = min(low, least), max(high, most)
     if len(values_ST) >= MIN_SEEDS:
         error_X, num_top = top_error(np.nanmean(values_ST, 1)[None], collection_S)
-        of_top = float(stdtrit(num_top - 1, 1 - ALPHA / 2) * error_X[0])
+        of_top = float(student_quantile(num_top - 1, 1 - ALPHA / 2) * error_X[0])
         # Distances of independent parts add in squares, as in `PairedTest`.
         low = max(rate - float(np.hypot(rate - low, of_top)), 0.0)
         high = min(rate + float(np.hypot(high - rate, of_top)), 1.0)
@@ -440,15 +429,14 @@ def holm(p_values: Sequence[float]) -> list[float]:
 @cache
 def levels(num_looks: int, alpha: float = ALPHA) -> tuple[float, ...]:
     """Return the two-sided level of each look; a test that may pass at any of them has level `alpha` over all."""
-    from scipy.special import ndtr
-
     if num_looks == 1:
         return (alpha,)
-    from scipy.optimize import brentq  # as slow to import as all of the program, and few evaluations have looks
-
     # At look k of K the bound on the z value is c * sqrt(K / k): nearly the full test at the last look.
-    bound = brentq(lambda c: crossing(c * np.sqrt(num_looks), num_looks) - alpha, 1.0, 4.0, xtol=1e-6)
-    return tuple(float(2 * ndtr(-bound * np.sqrt(num_looks / look))) for look in range(1, num_looks + 1))
+    low, high = 1.0, 4.0
+    for _ in range(STEPS):
+        bound = (low + high) / 2
+        low, high = (bound, high) if crossing(bound * np.sqrt(num_looks), num_looks) > alpha else (low, bound)
+    return tuple(float(2 * normal_cdf(-bound * np.sqrt(num_looks / look))) for look in range(1, num_looks + 1))
 
 
 def crossing(bound: float, num_looks: int) -> float:

@@ -74,7 +74,8 @@ def test_a_refusal_waits_for_no_reader_of_tables():
 WITHOUT_TORCH = """
 import asyncio, json, sys
 from pathlib import Path
-sys.modules |= {"torch": None, "transformers": None, "trl": None}  # an import of one of them is an error
+from composer_cli.printing import TRAIN
+sys.modules |= dict.fromkeys(TRAIN)  # an import of one of them is an error
 from composer_cli.app import main
 calls, root = json.loads(sys.argv[1]), Path(sys.argv[2])
 codes = []
@@ -100,8 +101,8 @@ print(json.dumps(codes))
 """
 
 
-def test_looking_at_runs_imports_no_torch(made, tmp_path):
-    """`import`, `compare`, `query`, `report`, `view` and every `--help` start in the time of Python, not of torch."""
+def test_what_reads_and_compares_needs_no_extra(made, tmp_path):
+    """`import`, `compare`, `query`, `report`, `view` and every `--help` need neither torch nor scipy."""
     root = Path(shutil.copytree(made, tmp_path / "artifacts", symlinks=True))
     (tmp_path / "one.jsonl").write_text('{"messages": [{"role": "user", "content": "Add."}], "reward": 1.0}\n')
     for name, score in (("before", 0), ("after", 1)):
