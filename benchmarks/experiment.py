@@ -17,6 +17,7 @@ training each.
 
 import importlib
 import json
+import resource
 import subprocess
 import sys
 import tomllib
@@ -32,16 +33,21 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from stages.evaluation.inference import holm
-from stages.evaluation.outcomes import AT_ZERO, items_table, of_arm, task_mean
+from stages.evaluation.outcomes import AT_ZERO, KEPT, items_table, of_arm, task_mean
 from stages.evaluation.verdict import EvalQuestion, EvalVerdict, PairedDifference, compare, points
 from stages.runs import store
-from stages.runs.kinds import EVAL_ITEM
+from stages.runs.kinds import EVAL_ITEM, PAIR, TASK
 from stages.runs.run import Run
 
 ROOT = Path(__file__).parents[1]
 TUNING_SEED = 2_000_003
 """Of tuning tasks and of tuning collections, which nothing else counts up to."""
 COLLECTION_SEED = 100
+USED = "processor.jsonl"
+"""Processor seconds of each sitting."""
+LAST = 3
+"""Steps at the beginning and at the end of a training whose means are kept."""
+COURSE = {"reward": "reward", "entropy": "entropy", "tokens": "completions/mean_length"}
 COLUMNS = ("arm", "train_seed", "pair_set", "task_id", "family", "unit", "sample_idx", "passed", "protocol_ok")
 
 
@@ -167,7 +173,7 @@ class Experiment:
     def tune(self) -> dict[str, float]:
         """Run the tuning where one rate is for all arms; return it by arm, and keep what was tried."""
         self.run_chain(self.tuning_preset(), self.artifacts / "tuning")
-        items = with_protocol(items_table(newest(self.artifacts / "tuning" / "evaluate").rows(EVAL_ITEM)))
+        items = items_table(newest(self.artifacts / "tuning" / "evaluate").rows(EVAL_ITEM))
         at = AT_ZERO if self.evaluate.get("greedy") else ""
         tried = {f"{rate:g}": by_seed(of_arm(items, f"{rate:g}{at}")) for rate in self.tuning["rates"]}
         best = max(tried, key=lambda rate: fmean(tried[rate].values()))
@@ -190,9 +196,37 @@ class Experiment:
                 self.preset(self.trainings(arms)), self.artifacts, "--tune", f"optimisation.learning_rate={rates}"
             )
             self.tuned_apart()
+        if "arm" in self.tuning:
+            record = store.read_json(self.document.with_suffix(".json"))
+            used = [json.loads(line) for path in self.artifacts.rglob(USED) for line in path.read_text().splitlines()]
+            record |= {"trainings": self.courses(), "processor_hours": sum(one["seconds"] for one in used) / 3600}
+            store.write_json(self.document.with_suffix(".json"), record)
         rows = newest(self.artifacts / "evaluate", seed=self.evaluate["seed"]).rows(EVAL_ITEM)
         table = pa.Table.from_pylist([{name: row[name] for name in self.columns} for row in rows])
         pq.write_table(table, self.items, compression="zstd", use_dictionary=True)
+
+    def courses(self) -> list[dict[str, Any]]:
+        """Return what each training recorded of itself: means of its first and last steps, tokens, pairs, collapse.
+
+        pairs_other: pairs from tasks that are no part of its curriculum; families_other: the families of these.
+        """
+        found = []
+        for run in map(Run, sorted((self.artifacts / "train").glob("2*"))):
+            if run.manifest.status != "complete":
+                continue
+            steps = list(map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines()))
+            row: dict[str, Any] = {"arm": run.manifest.config["arm"], "seed": run.manifest.config["seed"]}
+            for name, part in (("first", steps[:LAST]), ("last", steps[-LAST:])):
+                row |= {f"{what}_{name}": fmean(step[key] for step in part) for what, key in COURSE.items()}
+            read = {slot: Run(Path(one[0]["path"])) for slot, one in run.manifest.inputs.items()}
+            mixed = {task["task_id"] for task in read["curriculum"].rows(TASK)}
+            pairs = read["pairs"].rows(PAIR) if "pairs" in read else []
+            other = [pair for pair in pairs if pair["task_id"] not in mixed]
+            row |= {"pairs": len(pairs), "pairs_other": len(other)}
+            row |= {"families_other": sorted({pair["family"] for pair in other})}
+            row |= {"collapsed": run.manifest.summary.get("collapsed", ""), "num_tokens": steps[-1]["num_tokens"]}
+            found.append({**row, "minutes": sum(step["step_time"] for step in steps) / 60})
+        return found
 
     def tuned_apart(self) -> dict[str, float]:
         """Keep the record of `composer run --tune`; return the rate of each arm."""
@@ -207,6 +241,9 @@ class Experiment:
         path.write_text(preset)
         words = ["run", "--preset", str(path), "--resume", "--artifacts", str(artifacts), *more]
         code = subprocess.run([sys.executable, "-m", "composer_cli", *words]).returncode
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        with (artifacts / USED).open("a") as lines:  # of this sitting, for the limit of a registration
+            lines.write(json.dumps({"seconds": round(used.ru_utime + used.ru_stime), "code": code}) + "\n")
         if code not in (0, 1, 3):  # the verdicts
             sys.exit(code)
 
@@ -238,9 +275,9 @@ def newest(stage: Path, **settings: Any) -> Run:
 
 
 def by_seed(items: pa.Table) -> dict[str, float]:
-    """Return the share of tasks that each training of one arm passes, by its seed."""
+    """Return the share of tasks that each training of one arm passes with the protocol kept, by its seed."""
     seeds = sorted({*items["train_seed"].to_pylist()})
-    return {str(seed): task_mean(items.filter(pc.equal(items["train_seed"], seed))) or 0.0 for seed in seeds}
+    return {str(seed): task_mean(items.filter(pc.equal(items["train_seed"], seed)), KEPT) or 0.0 for seed in seeds}
 
 
 def with_protocol(items: pa.Table) -> pa.Table:

@@ -1,11 +1,14 @@
 """Registered experiments: the preset is the design that was registered, and the result follows from the table alone."""
 
+import json
+import random
 import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -15,7 +18,9 @@ from stages.envs.kata import tasks
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-import teacher_pairs  # noqa: E402 (a script of benchmarks/)
+import recompute  # noqa: E402 (a script of benchmarks/)
+import skills_teachers  # noqa: E402
+import teacher_pairs  # noqa: E402
 from experiment import Experiment, toml  # noqa: E402
 
 PAIRS, SKILLS = Experiment.named("teacher-pairs"), Experiment.named("skills-teachers")
@@ -131,3 +136,62 @@ def test_the_published_result_is_what_the_table_gives(tmp_path: Path) -> None:
     teacher_pairs.result(PAIRS.items, document, tmp_path / "figure.svg")
     assert document.read_text() == PAIRS.document.read_text()
     assert (tmp_path / "figure.svg").read_bytes() == PAIRS.figure.read_bytes()
+
+
+def skills_table(folder: Path, rates: dict[str, float]) -> Path:
+    """Outcomes in which a training passes the families up to a share, with noise; and what trainings recorded."""
+    rng, names = random.Random(0), [f"f{number:02}" for number in range(71)]
+    ease = {(name, task): 0.7 * rank / 71 + 0.3 * rng.random() for rank, name in enumerate(names) for task in range(5)}
+    rows, trainings = [], []
+    for arm, rate in rates.items():
+        for seed in range(1 if arm == "start" else 8):
+            shift = rng.gauss(0, 0.02)
+            for end in ("", "@0"):
+                for (family, task), difficulty in ease.items():
+                    row = {"arm": arm + end, "train_seed": seed, "task_id": f"{family}-{task}", "family": family}
+                    row |= {"unit": family, "sample_idx": 0, "pair_set": f"s{seed}" if arm in "BC" else None}
+                    row |= {"passed": difficulty < rate + shift + rng.gauss(0, 0.05), "sampled_tokens": 5}
+                    row |= {"protocol_ok": arm != "B" or seed != 3 or task > 3, "error_type": None}
+                    rows.append({**row, "terminated_by": "max_tokens" if (arm, seed) == ("D", 1) else None})
+            of = {"arm": arm, "seed": seed, "pairs": 40, "minutes": 3.0, "collapsed": "", "entropy_first": 0.4}
+            of |= {"entropy_last": 0.9 if (arm, seed) == ("A", 5) else 0.1, "reward_first": 0.2, "reward_last": 0.5}
+            of |= {"tokens_first": 9.0, "tokens_last": 5.0, "num_tokens": 9000.0, "pairs_other": 8}
+            trainings += [] if arm == "start" else [{**of, "families_other": ["f03", "f70"]}]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "items.parquet")
+    (folder / "items.json").write_text(json.dumps({"trainings": trainings, "processor_hours": 5.0}))
+    return folder / "items.parquet"
+
+
+def test_the_second_experiments_numbers_follow_from_its_tables(tmp_path: Path) -> None:
+    """What is shown, that what is gated is a description without a gain, and collapses by any outcome."""
+    document = tmp_path / "page.md"
+    document.write_text("before\n<!-- result -->\n<!-- end of result -->\nafter\n")
+    made = skills_table(tmp_path, {"start": 0.4, "A": 0.5, "B": 0.62, "C": 0.62, "D": 0.5})
+    skills_teachers.result(made, document, tmp_path / "figure.svg")
+    text = document.read_text()
+    assert text.startswith("before\n<!-- result -->\n| temperature 0 |") and text.endswith("after\n")
+    gain = next(line for line in text.splitlines() if line.startswith("| C − A |"))
+    assert "a gain is shown" in gain and "| C − D |" in text and "after Holm" in text
+    assert "B@0 with seed 3 keeps the protocol in 20 % of rollouts" in text
+    assert "40 for each seed, of which 8 come from tasks" in text
+    assert "| in at least half of the collections (described, not tested) | 2 |" in text
+    assert "A with seed 5 has entropy 0.90 at its end" in text and "D with seed 1 cuts 100 % of its answers" in text
+    items = SKILLS.read_items(made)
+    nothing = items.filter(pc.is_in(items["arm"], pa.array(["A@0", "D@0"])))
+    named = {"A@0": "C@0", "D@0": "A@0"}
+    swapped = nothing.set_column(0, "arm", pa.array([named[arm] for arm in nothing["arm"].to_pylist()]))
+    same = pa.concat_tables([swapped, *(items.filter(pc.equal(items["arm"], arm)) for arm in ("B@0", "D@0"))])
+    found = skills_teachers.primary(same)
+    assert found["C − A"][1] != "a gain is shown"
+    assert found["C − D"][1] == found["B − C"][1] == "a description, as no gain of C − A is shown"
+
+
+def test_a_program_of_its_own_computes_the_same_comparisons(tmp_path: Path) -> None:
+    made = skills_table(tmp_path, {"A": 0.5, "B": 0.6, "C": 0.58, "D": 0.55})
+    rows = pq.read_table(made).to_pylist()
+    for name, (found, _) in skills_teachers.primary(SKILLS.read_items(made)).items():
+        one, other = name.split(" − ")
+        again = recompute.compare(rows, f"{one}@0", f"{other}@0")
+        assert again[0] == pytest.approx(found.estimate, abs=1e-12)
+        # Families that are alike are flipped together there, by other draws.
+        assert again[1:] == pytest.approx((found.low, found.high, found.p_value), abs=1e-3)

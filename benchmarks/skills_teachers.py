@@ -1,0 +1,225 @@
+"""Do a frozen teacher's answers help SmolLM2 beyond GRPO, beyond distillation, and beyond imitation? Registered.
+
+docs/experiments/skills-teachers.md states questions, arms, rule and power, and was committed before any held-out task
+was played. `./dev experiment skills-teachers` runs it by benchmarks/experiment.py, about two and a half hours on two
+idle cores. The outcomes of all answers are in docs/experiments/skills-teachers.parquet, the trainings beside it in
+skills-teachers.json; `python benchmarks/experiment.py skills-teachers result` computes every published number from
+them, and `python benchmarks/recompute.py` the main ones again, without this project's statistics.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import records
+from experiment import Experiment, comparison_lines, difference_of, put
+
+from stages.envs.base import SamplingUnit
+from stages.evaluation.inference import ALPHA, BETTER, NO_GAIN, UNDECIDED, WORSE, holm
+from stages.evaluation.outcomes import AT_ZERO, KEPT, PASSED, PROTOCOL, START, collapsed, of_arm, task_mean
+from stages.evaluation.report import arms_chart
+from stages.evaluation.verdict import EvalQuestion, PairedDifference, decide, points
+from stages.runs import store
+
+EXPERIMENT = Experiment.named("skills-teachers")
+GATE, GATED = ("C", "A"), (("C", "D"), ("B", "C"))
+"""The first comparison is a test at 5 %; where it shows a gain the others are, together at 5 % by Holm's correction."""
+OTHERS = (("B", "A"), ("D", "A"), ("A", START), ("C", START))
+FAMILIES = SamplingUnit()
+FIXED = replace(FAMILIES, fixed=True)
+CUT, UNSURE = 0.25, 0.5
+"""A training has collapsed, too, if it cuts more than this share of its answers, or its entropy doubles beyond this."""
+SHOWN = {BETTER: "a gain is shown", WORSE: "a loss is shown", NO_GAIN: "less than 2 points", UNDECIDED: "undecided"}
+
+
+def at_zero(*arms: str) -> tuple[str, ...]:
+    """Return the names of arms at temperature 0."""
+    return tuple(f"{arm}{AT_ZERO}" for arm in arms)
+
+
+def primary(items: pa.Table, sampling: SamplingUnit = FAMILIES) -> dict[str, tuple[PairedDifference, str]]:
+    """Return the three comparisons of the primary outcome by name, each with what follows from it by the rule."""
+    question = EvalQuestion(sampling=sampling, outcome=KEPT)
+    found = difference_of(items, [at_zero(*pair) for pair in (GATE, *GATED)], question)
+    (gate, first), *rest = found.items()
+    said = {gate: SHOWN[first.shows]}
+    # At a p-value's own level of Holm's procedure, so that intervals of tests and decisions do not contradict.
+    for (name, one), p in zip(rest, holm([one.p_value for _, one in rest]), strict=True):
+        said[name] = f"{SHOWN[one.shows]}, p {p:.3g} after Holm"
+        if one.shows in (BETTER, WORSE) and p >= ALPHA:
+            said[name] = f"undecided, p {p:.3g} after Holm"
+        if first.shows != BETTER:
+            said[name] = "a description, as no gain of C − A is shown"
+    return {name.replace(AT_ZERO, ""): (one, said[name]) for name, one in found.items()}
+
+
+def result(
+    table: Path = EXPERIMENT.items, document: Path = EXPERIMENT.document, figure: Path = EXPERIMENT.figure
+) -> None:
+    """Compute every published number from the table of outcomes; writes into the document, the figure, the record."""
+    items, record = EXPERIMENT.read_items(table), store.read_json(table.with_suffix(".json"))
+    courses = record["trainings"]
+    lines = []
+    for title, end in (("temperature 0", AT_ZERO), ("temperature 1", "")):
+        lines += [*outcome_lines(items, courses, title, end), ""]
+    lines += [
+        "| primary, passed and protocol kept at temperature 0 | about families like these | follows | about these 71 |"
+    ]
+    lines += ["| --- | --- | --- | --- |"]
+    fixed = primary(items, FIXED)
+    for name, (one, follows) in primary(items).items():
+        lines.append(f"| {name} | {points(one)} | {follows}{seen(one)} | {points(fixed[name][0])} |")
+    lines += ["", *other_differences(courses), "", *seen_lines(items, courses)]
+    question = EvalQuestion(outcome=KEPT)
+    secondary = difference_of(items, [*(at_zero(*pair) for pair in OTHERS), GATE, *GATED], question)
+    lines += ["", *comparison_lines("secondary, passed and protocol kept", secondary), "", *family_lines(items)]
+    collapses = collapsed_trainings(items, courses)
+    lines += ["", f"Collapsed: {'; '.join(collapses) or 'none'}.", "", *course_lines(courses)]
+    lines += ["", f"All of it took {record['processor_hours']:.1f} processor hours, the tuning included."]
+    put(document, lines)
+    verdict = decide(items, EvalQuestion(*at_zero("A", "C", "D"), outcome=KEPT))
+    figure.write_bytes(arms_chart(verdict))
+    records.write("experiment-skills-teachers", (claim(name, one) for name, (one, _) in primary(items).items()))
+    print("\n".join(lines))
+
+
+def seen(difference: PairedDifference) -> str:
+    """Return the difference that 80 % of such experiments would find, where nothing was decided."""
+    return "" if difference.mde is None else f"; {100 * difference.mde:.1f} points would be found with 80 % power"
+
+
+def claim(name: str, found: PairedDifference) -> records.Claim:
+    """Return the record of a comparison."""
+    return records.measured(
+        f"SmolLM2-135M, {name} at temperature 0: points of tasks passed with the protocol kept, "
+        f"{found.num_tasks} tasks of {found.num_units} families, {found.num_seeds} trainings of each",
+        100 * found.estimate,
+        (100 * found.low, 100 * found.high),
+        n=found.num_tasks,
+        unit="points",
+        registration=EXPERIMENT.registration or None,
+    )
+
+
+def outcome_lines(items: pa.Table, courses: Sequence[Mapping[str, Any]], title: str, end: str) -> list[str]:
+    """Return a table of every recorded outcome of the arms at one temperature."""
+    heads = ["passed and protocol kept", "passed", "protocol kept", "cut", "tokens", "errors", "trainings"]
+    lines = [f"| {title} | trained by | {' | '.join(heads)} |", "| --- " * (2 + len(heads)) + "|"]
+    for arm in (START, *EXPERIMENT.arms):
+        rows = of_arm(items, arm + end)
+        if not len(rows):
+            continue
+        rates = [task_mean(rows, outcome) or 0.0 for outcome in (KEPT, PASSED, PROTOCOL)] + [cut_share(rows)]
+        counts = [f"{pc.mean(rows['sampled_tokens']).as_py():.1f}", pc.count(rows["error_type"]).as_py()]
+        cells = [*(f"{100 * rate:.1f} %" for rate in rates), *counts, len(pc.unique(rows["train_seed"]))]
+        lines.append(f"| {arm} | {EXPERIMENT.words(arm)} | {' | '.join(map(str, cells))} |")
+    return lines
+
+
+def cut_share(rows: pa.Table) -> float:
+    """Return the share of answers that reached the limit of tokens."""
+    return float(pc.mean(pc.equal(pc.fill_null(rows["terminated_by"], ""), "max_tokens").cast("float64")).as_py())
+
+
+def collapsed_trainings(items: pa.Table, courses: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the trainings that collapsed by any recorded outcome, as clauses."""
+    found = []
+    for arm in EXPERIMENT.arms:
+        found += collapsed(items, f"{arm}{AT_ZERO}")
+        rows = of_arm(items, f"{arm}{AT_ZERO}")
+        for seed in sorted({*rows["train_seed"].to_pylist()}):
+            share = cut_share(rows.filter(pc.equal(rows["train_seed"], seed)))
+            found += [f"{arm} with seed {seed} cuts {100 * share:.0f} % of its answers"] if share > CUT else []
+    for one in courses:
+        name = f"{one['arm']} with seed {one['seed']}"
+        if one["entropy_last"] > max(2 * one["entropy_first"], UNSURE):
+            found.append(
+                f"{name} has entropy {one['entropy_last']:.2f} at its end and {one['entropy_first']:.2f} before"
+            )
+        found += [f"{name} left its course at {one['collapsed']}"] if one["collapsed"] else []
+    return found
+
+
+def course_lines(courses: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a table of what the trainings recorded of themselves, means over the trainings of an arm."""
+    heads = ["reward, first and last steps", "entropy, nats", "tokens an answer", "tokens in all", "pairs", "minutes"]
+    lines = [f"| training | {' | '.join(heads)} |", "| --- " * (1 + len(heads)) + "|"]
+    for arm in EXPERIMENT.arms:
+        if own := [one for one in courses if one["arm"] == arm]:
+            mean = {name: fmean(one[name] for one in own) for name, value in own[0].items() if isinstance(value, float)}
+            both = [f"{mean[f'{what}_first']:.2f} to {mean[f'{what}_last']:.2f}" for what in ("reward", "entropy")]
+            tokens = f"{mean['tokens_first']:.1f} to {mean['tokens_last']:.1f}"
+            pairs = f"{fmean(one['pairs'] for one in own):.0f}"
+            cells = [*both, tokens, f"{mean['num_tokens']:,.0f}", pairs, f"{mean['minutes']:.1f}"]
+            lines.append(f"| {arm} | {' | '.join(cells)} |")
+    return lines
+
+
+def family_lines(items: pa.Table) -> list[str]:
+    """Return how C - A is spread over families: the largest gains and losses, and how much the first three make."""
+    rates = {arm: by_family(of_arm(items, f"{arm}{AT_ZERO}")) for arm in GATE}
+    gains = {name: rates[GATE[0]][name] - rates[GATE[1]][name] for name in rates[GATE[0]]}
+    order = sorted(gains, key=lambda name: -gains[name])
+    three = 100 * sum(gains[name] for name in order[:3]) / len(gains)
+    risen, fallen = (sum(sign * gain > 1e-9 for gain in gains.values()) for sign in (1, -1))
+    shown = ", ".join(f"{name} {100 * gains[name]:+.0f}" for name in (*order[:5], *order[-5:]))
+    return [
+        f"By family, C − A rises in {risen}, falls in {fallen} and stays in {len(gains) - risen - fallen} of "
+        f"{len(gains)}: the three largest gains make {three:+.1f} points of the mean. The five largest and smallest, "
+        f"in points: {shown}."
+    ]
+
+
+def by_family(rows: pa.Table) -> dict[str, float]:
+    """Return the share of passes with the protocol kept of each family."""
+    kept = pc.and_(rows["passed"], rows["protocol_ok"]).cast("float64")
+    table = pa.table({"family": rows["family"], "kept": kept}).group_by("family").aggregate([("kept", "mean")])
+    return dict(zip(table["family"].to_pylist(), table["kept_mean"].to_pylist(), strict=True))
+
+
+def sentence() -> str:
+    """Return what the experiment shows in plain words, for README: computed from the table of outcomes."""
+    items = EXPERIMENT.read_items()
+    rates = {arm: task_mean(of_arm(items, f"{arm}{AT_ZERO}"), KEPT) or 0.0 for arm in (START, *EXPERIMENT.arms)}
+    arms = ", ".join(f"{arm} {100 * rate:.0f} %" for arm, rate in rates.items() if rate)
+    found = "; ".join(f"{name} is {points(one)} ({follows})" for name, (one, follows) in primary(items).items())
+    collapses = collapsed_trainings(items, store.read_json(EXPERIMENT.document.with_suffix(".json"))["trainings"])
+    return (
+        f"*[A second registered experiment](docs/experiments/skills-teachers.md), on SmolLM2-135M and {len(items)} "
+        "answers to held-out questions of 71 families: GRPO (A), with imitation of answers of its own frozen start "
+        "behind worked examples (C), with preference pairs beside that (B), and with on-policy distillation from the "
+        "same teacher (D). "
+        f"Passed with the protocol kept, at temperature 0: {arms}. {found}. Trainings that collapsed: "
+        f"{len(collapses) or 'none'}. About larger models and agents of several steps this says nothing.*"
+    )
+
+
+def other_differences(courses: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return in what the arms differ beside their losses, for the place next to their differences."""
+    own = [one for one in courses if one["arm"] == "C"]
+    mean = {name: fmean(one[name] for one in own) for name in ("pairs", "pairs_other")}
+    return [
+        "The arms differ in more than their losses. B and C also see pairs, "
+        f"{mean['pairs']:.0f} for each seed, of which {mean['pairs_other']:.0f} come from tasks that the start solves "
+        "always or never; A and D see its mixed tasks alone. B and C ask the teacher 142 times for each seed before "
+        "the training, D has it score 512 answers in it."
+    ]
+
+
+def seen_lines(items: pa.Table, courses: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return C - A and C - D apart for families with pairs from tasks that the mixed ones lack, and for the others."""
+    own = [one["families_other"] for one in courses if one["arm"] == "C"]
+    often = {name for name, num in Counter(name for names in own for name in names).items() if 2 * num >= len(own)}
+    rates = {arm: by_family(of_arm(items, f"{arm}{AT_ZERO}")) for arm in "ACD"}
+    lines = ["| pairs from tasks that are not mixed | families | C − A | C − D |", "| --- | --- | --- | --- |"]
+    for title, inside in (("in at least half of the collections", True), ("in fewer", False)):
+        names = [name for name in rates["C"] if (name in often) == inside]
+        gains = [sum(rates["C"][name] - rates[other][name] for name in names) / max(len(names), 1) for other in "AD"]
+        cells = [f"{100 * gain:+.1f} points" for gain in gains]
+        lines.append(f"| {title} (described, not tested) | {len(names)} | {' | '.join(cells)} |")
+    return lines
