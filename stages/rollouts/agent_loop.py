@@ -4,7 +4,7 @@ In reading order: a rollout and its limits; how much of the conversation the pol
 (`next_turn`, `act`) and the grade (`grade`); two ways to play many rollouts; and `play_missing`, which plays those of a
 stage and writes their units. `play` advances a batch in lock step, because the arithmetic of a local model depends on
 the batch. `play_each` lets every rollout of a policy on a server advance at its own pace, so that a slow answer,
-command or grader delays no other rollout.
+command or grader delays no other rollout; trainings play so, too (`stages.training.rollouts.RolloutQueue`).
 
 A bad rollout is data: the rollout ends with its error and the others continue. Only failures of the machinery (no
 sandbox, wrong key, exhausted budget) are raised.
@@ -14,10 +14,9 @@ import asyncio
 import errno
 import re
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, TypeVar
@@ -60,8 +59,11 @@ MOST_GRADED_TOGETHER = 32
 
 NOT_RESTORED = "not_restored"
 """`LiveRollout.terminated_by` where a recorded state was not reached again: there is nothing to grade then."""
+GIVEN_UP = "given_up"
+"""`LiveRollout.terminated_by` where it was no longer wanted: it is not graded."""
 OUT_OF_STEPS = "max_steps"
 """`LiveRollout.terminated_by` where the limit of steps ended it."""
+UNGRADED = (NOT_RESTORED, GIVEN_UP)
 
 Result = TypeVar("Result")
 FinishedUnit = tuple[str, Mapping[str, Any], bool]
@@ -88,10 +90,11 @@ class RolloutLimits(Settings):
 
 
 class InFlight(Settings):
-    """Concurrency where the policy is on a server. A local model plays batches of 32 instead."""
+    """How much happens at once."""
 
     rollouts: int = Field(default=64, gt=0, json_schema_extra={"affects_results": False})
-    """Rollouts played at once; as many again may wait for a grader."""
+    """Rollouts played at once where the policy is on a server; as many again may wait for a grader. A model in this
+    process plays batches instead."""
     commands: int = Field(default=8, gt=0, json_schema_extra={"affects_results": False})
     """Commands and workspace set-ups at once."""
     gradings: int = Field(default=4, gt=0, json_schema_extra={"affects_results": False})
@@ -102,7 +105,7 @@ class InFlight(Settings):
         return (f"{self.rollouts} rollouts, {self.commands} commands and {self.gradings} gradings at once",)
 
 
-NO_LIMITS = RolloutLimits()
+NO_LIMITS, IN_FLIGHT = RolloutLimits(), InFlight()
 
 
 @dataclass(frozen=True)
@@ -326,7 +329,7 @@ def act(rollout: LiveRollout, environment: Environment, turn: Turn, sample: Samp
 
 def grade(pairs: Sequence[RolloutPair], pool: ThreadPoolExecutor | None = None) -> None:
     """Grade every rollout without an error: in one call where the environment can, else one by one, in `pool`."""
-    played = [pair for pair in pairs if pair[0].error is None and pair[0].terminated_by != NOT_RESTORED]
+    played = [pair for pair in pairs if pair[0].error is None and pair[0].terminated_by not in UNGRADED]
     if not played:
         return
     together = boundary.grades_together([environment for _, environment in played])
@@ -372,7 +375,7 @@ def play(
     max_steps: int,
     limits: RolloutLimits = NO_LIMITS,
     history: str = FULL,
-    threads: int = 4,
+    in_flight: InFlight = IN_FLIGHT,
     before_turn: Callable[[], None] = lambda: None,
 ) -> list[LiveRollout]:
     """Play all rollouts in lock step and grade them; return the same objects, filled in."""
@@ -381,7 +384,7 @@ def play(
     pairs = list(zip(rollouts, environments, strict=True))
     reusing = policy.reusing_prefixes() if isinstance(policy, ReusesPrefixes) else nullcontext()
     try:
-        with ThreadPoolExecutor(threads) as pool, reusing:
+        with _pools(in_flight) as (pool, gradings), reusing:
             list(pool.map(partial(begin, rules), rollouts, environments))
             while active := [pair for pair in pairs if pair[0].terminated_by is None]:
                 before_turn()
@@ -392,22 +395,45 @@ def play(
                     for sample in ask_all(policy, [turn for _, _, turn in asked[start : start + policy.batch_size]])
                 ]
                 list(pool.map(lambda one, sample: act(one[0], one[1], one[2], sample, rules), asked, samples))
-            grade(pairs, pool)
+            grade(pairs, gradings)
     finally:
         for rollout, environment in pairs:
             _guarded(rollout, environment, environment.close)
     return list(rollouts)
 
 
+@contextmanager
+def _pools(in_flight: InFlight) -> Iterator[tuple[ThreadPoolExecutor, ThreadPoolExecutor]]:
+    """Hold the threads of commands, and those of gradings."""
+    with (
+        ThreadPoolExecutor(in_flight.commands, "commands") as commands,
+        ThreadPoolExecutor(in_flight.gradings, "gradings") as gradings,
+    ):
+        yield commands, gradings
+
+
+RolloutsAhead = asyncio.Queue[LiveRollout | None]
+"""Rollouts to play; None after the last one."""
+
+
+def queued(rollouts: Iterable[LiveRollout]) -> RolloutsAhead:
+    """Return a queue of these rollouts, after which no more come."""
+    ahead: RolloutsAhead = asyncio.Queue()
+    for rollout in (*rollouts, None):
+        ahead.put_nowait(rollout)
+    return ahead
+
+
 async def play_each(
     make: Callable[[], Environment],
     policy: Any,
-    rollouts: Sequence[LiveRollout],
+    ahead: RolloutsAhead,
     finished: Callable[[LiveRollout], Awaitable[None]],
     *,
     rules: Rules,
     in_flight: InFlight,
     check: Callable[[], None],
+    wanted: Callable[[LiveRollout], bool] = lambda rollout: True,
     watch: Callable[[list[Row]], None] = lambda live: None,
 ) -> None:
     """Play and grade every rollout; `finished` gets a filled-in copy of each when it is graded, in no fixed order.
@@ -415,19 +441,16 @@ async def play_each(
     `policy` has `ask` and `drain` (`stages.policy.base.AsyncPolicy`). `check` raises when nothing more is to
     be asked. Then, and after any error that does not belong to one rollout, all calls in flight are awaited, the
     environments are closed, and the error is raised. The given rollouts stay unchanged, so that finished ones take
-    no memory. `watch` gets the live rollouts once a second: rollout_id, steps, doing (one word), doing_s and wall_s
-    in seconds.
+    no memory. `wanted` is asked before each turn; a rollout that is no longer wanted ends there and is not graded.
+    `watch` gets the live rollouts once a second: rollout_id, steps, doing (one word), doing_s and wall_s in seconds.
     """
-    with (
-        ThreadPoolExecutor(in_flight.commands, "commands") as commands,
-        ThreadPoolExecutor(in_flight.gradings, "gradings") as gradings,
-    ):
+    with _pools(in_flight) as (commands, gradings):
         loop = _ConcurrentLoop(
-            make, policy, rules, check, finished, commands, gradings, asyncio.Queue(in_flight.rollouts)
+            make, policy, rules, check, wanted, finished, commands, gradings, asyncio.Queue(in_flight.rollouts)
         )
         reporter = asyncio.create_task(loop.report_live(watch))
         try:
-            players = loop.play_all(deque(rollouts), min(in_flight.rollouts, len(rollouts)))
+            players = loop.play_all(ahead, in_flight.rollouts)
             await background.gather([players, *(loop.grade_all() for _ in range(in_flight.gradings))])
         finally:
             reporter.cancel()
@@ -450,6 +473,7 @@ class _ConcurrentLoop:
     policy: Any
     rules: Rules
     check: Callable[[], None]
+    wanted: Callable[[LiveRollout], bool]
     finished: Callable[[LiveRollout], Awaitable[None]]
     commands: ThreadPoolExecutor
     gradings: ThreadPoolExecutor
@@ -457,16 +481,16 @@ class _ConcurrentLoop:
     open: dict[int, RolloutPair] = field(default_factory=dict)
     doing: dict[int, tuple[str, float]] = field(default_factory=dict)
 
-    async def play_all(self, waiting: deque[LiveRollout], num_players: int) -> None:
+    async def play_all(self, ahead: RolloutsAhead, num_players: int) -> None:
         """Play `num_players` rollouts at once, then tell the graders that no more will come."""
 
         async def player() -> None:
-            while waiting:
-                planned = waiting.popleft()
+            while (planned := await ahead.get()) is not None:
                 self.check()
                 # A fresh LiveRollout, so that the given ones stay empty and finished ones can be freed.
                 fresh = LiveRollout(planned.task, planned.sample_idx, planned.seed, prelude=planned.prelude)
                 await self._play_one(fresh)
+            ahead.put_nowait(None)  # for the next player
 
         await background.gather(player() for _ in range(num_players))
         await self.played.put(None)
@@ -480,6 +504,9 @@ class _ConcurrentLoop:
         await _in_pool(self.commands, partial(begin, self.rules, rollout, environment))
         while rollout.terminated_by is None:
             self.check()
+            if not self.wanted(rollout):
+                rollout.terminated_by = GIVEN_UP
+                break
             turn = next_turn(rollout, self.policy, self.rules)
             self.doing[key] = "asking", time.monotonic()
             if turn is None:
@@ -613,7 +640,7 @@ def play_missing(
         await play_each(
             make,
             policy,
-            missing,
+            queued(missing),
             finished,
             rules=Rules.of(policy, config.max_steps, config.limits, config.history),
             in_flight=config.in_flight,
@@ -630,6 +657,7 @@ def play_missing(
             max_steps=config.max_steps,
             limits=config.limits,
             history=config.history,
+            in_flight=config.in_flight,
             before_turn=out.raise_if_stopped,
         )
         # In lock step a rollout has no wall time of its own: the batch's time is divided equally.

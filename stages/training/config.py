@@ -15,6 +15,7 @@ from stages.diloco.settings import Diloco
 from stages.envs.base import Task
 from stages.envs.config import EnvStageConfig
 from stages.policy.base import BasicPolicy, PolicyConfig
+from stages.rollouts.agent_loop import InFlight, RolloutLimits
 from stages.runs.reporting import Backends
 from stages.runs.settings import BASIC, Given, Option, Settings, basic_of, with_default
 from stages.training.channels import CHANNELS
@@ -166,8 +167,9 @@ class Optimisation(Settings):
     """Recompute activations instead of keeping them: less memory, more time. None: not for small models, and not where
     they fit into free memory."""
     max_staleness: int = Field(default=0, ge=0)
-    """With a policy vllm:..., rollouts may be this many steps older than the weights: those of the next steps are
-    played while a step trains, and are corrected by truncated importance sampling. 0 waits for the newest weights."""
+    """With a policy vllm:..., rollouts are played while a step trains, and a step takes the groups that are complete.
+    Tokens may be of weights this many steps old, and are corrected by truncated importance sampling; older groups are
+    given up. 0: each step waits for its own rollouts, of the newest weights."""
     sync_tolerance: float | None = Field(default=None, gt=0)
     """With a policy vllm:..., the mean difference in nats, after every step, between the log-probs of a fixed text here
     and on the server, above which training stops. None: 0.001 in float32, else 0.1."""
@@ -290,6 +292,8 @@ class Config(EnvStageConfig):
     """Training tasks to draw prompts from."""
     max_steps: Annotated[int, BASIC] = Field(default=8, gt=0)
     """Actions after which a rollout ends."""
+    limits: RolloutLimits = RolloutLimits()
+    in_flight: InFlight = Field(default=InFlight(), json_schema_extra={"affects_results": False})
     optimisation: Annotated[Optimisation, basic_of("generations", "learning_rate", "prompts_per_step", "steps")] = (
         Optimisation()
     )

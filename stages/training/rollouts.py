@@ -1,21 +1,33 @@
 """On-policy rollouts for GRPO: which ones a step is made of, and how they are played.
 
-`Schedule` names the rollouts of each step. `LockStep` plays them with a model of this process; `StepsAhead` plays them
-on a server, at most `max_staleness` steps ahead of the weights. `trl_columns` gives them to TRL.
+`Schedule` names the rollouts of each step. `LockStep` plays them with a model of this process; `RolloutQueue` plays
+them on a server, at most `max_staleness` steps ahead of the weights. `trl_columns` gives them to TRL.
 """
 
-import copy
+import asyncio
 import random
+import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from stages.backends.ranks import Ranks
 from stages.envs.base import Environment, Task
+from stages.policy import background
 from stages.policy.base import Policy
-from stages.rollouts.agent_loop import LiveRollout, play
+from stages.rollouts.agent_loop import (
+    IN_FLIGHT,
+    NO_LIMITS,
+    InFlight,
+    LiveRollout,
+    RolloutLimits,
+    RolloutsAhead,
+    Rules,
+    play,
+    play_each,
+)
 from stages.runs import store
 from stages.training.channels.rollouts import OwnRollout, own_rollout
 from stages.training.config import Optimisation
@@ -75,9 +87,22 @@ class Schedule:
         """Optimiser steps of the training."""
         return len(self.prompts) // self.groups
 
+    @property
+    def own_groups(self) -> int:
+        """Groups of a step that this process plays."""
+        return self.groups // self.ranks.count
+
+    def group(self, number: int) -> list[LiveRollout]:
+        """Return a group of this process, counted from the first step's first; those after the last step's are spare.
+
+        Spare groups take the place of groups that were given up: the tasks of the training again, with other seeds.
+        """
+        generation, place = divmod(number, self.own_groups)
+        return self.own(generation * self.reuse)[place * self.generations :][: self.generations]
+
     def own(self, step: int) -> list[LiveRollout]:
         """Return the rollouts of a step that this process plays, group after group."""
-        first = step // self.reuse * self.groups
+        first = step // self.reuse * self.groups % len(self.prompts)
         of_step = self.prompts[first : first + self.groups]
         # Samples are numbered over all processes, as if one process played the step.
         rollouts = planned([task for task in of_step for _ in range(self.generations)], self.seed, step)
@@ -114,6 +139,8 @@ class LockStep:
     policy: Policy
     schedule: Schedule
     max_steps: int
+    limits: RolloutLimits = NO_LIMITS
+    in_flight: InFlight = IN_FLIGHT
     teacher: Policy | None = None
     corrected: ClassVar[bool] = False
 
@@ -121,11 +148,15 @@ class LockStep:
         """Play the rollouts of a step."""
         rollouts = self.schedule.own(step)
         if self.teacher is None:
-            return play(self.make, self.policy, rollouts, max_steps=self.max_steps), {}
+            self._play(self.policy, rollouts)
+            return rollouts, {}
         for policy, teachers in ((self.teacher, True), (self.policy, False)):
             theirs = [e for i, e in enumerate(rollouts) if played_by_teacher(i, self.schedule.generations) == teachers]
-            play(self.make, policy, theirs, max_steps=self.max_steps)
+            self._play(policy, theirs)
         return rollouts, {}
+
+    def _play(self, policy: Policy, rollouts: list[LiveRollout]) -> None:
+        play(self.make, policy, rollouts, max_steps=self.max_steps, limits=self.limits, in_flight=self.in_flight)
 
     def close(self) -> None:
         """Nothing is left to end."""
@@ -152,56 +183,146 @@ class Weights(Protocol):
         ...
 
 
-@dataclass(eq=False)
-class StepsAhead:
-    """Plays on a server: whole steps in their order, at most `max_staleness` of them ahead of the weights.
+class RolloutQueue:
+    """Plays on a server: each rollout at its own pace, and groups are trained on as they are complete.
 
-    A step is played from beginning to end with the weights that the server has when the step is begun. The policy of
-    each step is a copy, so that it keeps sampling from these weights.
+    Groups that are begun and not yet trained on are at most those of `1 + max_staleness` steps: without staleness a
+    step is made of exactly its own, whichever ends first. A rollout goes on when the weights change, and samples its
+    next turn from the newest. A group is given up once one of its turns is of weights that would be more than
+    `max_staleness` steps old when it is trained on, and another one is begun in its place.
+
+    check: raises when nothing more is to be played.
     """
 
-    make: Callable[[], Environment]
-    policy: Any
-    schedule: Schedule
-    weights: Weights
-    max_steps: int
-    max_staleness: int = 0
     corrected: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        # One thread: steps are played in their order, each with weights at least as new as those of the one before.
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="rollouts")
-        self._playing: dict[int, Future[list[LiveRollout]]] = {}
+    def __init__(
+        self,
+        make: Callable[[], Environment],
+        policy: Any,
+        schedule: Schedule,
+        weights: Weights,
+        *,
+        rules: Rules,
+        in_flight: InFlight = IN_FLIGHT,
+        max_staleness: int = 0,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.policy, self.schedule, self.weights = policy, schedule, weights
+        self._max_staleness = max_staleness
+        self._ahead: RolloutsAhead = asyncio.Queue()
+        self._changed = threading.Condition()
+        """Of all that follows: the trainer's thread takes what the thread of the server's requests plays."""
+        self._groups: dict[int, dict[str, LiveRollout | None]] = {}
+        """Groups that were begun and not yet taken, by number: their rollouts, None for those that have not ended."""
+        self._group_of: dict[str, int] = {}
+        """The group of each rollout that has not ended."""
+        self._next, self._due, self._given_up = 0, 0, 0
+        """The group to begin next, the step that will take groups next, and groups given up since the last took."""
+        self._player: asyncio.Task[None] | None = None
+        self._playing: Future[None] | None = None
+
+        async def play_all() -> None:
+            self._player = asyncio.current_task()
+            await play_each(
+                make,
+                policy,
+                self._ahead,
+                self._ended,
+                rules=rules,
+                in_flight=in_flight,
+                check=check,
+                wanted=self._wanted,
+            )
+
+        self._play_all = play_all
 
     def take(self, step: int) -> tuple[list[LiveRollout], dict[str, float]]:
-        """Load the newest weights, return the rollouts of a step, and begin those of the next steps."""
+        """Load the newest weights, begin what may be begun, and return the oldest complete groups."""
         metrics = self.weights.follow(step)
-        playing = self._playing.pop(step, None)
-        rollouts = self._play(step) if playing is None else playing.result()
-        last = min(step + self.max_staleness, self.schedule.steps - 1)
-        for later in range(step + self.schedule.reuse, last + 1, self.schedule.reuse):
-            if later not in self._playing:
-                self._playing[later] = self._pool.submit(self._play, later)
+        size, reuse = self.schedule.own_groups, self.schedule.reuse
+        ahead = 1 + min(self._max_staleness, self.schedule.steps - 1 - step) // reuse
+        if self._playing is None:
+            self._playing, self._next = background.start(self._play_all()), step // reuse * size
+        with self._changed:
+            self._due = step
+            while True:
+                for number in [number for number in self._groups if self._is_old(self._groups[number].values())]:
+                    self._give_up(number)
+                while len(self._groups) < ahead * size:  # also where enough are complete: for the next steps
+                    self._begin(self._next)
+                complete = [number for number, group in sorted(self._groups.items()) if None not in group.values()]
+                if len(complete) >= size:
+                    break
+                if self._playing.done():
+                    self._playing.result()  # raises what ended it
+                self._changed.wait(background.WAKE_S)
+            taken = [self._groups.pop(number) for number in complete[:size]]
+            given_up, self._given_up, self._due = self._given_up, 0, step + reuse
         self.weights.check_unchanged(step)
-        return rollouts, metrics | staleness(rollouts, step, self.schedule.ranks)
+        rollouts = [rollout for group in taken for rollout in group.values() if rollout is not None]
+        return rollouts, metrics | staleness(rollouts, step, given_up, self.schedule.ranks)
 
     def close(self) -> None:
-        """Begin no further step, await the one that is being played, and leave the server as it was."""
-        self._pool.shutdown(cancel_futures=True)
+        """Give up what is being played, and leave the server as it was."""
+        if self._playing is not None:
+            background.run(self._end())
         self.weights.end()
 
-    def _play(self, step: int) -> list[LiveRollout]:
-        return play(self.make, copy.copy(self.policy), self.schedule.own(step), max_steps=self.max_steps)
+    async def _end(self) -> None:
+        if self._player is not None:
+            self._player.cancel()
+            await asyncio.wait([self._player])
+
+    def _begin(self, number: int) -> None:
+        rollouts = self.schedule.group(number)
+        self._groups[number] = dict.fromkeys((rollout.rollout_id for rollout in rollouts), None)
+        for rollout in rollouts:
+            self._group_of[rollout.rollout_id] = number
+            background.start(self._ahead.put(rollout))
+        self._next = number + 1
+
+    def _is_old(self, rollouts: Iterable[LiveRollout | None]) -> bool:
+        versions = [oldest(rollout) for rollout in rollouts if rollout is not None]
+        return any(version is not None and self._due - version > self._max_staleness for version in versions)
+
+    def _give_up(self, number: int) -> None:
+        del self._groups[number]
+        self._given_up += 1
+        self._changed.notify_all()
+
+    def _wanted(self, rollout: LiveRollout) -> bool:
+        """Return whether a rollout that is being played may still be trained on."""
+        with self._changed:
+            number = self._group_of[rollout.rollout_id]
+            if number in self._groups and self._is_old([rollout]):
+                self._give_up(number)
+            return number in self._groups
+
+    async def _ended(self, rollout: LiveRollout) -> None:
+        with self._changed:
+            number = self._group_of.pop(rollout.rollout_id)
+            if number in self._groups:
+                self._groups[number][rollout.rollout_id] = rollout
+                self._changed.notify_all()
 
 
-def staleness(own: Sequence[LiveRollout], step: int, ranks: Ranks) -> dict[str, float]:
-    """Return how many optimiser steps old the weights of the rollouts were: the mean, and the number of older ones."""
-    mine = [e.steps[0].sample.policy_version for e in own if e.steps]
-    versions = [version for theirs in ranks.gather(mine) for version in theirs]
-    behind = [step - version for version in versions if version is not None]
+def oldest(rollout: LiveRollout) -> int | None:
+    """Return the oldest version of the weights that a rollout was sampled with; None where it is not known."""
+    return min((v for step in rollout.steps if (v := step.sample.policy_version) is not None), default=None)
+
+
+def staleness(own: Sequence[LiveRollout], step: int, given_up: int, ranks: Ranks) -> dict[str, float]:
+    """Return how many optimiser steps old the oldest weights of each rollout were: the mean, and the number above 0.
+
+    given_up: groups of this process that had become too old since the step before.
+    """
+    gathered = ranks.gather(([version for rollout in own if (version := oldest(rollout)) is not None], given_up))
+    behind = [step - version for versions, _ in gathered for version in versions]
     return {
         "sampling/staleness": sum(behind) / max(len(behind), 1),
         "sampling/stale_rollouts": float(sum(steps > 0 for steps in behind)),
+        "sampling/groups_given_up": float(sum(number for _, number in gathered)),
     }
 
 

@@ -12,7 +12,7 @@ both sides.
 import secrets
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -179,14 +179,10 @@ class WeightSync(ABC):
 
 
 class AdapterSync(WeightSync):
-    """Loads an adapter under a new name for each version.
+    """Loads an adapter under a new name for each version, and unloads those that no request samples from."""
 
-    keep: older versions that are still sampled from.
-    """
-
-    def __init__(self, *args: Any, keep: int = 0, **given: Any) -> None:
+    def __init__(self, *args: Any, **given: Any) -> None:
         super().__init__(*args, **given)
-        self._keep = keep
         self._held: list[tuple[str, Path]] = []
         self._run = self.server.ranks.broadcast_from_rank0(lambda: secrets.token_hex(4))
         """Several runs, or attempts at one, may share a server, where a name must never stand for two adapters."""
@@ -210,17 +206,20 @@ class AdapterSync(WeightSync):
         return self._student.model.get_base_model()
 
     def _forget(self, version: int, folder: Path) -> None:
-        self._unload(self._keep + 1)
+        self._unload(self.server.ranks.gather(self.sampler.in_use()))
 
     def end(self) -> None:
         """Unload all that this training loaded."""
         with suppress(ComposerError):  # a broken server has nothing to unload, and must not hide why training ended
-            self._unload(0)
+            self._unload([])
 
-    def _unload(self, left: int) -> None:
-        """Unload the oldest versions, which are no longer sampled from, until `left` are left."""
-        while len(self._held) > left:
-            name, folder = self._held.pop(0)
+    def _unload(self, used: Sequence[set[str]]) -> None:
+        """Unload all versions but those in use, by their names in each process."""
+        held, self._held = self._held, []
+        for name, folder in held:
+            if any(name in names for names in used):
+                self._held.append((name, folder))
+                continue
             if self.server.loads:
                 self.sampler.unload(name)
             if self.server.ranks.first:
@@ -299,7 +298,7 @@ def weight_sync(
     text = opening_ids(policy.tokenizer, opening)
     shared: dict[str, Any] = {"tolerance": settings.sync_tolerance, "server": server}
     if config.adapter.rank:
-        return AdapterSync(sampler, folder, text, student, keep=settings.max_staleness, **shared)
+        return AdapterSync(sampler, folder, text, student, **shared)
     if policy.model.config.tie_word_embeddings and needs_exclusive_server(sampler.config):
         raise UsageError(
             f"{policy.config.model!r} has one table for embeddings and output head, and vLLM on a CPU keeps the "

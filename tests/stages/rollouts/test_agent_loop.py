@@ -34,6 +34,7 @@ from stages.rollouts.agent_loop import (
     Rules,
     play,
     play_each,
+    queued,
     shown,
 )
 from stages.rollouts.collection_checks import check
@@ -334,7 +335,7 @@ def played(
 
     asked, rules = rollouts(count), Rules(10, limits)
     make = lambda: CountedEnv(turns)  # noqa: E731
-    background.run(play_each(make, policy, asked, keep, rules=rules, in_flight=in_flight, check=check))
+    background.run(play_each(make, policy, queued(asked), keep, rules=rules, in_flight=in_flight, check=check))
     assert policy.drained and not any(rollout.steps for rollout in asked)
     return ended
 

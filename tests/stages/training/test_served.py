@@ -1,7 +1,10 @@
 """Training against a server: its adapter follows each step and is checked, stale rollouts are corrected and counted."""
 
+import asyncio
 import json
-from collections.abc import Callable
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,19 +19,21 @@ from support.models import save_tiny
 from transformers import AutoModelForCausalLM
 
 from stages import evaluate, train
+from stages.envs.base import Task
 from stages.errors import ComposerError, UsageError
+from stages.messages import Message
 from stages.policy import adapters
-from stages.policy.base import PolicyConfig
+from stages.policy.base import PolicyConfig, Sample, Turn
 from stages.policy.local import LocalPolicy, load_model
-from stages.policy.scripted import ScriptedPolicy
 from stages.policy.vllm import VllmPolicy
 from stages.rollouts import trace
+from stages.rollouts.agent_loop import InFlight, LiveRollout, Rules
 from stages.runs import runner
 from stages.runs.kinds import CHECKPOINT, EVAL_ITEM, STEP, TRAINING_REWARD, Row
 from stages.runs.run import Run
 from stages.training import weights
 from stages.training.distributed import Student
-from stages.training.rollouts import Schedule, StepsAhead
+from stages.training.rollouts import RolloutQueue, Schedule
 from stages.training.scoring import Tree, score, token_log_probs
 
 SIZE = {"steps": 3, "prompts_per_step": 2, "generations": 4, "learning_rate": 3e-2}
@@ -134,8 +139,9 @@ def ahead_by_one(model: Path, artifacts: Path) -> Run:
 
 def test_rollouts_ahead_are_corrected_and_counted(ahead_by_one: Run) -> None:
     lines = metrics(ahead_by_one)
-    assert [line["sampling/stale_rollouts"] for line in lines] == [0, 8, 8, 8]
-    assert [line["sampling/staleness"] for line in lines] == [0, 1, 1, 1]
+    stale = [line["sampling/stale_rollouts"] for line in lines]
+    assert stale[0] == 0 and all(stale[1:]), "those of a step begin one step earlier"
+    assert all(0 < line["sampling/staleness"] <= 1 for line in lines[1:])
     ratios = [line["sampling/importance_sampling_ratio/max"] for line in lines]
     assert ratios[0] == pytest.approx(1, abs=1e-4) and max(ratios[1:]) > 1.001 and max(ratios) <= 3.0
     assert set(versions(ahead_by_one)) == {0, 1, 2}, "no rollouts are played behind the last step"
@@ -269,53 +275,112 @@ class Versions:
         self.ended = True
 
 
-class Noting(ScriptedPolicy):
-    """Answers, and notes which weights each step of a training was begun with: a step is a copy of the policy."""
-
-    def __init__(self, weights: Versions, begun: list[int]) -> None:
-        super().__init__(PolicyConfig(model="noting"))
-        self._weights, self._begun = weights, begun
-
-    def __copy__(self) -> "Noting":
-        self._begun.append(self._weights.version)
-        return Noting(self._weights, self._begun)
+HELD = -1.0
+"""Seconds of a turn that lasts until it is released."""
 
 
-def ahead(depth: int, make: Callable[[], Any] = GuessEnv, reuse: int = 1) -> tuple[StepsAhead, Versions, list[int]]:
-    weights_of, begun = Versions(), list[int]()
-    schedule = Schedule(GuessEnv().tasks("train", 5, 0), groups=1, generations=2, seed=0, reuse=reuse)
-    return StepsAhead(make, Noting(weights_of, begun), schedule, weights_of, 2, depth), weights_of, begun
+class Versioned:
+    """A policy on a server: answers with the newest weights, after the seconds that a task's rollouts take a turn."""
+
+    capture_level, batch_size = "tokens", 8
+    config = PolicyConfig(model="versioned")
+
+    def __init__(self, weights: Versions, slow: dict[str, float]) -> None:
+        self.weights, self.slow, self.asked = weights, slow, Counter[str]()
+        self.release = threading.Event()
+
+    async def ask(self, turn: Turn) -> Sample:
+        question, version = turn.messages[0]["content"], self.weights.version
+        self.asked[question] += 1
+        while (slow := self.slow.get(question)) == HELD and not self.release.is_set():
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(slow if slow and slow != HELD else 0.0)
+        return Sample(text="a", policy_version=version)
+
+    async def drain(self) -> None:
+        pass
 
 
-@pytest.mark.parametrize("depth", [0, 1, 2])
-def test_rollouts_are_never_older_than_allowed(depth: int) -> None:
-    rollouts, followed, begun = ahead(depth)
-    for step in range(5):
-        played, _ = rollouts.take(step)
-        assert [rollout.rollout_id for rollout in played] == [e.rollout_id for e in rollouts.schedule.own(step)]
+class AskingEnv(GuessEnv):
+    """Every task asks a question of its own."""
+
+    def reset(self, task: Task) -> list[Message]:
+        super().reset(task)
+        return [{"role": "user", "content": task.task_id}]
+
+
+def queue(
+    max_staleness: int, make: Callable[[], Any] = AskingEnv, reuse: int = 1, steps: int = 6, **slow: float
+) -> tuple[RolloutQueue, Versions]:
+    """A queue over steps of one group of two rollouts. slow: seconds that a turn of a task's rollouts takes."""
+    weights_of = Versions()
+    schedule = Schedule(GuessEnv().tasks("train", steps, 0), groups=1, generations=2, seed=0, reuse=reuse)
+    policy = Versioned(weights_of, {name.replace("_", "-"): seconds for name, seconds in slow.items()})
+    rollouts = RolloutQueue(
+        make, policy, schedule, weights_of, rules=Rules(2), in_flight=InFlight(rollouts=8), max_staleness=max_staleness
+    )
+    return rollouts, weights_of
+
+
+def ids(rollouts: Sequence[LiveRollout]) -> list[str]:
+    return [rollout.rollout_id for rollout in rollouts]
+
+
+def test_without_staleness_a_step_is_its_own_rollouts_in_their_order() -> None:
+    rollouts, followed = queue(0, guess_1=0.05)
+    for step in range(6):
+        played, metrics = rollouts.take(step)
+        assert ids(played) == ids(rollouts.schedule.own(step))
+        assert metrics["sampling/stale_rollouts"] == metrics["sampling/groups_given_up"] == 0
     rollouts.close()
-    assert followed.ended and len(begun) == 5, "no rollouts are played behind the last step"
-    assert all(0 <= step - version <= depth for step, version in enumerate(begun))
+    assert followed.ended and rollouts.policy.asked.total() == 6 * 2 * 2, "nothing is played behind the last step"
 
 
-def test_an_error_in_a_rollout_ahead_is_raised_in_its_step() -> None:
+@pytest.mark.parametrize("depth", [1, 2])
+def test_no_token_that_is_trained_on_is_older_than_allowed(depth: int) -> None:
+    rollouts, followed = queue(depth, guess_1=0.15, guess_4=0.1)
+    taken = list[str]()
+    for step in range(6):
+        played, metrics = rollouts.take(step)
+        taken += ids(played)
+        assert len({rollout.task.task_id for rollout in played}) == 1, "groups stay together"
+        versions = [turn.sample.policy_version for rollout in played for turn in rollout.steps]
+        assert all(version is not None and 0 <= step - version <= depth for version in versions)
+        assert metrics["sampling/staleness"] <= depth
+    rollouts.close()
+    assert len(set(taken)) == len(taken) == 12, "nothing is trained on twice"
+    assert followed.ended
+
+
+def test_a_straggler_holds_back_no_step_and_is_given_up_by_age() -> None:
+    rollouts, _ = queue(1, steps=200, guess_0=HELD)
+    seen = [rollouts.take(step)[0][0].task.task_id for step in range(4)]
+    assert seen == ["guess-1", "guess-2", "guess-3", "guess-4"]
+    rollouts.policy.release.set()
+    given_up = (step for step in range(4, 200) if rollouts.take(step)[1]["sampling/groups_given_up"])
+    assert next(given_up, None) is not None
+    rollouts.close()
+    assert rollouts.policy.asked["guess-0"] == 2, "its second turns are not asked any more"
+
+
+def test_an_error_of_the_machinery_is_raised_in_the_step_that_waits() -> None:
     made = [0]
 
     def make() -> GuessEnv:
         made[0] += 1
-        if made[0] > 2:  # the two rollouts of the first step
+        if made[0] > 4:  # the rollouts of the first two steps
             raise UsageError("broken")
         return GuessEnv()
 
-    rollouts, _, _ = ahead(1, make)
-    rollouts.take(0)
+    rollouts, followed = queue(1, make)
     with pytest.raises(UsageError, match="broken"):
-        rollouts.take(1)
+        [rollouts.take(step) for step in range(6)]
     rollouts.close()
+    assert followed.ended
 
 
 def test_rollouts_that_several_steps_train_on_are_played_once() -> None:
-    rollouts, _, begun = ahead(2, reuse=2)
-    tasks = [[e.task.task_id for e in rollouts.take(step)[0]] for step in (0, 2, 4)]
+    rollouts, _ = queue(2, reuse=2)
+    tasks = [{rollout.task.task_id for rollout in rollouts.take(step)[0]} for step in (0, 2, 4)]
     rollouts.close()
-    assert tasks == [["guess-0"] * 2, ["guess-1"] * 2, ["guess-2"] * 2] and len(begun) == 3
+    assert set.union(*tasks) == {"guess-0", "guess-1", "guess-2"} and rollouts.policy.asked.total() == 3 * 2 * 2
