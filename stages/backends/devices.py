@@ -6,11 +6,14 @@ alone takes the first. Names are those of the variable as it was given: numbers,
 """
 
 import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stages.errors import UsageError
+from stages.errors import ComposerError, UsageError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 COUNT = "COMPOSER_GPUS"
@@ -20,6 +23,10 @@ NVIDIA = (Path("/dev/nvidiactl"), Path("/usr/lib/wsl/lib/libcuda.so.1"))
 be its host's."""
 DRIVERS = (*NVIDIA, Path("/dev/kfd"))
 """With that of AMD's driver."""
+
+CUDA_DRIVER = 580
+"""Oldest major version of NVIDIA's driver that runs programs built for CUDA 13 (CUDA 13 release notes, minor version
+compatibility)."""
 
 
 def visible(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
@@ -57,6 +64,23 @@ def _count(environment: Mapping[str, str]) -> int:
 def has_nvidia(environment: Mapping[str, str] = os.environ, driver: Sequence[Path] = NVIDIA) -> bool:
     """Return whether a program with its own CUDA finds a GPU on this machine, independently of our build of torch."""
     return any(path.exists() for path in driver) and bool(_names(environment.get(VISIBLE, "0")))
+
+
+def check_cuda_driver(environment: Mapping[str, str] = os.environ) -> str:
+    """Return in words whether NVIDIA's driver runs builds for CUDA 13; `UsageError` for one that is too old."""
+    smi = shutil.which("nvidia-smi", path=os.pathsep.join([environment.get("PATH", ""), "/usr/lib/wsl/lib"]))
+    asked = [smi, "--query-gpu=driver_version", "--format=csv,noheader"] if smi else ["false"]
+    version = next(iter(subprocess.run(asked, capture_output=True, text=True).stdout.split()), "")
+    if not version[:1].isdigit():  # also what nvidia-smi writes where no driver answers
+        return (
+            f"No driver of NVIDIA's answers here, so its version is not checked: CUDA 13 needs {CUDA_DRIVER} or newer."
+        )
+    if int(version.partition(".")[0]) < CUDA_DRIVER:
+        raise UsageError(
+            f"NVIDIA's driver here is {version}, and vLLM's build for CUDA 13 needs {CUDA_DRIVER} or newer. Update the "
+            "driver, or name an interpreter with an older vLLM in COMPOSER_VLLM. Nothing was installed."
+        )
+    return f"NVIDIA's driver {version} runs builds for CUDA 13."
 
 
 def used(gpus: int, names: Sequence[str] | None = None) -> str:
@@ -104,3 +128,10 @@ class Pool:
                 f"{what} asks for {gpus} GPUs, and this machine lets it use {len(self.names)}: "
                 f"{', '.join(self.names)}. Lower `gpus`, or extend {VISIBLE}."
             )
+
+
+if __name__ == "__main__":
+    try:
+        print(check_cuda_driver())
+    except ComposerError as error:
+        sys.exit(str(error))

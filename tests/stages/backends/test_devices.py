@@ -1,6 +1,7 @@
 """Which GPUs a process may use, and how processes that run at the same time share them."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -102,3 +103,17 @@ def test_a_driver_without_a_visible_gpu_is_no_gpu(tmp_path):
     assert devices.has_nvidia({}, driver) and devices.has_nvidia({devices.VISIBLE: "MIG-5d3e"}, driver)
     assert not devices.has_nvidia({devices.VISIBLE: ""}, driver)
     assert not devices.has_nvidia({}, none)
+
+
+@pytest.mark.parametrize("answer", ["580.65.06", "NVIDIA-SMI has failed because it couldn't communicate", "550.54.15"])
+def test_a_driver_that_is_too_old_for_cuda_13_is_refused_before_anything_is_fetched(tmp_path: Path, answer: str):
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(f"#!/bin/sh\ncat <<'END'\n{answer}\nEND\n")
+    smi.chmod(0o755)
+    if answer.startswith("550"):
+        with pytest.raises(UsageError, match=r"driver here is 550\.54\.15, and .* needs 580 or newer"):
+            devices.check_cuda_driver({"PATH": str(tmp_path)})
+    else:
+        said = devices.check_cuda_driver({"PATH": str(tmp_path)})
+        assert ("580.65.06 runs" if answer.startswith("580") else "not checked: CUDA 13 needs 580") in said
+    assert "not checked" in devices.check_cuda_driver({"PATH": ""})
