@@ -171,7 +171,7 @@ class Optimisation(Settings):
     Tokens may be of weights this many steps old, and are corrected by truncated importance sampling; older groups are
     given up. 0: each step waits for its own rollouts, of the newest weights."""
     sync_tolerance: float | None = Field(default=None, gt=0)
-    """With a policy vllm:..., the mean difference in nats, after every step, between the log-probs of a fixed text here
+    """With a policy vllm:..., the mean difference in nats, after every step, between log-probs of its rollouts here
     and on the server, above which training stops. None: 0.001 in float32, else 0.1."""
     threads: int | None = Field(default=None, gt=0)
     """CPU threads; None for as many as there are. On a CPU, runs are equal byte for byte on equally many only."""

@@ -174,8 +174,8 @@ class Weights(Protocol):
         """Load the weights that a step begins with; return metrics of it."""
         ...
 
-    def check_unchanged(self, step: int) -> None:
-        """Raise where others have replaced the weights while the rollouts of a step were played."""
+    def played(self, step: int, rollouts: Sequence[LiveRollout]) -> None:
+        """Take the rollouts that a step will learn from; raise where others have replaced the weights meanwhile."""
         ...
 
     def end(self) -> None:
@@ -259,8 +259,8 @@ class RolloutQueue:
                 self._changed.wait(background.WAKE_S)
             taken = [self._groups.pop(number) for number in complete[:size]]
             given_up, self._given_up, self._due = self._given_up, 0, step + reuse
-        self.weights.check_unchanged(step)
         rollouts = [rollout for group in taken for rollout in group.values() if rollout is not None]
+        self.weights.played(step, rollouts)
         return rollouts, metrics | staleness(rollouts, step, given_up, self.schedule.ranks)
 
     def close(self) -> None:

@@ -5,8 +5,10 @@ weights, for all of them; on a CPU they also wait for each other with what that 
 another process (`stages.policy.server`).
 
 After every optimiser step `WeightSync` writes what was trained, an adapter or all weights, loads it on the server and
-checks it: a server's word that it has loaded weights is not trusted, and the log-probs of a fixed text must agree on
-both sides.
+checks it: a server's word that it has loaded weights is not trusted. Log-probs must agree on both sides, and where the
+step has moved ours, those of the server must have moved, too. In 16 bits the first alone would pass a server that is a
+step behind: smollm2 moves by .04 nats a token in a step of 1e-5 or of 1e-4, and two programs differ by as much. They
+are compared on the rollouts that the step has learned from, which it moves most.
 """
 
 import secrets
@@ -14,7 +16,7 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shutil import rmtree
 from typing import Any, TypeVar
@@ -32,7 +34,10 @@ from stages.policy.local import resolve
 from stages.policy.server import LOOPBACK
 from stages.policy.serving import needs_exclusive_server
 from stages.policy.vllm import VllmPolicy
+from stages.rollouts.agent_loop import LiveRollout
+from stages.runs.activity import Notice
 from stages.runs.run import RunWriter
+from stages.training.channels.rollouts import own_rollout
 from stages.training.config import Config
 from stages.training.distributed import Student
 from stages.training.scoring import Tree, score, token_log_probs
@@ -83,15 +88,60 @@ def shared_server(policy: PolicyConfig, ranks: Ranks) -> SharedServer:
 TOLERANCE = {torch.float32: 1e-3}
 HALF_TOLERANCE = 0.1
 """Mean difference in nats that rounding explains between two programs, in 16 bits and in float32."""
-CHECKED = 64
-"""Tokens of the fixed text that are scored."""
+CHECKED = 512
+"""Tokens whose log-probs are compared, at most."""
+MOVED = 0.5
+"""Part of the difference between two programs by which a step must have moved log-probs here to be looked for there."""
+FOLLOWED = 0.25
+"""Part of our move that a server's log-probs must have made; those of a server with its old weights are the same."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Mean absolute differences of a text's log-probs, in nats: between here and a server, and since the step before.
+
+    moved: by the last step, here. followed: by it, on the server. Both are None before there was a step.
+    """
+
+    url: str
+    difference: float
+    moved: float | None = None
+    followed: float = 0.0
+
+    @property
+    def told(self) -> bool:
+        """Whether the step has moved enough to tell the weights after it from those before."""
+        return self.moved is None or self.moved > MOVED * self.difference
+
+
+def most_learned(rollouts: Sequence[LiveRollout], context_tokens: int) -> list[Tree]:
+    """Return rollouts as a text of at most `CHECKED` tokens: first those farthest from the mean reward of their task.
+
+    context_tokens: what a server takes, with one token that it samples.
+    """
+    rewards: dict[str, list[float]] = {}
+    graded = [one for one in rollouts if one.grade.reward is not None and not one.error]
+    for one in graded:
+        rewards.setdefault(one.task.task_id, []).append(one.grade.reward or 0.0)
+    mean = {task: sum(values) / len(values) for task, values in rewards.items()}
+    graded.sort(key=lambda one: -abs((one.grade.reward or 0.0) - mean[one.task.task_id]))
+    trees: dict[tuple[tuple[int, ...], tuple[int, ...]], Tree] = {}
+    left = CHECKED
+    for played in filter(None, map(own_rollout, graded)):
+        prompt = played.tree.prompt
+        branch = played.tree.branches[0][: min(left, context_tokens - 1 - len(prompt))]
+        if branch and (key := (tuple(prompt), tuple(branch))) not in trees:
+            trees[key] = Tree(prompt, (branch,))
+            left -= len(branch)
+    return list(trees.values())
 
 
 class WeightSync(ABC):
     """Keeps a server at the newest version of the weights, which is the number of optimiser steps done.
 
-    folder: where versions are written. text: token ids whose log-probs are compared. student: the model under training.
-    server: how this process shares its server; each process compares with its own.
+    folder: where versions are written. text: token ids whose log-probs are compared before there are rollouts. student:
+    the model under training. server: how this process shares its server; each process compares with its own. notice:
+    takes what people should read.
     """
 
     def __init__(
@@ -103,12 +153,16 @@ class WeightSync(ABC):
         *,
         tolerance: float | None = None,
         server: SharedServer | None = None,
+        notice: Callable[[str], object] = lambda words: None,
     ) -> None:
         self.sampler, self.server = sampler, server or SharedServer()
-        self._folder, self._student = folder, student
+        self._folder, self._student, self._notice = folder, student, notice
         self._tolerance = tolerance or TOLERANCE.get(student.dtype, HALF_TOLERANCE)
         cut = max(len(text) - CHECKED, 1)
-        self._tree = Tree(text[:cut], (text[cut:],))
+        self._text = [Tree(text[:cut], (text[cut:],))]
+        self._unlearned: tuple[Tensor, Tensor] | None = None
+        """Log-probs of the text here and on the server before the step that learns from it."""
+        self._noticed = False
 
     @abstractmethod
     def _write(self, folder: Path) -> None:
@@ -144,38 +198,81 @@ class WeightSync(ABC):
         self.server.ranks.broadcast_from_rank0(write)
         self.server.in_turn(lambda: self._load(step, folder))
         # That a server confirms a load proves nothing.
-        difference = self._compare(f"After step {step}", "Restart the server on the model that is trained.")
+        found = self._compare(f"After step {step}", "Restart the server on the model that is trained.")
         self._forget(step, folder)
-        return {"sampling/sync_difference": difference}
+        if not found.told and not self._noticed:
+            self._noticed = True
+            self._notice(
+                f"step {step} moved the log-probs that are compared by {found.moved:.2g} nats, and here and on the "
+                f"server they differ by {found.difference:.2g}: while steps are so small, a server that is a step "
+                "behind is not noticed"
+            )
+        moved = {} if found.moved is None else {"sampling/sync_moved": found.moved}
+        return {"sampling/sync_difference": found.difference, **moved}
+
+    def played(self, step: int, rollouts: Sequence[LiveRollout]) -> None:
+        """Take the rollouts that a step learns from, which it has not yet, as the text of the next comparison.
+
+        `ComposerError` where the server's weights have changed since `follow`, while they were played.
+        """
+        # Not before all have played: a server on a CPU must not score for one while it samples for another.
+        self.server.ranks.gather(None)
+        self._check_unchanged(step)
+        if text := most_learned(rollouts, self.sampler.found.context_tokens):
+            self._text = text
+        self._unlearned = self.server.in_turn(self._log_probs)
 
     @abstractmethod
-    def check_unchanged(self, step: int) -> None:
+    def _check_unchanged(self, step: int) -> None:
         """`ComposerError` where the server's weights have changed since `follow`, in the rollouts of a step."""
 
-    def _compare(self, when: str, remedy: str) -> float:
-        """Compare log-probs of the fixed text, each process with its server; `ComposerError` where they differ."""
-        own = self.server.in_turn(lambda: self._difference(self._scored()))
-        # All processes learn all differences, so that all of them stop.
-        found = self.server.ranks.gather((own, self.sampler.url))
-        for difference, url in found:
-            if not difference <= self._tolerance:  # so that NaN is refused, too
+    def _compare(self, when: str, remedy: str) -> Agreement:
+        """Compare log-probs, each process with its server; return the least move, and the largest difference."""
+        own = self.server.in_turn(self._comparison)
+        # All processes learn all comparisons, so that all of them stop.
+        found = self.server.ranks.gather(own)
+        for one in found:
+            if not one.difference <= self._tolerance:  # so that NaN is refused, too
                 raise ComposerError(
-                    f"{when} the server at {url} samples from other weights than those under training: the log-probs "
-                    f"of a fixed text differ by {difference:.3g} nats on average, and {self._tolerance:g} is allowed "
-                    f"(optimisation.sync_tolerance). {remedy}"
+                    f"{when} the server at {one.url} samples from other weights than those under training: the "
+                    f"log-probs of a text differ by {one.difference:.3g} nats on average, and {self._tolerance:g} is "
+                    f"allowed (optimisation.sync_tolerance). {remedy}"
                 )
-        return max(difference for difference, _ in found)
+            if one.moved and one.told and one.followed < FOLLOWED * one.moved:
+                raise ComposerError(
+                    f"{when} the server at {one.url} still samples from the weights before that step: it moved the "
+                    f"log-probs of its rollouts by {one.moved:.3g} nats on average, and on the server they moved by "
+                    f"{one.followed:.3g}. {remedy}"
+                )
+        return replace(
+            min(found, key=lambda one: (one.told, one.moved or 0.0)), difference=max(one.difference for one in found)
+        )
+
+    def _comparison(self) -> Agreement:
+        now, theirs = self._log_probs()
+        found = Agreement(self.sampler.url, float((theirs - now).abs().mean()))
+        if self._unlearned is None:
+            return found
+        moved, followed = (
+            float((after - before).abs().mean()) for after, before in zip((now, theirs), self._unlearned, strict=True)
+        )
+        return replace(found, moved=moved, followed=followed)
+
+    def _log_probs(self) -> tuple[Tensor, Tensor]:
+        """Return the log-probs of the text's n tokens here and on the server, float32."""
+        # One request after the other: requests that a server batches would round as they happen to meet.
+        theirs = [self.sampler.score(tree.prompt, tree.branches[0]) for tree in self._text]
+        return self._own_log_probs(), torch.tensor([value for row in theirs for value in row])
 
     @torch.no_grad()
-    def _difference(self, model: Any) -> float:
-        """Return the mean difference in nats between this process and its server."""
+    def _own_log_probs(self) -> Tensor:
+        model = self._scored()
         was_training = model.training
         model.eval()
         with self._student.autocast():
-            own = token_log_probs(model, score(model, [self._tree])).cpu().tolist()
+            own = token_log_probs(model, score(model, self._text)).cpu()
         model.train(was_training)
-        theirs = self.sampler.score(self._tree.prompt, self._tree.branches[0])
-        return sum(abs(a - b) for a, b in zip(own, theirs, strict=True)) / len(own)
+        return own
 
 
 class AdapterSync(WeightSync):
@@ -198,7 +295,7 @@ class AdapterSync(WeightSync):
         self.sampler.sample_from(name, version)
         self._held = [*(held for held in self._held if held[0] != name), (name, folder)]
 
-    def check_unchanged(self, step: int) -> None:
+    def _check_unchanged(self, step: int) -> None:
         """Compare nothing: a name is never given to a second adapter."""
 
     def _scored(self) -> Any:
@@ -258,10 +355,8 @@ class WholeSync(WeightSync):
             self.sampler.replace_weights(str(folder.resolve()))
         self.sampler.sample_from(None, version)
 
-    def check_unchanged(self, step: int) -> None:
+    def _check_unchanged(self, step: int) -> None:
         """`ComposerError` where another run has replaced the weights while the rollouts of a step were played."""
-        # Not before all have played: a server on a CPU must not score for one while it samples for another.
-        self.server.ranks.gather(None)
         self._compare(f"While step {step} was played,", "Give each training of all weights servers of its own.")
 
     def _scored(self) -> Any:
@@ -296,7 +391,11 @@ def weight_sync(
     folder = server.ranks.broadcast_from_rank0(lambda: out.scratch("versions"))
     policy = student.policy
     text = opening_ids(policy.tokenizer, opening)
-    shared: dict[str, Any] = {"tolerance": settings.sync_tolerance, "server": server}
+    shared: dict[str, Any] = {
+        "tolerance": settings.sync_tolerance,
+        "server": server,
+        "notice": lambda words: out.progress(Notice(f"warning: {words}"), 0, 0),
+    }
     if config.adapter.rank:
         return AdapterSync(sampler, folder, text, student, **shared)
     if policy.model.config.tie_word_embeddings and needs_exclusive_server(sampler.config):

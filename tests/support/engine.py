@@ -24,10 +24,11 @@ Body = dict[str, Any]
 
 @dataclass
 class Engine:
-    """faults: `raw` log-probs before temperature; `deaf` says that weights are loaded and keeps its own; `closed`
-    is not in development mode, in which all weights can be replaced; `sticky` keeps cached prefixes at the first reset;
-    `textual` answers without token ids; `broken` answers 500 to so many completions; `narrow` takes 40 tokens; `lonely`
-    answers 500 where a scoring meets another request, as vLLM dies of it on a CPU."""
+    """faults: `raw` log-probs before temperature; `deaf` says that weights are loaded and keeps its own; `late` serves
+    each adapter by the one before it; `noisy` rounds scores to so many thousandths of a nat; `closed` is not in
+    development mode, in which all weights can be replaced; `sticky` keeps cached prefixes at the first reset; `textual`
+    answers without token ids; `broken` answers 500 to so many completions; `narrow` takes 40 tokens; `lonely` answers
+    500 where a scoring meets another request, as vLLM dies of it on a CPU."""
 
     folder: Path
     faults: dict[str, int] = field(default_factory=dict)
@@ -40,6 +41,7 @@ class Engine:
         self.lock, self.here = threading.Lock(), list[str]()
         self.base = AutoModelForCausalLM.from_pretrained(self.folder).eval()
         self.adapters: dict[str, Any] = {}
+        self.loaded: list[Any] = []
 
     def answer(self, path: str, body: Body) -> tuple[int, Any]:
         if "lonely" in self.faults and path.endswith("/completions"):
@@ -76,7 +78,10 @@ class Engine:
         loaded = PeftModel.from_pretrained(fresh, body["lora_path"]).merge_and_unload().eval()
         if body["lora_name"] in self.adapters:
             return 400, {"error": {"message": f"The lora adapter '{body['lora_name']}' has already been loaded."}}
-        self.adapters[body["lora_name"]] = self.base if "deaf" in self.faults else loaded
+        self.loaded = [*self.loaded, loaded][-2:]
+        self.adapters[body["lora_name"]] = (
+            self.base if "deaf" in self.faults else self.loaded[0] if "late" in self.faults else loaded
+        )
         self.most = max(self.most, len(self.adapters))
         return 200, "Success"
 
@@ -110,6 +115,8 @@ class Engine:
         choice: Body = {"prompt_token_ids": prompt, "prompt_logprobs": None}
         if "prompt_logprobs" in body:
             table = model(torch.tensor([prompt])).logits[0].log_softmax(-1)
+            if unit := self.faults.get("noisy", 0) / 1000:
+                table = (table / unit).round() * unit
             given = [{str(t): {"logprob": table[i, t].item()}} for i, t in enumerate(prompt[1:])]
             choice["prompt_logprobs"] = [None, *given]
             return 200, {"choices": [choice]}

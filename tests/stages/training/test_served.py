@@ -87,6 +87,7 @@ def test_every_step_samples_from_the_newest_weights(followed: Followed) -> None:
     assert [name.partition("-")[2] for name in followed.sampled] == ["", "version-0", "version-1", "version-2"]
     assert followed.most == 2 and not followed.left, "versions that nobody samples from take memory"
     assert versions(followed.run) == sorted(versions(followed.run)) and set(versions(followed.run)) == {0, 1, 2}
+    assert all(line["sampling/sync_moved"] > 1e-3 for line in metrics(followed.run)[1:])
     for line in metrics(followed.run):
         assert line["sampling/sync_difference"] < 1e-4
         assert line["sampling/stale_rollouts"] == 0 and line["sampling/sampling_logp_difference/max"] < 1e-4
@@ -123,11 +124,30 @@ def test_a_server_of_another_model_stops_the_run_before_the_first_rollout(tmp_pa
         assert {body["model"] for _, body in engine.requests if "logprobs" in body} == {"base"}
 
 
+ROUNDED = {"sync_tolerance": 0.4}
+"""Of a server whose log-probs are multiples of .2 nats, a mean of .05 off: coarser than 16 bits."""
+
+
+def test_a_server_one_version_behind_is_found_within_the_tolerance(tmp_path: Path, model: Path) -> None:
+    behind = "After step 1 the server at .* still samples from the weights before that step"
+    with running(model, late=1, noisy=200) as engine, pytest.raises(ComposerError, match=behind):
+        trained(tmp_path, engine, model, optimisation=ROUNDED | {"learning_rate": 3e-3})
+
+
 @pytest.mark.slow
-def test_the_tolerance_is_a_setting(tmp_path: Path, model: Path) -> None:
-    with running(model, deaf=1) as engine:
-        run = trained(tmp_path, engine, model, optimisation={"sync_tolerance": 100.0})
-    assert metrics(run)[-1]["sampling/sync_difference"] > 1e-3
+def test_the_tolerance_is_a_setting_and_steps_too_small_to_tell_are_named_once(tmp_path: Path, model: Path) -> None:
+    said = list[str]()
+    with running(model, noisy=200) as engine:
+        with pytest.raises(ComposerError, match=r"0\.001 is allowed"):
+            trained(tmp_path / "strict", engine, model)
+        policy = {"base_url": engine.url, "max_tokens": 12}
+        small = SIZE | ROUNDED | {"learning_rate": 1e-7}
+        config = trainings.settings(f"vllm:{model}", policy=policy, optimisation=small, adapter={"rank": 4})
+        done = runner.execute("train", {}, config, root=tmp_path, listener=lambda what, *_: said.append(what))
+    run = Run(done.path)
+    assert sum("a server that is a step behind" in what for what in said) == 1
+    assert all(0.01 < line["sampling/sync_difference"] < 0.4 for line in metrics(run))
+    assert "sampling/sync_moved" not in metrics(run)[0] and metrics(run)[1]["sampling/sync_moved"] < 1e-4
 
 
 @pytest.fixture(scope="module")
@@ -268,7 +288,7 @@ class Versions:
         self.version = step
         return {}
 
-    def check_unchanged(self, step: int) -> None:
+    def played(self, step: int, rollouts: Any) -> None:
         pass
 
     def end(self) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import socket
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,9 @@ def test_two_processes_sample_from_the_newest_weights(tmp_path: Path, model: Pat
         for engine in engines:
             assert sampled(engine) == ["base", "version-0", "version-1", "version-2"]
             each = 2 // count
-            assert scored(engine) == [f"version-{v}" for v in range(3) for _ in range(each)], "each process compares"
+            compared = Counter(scored(engine))
+            assert list(compared) == [f"version-{v}" for v in range(3)]
+            assert min(compared.values()) >= 2 * each, "each process compares, before and after the step"
             loads = [body["lora_name"] for path, body in engine.requests if path.endswith("/load_lora_adapter")]
             assert len(loads) == 3 and engine.most == 2 and not engine.adapters, "one of them loads for all"
     assert len(run.rows(ROLLOUT)) == 3 * 16
