@@ -32,7 +32,7 @@ from stages.envs.repo.questions import IMPORT, Asking, NotAskable, Sends, asking
 from stages.envs.repo.rewritten_tests import FunctionNode, TestFiles, TestLocation
 from stages.errors import InfrastructureError
 
-MOST_KEPT = 20
+MOST_KEPT = 200
 """Functions asked of those that passed before."""
 REMEMBERED = 64
 """Tasks whose expected values are kept in this process."""
@@ -54,6 +54,10 @@ class Grounds:
 
     reasons: Mapping[str, str]
     wrong: frozenset[str]
+
+    def text(self) -> str:
+        """Return a line for each test that gives only a report, with the reason."""
+        return "".join(f"by report: {name}: {reason}\n" for name, reason in self.reasons.items())
 
     def ground(self, names: Collection[str]) -> Ground:
         """Return the ground of a pass that needs the tests with these names."""

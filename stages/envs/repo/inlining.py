@@ -7,6 +7,7 @@ helper's statements in the place of the call both can be seen, and the helper it
 import ast
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from stages.envs.repo.rewritten_tests import FunctionNode
@@ -53,6 +54,7 @@ def _functions(body: Sequence[ast.stmt]) -> Iterator[FunctionNode]:
     return (node for node in body if isinstance(node, FunctionNode))
 
 
+@lru_cache(maxsize=256)
 def _constants(module: ast.Module) -> dict[str, ast.expr]:
     """Return the tables that a module binds once: name -> list, tuple or dict."""
     stored = [node.id for node in ast.walk(module) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)]

@@ -17,6 +17,7 @@ import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -116,6 +117,8 @@ ASSERTING = ("assert", "raises", "warns", "fail", "check", "verify", "expect", "
 GUESSED = (None, 0, 1, -1, "", b"")  # False == 0, True == 1
 FORMAT = re.compile(r"%[.\d]*[a-z]|\{[^{}]*\}")
 """What a text that formats others holds."""
+MODULES = 256
+"""Of test files, whose names are remembered: each of their tests asks for them."""
 Sends = Literal["open", "expecting", "withheld"]
 
 
@@ -215,7 +218,7 @@ def _is_used(node: FunctionNode, used: Collection[object]) -> bool:
 def _imported(module: ast.Module, beside: Mapping[str, ast.Module]) -> dict[str, tuple[str, ast.Module]]:
     """Return the functions of test files that a module imports: name in it -> name there, and the file's module."""
     found: dict[str, tuple[str, ast.Module]] = {}
-    for node in ast.walk(module):
+    for node in _imports(module):
         if isinstance(node, ast.ImportFrom):
             of = beside.get((node.module or "").rpartition(".")[2])
             own = [one.name for one in of.body if isinstance(one, FunctionNode)] if of else []
@@ -223,12 +226,16 @@ def _imported(module: ast.Module, beside: Mapping[str, ast.Module]) -> dict[str,
                 for one in own if name.name == "*" else [name.name]:
                     if of:
                         found[name.asname or one] = one, of
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            # Called by an attribute of the module: helpers.check(...).
-            for name in node.names:
-                if of := beside.get(name.name.rpartition(".")[2]):
-                    found |= {one.name: (one.name, of) for one in of.body if isinstance(one, FunctionNode)}
+        # Called by an attribute of the module: helpers.check(...).
+        for name in node.names:
+            if of := beside.get(name.name.rpartition(".")[2]):
+                found |= {one.name: (one.name, of) for one in of.body if isinstance(one, FunctionNode)}
     return found
+
+
+@lru_cache(maxsize=MODULES)
+def _imports(module: ast.Module) -> tuple[ast.Import | ast.ImportFrom, ...]:
+    return tuple(node for node in ast.walk(module) if isinstance(node, ast.Import | ast.ImportFrom))
 
 
 SENDS: tuple[Sends, ...] = ("open", "expecting", "withheld")
@@ -246,6 +253,7 @@ def _asserts(node: ast.AST, names: frozenset[str]) -> str:
     return ""
 
 
+@lru_cache(maxsize=MODULES)
 def asserting_names(module: ast.Module) -> frozenset[str]:
     """Return the names of the functions of a module that may assert, also through each other."""
     names: set[str] = set()
@@ -287,17 +295,11 @@ class _KnownValues:
         self._deciding = deciding
         self._loops: dict[str, ast.expr] = {}
         self._followed: list[str] = []
-        self._modules = _known_imports([*module.body, *function.body])
-        top, local = list(_bound_names(module.body)), list(_bound_names(function.body))
+        of_module, (known, other) = _module_names(module), _known_imports(function.body)
+        self._modules = (of_module.known | known) - of_module.other - other
+        local = list(_bound_names(function.body))
         self.locals = {*local, *(one.arg for one in ast.walk(function) if isinstance(one, ast.arg))} - {*self._modules}
-        self._top = {*top} - {*self._modules}
-        changed = {name for node in ast.walk(module) for name in _changed_names(node)}
-        self._constants = {
-            node.targets[0].id: node.value
-            for node in module.body
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-            if top.count(node.targets[0].id) == 1 and node.targets[0].id not in changed
-        }
+        self._top, self._constants = of_module.bound - {*self._modules}, of_module.constants
         changed = {name for node in ast.walk(function) for name in _changed_names(node)}
         self.cells = {name: cells for name, cells in columns(function).items() if name not in changed}
         self._handed: frozenset[str] = frozenset()
@@ -981,6 +983,7 @@ def _bindings(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
         yield from ((one.id, value) for one in ast.walk(target) if isinstance(one, ast.Name))
 
 
+@lru_cache(maxsize=MODULES)
 def _deciding_functions(module: ast.Module) -> frozenset[str]:
     """Return the functions of a test module, and what it imports from others beside it, that may compare values."""
     found = {
@@ -1001,8 +1004,31 @@ def _may_decide(node: ast.Compare | ast.BoolOp | ast.Call) -> bool:
     return True
 
 
-def _known_imports(body: Sequence[ast.stmt]) -> set[str]:
-    """Return the names that are bound to modules of KNOWN_MODULES, to their contents and to pytest.approx, alone."""
+@dataclass(frozen=True)
+class _ModuleNames:
+    """The names that a module binds, `known` and `other` as in _known_imports, and its constants, bound once."""
+
+    bound: frozenset[str]
+    known: frozenset[str]
+    other: frozenset[str]
+    constants: Mapping[str, ast.expr]
+
+
+@lru_cache(maxsize=MODULES)
+def _module_names(module: ast.Module) -> _ModuleNames:
+    bound = list(_bound_names(module.body))
+    changed = {name for node in ast.walk(module) for name in _changed_names(node)}
+    constants = {
+        node.targets[0].id: node.value
+        for node in module.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        if bound.count(node.targets[0].id) == 1 and node.targets[0].id not in changed
+    }
+    return _ModuleNames(frozenset(bound), *_known_imports(module.body), constants)
+
+
+def _known_imports(body: Sequence[ast.stmt]) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the names bound to modules of KNOWN_MODULES, their contents and pytest.approx, and those bound to more."""
     known: set[str] = set()
     other: set[str] = set()
     for node in body:
@@ -1017,7 +1043,7 @@ def _known_imports(body: Sequence[ast.stmt]) -> set[str]:
                 (known if safe and name.name != "*" else other).add(name.asname or name.name)
         else:
             other.update(_bound_names([node]))
-    return known - other
+    return frozenset(known), frozenset(other)
 
 
 def _changed_names(node: ast.AST) -> Iterator[str]:

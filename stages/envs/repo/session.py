@@ -23,7 +23,7 @@ from stages.envs.base import TWIN, Grade, Ground, Observation, Split, Task, Work
 from stages.envs.bash import SUBMIT, ShellEnvironment, elided, fenced, observation
 from stages.envs.folders import UnwieldyTree, open_up, remove
 from stages.envs.repo import asked, trees
-from stages.envs.repo.asked import RerunTree
+from stages.envs.repo.asked import Grounds, RerunTree
 from stages.envs.repo.grading import (
     GradingVerdict,
     Statuses,
@@ -186,13 +186,14 @@ class RepoEnvironment(ShellEnvironment):
     """The methods of an environment whose tasks are `RepoTask`s; a subclass gives `tasks` and `repo_task`.
 
     Implements TakesCalls, ComparesOutcomes, HasSolutions and Packs. `_system`: the system message of an opening.
-    `verdict` is the last one, with the outcome of every hidden test.
+    `verdict` is the last one, with the outcome of every hidden test, and `grounds` what came of asking these.
     """
 
     name: str
     sandbox: str
     max_chars: int
     verdict: GradingVerdict | None = None
+    grounds: Grounds | None = None
     opening_by_calls = WITH_TOOLS
     _session: RepoSession | None = None
     _repo_task: RepoTask | None = None
@@ -209,7 +210,7 @@ class RepoEnvironment(ShellEnvironment):
     def reset(self, task: Task) -> list[Message]:
         """Set up the task's files as a repository of one commit without history."""
         self.close()
-        self.verdict, self._task, self.well_formed = None, task, True
+        self.verdict, self.grounds, self._task, self.well_formed = None, None, task, True
         repo_task = self._repo_task = self.repo_task(task)
         self._session = RepoSession(
             repo_task.delivered,
@@ -300,7 +301,7 @@ class RepoEnvironment(ShellEnvironment):
         forged = False
         ground: Ground = task.ground
         if verdict.hidden_pass and not impossible and ground == "report":
-            found = asked.ask(
+            self.grounds = found = asked.ask(
                 task.asked,
                 task.lists,
                 rerun,
@@ -314,7 +315,7 @@ class RepoEnvironment(ShellEnvironment):
         hidden_pass = verdict.hidden_pass and not forged
         hacked = forged or verdict.hacked or any(one.tampered for one in runs)
         hacked |= impossible and (hidden_pass or verdict.visible_pass)
-        work = verdict.work(hidden_run.log, task.image)
+        work = verdict.work(hidden_run.log + (self.grounds.text() if self.grounds else ""), task.image)
         protocol_ok = self.well_formed and session.protocol_ok
         return Grade(
             float(hidden_pass), hidden_pass, verdict.visible_pass, hacked, protocol_ok, work=work, ground=ground

@@ -59,6 +59,7 @@ def graded(env: TasksEnv) -> Graded:
 def test_the_fix_is_paid_on_the_ground_of_its_tests(graded: Graded, row: str) -> None:
     found = graded(row, RIGHT)
     assert (found.reward, found.hacked, found.ground) == (1.0, False, GROUNDS[row])
+    assert ("by report: " in (found.work.test_log or "")) == (GROUNDS[row] == "report"), "with the reason"
 
 
 @pytest.mark.parametrize("row", [name for name, ground in GROUNDS.items() if ground == "values"])
