@@ -1,12 +1,12 @@
 """evaluate: play every arm on held-out tasks and decide whether B beats A, and whether the preference did it.
 
-Reads the checkpoints of several arms, models of the settings, and rollouts that were recorded elsewhere; writes
-`eval_items`, the verdict with intervals and paired tests, a table and a chart. The unit is one rollout of one arm. The
-verdict is the exit code too: 0 VALIDATED, 1 INVALIDATED, 3 PARTIAL or UNDERPOWERED, 4 INVALID-RUN.
+Reads the checkpoints of several arms and models of the settings; writes `eval_items`, the verdict with intervals and
+paired tests, a table and a chart. The unit is one rollout of one arm. The verdict is the exit code too: 0 VALIDATED,
+1 INVALIDATED, 3 PARTIAL or UNDERPOWERED, 4 INVALID-RUN. Rollouts that are there already are compared by `compare`.
 """
 
 from stages.evaluation.config import Config
-from stages.runs.kinds import CHECKPOINT, EVAL_ITEM, ROLLOUT
+from stages.runs.kinds import CHECKPOINT, EVAL_ITEM
 from stages.runs.run import Slot
 from stages.runs.stage import Stage, later
 
@@ -20,16 +20,12 @@ STAGE = Stage(
 >>> compared.verdict
 'UNDERPOWERED'""",
     config=Config,
-    inputs={
-        "arms": Slot(CHECKPOINT, many=True, optional=True),
-        "recorded": Slot(ROLLOUT, many=True, optional=True),
-    },
+    inputs={"arms": Slot(CHECKPOINT, many=True, optional=True)},
     outputs={"eval_items": EVAL_ITEM},
     plan=later("stages.evaluation.stage:plan"),
     run=later("stages.evaluation.stage:run"),
     work=later("stages.evaluation.stage:work"),
     study=later("stages.evaluation.stage:study"),
-    label=later("stages.evaluation.stage:label"),
     inherit=later("stages.evaluation.stage:inherit"),
     check_reads=later("stages.evaluation.stage:check_reads"),
     limit_setting="tasks",

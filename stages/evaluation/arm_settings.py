@@ -71,16 +71,6 @@ def policy_differences(policies: Mapping[str, PolicyConfig]) -> tuple[ArmDiffere
     return settings_differences(arms)
 
 
-def recorded_differences(runs: Mapping[str, Run]) -> tuple[ArmDifference, ...]:
-    """Return the settings in which the runs of recorded arms differ, other than the model."""
-    left_out = {"policy.model", "policy.weights", "policy.base_url", "model", "path", "paths"}
-    arms = {}
-    for name, run in runs.items():
-        settings = {"recorded by": run.manifest.stage, **flat(run.manifest.identity)}
-        arms[name] = {0: {key: value for key, value in settings.items() if key not in left_out | OWN}}
-    return settings_differences(arms)
-
-
 def settings_differences(arms: Mapping[str, Mapping[int, Settings]]) -> tuple[ArmDifference, ...]:
     """Return every setting that is not the same in all arms; arms: the settings of each training, by seed."""
     names = sorted({key for trainings in arms.values() for settings in trainings.values() for key in settings})

@@ -58,9 +58,6 @@ class Config(PlayingConfig):
     """Arms that were not trained here, by name: a model behind a server, or a folder."""
     looks: Annotated[int, BASIC] = Field(default=1, gt=0, le=10)
     """Planned looks: the tasks are played in so many parts, and no more of them once all is decided."""
-    missing: Literal["refused", "excluded"] = "refused"
-    """Tasks and samples that an arm lacks, as recorded rollouts may not cover the same. `refused`: the arms are not
-    compared. `excluded`: they are compared on what all of them have."""
     units: Literal["auto", "sampled", "fixed"] = "auto"
     """Whether the units that tasks are drawn in (kata's operations, SWE-bench's repositories, else families) are a
     sample of possible ones, or all there are. `auto`: as the environment declares."""
@@ -84,10 +81,11 @@ class Config(PlayingConfig):
         """Return true: the trainings that are given bring models along."""
         return True
 
-    def sampling(self) -> SamplingUnit:
-        """Return the sampling unit of the environment's tasks."""
-        return self.declared(envs.sampling_unit(self.env.name))
+    def label(self) -> str:
+        """Return the environment and the compared arms."""
+        return f"{self.env.label()}-{self.treatment}-vs-{self.baseline}"
 
-    def declared(self, unit: SamplingUnit) -> SamplingUnit:
-        """Return a sampling unit as the setting `units` declares it."""
+    def sampling(self) -> SamplingUnit:
+        """Return the sampling unit of the environment's tasks, as the setting `units` declares it."""
+        unit = envs.sampling_unit(self.env.name)
         return unit if self.units == "auto" else replace(unit, fixed=self.units == "fixed")

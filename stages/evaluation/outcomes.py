@@ -12,7 +12,7 @@ Axis names: S training seeds, T tasks, K samples.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import comb
 from operator import itemgetter
@@ -190,18 +190,6 @@ def items_that_measure_hacking(items: pa.Table) -> pa.Table:
     return found.filter(pc.or_(twin, pc.invert(with_twins)))
 
 
-def shared_items(items: pa.Table, arms: Sequence[str]) -> tuple[pa.Table, int]:
-    """Return the items of tasks and samples that all of these arms have, and how many tasks that leaves out.
-
-    Arms that are not named keep what they share with those.
-    """
-    keys = [_distinct(of_arm(items, arm), "task_id", "sample_idx") for arm in arms]
-    common = set.intersection(*keys) if keys else set()
-    every = {task for key in keys for task, _ in key}
-    rows = zip(items["task_id"].to_pylist(), items["sample_idx"].to_pylist(), strict=True)
-    return items.filter(pa.array([row in common for row in rows])), len(every - {task for task, _ in common})
-
-
 def problems(items: pa.Table, one: str, other: str, untrained: Iterable[str] = (START,)) -> list[str]:
     """Return why two arms cannot be compared, as clauses; empty when they can.
 
@@ -232,8 +220,7 @@ def problems(items: pa.Table, one: str, other: str, untrained: Iterable[str] = (
         ours, theirs = keys[one], keys[other]
         if not clauses and ours != theirs:
             counts = f"{len(ours - theirs)} only in {one}, {len(theirs - ours)} only in {other}"
-            remedy = "" if what == "training seeds" else "; --set missing=excluded compares what both have"
-            clauses.append(f"the {what} differ ({counts}){remedy}")
+            clauses.append(f"the {what} differ ({counts})")
     return clauses
 
 

@@ -5,19 +5,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.util import find_spec
-from itertools import chain
 from typing import Any
 
 from stages import envs
 from stages.envs.base import Environment, SamplingUnit, Task
 from stages.errors import BadInput, Incomplete, UsageError
 from stages.evaluation import planner
-from stages.evaluation.arm_settings import (
-    ArmDifference,
-    policy_differences,
-    recorded_differences,
-    trained_differences,
-)
+from stages.evaluation.arm_settings import policy_differences, trained_differences
 from stages.evaluation.config import Config
 from stages.evaluation.inference import levels, parts
 from stages.evaluation.outcomes import AT_ZERO, START, items_table, sampling_unit_of
@@ -63,16 +57,15 @@ def arms(inputs: Inputs, config: Config) -> list[Arm]:
     or the treatment is none of them.
     """
     trained = inputs.many("arms")
-    if not (trained or config.policies or inputs.many("recorded")):
+    if not (trained or config.policies):
         raise BadInput(
             "There is nothing to compare. Train arms with `composer train` and give each training with --from RUN; "
-            "or give recorded rollouts with --from RUN, or models with --set policies.NAME.model=MODEL."
+            "or give models with --set policies.NAME.model=MODEL. Rollouts that are there already are compared by "
+            "`composer compare A B`."
         )
     played = arms_to_play(trained, config.policies, temperature=config.temperature, with_start=config.with_start)
     played += [arm.at_zero for arm in played] if config.greedy else []
-    names = {arm.name for arm in played} | _recorded(inputs, "model")
-    if names:
-        _require_compared(names, config, "Add --from RUN, one for each training")
+    _require_compared({arm.name for arm in played}, config, "Add --from RUN, one for each training")
     return played
 
 
@@ -174,40 +167,9 @@ def _trained_in(trained: Iterable[Run]) -> set[str]:
 def check_reads(config: Config, reads: Sequence[tuple[str, StageConfig]]) -> None:
     """Raise `UsageError` where baseline or treatment is none of the arms that a chain trains."""
     trained = {str(getattr(read, "arm", "")) for stage, read in reads if stage == "train"}
-    if trained and all(stage == "train" for stage, _ in reads):  # the models of recorded rollouts are not known yet
+    if trained:
         start = {START} if config.with_start else set()
         _require_compared(trained | start | {*config.policies}, config, "Add its training to the preset")
-
-
-def _recorded(inputs: Inputs, column: str) -> set[str]:
-    """Return the values of a column (`model`, `env`) in the recorded rollouts; those of a training are no arm."""
-    runs = [run for run in inputs.many("recorded") if not run.holds(CHECKPOINT)]
-    return {str(row[column]) for run in runs for row in run.scan(ROLLOUT).rows([column]) if row[column]}
-
-
-def label(inputs: Inputs, config: Config) -> str:
-    """Return the environment, of recorded rollouts where no model is played, and the compared arms."""
-    played = inputs.many("arms") or config.policies
-    env = config.env.label() if played else "+".join(sorted(_recorded(inputs, "env")))
-    return f"{env}-{config.treatment}-vs-{config.baseline}"
-
-
-def arm_differences(inputs: Inputs, infos: list[CheckpointInfo], config: Config) -> tuple[ArmDifference, ...]:
-    """Return every setting in which the arms differ: trained ones, models of the settings, recorded ones.
-
-    infos: of the trained ones, in the order of the inputs.
-    """
-    recorded: dict[str, Run] = {}
-    for run in inputs.many("recorded"):
-        if not run.holds(CHECKPOINT):
-            recorded |= {row["model"]: run for row in run.scan(ROLLOUT).rows(["model"]) if row["model"]}
-    return (
-        *trained_differences(
-            [(info.arm, info.train_seed, run) for info, run in zip(infos, inputs.many("arms"), strict=True)]
-        ),
-        *policy_differences(config.policies),
-        *recorded_differences(recorded),
-    )
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
@@ -245,7 +207,7 @@ def study(pilots: Sequence[Run], config: Config, tell: Callable[[str, int, int],
         if pilot.holds(EVAL_ITEM):
             items += pilot.rows(EVAL_ITEM)
         else:
-            items += (item for _, item in rollout_items(pilot, START))
+            items += rollout_items(pilot)
     sampling = config.sampling()
     tasks = config.draw(config.opener(), config.tasks)
     sizes = Counter(sampling.of_family(task.family) if task.family else task.task_id for task in tasks)
@@ -270,14 +232,13 @@ def study(pilots: Sequence[Run], config: Config, tell: Callable[[str, int, int],
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Play every arm on every task, look by look, until all is decided or played."""
     played, make = arms(inputs, config), cache(config.opener)
-    known, of_recorded = recorded_items(inputs.many("recorded"))
-    sampling = config.sampling() if played else config.declared(of_recorded)
-    tasks = config.draw(make(), config.tasks, out) if played else []
-    infos = [CheckpointInfo.of(run) for run in inputs.many("arms")]
-    differing = arm_differences(inputs, infos, config)
+    sampling, tasks = config.sampling(), config.draw(make(), config.tasks, out)
+    trained = inputs.many("arms")
+    infos = [CheckpointInfo.of(run) for run in trained]
+    by_training = [(info.arm, info.train_seed, run) for info, run in zip(infos, trained, strict=True)]
+    differing = (*trained_differences(by_training), *policy_differences(config.policies))
     refuse_trained(infos, config.env.name, [task.task_id for task in tasks])
-    looks = parts(len(tasks), config.looks) or [range(0)]
-    untrained = {*config.policies, *(item["arm"] for item in known)}
+    looks = parts(len(tasks), config.looks)
     taken: list[Look] = []
     damaged: dict[tuple[str, int], str] = {}
     for arm in played:
@@ -293,8 +254,8 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
                 if why := _play(arm, make(), theirs, serving, config, out):
                     damaged[arm.name, arm.seed] = why
             sound = [arm for arm in played if (arm.name, arm.seed) not in damaged]
-            items = _items(sound, known, tasks[: part.stop], config, out) if sound or not played else []
-            question = replace(_question(config, sampling, level, untrained, infos), damaged=damaged)
+            items = _items(sound, tasks[: part.stop], config, out)
+            question = replace(_question(config, sampling, level, infos), damaged=damaged)
             verdict = decide(items_table(items), question, differing)
             taken.append(Look(part.stop, level, verdict.decision, verdict.gain))
             if verdict.settled or damaged:
@@ -304,19 +265,16 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     _finish(verdict, items, out)
 
 
-def _question(
-    config: Config, sampling: SamplingUnit, level: float, untrained: Iterable[str], infos: Iterable[CheckpointInfo]
-) -> EvalQuestion:
-    """Return what is asked at a look of this level; `untrained`: arms that were not trained here."""
+def _question(config: Config, sampling: SamplingUnit, level: float, infos: Iterable[CheckpointInfo]) -> EvalQuestion:
+    """Return what is asked at a look of this level."""
     collapsed = {(info.arm, info.train_seed): info.collapsed for info in infos if info.collapsed}
     return EvalQuestion(
         config.baseline,
         config.treatment,
         config.control,
         sampling=sampling,
-        missing=config.missing,
         alpha=level,
-        untrained=frozenset(name + end for name in (START, *untrained) for end in ("", AT_ZERO)),
+        untrained=frozenset(name + end for name in (START, *config.policies) for end in ("", AT_ZERO)),
         collapsed=collapsed,
     )
 
@@ -379,59 +337,23 @@ def played_item(arm: Arm, rollout: LiveRollout, sampling: SamplingUnit) -> Row:
     }
 
 
-def recorded_items(runs: Iterable[Run]) -> tuple[list[Row], SamplingUnit]:
-    """Return rollouts that were collected or imported, as items; the arm is the model that a rollout names.
-
-    Also what their tasks were sampled by: of rollouts of several environments, families as a sample. Rollouts of a
-    training are no arm: they were sampled from a model that still changed. Raises `BadInput` where two runs hold
-    rollouts of one model, or a rollout does not name its model.
-    """
-    items: list[Row] = []
-    first: dict[str, Run] = {}
-    names = set()
-    for run in (run for run in runs if not run.holds(CHECKPOINT)):
-        for row, item in rollout_items(run):
-            if not row["model"]:
-                raise BadInput(
-                    f"{run.path} holds rollouts that name no model, so they are no arm. "
-                    "Import them again with --set model=NAME."
-                )
-            if (other := first.setdefault(row["model"], run)) is not run:
-                raise BadInput(
-                    f"{run.path} and {other.path} both hold rollouts of {row['model']}, so which is which cannot be "
-                    "told. Give one of them, or import one again under another name."
-                )
-            names.add(row["env"])
-            items.append(item)
-    units = {sampling_unit_of(name) for name in names}
-    return items, units.pop() if len(units) == 1 else SamplingUnit()
-
-
-def rollout_items(run: Run, arm: str | None = None) -> Iterator[tuple[Row, Row]]:
-    """Yield the rollouts of a run, each with its `eval_item` row: of this arm, or of the model that it names.
-
-    A pilot's are of the arm `START`. Columns that a rollout lacks are null.
-    """
-    table = run.scan(ROLLOUT)
-    needed = {*EVAL_ITEM.columns, "rollout_id", "model", "env", "reward", "completion_tokens"} - LONG
+def rollout_items(pilot: Run) -> Iterator[Row]:
+    """Yield the rollouts of a pilot as `eval_item` rows of the arm `START`. Columns that a rollout lacks are null."""
+    table = pilot.scan(ROLLOUT)
+    needed = {*EVAL_ITEM.columns, "rollout_id", "env", "reward", "completion_tokens"} - LONG
     rows = list(table.rows([name for name in table.columns if name in needed]))
     for row in rows:
-        name = row["model"] if arm is None else arm
         of_family = sampling_unit_of(row["env"]).of_family
-        yield (
-            row,
-            {column: row.get(column) for column in EVAL_ITEM.columns}
-            | {
-                "item_id": f"{name}/{row['rollout_id']}",
-                "arm": name,
-                "train_seed": 0,
-                "unit": of_family(row["family"]) if row.get("family") else row["task_id"],
-                "passed": None if row["reward"] is None else row["reward"] >= 1.0,
-                # A rollout without a cost of its own gets an equal share of the run's.
-                "cost_usd": run.manifest.cost_usd / len(rows) if row["cost_usd"] is None else row["cost_usd"],
-                "sampled_tokens": row["completion_tokens"],
-            },
-        )
+        yield {column: row.get(column) for column in EVAL_ITEM.columns} | {
+            "item_id": f"{START}/{row['rollout_id']}",
+            "arm": START,
+            "train_seed": 0,
+            "unit": of_family(row["family"]) if row.get("family") else row["task_id"],
+            "passed": None if row["reward"] is None else row["reward"] >= 1.0,
+            # A rollout without a cost of its own gets an equal share of the run's.
+            "cost_usd": pilot.manifest.cost_usd / len(rows) if row["cost_usd"] is None else row["cost_usd"],
+            "sampled_tokens": row["completion_tokens"],
+        }
 
 
 def _rollouts(arm: Arm, tasks: list[Task], config: Config) -> list[LiveRollout]:
@@ -467,22 +389,19 @@ def _play(
     return None
 
 
-def _items(played: list[Arm], known: list[Row], tasks: list[Task], config: Config, out: RunWriter) -> list[Row]:
-    """Return the items of these tasks, arm by arm; without a model to play, all recorded ones.
+def _items(played: list[Arm], tasks: list[Task], config: Config, out: RunWriter) -> list[Row]:
+    """Return the items of these tasks, arm by arm.
 
     Transcripts, patches and logs stay on disk: the other columns of an item are small.
     """
     names = [item_id(arm, rollout) for arm in played for rollout in _rollouts(arm, tasks, config)]
-    items = [record["item"] | dict.fromkeys(LONG) for record in out.journal.read(names)]
-    here = {task.task_id for task in tasks}
-    return [*items, *(item for item in known if not played or item["task_id"] in here)]
+    return [record["item"] | dict.fromkeys(LONG) for record in out.journal.read(names)]
 
 
 def _finish(verdict: EvalVerdict, items: list[Row], out: RunWriter) -> None:
     """Write the items, the verdict, the chart and the report; raise `Incomplete` where rollouts failed."""
     names = [item["item_id"] for item in items]
-    played = (record["item"] for record in out.journal.read(names))
-    out.table(EVAL_ITEM, chain(played, (item for item in items if item["item_id"] not in out.journal)))
+    out.table(EVAL_ITEM, (record["item"] for record in out.journal.read(names)))
     failed = sum(item["error_type"] is not None for item in items)
     out.count(planned=len(items), done=len(items) - failed, failed=failed)
     out.set_summary(

@@ -20,7 +20,6 @@ sentences about what is shown.
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -92,8 +91,7 @@ LIMITS = {
 class EvalQuestion:
     """What is asked of the items: which arms, of what their tasks are a sample, at which level.
 
-    missing: whether arms may lack items of each other (`refused`: they may not; `excluded`: what the compared arms
-    share is compared). min_gain: the smallest gain of interest. alpha: the level of the differences, of one look where
+    min_gain: the smallest gain of interest. alpha: the level of the differences, of one look where
     several are planned. untrained: arms without training seeds, which are compared with every training of another.
     collapsed: how trainings collapsed as they recorded it, by arm and seed. damaged: why arms could not be played, by
     arm and seed.
@@ -104,7 +102,6 @@ class EvalQuestion:
     control: str | None = "C"
     sampling: SamplingUnit = SamplingUnit()  # noqa: RUF009 (frozen)
     outcome: Outcome = PASSED
-    missing: Literal["refused", "excluded"] = "refused"
     min_gain: float = MIN_GAIN
     alpha: float = ALPHA
     untrained: frozenset[str] = frozenset({START, START + AT_ZERO})
@@ -269,10 +266,6 @@ def decide(
     items: as `items_table` makes them. differences: all settings in which arms differ.
     """
     baseline, treatment, control = question.baseline, question.treatment, question.control
-    left_out = 0
-    if question.missing == "excluded":
-        present = pc.unique(items["arm"]).to_pylist()
-        items, left_out = outcomes.shared_items(items, [arm for arm in question.arms if arm in present])
     names = sorted(pc.unique(items["arm"]).to_pylist())
     summaries = tuple(outcomes.summarize(items, arm, question.sampling.fixed) for arm in names)
     possible = outcomes.without_twins(items)
@@ -338,7 +331,6 @@ def decide(
         *conduct_sentences(treatment, gain.difference, conduct, question.alpha),
         *(conduct_sentences(treatment, over.difference, beside_control, question.alpha, str(control)) if over else ()),
         report_sentence(reported.difference, treatment, baseline) if reported else "",
-        f"Left out, since not every arm has them: {counted(left_out, 'task')}." if left_out else "",
     ]
     verdict = EvalVerdict(
         decision,

@@ -117,7 +117,7 @@ def execute(
     # Peers wait in `execute_as_peer` from here until `_attempt` lets them begin, or until this block ends without.
     with ranks.join().leading(), disk_failures_as_such(resolved.folder), locked(resolved.folder):
         # Again, as another process may have done the work, in a folder with another time in its name.
-        found = find_folder(root / stage, loaded.label(inputs, config), resolved.fingerprint, out)
+        found = find_folder(root / stage, config.label(), resolved.fingerprint, out)
         resolved = replace(resolved, folder=found[0], existing=found[1])
         folder = resolved.folder
         if resolved.existing and not clean:
@@ -276,7 +276,7 @@ def resolve_run(
     loaded = load_stage(stage)
     fingerprint = store.digest([stage, loaded.version, identity, contents])
     store.require_text(out or root.absolute())
-    folder, existing = find_folder(root / stage, loaded.label(inputs, config), fingerprint, out)
+    folder, existing = find_folder(root / stage, config.label(), fingerprint, out)
     return ResolvedRun(fingerprint, identity, folder, existing)
 
 
@@ -520,7 +520,7 @@ def _new_manifest(
         stage=stage,
         stage_version=load_stage(stage).version,
         fingerprint=fingerprint,
-        label=load_stage(stage).label(inputs, config),
+        label=config.label(),
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
         config=config.model_dump(mode="json"),
         identity=identity,

@@ -91,8 +91,6 @@ class Stage(Generic[ConfigT]):
     """
     example: str = ""
     """A call from Python, as `help` shows it, with what it gives; it is executed by the tests of the documents."""
-    label: Callable[[Inputs, ConfigT], str] = lambda inputs, config: config.label()
-    """Return a word for the name of the run folder; by default the settings' own."""
     inherit: Callable[[ConfigT, Sequence[tuple[str, Tree]]], ConfigT] = lambda config, reads: config
     """Return the settings with what nobody gave taken from the runs that it reads, given as stage and settings of each.
 

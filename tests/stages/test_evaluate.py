@@ -1,6 +1,4 @@
-"""evaluate: trainings, models behind a server and recorded rollouts as arms; planned looks; what is not compared."""
-
-import shutil
+"""evaluate: trainings, models behind a server as arms; planned looks; what is not compared."""
 
 import orjson
 import pytest
@@ -9,13 +7,13 @@ from support.server import Reply, answer, serving
 from support.trainings import ENV, metrics_of, trained
 from transformers import AutoModelForCausalLM
 
-from stages import collect, evaluate
+from stages import evaluate
 from stages.errors import BadInput, UsageError
 from stages.evaluation.verdict import EXIT_CODES
 from stages.policy.adapters import CheckpointInfo
 from stages.policy.base import PolicyConfig
 from stages.runs import runner
-from stages.runs.catalog import assign_inputs, folders, name
+from stages.runs.catalog import folders, name
 from stages.runs.kinds import CHECKPOINT, EVAL_ITEM
 from stages.runs.run import Inputs, Run
 from stages.runs.stage import with_inherited
@@ -33,17 +31,6 @@ def url():
 
     with serving(reply) as server:
         yield server.url
-
-
-@pytest.fixture
-def recorded(artifacts, url):
-    """Rollouts of a model on the server; equal ones are the same run."""
-
-    def run(model, **more):
-        config = collect.Config(env={"name": ENV}, policy={"model": model, "base_url": url}, **{"tasks": 14, **more})
-        return Run(runner.execute("collect", {}, config, root=artifacts / model).path)
-
-    return run
 
 
 def evaluated(root, inputs, **settings):
@@ -140,7 +127,7 @@ def test_tasks_that_an_arm_was_trained_on_are_refused(tmp_path, artifacts, tiny)
 
 
 def inherited(config, *trainings):
-    return with_inherited("evaluate", Inputs({"arms": trainings, "recorded": trainings}), config)
+    return with_inherited("evaluate", Inputs({"arms": trainings}), config)
 
 
 def test_an_evaluation_is_played_as_its_trainings_were(tmp_path, artifacts, tiny):
@@ -198,62 +185,30 @@ def test_looks_that_decide_nothing_play_everything(tmp_path, url):
     assert "All 2 planned looks were taken" in verdict["why"]
 
 
-# Recorded rollouts as arms
-
-
-@pytest.fixture
-def both(recorded):
-    """Recorded rollouts of both models, as inputs."""
-    return assign_inputs(evaluate.STAGE, [recorded(model) for model in ("right", "wrong")])
-
-
-NAMES = {"baseline": "wrong", "treatment": "right", "control": None}
-
-
-def test_recorded_rollouts_are_arms(tmp_path, both):
-    run, verdict = evaluated(tmp_path, both, **NAMES)
-    assert {item["arm"] for item in run.rows(EVAL_ITEM)} == {"right", "wrong"}
-    assert verdict["gain"]["estimate"] == 1.0 and verdict["gain"]["num_tasks"] == 14
-    assert "each family's difference" in verdict["gain"]["method"]
-    _, fixed = evaluated(tmp_path, both, **NAMES, units="fixed")
-    assert "each task's difference within its family" in fixed["gain"]["method"]
-
-
-def test_recorded_rollouts_of_other_tasks_are_compared_on_what_is_shared(tmp_path, recorded):
-    inputs = {"recorded": [recorded("right"), recorded("wrong", tasks=13)]}
-    _, refused = evaluated(tmp_path, inputs, **NAMES)
-    assert refused["decision"] == "INVALID-RUN" and "missing=excluded" in refused["why"]
-    _, verdict = evaluated(tmp_path, inputs, **NAMES, missing="excluded")
-    assert verdict["gain"]["num_tasks"] == 13 and "1 task." in verdict["why"]
-
-
-def test_two_runs_of_one_model_cannot_be_told_apart(tmp_path, recorded):
-    run = recorded("right")
-    other = shutil.copytree(run.path, tmp_path / "other")
-    with pytest.raises(BadInput, match="both hold rollouts of right"):
-        evaluated(tmp_path, {"recorded": [run, Run(other)]}, baseline="right", treatment="right")
-
-
-def test_arms_that_do_not_exist_are_refused_with_the_names_that_do(both):
+def test_arms_that_do_not_exist_are_refused_with_the_names_that_do(url):
+    policies = {name: {"model": name, "base_url": url} for name in ("right", "wrong")}
     with pytest.raises(UsageError, match=r"'A'.*right, wrong.* --set baseline=right --set treatment=wrong"):
-        evaluate.STAGE.plan(both, evaluate.Config(env={"name": ENV}))
+        evaluate.STAGE.plan(Inputs({}), evaluate.Config(env={"name": ENV}, policies=policies))
     with pytest.raises(UsageError, match="'B'"):
-        evaluate.STAGE.plan(both, evaluate.Config(baseline="right"))
+        evaluate.STAGE.plan(Inputs({}), evaluate.Config(env={"name": ENV}, policies=policies, baseline="right"))
 
 
 @pytest.mark.parametrize("model", ["../right", "right" * 60, "a\nright"])
-def test_a_models_name_cannot_move_the_run(tmp_path, url, recorded, model):
+def test_a_models_name_cannot_move_the_run(tmp_path, url, model):
     """The folder is where `status`, `show` and `latest` look, and the work is not repeated."""
-    inputs = assign_inputs(evaluate.STAGE, [recorded("wrong")])
-    policies = {model: {"model": "right", "base_url": url}}
+    policies = {name: {"model": "right", "base_url": url} for name in ("wrong", model)}
     asked = {"policies": policies, "tasks": 14, "baseline": "wrong", "treatment": model, "control": None}
-    run, _ = evaluated(tmp_path, inputs, **asked)
+    run, _ = evaluated(tmp_path, {}, **asked)
     assert [name(path) for path in folders(tmp_path)] == [f"evaluate/{run.path.name}"]
     assert (tmp_path / "evaluate" / "latest").resolve() == run.path and len(run.path.name) < 200
-    again, _ = evaluated(tmp_path, inputs, **asked)
+    again, _ = evaluated(tmp_path, {}, **asked)
     assert again.path == run.path and again.manifest.attempts == 1
 
 
-def test_a_comparison_of_recorded_rollouts_is_named_after_their_environment(tmp_path, both):
-    run = Run(runner.execute("evaluate", both, evaluate.Config(**NAMES), root=tmp_path).path)
-    assert run.manifest.label == "guess-right-vs-wrong" and "kata" not in run.path.name
+def test_units_of_an_environment_are_all_there_are_where_that_is_set(tmp_path, url):
+    policies = {"A": {"model": "wrong", "base_url": url}, "B": {"model": "right", "base_url": url}}
+    asked = {"policies": policies, "tasks": 14, "control": None}
+    _, sampled = evaluated(tmp_path, {}, **asked)
+    _, fixed = evaluated(tmp_path, {}, **asked, units="fixed")
+    assert "each family's difference" in sampled["gain"]["method"]
+    assert "each task's difference within its family" in fixed["gain"]["method"]

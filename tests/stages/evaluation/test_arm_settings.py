@@ -1,4 +1,4 @@
-"""Which settings differ between arms: of trainings, models of the settings and recorded runs."""
+"""Which settings differ between arms: of trainings and of models of the settings."""
 
 from pathlib import Path
 

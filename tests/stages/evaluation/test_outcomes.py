@@ -1,7 +1,5 @@
 """Items as data: which arms may be compared, how outcomes are paired and missing ones imputed, the rates of an arm."""
 
-from collections import Counter
-
 import numpy as np
 import pytest
 
@@ -16,7 +14,6 @@ from stages.evaluation.outcomes import (
     items_that_measure_hacking,
     paired,
     problems,
-    shared_items,
     summarize,
     values_of,
 )
@@ -89,12 +86,6 @@ def test_an_untrained_arm_is_compared_with_every_training_of_another():
     found = pair(rows)
     assert found.seeds == (0, 1, 2) and found.gain_by_seed == {"0": 0.0, "1": 1.0, "2": 1.0}
     assert paired(items_table(rows), "A", "B").gain_by_seed == {"0": 0.0, "1": -1.0, "2": -1.0}
-
-
-def test_what_all_arms_have_is_shared():
-    rows = many("A", 10) + many("B", 8) + many("C", 9)
-    shared, left_out = shared_items(items_table(rows), ["A", "B"])
-    assert left_out == 2 and Counter(shared["arm"].to_pylist()) == {"A": 8, "B": 8, "C": 8}
 
 
 def test_a_lost_outcome_leaves_with_its_counterpart_and_is_never_a_failure():
