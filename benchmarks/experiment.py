@@ -154,32 +154,42 @@ class Experiment:
 
     # --- tuning
 
-    def tuning_trainings(self) -> list[Training]:
-        """Return the trainings at each rate, on collections that no other training reads."""
+    def tuning_preset(self, rates: Sequence[float]) -> str:
+        """Return the chain that tunes: trainings at each rate on collections of their own, and on training tasks."""
         first = TUNING_SEED - COLLECTION_SEED
-        return [
+        trainings = [
             Training(self.tuning["arm"], seed, first + seed, rate, f"{rate:g}")
             for seed in range(self.tuning["seeds"])
-            for rate in self.tuning["rates"]
+            for rate in rates
         ]
-
-    def tuning_preset(self) -> str:
-        """Return the chain that tunes: the trainings at each rate, evaluated on training tasks."""
-        rates = [f"{rate:g}" for rate in self.tuning["rates"]]
+        labels = [one.label for one in trainings]
         question = {"env": {**self.evaluate["env"], "split": "train"}, "seed": TUNING_SEED - 1, "with_start": False}
-        question |= {"tasks": self.tuning["tasks"], "baseline": rates[0], "treatment": rates[1], "control": rates[2]}
-        return self.preset(self.tuning_trainings(), question)
+        question |= {"tasks": self.tuning["tasks"], "baseline": labels[0], "treatment": labels[1], "control": labels[2]}
+        return self.preset(trainings, question)
 
     def tune(self) -> dict[str, float]:
-        """Run the tuning where one rate is for all arms; return it by arm, and keep what was tried."""
-        self.run_chain(self.tuning_preset(), self.artifacts / "tuning")
-        items = items_table(newest(self.artifacts / "tuning" / "evaluate").rows(EVAL_ITEM))
-        at = AT_ZERO if self.evaluate.get("greedy") else ""
-        tried = {f"{rate:g}": by_seed(of_arm(items, f"{rate:g}{at}")) for rate in self.tuning["rates"]}
-        best = max(tried, key=lambda rate: fmean(tried[rate].values()))
-        kept = {"rates": tried, "chosen": dict.fromkeys(self.arms, float(best))}
+        """Run the tuning where one rate is for all arms, further where the best is at an edge; return it by arm.
+
+        What was tried is kept beside the page.
+        """
+        rates = sorted(self.tuning["rates"])
+        while True:
+            self.run_chain(self.tuning_preset(rates), self.artifacts / "tuning")
+            items = items_table(newest(self.artifacts / "tuning" / "evaluate").rows(EVAL_ITEM))
+            tried = {rate: by_seed(of_arm(items, f"{rate:g}{AT_ZERO}")) for rate in rates}
+            means = {rate: fmean(found.values()) for rate, found in tried.items()}
+            if len({*means.values()}) == 1:
+                sys.exit(f"All rates pass {100 * means[rates[0]]:.1f} % of the tuning tasks, so none can be chosen.")
+            best = max(rates, key=means.__getitem__)
+            if best not in (rates[0], rates[-1]):
+                break
+            rates = sorted([*rates, best / 2 if best == rates[0] else best * 2])
+        kept = {
+            "rates": {f"{rate:g}": found for rate, found in tried.items()},
+            "chosen": dict.fromkeys(self.arms, best),
+        }
         store.write_json(self.document.with_suffix(".json"), kept)
-        return kept["chosen"]
+        return self.chosen
 
     # --- running
 
@@ -218,7 +228,7 @@ class Experiment:
             row: dict[str, Any] = {"arm": run.manifest.config["arm"], "seed": run.manifest.config["seed"]}
             for name, part in (("first", steps[:LAST]), ("last", steps[-LAST:])):
                 row |= {f"{what}_{name}": fmean(step[key] for step in part) for what, key in COURSE.items()}
-            read = {slot: Run(Path(one[0]["path"])) for slot, one in run.manifest.inputs.items()}
+            read = {slot: Run(Path(one[0].path)) for slot, one in run.manifest.inputs.items()}
             mixed = {task["task_id"] for task in read["curriculum"].rows(TASK)}
             pairs = read["pairs"].rows(PAIR) if "pairs" in read else []
             other = [pair for pair in pairs if pair["task_id"] not in mixed]
@@ -240,10 +250,10 @@ class Experiment:
         path = artifacts / "preset.toml"
         path.write_text(preset)
         words = ["run", "--preset", str(path), "--resume", "--artifacts", str(artifacts), *more]
+        before = processor_seconds()
         code = subprocess.run([sys.executable, "-m", "composer_cli", *words]).returncode
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)
         with (artifacts / USED).open("a") as lines:  # of this sitting, for the limit of a registration
-            lines.write(json.dumps({"seconds": round(used.ru_utime + used.ru_stime), "code": code}) + "\n")
+            lines.write(json.dumps({"seconds": round(processor_seconds() - before), "code": code}) + "\n")
         if code not in (0, 1, 3):  # the verdicts
             sys.exit(code)
 
@@ -266,6 +276,12 @@ class Experiment:
     def words(self, arm: str) -> str:
         """Return what an arm is trained by."""
         return self.arms[arm]["words"] if arm in self.arms else "before training"
+
+
+def processor_seconds() -> float:
+    """Return what the processes that this one has waited for have used."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def newest(stage: Path, **settings: Any) -> Run:

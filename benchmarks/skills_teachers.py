@@ -184,13 +184,18 @@ def by_family(rows: pa.Table) -> dict[str, float]:
 
 def sentence() -> str:
     """Return what the experiment shows in plain words, for README: computed from the table of outcomes."""
+    page = "docs/experiments/skills-teachers.md"
+    if not EXPERIMENT.items.exists():
+        return (
+            f"*A second experiment, on a pretrained model of 135 M parameters, is [registered]({page}): no result yet.*"
+        )
     items = EXPERIMENT.read_items()
     rates = {arm: task_mean(of_arm(items, f"{arm}{AT_ZERO}"), KEPT) or 0.0 for arm in (START, *EXPERIMENT.arms)}
     arms = ", ".join(f"{arm} {100 * rate:.0f} %" for arm, rate in rates.items() if rate)
     found = "; ".join(f"{name} is {points(one)} ({follows})" for name, (one, follows) in primary(items).items())
     collapses = collapsed_trainings(items, store.read_json(EXPERIMENT.document.with_suffix(".json"))["trainings"])
     return (
-        f"*[A second registered experiment](docs/experiments/skills-teachers.md), on SmolLM2-135M and {len(items)} "
+        f"*[A second registered experiment]({page}), on SmolLM2-135M and {len(items)} "
         "answers to held-out questions of 71 families: GRPO (A), with imitation of answers of its own frozen start "
         "behind worked examples (C), with preference pairs beside that (B), and with on-policy distillation from the "
         "same teacher (D). "

@@ -54,7 +54,7 @@ def test_the_preset_is_the_registered_design(tmp_path: Path, design: Experiment)
 
 def test_one_rate_for_all_arms_is_chosen_on_training_tasks(tmp_path: Path) -> None:
     """By several trainings at each, on collections of their own; nothing of it is evaluated later."""
-    configs, reads = configured(tmp_path, SKILLS.tuning_preset())
+    configs, reads = configured(tmp_path, SKILLS.tuning_preset(SKILLS.tuning["rates"]))
     question, tried = configs["evaluate"], [configs[name] for name in reads["evaluate"]]
     assert question.env.split == "train" and not question.with_start
     assert [(one.optimisation.learning_rate, one.seed) for one in tried] == [
@@ -136,6 +136,16 @@ def test_the_published_result_is_what_the_table_gives(tmp_path: Path) -> None:
     teacher_pairs.result(PAIRS.items, document, tmp_path / "figure.svg")
     assert document.read_text() == PAIRS.document.read_text()
     assert (tmp_path / "figure.svg").read_bytes() == PAIRS.figure.read_bytes()
+
+
+@pytest.mark.skipif(not SKILLS.items.exists(), reason="the second experiment has not run to its end")
+def test_the_second_published_result_is_what_its_tables_give(tmp_path: Path) -> None:
+    document, table = tmp_path / SKILLS.document.name, tmp_path / SKILLS.items.name
+    for source in (SKILLS.document, SKILLS.items, SKILLS.document.with_suffix(".json")):
+        (tmp_path / source.name).write_bytes(source.read_bytes())
+    skills_teachers.result(table, document, tmp_path / "figure.svg")
+    assert document.read_text() == SKILLS.document.read_text()
+    assert (tmp_path / "figure.svg").read_bytes() == SKILLS.figure.read_bytes()
 
 
 def skills_table(folder: Path, rates: dict[str, float]) -> Path:
