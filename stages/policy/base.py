@@ -103,7 +103,13 @@ class Server(Settings):
     python: str = Field(default="", json_schema_extra={"affects_results": False})
     """Interpreter of the environment that holds vLLM; empty for the one that COMPOSER_VLLM names, else `.vllm`'s."""
     args: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")], bool | int | float | str] = Field(default={})
-    """Further options of vLLM's server: {"tensor-parallel-size": 2, "gpu-memory-utilization": 0.4}."""
+    """Further options of vLLM's server: {"tensor-parallel-size": 2, "gpu-memory-utilization": 0.4}. With
+    {"enable-sleep-mode": true} it leaves the memory of a GPU to the training while a step trains."""
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether a training puts its own server to sleep while a step trains."""
+        return bool(self.args.get("enable-sleep-mode"))
 
 
 class PolicyConfig(Settings):

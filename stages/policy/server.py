@@ -184,7 +184,7 @@ UTILISATION = 0.92
 CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 ENVIRONMENT = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_NO_USAGE_STATS": "1"}
 REPLACEABLE = {"VLLM_SERVER_DEV_MODE": "1"}
-"""Opens the addresses by which weights are replaced; anyone who reaches the server can then replace them."""
+"""Opens the addresses of sleep and of replacing weights; anyone who reaches the server can then ask for either."""
 NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 
 
@@ -225,7 +225,10 @@ def start(
         f"{config.source!r}",
         # As a module: the command `vllm` of the package vllm-cpu fails, because it looks for metadata of `vllm`.
         lambda port: [python, "-m", "vllm.entrypoints.openai.api_server", *_words({**options, "port": port})],
-        (CPU_ENVIRONMENT if on_cpu else {}) | ENVIRONMENT | (REPLACEABLE if replaceable else {}) | inherited,
+        (CPU_ENVIRONMENT if on_cpu else {})
+        | ENVIRONMENT
+        | (REPLACEABLE if replaceable or config.server.sleeps else {})
+        | inherited,
         log,
         port=port,
         listener=listener,

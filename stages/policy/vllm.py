@@ -4,7 +4,7 @@ Conversations are held as ids and never rebuilt from text, so that each prompt b
 server then has in its prefix cache. `Completions` speaks the protocol, `VllmPolicy` is the policy.
 
 Source: vLLM 0.32, `/v1/completions` with `return_token_ids` and `prompt_logprobs`, `/v1/load_lora_adapter`, and of its
-development mode `/collective_rpc` with `reload_weights` and `/reset_prefix_cache`.
+development mode `/collective_rpc` with `reload_weights`, `/reset_prefix_cache`, `/sleep` and `/wake_up`.
 """
 
 import asyncio
@@ -174,9 +174,17 @@ class Completions:
             ) from None
         self._weights = source
 
-    async def _replace_weights(self, source: str) -> None:
+    async def administer(self, path: str) -> None:
+        """Ask for what vLLM does in its development mode alone; no other request may be under way."""
+        await self._repeated(lambda: self._root().ask(path, {}))
+
+    def _root(self) -> Client:
+        """Return a client of what the server has above /v1."""
         url = (self._config.base_url or "").removesuffix("/v1")
-        root = Client(self._config.model_copy(update={"base_url": url, "timeout_s": RELOAD_S}))
+        return Client(self._config.model_copy(update={"base_url": url, "timeout_s": RELOAD_S}))
+
+    async def _replace_weights(self, source: str) -> None:
+        root = self._root()
         await root.ask("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": source}})
         # Without this, prompts go on from keys and values of the weights before.
         if b"true" not in await root.ask("/reset_prefix_cache", {}):
@@ -370,6 +378,14 @@ class VllmPolicy:
     def replace_weights(self, source: str) -> None:
         """Replace all weights of the server, between requests."""
         self._asked(self._completions.replace_weights(source))
+
+    def sleep(self, level: int) -> None:
+        """Have the server free its GPU, of keys and values too: 1 moves the weights to main memory, 2 drops them."""
+        self._asked(self._completions.administer(f"/sleep?level={level}"))
+
+    def wake(self) -> None:
+        """Have the server take its memory again; after level 2 its weights are to be replaced before it is asked."""
+        self._asked(self._completions.administer("/wake_up"))
 
     def sample_from(self, name: str | None, version: int | None = None) -> None:
         """Sample from a loaded adapter from now on, or without one; `version` is written into every sample."""

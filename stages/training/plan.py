@@ -483,6 +483,11 @@ def _of_servers(plan: TrainPlan) -> Iterator[str]:
             f"optimisation.max_staleness is {staleness}, and adapter.rank 0 trains all weights, of which a server "
             "holds the newest alone. Set it to 0, or set adapter.rank."
         )
+    if policy.server.sleeps and policy.base_url is None and staleness:
+        yield (
+            f"optimisation.max_staleness is {staleness}, and policy.server.args.enable-sleep-mode has the server sleep "
+            "while a step trains, when it would play the next rollouts. Set the first to 0, or leave the second out."
+        )
     if adapters.is_adapter(policy.source):
         yield (
             f"{policy.source} is an adapter, and a server cannot hold another one on top of it. "
@@ -522,6 +527,11 @@ class MemoryEstimate:
     def total(self) -> float:
         """All of it."""
         return sum(asdict(self).values())
+
+    @property
+    def held(self) -> float:
+        """What is held between steps, too."""
+        return self.total - self.gradients - self.activations
 
     def __str__(self) -> str:
         seldom = ("teacher", "direction", "program")
@@ -645,13 +655,15 @@ class Room:
     """Memory that a training may take: what is free, without what the vLLM server that it starts is about to take.
 
     free, server: bytes. whole: bytes of the GPU that such a server shares with the training, of which it takes the part
-    `utilisation`; 0 without one, and on a CPU.
+    `utilisation`; 0 without one, and on a CPU. awake: bytes that a server takes besides while a step's rollouts are
+    played, which sleeps while a step trains.
     """
 
     free: int
     server: int = 0
     whole: int = 0
     utilisation: float = 0.0
+    awake: int = 0
 
     @property
     def bytes(self) -> int:
@@ -665,12 +677,16 @@ class Room:
         return f"policy.server.args.gpu-memory-utilization={part:g}" if self.whole and enough else ""
 
     def __str__(self) -> str:
-        beside = f" beside its vLLM server, which takes {self.server / GIB:.1f}" if self.server else ""
+        how = " asleep" if self.awake else ""
+        beside = f" beside its vLLM server, which takes {self.server / GIB:.1f}{how}" if self.server else ""
         return f"{self.bytes / GIB:.1f} GiB{beside}"
 
 
 SERVER_RESERVE = 3 * GIB
 """What a vLLM server needs besides weights to start at all: activations of a batch, CUDA graphs, some KV cache."""
+
+ASLEEP = 2 * GIB
+"""What a vLLM server that sleeps keeps of a GPU at most: CUDA's context, its graphs, NCCL's buffers."""
 
 
 def room(plan: TrainPlan, *, started: bool = False, gpu_memory: Callable[[str], tuple[int, int]] | None = None) -> Room:
@@ -715,6 +731,9 @@ def _room(
     if not own:
         return Room(free)
     part = memory_utilisation(policy.server)
+    if policy.server.sleeps:
+        taken = int(part * whole)
+        return Room(free + (taken if started else 0), ASLEEP, whole, part, taken - ASLEEP)
     return Room(free, 0 if started else int(part * whole), whole, part)
 
 
@@ -723,9 +742,17 @@ def check_memory(plan: TrainPlan, room: Room) -> None:
     if plan.shape is None:
         return
     total = left = estimate_memory(plan)
+    model = plan.shape.parameters * plan.shape.bytes
+    between = room.bytes - room.awake
+    if room.awake and total.held > between:
+        smaller = room.smaller_server(total.held - between, model)
+        raise UsageError(
+            f"Between its steps this training holds about {total.held / GIB:.1f} GiB, and its vLLM server, which is "
+            f"awake then, leaves {max(between, 0) / GIB:.1f}. Take {smaller or 'a smaller model or more memory'}."
+        )
     if total.total <= room.bytes:
         return
-    server = room.smaller_server(total.total - room.bytes, plan.shape.parameters * plan.shape.bytes)
+    server = "" if room.awake else room.smaller_server(total.total - room.bytes, model)
     ways: list[str] = []
     for words, change in SAVINGS.items():
         changed = change(plan)

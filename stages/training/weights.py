@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shutil import rmtree
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 from urllib.parse import urlsplit
 
 import torch
@@ -139,6 +139,7 @@ def most_learned(rollouts: Sequence[LiveRollout], context_tokens: int) -> list[T
 class WeightSync(ABC):
     """Keeps a server at the newest version of the weights, which is the number of optimiser steps done.
 
+    A server that is started with --enable-sleep-mode sleeps from the end of a step's rollouts to the end of the step.
     folder: where versions are written. text: token ids whose log-probs are compared before there are rollouts. student:
     the model under training. server: how this process shares its server; each process compares with its own. notice:
     takes what people should read.
@@ -163,6 +164,11 @@ class WeightSync(ABC):
         self._unlearned: tuple[Tensor, Tensor] | None = None
         """Log-probs of the text here and on the server before the step that learns from it."""
         self._noticed = False
+        # Only its own server is a training's to put to sleep: others may be asked by other runs.
+        self._sleeps, self._asleep = sampler.server is not None and sampler.config.server.sleeps, False
+
+    _sleep_level: ClassVar[int]
+    """What sleep keeps: 1 the weights, 2 nothing."""
 
     @abstractmethod
     def _write(self, folder: Path) -> None:
@@ -196,6 +202,10 @@ class WeightSync(ABC):
             self._write(folder)
 
         self.server.ranks.broadcast_from_rank0(write)
+        if self._asleep:
+            torch.cuda.empty_cache()  # what the step has freed is the server's now
+            self.sampler.wake()
+            self._asleep = False
         self.server.in_turn(lambda: self._load(step, folder))
         # That a server confirms a load proves nothing.
         found = self._compare(f"After step {step}", "Restart the server on the model that is trained.")
@@ -221,6 +231,9 @@ class WeightSync(ABC):
         if text := most_learned(rollouts, self.sampler.found.context_tokens):
             self._text = text
         self._unlearned = self.server.in_turn(self._log_probs)
+        if self._sleeps:
+            self.sampler.sleep(self._sleep_level)
+            self._asleep = True
 
     @abstractmethod
     def _check_unchanged(self, step: int) -> None:
@@ -278,6 +291,8 @@ class WeightSync(ABC):
 class AdapterSync(WeightSync):
     """Loads an adapter under a new name for each version, and unloads those that no request samples from."""
 
+    _sleep_level = 1
+
     def __init__(self, *args: Any, **given: Any) -> None:
         super().__init__(*args, **given)
         self._held: list[tuple[str, Path]] = []
@@ -307,6 +322,8 @@ class AdapterSync(WeightSync):
 
     def end(self) -> None:
         """Unload all that this training loaded."""
+        if self._asleep:  # it would touch memory that it has given away, and ends with this run
+            return
         with suppress(ComposerError):  # a broken server has nothing to unload, and must not hide why training ended
             self._unload([])
 
@@ -329,6 +346,8 @@ class WholeSync(WeightSync):
     start: the weights that the server was started with, which it gets back at the end. file_bytes: size from which on
     a file ends, so that no second copy of the model is needed at once.
     """
+
+    _sleep_level = 2
 
     def __init__(self, *args: Any, start: str, file_bytes: int = 4 * 2**30, **given: Any) -> None:
         super().__init__(*args, **given)

@@ -81,6 +81,7 @@ def step(
 
     found: list[dict[str, Any]] = []
     most: list[int] = []
+    held: list[int] = []
     with (
         rehearsed() as mode,
         tempfile.TemporaryDirectory() as folder,
@@ -90,6 +91,7 @@ def step(
         class Look(TrainerCallback):
             def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
                 most.append(mode.peak)
+                held.append(mode.held)
                 mode.reset()
 
             def on_step_end(self, *args: Any, **kwargs: Any) -> None:
@@ -127,7 +129,13 @@ def step(
         checkpointing=checkpointing,
     )
     peak = max([found[-1]["peak"], *(most if project else [])])
-    return {**found[-1], "peak": peak, "predicted": foretold}
+    return {
+        **found[-1],
+        "peak": peak,
+        "predicted": foretold.total,
+        "held": held[-1],
+        "held_predicted": foretold.held,
+    }
 
 
 def together(processes: int) -> Any:

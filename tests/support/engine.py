@@ -42,6 +42,8 @@ class Engine:
         self.base = AutoModelForCausalLM.from_pretrained(self.folder).eval()
         self.adapters: dict[str, Any] = {}
         self.loaded: list[Any] = []
+        self.asleep = 0
+        """The level at which it sleeps, in which it answers nothing; 0 awake."""
 
     def answer(self, path: str, body: Body) -> tuple[int, Any]:
         if "lonely" in self.faults and path.endswith("/completions"):
@@ -64,7 +66,22 @@ class Engine:
     def alone(self, path: str, body: Body) -> tuple[int, Any]:
         with self.lock:
             self.requests.append((path, body))
-            return getattr(self, path.rpartition("/")[2])(body)
+            if self.asleep and path.startswith("/v1"):
+                return 500, {"error": {"message": "EngineDeadError"}}
+            name, _, level = path.rpartition("/")[2].partition("?level=")
+            return getattr(self, name)(body | {"level": int(level)} if level else body)
+
+    def sleep(self, body: Body) -> tuple[int, Any]:
+        self.asleep = body["level"]
+        if self.asleep == 2:
+            with torch.no_grad():
+                for parameter in self.base.parameters():
+                    parameter.zero_()
+        return 200, b""
+
+    def wake_up(self, body: Body) -> tuple[int, Any]:
+        self.asleep = 0
+        return 200, b""
 
     def models(self, body: Body) -> tuple[int, Any]:
         length = 40 if "narrow" in self.faults else 2048

@@ -307,16 +307,43 @@ def test_a_training_that_does_not_fit_beside_its_server_names_the_server_s_setti
     assert "alone" not in str(refused.value)
 
 
+def test_a_server_that_sleeps_leaves_its_memory_to_a_step_and_takes_it_between_steps(eight: Path) -> None:
+    def sleeping(part: float, **size: Any) -> TrainPlan:
+        args = {"max-model-len": 8192, "enable-sleep-mode": True, "gpu-memory-utilization": part}
+        return served(
+            eight, policy={"server": {"args": args}, "max_tokens": 752}, optimisation={"micro_batch": 8, **size}
+        )
+
+    for started, free in ((False, 80), (True, 32)):
+        found = plan.room(sleeping(0.6), started=started, gpu_memory=gpu(free))
+        assert found.bytes == 78 * GIB and "takes 2.0 asleep" in str(found)
+        plan.check_memory(sleeping(0.6), found)
+    with pytest.raises(UsageError, match=r"Between its steps .* leaves 8\.0\. Take .*utilization=0\.8") as said:
+        plan.check_memory(sleeping(0.9), plan.room(sleeping(0.9), gpu_memory=gpu(80)))
+    part = float(re.search(r"utilization=(0\.\d+)", str(said.value))[1])
+    plan.check_memory(sleeping(part), plan.room(sleeping(part), gpu_memory=gpu(80)))
+    with pytest.raises(UsageError, match="while a step trains, when it would play the next rollouts"):
+        sleeping(0.6, max_staleness=1)
+
+
 SMALLEST = 79.1
 """GiB of a GPU that is sold with 80 GB: 79.2 of an A100, 79.1 of an H100, as torch reports them."""
 
 
-@pytest.mark.parametrize(("preset", "entry"), [("real-model", "train"), ("three-arms", "B-4")])
-def test_an_example_for_80_gb_fits_with_room_to_spare(eight: Path, preset: str, entry: str) -> None:
+EXAMPLES = [("real-model", "train"), ("three-arms", "grpo-pairs-4"), ("three-arms", "grpo-opd-4")]
+
+
+@pytest.mark.parametrize(("preset", "entry"), EXAMPLES)
+def test_an_example_for_80_gb_fits_with_room_to_spare(eight: Path, tmp_path: Path, preset: str, entry: str) -> None:
     preset = load_preset(f"examples/{preset}.toml")
     layers = for_every_entry(preset, "policy.model", str(eight), prefix="vllm:")
-    config = configure_preset(preset, [*layers, {entry: {"policy": {"device": "cuda"}}}])[entry]
-    resolved = resolve(config, 1, ["pairs"] if entry == "B-4" else [])
+    here: dict[str, Any] = {"policy": {"device": "cuda"}}
+    if "opd" in entry:  # its teacher of 14.8 billion parameters
+        larger = {"hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 40, "num_attention_heads": 40}
+        Qwen3Config(**EIGHT.to_dict() | larger | {"layer_types": None}).save_pretrained(tmp_path)
+        here["teacher"] = {"model": str(tmp_path)}
+    config = configure_preset(preset, [*layers, {entry: here}])[entry]
+    resolved = resolve(config, 1, ["pairs"] if entry == "grpo-pairs-4" else [])
     whole = int(SMALLEST * GIB)
     found = plan.room(resolved, gpu_memory=lambda device: (whole, whole))
     plan.check_memory(resolved, found)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from support import trainings
 from support.engine import Engine, running
@@ -271,6 +272,45 @@ def test_weights_are_written_in_several_files_in_the_type_they_compute_in(tmp_pa
     found = {name: tensor for file in files for name, tensor in load_file(file).items()}
     assert len(files) > 3 and found.keys() == dict(own.named_parameters()).keys()
     assert all(torch.equal(found[name], value.bfloat16()) for name, value in own.named_parameters())
+
+
+class Running:
+    """In the place of a server's process that was started here."""
+
+    def alive(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_server_of_its_own_sleeps_while_a_step_trains(tmp_path: Path, model: Path, rank: int) -> None:
+    with running(model) as engine:
+        config = PolicyConfig(
+            model=f"vllm:{model}", base_url=engine.url, server={"args": {"enable-sleep-mode": True}}, max_tokens=8
+        )
+        sampler = VllmPolicy.connect(config, engine.url, cache=tmp_path, listener=print, server=Running())  # type: ignore[arg-type]
+        own = AutoModelForCausalLM.from_pretrained(model)
+        student = Student(LocalPolicy(own, sampler.tokenizer, config))
+        sync: weights.WeightSync
+        if rank:
+            student.base = adapters.describe_base(config.in_process(), own)
+            student.model = get_peft_model(own, LoraConfig(r=rank, target_modules="all-linear"))
+            sync = weights.AdapterSync(sampler, tmp_path, [5, 6, 7, 8], student)
+        else:
+            sync = weights.WholeSync(sampler, tmp_path, [5, 6, 7, 8], student, start=str(model))
+        levels = []
+        for step in range(2):
+            sync.follow(step)
+            sync.played(step, [])
+            levels.append(engine.asleep)
+            with torch.no_grad():
+                for parameter in student.model.parameters():
+                    if parameter.requires_grad:
+                        parameter.add_(0.01)
+        assert "sampling/sync_moved" in sync.follow(2) and not engine.asleep
+        assert levels == [1, 1] if rank else [2, 2]
+        sync.played(2, [])
+        sync.end()
+        assert engine.requests[-1][0].startswith("/sleep"), "what sleeps and ends with the run is not asked again"
 
 
 def test_staleness_needs_a_server() -> None:
