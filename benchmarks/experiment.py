@@ -15,13 +15,16 @@ their own, and all arms take the rate that passes most (`tune` stops there); wit
 training each.
 """
 
+import ctypes
 import importlib
 import json
+import os
 import resource
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -45,6 +48,7 @@ TUNING_SEED = 2_000_003
 COLLECTION_SEED = 100
 USED = "processor.jsonl"
 """Processor seconds of each sitting."""
+PR_SET_CHILD_SUBREAPER = 36
 LAST = 3
 """Steps at the beginning and at the end of a training whose means are kept."""
 COURSE = {"reward": "reward", "entropy": "entropy", "tokens": "completions/mean_length"}
@@ -250,6 +254,7 @@ class Experiment:
         path = artifacts / "preset.toml"
         path.write_text(preset)
         words = ["run", "--preset", str(path), "--resume", "--artifacts", str(artifacts), *more]
+        adopt()
         before = processor_seconds()
         code = subprocess.run([sys.executable, "-m", "composer_cli", *words]).returncode
         with (artifacts / USED).open("a") as lines:  # of this sitting, for the limit of a registration
@@ -278,8 +283,17 @@ class Experiment:
         return self.arms[arm]["words"] if arm in self.arms else "before training"
 
 
+def adopt() -> None:
+    """Let processes whose parents have ended become children of this one: trainings outlive the command."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
 def processor_seconds() -> float:
-    """Return what the processes that this one has waited for have used."""
+    """Return what the processes below this one have used, once all have ended."""
+    with suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -64,6 +65,24 @@ def test_one_rate_for_all_arms_is_chosen_on_training_tasks(tmp_path: Path) -> No
     ours = {configs[name].seed for name in configs if name.startswith("collect")}
     later, _ = configured(tmp_path, SKILLS.preset(SKILLS.trainings(SKILLS.arms)))
     assert not ours & {later[name].seed for name in later if name.startswith("collect")} and len(ours) == 3
+
+
+BURNS = """
+import subprocess, sys
+from experiment import adopt, processor_seconds
+adopt()
+inner = "import time\\nwhile time.process_time() < 0.5: pass"
+outer = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {inner!r}])"
+subprocess.run([sys.executable, "-c", outer])
+print(processor_seconds())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere orphans are not adopted")
+def test_processor_seconds_are_those_of_orphans_too() -> None:
+    words = {"cwd": ROOT / "benchmarks", "capture_output": True, "text": True, "check": True}
+    assert float(subprocess.run([sys.executable, "-c", BURNS], **words).stdout) > 0.5
 
 
 def table(folder: Path, gains: dict[str, float]) -> Path:
