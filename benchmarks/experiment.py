@@ -22,6 +22,7 @@ import os
 import resource
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -48,7 +49,7 @@ TUNING_SEED = 2_000_003
 COLLECTION_SEED = 100
 USED = "processor.jsonl"
 """Processor seconds of each sitting."""
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_CHILD_SUBREAPER, ENDING_S = 36, 10.0
 LAST = 3
 """Steps at the beginning and at the end of a training whose means are kept."""
 COURSE = {"reward": "reward", "entropy": "entropy", "tokens": "completions/mean_length"}
@@ -290,10 +291,12 @@ def adopt() -> None:
 
 
 def processor_seconds() -> float:
-    """Return what the processes below this one have used, once all have ended."""
+    """Return what the processes below this one have used that have ended, those that end within seconds among them."""
+    end = time.monotonic() + ENDING_S
     with suppress(ChildProcessError):
-        while True:
-            os.waitpid(-1, 0)
+        while time.monotonic() < end:
+            if os.waitpid(-1, os.WNOHANG) == (0, 0):
+                time.sleep(0.1)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

@@ -15,8 +15,8 @@ class GuessEnv:
 
     name, sandbox = "guess", "not-needed"
 
-    def __init__(self, turns: int = 2) -> None:
-        self.turns = turns
+    def __init__(self, turns: int = 2, greeting: str = "") -> None:
+        self.turns, self.greeting = turns, greeting
         self._said: list[str] = []
         self._task: Task | None = None
 
@@ -32,7 +32,7 @@ class GuessEnv:
     def reset(self, task: Task) -> list[Message]:
         """One user message."""
         self._task, self._said = task, []
-        return [{"role": "user", "content": task.prompt}]
+        return [{"role": "user", "content": self.greeting + task.prompt}]
 
     def step(self, text: str) -> Observation:
         """Anything is accepted; the rollout ends after `turns` messages."""

@@ -191,6 +191,13 @@ def test_a_training_comes_nearer_to_the_teacher_of_each_task(tmp_path: Path, fol
     assert {name for name in rows[0] if name.startswith("opd/divergence/")} == {"opd/divergence/1", "opd/divergence/2"}
 
 
+def test_the_student_itself_teaches_where_it_is_shown_another_opening(tmp_path: Path, folder: Path) -> None:
+    """Before the first update student and teacher are one model: they differ by what they are shown alone."""
+    same, other = ({"model": "student", "opening": given} for given in ({}, {"greeting": "hello "}))
+    first = [trainings.metrics_of(train(tmp_path / str(n), folder, one))[0] for n, one in enumerate((same, other))]
+    assert first[0]["opd/loss"] < 1e-6 < 1e-3 < first[1]["opd/loss"]
+
+
 @pytest.mark.parametrize(
     ("teacher", "words"),
     [
