@@ -117,14 +117,6 @@ MOST_REPORTED = 20
 """Tasks that cannot be used and are named; the number of all is given."""
 
 
-def unusable(path: str, noun: str, problems: Sequence[str]) -> BadInput:
-    """Return the error for a file or folder of which something cannot be used, with what and why."""
-    count = len(problems)
-    shown = "\n".join(f"- {problem}" for problem in problems[:MOST_REPORTED])
-    more = f"\n- and {count - MOST_REPORTED} more" if count > MOST_REPORTED else ""
-    return BadInput(f"{path}: {count} {noun if count == 1 else f'{noun}s'} cannot be used:\n{shown}{more}")
-
-
 class TooManyTasks(UsageError):
     """A split has fewer tasks than were requested.
 
@@ -144,7 +136,7 @@ def too_many(path: str, splits: Mapping[Split, Sequence[Row]], split: Split, cou
     )
     how = next((row[DIVIDED_BY] for rows in splits.values() for row in rows if DIVIDED_BY in row), None)
     divided = f" (and {rest}: env.eval_share is {how['eval_share']:g})" if how else f" (and {rest})"
-    wanted = f"Ask for {most} at most, with tasks={most}." if most else "Give some tasks this split."
+    wanted = f"Ask for {most} at most, with tasks={most}." if most else "Give some tasks this split, or another family."
     return TooManyTasks(f"{path} holds {counted(most, 'task')} for {split}{divided}, not {count}. {wanted}", most=most)
 
 
@@ -156,8 +148,8 @@ def split_rows(rows: Sequence[Row], seed: int, eval_share: float) -> dict[Split,
     """Return the rows of each split: by their field `split`, or by family where no row has one.
 
     By family: the families in an order drawn from the seed, and of these the first `eval_share`, at least one, for
-    eval; such rows have both numbers as `DIVIDED_BY`. UsageError where rows with and without a split are mixed, a
-    family is in both, or there is one family alone.
+    eval; such rows have both numbers as `DIVIDED_BY`. A family alone is for training. UsageError where rows with and
+    without a split are mixed, or a family is in both.
     """
     given = [row["split"] for row in rows if row["split"] is not None]
     if given and len(given) < len(rows):
@@ -173,11 +165,6 @@ def split_rows(rows: Sequence[Row], seed: int, eval_share: float) -> dict[Split,
                 "its tasks into one."
             )
         return parts
-    if len(families) < 2:
-        raise UsageError(
-            f"All tasks are of the family {families[0]!r}, so they cannot be divided into train and eval. Give them "
-            "families, or a split."
-        )
     ordered = sorted(families, key=lambda family: store.digest([seed, family]))
     held_out = set(ordered[: min(max(1, round(eval_share * len(ordered))), len(ordered) - 1)])
     # In each task's data, and so in the runs: the options of a run hold only those that were given.

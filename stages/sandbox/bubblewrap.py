@@ -267,6 +267,9 @@ def bwrap_command(
         arguments += VAR_TMP
         for name, descriptor in etc.items():
             arguments += ["--ro-bind-data", str(descriptor), f"/etc/{name}"]
+        for inside, place in sorted(view.places.items()):  # an outer folder before those in it
+            arguments += ["--bind", str(place), inside]
+        # After the places: one of them may be the folder in which the interpreter lies.
         arguments += interpreter_arguments(view.packages)
         for name, descriptor in guest.items():
             arguments += ["--perms", "0444", "--file", str(descriptor), f"{GUEST}/{name}"]
@@ -277,8 +280,6 @@ def bwrap_command(
             arguments += empty if path.is_dir() else ("--ro-bind", os.devnull, str(path))
         root = MACHINE if view.places else TESTBED
         arguments += ["--bind" if view.writable else "--ro-bind", str(work), root, "--chdir", root]
-        for inside, place in sorted(view.places.items()):  # an outer folder before those in it
-            arguments += ["--bind", str(place), inside]
         # Last, since everything above makes folders in them. /proc: host root may write sysctls without any capability.
         arguments += ["--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/"]
         yield [*arguments, "--", *program] if program else arguments, descriptors

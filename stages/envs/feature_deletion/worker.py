@@ -309,7 +309,9 @@ def missing_modules(reasons: Iterable[str]) -> list[str]:
 def _no_pass_reason(done: TestRunReport, worker: TestWorker) -> str:
     """Return why no test passes in a first run, as a sentence with the way out."""
     root = worker.tree
-    absent = missing_modules(done.broken.values())
+    # pytest reports no collection where a conftest.py fails: it ends before.
+    failure = "" if done.broken or done.outcomes or done.timed_out else worker.first_failure()
+    absent = missing_modules([*done.broken.values(), failure])
     # A part of the package that is absent is generated or compiled by a build, which is never run here.
     own = {path.stem for folder in (root, root / "src") if folder.is_dir() for path in folder.iterdir()}
     if built := [name for name in absent if name.partition(".")[0] in own]:
@@ -339,6 +341,8 @@ def _no_pass_reason(done: TestRunReport, worker: TestWorker) -> str:
             f"No test of the package passes: {len(done.outcomes)} ran, and all of them failed or were skipped, the "
             f"first with {worker.first_failure() or 'no reason'}. {advice}"
         )
+    if failure:
+        return f"No test of the package passes; pytest ends before it collects any: {failure}"
     return (
         "The package holds no tests that pytest finds. "
         "Many sdists ship none: give a checkout of its repository instead."

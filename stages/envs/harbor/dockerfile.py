@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 IMAGES = re.compile(r"^(python|debian|ubuntu|buildpack-deps|composer-[\w.-]+)(:[\w.-]+)?(@sha256:\w+)?$")
 """The last part of an image's name: those whose programs are a Python and a shell."""
@@ -54,8 +54,8 @@ class DockerRecipe:
     """Absolute folders that are made or copied into."""
 
 
-def follow(text: str) -> DockerRecipe:
-    """Return what a Dockerfile asks for; `NotFollowed` where it needs an engine."""
+def follow(text: str, context: Path) -> DockerRecipe:
+    """Return what a Dockerfile asks for of the files of its folder; `NotFollowed` where it needs an engine."""
     recipe = DockerRecipe()
     for line, word, rest in instructions(text):
         rest = _substituted(rest, recipe.env) if word in ("COPY", "ADD", "WORKDIR", "ENV") else rest
@@ -71,9 +71,10 @@ def follow(text: str) -> DockerRecipe:
         elif word == "ENV":
             recipe.env |= _variables(rest, line)
         elif word in ("COPY", "ADD"):
-            copied = _copied(word, rest, line, recipe.workdir)
+            copied = _copied(word, rest, line, recipe.workdir, context)
             recipe.steps.append(copied)
-            recipe.folders.append(copied.target if copied.into_folder else str(PurePosixPath(copied.target).parent))
+            into = copied.into_folder or copied.target in recipe.folders
+            recipe.folders.append(copied.target if into else str(PurePosixPath(copied.target).parent))
         elif word == "RUN":
             if commands := _commands(rest, line):
                 recipe.steps.append((commands, recipe.workdir))
@@ -141,7 +142,7 @@ def _variables(rest: str, line: int) -> dict[str, str]:
     return dict(word.split("=", 1) for word in words if "=" in word)
 
 
-def _copied(word: str, rest: str, line: int, workdir: str) -> CopiedFiles:
+def _copied(word: str, rest: str, line: int, workdir: str, context: Path) -> CopiedFiles:
     """Return what one COPY or ADD asks for."""
     mode = None
     while flag := re.match(r"--(\w+)(?:=(\S+))?\s+", rest):
@@ -159,6 +160,7 @@ def _copied(word: str, rest: str, line: int, workdir: str) -> CopiedFiles:
     *sources, target = paths
     patterns = tuple(absolute(path, "/").lstrip("/") for path in sources)
     into = len(sources) > 1 or target.endswith(("/", "/.")) or target in (".", "..")
+    into = into or (context / patterns[0]).is_dir()  # the content of a folder goes into one, however it is written
     return CopiedFiles(patterns, absolute(target, workdir), into, word == "ADD", mode)
 
 

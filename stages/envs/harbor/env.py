@@ -8,8 +8,10 @@ one where the task says so. A step that was not reached counts as 0; one whose m
 import base64
 import functools
 import logging
+import re
 import shlex
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,9 +25,10 @@ from stages.envs.harbor import machines, task_folder, verifying
 from stages.envs.harbor.machines import COMMAND_S, Machine, PlayedIn
 from stages.envs.harbor.task_folder import HarborStep, HarborTask
 from stages.envs.harbor.verifying import VerifierVerdict
-from stages.envs.task_table import DIVIDED_BY, MOST_REPORTED, split_rows, too_many, unusable
+from stages.envs.task_table import DIVIDED_BY, MOST_REPORTED, split_rows, too_many
 from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.messages import Message
+from stages.plurals import counted
 from stages.runs import store
 from stages.runs.kinds import Row
 from stages.sandbox import containers
@@ -42,6 +45,11 @@ or script. Its output and exit code come back. Every command starts in {folder} 
 LONGEST_LOG = 1 << 20
 SCRIPT_BYTES = 48 << 10
 """Base64 of a solution's files in one action; a command line takes 128 KiB."""
+NAMED = re.compile(
+    r"line \d+(, column \d+)?|(?<=RUN ).+(?= is not carried out)|(?<=image )\S+|(?<=services ).+(?=; only)"
+    r"|(?<=needs )\d+|(?<=installs )\S+(?=,)|'[^']*'|\"[^\"]*\"|(?<=steps/)[^/]+|(?<=trajectory: )\S+"
+)
+"""What problems with the same reason name differently."""
 RunsIn = Literal["auto", "docker", "podman", "bubblewrap"]
 
 
@@ -122,23 +130,17 @@ class HarborEnv(ShellEnvironment):
 
     def _rows(self) -> dict[Split, list[Row]]:
         """Return the rows of each split; BadInput names every task that cannot be used or played here."""
-        found, problems = task_folder.load(self._path)
-        playable = []
-        for task in found:
-            reasons = machines.unplayable(task, self._place)
-            problems = [*problems, *(f"{task.name}: {reason}" for reason in reasons)]
-            playable += [] if reasons else [task]
+        playable, problems = task_folder.load(self._path, lambda task: machines.unplayable(task, self._place))
         if self._place.engine:
             missing = machines.missing_images(playable, self._place.engine)
             problems = [*problems, *missing]
             gone = {problem.partition(": ")[0] for problem in missing}
             playable = [task for task in playable if task.name not in gone]
         if problems and not self._skips:
-            error = unusable(self._path, "problem", problems)
-            raise BadInput(f"{error}\nCorrect or delete these tasks, or leave them out: --set env.skip_refused=true")
+            remedy = "Correct or delete the other tasks, or leave them out: --set env.skip_refused=true"
+            raise BadInput(f"{self._path}: {_refusals(problems, len(playable))}\n{remedy}")
         if problems:
-            shown = "\n".join(f"- {problem}" for problem in problems[:MOST_REPORTED])
-            log.warning("%s: %d of %d tasks left out:\n%s", self._path, len(found) - len(playable), len(found), shown)
+            log.warning("%s: %s", self._path, _refusals(problems, len(playable)))
         if not playable:
             raise BadInput(f"{self._path} holds no tasks that can be played. A task is a folder with a task.toml.")
         return split_rows([self._row(task) for task in playable], self._split_seed, self._eval_share)
@@ -270,6 +272,16 @@ class HarborEnv(ShellEnvironment):
         machine, self._machine = self._machine, None
         if machine is not None:
             machine.close()
+
+
+def _refusals(problems: Sequence[str], num_playable: int) -> str:
+    """Return how many tasks can be played, how often each reason keeps one from it, and the first problems."""
+    reasons = Counter(NAMED.sub("...", problem.partition(": ")[2]) for problem in problems)
+    counts = [f"{count:5} x {reason}" for reason, count in reasons.most_common(MOST_REPORTED)]
+    shown = [f"- {problem}" for problem in problems[:MOST_REPORTED]]
+    more = [f"- and {len(problems) - MOST_REPORTED} more"] if len(problems) > MOST_REPORTED else []
+    head = f"{counted(num_playable, 'task')} can be played, and {counted(len(problems), 'problem')} of the others"
+    return "\n".join([f"{head}, by reason:", *counts, "one by one:", *shown, *more])
 
 
 def _engine(runs_in: RunsIn) -> str | None:

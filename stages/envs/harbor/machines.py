@@ -12,6 +12,7 @@ import os
 import shlex
 import stat
 import subprocess
+import sys
 import tarfile
 import threading
 import time
@@ -51,11 +52,12 @@ OUTPUT_BYTES = 1 << 20
 MANIFEST_S = 30
 """Seconds for a registry to answer whether it has an image."""
 LOGS = "/logs"
-FIXED = (LOGS, "/tests", "/solution")
-"""Folders of the format."""
+TEMPORARY, ROOT_HOME = "/tmp", "/root"  # noqa: S108 (of the machine)
+FIXED = (LOGS, "/tests", "/solution", TEMPORARY)
+"""Folders of every machine: those of the format, and one that agents and verifiers leave files in."""
 SYSTEM_FOLDERS = frozenset({"bin", "dev", "etc", "lib", "lib32", "lib64", "proc", "run", "sbin", "sys", "usr"})
 """Folders at the top that hold this machine's programs, or none of the task's files."""
-SHARED = {"home": ("agent",), "opt": ("composer",), "tmp": (), "var": ("tmp", "run", "lib")}
+SHARED = {"home": ("agent",), "opt": ("composer",), "var": ("tmp", "run", "lib")}
 """Folders at the top in which a task may have a folder of its own, except these."""
 BUILT = "localhost/composer-harbor"
 
@@ -136,6 +138,8 @@ def unplayable(task: HarborTask, place: PlayedIn) -> list[str]:
 
 def _not_followed(task: HarborTask, source: ContainerSource) -> list[str]:
     """Return why a container cannot be replaced by bubblewrap."""
+    if not source.settings.docker_image and not (task.folder / source.context / "Dockerfile").is_file():
+        return []  # a problem of its own
     try:
         recipe = recipe_of(task, source)
         places(recipe, task)
@@ -344,13 +348,13 @@ def recipe_of(task: HarborTask, source: ContainerSource) -> DockerRecipe:
     file = task.folder / source.context / "Dockerfile"
     settings = source.settings
     if settings.docker_image and not file.exists():
-        recipe = dockerfile.follow(f"FROM {settings.docker_image}\nWORKDIR {settings.workdir or '/app'}\n")
+        recipe = dockerfile.follow(f"FROM {settings.docker_image}\nWORKDIR {settings.workdir or '/app'}\n", file.parent)
         if (task.folder / source.context).is_dir() and not source.own_tests:
             recipe.steps.append(CopiedFiles(("",), recipe.workdir, True, False))
     else:
         if (file.parent / ".dockerignore").exists():
             raise NotFollowed("beside it is a .dockerignore, which is not carried out")
-        recipe = dockerfile.follow(file.read_text(errors="replace"))
+        recipe = dockerfile.follow(file.read_text(errors="replace"), file.parent)
     recipe.workdir = settings.workdir or recipe.workdir
     recipe.env |= settings.env
     return recipe
@@ -402,7 +406,8 @@ class BubblewrapMachine:
             disk_mb=settings.storage_mb or DISK_MB,
             output_bytes=OUTPUT_BYTES,
         )
-        self._env = {**recipe.env, "PATH": f"{LINKS}:{programs()}:/usr/local/bin:/usr/bin:/bin"}
+        home = {"HOME": ROOT_HOME} if ROOT_HOME in self._places else {}  # as in a container, whose user is root
+        self._env = {**home, **recipe.env, "PATH": f"{LINKS}:{programs()}:/usr/local/bin:/usr/bin:/bin"}
         self._sandbox: Sandbox | None = None
         self.root = folders.make("machine")
         try:
@@ -461,6 +466,10 @@ class BubblewrapMachine:
             # The agent sees the folder around them too (MACHINE), where it may have put a link to this machine.
             for place in self._places:
                 self._clear_way(place)
+            # This machine's Python may lie below a place such as /root, and is shown there.
+            for shown in (Path(sys.base_prefix).parent, Path(sys.base_prefix).resolve(), programs()):
+                if any(shown.is_relative_to(place) for place in self._places):
+                    self._clear_way(str(shown))
             self._sandbox = open_sandbox(
                 "bubblewrap",
                 self.root,

@@ -13,7 +13,7 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
@@ -38,7 +38,7 @@ DEEPEST_TASK = 4
 MAIN = "main"
 """The service of a compose file in which the agent works."""
 CONFIG, INSTRUCTION, ENVIRONMENT, TESTS, SOLUTION = "task.toml", "instruction.md", "environment", "tests", "solution"
-TEST_SCRIPT, SOLVE_SCRIPT = "test.sh", "solve.sh"
+TEST_SCRIPT, SOLVE_SCRIPT, COMPOSE = "test.sh", "solve.sh", "docker-compose.yaml"
 ARTIFACTS = "/logs/artifacts"
 """The folder in which an agent may publish files; it always travels to a separate verifier."""
 
@@ -318,12 +318,22 @@ class HarborTask:
 
 
 class BadTask(Exception):
-    """A folder is no usable task. Its arguments are the problems, each with file, line and reason."""
+    """A folder is no usable task. Its arguments are the problems, each with file, line and reason.
+
+    task: what could be read of it all the same.
+    """
+
+    def __init__(self, *problems: str, task: HarborTask | None = None) -> None:
+        super().__init__(*problems)
+        self.task = task
 
 
-def load(path: str) -> tuple[list[HarborTask], list[str]]:
+def load(
+    path: str, check: Callable[[HarborTask], Sequence[str]] = lambda task: ()
+) -> tuple[list[HarborTask], list[str]]:
     """Return the tasks below a path in the order of their folders, and the problems of folders that are none.
 
+    check: gives further reasons against a task, which are named with the problems of its files, all in one round.
     BadInput where the path is not a folder.
     """
     root = Path(path).expanduser().absolute()
@@ -333,10 +343,15 @@ def load(path: str) -> tuple[list[HarborTask], list[str]]:
     problems: list[str] = []
     seen: dict[str, Path] = {}
     for folder in find(root):
+        found: Sequence[str] = ()
         try:
-            task = read(folder, root)
+            task: HarborTask | None = read(folder, root)
         except BadTask as error:
-            problems += error.args
+            task, found = error.task, error.args
+        if task is not None:
+            found = [*found, *(f"{task.name}: {reason}" for reason in check(task))]
+        if found or task is None:
+            problems += found
             continue
         if (other := seen.setdefault(task.name, folder)) != folder:
             where = _shown(folder / CONFIG, root)
@@ -387,7 +402,7 @@ def read(folder: Path, root: Path | None = None) -> HarborTask:
     problems += [_problem(folder, root, keys, reason) for keys, reason in _refused(config, paths)]
     _check_compose(folder, root, paths, problems)
     if problems:
-        raise BadTask(*problems)
+        raise BadTask(*problems, task=task)
     return task
 
 
@@ -504,9 +519,13 @@ def _refused(config: TaskConfig, paths: frozenset[str]) -> Iterator[tuple[Keys, 
 
 
 def _check_compose(folder: Path, root: Path, paths: frozenset[str], problems: list[str]) -> None:
-    """Add a problem for each compose file that asks for more than the one container made from the Dockerfile."""
+    """Add a problem for each compose file that asks for more than the one container made from the Dockerfile.
+
+    Harbor reads that of an environment alone: of the agent's, and of tests that have a Dockerfile. Others are data.
+    """
     for path in sorted(paths):
-        if PurePosixPath(path).name not in ("docker-compose.yaml", "docker-compose.yml"):
+        above, _, name = path.rpartition("/")
+        if name != COMPOSE or not (above == ENVIRONMENT or PurePosixPath(above).name == TESTS):
             continue
         if (text := _text(folder, path, root, problems)) is None:
             continue

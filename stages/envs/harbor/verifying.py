@@ -159,7 +159,8 @@ def _carry(machine: Machine, path: str, folder: Path) -> None:
 def reward_of(data: bytes, name: str) -> dict[str, float]:
     """Return the numbers of a reward file: `reward` and further metrics; ValueError where it holds anything else.
 
-    reward.json holds a number, or an object of numbers with the key `reward`; reward.txt holds a number.
+    reward.json holds a number, or an object of numbers: the reward is the one under `reward`, or the only one, as
+    Harbor counts it. reward.txt holds a number.
     """
     text = data.decode()
     if not text.strip():
@@ -172,15 +173,16 @@ def reward_of(data: bytes, name: str) -> dict[str, float]:
             values = {"reward": float(text)}
         except ValueError:
             raise ValueError(f"it holds {text.strip()[:40]!r}, which is not a number") from None
-    if "reward" not in values:
-        raise ValueError(f"it has no key 'reward', only {', '.join(map(repr, sorted(values)[:5])) or 'none'}")
+    if "reward" not in values and len(values) != 1:
+        raise ValueError(f"it has no key 'reward' but {', '.join(map(repr, sorted(values)[:5])) or 'none'}")
     for key, value in values.items():
         if not isinstance(value, (int, float)):
             raise ValueError(f"{key} is {str(value)[:40]!r}, which is not a number")  # noqa: TRY004 (of a file's text)
         # A group's mean and spread are computed from rewards: 1e308 is finite, and its square is not.
         if not abs(value) <= LARGEST_REWARD:
             raise ValueError(f"{key} is {str(value)[:40]}, which is not within {LARGEST_REWARD:g} of 0")
-    return {key: float(value) for key, value in values.items()}
+    numbers = {key: float(value) for key, value in values.items()}
+    return numbers if "reward" in numbers else {"reward": next(iter(numbers.values())), **numbers}
 
 
 def _not_finite(constant: str) -> float:

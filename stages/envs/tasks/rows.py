@@ -20,7 +20,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from stages.envs import folders
 from stages.envs.base import Split
 from stages.envs.repo import trees
-from stages.envs.task_table import numbered_lines, parse_line, unusable
+from stages.envs.task_table import MOST_REPORTED, numbered_lines, parse_line
 from stages.errors import BadInput, refusal
 from stages.runs import hub, store
 from stages.runs.kinds import Row
@@ -190,7 +190,11 @@ def load(path: str) -> list[Row]:
             problems.append(f"{where}: {missing}")
         rows.append(row)
     if problems:
-        raise unusable(path, "row", problems)
+        shown = "\n".join(f"- {problem}" for problem in problems[:MOST_REPORTED])
+        more = f"\n- and {len(problems) - MOST_REPORTED} more" if len(problems) > MOST_REPORTED else ""
+        raise BadInput(
+            f"{path}: {len(problems)} {'row' if len(problems) == 1 else 'rows'} cannot be used:\n{shown}{more}"
+        )
     if not rows:
         raise BadInput(f"{path} holds no tasks. Give rows with a prompt and a test (docs/environments.md).")
     return rows

@@ -28,6 +28,8 @@ class Watchdog:
     def __init__(self, work: str, limits: dict[str, Any]) -> None:
         self.max_threads = limits["processes"]
         self.max_bytes = limits["memory_mb"] * MB
+        # One that is a place of the work folder lies on its disk, and counts there.
+        self.scratch = [folder for folder in SCRATCH if os.stat(folder).st_dev != os.stat(work).st_dev]
         self.disk = DiskQuota(work, limits["disk_mb"] * MB)
 
     def look(self) -> str | None:
@@ -36,7 +38,7 @@ class Watchdog:
         if sum(threads for _, threads, _, _ in tasks) > self.max_threads:
             return "processes"
         used = 0
-        for folder in SCRATCH:  # memory file systems, with their inodes: no process's resident memory shows them
+        for folder in self.scratch:  # memory file systems, with their inodes: no process's resident memory shows them
             disk = os.statvfs(folder)
             used += (disk.f_blocks - disk.f_bfree) * disk.f_frsize + (disk.f_files - disk.f_ffree) * INODE_BYTES
         # Page tables, which resident memory does not show either, can only be large where the address space is: else

@@ -222,6 +222,9 @@ def test_a_package_without_passing_tests_is_refused(tmp_path: Path) -> None:
             (worker.tree / "test_calc.py").write_text(test)
             with pytest.raises(BadInput, match=sentence):
                 measure_baseline(worker)
+        (worker.tree / "conftest.py").write_text("import nowhere_to_be_found\n")
+        with pytest.raises(BadInput, match="nowhere_to_be_found cannot be imported"):
+            measure_baseline(worker)
 
 
 HOPELESS = {

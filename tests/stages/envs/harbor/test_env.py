@@ -26,6 +26,7 @@ from stages.envs.base import HasSize, HasSolutions
 from stages.envs.bash import fenced
 from stages.envs.harbor.env import HarborEnv
 from stages.envs.harbor.verifying import reward_of
+from stages.envs.task_table import TooManyTasks
 from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.runs.kinds import ROLLOUT, TASK
 from stages.sandbox.bubblewrap import MACHINE
@@ -242,10 +243,61 @@ def test_everything_that_is_not_followed_is_refused_before_the_start(tmp_path: P
     said = str(caught.value)
     for reason in (*dockerfiles.values(), *others.values()):
         assert reason in said
-    assert "19 problems cannot be used" in said.splitlines()[0]
+    first, *lines = said.splitlines()
+    assert first.endswith("2 tasks can be played, and 19 problems of the others, by reason:")
+    assert "    4 x environment: environment/Dockerfile, ...: RUN ... is not carried out; containers need" in said
+    assert sum(int(line.split(" x ")[0]) for line in lines if line.startswith("    ")) == 19
     env = HarborEnv(path=str(tmp_path), runs_in="bubblewrap", skip_refused=True)
     assert sorted([*env.tasks("train", 1, 0), *env.tasks("eval", 1, 0)], key=str)[0].family in ("y", "z")
     assert env.size("train") + env.size("eval") == 2
+
+
+def test_all_that_is_wrong_with_a_task_is_said_in_one_round(tmp_path: Path) -> None:
+    write(tmp_path / "a", {**python_task(), "environment/Dockerfile": "FROM rust:1\n", "trajectory.json": "{}"})
+    with pytest.raises(BadInput, match=r"(?s)conversation before.*the image rust:1 may hold more"):
+        HarborEnv(path=str(tmp_path), runs_in="bubblewrap").tasks("train", 1, 0)
+
+
+def test_one_task_alone_is_played(tmp_path: Path) -> None:
+    env = HarborEnv(path=str(write(tmp_path / "mine", python_task())), runs_in="bubblewrap")
+    (task,) = env.tasks("train", 1, 0)
+    with pytest.raises(TooManyTasks, match="0 tasks for eval"):
+        env.tasks("eval", 1, 0)
+    assert task.task_id == "own/sums-1" and env.size("eval") == 0
+
+
+ROOT_SCRIPT = "python3 -c 'print(1 + 1)' > /root/made/two && cp ~/given.txt /root/made/ && rm -rf /root/.cache"
+
+
+def test_a_task_may_touch_the_folder_in_which_this_machines_python_lies(made: Any) -> None:
+    files = python_task()
+    files["environment/Dockerfile"] = (
+        "FROM python:3.13-slim\nRUN mkdir -p /root/made\nCOPY sums.py /root/given.txt\nWORKDIR /root\n"
+    )
+    files["tests/test.sh"] = SHELL + (
+        "[ $(cat /root/made/two) = 2 ] && grep -q add /root/made/given.txt && python3 -c pass && which pytest\n"
+        "if [ $? = 0 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
+    )
+    env, task = made(files)
+    assert play(env, task, ROOT_SCRIPT, "submit").reward == 1.0
+    # Links in the way of the interpreter, put there around its mounts: no machine starts through them.
+    links = f"cd {MACHINE}/root; for one in .[!.]*; do mv $one moved$one; ln -s /usr $one; done"
+    assert play(env, task, links, ROOT_SCRIPT, "submit").reward == 1.0
+
+
+@pytest.mark.parametrize("copied", ["COPY . /app", "COPY sums.py /app", "COPY . app", "ADD --chown=0:0 . /app"])
+def test_a_folder_is_copied_into_without_a_slash(made: Any, copied: str) -> None:
+    first = "WORKDIR /app\n" if "sums" in copied else ""
+    env, task = made({**python_task(), "environment/Dockerfile": f"FROM python:3\n{first}{copied}\nWORKDIR /app\n"})
+    env.reset(task)
+    assert "sums.py" in env.step(fenced("ls /app")).content.split()
+
+
+def test_temporary_files_outlive_a_step_and_reach_the_verifier(made: Any) -> None:
+    files = steps_task()
+    files["steps/second/tests/test.sh"] = SHELL + "cp /tmp/score /logs/verifier/reward.txt\n"
+    env, task = made(files)
+    assert play(env, task, "echo one > one.txt; echo 1 > /tmp/score", "submit", "cat /tmp/score").reward == 1.0
 
 
 def test_a_dockerfile_is_followed_where_it_can_be(made: Any) -> None:
@@ -355,6 +407,7 @@ def test_rewards_of_a_file() -> None:
     assert reward_of(b"1\n", "reward.txt") == {"reward": 1.0}
     assert reward_of(b"0.5", "reward.json") == {"reward": 0.5}
     assert reward_of(b'{"reward": true, "time": 3}', "reward.json") == {"reward": 1.0, "time": 3.0}
+    assert reward_of(b'{"score": 0.5}', "reward.json") == {"reward": 0.5, "score": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -371,7 +424,8 @@ def test_rewards_of_a_file() -> None:
         ("reward.json", b"9" * 400, "reward is"),
         ("reward.json", b'{"reward": "1"}', "reward is '1'"),
         ("reward.json", b'{"reward": null}', "reward is 'None'"),
-        ("reward.json", b'{"score": 1}', "no key 'reward', only 'score'"),
+        ("reward.json", b'{"score": 1, "time": 3}', "no key 'reward' but 'score', 'time'"),
+        ("reward.json", b"{}", "no key 'reward' but none"),
         ("reward.json", b'{"reward": 1, "a": NaN}', "it holds NaN"),
     ],
 )

@@ -147,6 +147,13 @@ def test_files_that_are_missing_or_ask_for_more_are_named(tmp_path: Path, case: 
     assert reason in found
 
 
+def test_compose_files_that_are_data_of_a_task_are_no_settings(tmp_path: Path) -> None:
+    db = "services: {db: {image: x}}"
+    places = ("environment/app/docker-compose.yaml", "environment/docker-compose.yml", "solution/docker-compose.yaml")
+    write(tmp_path / "task", {**python_task(), **dict.fromkeys(places, db)})
+    assert [len(found) for found in load(str(tmp_path))] == [1, 0]
+
+
 def test_all_bad_tasks_are_named_and_no_good_one_is_lost(tmp_path: Path) -> None:
     for number in range(60):
         files = python_task(f"sums-{number}")

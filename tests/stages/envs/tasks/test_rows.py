@@ -131,8 +131,8 @@ def test_given_splits_are_kept_and_must_be_whole(tmp_path: Path) -> None:
         split_rows([loaded[0], {**loaded[1], "split": None}], 0, 0.25)
     with pytest.raises(UsageError, match="'f' is in both splits"):
         split_rows([{**row, "family": "f"} for row in loaded], 0, 0.25)
-    with pytest.raises(UsageError, match="All tasks are of the family 'f'"):
-        split_rows([{**row, "family": "f", "split": None} for row in loaded], 0, 0.25)
+    alone = split_rows([{**row, "family": "f", "split": None} for row in loaded], 0, 0.25)
+    assert (len(alone["train"]), alone["eval"]) == (2, [])
 
 
 def test_lines_that_are_no_rows_are_reported_with_the_others(tmp_path: Path) -> None:
