@@ -24,7 +24,10 @@ from stages.runs import store
 COMPOSER = Path(__file__).resolve().parents[1]
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 FLAGS = ("hidden_pass", "visible_pass", "hacked", "protocol_ok")
-NOT_PAID = "It passes by the report of the process that ran its code, which env.require=values does not pay."
+NOT_PAID = (
+    "It passes by the report of the process that ran its code, or by tests that it was shown, which env.require=values "
+    "does not pay."
+)
 
 
 class WrongValue(Exception):

@@ -3,7 +3,8 @@
 A test gives `values` where all that it asserts is asked (questions.py): the values leave the sandbox and are compared
 here (values.py) with expected values that were never in a sandbox with code of an agent. That sandbox holds the
 withheld versions of the tests alone, and no file that only expected values need. Any other test gives `report`: the
-process that ran the code under test reported the pass itself.
+process that ran the code under test reported the pass itself. So does a pass whose every test that has to come to pass
+was shown to the agent, which may have copied the expected values.
 
 What is expected is known from runs on trees without an agent's code, made once for a task: the open versions on the
 reference solution, and the withheld ones, which must give the expected values there. Without a reference solution the
@@ -100,6 +101,7 @@ class AnswerSheet:
 
 
 WRONG = "gives other values"
+SHOWN = "is shown to the agent, as all tests that have to pass: the expected values may have been copied"
 
 
 def ask(
@@ -110,14 +112,15 @@ def ask(
     task: Hashable,
     reference: bool,
     asks: bool,
+    delivered: Callable[[str], trees.TreeFile | None],
     hidden: Collection[str] = (),
 ) -> Grounds:
     """Ask the tests of a solution that passed for their values.
 
     `files` are the original test files, `hidden` the paths of all files that are written for grading alone. `task`
     identifies the task in this process, `reference` says whether there is a reference solution, `asks` whether the
-    tests run under the reporting plugin. Exceptions of `rerun` pass through; `InfrastructureError` where two runs of
-    the same came without a report.
+    tests run under the reporting plugin, `delivered` reads a file of the tree that the agent got. Exceptions of `rerun`
+    pass through; `InfrastructureError` where two runs of the same came without a report.
     """
     names = dict.fromkeys((*lists.fail_to_pass, *lists.pass_to_pass))
     if not asks:
@@ -137,6 +140,10 @@ def ask(
         again = sheet.faults(rerun(sheet.files, selected, "solution"))
     wrong = {one for one, fault in once.items() if fault == WRONG and again.get(one) == WRONG}
     reasons = {name: _reason(tests, sheet, name, found) for name, found in located.items()}
+    # What passed before needs no copied values.
+    shown = TestFiles({path: delivered(path) for path in dict.fromkeys(one.path for one in fixed)}).functions
+    if all(one in shown and ast.dump(shown[one]) == ast.dump(tests.functions[one]) for one in fixed):
+        reasons |= {name: reasons[name] or SHOWN for name in lists.fail_to_pass}
     for name, found in located.items():
         unsure = [fault for one in found if one not in wrong for fault in (once.get(one), again.get(one)) if fault]
         if unsure:

@@ -232,7 +232,10 @@ class RepoEnvironment(ShellEnvironment):
         """Return the rollout's task."""
         task = self._open_task()
         if task.export is None:
-            raise InfrastructureError(f"The tasks of {self.name} cannot be played elsewhere.")
+            raise InfrastructureError(
+                "What its `calls` or `script` give is compared with values that are never on the machine of the "
+                "agent's code, which no verifier elsewhere can do. Give the task `tests` or a `test` instead."
+            )
         return task
 
     def _open_session(self) -> RepoSession:
@@ -308,6 +311,7 @@ class RepoEnvironment(ShellEnvironment):
                 task=(self.name, self._task.task_id, store.digest(dict(self._task.data))),
                 reference=task.solution is not None,
                 asks=task.asks,
+                delivered=lambda path: trees.read(session.delivered, path),
                 hidden=task.hidden,
             )
             needed = (*task.lists.fail_to_pass, *task.lists.pass_to_pass)

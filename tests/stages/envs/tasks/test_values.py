@@ -102,7 +102,7 @@ def test_an_end_without_an_answer_a_hang_and_a_missing_module_are_no_pass(graded
 
 def test_a_task_that_values_decide_cannot_be_played_elsewhere(env: TasksEnv) -> None:
     env.reset(env.tasks("train", 1, seed=0)[0])
-    with pytest.raises(InfrastructureError, match="cannot be played elsewhere"):
+    with pytest.raises(InfrastructureError, match="`calls` or `script`"):
         env.packed()
 
 
