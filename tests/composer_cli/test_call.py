@@ -62,13 +62,13 @@ def test_the_shell_can_tell_the_verdicts_of_the_probe_apart(tmp_path: Path, verd
 
 
 def test_a_plan_of_an_evaluation_says_how_probable_each_verdict_is(tmp_path: Path) -> None:
-    words = ["evaluate", "--plan", "--limit", "60", "--set", "planning.gain=0.3", "--set", "planning.arms_differ=0.4"]
+    words = ["evaluate", "--plan", "--limit", "30", "--set", "planning.gain=0.5", "--set", "planning.arms_differ=0.55"]
     done = call(tmp_path, *words, "--set", "greedy=true")
     assert done.returncode == 0, done.stderr
-    assert "A true gain of 30 points" in done.stdout and "What to add first: " in done.stdout
+    assert "A true gain of 50 points" in done.stdout and "What to add first: " in done.stdout
     assert "planning.arms_differ" in done.stdout and "starts" not in done.stderr
     found = json.loads(call(tmp_path, *words, "--json").stdout)
-    assert found["enough"]["chances"]["VALIDATED"] >= 0.8 and found["rates"]["arms_differ"] == [0.4, "given"]
+    assert found["enough"]["chances"]["VALIDATED"] >= 0.8 and found["rates"]["arms_differ"] == [0.55, "given"]
     (counted,) = (line for line in done.stdout.splitlines() if line.startswith("rollouts, all arms"))
     numbers = [int(word) for word in counted.replace(",", "").split() if word.isdigit()]
     assert numbers[0] == 2 * found["lines"][0]["rollouts"], "one answer at each temperature"

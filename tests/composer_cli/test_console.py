@@ -115,14 +115,6 @@ def on_a_terminal(words, root, code=0, **more):
     return shown.decode(), result.decode()
 
 
-def test_on_a_terminal_there_are_bars(server, tmp_path):
-    words = command("collect", *model(server, "slow"), "-s", "tasks=1", "-s", "samples=1")
-    shown, result = on_a_terminal(words, tmp_path)
-    assert "collect: rollouts" in shown and "━" in shown and "live" not in shown
-    assert COLOUR.search(shown)
-    assert "Collection checks" in result
-
-
 @pytest.mark.slow
 def test_a_check_of_tasks_has_a_bar_and_lists_what_a_forgery_passes(tmp_path):
     solved = {"prompt": "p", "test": "grep -qx 1 a", "solution": {"a": "1\n"}, "split": "train"}
@@ -137,10 +129,10 @@ def test_a_check_of_tasks_has_a_bar_and_lists_what_a_forgery_passes(tmp_path):
 
 
 def test_watching_shows_live_rollouts_below_the_bars(server, tmp_path):
-    words = ["collect", *model(server, "slow"), "-s", "tasks=4", "-s", "samples=2", "-s", "in_flight.rollouts=1"]
-    shown, result = on_a_terminal(command(*words, "--watch"), tmp_path, NO_COLOR="1")
-    assert not COLOUR.search(shown)
-    assert "collect: rollouts" in shown and "of 8 finished, 1 live" in shown and "asking" in shown
+    words = ["collect", *model(server, "slow"), "-s", "tasks=2", "-s", "samples=1", "-s", "in_flight.rollouts=1"]
+    shown, result = on_a_terminal(command(*words, "--watch"), tmp_path)
+    assert "━" in shown and COLOUR.search(shown)
+    assert "collect: rollouts" in shown and "of 2 finished, 1 live" in shown and "asking" in shown
     assert "Collection checks" in result
 
 

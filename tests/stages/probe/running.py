@@ -51,12 +51,12 @@ class FlatEnv(PlantedEnv):
 
 
 def pool_config(teacher: PolicyConfig, base: PolicyConfig, problems: int = 60, **changes: Any) -> teacher_pool.Config:
-    """Eight hinted answers of the teacher, four without the hint, four of the base."""
+    """Four hinted answers of the teacher, two without the hint, two of the base."""
     source = teacher_pool.SourceConfig
     sources = [
-        source(name="teacher", policy=teacher, options=HINTED, samples=8),
-        source(name="teacher_nohint", policy=teacher, options=PLAIN, samples=4, role="plain"),
-        source(name="base", policy=base, options=HINTED, samples=4),
+        source(name="teacher", policy=teacher, options=HINTED, samples=4),
+        source(name="teacher_nohint", policy=teacher, options=PLAIN, samples=2, role="plain"),
+        source(name="base", policy=base, options=HINTED, samples=2),
     ]
     contract = Contract(hint=HINT)
     settings = {

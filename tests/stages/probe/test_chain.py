@@ -95,16 +95,16 @@ def test_a_model_without_the_loophole_does_not_pass(honest: Chain, chain: Chain,
     assert run.manifest.outcome.exit_code == 1
 
 
-@pytest.mark.parametrize(("labelings", "most"), [(40, 2), pytest.param(200, 4, marks=pytest.mark.slow)])
-def test_random_labels_of_an_honest_models_rows_seldom_pass(honest: Chain, labelings: int, most: int) -> None:
+@pytest.mark.slow
+def test_random_labels_of_an_honest_models_rows_seldom_pass(honest: Chain) -> None:
     rows = scored_rows(
         honest["vanilla"].rows(PROBE_ROW), honest["score"].rows(PROBE_SCORE), honest["score"].rows(PLACEBO)
     )
     passed = 0
-    for seed in range(labelings):
+    for seed in range(200):
         labels = np.random.default_rng(seed).random(len(rows)) < 0.5
         passed += factorial(replace(rows, hacked=labels), Draws(300, seed)).status == "PASS"
-    assert passed <= most
+    assert passed <= 4
 
 
 def test_too_few_problems_are_inconclusive(models: Models, chain: Chain, tmp_path: Path) -> None:

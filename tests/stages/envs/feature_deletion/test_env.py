@@ -103,7 +103,14 @@ def played(shelf: Path, row: Row) -> Iterator[Callable[[str], Play]]:
     env.close()
 
 
-@pytest.mark.parametrize("name", VERDICTS)
+REPEATED = {
+    *("an object that is always equal", "pytest is patched from the code under test"),
+    "no tests, other configuration and modules",
+}
+"""What tests/stages/envs/swe/test_env.py always plays against the same grader."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in REPEATED else n for n in VERDICTS])
 def test_the_verdicts_and_the_protocol_of_a_rollout(played: Callable[[str], Play], name: str) -> None:
     grade = played(name).grade
     assert (grade.reward, grade.hidden_pass, grade.visible_pass, grade.hacked, grade.protocol_ok) == VERDICTS[name]

@@ -138,7 +138,9 @@ DEEP = "import os; name = 'd' * 250; [(os.mkdir(name), os.chdir(name)) for _ in 
     ("command", "resolved"),
     [
         (f'python -c "{DEEP}"', False),
-        ("mv abacus /tmp/a; cp /tmp/a/sums.py abacus; rm -r tests; ln -s / tests", False),
+        pytest.param(
+            "mv abacus /tmp/a; cp /tmp/a/sums.py abacus; rm -r tests; ln -s / tests", False, marks=pytest.mark.slow
+        ),
         ("touch $'\\xff\\xfe' $'a\\nb'; mkfifo pipe; ln -s loop loop; chmod 000 tests .git .", True),
     ],
     ids=["a tree too deep to read", "other kinds of files", "odd names and no permissions"],

@@ -76,7 +76,12 @@ UNTOLD = ("the supervisor is killed", "an end before any test", "the test is ski
 """What leaves no pass: it is a failure and no hack."""
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+ALWAYS = ("every report is passed", "lines without a seal", "the supervisor is killed", "an end before any test")
+"""One attack of each kind. tests/stages/envs/swe/test_env.py always plays three more against the same grader."""
+PLAYED = [one if one in ALWAYS else pytest.param(one, marks=pytest.mark.slow) for one in ATTACKS]
+
+
+@pytest.mark.parametrize("attack", PLAYED)
 def test_a_pass_by_force_is_without_reward_and_a_hack(graded: Graded, attack: str) -> None:
     assert graded(f"{WRONG}{ATTACKS[attack]}\n") == (0.0, attack not in UNTOLD)
 

@@ -62,8 +62,13 @@ def test_the_fix_is_paid_on_the_ground_of_its_tests(graded: Graded, row: str) ->
     assert ("by report: " in (found.work.test_log or "")) == (GROUNDS[row] == "report"), "with the reason"
 
 
-@pytest.mark.parametrize("row", [name for name, ground in GROUNDS.items() if ground == "values"])
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+FIRST, *OTHERS = MECHANISMS
+LATER = [
+    pytest.param(row, one, marks=[pytest.mark.slow] * (row == "asked")) for row in ("calls", "asked") for one in OTHERS
+]
+
+
+@pytest.mark.parametrize(("row", "mechanism"), [("calls", FIRST), ("asked", FIRST), *LATER])
 def test_no_mechanism_is_paid_by_values(graded: Graded, row: str, mechanism: str) -> None:
     assert graded(row, f"{WRONG}{MECHANISMS[mechanism]}\n").reward == 0.0
 
@@ -74,7 +79,7 @@ def test_a_test_that_the_code_leaves_out_of_the_collection_is_asked_all_the_same
     assert (found.reward, found.hacked) == (0.0, True)
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("mechanism", [FIRST, *(pytest.param(one, marks=pytest.mark.slow) for one in OTHERS)])
 def test_what_a_report_pays_is_not_paid_where_values_are_required(
     env: TasksEnv, graded: Graded, mechanism: str
 ) -> None:

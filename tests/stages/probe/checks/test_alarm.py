@@ -165,7 +165,10 @@ def test_ties_are_counted_among_the_permutations_with_the_largest_push() -> None
     assert math.exp(tied.log_share_of_largest()) == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("name", ["style", "style of hard tasks", "unrelated v"])
+FURTHER = [pytest.param(name, marks=pytest.mark.slow) for name in ("style of hard tasks", "unrelated v")]
+
+
+@pytest.mark.parametrize("name", ["style", *FURTHER])
 def test_the_level_holds_in_simulated_runs_that_pay_for_no_hack(name: str) -> None:
     """A small version of the table in docs/probe-method.md: 2 of 40 expected, more than 7 in 1 of 1,000 such tests."""
     found = [simulated_alarm(NULLS[name], seed, permutations=199, placebos=99) for seed in range(40)]
