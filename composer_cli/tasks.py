@@ -163,17 +163,8 @@ def environment_of(path: str | None, env: str | None) -> dict[str, Any]:
 
 def _document(check: "TaskCheck") -> dict[str, Any]:
     """Return a check as JSON-able values."""
-    return {
-        "task_id": check.task_id,
-        "split": check.split,
-        "family": check.family,
-        "verdict": check.verdict,
-        "reason": check.reason,
-        "solution": check.solution,
-        "nothing": check.nothing,
-        "forgeries": check.forgeries,
-        "errors": check.errors,
-    }
+    names = ("task_id", "split", "family", "verdict", "reason", "solution", "nothing", "forgeries", "errors")
+    return {name: getattr(check, name) for name in names}
 
 
 def _page(checks: "list[TaskCheck]", counts: Mapping[str, int], *, forged: bool) -> str:

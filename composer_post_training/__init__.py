@@ -66,44 +66,12 @@ from stages.runs.run import Run
 from stages.runs.stage import Plan
 from stages.runs.tables import Scan
 
-__all__ = [
-    "BadInput",
-    "Chain",
-    "ComparedLogs",
-    "ComposerError",
-    "Difference",
-    "Differences",
-    "Evaluation",
-    "Incomplete",
-    "InfrastructureError",
-    "Job",
-    "Plan",
-    "ReadableRun",
-    "Rollout",
-    "Scan",
-    "Table",
-    "UsageError",
-    "collect",
-    "compare",
-    "curriculum",
-    "evaluate",
-    "export",
-    "extract_pairs",
-    "find",
-    "frameworks",
-    "import_traces",
-    "job",
-    "normalize",
-    "probe",
-    "query",
-    "replay_teachers",
-    "report",
-    "run",
-    "runs",
-    "tasks",
-    "train",
-    "view",
-]
+__all__ = ["find", "job", "query", "report", "run", "runs", "view"]
+__all__ += ["collect", "evaluate", "extract_pairs", "probe", "replay_teachers", "train"]
+__all__ += ["compare", "curriculum", "export", "frameworks", "import_traces", "normalize", "tasks"]
+__all__ += ["BadInput", "ComposerError", "Incomplete", "InfrastructureError", "UsageError"]
+__all__ += ["Chain", "ComparedLogs", "Difference", "Differences", "Evaluation", "Job"]
+__all__ += ["Plan", "ReadableRun", "Rollout", "Scan", "Table"]
 
 
 def __dir__() -> list[str]:
@@ -337,32 +305,15 @@ def runs(artifacts: Path | str = "artifacts") -> Table:
 
     with errors_in_python():
         root = Path(artifacts).resolve()
-        cells: list[tuple[Any, ...]] = [
-            (
-                one.run,
-                one.run.partition("/")[0],
-                one.status,
-                age(one.age_s) if one.began else None,
-                f"{one.done}/{one.planned}" if one.planned else None,
-                one.cost_usd,
-                one.device or None,
-                translate_message(one.reason),
-            )
-            for one in run_folders.lines(root)
-        ]
-        cells += [
-            (
-                one["job"],
-                "run",
-                one["status"],
-                age(one["age_s"]),
-                None,
-                None,
-                one["on"],
-                translate_message(one["reason"]),
-            )
-            for one in jobs.lines(root)
-        ]
+        cells = list[tuple[Any, ...]]()
+        for one in run_folders.lines(root):
+            began = age(one.age_s) if one.began else None
+            units = f"{one.done}/{one.planned}" if one.planned else None
+            named, on = (one.run, one.run.partition("/")[0]), one.device or None
+            cells.append((*named, one.status, began, units, one.cost_usd, on, translate_message(one.reason)))
+        for sent in jobs.lines(root):
+            about = (sent["job"], "run", sent["status"], age(sent["age_s"]), None, None, sent["on"])
+            cells.append((*about, translate_message(sent["reason"])))
         note = "" if cells else f"There are no runs in {root} yet. `run('demo')` makes some."
         names = ("run", "stage", "status", "age", "units", "cost_usd", "device", "reason")
         return Table(names, cells, note=note, shown=len(cells))

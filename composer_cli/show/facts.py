@@ -101,24 +101,10 @@ def shown_path(path: Path) -> Path:
 def manifest_values(run: Run) -> dict[str, Any]:
     """Return what the manifest keeps of a run, JSON-able."""
     m = run.manifest
-    return {
-        "run": name(run.path),
-        "stage": m.stage,
-        "status": m.status,
-        "began": m.started_at,
-        "attempts": m.attempts,
-        "seconds": m.seconds,
-        "cost_usd": m.cost_usd,
-        "seed": m.config.get("seed"),
-        "counts": m.counts,
-        "tokens": m.tokens,
-        "models": m.models,
-        "packages": m.packages,
-        "python": m.python,
-        "code": m.code,
-        "fingerprint": m.fingerprint,
-        "config": m.config,
-    }
+    same = ["stage", "status", "attempts", "seconds", "cost_usd", "counts", "tokens"]
+    same += ["models", "packages", "python", "code", "fingerprint", "config"]
+    own = {"run": name(run.path), "began": m.started_at, "seed": m.config.get("seed")}
+    return own | {field: getattr(m, field) for field in same}
 
 
 METRICS = {

@@ -5,6 +5,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +27,7 @@ from stages.pairs.blocks import (
 from stages.pairs.config import Config
 from stages.pairs.continuation import REJECTED_PASSED, Continued
 from stages.pairs.evidence import PairEvidence, spent, tasks_to_test
-from stages.pairs.groups import pair_ids
+from stages.pairs.groups import pair_id
 from stages.pairs.report import PairAccount, report
 from stages.pairs.states import AnsweredStates, Pattern, PatternPair, asked_blindly, patterns
 from stages.runs.kinds import PAIR, TEACHER_ACTION
@@ -102,7 +103,11 @@ class Extraction:
         """Write the report, the counts and the verdict."""
         cost = spent(self._answers.scan(TEACHER_ACTION).batches(COST_COLUMNS))
         evidence = self._evidence.evidence(cost)
-        evidence = evidence.with_note(NOT_PLAYED) if continued is None else continued.evidence(evidence)
+        evidence = (
+            replace(evidence, sentences=(*evidence.sentences, NOT_PLAYED))
+            if continued is None
+            else continued.evidence(evidence)
+        )
         report(
             self.account,
             +self.dropped,
@@ -183,7 +188,7 @@ def pair_rows(
     preferences, usd = [pair.preference for pair in kinds], block.usd[state]
     families = [tasks[one].family for one in task.dictionary.to_pylist()]
     columns = {
-        "pair_id": pair_ids(digest, *texts),
+        "pair_id": texts_to_arrow(list(map(pair_id, *(side.to_pylist() for side in (digest, *texts))))),
         "rule": text_of([one.rule for one in preferences]),
         "rollout_id": of_step("rollout_id"),
         "task_id": task.dictionary_decode(),

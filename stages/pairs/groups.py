@@ -9,13 +9,9 @@ context is the task alone, as the way to the answer differs from rollout to roll
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 from itertools import combinations, groupby, product
 from operator import itemgetter
 from pathlib import Path
-
-import numpy as np
-import pyarrow as pa
 
 from stages.envs.base import Task
 from stages.pairs.actions import STUDENT, Ballot, Preference, canonical, canonical_answer, canonical_command, decide
@@ -39,8 +35,6 @@ COMPARED_COLUMNS = (
     *("action", "commands", "truncated"),
 )
 """The columns of steps that rollouts of one task are compared by."""
-HEX = np.frombuffer(bytes(range(256)).hex().encode(), dtype="S2")
-"""The text of each byte."""
 
 
 @dataclass(frozen=True)
@@ -297,15 +291,6 @@ def compare_submissions(
 def pair_id(state_sha256: str, chosen: str, rejected: str) -> str:
     """Return the name of a pair: the same for the same preference in the same state."""
     return store.digest([state_sha256, chosen, rejected])[:24]
-
-
-def pair_ids(states: pa.Array, chosen: pa.Array, rejected: pa.Array) -> pa.Array:
-    """Return the `pair_id` of many pairs at once, in less time for each: the digests become text all together."""
-    sides = zip(states.to_pylist(), chosen.to_pylist(), rejected.to_pylist(), strict=True)
-    digests = b"".join([sha256(store.encode(side)).digest() for side in sides])
-    names = HEX[np.frombuffer(digests, dtype=np.uint8).reshape(-1, 32)[:, :12]]
-    ends = np.arange(len(names) + 1, dtype=np.int32) * 24
-    return pa.StringArray.from_buffers(len(names), pa.py_buffer(ends), pa.py_buffer(names))
 
 
 def pair_row(

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from heapq import heappush, heappushpop
 from pathlib import Path
 from typing import Any
@@ -125,10 +125,6 @@ class PairVerdict:
         first, *others = self.sentences
         sentences = (why, f"{self.verdict}: {first}", *others)
         return PairVerdict(verdict, {**numbers, "disagreement": self.verdict, **self.numbers}, sentences, self.table)
-
-    def with_note(self, note: str) -> "PairVerdict":
-        """Return this evidence with one sentence more."""
-        return replace(self, sentences=(*self.sentences, note))
 
     def lines(self) -> list[str]:
         """Return the verdict with everything behind it, as lines of the report."""

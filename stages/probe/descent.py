@@ -54,23 +54,24 @@ from stages.runs.store import link_folder, read_lines
 class Projection:
     """What was removed, from which modules (`fired`), and how exactly.
 
-    Cosines are means over modules with a direction and a gradient; `num_skipped` counts the modules with a direction
-    and no gradient. Energies are shares of the squared norm |g|^2. `conservation_error` is
+    Cosines are means over modules with a direction and a gradient; `n_skipped` counts the modules with a direction
+    and no gradient. Energies are shares of the squared norm |g|^2. `conservation_err` is
     | |g|^2 - |g_out|^2 - what was taken | / |g|^2, `residual` the largest |V g_out| / |g| of a fired module, and
-    `removed_dot` the inner product of what was removed with the unit directions.
+    `removed_dot` the inner product of what was removed with the unit directions. All but `fired` are columns of
+    `step_NNN.diag.json`.
     """
 
     cos_in: float | None
     cos_out: float | None
     frac_fired: float
-    num_modules: int
-    num_skipped: int
-    norm_in: float
-    norm_out: float
+    n_modules: int
+    n_skipped: int
+    grad_norm_in: float
+    grad_norm_out: float
     energy_in: float
     energy_out: float
     energy_removed: float
-    conservation_error: float
+    conservation_err: float
     residual: float
     removed_dot: float
     fired: tuple[str, ...]
@@ -82,8 +83,7 @@ def project(
     """Return a new gradient without `beta` times its part along the direction, and the account of the removal.
 
     one_sided acts where a module's gradient points toward the hack (<g, mean> > 0), two_sided wherever there is a
-    gradient, reverse takes twice the part toward the hack. Modules that did not fire keep their bits, and the given
-    tensor is not changed.
+    gradient. Modules that did not fire keep their bits, and the given tensor is not changed.
     """
     # A copy: the caller compares what came in with what went out, and `removed` checks that memory is not shared.
     out = gradient.clone()
@@ -95,10 +95,9 @@ def project(
     else:
         fired = tuple(name for name in direction.modules if bool(parts[name] @ direction.means[name] > 0))
     # Fire or not by the mean, remove the span of the axes: relu on each axis would depend on the rotation of the basis.
-    strength = 2 * beta if mode == "reverse" else beta
     for name in fired:
-        outs[name] -= strength * (direction.axes[name].T @ (direction.axes[name] @ parts[name]))
-    return out, account(gradient, out, direction, fired, strength)
+        outs[name] -= beta * (direction.axes[name].T @ (direction.axes[name] @ parts[name]))
+    return out, account(gradient, out, direction, fired, beta)
 
 
 def account(
@@ -106,11 +105,11 @@ def account(
     after: Float[Tensor, " N"],
     direction: Direction,
     fired: tuple[str, ...],
-    strength: float = 1.0,
+    beta: float = 1.0,
 ) -> Projection:
     """Compare a gradient before and after projection; what was taken is summed over fired modules, of either sign.
 
-    Taking `strength` times a part of square a^2 leaves the squared norm smaller by strength (2 - strength) a^2.
+    Taking `beta` times a part of square a^2 leaves the squared norm smaller by beta (2 - beta) a^2.
     """
     # In float64: conservation is checked to 1e-4 of the squared norm, a difference of two nearly equal numbers.
     square_before, square_after = (float(gradient.double().square().sum()) for gradient in (before, after))
@@ -120,19 +119,19 @@ def account(
         for parts in (direction.layout.split(gradient.double()) for gradient in (before, after))
     )
     norms = dict(zip(direction.layout.names, direction.layout.norms(before).tolist(), strict=True))
-    taken = strength * (2 - strength) * sum(along_before[name] for name in fired)
+    taken = beta * (2 - beta) * sum(along_before[name] for name in fired)
     return Projection(
         cos_in=mean_cosine(before, direction),
         cos_out=mean_cosine(after, direction),
         frac_fired=len(fired) / max(len(direction.modules), 1),
-        num_modules=len(direction.modules),
-        num_skipped=sum(norms[name] <= FLOOR for name in direction.modules),
-        norm_in=float(before.norm()),
-        norm_out=float(after.norm()),
+        n_modules=len(direction.modules),
+        n_skipped=sum(norms[name] <= FLOOR for name in direction.modules),
+        grad_norm_in=float(before.norm()),
+        grad_norm_out=float(after.norm()),
         energy_in=sum(along_before.values()) / square,
         energy_out=sum(along_after.values()) / square,
         energy_removed=taken / square,
-        conservation_error=abs(square_before - square_after - taken) / square,
+        conservation_err=abs(square_before - square_after - taken) / square,
         residual=max((along_after[name] ** 0.5 / max(norms[name], FLOOR) for name in fired), default=0.0),
         removed_dot=float((before - after) @ direction.unit),
         fired=fired,
@@ -184,21 +183,9 @@ class Descent:
             self.theta.copy_(before - kept)
         parts, outs = direction.layout.split(gradient), direction.layout.split(out)
         return {
-            "cos_in": removal.cos_in,
-            "cos_out": removal.cos_out,
+            **{name: value for name, value in vars(removal).items() if name != "fired"},
             "cos_upd_in": mean_cosine(update, direction),
             "cos_upd_out": mean_cosine(kept, direction),
-            "frac_fired": removal.frac_fired,
-            "n_modules": removal.num_modules,
-            "n_skipped": removal.num_skipped,
-            "energy_in": removal.energy_in,
-            "energy_out": removal.energy_out,
-            "energy_removed": removal.energy_removed,
-            "conservation_err": removal.conservation_error,
-            "residual": removal.residual,
-            "removed_dot": removal.removed_dot,
-            "grad_norm_in": removal.norm_in,
-            "grad_norm_out": removal.norm_out,
             "change": float((gradient - out).norm()),
             "shares_memory": out.data_ptr() == gradient.data_ptr(),
             "kept_bits": all(torch.equal(parts[name], outs[name]) for name in parts if name not in removal.fired),

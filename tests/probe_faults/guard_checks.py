@@ -90,14 +90,14 @@ def _steps(w: ProbeWorld) -> list[Row]:
                 "frac_fired": account.frac_fired,
                 "change": float((gradient - out).norm()),
                 "residual": account.residual,
-                "conservation_err": account.conservation_error,
+                "conservation_err": account.conservation_err,
                 "shares_memory": out.data_ptr() == gradient.data_ptr(),
                 "projects_update": True,
                 "cos_upd_in": mean_cosine(gradient, w.direction),
                 "cos_upd_out": mean_cosine(out, w.direction),
                 "removed_dot": account.removed_dot,
                 "energy_removed": account.energy_removed,
-                "n_modules": account.num_modules,
+                "n_modules": account.n_modules,
             }
         )
     return steps

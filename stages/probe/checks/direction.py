@@ -4,7 +4,6 @@ What each check needs: docs/probe-method.md. Shapes: P pairs, N numbers, D draws
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
@@ -14,10 +13,6 @@ from stages.gradients.per_row import MeasuredStudent, TotalSink, mean_weights
 from stages.gradients.tokens import TokenRow
 from stages.probe.checks.check import Check, Finding, check
 from stages.probe.direction import FLOOR, Direction, LossKind, PairGradients, extract, generic_gradient, unit_by_module
-
-if TYPE_CHECKING:
-    pass
-
 
 SPLITS, SIGNAL_DRAWS = 20, 999
 MIN_SIGNAL_PROBLEMS, MAX_SIGNAL_P = 8, 0.01

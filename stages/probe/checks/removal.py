@@ -5,7 +5,6 @@ docs/probe-method.md.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,10 +17,6 @@ from stages.probe.metrics import teacher_gradients
 from stages.runs import store
 from stages.runs.kinds import PROBE_ROW, Row
 from stages.runs.run import Run
-
-if TYPE_CHECKING:
-    pass
-
 
 MAX_CONSERVATION, MAX_RESIDUAL = 1e-4, 1e-3
 MIN_STEPS = 0.8

@@ -149,18 +149,18 @@ def test_projection_removes_what_points_to_the_hack_and_nothing_else(direction: 
     out, account = project(gradient, direction)
     assert "a" in account.fired and "b" not in account.fired
     assert torch.equal(out[LAYOUT.slices["b"]], gradient[LAYOUT.slices["b"]])
-    assert account.conservation_error < 1e-6 and account.residual < 1e-6 and account.removed_dot > 0
-    assert account.cos_out < account.cos_in and account.norm_out < account.norm_in
+    assert account.conservation_err < 1e-6 and account.residual < 1e-6 and account.removed_dot > 0
+    assert account.cos_out < account.cos_in and account.grad_norm_out < account.grad_norm_in
     assert out.data_ptr() != gradient.data_ptr()
 
 
-@pytest.mark.parametrize("mode", ["one_sided", "two_sided", "reverse"])
+@pytest.mark.parametrize("mode", ["one_sided", "two_sided"])
 @pytest.mark.parametrize("beta", [1.0, 0.5])
 @pytest.mark.parametrize("k", [1, 3])
 def test_energy_is_conserved_in_every_mode(pairs: PairGradients, mode: str, beta: float, k: int) -> None:
     direction = extract(LAYOUT, pairs.differences("nll_mean"), "svd_k", k=k)
     _, account = project(normal(LAYOUT.width), direction, mode, beta)
-    assert account.conservation_error < 1e-6
+    assert account.conservation_err < 1e-6
 
 
 def test_two_sided_leaves_nothing_along_and_none_changes_no_bit(direction: Direction) -> None:
@@ -168,7 +168,7 @@ def test_two_sided_leaves_nothing_along_and_none_changes_no_bit(direction: Direc
     _, account = project(gradient, direction, "two_sided")
     assert account.energy_out < 1e-12 and account.frac_fired == 1.0
     assert torch.equal(project(gradient, direction, "none")[0], gradient)
-    assert project(torch.zeros(LAYOUT.width), direction)[1].num_skipped == 3
+    assert project(torch.zeros(LAYOUT.width), direction)[1].n_skipped == 3
 
 
 def test_one_sided_removal_drifts_away_from_any_direction(direction: Direction) -> None:
