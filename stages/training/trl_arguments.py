@@ -1,5 +1,6 @@
 """The arguments of TRL's trainer: our settings, the user's `trl.KEY=VALUE`, and peft's configuration of an adapter."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
@@ -81,7 +82,6 @@ FIXED = frozenset(
         "deepspeed",
         "fsdp",
         "fsdp_config",
-        "parallelism_config",
         "dataloader_pin_memory",
         "log_level_replica",
     )
@@ -103,6 +103,12 @@ TRUNCATED = {"vllm_importance_sampling_mode": "token_truncate"}
 
 def checked_config(own: Mapping[str, Any], given: Mapping[str, Any]) -> GRPOConfig:
     """Return TRL's configuration of our fields and the user's; `UsageError` for a user's field that TRL cannot use."""
+    if "parallelism_config" in given or os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG", "").lower() == "true":
+        raise UsageError(
+            "The ParallelismConfig of accelerate (cp_size, tp_size) is refused: rows are packed and scored outside of "
+            "the forward pass that it would cut. Leave it out: distribution.sharding=fsdp2 spreads weights over "
+            "processes, and optimisation.micro_batch=1 or fewer max_steps make passes shorter."
+        )
     known = [field.name for field in fields(GRPOConfig) if field.init]
     for key in given:
         if key in OURS:

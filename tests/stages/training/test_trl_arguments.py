@@ -55,6 +55,15 @@ def test_what_cannot_be_is_refused_when_planning(more: dict[str, Any], words: st
         train.plan(Inputs(), train.Config(trl=more))
 
 
+def test_rows_are_not_cut_over_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By TRL's field, or as `accelerate launch` has it, in the environment."""
+    with pytest.raises(UsageError, match=r"ParallelismConfig .* is refused: .* distribution\.sharding=fsdp2"):
+        train.plan(Inputs(), train.Config(trl={"parallelism_config": {"cp_size": 2}}))
+    monkeypatch.setenv("ACCELERATE_USE_PARALLELISM_CONFIG", "true")
+    with pytest.raises(UsageError, match="ParallelismConfig"):
+        made(tmp_path)
+
+
 def test_an_unknown_loss_type_is_refused_by_the_name_of_our_setting(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"optimisation\.loss_type is 'dpao'"):
         runner.execute("train", {}, train.Config(optimisation={"loss_type": "dpao"}), root=tmp_path)
