@@ -187,7 +187,8 @@ def compare(found: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa
     every = [base, *(other for other, _ in matched)]
     known = pa.chunked_array([part for log in every for part in log.items["score"].drop_null().chunks], pa.float64())
     if not len(known):
-        raise BadInput("No item of these logs has a score.")
+        why = Counter(reason or "without a reason" for log in every for reason in log.items["reason"].to_pylist())
+        raise BadInput(f"No sample of these logs has a score ({report.reasons(why)}). Give finished evaluations.")
     low, high = (float(value) for value in (pc.min(known).as_py(), pc.max(known).as_py()))
     binary = bool(pc.all(pc.or_(pc.equal(known, 0.0), pc.equal(known, 1.0))).as_py())
     scale = (0.0, 1.0) if low >= 0 and high <= 1 else (low, high)

@@ -1,12 +1,17 @@
 """`composer compare A B`: one screen, one page, every flip, JSON, and the exit code of the decision."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 import composer_post_training as composer
 from composer_cli.app import main
+from tests.docs.documents import ROOT, blocks
 
 
 @pytest.fixture
@@ -72,3 +77,25 @@ def test_runs_are_compared_as_logs_are(pair: list[str], tmp_path: Path) -> None:
     imported = composer.import_traces(path, artifacts=tmp_path / "runs", quiet=True)
     found = composer.compare(imported, path, artifacts=tmp_path / "runs", quiet=True)
     assert found.difference == 0.0 and found.items.num_rows == 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("lost", "other", "codes"), [(0, "", [0, 0]), (25, "", [0, 1]), (3, "", [0, 0]), (0, "x", [1])]
+)
+def test_the_workflow_of_the_page_fails_where_a_model_got_worse(
+    tmp_path: Path, lost: int, other: str, codes: list[int]
+) -> None:
+    (block,) = (one for one in blocks(ROOT / "docs" / "compare.md") if one.language == "yaml")
+    steps = [step["run"] for step in yaml.safe_load(block.text)["jobs"]["not-worse"]["steps"] if "run" in step]
+    for name, passed, prefix in (("before", 40, "task"), ("after", 40 - lost, f"{other}task")):
+        rows = "".join(json.dumps({"id": f"{prefix}-{at}", "score": int(at < passed)}) + "\n" for at in range(60))
+        (tmp_path / f"{name}.jsonl").write_text(rows)
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    ended = []
+    for step in steps[2:]:
+        done = subprocess.run(["bash", "-e", "-c", step], cwd=tmp_path, env=env, capture_output=True, text=True)
+        ended.append(done.returncode)
+        if done.returncode:
+            break
+    assert ended == codes, done.stderr

@@ -227,7 +227,7 @@ def run_blocks(path: Path, folder: Path, url: str) -> None:
         if block.language == "sh":
             assert all(words[0] == "composer" for words in commands(text)), f"{path}:{block.line}: only composer is run"
             jobs = [words[1:] for words in commands(text)]
-        assert jobs or (block.language in ("toml", "json") and block.title), (
+        assert jobs or (block.language in ("toml", "json", "yaml") and block.title), (
             f"{path}:{block.line}: nothing executes this block"
         )
         for job in jobs:
