@@ -329,9 +329,11 @@ class Config(EnvStageConfig):
         return (OpdTeacher(**self.teacher.model_dump()),)
 
     def teachers(self) -> tuple[PolicyConfig, ...]:
-        """Return all models to distil from, or that play in mixed groups."""
-        several = self.opd.teachers if "opd" in self.weights.active() else ()
-        return several if self.teacher is None else (self.teacher, *several)
+        """Return all models that are opened to distil from or to play in mixed groups: opd opens its own."""
+        active = self.weights.active()
+        shared = self.probe.mixed or any("teacher" in CHANNELS[name].needs for name in active.keys() - {"opd"})
+        own = (self.teacher,) if self.teacher is not None and shared else ()
+        return (*own, *(self.opd_teachers() if "opd" in active else ()))
 
     @model_validator(mode="after")
     def _check(self) -> "Config":
@@ -345,6 +347,11 @@ class Config(EnvStageConfig):
         if self.teacher is None and any("teacher" in CHANNELS[name].needs for name in untaught):
             needing = [f"weights.{name}" for name, channel in CHANNELS.items() if "teacher" in channel.needs]
             raise ValueError(f"{' and '.join(needing)} need a teacher: set teacher.model, or for opd opd.teachers")
+        if self.opd.form == "sampled" and (self.opd.beta, self.opd.top_k) != (1.0, None):
+            raise ValueError(
+                "opd.beta and opd.top_k are those of opd.form=divergence, and opd.form=sampled is the reverse KL of "
+                "sampled tokens; leave them out, or take divergence"
+            )
         if self.adapter.kind == "singular-values" and self.adapter.rank:
             raise ValueError("adapter.rank is LoRA's, and adapter.kind=singular-values trains all singular values")
         if self.probe.mixed and (self.teacher is None or self.teacher.served or self.policy.served):

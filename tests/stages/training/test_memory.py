@@ -151,14 +151,19 @@ def test_the_plan_says_what_was_chosen_and_why(eight: Path) -> None:
 
 
 def test_a_teacher_that_is_held_here_counts_and_one_behind_a_server_does_not(eight: Path) -> None:
-    alone, beside, served = (
-        planned(eight, teacher=teacher)
-        for teacher in (
-            None,
-            {"model": str(eight)},
-            {"model": f"vllm:{eight}", "base_url": "http://127.0.0.1:1/v1"},
+    held = {"model": str(eight)}
+    opd = {"weights": {"opd": 1.0}, "opd": {"form": "sampled"}}
+    alone, beside, served, unused = (
+        planned(eight, **settings)
+        for settings in (
+            {},
+            {"weights": {"eopd": 1.0}, "teacher": held},
+            {**opd, "teacher": {"model": f"vllm:{eight}", "base_url": "http://127.0.0.1:1/v1"}},
+            {"weights": {"opd": 1.0}, "teacher": {"model": "nobody/asks"}, "opd": {"teachers": [held]}},
         )
     )
+    both = planned(eight, weights={"eopd": 1.0, "opd": 1.0}, teacher=held)
+    assert unused.teacher_bytes == beside.teacher_bytes and both.teacher_bytes == 2 * beside.teacher_bytes
     assert beside.teacher_bytes == 2 * 8_190_735_360 and alone.teacher_bytes == served.teacher_bytes == 0
     room = plan.estimate_memory(alone).total + GIB
     plan.check_memory(alone, Room(int(room)))

@@ -133,7 +133,9 @@ def test_the_gradient_is_that_of_finite_differences(form: str) -> None:
 
     def loss(hidden: Tensor) -> Tensor:
         again = Scored(hidden, scored.targets, scored.branch, scored.sizes)
-        return channel(form=form, beta=0.7).loss(taught(near, scored=again)).loss
+        return (
+            channel(form=form, **({"beta": 0.7} if form == "divergence" else {})).loss(taught(near, scored=again)).loss
+        )
 
     assert gradcheck(loss, scored.hidden.detach().requires_grad_(), fast_mode=True)
 
