@@ -307,15 +307,22 @@ def askings(
             found[one] = asking(tests.modules[one.path], tests.owner(one), tests.functions[one], fixtures, beside)
         except NotAskable as error:
             reasons[one] = str(error)
-    # What a test must not find may be kept for another one, which then is left out as well, until nothing changes.
+    # What a test must not find may be kept for another one, or be its argument, as in tests of a function and its
+    # inverse; it is then left out as well, until nothing changes.
     while True:
         kept = {path: _bound(module) for path, module in _modules(tests, found, "withheld").items()}
-        unable = {one: made.absent & kept[one.path] for one, made in found.items() if made.absent & kept[one.path]}
+        left = frozenset[str]().union(*(made.left for made in found.values()))
+        unable = {
+            one: f"holds the expected value in {min(names)}"
+            for one, made in found.items()
+            if (names := made.absent & kept[one.path])
+        } or {
+            one: "expects only what tests give as an argument" for one, made in found.items() if made.is_told_by(left)
+        }
         if not unable:
             return found, reasons
-        for one, names in unable.items():
-            reasons[one] = f"holds the expected value in {min(names)}"
-            del found[one]
+        reasons |= unable
+        found = {one: made for one, made in found.items() if one not in unable}
 
 
 def _bound(module: ast.Module) -> set[str]:

@@ -141,7 +141,8 @@ class Asking:
     """The versions of one test.
 
     `relations`: of each question, what its value must have to the expected one. `absent`: the names of the module that
-    no withheld version may find. `reads`: an expected value is read from a file.
+    no withheld version may find. `reads`: an expected value is read from a file. `left` are the literals that the
+    withheld version holds where it asks, and the words of its name; `expects` those of each expected value.
     """
 
     open: FunctionNode
@@ -150,6 +151,12 @@ class Asking:
     relations: tuple[str, ...]
     absent: frozenset[str]
     reads: bool
+    left: frozenset[str]
+    expects: tuple[frozenset[str], ...]
+
+    def is_told_by(self, left: Collection[str]) -> bool:
+        """Return whether all that is expected is among literals that are left: each value is an argument as well."""
+        return any(self.expects) and all(texts.issubset(left) for texts in self.expects)
 
 
 def asking(
@@ -185,11 +192,16 @@ def asking(
     known.remove(assertions.questions)
     for one in assertions.questions:
         known.require_withheld(one)
-    if known.is_echo(assertions.questions):
-        raise NotAskable("expects only what it gives as an argument")
+    left = {text for one in assertions.questions for text in known.literals(one.asked)}
+    left |= {text for word in function.name.split("_") for text in (word, repr(word))}
+    expects = tuple(frozenset(known.literals(one.expected)) for one in assertions.questions)
     open_, expecting, withheld = (_Rewriter(known, assertions, sends).function(test) for sends in SENDS)
     relations = tuple(one.relation for one in assertions.questions)
-    return Asking(open_, expecting, withheld, relations, frozenset(known.absent), known.reads(assertions.questions))
+    reads, absent = known.reads(assertions.questions), frozenset(known.absent)
+    made = Asking(open_, expecting, withheld, relations, absent, reads, frozenset(left), expects)
+    if made.is_told_by(left):
+        raise NotAskable("expects only what it gives as an argument")
+    return made
 
 
 def _run_around(
@@ -463,7 +475,7 @@ class _KnownValues:
         decides = one.asked is not None and self.decides(one.asked)
         # With an operand that is expected as well, an object that steps aside would be enough.
         if decides and not (
-            one.relation == "==" and telling and self._literals(one.expected).isdisjoint(self._literals(one.asked))
+            one.relation == "==" and telling and self.literals(one.expected).isdisjoint(self.literals(one.asked))
         ):
             raise NotAskable(f"decides itself: {_short(one.asked)}")
         left = sorted(self._left(one.expected))
@@ -533,7 +545,7 @@ class _KnownValues:
         }
         return (self.locals & {*self._closure(node)}) - self.unused - inner
 
-    def _literals(self, node: ast.AST | None) -> set[str]:
+    def literals(self, node: ast.AST | None) -> set[str]:
         """Return the literals that an expression is made of, in variables and columns as well, but for the guessed."""
         found, waiting, seen = set(), [node] if node is not None else [], set()
         while waiting:
@@ -548,12 +560,6 @@ class _KnownValues:
                     waiting += [] if inner.id in self.cells else self._values.get(inner.id, [])
                     waiting += [self._constants[inner.id]] if inner.id in self._constants else []
         return found
-
-    def is_echo(self, asked: Sequence[ValueQuestion]) -> bool:
-        """Return whether all that is expected stands in what is left of a test: each value is an argument as well."""
-        left = {text for one in asked for text in self._literals(one.asked)}
-        wanted = [self._literals(one.expected) for one in asked]
-        return any(wanted) and all(texts <= left for texts in wanted)
 
     def reads(self, asked: Sequence[ValueQuestion]) -> bool:
         """Return whether an expected value is read from a file."""

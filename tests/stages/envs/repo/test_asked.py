@@ -81,6 +81,20 @@ def test_a_test_that_asks_for_more_than_is_sent_gives_a_report() -> None:
     assert found.reasons == {f"{ONE}::test_one": "asks for more values than are sent"} and not found.wrong
 
 
+def test_what_a_name_or_another_test_tells_is_not_asked() -> None:
+    """Code can look for what it is to return in the tests that are left: of the inverse function, or in a name."""
+    text = """\
+def test_e(): assert one.e('abc') == 'YWJj'
+def test_d(): assert one.d('YWJj') == 'abc'
+def test_5_gives_125(): assert one.f(5) == 125
+def test_f(): assert one.f(6) == 216
+"""
+    tests = asked.TestFiles({ONE: trees.TreeFile(text.encode())})
+    found, reasons = asked.askings(tests, [*tests.functions])
+    assert [one.name for one in found] == ["test_f"]
+    assert {reason.split()[-1] for reason in reasons.values()} == {"argument"} and len(reasons) == 3
+
+
 def in_turn(*runs: Run) -> Run:
     """Return what runs each of these once, in order."""
     left = list(runs)
@@ -126,6 +140,7 @@ REPORT = {
     "asserts in a loop of the code under test": {"test_by_attribute", "test_between"},
     "decides itself": {"test_all_amounts_are_exact"},
     "calls assert_called_once_with()": {"test_labels_are_made_once"},
+    "expects only what tests give as an argument": {"test_nothing_has_no_mean"},
 }
 """Why a test gives only `report` -> the tests. All others give `values`."""
 
