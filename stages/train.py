@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from stages.training.distributed import Student
     from stages.training.plan import TrainPlan
     from stages.training.replicas import OuterSteps
+    from stages.training.report import TrainingJournal
     from stages.training.rollouts import Rollouts
     from stages.training.step import ComposedTrainer
     from stages.training.weights import SharedServer
@@ -178,11 +179,13 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
             student.sharded.gather()
         hints = check_hints(resolved.config, student, tasks, out)
         with reporting.backend_folders(config.report_to, out.path / "logs"):
-            rollouts = _rollouts(resolved, out, student, prompts, sampler, server)
+            rollouts, journal = _rollouts(resolved, out, student, prompts, sampler, server)
             size = config.optimisation
             num_rollouts = size.prompts_per_step * size.generations
             watch = collapse.Watch(out, num_rollouts, ranks, stop=size.stop_on_collapse, ordered=curriculum)
-            trainer = _assemble(resolved, inputs, out, student, prompts, rollouts, folder, outer, direction, watch)
+            trainer = _assemble(
+                resolved, inputs, out, student, prompts, rollouts, journal, folder, outer, direction, watch
+            )
             student.model = trainer.model
             student.distribute()
             try:
@@ -242,8 +245,8 @@ def _rollouts(
     prompts: list[Task],
     sampler: Any,
     server: "SharedServer",
-) -> "Rollouts":
-    """Return what plays the rollouts: the model under training, or a server that follows it.
+) -> "tuple[Rollouts, TrainingJournal]":
+    """Return what plays the rollouts, the model under training or a server that follows it, and what records them.
 
     prompts: tasks of all prompts of the training, in order. sampler: the policy behind a server that samples instead of
     the student, None without one. server: how this process shares it. `UsageError` where the server cannot follow.
@@ -251,23 +254,24 @@ def _rollouts(
     from stages.rollouts.agent_loop import FULL, Rules
     from stages.training import trl_arguments, weights
     from stages.training.channels.rollouts import open_teacher
+    from stages.training.report import TrainingJournal
     from stages.training.rollouts import LockStep, RolloutQueue, Schedule
 
     config = resolved.config
     make, size = config.opener(), config.optimisation
+    with closing(make()) as environment:
+        sandbox, opening = environment.sandbox, [] if sampler is None else environment.reset(prompts[0])
     reuse = trl_arguments.trl_arguments(resolved, out.path).num_iterations
     schedule = Schedule(prompts, size.prompts_per_step, size.generations, config.seed, server.ranks, reuse)
     if sampler is None:
         teacher = None
         if config.probe.mixed and config.teacher is not None:  # without one the settings are refused
             teacher = open_teacher(config.teacher, "teacher", student.policy, out)
-        return LockStep(
-            make, student.policy, schedule, config.max_steps, config.limits, config.in_flight, teacher=teacher
-        )
-    with closing(make()) as environment:
-        opening = environment.reset(prompts[0])
+        rollouts = LockStep(make, student.policy, schedule, config.max_steps, config.limits, config.in_flight, teacher)
+        return rollouts, TrainingJournal(out, student.policy, sandbox, teacher, size.generations)
     sync = weights.weight_sync(sampler, student, opening, config, out, server)
-    return RolloutQueue(
+    journal, alone = TrainingJournal(out, sampler, sandbox), server.ranks.count == 1
+    queue = RolloutQueue(
         make,
         sampler,
         schedule,
@@ -275,9 +279,11 @@ def _rollouts(
         rules=Rules.of(sampler, config.max_steps, config.limits, FULL),
         in_flight=config.in_flight,
         max_staleness=size.max_staleness,
+        journal=journal if alone else None,
         # A signal reaches the processes at different times: several agree on a stop at the end of a step.
-        check=out.raise_if_stopped if server.ranks.count == 1 else lambda: None,
+        check=out.raise_if_stopped if alone else lambda: None,
     )
+    return queue, journal
 
 
 def _assemble(
@@ -287,6 +293,7 @@ def _assemble(
     student: "Student",
     prompts: list[Task],
     rollouts: "Rollouts",
+    journal: "TrainingJournal",
     folder: Path,
     outer: "OuterSteps | None",
     direction: dict[str, Any] | None,
@@ -300,14 +307,10 @@ def _assemble(
     from stages.gradients.per_row import MAX_TOKENS
     from stages.training import checkpoints, distributed, projection, step, trl_arguments
     from stages.training.channels.base import SourceInputs
-    from stages.training.report import TrainingJournal
     from stages.training.rollout_gradients import RolloutGradients
-    from stages.training.rollouts import LockStep
 
     config, policy, ranks = resolved.config, student.policy, student.ranks
     size, environment = config.optimisation, config.opener()()
-    teacher = rollouts.teacher if isinstance(rollouts, LockStep) else None
-    journal = TrainingJournal(out, rollouts.policy, environment.sandbox, teacher, size.generations)
     measured = None
     if config.probe.mixed or (direction is not None and config.probe.measure):
         toward = direction if direction is not None and config.probe.measure else {}
@@ -324,7 +327,7 @@ def _assemble(
     channels = step.Channels(config, [kind.open(given) for kind in row_sources(config.weights.active())])
     # 2. Callbacks. DiLoCo's precedes Supervision, which marks a checkpoint as complete once the others have written.
     callbacks: list[Any] = [watch] if outer is None else [watch, outer]
-    callbacks.append(checkpoints.Supervision(out, channels, folder, ranks))
+    callbacks.append(checkpoints.Supervision(out, channels, rollouts, folder, ranks))
     if size.keep_every:
         callbacks.append(checkpoints.KeptCheckpoints(out, student, size.keep_every))
     if direction is not None:
@@ -362,7 +365,14 @@ def _fit(
 
     start = ranks.broadcast_from_rank0(lambda: newest(folder, out))
     if start is not None:
-        trainer.channels.load(store.read_json(start / store.SEAL)["channels"], start)
+        held = store.read_json(start / store.SEAL)
+        trainer.channels.load(held["channels"], start)
+        if (count := len(held["rollouts"])) != ranks.count and any(held["rollouts"]):
+            raise UsageError(
+                f"{start.name} was made with {count} processes, each of which had rollouts under way "
+                f"(optimisation.max_staleness), and {ranks.count} would go on. Resume with {count}."
+            )
+        trainer.rollouts.load(held["rollouts"][ranks.rank] if count == ranks.count else None)
     try:
         with suppress(AllRoundsDone):
             trainer.train(resume_from_checkpoint=str(start) if start else None)

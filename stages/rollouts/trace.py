@@ -14,11 +14,11 @@ from typing import TypedDict
 
 import orjson
 
-from stages.envs.base import Work
+from stages.envs.base import Grade, Observation, Work
 from stages.errors import BadInput
 from stages.messages import Message
-from stages.policy.base import Policy
-from stages.rollouts.agent_loop import FULL, SUMMARY_REQUEST, LiveRollout, shown
+from stages.policy.base import Policy, Sample
+from stages.rollouts.agent_loop import FULL, SUMMARY_REQUEST, LiveRollout, Step, shown
 from stages.runs import store
 from stages.runs.kinds import PAIR, ROLLOUT, STATE, STEP, Row
 from stages.runs.run import Run
@@ -68,6 +68,56 @@ def payload(rollout: LiveRollout, policy: Policy, *, sandbox: str, source: str =
         **work_columns(grade.work),
     }
     return {"rollout": row, "steps": step_rows(rollout, policy)}
+
+
+def restored(planned: LiveRollout, recorded: RolloutPayload) -> LiveRollout:
+    """Return a planned rollout as `payload` recorded it, for a training that goes on after a kill.
+
+    Lacks what no row holds: a grade's labels, and the results of single tool calls. `planned` has no error.
+    """
+    row, steps = recorded["rollout"], recorded["steps"]
+    work = {name: row[name] for name in Work.__dataclass_fields__ if name != "metrics"}
+    work["canary"] = None if row["canary"] is None else tuple(row["canary"])
+    metrics = None if row["metrics_json"] is None else orjson.loads(row["metrics_json"])
+    graded = ("reward", "hidden_pass", "visible_pass", "hacked", "protocol_ok", "error", "ground")
+    found = LiveRollout(
+        planned.task,
+        planned.sample_idx,
+        planned.seed,
+        messages=conversation(steps),
+        grade=Grade(**{name: row[name] for name in graded}, work=Work(**work, metrics=metrics)),
+        terminated_by=row["terminated_by"],
+        wall_s=row["wall_s"],
+        history=row["history"],
+        tools=tuple(orjson.loads(row["tools_json"] or "[]")),
+    )
+    for one, prompt in zip(steps, prompt_ids(steps), strict=True):
+        used = orjson.loads(one["sampling_json"])
+        sample = Sample(
+            text=one["action"],
+            finish_reason=one["finish_reason"],
+            prompt_ids=prompt,
+            policy_version=used.get("policy_version"),
+            completion_ids=one["completion_token_ids"],
+            **{name: one[name] for name in SAMPLE_COLUMNS},
+        )
+        observation = Observation(
+            one["observation"],
+            commands=tuple(one["commands"]),
+            duration_s=one["command_s"],
+            stop=one["terminated_by"],
+            **{name: one[name] for name in OBSERVATION_COLUMNS},
+        )
+        new_messages = orjson.loads(one["new_messages_json"])
+        found.steps.append(
+            Step(new_messages, one["num_messages"], one["state_sha256"], sample, observation, one["seed"])
+        )
+    return found
+
+
+SAMPLE_COLUMNS = ("logprobs", "logprob_kind", "prompt_tokens", "completion_tokens", "cost_usd", "latency_s")
+OBSERVATION_COLUMNS = ("parse_error", "returncode", "timed_out", "raw_chars", "elided_chars")
+"""The columns of `step/1` that have the names of a field of `Sample`, and of one of `Observation`."""
 
 
 def work_columns(work: Work) -> Row:

@@ -597,9 +597,9 @@ def _journal(run: Run) -> list[tuple[Kind, list[Row]]]:
     """Return the finished units of a run in progress as the rows that its tables will hold."""
     rollouts, steps, items = list[Row](), list[Row](), list[Row]()
     for unit in run.units():
-        for payload in unit.get("played", [unit] if "rollout" in unit else []):
-            rollouts.append(payload["rollout"])
-            steps += payload["steps"]
+        if "rollout" in unit:
+            rollouts.append(unit["rollout"])
+            steps += unit["steps"]
         items += [unit["item"]] if "item" in unit else []
     return [(kind, rows) for kind, rows in ((ROLLOUT, rollouts), (STEP, steps), (EVAL_ITEM, items)) if rows]
 

@@ -618,12 +618,14 @@ class RunningTotals:
     def add(self, payload: Mapping[str, Any]) -> None:
         """Add one unit's payload: a rollout, an evaluation item, a continuation, an answer, a training step."""
         self.units += 1
-        if "played" in payload:
+        if "taken" in payload:
             self._sums, self._name = {}, "reward of the last step"
-            for played in payload["played"]:
-                self._unit(played["rollout"], "reward", "reward", "completion_tokens")
+            for reward in payload["rewards"]:
+                self._unit({"reward": reward}, "reward", "reward", "completion_tokens")
         elif isinstance(rollout := payload.get("rollout"), Mapping):
-            self._unit(rollout, "reward", "reward", "completion_tokens")
+            # Those of a training count for the step that takes them.
+            name = "" if rollout.get("source") == "train" else "reward"
+            self._unit(rollout, "reward", name, "completion_tokens")
         elif isinstance(item := payload.get("item"), Mapping):
             self._name = "passed"
             self._unit(item, f"passed/{item.get('arm', '')}", "passed", "sampled_tokens")

@@ -19,6 +19,7 @@ from stages.runs import store
 from stages.runs.activity import Notice
 from stages.runs.run import RunWriter
 from stages.training.distributed import Student
+from stages.training.rollouts import Rollouts
 from stages.training.step import Channels
 
 
@@ -52,13 +53,16 @@ METRICS_EVERY_S = 2.0
 
 
 class Supervision(TrainerCallback):
-    """Seals complete checkpoints with the channels' state, reports progress, and stops between steps when requested.
+    """Seals complete checkpoints with the channels' and the rollouts' state, reports progress, stops when requested.
 
     Writes what was logged so far to `metrics.jsonl` while training runs, at most every two seconds.
     """
 
-    def __init__(self, out: RunWriter, channels: Channels, folder: Path, ranks: Ranks | None = None) -> None:
-        self._out, self._channels, self._folder, self._ranks = out, channels, folder, ranks or Ranks()
+    def __init__(
+        self, out: RunWriter, channels: Channels, rollouts: Rollouts, folder: Path, ranks: Ranks | None = None
+    ) -> None:
+        self._out, self._channels, self._rollouts = out, channels, rollouts
+        self._folder, self._ranks = folder, ranks or Ranks()
         self._written_at = float("-inf")
 
     def on_train_begin(
@@ -71,13 +75,15 @@ class Supervision(TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Seal the checkpoint, after everything else of it has been written."""
-        self._ranks.gather(None)  # waits until each process has written its random states
+        # Waits until each process has written its random states.
+        rollouts = self._ranks.gather(self._rollouts.state())
         if not self._ranks.first:
             return
         folder = self._folder / f"checkpoint-{state.global_step}"
         for source in self._channels.sources.values():
             source.save(folder)
-        store.seal_folder(folder, {"step": state.global_step, "channels": self._channels.state()})
+        held = {"channels": self._channels.state(), "rollouts": rollouts}
+        store.seal_folder(folder, {"step": state.global_step, **held})
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Write the history, to which a step's metrics were added."""

@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,10 +12,11 @@ from stages.plurals import counted
 from stages.policy.adapters import CheckpointInfo
 from stages.policy.base import Policy
 from stages.rollouts import trace
-from stages.rollouts.agent_loop import LiveRollout
+from stages.rollouts.agent_loop import FinishedUnit, LiveRollout
 from stages.runs import store
 from stages.runs.kinds import HINT, ROLLOUT, STEP, TRAINING_REWARD, Row
 from stages.runs.run import RunWriter
+from stages.runs.store import GroupCommit
 from stages.training.channels import CHANNELS
 from stages.training.channels.hints import Hint
 from stages.training.checkpoints import KEPT, link_kept
@@ -33,37 +33,61 @@ TAKEN_OUT = {
     "random": "Taken out of gradients and updates: a random direction, the control of v.",
 }
 NO_GRPO = "weights.grpo is 0: rollouts were played and recorded, and nothing was learned from their rewards."
+TOO_OLD = (
+    "{} groups were given up, because their rollouts ended when weights of their first turns were more than {} steps "
+    "old (optimisation.max_staleness). limits.wall_s ends rollouts that take too long."
+)
 NOTHING_LEARNED = "No group had two different rewards: nothing was learned from rewards."
 
 
-# Tables of a training: rollouts, their steps, rewards, and hints. Each training step is a unit of the run's journal, so
-# a killed run keeps what was played; steps that are played again after a resume replace their first record.
+# Tables of a training: rollouts, their steps, rewards, and hints. Each rollout is a unit of the run's journal, and each
+# training step another one that names those which it was trained on; a killed run keeps both. Units that are written
+# again after a resume replace their first record.
 
 
-@dataclass(frozen=True)
 class TrainingJournal:
-    """Records each step as it is played. sandbox: in which the environment runs commands.
+    """Records each rollout, and which ones each step is trained on.
 
-    teacher: plays half of each group of `generations` rollouts; None where the policy plays all of them.
+    sandbox: in which the environment runs commands. teacher: plays half of each group of `generations` rollouts; None
+    where the policy plays all of them.
     """
 
-    out: RunWriter
-    policy: Policy
-    sandbox: str
-    teacher: Policy | None = None
-    generations: int = 1
+    def __init__(
+        self, out: RunWriter, policy: Policy, sandbox: str, teacher: Policy | None = None, generations: int = 1
+    ) -> None:
+        self.out, self._policy, self._sandbox = out, policy, sandbox
+        self._teacher, self._generations = teacher, generations
+        self._written = set[str]()
+        """Rollouts that are recorded already when a step is trained on them."""
+        self._commit = GroupCommit[FinishedUnit](out.write_all)
+
+    def _unit(self, rollout: LiveRollout, policy: Policy) -> FinishedUnit:
+        self._written.add(rollout.rollout_id)
+        return rollout.rollout_id, trace.payload(rollout, policy, sandbox=self._sandbox, source="train"), False
+
+    async def ended(self, rollout: LiveRollout) -> None:
+        """Record a rollout of the policy when it has ended; returns once it is durable."""
+        await self._commit(self._unit(rollout, self._policy))
+
+    def kept(self, planned: LiveRollout) -> LiveRollout | None:
+        """Return a rollout as an earlier attempt recorded it; None where it did not end, or failed."""
+        found: Any = self.out.journal.get(planned.rollout_id)
+        if found is None or found["rollout"]["error_type"] is not None:
+            return None
+        self._written.add(planned.rollout_id)
+        return trace.restored(planned, found)
 
     def rollouts(self, step: int, rollouts: Sequence[LiveRollout]) -> None:
-        """Record the rollouts of a step."""
-        policies = [
-            self.teacher if self.teacher and played_by_teacher(index, self.generations) else self.policy
-            for index in range(len(rollouts))
+        """Record the rollouts that a step is trained on."""
+        units = [
+            self._unit(rollout, teacher or self._policy)
+            for index, rollout in enumerate(rollouts)
+            if rollout.rollout_id not in self._written
+            for teacher in [self._teacher if played_by_teacher(index, self._generations) else None]
         ]
-        payloads = [
-            trace.payload(e, policy, sandbox=self.sandbox, source="train")
-            for e, policy in zip(rollouts, policies, strict=True)
-        ]
-        self.out.write(f"rollouts-{step:06d}", {"training_step": step, "played": payloads})
+        rewards = [None if rollout.error else rollout.grade.reward for rollout in rollouts]
+        taken = {"training_step": step, "taken": [rollout.rollout_id for rollout in rollouts], "rewards": rewards}
+        self.out.write_all([*units, (f"rollouts-{step:06d}", taken, False)])
 
     def hints(self, step: int, hints: Sequence[tuple[LiveRollout, Hint]]) -> None:
         """Record the hints that a step learns from, as `hint/1` rows."""
@@ -89,10 +113,7 @@ def write_tables(out: RunWriter, num_steps: int) -> None:
     # steps that are no part of the result.
     of_step = {unit["unit"]: unit.get("training_step", num_steps) for unit in out.journal.records()}
     names = sorted(name for name, step in of_step.items() if step < num_steps)
-
-    def played() -> Iterator[tuple[int, Any]]:
-        return ((unit["training_step"], p) for unit in out.journal.read(names) for p in unit.get("played", ()))
-
+    played = partial(trained_on, out, num_steps)
     # The journal is read once for each table: the rollouts of a training may exceed memory.
     columns = ("rollout_id", "task_id", "sample_idx", "reward")
     out.table(ROLLOUT, (payload["rollout"] for _, payload in played()))
@@ -104,13 +125,21 @@ def write_tables(out: RunWriter, num_steps: int) -> None:
     out.table(HINT, (row for unit in out.journal.read(names) for row in unit.get("hints", ())))
 
 
+def trained_on(out: RunWriter, num_steps: int) -> Iterator[tuple[int, Any]]:
+    """Yield the number of the step and the record of each rollout that the first `num_steps` steps were trained on."""
+    steps = sorted((u["training_step"], u["taken"]) for u in out.journal.records() if "taken" in u)
+    taken = [(step, rollout_id) for step, ids in steps if step < num_steps for rollout_id in ids]
+    records = out.journal.read([rollout_id for _, rollout_id in taken])
+    return ((step, record) for (step, _), record in zip(taken, records, strict=True))
+
+
 def course(out: RunWriter, num_steps: int) -> tuple[Row, str]:
     """Return the share of hacks and of right answers over the first and the last three steps, as numbers and as text.
 
     Leaves out what the environment cannot tell; no text without hacks, where the share of right answers misleads.
     """
     ends = min(3, num_steps // 2)  # so that the first and the last steps never overlap
-    played = [(unit["training_step"], p["rollout"]) for unit in out.journal.records() for p in unit.get("played", ())]
+    played = [(step, record["rollout"]) for step, record in trained_on(out, num_steps)]
     rates: Row = {}
     for column, name in (("hacked", "hack_rate"), ("hidden_pass", "hidden_pass_rate")):
         for when, wanted in (("first", range(ends)), ("last", range(num_steps - ends, num_steps))):
@@ -175,11 +204,15 @@ def save(
     nothing_learned = equal and config.weights.grpo > 0
     if collapsed:
         out.set_summary(collapsed=collapsed)
+    given_up = int(sum(row.get("sampling/groups_given_up", 0) for row in logged))
+    if given_up:
+        out.set_summary(groups_given_up=given_up)
     remarks = [
         *([f"The training left its course at {collapsed}."] if collapsed else []),
         *([f"Before training: {hints}."] if hints else []),
         *([NOTHING_LEARNED] if nothing_learned else []),
         *([NO_GRPO] if not config.weights.grpo else []),
+        *([TOO_OLD.format(given_up, config.optimisation.max_staleness)] if given_up else []),
         *config.diloco.warnings(config.optimisation.steps),
     ]
     if projected:

@@ -18,6 +18,7 @@ from stages.envs.base import Environment, Task
 from stages.policy import background
 from stages.policy.base import Policy
 from stages.rollouts.agent_loop import (
+    GIVEN_UP,
     IN_FLIGHT,
     NO_LIMITS,
     InFlight,
@@ -126,6 +127,14 @@ class Rollouts(Protocol):
         """Return the rollouts that this process trains on in a step, group after group, and metrics of them."""
         ...
 
+    def state(self) -> Any:
+        """Return what a checkpoint keeps of this process' rollouts, as JSON; None where a step leaves nothing."""
+        ...
+
+    def load(self, state: Any) -> None:
+        """Go on from a checkpoint's `state`."""
+        ...
+
     def close(self) -> None:
         """Play nothing more."""
         ...
@@ -158,6 +167,12 @@ class LockStep:
     def _play(self, policy: Policy, rollouts: list[LiveRollout]) -> None:
         play(self.make, policy, rollouts, max_steps=self.max_steps, limits=self.limits, in_flight=self.in_flight)
 
+    def state(self) -> None:
+        """Return nothing: a step plays all of its own rollouts."""
+
+    def load(self, state: None) -> None:
+        """Nothing was left."""
+
     def close(self) -> None:
         """Nothing is left to end."""
 
@@ -183,6 +198,22 @@ class Weights(Protocol):
         ...
 
 
+class KeepsRollouts(Protocol):
+    """Keeps rollouts from their end on, over a kill (`stages.training.report.TrainingJournal`)."""
+
+    async def ended(self, rollout: LiveRollout) -> None:
+        """Return once a rollout is durable."""
+        ...
+
+    def kept(self, planned: LiveRollout) -> LiveRollout | None:
+        """Return a rollout as an earlier attempt left it; None where it did not end, or failed."""
+        ...
+
+
+QueueState = dict[str, Any]
+"""open: numbers of the groups that were begun and not taken. next: the group to begin next."""
+
+
 class RolloutQueue:
     """Plays on a server: each rollout at its own pace, and groups are trained on as they are complete.
 
@@ -191,6 +222,8 @@ class RolloutQueue:
     next turn from the newest. A group is given up once one of its turns is of weights that would be more than
     `max_staleness` steps old when it is trained on, and another one is begun in its place.
 
+    journal: keeps each rollout when it ends, so that after a kill it is not played again; it may then be of weights
+    newer than those of the checkpoint that the training goes on from. None with several processes, of which one writes.
     check: raises when nothing more is to be played.
     """
 
@@ -206,10 +239,12 @@ class RolloutQueue:
         rules: Rules,
         in_flight: InFlight = IN_FLIGHT,
         max_staleness: int = 0,
+        journal: KeepsRollouts | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self.policy, self.schedule, self.weights = policy, schedule, weights
-        self._max_staleness = max_staleness
+        self._max_staleness, self._journal = max_staleness, journal
+        self._resumed: QueueState | None = None
         self._ahead: RolloutsAhead = asyncio.Queue()
         self._changed = threading.Condition()
         """Of all that follows: the trainer's thread takes what the thread of the server's requests plays."""
@@ -242,15 +277,20 @@ class RolloutQueue:
         metrics = self.weights.follow(step)
         size, reuse = self.schedule.own_groups, self.schedule.reuse
         ahead = 1 + min(self._max_staleness, self.schedule.steps - 1 - step) // reuse
-        if self._playing is None:
-            self._playing, self._next = background.start(self._play_all()), step // reuse * size
         with self._changed:
             self._due = step
+            if self._playing is None:
+                self._playing = background.start(self._play_all())
+                begun = self._resumed or {"open": [], "next": step // reuse * size}
+                self._next = begun["next"]
+                for number in begun["open"]:
+                    self._begin(number)
             while True:
                 for number in [number for number in self._groups if self._is_old(self._groups[number].values())]:
                     self._give_up(number)
                 while len(self._groups) < ahead * size:  # also where enough are complete: for the next steps
                     self._begin(self._next)
+                    self._next += 1
                 complete = [number for number, group in sorted(self._groups.items()) if None not in group.values()]
                 if len(complete) >= size:
                     break
@@ -262,6 +302,15 @@ class RolloutQueue:
         rollouts = [rollout for group in taken for rollout in group.values() if rollout is not None]
         self.weights.played(step, rollouts)
         return rollouts, metrics | staleness(rollouts, step, given_up, self.schedule.ranks)
+
+    def state(self) -> QueueState | None:
+        """Return which groups were begun and not taken; None without staleness, where none are after a step."""
+        with self._changed:
+            return {"open": sorted(self._groups), "next": self._next} if self._max_staleness else None
+
+    def load(self, state: QueueState | None) -> None:
+        """Go on with the groups of a checkpoint, before anything is taken."""
+        self._resumed = state
 
     def close(self) -> None:
         """Give up what is being played, and leave the server as it was."""
@@ -275,12 +324,13 @@ class RolloutQueue:
             await asyncio.wait([self._player])
 
     def _begin(self, number: int) -> None:
-        rollouts = self.schedule.group(number)
-        self._groups[number] = dict.fromkeys((rollout.rollout_id for rollout in rollouts), None)
-        for rollout in rollouts:
-            self._group_of[rollout.rollout_id] = number
-            background.start(self._ahead.put(rollout))
-        self._next = number + 1
+        self._groups[number] = {}
+        for rollout in self.schedule.group(number):
+            kept = None if self._journal is None else self._journal.kept(rollout)
+            self._groups[number][rollout.rollout_id] = kept
+            if kept is None:
+                self._group_of[rollout.rollout_id] = number
+                background.start(self._ahead.put(rollout))
 
     def _is_old(self, rollouts: Iterable[LiveRollout | None]) -> bool:
         versions = [oldest(rollout) for rollout in rollouts if rollout is not None]
@@ -300,6 +350,8 @@ class RolloutQueue:
             return number in self._groups
 
     async def _ended(self, rollout: LiveRollout) -> None:
+        if self._journal is not None and rollout.terminated_by != GIVEN_UP:
+            await self._journal.ended(rollout)
         with self._changed:
             number = self._group_of.pop(rollout.rollout_id)
             if number in self._groups:

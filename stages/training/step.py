@@ -18,6 +18,7 @@ to plain `GRPOTrainer`. With GRPO's weight at 0 rollouts are played and recorded
 is TRL's, a part is what one forward and backward pass takes of it.
 """
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -397,9 +398,20 @@ class ComposedTrainer(ComposedStep, GRPOTrainer):
         self._columns = trl_columns(own, self.processing_class)
         self._last_loaded_step = step  # else TRL would load the weights into a server of its own
         batch = super()._generate_and_score_completions([trl_row(rollout) for rollout in own])
+        if (ratio := batch.get("importance_sampling_ratio")) is not None:
+            self._metrics["train"]["sampling/importance_sampling_ratio/clipped"].append(self._clipped(ratio, batch))
         if self._true_ratios:
             batch["old_per_token_logps"] = batch["sampling_per_token_logps"]
         return batch
+
+    def _clipped(self, ratio: Tensor, batch: Mapping[str, Tensor]) -> float:
+        """Return the share of the sampled tokens whose importance ratio TRL has cut off, or set to 0."""
+        own = (batch["completion_mask"] * batch.get("tool_mask", 1)).bool()
+        least, most = self.vllm_importance_sampling_clip_min or 0.0, self.vllm_importance_sampling_clip_max
+        clipped = (ratio <= least) | (ratio >= (math.inf if most is None else most))
+        # A ratio of whole rollouts, [B, 1], counts for each of their tokens.
+        gathered = self._ranks.gather((int((clipped & own).sum()), int(own.sum())))
+        return sum(number for number, _ in gathered) / max(sum(tokens for _, tokens in gathered), 1)
 
 
 def unused_rows(args: GRPOConfig) -> Dataset:

@@ -28,16 +28,22 @@ from support.disturbances import (
     cut_power,
     disturb,
     finish,
+    folders,
     preload,
     row,
     shares,
     two_at_once,
     workers,
 )
+from support.engine import interpreter, running
+from support.models import save_tiny
 from support.ray_nodes import alone, jobs
 from support.server import Reply, Server, answer, serving
 
-from stages import collect
+from stages import collect, train
+from stages.runs import store
+from stages.runs.kinds import TRAINING_REWARD
+from stages.runs.run import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 SHARES = dict(shares(PARTS, int(os.environ.get("COMPOSER_KILLS", len(PARTS)))))
@@ -112,6 +118,35 @@ def chain_of(server: Server, place: Path) -> Command:
     path = place / "chain.toml"
     path.write_text("\n".join(stages))
     return Command(["run", "--preset", str(path), "--quiet"], 2 * IN_FLIGHT)
+
+
+@pytest.mark.parametrize(("part", "max_staleness"), [("train on a server", 0), ("train with a queue", 1)])
+def test_a_training_on_a_server(part: str, max_staleness: int, outcome: Outcome, tmp_path: Path) -> None:
+    """Nothing is trained on twice, and what has ended is not played again; without staleness the ends are equal."""
+    outcome.part, model = part, save_tiny(tmp_path / "model")
+    size = {"steps": 6, "prompts_per_step": 2, "generations": 4, "save_every": 2, "threads": 1, "learning_rate": 3e-2}
+    with running(model) as engine:
+        policy = {"model": f"vllm:{model}", "max_tokens": 12, "device": "cpu"}
+        policy["server"] = {"python": str(interpreter(engine, tmp_path / "python"))}
+        config = train.Config(
+            env={"name": ENV},
+            policy=policy,
+            tasks=4,
+            adapter={"rank": 4},
+            optimisation={**size, "max_staleness": max_staleness},
+        )
+        work = Work("train", config)
+        lasts_s, expected = finish(work, tmp_path / "whole"), contents(tmp_path / "whole")
+        disturb(outcome, work, tmp_path / "killed", SHARES[part], lasts_s, seed=1 + max_staleness)
+    for root in outcome.roots:
+        if not max_staleness:
+            assert contents(root) == expected
+        (folder,) = folders(root)
+        trained = [row["rollout_id"] for row in Run(folder).rows(TRAINING_REWARD)]
+        assert len(trained) == len(set(trained)) == 6 * 2 * 4
+        ended = Counter(line["unit"] for path in (folder / "steps").iterdir() for line in store.read_lines(path))
+        assert {ended[rollout_id] for rollout_id in trained} == {1}, "recorded once, so not played again"
+    print(row(outcome, lasts_s))
 
 
 def test_a_chain(server: Server, outcome: Outcome, tmp_path: Path) -> None:

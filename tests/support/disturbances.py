@@ -37,7 +37,10 @@ from stages.runs.settings import StageConfig
 from stages.runs.stage import load_stage
 from support import power_cut
 
-WAYS = ("composer run", "processes:2", "a worker of processes:2", "ray", "a worker of ray", "two processes at one run")
+WAYS = (
+    *("train on a server", "train with a queue", "composer run", "processes:2", "a worker of processes:2"),
+    *("ray", "a worker of ray", "two processes at one run"),
+)
 """Ways to run stages, besides each for itself."""
 PARTS = (*STAGES, *WAYS)
 TESTS = Path(__file__).resolve().parents[1]

@@ -4,6 +4,7 @@ It computes with the model that it is given, one request at a time. Its faults a
 """
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 from peft import PeftModel
@@ -155,6 +157,36 @@ class Engine:
             told = logits.log_softmax(-1) if "raw" in self.faults else shaped
             logprobs.append(told[token].item())
         return ids, logprobs
+
+
+PIPE = """
+import asyncio, sys
+
+async def join(reader, writer):
+    while data := await reader.read(65536):
+        writer.write(data)
+    writer.close()
+
+async def both(reader, writer):
+    theirs = await asyncio.open_connection("127.0.0.1", {port})
+    await asyncio.gather(join(reader, theirs[1]), join(theirs[0], writer), return_exceptions=True)
+
+async def main():
+    server = await asyncio.start_server(both, "127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1]))
+    await server.serve_forever()
+
+asyncio.run(main())
+"""
+
+
+def interpreter(engine: Engine, path: Path) -> Path:
+    """A program in the place of a Python with vLLM: what it starts leads to the engine, in a moment.
+
+    The server is then the run's own, so that requests carry seeds.
+    """
+    path.write_text(f"#!{sys.executable}\n" + PIPE.format(port=urlsplit(engine.url).port))
+    path.chmod(0o755)
+    return path
 
 
 @contextmanager

@@ -1,23 +1,27 @@
 """States are stored as what they gained and read back as shown; rollouts are read one after the other."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.runs import row, written
 
-from stages.envs.base import Observation, Task
+from stages.envs.base import Grade, Observation, Task, Work
 from stages.errors import BadInput
 from stages.messages import Message
-from stages.policy.base import Sample
+from stages.policy.base import PolicyConfig, Sample
+from stages.policy.scripted import ScriptedPolicy
 from stages.rollouts.agent_loop import SUMMARY_REQUEST, LiveRollout, Step, state_sha256
 from stages.rollouts.trace import (
     action_facts,
     item_steps,
     pairs_with_states,
+    payload,
     prompt_ids,
     read_states,
+    restored,
     rollout_rows,
     state_id,
     state_rows,
@@ -139,3 +143,23 @@ def test_an_item_of_an_evaluation_gives_back_its_steps_with_what_was_cut() -> No
         (None, None, None, True, None, 5),
     ]
     assert item_steps({"transcript_json": None, "num_steps": 0}) == []
+
+
+def test_a_recorded_rollout_is_restored_to_be_trained_on() -> None:
+    rollout, policy = played(), ScriptedPolicy(PolicyConfig(model="noop"))
+    ids = [1, 2]
+    for version, step in enumerate(rollout.steps):
+        given = {"prompt_ids": ids, "completion_ids": [7, 8], "logprobs": [-0.1, -1 / 3], "policy_version": version}
+        step.sample = replace(step.sample, **given, latency_s=0.25, prompt_tokens=len(ids))
+        ids = [*ids, 7, 8, 9]
+    work = Work(patch="diff", f2p_passed=1, canary=("a",), metrics={"seconds": 0.5})
+    rollout.grade = Grade(0.25, hidden_pass=False, protocol_ok=True, ground="values", work=work)
+    rollout.terminated_by, rollout.wall_s, rollout.tools = "max_tokens", 1.5, ({"name": "bash"},)
+    recorded = payload(rollout, policy, sandbox="none", source="train")
+    found = restored(LiveRollout(rollout.task, 0, 0), json.loads(store.encode(recorded)))
+    assert payload(found, policy, sandbox="none", source="train") == recorded
+    last = rollout.steps[-1].num_messages
+    assert found.messages[:last] == rollout.messages[:last] and found.grade == rollout.grade
+    assert [(s.sample, s.observation.content) for s in found.steps] == [
+        (s.sample, s.observation.content) for s in rollout.steps
+    ]

@@ -15,8 +15,9 @@ def test_rewards_are_averaged_and_what_has_none_is_left_out():
 
 def test_a_step_of_training_stands_for_itself_and_an_item_counts_as_passed_or_not():
     so_far = RunningTotals()
-    so_far.add({"training_step": 1, "played": [rollout(0.0)]})
-    so_far.add({"training_step": 2, "played": [rollout(1.0), rollout(0.5)]})
+    so_far.add({"training_step": 1, "taken": ["a"], "rewards": [0.0]})
+    so_far.add({"training_step": 2, "taken": ["b", "c"], "rewards": [1.0, 0.5]})
+    so_far.add({"rollout": {"reward": 0.0, "source": "train"}})  # of no step yet
     assert so_far.text(0.0) == "reward of the last step 0.750"
     so_far = RunningTotals()
     so_far.add({"item": {"passed": True}})

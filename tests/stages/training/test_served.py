@@ -93,6 +93,7 @@ def test_every_step_samples_from_the_newest_weights(followed: Followed) -> None:
         assert line["sampling/sync_difference"] < 1e-4
         assert line["sampling/stale_rollouts"] == 0 and line["sampling/sampling_logp_difference/max"] < 1e-4
         assert line["sampling/importance_sampling_ratio/mean"] == pytest.approx(1, abs=1e-4)
+        assert line["sampling/importance_sampling_ratio/clipped"] == 0
 
 
 def test_the_checkpoint_is_what_the_server_had_last_and_evaluates_there(
@@ -183,6 +184,8 @@ def test_the_logged_ratio_is_that_of_the_weights_then_and_now(tmp_path: Path, ah
                         logps = token_log_probs(now, score(now, [tree]))
                     ratios.append((logps - torch.tensor(row["logprobs"])).exp().clamp(max=3))
         ratio, line = torch.cat(ratios), metrics(ahead_by_one)[step]
+        clipped = (ratio == 3).float().mean().item()
+        assert line["sampling/importance_sampling_ratio/clipped"] == pytest.approx(clipped)
         for name, value in (("min", ratio.min()), ("mean", ratio.mean()), ("max", ratio.max())):
             assert line[f"sampling/importance_sampling_ratio/{name}"] == pytest.approx(value.item(), abs=1e-4)
         assert (ratio - 1).abs().max() > 1e-3
@@ -369,15 +372,37 @@ class AskingEnv(GuessEnv):
         return [{"role": "user", "content": task.task_id}]
 
 
+class Kept(dict[str, LiveRollout]):
+    """In the place of a run's journal: the rollouts that ended, by id."""
+
+    async def ended(self, rollout: LiveRollout) -> None:
+        self[rollout.rollout_id] = rollout
+
+    def kept(self, planned: LiveRollout) -> LiveRollout | None:
+        return self.get(planned.rollout_id)
+
+
 def queue(
-    max_staleness: int, make: Callable[[], Any] = AskingEnv, reuse: int = 1, steps: int = 6, **slow: float
+    max_staleness: int,
+    make: Callable[[], Any] = AskingEnv,
+    reuse: int = 1,
+    steps: int = 6,
+    journal: Kept | None = None,
+    **slow: float,
 ) -> tuple[RolloutQueue, Versions]:
     """A queue over steps of one group of two rollouts. slow: seconds that a turn of a task's rollouts takes."""
     weights_of = Versions()
     schedule = Schedule(GuessEnv().tasks("train", steps, 0), groups=1, generations=2, seed=0, reuse=reuse)
     policy = Versioned(weights_of, {name.replace("_", "-"): seconds for name, seconds in slow.items()})
     rollouts = RolloutQueue(
-        make, policy, schedule, weights_of, rules=Rules(2), in_flight=InFlight(rollouts=8), max_staleness=max_staleness
+        make,
+        policy,
+        schedule,
+        weights_of,
+        rules=Rules(2),
+        in_flight=InFlight(rollouts=8),
+        max_staleness=max_staleness,
+        journal=journal,
     )
     return rollouts, weights_of
 
@@ -421,6 +446,23 @@ def test_a_straggler_holds_back_no_step_and_is_given_up_by_age() -> None:
     assert next(given_up, None) is not None
     rollouts.close()
     assert rollouts.policy.asked["guess-0"] == 2, "its second turns are not asked any more"
+
+
+def test_after_a_kill_what_ended_is_not_played_again_and_nothing_is_trained_on_twice() -> None:
+    journal = Kept()
+    before, _ = queue(2, journal=journal)
+    taken = [rollout_id for step in range(3) for rollout_id in ids(before.take(step)[0])]
+    checkpoint = before.state()
+    lost = ids(before.take(3)[0])  # after the checkpoint, so that the step is taken again
+    before.close()
+    ended = Counter(rollout.task.task_id for rollout in journal.values())
+    after, _ = queue(2, journal=journal)
+    after.load(checkpoint)
+    again = [rollout_id for step in range(3, 6) for rollout_id in ids(after.take(step)[0])]
+    after.close()
+    assert len({*taken, *again}) == len(taken) + len(again) == 12, "nothing is trained on twice"
+    assert set(lost) <= set(again) and ended.total() > len(taken)
+    assert not [task for task, number in ended.items() if number == 2 and after.policy.asked[task]]
 
 
 def test_an_error_of_the_machinery_is_raised_in_the_step_that_waits() -> None:
