@@ -1,4 +1,4 @@
-"""How often `composer compare` is right, beside the tests that people use: its level, its power and its coverage.
+"""How often `composer compare` is right, beside the two packages that do a part of it: level, power and coverage.
 
     python benchmarks/compare.py [levels] [--experiments 1000]
 
@@ -7,8 +7,9 @@ five); each side passes it or scores it by chance around that. Scores are skewed
 large losses or gains. `missing`: the second side has no outcome for 5 % of the tasks, three in four of them tasks that
 it would have failed; they are left out on both sides. `gain`: what an average task gains; 0 asks for the level.
 
-paired t: Student's t over tasks, as `evalconfidence` takes it for scores. McNemar: the exact test of pass and fail.
-permutation: sign flips of tasks over the mean, as `paired-eval` takes them. None of these knows documents.
+evalconfidence 0.1.1: McNemar's test and a normal interval for pass and fail, Student's t over tasks for scores.
+paired-eval 0.4.0: sign flips of tasks over the mean, and the percentiles of a bootstrap. Both are computed here for
+many experiments at once, with 399 flips and resamples; compare_pairs.py calls the packages. Neither knows documents.
 """
 
 import os
@@ -16,11 +17,13 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from collections.abc import Iterator
+from itertools import product
 
 import cases
 import numpy as np
+import records
 from records import Claim, measured
-from scipy.special import bdtr, stdtr
+from scipy.special import bdtr, chdtrc, ndtr, stdtr, stdtrit
 
 from stages.evaluation.inference import PairedTest
 
@@ -29,8 +32,10 @@ GAINS = {50: 0.2, 300: 0.08, 2000: 0.03}
 """The gain whose power is asked, by the number of tasks."""
 CLUSTER = 5
 BLOCK = 250
-GOAL = "<= 8"
-"""Of the level in per cent, noise of the simulation included."""
+DRAWS = 399
+SPREAD = 0.35
+"""Of what a side gains on a document."""
+OURS, T, FLIPS = PROGRAMS = ("compare", "evalconfidence", "paired-eval")
 
 
 def draw(
@@ -44,16 +49,24 @@ def draw(
     own = random.normal(size=(num, tasks))
     difficulty = weight**0.5 * shared[:, unit] + (1 - weight) ** 0.5 * own
     # What a side gains on a document is shared by its tasks, which is what makes them no independent evidence.
-    shift = 0.35 * gains[:, unit] if clustered else 0.0
+    shift = SPREAD * gains[:, unit] if clustered else 0.0
     if binary:
-        # The probit of an average task moves a rate of one half by 0.36 at a spread of difficulties of one.
-        moved = gain / 0.282
         first = difficulty + 0.5 * random.normal(size=(num, tasks)) > 0
-        second = difficulty + moved * 1.12 + shift + 0.5 * random.normal(size=(num, tasks)) > 0
+        second = difficulty + probit(gain) + shift + 0.5 * random.normal(size=(num, tasks)) > 0
         return second.astype(float), first.astype(float), unit
     base = 1 / (1 + np.exp(-difficulty))
     apart = (random.exponential(size=(num, tasks)) ** 1.5 - 1.3293) * 0.06
     return base + gain / 4 + apart + 0.1 * shift, base, unit
+
+
+def probit(gain: float) -> float:
+    """Return by how much an average task's probit is moved: 0.36 for a rate of one half, at this spread."""
+    return gain / 0.282 * 1.12
+
+
+def truth(gain: float, binary: bool, clustered: bool) -> float:
+    """Return the expected difference of the sides."""
+    return float(ndtr(probit(gain) / (1.25 + clustered * SPREAD**2) ** 0.5)) - 0.5 if binary else gain / 4
 
 
 def thinned(second: np.ndarray, random: np.random.Generator) -> np.ndarray:
@@ -63,58 +76,80 @@ def thinned(second: np.ndarray, random: np.random.Generator) -> np.ndarray:
     return np.where(random.random(second.shape) < chance, np.nan, second)
 
 
-def verdicts(second: np.ndarray, first: np.ndarray, unit: np.ndarray, binary: bool) -> dict[str, np.ndarray]:
-    """Return [X] whether each test finds a difference, and whether our interval covers it."""
+def verdicts(second: np.ndarray, first: np.ndarray, unit: np.ndarray, binary: bool, true: float) -> np.ndarray:
+    """Return [P, 3, X] of each program whether it finds a difference, a gain, and whether its interval covers."""
     apart = second - first
-    num = apart.shape[1]
-    test = PairedTest(second[:, None], first[:, None], unit, scores=not binary, num_flips=399)
-    found = {"composer": test.rejects(0.0)}
-    mean, sd = apart.mean(1), np.maximum(apart.std(1, ddof=1), 1e-12)
-    found["paired t"] = 2 * stdtr(num - 1, -np.abs(mean) / sd * num**0.5) < 0.05
+    num, mean = apart.shape[1], apart.mean(1)
+    test = PairedTest(second[:, None], first[:, None], unit, scores=not binary, num_flips=DRAWS)
+    found, covers = [test.rejects(0.0)], [~test.rejects(true)]
     if binary:
         wins, losses = (apart > 0).sum(1), (apart < 0).sum(1)
-        fewest, both = np.minimum(wins, losses), wins + losses
-        found["McNemar"] = np.minimum(2 * bdtr(fewest, np.maximum(both, 1), 0.5), 1) < 0.05
-    signs = np.random.default_rng(7).integers(0, 2, size=(399, num)) * 2.0 - 1
+        both = wins + losses
+        exact = 2 * bdtr(np.minimum(wins, losses), np.maximum(both, 1), 0.5)
+        corrected = chdtrc(1, (np.abs(wins - losses) - 1) ** 2 / np.maximum(both, 1))
+        found.append(np.where(both <= 25, exact, corrected) < 0.05)
+        half = 1.959964 * np.sqrt((both / num - mean**2) / num)
+    else:
+        error = np.maximum(apart.std(1, ddof=1), 1e-12) / num**0.5
+        found.append(2 * stdtr(num - 1, -np.abs(mean) / error) < 0.05)
+        half = stdtrit(num - 1, 0.975) * error
+    covers.append(np.abs(mean - true) <= half)
+    random = np.random.default_rng(7)
+    signs = random.integers(0, 2, size=(DRAWS, num)) * 2.0 - 1
     flipped = np.abs(apart @ signs.T) >= np.abs(apart.sum(1))[:, None] * (1 - 1e-9)
-    found["permutation"] = (flipped.sum(1) + 1) / 400 < 0.05
-    return found
+    found.append((flipped.sum(1) + 1) / (DRAWS + 1) < 0.05)
+    drawn = np.sort(apart @ random.multinomial(num, [1 / num] * num, size=DRAWS).T / num, axis=1)
+    covers.append((drawn[:, int(0.025 * DRAWS)] <= true) & (true <= drawn[:, int(0.975 * DRAWS) - 1]))
+    return np.stack([(moved, moved & (mean > 0), cover) for moved, cover in zip(found, covers, strict=True)])
 
 
 def levels(experiments: int = 1000) -> Iterator[Claim]:
-    """Level and power of each test, by size, clusters, kind of score and missing outcomes."""
-    print("| tasks | outcomes | of one document | missing | true gain | composer | paired t | McNemar | permutation |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
-    worst: dict[str, float] = {}
-    for tasks in SIZES:
-        for binary in (True, False):
-            for clustered in (False, True):
-                for missing in (False, True):
-                    for gain in (0.0, GAINS[tasks]):
-                        found = frequencies(experiments, tasks, gain, binary, clustered, missing)
-                        cells = [f"{found[name]:.3f}" if name in found else "" for name in TESTS]
-                        kind, alike = "pass or fail" if binary else "skewed scores", "5" if clustered else "1"
-                        lost, shown = "5 %" if missing else "none", f"{gain if binary else gain / 4:g}"
-                        print("|", " | ".join([f"{tasks:,}", kind, alike, lost, shown, *cells]), "|", flush=True)
-                        if not gain and not missing:
-                            name = f"{kind}, {alike} of one document"
-                            worst[name] = max(worst.get(name, 0.0), found["composer"])
-    for name, value in worst.items():
-        error = 1.96 * float(np.sqrt(value * (1 - value) / experiments))
-        claim = f"{name}: a difference is found where there is none, at most over {', '.join(map(str, SIZES))} tasks"
-        between = (max(100 * (value - error), 0.0), 100 * (value + error))
-        yield measured(claim, 100 * value, between, n=experiments, unit="%", goal=GOAL)
+    """Level, power and coverage of each program, by size, clusters, kind of score and missing outcomes."""
+    rows, worst = [], dict[str, tuple[float, float]]()
+    for tasks, binary, clustered, missing in product(SIZES, (True, False), (False, True), (False, True)):
+        kind, alike = "pass or fail" if binary else "skewed scores", "5" if clustered else "1"
+        gain = GAINS[tasks]
+        null, real = (frequencies(experiments, tasks, of, binary, clustered, missing) for of in (0.0, gain))
+        rows.append(
+            {
+                "tasks": f"{tasks:,}",
+                "outcomes": kind,
+                "of one document": alike,
+                "missing": "5 %" if missing else "none",
+                "a difference in nothing": cell(null[:, 0]),
+                "a gain in nothing": cell(null[:, 1]),
+                "intervals that cover": cell((null[:, 2] + real[:, 2]) / 2),
+                "the gain": f"{truth(gain, binary, clustered):.2g}",
+                "found": cell(real[:, 0]),
+            }
+        )
+        print(*rows[-1].values(), sep=" | ", flush=True)
+        if not missing:
+            world = f"{kind}, {alike} of one document"
+            level, covered = worst.get(world, (0.0, 1.0))
+            worst[world] = max(level, null[0, 0]), min(covered, null[0, 2], real[0, 2])
+    records.keep(__file__, "levels", rows)
+    sizes = ", ".join(map(str, SIZES))
+    for world, (level, covered) in worst.items():
+        for words, share, goal in (
+            ("a difference is found where there is none, at most", level, "<= 8"),
+            ("an interval covers the true difference, at least", covered, ">= 92"),
+        ):
+            error = 1.96 * float(np.sqrt(share * (1 - share) / experiments))
+            between = (max(100 * (share - error), 0.0), min(100 * (share + error), 100.0))
+            claim = f"{world}: {words} over {sizes} tasks"
+            yield measured(claim, 100 * share, between, n=experiments, unit="%", goal=goal)
 
 
-TESTS = ("composer", "paired t", "McNemar", "permutation")
+def cell(shares: np.ndarray) -> str:
+    """Return the shares of all programs in per cent."""
+    return " / ".join(f"{100 * share:.1f}" for share in shares)
 
 
-def frequencies(
-    experiments: int, tasks: int, gain: float, binary: bool, clustered: bool, missing: bool
-) -> dict[str, float]:
-    """Return how often each test finds a difference."""
+def frequencies(experiments: int, tasks: int, gain: float, binary: bool, clustered: bool, missing: bool) -> np.ndarray:
+    """Return [P, 3] how often each program finds a difference, a gain, and covers the true difference."""
     random = np.random.default_rng([tasks, binary, clustered, missing, int(100 * gain)])
-    every: dict[str, list[np.ndarray]] = {}
+    true, found = truth(gain, binary, clustered), []
     block = BLOCK if tasks < 1000 else 50
     for _ in range(experiments // block):
         second, first, unit = draw(block, tasks, gain, binary, clustered, random)
@@ -126,10 +161,9 @@ def frequencies(
                 (second[at : at + 1, kept], first[at : at + 1, kept], np.unique(unit[kept], return_inverse=True)[1])
                 for at, kept in enumerate(there)
             ]
-        for part in parts:
-            for name, shown in verdicts(*part, binary).items():
-                every.setdefault(name, []).append(shown)
-    return {name: float(np.concatenate(shown).mean()) for name, shown in every.items()}
+        found += [verdicts(*part, binary, true) for part in parts]
+    shares: np.ndarray = np.concatenate(found, axis=2).mean(2)
+    return shares
 
 
 CASES = {"levels": levels}

@@ -14,6 +14,7 @@ A record is `benchmarks/results/NAME.json`, a list of claims, each one measured 
 
 `write` replaces claims of the same words and keeps the others, so a call with other sizes adds claims. To withdraw a
 number, delete its claim from the record; `./dev cog` ends with an error where a document still asks for it.
+A table whose cells are no claims is kept in `tables/SCRIPT-NAME.json` (`keep`), which a document shows (`table`).
 COMPOSER_BENCHMARK_RESULTS names another folder for records, such as a temporary one for a trial.
 """
 
@@ -29,7 +30,7 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,13 @@ def write(script: str, claims: Iterable[Claim]) -> None:
     path.write_text(text + "\n", encoding="utf-8")
 
 
+def keep(script: str, name: str, rows: Sequence[Mapping[str, str]]) -> None:
+    """Keep a table of a script, its `__file__` or its name, in place of the one of this name: cells by column."""
+    path = folder() / "tables" / f"{Path(script).stem}-{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 def folder() -> Path:
     """Return the folder of records."""
     return Path(os.environ.get("COMPOSER_BENCHMARK_RESULTS", ROOT / "benchmarks" / "results"))
@@ -188,6 +196,12 @@ def show(cog: Any, wanted: str) -> None:
             )
         found.append((shown or words, str(held[words]), _goal(held[words])))
     cog.outl(_table(("measured", "value", "goal"), found))
+
+
+def table(cog: Any, name: str) -> None:
+    """Print a table that a script kept, by the script's name and its own: `compare-levels`."""
+    rows = json.loads((folder() / "tables" / f"{name}.json").read_bytes())
+    cog.outl(_table([*rows[0]], ([*row.values()] for row in rows)))
 
 
 def goals(cog: Any) -> None:

@@ -7,6 +7,7 @@ of a comparison its name, and `match` finds which tasks of two sides are the sam
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,9 +20,10 @@ import pyarrow.csv as pcsv
 import pyarrow.json as pjson
 import pyarrow.parquet as pq
 
+from stages.envs import ENVIRONMENTS
 from stages.envs.base import SamplingUnit
 from stages.errors import BadInput, UsageError
-from stages.evaluation.outcomes import START, sampling_unit_of, without_twins
+from stages.evaluation.outcomes import START, SWE_BENCH, sampling_unit_of, without_twins
 from stages.formats import files, readers, reading
 from stages.formats.base import Drop, Reader, Trajectory
 from stages.formats.files import Source
@@ -39,10 +41,11 @@ ITEM = pa.schema(
         *((name, pa.string()) for name in ("model", "env", "task", "question")),
         ("seed", pa.int64()),
         ("score", pa.float64()),
-        *((name, pa.string()) for name in ("reason", "family", "unit", "place")),
+        *((name, pa.string()) for name in ("reason", "family", "unit", "place", "pair_set")),
     ]
 )
-"""One sample. question: a digest of what was asked; reason: why there is no score; place: where the record is."""
+"""One sample. question: a digest of what was asked; reason: why there is no score; place: where the record is;
+pair_set: what the training of the model learnt from."""
 NO_SCORE = "no score"
 TABLES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson", ".json")
 IDS = (
@@ -72,7 +75,8 @@ ENOUGH_SHARED = 0.5
 class ReadLog:
     """The items of one side, and what is known about how they were made.
 
-    facts: by what it is, every value that occurs in the log. notes: sentences about what was left out.
+    facts: by what it is, every value that occurs in the log. notes: sentences about what was left out. sampling: what
+    its tasks were drawn by, None for tasks alone.
     """
 
     label: str
@@ -81,6 +85,7 @@ class ReadLog:
     date: str = ""
     facts: Mapping[str, frozenset[str]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    sampling: SamplingUnit | None = None
     name: str = ""
 
     @property
@@ -182,6 +187,7 @@ def of_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
         _date(" ".join(source.label for source in detected)),
         {what: frozenset(values) for what, values in facts.items()},
         tuple(notes),
+        sampling_of(set(rows["env"])),
     )
 
 
@@ -214,6 +220,7 @@ def _item(found: ReadTrajectory, unit: str) -> dict[str, Any]:
         "family": family,
         "unit": _column(own, unit) if unit else None,
         "place": f"{found.origin.file}:{found.origin.line}",
+        "pair_set": None,
     }
 
 
@@ -250,20 +257,21 @@ def _label(path: str, sources: Sequence[Source]) -> str:
 
 def of_run(run: Run, label: str, unit: str) -> ReadLog:
     """Return the items of an evaluation, whose arms are its models, or of rollouts."""
-    table = run.scan(EVAL_ITEM if run.holds(EVAL_ITEM) else ROLLOUT)
+    table, made = run.scan(EVAL_ITEM if run.holds(EVAL_ITEM) else ROLLOUT), run.manifest
     if unit:
         _require_column(table.columns, unit, label)
     own = [unit] if unit else []
     if run.holds(EVAL_ITEM):
-        columns = ["arm", "train_seed", "task_id", "family", "unit", "passed", "error_type", "item_id"]
+        columns = ["arm", "train_seed", "pair_set", "task_id", "family", "unit", "passed", "error_type", "item_id"]
         rows = without_twins(every := table.arrow(list(dict.fromkeys([*columns, *own]))))
         known = {"model": rows["arm"], "seed": rows["train_seed"], "score": rows["passed"], "place": rows["item_id"]}
-        units, env = rows["unit"], pa.nulls(len(rows), pa.string())
+        known |= {"pair_set": rows["pair_set"]}
+        units, env = rows["unit"], pa.array([(made.config.get("env") or {}).get("name")] * len(rows), pa.string())
     else:
         columns = ["model", "env", "task_id", "family", "reward", "error_type", "rollout_id"]
         rows = without_twins(every := table.arrow(list(dict.fromkeys([*columns, *own]))))
         known = {"model": rows["model"], "seed": pa.array(np.zeros(len(rows), dtype=np.int64)), "score": rows["reward"]}
-        known |= {"place": rows["rollout_id"]}
+        known |= {"place": rows["rollout_id"], "pair_set": pa.nulls(len(rows), pa.string())}
         units, env = None, rows["env"]
     units = rows[unit] if unit else units
     twins = len(every) - len(rows)
@@ -278,11 +286,20 @@ def of_run(run: Run, label: str, unit: str) -> ReadLog:
         "family": pc.if_else(pc.equal(rows["family"], rows["task_id"]), None, rows["family"]),
         "unit": pa.nulls(len(rows), pa.string()) if units is None else pc.cast(units, pa.string()),
     }
-    made = run.manifest
-    facts = {"environment": frozenset(pc.unique(env).drop_null().to_pylist())}
+    names = frozenset(pc.unique(env).drop_null().to_pylist())
+    sampling = sampling_of(names) or (SamplingUnit() if run.holds(EVAL_ITEM) else None)
+    if sampling and made.config.get("units", "auto") != "auto":
+        sampling = replace(sampling, fixed=made.config["units"] == "fixed")
     notes = (f"{counted(twins, 'sample')} of impossible tasks, which measure hacking, left out",) if twins else ()
     items = pa.table(found).select(ITEM.names).cast(ITEM)
-    return ReadLog(label, items, (f"composer {made.stage}",), _date(label), facts, notes)
+    facts = {"environment": names}
+    return ReadLog(label, items, (f"composer {made.stage}",), _date(label), facts, notes, sampling)
+
+
+def sampling_of(environments: AbstractSet[str]) -> SamplingUnit | None:
+    """Return what the tasks of an environment are drawn by; None for several, and for one that is not known here."""
+    known = len(environments) == 1 and environments <= {SWE_BENCH, *ENVIRONMENTS}
+    return sampling_unit_of(next(iter(environments))) if known else None
 
 
 def _require_column(columns: Sequence[str], unit: str, label: str) -> None:
@@ -344,6 +361,7 @@ def of_table(table: pa.Table, source: Source, unit: str) -> ReadLog:
         "family": text(FAMILIES),
         "unit": pc.cast(table[unit], pa.string()) if unit else nothing,
         "place": nothing,
+        "pair_set": nothing,
     }
     return ReadLog(source.label, pa.table(found).cast(ITEM), ("table",), _date(source.label))
 
@@ -379,13 +397,11 @@ def sides(paths: Sequence[str], unit: str = "") -> list[ReadLog]:
 
 
 def sampling(logs: Sequence[ReadLog], unit: str) -> SamplingUnit | None:
-    """Return what tasks are resampled in: a column, what their environment declares, or None for tasks alone."""
+    """Return what tasks are resampled in: a column, what all logs declare that do, or None for tasks alone."""
     if unit:
         return SamplingUnit(unit)
-    envs = {name for log in logs for name in pc.unique(log.items["env"]).drop_null().to_pylist()}
-    declared = sampling_unit_of(envs.pop()) if len(envs) == 1 else SamplingUnit()
-    own = all(log.programs[0].startswith("composer evaluate") for log in logs)
-    return declared if own or declared != SamplingUnit() else None
+    declared = {log.sampling for log in logs if log.sampling}
+    return declared.pop() if len(declared) == 1 else None
 
 
 def match(base: ReadLog, other: ReadLog) -> tuple[ReadLog, str]:

@@ -303,7 +303,7 @@ def _by_task(log: ReadLog, scale: tuple[float, float], unit: SamplingUnit | None
     groups = items.group_by(["seed", "task"], use_threads=False).aggregate(
         [
             *(("score", of) for of in ("mean", "sum", "count")),
-            *((name, "first") for name in ("reason", "family", "unit", "place")),
+            *((name, "first") for name in ("reason", "family", "unit", "place", "pair_set")),
             ([], "count_all"),
         ]
     )
@@ -321,7 +321,7 @@ def _by_task(log: ReadLog, scale: tuple[float, float], unit: SamplingUnit | None
     return pa.table(
         {
             "train_seed": groups["seed"],
-            "pair_set": pa.nulls(len(task), pa.string()),
+            "pair_set": groups["pair_set_first"],
             "task_id": task,
             "family": groups["family_first"],
             "unit": units,
@@ -398,7 +398,9 @@ def _failed(side: pa.Table) -> pa.Table:
 
 def _test(outcomes: PairedOutcomes, unit: SamplingUnit | None, scores: bool) -> PairedTest:
     sides = outcomes.treatment_ST[None], outcomes.baseline_ST[None]
-    return PairedTest(*sides, _units(outcomes), fixed=bool(unit and unit.fixed), scores=scores)
+    collection_S = numbered(outcomes.collections) if any(outcomes.collections) else None
+    fixed = bool(unit and unit.fixed)
+    return PairedTest(*sides, _units(outcomes), fixed=fixed, collection_S=collection_S, scores=scores)
 
 
 def _p(tests: Sequence[PairedTest]) -> float:

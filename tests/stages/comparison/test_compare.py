@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ from support.runs import eval_item, written
 from stages.comparison import logs, report
 from stages.comparison.config import Config
 from stages.comparison.stage import LogComparison, compare
+from stages.envs import sampling_unit
 from stages.errors import BadInput, UsageError
 from stages.evaluation.inference import PairedTest
+from stages.evaluation.outcomes import items_table
+from stages.evaluation.verdict import EvalQuestion, decide
 from stages.runs.kinds import EVAL_ITEM
 
 Rows = Iterable[Mapping[str, Any]]
@@ -287,6 +291,30 @@ def test_passes_of_impossible_tasks_are_no_passes(tmp_path: Path) -> None:
     one = found.differences[0]
     assert (one.num_tasks, one.estimate) == (20, 0.0)
     assert [side.name for side in found.sides] == ["start", "hacker"] and "impossible" in found.sides[0].notes[0]
+
+
+@pytest.mark.parametrize(("env", "units"), [("kata", "auto"), ("kata", "fixed"), ("swe-lite", "auto")])
+def test_an_evaluation_is_compared_in_its_own_units(tmp_path: Path, env: str, units: str) -> None:
+    """Operations of kata, repositories of a benchmark, families as a sample; and seeds that share sets of pairs."""
+    random = np.random.default_rng(5)
+    rows = [
+        {
+            **eval_item(arm, task, bool(random.random() < rate + 0.2 * (task % 3)), seed),
+            "pair_set": f"p{seed % 3}",
+            "unit": f"u{task % 12}",
+        }
+        for arm, rate in (("A", 0.3), ("B", 0.45))
+        for seed in range(4)
+        for task in range(60)
+    ]
+    path = written(
+        tmp_path, "evaluate/20260102T030405Z-x", [(EVAL_ITEM, rows)], config={"env": {"name": env}, "units": units}
+    )
+    one = compared(str(path)).differences[0]
+    sampling = replace(sampling_unit(env), fixed=units == "fixed" or sampling_unit(env).fixed)
+    gain = decide(items_table(rows), EvalQuestion(sampling=sampling)).gain
+    assert (one.estimate, one.low, one.high) == pytest.approx((gain.estimate, gain.low, gain.high), abs=1e-9)
+    assert one.p == pytest.approx(gain.p_value, abs=1e-9) and compared(str(path)).unit == gain.unit
 
 
 def test_several_logs_share_one_level(tmp_path: Path) -> None:
