@@ -1,6 +1,6 @@
 """How often `composer compare` is right, beside the two packages that do a part of it: level, power and coverage.
 
-    python benchmarks/compare.py [levels] [--experiments 1000]
+    python benchmarks/compare.py [--experiments 500]
 
 Two sides answer the same tasks. A task has a difficulty, shared in part by the tasks of a document (`clusters` of
 five); each side passes it or scores it by chance around that. Scores are skewed: most differences are small, some are
@@ -103,7 +103,7 @@ def verdicts(second: np.ndarray, first: np.ndarray, unit: np.ndarray, binary: bo
     return np.stack([(moved, moved & (mean > 0), cover) for moved, cover in zip(found, covers, strict=True)])
 
 
-def levels(experiments: int = 1000) -> Iterator[Claim]:
+def levels(experiments: int = 500) -> Iterator[Claim]:
     """Level, power and coverage of each program, by size, clusters, kind of score and missing outcomes."""
     rows, worst = [], dict[str, tuple[float, float]]()
     for tasks, binary, clustered, missing in product(SIZES, (True, False), (False, True), (False, True)):

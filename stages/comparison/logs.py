@@ -32,7 +32,7 @@ from stages.formats.reading import FileCount, ReadTrajectory
 from stages.formats.reports import Sidecars, stem
 from stages.formats.swebench import PREDICTIONS
 from stages.plurals import counted
-from stages.runs import store
+from stages.runs import catalog, store
 from stages.runs.kinds import EVAL_ITEM, ROLLOUT
 from stages.runs.run import Run
 
@@ -47,6 +47,8 @@ ITEM = pa.schema(
 """One sample. question: a digest of what was asked; reason: why there is no score; place: where the record is;
 pair_set: what the training of the model learnt from."""
 NO_SCORE = "no score"
+ROLLOUT_PAGE, ID = "rollout/", "?id="
+"""The address of a rollout for `composer view`: before the run's name, and before its id, which is not quoted here."""
 TABLES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson", ".json")
 IDS = (
     "task_id",
@@ -291,6 +293,7 @@ def of_run(run: Run, label: str, unit: str) -> ReadLog:
     if sampling and made.config.get("units", "auto") != "auto":
         sampling = replace(sampling, fixed=made.config["units"] == "fixed")
     notes = (f"{counted(twins, 'sample')} of impossible tasks, which measure hacking, left out",) if twins else ()
+    found["place"] = pc.binary_join_element_wise(f"{ROLLOUT_PAGE}{catalog.name(run.path)}", found["place"], ID)
     items = pa.table(found).select(ITEM.names).cast(ITEM)
     facts = {"environment": names}
     return ReadLog(label, items, (f"composer {made.stage}",), _date(label), facts, notes, sampling)

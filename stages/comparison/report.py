@@ -3,11 +3,13 @@
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stages.comparison.logs import ID, ROLLOUT_PAGE
 from stages.evaluation.inference import BETTER, NO_GAIN, TIE, WORSE
 from stages.layout import aligned
 from stages.plurals import counted, plural
@@ -45,7 +47,7 @@ def sentence(found: "LogComparison", one: "LogDifference") -> str:
     return f"Too few to say whether {b} is better than {a}: {by}; {few}."
 
 
-def text(found: "LogComparison", tasks: pa.Table) -> str:
+def text(found: "LogComparison", tasks: pa.Table, places: bool = False) -> str:
     """Return the result for a terminal; the tasks on which the sides differ most come last."""
     lines = [sentence(found, one) for one in found.differences]
     if len(found.differences) > 1:
@@ -58,7 +60,7 @@ def text(found: "LogComparison", tasks: pa.Table) -> str:
     for one in found.differences:
         lines += ["", *_about(found, one)]
     lines += [f"note ({side.letter}): {note}" for side in found.sides for note in side.notes]
-    return "\n".join(lines) + flips(tasks, FLIPS)
+    return "\n".join(lines) + flips(tasks, FLIPS, places)
 
 
 def _row(found: "LogComparison", side: "SideSummary") -> tuple[str, ...]:
@@ -122,14 +124,19 @@ def _about(found: "LogComparison", one: "LogDifference") -> list[str]:
     return lines
 
 
-def flips(tasks: pa.Table, most: int) -> str:
-    """Return tables of the tasks on which each side differs most from the first; empty where none does."""
+def flips(tasks: pa.Table, most: int, places: bool = False) -> str:
+    """Return tables of the tasks on which each side differs most from the first; empty where none does.
+
+    places: with where each side's first sample is, a file and its record, or a rollout's address for `composer view`.
+    """
     tables = ""
     for letter in pc.unique(tasks["side"]).to_pylist():
         rows = tasks.filter(pc.equal(tasks["side"], letter))
         num, shown = len(_most_different(rows, len(rows))), _most_different(rows, most)
         title = f"tasks that differ ({len(shown)} of {num:,}; --flips prints all)" if num > len(shown) else ""
-        tables += "\n\n" + _flip_table(shown, letter, title or "tasks that differ") if shown else ""
+        tables += "\n\n" + _flip_table(shown, letter, title or "tasks that differ", places) if shown else ""
+    if places and ROLLOUT_PAGE in tables:
+        tables += "\n\nOpen a rollout with: composer view 'ADDRESS'"
     return tables
 
 
@@ -142,14 +149,26 @@ def _most_different(tasks: pa.Table, most: int) -> list[dict[str, Any]]:
     fell = fell[:half]
     chosen = tasks.take(pa.array(np.concatenate([fell, rose[: most - len(fell)]]).astype(np.int64)))
     return [
-        {"task": row["task_id"], "A": row["baseline"], "B": row["score"]}
-        for row in chosen.select(["task_id", "baseline", "score"]).to_pylist()
+        {"task": row["task_id"], "A": row["baseline"], "B": row["score"], "at": (row["baseline_place"], row["place"])}
+        for row in chosen.to_pylist()
     ]
 
 
-def _flip_table(rows: Sequence[Mapping[str, Any]], letter: str, title: str) -> str:
-    cells = [(row["task"], f"{row['A']:.4g}", f"{row['B']:.4g}") for row in rows]
-    return aligned(cells, (title, "A", letter), ("left", "right", "right"))
+def _flip_table(rows: Sequence[Mapping[str, Any]], letter: str, title: str, places: bool) -> str:
+    cells = [[row["task"], f"{row['A']:.4g}", f"{row['B']:.4g}"] for row in rows]
+    if not (places and any(any(row["at"]) for row in rows)):
+        return aligned(cells, (title, "A", letter), ("left", "right", "right"))
+    for row, cell in zip(rows, cells, strict=True):
+        cell += [_address(place or "") for place in row["at"]]
+    return aligned(
+        cells, (title, "A", letter, "A is at", f"{letter} is at"), ("left", "right", "right", "left", "left")
+    )
+
+
+def _address(place: str) -> str:
+    """Return a place as `composer view` takes it."""
+    page, mark, own = place.partition(ID)
+    return page + mark + quote(own) if mark else place
 
 
 def _called(found: "LogComparison", letter: str) -> str:
@@ -196,7 +215,7 @@ def page(found: "LogComparison", tasks: pa.Table) -> str:
     """Return one page without any other file: the decision, a plot for each comparison, and the report."""
     plots = "".join(_plot(found, one, tasks.filter(pc.equal(tasks["side"], one.letter))) for one in found.differences)
     title = escape(sentence(found, found.differences[0]))
-    return PAGE.format(title=title, plots=plots, text=escape(text(found, tasks)))
+    return PAGE.format(title=title, plots=plots, text=escape(text(found, tasks, places=True)))
 
 
 def _plot(found: "LogComparison", one: "LogDifference", tasks: pa.Table) -> str:

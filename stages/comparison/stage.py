@@ -170,7 +170,7 @@ def text(run: Run, config: Config) -> str:
     shown = (run.read_file("report.txt") or b"").decode()
     if config.flips:
         tasks = pq.read_table(run.path / TASKS)
-        shown = shown.removesuffix(report.flips(tasks, report.FLIPS) + "\n") + report.flips(tasks, len(tasks))
+        shown = shown.removesuffix(report.flips(tasks, report.FLIPS) + "\n") + report.flips(tasks, len(tasks), True)
     return shown
 
 
@@ -263,7 +263,7 @@ def compare(found: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa
         )
         for index, (log, table, tasks) in enumerate(zip(every, collapsed, compared, strict=True))
     )
-    tables = _tasks([pair.outcomes for pair in pairs], scale, [one.letter for one in differences])
+    tables = _tasks([pair.outcomes for pair in pairs], scale, [one.letter for one in differences], collapsed)
     made = LogComparison(
         sides, tuple(differences), binary, scale, min_gain, unit.noun if unit else "", bool(unit and unit.fixed)
     )
@@ -510,9 +510,18 @@ def _part(outcomes: PairedOutcomes, chosen: Array) -> PairedOutcomes:
     return replace(outcomes, treatment_ST=sides[0], baseline_ST=sides[1], tasks=tasks, families=families, units=units)
 
 
-def _tasks(found: Sequence[PairedOutcomes], scale: tuple[float, float], letters: Sequence[str]) -> pa.Table:
-    """Return the compared tasks: side, task, family, and the mean scores of A and of the side."""
+def _tasks(
+    found: Sequence[PairedOutcomes], scale: tuple[float, float], letters: Sequence[str], tables: Sequence[pa.Table]
+) -> pa.Table:
+    """Return the compared tasks: side, task, family, the mean scores of A and of the side, and their first samples.
+
+    tables: of A and each side, as `_by_task` makes them.
+    """
     width = scale[1] - scale[0]
+
+    def places(table: pa.Table, tasks: pa.Array) -> pa.ChunkedArray:
+        return table["place"].take(pc.index_in(tasks, table["task_id"]))
+
     parts = [
         pa.table(
             {
@@ -521,8 +530,10 @@ def _tasks(found: Sequence[PairedOutcomes], scale: tuple[float, float], letters:
                 "family": pa.array(one.families, pa.string()),
                 "baseline": scale[0] + np.nanmean(one.baseline_ST, 0) * width,
                 "score": scale[0] + np.nanmean(one.treatment_ST, 0) * width,
+                "baseline_place": places(tables[0], pa.array(one.tasks, pa.string())),
+                "place": places(table, pa.array(one.tasks, pa.string())),
             }
         )
-        for one, letter in zip(found, letters, strict=True)
+        for one, letter, table in zip(found, letters, tables[1:], strict=True)
     ]
     return pa.concat_tables(parts)

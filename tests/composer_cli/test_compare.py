@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from starlette.testclient import TestClient
+from support.runs import eval_item, written
 
 import composer_post_training as composer
 from composer_cli.app import main
+from composer_cli.view.app import build, page_of
+from stages.runs.kinds import EVAL_ITEM
 from tests.docs.documents import ROOT, blocks
 
 
@@ -47,6 +51,22 @@ def test_one_command_says_which_is_better(
     assert json.loads(out)["summary"]["differences"][0]["wins"] == 25
     none, out = ran(capsys, pair[0], pair[0], "--min-gain", "0.1")
     assert none == 1 and out.startswith("There is no difference of 10 points between")
+
+
+def test_tasks_that_differ_are_linked_to_their_rollouts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An address of a run opens in the view; scores in a table are nowhere else."""
+    monkeypatch.chdir(tmp_path)
+    items = [eval_item(arm, task, passed=arm == "B") for arm in "AB" for task in range(8)]
+    run = written(tmp_path / "artifacts", "evaluate/20260102T030405Z-kata", [(EVAL_ITEM, items)])
+    _, out = ran(capsys, str(run), "--flips", "--html", "page.html")
+    address = next(word for word in out.split() if word.startswith("rollout/"))
+    assert address == "rollout/evaluate/20260102T030405Z-kata?id=A/0/t0%230%400" and "composer view" in out
+    assert address in (tmp_path / "page.html").read_text()
+    view = TestClient(build(tmp_path / "artifacts", "token"), base_url="http://127.0.0.1")
+    found = view.get(f"/token/{page_of(address)}")
+    assert found.status_code == 200 and "A/0/t0#0@0" in found.text
 
 
 def test_it_is_a_function_too(pair: list[str], tmp_path: Path) -> None:

@@ -36,13 +36,15 @@ def scores(path: Path, values: Iterable[float | None], **columns: Any) -> str:
     return table(path, ({"id": f"t{at}", "score": value, **columns} for at, value in enumerate(values)))
 
 
-def inspect_log(path: Path, samples: Iterable[tuple[Any, str, str]], task: str = "sums", **config: Any) -> str:
+def inspect_log(
+    path: Path, samples: Iterable[tuple[Any, str, str]], task: str = "sums", epoch: int = 1, **config: Any
+) -> str:
     """An Inspect log of samples (id, question, score) of one model."""
     about = {"task": task, "model": "openai/gpt", "model_generate_config": config}
     made = [
         {
             "id": name,
-            "epoch": 1,
+            "epoch": epoch,
             "input": question,
             "messages": [{"role": "user", "content": question}, {"role": "assistant", "content": "an answer"}],
             **({"scores": {"match": {"value": score}}} if score in ("C", "I") else {"error": {"message": score}}),
@@ -263,6 +265,22 @@ def test_samples_of_a_task_are_averaged(tmp_path: Path) -> None:
     assert [side.samples for side in found.sides] == ["3", "1"]
     assert found.differences[0].num_tasks == 24 and found.differences[0].estimate == pytest.approx(0.0)
     assert found.binary and (found.differences[0].wins, found.differences[0].losses) == (6, 6)
+
+
+def test_epochs_and_seeds_of_a_model_are_samples_of_its_tasks(tmp_path: Path) -> None:
+    """Three logs of one model, with two epochs each, are one side: a task counts once, with six samples."""
+    for side, right in (("a", 1), ("b", 4)):
+        (tmp_path / side).mkdir()
+        for seed in range(3):
+            for epoch in (1, 2):
+                passed = "C" if 2 * seed + epoch <= right else "I"
+                rows = [(at, f"What is {at}?", passed) for at in range(12)]
+                inspect_log(tmp_path / side / f"{seed}-{epoch}.json", rows, epoch=epoch, seed=seed)
+    found = compared(str(tmp_path / "a"), str(tmp_path / "b"))
+    one = found.differences[0]
+    assert [(side.samples, side.num_tasks, side.name) for side in found.sides] == [("6", 12, "a"), ("6", 12, "b")]
+    assert one.estimate == pytest.approx(0.5) and (one.num_tasks, one.num_units) == (12, 12)
+    assert one.settings == ()
 
 
 def test_samples_of_a_task_that_failed_are_missing(tmp_path: Path) -> None:
