@@ -20,10 +20,9 @@ import pyarrow.csv as pcsv
 import pyarrow.json as pjson
 import pyarrow.parquet as pq
 
-from stages.envs import ENVIRONMENTS
 from stages.envs.base import SamplingUnit
 from stages.errors import BadInput, UsageError
-from stages.evaluation.outcomes import START, SWE_BENCH, sampling_unit_of, without_twins
+from stages.evaluation.outcomes import START, sampling_unit_of, without_twins
 from stages.formats import files, readers, reading
 from stages.formats.base import Drop, Reader, Trajectory
 from stages.formats.files import Source
@@ -33,7 +32,7 @@ from stages.formats.reports import Sidecars, stem
 from stages.formats.swebench import PREDICTIONS
 from stages.plurals import counted
 from stages.runs import catalog, store
-from stages.runs.kinds import EVAL_ITEM, ROLLOUT
+from stages.runs.kinds import EVAL_ITEM, ORIGIN, ROLLOUT
 from stages.runs.run import Run
 
 ITEM = pa.schema(
@@ -189,7 +188,7 @@ def of_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
         _date(" ".join(source.label for source in detected)),
         {what: frozenset(values) for what, values in facts.items()},
         tuple(notes),
-        sampling_of(set(rows["env"])),
+        sampling_of(set(rows["env"]), set(rows["family"])),
     )
 
 
@@ -289,7 +288,7 @@ def of_run(run: Run, label: str, unit: str) -> ReadLog:
         "unit": pa.nulls(len(rows), pa.string()) if units is None else pc.cast(units, pa.string()),
     }
     names = frozenset(pc.unique(env).drop_null().to_pylist())
-    sampling = sampling_of(names) or (SamplingUnit() if run.holds(EVAL_ITEM) else None)
+    sampling = sampling_of(names, {*pc.unique(rows["family"]).to_pylist()} if run.holds(ORIGIN) else None)
     if sampling and made.config.get("units", "auto") != "auto":
         sampling = replace(sampling, fixed=made.config["units"] == "fixed")
     notes = (f"{counted(twins, 'sample')} of impossible tasks, which measure hacking, left out",) if twins else ()
@@ -299,10 +298,14 @@ def of_run(run: Run, label: str, unit: str) -> ReadLog:
     return ReadLog(label, items, (f"composer {made.stage}",), _date(label), facts, notes, sampling)
 
 
-def sampling_of(environments: AbstractSet[str]) -> SamplingUnit | None:
-    """Return what the tasks of an environment are drawn by; None for several, and for one that is not known here."""
-    known = len(environments) == 1 and environments <= {SWE_BENCH, *ENVIRONMENTS}
-    return sampling_unit_of(next(iter(environments))) if known else None
+def sampling_of(environments: AbstractSet[str], foreign: AbstractSet[str | None] | None) -> SamplingUnit | None:
+    """Return what the tasks of an environment are drawn by; None for tasks alone.
+
+    foreign: the families that another program gives its tasks, of which one alone is the name of its benchmark; None
+    for tasks of an environment here, whose families are drawn where it declares nothing else.
+    """
+    declared = sampling_unit_of(next(iter(environments))) if len(environments) == 1 else SamplingUnit()
+    return declared if foreign is None or (declared != SamplingUnit() and len(foreign) > 1) else None
 
 
 def _require_column(columns: Sequence[str], unit: str, label: str) -> None:

@@ -335,6 +335,16 @@ def test_an_evaluation_is_compared_in_its_own_units(tmp_path: Path, env: str, un
     assert one.p == pytest.approx(gain.p_value, abs=1e-9) and compared(str(path)).unit == gain.unit
 
 
+def test_the_name_of_a_benchmark_is_no_unit_of_its_tasks(tmp_path: Path) -> None:
+    """A log of another program for tasks that an environment here is named after, too."""
+    for name, passed in (("a", 0), ("b", 1)):
+        about = {"doc": {}, "target": "1", "filtered_resps": ["1"], "metrics": ["acc"], "acc": passed}
+        rows = [{"doc_id": at, "doc_hash": f"{at:02d}" * 32, **about} for at in range(12)]
+        table(tmp_path / name / "samples_gsm8k_2026-01-02T03-04-05.000006.jsonl", rows)
+    found = compared(str(tmp_path / "a"), str(tmp_path / "b"))
+    assert found.unit == "" and found.differences[0].num_units == 12 and found.differences[0].decision == "better"
+
+
 def test_several_logs_share_one_level(tmp_path: Path) -> None:
     """Each has the level that Holm's procedure leaves it, and its interval agrees with its decision."""
     before, after = outcomes(120, gained=16, lost=5)
