@@ -310,7 +310,7 @@ def test_a_server_of_its_own_sleeps_while_a_step_trains(tmp_path: Path, model: P
                     if parameter.requires_grad:
                         parameter.add_(0.01)
         assert "sampling/sync_moved" in sync.follow(2) and not engine.asleep
-        assert levels == [1, 1] if rank else [2, 2]
+        assert levels == ([1, 1] if rank else [2, 2])
         sync.played(2, [])
         sync.end()
         assert engine.requests[-1][0].startswith("/sleep"), "what sleeps and ends with the run is not asked again"
