@@ -223,6 +223,7 @@ def test_a_signal_is_drained_exits_with_its_code_and_resume_gives_the_same_rows(
     assert digests(cut) == undisturbed
 
 
+@pytest.mark.slow
 def test_nohup_outlives_its_terminal(server, tmp_path):
     words = command("collect", *model(server, "slow"), *SLOWLY)
     with subprocess.Popen(["nohup", *words], env=environment(tmp_path), stderr=-1, stdout=-1, text=True) as process:
