@@ -32,7 +32,7 @@ stage_functions.py - a stage as a function: its arguments, signature and help
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 from composer_cli.call import Arguments, ChainArguments
 from composer_cli.preset import configure_preset, load_preset, read_for_preset
@@ -190,53 +190,31 @@ else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+class _ChainWords(TypedDict, total=False):
+    config: Path | str | Sequence[Path | str]
+    policy: str | None
+    artifacts: Path | str
+    resume: bool
+    clean: bool
+    max_cost: float | None
+    to_the_end: bool
+    trust: bool
+    quiet: bool
+
+
+_Chosen = Mapping[str, Any] | None
+
+
 @overload
 def run(
-    preset: str | Path,
-    chosen: Mapping[str, Any] | None = ...,
-    *,
-    config: Path | str | Sequence[Path | str] = ...,
-    policy: str | None = ...,
-    on: Literal["local"] | None = ...,
-    artifacts: Path | str = ...,
-    resume: bool = ...,
-    clean: bool = ...,
-    max_cost: float | None = ...,
-    trust: bool = ...,
-    quiet: bool = ...,
+    preset: str | Path, chosen: _Chosen = ..., *, on: Literal["local"] | None = ..., **how: Unpack[_ChainWords]
 ) -> Chain: ...
 @overload
 def run(
-    preset: str | Path,
-    chosen: Mapping[str, Any] | None = ...,
-    *,
-    config: Path | str | Sequence[Path | str] = ...,
-    policy: str | None = ...,
-    on: Literal["slurm", "hf-jobs", "modal"],
-    artifacts: Path | str = ...,
-    resume: bool = ...,
-    clean: bool = ...,
-    max_cost: float | None = ...,
-    to_the_end: bool = ...,
-    trust: bool = ...,
-    quiet: bool = ...,
+    preset: str | Path, chosen: _Chosen = ..., *, on: Literal["slurm", "hf-jobs", "modal"], **how: Unpack[_ChainWords]
 ) -> Job: ...
 @overload
-def run(
-    preset: str | Path,
-    chosen: Mapping[str, Any] | None = ...,
-    *,
-    config: Path | str | Sequence[Path | str] = ...,
-    policy: str | None = ...,
-    on: str,
-    artifacts: Path | str = ...,
-    resume: bool = ...,
-    clean: bool = ...,
-    max_cost: float | None = ...,
-    to_the_end: bool = ...,
-    trust: bool = ...,
-    quiet: bool = ...,
-) -> Chain | Job: ...
+def run(preset: str | Path, chosen: _Chosen = ..., *, on: str, **how: Unpack[_ChainWords]) -> Chain | Job: ...
 def run(
     preset: str | Path,
     chosen: Mapping[str, Any] | None = None,

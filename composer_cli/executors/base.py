@@ -19,15 +19,8 @@ from stages.redaction import secret_in
 from stages.runs.settings import Settings
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
-QUEUED, RUNNING, COMPLETE, FAILED, INTERRUPTED, CANCELLED, LOST = (
-    "queued",
-    "running",
-    "complete",
-    "failed",
-    "interrupted",
-    "cancelled",
-    "lost",
-)
+QUEUED, RUNNING, COMPLETE, FAILED = "queued", "running", "complete", "failed"
+INTERRUPTED, CANCELLED, LOST = "interrupted", "cancelled", "lost"
 ACTIVE = (QUEUED, RUNNING)
 EVERY_S = 2.0
 """Between two reads of a log."""

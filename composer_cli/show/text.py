@@ -36,15 +36,9 @@ from stages.runs.run import Run
 RED, GREEN, YELLOW, BLUE = 31, 32, 33, 34
 COLOURS = {
     "complete": GREEN,
-    "running": BLUE,
-    "queued": BLUE,
-    "cancelled": YELLOW,
-    "lost": RED,
-    "incomplete": YELLOW,
-    "interrupted": YELLOW,
-    "failed": RED,
-    "unreadable": RED,
-    "damaged": RED,
+    **dict.fromkeys(("running", "queued"), BLUE),
+    **dict.fromkeys(("cancelled", "incomplete", "interrupted"), YELLOW),
+    **dict.fromkeys(("lost", "failed", "unreadable", "damaged"), RED),
 }
 """The colour of each status, by its number in a terminal."""
 

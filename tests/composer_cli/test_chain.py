@@ -438,18 +438,15 @@ def test_a_run_without_a_device_has_none_in_the_table():
     assert "GPU 3" in table
 
 
-SMALL = ("tasks = 2", "samples = 1", 'sandbox = "none"')
-
-
 def test_a_chain_stops_where_what_others_build_on_is_left_open(composer, tmp_path):
     """Trainings used to learn from pairs whose check had ended with exit code 3."""
     with serving(lambda body, earlier: Reply(body=answer(ACTORS[body["model"]](body["messages"])))) as server:
         policy = f'base_url = "{server.url}", max_tokens = 99'
         teachers = ", ".join(f'{{ name = "{name}", model = "sometimes", {policy} }}' for name in "abc")
         text = [
-            entry("collect", "collect", f'policy = {{ model = "looks", {policy} }}', *SMALL),
+            entry("collect", "collect", f'policy = {{ model = "looks", {policy} }}', "tasks = 2", "samples = 1"),
             entry("replay-teachers", "ask", f"teachers = [{teachers}]", reads=("collect",)),
-            entry("extract-pairs", "pairs", 'outcome = "ignore"', 'sandbox = "none"', reads=("collect", "ask")),
+            entry("extract-pairs", "pairs", 'outcome = "ignore"', reads=("collect", "ask")),
         ]
         preset = tmp_path / "preset.toml"
         preset.write_text("\n".join(text))

@@ -96,7 +96,7 @@ def answered(
 ) -> dict[str, Run]:
     """Rollouts and the teachers' answers; below one root equal ones are made once."""
     served = {"model": student, "base_url": url, "max_tokens": 99, **policy}
-    config = collect.Config(policy=served, tasks=tasks, samples=1, sandbox="none")  # a third of the time
+    config = collect.Config(policy=served, tasks=tasks, samples=1)
     rollouts = Run(runner.execute("collect", {}, config, root=root).path)
     more = {"temperature": 1.0} if samples > 1 else {}
     table = [
@@ -112,8 +112,7 @@ def extracted(root: Path, given: dict[str, Run] | Run, signal: int = 0, resume: 
     """A run of extract-pairs over these inputs, with so many continuations of each action, and few pairs asked for."""
     max_cost = more.pop("max_cost", None)
     inputs = {"rollouts": given} if isinstance(given, Run) else given
-    defaults = {"signal": {"rollouts": signal}, "min_pairs_per_rollout": 0.0, "sandbox": "none"}
-    config = extract_pairs.Config(**{**defaults, **more})
+    config = extract_pairs.Config(**{"signal": {"rollouts": signal}, "min_pairs_per_rollout": 0.0, **more})
     return Run(runner.execute("extract-pairs", inputs, config, root=root, resume=resume, max_cost=max_cost).path)
 
 

@@ -5,6 +5,7 @@ Criteria are this project's own: docs/probe-method.md, Projection and arms.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 
 import numpy as np
 from scipy.stats import t as student_t
@@ -26,19 +27,10 @@ def flat_groups(groups: Sequence[Sequence[float]]) -> int:
 def rewards_vary(steps: Sequence[Row]) -> Finding:
     """Check that fewer than three steps in a row have equal rewards in more than half of their groups."""
     bad = [step["zero_variance_groups"] > MAX_FLAT * step["groups"] for step in steps]
-    streak = longest_streak(bad)
+    streak = max((len(list(run)) for is_bad, run in groupby(bad) if is_bad), default=0)
     share = sum(bad) / max(len(bad), 1)
     detail = f"{sum(bad)} of {len(bad)} steps bad, {streak} in a row"
     return Finding(bool(steps) and streak < MAX_BAD_STEPS, share, detail)
-
-
-def longest_streak(flags: Sequence[bool]) -> int:
-    """Return the length of the longest run of true values."""
-    best = run = 0
-    for flag in flags:
-        run = run + 1 if flag else 0
-        best = max(best, run)
-    return best
 
 
 @check(
