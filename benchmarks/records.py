@@ -4,13 +4,14 @@ A record is `benchmarks/results/NAME.json`, a list of claims, each one measured 
 
     claim         what was measured, sizes included; unique in its record
     value, unit   the number; a ratio has no unit
-    interval      its 95 % interval, or null
+    interval      its 95 % interval, or null; empty where it would be one of fewer than seven measurements
     n             how many measurements (rounds, runs, tasks, rows) the value rests on
     date, commit  when it was measured, and of which code; `-dirty` after a commit: with changes that were not committed
     machine       processor, cores, load before the benchmark began, versions
     command       what gives the number again
     registration  the commit that announced hypothesis and decision rule; null for an exploratory measurement
-    goal          `<= 1.1`, `>= 2` or `= 0`, decided beforehand, or null; it is met if the entire interval meets it
+    goal          `<= 1.1`, `>= 2`, `= 0` or two of these as `>= 1, <= 1.15`, or null: a target, met if the entire
+                  interval meets it. Only a registration shows that it was set before the first measurement
 
 `write` replaces claims of the same words and keeps the others, so a call with other sizes adds claims. To withdraw a
 number, delete its claim from the record; `./dev cog` ends with an error where a document still asks for it.
@@ -41,6 +42,8 @@ LOAD = os.getloadavg()[0]
 CODE = ("stages", "composer_cli", "benchmarks/*.py", "tests/support", "tests/parity", "tests/probe_faults")
 """What a benchmark executes; a change of anything else leaves its commit as it is."""
 RESAMPLES = 2000
+FEWEST = 7
+"""Measurements from which on an interval is claimed: of three rounds, bootstrap intervals hold 74 to 77 %."""
 COMPARED = {"<=": operator.le, ">=": operator.ge, "=": operator.eq}
 WORDS = {"<=": "at most", ">=": "at least", "=": "exactly"}
 
@@ -63,12 +66,12 @@ class Claim:
 
     @property
     def outcome(self) -> str | None:
-        """Whether the goal was met, `not shown` where the value meets it and the interval does not, or missed."""
+        """Whether the goal was met, `not shown` where the value meets it and no interval shows that, or missed."""
         if self.goal is None:
             return None
-        sign, bound = self.goal.split()
-        meets = [COMPARED[sign](value, float(bound)) for value in (self.value, *(self.interval or ()))]
-        return "met" if all(meets) else "not shown" if meets[0] else "missed"
+        bounds = [(COMPARED[sign], float(bound)) for sign, bound in _bounds(self.goal)]
+        meets = [all(meet(value, bound) for meet, bound in bounds) for value in (self.value, *(self.interval or ()))]
+        return "met" if all(meets) and self.interval != () else "not shown" if meets[0] else "missed"
 
     def __str__(self) -> str:
         """The value with its interval and unit."""
@@ -89,12 +92,12 @@ def measured(
     goal: str | None = None,
     registration: str | None = None,
 ) -> Claim:
-    """Return a claim measured now, on this machine, by this command."""
+    """Return a claim measured now, on this machine, by this command; no interval of fewer than `FEWEST`."""
     return Claim(
         claim=claim,
         value=_rounded(value),
         unit=unit,
-        interval=interval and tuple(map(_rounded, interval)),
+        interval=None if interval is None else tuple(map(_rounded, interval)) if n >= FEWEST else (),
         n=n,
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         commit=_commit(),
@@ -174,7 +177,8 @@ def _command() -> str:
 
 def read(path: Path) -> list[Claim]:
     """Return the claims of a record."""
-    return [Claim(**row) for row in json.loads(path.read_bytes())]
+    rows = json.loads(path.read_bytes())
+    return [Claim(**row | {"interval": None if row["interval"] is None else tuple(row["interval"])}) for row in rows]
 
 
 def show(cog: Any, wanted: str) -> None:
@@ -195,7 +199,7 @@ def show(cog: Any, wanted: str) -> None:
                 f"reworded: {words!r}. Delete the line from {cog.inFile}, or run ./dev bench {name}."
             )
         found.append((shown or words, str(held[words]), _goal(held[words])))
-    cog.outl(_table(("measured", "value", "goal"), found))
+    cog.outl(_table(("measured", "value", "target"), found))
 
 
 def table(cog: Any, name: str) -> None:
@@ -205,10 +209,16 @@ def table(cog: Any, name: str) -> None:
 
 
 def goals(cog: Any) -> None:
-    """Print how many of all goals were met, in a sentence; cog: the module of the block in the document."""
-    found = [claim.outcome for path in folder().glob("*.json") for claim in read(path) if claim.goal]
+    """Print how many measurements meet their target, in sentences; cog: the module of the block in the document."""
+    aimed = [claim for path in folder().glob("*.json") for claim in read(path) if claim.goal]
+    found = [claim.outcome for claim in aimed]
     told = ", ".join(f"{found.count(word)} {word}" for word in ("met", "not shown", "missed"))
-    cog.outl(f"{len(found)} goals were set before they were measured: {told}.")
+    with_interval = sum(bool(claim.interval) for claim in aimed)
+    registered = sum(claim.registration is not None for claim in aimed)
+    cog.outl(
+        f"{len(found)} measured numbers have a target: {told}. {with_interval} of them have an interval, and "
+        f"{registered} had the target registered before the measurement."
+    )
 
 
 def page() -> str:
@@ -221,7 +231,7 @@ def page() -> str:
             (c.claim, str(c), f"{c.n:,}", _goal(c), f"{c.date} at {c.commit}{_registered(c)}; {c.machine}", c.command)
             for c in read(path)
         ]
-        table = _table(("claim", "value", "n", "goal", "measured", "command"), rows)
+        table = _table(("claim", "value", "n", "target", "measured", "command"), rows)
         sections.append(f"## {path.stem}\n\n{about}\n\n{table}")
     return "\n\n".join(sections)
 
@@ -238,8 +248,13 @@ def _registered(claim: Claim) -> str:
 def _goal(claim: Claim) -> str:
     if claim.goal is None:
         return ""
-    sign, bound = claim.goal.split()
-    return f"{WORDS[sign]} {bound}: {'met' if claim.outcome == 'met' else f'**{claim.outcome}**'}"
+    wanted = " and ".join(f"{WORDS[sign]} {bound}" for sign, bound in _bounds(claim.goal))
+    return f"{wanted}: {'met' if claim.outcome == 'met' else f'**{claim.outcome}**'}"
+
+
+def _bounds(goal: str) -> list[tuple[str, str]]:
+    """Return the signs and numbers of a goal."""
+    return [(sign, bound) for sign, bound in (part.split() for part in goal.split(","))]
 
 
 def _short(value: float) -> str:
