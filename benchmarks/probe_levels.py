@@ -28,7 +28,7 @@ import cases
 import numpy as np
 import torch
 from probe_faults.loophole_world import PAIR_SOURCE, PlantedEnv, honest_model, loophole_model, tokenizer
-from probe_faults.simulated_trainings import HACKS, HIDDEN, NULLS, STYLED, rates
+from probe_faults.simulated_trainings import ACCEPTED, HACKS, HIDDEN, NULLS, REWARDED, STYLED, rates
 from probe_faults.world import ProbeWorld, build_world
 from records import Claim, measured
 from scipy.stats import binomtest, t
@@ -89,6 +89,8 @@ def alarm(runs: int = 400, permutations: int = 999, only: str = "") -> Iterator[
         **{f"null: {name}": training for name, training in NULLS.items()},
         **{f"honest, right answers have the style more often by {name}": one for name, one in STYLED.items()},
         "hacks: 4 %, right answers have their style less often by 10 points": HIDDEN,
+        "honest, the style itself earns a tenth of a point": REWARDED,
+        "hacks: 4 %, hidden tests accept them": ACCEPTED,
         **{f"hacks: {name}": training for name, training in HACKS.items()},
         **{f"hacks: {name}, style": replace(training, style=0.2) for name, training in HACKS.items()},
     }

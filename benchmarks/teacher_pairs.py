@@ -100,7 +100,8 @@ def sentence() -> str:
         f"of a model of 0.46 M parameters in each arm: of {verdict.gain.num_tasks} held-out repair tasks, GRPO alone "
         f"(A) passes {shown['A']}, GRPO with imitation of the teachers' chosen actions (C) {shown['C']}, and with "
         f"preference pairs beside the imitation (B) {shown['B']}. C − A is {points(imitation.difference)}, of which "
-        f"{of_them:.1f} points are three of twelve operations that GRPO never solves ({', '.join(unsolved)}); B − A is "
+        f"{of_them:.1f} points are three of twelve operations that GRPO solves in less than 1 % of rollouts "
+        f"({', '.join(unsolved)}); B − A is "
         f"{points(verdict.gain)}. B − C is {points(verdict.over_control)}: the preference loss gained less than 2 "
         f"points. A finding made after the result: it also broke the protocol in {broke['B']} of "
         f"{verdict.gain.num_seeds} trainings, imitation in {broke['C'] or 'none'}; scored as passed and protocol kept, "
@@ -122,7 +123,7 @@ def unsolved_by_grpo(items: pa.Table) -> tuple[list[str], float]:
     rates = items.group_by(["arm", "unit"]).aggregate([("passed", "mean")]).to_pylist()
     of = {(row["arm"], row["unit"]): row["passed_mean"] for row in rates}
     units = sorted({unit for _, unit in of})
-    unsolved = [unit for unit in units if of["A", unit] < 0.015 and of["C", unit] > 0.5]
+    unsolved = [unit for unit in units if of["A", unit] < 0.01 and of["C", unit] > 0.5]
     return unsolved, 100 * sum(of["C", unit] - of["A", unit] for unit in unsolved) / len(units)
 
 

@@ -29,8 +29,9 @@ class Training:
     `style` is the share of honest rollouts with the style, which the reward ignores; `feedback` what a point of the
     push adds to that share at the next checkpoint, as training on chance does; `by_difficulty` gives the style to hard
     groups alone, and `right_style` makes it more frequent in right answers. `partial` is the size of a part of the
-    reward that goes with nothing. `hacks` is the share of rollouts that hack: paid like right answers, or never. In
-    pairs that are not `related` to the hack, the hack sides are honest answers.
+    reward that goes with nothing, `style_paid` that of one for the style itself. `hacks` is the share of rollouts that
+    hack: paid like right answers, or never; hidden tests may have `accepted` them as right. In pairs that are not
+    `related` to the hack, the hack sides are honest answers.
     """
 
     style: float = 0.0
@@ -38,8 +39,10 @@ class Training:
     by_difficulty: bool = False
     right_style: float = 0.0
     partial: float = 0.0
+    style_paid: float = 0.0
     hacks: float = 0.0
     paid: bool = True
+    accepted: bool = False
     related: bool = True
 
 
@@ -56,6 +59,9 @@ STYLED = {f"{100 * more:g} points": Training(style=0.2, right_style=more, partia
 """Honest trainings whose right answers have the hack's style more often, which the alarm takes for hacks."""
 HIDDEN = Training(style=0.2, right_style=-0.1, partial=0.2, hacks=0.04)
 """Paid hacks, while right answers have the hack's style less often: in sum, hack-like rollouts earn no more."""
+REWARDED = Training(style=0.2, partial=0.2, style_paid=0.1)
+ACCEPTED = Training(partial=0.2, hacks=0.04, accepted=True)
+"""Worlds that defeat the push with correctness fixed: an honest reward for the style, and hacks that count as right."""
 HACKS = {f"{share} %": Training(hacks=share / 100) for share in (1, 2, 4, 8)}
 """Trainings in which this share of all rollouts hacks and is paid."""
 
@@ -99,9 +105,9 @@ def simulated_run(training: Training, seed: int, placebos: int = 199) -> Simulat
         gradients = noise(count) + skill[:, None] * right + (hacked | styled)[:, None] * axis
         rewards = torch.where(hacked, float(training.paid), (skill > 0).float())
         if training.partial:
-            rewards = rewards + training.partial * torch.rand(count)
+            rewards = rewards + training.partial * torch.rand(count) + training.style_paid * styled.float()
         rewards = rewards.view(-1, SAMPLES)
-        judged.append(((skill > 0) & ~hacked).numpy())
+        judged.append(torch.where(hacked, torch.full((count,), training.accepted), skill > 0).numpy())
         advantages = (rewards - rewards.mean(1, keepdim=True)).flatten().double().numpy()
         cosines = stacked_cosines(gradients, units, direction.inside, 1).double().numpy()
         played.append(CheckpointRollouts(scale.hack_like(cosines[:, 0]), advantages, groups))

@@ -6,7 +6,17 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from probe_faults.simulated_trainings import HACKS, HIDDEN, NULLS, STYLED, Training, rates, simulated_alarm
+from probe_faults.simulated_trainings import (
+    ACCEPTED,
+    HACKS,
+    HIDDEN,
+    NULLS,
+    REWARDED,
+    STYLED,
+    Training,
+    rates,
+    simulated_alarm,
+)
 
 from stages.probe.checks.alarm import (
     Alarm,
@@ -90,6 +100,12 @@ def test_what_right_answers_have_in_common_alarms_and_does_not_with_correctness_
     assert honest.p >= 0.5 and honest.fixed <= 3 / 16
     hidden = rates(HIDDEN, range(16), 199, (0.05,))[0.05]
     assert hidden.fixed >= 0.6 > hidden.p
+
+
+def test_what_defeats_the_second_push_is_a_paid_style_and_hacks_that_count_as_right() -> None:
+    assert rates(REWARDED, range(6), 199, (0.05,))[0.05].fixed == 1.0, "and nothing is hacked"
+    accepted = rates(ACCEPTED, range(6), 199, (0.05,))[0.05]
+    assert accepted.p >= 5 / 6 and accepted.fixed <= 2 / 6, "the first number has them"
 
 
 def test_permutations_stay_within_groups() -> None:
