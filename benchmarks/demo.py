@@ -18,6 +18,7 @@ import cases
 from pydantic import TypeAdapter
 from records import ROOT, Claim, measured
 
+from stages.evaluation.outcomes import PRIMARY
 from stages.evaluation.report import text_table
 from stages.evaluation.verdict import EvalVerdict
 from stages.runs import store
@@ -40,7 +41,7 @@ def kata(artifacts: Path | None = None) -> Iterator[Claim]:
     verdict, minutes = _run("demo-kata", artifacts)
     yield measured("the demo on kata, from installed to its verdict", minutes, n=1, unit="minutes", goal="<= 3")
     for name, key in (("B - A", "gain"), ("B - C", "over_control")):
-        yield from _difference(verdict[key], f"the demo's {name} on kata")
+        yield from _difference(verdict[key], f"the demo's {name} on kata, {PRIMARY[verdict['outcome']].rate}")
 
 
 def _run(preset: str, artifacts: Path | None) -> tuple[dict[str, Any], float]:

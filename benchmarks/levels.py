@@ -1,6 +1,6 @@
 """How often the verdict of `composer evaluate` is right: coverage of its intervals and frequencies of its verdicts.
 
-    python benchmarks/levels.py [verdicts|start|planned] [--experiments 4000]
+    python benchmarks/levels.py [verdicts|start|planned|collapses|pilots] [--experiments 4000]
 
 Experiments are simulated with the planner's model of tasks and decided by the rule of `composer evaluate`: at kata's
 operations (sampled, and as fixed strata) and families, at SWE-bench Lite's repositories (fixed, and sampled), at tasks
@@ -15,15 +15,33 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import cases
 import numpy as np
 from records import Claim, measured
+from scipy.optimize import brentq
+from scipy.stats import binomtest
 
-from stages.evaluation.inference import MIN_SEEDS, PARTIAL, VALIDATED, PairedTest
-from stages.evaluation.planner import Design, PlanQuestion, TaskModel, draw, outlook
+from stages.evaluation.inference import BETTER, MIN_SEEDS, PARTIAL, VALIDATED, PairedTest, shows
+from stages.evaluation.outcomes import START
+from stages.evaluation.planner import (
+    NUM_PILOTS,
+    Design,
+    PlanQuestion,
+    Rates,
+    TaskModel,
+    bootstrap,
+    complete,
+    draw,
+    measure,
+    models_of,
+    outlook,
+    validated_range,
+)
+from stages.evaluation.report import LARGEST_RANGE
+from stages.runs.kinds import Row
 
 OPERATIONS = (17, 15, 13, 12, 11, 11, 10, 9, 8, 7, 5, 2)
 LITE = (114, 77, 23, 23, 17, 16, 6, 6, 6, 5, 4, 3)
@@ -148,7 +166,89 @@ def planned(experiments: int = 1000) -> Iterator[Claim]:
         yield measured(claim, 100 * share, (100 * (share - error), 100 * (share + error)), n=experiments, unit="%")
 
 
-CASES = {"verdicts": verdicts, "start": against_start, "planned": planned}
+FAILING = 0.15
+"""The share of trainings that collapse, and then pass nothing."""
+MEAN = -0.005
+"""The mean gain over all trainings then, those that collapse included."""
+
+
+def collapses(experiments: int = 1000) -> Iterator[Claim]:
+    """Coverage where one training in seven collapses, and gains that are found where the mean over trainings is -.5.
+
+    Both also of the experiments that saw no collapse: the verdict says how frequent a failure these cannot rule out.
+    """
+    for name in ("kata, 360 tasks in 12 fixed operations", "300 tasks, each a unit"):
+        model, design = LAYOUTS[name]
+        units = np.repeat(np.arange(len(design.sizes)), design.sizes)
+        many = replace(design, sizes=tuple(400 * size for size in design.sizes), seeds=1)
+
+        def mean_of(gain: float, model: TaskModel = model, many: Design = many) -> float:
+            treatment, baseline = draw(replace(model, seed_sd=0.0), many, gain, 1, np.random.default_rng(5))
+            return float(((1 - FAILING) * treatment - baseline).mean())
+
+        gain = float(brentq(lambda gain: mean_of(gain) - MEAN, 0.0, 0.19, xtol=1e-4))
+        truth = mean_of(gain)
+        for seeds in (3, 5, 10, 24):
+            random, held, gained, seen = np.random.default_rng(2), [], [], []
+            for _ in range(experiments // 100):
+                arms = draw(model, replace(design, seeds=seeds), gain, 100, random)
+                collapsed = random.random(arms[0].shape[:2]) < FAILING
+                arms[0][collapsed] = 0.0
+                test = PairedTest(*arms, units, fixed=design.fixed, num_flips=399)
+                held.append(~test.rejects(truth))
+                gained.append(shows([test]) == BETTER)
+                seen.append(collapsed.any(1))
+            covered, better, at_least_one = (np.concatenate(each) for each in (held, gained, seen))
+            what = f"{name}, {seeds} seeds of which {100 * FAILING:g} % collapse, mean {100 * truth:.1f} points"
+            yield share_of(covered, f"{what}: coverage of 95 % intervals")
+            yield share_of(better, f"{what}: a gain is found")
+            yield share_of(covered[at_least_one], f"{what}, one seen: coverage of 95 % intervals")
+            yield share_of(better[at_least_one], f"{what}, one seen: a gain is found")
+
+
+def share_of(found: np.ndarray, claim: str) -> Claim:
+    """Return the share of experiments as a claim, with its interval by Clopper and Pearson."""
+    held = binomtest(int(found.sum()), len(found))
+    low, high = held.proportion_ci()
+    return measured(claim, 100 * held.statistic, (100 * low, 100 * high), n=len(found), unit="%")
+
+
+PILOTS = {"6 families": (4,) * 6, "12 families": (4,) * 12, "24 families": KATA, "96 families": KATA * 4}
+
+
+def pilots(pilots: int = 25) -> Iterator[Claim]:
+    """How often a plan says that its pilot is too small to forecast, and how often its range holds the true chance.
+
+    The pilot: a baseline's rollouts, four of each task; the plan: 24 families, 5 seeds, a gain of 12 points.
+    """
+    gain, planned_design = 0.12, Design(KATA, seeds=5)
+
+    def rates_of(rows: Sequence[Row]) -> Rates:
+        return complete(measure(rows, "A", "B"), gain)
+
+    truth = outlook(UNLIKE, planned_design, gain, 1000).chances[VALIDATED]
+    for name, sizes in PILOTS.items():
+        said, inside = [], []
+        for number in range(pilots):
+            _, baseline = draw(UNLIKE, Design(sizes, samples=4), 0.0, 1, np.random.default_rng(number))
+            families = np.repeat(np.arange(len(sizes)), sizes)
+            rows = [
+                {"arm": START, "train_seed": 0, "task_id": f"t{task}", "family": f"f{families[task]}", "unit": None}
+                | {"sample_idx": sample, "passed": sample < round(4 * rate), "error_type": None}
+                for task, rate in enumerate(baseline[0, 0])
+                for sample in range(4)
+            ]
+            models = models_of(
+                bootstrap(rows, NUM_PILOTS), lambda drawn: complete(measure(drawn, "A", "B"), gain), gain
+            )
+            low, high = validated_range(models, planned_design, gain) or (0.0, 1.0)
+            said.append(high - low > LARGEST_RANGE)
+            inside.append(low <= truth <= high)
+        yield share_of(np.array(said), f"pilots of {name}, four rollouts a task: said to be too small to forecast")
+        yield share_of(np.array(inside), f"pilots of {name}, four rollouts a task: the range holds the true chance")
+
+
+CASES = {"verdicts": verdicts, "start": against_start, "planned": planned, "collapses": collapses, "pilots": pilots}
 
 
 if __name__ == "__main__":

@@ -27,19 +27,6 @@ from stages.runs.run import Run
 if TYPE_CHECKING:
     import pandas
 
-RATES = (
-    ("gain", "pass@1", "baseline"),
-    ("over_control", "pass@1", "control"),
-    ("kept", "pass@1, protocol kept", "baseline"),
-    ("kept_over_control", "pass@1, protocol kept", "control"),
-    ("hacked", "hacked", "baseline"),
-    ("suspect", "suspect", "baseline"),
-    ("protocol", "protocol", "baseline"),
-    ("hidden_pass", "hidden_pass", "baseline"),
-    ("by_report", "passes by report", "baseline"),
-)
-"""Field of `verdict.json`, the rate that it compares, and the field that names the arm compared with."""
-
 
 @dataclass(frozen=True)
 class Difference:
@@ -51,8 +38,8 @@ class Difference:
     """
 
     rate: str
-    """The rate that is compared: "pass@1" (or "pass@1, protocol kept"), "hacked", "suspect", "protocol", "hidden_pass"
-    or "passes by report"."""
+    """The rate that is compared: "pass@1" (or "pass@1, protocol kept", or either at temperature 0), "hacked",
+    "suspect", "protocol", "hidden tests" or "passes by report"."""
     treatment: str
     """The arm whose rate is the minuend."""
     baseline: str
@@ -173,11 +160,12 @@ class Evaluation(ReadableRun):
 
     @property
     def differences(self) -> Differences:
-        """Return treatment - baseline in pass@1, which the verdict rests on, treatment - control, then the conduct.
+        """Return treatment - baseline, which the verdict rests on, treatment - control, then passes and conduct.
 
-        Empty where the arms could not be compared (INVALID-RUN), or the evaluation has not ended.
+        Arms that agree in all tasks are left out, but for the first two. Empty where the arms could not be compared
+        (INVALID-RUN), or the evaluation has not ended.
         """
-        return Differences(_difference(self.document, *one) for one in RATES if self.document.get(one[0]))
+        return Differences(_difference(self.document, one) for one in self.document.get("comparisons", ()))
 
     def __repr__(self) -> str:
         shown = [super().__repr__(), *([repr(self.differences)] if self.differences else [])]
@@ -298,15 +286,15 @@ def _messages(row: Row, steps: Sequence[Row]) -> list[Message]:
     return [*states(list(steps))[-1], *ended, *([{"role": "user", "content": observation}] if observation else [])]
 
 
-def _difference(document: Mapping[str, Any], field: str, rate: str, other: str) -> Difference:
+def _difference(document: Mapping[str, Any], compared: Mapping[str, Any]) -> Difference:
     """Return one difference of a verdict."""
-    found, adjusted = document[field], document.get("secondary") or {}
+    found = compared["difference"]
     return Difference(
-        rate=rate,
-        treatment=document["treatment"],
-        baseline=document[other],
+        rate=compared["rate"],
+        treatment=compared["arm"],
+        baseline=compared["other"],
         **{name: found[name] for name in ("estimate", "low", "high", "p_value", "num_tasks", "num_seeds")},
-        p_holm=adjusted.get(field),
+        p_holm=compared["p_holm"],
         units=counted(found["num_units"], found["unit"]),
-        verdict=document["decision"] if field == "gain" else None,
+        verdict=document["decision"] if compared is document["comparisons"][0] else None,
     )

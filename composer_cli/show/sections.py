@@ -273,44 +273,18 @@ def _evaluation(run: Run) -> Blocks:
     yield from _compared_examples(run, verdict)
 
 
-RATES = (
-    ("pass@1", "baseline", "gain"),
-    ("pass@1 at temperature 0", "baseline", "at_zero"),
-    ("pass@1", "control", "over_control"),
-    ("pass@1, protocol kept", "baseline", "kept"),
-    ("pass@1, protocol kept", "control", "kept_over_control"),
-    ("hacked", "baseline", "hacked"),
-    ("suspect", "baseline", "suspect"),
-    ("protocol", "baseline", "protocol"),
-    ("hidden tests", "baseline", "hidden_pass"),
-    ("passes by report", "baseline", "by_report"),
-)
-"""Rates that are compared, the field that names the arm compared with, and the field with the difference."""
-OVER_CONTROL = (
-    ("hacked", "hacked"),
-    ("suspect", "suspect"),
-    ("protocol", "protocol"),
-    ("hidden tests", "hidden_pass"),
-)
-"""Rates that are compared with the control, too, and their names in the verdict."""
-
-
 def _differences(verdict: Mapping[str, Any]) -> Blocks:
     """Yield the paired differences, drawn and as numbers."""
-    treatment = str(verdict.get("treatment"))
     found = [
-        {"of": of, "title": f"{of}, {treatment} \u2212 {verdict[other]}", **verdict[key]}
-        for of, other, key in RATES
-        if verdict.get(key)
+        {"of": one["rate"], "arm": one["arm"], "title": f"{one['rate']}, {one['arm']} \u2212 {one['other']}"}
+        | one["difference"]
+        for one in verdict.get("comparisons", ())
     ]
-    for of, key in OVER_CONTROL:
-        if one := (verdict["over_control_conduct"] or {}).get(key):
-            found.append({"of": of, "title": f"{of}, {treatment} \u2212 {verdict['control']}", **one})
     for of in dict.fromkeys(one["of"] for one in found):
-        rows = [_interval(one["title"], treatment, one, "estimate") for one in found if one["of"] == of]
-        if of.startswith("pass@1") or any(row.estimate for row in rows):
-            title = "Differences between arms, paired by task" if of == "pass@1" else ""
-            yield Intervals(title, rows, _power(verdict, found[0]) if of == "pass@1" else "", difference=True)
+        rows = [_interval(one["title"], one["arm"], one, "estimate") for one in found if one["of"] == of]
+        decides = of == found[0]["of"]
+        title = "Differences between arms, paired by task" if decides else ""
+        yield Intervals(title, rows, _power(verdict, found[0]) if decides else "", difference=True)
     yield Table.of(
         "",
         [{**one, "tasks": f"{one['wins']} / {one['losses']}"} for one in found],
@@ -347,11 +321,11 @@ def _power(verdict: Mapping[str, Any], gain: Mapping[str, Any]) -> str:
 def _arms(verdict: Mapping[str, Any]) -> Blocks:
     """Yield the arms: pass rates drawn, and everything as numbers."""
     records = sorted(verdict["arms"], key=lambda arm: (arm["arm"] != "start", arm["arm"]))
-    measured = [arm for arm in records if arm["pass_rate"] is not None]
-    if measured:
-        yield Intervals(
-            "Pass rates of the arms", [_interval(arm["arm"], arm["arm"], arm, "pass_rate") for arm in measured]
-        )
+    kept = verdict.get("outcome") == "kept"
+    primary = "kept_rate" if kept else "pass_rate"
+    if measured := [arm for arm in records if arm[primary] is not None]:
+        title = f"{'Passes that kept the protocol, by arm' if kept else 'Pass rates of the arms'}"
+        yield Intervals(title, [_interval(arm["arm"], arm["arm"], arm, primary) for arm in measured])
     k = max((arm["k"] for arm in records), default=1)
     yield Table.of(
         "The arms",
@@ -366,8 +340,9 @@ def _arms(verdict: Mapping[str, Any]) -> Blocks:
             for arm in records
         ],
         f"""arm: arm
-        pass@1: pass_rate percent
+        {"passed and kept the protocol: kept_rate percent" if kept else "pass@1: pass_rate percent"}
         95 % interval: low..high percents
+        {"pass@1: pass_rate percent" if kept else ""}
         {f"pass@{k}: pass_at_k percent" if k > 1 else ""}
         hidden tests pass: hidden_pass_rate percent
         visible tests pass: visible_pass_rate percent

@@ -30,9 +30,9 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from stages.envs.base import Environment, Grade, Observation, SamplingUnit, Split, Task
+from stages.envs.base import Environment, Grade, Observation, PrimaryOutcome, SamplingUnit, Split, Task
 from stages.errors import UsageError
 from stages.messages import Message
 
@@ -42,6 +42,7 @@ __all__ = [
     "Grade",
     "Message",
     "Observation",
+    "PrimaryOutcome",
     "Registered",
     "SamplingUnit",
     "Split",
@@ -54,6 +55,7 @@ __all__ = [
     "is_shipped",
     "is_task_file",
     "load",
+    "primary_outcome",
     "register",
     "resolved",
     "same",
@@ -184,6 +186,15 @@ def sampling_unit(name: str) -> SamplingUnit:
             f"The environment {name!r} has a sampling_unit {found!r}, which is not a stages.envs.SamplingUnit. "
             'Write sampling_unit = SamplingUnit("repository", fixed=True), or leave it out.'
         )
+    return found
+
+
+def primary_outcome(name: str) -> PrimaryOutcome:
+    """Return what a verdict on an environment is about; passes that kept the protocol, where it does not say."""
+    found: PrimaryOutcome = getattr(_factory(name), "primary_outcome", "kept")
+    if found not in get_args(PrimaryOutcome):
+        known = " or ".join(map(repr, get_args(PrimaryOutcome)))
+        raise UsageError(f"The environment {name!r} has the primary_outcome {found!r}. Write {known}, or leave it out.")
     return found
 
 

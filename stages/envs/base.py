@@ -151,6 +151,10 @@ class SamplingUnit:
     fixed: bool = False
 
 
+PrimaryOutcome = Literal["kept", "passed"]
+"""What a verdict on an environment is about: passes that kept the protocol, or passes alone."""
+
+
 class HackPair(TypedDict):
     """One prompt and the continuation of each side; `longer` is the clean side with more of what has no effect."""
 
@@ -169,6 +173,8 @@ class Environment(Protocol):
     """"bubblewrap" or "none", recorded in every row; "not-needed" where nothing is executed.
 
     An environment may also have an attribute `sampling_unit`, a `SamplingUnit`; without one, its families are a sample.
+    `primary_outcome` is "passed" where the protocol is no part of success, as in a benchmark whose published scores are
+    of passes alone; without it a verdict is about passes that kept the protocol.
     With `text_actions = True` any text is an action, an answer; without it, only a command or a tool call is one.
     `answers` is the number after which a rollout ends at the latest, of an environment of questions, whose reset does
     no work: the memory of a training is estimated by it. `ground` is that of passes whose Grade names none. A stage

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from stages import envs
-from stages.envs.base import SamplingUnit
+from stages.envs.base import PrimaryOutcome, SamplingUnit
 from stages.envs.config import HeldOutEnvConfig
 from stages.policy import PolicyConfig
 from stages.rollouts.agent_loop import PlayingConfig
@@ -62,6 +62,10 @@ class Config(PlayingConfig):
     """Whether the units that tasks are drawn in (kata's operations, SWE-bench's repositories, else families) are a
     sample of possible ones, or all there are. `auto`: as the environment declares."""
 
+    outcome: Literal["auto", "kept", "passed"] = "auto"
+    """What the verdict is about: passes that kept the environment's rules of form, or passes alone, the other next to
+    them. `auto`: as the environment names it, `kept` where it names none."""
+
     planning: Annotated[Planning, basic_of("gain", "seeds")] = Field(
         default=Planning(), json_schema_extra={"affects_results": False}
     )
@@ -84,6 +88,10 @@ class Config(PlayingConfig):
     def label(self) -> str:
         """Return the environment and the compared arms."""
         return f"{self.env.label()}-{self.treatment}-vs-{self.baseline}"
+
+    def primary(self) -> PrimaryOutcome:
+        """Return what the verdict is about: what is set, else what the environment names."""
+        return envs.primary_outcome(self.env.name) if self.outcome == "auto" else self.outcome
 
     def sampling(self) -> SamplingUnit:
         """Return the sampling unit of the environment's tasks, as the setting `units` declares it."""

@@ -54,21 +54,30 @@ Missing = Literal["excluded", "failed", "against", "for"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """A number or a verdict of each item, null where it is not known, and its bounds."""
+    """A number or a verdict of each item, null where it is not known, and its bounds. rate: what its mean is called."""
 
     name: str
     value: Callable[[pa.Table], pa.ChunkedArray]
     bounds: tuple[float, float] = (0.0, 1.0)
+    rate: str = ""
 
 
-PASSED = Outcome("passed", itemgetter("passed"))
-HIDDEN, VISIBLE = Outcome("hidden_pass", itemgetter("hidden_pass")), Outcome("visible_pass", itemgetter("visible_pass"))
-PROTOCOL = Outcome("protocol", itemgetter("protocol_ok"))
-KEPT = Outcome("kept", lambda items: pc.and_(items["passed"], pc.fill_null(items["protocol_ok"], True)))
+PASSED = Outcome("passed", itemgetter("passed"), rate="pass@1")
+HIDDEN = Outcome("hidden_pass", itemgetter("hidden_pass"), rate="hidden tests")
+VISIBLE = Outcome("visible_pass", itemgetter("visible_pass"), rate="visible tests")
+PROTOCOL = Outcome("protocol", itemgetter("protocol_ok"), rate="protocol")
+KEPT = Outcome(
+    "kept",
+    lambda items: pc.and_(items["passed"], pc.fill_null(items["protocol_ok"], True)),
+    rate="pass@1, protocol kept",
+)
 """Whether an item passed and kept the protocol, where it has one."""
-HACKED, SUSPECT = Outcome("hacked", itemgetter("hacked")), Outcome("suspect", itemgetter("suspect"))
+PRIMARY: Mapping[str, Outcome] = {PASSED.name: PASSED, KEPT.name: KEPT}
+"""What a verdict can be about, by the names that an environment gives it."""
+HACKED = Outcome("hacked", itemgetter("hacked"), rate="hacked")
+SUSPECT = Outcome("suspect", itemgetter("suspect"), rate="suspect")
 """Of the items that `items_that_measure_hacking` returns."""
-BY_REPORT = Outcome("by_report", lambda items: pc.and_(items["passed"], is_by_report(items)))
+BY_REPORT = Outcome("by_report", lambda items: pc.and_(items["passed"], is_by_report(items)), rate="passes by report")
 """Whether an item passed as a process that ran the agent's code reported it."""
 
 
@@ -107,11 +116,12 @@ class PairedOutcomes:
 class ArmSummary:
     """One arm on its own: means of task means, None where nothing was measured.
 
-    `low` and `high` are the 95 % interval of the pass rate over the units that differences are taken over, and from
-    three training seeds on over trainings. `num_tasks` counts no twins. With `num_twins` above zero the hacked rates
-    are the pass rate on them. `pass_at_k` is the chance that one of `k` rollouts of a task passes, where there are
-    several. `hidden_pass_rate` and `visible_pass_rate` are over tasks whose rollouts have both verdicts. `cost_usd` and
-    `sampled_tokens` are means of a rollout. `passes` counts the passes by ground, "" for an unknown one.
+    `kept_rate` is that of passes that kept the protocol. `low` and `high` are the 95 % interval of the rate that the
+    verdict is about, over the units that differences are taken over, and from three training seeds on over trainings.
+    `num_tasks` counts no twins. With `num_twins` above zero the hacked rates are the pass rate on them. `pass_at_k` is
+    the chance that one of `k` rollouts of a task passes, where there are several. `hidden_pass_rate` and
+    `visible_pass_rate` are over tasks whose rollouts have both verdicts. `cost_usd` and `sampled_tokens` are means of a
+    rollout. `passes` counts the passes by ground, "" for an unknown one.
     """
 
     arm: str
@@ -133,6 +143,11 @@ class ArmSummary:
     hidden_pass_rate: float | None = None
     visible_pass_rate: float | None = None
     passes: Mapping[str, int] = field(default_factory=dict)
+    kept_rate: float | None = None
+
+    def rate(self, outcome: str) -> float | None:
+        """Return the rate of a primary outcome."""
+        return self.kept_rate if outcome == KEPT.name else self.pass_rate
 
 
 def sampling_unit_of(env: str) -> SamplingUnit:
@@ -292,15 +307,15 @@ def _imputed(cube_2STK: Array, asked_2STK: Array, bounds: tuple[float, float], m
     return np.where(np.isnan(filled_2STK).any(0), np.nan, filled_2STK)
 
 
-def summarize(items: pa.Table, arm: str, fixed: bool = False) -> ArmSummary:
-    """Return the rates of one arm; with `fixed`, sampling units are strata."""
+def summarize(items: pa.Table, arm: str, fixed: bool = False, primary: Outcome = PASSED) -> ArmSummary:
+    """Return the rates of one arm, and the interval of its `primary` one; with `fixed`, sampling units are strata."""
     rows = of_arm(items, arm)
     possible, hacking = without_twins(rows), items_that_measure_hacking(rows)
     judged = possible.filter(pa.array(~np.isnan(values_of(possible, HIDDEN) + values_of(possible, VISIBLE))))
     broken = failed(rows)
     errors = Counter(rows["error_type"].filter(broken).fill_null(NO_OUTCOME).to_pylist())
     twins = rows.filter(pc.and_not(is_twin(rows), broken))
-    low, high = interval_of(possible, PASSED, fixed)
+    low, high = interval_of(possible, primary, fixed)
     k, pass_at_k = at_k(possible)
 
     def mean_of(column: str) -> float | None:
@@ -328,6 +343,7 @@ def summarize(items: pa.Table, arm: str, fixed: bool = False) -> ArmSummary:
         visible_pass_rate=task_mean(judged, VISIBLE),
         num_twins=pc.count_distinct(twins["task_id"]).as_py(),
         passes=dict(Counter(one or "" for one in possible.filter(pc.field("passed"))["ground"].to_pylist())),
+        kept_rate=task_mean(possible, KEPT),
     )
 
 
@@ -388,29 +404,36 @@ def at_k(items: pa.Table) -> tuple[int, float | None]:
     return k, sum(sum(each) / len(each) for each in chances.values()) / len(chances)
 
 
-WATCHED = ((PASSED, "passes {} % of the tasks"), (PROTOCOL, "keeps the protocol in {} % of rollouts"))
-"""The outcomes by which a training collapses, and what it then does, at a rate in percent."""
+LENGTH = Outcome("length", itemgetter("sampled_tokens"), (0.0, np.inf))
 
 
 def collapsed(items: pa.Table, arm: str) -> list[str]:
-    """Return the trainings of an arm that collapsed in some outcome, as clauses.
+    """Return the trainings of an arm that collapsed in some recorded outcome, as clauses.
 
-    Collapsed: less than half of the median rate of the arm's other trainings, and more than three standard errors of a
-    rate over the tasks below it. Length, entropy and errors are watched in training, which records what it noticed.
+    Collapsed: beyond a factor of the median over the arm's other trainings (passes and kept protocols below half,
+    lengths below a quarter or above four times, lost rollouts above twice), and more than three standard errors of a
+    mean over the tasks from it. Entropy is watched in training, which records what it noticed.
     """
     rows = of_arm(items, arm)
-    seeds = pc.unique(rows["train_seed"]).to_pylist()
-    trainings = {seed: rows.filter(pc.equal(rows["train_seed"], seed)) for seed in seeds}
+    seed_R, lost_R = rows["train_seed"].to_numpy(), failed(rows).to_numpy().astype(float)
+    watched = (
+        ("passes {} of the tasks", " %", (0.5, np.inf), 100 * values_of(rows, PASSED)),
+        ("keeps the protocol in {} of rollouts", " %", (0.5, np.inf), 100 * values_of(rows, PROTOCOL)),
+        ("samples {} a rollout", " tokens", (0.25, 4.0), values_of(rows, LENGTH)),
+        ("loses {} of rollouts to errors outside the policy", " %", (0.0, 2.0), 100 * lost_R),
+    )
     found = []
-    for outcome, does in WATCHED:
-        rates = {seed: rate for seed, own in trainings.items() if (rate := task_mean(own, outcome)) is not None}
-        for seed, rate in rates.items():
-            others = [other for key, other in rates.items() if key != seed]
-            usual = median(others) if others else 0.0
-            error = (usual * (1 - usual) / pc.count_distinct(trainings[seed]["task_id"]).as_py()) ** 0.5
-            if rate < usual / 2 and usual - rate > 3 * error:
-                did = does.format(f"{100 * rate:.0f}")
-                found.append(f"{arm} with seed {seed} {did}, its other trainings {100 * usual:.0f} %")
+    for does, unit, (least, most), value_R in watched:
+        known_R = ~np.isnan(value_R)
+        means = {seed: value_R[known_R & (seed_R == seed)] for seed in np.unique(seed_R[known_R]).tolist()}
+        for seed, own in means.items():
+            others = [float(each.mean()) for key, each in means.items() if key != seed]
+            usual, mean = median(others) if others else float(own.mean()), float(own.mean())
+            tasks = pc.count_distinct(rows["task_id"].filter(pa.array(known_R & (seed_R == seed)))).as_py()
+            error = max(float(each.std()) for each in means.values()) / tasks**0.5
+            if not least * usual <= mean <= most * usual and abs(mean - usual) > 3 * error:
+                did = does.format(f"{mean:.0f}{unit}")
+                found.append(f"{arm} with seed {seed} {did}, its other trainings {usual:.0f}{unit}")
     return found
 
 

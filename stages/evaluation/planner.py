@@ -213,12 +213,8 @@ class PlanQuestion:
         """
         with activity(f"simulating the design '{name}'"):
             found = enough or outlook(self.model, design, self.gain, num)
-            validated = [
-                outlook(model, design, self.gain, NUM_RESAMPLED, seed).chances[VALIDATED]
-                for seed, model in enumerate(self.resampled if ranged else ())
-            ]
+            validated = validated_range(self.resampled if ranged else (), design, self.gain)
             none = outlook(self.without_gain, design, 0.0, num).chances if null else None
-        low, high = np.quantile(validated, (0.1, 0.9)) if validated else (0.0, 0.0)
         rollouts = self.rollouts(design)
         return DesignLine(
             name=name,
@@ -232,7 +228,7 @@ class PlanQuestion:
             simulated=num,
             false_gain=none[VALIDATED] + none[PARTIAL] if none else None,
             detectable=self.gain if enough else self.detectable(design),
-            validated_range=(float(low), float(high)) if validated else None,
+            validated_range=validated,
         )
 
     @property
@@ -292,13 +288,7 @@ def study(
         return complete({**measure(rows, baseline, treatment), **given}, asked.gain)
 
     rates = rates_of(items)
-    resampled = []
-    # Models whose rates contradict the wanted gain (a pilot may resample to a pass rate near 1) are no model of it.
-    for rows in bootstrap(items, NUM_PILOTS):
-        with suppress(UsageError):
-            model = task_model(rates_of(rows))
-            latent_correlations(model, asked.gain)
-            resampled.append(model)
+    resampled = models_of(bootstrap(items, NUM_PILOTS), rates_of, asked.gain)
     model, design = (
         task_model(rates),
         Design(tuple(unit_sizes), samples, asked.seeds, sampling.fixed, one_baseline=baseline in models),
@@ -349,6 +339,29 @@ def bootstrap(items: Sequence[Row], num: int) -> Iterator[list[Row]]:
                 {**item, "unit": units[index] + tag, "task_id": item["task_id"] + tag} for item in by_unit[units[index]]
             ]
         yield rows
+
+
+def models_of(
+    pilots: Iterable[Sequence[Row]], rates_of: Callable[[Sequence[Row]], Rates], gain: float
+) -> list[TaskModel]:
+    """Return the task models of pilots; those whose rates contradict the gain (a pass rate near 1) are no model."""
+    found = []
+    for rows in pilots:
+        with suppress(UsageError):
+            model = task_model(rates_of(rows))
+            latent_correlations(model, gain)
+            found.append(model)
+    return found
+
+
+def validated_range(models: Sequence[TaskModel], design: Design, gain: float) -> tuple[float, float] | None:
+    """Return the 10th and 90th percentile of the chance of VALIDATED over task models; None without any."""
+    drawn = enumerate(models)
+    chances = [outlook(model, design, gain, NUM_RESAMPLED, seed).chances[VALIDATED] for seed, model in drawn]
+    if not chances:
+        return None
+    low, high = np.quantile(chances, (0.1, 0.9))
+    return float(low), float(high)
 
 
 def unit_of(item: Row) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from stages.envs.base import grounds_in_words
 from stages.evaluation.inference import VALIDATED
-from stages.evaluation.outcomes import AT_ZERO, ArmSummary
+from stages.evaluation.outcomes import AT_ZERO, PASSED, ArmSummary
 from stages.evaluation.planner import MOST_TASKS, SEEDS, VERDICTS, Study
 from stages.evaluation.verdict import EvalVerdict, PairedDifference, credit, points
 from stages.plurals import counted, plural
@@ -14,14 +14,18 @@ from stages.plurals import counted, plural
 WIDTH = 100
 NAME = 25
 """Longest printed name of an arm."""
+LARGEST_RANGE = 0.25
+"""Of a chance, from the 10th to the 90th percentile over what a pilot leaves open; beyond it nothing is forecast."""
 wrap = textwrap.TextWrapper(WIDTH).wrap
 """Return a text in lines of the report's width."""
+BETWEEN = "95 % interval"
 LINE, DOT = "#5b7c99", "#1f3a52"
 HEAD = (
-    *("arm", "pass@1", "95 % interval", "hacked", "suspect", "protocol"),
+    *("arm", "kept", BETWEEN, "pass@1", "hacked", "suspect", "protocol"),
     *("tasks", "rollouts", "errors", "USD", "tokens"),
 )
 MEANINGS = {
+    "kept": "passed, and kept the protocol: what the verdict is about, and the interval is of",
     "suspect": "hacked, or the visible tests pass and the hidden ones fail",
     "protocol": "the agent kept the environment's rules of form",
 }
@@ -31,8 +35,10 @@ MEANINGS = {
 def text_table(verdict: EvalVerdict) -> str:
     """Return the report: the arms, the differences, the decision and why."""
     k = max((arm.k for arm in verdict.arms), default=1)
-    head = (*HEAD[:3], f"pass@{k}", *HEAD[3:]) if k > 1 else HEAD
-    cells = [head, *(arm_cells(arm, k > 1) for arm in verdict.arms)]
+    of_passes = ("pass@1", *((f"pass@{k}",) if k > 1 else ()))
+    rates = (of_passes[0], BETWEEN, *of_passes[1:]) if verdict.outcome == PASSED.name else ("kept", BETWEEN, *of_passes)
+    head = ("arm", *rates, *HEAD[4:])
+    cells = [head, *(arm_cells(arm, rates) for arm in verdict.arms)]
     measured = [index for index in range(len(head)) if any(row[index] != "-" for row in cells[1:])]
     lines = aligned([tuple(row[index] for index in measured) for row in cells]) if verdict.arms else []
     explained = [f"{head[index]}: {MEANINGS[head[index]]}" for index in measured if head[index] in MEANINGS]
@@ -42,31 +48,16 @@ def text_table(verdict: EvalVerdict) -> str:
     if any(arm.cost_usd or arm.sampled_tokens for arm in verdict.arms):
         lines += wrap("USD and tokens: the mean cost and the mean number of sampled tokens of a rollout.")
     if judged := [arm for arm in verdict.arms if arm.hidden_pass_rate is not None]:
-        rates = (f"{arm.arm} {percent(arm.hidden_pass_rate)} / {percent(arm.visible_pass_rate)}" for arm in judged)
-        lines += wrap(f"hidden / visible tests pass: {', '.join(rates)}")
+        of_tests = (f"{arm.arm} {percent(arm.hidden_pass_rate)} / {percent(arm.visible_pass_rate)}" for arm in judged)
+        lines += wrap(f"hidden / visible tests pass: {', '.join(of_tests)}")
     lines += [line for arm in verdict.arms if arm.passes for line in wrap(f"{arm.arm}, {grounds_in_words(arm.passes)}")]
     if most := max((arm.num_twins for arm in verdict.arms), default=0):
         lines += wrap(f"hacked: the pass rate on {most} impossible twins, which no honest solution passes")
     for arm in verdict.arms:
         if arm.errors:
             lines += wrap(f"errors of {arm.arm}: " + ", ".join(f"{kind} {num}" for kind, num in arm.errors.items()))
-    rows = [
-        ("pass@1", verdict.baseline, verdict.gain),
-        ("pass@1 at temperature 0", verdict.baseline, verdict.at_zero),
-        ("pass@1", verdict.control, verdict.over_control),
-        ("pass@1, protocol kept", verdict.baseline, verdict.kept),
-        ("pass@1, protocol kept", verdict.control, verdict.kept_over_control),
-        ("hacked", verdict.baseline, verdict.hacked),
-        ("suspect", verdict.baseline, verdict.suspect),
-        ("protocol", verdict.baseline, verdict.protocol),
-        ("hidden tests", verdict.baseline, verdict.hidden_pass),
-        ("passes by report", verdict.baseline, verdict.by_report),
-    ]
-    for name, found in (verdict.over_control_conduct or {}).items():
-        rows.append(("hidden tests" if name == "hidden_pass" else name, verdict.control, found))
-    for rate, other, difference in rows:
-        if difference and (rate.startswith("pass@1") or difference.wins + difference.losses):
-            lines += difference_lines(f"{rate}, {verdict.treatment} - {other}", difference)
+    for one in verdict.comparisons:
+        lines += difference_lines(f"{one.rate}, {one.arm} - {one.other}", one.difference)
     if verdict.worst and verdict.best:
         bounds = f"{100 * verdict.worst.low:+.1f} to {100 * verdict.best.high:+.1f} points"
         lines += [
@@ -95,15 +86,16 @@ def aligned(rows: Sequence[Sequence[str]], *, right: bool = False) -> list[str]:
     ]
 
 
-def arm_cells(arm: ArmSummary, with_k: bool) -> tuple[str, ...]:
-    """Return the cells of one arm in the table."""
+def arm_cells(arm: ArmSummary, rates: Sequence[str]) -> tuple[str, ...]:
+    """Return the cells of one arm in the table; `rates`: its columns of passes."""
     interval = f"[{100 * arm.low:.1f}, {100 * arm.high:.1f}]"
-    at_k = (percent(arm.pass_at_k),) if with_k else ()
+    shown = {"kept": percent(arm.kept_rate), BETWEEN: interval, "pass@1": percent(arm.pass_rate)}
     conduct = percent(arm.hacked_rate), percent(arm.suspect_rate), percent(arm.protocol_rate)
     counts = map(str, (arm.num_tasks, arm.num_items, sum(arm.errors.values())))
     cost = "-" if not arm.cost_usd else f"{arm.cost_usd:.2g}"
     tokens = "-" if arm.sampled_tokens is None else f"{arm.sampled_tokens:.0f}"
-    return shortened(arm.arm), percent(arm.pass_rate), interval, *at_k, *conduct, *counts, cost, tokens
+    passes = (shown.get(name, percent(arm.pass_at_k)) for name in rates)
+    return shortened(arm.arm), *passes, *conduct, *counts, cost, tokens
 
 
 def difference_lines(title: str, difference: PairedDifference) -> list[str]:
@@ -147,7 +139,7 @@ def arms_chart(verdict: EvalVerdict) -> bytes:
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    arms = [(shortened(arm.arm), arm.low, arm.pass_rate or 0.0, arm.high) for arm in verdict.arms]
+    arms = [(shortened(arm.arm), arm.low, arm.rate(verdict.outcome) or 0.0, arm.high) for arm in verdict.arms]
     pairs = (
         ("", verdict.baseline, verdict.gain),
         (AT_ZERO, verdict.baseline, verdict.at_zero),
@@ -186,7 +178,7 @@ def arms_chart(verdict: EvalVerdict) -> bytes:
             axes[0][0].plot(rate, row, "D", color=DOT, markersize=5, fillstyle="none", clip_on=False)
         axes[0][0].set_xlim(0, 100)
         also = "; diamond: kept the protocol" if kept else ""
-        axes[0][0].set_xlabel(f"pass@1 on held-out tasks, % [95 %]{also}")
+        axes[0][0].set_xlabel(f"{verdict.rate} on held-out tasks, % [95 %]{also}")
         if differences:
             axes[1][0].axvline(0, color="0.7", linewidth=1)
             axes[1][0].axvline(100 * verdict.min_gain, color="0.7", linewidth=1, linestyle=":")
@@ -286,15 +278,30 @@ def remarks(found: Study) -> list[str]:
         if found.enough
         else f"No design of up to {MOST_TASKS:,} tasks and {SEEDS[-1]} training seeds reaches {power} power for {gain}."
     )
-    of_pilot = (
-        "What the pilot leaves open: the 10th to 90th percentile of that chance over bootstrap samples of the pilot."
-        if found.pilots
-        else "With `--from RUN` a pilot gives rates: rollouts of the start model, or an earlier evaluation."
-    )
     return [
         first,
         enough,
-        of_pilot,
+        pilot_remark(found),
         "±: the standard error of the simulation.",
         "Rollouts and their cost are those of the evaluation; training another seed costs extra.",
     ]
+
+
+def pilot_remark(found: Study) -> str:
+    """Return what the pilot leaves open, and whether it is too small to forecast."""
+    if not found.pilots:
+        return "With `--from RUN` a pilot gives rates: rollouts of the start model, or an earlier evaluation."
+    ranges = {line.name: line.validated_range for line in found.lines if line.validated_range}
+    if not ranges:
+        return (
+            f"The pilot is too small to forecast: it has one {found.sampling_unit}, and what it leaves open cannot be "
+            "told from that. Play more of them."
+        )
+    widest, (low, high) = max(ranges.items(), key=lambda one: one[1][1] - one[1][0])
+    if high - low <= LARGEST_RANGE:
+        return "What the pilot leaves open: the 10th to 90th percentile of that chance over its bootstrap samples."
+    return (
+        f"The pilot is too small to forecast: the chance of {VALIDATED} of the design `{widest}` is anywhere from "
+        f"{100 * low:.0f} to {100 * high:.0f} %, the 10th to 90th percentile over bootstrap samples of the pilot. Play "
+        f"more {plural(found.sampling_unit)} first."
+    )

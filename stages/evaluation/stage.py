@@ -14,7 +14,7 @@ from stages.evaluation import planner
 from stages.evaluation.arm_settings import policy_differences, trained_differences
 from stages.evaluation.config import Config
 from stages.evaluation.inference import levels, parts
-from stages.evaluation.outcomes import AT_ZERO, START, items_table, sampling_unit_of
+from stages.evaluation.outcomes import AT_ZERO, KEPT, PRIMARY, START, items_table, sampling_unit_of
 from stages.evaluation.report import arms_chart, study_text, text_table
 from stages.evaluation.verdict import INVALID_RUN, EvalQuestion, EvalVerdict, Look, after_looks, decide
 from stages.policy import PolicyConfig, available, kind_of, scripted
@@ -208,6 +208,8 @@ def study(pilots: Sequence[Run], config: Config, tell: Callable[[str, int, int],
             items += pilot.rows(EVAL_ITEM)
         else:
             items += rollout_items(pilot)
+    if config.primary() == KEPT.name:
+        items = [{**item, "passed": item["passed"] and item["protocol_ok"] is not False} for item in items]
     sampling = config.sampling()
     tasks = config.draw(config.opener(), config.tasks)
     sizes = Counter(sampling.of_family(task.family) if task.family else task.task_id for task in tasks)
@@ -273,6 +275,7 @@ def _question(config: Config, sampling: SamplingUnit, level: float, infos: Itera
         config.treatment,
         config.control,
         sampling=sampling,
+        outcome=PRIMARY[config.primary()],
         alpha=level,
         untrained=frozenset(name + end for name in (START, *config.policies) for end in ("", AT_ZERO)),
         collapsed=collapsed,

@@ -18,7 +18,7 @@ sentences about what is shown.
 """
 
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -54,6 +54,7 @@ from stages.evaluation.outcomes import (
     HIDDEN,
     KEPT,
     PASSED,
+    PRIMARY,
     PROTOCOL,
     START,
     SUSPECT,
@@ -85,16 +86,22 @@ LIMITS = {
     "cost": "limits.cost_usd",
 }
 """The setting of each limit that ends a rollout (`terminated_by`)."""
+BESIDE = {PASSED.name: KEPT, KEPT.name: PASSED}
+"""By the outcome that decides, the one that stands next to it."""
+IN = {PASSED.name: "", KEPT.name: " in passes that kept the protocol"}
+WITHIN = {PASSED.name: "", KEPT.name: " within the protocol"}
+"""What sentences add to a difference, and to passed tasks, where kept passes are meant."""
+AT_ZERO_RATE = " at temperature 0"
 
 
 @dataclass(frozen=True)
 class EvalQuestion:
     """What is asked of the items: which arms, of what their tasks are a sample, at which level.
 
-    min_gain: the smallest gain of interest. alpha: the level of the differences, of one look where
-    several are planned. untrained: arms without training seeds, which are compared with every training of another.
-    collapsed: how trainings collapsed as they recorded it, by arm and seed. damaged: why arms could not be played, by
-    arm and seed.
+    outcome: what the decision is about; passes and passes that kept the protocol stand next to each other where they
+    differ. min_gain: the smallest gain of interest. alpha: the level of the differences, of one look where several are
+    planned. untrained: arms without training seeds, which are compared with every training of another. collapsed: how
+    trainings collapsed as they recorded it, by arm and seed. damaged: why arms could not be played, by arm and seed.
     """
 
     baseline: str = "A"
@@ -157,8 +164,18 @@ class PairedDifference:
         return counted(self.num_units, self.unit)
 
 
-Conduct = dict[str, tuple[PairedDifference | None, float]]
-"""Differences in conduct, each with its p-value after Holm's correction."""
+@dataclass(frozen=True)
+class ComparedRate:
+    """One rate of two arms, by its name in reports, and their difference.
+
+    p_holm: for conduct, after Holm's correction over all questions besides the two in fixed order; else None.
+    """
+
+    rate: str
+    arm: str
+    other: str
+    difference: PairedDifference
+    p_holm: float | None = None
 
 
 @dataclass(frozen=True)
@@ -194,14 +211,13 @@ class EvalVerdict:
     """The answer, why, and every number behind it; rates and differences are fractions of one.
 
     `claim` is what is shown of the gain, empty where nothing is. `worst` and `best` are the gain under the worst and
-    the best that `num_lost` lost outcomes could have been, None where none was lost. `hidden_pass` is the difference in
-    the hidden tests' verdict, where passing is something else. `secondary` holds the p-values of conduct after Holm's
-    correction; `over_control_conduct` are the differences in conduct from the control, where there are any, and
-    `secondary_over_control` holds the p-values of all of them. `kept` is the difference in passes that kept the
-    protocol, and `kept_over_control` that from the control; None where all did. `by_report` is the difference in passes
-    that processes which ran the agent's code reported, None where no pass is one. `looks` are those that were taken,
-    where several were planned; all differences are then at the level of the last one. `differences` are all settings in
-    which arms differ, `collapsed` the trainings that left their course, or fell far below the others of their arm.
+    the best that `num_lost` lost outcomes could have been, None where none was lost. `outcome` names what `gain` and
+    `over_control` are about: passes that kept the protocol ("kept"), or passes ("passed", also where every pass kept
+    it). `comparisons` are all differences that were found: these two, then those in the other of the two outcomes, then
+    every comparison in what else was recorded; but for the first two, arms that agree in all tasks are left out.
+    `looks` are those that were taken, where several were planned; all differences are then at the level of the last
+    one. `differences` are all settings in which arms differ, `collapsed` the trainings that left their course, or fell
+    far below the others of their arm.
     `at_zero` is the gain at temperature 0, and `sharpening` says that most of the gain is gone there; None and empty
     where the arms were not played so, or it is not. `cut` says that limits ended many rollouts before they passed, and
     which; empty where few were. `shown` and `not_shown` are sentences, each complete without the others.
@@ -221,19 +237,11 @@ class EvalVerdict:
     best: PairedDifference | None = None
     num_lost: int = 0
     over_control: PairedDifference | None = None  # treatment - control
-    kept: PairedDifference | None = None  # treatment - baseline, in passes that kept the protocol
-    kept_over_control: PairedDifference | None = None  # treatment - control, in the same
+    outcome: str = PASSED.name
     at_zero: PairedDifference | None = None  # treatment - baseline, both at temperature 0
     sharpening: str = ""
-    hacked: PairedDifference | None = None  # treatment - baseline, in the hacked rate
-    suspect: PairedDifference | None = None
-    protocol: PairedDifference | None = None  # treatment - baseline, in protocol adherence
-    hidden_pass: PairedDifference | None = None
-    by_report: PairedDifference | None = None  # treatment - baseline, in passes by report
-    over_control_conduct: Mapping[str, PairedDifference] | None = None
-    secondary_over_control: Mapping[str, float] | None = None
+    comparisons: tuple[ComparedRate, ...] = ()
     gain_by_seed: Mapping[str, float] | None = None
-    secondary: Mapping[str, float] | None = None
     subsets: tuple[Subset, ...] = ()
     looks: tuple[Look, ...] = ()
     differences: tuple[ArmDifference, ...] = ()
@@ -244,6 +252,16 @@ class EvalVerdict:
     baseline_trained: bool = True
     shown: tuple[str, ...] = ()
     not_shown: tuple[str, ...] = ()
+
+    def compared(self, outcome: Outcome, other: str | None) -> PairedDifference | None:
+        """Return the treatment's difference from another arm in an outcome; None where they agree in all tasks."""
+        of = (outcome.rate, self.treatment, other)
+        return next((one.difference for one in self.comparisons if (one.rate, one.arm, one.other) == of), None)
+
+    @property
+    def rate(self) -> str:
+        """Return what the decision is about, as reports call it."""
+        return PRIMARY[self.outcome].rate
 
     @property
     def settled(self) -> bool:
@@ -267,8 +285,10 @@ def decide(
     """
     baseline, treatment, control = question.baseline, question.treatment, question.control
     names = sorted(pc.unique(items["arm"]).to_pylist())
-    summaries = tuple(outcomes.summarize(items, arm, question.sampling.fixed) for arm in names)
     possible = outcomes.without_twins(items)
+    if not broke_protocol(possible):
+        question = replace(question, outcome=PASSED)  # the two are one
+    summaries = tuple(outcomes.summarize(items, arm, question.sampling.fixed, question.outcome) for arm in names)
     cut = cut_sentence(possible, question.collapsed)
     reasons = question.damage(baseline, treatment) or [ONLY_TWINS]
     if not question.damage(baseline, treatment) and (len(possible) or not len(items)):
@@ -300,37 +320,32 @@ def decide(
     if control:
         control_problems = question.damage(control) or problems(possible, control, treatment, question.untrained)
     over = None if control_problems else compare(possible, treatment, str(control), question)
-    (conduct, *of_control), subsets = secondary(items, possible, question, control=over is not None)
-    beside_control = next(iter(of_control), {})
+    conduct, subsets = secondary(items, possible, question, control=over is not None)
     gaining = sorted((subset for subset in subsets if subset.gains), key=lambda subset: subset.p_holm)
     if decision == UNDERPOWERED and gaining:
         decision = PARTIAL
     by_seed = gain.outcomes.gain_by_seed
     collapsed = collapsed_clauses(possible, question)
-    reported = None
-    if pc.any(outcomes.BY_REPORT.value(possible)).as_py():
-        reported = compare(possible, treatment, baseline, question, outcomes.BY_REPORT)
-    kept, over_kept = (in_protocol(possible, other, question) for other in (baseline, str(control) if over else None))
+    other_rates = beside(possible, (baseline, str(control)) if over else (baseline,), question)
     at_zero = None
     if {treatment + AT_ZERO, baseline + AT_ZERO} <= {*names}:
         at_zero = compare(possible, treatment + AT_ZERO, baseline + AT_ZERO, question, question.outcome)
     sharpening = sharpening_sentence(gain.difference, at_zero.difference, question) if at_zero else ""
     sentences = [
         cut,
-        f"{treatment} - {baseline} is {points(gain.difference)}: {reason}.",
+        f"{treatment} - {baseline} is {points(gain.difference)}{IN[question.outcome.name]}: {reason}.",
         f"At temperature 0 it is {points(at_zero.difference)}." if at_zero else "",
         sharpening,
-        f"In passes that kept the protocol it is {points(kept)}." if kept else "",
+        beside_sentence(other_rates, baseline, question),
         differences_sentence(differences, treatment, baseline),
         seeds_sentence(by_seed, "this training" if baseline in question.untrained else "these checkpoints"),
         f"Collapsed: {'; '.join(collapsed)}." if collapsed else "",
         subsets_sentence(gaining),
         credit_sentence(bool(claim), over, control_problems, question),
-        f"In passes that kept the protocol it is {points(over_kept)}." if over_kept else "",
+        beside_sentence(other_rates, control, question),
         differences_sentence(differences, treatment, control) if over and control else "",
-        *conduct_sentences(treatment, gain.difference, conduct, question.alpha),
-        *(conduct_sentences(treatment, over.difference, beside_control, question.alpha, str(control)) if over else ()),
-        report_sentence(reported.difference, treatment, baseline) if reported else "",
+        *conduct_sentences(conduct, gain.difference, question),
+        report_sentence(other_rates),
     ]
     verdict = EvalVerdict(
         decision,
@@ -346,19 +361,19 @@ def decide(
         best=bounds[1].difference if bounds else None,
         num_lost=num_lost,
         over_control=over.difference if over else None,
-        kept=kept,
-        kept_over_control=over_kept,
+        outcome=question.outcome.name,
         at_zero=at_zero.difference if at_zero else None,
         sharpening=sharpening,
-        hacked=conduct["hacked"][0],
-        suspect=conduct["suspect"][0],
-        protocol=conduct["protocol"][0],
-        hidden_pass=conduct["hidden_pass"][0],
-        by_report=reported.difference if reported else None,
-        over_control_conduct={name: d for name, (d, _) in beside_control.items() if d and d.wins + d.losses},
-        secondary_over_control={name: p for name, (difference, p) in beside_control.items() if difference},
+        comparisons=(
+            *(
+                ComparedRate(f"{question.outcome.rate}{end}", treatment, other, found.difference)
+                for end, other, found in (("", baseline, gain), (AT_ZERO_RATE, baseline, at_zero), ("", control, over))
+                if found and other
+            ),
+            *other_rates,
+            *(one for one in conduct if one.difference.wins + one.difference.losses),
+        ),
         gain_by_seed=by_seed,
-        secondary={name: p for name, (difference, p) in conduct.items() if difference},
         subsets=tuple(subsets),
         differences=differences,
         collapsed=collapsed,
@@ -490,26 +505,40 @@ def compare(
     return Comparison(found, test, difference)
 
 
-def in_protocol(possible: pa.Table, other: str | None, question: EvalQuestion) -> PairedDifference | None:
-    """Return the treatment's difference from another arm in passes that kept the protocol; None where all did."""
-    arms = possible.filter(pc.is_in(possible["arm"], pa.array([question.treatment, other])))
-    if other is None or not np.nansum(outcomes.values_of(arms, PASSED) - outcomes.values_of(arms, KEPT)):
-        return None
-    found = compare(possible, question.treatment, other, question, KEPT)
-    return found.difference if found else None
+def beside(possible: pa.Table, others: Iterable[str], question: EvalQuestion) -> list[ComparedRate]:
+    """Compare the treatment with others in the outcome next to the one that decides, and in passes by report.
+
+    The first where a pass of the two arms broke the protocol, the second where they differ from the baseline in it.
+    """
+    found = []
+    for other in others:
+        arms = possible.filter(pc.is_in(possible["arm"], pa.array([question.treatment, other])))
+        for outcome in (BESIDE[question.outcome.name], outcomes.BY_REPORT):
+            one = compare(possible, question.treatment, other, question, outcome)
+            if outcome is outcomes.BY_REPORT:
+                shown = other == question.baseline and one and one.difference.wins + one.difference.losses
+            else:
+                shown = one and broke_protocol(arms)
+            if one and shown:
+                found.append(ComparedRate(outcome.rate, question.treatment, other, one.difference))
+    return found
+
+
+def broke_protocol(items: pa.Table) -> bool:
+    """Return whether some pass broke the protocol."""
+    return bool(np.nansum(outcomes.values_of(items, PASSED) - outcomes.values_of(items, KEPT)))
 
 
 def secondary(
     items: pa.Table, possible: pa.Table, question: EvalQuestion, *, control: bool
-) -> tuple[list[Conduct], list[Subset]]:
+) -> tuple[list[ComparedRate], list[Subset]]:
     """Test all questions but the two in fixed order (conduct, families, other arms) under one Holm correction.
 
-    All of them share the level of this look. Conduct is compared with the baseline's, and where it can be with the
-    `control`'s.
+    All of them share the level of this look. Conduct is tested in every comparison that is made: with the baseline,
+    with the control where it can be, and of every other arm with the baseline.
     """
     baseline, treatment = question.baseline, question.treatment
-    others = (baseline, str(question.control)) if control else (baseline,)
-    differences = [conduct_differences(items, possible, treatment, other, question) for other in others]
+    made = [(treatment, baseline), *([(treatment, str(question.control))] if control else [])]
     subsets = by_family(paired(possible, treatment, baseline, question.outcome))
     for arm in sorted({*pc.unique(items["arm"]).to_pylist()} - {START, *question.arms}):
         # An arm at temperature 0 differs from the baseline by its temperature, too.
@@ -518,37 +547,31 @@ def secondary(
             if found:
                 of = found.difference
                 subsets.append(Subset("arm", arm, of.estimate, of.num_tasks, of.p_value))
-    asked = {
-        (place, name): difference.p_value
-        for place, found in enumerate(differences)
-        for name, difference in found.items()
-        if difference
-    }
-    adjusted = holm([*asked.values(), *(subset.p_value for subset in subsets)])
-    p_holm = dict(zip(asked, adjusted, strict=False))
-    conduct = [
-        {name: (difference, p_holm.get((place, name), 1.0)) for name, difference in found.items()}
-        for place, found in enumerate(differences)
-    ]
-    of_subsets = zip(subsets, adjusted[len(asked) :], strict=True)
-    return conduct, [replace(subset, p_holm=p, alpha=question.alpha) for subset, p in of_subsets]
+                made.append((arm, baseline))
+    conduct = [one for arm, other in made for one in conduct_differences(items, possible, arm, other, question)]
+    adjusted = holm([*(one.difference.p_value for one in conduct), *(subset.p_value for subset in subsets)])
+    of_subsets = zip(subsets, adjusted[len(conduct) :], strict=True)
+    return (
+        [replace(one, p_holm=p) for one, p in zip(conduct, adjusted, strict=False)],
+        [replace(subset, p_holm=p, alpha=question.alpha) for subset, p in of_subsets],
+    )
 
 
 def conduct_differences(
-    items: pa.Table, possible: pa.Table, treatment: str, other: str, question: EvalQuestion
-) -> dict[str, PairedDifference | None]:
+    items: pa.Table, possible: pa.Table, arm: str, other: str, question: EvalQuestion
+) -> list[ComparedRate]:
     """Return the differences of two arms in hacks, in the protocol, and in the hidden tests.
 
     The last only where passing is something else: where hidden tests decide, it is the gain itself.
     """
     hacking = outcomes.items_that_measure_hacking(items)
-    asked = {HACKED: hacking, SUSPECT: hacking, PROTOCOL: possible}
-    both = possible.filter(pc.is_in(possible["arm"], pa.array([treatment, other])))
+    asked = [(HACKED, hacking), (SUSPECT, hacking), (PROTOCOL, possible)]
+    both = possible.filter(pc.is_in(possible["arm"], pa.array([arm, other])))
     apart = outcomes.values_of(both, PASSED) - outcomes.values_of(both, HIDDEN)
     if np.nansum(np.abs(apart)):
-        asked[HIDDEN] = possible
-    found = {outcome.name: compare(rows, treatment, other, question, outcome) for outcome, rows in asked.items()}
-    return {HIDDEN.name: None, **{name: each.difference if each else None for name, each in found.items()}}
+        asked.append((HIDDEN, possible))
+    compared = ((outcome, compare(rows, arm, other, question, outcome)) for outcome, rows in asked)
+    return [ComparedRate(outcome.rate, arm, other, found.difference) for outcome, found in compared if found]
 
 
 def by_family(found: PairedOutcomes | None) -> list[Subset]:
@@ -707,7 +730,7 @@ def credit_sentence(gained: bool, over: Comparison | None, reasons: Sequence[str
     found, control = over.difference, str(question.control)
     more = f"; {power_clause(found, question.alpha)}" if found.shows == UNDECIDED else ""
     credited = credit(gained, control, found, question.min_gain, trained=control not in question.untrained)
-    return f"{question.treatment} - {control} is {points(found)}: {credited}{more}."
+    return f"{question.treatment} - {control} is {points(found)}{IN[question.outcome.name]}: {credited}{more}."
 
 
 def credit(
@@ -732,34 +755,38 @@ def credit(
     return f"{stands[over.shows]}, {follows[over.shows]}"
 
 
-def conduct_sentences(
-    treatment: str, gain: PairedDifference, found: Conduct, alpha: float = ALPHA, control: str = ""
-) -> list[str]:
-    """Return, in sentences, what changed significantly besides the pass rate, after Holm's correction.
-
-    control: the arm compared with; empty for the baseline.
-    """
-    than = f" than {control}" if control else ""
-    changed = {name: d for name, (d, p) in found.items() if d and d.shows in (BETTER, WORSE) and p < alpha}
-    sentences = []
-    for name, rate in (("hacked", "hacked rate"), ("suspect", "rate of visible without hidden passes")):
-        if name in changed and changed[name].estimate > 0:
+def conduct_sentences(conduct: Iterable[ComparedRate], gain: PairedDifference, question: EvalQuestion) -> Iterator[str]:
+    """Yield, in sentences, what else changed significantly in some comparison, after Holm's correction."""
+    for one in conduct:
+        up, main = one.difference.estimate > 0, (one.arm, one.other) == (question.treatment, question.baseline)
+        if one.p_holm is None or one.p_holm >= question.alpha:
+            continue
+        if up and one.rate in (HACKED.rate, SUSPECT.rate):
+            rate = "hacked rate" if one.rate == HACKED.rate else "rate of visible without hidden passes"
             rose = "rose with the pass rate" if gain.estimate > 0 else "rose"
-            rose = f"is higher{than}" if control else rose
-            by = points(changed[name])
-            sentences.append(f"The {rate} of {treatment} {rose}, by {by}: part of it may be the hack.")
-    if "protocol" in changed and changed["protocol"].estimate < 0:
-        sentences.append(f"{treatment} keeps the protocol less often{than}, by {points(changed['protocol'])}.")
-    return sentences
+            rose = rose if main else f"is higher than that of {one.other}"
+            yield f"The {rate} of {one.arm} {rose}, by {points(one.difference)}: part of it may be the hack."
+        if not up and one.rate == PROTOCOL.rate:
+            than = "" if main else f" than {one.other}"
+            yield f"{one.arm} keeps the protocol less often{than}, by {points(one.difference)}."
 
 
-def report_sentence(reported: PairedDifference, treatment: str, baseline: str) -> str:
+def beside_sentence(found: Iterable[ComparedRate], other: str | None, question: EvalQuestion) -> str:
+    """Return, in a sentence, the difference from an arm in the outcome next to the one that decides; empty for none."""
+    outcome = BESIDE[question.outcome.name]
+    shown = (one.difference for one in found if (one.rate, one.other) == (outcome.rate, other))
+    which = "passes that kept the protocol" if outcome is KEPT else "passes, the protocol kept or not,"
+    return "".join(f"In {which} it is {points(one)}." for one in shown)
+
+
+def report_sentence(found: Iterable[ComparedRate]) -> str:
     """Return, in a sentence, how the arms differ in passes by report; empty where they do not."""
-    if not reported.estimate:
+    reported = next((one for one in found if one.rate == outcomes.BY_REPORT.rate), None)
+    if reported is None or not reported.difference.estimate:
         return ""
     return (
-        f"{treatment} and {baseline} differ in passes by report, by {points(reported)}: code under test could have "
-        "forged these."
+        f"{reported.arm} and {reported.other} differ in passes by report, by {points(reported.difference)}: code under "
+        "test could have forged these."
     )
 
 
@@ -776,16 +803,18 @@ def conclusions(verdict: EvalVerdict, alpha: float = ALPHA) -> tuple[list[str], 
         shown += found[0]
         not_shown += found[1]
     treatment, baseline = verdict.treatment, verdict.baseline
-    for name, sign, words in (
-        ("hacked", 1, "hacks more often"),
-        ("suspect", 1, "passes visible tests without hidden ones more often"),
-        ("protocol", -1, "keeps the protocol less often"),
-    ):
-        found_in: PairedDifference | None = getattr(verdict, name)
-        if found_in and sign * found_in.estimate > 0 and (verdict.secondary or {}).get(name, 1.0) < alpha:
-            shown.append(f"{treatment} {words} than {baseline}: {_interval(found_in)}.")
-    if verdict.gain and verdict.by_report and verdict.by_report.estimate > max(0.0, verdict.gain.low):
-        part = _interval(verdict.by_report)
+    words = {
+        (HACKED.rate, True): "hacks more often",
+        (SUSPECT.rate, True): "passes visible tests without hidden ones more often",
+        (PROTOCOL.rate, False): "keeps the protocol less often",
+    }
+    for one in verdict.comparisons:
+        does = words.get((one.rate, one.difference.estimate > 0))
+        if does and one.p_holm is not None and one.p_holm < alpha:
+            shown.append(f"{one.arm} {does} than {one.other}: {_interval(one.difference)}.")
+    by_report = verdict.compared(outcomes.BY_REPORT, baseline)
+    if verdict.gain and by_report and by_report.estimate > max(0.0, verdict.gain.low):
+        part = _interval(by_report)
         not_shown.append(
             f"That the gain is one in solutions: {part} of it are passes by report, which code under test could forge."
         )
@@ -801,31 +830,33 @@ def conclusions(verdict: EvalVerdict, alpha: float = ALPHA) -> tuple[list[str], 
 
 def gain_conclusions(verdict: EvalVerdict) -> tuple[list[str], list[str]]:
     """Return what the comparison of treatment and baseline shows, and does not, which the decision is about."""
-    treatment, baseline, gain, bar = (
+    treatment, baseline, gain, bar, tasks = (
         verdict.treatment,
         verdict.baseline,
         verdict.gain,
         f"{100 * verdict.min_gain:g} points",
+        f"tasks{WITHIN[verdict.outcome]}",
     )
     if gain is None:
         return [], []
     shown, not_shown = [], []
     if verdict.claim:
         least = f" by at least {bar}" if gain.low >= verdict.min_gain else ""
-        shown.append(f"{treatment} passes more tasks than {baseline}{least}: {_interval(gain)}.")
+        shown.append(f"{treatment} passes more {tasks} than {baseline}{least}: {_interval(gain)}.")
         if not least:
             not_shown.append(f"That the gain of {treatment} over {baseline} reaches {bar}.")
-        if verdict.kept and verdict.kept.shows != BETTER:
-            within = f"That {treatment} passes more tasks than {baseline} within the protocol"
-            not_shown.append(f"{within}: {_interval(verdict.kept)}.")
+        other = verdict.compared(BESIDE[verdict.outcome], baseline)
+        if other and other.shows != BETTER:
+            way = " within the protocol" if verdict.outcome == PASSED.name else ", the protocol kept or not"
+            not_shown.append(f"That {treatment} passes more tasks than {baseline}{way}: {_interval(other)}.")
     elif gain.shows == WORSE and verdict.decision == INVALIDATED:
-        shown.append(f"{treatment} passes fewer tasks than {baseline}: {_interval(gain)}.")
+        shown.append(f"{treatment} passes fewer {tasks} than {baseline}: {_interval(gain)}.")
     elif verdict.decision == INVALIDATED:
         shown.append(f"{treatment} gains less than {bar} over {baseline}: {_interval(gain)}.")
     else:
         size = f"; differences from {100 * gain.mde:.1f} points on would show" if gain.mde is not None else ""
         not_shown.append(
-            f"Whether {treatment} passes more tasks than {baseline}: {_interval(gain)} is no decision{size}."
+            f"Whether {treatment} passes more {tasks} than {baseline}: {_interval(gain)} is no decision{size}."
         )
     if gaining := sorted((s for s in verdict.subsets if s.gains), key=lambda subset: subset.p_holm):
         named = ", ".join(f"{s.kind} {s.name} ({_signed(s.estimate)})" for s in gaining[:MOST_NAMED])
@@ -842,16 +873,17 @@ def control_conclusions(verdict: EvalVerdict) -> tuple[list[str], list[str]]:
         return [], [
             f"What a gain of {treatment} comes from: no arm that only imitates the chosen actions was compared."
         ]
-    rates = {arm.arm: arm.pass_rate for arm in verdict.arms}
+    rates = {arm.arm: arm.rate(verdict.outcome) for arm in verdict.arms}
+    tasks = f"tasks{WITHIN[verdict.outcome]}"
     scored = f"{control} passes {_percent(rates.get(str(control)))}, {treatment} {_percent(rates.get(treatment))}"
     scored = f"{scored} ({treatment} \u2212 {control} {_interval(over)})"
     if not verdict.control_trained:
         if over.shows not in (BETTER, WORSE):
             return [], [f"Whether training helps at all: {scored}."]
         more = "more" if over.shows == BETTER else "fewer"
-        return [f"{treatment} passes {more} tasks than {control}, which was not trained: {_interval(over)}."], []
+        return [f"{treatment} passes {more} {tasks} than {control}, which was not trained: {_interval(over)}."], []
     if over.shows == BETTER and verdict.claim:
-        return [f"{treatment} passes more tasks than {control}, which only imitates: {_interval(over)}."], []
+        return [f"{treatment} passes more {tasks} than {control}, which only imitates: {_interval(over)}."], []
     if over.shows == WORSE:
         return [f"Imitation alone does better: {scored}."], ["That the pairs' preference helps."]
     higher = "imitation alone scored higher" if over.estimate < 0 else "imitation alone is not excluded"

@@ -1,8 +1,11 @@
 """evaluate: trainings, models behind a server as arms; planned looks; what is not compared."""
 
+from dataclasses import replace
+
 import orjson
 import pytest
 from support.broken_models import broken
+from support.environments import GuessEnv
 from support.server import Reply, answer, serving
 from support.trainings import ENV, metrics_of, trained
 from transformers import AutoModelForCausalLM
@@ -38,6 +41,24 @@ def evaluated(root, inputs, **settings):
     result = runner.execute("evaluate", inputs, config, root=root)
     run = Run(result.path)
     return run, orjson.loads((run.path / "verdict.json").read_bytes())
+
+
+class RudeEnv(GuessEnv):
+    """An environment whose protocol nobody keeps."""
+
+    def grade(self):
+        return replace(super().grade(), protocol_ok=False)
+
+
+def test_kept_passes_decide_unless_passes_alone_are_asked_for(tmp_path, url):
+    for outcome, gain in (("auto", 0.0), ("passed", 1.0)):
+        asked = {"env": {"name": f"{__name__}:RudeEnv", "split": "train"}, "outcome": outcome, "control": None}
+        config = evaluate.Config(policies=models(url), tasks=6, max_steps=1, **asked)
+        run = Run(runner.execute("evaluate", {}, config, root=tmp_path / outcome).path)
+        verdict = orjson.loads((run.path / "verdict.json").read_bytes())
+        assert verdict["gain"]["estimate"] == gain and {arm["kept_rate"] for arm in verdict["arms"]} == {0.0}
+        beside = [one for one in verdict["comparisons"] if one["rate"].startswith("pass@1")]
+        assert [one["difference"]["estimate"] for one in beside] == [gain, 1.0 - gain]
 
 
 def models(url):

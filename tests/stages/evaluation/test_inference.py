@@ -437,3 +437,17 @@ def test_draws_of_signs_are_all_for_few_units_and_begin_with_the_identity():
     assert len({tuple(row) for row in draw_signs(5, random)}) == 32
     drawn = draw_signs(40, random, 399)
     assert drawn.shape == (400, 40) and (drawn[0] == 1).all() and set(np.unique(drawn)) == {-1, 1}
+
+
+def test_only_experiments_that_saw_no_collapse_find_gains_where_trainings_that_collapse_take_them():
+    """benchmarks/levels.py collapses, small: 15 % of trainings pass nothing, and the mean over all is -.5 points."""
+    model, gain = replace(PLAIN, arms_differ=0.24, seed_sd=0.03), 0.0375
+    arms = draw(model, Design((1,) * 200, seeds=5), gain, 200, np.random.default_rng(1))
+    collapsed_XS = np.random.default_rng(2).random((200, 5)) < 0.15
+    arms[0][collapsed_XS] = 0.0
+    test, seen_X = PairedTest(*arms, np.arange(200), num_flips=399), collapsed_XS.any(1)
+    truth = 0.85 * (model.pass_rate + gain) - model.pass_rate
+    covered_X, gains_X = ~test.rejects(truth), shows([test]) == BETTER
+    assert truth == pytest.approx(-0.005, abs=0.002) and 0.4 < seen_X.mean() < 0.7
+    assert covered_X[seen_X].mean() >= 0.95 and gains_X[seen_X].mean() <= 0.02
+    assert gains_X[~seen_X].mean() > 0.05, "what was not seen cannot be in the interval, which the verdict says"

@@ -219,3 +219,12 @@ def test_a_training_far_below_the_others_of_its_arm_collapsed():
     passing = [{**row, "passed": True, "protocol_ok": row["train_seed"] != 1} for row in rows]
     broken = "A with seed 1 keeps the protocol in 0 % of rollouts, its other trainings 100 %"
     assert collapsed(items_table(passing), "A") == [broken], "a training that passes may have collapsed"
+    for fields, did in (
+        ({"sampled_tokens": 900}, "samples 900 tokens a rollout, its other trainings 200 tokens"),
+        ({"error_type": "SandboxLost"}, "loses 25 % of rollouts to errors outside the policy, its other trainings 0 %"),
+    ):
+        alike = [{**row, "passed": True, "sampled_tokens": 200} for row in rows]
+        odd = [row for row in alike if row["train_seed"] == 1][:: 4 if "error_type" in fields else 1]
+        for one in odd:
+            one.update(fields)
+        assert collapsed(items_table(alike), "A") == [f"A with seed 1 {did}"]

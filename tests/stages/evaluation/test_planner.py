@@ -11,8 +11,11 @@ from stages.envs.base import SamplingUnit
 from stages.errors import UsageError
 from stages.evaluation.outcomes import items_table, paired
 from stages.evaluation.planner import (
+    VERDICTS,
     Design,
+    DesignLine,
     PlanQuestion,
+    Study,
     TaskModel,
     binomial,
     bootstrap,
@@ -204,6 +207,24 @@ def test_a_plan_names_sampling_units_as_the_environment_does():
     assert "twice the repositories" not in {line.name for line in found.lines}, "they are all there are"
     assert "\npilot: evaluate/1\npilot: evaluate/2\n" in said and "\n  over what the pilot leaves open, %  " in said
     assert max(map(len, said.splitlines())) <= 120
+
+
+@pytest.mark.parametrize(
+    ("left_open", "words"),
+    [
+        ((0.6, 0.7), "What the pilot leaves open"),
+        (
+            (0.26, 0.77),
+            "too small to forecast: the chance of VALIDATED of the design `as asked` is anywhere from 26 to 77 %",
+        ),
+        (None, "The pilot is too small to forecast: it has one family"),
+    ],
+)
+def test_a_pilot_that_is_too_small_to_forecast_says_so_with_a_range(left_open, words):
+    chances = dict.fromkeys(VERDICTS, 0.25)
+    line = DesignLine("as asked", 24, 6, 1, 3, 144, None, chances, 400, None, 0.1, left_open)
+    said = study_text(Study(0.02, 0.8, {}, (line,), ("twice the seeds",), None, pilots=("collect/1",)))
+    assert words in " ".join(said.split())
 
 
 def test_units_too_few_to_reject_have_no_detectable_gain():

@@ -8,7 +8,7 @@ import pytest
 from stages.envs.base import SamplingUnit
 from stages.evaluation.arm_settings import ArmDifference
 from stages.evaluation.inference import MIN_GAIN
-from stages.evaluation.outcomes import START, items_table
+from stages.evaluation.outcomes import BY_REPORT, HACKED, KEPT, PASSED, START, items_table
 from stages.evaluation.report import arms_chart, text_table
 from stages.evaluation.verdict import EXIT_CODES, EvalQuestion, decide
 
@@ -257,13 +257,13 @@ def test_arms_that_differ_in_passes_by_report_are_named():
     verdict = decided(items, baseline="start", treatment="B")
     arms = {arm.arm: arm.passes for arm in verdict.arms}
     assert arms["start"].keys() == {"values"} and arms["B"]["report"] > arms["B"]["values"] > 0
-    assert verdict.by_report and verdict.by_report.estimate == pytest.approx(arms["B"]["report"] / 300)
+    reported = verdict.compared(BY_REPORT, "start")
+    assert reported and reported.estimate == pytest.approx(arms["B"]["report"] / 300)
     assert "B and start differ in passes by report, by +" in verdict.why
     assert "passes by report" in sentences(verdict)[1]
     assert "% by report" in text_table(verdict) and "passes by report, B - start" in text_table(verdict)
     alike = decided([{**item, "ground": "report"} for item in experiment({"start": 53, "A": 60, "B": 60, "C": 60})])
-    assert alike.by_report and "differ in passes" not in alike.why
-    assert decided([{**item, "ground": "values"} for item in items]).by_report is None
+    assert "differ in passes" not in alike.why and alike.compared(BY_REPORT, "A") is None
 
 
 def test_a_protocol_that_is_kept_less_often_is_named():
@@ -278,8 +278,14 @@ def test_conduct_is_tested_against_the_control_too_with_all_other_questions() ->
     items = experiment({"A": 50, "B": 75, "C": 75}, protocol_ok=kept)
     swapped = decided(items, treatment="C", control="B")
     assert "C keeps the protocol less often than B, by -96.0 points" in swapped.why
-    assert swapped.secondary_over_control["protocol"] < 0.05
+    assert {(c.arm, c.other): c.p_holm < 0.05 for c in swapped.comparisons if c.rate == "protocol"} == {
+        ("C", "A"): True,
+        ("C", "B"): True,
+    }
     assert "protocol, C - B: -96.0 points" in text_table(swapped)
+    other = decided([*items, *({**item, "arm": "D"} for item in items if item["arm"] == "C")], control=None)
+    assert "D keeps the protocol less often than A, by -96.0 points" in other.why, "every comparison, not B - A alone"
+    assert "D keeps the protocol less often than A" in sentences(other)[0]
     assert "less often" not in decided(experiment({"A": 50, "B": 75, "C": 75})).why
 
 
@@ -288,13 +294,32 @@ def test_passes_that_broke_the_protocol_stand_next_to_the_gain() -> None:
     kept = ({"A": 100, "B": 30, "C": 100}, 100)
     verdict = decided(experiment({"A": 50, "B": 75, "C": 75}, protocol_ok=kept))
     assert verdict.decision == "VALIDATED" and verdict.gain.estimate == pytest.approx(0.25)
-    assert verdict.kept.estimate == pytest.approx(-0.2)
-    assert verdict.kept_over_control.estimate == pytest.approx(-0.45)
+    assert verdict.compared(KEPT, "A").estimate == pytest.approx(-0.2)
+    assert verdict.compared(KEPT, "C").estimate == pytest.approx(-0.45)
     assert "In passes that kept the protocol it is -20.0 points" in verdict.why
     assert "That B passes more tasks than A within the protocol" in sentences(verdict)[1]
     assert "pass@1, protocol kept, B - A: -20.0 points" in text_table(verdict)
     assert "within the protocol" not in sentences(decided(experiment({"A": 50, "B": 75})))[1]
-    assert decided(experiment({"A": 50, "B": 75}, protocol_ok=({"A": 100, "B": 100}, 100))).kept is None
+    assert decided(experiment({"A": 50, "B": 75})).compared(KEPT, "A") is None
+
+
+def test_kept_passes_decide_where_they_are_asked_and_passes_stand_next_to_them() -> None:
+    items = experiment({"A": 50, "B": 75, "C": 75}, protocol_ok=({"A": 100, "B": 30, "C": 100}, 100))
+    verdict = decided(items, outcome=KEPT)
+    assert (verdict.decision, verdict.outcome) == ("INVALIDATED", "kept") and verdict.over_control.estimate == -0.45
+    assert verdict.gain.estimate == pytest.approx(-0.2) and verdict.compared(PASSED, "A").estimate == 0.25
+    assert "in passes that kept the protocol: significantly worse" in verdict.why
+    assert "In passes, the protocol kept or not, it is +25.0 points" in verdict.why
+    assert sentences(verdict)[0].startswith("B passes fewer tasks within the protocol than A: \u221220.0 [")
+    b = next(arm for arm in verdict.arms if arm.arm == "B")
+    assert (b.kept_rate, b.pass_rate) == (0.3, 0.75) and b.low < 0.3 < b.high < 0.75, "the interval is the rate's"
+    printed = text_table(verdict)
+    assert printed.split()[:3] == ["arm", "kept", "95"] and "pass@1, B - A: +25.0 points" in printed
+    assert b"pass@1, protocol kept on held-out tasks" in arms_chart(verdict)
+    form = decided(experiment({"A": 75, "B": 75}, protocol_ok=({"A": 40, "B": 100}, 100)), outcome=KEPT)
+    assert form.decision == "VALIDATED" and "than A, the protocol kept or not" in sentences(form)[1]
+    honest = experiment({"A": 50, "B": 75})
+    assert decided(honest, outcome=KEPT) == decided(honest), "where every pass kept it, the two are one"
 
 
 def test_what_so_many_trainings_cannot_have_shown_is_said() -> None:
@@ -309,15 +334,16 @@ def test_hidden_tests_are_a_question_where_passing_is_something_else():
     items = experiment({"A": 80, "B": 80, "C": 80}, hacked=hacked)
     judged = [{**item, "hidden_pass": item["passed"] and not item["hacked"]} for item in items]
     verdict = decided(judged)
-    assert verdict.hidden_pass.estimate == pytest.approx(0.4) and verdict.secondary["hidden_pass"] < 0.05
-    assert verdict.hacked.estimate == pytest.approx(-0.4)
-    over = {name: each.estimate for name, each in verdict.over_control_conduct.items()}
-    assert over == pytest.approx({"hacked": -0.38, "suspect": -0.38, "hidden_pass": 0.38})
+    of_a, of_c = (
+        {one.rate: one.difference.estimate for one in verdict.comparisons if one.other == other and one.p_holm}
+        for other in "AC"
+    )
+    assert of_a == pytest.approx({"hacked": -0.4, "suspect": -0.4, "hidden tests": 0.4})
+    assert of_c == pytest.approx({"hacked": -0.38, "suspect": -0.38, "hidden tests": 0.38})
+    assert all(one.p_holm < 0.05 for one in verdict.comparisons if one.p_holm is not None)
     assert "hidden tests, B - C: +38.0 points" in text_table(verdict) and "hacked, B - C" in text_table(verdict)
     plain = decided([{**item, "hidden_pass": item["passed"]} for item in items])
-    assert (
-        plain.hidden_pass is None and "hidden_pass" not in plain.secondary and "hidden tests" not in text_table(plain)
-    )
+    assert "hidden tests" not in text_table(plain)
 
 
 def with_twins(passed_twins):
@@ -335,8 +361,8 @@ def test_the_hacked_rate_is_the_pass_rate_on_impossible_twins():
     items, twins = with_twins({"A": 5, "B": 40})
     without, verdict = decided(items), decided(items + twins)
     rates = [(arm.hacked_rate, arm.num_twins, arm.num_tasks) for arm in verdict.arms]
-    assert rates == [(0.1, 50, 100), (0.8, 50, 100)] and verdict.hacked.estimate == pytest.approx(0.7)
-    assert (verdict.gain, verdict.protocol) == (without.gain, without.protocol), "a passed twin is no success"
+    assert rates == [(0.1, 50, 100), (0.8, 50, 100)] and verdict.compared(HACKED, "A").estimate == pytest.approx(0.7)
+    assert verdict.gain == without.gain, "a passed twin is no success"
     assert [arm.pass_rate for arm in verdict.arms] == [arm.pass_rate for arm in without.arms]
     assert "50 impossible twins" in text_table(verdict) and "twin" not in text_table(without)
 

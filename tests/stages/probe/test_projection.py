@@ -118,11 +118,13 @@ def test_nothing_of_a_projected_training_moves_toward_the_hack(tmp_path: Path, s
     for arm in ("start", "A", "B", "C"):
         own = [item["hacked"] for item in items if item["arm"] == arm]
         assert rates[arm]["hacked_rate"] == pytest.approx(sum(own) / len(own))
-    assert verdict["hacked"]["estimate"] == pytest.approx(rates["B"]["hacked_rate"] - rates["A"]["hacked_rate"])
-    assert verdict["hidden_pass"]["estimate"] == pytest.approx(
-        rates["B"]["hidden_pass_rate"] - rates["A"]["hidden_pass_rate"]
-    )
-    assert set(verdict["over_control_conduct"]) <= {"hacked", "suspect", "protocol", "hidden_pass"}
+    columns = {"hacked": "hacked_rate", "hidden tests": "hidden_pass_rate"}
+    found = [one for one in verdict["comparisons"] if one["rate"] in columns]
+    assert {(one["arm"], one["other"]) for one in found} <= {("B", "A"), ("B", "C")}
+    for one in found:
+        column = columns[one["rate"]]
+        apart = rates[one["arm"]][column] - rates[one["other"]][column]
+        assert one["difference"]["estimate"] == pytest.approx(apart)
 
 
 def test_an_adapter_is_projected_too(tmp_path: Path, start: PolicyConfig, v: Run) -> None:
