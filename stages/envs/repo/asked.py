@@ -132,7 +132,7 @@ def ask(
     kept = dict.fromkeys(one for found in located.values() for one in found if one not in fixed)
     # A solution may break what passed before and forge only that; it cannot know which is asked.
     functions = [*fixed, *random.SystemRandom().sample([*kept], min(len(kept), MOST_KEPT))]
-    sheet = _sheets.get(task, lambda: answer_sheet(tests, functions, hidden, rerun, reference=reference))
+    sheet = _sheets.get(task, lambda: answer_sheet(tests, functions, fixed, hidden, rerun, reference=reference))
     selected = [function.named(function.name) for function in sheet.expected]
     once = again = sheet.faults(rerun(sheet.files, selected, "solution")) if selected else {}
     # Twice, since tests fail by chance. One right run of two may be a guess, and one wrong run chance.
@@ -211,13 +211,14 @@ def _further(module: ast.Module) -> str:
 def answer_sheet(
     tests: TestFiles,
     functions: Sequence[TestLocation],
+    fixed: Collection[TestLocation],
     hidden: Collection[str],
     rerun: RerunTests,
     *,
     reference: bool,
 ) -> AnswerSheet:
     """Return what the tests of a task must answer, from runs on trees without an agent's code."""
-    found, reasons = askings(tests, functions)
+    found, reasons = askings(tests, functions, fixed)
     if not found:
         return AnswerSheet({}, {}, {}, reasons)
     known = _run(tests, found, "open" if reference else "expecting", rerun, "reference" if reference else "delivered")
@@ -288,9 +289,9 @@ def _unequal(sent: Sequence[str]) -> str:
 
 
 def askings(
-    tests: TestFiles, functions: Sequence[TestLocation]
+    tests: TestFiles, functions: Sequence[TestLocation], fixed: Collection[TestLocation]
 ) -> tuple[dict[TestLocation, Asking], dict[TestLocation, str]]:
-    """Return the versions of the functions that can be asked, and why others cannot."""
+    """Return the versions of the functions that can be asked, and why others cannot; `fixed` have to come to pass."""
     found: dict[TestLocation, Asking] = {}
     reasons: dict[TestLocation, str] = {}
     beside = {PurePosixPath(path).stem: module for path, module in tests.modules.items()}
@@ -308,7 +309,7 @@ def askings(
         except NotAskable as error:
             reasons[one] = str(error)
     # What a test must not find may be kept for another one, or be its argument, as in tests of a function and its
-    # inverse; it is then left out as well, until nothing changes.
+    # inverse, which code can look up that does not do its task; it is then left out as well, until nothing changes.
     while True:
         kept = {path: _bound(module) for path, module in _modules(tests, found, "withheld").items()}
         left = frozenset[str]().union(*(made.left for made in found.values()))

@@ -90,7 +90,7 @@ def test_5_gives_125(): assert one.f(5) == 125
 def test_f(): assert one.f(6) == 216
 """
     tests = asked.TestFiles({ONE: trees.TreeFile(text.encode())})
-    found, reasons = asked.askings(tests, [*tests.functions])
+    found, reasons = asked.askings(tests, [*tests.functions], tests.functions)
     assert [one.name for one in found] == ["test_f"]
     assert {reason.split()[-1] for reason in reasons.values()} == {"argument"} and len(reasons) == 3
 

@@ -270,9 +270,9 @@ def test_a_file_holds_what_its_tests_need_alone() -> None:
 def test_a_constant_that_another_test_needs_is_no_expected_value() -> None:
     tests = TestFiles({"t.py": trees.TreeFile(SOURCE.encode())})
     one, three = TestLocation("t.py", ("TestIt",), "test_one"), TestLocation("t.py", (), "test_three")
-    found, reasons = askings(tests, [one, three])
+    found, reasons = askings(tests, [one, three], ())
     assert list(found) == [three] and reasons == {one: "holds the expected value in EXPECTED"}
-    assert list(askings(tests, [one])[0]) == [one]
+    assert list(askings(tests, [one], ())[0]) == [one]
 
 
 def test_a_pruned_module_keeps_what_runs_by_itself() -> None:
