@@ -1,6 +1,6 @@
 """How often the verdict of `composer evaluate` is right: coverage of its intervals and frequencies of its verdicts.
 
-    python benchmarks/levels.py [verdicts|start|planned|collapses|pilots] [--experiments 4000]
+    python benchmarks/levels.py [verdicts|start|planned|collapsed|pilots] [--experiments 4000]
 
 Experiments are simulated with the planner's model of tasks and decided by the rule of `composer evaluate`: at kata's
 operations (sampled, and as fixed strata) and families, at SWE-bench Lite's repositories (fixed, and sampled), at tasks
@@ -248,7 +248,7 @@ def pilots(pilots: int = 25) -> Iterator[Claim]:
         yield share_of(np.array(inside), f"pilots of {name}, four rollouts a task: the range holds the true chance")
 
 
-CASES = {"verdicts": verdicts, "start": against_start, "planned": planned, "collapses": collapses, "pilots": pilots}
+CASES = {"verdicts": verdicts, "start": against_start, "planned": planned, "collapsed": collapses, "pilots": pilots}
 
 
 if __name__ == "__main__":

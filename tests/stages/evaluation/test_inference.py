@@ -440,7 +440,7 @@ def test_draws_of_signs_are_all_for_few_units_and_begin_with_the_identity():
 
 
 def test_only_experiments_that_saw_no_collapse_find_gains_where_trainings_that_collapse_take_them():
-    """benchmarks/levels.py collapses, small: 15 % of trainings pass nothing, and the mean over all is -.5 points."""
+    """benchmarks/levels.py collapsed, small: 15 % of trainings pass nothing, and the mean over all is -.5 points."""
     model, gain = replace(PLAIN, arms_differ=0.24, seed_sd=0.03), 0.0375
     arms = draw(model, Design((1,) * 200, seeds=5), gain, 200, np.random.default_rng(1))
     collapsed_XS = np.random.default_rng(2).random((200, 5)) < 0.15
