@@ -8,7 +8,7 @@ import asyncio
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
@@ -252,6 +252,11 @@ class RolloutQueue:
         """Groups that were begun and not yet taken, by number: their rollouts, None for those that have not ended."""
         self._group_of: dict[str, int] = {}
         """The group of each rollout that has not ended."""
+        self._since: dict[str, int] = {}
+        """The oldest version that each rollout under way was or is being sampled from, at the latest from its first
+        turn on; a straggler's group is then known to be too old before its answer comes."""
+        self._version = -1
+        """The newest version of the weights on the server."""
         self._next, self._due, self._given_up = 0, 0, 0
         """The group to begin next, the step that will take groups next, and groups given up since the last took."""
         self._player: asyncio.Task[None] | None = None
@@ -278,7 +283,7 @@ class RolloutQueue:
         size, reuse = self.schedule.own_groups, self.schedule.reuse
         ahead = 1 + min(self._max_staleness, self.schedule.steps - 1 - step) // reuse
         with self._changed:
-            self._due = step
+            self._due = self._version = step
             if self._playing is None:
                 self._playing = background.start(self._play_all())
                 begun = self._resumed or {"open": [], "next": step // reuse * size}
@@ -286,7 +291,7 @@ class RolloutQueue:
                 for number in begun["open"]:
                     self._begin(number)
             while True:
-                for number in [number for number in self._groups if self._is_old(self._groups[number].values())]:
+                for number in [number for number in self._groups if self._is_old(number)]:
                     self._give_up(number)
                 while len(self._groups) < ahead * size:  # also where enough are complete: for the next steps
                     self._begin(self._next)
@@ -332,8 +337,11 @@ class RolloutQueue:
                 self._group_of[rollout.rollout_id] = number
                 background.start(self._ahead.put(rollout))
 
-    def _is_old(self, rollouts: Iterable[LiveRollout | None]) -> bool:
-        versions = [oldest(rollout) for rollout in rollouts if rollout is not None]
+    def _is_old(self, number: int) -> bool:
+        versions = (
+            self._since.get(rollout_id) if rollout is None else oldest(rollout)
+            for rollout_id, rollout in self._groups[number].items()
+        )
         return any(version is not None and self._due - version > self._max_staleness for version in versions)
 
     def _give_up(self, number: int) -> None:
@@ -342,10 +350,11 @@ class RolloutQueue:
         self._changed.notify_all()
 
     def _wanted(self, rollout: LiveRollout) -> bool:
-        """Return whether a rollout that is being played may still be trained on."""
+        """Return whether a rollout whose next turn is to be asked may still be trained on."""
         with self._changed:
-            number = self._group_of[rollout.rollout_id]
-            if number in self._groups and self._is_old([rollout]):
+            number, version = self._group_of[rollout.rollout_id], oldest(rollout)
+            self._since[rollout.rollout_id] = self._version if version is None else version
+            if number in self._groups and self._is_old(number):
                 self._give_up(number)
             return number in self._groups
 
@@ -353,6 +362,7 @@ class RolloutQueue:
         if self._journal is not None and rollout.terminated_by != GIVEN_UP:
             await self._journal.ended(rollout)
         with self._changed:
+            self._since.pop(rollout.rollout_id, None)
             number = self._group_of.pop(rollout.rollout_id)
             if number in self._groups:
                 self._groups[number][rollout.rollout_id] = rollout
