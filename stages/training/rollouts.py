@@ -295,6 +295,8 @@ class RolloutQueue:
                     self._give_up(number)
                 while len(self._groups) < ahead * size:  # also where enough are complete: for the next steps
                     self._begin(self._next)
+                    if self._is_old(self._next):  # kept from before a kill
+                        self._give_up(self._next)
                     self._next += 1
                 complete = [number for number, group in sorted(self._groups.items()) if None not in group.values()]
                 if len(complete) >= size:

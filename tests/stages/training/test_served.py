@@ -471,6 +471,19 @@ def test_after_a_kill_what_ended_is_not_played_again_and_nothing_is_trained_on_t
     assert not [task for task, number in ended.items() if number == 2 and after.policy.asked[task]]
 
 
+def test_what_was_kept_over_a_kill_is_given_up_by_age_too() -> None:
+    journal = Kept()
+    before, _ = queue(1, journal=journal)
+    [before.take(step) for step in range(2)]
+    before.close()
+    after, _ = queue(1, journal=journal)
+    after.load({"open": [], "next": 1})  # as after an attempt that gave up many groups, and so was further ahead
+    played, metrics = after.take(5)
+    after.close()
+    assert {turn.sample.policy_version for rollout in played for turn in rollout.steps} == {5}
+    assert metrics["sampling/groups_given_up"] >= 1
+
+
 def test_an_error_of_the_machinery_is_raised_in_the_step_that_waits() -> None:
     made = [0]
 
