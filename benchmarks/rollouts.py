@@ -1,7 +1,8 @@
-"""Rollouts behind a slow server: how near to what latency alone takes, what a kill loses, what vLLM and staleness gain.
+"""Rollouts behind a slow server: how near to what latency alone takes, what a kill loses, what never waiting gains.
 
     python benchmarks/rollouts.py latency [--rollouts 256] [--steps 20] [--scale 1.0] [--inspect-ai PYTHON]
     python benchmarks/rollouts.py killed shared/real/swe-lite/swe-bench-lite-test.jsonl.gz [--scale 1.0] [--limit 300]
+    python benchmarks/rollouts.py queue [--rollouts 64] [--steps 3] [--train-s 60] [--scale 0.03]
     python benchmarks/rollouts.py served [--rounds 3]
     python benchmarks/rollouts.py ahead [--rounds 2] [--steps 4] [--wait 0.0]
 
@@ -16,6 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import gzip
 import hashlib
+import itertools
 import json
 import random
 import signal
@@ -27,7 +29,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +42,15 @@ from slow_server import COMMAND_S, GRADE_S, OBSERVATION, lognormal, prompt, wait
 from stages import collect, export, extract_pairs, replay_teachers, train
 from stages.envs.base import Grade, Observation, Task
 from stages.envs.kata.env import KataEnv
+from stages.policy import open_policy
 from stages.policy import server as model_server
-from stages.policy.base import PolicyConfig
+from stages.policy.base import PolicyConfig, Sample, Turn
+from stages.rollouts.agent_loop import InFlight, Rules, play
 from stages.runs import runner, store
 from stages.runs.kinds import ROLLOUT, STEP
+from stages.runs.ledger import Budget
 from stages.runs.run import Run
+from stages.training.rollouts import RolloutQueue, Schedule
 
 # --- the time beside that of latency alone
 
@@ -289,6 +296,122 @@ def _killed(folder: Path, asked: list[Any]) -> Iterator[Claim]:
     yield measured(f"{what}: largest memory of a process", highest, unit="MB", n=1, goal="<= 2000")
 
 
+# --- training that waits for rollouts, and training that does not
+
+TURNS, GROUP = 8, 8
+
+
+class RecordedEnv(WaitingEnv):
+    """Commands take as long as recorded ones, gradings as test suites."""
+
+    def reset(self, task):
+        self.task, self.turn = task, 0
+        # Two samples of a task are no equal requests, so that their answers have lengths of their own.
+        self.sample = next(RecordedEnv.numbers)
+        return [{"role": "user", "content": f"{self.sample} {task.prompt}"}]
+
+    numbers = itertools.count()
+
+    def step(self, text):
+        self.turn += 1
+        time.sleep(self.scale * slow_server.recorded(slow_server.COMMANDS_S, self.sample, self.turn))
+        return Observation(OBSERVATION, commands=("ls",), returncode=0)
+
+    def grade(self):
+        time.sleep(self.scale * lognormal(random.Random(self.sample), 15.0, 60.0, 95, 120.0))
+        return Grade(1.0)
+
+
+class Followed:
+    """In the place of a server's weights: answers are of the newest version, which loads in no time."""
+
+    def __init__(self, policy: Any) -> None:
+        self.policy, self.version = policy, 0
+        self.config, self.drain = policy.config, policy.drain
+        self.capture_level, self.batch_size = policy.capture_level, policy.batch_size
+
+    async def ask(self, turn: Turn) -> Sample:
+        """Answer with the version at the beginning."""
+        version = self.version
+        return replace(await self.policy.ask(turn), policy_version=version)
+
+    def follow(self, step: int) -> dict[str, float]:
+        """Take the next version."""
+        self.version = step
+        return {}
+
+    def played(self, step: int, rollouts: Any) -> None:
+        """Compare nothing: nobody else trains."""
+
+    def end(self) -> None:
+        """Nothing was replaced."""
+
+
+def queue(rollouts: int = 64, steps: int = 3, train_s: float = 60.0, scale: float = 0.03) -> Iterator[Claim]:
+    """What a training gains whose rollouts never wait for each other, behind a server with continuous batching.
+
+    Groups of eight rollouts of eight turns. Answers are as long as 662 recorded ones of mini-swe-agent (median 80
+    tokens, 99th percentile 1,985), commands as 60 of OpenHands (median 0.6 s, 99th percentile 30 s, cut at 60 s),
+    gradings as test suites (log-normal, median 15 s, 95th percentile 60 s, cut at 120 s). A step of the server takes 8
+    ms and 0.03 ms a request, for a token of each. Training on a step takes `--train-s`; all times `--scale`. Lock step
+    is the loop of models in this process, with 4 threads as trainings had until then, and with as many as the others;
+    these have 64 commands and 64 gradings at once. A ratio is of whole steps, the first one left out, to lock step
+    with 4 threads.
+    """
+    wide = InFlight(rollouts=512, commands=64, gradings=64)
+    ways: dict[str, tuple[InFlight, int | None]] = {
+        "lock step, 4 threads": (InFlight(commands=4, gradings=4), None),
+        "lock step, 64 threads": (wide, None),
+        "each at its own pace": (wide, 0),
+        "queue, max_staleness 1": (wide, 1),
+        "queue, max_staleness 2": (wide, 2),
+    }
+    with cases.serving(slow_server.serve_batch, scale) as url:
+        found = {name: _trained(url, rollouts, steps, train_s, scale, *way) for name, way in ways.items()}
+    before = statistics.fmean(found["lock step, 4 threads"][0])
+    what = f"{rollouts} rollouts of {TURNS} turns a step, training {train_s:g} s"
+    for name, (times, busy, given_up) in found.items():
+        gained = before / statistics.fmean(times)
+        print(
+            f"{name:<24}{statistics.fmean(times) / scale:>8.0f} s a step{gained:>7.2f} times as fast, the server has "
+            f"work {100 * busy:.0f} % of the time, {given_up:.0f} groups given up",
+            flush=True,
+        )
+        goals = (">= 3", ">= 0.9") if name.startswith("queue") else (None, None)
+        yield measured(f"{what}, {name}: times as fast as lock step", gained, n=len(times), goal=goals[0])
+        yield measured(f"{what}, {name}: time in which the server has work", busy, n=len(times), goal=goals[1])
+
+
+def _trained(
+    url: str, rollouts: int, steps: int, train_s: float, scale: float, in_flight: InFlight, max_staleness: int | None
+) -> tuple[list[float], float, float]:
+    """Seconds of each step but the first, the share of them in which the server had work, and groups given up."""
+    RecordedEnv.numbers = itertools.count()
+    config = PolicyConfig(model="m", base_url=url, max_tokens=64, concurrency=512)
+    make, groups = partial(RecordedEnv, scale), rollouts // GROUP
+    # More than are measured, so that there are always groups to begin.
+    tasks = WaitingEnv().tasks("train", (steps + 1 + 4) * groups, 0)
+    schedule, given_up, marks = Schedule(tasks, groups, GROUP, seed=0), 0.0, list[tuple[float, float]]()
+    with tempfile.TemporaryDirectory() as folder:
+        policy = Followed(
+            open_policy(config, cache=Path(folder), budget=Budget(None, Path(folder) / "ledger"), listener=print)
+        )
+        rules = Rules(TURNS)
+        player = RolloutQueue(
+            make, policy, schedule, policy, rules=rules, in_flight=in_flight, max_staleness=max_staleness or 0
+        )
+        for step in range(steps + 1):
+            if max_staleness is None:
+                play(make, policy, schedule.own(step), max_steps=TURNS, in_flight=in_flight)
+            else:
+                given_up += player.take(step)[1]["sampling/groups_given_up"]
+            time.sleep(train_s * scale)
+            marks.append((time.monotonic(), slow_server.counts(url)["busy_s"]))
+        player.close()
+    times = [after[0] - before[0] for before, after in itertools.pairwise(marks)]
+    return times, (marks[-1][1] - marks[0][1]) / (marks[-1][0] - marks[0][0]), given_up
+
+
 # --- rollouts from vLLM
 
 STUDENT = "kata:student-served"
@@ -394,7 +517,7 @@ def steps_of(
     return [line for line in lines if "step_time" in line]
 
 
-CASES = {"latency": latency, "killed": killed, "served": served, "ahead": ahead}
+CASES = {"latency": latency, "killed": killed, "queue": queue, "served": served, "ahead": ahead}
 
 if __name__ == "__main__":
     cases.main(__file__, CASES)

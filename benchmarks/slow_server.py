@@ -17,13 +17,14 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import cases
 
 Body = dict
 Answer = Callable[[Body, bytes], tuple[float, str]]
-"""Seconds to wait and the text to answer with, for a request as JSON and as its bytes."""
+"""Seconds to wait, or of a batch tokens, and the text to answer with, for a request as JSON and as its bytes."""
 USAGE = {"prompt_tokens": 1000, "completion_tokens": 20, "total_tokens": 1020}
 QUANTILE = {95: 1.6449, 99: 2.3263}
 
@@ -33,8 +34,58 @@ def lognormal(chance: random.Random, median: float, high: float, percentile: int
     return min(chance.lognormvariate(math.log(median), math.log(high / median) / QUANTILE[percentile]), cut)
 
 
+class Batch:
+    """A continuous batch: every request in it gets a token a step, and a step takes longer the more there are.
+
+    A step of n requests takes `STEP_S + n * REQUEST_S` seconds (times scale); those beyond `MOST_AT_ONCE` wait.
+    """
+
+    STEP_S, REQUEST_S, MOST_AT_ONCE = 8e-3, 3e-5, 256
+
+    def __init__(self, scale: float) -> None:
+        self.scale, self.busy_s, self.tokens = scale, 0.0, 0.0
+        self._left: dict[object, tuple[float, Callable[[], None]]] = {}
+        self._waiting: list[tuple[float, Callable[[], None]]] = []
+        self._at, self._timer = 0.0, None
+
+    def add(self, tokens: float, done: Callable[[], None]) -> None:
+        """Generate so many tokens, then call `done`."""
+        self._advance()
+        self._waiting.append((tokens, done))
+        self._go_on()
+
+    def _step_s(self) -> float:
+        return self.scale * (self.STEP_S + len(self._left) * self.REQUEST_S)
+
+    def _advance(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._left:
+            passed = now - self._at
+            self.busy_s += passed
+            self.tokens += len(self._left) * passed / self._step_s()
+            left = {key: (n - passed / self._step_s(), done) for key, (n, done) in self._left.items()}
+            self._left = {key: one for key, one in left.items() if one[0] > 1e-6}
+            for done in [done for n, done in left.values() if n <= 1e-6]:
+                done()
+        self._at = now
+
+    def _go_on(self) -> None:
+        while self._waiting and len(self._left) < self.MOST_AT_ONCE:
+            self._left[object()] = self._waiting.pop(0)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._left:
+            wait_s = min(n for n, _ in self._left.values()) * self._step_s()
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._next)
+
+    def _next(self) -> None:
+        self._advance()
+        self._go_on()
+
+
 class _Connection(asyncio.Protocol):
     given: ClassVar[Counter[bytes]] = Counter()
+    batch: ClassVar[Batch | None] = None
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
@@ -48,11 +99,16 @@ class _Connection(asyncio.Protocol):
         if head.startswith(b"GET"):
             self.held = b""
             twice = sum(number - 1 for number in self.given.values())
-            self._send({"served": self.given.total(), "twice": twice})
+            of_batch = {} if self.batch is None else {"busy_s": self.batch.busy_s, "tokens": self.batch.tokens}
+            self._send({"served": self.given.total(), "twice": twice, **of_batch})
         elif end and len(rest) >= int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0]):
             self.held = b""
-            wait_s, text = self.answer(json.loads(rest), rest)
-            asyncio.get_running_loop().call_later(wait_s, self._give, text, hashlib.sha256(rest).digest()[:12])
+            wait, text = self.answer(json.loads(rest), rest)
+            give = partial(self._give, text, hashlib.sha256(rest).digest()[:12])
+            if self.batch is None:
+                asyncio.get_running_loop().call_later(wait, give)
+            else:
+                self.batch.add(wait, give)
 
     def _give(self, text, key):
         if self.transport.is_closing():
@@ -162,6 +218,33 @@ def played_by_inspect(url: str, rollouts: int, steps: int, scale: float) -> tupl
     assert log.status == "success" and log.results.completed_samples == rollouts, log.error
     started, ended = (datetime.fromisoformat(at) for at in (log.stats.started_at, log.stats.completed_at))
     return (ended - started).total_seconds(), cpu
+
+
+# --- rollouts of recorded lengths, in a batch
+
+PERCENTILES = (0, 5, 25, 50, 75, 90, 95, 99, 100)
+ANSWER_TOKENS = (10, 23, 40, 80, 230, 590, 988, 1985, 5457)
+"""Tokens of an answer by percentile: 662 answers of mini-swe-agent with Gemini 3 Pro, on SWE-bench."""
+COMMANDS_S = (0.4, 0.48, 0.61, 0.62, 0.62, 4.3, 4.8, 30.0, 60.0)
+"""Seconds of a command by percentile: 60 commands of OpenHands, the longest of which, of 265 s, is cut at 60 s."""
+
+
+def recorded(values: tuple[float, ...], *place: object) -> float:
+    """A number of a recorded distribution, by its percentiles, for a place."""
+    at = 100 * random.Random(" ".join(map(str, place))).random()
+    upper = next(i for i, percentile in enumerate(PERCENTILES) if percentile > at)
+    low, high = PERCENTILES[upper - 1], PERCENTILES[upper]
+    return values[upper - 1] + (values[upper] - values[upper - 1]) * (at - low) / (high - low)
+
+
+def serve_batch(scale: float) -> None:
+    """Answer with as many tokens as recorded answers have, all requests in one batch."""
+
+    def answer(body: Body, raw: bytes) -> tuple[float, str]:
+        return recorded(ANSWER_TOKENS, hashlib.sha256(raw).hexdigest()), "```bash\nls\n```"
+
+    _Connection.batch = Batch(scale)
+    serve(answer)
 
 
 # --- teachers
