@@ -90,6 +90,8 @@ class Completions:
         self._version: str | None = None
         self._listed: set[str] = set()
         self._lock = asyncio.Lock()
+        self._restarts = server.restarts if server else 0
+        """Those of the server after which it was given its adapters and weights again."""
 
     async def complete(
         self,
@@ -157,8 +159,8 @@ class Completions:
 
     async def unload(self, name: str) -> None:
         """Remove an adapter from the server."""
-        del self._adapters[name]
         await self._ask("/unload_lora_adapter", {"lora_name": name}, plain=True)
+        del self._adapters[name]  # not before: a server that is started again meanwhile gets it once more
 
     async def replace_weights(self, source: str) -> None:
         """Replace all weights of the server by those of a folder that it can read, or of a model's name.
@@ -238,21 +240,23 @@ class Completions:
 
     async def _revive(self) -> None:
         """Restart a server of ours that died, once for all waiting requests, and load its adapters again."""
-        if self._server is None or self._server.alive():
+        if self._server is None:
             return
-        async with self._lock:
-            if self._server.alive():  # another request has restarted it while this one waited
+        async with self._lock:  # also while it is alive: it may not have its adapters yet
+            if not self._server.alive():
+                await asyncio.to_thread(self._server.revive)
+            if self._restarts == self._server.restarts:
                 return
-            await asyncio.to_thread(self._server.revive)
-            for body in self._adapters.values():
+            for body in list(self._adapters.values()):
                 try:
                     await self._client.ask("/load_lora_adapter", body)  # not `_ask`, which would come back here
-                except ComposerError as error:
+                except (ComposerError, Rejected) as error:
                     raise UsageError(
                         f"The server was started again, but without its adapter {body['lora_path']}: {error}"
                     ) from None
             if self._weights is not None:
                 await self._replace_weights(self._weights)
+            self._restarts = self._server.restarts
 
 
 Answer = TypeVar("Answer")

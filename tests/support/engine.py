@@ -105,7 +105,8 @@ class Engine:
         return 200, "Success"
 
     def unload_lora_adapter(self, body: Body) -> tuple[int, Any]:
-        del self.adapters[body["lora_name"]]
+        if self.adapters.pop(body["lora_name"], None) is None:
+            return 404, {"error": {"message": f"The lora adapter '{body['lora_name']}' cannot be found."}}
         return 200, "Success"
 
     def collective_rpc(self, body: Body) -> tuple[int, Any]:

@@ -1,5 +1,6 @@
 """Sampling from vLLM's addresses by token ids, with a small real engine behind them."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -127,13 +128,18 @@ def test_trouble_that_passes_is_tried_again_and_lasting_trouble_is_said(model: P
             policy.score([1, 2], [3])
 
 
-def test_an_adapter_is_loaded_on_its_base(model: Path, tmp_path: Path) -> None:
+def saved_adapter(model: Path, folder: Path) -> Any:
+    """Save an adapter that changes much; return the model with it."""
     plain = AutoModelForCausalLM.from_pretrained(model)
     torch.manual_seed(0)
     trained = get_peft_model(plain, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
-    base = adapters.describe_base(PolicyConfig(model=str(model)), plain)
-    adapters.save_adapter(trained, base, tmp_path / "adapter")
-    AutoTokenizer.from_pretrained(model).save_pretrained(tmp_path / "adapter")
+    adapters.save_adapter(trained, adapters.describe_base(PolicyConfig(model=str(model)), plain), folder)
+    AutoTokenizer.from_pretrained(model).save_pretrained(folder)
+    return trained
+
+
+def test_an_adapter_is_loaded_on_its_base(model: Path, tmp_path: Path) -> None:
+    trained = saved_adapter(model, tmp_path / "adapter")
     with running(model) as engine:
         policy = opened(engine, tmp_path / "adapter", tmp_path)
         (sample,) = ask_all(policy, [Turn(QUESTION, 0)])
@@ -145,6 +151,44 @@ def test_an_adapter_is_loaded_on_its_base(model: Path, tmp_path: Path) -> None:
         assert ask_all(again, [Turn(QUESTION, 0)])[0].error_type is None and len(engine.adapters) == 1
         with pytest.raises(UsageError, match="does not load the adapter"):
             policy.load("nothing", tmp_path / "nowhere")
+
+
+class Mortal:
+    """In the place of a server's process that was started here: it loses its adapters when it dies."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.up, self.restarts = engine, True, 0
+
+    def alive(self) -> bool:
+        return self.up
+
+    def die(self) -> None:
+        self.up = False
+        self.engine.adapters.clear()
+
+    def revive(self) -> None:
+        self.up, self.restarts = True, self.restarts + 1
+
+
+def test_a_server_that_dies_has_its_adapters_again_before_it_is_asked(model: Path, tmp_path: Path) -> None:
+    """Also where the training's thread takes one away meanwhile."""
+    saved_adapter(model, tmp_path / "adapter")
+    with running(model) as engine, ThreadPoolExecutor(1) as pool:
+        process: Any = Mortal(engine)
+        config = PolicyConfig(model=f"vllm:{model}", base_url=engine.url, max_tokens=4)
+        policy = VllmPolicy.connect(config, engine.url, cache=tmp_path, listener=print, server=process)
+        for name in ("one", "two", "three"):
+            policy.load(name, tmp_path / "adapter")
+        policy.sample_from("three")
+        process.die()
+        asked = pool.submit(ask_all, policy, [Turn(QUESTION, seed) for seed in range(4)])
+        while not process.restarts:
+            time.sleep(0.001)
+        policy.unload("one")  # it is being loaded again
+        assert [sample.error for sample in asked.result()] == [None] * 4 and set(engine.adapters) == {"two", "three"}
+        process.die()
+        policy.unload("two")
+        assert set(engine.adapters) == {"three"} and process.restarts == 2
 
 
 def test_without_an_address_it_says_how_to_get_one(tmp_path: Path) -> None:

@@ -281,6 +281,8 @@ def test_weights_are_written_in_several_files_in_the_type_they_compute_in(tmp_pa
 class Running:
     """In the place of a server's process that was started here."""
 
+    restarts = 0
+
     def alive(self) -> bool:
         return True
 
