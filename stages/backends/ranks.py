@@ -85,7 +85,8 @@ class Ranks:
                 raise
             raise InfrastructureError(
                 f"One of the other {self.count - 1} processes of this training is gone. "
-                "The same command with --resume goes on from the newest checkpoint, with any number of processes."
+                "The same command with --resume goes on from the newest checkpoint, with any number of processes "
+                "(with optimisation.max_staleness, with as many)."
             ) from error
 
     @contextmanager

@@ -93,13 +93,14 @@ class Supervision(TrainerCallback):
             self._out.metrics([row for row in state.log_history if "loss" in row])
             self._written_at = time.monotonic()
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Let the row sources follow, report progress and check for a request to stop."""
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Let the row sources follow, report progress and check for a request to stop; args: `GRPOConfig`."""
         for source in self._channels.sources.values():
             source.after_step(kwargs["model"])
         self._out.progress("training steps", state.global_step, state.max_steps)
         # A signal reaches the processes at different steps; all must save and stop after the same one.
-        if any(self._ranks.gather(self._out.stop.is_set())):
+        stop = any(self._ranks.gather(self._out.stop.is_set()))
+        if stop and state.global_step % args.num_iterations == 0:  # see `trl_config` on `save_steps`
             control.should_save = control.should_training_stop = True
 
 

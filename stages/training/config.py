@@ -169,14 +169,14 @@ class Optimisation(Settings):
     max_staleness: int = Field(default=0, ge=0)
     """With a policy vllm:..., rollouts are played while a step trains, and a step takes the groups that are complete.
     Tokens may be of weights this many steps old, and are corrected by truncated importance sampling; older groups are
-    given up. 0: each step waits for its own rollouts, of the newest weights."""
+    given up, those of the slowest tasks first. 0: each step waits for its own rollouts, of the newest weights."""
     sync_tolerance: float | None = Field(default=None, gt=0)
     """With a policy vllm:..., the mean difference in nats, after every step, between log-probs of its rollouts here
     and on the server, above which training stops. None: 0.001 in float32, else 0.1."""
     threads: int | None = Field(default=None, gt=0)
     """CPU threads; None for as many as there are. On a CPU, runs are equal byte for byte on equally many only."""
     save_every: int = Field(default=5, gt=0, json_schema_extra={"affects_results": False})
-    """Steps between checkpoints that a resumed run can start from."""
+    """Steps between checkpoints that a resumed run can start from, rounded up to a multiple of trl.num_iterations."""
     keep_every: int = Field(default=0, ge=0)
     """Steps between checkpoints that stay beside the result, for `composer probe watch`; 0 for none."""
     stop_on_collapse: Annotated[bool, Option()] = False

@@ -34,8 +34,8 @@ TAKEN_OUT = {
 }
 NO_GRPO = "weights.grpo is 0: rollouts were played and recorded, and nothing was learned from their rewards."
 TOO_OLD = (
-    "{} groups were given up, because their rollouts ended when weights of their first turns were more than {} steps "
-    "old (optimisation.max_staleness). limits.wall_s ends rollouts that take too long."
+    "{} groups were given up and not trained on, because weights of their first turns were more than {} steps old "
+    "(optimisation.max_staleness): tasks that take long count less. limits.wall_s ends rollouts that take too long."
 )
 NOTHING_LEARNED = "No group had two different rewards: nothing was learned from rewards."
 

@@ -96,7 +96,8 @@ class Schedule:
     def group(self, number: int) -> list[LiveRollout]:
         """Return a group of this process, counted from the first step's first; those after the last step's are spare.
 
-        Spare groups take the place of groups that were given up: the tasks of the training again, with other seeds.
+        Spare groups are played where as many others were given up: the first prompts of the training again, with other
+        seeds.
         """
         generation, place = divmod(number, self.own_groups)
         return self.own(generation * self.reuse)[place * self.generations :][: self.generations]
@@ -220,7 +221,8 @@ class RolloutQueue:
     Groups that are begun and not yet trained on are at most those of `1 + max_staleness` steps: without staleness a
     step is made of exactly its own, whichever ends first. A rollout goes on when the weights change, and samples its
     next turn from the newest. A group is given up once one of its turns is of weights that would be more than
-    `max_staleness` steps old when it is trained on, and another one is begun in its place.
+    `max_staleness` steps old when it is first trained on, and the next one is begun in its place: the tasks that take
+    longest are trained on less.
 
     journal: keeps each rollout when it ends, so that after a kill it is not played again; it may then be of weights
     newer than those of the checkpoint that the training goes on from. None with several processes, of which one writes.

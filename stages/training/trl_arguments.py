@@ -203,7 +203,12 @@ def trl_config(
         "log_completions": False,
         "log_level_replica": "error",
     }
-    return checked_config(own, more or {})
+    made = checked_config(own, more or {})
+    if made.num_iterations < 1:
+        raise UsageError(f"trl.num_iterations is {made.num_iterations}. Take 1 or more.")
+    # A training that is resumed begins with new rollouts, so checkpoints come where the next step plays anyway.
+    made.save_steps = -(-settings.save_every // made.num_iterations) * made.num_iterations
+    return made
 
 
 def trl_arguments(plan: TrainPlan, folder: Path, mixed: bool = False) -> GRPOConfig:

@@ -1,17 +1,20 @@
 """Every field of TRL's can be set, what it refuses is refused before anything is loaded, and ours stay ours."""
 
+import signal
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.trainings import metrics_of, trained
+from support.trainings import metrics_of, settings, trained
 from trl.trainer.grpo_config import GRPOConfig
 
 from stages import train
 from stages.errors import UsageError
 from stages.runs import runner
-from stages.runs.run import Inputs
+from stages.runs.kinds import CHECKPOINT
+from stages.runs.run import Inputs, Run
+from stages.stopping import Interrupted
 from stages.training import trl_arguments
 from stages.training.config import Optimisation
 from stages.training.trl_arguments import trl_config
@@ -47,6 +50,7 @@ def test_a_field_arrives(tmp_path: Path, key: str, value: Any) -> None:
         ({"lr_scheduler_type": "cosin", "weight_decay": 0.1}, r"TRL refuses trl\.lr_scheduler_type = 'cosin': "),
         ({"weight_decay": "much"}, r"trl\.weight_decay = 'much'"),
         ({"num_iterations": 1.5}, r"trl\.num_iterations = 1\.5"),
+        ({"num_iterations": 0}, r"trl\.num_iterations is 0\. Take 1 or more"),
         ({"scale_rewards": "grop"}, r"trl\.scale_rewards is 'grop'.*Take group, batch, none"),
     ],
 )
@@ -86,3 +90,18 @@ def test_a_schedule_with_warm_up_and_two_iterations_train(tmp_path: Path, tiny: 
     rows = metrics_of(trained(tmp_path, tiny, optimisation={"steps": 4}, trl=more))
     assert [row["learning_rate"] for row in rows] == pytest.approx([0.0, 1e-4, 2e-4, 1e-4])
     assert ["reward" in row for row in rows] == [True, False] * 2, "every second step reuses the rollouts before it"
+
+
+def test_steps_that_share_rollouts_are_not_parted_by_a_stop(tmp_path: Path, tiny: Path) -> None:
+    def stop(what: str, done: int, of: int) -> None:
+        if what == "training steps" and done == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    config = settings(tiny, optimisation={"steps": 4, "save_every": 1}, trl={"num_iterations": 2})
+    whole = Run(runner.execute("train", {}, config, root=tmp_path / "whole").path)
+    with pytest.raises(Interrupted):
+        runner.execute("train", {}, config, root=tmp_path, listener=stop)
+    assert [path.name for path in tmp_path.glob("train/*/scratch/trainer/checkpoint-*")] == ["checkpoint-2"]
+    resumed = Run(runner.execute("train", {}, config, root=tmp_path, resume=True).path)
+    weights = [run.folder(CHECKPOINT) / "model.safetensors" for run in (resumed, whole)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
