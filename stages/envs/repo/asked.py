@@ -35,6 +35,8 @@ from stages.errors import InfrastructureError
 
 MOST_KEPT = 200
 """Functions asked of those that passed before."""
+LONGEST_GUESSED = 3
+"""Characters of a literal."""
 REMEMBERED = 64
 """Tasks whose expected values are kept in this process."""
 RerunTree = Literal["solution", "reference", "delivered"]
@@ -312,7 +314,8 @@ def askings(
     # inverse, which code can look up that does not do its task; it is then left out as well, until nothing changes.
     while True:
         kept = {path: _bound(module) for path, module in _modules(tests, found, "withheld").items()}
-        left = frozenset[str]().union(*(made.left for made in found.values()))
+        # A small number is guessed as well without looking it up.
+        left = {text for made in found.values() for text in made.left if len(text) > LONGEST_GUESSED}
         unable = {
             one: f"holds the expected value in {min(names)}"
             for one, made in found.items()

@@ -140,7 +140,6 @@ REPORT = {
     "asserts in a loop of the code under test": {"test_by_attribute", "test_between"},
     "decides itself": {"test_all_amounts_are_exact"},
     "calls assert_called_once_with()": {"test_labels_are_made_once"},
-    "expects only what tests give as an argument": {"test_nothing_has_no_mean"},
 }
 """Why a test gives only `report` -> the tests. All others give `values`."""
 
