@@ -396,7 +396,7 @@ def _fit(
 
 STAGE = Stage(
     name="train",
-    version=2,
+    version=3,
     example="""\
 >>> plan = composer.train.plan(policy="Qwen/Qwen3-8B", optimisation={"steps": 10})
 >>> plan.units, plan.what
