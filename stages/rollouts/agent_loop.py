@@ -441,7 +441,8 @@ async def play_each(
     `policy` has `ask` and `drain` (`stages.policy.base.AsyncPolicy`). `check` raises when nothing more is to
     be asked. Then, and after any error that does not belong to one rollout, all calls in flight are awaited, the
     environments are closed, and the error is raised. The given rollouts stay unchanged, so that finished ones take
-    no memory. `wanted` is asked before each turn; a rollout that is no longer wanted ends there and is not graded.
+    no memory. `wanted` is asked before a rollout is set up and before each turn; one that is no longer wanted ends
+    there and is not graded.
     `watch` gets the live rollouts once a second: rollout_id, steps, doing (one word), doing_s and wall_s in seconds.
     """
     with _pools(in_flight) as (commands, gradings):
@@ -489,7 +490,11 @@ class _ConcurrentLoop:
                 self.check()
                 # A fresh LiveRollout, so that the given ones stay empty and finished ones can be freed.
                 fresh = LiveRollout(planned.task, planned.sample_idx, planned.seed, prelude=planned.prelude)
-                await self._play_one(fresh)
+                if self.wanted(fresh):
+                    await self._play_one(fresh)
+                else:
+                    fresh.terminated_by = GIVEN_UP
+                    await self.finished(fresh)
             ahead.put_nowait(None)  # for the next player
 
         await background.gather(player() for _ in range(num_players))

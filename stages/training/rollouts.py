@@ -354,10 +354,11 @@ class RolloutQueue:
         self._changed.notify_all()
 
     def _wanted(self, rollout: LiveRollout) -> bool:
-        """Return whether a rollout whose next turn is to be asked may still be trained on."""
+        """Return whether a rollout that is to be set up, or asked its next turn, may still be trained on."""
         with self._changed:
             number, version = self._group_of[rollout.rollout_id], oldest(rollout)
-            self._since[rollout.rollout_id] = self._version if version is None else version
+            if rollout.started:
+                self._since[rollout.rollout_id] = self._version if version is None else version
             if number in self._groups and self._is_old(number):
                 self._give_up(number)
             return number in self._groups
@@ -384,7 +385,8 @@ def staleness(own: Sequence[LiveRollout], step: int, given_up: int, ranks: Ranks
     given_up: groups of this process that had become too old since the step before.
     """
     gathered = ranks.gather(([version for rollout in own if (version := oldest(rollout)) is not None], given_up))
-    behind = [step - version for versions, _ in gathered for version in versions]
+    # After a kill, versions may be of steps that are taken again.
+    behind = [max(step - version, 0) for versions, _ in gathered for version in versions]
     return {
         "sampling/staleness": sum(behind) / max(len(behind), 1),
         "sampling/stale_rollouts": float(sum(steps > 0 for steps in behind)),

@@ -325,6 +325,7 @@ def played(
     check: Callable[[], None] = lambda: None,
     turns: int = 3,
     finished: Callable[[LiveRollout], None] = lambda rollout: None,
+    wanted: Callable[[LiveRollout], bool] = lambda rollout: True,
 ) -> list[LiveRollout]:
     """The rollouts in the order in which they were finished."""
     ended: list[LiveRollout] = []
@@ -335,7 +336,9 @@ def played(
 
     asked, rules = rollouts(count), Rules(10, limits)
     make = lambda: CountedEnv(turns)  # noqa: E731
-    background.run(play_each(make, policy, queued(asked), keep, rules=rules, in_flight=in_flight, check=check))
+    background.run(
+        play_each(make, policy, queued(asked), keep, rules=rules, in_flight=in_flight, check=check, wanted=wanted)
+    )
     assert policy.drained and not any(rollout.steps for rollout in asked)
     return ended
 
@@ -375,6 +378,19 @@ def test_where_time_runs_out_in_this_process_the_work_is_graded() -> None:
 def test_a_rollout_costs_no_more_than_one_answer_beyond_its_limit() -> None:
     ended = played(Asked(), 2, limits=RolloutLimits(cost_usd=0.6), turns=9)
     assert [(e.terminated_by, len(e.steps)) for e in ended] == [("cost", 3)] * 2
+
+
+def test_what_is_not_wanted_is_neither_set_up_nor_played_on_nor_graded() -> None:
+    ended = played(Asked(), 3, wanted=lambda one: one.task.task_id == "guess-2")
+    assert sorted((one.task.task_id, one.terminated_by, len(one.messages) > 0) for one in ended) == [
+        ("guess-0", "given_up", False),
+        ("guess-1", "given_up", False),
+        ("guess-2", "answered", True),
+    ]
+    first = iter(["set up", "first turn"])
+    (one,) = played(Asked(), 1, wanted=lambda one: next(first, None) is not None)
+    assert (one.terminated_by, len(one.steps), one.grade.reward) == ("given_up", 1, None)
+    assert CountedEnv.opened == set()
 
 
 def test_an_interrupt_is_heard_between_turns_and_every_environment_is_closed() -> None:
