@@ -163,11 +163,11 @@ def independent(a: Scores, b: Scores, failed: bool) -> dict[str, Any]:
     }
 
 
-def compared(a: Path, b: Path, folder: Path) -> tuple[Mapping[str, Any], float]:
+def compared(paths: Sequence[Path], folder: Path) -> tuple[Mapping[str, Any], float]:
     """Return what one command says in a fresh process, and its seconds."""
     program = str(Path(sys.executable).parent / "composer")
     begun = time.perf_counter()
-    words = [program, "compare", str(a), str(b), "--json", "--quiet", "--artifacts", str(folder / "runs")]
+    words = [program, "compare", *map(str, paths), "--json", "--quiet", "--artifacts", str(folder / "runs")]
     done = subprocess.run(words, capture_output=True, text=True)
     seconds = time.perf_counter() - begun
     if done.returncode not in (0, 1, 3):
@@ -184,9 +184,9 @@ def pairs(public: Path, shared: Path) -> Iterator[Claim]:
         prepared(folder, public, shared)
         for program, a, b in PAIRS:
             paths = [next(at / name for at in (folder, shared, public) if (at / name).exists()) for name in (a, b)]
-            found, took = compared(*paths, folder)
-            sides = [scores_of(program, path) for path in paths]
-            own = independent(*sides, failed=found["counted_as"] == "failed")
+            found, took = compared(paths, folder)
+            one, other = (scores_of(program, path) for path in paths)
+            own = independent(one, other, failed=found["counted_as"] == "failed")
             apart.append((abs(found["estimate"] - own["difference"]), abs(found["p"] - own["p"])))
             seconds.append(took)
             rows.append(row(program, paths, found, own, took))

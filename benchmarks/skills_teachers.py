@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +21,7 @@ from experiment import Experiment, comparison_lines, difference_of, put
 
 from stages.envs.base import SamplingUnit
 from stages.evaluation.inference import ALPHA, BETTER, NO_GAIN, UNDECIDED, WORSE, holm
-from stages.evaluation.outcomes import AT_ZERO, KEPT, PASSED, PROTOCOL, START, collapsed, of_arm, task_mean
+from stages.evaluation.outcomes import AT_ZERO, KEPT, PASSED, PROTOCOL, START, of_arm, task_mean
 from stages.evaluation.report import arms_chart
 from stages.evaluation.verdict import EvalQuestion, PairedDifference, decide, points
 from stages.runs import store
@@ -127,13 +127,29 @@ def cut_share(rows: pa.Table) -> float:
 
 
 def collapsed_trainings(items: pa.Table, courses: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the trainings that collapsed by any recorded outcome, as clauses."""
+    """Return the trainings that collapsed by the registered rule, as clauses.
+
+    Not by `outcomes.collapsed`, the rule of verdicts: it may change after the registration.
+    """
     found = []
     for arm in EXPERIMENT.arms:
-        found += collapsed(items, f"{arm}{AT_ZERO}")
         rows = of_arm(items, f"{arm}{AT_ZERO}")
-        for seed in sorted({*rows["train_seed"].to_pylist()}):
-            share = cut_share(rows.filter(pc.equal(rows["train_seed"], seed)))
+        trainings = {
+            seed: rows.filter(pc.equal(rows["train_seed"], seed)) for seed in sorted({*rows["train_seed"].to_pylist()})
+        }
+        for outcome, does in (
+            (PASSED, "passes {} % of the tasks"),
+            (PROTOCOL, "keeps the protocol in {} % of answers"),
+        ):
+            rates = {seed: rate for seed, own in trainings.items() if (rate := task_mean(own, outcome)) is not None}
+            for seed, rate in rates.items():
+                usual = median([other for key, other in rates.items() if key != seed] or [0.0])
+                error = (usual * (1 - usual) / pc.count_distinct(trainings[seed]["task_id"]).as_py()) ** 0.5
+                if rate < usual / 2 and usual - rate > 3 * error:
+                    did = does.format(f"{100 * rate:.0f}")
+                    found.append(f"{arm}{AT_ZERO} with seed {seed} {did}, its other trainings {100 * usual:.0f} %")
+        for seed, own in trainings.items():
+            share = cut_share(own)
             found += [f"{arm} with seed {seed} cuts {100 * share:.0f} % of its answers"] if share > CUT else []
     for one in courses:
         name = f"{one['arm']} with seed {one['seed']}"

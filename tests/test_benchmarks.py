@@ -116,9 +116,11 @@ def test_a_peer_that_may_be_missing_is_asked_for(path: Path) -> None:
 
 
 def test_every_record_is_of_a_benchmark() -> None:
-    for path in (ROOT / "benchmarks" / "results").iterdir():
+    held = ROOT / "benchmarks" / "results"
+    tables = set((held / "tables").iterdir())
+    for path in {*held.iterdir(), *tables} - {held / "tables"}:
         assert path.suffix == ".json" and path.stem.partition("-")[0] in {script.stem for script in SCRIPTS}
-        for claim in records.read(path):
+        for claim in () if path in tables else records.read(path):
             low, high = claim.interval or (claim.value, claim.value)
             assert low <= claim.value <= high, claim
 

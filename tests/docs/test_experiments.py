@@ -15,6 +15,7 @@ import pytest
 
 from composer_cli.preset import configure_preset, load_preset
 from stages.envs.kata import tasks
+from stages.evaluation.outcomes import COLUMNS as COLUMNS_OF_ITEMS
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -201,7 +202,7 @@ def test_the_second_experiments_numbers_follow_from_its_tables(tmp_path: Path) -
     assert text.startswith("before\n<!-- result -->\n| temperature 0 |") and text.endswith("after\n")
     gain = next(line for line in text.splitlines() if line.startswith("| C − A |"))
     assert "a gain is shown" in gain and "| C − D |" in text and "after Holm" in text
-    assert "B@0 with seed 3 keeps the protocol in 20 % of rollouts" in text
+    assert "B@0 with seed 3 keeps the protocol in 20 % of answers" in text
     assert "40 for each seed, of which 8 come from tasks" in text
     assert "| in at least half of the collections (described, not tested) | 2 |" in text
     assert "A with seed 5 has entropy 0.90 at its end" in text and "D with seed 1 cuts 100 % of its answers" in text
@@ -213,6 +214,26 @@ def test_the_second_experiments_numbers_follow_from_its_tables(tmp_path: Path) -
     found = skills_teachers.primary(same)
     assert found["C − A"][1] != "a gain is shown"
     assert found["C − D"][1] == found["B − C"][1] == "a description, as no gain of C − A is shown"
+
+
+def test_trainings_collapse_by_the_registered_rule_alone() -> None:
+    """Passes or protocol below half of the others' median and three standard errors; lengths and losses are not."""
+
+    def found(last: dict[str, Any], passes: int = 20, others: int = 20) -> list[str]:
+        rows = []
+        for seed in range(4):
+            for number in range(40):
+                row = {"arm": "A@0", "train_seed": seed, "task_id": f"t{number}", "protocol_ok": True}
+                row |= {"passed": number < others, "sampled_tokens": 5, "terminated_by": None, "error_type": None}
+                rows.append({**row, "passed": number < passes, **last} if seed == 3 else row)
+        return skills_teachers.collapsed_trainings(pa.Table.from_pylist(rows, schema=COLUMNS_OF_ITEMS), [])
+
+    assert found({}, passes=8) == ["A@0 with seed 3 passes 20 % of the tasks, its other trainings 50 %"]
+    assert found({}, passes=11) == [], "more than half of the others"
+    assert found({}, passes=1, others=4) == [], "within three standard errors"
+    assert found({}, passes=20, others=0) == [], "the one that learns"
+    assert found({"protocol_ok": False})[0].startswith("A@0 with seed 3 keeps the protocol in 0 % of answers")
+    assert found({"sampled_tokens": 200}) == found({"error_type": "Timeout", "passed": None}) == []
 
 
 def test_a_program_of_its_own_computes_the_same_comparisons(tmp_path: Path) -> None:
