@@ -1,6 +1,6 @@
 """How often the verdict of `composer evaluate` is right: coverage of its intervals and frequencies of its verdicts.
 
-    python benchmarks/levels.py [verdicts|start|planned|collapsed|pilots] [--experiments 4000]
+    python benchmarks/levels.py [verdicts|start|planned|collapsed|healthy|pilots] [--experiments 4000]
 
 Experiments are simulated with the planner's model of tasks and decided by the rule of `composer evaluate`: at kata's
 operations (sampled, and as fixed strata) and families, at SWE-bench Lite's repositories (fixed, and sampled), at tasks
@@ -25,7 +25,7 @@ from scipy.optimize import brentq
 from scipy.stats import binomtest
 
 from stages.evaluation.inference import BETTER, MIN_SEEDS, PARTIAL, VALIDATED, PairedTest, shows
-from stages.evaluation.outcomes import START
+from stages.evaluation.outcomes import START, collapsed, items_table
 from stages.evaluation.planner import (
     NUM_PILOTS,
     Design,
@@ -192,18 +192,40 @@ def collapses(experiments: int = 1000) -> Iterator[Claim]:
             random, held, gained, seen = np.random.default_rng(2), [], [], []
             for _ in range(experiments // 100):
                 arms = draw(model, replace(design, seeds=seeds), gain, 100, random)
-                collapsed = random.random(arms[0].shape[:2]) < FAILING
-                arms[0][collapsed] = 0.0
+                fell = random.random(arms[0].shape[:2]) < FAILING
+                arms[0][fell] = 0.0
                 test = PairedTest(*arms, units, fixed=design.fixed, num_flips=399)
                 held.append(~test.rejects(truth))
                 gained.append(shows([test]) == BETTER)
-                seen.append(collapsed.any(1))
+                seen.append(fell.any(1))
             covered, better, at_least_one = (np.concatenate(each) for each in (held, gained, seen))
             what = f"{name}, {seeds} seeds of which {100 * FAILING:g} % collapse, mean {100 * truth:.1f} points"
             yield share_of(covered, f"{what}: coverage of 95 % intervals")
             yield share_of(better, f"{what}: a gain is found")
             yield share_of(covered[at_least_one], f"{what}, one seen: coverage of 95 % intervals")
             yield share_of(better[at_least_one], f"{what}, one seen: a gain is found")
+
+
+def healthy(experiments: int = 300) -> Iterator[Claim]:
+    """How often a verdict names a training as collapsed where all are healthy and spread normally."""
+    for rate, sd in ((0.2, 0.04), (0.05, 0.02)):
+        model = TaskModel(pass_rate=rate, samples_differ=rate, arms_differ=rate, family_correlation=0.3, seed_sd=sd)
+        for seeds in (3, 5, 24):
+            trained, _ = draw(model, Design((30,) * 12, seeds=seeds), 0.0, experiments, np.random.default_rng(seeds))
+            named = [
+                bool(
+                    collapsed(
+                        items_table(
+                            {"arm": "A", "train_seed": seed, "task_id": f"t{task}", "passed": passed > 0}
+                            for (seed, task), passed in np.ndenumerate(passed_ST)
+                        ),
+                        "A",
+                    )
+                )
+                for passed_ST in trained
+            ]
+            what = f"{seeds} healthy trainings pass {100 * rate:g} % of 360 tasks, sd {100 * sd:g} points"
+            yield share_of(np.array(named), f"{what}: one is named as collapsed")
 
 
 def share_of(found: np.ndarray, claim: str) -> Claim:
@@ -248,7 +270,14 @@ def pilots(pilots: int = 25) -> Iterator[Claim]:
         yield share_of(np.array(inside), f"pilots of {name}, four rollouts a task: the range holds the true chance")
 
 
-CASES = {"verdicts": verdicts, "start": against_start, "planned": planned, "collapsed": collapses, "pilots": pilots}
+CASES = {
+    "verdicts": verdicts,
+    "start": against_start,
+    "planned": planned,
+    "collapsed": collapses,
+    "healthy": healthy,
+    "pilots": pilots,
+}
 
 
 if __name__ == "__main__":

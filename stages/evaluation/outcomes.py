@@ -14,7 +14,7 @@ Axis names: S training seeds, T tasks, K samples.
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from math import comb
+from math import comb, hypot
 from operator import itemgetter
 from statistics import median
 from typing import Any, Literal
@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 from stages import envs
 from stages.envs.base import TWIN, SamplingUnit
-from stages.evaluation.inference import Array, numbered, rate_interval
+from stages.evaluation.inference import MIN_SEEDS, Array, numbered, rate_interval
 from stages.runs.kinds import EVAL_ITEM
 
 MAX_ERROR_SHARE = 0.05
@@ -408,32 +408,51 @@ LENGTH = Outcome("length", itemgetter("sampled_tokens"), (0.0, np.inf))
 
 
 def collapsed(items: pa.Table, arm: str) -> list[str]:
-    """Return the trainings of an arm that collapsed in some recorded outcome, as clauses.
+    """Return the trainings of an arm that collapsed in some recorded outcome, as clauses; of three trainings or more.
 
     Collapsed: beyond a factor of the median over the arm's other trainings (passes and kept protocols below half,
-    lengths below a quarter or above four times, lost rollouts above twice), and more than three standard errors of a
-    mean over the tasks from it. Entropy is watched in training, which records what it noticed.
+    lengths below a quarter or above four times, lost rollouts above twice and above the share that a comparison may
+    lose), and more than three errors from it: of a mean over the tasks, and of the others' spread. Entropy is watched
+    in training, which records what it noticed.
     """
     rows = of_arm(items, arm)
     seed_R, lost_R = rows["train_seed"].to_numpy(), failed(rows).to_numpy().astype(float)
-    watched = (
-        ("passes {} of the tasks", " %", (0.5, np.inf), 100 * values_of(rows, PASSED)),
-        ("keeps the protocol in {} of rollouts", " %", (0.5, np.inf), 100 * values_of(rows, PROTOCOL)),
-        ("samples {} a rollout", " tokens", (0.25, 4.0), values_of(rows, LENGTH)),
-        ("loses {} of rollouts to errors outside the policy", " %", (0.0, 2.0), 100 * lost_R),
+
+    def fell(mean: float, usual: float) -> bool:
+        return mean < usual / 2
+
+    watched: tuple[tuple[str, Callable[[float, float], bool], Array], ...] = (
+        ("passes {:.0f} % of the tasks, its other trainings {:.0f} %", fell, 100 * values_of(rows, PASSED)),
+        (
+            "keeps the protocol in {:.0f} % of rollouts, its other trainings {:.0f} %",
+            fell,
+            100 * values_of(rows, PROTOCOL),
+        ),
+        (
+            "samples {:.0f} tokens a rollout, its other trainings {:.0f} tokens",
+            lambda mean, usual: not usual / 4 <= mean <= 4 * usual,
+            values_of(rows, LENGTH),
+        ),
+        (
+            "loses {:.0f} % of rollouts to errors outside the policy, its other trainings {:.0f} %",
+            lambda mean, usual: mean > max(2 * usual, 100 * MAX_ERROR_SHARE),
+            100 * lost_R,
+        ),
     )
     found = []
-    for does, unit, (least, most), value_R in watched:
+    for did, left, value_R in watched:
         known_R = ~np.isnan(value_R)
         means = {seed: value_R[known_R & (seed_R == seed)] for seed in np.unique(seed_R[known_R]).tolist()}
-        for seed, own in means.items():
+        for seed, own in means.items() if len(means) >= MIN_SEEDS else ():
             others = [float(each.mean()) for key, each in means.items() if key != seed]
-            usual, mean = median(others) if others else float(own.mean()), float(own.mean())
+            usual, mean = median(others), float(own.mean())
+            # The median of distances, times what makes it a standard deviation of normal values: of all trainings that
+            # collapsed none may hide another.
+            spread = 1.4826 * median(abs(other - usual) for other in others)
             tasks = pc.count_distinct(rows["task_id"].filter(pa.array(known_R & (seed_R == seed)))).as_py()
             error = max(float(each.std()) for each in means.values()) / tasks**0.5
-            if not least * usual <= mean <= most * usual and abs(mean - usual) > 3 * error:
-                did = does.format(f"{mean:.0f}{unit}")
-                found.append(f"{arm} with seed {seed} {did}, its other trainings {usual:.0f}{unit}")
+            if left(mean, usual) and abs(mean - usual) > 3 * hypot(error, spread):
+                found.append(f"{arm} with seed {seed} {did.format(mean, usual)}")
     return found
 
 

@@ -659,13 +659,18 @@ def cut_sentence(possible: pa.Table, collapsed: Container[tuple[str, int]] = ())
 
 
 def collapsed_clauses(possible: pa.Table, question: EvalQuestion) -> tuple[str, ...]:
-    """Return the trainings of the compared arms that collapsed, as they recorded it or by their pass rates."""
+    """Return the trainings of all arms that collapsed, as they recorded it or by their outcomes as they were trained.
+
+    Arms that are not compared with each other count too: each is with the baseline.
+    """
+    played = set(pc.unique(possible["arm"]).to_pylist()) - {START, *question.arms}
+    arms = (*question.arms, *sorted(arm for arm in played if not arm.endswith(AT_ZERO)))
     recorded = [
         f"arm {arm}, seed {seed}: {how.removesuffix('.')}"
         for (arm, seed), how in sorted(question.collapsed.items())
-        if arm in question.arms
+        if arm in arms
     ]
-    return (*recorded, *(clause for arm in question.arms for clause in outcomes.collapsed(possible, arm)))
+    return (*recorded, *(clause for arm in arms for clause in outcomes.collapsed(possible, arm)))
 
 
 def sharpening_sentence(gain: PairedDifference, at_zero: PairedDifference, question: EvalQuestion) -> str:

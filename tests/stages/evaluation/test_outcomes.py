@@ -228,3 +228,37 @@ def test_a_training_far_below_the_others_of_its_arm_collapsed():
         for one in odd:
             one.update(fields)
         assert collapsed(items_table(alike), "A") == [f"A with seed 1 {did}"]
+
+
+def trainings(*passes, tasks=100, **fields):
+    """Trainings of arm A that pass so many of the tasks."""
+    return [
+        item(task=f"t{task}", passed=task < num, train_seed=seed, **fields)
+        for seed, num in enumerate(passes)
+        for task in range(tasks)
+    ]
+
+
+def test_a_training_that_learns_where_the_others_do_not_did_not_collapse():
+    assert collapsed(items_table(trainings(0, 0, 33)), "A") == []
+
+
+def test_trainings_that_spread_as_widely_as_the_others_did_not_collapse():
+    assert collapsed(items_table(trainings(60, 44, 50, 33, 16)), "A") == []
+    assert collapsed(items_table(trainings(60, 59, 61, 58, 16)), "A") != []
+
+
+def test_of_several_that_collapsed_each_is_named():
+    found = collapsed(items_table(trainings(60, 2, 58, 61, 0, 59, 62)), "A")
+    assert [clause.split(" passes")[0] for clause in found] == ["A with seed 1", "A with seed 4"]
+
+
+def test_two_trainings_cannot_tell_which_of_them_collapsed():
+    two = trainings(50, sampled_tokens=20) + [{**row, "train_seed": 1} for row in trainings(50, sampled_tokens=100)]
+    assert collapsed(items_table(two), "A") == []
+
+
+def test_a_servers_hiccup_is_no_collapse():
+    for lost, named in ((4, False), (12, True)):
+        rows = trainings(50, 50, 50)
+        assert bool(collapsed(items_table(rows[:200] + broken(rows[200:], lost)), "A")) == named

@@ -446,6 +446,10 @@ def test_a_collapsed_training_is_named():
     verdict = decided(by_seed({"A": (50, 52, 3), "B": (57, 55, 56)}))
     assert len(verdict.collapsed) == 1 and "Collapsed: A with seed 2" in verdict.why
     assert not decided(experiment({"A": 50, "B": 75})).collapsed
+    arms = {"A": (50, 52, 51), "B": (57, 55, 56), "E": (50, 3, 52), "E@0": (50, 3, 52), "start": (50, 3, 51)}
+    other = decided(by_seed(arms), collapsed={("E", 1): "reward fell.", ("start", 0): "no training."})
+    watched = ("arm E, seed 1: reward fell", "E with seed 1 passes 3 % of the tasks, its other trainings 51 %")
+    assert other.collapsed == watched, "every arm but the start and those at temperature 0"
 
 
 def test_one_set_of_pairs_makes_the_interval_conditional():
