@@ -131,8 +131,7 @@ def flips(tasks: pa.Table, most: int, places: bool = False) -> str:
     """
     tables = ""
     for letter in pc.unique(tasks["side"]).to_pylist():
-        rows = tasks.filter(pc.equal(tasks["side"], letter))
-        num, shown = len(_most_different(rows, len(rows))), _most_different(rows, most)
+        shown, num = _most_different(tasks.filter(pc.equal(tasks["side"], letter)), most)
         title = f"tasks that differ ({len(shown)} of {num:,}; --flips prints all)" if num > len(shown) else ""
         tables += "\n\n" + _flip_table(shown, letter, title or "tasks that differ", places) if shown else ""
     if places and ROLLOUT_PAGE in tables:
@@ -140,18 +139,21 @@ def flips(tasks: pa.Table, most: int, places: bool = False) -> str:
     return tables
 
 
-def _most_different(tasks: pa.Table, most: int) -> list[dict[str, Any]]:
-    """Return the tasks that fell and rose most, half of each where there are enough, those that fell first."""
+def _most_different(tasks: pa.Table, most: int) -> tuple[list[dict[str, Any]], int]:
+    """Return the tasks that fell and rose most, half of each where there are enough, and how many fell or rose.
+
+    Those that fell come first.
+    """
     apart = pc.subtract(tasks["score"], tasks["baseline"]).to_numpy()
-    down, up = np.argsort(apart, kind="stable"), np.argsort(-apart, kind="stable")
-    fell, rose = down[apart[down] < -TIE], up[apart[up] > TIE]
-    half = max(most // 2, most - len(rose))
-    fell = fell[:half]
-    chosen = tasks.take(pa.array(np.concatenate([fell, rose[: most - len(fell)]]).astype(np.int64)))
+    fell, rose = np.flatnonzero(apart < -TIE), np.flatnonzero(apart > TIE)
+    num = len(fell) + len(rose)
+    fell = fell[np.argsort(apart[fell], kind="stable")][: max(most // 2, most - len(rose))]
+    rose = rose[np.argsort(-apart[rose], kind="stable")][: most - len(fell)]
+    chosen = tasks.take(pa.array(np.concatenate([fell, rose]).astype(np.int64)))
     return [
         {"task": row["task_id"], "A": row["baseline"], "B": row["score"], "at": (row["baseline_place"], row["place"])}
         for row in chosen.to_pylist()
-    ]
+    ], num
 
 
 def _flip_table(rows: Sequence[Mapping[str, Any]], letter: str, title: str, places: bool) -> str:

@@ -251,11 +251,12 @@ def compare(found: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa
                 families=tuple(_families(outcomes, scale, test, max(fewest_units(), 0 if binary else MIN_SCORE_UNITS))),
             )
         )
-    compared = [{task for pair in pairs for task in pair.outcomes.tasks}, *(pair.outcomes.tasks for pair in pairs)]
+    of_pairs = [pa.array(pair.outcomes.tasks, pa.string()) for pair in pairs]
+    compared = [pc.unique(pa.chunked_array(of_pairs)), *of_pairs]
     sides = tuple(
         _side(
             log,
-            (_failed(table) if way == "failed" else table).filter(pc.is_in(table["task_id"], pa.array([*tasks]))),
+            (_failed(table) if way == "failed" else table).filter(pc.is_in(table["task_id"], tasks)),
             _letter(index),
             unit,
             binary,
