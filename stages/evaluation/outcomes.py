@@ -68,10 +68,10 @@ VISIBLE = Outcome("visible_pass", itemgetter("visible_pass"), rate="visible test
 PROTOCOL = Outcome("protocol", itemgetter("protocol_ok"), rate="protocol")
 KEPT = Outcome(
     "kept",
-    lambda items: pc.and_(items["passed"], pc.fill_null(items["protocol_ok"], True)),
+    lambda items: pc.and_(items["passed"], items["protocol_ok"]),
     rate="pass@1, protocol kept",
 )
-"""Whether an item passed and kept the protocol, where it has one."""
+"""Whether an item passed and kept the protocol; unknown where that was not recorded."""
 PRIMARY: Mapping[str, Outcome] = {PASSED.name: PASSED, KEPT.name: KEPT}
 """What a verdict can be about, by the names that an environment gives it."""
 HACKED = Outcome("hacked", itemgetter("hacked"), rate="hacked")
@@ -116,7 +116,7 @@ class PairedOutcomes:
 class ArmSummary:
     """One arm on its own: means of task means, None where nothing was measured.
 
-    `kept_rate` is that of passes that kept the protocol. `low` and `high` are the 95 % interval of the rate that the
+    `kept_rate` is that of passes that kept the protocol, where that was recorded. `low` and `high` are the 95 % interval of the rate that the
     verdict is about, over the units that differences are taken over, and from three training seeds on over trainings.
     `num_tasks` counts no twins. With `num_twins` above zero the hacked rates are the pass rate on them. `pass_at_k` is
     the chance that one of `k` rollouts of a task passes, where there are several. `hidden_pass_rate` and

@@ -322,6 +322,20 @@ def test_kept_passes_decide_where_they_are_asked_and_passes_stand_next_to_them()
     assert decided(honest, outcome=KEPT) == decided(honest), "where every pass kept it, the two are one"
 
 
+def test_a_protocol_that_was_not_recorded_is_unknown_and_not_kept() -> None:
+    """Both arms pass everything; A breaks the protocol in half of its passes."""
+    items = experiment({"A": 100, "B": 100}, protocol_ok=({"A": 50, "B": 100}, 100))
+    for item in items:
+        if item["arm"] == "B" and item["task_id"] in {f"t{task}" for task in range(40, 100)}:
+            item["protocol_ok"] = None
+    some = decided(items, outcome=KEPT)
+    assert some.gain.num_tasks == 40 and some.gain.estimate == 0.0 and some.decision != "VALIDATED"
+    none = decided([{**item, "protocol_ok": None} if item["arm"] == "B" else item for item in items], outcome=KEPT)
+    assert none.decision == "INVALID-RUN" and "no item has an outcome in both" in none.why
+    plain = decided([{**item, "protocol_ok": None} for item in items], outcome=KEPT)
+    assert (plain.outcome, plain.arms[0].kept_rate, plain.arms[0].pass_rate) == ("passed", None, 1.0)
+
+
 def test_what_so_many_trainings_cannot_have_shown_is_said() -> None:
     for seeds, share in ((3, 63), (5, 45), (24, 12)):
         verdict = decided(by_seed({"A": (50,) * seeds, "B": (75,) * seeds}), control=None)
