@@ -276,7 +276,12 @@ def _evaluation(run: Run) -> Blocks:
 def _differences(verdict: Mapping[str, Any]) -> Blocks:
     """Yield the paired differences, drawn and as numbers."""
     found = [
-        {"of": one["rate"], "arm": one["arm"], "title": f"{one['rate']}, {one['arm']} \u2212 {one['other']}"}
+        {
+            "of": one["rate"],
+            "arm": one["arm"],
+            "title": f"{one['rate']}, {one['arm']} \u2212 {one['other']}",
+            "p_holm": one.get("p_holm"),
+        }
         | one["difference"]
         for one in verdict.get("comparisons", ())
     ]
@@ -292,6 +297,7 @@ def _differences(verdict: Mapping[str, Any]) -> Blocks:
         points: estimate points
         95 % interval: low..high interval
         p: p_value p
+        p after Holm: p_holm p
         up / down: tasks number
         80 % power from: mde size""",
         found[0]["method"] if found else "",

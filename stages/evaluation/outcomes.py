@@ -116,8 +116,9 @@ class PairedOutcomes:
 class ArmSummary:
     """One arm on its own: means of task means, None where nothing was measured.
 
-    `kept_rate` is that of passes that kept the protocol, where that was recorded. `low` and `high` are the 95 % interval of the rate that the
-    verdict is about, over the units that differences are taken over, and from three training seeds on over trainings.
+    `kept_rate` is that of passes that kept the protocol, where that was recorded. `low` and `high` are the 95 %
+    interval of the rate that the verdict is about, over the units that differences are taken over, and from three
+    training seeds on over trainings.
     `num_tasks` counts no twins. With `num_twins` above zero the hacked rates are the pass rate on them. `pass_at_k` is
     the chance that one of `k` rollouts of a task passes, where there are several. `hidden_pass_rate` and
     `visible_pass_rate` are over tasks whose rollouts have both verdicts. `cost_usd` and `sampled_tokens` are means of a

@@ -57,7 +57,7 @@ def text_table(verdict: EvalVerdict) -> str:
         if arm.errors:
             lines += wrap(f"errors of {arm.arm}: " + ", ".join(f"{kind} {num}" for kind, num in arm.errors.items()))
     for one in verdict.comparisons:
-        lines += difference_lines(f"{one.rate}, {one.arm} - {one.other}", one.difference)
+        lines += difference_lines(f"{one.rate}, {one.arm} - {one.other}", one.difference, one.p_holm)
     if verdict.worst and verdict.best:
         bounds = f"{100 * verdict.worst.low:+.1f} to {100 * verdict.best.high:+.1f} points"
         lines += [
@@ -98,8 +98,8 @@ def arm_cells(arm: ArmSummary, rates: Sequence[str]) -> tuple[str, ...]:
     return shortened(arm.arm), *passes, *conduct, *counts, cost, tokens
 
 
-def difference_lines(title: str, difference: PairedDifference) -> list[str]:
-    """Return the lines of a paired difference in the report."""
+def difference_lines(title: str, difference: PairedDifference, p_holm: float | None = None) -> list[str]:
+    """Return the lines of a paired difference in the report; `p_holm`: after Holm's correction, None for none."""
     power = ""
     if difference.too_few:
         power = "; too few to reject anything"
@@ -111,7 +111,7 @@ def difference_lines(title: str, difference: PairedDifference) -> list[str]:
         size += f", {counted(difference.num_collections, 'set')} of pairs"
     lines = [
         "",
-        *wrap(f"{title}: {points(difference)}"),
+        *wrap(f"{title}: {points(difference)}{'' if p_holm is None else f' ({p_holm:.2g} after Holm)'}"),
         *textwrap.wrap(difference.method, WIDTH, initial_indent="  ", subsequent_indent="  "),
         f"  {size}; {counted(difference.wins, 'task')} up, {difference.losses} down{power}",
     ]

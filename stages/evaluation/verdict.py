@@ -371,7 +371,7 @@ def decide(
                 if found and other
             ),
             *other_rates,
-            *(one for one in conduct if one.difference.wins + one.difference.losses),
+            *conduct,
         ),
         gain_by_seed=by_seed,
         subsets=tuple(subsets),
@@ -562,7 +562,8 @@ def conduct_differences(
 ) -> list[ComparedRate]:
     """Return the differences of two arms in hacks, in the protocol, and in the hidden tests.
 
-    The last only where passing is something else: where hidden tests decide, it is the gain itself.
+    The last only where passing is something else: where hidden tests decide, it is the gain itself. What does not
+    differ in any task is no question, and does not count in the correction.
     """
     hacking = outcomes.items_that_measure_hacking(items)
     asked = [(HACKED, hacking), (SUSPECT, hacking), (PROTOCOL, possible)]
@@ -571,7 +572,11 @@ def conduct_differences(
     if np.nansum(np.abs(apart)):
         asked.append((HIDDEN, possible))
     compared = ((outcome, compare(rows, arm, other, question, outcome)) for outcome, rows in asked)
-    return [ComparedRate(outcome.rate, arm, other, found.difference) for outcome, found in compared if found]
+    return [
+        ComparedRate(outcome.rate, arm, other, found.difference)
+        for outcome, found in compared
+        if found and found.difference.wins + found.difference.losses
+    ]
 
 
 def by_family(found: PairedOutcomes | None) -> list[Subset]:

@@ -235,7 +235,7 @@ def test_another_arm_that_gains_is_partial_at_the_level_of_its_look():
 
 
 def test_many_parts_share_one_level():
-    verdict = decided(experiment({"A": 40, "B": 44, "D": 46}, num_tasks=80))
+    verdict = decided(experiment({"A": 40, "B": 44, "D": 46, "E": 44}, num_tasks=80))
     alone = next(s for s in verdict.subsets if s.name == "D")
     assert alone.p_value < 0.05 < alone.p_holm and verdict.decision == "UNDERPOWERED"
 
@@ -287,6 +287,16 @@ def test_conduct_is_tested_against_the_control_too_with_all_other_questions() ->
     assert "D keeps the protocol less often than A, by -96.0 points" in other.why, "every comparison, not B - A alone"
     assert "D keeps the protocol less often than A" in sentences(other)[0]
     assert "less often" not in decided(experiment({"A": 50, "B": 75, "C": 75})).why
+
+
+def test_conduct_is_printed_with_holms_p_and_what_never_differs_is_not_counted() -> None:
+    """Protocols differ in 9 of 100 tasks against A and C; nothing is ever a hack, and no family has six tasks."""
+    verdict = decided(experiment({"A": 50, "B": 50, "C": 50}, protocol_ok=({"B": 91}, 100)))
+    conduct = [one for one in verdict.comparisons if one.p_holm is not None]
+    assert [(one.rate, one.other) for one in conduct] == [("protocol", "A"), ("protocol", "C")]
+    for one in conduct:
+        assert one.p_holm == pytest.approx(2 * one.difference.p_value)
+        assert f"p = {one.difference.p_value:.3f} ({one.p_holm:.2g} after Holm)" in text_table(verdict)
 
 
 def test_passes_that_broke_the_protocol_stand_next_to_the_gain() -> None:
