@@ -18,12 +18,12 @@ class Planning(Settings):
     """What `--plan` assumes. Rates that are not given come from the pilot behind --from, or are assumed."""
 
     gain: float = Field(default=0.02, gt=-1, lt=1)
-    """The true difference in pass@1, a fraction."""
+    """The true difference in the rate that the verdict is about (`outcome`), a fraction."""
     power: float = Field(default=0.8, gt=0.5, lt=1)
     seeds: int = Field(default=1, gt=0)
     """Training seeds."""
     pass_rate: float | None = Field(default=None, gt=0, lt=1)
-    """The baseline's pass rate, a fraction."""
+    """The baseline's rate of passes, of those that kept the protocol where `outcome` is that, a fraction."""
     samples_differ: float | None = Field(default=None, gt=0, lt=1)
     """How often one of two rollouts of one model on one task passes and the other fails."""
     arms_differ: float | None = Field(default=None, gt=0, le=1)

@@ -44,7 +44,7 @@ from stages.evaluation.inference import (
     numbered,
     shows,
 )
-from stages.evaluation.outcomes import START, PairedOutcomes, items_table, paired
+from stages.evaluation.outcomes import PASSED, START, PairedOutcomes, items_table, paired
 from stages.plurals import plural
 from stages.runs.activity import activity
 from stages.runs.kinds import Row
@@ -159,8 +159,9 @@ class DesignLine:
 class Study:
     """Everything that is printed; `rates` holds each rate of the task model and its source.
 
-    `pilots`: the names of the runs that rates come from. `sampling_unit`: its noun. `add_first`: what to double, or the
-    units where the test needs more of them; then `fewest_units` is how many it needs, else None.
+    `pilots`: the names of the runs that rates come from; of their `pilot_items` rollouts of the baseline `pilot_passes`
+    passed. `outcome`: what a pass is, as the verdict names it. `sampling_unit`: its noun. `add_first`: what to double,
+    or the units where the test needs more of them; then `fewest_units` is how many it needs, else None.
     """
 
     gain: float
@@ -172,6 +173,9 @@ class Study:
     sampling_unit: str = "family"
     fewest_units: int | None = None
     pilots: tuple[str, ...] = ()
+    pilot_passes: int = 0
+    pilot_items: int = 0
+    outcome: str = PASSED.name
 
 
 @dataclass(frozen=True)
@@ -296,7 +300,9 @@ def study(
     costs = [item["cost_usd"] for item in items if item["cost_usd"] is not None]
     price = asked.usd_per_rollout if asked.usd_per_rollout is not None else sum(costs) / len(costs) if costs else None
     question = PlanQuestion(model, asked.gain, asked.power, num_arms, price, tuple(resampled), len(models), greedy)
-    return study_design(question, design, rates, lambda done, total: tell("designs", done, total), sampling.noun)
+    found = study_design(question, design, rates, lambda done, total: tell("designs", done, total), sampling.noun)
+    _, of_one = known_items(items, baseline)
+    return replace(found, pilot_passes=sum(item["passed"] for item in of_one), pilot_items=len(of_one))
 
 
 def detectable(
@@ -374,12 +380,7 @@ def measure(items: Sequence[Row], baseline: str, treatment: str) -> Rates:
 
     A pilot is any rollouts of the start model, or an earlier evaluation.
     """
-    known = (item for item in items if item["passed"] is not None and item["error_type"] is None)
-    rows = [item for item in known if not item["task_id"].endswith(TWIN)]
-    arms: dict[str, list[Row]] = defaultdict(list)
-    for item in rows:
-        arms[item["arm"]].append(item)
-    of_one = arms.get(baseline) or arms.get(START) or rows
+    rows, of_one = known_items(items, baseline)
     if not of_one:
         return {}
     base = float(np.clip(np.mean([item["passed"] for item in of_one]), 0.5 / len(of_one), 1 - 0.5 / len(of_one)))
@@ -397,6 +398,16 @@ def measure(items: Sequence[Row], baseline: str, treatment: str) -> Rates:
         if len(gains) >= MIN_SEEDS:
             rates["seed_sd"] = (float(np.std(gains, ddof=1)), PILOT)
     return rates
+
+
+def known_items(items: Iterable[Row], baseline: str) -> tuple[list[Row], list[Row]]:
+    """Return a pilot's items of known outcome, and of these the baseline's, else the start's, else all."""
+    known = (item for item in items if item["passed"] is not None and item["error_type"] is None)
+    rows = [item for item in known if not item["task_id"].endswith(TWIN)]
+    arms: dict[str, list[Row]] = defaultdict(list)
+    for item in rows:
+        arms[item["arm"]].append(item)
+    return rows, arms.get(baseline) or arms.get(START) or rows
 
 
 def share_differing(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from stages.envs.base import grounds_in_words
 from stages.evaluation.inference import VALIDATED
 from stages.evaluation.outcomes import AT_ZERO, PASSED, ArmSummary
-from stages.evaluation.planner import MOST_TASKS, SEEDS, VERDICTS, Study
+from stages.evaluation.planner import MOST_TASKS, PILOT, SEEDS, VERDICTS, Study
 from stages.evaluation.verdict import EvalVerdict, PairedDifference, credit, points
 from stages.plurals import counted, plural
 
@@ -16,6 +16,9 @@ NAME = 25
 """Longest printed name of an arm."""
 LARGEST_RANGE = 0.25
 """Of a chance, from the 10th to the 90th percentile over what a pilot leaves open; beyond it nothing is forecast."""
+KEPT_RATE = "rate of the baseline's passes that keep the protocol, of all rollouts"
+FEWEST_OUTCOMES = 5
+"""Passes and failures of a pilot from which on its pass rate is forecast from."""
 wrap = textwrap.TextWrapper(WIDTH).wrap
 """Return a text in lines of the report's width."""
 BETWEEN = "95 % interval"
@@ -214,7 +217,7 @@ def study_text(found: Study) -> str:
 def rate_cells(found: Study) -> list[tuple[str, ...]]:
     """Return each rate in words, its value, its source and the setting that changes it."""
     words = {
-        "pass_rate": "pass rate of the baseline",
+        "pass_rate": "pass rate of the baseline" if found.outcome == PASSED.name else KEPT_RATE,
         "samples_differ": "two rollouts of one model on one task differ (one passes, one fails)",
         "arms_differ": "rollouts of the two arms on one task differ",
         "family_correlation": f"correlation of difficulty between tasks of one {found.sampling_unit}",
@@ -291,6 +294,12 @@ def pilot_remark(found: Study) -> str:
     """Return what the pilot leaves open, and whether it is too small to forecast."""
     if not found.pilots:
         return "With `--from RUN` a pilot gives rates: rollouts of the start model, or an earlier evaluation."
+    passes, failures = found.pilot_passes, found.pilot_items - found.pilot_passes
+    if found.rates["pass_rate"][1] == PILOT and min(passes, failures) < FEWEST_OUTCOMES:
+        return (
+            f"The pilot is too small to forecast: {passes} of {counted(found.pilot_items, 'rollout')} of the baseline "
+            f"pass, and a rate takes {FEWEST_OUTCOMES} that pass and {FEWEST_OUTCOMES} that fail. Play more tasks."
+        )
     ranges = {line.name: line.validated_range for line in found.lines if line.validated_range}
     if not ranges:
         return (

@@ -227,7 +227,8 @@ def study(pilots: Sequence[Run], config: Config, tell: Callable[[str, int, int],
         sampling=sampling,
         tell=tell,
     )
-    found = replace(found, pilots=tuple(f"{run.path.parent.name}/{run.path.name}" for run in pilots))
+    names = tuple(f"{run.path.parent.name}/{run.path.name}" for run in pilots)
+    found = replace(found, pilots=names, outcome=config.primary())
     return asdict(found), study_text(found)
 
 

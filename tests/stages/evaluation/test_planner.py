@@ -210,21 +210,27 @@ def test_a_plan_names_sampling_units_as_the_environment_does():
 
 
 @pytest.mark.parametrize(
-    ("left_open", "words"),
+    ("left_open", "passes", "source", "words"),
     [
-        ((0.6, 0.7), "What the pilot leaves open"),
+        ((0.6, 0.7), 5, "pilot", "What the pilot leaves open"),
+        ((0.6, 0.7), 4, "pilot", "too small to forecast: 4 of 26 rollouts of the baseline pass"),
+        ((0.6, 0.7), 22, "pilot", "too small to forecast: 22 of 26 rollouts of the baseline pass"),
+        ((0.6, 0.7), 0, "given", "What the pilot leaves open"),
         (
             (0.26, 0.77),
+            *(13, "pilot"),
             "too small to forecast: the chance of VALIDATED of the design `as asked` is anywhere from 26 to 77 %",
         ),
-        (None, "The pilot is too small to forecast: it has one family"),
+        (None, 13, "pilot", "The pilot is too small to forecast: it has one family"),
     ],
 )
-def test_a_pilot_that_is_too_small_to_forecast_says_so_with_a_range(left_open, words):
+def test_a_pilot_that_is_too_small_to_forecast_says_so_with_a_range(left_open, passes, source, words):
     chances = dict.fromkeys(VERDICTS, 0.25)
     line = DesignLine("as asked", 24, 6, 1, 3, 144, None, chances, 400, None, 0.1, left_open)
-    said = study_text(Study(0.02, 0.8, {}, (line,), ("twice the seeds",), None, pilots=("collect/1",)))
+    played = {"pilots": ("collect/1",), "pilot_passes": passes, "pilot_items": 26, "outcome": "kept"}
+    said = study_text(Study(0.02, 0.8, {"pass_rate": (0.1, source)}, (line,), ("twice the seeds",), None, **played))
     assert words in " ".join(said.split())
+    assert "rate of the baseline's passes that keep the protocol" in said and "pass rate" not in said
 
 
 def test_units_too_few_to_reject_have_no_detectable_gain():
