@@ -123,3 +123,35 @@ MECHANISM_ROWS: dict[str, dict[str, Any]] = {
     "reported": {**_ROW, **_HIDDEN, "tests": [f"{TEST_FILE}::test_golden"]},
 }
 """One task by tests of three kinds: the first two are decided by values, the last by a report."""
+
+
+def _adds(path: str, lines: str, pattern: str) -> tuple[str, str, str]:
+    return path, f"import pytest, unittest\nfrom abacus import add\n{lines}", pattern
+
+
+TOLD_TESTS = {
+    "a message of subTest": _adds(
+        TEST_FILE,
+        "class TestAdd(unittest.TestCase):\n    def test_add(self):\n"
+        "        with self.subTest('1 + 2 = 3'): self.assertEqual(add(1, 2), 3)\n",
+        r"= (\d)",
+    ),
+    "what is printed": _adds(
+        TEST_FILE, "def test_add():\n    print('add(1, 2) must be 3')\n    assert add(1, 2) == 3\n", r"be (\d)"
+    ),
+    "the reason of a mark": _adds(
+        TEST_FILE,
+        "@pytest.mark.skipif(False, reason='adds 1 and 2 to 3')\ndef test_add(): assert add(1, 2) == 3\n",
+        r"to (\d)",
+    ),
+    "the name of a class": _adds(
+        TEST_FILE, "class TestOneAndTwoGive_3:\n    def test_add(self): assert add(1, 2) == 3\n", r"Give_(\d)"
+    ),
+    "the name of a test": _adds(TEST_FILE, "def test_add_1and2is3(): assert add(1, 2) == 3\n", r"is(\d)"),
+    "the name of a file": _adds("tests/test_gives_3.py", "def test_add(): assert add(1, 2) == 3\n", r"gives_(\d)"),
+    "an argument of a statement": _adds(
+        TEST_FILE, "def test_add():\n    add('hello', 'you')\n    assert add(1, 2) == 'hello'\n", r"add\(.(\w+)"
+    ),
+    "a number of another type": _adds(TEST_FILE, "def test_add(): assert add('7.50 EUR', 0.0) == 7.5\n", r"(7.5)"),
+}
+"""What stays in a test that is asked and tells what it expects -> its path, the test, and a pattern that finds it."""

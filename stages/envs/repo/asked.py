@@ -29,14 +29,12 @@ from stages.envs.repo.grading import TestLists, TestOutcomes
 from stages.envs.repo.guest.composer_rules import PASSING, stands_for
 from stages.envs.repo.guest.composer_values import MOST_ANSWERS
 from stages.envs.repo.pruning import mentioned, pruned
-from stages.envs.repo.questions import IMPORT, Asking, NotAskable, Sends, asking
+from stages.envs.repo.questions import IMPORT, Asking, NotAskable, Sends, asking, text_of
 from stages.envs.repo.rewritten_tests import FunctionNode, TestFiles, TestLocation
 from stages.errors import InfrastructureError
 
 MOST_KEPT = 200
 """Functions asked of those that passed before."""
-LONGEST_GUESSED = 3
-"""Characters of a literal."""
 REMEMBERED = 64
 """Tasks whose expected values are kept in this process."""
 RerunTree = Literal["solution", "reference", "delivered"]
@@ -114,19 +112,19 @@ def ask(
     task: Hashable,
     reference: bool,
     asks: bool,
-    delivered: Callable[[str], trees.TreeFile | None],
+    delivered: Callable[[], trees.Changes],
     hidden: Collection[str] = (),
 ) -> Grounds:
     """Ask the tests of a solution that passed for their values.
 
     `files` are the original test files, `hidden` the paths of all files that are written for grading alone. `task`
     identifies the task in this process, `reference` says whether there is a reference solution, `asks` whether the
-    tests run under the reporting plugin, `delivered` reads a file of the tree that the agent got. Exceptions of `rerun`
-    pass through; `InfrastructureError` where two runs of the same came without a report.
+    tests run under the reporting plugin, `delivered` reads the files that the agent got. Exceptions of `rerun` pass
+    through; `InfrastructureError` where two runs of the same came without a report.
     """
     names = dict.fromkeys((*lists.fail_to_pass, *lists.pass_to_pass))
     if not asks:
-        return Grounds(dict.fromkeys(names, "runs without the plugin that asks"), frozenset())
+        return Grounds(dict.fromkeys(names, "is not asked, or expects what another call is given"), frozenset())
     tests, rerun = TestFiles(files), _reported(rerun)
     # By the files of the task, not by what a run reports: code under test may keep a test from being run.
     located = {name: functions_of(tests, name) for name in names}
@@ -143,8 +141,7 @@ def ask(
     wrong = {one for one, fault in once.items() if fault == WRONG and again.get(one) == WRONG}
     reasons = {name: _reason(tests, sheet, name, found) for name, found in located.items()}
     # What passed before needs no copied values.
-    shown = TestFiles({path: delivered(path) for path in dict.fromkeys(one.path for one in fixed)}).functions
-    if all(one in shown and ast.dump(shown[one]) == ast.dump(tests.functions[one]) for one in fixed):
+    if _are_shown([tests.functions[one] for one in fixed], delivered()):
         reasons |= {name: reasons[name] or SHOWN for name in lists.fail_to_pass}
     for name, found in located.items():
         unsure = [fault for one in found if one not in wrong for fault in (once.get(one), again.get(one)) if fault]
@@ -154,6 +151,14 @@ def ask(
         {name: reason for name, reason in reasons.items() if reason},
         frozenset(name for name, found in located.items() if wrong & {*found}),
     )
+
+
+def _are_shown(functions: Sequence[FunctionNode], delivered: trees.Changes) -> bool:
+    """Return whether the tree that the agent got holds these functions, in whichever files and classes."""
+    heads = [f"def {one.name}(".encode() for one in functions]
+    files = {path: file for path, file in delivered.items() if file and any(head in file.data for head in heads)}
+    shown = {ast.dump(one) for one in TestFiles(files).functions.values()}
+    return all(ast.dump(one) in shown for one in functions)
 
 
 def _reported(rerun: RerunTests) -> RerunTests:
@@ -310,18 +315,20 @@ def askings(
             found[one] = asking(tests.modules[one.path], tests.owner(one), tests.functions[one], fixtures, beside)
         except NotAskable as error:
             reasons[one] = str(error)
-    # What a test must not find may be kept for another one, or be its argument, as in tests of a function and its
-    # inverse, which code can look up that does not do its task; it is then left out as well, until nothing changes.
+    # What a test must not find may be kept for another one, or stand in what is left: as an argument, as in tests of a
+    # function and its inverse, in a message or a name. Code that does not do its task can look it up there, however
+    # short it is; such tests are left out as well, until nothing changes.
     while True:
-        kept = {path: _bound(module) for path, module in _modules(tests, found, "withheld").items()}
-        # A small number is guessed as well without looking it up.
-        left = {text for made in found.values() for text in made.left if len(text) > LONGEST_GUESSED}
+        modules = _modules(tests, found, "withheld")
+        kept, left = {path: _bound(module) for path, module in modules.items()}, text_of(modules)
         unable = {
             one: f"holds the expected value in {min(names)}"
             for one, made in found.items()
             if (names := made.absent & kept[one.path])
         } or {
-            one: "expects only what tests give as an argument" for one, made in found.items() if made.is_told_by(left)
+            one: "expects only what stands in the tests that are left"
+            for one, made in found.items()
+            if made.is_told_by(left)
         }
         if not unable:
             return found, reasons

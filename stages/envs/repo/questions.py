@@ -141,8 +141,8 @@ class Asking:
     """The versions of one test.
 
     `relations`: of each question, what its value must have to the expected one. `absent`: the names of the module that
-    no withheld version may find. `reads`: an expected value is read from a file. `left` are the literals that the
-    withheld version holds where it asks, and the words of its name; `expects` those of each expected value.
+    no withheld version may find. `reads`: an expected value is read from a file. `expects`: of each literal of each
+    expected value the texts that tell it.
     """
 
     open: FunctionNode
@@ -151,12 +151,47 @@ class Asking:
     relations: tuple[str, ...]
     absent: frozenset[str]
     reads: bool
-    left: frozenset[str]
-    expects: tuple[frozenset[str], ...]
+    expects: tuple[frozenset[frozenset[str]], ...]
 
-    def is_told_by(self, left: Collection[str]) -> bool:
-        """Return whether all that is expected is among literals that are left: each value is an argument as well."""
-        return any(self.expects) and all(texts.issubset(left) for texts in self.expects)
+    def is_told_by(self, text: str) -> bool:
+        """Return whether all that is expected stands in what the withheld modules hold (text_of)."""
+        return any(self.expects) and all(
+            any(one in text for one in told) for literals in self.expects for told in literals
+        )
+
+
+def text_of(modules: Mapping[str, ast.Module]) -> str:
+    """Return what modules by path tell beside their code: the paths, names of classes and functions, and literals."""
+    parts, numbers = [path.casefold() for path in modules], set[int]()
+    for node in (inner for module in modules.values() for inner in ast.walk(module)):
+        if isinstance(node, FunctionNode | ast.ClassDef):
+            parts.append(node.name.casefold())
+        elif isinstance(node, ast.Constant) and id(node) not in numbers:
+            parts.append(_text(node.value))
+        elif isinstance(node, ast.Call) and called(node).startswith("_composer_"):
+            # The number of a question is none of the test's; it comes before what is asked.
+            numbers.add(id(node.args[0]))
+    return _apart("\n".join(parts))
+
+
+def _told(value: object) -> frozenset[str]:
+    """Return the texts by any of which a literal is told: its own, and the one that a name would have."""
+    text = _apart(_text(value).strip())
+    return frozenset({text, _apart("_".join(re.findall(r"[^\W_]+", _text(value).casefold()))) or text})
+
+
+def _text(value: object) -> str:
+    return value.decode("latin-1") if isinstance(value, bytes) else str(value)
+
+
+def _apart(text: str) -> str:
+    """Return a text with spaces around its numbers, so that 3 does not stand in 31, but in is3."""
+    return re.sub(r"\d+(\.\d+)?", lambda found: f" {_short_number(found[0])} ", text)
+
+
+def _short_number(text: str) -> str:
+    """Return a number without the zeros that tell nothing: 7.50 is 7.5, and 750.0 is 750."""
+    return (text.rstrip("0").rstrip(".") if "." in text else text).lstrip("0") or "0"
 
 
 def asking(
@@ -192,16 +227,11 @@ def asking(
     known.remove(assertions.questions)
     for one in assertions.questions:
         known.require_withheld(one)
-    left = {text for one in assertions.questions for text in known.literals(one.asked)}
-    left |= {text for word in function.name.split("_") for text in (word, repr(word))}
     expects = tuple(frozenset(known.literals(one.expected)) for one in assertions.questions)
     open_, expecting, withheld = (_Rewriter(known, assertions, sends).function(test) for sends in SENDS)
     relations = tuple(one.relation for one in assertions.questions)
     reads, absent = known.reads(assertions.questions), frozenset(known.absent)
-    made = Asking(open_, expecting, withheld, relations, absent, reads, frozenset(left), expects)
-    if made.is_told_by(left):
-        raise NotAskable("expects only what it gives as an argument")
-    return made
+    return Asking(open_, expecting, withheld, relations, absent, reads, expects)
 
 
 def _run_around(
@@ -545,15 +575,14 @@ class _KnownValues:
         }
         return (self.locals & {*self._closure(node)}) - self.unused - inner
 
-    def literals(self, node: ast.AST | None) -> set[str]:
-        """Return the literals that an expression is made of, in variables and columns as well, but for the guessed."""
-        found, waiting, seen = set(), [node] if node is not None else [], set()
+    def literals(self, node: ast.AST | None) -> set[frozenset[str]]:
+        """Return what tells an expression's literals, in variables and columns as well, but for the guessed."""
+        found: set[frozenset[str]] = set()
+        waiting, seen = [node] if node is not None else [], set()
         while waiting:
             for inner in ast.walk(waiting.pop()):
                 if isinstance(inner, ast.Constant) and inner.value not in GUESSED:
-                    found.add(repr(inner.value))
-                elif isinstance(inner, ast.Call) and self.is_class(inner.func):
-                    found.add(dotted(inner.func))
+                    found.add(_told(inner.value))
                 elif isinstance(inner, ast.Name) and inner.id not in seen:
                     seen.add(inner.id)
                     waiting += [values[place] for values, place in self.cells.get(inner.id, ())]

@@ -311,7 +311,11 @@ class RepoEnvironment(ShellEnvironment):
                 task=(self.name, self._task.task_id, store.digest(dict(self._task.data))),
                 reference=task.solution is not None,
                 asks=task.asks,
-                delivered=lambda path: trees.read(session.delivered, path),
+                delivered=lambda: {
+                    path: trees.read(session.delivered, path)
+                    for path in trees.walk(session.delivered)
+                    if path.endswith(".py")
+                },
                 hidden=task.hidden,
             )
             needed = (*task.lists.fail_to_pass, *task.lists.pass_to_pass)

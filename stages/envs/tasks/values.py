@@ -16,6 +16,7 @@ from typing import Any
 from stages.envs import folders
 from stages.envs.repo import grading, runner, trees
 from stages.envs.repo.grading import Statuses, TestOutcomes
+from stages.envs.repo.questions import GUESSED
 from stages.envs.repo.task import RunTask
 from stages.sandbox import Answer, Call, judge
 
@@ -50,6 +51,27 @@ def written(call: Mapping[str, Any]) -> str:
     """Return a call of a row as one writes it in Python."""
     arguments = [*map(repr, call["args"]), *(f"{name}={value!r}" for name, value in call["kwargs"].items())]
     return f"{call['function']}({_short(', '.join(arguments))})"
+
+
+def are_told(row: Mapping[str, Any]) -> bool:
+    """Return whether a call or script of a row expects what another one is given, which code could look up."""
+    given = [(one["function"], [*one["args"], *one["kwargs"].values()]) for one in row["calls"]]
+    given += [(one["command"], [one["stdin"]]) for one in row["script"]]
+    expected = [(one["function"], one["returns"]) for one in row["calls"]]
+    expected += [(one["command"], text) for one in row["script"] for text in (one["stdout"], *one["files"].values())]
+    return any(
+        wanted not in GUESSED and name != other and any(_holds(one, wanted) for one in values)
+        for name, wanted in expected
+        for other, values in given
+    )
+
+
+def _holds(value: Any, wanted: Any) -> bool:
+    """Return whether a value or a part of it is what is expected."""
+    if agrees(value, wanted) or (isinstance(value, str) and isinstance(wanted, str) and wanted in value):
+        return True
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(_holds(one, wanted) for one in parts)
 
 
 def by_values(kind: str, row: Mapping[str, Any]) -> RunTask:

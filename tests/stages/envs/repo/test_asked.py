@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import pytest
+from support.attacks import TOLD_TESTS
 
 from stages.envs.repo import asked, grading, runner, trees
 from stages.envs.repo.asked import Grounds
@@ -29,7 +30,14 @@ def runner_of(*files: trees.Changes) -> Run:
     return run
 
 
-def ask(solution: Run, reference: Run, tests: trees.Changes, names: Collection[str], task: str) -> Grounds:
+def ask(
+    solution: Run,
+    reference: Run,
+    tests: trees.Changes,
+    names: Collection[str],
+    task: str,
+    delivered: trees.Changes | None = None,
+) -> Grounds:
     runs = {"solution": solution, "reference": reference}
     return asked.ask(
         {path: file for path, file in tests.items() if path.endswith(".py")},
@@ -38,7 +46,7 @@ def ask(solution: Run, reference: Run, tests: trees.Changes, names: Collection[s
         task=task,
         reference=True,
         asks=True,
-        delivered=lambda path: None,
+        delivered=lambda: delivered or {},
         hidden=tests,
     )
 
@@ -92,7 +100,32 @@ def test_f(): assert one.f(6) == 216
     tests = asked.TestFiles({ONE: trees.TreeFile(text.encode())})
     found, reasons = asked.askings(tests, [*tests.functions], tests.functions)
     assert [one.name for one in found] == ["test_f"]
-    assert {reason.split()[-1] for reason in reasons.values()} == {"argument"} and len(reasons) == 3
+    assert {*reasons.values()} == {TOLD} and len(reasons) == 3
+
+
+TOLD = "expects only what stands in the tests that are left"
+
+
+@pytest.mark.parametrize(("path", "text"), [one[:2] for one in TOLD_TESTS.values()], ids=TOLD_TESTS.keys())
+def test_what_any_text_that_is_left_tells_is_not_asked(path: str, text: str) -> None:
+    tests = asked.TestFiles({path: trees.TreeFile(text.encode())})
+    found, reasons = asked.askings(tests, [*tests.functions], tests.functions)
+    assert not found and {*reasons.values()} == {TOLD}
+
+
+def test_a_number_in_another_one_and_the_parts_of_a_text_tell_nothing() -> None:
+    text = "def test_f(): assert one.f(31, 'a', 'b', '1.25') == (3, 'a-b', 25)\n"
+    tests = asked.TestFiles({ONE: trees.TreeFile(text.encode())})
+    assert not asked.askings(tests, [*tests.functions], tests.functions)[1]
+
+
+def test_a_test_that_another_file_shows_gives_a_report() -> None:
+    """Under whichever path the agent got it."""
+    names = [f"{ONE}::test_one"]
+    for shown, ground in ((ONE_TEST[ONE], "report"), (None, "values")):
+        delivered: trees.Changes = {"public/more.py": shown}
+        found = ask(of_one("x**3"), of_one("x**3"), ONE_TEST, names, "shown", delivered)
+        assert found.ground(names) == ground
 
 
 def in_turn(*runs: Run) -> Run:
@@ -140,6 +173,18 @@ REPORT = {
     "asserts in a loop of the code under test": {"test_by_attribute", "test_between"},
     "decides itself": {"test_all_amounts_are_exact"},
     "calls assert_called_once_with()": {"test_labels_are_made_once"},
+    TOLD: {
+        "test_parse",
+        "test_written_and_read",
+        "test_section",
+        "test_balance",
+        "test_entries",
+        "test_same_elements",
+        "test_entry_is_a_tuple",
+        "test_running_means",
+        "test_nothing_has_no_mean",
+        "test_a_book_without_a_title",
+    },
 }
 """Why a test gives only `report` -> the tests. All others give `values`."""
 

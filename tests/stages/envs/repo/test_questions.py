@@ -112,8 +112,6 @@ def test_what_a_test_asks_holds_no_expected_value(lines: list[str], relations: l
         (["x = [3]", "f(x)", "assert x[0] - 5 == 0"], "decides itself"),
         (["x = [3]", "f(x)", "y = x[0] - 5", "assert not y"], "decides itself"),
         (["f('a')", "assert open('a').read() < open('b').read()"], "compares what is not known"),
-        (["assert f('abc') == 'abc'"], "expects only what it gives as an argument"),
-        (["assert f(LIMIT) == LIMIT"], "expects only what it gives as an argument"),
         (["assert f(1) == 5 or g(1) == 6"], "decides itself"),
         (["assert (f(1) or 5) == 5"], "decides itself"),
         (["assert max(f(1), 5) == 5"], "decides itself"),

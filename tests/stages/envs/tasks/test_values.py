@@ -9,7 +9,7 @@ from support.attacks import ATTACKS, RIGHT, WRONG
 
 from stages.envs.base import Grade
 from stages.envs.tasks.env import TasksEnv
-from stages.envs.tasks.values import agrees
+from stages.envs.tasks.values import agrees, are_told
 from stages.errors import InfrastructureError
 
 COUNT = """\
@@ -133,3 +133,21 @@ OTHER = [
 )
 def test_values_agree_as_far_as_json_can_say_it(value: Any, expected: Any, same: bool) -> None:
     assert agrees(value, expected) is same
+
+
+@pytest.mark.parametrize(
+    ("given", "returns", "told"),
+    [
+        ("cba", "abc", True),
+        ("to abc.", "abc", True),
+        ({"a": ["abc"]}, "abc", True),
+        ("cba", 1, False),
+        ("b", "c", False),
+    ],
+)
+def test_what_another_function_is_given_is_told(given: object, returns: object, told: bool) -> None:
+    """As of a function and its inverse: all sandboxes share what the kernel has read of /usr."""
+    call = {"kwargs": {}, "raises": "", "function": "m:decode", "args": ["x"], "returns": returns}
+    other = {**call, "function": "m:encode", "args": ["abc" if given == "cba" else given], "returns": given}
+    assert are_told({"calls": [call, other], "script": []}) == told
+    assert not are_told({"calls": [call, {**other, "function": "m:decode"}], "script": []})
