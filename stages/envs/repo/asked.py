@@ -1,10 +1,11 @@
 """Say of each test whether its pass rests on values or on a report, and which tests gave wrong values.
 
 A test gives `values` where all that it asserts is asked (questions.py): the values leave the sandbox and are compared
-here (values.py) with expected values that were never in a sandbox with code of an agent. That sandbox holds the
-withheld versions of the tests alone, and no file that only expected values need. Any other test gives `report`: the
-process that ran the code under test reported the pass itself. So does a pass whose every test that has to come to pass
-was shown to the agent, which may have copied the expected values.
+here (values.py) with expected values that are not in it. (The run of the original tests before holds them, and can
+leave marks in the page cache: docs/environments.md.) The sandbox that asks holds the withheld versions of the tests
+alone, and no file that only expected values need. Any other test gives `report`: the process that ran the code under
+test reported the pass itself. So does a pass whose every test that has to come to pass was shown to the agent, which
+may have copied the expected values.
 
 What is expected is known from runs on trees without an agent's code, made once for a task: the open versions on the
 reference solution, and the withheld ones, which must give the expected values there. Without a reference solution the
@@ -156,7 +157,9 @@ def ask(
 def _are_shown(functions: Sequence[FunctionNode], delivered: trees.Changes) -> bool:
     """Return whether the tree that the agent got holds these functions, in whichever files and classes."""
     heads = [f"def {one.name}(".encode() for one in functions]
-    files = {path: file for path, file in delivered.items() if file and any(head in file.data for head in heads)}
+    files: trees.Changes = {
+        path: file for path, file in delivered.items() if file and any(head in file.data for head in heads)
+    }
     shown = {ast.dump(one) for one in TestFiles(files).functions.values()}
     return all(ast.dump(one) in shown for one in functions)
 
