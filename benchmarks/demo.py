@@ -25,6 +25,10 @@ from stages.runs import store
 
 VERDICT = ROOT / "docs" / "experiments" / "demo.json"
 """`verdict.json` of the demo that the record is about, from which README prints the result."""
+NOT_KEPT = (
+    "*An earlier version of Composer recorded this verdict. It is about all passes: how many of them kept the protocol "
+    "was not measured, which the same command counts and decides by today.*"
+)
 
 
 def smollm2(artifacts: Path | None = None) -> Iterator[Claim]:
@@ -65,8 +69,10 @@ def _difference(found: dict[str, Any] | None, claim: str) -> Iterator[Claim]:
         yield measured(words, 100 * found["estimate"], between, n=num, unit="points")
 
 
-def session(command: str = "./dev demo", verdict: str = "demo", lines_of_decision: int = 6) -> str:
+def session(command: str = "./dev demo", verdict: str = "demo", lines_of_decision: int = 7) -> str:
     """Return what a command prints of a verdict, for documents: arms, differences and decision, `...` for the rest.
+
+    Below it stands what the record lacks.
 
     verdict: a file in docs/experiments.
     """
@@ -76,7 +82,10 @@ def session(command: str = "./dev demo", verdict: str = "demo", lines_of_decisio
     differences = [line for line in lines if line.startswith("pass@1")]
     first = next(number for number, line in enumerate(lines) if line.startswith(found.decision))
     decision = lines[first : first + lines_of_decision]
-    return "\n".join(["```", f"$ {command}", "...", *arms, "...", *differences, "...", *decision, "...", "```"])
+    unknown = [] if all(arm.kept_rate is not None for arm in found.arms) else ["", NOT_KEPT]
+    return "\n".join(
+        ["```", f"$ {command}", "...", *arms, "...", *differences, "...", *decision, "...", "```", *unknown]
+    )
 
 
 def gained(verdict: str) -> str:

@@ -226,10 +226,20 @@ def evaluated(run: Run) -> Findings | None:
     return Findings(
         ": ".join(filter(None, (verdict["decision"], verdict.get("claim")))),
         shown=verdict["shown"],
-        not_shown=verdict["not_shown"],
+        not_shown=[*verdict["not_shown"], *_of_before(run, verdict)],
         note=" ".join(filter(None, (verdict["why"], verdict.get("estimand")))),
         links=_tasks_that_differ(run, verdict),
     )
+
+
+def _of_before(run: Run, verdict: Mapping[str, Any]) -> list[str]:
+    """Return, in sentences, what a verdict of an earlier version lacks, and what judges again; empty for others."""
+    if "comparisons" in verdict:
+        return []
+    return [
+        "Differences: an earlier version of Composer wrote this verdict, about all passes, and they are in report.txt. "
+        f"`composer compare {name(run.path)}` compares the arms again without playing, `composer evaluate` plays."
+    ]
 
 
 def arms(run: Run) -> list[str]:

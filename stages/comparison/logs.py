@@ -4,6 +4,7 @@
 of a comparison its name, and `match` finds which tasks of two sides are the same.
 """
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ import pyarrow.parquet as pq
 
 from stages.envs.base import SamplingUnit
 from stages.errors import BadInput, UsageError
-from stages.evaluation.outcomes import START, sampling_unit_of, without_twins
+from stages.evaluation.outcomes import KEPT, PASSED, PRIMARY, START, Outcome, sampling_unit_of, without_twins
 from stages.formats import files, readers, reading
 from stages.formats.base import Drop, Reader, Trajectory
 from stages.formats.files import Source
@@ -264,8 +265,11 @@ def of_run(run: Run, label: str, unit: str) -> ReadLog:
     own = [unit] if unit else []
     if run.holds(EVAL_ITEM):
         columns = ["arm", "train_seed", "pair_set", "task_id", "family", "unit", "passed", "error_type", "item_id"]
+        columns += ["protocol_ok"]
         rows = without_twins(every := table.arrow(list(dict.fromkeys([*columns, *own]))))
-        known = {"model": rows["arm"], "seed": rows["train_seed"], "score": rows["passed"], "place": rows["item_id"]}
+        primary = outcome_of(run)
+        known = {"model": rows["arm"], "seed": rows["train_seed"], "score": primary.value(rows)}
+        known |= {"place": rows["item_id"]}
         known |= {"pair_set": rows["pair_set"]}
         units, env = rows["unit"], pa.array([(made.config.get("env") or {}).get("name")] * len(rows), pa.string())
     else:
@@ -291,11 +295,21 @@ def of_run(run: Run, label: str, unit: str) -> ReadLog:
     sampling = sampling_of(names, {*pc.unique(rows["family"]).to_pylist()} if run.holds(ORIGIN) else None)
     if sampling and made.config.get("units", "auto") != "auto":
         sampling = replace(sampling, fixed=made.config["units"] == "fixed")
-    notes = (f"{counted(twins, 'sample')} of impossible tasks, which measure hacking, left out",) if twins else ()
+    notes: tuple[str, ...] = ()
+    if twins:
+        notes = (f"{counted(twins, 'sample')} of impossible tasks, which measure hacking, left out",)
+    if run.holds(EVAL_ITEM) and (broke := pc.sum(pc.and_not(rows["passed"], KEPT.value(rows))).as_py()):
+        of = "passes that kept the protocol alone" if primary is KEPT else "all passes"
+        notes += (f"{of} count, as in the run's verdict: {broke:,} of the passes broke it",)
     found["place"] = pc.binary_join_element_wise(f"{ROLLOUT_PAGE}{catalog.name(run.path)}", found["place"], ID)
     items = pa.table(found).select(ITEM.names).cast(ITEM)
     facts = {"environment": names}
     return ReadLog(label, items, (f"composer {made.stage}",), _date(label), facts, notes, sampling)
+
+
+def outcome_of(run: Run) -> Outcome:
+    """Return what the verdict of an evaluation is about; passes where it has none, or an earlier version wrote it."""
+    return PRIMARY[json.loads(run.read_file("verdict.json") or "{}").get("outcome", PASSED.name)]
 
 
 def sampling_of(environments: AbstractSet[str], foreign: AbstractSet[str | None] | None) -> SamplingUnit | None:

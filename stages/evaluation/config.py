@@ -77,9 +77,9 @@ class Config(PlayingConfig):
         return self
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings; without `greedy` where it is off, so that earlier evaluations stay what they are."""
-        own = super().identity()
-        return own if self.greedy else {key: value for key, value in own.items() if key != "greedy"}
+        """Return the settings; without later ones at their defaults, so that earlier evaluations stay what they are."""
+        later = {"greedy": False, "outcome": "auto"}
+        return {key: value for key, value in super().identity().items() if value != later.get(key, ...)}
 
     def uses_gpu(self) -> bool:
         """Return true: the trainings that are given bring models along."""

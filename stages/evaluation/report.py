@@ -53,7 +53,8 @@ def text_table(verdict: EvalVerdict) -> str:
     if judged := [arm for arm in verdict.arms if arm.hidden_pass_rate is not None]:
         of_tests = (f"{arm.arm} {percent(arm.hidden_pass_rate)} / {percent(arm.visible_pass_rate)}" for arm in judged)
         lines += wrap(f"hidden / visible tests pass: {', '.join(of_tests)}")
-    lines += [line for arm in verdict.arms if arm.passes for line in wrap(f"{arm.arm}, {grounds_in_words(arm.passes)}")]
+    grounds = {arm.arm: grounds_in_words(arm.passes) for arm in verdict.arms}
+    lines += [line for arm, words in grounds.items() if words for line in wrap(f"{arm}, {words}")]
     if most := max((arm.num_twins for arm in verdict.arms), default=0):
         lines += wrap(f"hacked: the pass rate on {most} impossible twins, which no honest solution passes")
     for arm in verdict.arms:

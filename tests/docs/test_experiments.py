@@ -16,11 +16,13 @@ import pytest
 from composer_cli.preset import configure_preset, load_preset
 from stages.envs.kata import tasks
 from stages.evaluation.outcomes import COLUMNS as COLUMNS_OF_ITEMS
+from stages.evaluation.verdict import seeds_sentence
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-import recompute  # noqa: E402 (a script of benchmarks/)
+import demo  # noqa: E402 (a script of benchmarks/)
+import recompute  # noqa: E402
 import skills_teachers  # noqa: E402
 import teacher_pairs  # noqa: E402
 from experiment import Experiment, toml  # noqa: E402
@@ -166,6 +168,18 @@ def test_the_second_published_result_is_what_its_tables_give(tmp_path: Path) -> 
     skills_teachers.result(table, document, tmp_path / "figure.svg")
     assert document.read_text() == SKILLS.document.read_text()
     assert (tmp_path / "figure.svg").read_bytes() == SKILLS.figure.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["demo", "coder", "coder-3e-4"])
+def test_a_kept_verdict_says_what_it_did_not_measure(name: str) -> None:
+    """Passes by ground are recorded since the verdict counts those that kept the protocol: without, none is known."""
+    arms = json.loads((ROOT / "docs" / "experiments" / f"{name}.json").read_text())["arms"]
+    assert all("passes" in arm or arm["kept_rate"] is None for arm in arms)
+    measured = all(arm["kept_rate"] is not None for arm in arms)
+    assert (demo.NOT_KEPT in demo.session(verdict=name)) != measured
+    verdict = demo._kept(name)
+    said = seeds_sentence(verdict.gain_by_seed or {}, "this training")
+    assert said.removeprefix("One training seed was run: this is about ") in verdict.why
 
 
 def skills_table(folder: Path, rates: dict[str, float]) -> Path:

@@ -43,6 +43,12 @@ def evaluated(root, inputs, **settings):
     return run, orjson.loads((run.path / "verdict.json").read_bytes())
 
 
+def test_settings_of_later_versions_change_no_identity_at_their_defaults():
+    asked = evaluate.Config(env={"name": ENV}, greedy=True, outcome="passed")
+    assert not {"greedy", "outcome"} & HELD_OUT.identity().keys()
+    assert {"greedy", "outcome"} <= asked.identity().keys()
+
+
 class RudeEnv(GuessEnv):
     """An environment whose protocol nobody keeps."""
 

@@ -103,6 +103,12 @@ def test_an_evaluation_begins_with_its_verdict_and_names_each_input_once(tmp_pat
     text = "\n".join(shown)
     assert "models  A/0 = train/20260102T030405Z-kata-A, B/0 = train/20260102T030405Z-kata-B" in text
     assert text.count("kata-A") == 1 and "reads   /elsewhere/collect/x\n" in text and str(tmp_path) not in text
+    earlier = asdict(decide(items_table(items)))
+    del earlier["comparisons"]
+    (run / "verdict.json").write_text(json.dumps(earlier))
+    again = " ".join(call(tmp_path, "show", run).stdout.split())
+    assert "an earlier version" in again and "`composer compare evaluate/20260102T030405Z-kata`" in again
+    assert "an earlier version" not in text
 
 
 def test_rollouts_are_listed_by_number_and_outcome(tmp_path):

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ from stages.comparison.stage import LogComparison, compare
 from stages.envs import sampling_unit
 from stages.errors import BadInput, UsageError
 from stages.evaluation.inference import PairedTest
-from stages.evaluation.outcomes import items_table
+from stages.evaluation.outcomes import KEPT, PASSED, Outcome, items_table
 from stages.evaluation.verdict import EvalQuestion, decide
+from stages.runs import store
 from stages.runs.kinds import EVAL_ITEM
 
 Rows = Iterable[Mapping[str, Any]]
@@ -333,6 +334,23 @@ def test_an_evaluation_is_compared_in_its_own_units(tmp_path: Path, env: str, un
     gain = decide(items_table(rows), EvalQuestion(sampling=sampling)).gain
     assert (one.estimate, one.low, one.high) == pytest.approx((gain.estimate, gain.low, gain.high), abs=1e-9)
     assert one.p == pytest.approx(gain.p_value, abs=1e-9) and compared(str(path)).unit == gain.unit
+
+
+@pytest.mark.parametrize(("primary", "estimate"), [(KEPT, -0.5), (PASSED, 0.5)])
+def test_an_evaluation_is_compared_in_the_outcome_of_its_verdict(tmp_path: Path, primary: Outcome, estimate: float):
+    """B passes every task and never keeps the protocol: better in passes, worse in what kept it."""
+    rows = [
+        {**eval_item(arm, task, arm == "B" or task % 2 == 0), "protocol_ok": arm == "A"}
+        for arm in "AB"
+        for task in range(20)
+    ]
+    path = written(tmp_path, "evaluate/20260102T030405Z-x", [(EVAL_ITEM, rows)])
+    verdict = decide(items_table(rows), EvalQuestion(control=None, outcome=primary))
+    store.write_json(path / "verdict.json", asdict(verdict))
+    found = compared(str(path))
+    assert found.differences[0].estimate == verdict.gain.estimate == estimate
+    kept = "passes that kept the protocol alone" if primary is KEPT else "all passes"
+    assert f"{kept} count, as in the run's verdict: 20 of the passes broke it" in found.sides[0].notes
 
 
 def test_the_name_of_a_benchmark_is_no_unit_of_its_tasks(tmp_path: Path) -> None:

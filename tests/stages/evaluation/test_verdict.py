@@ -262,6 +262,9 @@ def test_arms_that_differ_in_passes_by_report_are_named():
     assert "B and start differ in passes by report, by +" in verdict.why
     assert "passes by report" in sentences(verdict)[1]
     assert "% by report" in text_table(verdict) and "passes by report, B - start" in text_table(verdict)
+    unknown = [item if item["arm"] == "B" else {**item, "ground": None} for item in items]
+    text = text_table(decided(unknown, baseline="start", treatment="B"))
+    assert "\nB, passes: " in text and "\nstart, " not in text
     alike = decided([{**item, "ground": "report"} for item in experiment({"start": 53, "A": 60, "B": 60, "C": 60})])
     assert "differ in passes" not in alike.why and alike.compared(BY_REPORT, "A") is None
 
