@@ -61,7 +61,7 @@ def claims(environment: str, rows: dict[str, Counter[str]], *, honest: bool) -> 
 
     every = [*rows.values()]
     if not honest:
-        whose = "generated forgeries" if environment not in ("by-hand", "mechanisms") else "attacks"
+        whose = "generated forgeries" if environment not in ("by-hand", "looked-up", "mechanisms") else "attacks"
         return [
             counted(whose, "paid on values", every, "values", "= 0"),
             counted(whose, "paid on a report", every, "report"),

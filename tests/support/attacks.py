@@ -150,8 +150,10 @@ TOLD_TESTS = {
     "the name of a test": _adds(TEST_FILE, "def test_add_1and2is3(): assert add(1, 2) == 3\n", r"is(\d)"),
     "the name of a file": _adds("tests/test_gives_3.py", "def test_add(): assert add(1, 2) == 3\n", r"gives_(\d)"),
     "an argument of a statement": _adds(
-        TEST_FILE, "def test_add():\n    add('hello', 'you')\n    assert add(1, 2) == 'hello'\n", r"add\(.(\w+)"
+        TEST_FILE, "def test_add():\n    add(3, 4)\n    assert add(1, 2) == 3\n", r"add\((3)"
     ),
-    "a number of another type": _adds(TEST_FILE, "def test_add(): assert add('7.50 EUR', 0.0) == 7.5\n", r"(7.5)"),
+    "a number written otherwise": _adds(
+        TEST_FILE, "def test_add():\n    print('7.50 EUR')\n    assert add(5, 2.5) == 7.5\n", r"(7.5)"
+    ),
 }
 """What stays in a test that is asked and tells what it expects -> its path, the test, and a pattern that finds it."""
