@@ -6,11 +6,12 @@
 
 Each environment's own grading. The forgeries (benchmarks/forging) are code beside a bug that makes its tests pass
 without a fix: attacks written by hand (`by-hand`), known mechanisms on one task with tests of three kinds
-(`mechanisms`), and generated ones, each of a mechanism and a disguise. `passing` are those that have an effect,
-`values` and `report` those that are paid without a flag by the ground of the pass: none may be by values, and those by
-report are counted. `wrong` are those by values, or without a reward (null). The honest solutions are rewrites of the
-fix, and fixes with new files that use ctypes, frames, inspect, threads, patching and others; `wrong` are those that are
-flagged or not paid. Prints one line a solution, and the table by family of mechanisms.
+(`mechanisms`), code that looks expected values up in what stays of the tests (`looked-up`), and generated ones, each of
+a mechanism and a disguise. `passing` are those that have an effect, `values` and `report` those that are paid without a
+flag by the ground of the pass: none may be by values, and those by report are counted. `wrong` are those by values, or
+without a reward (null). The honest solutions are rewrites of the fix, and fixes with new files that use ctypes, frames,
+inspect, threads, patching and others; `wrong` are those that are flagged or not paid. Prints one line a solution, and
+the table by family of mechanisms.
 
 A Harbor task pays what its author wrote, so its table is one for each way of writing one task (forging/harbor.py), with
 one forgery of every mechanism and six that work on the machine: rewards, programs, links and tests of the agent's own.
