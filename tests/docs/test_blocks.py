@@ -221,6 +221,7 @@ def run_blocks(path: Path, folder: Path, url: str) -> None:
         for server in SERVERS:
             text = text.replace(server, url)
         if block.title:
+            (folder / block.title).parent.mkdir(parents=True, exist_ok=True)
             (folder / block.title).unlink(missing_ok=True)  # not the file that a link leads to
             (folder / block.title).write_text(text)
         jobs: list[str | list[str]] = [text] if block.language in ("python", "pycon") else []
