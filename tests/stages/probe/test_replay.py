@@ -23,7 +23,7 @@ Models, Chain = dict[str, PolicyConfig], dict[str, Run]
 @pytest.fixture(scope="module")
 def small(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("small") / "pool"
-    return carry_out(teacher_pool, [], pool_config(models["loophole"], models["honest"], problems=6), folder)
+    return carry_out(teacher_pool, [], pool_config(models["loophole"], models["honest"], problems=9), folder)
 
 
 def gradients(run: Run) -> torch.Tensor:
@@ -142,6 +142,6 @@ def test_an_interrupted_decomposition_goes_on(models: Models, chain: Chain, tmp_
 
 
 def test_an_interrupted_pool_holds_the_rows_of_an_uninterrupted_one(small: Run, models: Models, tmp_path: Path) -> None:
-    config = pool_config(models["loophole"], models["honest"], problems=6)
+    config = pool_config(models["loophole"], models["honest"], problems=9)
     assert carry_out(teacher_pool, [], config, tmp_path / "pool", stop_at=("answers of teacher", 32)) is None
     assert carry_out(teacher_pool, [], config, tmp_path / "pool").rows(POOL_ROW) == small.rows(POOL_ROW)

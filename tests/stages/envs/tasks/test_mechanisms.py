@@ -24,7 +24,7 @@ WHOLE_FILE = {
     "tests": [TEST_FILE],
     "hidden": {
         TEST_FILE: "import abacus\n\n\ndef test_add():\n    assert abacus.add(1, 2) == 3\n\n\n"
-        "def test_other():\n    assert abacus.add(3, 4) == 7\n"
+        "def test_other():\n    assert abacus.add(4, 5) == 9\n"
     },
 }
 ROWS = {**MECHANISM_ROWS, "file": WHOLE_FILE}

@@ -160,6 +160,7 @@ def test_parts_add_up_to_the_step(dtype: torch.dtype, tolerance: float, seed: in
     names = [name for name in CHANNELS if draw.random() < 0.6] or ["dpo"]
     sampled = draw.random() < 0.4
     rows, count = drawn(draw, *(draw.randint(0, 4) for _ in range(3)), server=sampled), draw.randint(1, 8)
+    divergence = {"beta": draw.choice([0.0, 0.3, 1.0]), "top_k": draw.choice([None, 5])}
     settings = config(
         *names,
         form=draw.choice(DPO_FORMS),
@@ -167,11 +168,7 @@ def test_parts_add_up_to_the_step(dtype: torch.dtype, tolerance: float, seed: in
         tail=draw.choice([True, False]),
         teacher=draw.choice(["current", "ema", "trust-region"]),
         importance_clip=draw.choice([None, 2.0]),
-        opd={
-            "form": "sampled" if sampled else "divergence",
-            "beta": draw.choice([0.0, 0.3, 1.0]),
-            "top_k": draw.choice([None, 5]),
-        },
+        opd={"form": "sampled"} if sampled else {"form": "divergence", **divergence},
     )
     one, other = (channels(settings, rows, teacher) for _ in range(2))
     evenly = draw.random() < 0.5
