@@ -313,13 +313,6 @@ def by_seed(items: pa.Table) -> dict[str, float]:
     return {str(seed): task_mean(items.filter(pc.equal(items["train_seed"], seed)), KEPT) or 0.0 for seed in seeds}
 
 
-def with_protocol(items: pa.Table) -> pa.Table:
-    """Return the items with another outcome: passed, and the protocol kept."""
-    return items.set_column(
-        items.column_names.index("passed"), "passed", pc.and_(items["passed"], items["protocol_ok"])
-    )
-
-
 def put(document: Path, lines: Sequence[str]) -> None:
     """Write lines between the marks of a page's result."""
     begin, end = "<!-- result -->\n", "<!-- end of result -->"

@@ -31,16 +31,13 @@ def cube(rows, arm):
     return found, [family[task] for task in tasks]
 
 
-def flipped_p(sums, sizes, mean):
-    """Return how often a t ratio of families with random signs is at least the observed one."""
-    rest, total = sums - sizes * mean, sizes.sum()
-    ratios = []
-    for signs in SIGNS[:, : len(sums)]:
-        flipped = signs * rest
-        middle = flipped.sum() / total
-        error = ((flipped - sizes * middle) ** 2).sum()
-        ratios.append(flipped.sum() ** 2 / max(error, 1e-300))
-    return np.mean(np.array(ratios) >= ratios[0] * (1 - 1e-9))
+def flipped_p(signs, sums, sizes, mean):
+    """Return how often a t ratio of units with flipped signs is at least the observed one, the first."""
+    flipped, total = signs * (sums - sizes * mean), sizes.sum()
+    middle = flipped.sum(1) / total
+    error = ((flipped - sizes * middle[:, None]) ** 2).sum(1)
+    ratios = flipped.sum(1) ** 2 / np.maximum(error, 1e-300)
+    return np.mean(ratios >= ratios[0] * (1 - 1e-9))
 
 
 def score_p(up, down, num, mean):
@@ -74,11 +71,17 @@ def compare(rows, treatment, baseline):
     rest -= rest.mean(0)
     noise = sum((np.bincount(group, row) ** 2).sum() for row in rest) / (seeds * (seeds - 1))
     share = max(1 - noise / max(spread, 1e-12), 1e-6)
+    return limits(mean, error, seeds, share, (SIGNS[:, : len(sums)], sums, sizes), (up, down, num / design))
+
+
+def limits(mean, error, num_top, share, units, counts):
+    """Return a difference, its limits and its p; units: signs, sums and sizes; counts: up, down and all, as tasks."""
+    (signs, sums, sizes), (up, down, num) = units, counts
 
     def rejects(value, alpha):
-        left = (value - mean) ** 2 - (t.ppf(1 - alpha / 2, seeds - 1) * error) ** 2
+        left = (value - mean) ** 2 - (t.ppf(1 - alpha / 2, num_top - 1) * error) ** 2
         at = np.clip(mean + np.sign(value - mean) * (max(left, 0) / share) ** 0.5, -1, 1)
-        return left > 0 and max(flipped_p(sums, sizes, at), score_p(up, down, num / design, at)) < alpha
+        return left > 0 and max(flipped_p(signs, sums, sizes, at), score_p(up, down, num, at)) < alpha
 
     def bisect(inside, outside, out):
         for _ in range(20):
@@ -86,8 +89,8 @@ def compare(rows, treatment, baseline):
             inside, outside = (inside, middle) if out(middle) else (middle, outside)
         return outside
 
-    limits = [bisect(mean, bound, lambda value: rejects(value, 0.05)) for bound in (-1.0, 1.0)]
-    return mean, *limits, bisect(0.0, 1.0, lambda alpha: rejects(0.0, alpha))
+    ends = [bisect(mean, end, lambda value: rejects(value, 0.05)) for end in (-1.0, 1.0)]
+    return mean, *ends, bisect(0.0, 1.0, lambda alpha: rejects(0.0, alpha))
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
-from recompute import effect, score_p
-from scipy.stats import t
+from recompute import effect, limits
 
 TABLE = Path(__file__).parents[1] / "docs" / "experiments" / "teacher-pairs.parquet"
 
@@ -31,16 +30,6 @@ def signs_of(num):
     if num <= 12:
         return 1.0 - 2 * (np.arange(2**num)[:, None] >> np.arange(num) & 1)
     return np.vstack([np.ones(num), np.random.default_rng(1).integers(0, 2, size=(4000, num)) * 2.0 - 1])
-
-
-def flipped_p(signs, sums, sizes, mean):
-    """Return how often a t ratio of units with flipped signs is at least the observed one."""
-    rest = sums - sizes * mean
-    flipped, total = signs * rest, sizes.sum()
-    middle = flipped.sum(1) / total
-    error = ((flipped - sizes * middle[:, None]) ** 2).sum(1)
-    ratios = flipped.sum(1) ** 2 / np.maximum(error, 1e-300)
-    return np.mean(ratios >= ratios[0] * (1 - 1e-9))
 
 
 def compare(rows, treatment, baseline, value, fixed):
@@ -73,20 +62,7 @@ def compare(rows, treatment, baseline, value, fixed):
     seeds = len(each)
     noise = sum((np.bincount(group, spread(row)) ** 2).sum() for row in rest) / (seeds * (seeds - 1))
     share, signs = max(1 - noise / squares, 1e-6), signs_of(len(sums))
-
-    def rejects(value, alpha):
-        left = (value - mean) ** 2 - (t.ppf(1 - alpha / 2, len(tops) - 1) * error) ** 2
-        at = np.clip(mean + np.sign(value - mean) * (max(left, 0) / share) ** 0.5, -1, 1)
-        return left > 0 and max(flipped_p(signs, sums, sizes, at), score_p(up, down, num / design, at)) < alpha
-
-    def bisect(inside, outside, out):
-        for _ in range(20):
-            middle = (inside + outside) / 2
-            inside, outside = (inside, middle) if out(middle) else (middle, outside)
-        return outside
-
-    limits = [bisect(mean, end, lambda at: rejects(at, 0.05)) for end in (-1, 1)]
-    return mean, *limits, bisect(0, 1, lambda p: rejects(0, p))
+    return limits(mean, error, len(tops), share, (signs, sums, sizes), (up, down, num / design))
 
 
 VALUES = {"passed": lambda row: row["passed"], "passed and kept": lambda row: row["passed"] and row["protocol_ok"]}

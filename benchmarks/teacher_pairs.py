@@ -15,12 +15,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import records
-from experiment import Experiment, comparison_lines, difference_of, put, with_protocol
+from experiment import Experiment, comparison_lines, difference_of, put
 from scipy.special import ndtri, stdtrit
 
 from stages.envs import SamplingUnit, sampling_unit
 from stages.evaluation.arm_settings import ArmDifference, settings_differences
 from stages.evaluation.inference import top_error
+from stages.evaluation.outcomes import KEPT
 from stages.evaluation.report import arms_chart
 from stages.evaluation.verdict import EvalQuestion, EvalVerdict, compare, decide, points
 
@@ -89,9 +90,9 @@ def sentence() -> str:
     rates = {arm.arm: arm.pass_rate for arm in verdict.arms}
     shown = {arm: f"{100 * rate:.0f} %" for arm, rate in rates.items() if rate is not None}
     rates_of = ", ".join(f"{arm} {EXPERIMENT.chosen[arm]:g}" for arm in "ABC")
-    question, kept = EvalQuestion(sampling=sampling(fixed=True)), with_protocol(items)
+    question = EvalQuestion(sampling=sampling(fixed=True))
     imitation = compare(items, "C", "A", question)
-    stricter = [compare(kept, "B", other, question) for other in "AC"]
+    stricter = [compare(items, "B", other, replace(question, outcome=KEPT)) for other in "AC"]
     assert verdict.gain and verdict.over_control and imitation and stricter[0] and stricter[1]
     unsolved, of_them = unsolved_by_grpo(items)
     broke = {arm: len(broken(items, arm)) for arm in "BC"}
@@ -139,19 +140,19 @@ def verdict_lines(verdicts: dict[str, EvalVerdict]) -> list[str]:
 
 def protocol_lines(items: pa.Table) -> list[str]:
     """Return what became of the protocol, which was recorded, and looked at after the result."""
-    kept, question = with_protocol(items), EvalQuestion(sampling=sampling(fixed=True))
     lines = [
         "After the result, and not registered: the protocol.",
         "",
         "| arm | protocol kept | passed and protocol kept | trainings that keep it in less than half of rollouts |",
         "| --- | --- | --- | --- |",
     ]
-    for arm in decide(kept, question, differences(items)).arms:
+    for arm in decided(items, fixed=True).arms:
         seeds = ", ".join(f"seed {seed}: {100 * share:.0f} %" for seed, share in broken(items, arm.arm).items())
-        rates = [f"{100 * (rate or 0):.1f} %" for rate in (arm.protocol_rate, arm.pass_rate)]
+        rates = [f"{100 * (rate or 0):.1f} %" for rate in (arm.protocol_rate, arm.kept_rate)]
         lines.append(f"| {arm.arm} | {rates[0]} | {rates[1]} | {seeds or 'none'} |")
     lines += ["", "| passed and protocol kept | difference |", "| --- | --- |"]
-    found = difference_of(kept, (("B", "A"), ("B", "C"), ("C", "A")), question)
+    question = EvalQuestion(sampling=sampling(fixed=True), outcome=KEPT)
+    found = difference_of(items, (("B", "A"), ("B", "C"), ("C", "A")), question)
     return [*lines, *(f"| {name} | {points(difference)} |" for name, difference in found.items())]
 
 
