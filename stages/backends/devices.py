@@ -69,8 +69,9 @@ def has_nvidia(environment: Mapping[str, str] = os.environ, driver: Sequence[Pat
 def check_cuda_driver(environment: Mapping[str, str] = os.environ) -> str:
     """Return in words whether NVIDIA's driver runs builds for CUDA 13; `UsageError` for one that is too old."""
     smi = shutil.which("nvidia-smi", path=os.pathsep.join([environment.get("PATH", ""), "/usr/lib/wsl/lib"]))
-    asked = [smi, "--query-gpu=driver_version", "--format=csv,noheader"] if smi else ["false"]
-    version = next(iter(subprocess.run(asked, capture_output=True, text=True).stdout.split()), "")
+    asked = [str(smi), "--query-gpu=driver_version", "--format=csv,noheader"]
+    answer = subprocess.run(asked, capture_output=True, text=True).stdout if smi else ""
+    version = next(iter(answer.split()), "")
     if not version[:1].isdigit():  # also what nvidia-smi writes where no driver answers
         return (
             f"No driver of NVIDIA's answers here, so its version is not checked: CUDA 13 needs {CUDA_DRIVER} or newer."

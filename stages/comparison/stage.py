@@ -523,18 +523,17 @@ def _tasks(
     def places(table: pa.Table, tasks: pa.Array) -> pa.ChunkedArray:
         return table["place"].take(pc.index_in(tasks, table["task_id"]))
 
-    parts = [
-        pa.table(
-            {
-                "side": pa.array([letter] * len(one.tasks), pa.string()),
-                "task_id": pa.array(one.tasks, pa.string()),
-                "family": pa.array(one.families, pa.string()),
-                "baseline": scale[0] + np.nanmean(one.baseline_ST, 0) * width,
-                "score": scale[0] + np.nanmean(one.treatment_ST, 0) * width,
-                "baseline_place": places(tables[0], pa.array(one.tasks, pa.string())),
-                "place": places(table, pa.array(one.tasks, pa.string())),
-            }
-        )
-        for one, letter, table in zip(found, letters, tables[1:], strict=True)
-    ]
+    parts = []
+    for one, letter, table in zip(found, letters, tables[1:], strict=True):
+        tasks = pa.array(one.tasks, pa.string())
+        columns = {
+            "side": pa.array([letter] * len(tasks), pa.string()),
+            "task_id": tasks,
+            "family": pa.array(one.families, pa.string()),
+            "baseline": scale[0] + np.nanmean(one.baseline_ST, 0) * width,
+            "score": scale[0] + np.nanmean(one.treatment_ST, 0) * width,
+            "baseline_place": places(tables[0], tasks),
+            "place": places(table, tasks),
+        }
+        parts.append(pa.table(columns))
     return pa.concat_tables(parts)
