@@ -133,7 +133,7 @@ def _problems(path: str) -> list[CodeProblem]:
         if problems.setdefault(problem.problem_id, problem) is not problem:
             raise BadInput(f"{path}, row {number}: another row has the id {problem.problem_id!r}.")
     if not problems:
-        raise BadInput(f"{path} holds no rows. Give rows with a prompt and tests (docs/environments.md).")
+        raise BadInput(f"{path} holds no rows. Give rows with a prompt and tests (docs/answers.md).")
     return list(problems.values())
 
 

@@ -2,7 +2,7 @@
 
 A test gives `values` where all that it asserts is asked (questions.py): the values leave the sandbox and are compared
 here (values.py) with expected values that are not in it. (The run of the original tests before holds them, and can
-leave marks in the page cache: docs/environments.md.) The sandbox that asks holds the withheld versions of the tests
+leave marks in the page cache: docs/rewards.md.) The sandbox that asks holds the withheld versions of the tests
 alone, and no file that only expected values need. Any other test gives `report`: the process that ran the code under
 test reported the pass itself. So does a pass whose every test that has to come to pass was shown to the agent, which
 may have copied the expected values.

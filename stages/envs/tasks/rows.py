@@ -196,7 +196,7 @@ def load(path: str) -> list[Row]:
             f"{path}: {len(problems)} {'row' if len(problems) == 1 else 'rows'} cannot be used:\n{shown}{more}"
         )
     if not rows:
-        raise BadInput(f"{path} holds no tasks. Give rows with a prompt and a test (docs/environments.md).")
+        raise BadInput(f"{path} holds no tasks. Give rows with a prompt and a test (docs/tasks.md).")
     return rows
 
 
