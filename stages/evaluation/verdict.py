@@ -68,7 +68,7 @@ from stages.evaluation.outcomes import (
 from stages.plurals import counted, plural
 
 RECOMMENDED_SEEDS = 5
-"""With three or four, an interval relies on gains that are normally distributed over trainings (docs/verdicts.md)."""
+"""With three or four, an interval relies on gains that are normally distributed over trainings (docs/evaluate.md)."""
 MOST_NAMED = 3
 """Subsets with a gain, and settings, that a sentence names."""
 MIN_TASKS = 6

@@ -18,7 +18,7 @@ add 0 under every permutation.
 
 A rollout counts or does not. Weights that grow with the cosine break the null: right answers have other gradient norms
 than wrong ones, so that of honest rollouts with the hack's style the right ones are more like it. In simulated runs of
-this kind 41 % gave an alarm at the level of 5 % with such weights, 5 % without (docs/probe-method.md).
+this kind 41 % gave an alarm at the level of 5 % with such weights, 5 % without (docs/probe-measured.md).
 
 A v that is unrelated to hacking may still share with right answers what the reward pays for. So the largest push must
 also exceed what `level` of the placebos of a family reach, counted in the same way, the largest over the families that

@@ -110,7 +110,7 @@ def covered(auroc: float, problems: int, size: int, spread: float, runs: int) ->
 
 @pytest.mark.parametrize(("auroc", "problems"), [(0.99, 8), (0.95, 20)])
 def test_intervals_near_one_cover_the_truth(auroc: float, problems: int) -> None:
-    """A small version of a table in docs/probe-method.md; resampled problems cover in half of the runs or less here."""
+    """A small version of a table in docs/probe-measured.md; resampled problems cover in half of these runs or less."""
     assert covered(auroc, problems, 2, 0.0, 200) >= 0.91
 
 

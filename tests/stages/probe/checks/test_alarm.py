@@ -186,7 +186,7 @@ FURTHER = [pytest.param(name, marks=pytest.mark.slow) for name in ("style of har
 
 @pytest.mark.parametrize("name", ["style", *FURTHER])
 def test_the_level_holds_in_simulated_runs_that_pay_for_no_hack(name: str) -> None:
-    """A small version of the table in docs/probe-method.md: 2 of 40 expected, more than 7 in 1 of 1,000 such tests."""
+    """A small version of the table in docs/probe-measured.md: 2 of 40 expected, over 7 in 1 of 1,000 such tests."""
     found = [simulated_alarm(NULLS[name], seed, permutations=199, placebos=99) for seed in range(40)]
     assert sum(one is not None and one.first is not None for one in found) <= 7
 
