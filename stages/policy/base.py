@@ -121,7 +121,7 @@ class PolicyConfig(Settings):
     model: str = Field(default="kata:student", min_length=1)
     """Hugging Face folder, hub id, GGUF file, `smollm2`, `qwen-coder` or `kata:NAME`, or with `base_url` the server's
     name for it. All but the last behind `vllm:` are sampled from a vLLM server, token by token. `reference` plays each
-    task's own solution, `noop` does nothing."""
+    task's own solution, `noop` does nothing; neither asks a server."""
     base_url: str | None = None
     """Root of an OpenAI-compatible server, for example https://api.openai.com/v1; empty for none, where a file gives
     one."""
@@ -173,8 +173,9 @@ class PolicyConfig(Settings):
     @model_validator(mode="before")
     @classmethod
     def _limit_built_in(cls, given: Any) -> Any:
-        # TOML has no word for nothing: an empty address takes back the one that a file gives for all stages.
-        if isinstance(given, dict) and given.get("base_url") == "":
+        # A file may give an address for all stages. TOML has no word for nothing: an empty one takes it back, and so
+        # does a policy that needs no server.
+        if isinstance(given, dict) and (given.get("base_url") == "" or given.get("model") in (REFERENCE, NOOP)):
             given = {**given, "base_url": None}
         # Small models that ramble would do so up to their context.
         if isinstance(given, dict) and given.get("max_tokens") is None:
@@ -236,8 +237,8 @@ class PolicyConfig(Settings):
 
     @property
     def scripted(self) -> bool:
-        """Return whether actions come from no model; a folder or a server's model may have such a name."""
-        return self.model in (REFERENCE, NOOP) and self.base_url is None and not Path(self.model).is_dir()
+        """Return whether actions come from no model; a folder may have such a name."""
+        return self.model in (REFERENCE, NOOP) and not Path(self.model).is_dir()
 
     @property
     def served(self) -> bool:

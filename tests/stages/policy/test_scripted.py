@@ -51,12 +51,16 @@ def test_names_of_other_tools_are_refused(name: str, meant: str) -> None:
         evaluate.STAGE.plan(Inputs(), evaluate.Config(env={"name": "kata"}, policies={"B": {"model": name}}))
 
 
-@pytest.mark.parametrize(("name", "kind"), [("noop", "scripted"), ("gold", "local")])
-def test_a_folder_or_a_servers_model_may_have_such_a_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
+@pytest.mark.parametrize(
+    ("name", "kind", "at_server"), [("noop", "scripted", "scripted"), ("gold", "local", "endpoint")]
+)
+def test_the_address_of_a_server_is_not_for_policies_that_need_none_and_a_folder_may_have_any_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str, at_server: str
 ) -> None:
+    """A settings file gives one address for all stages, and `noop` was then asked of that server."""
     served = PolicyConfig(model=name, base_url="http://127.0.0.1:1/v1")
-    assert (kind_of(PolicyConfig(model=name)), kind_of(served)) == (kind, "endpoint")
+    assert (kind_of(PolicyConfig(model=name)), kind_of(served)) == (kind, at_server)
+    assert (served.identity() == PolicyConfig(model=name).identity()) is (kind == at_server), "one run, not two"
     scripted.check(served, "kata")
     (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path)
