@@ -191,7 +191,7 @@ class EndpointPolicy:
 
     Raises `UsageError` without `base_url`, where the API key is missing, where money is limited and the price unknown,
     and for statuses that no retry can change (401 to 404, redirects); `Incomplete` where the budget is spent, the
-    server asks for a wait of more than two minutes, or an answer is longer than `max_tokens`.
+    server asks for a wait of more than two minutes, or an answer that costs money is longer than `max_tokens`.
     """
 
     capture_level = "text"
@@ -225,7 +225,8 @@ class EndpointPolicy:
         """Tokens of the longest answer to a request without a limit; asked for here, as it may take a request."""
         self._answered = False
         self._has_reported = False
-        """Whether the first failure was reported."""
+        """Whether the first failure was reported, and `_has_overlong`: the first answer that was too long."""
+        self._has_overlong = False
         self._halted: Incomplete | None = None
         """The error after which nothing more is asked."""
 
@@ -335,6 +336,18 @@ class EndpointPolicy:
         with suppress(Interrupted):  # the stage gets the same interrupt at its next report
             self._waits.listener(Notice(f"{source}: {error}; trying again, {most} times{bound} at most"), 0, 0)
 
+    def _costs_money(self, sample: Sample) -> bool:
+        """Return whether answers cost money, by the prices, the bill, or a limit of cost where no price is known."""
+        unknown = self.budget.limit is not None and not self.config.priced
+        return self.config.has_price or bool(sample.cost_usd) or unknown
+
+    def _report_overlong(self, overlong: Overlong) -> None:
+        """Report the first answer of a free server that is longer than was asked for."""
+        if not self._has_overlong and self._waits.listener is not None:
+            self._has_overlong = True
+            with suppress(Interrupted):  # as above
+                self._waits.listener(Notice(f"{self._waits.source} {overlong}; such answers are kept whole"), 0, 0)
+
     async def drain(self) -> None:
         """Wait for all requests in flight, so that no paid answer is lost."""
         while self._in_flight:
@@ -381,9 +394,12 @@ class EndpointPolicy:
             body, latency_s = await self._send(request, asked, reservation)
             sample = read(body, self.config, asked, latency_s=latency_s, attempts=attempt)
         except Overlong as error:
-            # Before the next `await`, so that calls that wait for a slot are not launched.
-            self._halted = overlong = unlimited(self.config, error)
             sample = error.sample
+            # Before the next `await`, so that calls that wait for a slot are not launched.
+            if self._costs_money(sample):
+                self._halted = overlong = unlimited(self.config, error)
+            else:
+                self._report_overlong(error)
         except Failed as error:
             self._halted = self._halted or self.budget.exceeded(reservation, error.billed_usd)
             # Without a bill the server may have done the work: the bound counts as possibly spent.

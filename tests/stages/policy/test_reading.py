@@ -2,7 +2,7 @@
 
 import json
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -405,6 +405,32 @@ def test_a_server_that_ignores_max_tokens_stops_the_run(tmp_path: Path, limit: f
             ask_all(policy, turns(20))
         assert len(server.requests) == 1 and budget.spent > 0
         assert ask_all(policy, turns(1))[0].text == "word " * 500, "the answer is paid, so it is kept"
+
+
+@pytest.mark.parametrize(
+    ("prices", "limit", "bill", "stops"),
+    [
+        ({}, None, TRUE, False),
+        ({"usd_per_mtok_in": 0.0, "usd_per_mtok_out": 0.0}, LIMIT, TRUE, False),
+        ({}, None, {**TRUE, "cost": 0.01}, True),
+        ({"price": "unknown"}, LIMIT, TRUE, True),
+    ],
+)
+def test_long_answers_of_a_free_server_are_kept_with_one_notice(
+    tmp_path: Path, prices: dict[str, Any], limit: float | None, bill: Any, stops: bool
+) -> None:
+    free = {"usd_per_mtok_in": None, "usd_per_mtok_out": None, "max_tokens": 40, "concurrency": 1}
+    told = list[str]()
+    with serving(lambda *_: Reply(body=body({**bill, "completion_tokens": 500}, "word " * 500))) as server:
+        policy = EndpointPolicy(
+            config(server.url, **{**free, **prices}),
+            budget=Budget(limit, tmp_path / NAME),
+            cache=tmp_path,
+            listener=lambda what, done, total: told.append(what),
+        )
+        with pytest.raises(Incomplete, match=r"500 tokens.*40") if stops else nullcontext():
+            assert [one.text for one in ask_all(policy, turns(3))] == ["word " * 500] * 3
+    assert sum("500 tokens" in one for one in told) == (not stops)
 
 
 # --- what a bill is checked against
