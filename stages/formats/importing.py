@@ -17,7 +17,7 @@ from stages.formats.reports import Sidecars, stem
 from stages.formats.rows import ImportedPayload
 from stages.layout import aligned
 from stages.plurals import counted
-from stages.rollouts import collection_checks
+from stages.rollouts import collection_checks, missing
 from stages.rollouts.collection_checks import Account
 from stages.runs import store
 from stages.runs.kinds import ORIGIN, ROLLOUT, STEP, TASK, Row
@@ -201,6 +201,8 @@ class ImportSession:
         self.counts: list[FileCount] = []
         self.drops: list[Drop] = []
         self.rollouts: list[str] = []
+        self.failures: list[str] = []
+        """The errors of rollouts that failed before a model's first answer."""
         self.effective: dict[str, bool] = {}
         self._by_task: dict[str, list[RolloutIdentity]] = defaultdict(list)
         self._tables: dict[tuple[Path, str, str], Path] = {}
@@ -249,6 +251,8 @@ class ImportSession:
                 continue
             self.effective[unit] = own.effective
             self.rollouts.append(unit)
+            if not payload["steps"] and missing.STEPS not in payload["origin"]["missing"]:
+                self.failures.append(f"{own.file}, line {own.line}: {payload['rollout']['error']}")
             count.rollouts += 1
             count.missing |= set(payload["origin"]["missing"])
             key = own.task_id, own.model
@@ -313,6 +317,12 @@ def _finish(session: ImportSession, config: Config, out: RunWriter, remarks: lis
         if first is not None:
             why = f"{first.file}, line {first.line}: {first.reason} ({first.detail})."
         raise BadInput(f"Nothing could be imported from {counted(len(session.counts), 'file')}. {why}")
+    if len(session.failures) == len(session.rollouts):
+        failed = counted(len(session.rollouts), "rollout")
+        raise BadInput(
+            f"Nothing is to be imported: {failed} failed before a model's first answer, the first with "
+            f"{session.failures[0]}. Import what was played again."
+        )
     tasks: dict[str, Row] = {}
     checks, account, models = collection_checks.CollectionChecks(), Account(), set[str | None]()
     withheld = Counter[str]()

@@ -79,6 +79,19 @@ def test_traces_in_are_rollouts_out_and_named_drops(tmp_path: Path, imported: Im
     assert b"ghp_a1B2" not in every
 
 
+def test_a_log_whose_samples_all_failed_is_refused_with_the_first_error(tmp_path: Path, imported: Importing) -> None:
+    """It was imported as complete, with eleven checks over nothing."""
+    asked = {"role": "user", "content": "q", "source": "input"}
+    failed = {"id": 1, "epoch": 1, "input": "q", "messages": [asked], "error": {"message": "no GPU", "traceback": ""}}
+    played = {**failed, "id": 2, "error": None, "messages": [asked, {"role": "assistant", "content": "a"}]}
+    for name, samples in (("failed", [failed]), ("mixed", [failed, played])):
+        log = {"version": 2, "status": "error", "eval": {"task": "t", "model": "m"}, "samples": samples}
+        document(tmp_path / f"{name}.json", log)
+    with pytest.raises(BadInput, match=r"1 rollout failed .*/failed\.json, line 1: no GPU\."):
+        imported(tmp_path / "failed.json")
+    assert imported(tmp_path / "mixed.json").manifest.counts["failed"] == 1
+
+
 def test_redaction_shows_a_preview_and_has_a_way_off(tmp_path: Path, imported: Importing) -> None:
     secret = "ghp_" + "a1B2" * 9
     jsonl(tmp_path / "in" / "results.jsonl", answered("q1", f"export T={secret} && run", 1.0))
