@@ -143,9 +143,9 @@ def read_files(paths: Iterable[Path], own: Container[str], whose: str, notify: C
     """Return TOML files as trees, without settings that belong to other stages only; reports what is left out.
 
     One file can so serve all stages. own: the names that mean something here; what no stage knows stays, and is refused
-    as unknown. whose: who lacks the others, for people.
+    as unknown. whose: who lacks the others, for people. Raises `UsageError` where the files set nothing here.
     """
-    trees = list[Tree]()
+    trees, notes = list[Tree](), list[str]()
     for path in paths:
         tree = read_file(path)
         strange = {key: value for key, value in tree.items() if key not in own}
@@ -153,8 +153,12 @@ def read_files(paths: Iterable[Path], own: Container[str], whose: str, notify: C
         settings = {field for stage in STAGES for field in load_stage(stage).config.model_fields} if strange else set()
         tables = {key for key, value in strange.items() if key in STAGES and isinstance(value, dict)}
         if others := [key for key in strange if key in settings or key in tables]:
-            notify(f"{path}: {', '.join(others)} left out, which other stages have and {whose} does not.")
+            notes.append(f"{path}: {', '.join(others)} left out, which other stages have and {whose} does not.")
         trees.append({key: value for key, value in tree.items() if key not in others})
+    if notes and not any(trees):
+        raise UsageError(f"{' '.join(notes)} Nothing is left for {whose}: give it a file of its own, or none.")
+    for note in notes:
+        notify(note)
     return trees
 
 

@@ -133,8 +133,8 @@ class Config(StageConfig):
     @model_validator(mode="after")
     def _check(self) -> "Config":
         names = [teacher.name for teacher in self.teachers]
-        if len(set(names)) < len(names):
-            raise ValueError(f"teachers: two teachers have the same name: {sorted(names)}")
+        if repeated := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"{names.count(repeated)} teachers have the name {repeated!r}; give each its own")
         if self.deal == "teachers" and (self.selection.rule != "off" or self.selection.failed_only):
             raise ValueError('deal = "teachers" asks all at once, and a selection decides step by step; set "local"')
         return self

@@ -235,7 +235,7 @@ MISTAKES: list[tuple[list[str], int, str]] = [
     *(([*REPLAY, f"{{tmp}}/{name}"], 2, part) for name, part in (
         ("no-teacher.toml", "teachers"),
         ("one.toml", "teachers"),
-        ("same.toml", "same name"),
+        ("same.toml", "2 teachers have the name 'a'"),
         ("negative.toml", "(of a)"),
         ("price.toml", "prices cannot be negative"),
         ("stream.toml", "stream"),
@@ -243,6 +243,7 @@ MISTAKES: list[tuple[list[str], int, str]] = [
         ("no-model.toml", "needs the setting teachers.0.model (of a)"),
         ("binary.toml", "not valid TOML"),
     )),
+    ([*COLLECT, "-c", "{tmp}/price.toml"], 2, "Nothing is left for collect"),
     ([*REPLAY, "{tmp}"], 2, "cannot be read"),
     ([*REPLAY, ""], 2, "cannot be read"),
     ([*COLLECT, "--resume", "--clean"], 2, "Leave out one of them"),

@@ -137,7 +137,7 @@ def test_one_settings_file_serves_all_stages(composer, server, tmp_path):
     preset = tmp_path / "mine.toml"
     preset.write_text(f"[[stage]]\nstage = 'collect'\nconfig.policy.base_url = '{server}'\nconfig.tasks = 2\n")
     done = composer("run", "--preset", preset, "-c", also, "--dry-run")
-    assert done.returncode == 0 and "teachers left out, which other stages have and this preset" in done.stderr
+    assert done.returncode == 2 and "Nothing is left for this preset" in done.stderr
 
 
 def test_an_arm_unlike_the_presets_is_noted_before_anything_is_loaded(composer):

@@ -139,7 +139,7 @@ def test_a_model_behind_vllm_is_a_teacher_too(tmp_path: Path, tiny: Path, collec
 
 
 def test_two_teachers_of_one_name_are_refused() -> None:
-    with pytest.raises(ValueError, match="same name"):
+    with pytest.raises(ValueError, match="2 teachers have the name 'one'"):
         replay_teachers.Config(teachers=[endpoint("one", "http://x"), endpoint("one", "http://y")])
 
 
