@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Sequence
 
 from stages.envs.base import grounds_in_words
-from stages.evaluation.inference import VALIDATED
+from stages.evaluation.inference import MIN_SEEDS, VALIDATED
 from stages.evaluation.outcomes import AT_ZERO, PASSED, ArmSummary
 from stages.evaluation.planner import MOST_TASKS, PILOT, SEEDS, VERDICTS, Study
 from stages.evaluation.verdict import EvalVerdict, PairedDifference, credit, points
@@ -286,9 +286,16 @@ def remarks(found: Study) -> list[str]:
         first,
         enough,
         pilot_remark(found),
+        *([COVERED] if any(line.seeds < MIN_SEEDS for line in found.lines) else []),
         "±: the standard error of the simulation.",
         "Rollouts and their cost are those of the evaluation; training another seed costs extra.",
     ]
+
+
+COVERED = (
+    f"The smallest gain covers other tasks, and from {MIN_SEEDS} training seeds on other trainings too: it may be "
+    f"larger with {MIN_SEEDS} seeds than with fewer."
+)
 
 
 def pilot_remark(found: Study) -> str:

@@ -191,6 +191,8 @@ def test_a_study_says_what_to_add_first_and_what_is_enough():
         assert f" {source} " in next(line for line in said.splitlines() if line.endswith(f"planning.{name}"))
     assert words["families of these tasks"][-7:-1] == ["24", "24", "48", "24", "24", "24"]
     assert "What to add first: twice the" in said and "none" not in said.split()
+    of_three = replace(found, lines=tuple(line for line in found.lines if line.seeds >= 3))
+    assert "The smallest gain covers" in said and "The smallest gain covers" not in study_text(of_three)
     assert max(map(len, said.splitlines())) <= 120
 
 
