@@ -65,7 +65,7 @@ def arms(inputs: Inputs, config: Config) -> list[Arm]:
         )
     played = arms_to_play(trained, config.policies, temperature=config.temperature, with_start=config.with_start)
     played += [arm.at_zero for arm in played] if config.greedy else []
-    _require_compared({arm.name for arm in played}, config, "Add --from RUN, one for each training")
+    _require_compared({arm.name for arm in played}, config, "give its training with --from RUN")
     return played
 
 
@@ -106,10 +106,13 @@ def _require_compared(names: set[str], config: Config, remedy: str) -> None:
     there = sorted(names, key=lambda name: (name != START, name))
     for setting, name in (("baseline", config.baseline), ("treatment", config.treatment)):
         if name not in names:
-            two = f"--set baseline={there[0]} --set treatment={there[1]}" if len(there) > 1 else ""
+            two = (
+                f"Compare two of these: --set baseline={there[0]} --set treatment={there[1]}; or " if there[1:] else ""
+            )
+            sentence = f"{two}{remedy}"
             raise UsageError(
-                f"The {setting} is to be the arm {name!r}, and the arms here are {', '.join(there)}. "
-                f"{remedy}{f', or name two of these arms, for example: {two}' if two else ''}."
+                f"There is no arm {name!r}, which is to be the {setting}; there are: {', '.join(there)}. "
+                f"{sentence[0].upper()}{sentence[1:]}."
             )
 
 
@@ -169,7 +172,7 @@ def check_reads(config: Config, reads: Sequence[tuple[str, StageConfig]]) -> Non
     trained = {str(getattr(read, "arm", "")) for stage, read in reads if stage == "train"}
     if trained:
         start = {START} if config.with_start else set()
-        _require_compared(trained | start | {*config.policies}, config, "Add its training to the preset")
+        _require_compared(trained | start | {*config.policies}, config, "add its training to the preset")
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
