@@ -11,7 +11,7 @@ from pathlib import Path
 from composer_cli.console import Console
 from composer_cli.printing import print_json, print_text
 from stages.errors import BadInput, UsageError
-from stages.policy import adapters, base
+from stages.policy import adapters, base, require_source
 from stages.policy.base import VLLM, PolicyConfig
 from stages.policy.server import ModelServer, interpreter, start
 from stages.runs import catalog, settings
@@ -90,9 +90,10 @@ def start_server(
 
     Raises `UsageError` where neither is installed, or transformers cannot serve the model.
     """
-    from stages.training.plan import RANK  # the adapter rank of trainings on this server by default
-
+    require_source(config)
     if interpreter(config) is not None:
+        from stages.training.plan import RANK  # the adapter rank of trainings on this server by default
+
         log = logs / "vllm.log"
         cache = artifacts / "models"
         server = start(config, log, cache=cache, rank=RANK, port=port, listener=listener, check=lambda: None)

@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -56,19 +57,55 @@ for words in json.loads(sys.argv[1]):
 """Prints of every command its words, its exit code, and the modules that it imported."""
 
 
-def test_a_refusal_waits_for_no_reader_of_tables():
-    """Of every stage, and of a settings file: one process, so that a module counts for the first that imports it."""
-    commands = [[*command_words(stage).split()[1:], "--set", "no_such_setting=1"] for stage in STAGES]
-    commands.append(["collect", "--config", "/no/such/file"])
-    asked = [sys.executable, "-c", REFUSALS, json.dumps(commands)]
-    done = subprocess.run(asked, capture_output=True, text=True, check=True)
-    refused = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [words for words, _, _ in refused] == commands
-    assert {code for _, code, _ in refused} == {2} and done.stderr.count("has no setting no_such_setting") == len(
-        STAGES
-    )
-    heavy = HEAVY - {"pydantic"}
-    assert {" ".join(words): heavy & {*modules} for words, _, modules in refused if heavy & {*modules}} == {}
+def test_a_mistake_waits_for_no_heavy_import():
+    """Of every command: one process, so that a module counts for the first that imports it."""
+    mistakes = list[list[str]]()
+    for stage, entry in STAGES.items():
+        for words in (
+            ["--no-such"],
+            ["--set", "no_such_setting=1"],
+            ["--config", "/no/such/file"],
+            ["--from", "no-run"],
+        ):
+            given = entry.positionals and words[0] == "--from" and words[1:]
+            mistakes.append([*command_words(stage).split()[1:], *(given or words)])
+    mistakes += [line.split() for line in MISTAKES.strip().splitlines()]
+    asked = [sys.executable, "-c", REFUSALS, json.dumps(mistakes)]
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(asked, capture_output=True, text=True, check=True, env=offline)
+    answered = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [words for words, _, _ in answered] == mistakes and {code for _, code, _ in answered} == {2, 4}
+    heavy = {" ".join(words): (HEAVY - {"pydantic"}) & {*modules} for words, _, modules in answered}
+    assert {words: found for words, found in heavy.items() if found} == {
+        "import no-run": {"numpy", "pyarrow"},
+        "show no-run": {"duckdb", "rich"},
+    }
+
+
+MISTAKES = """
+status --no-such
+show no-run
+cancel no-job
+query selec
+report no-run
+publish no-run file:///no/such
+view no-page
+serve no-run
+serve no/such
+swe no-command
+tasks check no.jsonl
+tasks check --env kata --set no_such_setting=1
+tasks convert no.jsonl
+run
+run --preset no-such
+run --preset demo --set no_such_setting=1
+run --preset demo --config /no/such/file
+collect --env no-such
+collect --policy ./no-model
+train --policy ./no-model
+evaluate --env no-such
+"""
+"""A mistake a line, of commands that are no stage's, and about what stages read."""
 
 
 WITHOUT_TORCH = """
