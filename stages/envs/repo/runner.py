@@ -12,7 +12,7 @@ from pathlib import Path
 from stages.envs.repo import grading
 from stages.errors import UsageError
 from stages.sandbox import Limits, Sandbox, View, open_sandbox
-from stages.sandbox.bubblewrap import TESTBED
+from stages.sandbox.bubblewrap import TESTBED, compiled
 
 RUNNER = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
 COVERAGE = ("pytest-cov", "coverage")
@@ -31,7 +31,8 @@ def distribution_paths(distributions: tuple[str, ...]) -> tuple[Path, ...]:
         site = Path(str(metadata.distribution(name).locate_file(".")))
         first = {file.parts[0] for file in files} - {"..", "__pycache__"}
         # A .pth file would run its lines, or add its paths, in every Python of the sandbox.
-        paths += [site / part for part in sorted(first) if not part.endswith(".pth") and (site / part).exists()]
+        shown = (site / part for part in sorted(first) if not part.endswith(".pth"))
+        paths += [compiled(path) for path in shown if path.exists()]
     return tuple(paths)
 
 
@@ -39,7 +40,7 @@ def readonly_paths(requirements: Path | None = None, *, coverage: bool = False) 
     """Return the paths to bind: the reporting plugin, the runner, coverage if asked for, and further requirements."""
     further = (requirements,) if requirements else ()
     tools = (*RUNNER, *COVERAGE) if coverage else RUNNER
-    return (grading.GUEST, *distribution_paths(tools), *further)
+    return (compiled(grading.GUEST), *distribution_paths(tools), *further)
 
 
 def open_package_sandbox(
@@ -60,7 +61,11 @@ def open_package_sandbox(
     are files of this machine that are not visible. Plugins of pytest among the requirements are loaded by name.
     `options` of pytest are used in every run. `pinned`: a folder with the runner, by default this installation's.
     """
-    own = readonly_paths(requirements, coverage=coverage) if pinned is None else (grading.GUEST, pinned)
+    own = (
+        readonly_paths(requirements, coverage=coverage)
+        if pinned is None
+        else (compiled(grading.GUEST), compiled(pinned))
+    )
     shown = (*readonly, *own)
     root = TESTBED if kind == "bubblewrap" else str(tree)
     site = pinned or Path(str(metadata.distribution("pytest").locate_file(".")))

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from stages.sandbox import Sandbox
-from stages.sandbox.bubblewrap import base_python, guest_folder
+from stages.sandbox.bubblewrap import base_python, compiled, guest_folder
 
 
 def test_base_python_is_no_venv() -> None:
@@ -52,3 +52,11 @@ def test_a_supervisor_starts_without_what_would_double_its_start() -> None:
     loaded = set(done.stdout.split())
     assert "supervisor" in loaded
     assert loaded & {"signal", "enum", "functools", "collections", "ctypes", "contextlib", "typing", "re"} == set()
+
+
+def test_what_sandboxes_show_is_compiled_outside_of_them(tmp_path: Path) -> None:
+    """Inside it is read-only, and each run of pytest compiled pytest again."""
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "one.py").write_text("x = 1\n")
+    assert compiled(tmp_path) == tmp_path and [*(tmp_path / "inner" / "__pycache__").glob("one.*.pyc")]
+    assert compiled(tmp_path / "inner" / "one.py").is_file() and compiled(tmp_path / "none") == tmp_path / "none"
