@@ -43,12 +43,14 @@ def check(
 ) -> None:
     """Play each task's solution, no solution, and cheap forgeries, and list the tasks that grade any of them wrongly.
 
-    Settings are `env.KEY=VALUE`, `repeats=5` and `workers=N`. Exit code 0 where all tasks are good, 4 where some are
-    bad, 3 where some could not be played. Ctrl-C prints the tasks that were checked by then.
+    Each task is told on stderr as it is finished; the table has the worst first. Settings are `env.KEY=VALUE`,
+    `repeats=5` and `workers=N`. Exit code 0 where all tasks are good, 4 where some are bad, 3 where some could not be
+    played. Ctrl-C prints the tasks that were checked by then.
     """
     from composer_cli.console import Console
     from composer_cli.printing import print_json, print_text, say, sentence_and_code
     from stages.envs import task_checks
+    from stages.runs.activity import Notice
     from stages.stopping import Interrupted
 
     configuration = configured("tasks check", path, env, config, set_, limit, seed)
@@ -60,6 +62,8 @@ def check(
         try:
             for one in task_checks.check(configuration, tasks, configuration.workers or os.cpu_count() or 1, notify):
                 checks.append(one)  # one by one: an interrupt keeps those before it
+                told = f"{one.task_id}: {one.verdict}{f': {one.reason}' if one.reason else ''}"
+                notify(Notice(f"{len(checks)} of {len(tasks)} tasks, {told}"), 0, 0)
         except (KeyboardInterrupt, Interrupted) as error:
             if not checks:
                 raise
@@ -71,7 +75,7 @@ def check(
             )
         watch.ended("tasks check")
     order = {task.task_id: number for number, task in enumerate(tasks)}
-    checks.sort(key=lambda one: order[one.task_id])
+    checks.sort(key=lambda one: (task_checks.WORST_FIRST.index(one.verdict), order[one.task_id]))
     found = Counter(one.verdict for one in checks)
     counts = {verdict: found[verdict] for verdict in get_args(task_checks.Verdict) if found[verdict]}
     if json:

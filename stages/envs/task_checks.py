@@ -32,6 +32,7 @@ DEFAULT_CHECKED = 20
 SPLITS: tuple[Split, ...] = ("train", "eval")
 Verdict = Literal["ok", "fails", "empty passes", "flaky", "forgeable", "no solution", "error"]
 BAD: tuple[Verdict, ...] = ("fails", "empty passes", "flaky", "forgeable")
+WORST_FIRST: tuple[Verdict, ...] = (*BAD, "error", "no solution", "ok")
 Play = tuple[Literal["solution", "nothing", "forgery"], str]
 """What is played: the kind, and the number of the repeat or the name of the forgery."""
 Listener = Callable[[str, int, int], None]
