@@ -37,6 +37,8 @@ PYTHON = """# Python interface
     options:
       show_submodules: false
       show_if_no_docstring: false
+
+::: composer_post_training.trl
 """
 CDN_SCRIPT = "https://unpkg.com/iframe-worker/shim"
 OWN_SCRIPT = "javascripts/iframe-worker.js"

@@ -1,4 +1,4 @@
-"""Environments and losses for TRL's GRPOTrainer.
+"""Environments for TRL's GRPOTrainer.
 
 An environment is a `rollout_func` that plays complete rollouts, or a tool environment:
 
@@ -9,11 +9,6 @@ An environment is a `rollout_func` that plays complete rollouts, or a tool envir
 The first is what `composer train` does and keeps token ids and log-probs as they were sampled. The second lets TRL run
 its own loop of tool calls; TRL drops what overflows `max_completion_length` after the tool has run, and ends silently
 at a message without a call.
-
-`with_channels` adds the losses of channels to a trainer of any kind:
-
-    channels = Channels(Config(weights={"sft": 1.0}), [PairSource(pairs, per_step=16, seed=0)])
-    with_channels(GRPOTrainer)(..., channels=channels, rows=lambda batches, step: channels.rows([], step))
 
 Contracts read from huggingface/trl 1.16.0, `trl/trainer/grpo_trainer.py` (`_generate`,
 `_generate_and_score_completions`).
@@ -42,18 +37,9 @@ from stages.rollouts.agent_loop import LiveRollout, play, state_sha256
 from stages.runs.kinds import Row
 from stages.training.config import Optimisation
 from stages.training.rollouts import environment_reward, planned, trl_columns
-from stages.training.step import ComposedStep
 from stages.training.trl_arguments import trl_config
 
-__all__ = ["RolloutFunction", "ToolEnvironment", "environment_reward", "tool_environments", "with_channels"]
-
-
-def with_channels(trainer: type[GRPOTrainer] = GRPOTrainer) -> type[GRPOTrainer]:
-    """Return a trainer whose steps add the losses of channels; its arguments are those of `ComposedStep` and its own.
-
-    What row sources keep from step to step (a self-teacher's weights) is not saved by the trainer.
-    """
-    return type(f"Composed{trainer.__name__}", (ComposedStep, trainer), {})
+__all__ = ["RolloutFunction", "ToolEnvironment", "environment_reward", "tool_environments"]
 
 
 class RolloutFunction:

@@ -60,7 +60,7 @@ from stages.probe.rows import as_tokens, finite_or_none, mean_known, run_rows
 from stages.probe.sources import with_advantages
 from stages.probe.statistics import Draws, labelled
 from stages.runs.kinds import Row
-from stages.runs.run import Inputs, Run, RunWriter
+from stages.runs.run import Inputs, Listener, Run, RunWriter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -160,23 +160,33 @@ def checkpoints(training: Run) -> list[tuple[int, Path | None]]:
     return sorted((found | {training.manifest.counts["done"]: training.folder()}).items(), key=lambda item: item[0])
 
 
-class WatchLoop:
-    """Measures checkpoints of one training run against one direction and its placebos."""
+class Watcher:
+    """A direction with its placebos, and the model whose rollouts are held against them, at the weights of its start.
 
-    def __init__(self, inputs: Inputs, placebos: int, seed: int, max_tokens: int, out: RunWriter) -> None:
-        self.training, self.out, self.max_tokens = inputs.one("training"), out, max_tokens
-        # bfloat16 would round a LoRA's change away on merging.
-        self.start = CheckpointInfo.of(self.training).start.model_copy(update={"dtype": "float32"})
-        folder, svd = inputs.one("direction").folder(), inputs.optional("svd")
-        self.direction, self.facts, pairs = open_direction(folder)
+    start: that model. direction: a run of `probe extract-vhack` on it. svd: the decomposition that the direction's
+    adapter may need. cache: the folder of models that are made here.
+    """
+
+    def __init__(
+        self,
+        start: PolicyConfig,
+        direction: Run,
+        svd: Run | None,
+        placebos: int,
+        seed: int,
+        max_tokens: int,
+        cache: Path,
+        listener: Listener,
+    ) -> None:
+        self.start, self.max_tokens, self._cache, self._listener = start, max_tokens, cache, listener
+        self.direction, self.facts, pairs = open_direction(direction.folder())
         spectral = svd is not None and self.facts["adapter"] in SPECTRAL
         self.spectrum = load_spectrum(svd.folder()) if svd is not None and spectral else None
         self.families, self.units = watch_directions(self.direction, pairs, self.facts["loss_kind"], placebos, seed)
         self.scale = hack_scale(self.direction, pairs, self.facts["loss_kind"])
-        self.measured = out.scratch("measured")
 
     def _load(self, config: PolicyConfig) -> tuple[Any, Any, ProbeAdapter]:
-        model, tokenizer = load_model(config, cache=self.out.cache, listener=self.out.progress)
+        model, tokenizer = load_model(config, cache=self._cache, listener=self._listener)
         rank, seed = self.facts["adapter_rank"], self.facts["adapter_seed"]
         adapter = open_adapter(self.facts["adapter"], model, self.spectrum, rank, seed)
         return model.eval(), tokenizer, adapter
@@ -191,6 +201,23 @@ class WatchLoop:
         student = adapt(model, tokenizer, adapter)
         student.max_tokens = self.max_tokens
         return student
+
+    def played(self, rows: Sequence[Row]) -> tuple[MeasuredRollouts, Float[np.ndarray, " D1"]]:
+        """Measure rollouts; return them with the push of v and of each placebo."""
+        played = measured_rollouts(self.student, rows, self.units, self.direction.modules)
+        return played, pushed(played.cosines.double().numpy(), played.advantages.numpy(), self.scale)
+
+
+class WatchLoop(Watcher):
+    """Measures checkpoints of one training run against one direction and its placebos."""
+
+    def __init__(self, inputs: Inputs, placebos: int, seed: int, max_tokens: int, out: RunWriter) -> None:
+        self.training, self.out = inputs.one("training"), out
+        # bfloat16 would round a LoRA's change away on merging.
+        start = CheckpointInfo.of(self.training).start.model_copy(update={"dtype": "float32"})
+        direction, svd = inputs.one("direction"), inputs.optional("svd")
+        super().__init__(start, direction, svd, placebos, seed, max_tokens, out.cache, out.progress)
+        self.measured = out.scratch("measured")
 
     @cached_property
     def rollouts(self) -> list[Row]:
@@ -212,14 +239,13 @@ class WatchLoop:
         earlier = tensors if before is None else read_tensors(self.measured / f"step_{before:06d}.safetensors")[0]
         policy, tensors["push"] = torch.zeros(2, len(tensors["place"])), torch.zeros(len(self.units))
         if rows:
-            played = measured_rollouts(student, rows, self.units, self.direction.modules)
-            policy, tensors["scores"] = played.policy, played.cosines
-            cosines, advantages = played.cosines.double().numpy(), played.advantages.numpy()
-            tensors["push"] = torch.from_numpy(pushed(cosines, advantages, self.scale))
+            played, push = self.played(rows)
+            policy, tensors["scores"], tensors["push"] = played.policy, played.cosines, torch.from_numpy(push)
+            advantages = played.advantages.tolist()
             rows = [
                 row
                 | {"logp_mean": played.logps[index], "cos_first128": None}
-                | {"advantage": float(advantages[index]), "projection": finite_or_none(played.projections[index])}
+                | {"advantage": advantages[index], "projection": finite_or_none(played.projections[index])}
                 for index, row in enumerate(rows)
             ]
         tensors["start"] = earlier["place"].clone() if before is None else earlier["start"]

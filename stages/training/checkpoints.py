@@ -52,18 +52,11 @@ def steps_of(checkpoint: Path) -> int:
 METRICS_EVERY_S = 2.0
 
 
-class Supervision(TrainerCallback):
-    """Seals complete checkpoints with the channels' and the rollouts' state, reports progress, stops when requested.
+class SourcesFollow(TrainerCallback):
+    """Lets the row sources of channels follow the model under training, and saves them with its checkpoints."""
 
-    Writes what was logged so far to `metrics.jsonl` while training runs, at most every two seconds.
-    """
-
-    def __init__(
-        self, out: RunWriter, channels: Channels, rollouts: Rollouts, folder: Path, ranks: Ranks | None = None
-    ) -> None:
-        self._out, self._channels, self._rollouts = out, channels, rollouts
-        self._folder, self._ranks = folder, ranks or Ranks()
-        self._written_at = float("-inf")
+    def __init__(self, channels: Channels) -> None:
+        self._channels = channels
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -73,15 +66,40 @@ class Supervision(TrainerCallback):
         for source in self._channels.sources.values():
             source.begin(kwargs["model"])
 
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Let the row sources follow; args: `GRPOConfig`."""
+        for source in self._channels.sources.values():
+            source.after_step(kwargs["model"])
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Write what the row sources keep, by the first process."""
+        if state.is_world_process_zero:
+            for source in self._channels.sources.values():
+                source.save(Path(args.output_dir or "", f"checkpoint-{state.global_step}"))
+
+
+class Supervision(SourcesFollow):
+    """Seals complete checkpoints with the channels' and the rollouts' state, reports progress, stops when requested.
+
+    Writes what was logged so far to `metrics.jsonl` while training runs, at most every two seconds.
+    """
+
+    def __init__(
+        self, out: RunWriter, channels: Channels, rollouts: Rollouts, folder: Path, ranks: Ranks | None = None
+    ) -> None:
+        super().__init__(channels)
+        self._out, self._rollouts = out, rollouts
+        self._folder, self._ranks = folder, ranks or Ranks()
+        self._written_at = float("-inf")
+
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Seal the checkpoint, after everything else of it has been written."""
         # Waits until each process has written its random states.
         rollouts = self._ranks.gather(self._rollouts.state())
         if not self._ranks.first:
             return
+        super().on_save(args, state, control, **kwargs)
         folder = self._folder / f"checkpoint-{state.global_step}"
-        for source in self._channels.sources.values():
-            source.save(folder)
         held = {"channels": self._channels.state(), "rollouts": rollouts}
         store.seal_folder(folder, {"step": state.global_step, **held})
 
@@ -95,8 +113,7 @@ class Supervision(TrainerCallback):
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Let the row sources follow, report progress and check for a request to stop; args: `GRPOConfig`."""
-        for source in self._channels.sources.values():
-            source.after_step(kwargs["model"])
+        super().on_step_end(args, state, control, **kwargs)
         self._out.progress("training steps", state.global_step, state.max_steps)
         # A signal reaches the processes at different steps; all must save and stop after the same one.
         stop = any(self._ranks.gather(self._out.stop.is_set()))

@@ -231,16 +231,16 @@ class ComposedStep(AnyTrainer):
         # Trees are scored around the model's own forward pass, where DistributedDataParallel would see no gradients.
         prepare = partial(self.accelerator.prepare_model, evaluation_mode=True)
         self.accelerator.prepare_model = prepare
-        # Of one optimiser step, which is one generation: TRL sets it when the configuration is made.
-        self._num_micro_batches = self.args.steps_per_generation or 1
+        self._num_micro_batches = self.args.gradient_accumulation_steps
+        """Of one optimiser step, which by default trains on all of a generation."""
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
         """Return a micro-batch: TRL's tensors of its rollouts, and its share of the channels' rows."""
         inputs = super()._prepare_inputs(generation_batch)
-        if not self.channels.weights:
+        if not self.channels.weights or not self.model.training:  # TRL evaluates by GRPO's loss
             return inputs
         ranks, micro, count = self._ranks, self._step % self._num_micro_batches, self._num_micro_batches
-        if micro == 0:  # TRL has just generated the step's rollouts, in super()
+        if micro == 0:  # TRL has just generated the step's rollouts, in super(), or trains on them again
             step = self.state.global_step
             # Hints may come from a model that is paid for, and the journal has one writer: one process asks for all.
             self._step_rows = ranks.broadcast_from_rank0(lambda: self._rows(self._buffered_inputs or [], step))
@@ -310,7 +310,9 @@ class ComposedStep(AnyTrainer):
         # 1. Score GRPO's rollouts and the channels' rows together; equal prompts and completions are computed once.
         if composed:
             plain = self.accelerator.unwrap_model(model)
-            groups = group(part) if with_grpo else None
+            # What is more than tokens, or routed to experts that are to be balanced, TRL scores in a pass of its own.
+            scored_by_trl = self.aux_loss_enabled or "pixel_values" in part
+            groups = group(part) if with_grpo and not scored_by_trl else None
             with self.accelerator.autocast():  # accelerate wraps the model's own forward pass alone
                 rows = part.get("channels", Batch())
                 losses, scored = self.channels.losses(plain, rows, groups.trees if groups else ())

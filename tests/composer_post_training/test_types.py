@@ -1,4 +1,4 @@
-"""A user's script is checked by mypy --strict against the types of the interface."""
+"""A user's script outside of the clone is checked by mypy --strict against the types of the interface."""
 
 import os
 import subprocess
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, assert_type
 
 import composer_post_training as composer
+from composer_post_training.trl import ProbeCallback, preference_dataset, with_channels
 
 run = composer.collect(policy="reference", env={"name": "kata"}, tasks=2, **dict[str, Any]({"policy.max_tokens": 3}))
 assert_type(run, composer.ReadableRun)
@@ -37,6 +38,8 @@ try:
     composer.replay_teachers(run, teachers="teachers.toml", listener=lambda what, done, total: print(what))
 except composer.UsageError as error:
     print(error.exit_code)
+trainer = with_channels()(weights={"dpo": 0.1}, pairs=preference_dataset(run))
+trainer.add_callback(ProbeCallback(trainer, run, every=5))
 composer.collect(tusks=3)
 composer.collect(tasks="3")
 composer.collect(policy=3)
@@ -47,10 +50,9 @@ composer.tasks(package="x", difficulty="eezy")
 @pytest.mark.slow
 def test_a_script_sees_the_types_of_what_it_calls(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    words = (sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "script.py")
-    done = subprocess.run(
-        words, cwd=tmp_path, env={**os.environ, "MYPYPATH": str(ROOT)}, capture_output=True, text=True, timeout=280
-    )
+    words = (sys.executable, "-m", "mypy", "--strict", "script.py")
+    env = {name: value for name, value in os.environ.items() if name != "MYPYPATH"}
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=280)
     wrong = [line for line in done.stdout.splitlines() if ": error: " in line]
     parts = ('argument "tusks"', 'Argument "tasks"', 'Argument "policy"', 'Argument "difficulty"')
     assert len(wrong) == len(parts), done.stdout + done.stderr

@@ -1,7 +1,6 @@
 """At zero weights the composed trainer is plain GRPOTrainer bit for bit; losses add up, and cosines are right."""
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from support.models import tiny_model, tiny_tokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 from stages.errors import BadInput
-from stages.integrations.trl import with_channels
 from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy
 from stages.training.channels.base import ChannelLoss
@@ -61,26 +59,18 @@ def composed(
     )
 
 
-def plain(folder: Path, kind: type[GRPOTrainer] = GRPOTrainer, **more: Any) -> GRPOTrainer:
+def plain(folder: Path) -> GRPOTrainer:
+    """A training by TRL's own trainer."""
     held, args = policy(), arguments(folder)
     source = rollouts(held)
-    return kind(
+    return GRPOTrainer(
         model=held.model,
         processing_class=held.tokenizer,
         reward_funcs=environment_reward,
         rollout_func=lambda prompts, trainer: trl_columns(source.take(trainer.state.global_step)[0], held.tokenizer),
         args=args,
         train_dataset=unused_rows(args),
-        **more,
     )
-
-
-def added(folder: Path, **weights: float) -> GRPOTrainer:
-    """TRL's own trainer with channels on two pairs of its own."""
-    pairs = [TokenPair(name, Tree([1, 2, 3], ([4, 5], [5, i]))) for i, name in enumerate("pq")]
-    channels = Channels(Config(weights=weights), [PairSource(pairs, per_step=2, seed=0)])
-    rows = lambda batches, step: channels.rows([], step)  # noqa: E731
-    return plain(folder, with_channels(), channels=channels, rows=rows)
 
 
 def gradients_of_first_step(trainer: GRPOTrainer) -> tuple[list[torch.Tensor], list[torch.Tensor], float]:
@@ -99,33 +89,13 @@ def gradients_of_first_step(trainer: GRPOTrainer) -> tuple[list[torch.Tensor], l
     return seen, [p.detach().clone() for p in trainer.model.parameters()], trainer.state.log_history[0]["loss"]
 
 
-Step = tuple[list[torch.Tensor], list[torch.Tensor], float]
-
-
-@pytest.fixture(scope="module")
-def plain_step(tmp_path_factory: pytest.TempPathFactory) -> Step:
-    """A training by TRL's own trainer."""
-    return gradients_of_first_step(plain(tmp_path_factory.mktemp("plain")))
-
-
-@pytest.mark.parametrize("make", [composed, added])
-def test_zero_weights_are_plain_grpo_bit_for_bit(
-    tmp_path: Path, plain_step: Step, make: Callable[[Path], GRPOTrainer]
-) -> None:
-    ours, theirs = gradients_of_first_step(make(tmp_path)), plain_step
+def test_zero_weights_are_plain_grpo_bit_for_bit(tmp_path: Path) -> None:
+    ours, theirs = (gradients_of_first_step(make(tmp_path / make.__name__)) for make in (composed, plain))
     assert ours[2] == theirs[2]
     assert len(ours[0]) == len(theirs[0]) > 0
     assert any(g.abs().max() > 0 for g in ours[0])
     assert all(torch.equal(a, b) for a, b in zip(ours[0], theirs[0], strict=True))
     assert all(torch.equal(a, b) for a, b in zip(ours[1], theirs[1], strict=True))
-
-
-def test_a_trainer_of_trls_own_learns_from_pairs_besides(tmp_path: Path) -> None:
-    trainer = added(tmp_path / "a", sft=1.0)
-    trainer.train()
-    first, second = trainer.state.log_history[:2]
-    assert first["sft/denominator"] == 4 and second["sft/loss"] < first["sft/loss"]
-    assert type(trainer).__name__ == "ComposedGRPOTrainer" and first["reward"] is not None
 
 
 def test_a_process_that_sees_several_gpus_trains_on_one(tmp_path: Path) -> None:

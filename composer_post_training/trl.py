@@ -1,0 +1,305 @@
+"""What a script that trains with TRL can add: channels, the probe's alarm, pairs for `DPOTrainer`, environments.
+
+    from composer_post_training.trl import ProbeCallback, preference_dataset, with_channels
+
+    pairs = preference_dataset(composer.find("extract-pairs"))
+    trainer = with_channels(GRPOTrainer)(..., weights={"dpo": 0.1}, pairs=pairs)
+    trainer.add_callback(ProbeCallback(trainer, composer.find("probe-extract-vhack")))
+    trainer.train()
+
+The trainer stays TRL's, with all of its arguments. Contracts read from huggingface/trl 1.16.0,
+`trl/trainer/grpo_trainer.py` (`_prepare_inputs`, `_generate_and_score_completions`, `_calculate_rewards`).
+"""
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from datasets import Dataset
+from jaxtyping import Float
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+from composer_post_training.messages import errors_in_python
+from stages.backends.ranks import join
+from stages.errors import BadInput, UsageError
+from stages.gradients.per_row import MAX_TOKENS
+from stages.integrations.trl import RolloutFunction, environment_reward, tool_environments
+from stages.policy.base import PolicyConfig
+from stages.probe.checks.alarm import CheckpointRollouts, alarm
+from stages.probe.statistics import codes
+from stages.probe.watching import Watcher
+from stages.rollouts.agent_loop import LiveRollout
+from stages.rollouts.trace import pairs_with_states
+from stages.runs import catalog
+from stages.runs.kinds import Row
+from stages.runs.run import Run
+from stages.runs.runner import MODELS
+from stages.runs.settings import build
+from stages.training.channels import CHANNELS
+from stages.training.channels.hints import HintedTurn, HintSource, SelfTeacher, spread, with_hint
+from stages.training.channels.pairs import PairSource, tokenise
+from stages.training.channels.rollouts import OwnRollout
+from stages.training.checkpoints import SourcesFollow
+from stages.training.config import Config, Hints
+from stages.training.scoring import Tree, require_head
+from stages.training.step import Channels, ComposedStep
+
+__all__ = ["ProbeCallback", "preference_dataset", "with_channels"]
+__all__ += ["RolloutFunction", "environment_reward", "tool_environments"]
+
+SIDES = ("chosen", "rejected")
+
+
+def preference_dataset(run: Run) -> Dataset:
+    """Return a run's preference pairs as `DPOTrainer` takes them: conversations `prompt`, `chosen` and `rejected`.
+
+    Raises `BadInput` for a run without pairs.
+    """
+    with errors_in_python():
+        pairs = list(pairs_with_states(run))
+    answers = [{side: [{"role": "assistant", "content": pair[side]}] for side in SIDES} for pair in pairs]
+    prompts = [{"prompt": orjson.loads(pair["messages_json"])} for pair in pairs]
+    return Dataset.from_list([prompt | sides for prompt, sides in zip(prompts, answers, strict=True)])
+
+
+# Channels
+
+
+def with_channels(trainer: type[GRPOTrainer] = GRPOTrainer) -> type[Any]:
+    """Return a subclass of a trainer that adds the losses of channels to its own; with all weights 0 it is the same.
+
+    Its constructor takes the trainer's arguments, and:
+
+    weights: of `dpo`, `simpo` and `sft` on pairs, of `sdpo` on hints, and of `grpo`, the trainer's own loss (1).
+    pairs: rows with `prompt`, `chosen` and `rejected`, as `DPOTrainer` takes them.
+    hints: a function with the arguments of a reward function that returns a hint for each completion, or None. Where
+    there is one, the model learns what it predicts for the same completion behind the prompt with the hint.
+    settings: the groups `pairs` and `hints` of `composer train`, such as `{"pairs": {"per_step": 8, "beta": 0.2}}`.
+    max_tokens: of one forward pass, where a micro-batch with its share of the pairs does not fit into memory.
+
+    Each process trains on one GPU, which holds the entire model. The constructor raises `UsageError` for FSDP and
+    DeepSpeed, for a model with an unknown output head, and for weights without their rows; `BadInput` for pairs of
+    another form.
+    """
+    return type(f"Composed{trainer.__name__}", (_ChannelStep, trainer), {})
+
+
+class _GivenHints(HintSource):
+    """Gives the completions of the newest generation that the user's function has hinted, as many as a step takes."""
+
+    def __init__(self, settings: Hints) -> None:
+        self.teacher, self.turns, self._settings = SelfTeacher(settings), list[HintedTurn](), settings
+
+    def rows(self, rollouts: Sequence[LiveRollout], step: int) -> list[HintedTurn]:
+        return spread(self.turns, self._settings.per_step)
+
+
+class _ChannelStep(ComposedStep):
+    """A training step with channels whose rows the user gives."""
+
+    def __init__(
+        self,
+        *args: Any,
+        weights: Mapping[str, float] | None = None,
+        pairs: Iterable[Row] = (),
+        hints: Callable[..., Sequence[str | None]] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        **trl: Any,
+    ) -> None:
+        rows, self._shown = list(pairs), list[list[int] | None]()
+        missing = {"pairs": not rows and "Give pairs", "hinted": hints is None and "Give hints"}
+        for name in [name for name, weight in (weights or {}).items() if weight and name in CHANNELS]:
+            source = CHANNELS[name].load().source.name
+            if remedy := missing.get(source, "It learns from rollouts of `composer train`"):
+                raise UsageError(f"There is nothing that the channel {name} could learn from. {remedy}.")
+        given = next((one for one in (*args, *trl.values()) if isinstance(one, GRPOConfig)), None)
+        sampling = {} if given is None else {"policy": {"temperature": given.temperature}, "seed": given.seed}
+        with errors_in_python():
+            config = build("train", Config, [{**(settings or {}), "weights": dict(weights or {}), **sampling}])
+        self._pairs, self._hints = PairSource([], config.pairs.per_step, config.seed), _GivenHints(config.hints)
+        channels = Channels(config, [self._pairs, self._hints])
+        self._hint = hints if self._hints.name in channels.sources else None
+        super().__init__(*args, channels=channels, rows=lambda batches, step: channels.rows([], step), **trl)
+        if channels.weights:
+            self._check()
+            self._ranks.broadcast_weights(self.model.parameters())
+            self.add_callback(SourcesFollow(channels))
+            was_training = self.model.training
+            self.model.eval()
+            require_head(self.model, type(self).__name__ + "'s model", "Set the weights of channels to 0.")
+            if rows:
+                self._take(rows, config)
+            self.model.train(was_training)
+
+    def _check(self) -> None:
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            raise UsageError("Channels score the entire model in each process. Train without FSDP and DeepSpeed.")
+        generation, step = self.args.steps_per_generation or 1, self.args.gradient_accumulation_steps
+        if generation % step:
+            raise UsageError(
+                f"steps_per_generation is {generation} and gradient_accumulation_steps {step}: the rollouts of an "
+                "optimiser step would be of several generations. Take a multiple."
+            )
+
+    def _take(self, rows: list[Row], config: Config) -> None:
+        """Tokenise pairs, their prompts as the trainer tokenises its own, and score them by the model as it is."""
+        self._batch_environments = [None] * len(rows)  # of whose tools TRL tells in each prompt
+        prompts = self._tokenize_prompts([row["prompt"] for row in rows])[0]
+        named = [
+            {"pair_id": str(i), "messages_json": "", "prompt_token_ids": list(prompt)}
+            | {side: _text(i, side, row[side]) for side in SIDES}
+            for i, (row, prompt) in enumerate(zip(rows, prompts, strict=True))
+        ]
+        tokenizer = getattr(self.processing_class, "tokenizer", self.processing_class)
+        self._pairs.pairs, dropped = tokenise(named, tokenizer, config.pairs.max_tokens)
+        lost = f"{dropped.total()} of {len(rows)} pairs are left out: {dict(dropped)}."
+        if not self._pairs.pairs:
+            raise UsageError(f"{lost} Raise pairs.max_tokens in settings, or give others.")
+        if dropped:
+            warnings.warn(lost, stacklevel=4)
+        if any("reference" in CHANNELS[name].needs for name in self.channels.weights):
+            with self.accelerator.autocast():
+                self._pairs.cache_reference(self.model, ranks=self._ranks)
+
+    def _calculate_rewards(
+        self, inputs: list[Row], prompts: list[Any], completions: list[Any], completion_ids_list: list[list[int]]
+    ) -> Any:
+        """Ask for hints where TRL asks for rewards, with the same arguments."""
+        if self._hint is not None and self.model.training:
+            columns = {name: [row[name] for row in inputs] for name in inputs[0].keys() - {"prompt"}}
+            hints = self._hint(prompts=prompts, completions=completions, completion_ids=completion_ids_list, **columns)
+            if len(hints) != len(prompts):
+                raise BadInput(f"hints returned {len(hints)} values for {len(prompts)} completions. Return one each.")
+            shown = [
+                prompt if hint is None else _hinted(prompt, hint) for prompt, hint in zip(prompts, hints, strict=True)
+            ]
+            ids = self._tokenize_prompts(shown)[0]
+            self._shown = [None if hint is None else list(one) for hint, one in zip(hints, ids, strict=True)]
+        return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+
+    def _generate_and_score_completions(self, inputs: list[Row]) -> dict[str, Any]:
+        """Make rows of the completions that were hinted, those of all processes."""
+        batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        if self._hint is not None and self.model.training:
+            turns = [
+                HintedTurn(row.tree, Tree(shown, row.tree.branches), row.own, row.logprobs or None)
+                for row, shown in zip(_rollouts(batch), self._shown, strict=True)
+                if shown is not None and any(row.own)
+            ]
+            self._hints.turns = [turn for turns in self._ranks.gather_to_rank0(turns) for turn in turns]
+        return batch
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        for source in self.channels.sources.values():
+            source.load(Path(resume_from_checkpoint))
+
+
+def _text(number: int, side: str, said: Any) -> str:
+    """Return the text of one side of a pair; `BadInput` where it is not one message."""
+    if isinstance(said, str):
+        return said
+    if len(said) != 1 or said[0]["role"] != "assistant":
+        raise BadInput(f"Pair {number} has {len(said)} messages as {side}. Give one message of the assistant.")
+    return str(said[0]["content"])
+
+
+def _hinted(prompt: Any, hint: str) -> Any:
+    return f"{prompt}\n{hint}" if isinstance(prompt, str) else with_hint(prompt, hint)
+
+
+def _rollouts(batch: Mapping[str, Any]) -> list[OwnRollout]:
+    """Return the rows of TRL's batch in token ids without padding; without log-probs where TRL has none."""
+    own, logps = batch["completion_mask"] * batch.get("tool_mask", 1), batch.get("sampling_per_token_logps")
+    found = []
+    for i, inside in enumerate(batch["completion_mask"].bool()):
+        prompt = batch["prompt_ids"][i][batch["prompt_mask"][i].bool()].tolist()
+        tree = Tree(prompt, (batch["completion_ids"][i][inside].tolist(),))
+        found.append(OwnRollout(tree, own[i][inside].tolist(), [] if logps is None else logps[i][inside].tolist()))
+    return found
+
+
+# The probe
+
+
+ROUNDING = 3e-3
+"""Of a model's weights in bfloat16, as a share of their norm."""
+
+
+class ProbeCallback(TrainerCallback):
+    """Measures whether completions that look like a hack earn more than others: push and alarm of `composer probe`.
+
+    trainer: a `GRPOTrainer`. direction: a run of `composer probe extract-vhack` on the model that training starts from,
+    which is loaded a second time, into the first process. every: steps between measurements, of the newest completions.
+    placebos, permutations: as of `composer probe watch`.
+
+    Logs `probe/push` (advantages of hack-like completions, summed since the start), `probe/hack_like` (their share),
+    `probe/cosine` (the mean with the direction), `probe/p`, and `probe/alarm`, 1 where the push has been larger than
+    chance explains. At most 5 % of honest trainings end with an alarm; more have one on the way. A resumed training
+    counts anew. Raises `BadInput` where the direction is of another model, or does not tell its own pairs apart.
+    """
+
+    def __init__(
+        self, trainer: Any, direction: Run, *, every: int = 10, placebos: int = 334, permutations: int = 2000
+    ) -> None:
+        self._trainer, self._every, self._permutations = trainer, every, permutations
+        self._looks, self._pushes, self._ranks = list[CheckpointRollouts](), list[Float[np.ndarray, " D"]](), join()
+        if not self._ranks.first:
+            return
+        artifacts, made_of = direction.path.parents[1], catalog.references(direction.manifest)
+        svd = [Run(catalog.find_input(artifacts, Path(ref.path))) for ref in made_of if ref.stage == "probe-svd"]
+        start = PolicyConfig.model_validate(direction.manifest.config["student"])
+        self._watcher = watcher = Watcher(
+            start,
+            direction,
+            svd[0] if svd else None,
+            placebos,
+            trainer.args.seed,
+            MAX_TOKENS,
+            artifacts / MODELS,
+            lambda what, done, total: None,
+        )
+        if watcher.scale.hack <= watcher.scale.clean:
+            raise BadInput(f"{direction.path} does not tell its own pairs' hacks from clean answers. Extract another.")
+        models: list[Any] = [trainer.model, watcher.student.model]
+        own, its = (model.get_input_embeddings().weight.detach().float().cpu() for model in models)
+        if own.shape != its.shape or (own - its).norm() > ROUNDING * own.norm():
+            raise BadInput(
+                f"{direction.path} is of {start.model}, and other weights are trained. Extract one of these."
+            )
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Measure the completions that the step was trained on, those of all processes."""
+        if state.global_step % self._every:
+            return
+        own = [
+            {
+                "problem_id": str(row.tree.prompt),
+                "prompt_ids": row.tree.prompt,
+                "completion_ids": row.tree.branches[0],
+                "own": list(map(bool, row.own)),
+                "reward": advantage,
+            }
+            for batch in self._trainer._buffered_inputs
+            for row, advantage in zip(_rollouts(batch), batch["advantages"].tolist(), strict=True)
+            if any(row.own)
+        ]
+        rows = [row for rows in self._ranks.gather_to_rank0(own) for row in rows]
+        if not self._ranks.first or not rows:
+            return
+        played, push = self._watcher.played(rows)
+        cosines = played.cosines[:, 0].double().numpy()
+        hack_like, groups = self._watcher.scale.hack_like(cosines), codes([row["problem_id"] for row in rows])
+        self._looks.append(CheckpointRollouts(hack_like, played.advantages.numpy(), groups))
+        self._pushes.append(push[1:])
+        found = alarm(self._looks, np.stack(self._pushes), self._watcher.families, self._permutations, args.seed)
+        logged = {"push": found.push[-1], "hack_like": hack_like.mean(), "cosine": np.nanmean(cosines)}
+        if found.untested is None:
+            logged |= {"p": found.p, "alarm": found.first is not None}
+        for name, value in logged.items():
+            self._trainer._metrics["train"][f"probe/{name}"].append(float(value))

@@ -1,0 +1,203 @@
+"""What a user's own script with TRL takes: channels, hints, the probe's alarm, pairs for DPOTrainer."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from support.models import save_tiny, tiny_model, tiny_tokenizer
+from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer
+
+import composer_post_training as composer
+from composer_post_training.trl import ProbeCallback, preference_dataset, with_channels
+from stages.runs.run import Run
+
+LETTERS = "abcdef"
+
+
+def asked(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def said(text: str) -> list[dict[str, str]]:
+    return [{"role": "assistant", "content": text}]
+
+
+PAIRS = [{"prompt": asked(x), "chosen": said("ab" + x), "rejected": said("ba")} for x in "ab"]
+
+
+def letters(completions: list[list[dict[str, str]]], **columns: Any) -> list[float]:
+    return [answer[0]["content"].count("a") / 4 for answer in completions]
+
+
+class Own(GRPOTrainer):
+    """A user's subclass, whose loss is its own."""
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        return 2.0 * super()._compute_loss(model, inputs)
+
+
+def trainer(folder: Path, kind: Any = GRPOTrainer, model: Any = None, steps: int = 2, **more: Any) -> Any:
+    """A script of a user, with a tiny model."""
+    tokenizer = tiny_tokenizer(LETTERS)
+    size = {
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "num_generations": 4,
+        "max_completion_length": 4,
+        "learning_rate": 1e-3,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": [],
+        "bf16": False,
+        "use_cpu": True,
+        "seed": 1,
+    }
+    named = {name: more.pop(name) for name in list(more) if name in GRPOConfig.__dataclass_fields__}
+    return kind(
+        model=model or tiny_model(vocabulary=len(tokenizer)),
+        processing_class=tokenizer,
+        reward_funcs=letters,
+        args=GRPOConfig(str(folder), max_steps=steps, **(size | named)),
+        train_dataset=Dataset.from_list([{"prompt": asked(x), "word": x} for x in ("a", "b", "ab", "ba")]),
+        **more,
+    )
+
+
+def trained(one: Any) -> tuple[list[dict[str, Any]], list[torch.Tensor]]:
+    one.train()
+    return [row for row in one.state.log_history if "loss" in row], [p.detach().clone() for p in one.model.parameters()]
+
+
+@pytest.mark.parametrize("kind", [GRPOTrainer, Own])
+def test_at_weight_0_it_is_the_trainer_bit_for_bit(tmp_path: Path, kind: type[GRPOTrainer]) -> None:
+    theirs = trained(trainer(tmp_path / "a", kind))
+    ours = trained(trainer(tmp_path / "b", with_channels(kind), weights={"dpo": 0.0, "sdpo": 0.0}, pairs=PAIRS))
+    assert [row["loss"] for row in ours[0]] == [row["loss"] for row in theirs[0]] and any(r["loss"] for r in ours[0])
+    assert all(torch.equal(a, b) for a, b in zip(ours[1], theirs[1], strict=True))
+    assert not all(
+        torch.equal(a, b)
+        for a, b in zip(ours[1], tiny_model(vocabulary=len(tiny_tokenizer(LETTERS))).parameters(), strict=True)
+    )
+
+
+def test_it_learns_from_pairs_and_from_hints(tmp_path: Path) -> None:
+    shown: list[tuple[str, str]] = []
+
+    def hints(prompts: Any, completions: Any, word: list[str], **columns: Any) -> list[str | None]:
+        shown.extend(zip(word, (prompt[0]["content"] for prompt in prompts), strict=True))
+        return [None if text == "a" else "ab" for text in word]
+
+    weights, settings = {"dpo": 0.5, "sft": 1.0, "sdpo": 1.0}, {"pairs": {"per_step": 2}, "hints": {"teacher": "ema"}}
+    one = trainer(
+        tmp_path,
+        with_channels(),
+        weights=weights,
+        pairs=Dataset.from_list(PAIRS),
+        hints=hints,
+        settings=settings,
+        save_strategy="steps",
+        save_steps=1,
+        eval_strategy="steps",
+        eval_steps=1,
+        eval_dataset=Dataset.from_list([{"prompt": asked("a"), "word": "a"}]),
+        per_device_eval_batch_size=4,
+    )
+    rows, _ = trained(one)
+    assert rows[0]["dpo/margin"] == 0 and rows[0]["dpo/loss"] == pytest.approx(0.6931472)  # the reference is the start
+    assert rows[0]["dpo/denominator"] == 2 and rows[1]["sft/loss"] < rows[0]["sft/loss"]
+    assert rows[0]["sdpo/turns"] == sum(word != "a" for word, _ in shown[:8]) > 0 and rows[0]["sdpo/loss"] > 0
+    assert all(word == prompt for word, prompt in shown) and len(shown) == 16
+    again = trainer(tmp_path, with_channels(), weights=weights, pairs=PAIRS, hints=hints, settings=settings)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    last = [row for row in again.state.log_history if "loss" in row][-1]
+    assert last["dpo/loss"] == pytest.approx(rows[1]["dpo/loss"]) and last["sdpo/loss"] == pytest.approx(
+        rows[1]["sdpo/loss"]
+    )
+
+
+def test_an_optimiser_step_may_be_a_part_of_a_generation(tmp_path: Path) -> None:
+    settings = {"pairs": {"per_step": 2}}
+    one = trainer(
+        tmp_path, with_channels(), weights={"sft": 1.0}, pairs=PAIRS, settings=settings, steps_per_generation=4
+    )
+    rows, _ = trained(one)
+    assert [row["sft/denominator"] for row in rows] == [8, 8]  # tokens of both chosen sides, with their ends
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"weights": {"dpo": 0.1}}, composer.UsageError, "dpo .* Give pairs"),
+        ({"weights": {"sdpo": 0.1}}, composer.UsageError, "sdpo .* Give hints"),
+        ({"weights": {"taid": 0.1}}, composer.UsageError, "taid .* `composer train`"),
+        ({"weights": {"dppo": 0.1}}, composer.UsageError, r"dppo"),
+        ({"settings": {"pairs": {"betta": 1}}}, composer.UsageError, r"pairs\.betta.*pairs\.beta"),
+        (
+            {"pairs": [{**PAIRS[0], "chosen": [*said("a"), *asked("b")]}], "weights": {"sft": 1}},
+            composer.BadInput,
+            "Pair 0 has 2 messages as chosen",
+        ),
+        ({"pairs": [{**PAIRS[0], "chosen": said("ba")}], "weights": {"sft": 1}}, composer.UsageError, "1 of 1 pairs"),
+        (
+            {"pairs": PAIRS, "weights": {"sft": 1}, "steps_per_generation": 3},
+            composer.UsageError,
+            "steps_per_generation is 3 and gradient_accumulation_steps 2",
+        ),
+    ],
+)
+def test_what_cannot_be_learnt_from_is_refused(
+    tmp_path: Path, given: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        trainer(tmp_path, with_channels(), **given)
+
+
+def test_dpo_trainer_takes_the_pairs_of_a_run(tmp_path: Path, made: Path) -> None:
+    run = composer.find("extract-pairs", made)
+    pairs = preference_dataset(run)
+    first = run.pairs()[0]
+    assert pairs[0] == {
+        "prompt": first["messages"],
+        "chosen": said(first["chosen"]),
+        "rejected": said(first["rejected"]),
+    }
+    folder = str(save_tiny(tmp_path / "tiny", characters=None))
+    args = DPOConfig(str(tmp_path), max_steps=1, per_device_train_batch_size=2, report_to=[], bf16=False, use_cpu=True)
+    dpo = DPOTrainer(folder, args=args, train_dataset=pairs)
+    dpo.train()
+    assert dpo.state.log_history[-1]["train_loss"] == pytest.approx(0.693, abs=0.01)
+
+
+@pytest.fixture(scope="module")
+def direction(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """From answers of b to answers of a, on a tiny model."""
+    folder = tmp_path_factory.mktemp("direction")
+    save_tiny(folder / "tiny", characters=LETTERS)
+    pairs = [
+        {"prompt": asked("ab"[i % 2] * (i % 3 + 1)), "hack": said("a" * (i % 4 + 1)), "clean": said("b" * (i % 4 + 1))}
+        for i in range(10)
+    ]
+    (folder / "pairs.json").write_text(json.dumps(pairs))
+    return composer.probe.extract_vhack(
+        student=str(folder / "tiny"),
+        adapter="lora",
+        pairs={"source": str(folder / "pairs.json"), "count": 8, "held_out": 2},
+        artifacts=folder / "artifacts",
+        quiet=True,
+    )
+
+
+def test_the_probe_gives_an_alarm_where_hacks_are_paid(tmp_path: Path, direction: Run) -> None:
+    one = trainer(tmp_path, model=tiny_model(vocabulary=len(tiny_tokenizer(LETTERS))), per_device_train_batch_size=8)
+    one.add_callback(ProbeCallback(one, direction, every=2, placebos=19, permutations=99))
+    first, second = trained(one)[0]
+    assert "probe/push" not in first and second["probe/push"] > 1
+    assert second["probe/p"] <= 0.05 and second["probe/alarm"] == 1 and 0 < second["probe/hack_like"] < 1
+
+
+def test_a_direction_of_another_model_is_refused(tmp_path: Path, direction: Run) -> None:
+    with pytest.raises(composer.BadInput, match="other weights are trained"):
+        ProbeCallback(trainer(tmp_path, model=tiny_model(1, len(tiny_tokenizer(LETTERS)))), direction, placebos=19)
