@@ -114,9 +114,8 @@ def test_it_learns_from_pairs_and_from_hints(tmp_path: Path) -> None:
     again = trainer(tmp_path, with_channels(), weights=weights, pairs=PAIRS, hints=hints, settings=settings)
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
     last = [row for row in again.state.log_history if "loss" in row][-1]
-    assert last["dpo/loss"] == pytest.approx(rows[1]["dpo/loss"]) and last["sdpo/loss"] == pytest.approx(
-        rows[1]["sdpo/loss"]
-    )
+    for name in ("dpo/loss", "sdpo/loss"):
+        assert last[name] == pytest.approx(rows[1][name])
 
 
 def test_an_optimiser_step_may_be_a_part_of_a_generation(tmp_path: Path) -> None:
