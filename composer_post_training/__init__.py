@@ -27,6 +27,7 @@ messages.py        - messages of the command line in the words of Python
 results.py         - a run and a chain with what they hold as Python objects
 rollouts.py        - one rollout as an object that shows itself as a conversation
 stage_functions.py - a stage as a function: its arguments, signature and help
+trl.py             - what a script that trains with TRL can add: channels, the alarm, pairs, environments
 """
 
 from collections.abc import Callable, Mapping, Sequence

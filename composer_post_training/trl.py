@@ -161,7 +161,7 @@ class _ChannelStep(ComposedStep):
         if not self._pairs.pairs:
             raise UsageError(f"{lost} Raise pairs.max_tokens in settings, or give others.")
         if dropped:
-            warnings.warn(lost, stacklevel=4)
+            warnings.warn(lost, stacklevel=3)
         if any("reference" in CHANNELS[name].needs for name in self.channels.weights):
             with self.accelerator.autocast():
                 self._pairs.cache_reference(self.model, ranks=self._ranks)
@@ -232,7 +232,7 @@ ROUNDING = 3e-3
 
 
 class ProbeCallback(TrainerCallback):
-    """Measures whether completions that look like a hack earn more than others: push and alarm of `composer probe`.
+    """Measures whether completions that look like a hack earn more than others: push and alarm of `probe watch`.
 
     trainer: a `GRPOTrainer`. direction: a run of `composer probe extract-vhack` on the model that training starts from,
     which is loaded a second time, into the first process. every: steps between measurements, of the newest completions.
