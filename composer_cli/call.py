@@ -1,7 +1,8 @@
 """Run one stage: build its settings, execute it or reuse a complete run, print the result."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from composer_cli.printing import print_json, print_text
 from composer_cli.trust import require_trusted_servers
 from stages import command_words
 from stages.backends import ranks
-from stages.errors import UsageError
+from stages.errors import ComposerError, UsageError
 from stages.layout import duration
 from stages.plurals import singular
 from stages.runs import bucket, runner, settings
@@ -25,7 +26,7 @@ from stages.runs.bucket import Mirror
 from stages.runs.run import Inputs, Run
 from stages.runs.runner import Result, preflight
 from stages.runs.settings import Given, Settings, StageConfig, Tree, with_default
-from stages.runs.stage import Plan, load_stage, read_for_stage
+from stages.runs.stage import Plan, load_stage
 from stages.stopping import Interrupted, on_signals
 
 
@@ -96,15 +97,13 @@ class ChainArguments(Arguments):
     """Go on after a stage that did not pass its own checks, or left them open."""
 
 
-def configure(
-    stage: str, files: Sequence[Path], typed: Sequence[Tree], notify: Callable[[str], None], *, trust: bool = False
-) -> StageConfig:
+def configure(stage: str, files: Sequence[Tree], typed: Sequence[Tree], *, trust: bool = False) -> StageConfig:
     """Return the stage's configuration: defaults, files, then what was typed, in this order.
 
-    notify: called with what is left out of files. trust: whether files may send a provider's key elsewhere.
+    files: as `read_for_stage` returns them. trust: whether they may send a provider's key elsewhere.
     """
     model = load_stage(stage).config
-    configuration = settings.build(stage, model, [*read_for_stage(stage, files, notify), *typed])
+    configuration = settings.build(stage, model, [*files, *typed])
     trees = [settings.expanded(model, layer) for layer in typed]
     require_trusted_servers(stage, configuration, trees, trust=trust)
     return configuration
@@ -250,15 +249,46 @@ def plan_in_words(plan: Plan) -> str:
     return ", ".join([*parts, *plan.notes])
 
 
-def show_plan(job: StageJob, asked: Arguments, console: Console, as_json: bool) -> None:
+Configured = Callable[[Sequence[Tree]], Mapping[str, StageConfig]]
+"""Returns the configurations of one or several entries by title, from these settings files."""
+
+
+def changed_bills(
+    job: StageJob, plan: Plan, paths: Sequence[Path], files: Sequence[Tree], configured: Configured
+) -> list[str]:
+    """Return the numbers in settings files that change a plan's units, tokens or cost: the plan without each, in words.
+
+    Such a number at the top of a file goes to every stage that has a setting of its name.
+    """
+    lines = list[str]()
+    for number, (path, tree) in enumerate(zip(paths, files, strict=True)):
+        for key in (key for key, value in tree.items() if type(value) is int and key != "seed"):
+            others = [*files[:number], {name: tree[name] for name in tree if name != key}, *files[number + 1 :]]
+            with suppress(ComposerError):  # what cannot be planned without the number has no other bill
+                bill = replace(replace(job, config=configured(others)[job.title]).plan(), notes=plan.notes)
+                if replace(bill, up_to=plan.up_to) != plan:
+                    bill = replace(bill, notes=())
+                    lines.append(f"{path} sets {key} = {tree[key]} for {job.title}; without it {plan_in_words(bill)}")
+    return lines
+
+
+def show_plan(
+    job: StageJob, asked: Arguments, console: Console, as_json: bool, files: Sequence[Tree], configured: Configured
+) -> None:
     """Print what would be done and what was checked for it; raises what running it would raise before its work."""
     if note := job.nothing_to_resume(asked):
         console.notify(note)
     plan, checked = job.plan(), preflight(job.stage, job.inputs, job.config, **asked.where())
+    bills = changed_bills(job, plan, asked.config, files, configured)
     if as_json:
-        print_json({**asdict(plan), "checked": checked})
+        print_json({**asdict(plan), "files": bills, "checked": checked})
     else:
-        print_text("\n".join([plan_in_words(plan), *(f"  checked: {line}" for line in checked)]))
+        print_text("\n".join([plan_in_words(plan), *indented(bills, checked)]))
+
+
+def indented(bills: Sequence[str], checked: Sequence[str]) -> list[str]:
+    """Return the lines below a plan: what settings files change in it, and what was checked."""
+    return [*(f"  {line}" for line in bills), *(f"  checked: {line}" for line in checked)]
 
 
 def summary(result: Result) -> dict[str, Any]:

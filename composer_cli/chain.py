@@ -19,7 +19,7 @@ from stages.layout import aligned
 from stages.runs.catalog import assign_inputs
 from stages.runs.run import Run
 from stages.runs.runner import MODELS, Result, check_disk_space
-from stages.runs.settings import StageConfig
+from stages.runs.settings import StageConfig, Tree
 from stages.runs.stage import Plan, load_stage
 from stages.stopping import on_signals
 
@@ -97,7 +97,13 @@ def at_once(configs: Sequence[StageConfig], asked: Arguments) -> bool:
 
 
 def show_plan(
-    preset: Preset, configs: Mapping[str, StageConfig], asked: Arguments, console: Console, as_json: bool
+    preset: Preset,
+    configs: Mapping[str, StageConfig],
+    asked: Arguments,
+    console: Console,
+    as_json: bool,
+    files: Sequence[Tree],
+    configured: call.Configured,
 ) -> None:
     """Print which entries each entry reads, whether it is up to date or its plan, its place, and what was checked.
 
@@ -105,7 +111,7 @@ def show_plan(
     machine; raises for the first lack.
     """
     pool = _check_gpus(preset, configs)
-    rows, entries = list[tuple[str, str, str]](), list[dict[str, Any]]()
+    rows, entries, bills = list[tuple[str, str, str]](), list[dict[str, Any]](), list[str]()
     done = dict[str, Result]()
     for entry in preset.stage:
         needs_none = all(slot.optional for slot in load_stage(entry.stage).inputs.values())
@@ -120,6 +126,7 @@ def show_plan(
                 if begun and (note := job.nothing_to_resume(asked)):
                     console.notify(f"{entry.title}: {note}")
                 plan = job.plan()
+                bills += call.changed_bills(job, plan, asked.config, files, configured)
         reads = f"after {', '.join(entry.reads)}" if entry.reads else "reads nothing"
         planned = f", {call.plan_in_words(plan)}" if plan else ""
         if entry.title in done:
@@ -137,9 +144,9 @@ def show_plan(
     checks = [line for config in waiting for line in config.check(asked.artifacts / MODELS)]
     checked = list(dict.fromkeys([*checks, check_disk_space(asked.artifacts)]))
     if as_json:
-        print_json({"entries": entries, "placed": placed, "checked": checked})
+        print_json({"entries": entries, "placed": placed, "files": bills, "checked": checked})
     else:
-        words = [*(f"  placed: {line}" for line in placed), *(f"  checked: {line}" for line in checked)]
+        words = [*(f"  placed: {line}" for line in placed), *call.indented(bills, checked)]
         print_text("\n".join([aligned(rows), *words]))
 
 

@@ -1,6 +1,7 @@
 """The command of a chain: `composer run`."""
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import typer
@@ -57,9 +58,9 @@ class ChainCommand(HelpCommand):
             console, typed = Console(asked.quiet, watch=given["watch"]), list(given["set_"] or ())
             files = read_for_preset(wanted, asked.config, console.notify)
             layers, on_settings = jobs.split_on([*files, *map(assignment, typed)])
-            configs = configure_preset(
-                wanted, layers[: len(files)], layers[len(files) :], policy=asked.policy, trust=asked.trust
-            )
+            files, typed_layers = layers[: len(files)], layers[len(files) :]
+            configured = partial(configure_preset, wanted, typed=typed_layers, policy=asked.policy, trust=asked.trust)
+            configs = configured(files)
             if base.executor(where) is not None:
                 if given["tune"]:
                     raise UsageError("--tune runs here, and --on submits a chain elsewhere. Tune without --on first.")
@@ -77,7 +78,11 @@ class ChainCommand(HelpCommand):
                 else:
                     configs, _ = tuning.tune(wanted, configs, given["tune"], asked, console)
             if given["dry_run"]:
-                chain.show_plan(wanted, configs, asked, console, given["json"])
+                # Of the entries that --tune adds no file changes the bill.
+                chain.show_plan(
+                    *(wanted, configs, asked, console, given["json"], files),
+                    lambda others: {**configs, **configured(others)},
+                )
                 return
             results = chain.run(wanted, configs, asked, console)
             raise typer.Exit(chain.show(wanted, configs, results, asked.artifacts, given["json"]))

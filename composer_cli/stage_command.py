@@ -6,6 +6,7 @@ that only the command line has (`options.py`). Options that a stage has no use f
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
+from functools import partial
 from inspect import Parameter, Signature
 from typing import Annotated, Any, get_args, get_origin
 
@@ -102,7 +103,7 @@ class StageCommand(HelpCommand):
         from stages.runs import catalog
         from stages.runs.activity import on_activity
         from stages.runs.run import Run
-        from stages.runs.stage import load_stage, with_inherited
+        from stages.runs.stage import load_stage, read_for_stage, with_inherited
 
         given, stage = ctx.params, self.stage
         # Neither a plan nor a dry run makes a run that --resume could continue.
@@ -112,7 +113,9 @@ class StageCommand(HelpCommand):
             console = Console(asked.quiet, watch=bool(given.get("watch")))
             positionals, named = read_positionals(stage, given.get("words") or ())
             typed = [*positionals, *typed_settings(stage, given)]
-            configuration = call.configure(stage, asked.config, typed, console.notify, trust=asked.trust)
+            files = read_for_stage(stage, asked.config, console.notify)
+            configured = partial(call.configure, stage, typed=typed, trust=asked.trust)
+            configuration = configured(files)
             if stage == "train" and (note := unlike_presets(configuration)):
                 console.notify(f"train: {note}")
             study, runs = load_stage(stage).study, list(given["from_"] or ())
@@ -129,7 +132,10 @@ class StageCommand(HelpCommand):
             configuration = with_inherited(stage, inputs, configuration)
             job, asked = call.mirrored(call.StageJob(stage, stage, inputs, configuration), asked)
             if given["dry_run"]:
-                call.show_plan(job, asked, console, given["json"])
+                call.show_plan(
+                    *(job, asked, console, given["json"], files),
+                    lambda others: {stage: with_inherited(stage, inputs, configured(others))},
+                )
             elif not call.follow(job, asked):
                 raise typer.Exit(call.show(call.execute(job, asked, console), configuration, given["json"]))
 

@@ -26,7 +26,7 @@ from stages.errors import UsageError
 from stages.runs import catalog, settings
 from stages.runs.run import Inputs, Run
 from stages.runs.settings import StageConfig
-from stages.runs.stage import Plan, load_stage, with_inherited
+from stages.runs.stage import Plan, load_stage, read_for_stage, with_inherited
 
 Listener = Callable[[str, int, int], None]
 """Called with (what, units done, units in all); with 0 in all, `what` is a remark on the state of the work."""
@@ -162,7 +162,8 @@ class StageFunction(Generic[P, R]):
         own = {key: value for key, value in given.items() if key in Arguments.model_fields}
         asked = settings.build(self.name, Arguments, [own])
         typed = [settings.nested(key, value) for key, value in given.items() if key not in own]
-        made = call.configure(self.name, asked.config, typed, console.notify, trust=asked.trust)
+        files = read_for_stage(self.name, asked.config, console.notify)
+        made = call.configure(self.name, files, typed, trust=asked.trust)
         inputs = catalog.choose(self.name, named, asked.artifacts, console.notify, unasked=made.reads_runs())
         return asked, with_inherited(self.name, inputs, made), inputs
 

@@ -386,7 +386,7 @@ def placed(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> lis
     (tmp_path / "preset.toml").write_text(text)
     preset = load_preset(str(tmp_path / "preset.toml"))
     configs = configure_preset(preset, [])
-    chain.show_plan(preset, configs, Arguments(artifacts=tmp_path), Console(quiet=True), as_json=False)
+    chain.show_plan(preset, configs, Arguments(artifacts=tmp_path), Console(quiet=True), False, [], lambda _: configs)
     return [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("  placed:")]
 
 

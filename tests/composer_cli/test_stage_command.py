@@ -125,6 +125,8 @@ def test_one_settings_file_serves_all_stages(composer, server, tmp_path):
     arms = [word for name in "AB" for word in ("-s", f"policies.{name}.model=noop")]
     done = composer("evaluate", "-c", study, "-c", also, *arms, "--dry-run")
     assert done.returncode == 0 and done.stdout.startswith("4 rollouts"), done.stderr
+    assert f"  {study} sets tasks = 2 for evaluate; without it up to 400 rollouts\n" in done.stdout
+    assert done.stdout.count(" sets ") == 1, "max_steps costs nothing where no length is known"
     assert done.stderr.splitlines() == [
         f"{study}: policy, train left out, which other stages have and evaluate does not.",
         f"{also}: teachers left out, which other stages have and evaluate does not.",
@@ -138,6 +140,12 @@ def test_one_settings_file_serves_all_stages(composer, server, tmp_path):
     preset.write_text(f"[[stage]]\nstage = 'collect'\nconfig.policy.base_url = '{server}'\nconfig.tasks = 2\n")
     done = composer("run", "--preset", preset, "-c", also, "--dry-run")
     assert done.returncode == 2 and "Nothing is left for this preset" in done.stderr
+    study.write_text("samples = 3\n")
+    done = composer("run", "--preset", preset, "-c", study, "--dry-run")
+    assert (
+        "6 rollouts" in done.stdout
+        and f"{study} sets samples = 3 for collect; without it 8 rollouts, at" in done.stdout
+    )
 
 
 def test_an_arm_unlike_the_presets_is_noted_before_anything_is_loaded(composer):

@@ -350,7 +350,7 @@ def check(words: list[str]) -> None:
     ).params
     if name in STAGES:
         said, _ = read_positionals(name, given.get("words") or [])
-        call.configure(name, [], [*said, *typed_settings(name, {**given, "teachers": None})], print)
+        call.configure(name, [], [*said, *typed_settings(name, {**given, "teachers": None})])
     if name == "run":
         configure_preset(load_preset(given["preset"]), [])
 

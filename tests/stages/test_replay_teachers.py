@@ -15,11 +15,12 @@ from support.recorded_states import states_by_digest
 from support.runs import written
 from support.server import Reply, answer, serving
 
-from stages import replay_teachers
+from stages import STAGES, replay_teachers
 from stages.errors import Incomplete, UsageError
 from stages.runs import runner, store
 from stages.runs.kinds import ROLLOUT, STEP, TASK, TEACHER_ACTION
 from stages.runs.run import Inputs, Run
+from stages.runs.stage import load_stage
 from stages.teachers.questions import RecordedStates, questions
 
 
@@ -136,6 +137,12 @@ def test_a_model_behind_vllm_is_a_teacher_too(tmp_path: Path, tiny: Path, collec
     for row in run.rows(TEACHER_ACTION):
         said.setdefault(row["teacher"], []).append(row["action"])
     assert said["served"] == said["local"] and said["local"]
+
+
+def test_no_other_stage_has_a_setting_that_buys_answers() -> None:
+    """`samples` at the top of a file of settings went to all stages, and bought four answers for each one."""
+    others = (load_stage(name).config.model_fields for name in STAGES if name != "replay-teachers")
+    assert replay_teachers.Config.model_fields.keys() & {key for fields in others for key in fields} == {"seed"}
 
 
 def test_two_teachers_of_one_name_are_refused() -> None:
