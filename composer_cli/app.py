@@ -15,7 +15,7 @@ import typer
 
 from composer_cli import commands, swe, tasks
 from composer_cli.chain_command import ChainCommand
-from composer_cli.help import CommandGroup
+from composer_cli.help import CommandGroup, basic_settings
 from composer_cli.printing import (
     FAILED,
     USAGE,
@@ -116,7 +116,7 @@ def explained(error: typer.TyperException, words: Sequence[str]) -> str:
             message = _too_many_words(context.command, message.removeprefix(TOO_MANY).strip("() "), words)
         keys, basic = list[str](), set[str]()
         if option and isinstance(context.command, StageCommand):
-            keys, basic = context.command.settings_keys(), context.command.basic_settings()
+            keys, basic = context.command.settings_keys(), basic_settings(context.command.loaded.config)
         if option and (read := _kind_of_input(context.command, option)):
             message = f"No such option: {option}. A run of {read[0]}, made by {read[1]}, is given with --from RUN."
         elif setting := option_as_setting(option, keys, basic, near=not getattr(error, "possibilities", None)):
@@ -158,7 +158,7 @@ def _kind_of_input(command: Any, option: str) -> tuple[str, str] | None:
         return None
     from stages.runs.catalog import commands as makers
 
-    kinds = {name: slot.kind for name, slot in command.inputs().items()}
+    kinds = {name: slot.kind for name, slot in command.loaded.inputs.items()}
     kinds |= {kind.plural: kind for kind in kinds.values()}
     kind = kinds.get(option.lstrip("-").replace("-", "_"))
     return kind and (kind.plural, makers(kind))

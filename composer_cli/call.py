@@ -13,7 +13,7 @@ from pydantic import Field, field_validator, model_validator
 
 from composer_cli import options
 from composer_cli.console import Console, Listener
-from composer_cli.printing import print_json, print_text
+from composer_cli.printing import print_result
 from composer_cli.trust import require_trusted_servers
 from stages import command_words
 from stages.backends import ranks
@@ -134,12 +134,16 @@ class StageJob:
         """Return what would be done."""
         return load_stage(self.stage).plan(self.inputs, self.config)
 
+    def resolved(self, asked: Arguments, check: bool = True) -> runner.ResolvedRun:
+        """Return the run folder of the same work, as `runner.resolve_run` does."""
+        root, out = asked.artifacts, asked.folder()
+        return runner.resolve_run(self.stage, self.inputs, self.config, root=root, out=out, check=check)
+
     def completed(self, asked: Arguments) -> Result | None:
         """Return the result of a completed run of the same work, unless it is to be done anew."""
         if asked.clean:
             return None
-        root, out = asked.artifacts, asked.folder()
-        return runner.resolve_run(self.stage, self.inputs, self.config, root=root, out=out).completed()
+        return self.resolved(asked).completed()
 
     def up_to_date(self, asked: Arguments) -> Result | None:
         """Return what `completed` does, judged by the limits of these settings; None where its end is left to do."""
@@ -163,8 +167,7 @@ class StageJob:
 
     def folder(self, asked: Arguments) -> Path | None:
         """Return the run folder, once the run has begun."""
-        root, out = asked.artifacts, asked.folder()
-        resolved = runner.resolve_run(self.stage, self.inputs, self.config, root=root, out=out, check=False)
+        resolved = self.resolved(asked, check=False)
         return resolved.folder if resolved.existing else None
 
     def carried_out(self, asked: Arguments) -> dict[str, Any]:
@@ -280,10 +283,8 @@ def show_plan(
         console.notify(note)
     plan, checked = job.plan(), preflight(job.stage, job.inputs, job.config, **asked.where())
     bills = changed_bills(job, plan, asked.config, files, configured)
-    if as_json:
-        print_json({**asdict(plan), "files": bills, "checked": checked})
-    else:
-        print_text("\n".join([plan_in_words(plan), *indented(bills, checked)]))
+    text = "\n".join([plan_in_words(plan), *indented(bills, checked)])
+    print_result(as_json, {**asdict(plan), "files": bills, "checked": checked}, text)
 
 
 def indented(bills: Sequence[str], checked: Sequence[str]) -> list[str]:
@@ -312,8 +313,5 @@ def show(result: Result, config: StageConfig, as_json: bool) -> int:
     """Print a run's result on stdout; returns the exit code."""
     run = Run(result.path)
     text = load_stage(run.manifest.stage).text(run, config)
-    if as_json:
-        print_json(summary(result))
-    else:
-        print_text(f"{text}\n{result.path}".strip())
+    print_result(as_json, summary(result), f"{text}\n{result.path}".strip())
     return run.manifest.outcome.exit_code

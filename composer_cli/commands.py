@@ -23,16 +23,14 @@ def status(
 ) -> None:
     """List all runs with their status, and why one is not up to date."""
     from composer_cli.executors import jobs
-    from composer_cli.printing import print_json, print_text
+    from composer_cli.printing import print_result
     from composer_cli.show import runs
     from composer_cli.show.text import COLOURS, status_tables
     from stages.errors import BadInput
 
     found, submitted = runs.lines(artifacts, check="bytes" if check else "sizes"), jobs.lines(artifacts)
-    if json:
-        print_json({"runs": found, "jobs": submitted})
-    elif found or submitted:
-        print_text(status_tables(found, submitted), COLOURS)
+    if json or found or submitted:
+        print_result(json, {"runs": found, "jobs": submitted}, status_tables(found, submitted), COLOURS)
     else:
         say(f"There are no runs in {artifacts} yet. `composer run --preset demo` makes some.")
     damaged = [line for line in found if line.status in (runs.DAMAGED, "unreadable")]
@@ -120,10 +118,10 @@ def cancel(
 ) -> None:
     """Stop a chain that was submitted with --on; what it finished stays."""
     from composer_cli.executors import jobs
-    from composer_cli.printing import print_json, print_text
+    from composer_cli.printing import print_result
 
     stopped = jobs.cancel(artifacts, job)
-    print_json({"job": stopped}) if json else print_text(f"{stopped.name} is {stopped.state.status}.")
+    print_result(json, {"job": stopped}, f"{stopped.name} is {stopped.state.status}.")
 
 
 MEMORY = {"-d": 512, "-v": 2048}
@@ -156,7 +154,7 @@ def query(
 ) -> None:
     """Ask the tables of all runs a question in SQL; every table has a column `run`."""
     _require_memory()
-    from composer_cli.printing import print_json, print_text
+    from composer_cli.printing import print_result
     from composer_cli.show.text import query_table
     from stages.runs import catalog, index, queries
     from stages.runs.run import Run
@@ -164,10 +162,8 @@ def query(
 
     named = index.of(Run(catalog.find(artifacts, name)) for name in from_ or [])
     columns, rows = run_sql(queries.sql_query(named or index.entries(artifacts), sql))
-    if json:
-        print_json({"rows": [dict(zip(columns, row, strict=True)) for row in rows]})
-    else:
-        print_text(query_table(columns, rows))
+    found = {"rows": [dict(zip(columns, row, strict=True)) for row in rows]}
+    print_result(json, found, query_table(columns, rows))
 
 
 @reports_errors
@@ -183,14 +179,11 @@ def report(
     artifacts: options.Artifacts = options.DEFAULT_ARTIFACTS,
 ) -> None:
     """Write one HTML file about a chain of runs, the newest if none is named."""
-    from composer_cli.printing import print_json, print_text
+    from composer_cli.printing import print_result
     from composer_cli.view import page
 
     path = page.save(artifacts, page.chain(artifacts, run or []))
-    if json:
-        print_json({"html": str(path), "json": str(path.with_suffix(".json"))})
-    else:
-        print_text(str(path))
+    print_result(json, {"html": str(path), "json": str(path.with_suffix(".json"))}, str(path))
 
 
 @reports_errors
@@ -211,17 +204,15 @@ def publish(
     artifacts: options.Artifacts = options.DEFAULT_ARTIFACTS,
 ) -> None:
     """Write a finished run into a bucket, from where `--from URL` reads it."""
-    from composer_cli.printing import print_json, print_text
+    from composer_cli.printing import print_result
     from stages.runs import bucket, catalog
     from stages.runs.run import Run
 
     folder = catalog.find(artifacts, run)
     with interrupt_leaves(f"What was sent stays at {address} and is not a run yet; the same command sends it anew."):
         sent = bucket.publish(Run(folder), address)
-    if json:
-        print_json({"run": str(folder), "url": address, "sent_bytes": sent})
-    else:
-        print_text(f"{address}: {f'{sent / 1e6:.1f} MB sent' if sent else 'this run is there already'}")
+    told = f"{address}: {f'{sent / 1e6:.1f} MB sent' if sent else 'this run is there already'}"
+    print_result(json, {"run": str(folder), "url": address, "sent_bytes": sent}, told)
 
 
 @reports_errors
@@ -235,11 +226,11 @@ def view(
     artifacts: options.Artifacts = options.DEFAULT_ARTIFACTS,
 ) -> None:
     """Show all runs and rollouts on a local web page, until Ctrl-C."""
-    from composer_cli.printing import print_json, print_text
+    from composer_cli.printing import print_result
     from composer_cli.view import app
 
     def announce(address: str) -> None:
-        print_json({"url": address}) if json else print_text(address)
+        print_result(json, {"url": address}, address)
         sys.stdout.flush()
         say(
             "Open this address in a browser. It contains a secret token: share it only with people who may read these "

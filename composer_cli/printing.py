@@ -81,6 +81,11 @@ def print_text(text: str, colours: Mapping[str, int] | None = None, *, bold_titl
     print(shown)
 
 
+def print_result(as_json: bool, document: Any, text: str, colours: Mapping[str, int] | None = None) -> None:
+    """Print a command's result on stdout: the document as JSON, or the text for people."""
+    print_json(document) if as_json else print_text(text, colours)
+
+
 @contextmanager
 def views() -> Iterator[Callable[[str], None]]:
     """Yield a function that shows one text after another.

@@ -14,7 +14,7 @@ import typer
 from typer.models import OptionInfo
 
 from composer_cli import options
-from composer_cli.help import HelpCommand, basic_settings
+from composer_cli.help import HelpCommand
 from composer_cli.printing import print_json, reporting_errors
 from stages import STAGES, command_words
 from stages.errors import UsageError
@@ -45,11 +45,17 @@ class StageCommand(HelpCommand):
         self.params = self.params or parameters(self._declared())
         return super().all_params(ctx)
 
-    def _declared(self) -> Declared:
-        from composer_cli.call import Arguments
+    @property
+    def loaded(self) -> Any:
+        """Return the stage, imported."""
         from stages.runs.stage import load_stage
 
-        stage, keys = load_stage(self.stage), self.settings_keys()
+        return load_stage(self.stage)
+
+    def _declared(self) -> Declared:
+        from composer_cli.call import Arguments
+
+        stage, keys = self.loaded, self.settings_keys()
         declared: Declared = {"words": (options.Words, None)} if STAGES[self.stage].positionals else {}
         declared |= {"from_": (options.From, None), "set_": (options.Set, None), **of_settings(stage.config)}
         if stage.limit_setting is not None:
@@ -68,21 +74,8 @@ class StageCommand(HelpCommand):
     def settings_keys(self) -> list[str]:
         """Return the keys of the stage's settings, also for completion in a shell."""
         from stages.runs.settings import known
-        from stages.runs.stage import load_stage
 
-        return [name for name, _ in known(load_stage(self.stage).config)]
-
-    def basic_settings(self) -> set[str]:
-        """Return the keys of the settings that most runs need."""
-        from stages.runs.stage import load_stage
-
-        return basic_settings(load_stage(self.stage).config)
-
-    def inputs(self) -> Mapping[str, Any]:
-        """Return the slots of the runs that the stage reads, by name."""
-        from stages.runs.stage import load_stage
-
-        return load_stage(self.stage).inputs
+        return [name for name, _ in known(self.loaded.config)]
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Name the positional words by their meaning in the usage line."""
@@ -91,9 +84,7 @@ class StageCommand(HelpCommand):
 
     def settings(self, ctx: Any) -> Iterable[tuple[str, Any, str]]:
         """Yield the stage's settings."""
-        from stages.runs.stage import load_stage
-
-        yield "Settings, for --set KEY=VALUE or a --config file", load_stage(self.stage).config, ""
+        yield "Settings, for --set KEY=VALUE or a --config file", self.loaded.config, ""
 
     def invoke(self, ctx: Any) -> None:
         """Execute the stage, or show its plan, as its words and options ask."""
@@ -103,7 +94,7 @@ class StageCommand(HelpCommand):
         from stages.runs import catalog
         from stages.runs.activity import on_activity
         from stages.runs.run import Run
-        from stages.runs.stage import load_stage, read_for_stage, with_inherited
+        from stages.runs.stage import read_for_stage, with_inherited
 
         given, stage = ctx.params, self.stage
         # Neither a plan nor a dry run makes a run that --resume could continue.
@@ -118,7 +109,7 @@ class StageCommand(HelpCommand):
             configuration = configured(files)
             if stage == "train" and (note := unlike_presets(configuration)):
                 console.notify(f"train: {note}")
-            study, runs = load_stage(stage).study, list(given["from_"] or ())
+            study, runs = self.loaded.study, list(given["from_"] or ())
             if given.get("plan") and study is not None:
                 pilots = [Run(catalog.find(asked.artifacts, name)) for name in runs]
                 with console.watching() as shown:

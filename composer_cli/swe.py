@@ -11,7 +11,6 @@ from composer_cli.printing import reports_errors
 if TYPE_CHECKING:
     from stages.envs.swe.requirements import WayToRun
 
-INCOMPLETE = 3
 COLOURS = {"missing": 31, "note": 33, "ok": 32}
 app = typer.Typer(
     cls=CommandGroup, help="Look at what SWE-bench's tasks need.", rich_markup_mode=None, no_args_is_help=True
@@ -29,11 +28,11 @@ def check(
 
     Exit code 0 where `collect` can begin with these settings, 3 where something is missing.
     """
-    from composer_cli.printing import print_json, print_text
+    from composer_cli.printing import print_result
     from stages.envs import load
     from stages.envs.config import EnvStageConfig
     from stages.envs.swe.env import SweEnv
-    from stages.errors import UsageError
+    from stages.errors import Incomplete, UsageError
     from stages.runs import settings
 
     layers = [{"env": {"name": SweEnv.name, "split": "eval"}}, *map(settings.assignment, set_ or [])]
@@ -42,15 +41,13 @@ def check(
     if type(environment) is not SweEnv:
         raise UsageError(f"`composer swe check` looks at swe-lite, not at {config.env.name!r}. Leave out env.name.")
     report = environment.requirements(config.env.split)
-    if json:
-        print_json(report.document())
-    else:
-        rows = f"rows: {report.rows.state}, {report.rows.found}"
-        end = "Not ready: what is marked missing is needed. `--env swe-mini` needs nothing but bubblewrap and pip."
-        if report.ready:
-            end = f"Ready: `composer collect --env swe-lite` can begin here ({report.chosen})."
-        print_text("\n\n".join([rows, *map(_requirements, report.ways), end]), COLOURS)
-    raise typer.Exit(0 if report.ready else INCOMPLETE)
+    rows = f"rows: {report.rows.state}, {report.rows.found}"
+    end = "Not ready: what is marked missing is needed. `--env swe-mini` needs nothing but bubblewrap and pip."
+    if report.ready:
+        end = f"Ready: `composer collect --env swe-lite` can begin here ({report.chosen})."
+    text = "\n\n".join([rows, *map(_requirements, report.ways), end])
+    print_result(json, report.document(), text, COLOURS)
+    raise typer.Exit(0 if report.ready else Incomplete.exit_code)
 
 
 def _requirements(way: "WayToRun") -> str:

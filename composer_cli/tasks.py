@@ -14,14 +14,13 @@ import typer
 
 from composer_cli import options
 from composer_cli.printing import interrupt_leaves, reports_errors
-from stages.errors import BadInput, UsageError
+from stages.errors import BadInput, Incomplete, UsageError
 from stages.plurals import counted
 
 if TYPE_CHECKING:
     from stages.envs.task_checks import TaskCheck, TaskChecksConfig
 
 COLOURS = {"ok": 32, "fails": 31, "empty": 31, "flaky": 31, "forgeable": 33, "error": 31}
-INCOMPLETE = 3
 Words = Annotated[
     str | None,
     typer.Argument(metavar="[PATH]", help="A file of rows (--env tasks), or a folder of Harbor tasks (--env harbor)."),
@@ -48,7 +47,7 @@ def check(
     played. Ctrl-C prints the tasks that were checked by then.
     """
     from composer_cli.console import Console
-    from composer_cli.printing import print_json, print_text, say, sentence_and_code
+    from composer_cli.printing import print_result, say, sentence_and_code
     from stages.envs import task_checks
     from stages.runs.activity import Notice
     from stages.stopping import Interrupted
@@ -78,16 +77,14 @@ def check(
     checks.sort(key=lambda one: (task_checks.WORST_FIRST.index(one.verdict), order[one.task_id]))
     found = Counter(one.verdict for one in checks)
     counts = {verdict: found[verdict] for verdict in get_args(task_checks.Verdict) if found[verdict]}
-    if json:
-        of = {"interrupted": interrupted is not None, "of": len(tasks), "counts": counts}
-        print_json({"env": configuration.env.name, **of, "tasks": [_document(one) for one in checks]})
-    else:
-        print_text(_page(checks, counts, forged=configuration.sandbox != "none"), COLOURS)
+    of = {"interrupted": interrupted is not None, "of": len(tasks), "counts": counts}
+    document = {"env": configuration.env.name, **of, "tasks": [_document(one) for one in checks]}
+    print_result(json, document, _page(checks, counts, forged=configuration.sandbox != "none"), COLOURS)
     if interrupted:
         say(interrupted[0])
         raise typer.Exit(interrupted[1])
     bad = any(found[verdict] for verdict in task_checks.BAD)
-    raise typer.Exit(BadInput.exit_code if bad else INCOMPLETE if found["error"] else 0)
+    raise typer.Exit(BadInput.exit_code if bad else Incomplete.exit_code if found["error"] else 0)
 
 
 @reports_errors
@@ -110,7 +107,7 @@ def convert(
 ) -> None:
     """Write tasks as folders in Harbor's format, each with its verifier and its solution."""
     from composer_cli.console import Console
-    from composer_cli.printing import print_json, print_text
+    from composer_cli.printing import print_result
     from stages.envs import task_checks
     from stages.envs.harbor import write as harbor
 
@@ -130,10 +127,8 @@ def convert(
         with interrupt_leaves(f"{to[1]} holds the tasks written by then; delete it and start again."):
             harbor.write_tasks(configuration.env.name, options_, tasks, to[1], base_image, notify)
         watch.ended("tasks convert")
-    if json:
-        print_json({"env": configuration.env.name, "folder": str(to[1]), "tasks": names})
-    else:
-        print_text(f"{counted(len(names), 'task')} in {to[1]}")
+    document = {"env": configuration.env.name, "folder": str(to[1]), "tasks": names}
+    print_result(json, document, f"{counted(len(names), 'task')} in {to[1]}")
 
 
 def configured(

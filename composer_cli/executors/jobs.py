@@ -27,7 +27,7 @@ from composer_cli.executors.base import (
     redact,
 )
 from composer_cli.preset import preset_names
-from composer_cli.printing import print_json, print_text
+from composer_cli.printing import print_result
 from stages.errors import BadInput, ComposerError, UsageError
 from stages.redaction import redacted, redacted_value
 from stages.runs import settings, store
@@ -139,16 +139,14 @@ def submit_or_show(request: Request, *, dry_run: bool, json: bool) -> None:
         spec = _spec(executor, chain, where)
         head = [f"{key}: {value}" for key, value in spec.items() if key != "script"]
         text = "\n".join([*head, "script:", *(f"  {line}" for line in spec["script"].splitlines())])
-        print_json({"on": request.on, "spec": spec}) if json else print_text(text)
+        print_result(json, {"on": request.on, "spec": spec}, text)
         return
     job = submit(request)
-    if json:
-        print_json({"job": job})
-        return
-    print_text(
+    told = (
         f"{job.name} is submitted to {request.on}.\n`composer status` says how it stands, "
         f"`composer show {job.name} --follow` what it prints, `composer cancel {job.name}` stops it."
     )
+    print_result(json, {"job": job}, told)
 
 
 def _checked(request: Request) -> tuple[Executor, SubmittedChain, Any]:

@@ -7,7 +7,7 @@ import typer
 
 from composer_cli.executors import jobs
 from composer_cli.executors.jobs import SubmittedJob
-from composer_cli.printing import interrupt_leaves, print_json, print_text, say, views
+from composer_cli.printing import interrupt_leaves, print_json, print_result, print_text, say, views
 from composer_cli.show import facts, runs, text
 from composer_cli.show import rollout as rollouts
 from composer_cli.show.follow import follow
@@ -47,10 +47,7 @@ def watch(target: Path | SubmittedJob) -> None:
 def print_job(job: SubmittedJob, *, json: bool) -> None:
     """Print a job with its log."""
     job = jobs.refreshed(job)
-    if json:
-        print_json({"job": job, "log": list(jobs.log(job, follow=False))})
-    else:
-        print_text(jobs.page(job))
+    print_json({"job": job, "log": list(jobs.log(job, follow=False))}) if json else print_text(jobs.page(job))
 
 
 def open_run(folder: Path, name: str, *, json: bool) -> Run:
@@ -64,10 +61,7 @@ def open_run(folder: Path, name: str, *, json: bool) -> Run:
         say(f"{catalog.name(newer.path)} is newer and {newer.manifest.status}; this is {this}.")
     run = Run(folder)
     if damage := runs.damage(run, "tables"):
-        if json:
-            print_json({"manifest": run.manifest.model_dump(), "damage": damage})
-        else:
-            print_text(text.facts_page(run))
+        print_result(json, {"manifest": run.manifest.model_dump(), "damage": damage}, text.facts_page(run))
         say(f"{run.path}: {damage}. {runs.REPAIR}")
         raise typer.Exit(BadInput.exit_code)
     return run
