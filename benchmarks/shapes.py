@@ -302,7 +302,7 @@ def trainer(
             **common,
         )
     if device == "cpu":
-        resources.set_mmap_threshold()  # as stages/train.py for models that are not small
+        resources.choose_allocation(keep=False)  # as stages/train.py where memory is short
     names, teacher = SIDES[name] if names is None else names, None
     if "taid" in names:
         teacher = new_model(1, layers, size, device, dtype).eval().requires_grad_(False)

@@ -461,7 +461,7 @@ def model_steps(side: str, model: str, steps: int, threads: int) -> dict[str, An
                     peft_config=adapter,
                 )
             )
-        resources.set_mmap_threshold()  # as `composer train` does
+        resources.choose_allocation(keep=True)  # as `composer train` does where memory abounds
         policy = LocalPolicy(loaded, tokenizer, config)
         return timed(
             ComposedTrainer(

@@ -140,7 +140,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     trl_arguments.trl_arguments(resolved, out.path)
     check_memory(resolved, room(resolved))
     if resolved.device == "cpu" and not resolved.small:
-        resources.set_mmap_threshold()
+        resources.choose_allocation(keep=resources.SPARE * estimate_memory(resolved).total <= (unused(resolved) or 0))
     sampled = resolved.sampled_by(ranks.rank)
 
     replica = replicas.join(config.diloco, out)

@@ -42,7 +42,7 @@ def test_blocks_that_stay_no_longer_leave_holes_behind() -> None:
 
     How much more depends on the heap before: 1.03 to 1.75 of HELD were seen. So blocks are counted as well.
     """
-    chosen, resident, mapped = peak("chosen")
+    chosen, resident, mapped = peak("return")
     assert chosen == "True" and resident < 1.05 * HELD and mapped > LAYERS
     _, without, mapped = peak("as it is")
     assert without > resident and mapped < LAYERS
@@ -51,8 +51,14 @@ def test_blocks_that_stay_no_longer_leave_holes_behind() -> None:
 @glibc
 def test_what_somebody_chose_for_glibc_stays() -> None:
     """Counted in blocks: how many holes a heap has depends on what was in it before."""
-    chosen, _, mapped = peak("chosen", **{resources.VARIABLE: str(100 * MB)})
+    chosen, _, mapped = peak("return", **{resources.VARIABLE: str(100 * MB)})
     assert chosen == "False" and mapped == 0
+
+
+@glibc
+def test_freed_blocks_are_kept_where_memory_abounds() -> None:
+    chosen, _, mapped = peak("keep")
+    assert chosen == "True" and mapped < LAYERS
 
 
 class Mallinfo2(ctypes.Structure):
@@ -84,7 +90,7 @@ def layers(word: str) -> None:
             libc.free(block)
 
     freed(taken(30))  # from here on glibc by itself takes such blocks from the heap
-    chosen = word == "chosen" and resources.set_mmap_threshold()
+    chosen = word != "as it is" and resources.choose_allocation(keep=word == "keep")
     before = resident("VmRSS")
     for _ in range(LAYERS):
         normed, queries, keys = taken(10), taken(20), taken(10)
