@@ -24,7 +24,7 @@ from records import Claim, measured
 from scipy.optimize import brentq
 from scipy.stats import binomtest
 
-from stages.evaluation.inference import BETTER, MIN_SEEDS, PARTIAL, VALIDATED, PairedTest, shows
+from stages.evaluation.inference import BETTER, MIN_SEEDS, VALIDATED, PairedTest, shows
 from stages.evaluation.outcomes import START, collapsed, items_table
 from stages.evaluation.planner import (
     NUM_PILOTS,
@@ -38,6 +38,7 @@ from stages.evaluation.planner import (
     measure,
     models_of,
     outlook,
+    simulated,
     validated_range,
 )
 from stages.evaluation.report import LARGEST_RANGE
@@ -73,15 +74,15 @@ def true_mean(model: TaskModel, design: Design, gain: float) -> float:
     return float((treatment - baseline).mean())
 
 
-def coverage(model: TaskModel, design: Design, gain: float, truth: float, num: int) -> float:
-    """Return the share of simulated experiments whose interval holds the true mean."""
+def coverage(model: TaskModel, design: Design, gain: float, truth: float, num: int) -> np.ndarray:
+    """Return of each simulated experiment whether its interval holds the true mean."""
     random = np.random.default_rng(1)
     units = np.repeat(np.arange(len(design.sizes)), design.sizes)
     held = [
         ~PairedTest(*draw(model, design, gain, 250, random), units, fixed=design.fixed, num_flips=399).rejects(truth)
         for _ in range(num // 250)
     ]
-    return float(np.concatenate(held).mean())
+    return np.concatenate(held)
 
 
 def verdicts(experiments: int = 4000) -> Iterator[Claim]:
@@ -95,13 +96,11 @@ def verdicts(experiments: int = 4000) -> Iterator[Claim]:
                 played = replace(design, seeds=seeds)
                 truth = true_mean(shown, played, gain)
                 held = coverage(shown, played, gain, truth, experiments)
-                error = float(np.sqrt(held * (1 - held) / experiments))
                 found = outlook(shown, played, gain, experiments // 4).chances
                 cells = " | ".join(f"{100 * chance:.1f} %" for chance in found.values())
-                print(f"| {name} | {seeds} | {100 * truth:.1f} | {100 * held:.1f} % | {cells} |", flush=True)
+                print(f"| {name} | {seeds} | {100 * truth:.1f} | {100 * held.mean():.1f} % | {cells} |", flush=True)
                 claim = f"{name}, {seeds} seeds, a true gain of {100 * truth:.1f} points: coverage of 95 % intervals"
-                between = (100 * (held - 1.96 * error), min(100 * (held + 1.96 * error), 100.0))
-                yield measured(claim, 100 * held, between, n=experiments, unit="%", goal=">= 93.5")
+                yield share_of(held, claim, goal=">= 93.5")
 
 
 STARTED = (
@@ -124,17 +123,14 @@ def against_start(experiments: int = 4000) -> Iterator[Claim]:
             spreading = replace(model, seed_sd=spread)
             played = replace(design, seeds=seeds, one_baseline=True)
             truth = true_mean(spreading, played, 0.0)
-            wrong = 1 - coverage(spreading, played, 0.0, truth, experiments)
-            of_training = wrong if seeds >= MIN_SEEDS else 0.0
-            print(
-                f"| {name} | {seeds} | {100 * spread:g} | {100 * wrong:.1f} % | {100 * of_training:.1f} % |", flush=True
-            )
+            wrong = ~coverage(spreading, played, 0.0, truth, experiments)
+            found = 100 * float(wrong.mean())
+            of_training = found if seeds >= MIN_SEEDS else 0.0
+            print(f"| {name} | {seeds} | {100 * spread:g} | {found:.1f} % | {of_training:.1f} % |", flush=True)
             if spread and seeds < MIN_SEEDS:
                 continue
-            error = float(np.sqrt(wrong * (1 - wrong) / experiments))
             claim = f"{name}, {seeds} seeds against their start without a gain: a difference is found"
-            between = (max(100 * (wrong - 1.96 * error), 0.0), 100 * (wrong + 1.96 * error))
-            yield measured(claim, 100 * wrong, between, n=experiments, unit="%", goal="<= 6.5")
+            yield share_of(wrong, claim, goal="<= 6.5")
 
 
 PLANNED = {
@@ -159,11 +155,9 @@ def planned(experiments: int = 1000) -> Iterator[Claim]:
         if gain is None:
             raise RuntimeError(f"{name}: no gain is found by 80 % of such experiments")
         at = question.model_at(gain)
-        found = outlook(at, design, gain, experiments, seed=77).chances
-        share = found[VALIDATED] + found[PARTIAL]
-        error = 1.96 * float(np.sqrt(share * (1 - share) / experiments))
-        claim = f"{name}: experiments that find the {100 * gain:.1f} points that 80 % should find"
-        yield measured(claim, 100 * share, (100 * (share - error), 100 * (share + error)), n=experiments, unit="%")
+        tests = simulated(at, design, gain, experiments, seed=77)
+        found = np.concatenate([shows([test]) == BETTER for test in tests])
+        yield share_of(found, f"{name}: experiments that find the {100 * gain:.1f} points that 80 % should find")
 
 
 FAILING = 0.15
@@ -228,11 +222,11 @@ def healthy(experiments: int = 300) -> Iterator[Claim]:
             yield share_of(np.array(named), f"{what}: one is named as collapsed")
 
 
-def share_of(found: np.ndarray, claim: str) -> Claim:
+def share_of(found: np.ndarray, claim: str, goal: str | None = None) -> Claim:
     """Return the share of experiments as a claim, with its interval by Clopper and Pearson."""
     held = binomtest(int(found.sum()), len(found))
     low, high = held.proportion_ci()
-    return measured(claim, 100 * held.statistic, (100 * low, 100 * high), n=len(found), unit="%")
+    return measured(claim, 100 * held.statistic, (100 * low, 100 * high), n=len(found), unit="%", goal=goal)
 
 
 PILOTS = {"6 families": (4,) * 6, "12 families": (4,) * 12, "24 families": KATA, "96 families": KATA * 4}

@@ -309,9 +309,9 @@ def summary(result: Result) -> dict[str, Any]:
     }
 
 
-def show(result: Result, config: StageConfig, as_json: bool) -> int:
+def show(result: Result, as_json: bool) -> int:
     """Print a run's result on stdout; returns the exit code."""
     run = Run(result.path)
-    text = load_stage(run.manifest.stage).text(run, config)
+    text = (run.read_file("report.txt") or b"").decode()
     print_result(as_json, summary(result), f"{text}\n{result.path}".strip())
     return run.manifest.outcome.exit_code

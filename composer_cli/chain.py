@@ -176,9 +176,7 @@ def placement(group: Sequence[PresetEntry], configs: Mapping[str, StageConfig], 
     return f"{named}: {some}at most {most} at the same time, {each}, of {devices.used(len(pool.names), pool.names)}"
 
 
-def show(
-    preset: Preset, configs: Mapping[str, StageConfig], results: Mapping[str, Result], root: Path, as_json: bool
-) -> int:
+def show(preset: Preset, results: Mapping[str, Result], root: Path, as_json: bool) -> int:
     """Write the report on the chain and print its result; returns the exit code, of which 1 weighs more than 3.
 
     Printed are the last entry's result, entries that failed their own checks, the report's path, what to type next.
@@ -192,7 +190,7 @@ def show(
         print_json({"entries": summaries, "report": str(path)})
         return code
     *earlier, last = results
-    call.show(results[last], configs[last], as_json=False)
+    call.show(results[last], as_json=False)
     for title in earlier:
         if (outcome := outcomes[title]).exit_code:
             failed = outcome.ok is False

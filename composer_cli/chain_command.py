@@ -85,4 +85,4 @@ class ChainCommand(HelpCommand):
                 )
                 return
             results = chain.run(wanted, configs, asked, console)
-            raise typer.Exit(chain.show(wanted, configs, results, asked.artifacts, given["json"]))
+            raise typer.Exit(chain.show(wanted, results, asked.artifacts, given["json"]))

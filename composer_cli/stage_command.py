@@ -128,7 +128,7 @@ class StageCommand(HelpCommand):
                     lambda others: {stage: with_inherited(stage, inputs, configured(others))},
                 )
             elif not call.follow(job, asked):
-                raise typer.Exit(call.show(call.execute(job, asked, console), configuration, given["json"]))
+                raise typer.Exit(call.show(call.execute(job, asked, console), given["json"]))
 
 
 def of_fields(model: Any) -> Declared:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from composer_cli.show.rollout import of_row, read_rows
+from composer_cli.show.sections import earlier_verdict
 from composer_post_training.messages import errors_in_python
 from composer_post_training.rollouts import Rollout
-from stages.errors import UsageError
+from stages.errors import BadInput, UsageError
 from stages.messages import Message
 from stages.plurals import counted
 from stages.rollouts.trace import pairs_with_states, states
@@ -163,16 +164,18 @@ class Evaluation(ReadableRun):
         """Return treatment - baseline, which the verdict rests on, treatment - control, then passes and conduct.
 
         Arms that agree in all tasks are left out, but for the first two. Empty where the arms could not be compared
-        (INVALID-RUN), or the evaluation has not ended.
+        (INVALID-RUN), or the evaluation has not ended; `BadInput` where an earlier version wrote the verdict.
         """
+        if self.document and "comparisons" not in self.document:
+            raise BadInput(f"{self.path} has no differences to read: {earlier_verdict(self)}")
         return Differences(_difference(self.document, one) for one in self.document.get("comparisons", ()))
 
     def __repr__(self) -> str:
-        shown = [super().__repr__(), *([repr(self.differences)] if self.differences else [])]
-        return "\n\n".join(shown)
+        shown = [repr(self.differences)] if self.document.get("comparisons") else []
+        return "\n\n".join([super().__repr__(), *shown])
 
     def _repr_html_(self) -> str:
-        return super()._repr_html_() + (self.differences._repr_html_() if self.differences else "")
+        return super()._repr_html_() + (self.differences._repr_html_() if self.document.get("comparisons") else "")
 
 
 class ComparedLogs(ReadableRun):

@@ -18,6 +18,5 @@ STAGE = Stage(
     config=Config,
     plan=later("stages.comparison.stage:plan"),
     run=later("stages.comparison.stage:run"),
-    text=later("stages.comparison.stage:text"),
     finish=later("stages.comparison.stage:finish"),
 )

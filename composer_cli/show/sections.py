@@ -223,23 +223,22 @@ def evaluated(run: Run) -> Findings | None:
     """Return the decision of an evaluation, with what it shows and does not show; None where it has none."""
     if not (verdict := read_verdict(run)):
         return None
+    lacking = [] if "comparisons" in verdict else [f"Differences: {earlier_verdict(run)}"]
     return Findings(
         ": ".join(filter(None, (verdict["decision"], verdict.get("claim")))),
         shown=verdict["shown"],
-        not_shown=[*verdict["not_shown"], *_of_before(run, verdict)],
+        not_shown=[*verdict["not_shown"], *lacking],
         note=" ".join(filter(None, (verdict["why"], verdict.get("estimand")))),
         links=_tasks_that_differ(run, verdict),
     )
 
 
-def _of_before(run: Run, verdict: Mapping[str, Any]) -> list[str]:
-    """Return, in sentences, what a verdict of an earlier version lacks, and what judges again; empty for others."""
-    if "comparisons" in verdict:
-        return []
-    return [
-        "Differences: an earlier version of Composer wrote this verdict, about all passes, and they are in report.txt. "
+def earlier_verdict(run: Run) -> str:
+    """Return, in sentences, where the differences of a verdict without `comparisons` are, and what judges again."""
+    return (
+        "an earlier version of Composer wrote this verdict, about all passes, and its differences are in report.txt. "
         f"`composer compare {name(run.path)}` compares the arms again without playing, `composer evaluate` plays."
-    ]
+    )
 
 
 def arms(run: Run) -> list[str]:

@@ -23,9 +23,7 @@ class Config(StageConfig):
     unit: Annotated[str, BASIC, Option("COLUMN")] = ""
     """Tasks that agree in this column (a document, a repository, a family) are no independent evidence: they are
     resampled together."""
-    flips: Annotated[bool, BASIC, Option(help="Print every task on which the sides differ.")] = Field(
-        default=False, json_schema_extra={"affects_results": False}
-    )
+    flips: Annotated[bool, BASIC, Option(help="Print every task on which the sides differ.")] = False
     html: Annotated[str | None, BASIC, Option("FILE", "Write the result as one page.")] = Field(
         default=None, json_schema_extra={"affects_results": False}
     )

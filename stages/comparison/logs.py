@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from stages.envs.base import SamplingUnit
 from stages.errors import BadInput, UsageError
-from stages.evaluation.outcomes import KEPT, PASSED, PRIMARY, START, Outcome, sampling_unit_of, without_twins
+from stages.evaluation.outcomes import PASSED, PRIMARY, START, num_broken, sampling_unit_of, without_twins
 from stages.formats import files, readers, reading
 from stages.formats.base import Drop, Reader, Trajectory
 from stages.formats.files import Source
@@ -267,7 +267,9 @@ def of_run(run: Run, label: str, unit: str) -> ReadLog:
         columns = ["arm", "train_seed", "pair_set", "task_id", "family", "unit", "passed", "error_type", "item_id"]
         columns += ["protocol_ok"]
         rows = without_twins(every := table.arrow(list(dict.fromkeys([*columns, *own]))))
-        primary = outcome_of(run)
+        verdict = json.loads(run.read_file("verdict.json") or "{}")
+        # A verdict of an earlier version is about passes, and so is a comparison where there is none.
+        primary = PRIMARY[verdict.get("outcome", PASSED.name)]
         known = {"model": rows["arm"], "seed": rows["train_seed"], "score": primary.value(rows)}
         known |= {"place": rows["item_id"]}
         known |= {"pair_set": rows["pair_set"]}
@@ -298,18 +300,13 @@ def of_run(run: Run, label: str, unit: str) -> ReadLog:
     notes: tuple[str, ...] = ()
     if twins:
         notes = (f"{counted(twins, 'sample')} of impossible tasks, which measure hacking, left out",)
-    if run.holds(EVAL_ITEM) and (broke := pc.sum(pc.and_not(rows["passed"], KEPT.value(rows))).as_py()):
-        of = "passes that kept the protocol alone" if primary is KEPT else "all passes"
-        notes += (f"{of} count, as in the run's verdict: {broke:,} of the passes broke it",)
+    if run.holds(EVAL_ITEM) and (broke := num_broken(rows)):
+        why = "as in the run's verdict" if verdict else "as the run has no verdict"
+        notes += (f"{primary.passes} count, {why}: {broke:,} of the passes broke it",)
     found["place"] = pc.binary_join_element_wise(f"{ROLLOUT_PAGE}{catalog.name(run.path)}", found["place"], ID)
     items = pa.table(found).select(ITEM.names).cast(ITEM)
     facts = {"environment": names}
     return ReadLog(label, items, (f"composer {made.stage}",), _date(label), facts, notes, sampling)
-
-
-def outcome_of(run: Run) -> Outcome:
-    """Return what the verdict of an evaluation is about; passes where it has none, or an earlier version wrote it."""
-    return PRIMARY[json.loads(run.read_file("verdict.json") or "{}").get("outcome", PASSED.name)]
 
 
 def sampling_of(environments: AbstractSet[str], foreign: AbstractSet[str | None] | None) -> SamplingUnit | None:

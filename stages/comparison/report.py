@@ -47,8 +47,8 @@ def sentence(found: "LogComparison", one: "LogDifference") -> str:
     return f"Too few to say whether {b} is better than {a}: {by}; {few}."
 
 
-def text(found: "LogComparison", tasks: pa.Table, places: bool = False) -> str:
-    """Return the result for a terminal; the tasks on which the sides differ most come last."""
+def text(found: "LogComparison") -> str:
+    """Return the result for a terminal, but for the tasks on which the sides differ."""
     lines = [sentence(found, one) for one in found.differences]
     if len(found.differences) > 1:
         lines.append("p is after Holm's correction, and intervals are at the level that it leaves each comparison.")
@@ -60,7 +60,7 @@ def text(found: "LogComparison", tasks: pa.Table, places: bool = False) -> str:
     for one in found.differences:
         lines += ["", *_about(found, one)]
     lines += [f"note ({side.letter}): {note}" for side in found.sides for note in side.notes]
-    return "\n".join(lines) + flips(tasks, FLIPS, places)
+    return "\n".join(lines)
 
 
 def _row(found: "LogComparison", side: "SideSummary") -> tuple[str, ...]:
@@ -217,7 +217,7 @@ def page(found: "LogComparison", tasks: pa.Table) -> str:
     """Return one page without any other file: the decision, a plot for each comparison, and the report."""
     plots = "".join(_plot(found, one, tasks.filter(pc.equal(tasks["side"], one.letter))) for one in found.differences)
     title = escape(sentence(found, found.differences[0]))
-    return PAGE.format(title=title, plots=plots, text=escape(text(found, tasks, places=True)))
+    return PAGE.format(title=title, plots=plots, text=escape(text(found) + flips(tasks, FLIPS, places=True)))
 
 
 def _plot(found: "LogComparison", one: "LogDifference", tasks: pa.Table) -> str:

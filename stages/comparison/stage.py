@@ -40,7 +40,7 @@ from stages.evaluation.inference import (
     rate_interval,
     shows,
 )
-from stages.evaluation.outcomes import NOT_SUBMITTED, PASSED, SWE_BENCH, Missing, PairedOutcomes, paired
+from stages.evaluation.outcomes import NOT_SUBMITTED, PASSED, SWE_BENCH, Missing, PairedOutcomes, cells_of, paired
 from stages.formats import terminal_bench
 from stages.plurals import counted
 from stages.runs import store
@@ -156,22 +156,14 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     out.count(planned=len(found), done=len(found))
     out.document("comparison", asdict(comparison))
     out.write_export(TASKS, partial(_write, tables))
-    out.write_file("report.txt", report.text(comparison, tables) + "\n")
+    flips = report.flips(tables, len(tables), places=True) if config.flips else report.flips(tables, report.FLIPS)
+    out.write_file("report.txt", f"{report.text(comparison)}{flips}\n")
     out.write_file("comparison.html", report.page(comparison, tables))
 
 
 def _write(table: pa.Table, file: BinaryIO) -> int:
     pq.write_table(table, file)
     return len(table)
-
-
-def text(run: Run, config: Config) -> str:
-    """Return the report, with every flip in place of the first where they are asked for."""
-    shown = (run.read_file("report.txt") or b"").decode()
-    if config.flips:
-        tasks = pq.read_table(run.path / TASKS)
-        shown = shown.removesuffix(report.flips(tasks, report.FLIPS) + "\n") + report.flips(tasks, len(tasks), True)
-    return shown
 
 
 def finish(run: Run, config: Config) -> None:
@@ -394,7 +386,8 @@ def _with_absent(own: pa.Table, other: pa.Table) -> pa.Table:
 
 def _failed(side: pa.Table) -> pa.Table:
     """Return a side whose samples and tasks without a score have the lowest one."""
-    return side.set_column(side.column_names.index("passed"), "passed", pc.fill_null(side["lowest"], 0.0))
+    scored = side.set_column(side.column_names.index("passed"), "passed", pc.fill_null(side["lowest"], 0.0))
+    return scored.set_column(side.column_names.index("error_type"), "error_type", pa.nulls(len(side), pa.string()))
 
 
 def _test(outcomes: PairedOutcomes, unit: SamplingUnit | None, scores: bool) -> PairedTest:
@@ -425,23 +418,16 @@ def _side(
     log: ReadLog, table: pa.Table, letter: str, unit: SamplingUnit | None, binary: bool, scale: tuple[float, float]
 ) -> SideSummary:
     """Return what a side is, and its mean over the compared tasks, which are those of the table."""
-    known = table.filter(pc.is_valid(table["passed"]))
-    seeds = np.unique(known["train_seed"].to_numpy())
-    coded = known["task_id"].combine_chunks().dictionary_encode()
-    task = coded.indices.to_numpy()
-    values_ST = np.full((len(seeds), len(coded.dictionary)), np.nan)
-    values_ST[np.searchsorted(seeds, known["train_seed"].to_numpy()), task] = known["passed"].to_numpy()
-    first_T = np.unique(task, return_index=True)[1]
-    units = known["unit"].take(first_T).to_pylist()
-    unit_T = np.arange(len(units)) if unit is None else numbered(units)
+    values_ST, unit_T, collection_S = cells_of(table, PASSED)
     fixed, width = bool(unit and unit.fixed), scale[1] - scale[0]
     mean = low = high = float("nan")
-    if len(units):
+    if values_ST.size:
         mean = float(np.nanmean(np.nanmean(values_ST, 0)))
         if binary:
-            low, high = rate_interval(values_ST, unit_T, fixed=fixed)
+            low, high = rate_interval(values_ST, unit_T, fixed=fixed, collection_S=collection_S)
         else:
-            alone = PairedTest(values_ST[None], np.zeros_like(values_ST)[None], unit_T, fixed=fixed, scores=True)
+            none_XST = np.zeros_like(values_ST)[None]
+            alone = PairedTest(values_ST[None], none_XST, unit_T, fixed=fixed, collection_S=collection_S, scores=True)
             low, high = (float(limit[0]) for limit in alone.interval())
     counts = log.items.group_by(["seed", "task"]).aggregate([("score", "count")])["score_count"]
     least, most = pc.min(counts).as_py(), pc.max(counts).as_py()
@@ -454,7 +440,7 @@ def _side(
         log.date,
         log.num_tasks,
         f"{least}" if least == most else f"{least} to {most}",
-        len(seeds),
+        len(values_ST),
         int(pc.count(log.items["score"]).as_py()),
         scale[0] + mean * width,
         scale[0] + low * width,

@@ -1,7 +1,7 @@
 """The normal and Student's t distribution, for arrays of a few thousand values.
 
-scipy has them, too, at 143 MB and more time to import than a comparison takes; `planner` and the probe, which draw
-millions of values, use scipy.
+scipy has them, too, at 143 MB and more time to import than a comparison takes; the probe, which needs millions of
+values, uses scipy.
 """
 
 import functools
@@ -15,39 +15,28 @@ TINY, MAX_TERMS = 1e-300, 10_000
 
 def normal_cdf(z: Array | float) -> Array:
     """Return the probability that a standard normal value is at most z."""
-    return np.asarray(_erfc(np.asarray(z) / -math.sqrt(2)) / 2)
-
-
-def student_cdf(df: float, t: Array | float) -> Array:
-    """Return the probability that a value of Student's t with `df` degrees of freedom is at most t."""
-    return np.asarray(_student_cdf(df, t))
-
-
-def student_quantile(df: float, p: Array | float) -> Array:
-    """Return the value that Student's t with `df` degrees of freedom exceeds with probability 1 - p, for p >= 1/2."""
-    return np.asarray(_student_quantile(df, p))
-
-
-_erfc = np.vectorize(math.erfc, otypes=[float])
+    return np.asarray(np.vectorize(math.erfc, otypes=[float])(np.asarray(z) / -math.sqrt(2)) / 2)
 
 
 @functools.partial(np.vectorize, otypes=[float])
-def _student_cdf(df: float, t: float) -> float:
+def student_cdf(df: float, t: float) -> float:
+    """Return the probability that a value of Student's t with `df` degrees of freedom is at most t."""
     tail = _incomplete_beta(df / 2, 0.5, df / (df + t * t), t * t / (df + t * t)) / 2
     return tail if t < 0 else 1 - tail
 
 
 @functools.partial(np.vectorize, otypes=[float])
 @functools.lru_cache(4096)  # bisection asks for the same levels again and again
-def _student_quantile(df: float, p: float) -> float:
-    """Invert the distribution by Newton's method in the angle atan(t / sqrt(df)).
+def student_quantile(df: float, p: float) -> float:
+    """Return the value that Student's t with `df` degrees of freedom exceeds with probability 1 - p, for p >= 1/2.
 
-    There it is concave, so that no step from the middle passes the root.
+    By Newton's method in the angle atan(t / sqrt(df)): there the distribution is concave, so that no step from the
+    middle passes the root.
     """
     density = math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2)) / math.sqrt(math.pi)
     angle, step = 0.0, 1.0
     while step > 1e-14 and angle < math.pi / 2:
-        step = (p - float(_student_cdf(df, math.sqrt(df) * math.tan(angle)))) / (density * math.cos(angle) ** (df - 1))
+        step = (p - float(student_cdf(df, math.sqrt(df) * math.tan(angle)))) / (density * math.cos(angle) ** (df - 1))
         angle += step
     return math.sqrt(df) * math.tan(angle)
 

@@ -35,6 +35,8 @@ START = "start"
 """The arm that was not trained."""
 AT_ZERO = "@0"
 """The end of the name of an arm's twin: the same model at temperature 0, its most likely answers."""
+UNIT = ("unit", "family", "task_id")
+"""The columns that name a task's sampling unit: the first that is filled."""
 NOT_SUBMITTED, NO_OUTCOME = "not submitted", "no outcome"
 """The reasons of an item that an arm lacks, and of one without an outcome whose error has no name."""
 COLUMNS = pa.schema(
@@ -54,15 +56,26 @@ Missing = Literal["excluded", "failed", "against", "for"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """A number or a verdict of each item, null where it is not known, and its bounds. rate: what its mean is called."""
+    """A number or a verdict of each item, null where it is not known, and its bounds. rate: what its mean is called.
+
+    Of what a verdict can be about: `passes` in the words of a sentence, and `within`, what it adds to passed tasks.
+    """
 
     name: str
     value: Callable[[pa.Table], pa.ChunkedArray]
     bounds: tuple[float, float] = (0.0, 1.0)
     rate: str = ""
+    passes: str = ""
+    within: str = ""
 
 
-PASSED = Outcome("passed", itemgetter("passed"), rate="pass@1")
+PASSED = Outcome(
+    "passed",
+    itemgetter("passed"),
+    rate="pass@1",
+    passes="passes, the protocol kept or not,",
+    within=", the protocol kept or not",
+)
 HIDDEN = Outcome("hidden_pass", itemgetter("hidden_pass"), rate="hidden tests")
 VISIBLE = Outcome("visible_pass", itemgetter("visible_pass"), rate="visible tests")
 PROTOCOL = Outcome("protocol", itemgetter("protocol_ok"), rate="protocol")
@@ -70,14 +83,20 @@ KEPT = Outcome(
     "kept",
     lambda items: pc.and_(items["passed"], items["protocol_ok"]),
     rate="pass@1, protocol kept",
+    passes="passes that kept the protocol",
+    within=" within the protocol",
 )
 """Whether an item passed and kept the protocol; unknown where that was not recorded."""
-PRIMARY: Mapping[str, Outcome] = {PASSED.name: PASSED, KEPT.name: KEPT}
+PRIMARY: Mapping[str, Outcome] = {outcome.name: outcome for outcome in (PASSED, KEPT)}
 """What a verdict can be about, by the names that an environment gives it."""
 HACKED = Outcome("hacked", itemgetter("hacked"), rate="hacked")
 SUSPECT = Outcome("suspect", itemgetter("suspect"), rate="suspect")
 """Of the items that `items_that_measure_hacking` returns."""
-BY_REPORT = Outcome("by_report", lambda items: pc.and_(items["passed"], is_by_report(items)), rate="passes by report")
+BY_REPORT = Outcome(
+    "by_report",
+    lambda items: pc.and_(items["passed"], pc.fill_null(pc.equal(items["ground"], "report"), False)),
+    rate="passes by report",
+)
 """Whether an item passed as a process that ran the agent's code reported it."""
 
 
@@ -163,6 +182,21 @@ def items_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
     return pa.Table.from_pylist(list(rows), schema=COLUMNS)
 
 
+def num_broken(items: pa.Table) -> int:
+    """Return how many passes broke the protocol."""
+    return int(np.nansum(values_of(items, PASSED) - values_of(items, KEPT)))
+
+
+def deciding(items: pa.Table, outcome: Outcome) -> Outcome:
+    """Return the outcome that a verdict on these items is about: of all passes where none broke the protocol."""
+    return outcome if num_broken(items) else PASSED
+
+
+def with_passes(items: pa.Table, outcome: Outcome) -> pa.Table:
+    """Return the items with an outcome as what they passed, unknown where the outcome is."""
+    return items.set_column(items.column_names.index("passed"), "passed", outcome.value(items))
+
+
 def of_arm(items: pa.Table, arm: str) -> pa.Table:
     """Return the items of one arm."""
     return items.filter(pc.equal(items["arm"], arm))
@@ -171,11 +205,6 @@ def of_arm(items: pa.Table, arm: str) -> pa.Table:
 def failed(items: pa.Table) -> pa.ChunkedArray:
     """Return whether each item has no outcome because something outside the policy broke."""
     return pc.or_(pc.is_null(items["passed"]), pc.is_valid(items["error_type"]))
-
-
-def is_by_report(items: pa.Table) -> pa.ChunkedArray:
-    """Return whether each item's ground is the report of a process that ran the agent's code."""
-    return pc.fill_null(pc.equal(items["ground"], "report"), False)
 
 
 def is_twin(items: pa.Table) -> pa.ChunkedArray:
@@ -284,7 +313,8 @@ def paired(
         both_2ST = np.where(np.isnan(cube_2STK), 0, cube_2STK).sum(-1) / num_ST
     both_2ST = both_2ST[:, keep_S][:, :, keep_T]
     first_T = np.unique(task, return_index=True)[1]
-    families, units = names_of_tasks(rows.take(first_T[keep_T]))
+    of_tasks = rows.take(first_T[keep_T])
+    families, units = (tuple(_filled(of_tasks, *columns).to_pylist()) for columns in (("family", "task_id"), UNIT))
     kept = seeds[keep_S]
     return PairedOutcomes(
         both_2ST[0],
@@ -316,7 +346,10 @@ def summarize(items: pa.Table, arm: str, fixed: bool = False, primary: Outcome =
     broken = failed(rows)
     errors = Counter(rows["error_type"].filter(broken).fill_null(NO_OUTCOME).to_pylist())
     twins = rows.filter(pc.and_not(is_twin(rows), broken))
-    low, high = interval_of(possible, primary, fixed)
+    values_ST, unit_T, collection_S = cells_of(possible, primary)
+    low, high = 0.0, 1.0
+    if values_ST.size:
+        low, high = rate_interval(values_ST, unit_T, fixed=fixed, collection_S=collection_S)
     k, pass_at_k = at_k(possible)
 
     def mean_of(column: str) -> float | None:
@@ -363,22 +396,21 @@ def task_mean(items: pa.Table, outcome: Outcome = PASSED) -> float | None:
     return sum(means) / len(means) if means else None
 
 
-def interval_of(items: pa.Table, outcome: Outcome, fixed: bool) -> tuple[float, float]:
-    """Return the 95 % interval of one arm's rate, over units and from three training seeds on over trainings."""
+def cells_of(items: pa.Table, outcome: Outcome) -> tuple[Array, Array, Array | None]:
+    """Return one arm's means of samples [S, T], the units of its tasks [T], and the collections of its seeds [S].
+
+    A mean is NaN where nothing is known. Units and collections of pairs are numbered; these are None without pairs.
+    """
     value = values_of(items, outcome)
     rows, value = items.filter(pa.array(~np.isnan(value))), value[~np.isnan(value)]
-    if not len(rows):
-        return 0.0, 1.0
     task, (seeds, seed) = _appearance(rows["task_id"]), np.unique(rows["train_seed"].to_numpy(), return_inverse=True)
-    sums_ST, num_ST = np.zeros((2, len(seeds), task.max() + 1))
+    sums_ST, num_ST = np.zeros((2, len(seeds), task.max(initial=-1) + 1))
     np.add.at(sums_ST, (seed, task), value)
     np.add.at(num_ST, (seed, task), 1)
-    with np.errstate(invalid="ignore"):
-        values_ST = sums_ST / num_ST
-    _, units = names_of_tasks(rows.take(np.unique(task, return_index=True)[1]))
+    unit_T, _ = _numbers(_filled(rows.take(np.unique(task, return_index=True)[1]), *UNIT))
     pair_sets = _pair_sets(rows, seeds)
-    collection_S = numbered(pair_sets) if any(pair_sets) else None
-    return rate_interval(values_ST, numbered(units), fixed=fixed, collection_S=collection_S)
+    with np.errstate(invalid="ignore"):
+        return sums_ST / num_ST, unit_T, numbered(pair_sets) if any(pair_sets) else None
 
 
 def at_k(items: pa.Table) -> tuple[int, float | None]:
@@ -409,51 +441,60 @@ LENGTH = Outcome("length", itemgetter("sampled_tokens"), (0.0, np.inf))
 
 
 def collapsed(items: pa.Table, arm: str) -> list[str]:
-    """Return the trainings of an arm that collapsed in some recorded outcome, as clauses; of three trainings or more.
+    """Return the trainings of an arm that collapsed in some recorded outcome, as clauses.
 
-    Collapsed: beyond a factor of the median over the arm's other trainings (passes and kept protocols below half,
-    lengths below a quarter or above four times, lost rollouts above twice and above the share that a comparison may
-    lose), and more than three errors from it: of a mean over the tasks, and of the others' spread. Entropy is watched
-    in training, which records what it noticed.
+    Collapsed: beyond a factor of the median over the arm's other trainings, of which there are two or more (passes and
+    kept protocols below half, lengths below a quarter or above four times, lost rollouts above twice and above the
+    share that a comparison may lose), and more than three errors from it: of a mean over the tasks, and of the others'
+    spread. So is a training, of whatever number, whose passes or kept protocols are as far below those of the start:
+    where most trainings of an arm collapsed, their median is no measure. Entropy is watched in training, which records
+    what it noticed.
     """
-    rows = of_arm(items, arm)
-    seed_R, lost_R = rows["train_seed"].to_numpy(), failed(rows).to_numpy().astype(float)
+    rows, start = of_arm(items, arm), of_arm(items, START)
+    seed_R = rows["train_seed"].to_numpy()
 
     def fell(mean: float, usual: float) -> bool:
         return mean < usual / 2
 
-    watched: tuple[tuple[str, Callable[[float, float], bool], Array], ...] = (
-        ("passes {:.0f} % of the tasks, its other trainings {:.0f} %", fell, 100 * values_of(rows, PASSED)),
+    def strayed(mean: float, usual: float) -> bool:
+        return not usual / 4 <= mean <= 4 * usual
+
+    def lost(mean: float, usual: float) -> bool:
+        return mean > max(2 * usual, 100 * MAX_ERROR_SHARE)
+
+    watched: tuple[tuple[str, str, Callable[[float, float], bool], Callable[[pa.Table], Array]], ...] = (
+        ("passes {:.0f} % of the tasks", "%", fell, lambda rows: 100 * values_of(rows, PASSED)),
+        ("keeps the protocol in {:.0f} % of rollouts", "%", fell, lambda rows: 100 * values_of(rows, PROTOCOL)),
+        ("samples {:.0f} tokens a rollout", "tokens", strayed, lambda rows: values_of(rows, LENGTH)),
         (
-            "keeps the protocol in {:.0f} % of rollouts, its other trainings {:.0f} %",
-            fell,
-            100 * values_of(rows, PROTOCOL),
-        ),
-        (
-            "samples {:.0f} tokens a rollout, its other trainings {:.0f} tokens",
-            lambda mean, usual: not usual / 4 <= mean <= 4 * usual,
-            values_of(rows, LENGTH),
-        ),
-        (
-            "loses {:.0f} % of rollouts to errors outside the policy, its other trainings {:.0f} %",
-            lambda mean, usual: mean > max(2 * usual, 100 * MAX_ERROR_SHARE),
-            100 * lost_R,
+            "loses {:.0f} % of rollouts to errors outside the policy",
+            "%",
+            lost,
+            lambda rows: 100 * failed(rows).to_numpy().astype(float),
         ),
     )
     found = []
-    for did, left, value_R in watched:
-        known_R = ~np.isnan(value_R)
-        means = {seed: value_R[known_R & (seed_R == seed)] for seed in np.unique(seed_R[known_R]).tolist()}
-        for seed, own in means.items() if len(means) >= MIN_SEEDS else ():
-            others = [float(each.mean()) for key, each in means.items() if key != seed]
-            usual, mean = median(others), float(own.mean())
-            # The median of distances, times what makes it a standard deviation of normal values: of all trainings that
-            # collapsed none may hide another.
-            spread = 1.4826 * median(abs(other - usual) for other in others)
+    for did, noun, left, values in watched:
+        value_R, of_start = values(rows), values(start) if left is fell else np.empty(0)
+        known_R, of_start = ~np.isnan(value_R), of_start[~np.isnan(of_start)]
+        trainings = {seed: value_R[known_R & (seed_R == seed)] for seed in np.unique(seed_R[known_R]).tolist()}
+        for seed, own in trainings.items():
+            mean, usual = float(own.mean()), dict[str, tuple[float, float]]()
+            if len(trainings) >= MIN_SEEDS:
+                others = [float(each.mean()) for key, each in trainings.items() if key != seed]
+                # The median of distances, times what makes it a standard deviation of normal values: of all trainings
+                # that collapsed none may hide another.
+                spread = 1.4826 * median(abs(other - median(others)) for other in others)
+                usual["its other trainings"] = median(others), spread
+            if len(of_start):
+                usual["the start"] = float(of_start.mean()), 0.0
             tasks = pc.count_distinct(rows["task_id"].filter(pa.array(known_R & (seed_R == seed)))).as_py()
-            error = max(float(each.std()) for each in means.values()) / tasks**0.5
-            if left(mean, usual) and abs(mean - usual) > 3 * hypot(error, spread):
-                found.append(f"{arm} with seed {seed} {did.format(mean, usual)}")
+            error = max(float(each.std()) for each in (*trainings.values(), of_start) if len(each)) / tasks**0.5
+            found += [
+                f"{arm} with seed {seed} {did.format(mean)}, {whose} {middle:.0f} {noun}"
+                for whose, (middle, spread) in usual.items()
+                if left(mean, middle) and abs(mean - middle) > 3 * hypot(error, spread)
+            ][:1]
     return found
 
 
@@ -464,14 +505,9 @@ def values_of(items: pa.Table, outcome: Outcome) -> Array:
     return values
 
 
-def names_of_tasks(rows: pa.Table) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return family and sampling unit of these items' tasks; the family or the task itself where none is recorded."""
-
-    def first(*names: str) -> pa.ChunkedArray:
-        return pc.coalesce(*(pc.if_else(pc.equal(rows[name], ""), None, rows[name]) for name in names))
-
-    family, unit = first("family", "task_id"), first("unit", "family", "task_id")
-    return tuple(family.to_pylist()), tuple(unit.to_pylist())
+def _filled(rows: pa.Table, *columns: str) -> pa.ChunkedArray:
+    """Return of each item what the first of these columns records that is neither null nor empty."""
+    return pc.coalesce(*(pc.if_else(pc.equal(rows[name], ""), None, rows[name]) for name in columns))
 
 
 def _pair_sets(rows: pa.Table, seeds: Array) -> list[str]:

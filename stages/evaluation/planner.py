@@ -17,18 +17,20 @@ Axis names as in `inference`: X experiments, S training seeds, T tasks, F famili
 
 import functools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import combinations
+from math import asin, pi
+from statistics import NormalDist
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stages.envs.base import TWIN, SamplingUnit
 from stages.errors import UsageError
-from stages.evaluation.config import Planning
+from stages.evaluation.config import Config
+from stages.evaluation.distributions import student_quantile
 from stages.evaluation.inference import (
     ALPHA,
     BETTER,
@@ -44,23 +46,34 @@ from stages.evaluation.inference import (
     numbered,
     shows,
 )
-from stages.evaluation.outcomes import PASSED, START, PairedOutcomes, items_table, paired
+from stages.evaluation.outcomes import (
+    PASSED,
+    PRIMARY,
+    START,
+    PairedOutcomes,
+    deciding,
+    items_table,
+    paired,
+    with_passes,
+    without_twins,
+)
 from stages.plurals import plural
 from stages.runs.activity import activity
 from stages.runs.kinds import Row
 
 NUM_FLIPS = 399
 NUM_EXPERIMENTS = 400
-"""Simulated experiments per design."""
+"""Simulated experiments per design, and per step in the search for the gain that one finds."""
 NUM_SEARCH = 200
-"""Simulated experiments per design in a search: for the cheapest one, and for the gain that one finds."""
+"""Simulated experiments per design in the search for the cheapest one."""
 POWER = 0.8
-GAIN_STEPS = 7
-"""Steps of bisection of a detectable gain, which is then known to half a point."""
+GAIN_STEPS = 6
+"""Steps of bisection of a detectable gain, to about a point; between the last two the power is nearly linear."""
 BATCH_CELLS = 4_000_000
 """Outcomes in memory at once."""
-BLOCK_CELLS = 30_000
-"""Outcomes drawn at once: their probabilities stay in the cache of a core."""
+normal_quantile = NormalDist().inv_cdf
+NODES, WEIGHTS = np.polynomial.legendre.leggauss(48)
+"""Of the Gauss-Legendre quadrature over the angle of a correlation."""
 SEEDS = (3, 4, 5, 6, 8, 10, 15, 20)
 SAMPLES = (1, 4)
 MOST_TASKS = 200_000
@@ -248,61 +261,56 @@ class PlanQuestion:
 
     def detectable(self, design: Design) -> float | None:
         """Return the gain that a design finds with the wanted power; None where it finds none so often."""
-        return least_gain(self.model_at, design, self.model.pass_rate, self.power)
+        return least_gain(self.model_at, design, self.power)
 
     def limit_reaches(self, found: Outlook, seeds: int, times: float) -> bool:
         """Return whether `times` as many tasks are about enough for the gain: where the search begins.
 
         The limits of seeds and units add in squares; the simulation that follows decides.
         """
-        from scipy.special import ndtri, stdtrit
-
         lasting = min(self.model.seed_sd**2 / seeds, found.seed_variance) if seeds >= MIN_SEEDS else 0.0
         by_seed = lasting + (found.seed_variance - lasting) / times
         by_unit = found.unit_variance / times
-        of_seeds = stdtrit(seeds - 1, 1 - ALPHA / 2) if seeds >= MIN_SEEDS else 0.0
-        limit = (of_seeds**2 * by_seed + ndtri(1 - ALPHA / 2) ** 2 * by_unit) ** 0.5
-        return bool(limit + ndtri(self.power) * (by_seed + by_unit) ** 0.5 <= self.gain)
+        of_seeds = float(student_quantile(seeds - 1, 1 - ALPHA / 2)) if seeds >= MIN_SEEDS else 0.0
+        limit = (of_seeds**2 * by_seed + normal_quantile(1 - ALPHA / 2) ** 2 * by_unit) ** 0.5
+        return bool(limit + normal_quantile(self.power) * (by_seed + by_unit) ** 0.5 <= self.gain)
 
 
-def study(
-    items: Sequence[Row],
-    asked: Planning,
-    *,
-    baseline: str,
-    treatment: str,
-    num_arms: int,
-    models: Collection[str],
-    unit_sizes: Sequence[int],
-    samples: int,
-    greedy: bool,
-    sampling: SamplingUnit,
-    tell: Callable[[str, int, int], None],
-) -> Study:
-    """Return what an evaluation of `num_arms` trained arms and some `models`, which have no seeds, would find and cost.
+def study(items: pa.Table, config: Config, unit_sizes: Sequence[int], tell: Callable[[str, int, int], None]) -> Study:
+    """Return what an evaluation with these settings would find and cost.
 
-    `items`: of the pilots, as rows of kind `eval_item`. `unit_sizes`: the tasks of each unit. `greedy`: whether they
-    are played at temperature 0, too. `tell` is called with what is counted, how many designs are simulated, and how
-    many there are.
+    `items`: of the pilots, if any; their passes are those that a verdict on them would count. `unit_sizes`: the tasks
+    of each unit. `tell` is called with what is counted, how many designs are simulated, and how many there are.
     """
-    names = TaskModel.__annotations__
-    given = {name: (getattr(asked, name), GIVEN) for name in names if getattr(asked, name) is not None}
+    asked, sampling, outcome = config.planning, config.sampling(), PRIMARY[config.primary()]
+    possible = without_twins(items)
+    outcome = deciding(possible, outcome) if len(possible) else outcome
+    rows = with_passes(possible, outcome).to_pylist()
+    given = {name: (getattr(asked, name), GIVEN) for name in vars(TaskModel()) if getattr(asked, name) is not None}
 
     def rates_of(rows: Sequence[Row]) -> Rates:
-        return complete({**measure(rows, baseline, treatment), **given}, asked.gain)
+        return complete({**measure(rows, config.baseline, config.treatment), **given}, asked.gain)
 
-    rates = rates_of(items)
-    resampled = models_of(bootstrap(items, NUM_PILOTS), rates_of, asked.gain)
-    model, design = (
-        task_model(rates),
-        Design(tuple(unit_sizes), samples, asked.seeds, sampling.fixed, one_baseline=baseline in models),
-    )
-    costs = [item["cost_usd"] for item in items if item["cost_usd"] is not None]
+    rates = rates_of(rows)
+    models = {*config.policies, *([START] if config.with_start else [])}
+    costs = [row["cost_usd"] for row in rows if row["cost_usd"] is not None]
     price = asked.usd_per_rollout if asked.usd_per_rollout is not None else sum(costs) / len(costs) if costs else None
-    question = PlanQuestion(model, asked.gain, asked.power, num_arms, price, tuple(resampled), len(models), greedy)
+    question = PlanQuestion(
+        task_model(rates),
+        asked.gain,
+        asked.power,
+        arms=len({config.baseline, config.treatment, config.control} - {None, *models}),
+        usd_per_rollout=price,
+        resampled=tuple(models_of(bootstrap(rows, NUM_PILOTS), rates_of, asked.gain)),
+        models=len(models),
+        greedy=config.greedy,
+    )
+    one_baseline = config.baseline in models
+    design = Design(tuple(unit_sizes), config.samples, asked.seeds, sampling.fixed, one_baseline=one_baseline)
     found = study_design(question, design, rates, lambda done, total: tell("designs", done, total), sampling.noun)
-    _, of_one = known_items(items, baseline)
-    return replace(found, pilot_passes=sum(item["passed"] for item in of_one), pilot_items=len(of_one))
+    _, of_one = known_items(rows, config.baseline)
+    passes = sum(row["passed"] for row in of_one)
+    return replace(found, pilot_passes=passes, pilot_items=len(of_one), outcome=outcome.name)
 
 
 def detectable(
@@ -313,9 +321,8 @@ def detectable(
     *,
     fixed: bool,
     alpha: float = ALPHA,
-    power: float = POWER,
 ) -> float | None:
-    """Return the gain that experiments like a finished one would find with this power; None where they find none.
+    """Return the gain that 80 % of experiments like a finished one would find; None where they find none so often.
 
     The finished one is the pilot: its rates, its units, samples and seeds; what it leaves open is assumed.
     """
@@ -327,7 +334,7 @@ def detectable(
     shared = tuple(collections) if MIN_SEEDS <= len(set(collections)) < len(found.seeds) else ()
     sizes = tuple(Counter(found.units).values())
     design = Design(sizes, samples, len(found.seeds), fixed, shared, found.one_model)
-    return least_gain(lambda gain: task_model(complete(rates, gain)), design, rates["pass_rate"][0], power, alpha)
+    return least_gain(lambda gain: task_model(complete(rates, gain)), design, POWER, alpha)
 
 
 def bootstrap(items: Sequence[Row], num: int) -> Iterator[list[Row]]:
@@ -402,8 +409,7 @@ def measure(items: Sequence[Row], baseline: str, treatment: str) -> Rates:
 
 def known_items(items: Iterable[Row], baseline: str) -> tuple[list[Row], list[Row]]:
     """Return a pilot's items of known outcome, and of these the baseline's, else the start's, else all."""
-    known = (item for item in items if item["passed"] is not None and item["error_type"] is None)
-    rows = [item for item in known if not item["task_id"].endswith(TWIN)]
+    rows = [item for item in items if item["passed"] is not None and item["error_type"] is None]
     arms: dict[str, list[Row]] = defaultdict(list)
     for item in rows:
         arms[item["arm"]].append(item)
@@ -487,16 +493,15 @@ def correlation_of(one: float, other: float, both: float) -> float:
 def chance_of_both(one: float, other: float, correlation: float) -> float:
     """Return how often two outcomes with these rates both pass, where their latent variables are so correlated.
 
-    The bivariate normal distribution by Owen's function (Annals of Mathematical Statistics 1956).
+    The bivariate normal distribution as an integral over the angle of the correlation (Plackett, Biometrika 1954).
     """
-    from scipy.special import ndtri, owens_t
-
     if correlation >= 1 - 1e-9:
         return min(one, other)
-    h, k = (float(ndtri(rate)) + 1e-12 for rate in (one, other))  # the formula has a pole at 0
-    root = (1 - correlation**2) ** 0.5
-    of_both = owens_t(h, (k / h - correlation) / root) + owens_t(k, (h / k - correlation) / root)
-    return float((one + other) / 2 - of_both - (0 if h * k > 0 else 0.5))
+    h, k = normal_quantile(one), normal_quantile(other)
+    half = asin(correlation) / 2
+    sine = np.sin(half * (1 + NODES))
+    density = np.exp(-(h**2 + k**2 - 2 * h * k * sine) / (2 * (1 - sine**2)))
+    return one * other + half * float(WEIGHTS @ density) / (2 * pi)
 
 
 @functools.cache
@@ -539,8 +544,6 @@ def draw(
 
     Fixed units are the same in all experiments: their difficulties come from the seed `strata`.
     """
-    from scipy.special import ndtr, ndtri
-
     (same_task, r), share = latent_correlations(model, gain), model.family_correlation
     family_T = np.repeat(np.arange(len(design.sizes)), design.sizes)
     num_models, num_families = 1 if design.fixed else num, len(design.sizes)
@@ -549,43 +552,20 @@ def draw(
     own_2XT = random.normal(size=(2, num, len(family_T)))
     z_2XT = np.sqrt(share) * family_2XF[:, :, family_T] + np.sqrt(1 - share) * own_2XT
     difficulty_XT = (z_2XT[0], r * z_2XT[0] + np.sqrt(1 - r**2) * z_2XT[1])
-    rates_XS = np.full((2, num, design.seeds), model.pass_rate)
     num_top = max(design.collection_of, default=design.seeds - 1) + 1
     of_top_XC = model.seed_sd * random.normal(size=(num, num_top))
     gain_XS = gain + of_top_XC[:, list(design.collection_of or range(design.seeds))]
-    rates_XS[1] = np.clip(model.pass_rate + gain_XS, 1e-4, 1 - 1e-4)
+    rates_XS = np.clip(model.pass_rate + gain_XS, 1e-4, 1 - 1e-4)
+    threshold_XS = np.fromiter(map(normal_quantile, rates_XS.flat), float).reshape(rates_XS.shape)
     arms = []
-    block = max(1, BLOCK_CELLS // (design.seeds * len(family_T)))
-    for rate_XS, z_XT in zip(rates_XS, difficulty_XT, strict=True):
-        passed_XST = np.empty((num, design.seeds, len(family_T)))
-        threshold_XS, shared_XT = ndtri(rate_XS), np.sqrt(same_task) * z_XT
-        for x in range(0, num, block):  # draws what one call for all experiments would draw
-            p_XST = threshold_XS[x : x + block, :, None] + shared_XT[x : x + block, None, :]
-            p_XST /= np.sqrt(max(1 - same_task, 1e-9))
-            passed_XST[x : x + block] = binomial(design.samples, ndtr(p_XST, out=p_XST), random)
-        passed_XST /= design.samples
-        arms.append(passed_XST)
+    for threshold, z_XT in ((normal_quantile(model.pass_rate), difficulty_XT[0]), (threshold_XS, difficulty_XT[1])):
+        level_XST = np.broadcast_to(threshold, rates_XS.shape)[:, :, None] + np.sqrt(same_task) * z_XT[:, None]
+        level_XST /= np.sqrt(max(1 - same_task, 1e-9))
+        passed = (random.standard_normal(level_XST.shape, np.float32) < level_XST for _ in range(design.samples))
+        arms.append(sum(passed) / design.samples)
     if design.one_baseline:
         arms[0] = np.broadcast_to(arms[0][:, :1], arms[0].shape)
     return arms[1], arms[0]
-
-
-def binomial(n: int, p: Array, random: np.random.Generator) -> Array:
-    """Return `random.binomial(n, p)` for n p below 30 and p above 0: its numbers, in a third of its time.
-
-    By inversion, as numpy draws it, but for all p at once: numpy begins anew for each p, and all of them differ here.
-    """
-    upper, left = p > 0.5, random.random(p.shape)
-    rare = np.where(upper, 1 - p, p)
-    odds, chance, num = rare / (1 - rare), (1 - rare) ** n, np.zeros(p.shape, dtype=np.int16)
-    beyond = left > chance
-    for k in range(1, n + 1):
-        num += beyond
-        if k < n:
-            left -= chance
-            chance *= (n - k + 1) / k * odds
-            beyond &= left > chance
-    return np.where(upper, n - num, num)
 
 
 def outlook(
@@ -623,27 +603,31 @@ def simulated(
 
 
 def least_gain(
-    model_at: Callable[[float], TaskModel], design: Design, pass_rate: float, power: float, alpha: float = ALPHA
+    model_at: Callable[[float], TaskModel], design: Design, power: float, alpha: float = ALPHA
 ) -> float | None:
     """Return the gain that a design finds with this power, by bisection, simulated anew at every gain.
 
     None where not even the largest one that the pass rate leaves room for is found so often. The same random numbers
-    are drawn at every gain, so that the power is nearly a monotone function of it.
+    are drawn at every gain, so that the power is nearly a monotone function of it; that of so many experiments is known
+    to 2 points.
     """
-    if design.num_flipped < fewest_units(alpha):
-        return None
 
-    def found(gain: float) -> bool:
-        tests = simulated(model_at(gain), design, gain, NUM_SEARCH)
-        return float(np.concatenate([shows([test], alpha=alpha) == BETTER for test in tests]).mean()) >= power
+    def found(gain: float) -> float:
+        tests = simulated(model_at(gain), design, gain, NUM_EXPERIMENTS)
+        return float(np.concatenate([shows([test], alpha=alpha) == BETTER for test in tests]).mean())
 
-    low, high = 0.0, 0.99 - pass_rate
-    if high <= 0 or not found(high):
+    low, high, at_low = 0.0, 0.99 - model_at(0.0).pass_rate, 0.0
+    if design.num_flipped < fewest_units(alpha) or high <= 0 or (at_high := found(high)) < power:
         return None
     for _ in range(GAIN_STEPS):
         middle = (low + high) / 2
-        low, high = (low, middle) if found(middle) else (middle, high)
-    return high
+        at_middle = found(middle)
+        if at_middle < power:
+            low, at_low = middle, at_middle
+        else:
+            high, at_high = middle, at_middle
+    # A step of bisection moves the power of a large experiment by many points.
+    return low + (high - low) * (power - at_low) / (at_high - at_low)
 
 
 def study_design(

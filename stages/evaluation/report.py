@@ -9,6 +9,7 @@ from stages.evaluation.inference import MIN_SEEDS, VALIDATED
 from stages.evaluation.outcomes import AT_ZERO, PASSED, ArmSummary
 from stages.evaluation.planner import MOST_TASKS, PILOT, SEEDS, VERDICTS, Study
 from stages.evaluation.verdict import EvalVerdict, PairedDifference, credit, points
+from stages.layout import LEFT, RIGHT, aligned
 from stages.plurals import counted, plural
 
 WIDTH = 100
@@ -43,7 +44,7 @@ def text_table(verdict: EvalVerdict) -> str:
     head = ("arm", *rates, *HEAD[4:])
     cells = [head, *(arm_cells(arm, rates) for arm in verdict.arms)]
     measured = [index for index in range(len(head)) if any(row[index] != "-" for row in cells[1:])]
-    lines = aligned([tuple(row[index] for index in measured) for row in cells]) if verdict.arms else []
+    lines = [aligned([[row[index] for index in measured] for row in cells])] if verdict.arms else []
     explained = [f"{head[index]}: {MEANINGS[head[index]]}" for index in measured if head[index] in MEANINGS]
     lines += wrap("; ".join(explained))
     if any(arm.arm.endswith(AT_ZERO) for arm in verdict.arms):
@@ -78,16 +79,6 @@ def text_table(verdict: EvalVerdict) -> str:
         lines += [line for each in verdict.differences for line in wrap(f"- {each}")]
     decision = f"{verdict.decision}: {verdict.claim}" if verdict.claim else verdict.decision
     return "\n".join([*lines, "", decision, *wrap(" ".join(filter(None, (verdict.why, verdict.estimand))))])
-
-
-def aligned(rows: Sequence[Sequence[str]], *, right: bool = False) -> list[str]:
-    """Return rows as lines, their columns two spaces apart; `right` aligns all columns but the first to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    sides = [str.ljust, *[str.rjust if right else str.ljust] * (len(widths) - 1)]
-    return [
-        "  ".join(side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
 
 
 def arm_cells(arm: ArmSummary, rates: Sequence[str]) -> tuple[str, ...]:
@@ -204,14 +195,11 @@ def with_error(share: float, num: int) -> str:
 def study_text(found: Study) -> str:
     """Return the study for a terminal of 120 columns: the rates, and a column for each design."""
     lines = [f"A true gain of {100 * found.gain:g} points, {100 * found.power:g} % power wanted, and these rates:", ""]
-    lines += aligned([("rate", "value", "source", "setting"), *rate_cells(found)])
+    lines += [aligned(rate_cells(found), ("rate", "value", "source", "setting"))]
     lines += [f"pilot: {name}" for name in found.pilots]
-    lines += [
-        "",
-        *aligned(design_cells(found), right=True),
-        "",
-        *(line for remark in remarks(found) for line in wrap(remark)),
-    ]
+    cells = design_cells(found)
+    lines += ["", aligned(cells, sides=[LEFT, *[RIGHT] * (len(cells[0]) - 1)]), ""]
+    lines += [line for remark in remarks(found) for line in wrap(remark)]
     return "\n".join(lines)
 
 
@@ -247,7 +235,9 @@ def design_cells(found: Study) -> list[tuple[str, ...]]:
         ("rollouts, all arms", [f"{line.rollouts:,}" for line in lines]),
     ]
     if any(line.usd for line in lines):
-        rows.append(("cost of these rollouts, USD", [value_or_dash(line.usd, "{:,.2f}") for line in lines]))
+        rows.append(
+            ("cost of these rollouts, USD", ["-" if line.usd is None else f"{line.usd:,.2f}" for line in lines])
+        )
     for name in VERDICTS:
         rows.append((f"chance of {name}, %", [with_error(line.chances[name], line.simulated) for line in lines]))
         if name == VALIDATED and found.pilots:
@@ -263,11 +253,6 @@ def design_cells(found: Study) -> list[tuple[str, ...]]:
         ),
     ]
     return [(label, *cells) for label, cells in rows]
-
-
-def value_or_dash(value: float | None, form: str) -> str:
-    """Return a number in this format, "-" for none."""
-    return "-" if value is None else form.format(value)
 
 
 def remarks(found: Study) -> list[str]:

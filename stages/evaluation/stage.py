@@ -14,7 +14,7 @@ from stages.evaluation import planner
 from stages.evaluation.arm_settings import policy_differences, trained_differences
 from stages.evaluation.config import Config
 from stages.evaluation.inference import levels, parts
-from stages.evaluation.outcomes import AT_ZERO, KEPT, PRIMARY, START, items_table, sampling_unit_of
+from stages.evaluation.outcomes import AT_ZERO, PRIMARY, START, items_table, sampling_unit_of
 from stages.evaluation.report import arms_chart, study_text, text_table
 from stages.evaluation.verdict import INVALID_RUN, EvalQuestion, EvalVerdict, Look, after_looks, decide
 from stages.policy import PolicyConfig, available, kind_of, scripted
@@ -44,17 +44,16 @@ class Arm:
     policy: PolicyConfig
     pair_set: str | None = None
 
-    @property
-    def at_zero(self) -> "Arm":
-        """Return the same model at temperature 0, an arm of its own."""
-        return replace(self, name=self.name + AT_ZERO, policy=self.policy.model_copy(update={"temperature": 0.0}))
+    def at(self, temperature: float) -> "Arm":
+        """Return the same model at another temperature."""
+        return replace(self, policy=self.policy.model_copy(update={"temperature": temperature}))
 
 
 def arms(inputs: Inputs, config: Config) -> list[Arm]:
-    """Return every model to play.
+    """Return every model to play: the start, the trained models and those of the settings, in the order given.
 
-    Raises `BadInput` when there is nothing to compare, or arms cannot be compared, and `UsageError` where the baseline
-    or the treatment is none of them.
+    Raises `BadInput` when there is nothing to compare, an arm is named twice or the checkpoints did not start from one
+    model, and `UsageError` where the baseline or the treatment is none of them.
     """
     trained = inputs.many("arms")
     if not (trained or config.policies):
@@ -63,30 +62,17 @@ def arms(inputs: Inputs, config: Config) -> list[Arm]:
             "or give models with --set policies.NAME.model=MODEL. Rollouts that are there already are compared by "
             "`composer compare A B`."
         )
-    played = arms_to_play(trained, config.policies, temperature=config.temperature, with_start=config.with_start)
-    played += [arm.at_zero for arm in played] if config.greedy else []
-    _require_compared({arm.name for arm in played}, config, "give its training with --from RUN")
-    return played
-
-
-def arms_to_play(
-    trained: Sequence[Run], policies: Mapping[str, PolicyConfig], *, temperature: float, with_start: bool
-) -> list[Arm]:
-    """Return the start model, the trained models and those of the settings, in the order given.
-
-    Raises `BadInput` when an arm is named twice or the checkpoints did not start from one model.
-    """
     infos = [CheckpointInfo.of(run) for run in trained]
-    arms = []
+    played = []
     for info, run in zip(infos, trained, strict=True):
         folder = str(run.folder(CHECKPOINT))
         model = f"{VLLM}{folder}" if info.start.served else folder
         pairs = run.manifest.inputs.get("pairs")
         pair_set = pairs[0].content[:PAIR_SET] if pairs else None
-        arms.append(Arm(info.arm, info.train_seed, info.start.model_copy(update={"model": model}), pair_set))
+        played.append(Arm(info.arm, info.train_seed, info.start.model_copy(update={"model": model}), pair_set))
     # A model of the settings has no training seed; like the start it counts as seed 0.
-    arms += [Arm(name, 0, policy) for name, policy in policies.items()]
-    names = [(arm.name, arm.seed) for arm in arms]
+    played += [Arm(name, 0, policy) for name, policy in config.policies.items()]
+    names = [(arm.name, arm.seed) for arm in played]
     if repeated := next((name for name in names if names.count(name) > 1), None):
         raise BadInput(f"Arm {repeated[0]!r} with seed {repeated[1]} was given twice. Give every arm and seed once.")
     # Compared by the identity of the policy and not by its path, as a folder may have been moved.
@@ -96,9 +82,12 @@ def arms_to_play(
             "The arms did not start from the same model, so they cannot be compared: "
             + ", ".join(str(run.path) for run in starts.values())
         )
-    if infos and with_start:
-        arms.insert(0, Arm(START, 0, infos[0].start))
-    return [replace(arm, policy=arm.policy.model_copy(update={"temperature": temperature})) for arm in arms]
+    if infos and config.with_start:
+        played.insert(0, Arm(START, 0, infos[0].start))
+    played = [arm.at(config.temperature) for arm in played]
+    played += [replace(arm.at(0.0), name=arm.name + AT_ZERO) for arm in played] if config.greedy else []
+    _require_compared({arm.name for arm in played}, config, "give its training with --from RUN")
+    return played
 
 
 def _require_compared(names: set[str], config: Config, remedy: str) -> None:
@@ -162,11 +151,6 @@ def env_in_words(name: str, options: Mapping[str, Any]) -> str:
     return name + (f" ({', '.join(f'{key}={value}' for key, value in options.items())})" if options else "")
 
 
-def _trained_in(trained: Iterable[Run]) -> set[str]:
-    """Return the environments of trainings, in words."""
-    return {env_in_words(env["name"], env["options"]) for run in trained if (env := run.manifest.config.get("env"))}
-
-
 def check_reads(config: Config, reads: Sequence[tuple[str, StageConfig]]) -> None:
     """Raise `UsageError` where baseline or treatment is none of the arms that a chain trains."""
     trained = {str(getattr(read, "arm", "")) for stage, read in reads if stage == "train"}
@@ -183,7 +167,8 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     units = sum(config.tasks * _samples(arm, config) for arm in arms(inputs, config))
     control = f", control {config.control}" if config.control else ""
     compared = [f"{config.treatment} against {config.baseline}{control}"]
-    if trained := _trained_in(inputs.many("arms")):
+    of_trainings = [env for run in inputs.many("arms") if (env := run.manifest.config.get("env"))]
+    if trained := {env_in_words(env["name"], env["options"]) for env in of_trainings}:
         here = env_in_words(config.env.name, config.env.options)
         also = "as trained" if trained == {here} else f"trained in {' and '.join(sorted(trained))}"
         compared.append(f"environment {here}, {also}")
@@ -211,27 +196,11 @@ def study(pilots: Sequence[Run], config: Config, tell: Callable[[str, int, int],
             items += pilot.rows(EVAL_ITEM)
         else:
             items += rollout_items(pilot)
-    if config.primary() == KEPT.name:
-        items = [{**item, "passed": item["passed"] and item["protocol_ok"] is not False} for item in items]
-    sampling = config.sampling()
+    of_family = config.sampling().of_family
     tasks = config.draw(config.opener(), config.tasks)
-    sizes = Counter(sampling.of_family(task.family) if task.family else task.task_id for task in tasks)
-    models = {*config.policies, *([START] if config.with_start else [])}
-    found = planner.study(
-        items,
-        config.planning,
-        baseline=config.baseline,
-        treatment=config.treatment,
-        num_arms=len({config.baseline, config.treatment, config.control} - {None, *models}),
-        models=models,
-        unit_sizes=tuple(sizes.values()),
-        samples=config.samples,
-        greedy=config.greedy,
-        sampling=sampling,
-        tell=tell,
-    )
-    names = tuple(f"{run.path.parent.name}/{run.path.name}" for run in pilots)
-    found = replace(found, pilots=names, outcome=config.primary())
+    sizes = Counter(of_family(task.family) if task.family else task.task_id for task in tasks)
+    found = planner.study(items_table(items), config, tuple(sizes.values()), tell)
+    found = replace(found, pilots=tuple(f"{run.path.parent.name}/{run.path.name}" for run in pilots))
     return asdict(found), study_text(found)
 
 

@@ -20,6 +20,7 @@ sentences about what is shown.
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -52,7 +53,6 @@ from stages.evaluation.outcomes import (
     AT_ZERO,
     HACKED,
     HIDDEN,
-    KEPT,
     PASSED,
     PRIMARY,
     PROTOCOL,
@@ -86,11 +86,6 @@ LIMITS = {
     "cost": "limits.cost_usd",
 }
 """The setting of each limit that ends a rollout (`terminated_by`)."""
-BESIDE = {PASSED.name: KEPT, KEPT.name: PASSED}
-"""By the outcome that decides, the one that stands next to it."""
-IN = {PASSED.name: "", KEPT.name: " in passes that kept the protocol"}
-WITHIN = {PASSED.name: "", KEPT.name: " within the protocol"}
-"""What sentences add to a difference, and to passed tasks, where kept passes are meant."""
 AT_ZERO_RATE = " at temperature 0"
 
 
@@ -122,6 +117,11 @@ class EvalQuestion:
             for (arm, seed), why in sorted(self.damaged.items())
             if arm in arms
         ]
+
+    @property
+    def of_what(self) -> str:
+        """Return what sentences add to a difference: nothing where it is one in all passes."""
+        return "" if self.outcome is PASSED else f" in {self.outcome.passes}"
 
     @property
     def arms(self) -> tuple[str, ...]:
@@ -216,8 +216,8 @@ class EvalVerdict:
     it). `comparisons` are all differences that were found: these two, then those in the other of the two outcomes, then
     every comparison in what else was recorded; but for the first two, arms that agree in all tasks are left out.
     `looks` are those that were taken, where several were planned; all differences are then at the level of the last
-    one. `differences` are all settings in which arms differ, `collapsed` the trainings that left their course, or fell
-    far below the others of their arm.
+    one. `differences` are all settings in which arms differ, `collapsed` the trainings that left their course, or are
+    far from the others of their arm or below the start.
     `at_zero` is the gain at temperature 0, and `sharpening` says that most of the gain is gone there; None and empty
     where the arms were not played so, or it is not. `cut` says that limits ended many rollouts before they passed, and
     which; empty where few were. `shown` and `not_shown` are sentences, each complete without the others.
@@ -264,6 +264,11 @@ class EvalVerdict:
         return PRIMARY[self.outcome].rate
 
     @property
+    def tasks(self) -> str:
+        """Return what the decision counts, as sentences call it: "tasks", or "tasks within the protocol"."""
+        return "tasks" if self.outcome == PASSED.name else f"tasks{PRIMARY[self.outcome].within}"
+
+    @property
     def settled(self) -> bool:
         """Return whether no more tasks are needed: a gain is shown, or that there is none."""
         return bool(self.claim) or self.decision == INVALIDATED
@@ -286,40 +291,33 @@ def decide(
     baseline, treatment, control = question.baseline, question.treatment, question.control
     names = sorted(pc.unique(items["arm"]).to_pylist())
     possible = outcomes.without_twins(items)
-    if not broke_protocol(possible):
-        question = replace(question, outcome=PASSED)  # the two are one
+    question = replace(question, outcome=outcomes.deciding(possible, question.outcome))
     summaries = tuple(outcomes.summarize(items, arm, question.sampling.fixed, question.outcome) for arm in names)
     cut = cut_sentence(possible, question.collapsed)
-    reasons = question.damage(baseline, treatment) or [ONLY_TWINS]
-    if not question.damage(baseline, treatment) and (len(possible) or not len(items)):
-        reasons = problems(possible, baseline, treatment, question.untrained)
-    gain = None if reasons else compare(possible, treatment, baseline, question)
+    judgement = partial(
+        EvalVerdict,
+        baseline=baseline,
+        treatment=treatment,
+        control=control,
+        arms=summaries,
+        differences=differences,
+        cut=cut,
+        min_gain=question.min_gain,
+        control_trained=control not in question.untrained,
+        baseline_trained=baseline not in question.untrained,
+    )
+    gain, reasons = with_reasons(possible, baseline, question)
     if gain is None:
-        because = "; ".join(reasons) or "no item has an outcome in both"
-        why = " ".join(filter(None, (cut, f"{treatment} and {baseline} cannot be compared: {because}.")))
-        nothing = (f"Anything about the arms. {why}",)
-        return EvalVerdict(
-            INVALID_RUN,
-            why,
-            baseline,
-            treatment,
-            control,
-            summaries,
-            differences=differences,
-            cut=cut,
-            min_gain=question.min_gain,
-            control_trained=control not in question.untrained,
-            not_shown=nothing,
-        )
+        if len(items) and not len(possible) and not question.damage(baseline, treatment):
+            reasons = [ONLY_TWINS]
+        why = " ".join(filter(None, (cut, f"{treatment} and {baseline} cannot be compared: {'; '.join(reasons)}.")))
+        return judgement(INVALID_RUN, why, not_shown=(f"Anything about the arms. {why}",))
     bounds: list[Comparison] = []
     if num_lost := gain.outcomes.num_lost:
         sides: tuple[Missing, Missing] = ("against", "for")
         bounds = [found for side in sides if (found := compare(possible, treatment, baseline, question, missing=side))]
     decision, claim, reason = judged(gain, bounds, num_lost, question)
-    control_problems = ["none was named"]
-    if control:
-        control_problems = question.damage(control) or problems(possible, control, treatment, question.untrained)
-    over = None if control_problems else compare(possible, treatment, str(control), question)
+    over, control_problems = with_reasons(possible, control, question) if control else (None, ["none was named"])
     conduct, subsets = secondary(items, possible, question, control=over is not None)
     gaining = sorted((subset for subset in subsets if subset.gains), key=lambda subset: subset.p_holm)
     if decision == UNDERPOWERED and gaining:
@@ -333,7 +331,7 @@ def decide(
     sharpening = sharpening_sentence(gain.difference, at_zero.difference, question) if at_zero else ""
     sentences = [
         cut,
-        f"{treatment} - {baseline} is {points(gain.difference)}{IN[question.outcome.name]}: {reason}.",
+        f"{treatment} - {baseline} is {points(gain.difference)}{question.of_what}: {reason}.",
         f"At temperature 0 it is {points(at_zero.difference)}." if at_zero else "",
         sharpening,
         beside_sentence(other_rates, baseline, question),
@@ -347,13 +345,9 @@ def decide(
         *conduct_sentences(conduct, gain.difference, question),
         report_sentence(other_rates),
     ]
-    verdict = EvalVerdict(
+    verdict = judgement(
         decision,
         " ".join(filter(None, sentences)),
-        baseline,
-        treatment,
-        control,
-        summaries,
         claim=claim,
         estimand=estimand(gain.difference, question.sampling),
         gain=gain.difference,
@@ -375,12 +369,7 @@ def decide(
         ),
         gain_by_seed=by_seed,
         subsets=tuple(subsets),
-        differences=differences,
         collapsed=collapsed,
-        cut=cut,
-        min_gain=question.min_gain,
-        control_trained=control not in question.untrained,
-        baseline_trained=baseline not in question.untrained,
     )
     shown, not_shown = conclusions(verdict, question.alpha)
     return replace(verdict, shown=tuple(shown), not_shown=tuple(not_shown))
@@ -499,10 +488,35 @@ def compare(
         num_collections=num_collections,
     )
     if outcome is None and missing == "excluded" and difference.shows == UNDECIDED and not difference.too_few:
-        passed = items.set_column(items.column_names.index("passed"), "passed", question.outcome.value(items))
-        mde = planner.detectable(passed, treatment, baseline, found, fixed=sampling.fixed, alpha=alpha)
+        passes = outcomes.with_passes(items, question.outcome)
+        mde = planner.detectable(passes, treatment, baseline, found, fixed=sampling.fixed, alpha=alpha)
         difference = replace(difference, mde=mde)
     return Comparison(found, test, difference)
+
+
+def with_reasons(
+    possible: pa.Table, other: str, question: EvalQuestion
+) -> tuple[Comparison, list[str]] | tuple[None, list[str]]:
+    """Compare the treatment with another arm; returns why they cannot be compared, as clauses, where they cannot."""
+    arms = other, question.treatment
+    if reasons := question.damage(*arms) or problems(possible, *arms, question.untrained):
+        return None, reasons
+    if found := compare(possible, question.treatment, other, question):
+        return found, []
+    reason = "no item has an outcome in both"
+    if question.outcome is not PASSED:
+        known = [~np.isnan(outcomes.values_of(outcomes.of_arm(possible, arm), question.outcome)) for arm in arms]
+        of = " and ".join(f"{at_R.sum()} of {len(at_R)} items of {arm}" for arm, at_R in zip(arms, known, strict=True))
+        reason += (
+            f", as the verdict is about {question.outcome.passes}, known of {of}; --set outcome={PASSED.name} compares "
+            "all passes, the protocol kept or not"
+        )
+    return None, [reason]
+
+
+def next_to(outcome: str) -> list[Outcome]:
+    """Return what stands next to the outcome that decides, by its name: what else verdicts can be about."""
+    return [other for name, other in PRIMARY.items() if name != outcome]
 
 
 def beside(possible: pa.Table, others: Iterable[str], question: EvalQuestion) -> list[ComparedRate]:
@@ -513,20 +527,14 @@ def beside(possible: pa.Table, others: Iterable[str], question: EvalQuestion) ->
     found = []
     for other in others:
         arms = possible.filter(pc.is_in(possible["arm"], pa.array([question.treatment, other])))
-        for outcome in (BESIDE[question.outcome.name], outcomes.BY_REPORT):
+        for outcome in (*next_to(question.outcome.name), outcomes.BY_REPORT):
             one = compare(possible, question.treatment, other, question, outcome)
+            shown = outcomes.num_broken(arms)
             if outcome is outcomes.BY_REPORT:
-                shown = other == question.baseline and one and one.difference.wins + one.difference.losses
-            else:
-                shown = one and broke_protocol(arms)
+                shown = one.difference.wins + one.difference.losses if one and other == question.baseline else 0
             if one and shown:
                 found.append(ComparedRate(outcome.rate, question.treatment, other, one.difference))
     return found
-
-
-def broke_protocol(items: pa.Table) -> bool:
-    """Return whether some pass broke the protocol."""
-    return bool(np.nansum(outcomes.values_of(items, PASSED) - outcomes.values_of(items, KEPT)))
 
 
 def secondary(
@@ -702,18 +710,15 @@ def seeds_sentence(by_seed: Mapping[str, float], of_one: str) -> str:
             f"{spread}; fewer than {MIN_SEEDS} show nothing of another training, and {RECOMMENDED_SEEDS} are "
             "recommended."
         )
-    unseen = f"a failure in fewer than {100 * rarest_seen(len(by_seed)):.0f} % of trainings may not have been seen"
+    # The share of trainings that must fail for one of so many to fail with a chance of 95 %.
+    rarest = 100 * (1 - ALPHA ** (1 / len(by_seed)))
+    unseen = f"a failure in fewer than {rarest:.0f} % of trainings may not have been seen"
     if len(by_seed) < RECOMMENDED_SEEDS:
         return (
             f"{spread}; the interval covers other trainings where their gains are normally distributed, which "
             f"{len(by_seed)} seeds cannot show, and {unseen}: {RECOMMENDED_SEEDS} are recommended."
         )
     return f"{spread}. The interval is about trainings that vary as these {len(by_seed)} did; {unseen}."
-
-
-def rarest_seen(num_seeds: int) -> float:
-    """Return the share of trainings that must fail for one of so many to fail with a chance of 95 %."""
-    return float(1 - ALPHA ** (1 / num_seeds))
 
 
 def subsets_sentence(gaining: Sequence[Subset]) -> str:
@@ -740,7 +745,7 @@ def credit_sentence(gained: bool, over: Comparison | None, reasons: Sequence[str
     found, control = over.difference, str(question.control)
     more = f"; {power_clause(found, question.alpha)}" if found.shows == UNDECIDED else ""
     credited = credit(gained, control, found, question.min_gain, trained=control not in question.untrained)
-    return f"{question.treatment} - {control} is {points(found)}{IN[question.outcome.name]}: {credited}{more}."
+    return f"{question.treatment} - {control} is {points(found)}{question.of_what}: {credited}{more}."
 
 
 def credit(
@@ -782,11 +787,13 @@ def conduct_sentences(conduct: Iterable[ComparedRate], gain: PairedDifference, q
 
 
 def beside_sentence(found: Iterable[ComparedRate], other: str | None, question: EvalQuestion) -> str:
-    """Return, in a sentence, the difference from an arm in the outcome next to the one that decides; empty for none."""
-    outcome = BESIDE[question.outcome.name]
-    shown = (one.difference for one in found if (one.rate, one.other) == (outcome.rate, other))
-    which = "passes that kept the protocol" if outcome is KEPT else "passes, the protocol kept or not,"
-    return "".join(f"In {which} it is {points(one)}." for one in shown)
+    """Return, in sentences, the difference from an arm in what stands next to the outcome that decides."""
+    return " ".join(
+        f"In {outcome.passes} it is {points(one.difference)}."
+        for outcome in next_to(question.outcome.name)
+        for one in found
+        if (one.rate, one.other) == (outcome.rate, other)
+    )
 
 
 def report_sentence(found: Iterable[ComparedRate]) -> str:
@@ -840,13 +847,8 @@ def conclusions(verdict: EvalVerdict, alpha: float = ALPHA) -> tuple[list[str], 
 
 def gain_conclusions(verdict: EvalVerdict) -> tuple[list[str], list[str]]:
     """Return what the comparison of treatment and baseline shows, and does not, which the decision is about."""
-    treatment, baseline, gain, bar, tasks = (
-        verdict.treatment,
-        verdict.baseline,
-        verdict.gain,
-        f"{100 * verdict.min_gain:g} points",
-        f"tasks{WITHIN[verdict.outcome]}",
-    )
+    treatment, baseline, gain, tasks = verdict.treatment, verdict.baseline, verdict.gain, verdict.tasks
+    bar = f"{100 * verdict.min_gain:g} points"
     if gain is None:
         return [], []
     shown, not_shown = [], []
@@ -855,10 +857,11 @@ def gain_conclusions(verdict: EvalVerdict) -> tuple[list[str], list[str]]:
         shown.append(f"{treatment} passes more {tasks} than {baseline}{least}: {_interval(gain)}.")
         if not least:
             not_shown.append(f"That the gain of {treatment} over {baseline} reaches {bar}.")
-        other = verdict.compared(BESIDE[verdict.outcome], baseline)
-        if other and other.shows != BETTER:
-            way = " within the protocol" if verdict.outcome == PASSED.name else ", the protocol kept or not"
-            not_shown.append(f"That {treatment} passes more tasks than {baseline}{way}: {_interval(other)}.")
+        for outcome in next_to(verdict.outcome):
+            other = verdict.compared(outcome, baseline)
+            if other and other.shows != BETTER:
+                way = f"{treatment} passes more tasks than {baseline}{outcome.within}"
+                not_shown.append(f"That {way}: {_interval(other)}.")
     elif gain.shows == WORSE and verdict.decision == INVALIDATED:
         shown.append(f"{treatment} passes fewer {tasks} than {baseline}: {_interval(gain)}.")
     elif verdict.decision == INVALIDATED:
@@ -884,7 +887,7 @@ def control_conclusions(verdict: EvalVerdict) -> tuple[list[str], list[str]]:
             f"What a gain of {treatment} comes from: no arm that only imitates the chosen actions was compared."
         ]
     rates = {arm.arm: arm.rate(verdict.outcome) for arm in verdict.arms}
-    tasks = f"tasks{WITHIN[verdict.outcome]}"
+    tasks = verdict.tasks
     scored = f"{control} passes {_percent(rates.get(str(control)))}, {treatment} {_percent(rates.get(treatment))}"
     scored = f"{scored} ({treatment} \u2212 {control} {_interval(over)})"
     if not verdict.control_trained:

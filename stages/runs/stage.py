@@ -75,8 +75,6 @@ class Stage(Generic[ConfigT]):
     """The tables and folders that it writes, by name. A run may lack some of them."""
     work: Callable[[Inputs, ConfigT, RunWriter], None] | None = None
     """Do the missing units and nothing else: workers call it (`--on`). None when units cannot be dealt to workers."""
-    text: Callable[[Run, ConfigT], str] = lambda run, config: (run.read_file("report.txt") or b"").decode()
-    """Return what is printed of a finished run."""
     finish: Callable[[Run, ConfigT], None] = lambda run, config: None
     """Write what a call wants outside of the run folder, also of a run that was complete before the call."""
     judge: Callable[[Path, Mapping[str, Any], ConfigT], Judgement] | None = None

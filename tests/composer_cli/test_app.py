@@ -139,7 +139,7 @@ print(json.dumps(codes))
 
 
 def test_what_reads_and_compares_needs_no_extra(made, tmp_path):
-    """`import`, `compare`, `query`, `report`, `view` and every `--help` need neither torch nor scipy."""
+    """`import`, `compare`, plans of evaluations, `query`, `report`, `view` and every `--help`: no torch, no scipy."""
     root = Path(shutil.copytree(made, tmp_path / "artifacts", symlinks=True))
     (tmp_path / "one.jsonl").write_text('{"messages": [{"role": "user", "content": "Add."}], "reward": 1.0}\n')
     for name, score in (("before", 0), ("after", 1)):
@@ -149,6 +149,7 @@ def test_what_reads_and_compares_needs_no_extra(made, tmp_path):
         ["report"],
         ["import", str(tmp_path / "one.jsonl")],
         ["compare", str(tmp_path / "before.csv"), str(tmp_path / "after.csv")],
+        ["evaluate", "-n", "9", "--set", "planning.gain=0.5", "--plan"],
         ["status"],
         ["show", "collect"],
     ]

@@ -1,5 +1,7 @@
 """The differences of an evaluation as values: those that its `verdict.json` holds, by the names there."""
 
+import shutil
+
 import orjson
 import pytest
 from support.server import Reply, answer, serving
@@ -64,3 +66,13 @@ def test_an_evaluation_that_compared_nothing_has_no_differences(evaluation):
     assert ended.differences == () and "could not be compared" in repr(ended.differences)
     ended.document = {}
     assert ended.differences == () and ended.verdict is None
+
+
+def test_a_verdict_of_an_earlier_version_is_refused_and_not_empty(evaluation, tmp_path):
+    run = Evaluation(shutil.copytree(evaluation[0].path, tmp_path / "evaluate" / evaluation[0].path.name))
+    old = {key: value for key, value in run.document.items() if key != "comparisons"}
+    (run.path / "verdict.json").write_bytes(orjson.dumps(old))
+    del run.document
+    with pytest.raises(composer.BadInput, match=r"earlier version of Composer.*`composer compare evaluate/"):
+        _ = run.differences
+    assert "evaluate" in repr(run) and run._repr_html_().count("<table>") == 1

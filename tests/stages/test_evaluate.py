@@ -6,13 +6,15 @@ import orjson
 import pytest
 from support.broken_models import broken
 from support.environments import GuessEnv
+from support.runs import eval_item, written
 from support.server import Reply, answer, serving
 from support.trainings import ENV, metrics_of, trained
 from transformers import AutoModelForCausalLM
 
 from stages import evaluate
 from stages.errors import BadInput, UsageError
-from stages.evaluation.verdict import EXIT_CODES
+from stages.evaluation.outcomes import KEPT, items_table
+from stages.evaluation.verdict import EXIT_CODES, EvalQuestion, decide
 from stages.policy.adapters import CheckpointInfo
 from stages.policy.base import PolicyConfig
 from stages.runs import runner
@@ -65,6 +67,20 @@ def test_kept_passes_decide_unless_passes_alone_are_asked_for(tmp_path, url):
         assert verdict["gain"]["estimate"] == gain and {arm["kept_rate"] for arm in verdict["arms"]} == {0.0}
         beside = [one for one in verdict["comparisons"] if one["rate"].startswith("pass@1")]
         assert [one["difference"]["estimate"] for one in beside] == [gain, 1.0 - gain]
+
+
+def test_a_plan_counts_the_passes_that_a_verdict_counts(tmp_path):
+    """Of 24 passes of 30 eight broke the protocol and eight have none recorded: unknown, as in a verdict."""
+    kept = [True, False, None]
+    items = [eval_item(arm, task, task >= 6) for arm in "AB" for task in range(30)]
+    items = [{**item, "protocol_ok": not item["passed"] or kept[number % 3]} for number, item in enumerate(items)]
+    pilot = written(tmp_path, "evaluate/20260102T030405Z-x", [(EVAL_ITEM, items)], config={"env": {"name": ENV}})
+    planning = HELD_OUT.planning.model_copy(update={"gain": 0.5})
+    config = HELD_OUT.model_copy(update={"outcome": "kept", "with_start": False, "planning": planning})
+    found, _ = evaluate.STAGE.study([Run(pilot)], config, lambda *ready: None)
+    verdict = decide(items_table(items), EvalQuestion(outcome=KEPT))
+    assert found["outcome"] == verdict.outcome == "kept" and found["pilot_items"] == 22
+    assert found["rates"]["pass_rate"][0] == verdict.arms[0].kept_rate == pytest.approx(8 / 22)
 
 
 def models(url):

@@ -131,7 +131,7 @@ def test_what_a_side_lacks_is_named_and_counts_as_asked(tmp_path: Path) -> None:
     assert excluded.estimate == failed.estimate == 0.0
     assert (excluded.worst, excluded.best) == (0.0, pytest.approx(0.4))
     assert not excluded.holds and (bounds.low, bounds.high) > (-0.1, 0.3)
-    assert "36 no score, 4 not submitted - left out, tasks on both sides" in report.text(*comparison(*paths))
+    assert "36 no score, 4 not submitted - left out, tasks on both sides" in report.text(compared(*paths))
     assert bounds.p == 1.0 and bounds.needed is None and excluded.p == failed.p
     assert "depends on how what is missing" in report.sentence(compared(*paths, missing="bounds"), bounds)
     # The sides' means are of the tasks that the difference is of.
@@ -331,7 +331,9 @@ def test_an_evaluation_is_compared_in_its_own_units(tmp_path: Path, env: str, un
     )
     one = compared(str(path)).differences[0]
     sampling = replace(sampling_unit(env), fixed=units == "fixed" or sampling_unit(env).fixed)
-    gain = decide(items_table(rows), EvalQuestion(sampling=sampling)).gain
+    verdict = decide(items_table(rows), EvalQuestion(sampling=sampling))
+    gain, alone = verdict.gain, [(side.low, side.high) for side in compared(str(path)).sides]
+    assert alone == [pytest.approx((arm.low, arm.high)) for arm in verdict.arms], "on the same collections, too"
     assert (one.estimate, one.low, one.high) == pytest.approx((gain.estimate, gain.low, gain.high), abs=1e-9)
     assert one.p == pytest.approx(gain.p_value, abs=1e-9) and compared(str(path)).unit == gain.unit
 
@@ -349,8 +351,12 @@ def test_an_evaluation_is_compared_in_the_outcome_of_its_verdict(tmp_path: Path,
     store.write_json(path / "verdict.json", asdict(verdict))
     found = compared(str(path))
     assert found.differences[0].estimate == verdict.gain.estimate == estimate
-    kept = "passes that kept the protocol alone" if primary is KEPT else "all passes"
-    assert f"{kept} count, as in the run's verdict: 20 of the passes broke it" in found.sides[0].notes
+    broken = "20 of the passes broke it"
+    assert f"{primary.passes} count, as in the run's verdict: {broken}" in found.sides[0].notes
+    (path / "verdict.json").unlink()
+    alone = compared(str(path))
+    assert f"{PASSED.passes} count, as the run has no verdict: {broken}" in alone.sides[0].notes
+    assert alone.differences[0].estimate == 0.5
 
 
 def test_the_name_of_a_benchmark_is_no_unit_of_its_tasks(tmp_path: Path) -> None:

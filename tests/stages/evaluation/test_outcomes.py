@@ -253,6 +253,24 @@ def test_of_several_that_collapsed_each_is_named():
     assert [clause.split(" passes")[0] for clause in found] == ["A with seed 1", "A with seed 4"]
 
 
+def test_where_most_trainings_of_an_arm_collapsed_the_start_tells() -> None:
+    start = [item("start", f"t{task}", task < 40, protocol_ok=True) for task in range(100)]
+    rows = trainings(60, 2, 58, 3, 1, protocol_ok=True)
+    assert collapsed(items_table(rows), "A") == [], "their median is no measure"
+    named = [
+        f"A with seed {seed} passes {num} % of the tasks, the start 40 %" for seed, num in ((1, 2), (3, 3), (4, 1))
+    ]
+    assert collapsed(items_table(rows + start), "A") == named
+    one = [{**row, "protocol_ok": False} for row in trainings(60)]
+    assert collapsed(items_table(one + start), "A") == [
+        "A with seed 0 keeps the protocol in 0 % of rollouts, the start 100 %"
+    ]
+    assert collapsed(items_table(trainings(60, 2, 58, 61) + start), "A") == [
+        "A with seed 1 passes 2 % of the tasks, its other trainings 60 %"
+    ], "named once"
+    assert collapsed(items_table(trainings(25, sampled_tokens=900) + start), "A") == []
+
+
 def test_two_trainings_cannot_tell_which_of_them_collapsed():
     two = trainings(50, sampled_tokens=20) + [{**row, "train_seed": 1} for row in trainings(50, sampled_tokens=100)]
     assert collapsed(items_table(two), "A") == []

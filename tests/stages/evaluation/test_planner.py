@@ -11,13 +11,13 @@ from stages.envs.base import SamplingUnit
 from stages.errors import UsageError
 from stages.evaluation.outcomes import items_table, paired
 from stages.evaluation.planner import (
+    NUM_EXPERIMENTS,
     VERDICTS,
     Design,
     DesignLine,
     PlanQuestion,
     Study,
     TaskModel,
-    binomial,
     bootstrap,
     chance_of_both,
     complete,
@@ -61,14 +61,6 @@ def test_the_model_of_tasks_has_the_rates_it_was_given():
     assert (treatment - baseline).mean(2).std(1, ddof=1).mean() == pytest.approx(0.03, abs=0.02)
 
 
-@pytest.mark.parametrize("n", [1, 2, 8, 40])
-def test_binomial_numbers_are_those_of_numpy(n):
-    p = np.clip(np.random.default_rng(3).random((40, 100)) ** 2, 1e-9, 1 - 1e-9)
-    ours, theirs = np.random.default_rng(1), np.random.default_rng(1)
-    assert (np.concatenate([binomial(n, part, ours) for part in (p[:7], p[7:])]) == theirs.binomial(n, p)).all()
-    assert ours.random() == theirs.random()
-
-
 def test_a_pilot_gives_the_rates_back():
     model = TaskModel(pass_rate=0.35, samples_differ=0.15, arms_differ=0.2, family_correlation=0.5, seed_sd=0.0)
     sizes = (10,) * 150
@@ -100,7 +92,7 @@ def test_two_points_on_300_tasks_have_about_ten_percent_power(discordance, perce
     design = Design((114, 77, 23, 23, 17, 16, 6, 6, 6, 5, 4, 3), fixed=True)
     differ = {"samples_differ": discordance, "arms_differ": discordance}
     found = outlook(TaskModel(pass_rate=0.3, family_correlation=0.0, seed_sd=0.0, **differ), design, 0.02, 1500)
-    assert 100 * found.chances["PARTIAL"] == pytest.approx(percent, abs=3.5)
+    assert 100 * found.chances["PARTIAL"] == pytest.approx(percent, abs=5)
 
 
 @pytest.mark.parametrize(
@@ -157,6 +149,18 @@ def test_seeds_that_share_collections_find_less_than_seeds_of_their_own():
     gain_XS = (drawn[0] - drawn[1]).mean(2)
     within = np.abs(gain_XS[:, 0] - gain_XS[:, 3]).mean()
     assert within < 0.5 * np.abs(gain_XS[:, 0] - gain_XS[:, 1]).mean()
+
+
+def test_a_detectable_gain_has_its_power_to_the_point():
+    """A step of bisection alone would move the power of such a design by several points."""
+    model = TaskModel(pass_rate=0.41, samples_differ=0.06, arms_differ=0.2, family_correlation=0.9, seed_sd=0.03)
+    question, design = (
+        PlanQuestion(model, 0.02, 0.8, 2),
+        Design((10,) * 12, seeds=6, fixed=True, collection_of=(0, 0, 1, 1, 2, 2)),
+    )
+    gain = question.detectable(design)
+    found = outlook(question.model_at(gain), design, gain, NUM_EXPERIMENTS).chances["VALIDATED"]
+    assert found == pytest.approx(0.8, abs=0.015), "of the experiments by which it was searched for"
 
 
 def test_units_that_are_too_few_or_all_pass_find_no_gain():

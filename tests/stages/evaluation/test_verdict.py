@@ -345,6 +345,7 @@ def test_a_protocol_that_was_not_recorded_is_unknown_and_not_kept() -> None:
     assert some.gain.num_tasks == 40 and some.gain.estimate == 0.0 and some.decision != "VALIDATED"
     none = decided([{**item, "protocol_ok": None} if item["arm"] == "B" else item for item in items], outcome=KEPT)
     assert none.decision == "INVALID-RUN" and "no item has an outcome in both" in none.why
+    assert "known of 300 of 300 items of A and 0 of 300 items of B; --set outcome=passed compares all" in none.why
     plain = decided([{**item, "protocol_ok": None} for item in items], outcome=KEPT)
     assert (plain.outcome, plain.arms[0].kept_rate, plain.arms[0].pass_rate) == ("passed", None, 1.0)
 
