@@ -89,7 +89,6 @@ def sentence() -> str:
     verdict = decided(items, fixed=True)
     rates = {arm.arm: arm.pass_rate for arm in verdict.arms}
     shown = {arm: f"{100 * rate:.0f} %" for arm, rate in rates.items() if rate is not None}
-    rates_of = ", ".join(f"{arm} {EXPERIMENT.chosen[arm]:g}" for arm in "ABC")
     question = EvalQuestion(sampling=sampling(fixed=True))
     imitation = compare(items, "C", "A", question)
     stricter = [compare(items, "B", other, replace(question, outcome=KEPT)) for other in "AC"]
@@ -106,8 +105,7 @@ def sentence() -> str:
         f"{points(verdict.gain)}. B − C is {points(verdict.over_control)}: the preference loss gained less than 2 "
         f"points. A finding made after the result: it also broke the protocol in {broke['B']} of "
         f"{verdict.gain.num_seeds} trainings, imitation in {broke['C'] or 'none'}; scored as passed and protocol kept, "
-        f"B − A is {points(stricter[0].difference)} and B − C {points(stricter[1].difference)}. Each arm has the "
-        f"learning rate that equal tuning chose for it ({rates_of}), by one training for each rate. About larger "
+        f"B − A is {points(stricter[0].difference)} and B − C {points(stricter[1].difference)}. About larger "
         "models this says nothing.*"
     )
 
