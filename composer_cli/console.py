@@ -193,12 +193,19 @@ class Pace:
 
     def left(self, what: str, done: int, total: int) -> str:
         """Return `, about 3 min 20 s left`; empty before there is a pace and when all is finished."""
+        each = self._seconds_each(what, done)
+        return f", about {duration(each * (total - done))} left" if each and done < total else ""
+
+    def rate(self, what: str, done: int) -> str:
+        """Return `12 a second` or `3.5 a minute`; empty before there is a pace."""
+        each = self._seconds_each(what, done)
+        return "" if not each else f"{1 / each:.3g} a second" if each <= 1 else f"{60 / each:.3g} a minute"
+
+    def _seconds_each(self, what: str, done: int) -> float:
         now = self.clock()
         # Units that were done when the work began (a resumed run) took no time of this attempt.
         started, before = self.first.setdefault(what, (now, done))
-        if done <= before or done >= total or now - started < self.min_s:
-            return ""
-        return f", about {duration((now - started) / (done - before) * (total - done))} left"
+        return (now - started) / (done - before) if done > before and now - started >= self.min_s else 0.0
 
 
 class Bars:
@@ -216,6 +223,7 @@ class Bars:
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             TextColumn("{task.fields[count]}"),
+            TextColumn("{task.fields[rate]}"),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
@@ -236,6 +244,8 @@ class Bars:
         if self._views and folder:
             self._views.folders[title] = folder
 
+        pace = Pace(min_s=1.0)
+
         def listen(what: str, done: int, total: int) -> None:
             if not total and not what:  # an activity has ended, and no other has begun
                 if (title, "") in self._tasks:
@@ -245,16 +255,17 @@ class Bars:
                 say(f"{title}: {what}")  # stays above the bars
             if not total:
                 if (title, "") not in self._tasks:
-                    self._tasks[title, ""] = self._progress.add_task("", total=None, count="")
+                    self._tasks[title, ""] = self._progress.add_task("", total=None, count="", rate="")
                 self._progress.update(self._tasks[title, ""], description=escape_control_characters(f"{title}: {what}"))
                 return
             if (title, "") in self._tasks:
                 self._progress.remove_task(self._tasks.pop((title, "")))
             if (title, what) not in self._tasks:
                 self._tasks[title, what] = self._progress.add_task(
-                    escape_control_characters(f"{title}: {what}"), total=total, completed=done, count=""
+                    escape_control_characters(f"{title}: {what}"), total=total, completed=done, count="", rate=""
                 )  # with what an earlier attempt finished, which took no time of this one
-            self._progress.update(self._tasks[title, what], completed=done, total=total, count=f"{done}/{total}")
+            bar, count = self._tasks[title, what], f"{done}/{total}"
+            self._progress.update(bar, completed=done, total=total, count=count, rate=pace.rate(what, done))
 
         listen("checking", 0, 0)
         return listen

@@ -1,6 +1,7 @@
-"""Text for people: tables whose columns are aligned, durations, ages."""
+"""Text for people: tables whose columns are aligned, durations, ages, sparklines."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from unicodedata import combining, east_asian_width
 
 LEFT, RIGHT = "left", "right"
@@ -62,3 +63,32 @@ def age(seconds: float) -> str:
         if seconds >= size:
             return f"{int(seconds // size)} {unit}"
     return f"{max(int(seconds), 0)} s"
+
+
+@dataclass
+class Sparkline:
+    """The course of a number as a line of blocks; where they become too many, each stands for the mean of more values.
+
+    The lowest block is the least of 0 and the values, the highest the greatest of 1 and the values.
+    """
+
+    most: int = 40
+    points: list[float] = field(default_factory=list)
+    _size: int = 1
+    """The values of a point."""
+    _part: list[float] = field(default_factory=list)
+    """The values of the next point."""
+
+    def add(self, value: float) -> None:
+        """Add the next value."""
+        self._part.append(value)
+        if len(self._part) == self._size:
+            self.points.append(sum(self._part) / self._size)
+            self._part = []
+        if len(self.points) == self.most:
+            self.points = [sum(self.points[at : at + 2]) / 2 for at in range(0, self.most, 2)]
+            self._size *= 2
+
+    def __str__(self) -> str:
+        low, high = min([0.0, *self.points]), max([1.0, *self.points])
+        return "".join("▁▂▃▄▅▆▇█"[min(int(8 * (value - low) / (high - low)), 7)] for value in self.points)

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from stages.errors import BadInput, ComposerError, UsageError, refusal
+from stages.layout import Sparkline
 from stages.plurals import counted
 from stages.redaction import redacted_value
 from stages.runs import display, ledger, store
@@ -608,6 +609,8 @@ class RunningTotals:
     _began: float = -1.0
     _before: int = 0
     """The tokens of earlier attempts."""
+    _curve: Sparkline = field(default_factory=Sparkline)
+    """The rewards of a collection in their order, or the means of a training's steps."""
 
     def begin(self) -> None:
         """Start the clock of the token rate; later calls have no effect."""
@@ -622,10 +625,14 @@ class RunningTotals:
             self._sums, self._name = {}, "reward of the last step"
             for reward in payload["rewards"]:
                 self._unit({"reward": reward}, "reward", "reward", "completion_tokens")
+            for total, count in self._sums.values():
+                self._curve.add(total / count)
         elif isinstance(rollout := payload.get("rollout"), Mapping):
             # Those of a training count for the step that takes them.
             name = "" if rollout.get("source") == "train" else "reward"
             self._unit(rollout, "reward", name, "completion_tokens")
+            if name and rollout.get("reward") is not None:
+                self._curve.add(rollout["reward"])
         elif isinstance(item := payload.get("item"), Mapping):
             self._name = "passed"
             self._unit(item, f"passed/{item.get('arm', '')}", "passed", "sampled_tokens")
@@ -652,9 +659,10 @@ class RunningTotals:
         return {**means, "sampled_tokens": self.tokens, "tokens_per_second": self.pace(), "cost_usd": usd}
 
     def text(self, usd: float) -> str:
-        """Return `mean reward 0.412, 35 tokens a second, 0.03 USD`, without the parts that do not exist yet."""
+        """Return `mean reward 0.412 ▁▃▅, 35 tokens a second, 0.03 USD`, without the parts that do not exist yet."""
         sums = list(self._sums.values())
         count = sum(number for _, number in sums)
-        reward = [f"{self._name} {sum(total for total, _ in sums) / count:.3f}"] if count else []
+        curve = f" {self._curve}" if len(self._curve.points) > 1 else ""
+        reward = [f"{self._name} {sum(total for total, _ in sums) / count:.3f}{curve}"] if count else []
         pace = [f"{self.pace():,.0f} tokens a second"] if self.pace() >= 0.5 else []
         return ", ".join([*reward, *pace, *([f"{usd:.4f} USD"] if usd else [])])

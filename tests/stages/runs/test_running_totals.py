@@ -10,7 +10,11 @@ def test_rewards_are_averaged_and_what_has_none_is_left_out():
     assert so_far.text(0.0) == ""
     for reward in (1.0, None, 0.0, 1.0):
         so_far.add(rollout(reward))
-    assert so_far.text(0.0) == "mean reward 0.667" and so_far.text(0.25) == "mean reward 0.667, 0.2500 USD"
+    assert so_far.text(0.0) == "mean reward 0.667 █▁█" and so_far.text(0.25) == "mean reward 0.667 █▁█, 0.2500 USD"
+    for number in range(400):
+        so_far.add(rollout(number / 400))
+    curve = so_far.text(0.0).split()[-1]
+    assert 10 < len(curve) < 40 and curve[-1] == "█" and [*curve[5:]] == sorted(curve[5:]), "means of more rewards"
 
 
 def test_a_step_of_training_stands_for_itself_and_an_item_counts_as_passed_or_not():
@@ -18,7 +22,7 @@ def test_a_step_of_training_stands_for_itself_and_an_item_counts_as_passed_or_no
     so_far.add({"training_step": 1, "taken": ["a"], "rewards": [0.0]})
     so_far.add({"training_step": 2, "taken": ["b", "c"], "rewards": [1.0, 0.5]})
     so_far.add({"rollout": {"reward": 0.0, "source": "train"}})  # of no step yet
-    assert so_far.text(0.0) == "reward of the last step 0.750"
+    assert so_far.text(0.0) == "reward of the last step 0.750 ▁▇"
     so_far = RunningTotals()
     so_far.add({"item": {"passed": True}})
     so_far.add({"item": {"passed": False}})
