@@ -110,12 +110,12 @@ def in_words() -> str:
         raise ValueError(f"{VERDICT} is no longer a gain that temperature 0 does not show: write its sentences anew")
     low, high = (100 * bound for bound in (gain.low, gain.high))
     return (
-        f"In other words: the model answered {right['start']} of {gain.num_tasks} questions right that no training had "
-        f"seen, and {right['grpo']} after training: {100 * gain.estimate:.0f} points more, with a 95 % interval from "
-        f"{low:.0f} to {high:.0f} that allows for other questions and for other trainings. Asked for its likeliest "
-        f"answer instead of a sampled one, it was right in {right['start@0']} before and {right['grpo@0']} after, which "
-        f"{gain.num_seeds} trainings cannot tell from no difference. So the training helped, and most of it was to make "
-        "the model prefer answers that it already ranked first."
+        f"In other words: the model answered {right['start']} of {gain.num_tasks} questions right that no training "
+        f"had seen, and {right['grpo']} after training: {100 * gain.estimate:.0f} points more, with a 95 % interval "
+        f"from {low:.0f} to {high:.0f} that allows for other questions and for other trainings. Asked for its "
+        f"likeliest answer instead of a sampled one, it was right in {right['start@0']} before and {right['grpo@0']} "
+        f"after, which {gain.num_seeds} trainings cannot tell from no difference. So the training helped, and most of "
+        "it was to make the model prefer answers that it already ranked first."
     )
 
 
