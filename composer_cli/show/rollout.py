@@ -6,7 +6,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
@@ -19,7 +19,7 @@ from stages.errors import BadInput, UsageError
 from stages.messages import Message
 from stages.policy import base
 from stages.rollouts.agent_loop import SUMMARY_REQUEST
-from stages.rollouts.trace import item_steps, rollout_units
+from stages.rollouts.trace import item_steps, rollout_units, states
 from stages.runs import queries
 from stages.runs.display import plain
 from stages.runs.index import readers_of
@@ -63,6 +63,7 @@ OUTCOME = (
     Column("visible_pass", "visible tests pass", opens=True, grades=True, listed=True),
     Column("hacked", opens=True, grades=True),
     Column("protocol_ok", "followed the protocol", opens=True, grades=True, listed=True),
+    Column("broken_rule", "broken rule", opens=True, grades=True),
     Column("error_type", opens=True),
     Column("error", opens=True),
     Column("num_steps", "steps", format="count", opens=True, listed=True, usual=True),
@@ -265,14 +266,43 @@ def read(run: Run, rollout_id: str, *, root: Path | None = None) -> ShownRollout
     row, steps = queries.rollout(run, rollout_id)
     if row is None:
         return None
-    return ShownRollout(
-        row, shown_messages(row, steps), [] if root is None else _steps(root, run, steps or item_steps(row))
-    )
+    shown = of_row(row, steps := steps or item_steps(row))
+    return shown if root is None else replace(shown, steps=_steps(root, run, steps))
+
+
+def broken_rule(row: Row, steps: Sequence[Row]) -> str:
+    """Return the rule of the protocol that a rollout broke first, and at which step, as far as its rows tell."""
+    for step in steps:
+        if step["parse_error"]:
+            return f"step {step['step'] + 1} is no well-formed action: {step['parse_error']}"
+    if row.get("canary"):
+        return f"it searched for the published solution: {', '.join(row['canary'])}"
+    rules = {
+        "submitted": "its actions are well-formed and it submitted; what is left is to run the tests before that",
+        "answered": "its answer has not the form that the environment asks for",
+    }
+    ended = row.get("terminated_by") or "an error"
+    return rules.get(ended, f"it did not submit: it ended by {ended}")
+
+
+def exchange(run: Run, rollout_id: str, step: int) -> dict[str, Any] | None:
+    """Return what the model was asked at a step, from 0, and what came back, as recorded; None without such a step."""
+    row, steps = queries.rollout(run, rollout_id)
+    steps = steps or (item_steps(row) if row else [])
+    if row is None or not 0 <= step < len(steps):
+        return None
+    one = {name: value for name, value in steps[step].items() if value is not None}
+    asked = {"model": one.pop("model", None), "seed": one.pop("seed", None)}
+    sampling, tools = orjson.loads(one.pop("sampling_json", "{}")), orjson.loads(row.get("tools_json") or "[]")
+    del one["new_messages_json"]
+    return {"request": {**asked, **sampling, "tools": tools, "messages": states(steps)[step]}, "response": one}
 
 
 def of_row(row: Row, steps: Sequence[Row] = ()) -> ShownRollout:
     """Return a rollout or an item from its row, and the rows of its steps where it has any."""
-    return ShownRollout({**row, "outcome": queries.outcome(row)}, shown_messages(row, steps))
+    steps = steps or item_steps(row)
+    broken = {"broken_rule": broken_rule(row, steps)} if row.get("protocol_ok") is False else {}
+    return ShownRollout({**row, **broken, "outcome": queries.outcome(row)}, shown_messages(row, steps))
 
 
 def read_rows(run: Run) -> Iterator[tuple[Row, list[Row]]]:

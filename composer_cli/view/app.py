@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
+import orjson
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -22,6 +23,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from composer_cli.printing import escape_control_characters
 from composer_cli.show import facts, sections
 from composer_cli.show import rollout as rollouts
 from composer_cli.show import runs as run_folders
@@ -90,7 +92,7 @@ MOST_TRAININGS = 60
 """Trainings whose curves are drawn on top of each other."""
 MOST_BYTES = 64 * 1024
 """Length of a form that is read."""
-PAGES = ("run", "rollout", "compare", "curves", "chain")
+PAGES = ("run", "rollout", "step", "matrix", "compare", "curves", "chain")
 """First parts of the addresses that `composer view PAGE` takes."""
 
 
@@ -101,6 +103,8 @@ def build(root: Path, token: str) -> TokenGuard:
         Route("/", pages.runs),
         Route("/run/{stage}/{folder}", pages.run),
         Route("/rollout/{stage}/{folder}", pages.rollout),
+        Route("/step/{stage}/{folder}", pages.step),
+        Route("/matrix/{stage}/{folder}", pages.matrix),
         Route("/compare/{stage}/{folder}", pages.compare),
         Route("/curves", pages.curves),
         Route("/chain/{stage}/{folder}", pages.chain),
@@ -202,6 +206,21 @@ class Pages:
             filters=_asked(request, chosen),
         )
 
+    def step(self, request: Request) -> Response:
+        """Show what the model was asked at one step and what came back: JSON, sent as plain text."""
+        run, asked = self._intact(request), request.query_params
+        found = rollouts.exchange(run, asked.get("id", ""), _number(request, "step"))
+        if found is None:
+            raise BadInput(f"{catalog.name(run.path)} has no such step. The page of its rollout lists those it has.")
+        return PlainTextResponse(escape_control_characters(orjson.dumps(found, option=orjson.OPT_INDENT_2).decode()))
+
+    def matrix(self, request: Request) -> Response:
+        """Show tasks by arms: a mark for each rollout, by seed and sample."""
+        run = self._intact(request)
+        name = catalog.name(run.path)
+        found = queries.matrix(run, _number(request, "offset"), SIZE)
+        return self._page("matrix", title=f"Tasks of {name}", name=name, matrix=found, size=SIZE)
+
     async def note(self, request: Request) -> Response:
         """Save the note on a rollout that a form of this server's pages sent; refuse everything else."""
         if not _same_origin(request):
@@ -244,7 +263,7 @@ class Pages:
         asked = {key: request.query_params.get(key, "") for key in ("task", "family", "text", "side")}
         side: Side = asked["side"] if asked["side"] in queries.SIDES else ""  # type: ignore[assignment]  # its keys
         tasks = queries.tasks(
-            run, first, second, TaskFilter(side, asked["family"], asked["text"]), _offset(request), SIZE
+            run, first, second, TaskFilter(side, asked["family"], asked["text"]), _number(request, "offset"), SIZE
         )
         if side and tasks.rows and not asked["task"]:
             asked["task"] = tasks.rows[0]["task_id"]  # one click from the verdict to a rollout
@@ -378,7 +397,7 @@ def _filter(request: Request, notes: Notes) -> tuple[RolloutFilter, int]:
         order=asked.get("order", ""),
         ids=ids,
     )
-    return rollout_filter, _offset(request)
+    return rollout_filter, _number(request, "offset")
 
 
 def _asked(request: Request, rollout_filter: RolloutFilter) -> dict[str, Any]:
@@ -387,10 +406,10 @@ def _asked(request: Request, rollout_filter: RolloutFilter) -> dict[str, Any]:
     return fields | {key: request.query_params.get(key, "") for key in ("noted", "tag")}
 
 
-def _offset(request: Request) -> int:
-    """Return the offset of an address's page; 0 for one that is not a number."""
-    offset = request.query_params.get("offset", "0")
-    return int(offset) if offset.isascii() and offset.isdigit() and len(offset) < 12 else 0
+def _number(request: Request, name: str) -> int:
+    """Return a number of an address, such as the offset of its page; 0 for one that is none."""
+    text = request.query_params.get(name, "0")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 12 else 0
 
 
 def _columns(request: Request) -> tuple[list[Column], list[str]]:

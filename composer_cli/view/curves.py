@@ -1,4 +1,4 @@
-"""Training curves as SVG paths: of one run, or of several arms and seeds on top of each other.
+"""Training curves as SVG paths, of one run or of several arms and seeds, and the timeline of a rollout.
 
 A colour is an arm's, a thin line a seed's, and a thick line the mean of an arm's seeds at the steps that all have.
 """
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from composer_cli.show.blocks import Points, Training, colours, ticks
 from composer_cli.show.facts import METRICS
+from stages.runs.kinds import Row
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 320.0, 150.0, 44.0, 22.0
 MOST = 12
@@ -99,6 +100,28 @@ def _chart(title: str, name: str, trainings: Sequence[Training], numbers: dict[s
     marks_y = [(position(across[0], mark)[1], f"{mark:.4g}") for mark in up]
     last = trainings[0].series[name][-1][1] if len(trainings) == 1 else None
     return MetricChart(title, last, lines, marks_x, marks_y)
+
+
+@dataclass(frozen=True)
+class TimelineBar:
+    """The time that a step waited for the model (`answer`) or a command, with its place and width in per cent."""
+
+    step: int
+    what: str
+    seconds: float
+    x: float
+    width: float
+
+
+def timeline(steps: Sequence[Row]) -> list[TimelineBar]:
+    """Return the answers and commands of a rollout one after the other; empty where no durations were recorded."""
+    columns = {"answer": "latency_s", "command": "command_s"}
+    parts = [(row["step"], what, row[name]) for row in steps for what, name in columns.items() if row.get(name)]
+    total, before, bars = sum(seconds for *_, seconds in parts), 0.0, list[TimelineBar]()
+    for step, what, seconds in parts:
+        bars.append(TimelineBar(step, what, seconds, round(100 * before / total, 2), round(100 * seconds / total, 2)))
+        before += seconds
+    return bars
 
 
 def mean_of(series: Iterable[Points]) -> Points:

@@ -1,15 +1,35 @@
-"""Texts as lines with marks: what failed in the output of tests, what differs between two texts, word by word."""
+"""Texts for pages: Markdown and code in colour, failures in the output of tests, differences between two texts.
+
+Models wrote these texts. Everything is escaped, nothing in them becomes a link or an image, and what could keep a lexer
+busy (one long line of a diff took 272 s) stays plain.
+"""
 
 import re
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher, unified_diff
+from functools import cache
 from itertools import pairwise
 from typing import Any
+
+from markdown_it import MarkdownIt
+from markupsafe import Markup, escape
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import get_lexer_by_name
 
 BAD_LINE = re.compile(r"^(?:FAILED|FAIL|ERROR|E  |Traceback|\w*Error\b|\w*Exception\b)")
 WORD = re.compile(r"\w+|\s+|[^\w\s]")
 LONGEST_LINE = 2_000
-"""Characters of a line in which single words are compared."""
+"""Characters of a line in which single words are compared, and of the lines of a text that is highlighted."""
+LONGEST_TEXT = 20_000
+"""Characters of a text that is highlighted or rendered."""
+DEEPEST = 15
+"""Levels of quotes and lists that are rendered, less than the limit of the parser (20)."""
+LEXERS = {"bash": "bash", "sh": "bash", "shell": "bash", "python": "python", "py": "python", "json": "json"}
+"""The words after a fence that choose a lexer; none is guessed. Diffs have marks of our own."""
+FORMATTER = HtmlFormatter(nowrap=True)
+NO_MARKDOWN = ("link", "image", "autolink", "reference", "html_inline", "html_block", "entity", "escape", "lheading")
+"""Rules that are off: what leads elsewhere, and what would hide characters that the model wrote."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +59,40 @@ def marked(text: str) -> list[MarkedLine]:
             kind = {"+": "add", "-": "del"}.get(line[:1], "")
         found.append(MarkedLine(line, kind))
     return found
+
+
+def markdown(text: str) -> Markup:
+    """Return a message as HTML: Markdown without links, images and HTML, its code in colour; a long one as it is."""
+    renderer = _renderer()
+    tokens = [] if _is_long(text) else renderer.parse(text)
+    # The parser leaves out what is nested deeper than its limit.
+    if max((token.level for token in tokens), default=DEEPEST) >= DEEPEST:
+        return Markup("<pre>{}</pre>").format(text)
+    page = renderer.renderer.render(tokens, renderer.options, {})
+    return Markup('<div class="md">{}</div>').format(Markup(page))  # noqa: S704 - html is off
+
+
+@cache
+def _renderer() -> MarkdownIt:
+    options = {"html": False, "breaks": True, "highlight": lambda code, language, _: str(highlighted(code, language))}
+    return MarkdownIt("commonmark", options).enable("table").disable(NO_MARKDOWN)
+
+
+def highlighted(code: str, language: str) -> Markup:
+    """Return code as HTML with classes for its tokens; escaped alone where the language is unknown or it is long."""
+    if _is_long(code):
+        return escape(code)
+    if language == "diff":
+        tag = Markup('<span class="{}">{}</span>').format
+        return Markup("\n").join(tag(one.kind, one.line) if one.kind else one.line for one in marked(code))
+    if language not in LEXERS:
+        return escape(code)
+    lexer = get_lexer_by_name(LEXERS[language], stripnl=False, ensurenl=False)
+    return Markup(highlight(code, lexer, FORMATTER))  # noqa: S704 - Pygments escapes what it puts into its spans
+
+
+def _is_long(text: str) -> bool:
+    return len(text) > LONGEST_TEXT or max(map(len, text.split("\n"))) > LONGEST_LINE
 
 
 def difference(rejected: Any, chosen: Any) -> list[MarkedLine]:

@@ -30,7 +30,7 @@ from composer_cli.show.facts import manifest_values
 from composer_cli.show.rollout import title_of
 from composer_cli.show.sections import SECTIONS, losses, section
 from composer_cli.view import curves
-from composer_cli.view.lines import difference, marked
+from composer_cli.view.lines import difference, markdown, marked
 from stages import STAGES, command_words, stages_of
 from stages.envs.base import grounds_in_words
 from stages.errors import BadInput
@@ -75,6 +75,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "duration": duration,
     "hue": hue,
     "kind": kind,
+    "markdown": markdown,
     "marked": marked,
     "part": lambda text: quote(text, safe=""),
     "plain": plain,
@@ -86,6 +87,7 @@ FUNCTIONS = {
     "query": query,
     "drawn": curves.charts,
     "legend": curves.legend,
+    "timeline": curves.timeline,
     "hues": lambda blocks: colours(_arms(blocks)),
 }
 """Functions of the templates."""

@@ -130,6 +130,31 @@ def page(run: Run, wanted: RolloutFilter, offset: int = 0, size: int = 50) -> Ro
     return RolloutPage(total, offset, listed_rows, outcomes, passes)
 
 
+@dataclass(frozen=True)
+class TaskMatrix:
+    """Tasks by arms: `rows` holds, by task and arm, the rollouts by seed and sample; `total` counts all tasks."""
+
+    total: int
+    offset: int
+    arms: list[str | None]
+    rows: dict[str, dict[str | None, list[Row]]]
+
+
+def matrix(run: Run, offset: int = 0, size: int = 50) -> TaskMatrix:
+    """Return the rollouts of some tasks of a run, task by task and arm by arm; without arms all are one column."""
+    with _views(run) as (connection, views):
+        if (name := _listed(views)) is None:
+            return TaskMatrix(0, offset, [], {})
+        ((total,),) = connection.execute(f"SELECT count(DISTINCT task_id) FROM {name}").fetchall()
+        some = f"SELECT DISTINCT task_id FROM {name} ORDER BY task_id LIMIT {int(size)} OFFSET {int(offset)}"
+        question = f"SELECT id, task_id, arm, reward, outcome FROM ({LISTED[name]}) WHERE task_id IN ({some})"
+        found = _rows(connection, f"{question} ORDER BY task_id, arm, seed, sample_idx, file_row", [])
+    rows: dict[str, dict[str | None, list[Row]]] = {}
+    for row in found:
+        rows.setdefault(row["task_id"], {}).setdefault(row["arm"], []).append(row)
+    return TaskMatrix(total, offset, sorted({row["arm"] for row in found}, key=str), rows)
+
+
 def _listed(views: set[str]) -> str | None:
     """Return which of the tables of `LISTED` a run has; None where it has neither."""
     return next((name for name in LISTED if name in views), None)

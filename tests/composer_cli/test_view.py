@@ -3,8 +3,10 @@
 import json
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from html import unescape
+from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import quote
 
@@ -29,6 +31,7 @@ from support.view_site import (
 )
 
 from composer_cli.view.app import build, page_of
+from composer_cli.view.lines import markdown
 from composer_cli.view.notes import Note
 from stages.errors import UsageError
 from stages.rollouts.trace import pairs_with_states
@@ -453,7 +456,13 @@ def test_every_answer_forbids_scripts_from_elsewhere_and_framing(site: Site) -> 
 
 @pytest.mark.parametrize(
     "path",
-    ["", f"run/{HOSTILE_RUN}", f"chain/{HOSTILE_RUN}", rollout_path(HOSTILE_RUN, HOSTILE.replace("\x00", ""))],
+    [
+        "",
+        f"run/{HOSTILE_RUN}",
+        f"matrix/{HOSTILE_RUN}",
+        f"chain/{HOSTILE_RUN}",
+        rollout_path(HOSTILE_RUN, HOSTILE.replace("\x00", "")),
+    ],
 )
 def test_a_hostile_transcript_is_shown_and_obeyed_by_nobody(site: Site, path: str) -> None:
     answer = site.get(path)
@@ -467,6 +476,101 @@ def test_a_hostile_transcript_is_shown_and_obeyed_by_nobody(site: Site, path: st
     assert not any(re.search(r"\son\w+=|\sstyle=|javascript:", re.sub(r'"[^"]*"', '""', rest)) for _, rest in tags)
     if path:
         assert "{{ 7 * 7 }}" in shown(answer.text) and "\\x1b]0;owned\\x07\\u202e" in shown(answer.text)
+
+
+def test_what_was_asked_and_answered_at_a_step_is_plain_text(site: Site) -> None:
+    """The raw request and response, which a browser must not take for a page."""
+    path = rollout_path(HOSTILE_RUN, HOSTILE.replace("\x00", "")).replace("rollout/", "step/", 1)
+    answer = site.get(f"{path}&step=0")
+    assert answer.status == 200 and answer.headers["content-type"] == "text/plain; charset=utf-8"
+    assert answer.headers["x-content-type-options"] == "nosniff" and "\u202e" not in answer.text
+    found = json.loads(answer.text)
+    assert found["request"]["messages"][0]["content"].startswith("</pre><script>")
+    assert found["response"]["completion_token_ids"] == [1, 2] and found["response"]["observation"]
+    assert (
+        site.get(f"{path}&step=1").status == 404 and site.get(f"{path}&step=-1").status == 200
+    )  # no number counts as 0
+
+
+class Elements(HTMLParser):
+    """The tags of a page with their attributes, and its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags, self.text = list[tuple[str, list[tuple[str, str | None]]]](), ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, attrs))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+OTHER_LINES = "\n".join(["x = {'a': [1]}  # b"] * 8)
+
+
+@pytest.mark.parametrize("language", ["python", "bash", "json", "diff", "html", '"><script>alert(1)</script>'])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "<script>alert(1)</script><img src=x onerror=alert(1)>",
+        "'" * 1_990,
+        "${" * 990,
+        "x" * 100_000,  # a line that keeps lexers busy
+        f"@@ -1 +1 @@\n-<b>\n+{'<' * 1_990}",
+        OTHER_LINES,
+    ],
+)
+def test_code_in_colour_is_spans_with_classes_and_nothing_is_lost(language: str, code: str) -> None:
+    began = time.process_time()
+    found = Elements(str(markdown(f"```{language}\n{code}\n```")))
+    assert time.process_time() - began < 2
+    assert {tag for tag, _ in found.tags} <= {"div", "pre", "code", "span"}
+    assert {name for _, attributes in found.tags for name, _ in attributes} <= {"class"}
+    assert code in found.text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown_as"),
+    [
+        ("[a](javascript:alert(1)) ![b](http://x/y.png) <http://x>", None),
+        ("<b onclick=x>*c*</b>", "<b onclick=x>c</b>"),
+        ("[a]: http://x\n\n&lt; \\* a", None),
+        ("*" * 19_000, None),
+        ("> " * 900 + "deep", "deep"),
+        ("| a | b |\n|---|---|\n| <i> | 2 |", "a\nb\n<i>\n2"),
+    ],
+)
+def test_markdown_makes_no_link_and_hides_nothing(text: str, shown_as: str | None) -> None:
+    began = time.process_time()
+    found = Elements(str(markdown(text)))
+    assert time.process_time() - began < 2
+    assert not {"a", "img", "script", "b", "i"} & {tag for tag, _ in found.tags}
+    assert all(name in ("class", "style") for _, attributes in found.tags for name, _ in attributes)
+    lines = [line.strip() for line in found.text.splitlines() if line.strip()]
+    assert "\n".join(lines).endswith(shown_as) if shown_as else found.text.split() == text.split()
+
+
+def test_a_rollout_shows_its_time_and_the_rule_it_broke_and_its_task_all_samples(tmp_path: Path) -> None:
+    rule = {"malformed": ("no command", "submitted"), "late": (None, "max_steps"), "untested": (None, "submitted")}
+    rows, steps = list[dict[str, object]](), list[dict[str, object]]()
+    for number, (name, (error, ended)) in enumerate(rule.items()):
+        known = {"protocol_ok": False, "terminated_by": ended, "reward": float(number == 0), "sample_idx": number}
+        rows.append({"rollout_id": name, "task_id": "t", "num_steps": 1, "seed": 0, **known})
+        one = {"rollout_id": name, "step": 0, "new_messages_json": "[]", "action": "# Look\n```bash\nls\n```"}
+        steps.append({**one, "observation": "a.py", "parse_error": error, "latency_s": 3.0, "command_s": 1.0})
+    run = "collect/20260101T000000Z-kata-abcdef"
+    written(tmp_path, run, [(ROLLOUT, rows), (STEP, steps)])
+    client = TestClient(build(tmp_path, "token"), base_url="http://127.0.0.1/token/")
+    pages = {name: client.get(rollout_path(run, name)).text for name in rule}
+    assert "<dt>broken rule</dt><dd>step 1 is no well-formed action: no command</dd>" in pages["malformed"]
+    assert "it did not submit: it ended by max_steps" in pages["late"] and "run the tests before" in pages["untested"]
+    assert 'class="answer" x="0.0%" width="75.0%"' in pages["late"] and "step 1: command, 1 s" in pages["late"]
+    assert '<code class="language-bash">ls\n</code>' in pages["late"] and "<h1>Look</h1>" in pages["late"]
+    matrix = shown(client.get(f"matrix/{run}").text)
+    assert re.sub(r"\s+", " ", matrix).count("t✓ ✗ ✗") == 1, "by sample"
+    assert "no rollouts here" in client.get(f"matrix/{run}?offset=50").text
 
 
 def test_hostile_words_in_an_address_are_shown_too(site: Site, artifacts: Path) -> None:
