@@ -1,6 +1,5 @@
 """Run one stage: build its settings, execute it or reuse a complete run, print the result."""
 
-import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -210,8 +209,7 @@ def execute(job: StageJob, asked: Arguments, console: Console) -> Result:
             return done
         lines = job.first_lines(asked)
         if sys.stderr.isatty() and load_stage(job.stage).shows_progress:
-            folder = "" if asked.artifacts == Path("artifacts") else f" --artifacts {shlex.quote(str(asked.artifacts))}"
-            lines.append(f"{job.title}: `composer view{folder}` shows it live in a browser")
+            lines.append(f"{job.title}: composer view shows it live in a browser")
         started = time.monotonic()
         with console.watching() as watch:
             listener = asked.listener or watch.listener(job.title, partial(job.folder, asked))
