@@ -479,13 +479,14 @@ def predicted(
     rank: int = 16,
     direction: int = 0,
     processes: int = 1,
+    shares: bool = False,
     checkpointing: bool = True,
 ) -> Any:
     """Return the `MemoryEstimate` of a step.
 
     teacher: whether one of the same size is held besides. rank: of the adapters; 0 trains all weights. direction:
-    tokens of the longest row of the direction that is taken out of the updates. processes: over which all weights are
-    in shares; each has the rows. checkpointing: whether activations are recomputed.
+    tokens of the longest row of the direction that is taken out of the updates. processes: each has the rows. shares:
+    whether weights are in shares over them, and a server samples. checkpointing: whether activations are recomputed.
     """
     from shapes import shape
 
@@ -497,11 +498,13 @@ def predicted(
         shape(size, asked.layers).save_pretrained(folder)
         optimisation = {"prompts_per_step": processes, "generations": asked.rows, "micro_batch": asked.rows}
         policy = {"model": folder, "device": asked.device}
+        if shares:
+            policy |= {"model": f"vllm:{folder}", "base_url": "http://127.0.0.1:8000/v1"}
         size_of = stage.Config(
             policy=policy,
             optimisation={**optimisation, "gradient_checkpointing": checkpointing, "shared_prompts": False},
             adapter={"rank": rank},
-            distribution={"sharding": "none" if rank else "fsdp2"},
+            distribution={"sharding": "fsdp2" if shares else "none"},
         )
         rows = {"prompts": Prompts(asked.prompt), "rollout_tokens": asked.answer}
         resolved = replace(plan.resolve(size_of, processes, direction=direction), **rows)
@@ -658,6 +661,15 @@ REHEARSED = {
     ),
     "weights 4B": ("Qwen3-4B, GRPO step of all weights, 8 x 640 tokens", 'step("ours", "4B", None, rank=0)'),
     "weights 8B": ("Qwen3-8B, GRPO step of all weights, 8 x 640 tokens", 'step("ours", "8B", None, rank=0)'),
+    **{
+        f"shares {size} of {count}, {rank}": (
+            f"4 layers of Qwen3-{size}, GRPO step of 8 x 640 tokens, {what} in shares of {count}",
+            f'step("ours", "{size}", 4, rank={rank}, processes={count}, shares=True)',
+        )
+        for size in ("8B", "32B")
+        for count in (2, 8)
+        for rank, what in ((0, "all weights"), (16, "an adapter's base"))
+    },
     "projected 0.6B": (
         "Qwen3-0.6B, GRPO step that a direction is taken out of",
         'step("ours", "0.6B", None, project=True)',

@@ -44,6 +44,7 @@ QWEN3 = {
     "4B": {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32},
     "8B": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32},
     "14B": {"hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 40, "num_attention_heads": 40},
+    "32B": {"hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64, "num_attention_heads": 64},
 }
 """Of the models' cards, of which the two small ones tie their embeddings to their heads; `tiny` is for a first look."""
 GEMMA2 = "Gemma-2-2B"
@@ -110,10 +111,10 @@ def rollouts(rows: Rows) -> dict[str, list[Any]]:
 class Given:
     """In the place of `stages.training.rollouts.Rollouts`: nothing is sampled, and every step has the same rollouts."""
 
-    policy, corrected = None, False
+    policy = None
 
-    def __init__(self, rows: Rows) -> None:
-        self._rows = rows
+    def __init__(self, rows: Rows, *, corrected: bool = False) -> None:
+        self._rows, self.corrected = rows, corrected
 
     def take(self, step: int) -> tuple[list[Any], dict[str, float]]:
         """One group, of one turn each."""
@@ -245,13 +246,15 @@ def trainer(
     rank: int = 16,
     project: bool = False,
     ranks: Any = None,
+    shares: bool = False,
     checkpointing: bool = True,
 ) -> Any:
     """TRL's trainer, or ours with the channels of this name (or with others), on the same arguments.
 
     rank: of the adapters; 0 trains all weights, as float32 masters under autocast. project: whether ours takes a
-    direction out of its updates, which it finds first, from two pairs. ranks: the processes of a training of ours, over
-    which all weights are in shares. checkpointing: whether activations are recomputed.
+    direction out of its updates, which it finds first, from two pairs. ranks: the processes of a training of ours.
+    shares: whether the weights are in shares over them, and a server samples. checkpointing: whether activations are
+    recomputed.
     """
     from datasets import Dataset
     from support.models import tiny_tokenizer
@@ -273,7 +276,7 @@ def trainer(
         gradient_checkpointing=checkpointing,
         save_every=steps + 1,
     )
-    model, tokenizer = new_model(0, layers, size, device, dtype if rank or ranks else "float32"), tiny_tokenizer()
+    model, tokenizer = new_model(0, layers, size, device, dtype if rank or shares else "float32"), tiny_tokenizer()
     callbacks: list[Any] = []
     if project:
         with checkpointed(model):
@@ -309,14 +312,15 @@ def trainer(
     beside, make = channel_rows(names, rows), partial(ComposedTrainer)
     if ranks is not None:
         common["ranks"] = ranks
-        if not rank:
-            from stages.training.distributed import Sharded, ShardedTrainer
+    if shares:
+        from stages.training.distributed import Sharded, ShardedTrainer, TrainerInStep
 
-            sharded = Sharded(model, ranks, mixed=True)
-            make = partial(ShardedTrainer, sharded=sharded)
+        model.requires_grad_(not rank)
+        sharded = Sharded(model, ranks, mixed=not rank, device=str(model.device))
+        make = partial(TrainerInStep if rank else ShardedTrainer, sharded=sharded)
     return make(
         policy=LocalPolicy(model, tokenizer, PolicyConfig(model="shape", max_tokens=rows.answer)),
-        rollouts=Given(rows),
+        rollouts=Given(rows, corrected=shares),
         record=lambda step, rollouts: None,
         channels=channels(names, beside, model, teacher, steps),
         rows=lambda rollouts, step: beside,

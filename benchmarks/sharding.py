@@ -7,8 +7,9 @@ A layer has the dimensions of MODEL (0.6B of Qwen3, 7B, 14B and 32B of Qwen2.5);
 asked otherwise the vocabulary is a tokenizer's of 17 characters, so that embeddings are next to nothing. Weights are
 random. Two steps of GRPO with AdamW, two prompts a process of two samples each, activations recomputed, a group a
 pass, on gloo. Peak: the largest resident memory (VmHWM, Linux) less what the process held before the model. `needed`
-is the sum of `stages/training/plan.py` for weights, gradients and optimiser; its activations are for prompts of
-1,024 tokens. The first process' peak may be that of writing checkpoints, for which it gathers whatever is in shares.
+is the sum of `stages/training/plan.py` for weights, gradients, optimiser and what is gathered; its activations are for
+prompts of 1,024 tokens. The first process' peak may be that of writing checkpoints, for which it gathers whatever is in
+shares.
 
 `step` takes one step of gradient descent whole in one process and in shares of two, from the same weights, and
 tells how far apart loss, gradient norm and the movement of the weights are, beside what another cut of the same rows
@@ -101,8 +102,8 @@ def one(folder, sharding, name="run", more=None):
         "parameters": chosen.shape.parameters,
         "before": before,
         "peak": cases.memory("VmHWM") - before,
-        "needed": round(sums.weights + sums.gradients + sums.optimiser),
-        "parts": [round(part) for part in (sums.weights, sums.gradients, sums.optimiser)],
+        "needed": round(sums.weights + sums.gradients + sums.optimiser + sums.gathered),
+        "parts": [round(part) for part in (sums.weights, sums.gradients, sums.optimiser, sums.gathered)],
     }
     (folder / f"{here.rank}.json").write_bytes(orjson.dumps(found))
 

@@ -156,16 +156,22 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         sampler = server.in_turn(lambda: serving.open(sampled)) if sampled.served else None
         if sampled.served and sampled.base_url is None:
             check_memory(resolved, room(resolved, started=True))  # the server's share was an estimate until it started
-        model, tokenizer = load_model(config.policy.in_process(), cache=out.cache, listener=out.progress)
-        # Before the model is cut into shares, or gets an adapter.
-        if config.weights.active() or config.optimisation.shared_prompts:
-            scoring.require_head(model, config.policy.model)
+        opened, run = config.policy.in_process(), inputs.optional("direction")
+        spread = resolved.sharded and run is None  # else all weights are in one place, to find the direction from
+        model, tokenizer = load_model(
+            opened.model_copy(update={"device": "cpu"}) if spread else opened,
+            cache=out.cache,
+            listener=out.progress,
+            empty=spread and not ranks.first,
+        )
         direction = None
-        if (run := inputs.optional("direction")) is not None:
+        if run is not None:
             model.eval()
             with checkpointed(model) if config.optimisation.gradient_checkpointing else nullcontext():
                 direction = projection.weight_direction(model, store.read_json(run.folder() / projection.PAIRS))
         student = Student.of(model, tokenizer, resolved, ranks)
+        if config.weights.active() or config.optimisation.shared_prompts:  # before the model gets an adapter
+            student.score(lambda: scoring.require_head(model, config.policy.model))
         out.model(
             "policy", **(sampler or student.policy).facts(), training={**resolved.facts(), "processes": ranks.count}
         )
@@ -174,9 +180,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         curriculum = bool(config.env.curriculum)
         order = prompt_order(len(tasks), config.optimisation, resolved.config.seed, as_given=curriculum)
         prompts = [tasks[index] for index in order]
-        # What follows, up to `distribute`, reads the weights that training starts from: whole, and without an adapter.
-        if student.sharded is not None:
-            student.sharded.gather()
+        # What follows, up to `distribute`, reads the weights that training starts from, without an adapter.
         hints = check_hints(resolved.config, student, tasks, out)
         with reporting.backend_folders(config.report_to, out.path / "logs"):
             rollouts, journal = _rollouts(resolved, out, student, prompts, sampler, server)
@@ -322,7 +326,7 @@ def _assemble(
         if measured is not None:
             measured.record(step, rollouts)
 
-    # 1. The channels with their row sources, from the model that training starts from: whole, and without an adapter.
+    # 1. The channels with their row sources, from the model that training starts from, without an adapter.
     given = SourceInputs(config, inputs, student, environment, prompts, out, journal.hints)
     channels = step.Channels(config, [kind.open(given) for kind in row_sources(config.weights.active())])
     # 2. Callbacks. DiLoCo's precedes Supervision, which marks a checkpoint as complete once the others have written.
@@ -349,7 +353,8 @@ def _assemble(
     }
     if student.sharded is None:
         return step.ComposedTrainer(**parts)
-    return distributed.ShardedTrainer(sharded=student.sharded, **parts)
+    in_shares = distributed.TrainerInStep if config.adapter.rank else distributed.ShardedTrainer
+    return in_shares(sharded=student.sharded, **parts)
 
 
 def _fit(

@@ -151,8 +151,8 @@ def _passed(rollout: LiveRollout) -> bool | None:
 def check_hints(config: Config, student: "Student", tasks: Sequence[Task], out: RunWriter) -> str | None:
     """Measure on tasks of the training whether hints help, once in a run; return the result as a clause.
 
-    None where no channel learns from hints, or hints.check_answers is 0. All processes must call it, with whole
-    weights; the first one answers. Raises Incomplete where the hints do harm.
+    None where no channel learns from hints, or hints.check_answers is 0. All processes must call it; the first one
+    answers. Raises Incomplete where the hints do harm.
     """
     number, ranks, make = config.answers_to_check_hints(), student.ranks, config.opener()
     if not number:
@@ -179,6 +179,7 @@ def check_hints(config: Config, student: "Student", tasks: Sequence[Task], out: 
             out.write(unit, {"hint_check": asdict(found), "task_ids": [task.task_id for task in asked]})
         return found
 
+    student.whole()
     found = ranks.broadcast_from_rank0(measured)
     if not found.graded:
         return _told(f"hints were not checked: none of {number} pairs of answers could be graded", student, out)

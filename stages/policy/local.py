@@ -232,17 +232,26 @@ class LocalPolicy:
 
 
 def load_model(
-    config: PolicyConfig, *, cache: Path, listener: Listener, merged: bool = True, revision: str | None = None
+    config: PolicyConfig,
+    *,
+    cache: Path,
+    listener: Listener,
+    merged: bool = True,
+    empty: bool = False,
+    revision: str | None = None,
 ) -> tuple[Any, Any]:
     """Load a causal LM and its tokenizer onto the configured device; make a model that is made here first.
 
-    merged: whether an adapter is added to its base's weights, in their type, or kept apart in float32. Raises
-    `BadInput` for an unknown model, one that is damaged (model_checks.py), or an adapter whose base has changed.
+    merged: whether an adapter is added to its base's weights, in their type, or kept apart in float32. empty: give the
+    model no weights, which another process has. Raises `BadInput` for an unknown model, one that is damaged
+    (model_checks.py), or an adapter whose base has changed.
     """
     source = resolve(config, cache=cache, listener=listener, revision=revision)
     if adapters.is_adapter(source):
         below, commit = adapters.base_of(Path(source), config)
-        base_model, tokenizer = load_model(below, cache=cache, listener=listener, revision=commit)
+        base_model, tokenizer = load_model(below, cache=cache, listener=listener, empty=empty, revision=commit)
+        if empty:
+            return base_model, tokenizer
         adapted = adapters.added(base_model, source, config)
         model_checks.require_finite(config, adapted)
         # peft freezes the base's weights; training from a merged model trains them all. get_base_model keeps the
@@ -251,6 +260,8 @@ def load_model(
     tokenizer = check_folder(source, config, revision)
     with activity(f"loading {config.model}"):
         dtype = "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
+        if empty:
+            return _opened(source, config, revision, dtype=dtype, device_map="meta")[0], tokenizer
         model = _opened(source, config, revision, dtype=dtype)[0].to(device(config.device))
         model_checks.require_finite(config, model)
     return model, tokenizer

@@ -190,8 +190,8 @@ class Distribution(Settings):
     """How the processes that torchrun starts share one training."""
 
     sharding: Literal["none", "fsdp2"] = "none"
-    """fsdp2 spreads float32 masters, gradients and the optimiser's state over the processes, each of which holds the
-    weights whole only in the type they compute in. none keeps all of them in every process."""
+    """fsdp2 spreads weights, float32 masters, gradients and the optimiser's state over the processes, which gather a
+    layer at a time; with an adapter its frozen base. none keeps all of them in every process."""
     servers: tuple[Annotated[str, Field(pattern=r"^https?://[^/\s]+")], ...] = ()
     """With a policy vllm:..., further servers beside policy.base_url: the processes sample from all of them in turn."""
 

@@ -5,23 +5,26 @@ bfloat16's last place, so most would be lost. A model whose weights come in 16 b
 float32 adapters or changes of its singular values, or trained as float32 masters under bfloat16 autocast, in which it
 is sampled from and scored, too.
 
-Shares (distribution.sharding = "fsdp2"): from the rollouts of a step to its last backward pass every process holds the
-weights whole, in the type they compute in; of the float32 masters, the gradients and the optimiser's moments it holds
-its share alone. Weights that were gathered layer by layer would need equally many passes on every process, and each
-makes as many as its own rollouts and channels need. The means of gradients are taken, and cut into shares, by torch's
-`fully_shard` as each layer's are done.
+Shares (distribution.sharding = "fsdp2"): of weights, float32 masters, gradients and the optimiser's moments a process
+holds its share alone. Torch's `fully_shard` gathers a layer for the time of its own computation, in the type that it
+computes in, and cuts the mean of its gradients into shares once they are done. An adapter is whole in every process,
+and its frozen base in shares. Weights are whole only while this process itself samples from them.
+
+Each gathering is a message of all processes, and each makes as many passes as its own rollouts and channels need. So
+they make them in step (`Sharded.in_step`): a process that has none left joins those of the others with one token.
 """
 
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MethodType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from jaxtyping import Float
 from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -33,10 +36,10 @@ from stages.policy import adapters
 from stages.policy.local import LocalPolicy
 from stages.training.packing import HALF
 from stages.training.plan import TrainPlan
-from stages.training.scoring import Tree, score, token_log_probs
 from stages.training.step import Batch, ComposedTrainer
 from stages.training.trained import save_folded, train_singular_values
 
+Value = TypeVar("Value")
 WITHIN = "composer_within"
 """The model's method that FSDP takes for its forward pass: whatever is computed from its weights before one backward
 pass."""
@@ -68,8 +71,9 @@ class Student:
         sampled, mixed, sharded = plan.config.policy.in_process(), False, None
         base = adapters.describe_base(sampled, model) if plan.config.adapter.rank else None
         if plan.sharded:
-            mixed = model.dtype in HALF
-            sharded = Sharded(model, ranks, mixed=mixed)
+            mixed = base is None and model.dtype in HALF
+            model.requires_grad_(base is None)  # before FSDP sees the weights: an adapter's base has no gradients
+            sharded = Sharded(model, ranks, mixed=mixed, device=plan.device)
         elif plan.spectral:
             train_singular_values(model)
         elif not plan.config.adapter.rank and model.dtype in HALF:
@@ -86,16 +90,37 @@ class Student:
         """Return the bfloat16 autocast that accelerate puts around the model's forward pass, for other ways into it."""
         return torch.autocast(self.policy.model.device.type, torch.bfloat16) if self.mixed else nullcontext()
 
+    @torch.no_grad()
+    def score(self, work: Callable[[], Value]) -> Value:
+        """Return the result of `work`, passes of the model without gradient; all processes must call it."""
+        with self.autocast():
+            return work() if self.sharded is None else self.sharded.in_step(work)
+
+    def whole(self) -> None:
+        """Have the weights whole in every process until the next pass is scored; all must call it."""
+        if self.sharded is not None:
+            self.sharded.gather()
+
     def distribute(self) -> None:
         """Give every process the first one's weights, or its share of them."""
-        if self.sharded is None:
-            self.ranks.broadcast_weights(self.policy.model.parameters())
-        else:
+        if self.sharded is not None:
             self.sharded.scatter()
+        if self.sharded is None or self.base is not None:
+            self.ranks.broadcast_weights(self.policy.model.parameters())
+
+    def trained(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the whole weights, one after the other, tied ones once; empty ones in all processes but the first.
+
+        All processes must take them all.
+        """
+        if self.sharded is not None:
+            self.sharded.scatter()
+        for name, parameter in self.policy.model.named_parameters():
+            yield name, parameter.detach() if self.sharded is None else self.sharded.whole(parameter)
 
     def save(self, folder: Path) -> None:
         """Write the model and its tokenizer, of an adapter it alone. All processes must call it; the first writes."""
-        weights = None if self.sharded is None else self.sharded.weights()
+        weights = None if self.sharded is None or self.base is not None else self.sharded.weights()
         if not self.ranks.first:
             return
         if self.base is not None:
@@ -114,34 +139,125 @@ class Student:
 class Sharded:
     """A model cut into shares of its layers, which is whole between `gather` and `scatter`.
 
-    mixed: whether weights that come in 16 bits get float32 masters and compute in bfloat16.
+    mixed: whether weights that come in 16 bits get float32 masters and compute in bfloat16. device: that they compute
+    on. The first process gives its weights to all, which need none of their own (`load_model`, empty).
     """
 
-    def __init__(self, model: Any, ranks: Ranks, *, mixed: bool) -> None:
+    def __init__(self, model: Any, ranks: Ranks, *, mixed: bool, device: str) -> None:
         self.model, self._ranks = model, ranks
-        mesh = init_device_mesh(model.device.type, (ranks.count,))
+        mesh = init_device_mesh(torch.device(device).type, (ranks.count,))
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed else MixedPrecisionPolicy()
         layers = [module for module in model.modules() if type(module).__name__ in set(model._no_split_modules or ())]
-        for module in (*layers, model):  # what no layer holds, embeddings and output head among it, is the last unit
+        # One unit after the other, so that neither weights nor masters are whole on any device. What no layer holds,
+        # embeddings and output head among it, is the last.
+        for module in (*layers, model):
+            self._from_first(module, device)
             if mixed:
-                module.float()  # one unit after the other, so that the masters are never whole anywhere
-            fully_shard(module, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
-        model.set_reshard_after_backward(False)
+                module.float()
+            fully_shard(module, mesh=mesh, reshard_after_forward=module is not model, mp_policy=policy)
         # fully_shard hooks the model's forward pass, but trees are scored around it: this method stands in its place.
         setattr(model, WITHIN, MethodType(lambda model, work: work(), model))
         register_fsdp_forward_method(model, WITHIN)
         getattr(model, WITHIN)(lambda: None)  # the model, not the first layer that is called, is where FSDP begins
-        self._units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        self._layers: list[FSDPModule] = layers
+        self.scatter()
+        self._within, self._passing, self._joining = False, False, False
+        self._last: list[Tensor] = []
+        """The last token's hidden state of each pass with gradient."""
+        model.get_decoder().register_forward_pre_hook(lambda *_: self._agree(torch.is_grad_enabled()))
+        model.get_decoder().register_forward_hook(lambda _, __, output: self._passed(output))
+
+    def _from_first(self, unit: nn.Module, device: str) -> None:
+        """Put the first process' tensors of a unit onto the device of every process; tied ones stay tied."""
+        placed: dict[int, Tensor] = {}
+        tables: list[dict[str, Any]] = [t for m in unit.modules() for t in (m._parameters, m._buffers)]
+        for table in tables:
+            for name, tensor in table.items():
+                if tensor is None or isinstance(tensor, DTensor):
+                    continue
+                if id(tensor) not in placed:
+                    empty = tensor.is_meta
+                    whole = torch.empty_like(tensor, device=device) if empty else tensor.detach().to(device)
+                    distributed.broadcast(whole, 0)
+                    learns = isinstance(tensor, nn.Parameter)
+                    placed[id(tensor)] = nn.Parameter(whole, tensor.requires_grad) if learns else whole
+                table[name] = placed[id(tensor)]
 
     def gather(self) -> None:
         """Make the weights whole on every process, unless they are."""
-        for unit in self._units:
+        for unit in (self.model, *self._layers):
+            unit.set_reshard_after_forward(False, recurse=False)
             unit.unshard()
 
     def scatter(self) -> None:
         """Keep this process' share alone, which the optimiser steps."""
-        for unit in self._units:
+        for unit in (self.model, *self._layers):
+            unit.set_reshard_after_forward(unit is not self.model, recurse=False)
             unit.reshard()
+
+    def within(self, work: Callable[[], Value]) -> Value:
+        """Return the result of `work`, which is computed from the weights; its passes are made by `in_step`.
+
+        With gradients enabled the result is a loss, whose backward pass reaches all layers in every process.
+        """
+        self.scatter()
+
+        def reaching() -> Any:
+            self._within, self._last = True, []
+            try:
+                value: Any = work()
+                return self._reaching(value) if torch.is_grad_enabled() else value
+            finally:
+                self._within, self._last = False, []
+
+        found: Value = getattr(self.model, WITHIN)(reaching)
+        if not torch.is_grad_enabled():
+            self.scatter()  # embeddings and output head, which stay whole for a backward pass
+        return found
+
+    def in_step(self, work: Callable[[], Value]) -> Value:
+        """Return the result of `work`, during which the processes go through the model equally often.
+
+        All must call it, and wait for each other in nothing else meanwhile.
+        """
+        if not self._within:
+            return self.within(lambda: self.in_step(work))
+        self._passing = True
+        try:
+            value = work()
+            self._agree(None)
+        finally:
+            self._passing = False
+        return value
+
+    def _agree(self, with_gradient: bool | None) -> None:
+        """Return once all processes are to make such a pass, and join the passes that others make before; None: none.
+
+        Passes with gradients come first: backward passes must meet, too.
+        """
+        while self._passing and not self._joining:
+            wanted = {one for one in self._ranks.gather(with_gradient) if one is not None}
+            if not wanted or (coming := max(wanted)) == with_gradient:
+                return
+            self._join(coming)
+
+    def _join(self, with_gradient: bool) -> None:
+        """Go through the model with one token."""
+        self._joining = True
+        with torch.set_grad_enabled(with_gradient):
+            self.model.get_decoder()(input_ids=torch.zeros(1, 1, dtype=torch.long, device=self.model.device))
+        self._joining = False
+
+    def _passed(self, output: Any) -> None:
+        if self._within and torch.is_grad_enabled():
+            self._last.append(output.last_hidden_state[:1, -1])
+
+    def _reaching(self, loss: Float[Tensor, ""]) -> Float[Tensor, ""]:
+        """Return the same loss, whose backward pass goes through all layers, as often as in every other process."""
+        if not self._last:  # no process has rows
+            self._join(with_gradient=True)
+        reached = torch.cat(self._last)
+        return loss + 0 * (reached if loss.requires_grad else self.model.get_output_embeddings()(reached)).sum()
 
     def clip(self, most: float) -> float:
         """Return the Euclidean norm of the gradients over all shares, and clip them to `most`, if it is above 0."""
@@ -179,8 +295,43 @@ def _share(whole: Any, like: Any) -> Any:
     return distribute_tensor(values, like.device_mesh, like.placements, src_data_rank=None)
 
 
-class ShardedTrainer(ComposedTrainer):
-    """The composed trainer: whole weights from a step's rollouts to its last backward pass, shares in the optimiser.
+class TrainerInStep(ComposedTrainer):
+    """The composed trainer on shares of a model, of which all processes gather a layer at a time.
+
+    What it trains is an adapter, whole in every process.
+    """
+
+    def __init__(self, *, sharded: Sharded, **composed: Any) -> None:
+        self._sharded = sharded
+        super().__init__(**composed)
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """Take the rollouts of a step; with whole weights where this process samples them."""
+        if not self.rollouts.corrected:
+            self._sharded.gather()
+        return super()._generate_and_score_completions(inputs)
+
+    def _parts(self, inputs: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return equally many parts on every process, the last ones without rows: each pass ends in a sum over all."""
+        parts = super()._parts(inputs)
+        return parts + [{"channels": Batch()}] * (max(self._ranks.gather(len(parts))) - len(parts))
+
+    def _part_loss(self, model: Any, part: dict[str, Any], whole: dict[str, Any]) -> Float[Tensor, ""]:
+        """Return a part's loss, whose backward pass all processes make."""
+        part_loss = super()._part_loss
+        return self._sharded.within(lambda: part_loss(model, part, whole))
+
+    def _passes(self, work: Callable[[], Value]) -> Value:
+        return self._sharded.in_step(work)
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
+        """Return TRL's log-probs, before a step those of sampling or of a reference, of passes that all make."""
+        log_probs = super()._get_per_token_logps_and_entropies
+        return self._sharded.in_step(lambda: log_probs(*args, **kwargs))
+
+
+class ShardedTrainer(TrainerInStep):
+    """The same with all weights trained, shares of them in the optimiser.
 
     Its checkpoints are those of one process, so that any number of processes resumes from them, sharded or not.
     """
@@ -189,41 +340,8 @@ class ShardedTrainer(ComposedTrainer):
     lr_scheduler: Any
     """Both are made by `train`, before anything here is called."""
 
-    def __init__(self, *, sharded: Sharded, **composed: Any) -> None:
-        self._sharded = sharded
-        super().__init__(**composed)
-
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Train on a micro-batch, in whose preparation the step's rollouts are played."""
-        self._sharded.gather()
-        return super().training_step(*args, **kwargs)
-
     def _reduce_gradients(self) -> None:
         """Keep this process' share of the mean gradients, which FSDP2 has taken already."""
-        self._sharded.scatter()
-
-    def _parts(self, inputs: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return equally many parts on every process, the last ones without rows: each pass ends in a sum over all."""
-        parts = super()._parts(inputs)
-        return parts + [{"channels": Batch()}] * (max(self._ranks.gather(len(parts))) - len(parts))
-
-    def _part_loss(self, model: Any, part: dict[str, Any], whole: dict[str, Any]) -> Float[Tensor, ""]:
-        """Return a part's loss; its backward pass ends in each process' share of the mean gradients.
-
-        All processes must differentiate equally often, and each time from all layers, since every layer's backward pass
-        ends in a sum over the processes.
-        """
-        whole_model, part_loss = self._sharded.model, super()._part_loss
-
-        def from_all_layers() -> Float[Tensor, ""]:
-            loss = part_loss(model, part, whole)
-            if loss.requires_grad:
-                return loss
-            # A process without rows scores one token: times 0, it changes nothing and reaches all layers.
-            return loss + 0 * token_log_probs(whole_model, score(whole_model, [Tree([0], ([0],))])).sum()
-
-        loss: Float[Tensor, ""] = getattr(whole_model, WITHIN)(from_all_layers)
-        return loss
 
     def _clip_grad_norm(self, model: Any) -> float:
         return self._sharded.clip(self.args.max_grad_norm)

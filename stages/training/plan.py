@@ -46,14 +46,16 @@ RANK = 16
 
 PASS_TOKENS = 32_768
 """Tokens of a pass that is not given: with LoRA and activations recomputed, an 8 B model then takes 36 GiB."""
+SCORED_TOKENS = 16_384
+"""Of one pass through the layers in scoring.py, which takes several for more."""
 KEPT = 1.65
 """Numbers that a layer keeps for each number that goes into or comes out of its Linears."""
 KEPT_ON_GPU = 1.28
 """The same of layers whose activations are not recomputed, on a GPU, whose attention keeps fewer (1.06 for Qwen3-8B,
 1.26 for 0.6B on a rehearsed one)."""
 REDUCED = 4
-"""Bytes a gradient of the largest unit in shares on its way to them: FSDP2 copies a unit's into one float32 buffer.
-Gloo holds them once more (measured: benchmarks/sharding.py)."""
+"""Bytes of a gradient on its way into shares: FSDP2 copies a layer's, and last those of embeddings and output head,
+into a float32 buffer. Gloo holds them once more (measured: benchmarks/sharding.py)."""
 TAKEN, TAKEN_ON_GPU = 1 / 3, 0.85
 """Part of the free memory that a choice of this module may take: a CPU's memory is shared with other programs, and with
 other trainings of a chain, which begin at the same moment. What a user sets may take all of it."""
@@ -184,8 +186,8 @@ class TrainPlan:
 
     @property
     def sharded(self) -> bool:
-        """Whether masters, gradients and moments are spread over the processes; an adapter's never are."""
-        return self.config.distribution.sharding == "fsdp2" and self.processes > 1 and not self.config.adapter.rank
+        """Whether weights are spread over the processes, with masters, gradients and moments where all are trained."""
+        return self.config.distribution.sharding == "fsdp2" and self.processes > 1
 
     @property
     def max_completion(self) -> int:
@@ -280,7 +282,7 @@ def resolve(config: Config, processes: int, inputs: Container[str] = (), directi
     )
     if size.shared_prompts is None:
         # Of shares, gradients stay whole in a pass that goes through a layer more than once (`estimate_memory`).
-        packs = shape is not None and shape.packs and not small and not plan.sharded
+        packs = shape is not None and shape.packs and not small and not (plan.sharded and not rank)
         plan = plan.changed(optimisation={"shared_prompts": packs})
     if (refusal := next(refusals(plan), None)) is not None:
         raise UsageError(refusal)
@@ -445,17 +447,17 @@ def _of_shares(plan: TrainPlan) -> Iterator[str]:
     config = plan.config
     if plan.processes == 1 or config.distribution.sharding == "none":
         return
-    copied = "sdpo" in config.weights.active() and config.hints.teacher != "current"
     rank, optimiser = config.adapter.rank, config.trl.get("optim", STEPPED_BY_SHARES[0])
+    copied = not rank and "sdpo" in config.weights.active() and config.hints.teacher != "current"
     needing = {
-        f"adapter.rank={rank}: an adapter is small, and its base is not cut; take 0": bool(rank),
+        "adapter.dora, which reads whole weights; take false": config.adapter.dora,
         "adapter.kind=singular-values, whose weights are frozen and not cut; take lora": plan.spectral,
         "probe.measure, which compares whole gradients; take false": bool(plan.direction) and config.probe.measure,
         f"hints.teacher={config.hints.teacher}, which copies all weights; take current": copied,
         "optimisation.gradient_cosine_every, which compares whole gradients; take 0": bool(
             config.optimisation.gradient_cosine_every
         ),
-        f"trl.optim={optimiser}; take {', '.join(STEPPED_BY_SHARES)}": optimiser not in STEPPED_BY_SHARES,
+        f"trl.optim={optimiser}; take {', '.join(STEPPED_BY_SHARES)}": not rank and optimiser not in STEPPED_BY_SHARES,
     }
     for what, asked in needing.items():
         if asked:
@@ -513,12 +515,13 @@ def _of_servers(plan: TrainPlan) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes, by what they hold."""
+    """Bytes, by what they hold. gathered: of shares, what is whole for a pass, and messages."""
 
     weights: float
     gradients: float
     optimiser: float
     activations: float
+    gathered: float = 0.0
     teacher: float = 0.0
     direction: float = 0.0
     program: float = 0.0
@@ -531,10 +534,10 @@ class MemoryEstimate:
     @property
     def held(self) -> float:
         """What is held between steps, too."""
-        return self.total - self.gradients - self.activations
+        return self.total - self.gradients - self.activations - self.gathered
 
     def __str__(self) -> str:
-        seldom = ("teacher", "direction", "program")
+        seldom = ("gathered", "teacher", "direction", "program")
         held = {name: value for name, value in asdict(self).items() if value or name not in seldom}
         parts = ", ".join(f"{name} {value / GIB:.1f}" for name, value in held.items())
         return f"{self.total / GIB:.1f} GiB ({parts})"
@@ -560,15 +563,10 @@ def estimate_memory(plan: TrainPlan) -> MemoryEstimate:
         weights = shape.parameters * (4 * copies + (2 if shape.bytes == 2 else 0))  # autocast's bfloat16 copies
     gradients, optimiser = 4.0 * trained, 8.0 * trained
     if plan.sharded:
-        computing, masters = min(shape.bytes, 4) * shape.parameters, 4 * shape.parameters / plan.processes
-        weights = computing + masters + (4 * shape.parameters if size.beta else 0)
-        layers = sum(width * height for width, height in shape.linears)
-        # Where a backward pass goes through each layer more than once, gradients are cut into shares at its end.
-        several_passes = bool(plan.config.weights.active()) or size.shared_prompts
-        uncut = shape.parameters if several_passes else shape.parameters - layers * (1 - 1 / shape.layers)
-        unit = max(layers / shape.layers, shape.parameters - layers)  # a layer, or embeddings and output head
-        gradients = masters + min(shape.bytes, 4) * uncut + REDUCED * unit
-        optimiser = 2 * masters
+        weights = (shape.bytes if rank else 4) * shape.parameters / plan.processes + (4 * trained if rank else 0)
+        weights += 4 * shape.parameters * bool(size.beta and not rank)
+    if plan.sharded and not rank:
+        gradients, optimiser = gradients / plan.processes, optimiser / plan.processes
     length = plan.prompts.tokens + plan.rollout_tokens
     # peft casts the input of each adapted Linear to the adapter's float32, and autograd keeps that copy.
     # Not of float32 masters under autocast, which keeps copies besides.
@@ -576,9 +574,10 @@ def estimate_memory(plan: TrainPlan) -> MemoryEstimate:
     kept = (KEPT_ON_GPU if fewer else KEPT) * shape.bytes * (inputs + outputs) + (
         4 * inputs if rank and shape.bytes == 2 else 0
     )
+    stored = shape.bytes * shape.layers * shape.hidden if size.gradient_checkpointing else kept
     if size.gradient_checkpointing:
         # The input of every layer, and all of one layer at a time while it is recomputed.
-        kept = shape.bytes * shape.layers * shape.hidden + kept / shape.layers
+        kept = stored + kept / shape.layers
     # On its way back, besides: the gradients of a layer's output and of its input.
     kept += 2 * shape.bytes * shape.hidden
     tokens = _tokens_a_pass(plan)
@@ -595,10 +594,36 @@ def estimate_memory(plan: TrainPlan) -> MemoryEstimate:
     generation = _generation(plan, shape, length)
     # Rollouts are generated before the step is trained on, so the larger of the two counts.
     activations = max(training, generation)
-    others = weights + gradients + optimiser + activations
+    gathered = 0.0
+    if plan.sharded:
+        gathered = _in_shares(plan, shape, training, tokens * stored + tile, generation) - activations
+    others = weights + gradients + optimiser + activations + gathered
     direction = _direction(plan, shape, trained, plan.direction * kept + tile, others) if plan.direction else 0
     program = PROGRAM if plan.device == "cpu" else 0.0
-    return MemoryEstimate(weights, gradients, optimiser, activations, plan.teacher_bytes, direction, program)
+    return MemoryEstimate(weights, gradients, optimiser, activations, gathered, plan.teacher_bytes, direction, program)
+
+
+def _in_shares(plan: TrainPlan, shape: ModelShape, training: float, scored: float, generation: float) -> float:
+    """Return the bytes of activations in a step in shares, with what is gathered meanwhile and gradients not yet cut.
+
+    training, scored, generation: activations of a backward pass, of what precedes it, and of sampling.
+    """
+    size, number, sampling = plan.config.optimisation, min(shape.bytes, 4), 0.0
+    layers = sum(width * height for width, height in shape.linears)
+    layer, rest = layers / shape.layers, shape.parameters - layers  # rest: embeddings and output head
+    # The layer that is computed, and the message with the next one.
+    moments = [training + number * (rest + 2 * layer)]
+    if not plan.config.adapter.rank:
+        # Where a backward pass goes through each layer more than once, gradients are cut into shares at its end.
+        composed, most = bool(plan.config.weights.active()) or size.shared_prompts, size.max_tokens_per_micro_batch
+        several = composed and not (shape.packs and most is not None and most <= SCORED_TOKENS)
+        head = shape.hidden * shape.vocabulary
+        moments[0] += number * (shape.parameters if several else head + layer) + REDUCED * layer
+        # First the head's gradient, which is a sum in float32; last those of embeddings and head.
+        moments += [scored + number * rest + (4 + number) * head, (number + REDUCED) * rest]
+    if not plan.config.policy.served:
+        sampling = number * shape.parameters + generation
+    return max(*moments, sampling)
 
 
 def num_trained(plan: TrainPlan, shape: ModelShape) -> int:
@@ -614,7 +639,7 @@ def _direction(plan: TrainPlan, shape: ModelShape, trained: int, row: float, tra
     area = sum(width * height for width, height in shape.linears)
     # v, and the random direction that is taken out in its place, beside what is trained as it was before a step.
     copies = 1 + (plan.config.probe.project == "random")
-    shares = plan.processes if plan.sharded else 1
+    shares = plan.processes if plan.sharded and not plan.config.adapter.rank else 1
     frozen = bool(plan.config.adapter.rank) or plan.spectral
     held = (copies * shape.bytes * area + 4 * (trained if frozen else area)) / shares
     # v is found before anything is trained: float32 sums, and the gradient of one Linear of one row.

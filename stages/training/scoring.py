@@ -20,10 +20,8 @@ from trl.kernels import ChunkedLogProbFunction
 from stages.errors import UsageError
 from stages.losses.tokens import Head
 from stages.training.packing import by_length, on_device, predicting
-from stages.training.plan import VOCABULARY_CHUNK
+from stages.training.plan import SCORED_TOKENS, VOCABULARY_CHUNK
 
-MAX_TOKENS = 16_384
-"""Of one forward pass."""
 CPU_VOCABULARY_CHUNK = 8192
 """Columns of logits at once on a CPU, where TRL's 32,768, meant for Triton, make temporaries of gigabytes."""
 
@@ -72,7 +70,7 @@ def score(model: Any, trees: Sequence[Tree]) -> Scored:
     All trees are one row where the model can be packed; else rows of like length are batched.
     """
     branches, device = [branch for tree in trees for branch in tree.branches], next(model.parameters()).device
-    hidden = predicting(model, [(tree.prompt, tree.branches) for tree in trees], MAX_TOKENS)
+    hidden = predicting(model, [(tree.prompt, tree.branches) for tree in trees], SCORED_TOKENS)
     targets, numbers = (
         torch.tensor(values, dtype=torch.long)
         for values in (
@@ -110,7 +108,7 @@ def _separately(model: Any, trees: Sequence[Tree]) -> Float[Tensor, "n h"]:
     rows = list(enumerate((tree.prompt, branch) for tree in trees for branch in tree.branches))
     device = next(model.parameters()).device
     found, order = list[Tensor](), list[int]()
-    for bucket in by_length(rows, lambda row: sum(map(len, row[1])), lambda length: length, MAX_TOKENS):
+    for bucket in by_length(rows, lambda row: sum(map(len, row[1])), lambda length: length, SCORED_TOKENS):
         inputs = [prompt + branch[:-1] for _, (prompt, branch) in bucket]
         width = max(map(len, inputs))
         places = [

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from datasets import Dataset
@@ -61,6 +61,7 @@ from stages.training.scoring import (
 # Announced on every start. A filter and not TRL's variable: trainings of a chain get the variables of its process.
 warnings.filterwarnings("ignore", message="You are using 'rollout_func'")
 
+Value = TypeVar("Value")
 GROUP_COLUMNS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", "num_items_in_batch")
 
 
@@ -315,7 +316,8 @@ class ComposedStep(AnyTrainer):
             groups = group(part) if with_grpo and not scored_by_trl else None
             with self.accelerator.autocast():  # accelerate wraps the model's own forward pass alone
                 rows = part.get("channels", Batch())
-                losses, scored = self.channels.losses(plain, rows, groups.trees if groups else ())
+                trees = groups.trees if groups else ()
+                losses, scored = self._passes(lambda: self.channels.losses(plain, rows, trees))
                 if groups is not None and scored is not None:
                     self._scored = statistics(plain, groups, scored, self.temperature)
         # 2. TRL's loss of the rollouts, weighted so that the parts add up to the micro-batch's. It takes `_scored`.
@@ -336,6 +338,10 @@ class ComposedStep(AnyTrainer):
         # the division by their number in the gradients' mean.
         weights = {name: weight * self._ranks.count for name, weight in self.channels.weights.items()}
         return compose_loss(weighted(grpo, weight), losses, weights)
+
+    def _passes(self, work: Callable[[], Value]) -> Value:
+        """Return the result of `work`, a part's passes through the model."""
+        return work()
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
         """Give TRL's loss the log-probs that were scored together with the channels' rows, else TRL's own pass."""

@@ -172,7 +172,7 @@ class WeightSync(ABC):
 
     @abstractmethod
     def _write(self, folder: Path) -> None:
-        """Write what was trained; called in the first process alone."""
+        """Write what was trained, by the first process; called in every process."""
 
     @abstractmethod
     def _load(self, version: int, folder: Path) -> None:
@@ -181,10 +181,6 @@ class WeightSync(ABC):
     @abstractmethod
     def _forget(self, version: int, folder: Path) -> None:
         """Remove older versions that are no longer sampled from, in every process."""
-
-    @abstractmethod
-    def _scored(self) -> Any:
-        """Return the model whose log-probs are compared."""
 
     @abstractmethod
     def end(self) -> None:
@@ -196,12 +192,8 @@ class WeightSync(ABC):
         Returns the difference that the comparison found, as a metric.
         """
         folder = self._folder / f"version-{step:06d}"
-
-        def write() -> None:
-            rmtree(folder, ignore_errors=True)
-            self._write(folder)
-
-        self.server.ranks.broadcast_from_rank0(write)
+        self._write(folder)
+        self.server.ranks.gather(None)  # it is written before anybody loads it
         if self._asleep:
             torch.cuda.empty_cache()  # what the step has freed is the server's now
             self.sampler.wake()
@@ -230,7 +222,7 @@ class WeightSync(ABC):
         self._check_unchanged(step)
         if text := most_learned(rollouts, self.sampler.found.context_tokens):
             self._text = text
-        self._unlearned = self.server.in_turn(self._log_probs)
+        self._unlearned = self._log_probs()
         if self._sleeps:
             self.sampler.sleep(self._sleep_level)
             self._asleep = True
@@ -241,7 +233,7 @@ class WeightSync(ABC):
 
     def _compare(self, when: str, remedy: str) -> Agreement:
         """Compare log-probs, each process with its server; return the least move, and the largest difference."""
-        own = self.server.in_turn(self._comparison)
+        own = self._comparison()
         # All processes learn all comparisons, so that all of them stop.
         found = self.server.ranks.gather(own)
         for one in found:
@@ -274,18 +266,14 @@ class WeightSync(ABC):
     def _log_probs(self) -> tuple[Tensor, Tensor]:
         """Return the log-probs of the text's n tokens here and on the server, float32."""
         # One request after the other: requests that a server batches would round as they happen to meet.
-        theirs = [self.sampler.score(tree.prompt, tree.branches[0]) for tree in self._text]
-        return self._own_log_probs(), torch.tensor([value for row in theirs for value in row])
-
-    @torch.no_grad()
-    def _own_log_probs(self) -> Tensor:
-        model = self._scored()
+        theirs = self.server.in_turn(lambda: [self.sampler.score(tree.prompt, tree.branches[0]) for tree in self._text])
+        # peft puts an adapter into the base's Linears, so the base scores with it.
+        model = self._student.policy.model
         was_training = model.training
         model.eval()
-        with self._student.autocast():
-            own = token_log_probs(model, score(model, self._text)).cpu()
+        own = self._student.score(lambda: token_log_probs(model, score(model, self._text)).cpu())
         model.train(was_training)
-        return own
+        return own, torch.tensor([value for row in theirs for value in row])
 
 
 class AdapterSync(WeightSync):
@@ -300,7 +288,9 @@ class AdapterSync(WeightSync):
         """Several runs, or attempts at one, may share a server, where a name must never stand for two adapters."""
 
     def _write(self, folder: Path) -> None:
-        self._student.save_adapter(folder)
+        if self.server.ranks.first:
+            rmtree(folder, ignore_errors=True)
+            self._student.save_adapter(folder)
 
     def _load(self, version: int, folder: Path) -> None:
         # A new name for each version: vLLM would read an adapter that is loaded in place again for every batch.
@@ -312,10 +302,6 @@ class AdapterSync(WeightSync):
 
     def _check_unchanged(self, step: int) -> None:
         """Compare nothing: a name is never given to a second adapter."""
-
-    def _scored(self) -> Any:
-        # peft puts the adapter into the base's Linears, so the base scores with it.
-        return self._student.model.get_base_model()
 
     def _forget(self, version: int, folder: Path) -> None:
         self._unload(self.server.ranks.gather(self.sampler.in_use()))
@@ -356,17 +342,24 @@ class WholeSync(WeightSync):
         self._replaced = False
 
     def _write(self, folder: Path) -> None:
-        folder.mkdir(parents=True)
-        # Between `gather` and `scatter` the parameters of a model in shares are whole. Tied ones come once, as a
-        # checkpoint has them.
-        part, size, number = dict[str, Tensor](), 0, 0
-        named = list(self._student.model.named_parameters())
-        for name, parameter in named:
-            part[name] = parameter.detach().to("cpu", self._student.dtype)
+        first, part, size, number = self.server.ranks.first, dict[str, Tensor](), 0, 0
+        if first:
+            rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+
+        def end_file() -> None:
+            save_file(part, folder / f"model-{number:05d}.safetensors", {"format": "pt"})
+
+        for name, weight in self._student.trained():  # a tensor at a time: whole weights are in no process' memory
+            if not first:
+                continue
+            part[name] = weight.to("cpu", self._student.dtype)
             size += part[name].nbytes
-            if size >= self._file_bytes or name == named[-1][0]:
-                save_file(part, folder / f"model-{number:05d}.safetensors", {"format": "pt"})
+            if size >= self._file_bytes:
+                end_file()
                 part, size, number = {}, 0, number + 1
+        if part:
+            end_file()
 
     def _load(self, version: int, folder: Path) -> None:
         self._replaced = True
@@ -377,9 +370,6 @@ class WholeSync(WeightSync):
     def _check_unchanged(self, step: int) -> None:
         """`ComposerError` where another run has replaced the weights while the rollouts of a step were played."""
         self._compare(f"While step {step} was played,", "Give each training of all weights servers of its own.")
-
-    def _scored(self) -> Any:
-        return self._student.model
 
     def _forget(self, version: int, folder: Path) -> None:
         # The newest stays: a server that is started again after its death gets it back.

@@ -27,6 +27,7 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as tree
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -244,6 +245,8 @@ class Rehearsal(TorchDispatchMode):
         if func.namespace == "prim":
             return func(*args, **kwargs)
         tensors = [x for x in tree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        if any(isinstance(x, DTensor) for x in tensors):
+            return NotImplemented  # it asks the same of its own share, which is counted
         fakes = [x for x in tensors if isinstance(x, FakeTensor)]
         for x in fakes:  # FakeTensorMode keeps small constants itself, but drops them at the first write
             if x.constant is not None:

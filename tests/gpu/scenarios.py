@@ -70,6 +70,7 @@ def step(
     rank: int = 16,
     project: bool = False,
     processes: int = 1,
+    shares: bool = False,
     checkpointing: bool = True,
 ) -> dict[str, Any]:
     """The second optimiser step of benchmarks/shapes.py's trainer: TRL's, or ours with the channels of a name.
@@ -109,6 +110,7 @@ def step(
             rank=rank,
             project=project,
             ranks=ranks,
+            shares=shares,
             checkpointing=checkpointing,
         )
         made.add_callback(Look())
@@ -126,6 +128,7 @@ def step(
         rank=rank,
         direction=project * (prompt + rows.turn),
         processes=processes,
+        shares=shares,
         checkpointing=checkpointing,
     )
     peak = max([found[-1]["peak"], *(most if project else [])])

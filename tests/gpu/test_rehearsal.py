@@ -114,11 +114,11 @@ def test_the_script_for_a_gpu_runs_on_the_rehearsed_one() -> None:
 
 @pytest.mark.slow
 def test_a_step_of_all_weights_runs_on_one_of_eight_processes() -> None:
-    """With FSDP2 over a process group that sends nothing; without an upper bound: its buffers are not all seen here."""
-    call = 'step("ours", "0.6B", 2, rank=0, processes=8)'
+    """With FSDP2 over a process group that sends nothing."""
+    call = 'step("ours", "0.6B", 2, rank=0, processes=8, shares=True)'
     found = rehearse(call)[call]
     unknown = [p for p in found["waits"] if "stages/" in p and p not in ALLOWED and not p.endswith(TRLS)]
-    assert unknown == [] and 0 < found["peak"] <= found["predicted"]
+    assert unknown == [] and found["peak"] <= found["predicted"] <= 1.15 * found["peak"]
 
 
 @pytest.mark.slow

@@ -132,7 +132,7 @@ class ScoredRows:
 
 @dataclass(frozen=True)
 class SourceInputs:
-    """What a training gives to its row sources when it opens them, with whole weights and before an adapter is added.
+    """What a training gives to its row sources when it opens them, before an adapter is added.
 
     tasks: of all prompts. record_hints: records the hints of a step, each with its rollout.
     """

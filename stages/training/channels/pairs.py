@@ -98,8 +98,9 @@ class PairSource(RowSource[TokenPair]):
         source = cls(kept, settings.per_step, given.config.seed)
         if any("reference" in CHANNELS[name].needs for name in given.config.weights.active()):
             # The reference is the model that training starts from.
-            with student.autocast():
-                source.cache_reference(student.policy.model, ranks=student.ranks)
+            student.score(lambda: source.cache_reference(student.policy.model, ranks=student.ranks))
+            for reference in student.ranks.gather(source._reference):
+                source._reference |= reference
         return source
 
     def rows(self, rollouts: Sequence[LiveRollout], step: int) -> list[TokenPair]:
@@ -128,8 +129,6 @@ class PairSource(RowSource[TokenPair]):
             scored = score(model, [pair.tree for pair in pairs])
             sums = scored.per_branch(token_log_probs(model, scored)).view(-1, 2).tolist()
             self._reference |= {pair.pair_id: (c, r) for pair, (c, r) in zip(pairs, sums, strict=True)}
-        for reference in ranks.gather(self._reference):
-            self._reference |= reference
 
     def reference(self, pairs: Iterable[TokenPair], device: torch.device) -> Float[Tensor, "p 2"]:
         """Return cached log-prob sums in nats, [pairs, (chosen, rejected)]."""

@@ -55,6 +55,8 @@ def test_an_adapter_s_rate_is_one_that_was_tried_at_its_size(tmp_path: Path, bil
 def test_prompts_are_shared_where_every_layer_sees_the_whole_row(tmp_path: Path, larger: PolicyConfig) -> None:
     shared = {"distribution": {"sharding": "fsdp2"}, "adapter": {"rank": 0}}
     assert resolve(Config(policy=larger, **shared), 2).facts()["shared_prompts"] is False, "gradients in shares"
+    frozen = {**shared, "adapter": {"rank": 4}}
+    assert resolve(Config(policy=larger, **frozen), 2).facts()["shared_prompts"] is True, "the base has no gradients"
     assert chosen(larger, shared_prompts=False)[-1] is False
     sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 2, "vocab_size": 32768}
     windowed = Gemma2Config(**sizes, num_attention_heads=8, num_key_value_heads=8, head_dim=64, sliding_window=64)
@@ -133,7 +135,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
         {"processes": 2},
         ("diloco.store", "torchrun"),
     ),
-    "shares of an adapter": ({**SHARES, "adapter": {"rank": 8}}, {"processes": 2}, ("adapter.rank=8", "take 0")),
+    "magnitudes of shares": ({**SHARES, "adapter": {"dora": True}}, {"processes": 2}, ("adapter.dora", "take false")),
     "copies of shares": (
         {**SHARES, "hints": {"teacher": "ema"}, "weights": {"sdpo": 1}},
         {"processes": 2},

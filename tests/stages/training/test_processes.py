@@ -48,6 +48,7 @@ OTHERS: dict[str, Case] = {
     "kl": (("sdpo",), {"beta": 0.1}, {}),
     "kl-adapter": (("sdpo",), {"beta": 0.1}, {"adapter": {"rank": 4}}),
     "recomputed": (("sdpo", "dpo"), RECOMPUTED, {}),
+    "adapter-cut": (EVERY, {**CUT, **RECOMPUTED}, {"adapter": {"rank": 4}, "hints": {"teacher": "ema"}}),
     "demonstrations": (("sdpo",), {}, {"hints": {"source": "rollout", "success_reward": 0.01}}),
     "average": (("sdpo",), {}, {"hints": {"teacher": "ema", "importance_clip": 2.0}}),
     "projected": (("dpo",), {}, {"from_direction": True}),
@@ -65,7 +66,10 @@ CASES: dict[str, Case] = {
     **OTHERS,
 }
 """Every channel alone and with each other one, and each form of GRPO's loss, besides."""
-IN_SHARES = ("all", "cut", "plain", "kl", "recomputed", "projected", "hints-checked", "mixed")
+IN_SHARES = (
+    *("all", "cut", "plain", "kl", "recomputed", "projected", "hints-checked", "mixed"),
+    *("adapter", "adapter-cut", "kl-adapter"),
+)
 
 
 def settings(folder: Path, names: tuple[str, ...] = (), size: dict[str, Any] | None = None, **more: Any) -> Any:
@@ -250,21 +254,31 @@ def test_how_it_is_spread_is_no_part_of_what_is_trained() -> None:
 
 
 def test_shares_take_less_memory() -> None:
-    """Seven billion parameters in bfloat16 on eight: 2 bytes for all of them, and 16 eighths."""
+    """Seven billion parameters in bfloat16 on eight: 16 bytes an eighth of them, and a few layers."""
     linears = ((10_000, 20_000),) * 28
     shape = ModelShape(
         parameters=7_000_000_000, bytes=2, layers=28, hidden=3584, kv=512, vocabulary=152_064, linears=linears
     )
     size = {"micro_batch": 1, "gradient_checkpointing": True}
     training = TrainPlan(
-        Config(optimisation=size, adapter={"rank": 0}), shape, small=False, rollout_tokens=1024, processes=8
+        Config(policy={"model": "vllm:m"}, optimisation=size, adapter={"rank": 0}),
+        shape,
+        small=False,
+        rollout_tokens=1024,
+        processes=8,
     )
     sharded = training.changed(distribution={"sharding": "fsdp2"})
     whole, shared = estimate_memory(training), estimate_memory(sharded)
     assert (whole.weights, whole.gradients, whole.optimiser) == (42e9, 28e9, 56e9)
-    assert (shared.weights, shared.optimiser) == (17.5e9, 7e9)
-    uncut, on_their_way = 2 * (7e9 - 27 * 2e8), 4 * (7e9 - 28 * 2e8)  # the embeddings' and one layer's; the former's
-    assert shared.gradients == 3.5e9 + uncut + on_their_way
-    assert estimate_memory(sharded.changed(optimisation={"shared_prompts": True})).gradients == 17.5e9 + on_their_way
+    assert (shared.weights, shared.gradients, shared.optimiser) == (3.5e9, 3.5e9, 7e9)
+    layer, rest, head = 2e8, 7e9 - 28 * 2e8, 3584 * 152_064
+    passing = 2 * (rest + 2 * layer)
+    assert shared.gathered + shared.activations == 6 * rest > passing + 2 * (head + layer) + 4 * layer
+    often = estimate_memory(sharded.changed(optimisation={"shared_prompts": True}))
+    assert often.gathered == passing + 2 * 7e9 + 4 * layer, "gradients that are not cut at once"
+    here = estimate_memory(sharded.changed(policy={"model": "m"}))
+    assert here.gathered + here.activations > 14e9, "a process that samples has the weights whole"
+    frozen = estimate_memory(sharded.changed(adapter={"rank": 16}))
+    assert frozen.weights < 2e9 and frozen.gathered == passing
     with pytest.raises(UsageError, match=r"distribution.sharding=fsdp2 \(\d+"):
         check_memory(training, Room(round(shared.total)))

@@ -58,14 +58,16 @@ def scored(engine: Engine) -> list[str]:
     return [name.partition("-")[2] for name in asked if name != "base"]
 
 
-@pytest.mark.parametrize("count", [1, 2], ids=["one server", "one each"])
+@pytest.mark.parametrize(("count", "sharding"), [(1, "none"), (2, "fsdp2")], ids=["one server", "one each"])
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_two_processes_sample_from_the_newest_weights(tmp_path: Path, model: Path, count: int) -> None:
+def test_two_processes_sample_from_the_newest_weights(tmp_path: Path, model: Path, count: int, sharding: str) -> None:
     """The engines answer 500 where a scoring meets another request, as a vLLM on a CPU dies of it."""
     with ExitStack() as stack:
         engines = [stack.enter_context(running(model, lonely=1)) for _ in range(count)]
-        run = train_all(tmp_path, {"run": settings(model, engines)}, 2)["run"]
+        given = settings(model, engines)
+        given["distribution"]["sharding"] = sharding
+        run = train_all(tmp_path, {"run": given}, 2)["run"]
         for engine in engines:
             assert sampled(engine) == ["base", "version-0", "version-1", "version-2"]
             each = 2 // count
