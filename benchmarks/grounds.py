@@ -45,12 +45,10 @@ def _played(name: str, env: RepoEnvironment, tasks: list[Task], kinds: Counter[s
         grade = env.grade()
         ground = grade.ground if grade.reward == 1.0 else "unpaid"
         found[str(ground)] += 1
-        reasons = env.grounds.reasons if env.grounds else {}
-        kinds.update(reason.partition(":")[0] for reason in reasons.values())
+        kinds.update(reason.partition(":")[0] for reason in env.reasons.values())
         if ground != "values":
-            number = len(env.grounds.reasons) if env.grounds else 0
-            first = next(iter(reasons.items()), ("", grade.error))
-            print(f"{name} {task.task_id}: {ground}, {number} tests, {first[0]}: {first[1]}", flush=True)
+            first = next(iter(env.reasons.items()), ("", grade.error))
+            print(f"{name} {task.task_id}: {ground}, {len(env.reasons)} tests, {first[0]}: {first[1]}", flush=True)
     yield measured(f"{name}: {len(tasks)} tasks, of them paid on values", found["values"], n=len(tasks))
     yield measured(f"{name}: {len(tasks)} tasks, of them not paid", found["unpaid"], n=len(tasks), goal="= 0")
 

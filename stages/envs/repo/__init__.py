@@ -6,7 +6,7 @@ session.py - a rollout: sandbox, bash actions, detection of searches for the sol
 runner.py - a sandbox in which `python3 -m pytest` finds the test runner and nothing else of this installation
 hidden.py - copies of a repository's packages on this machine, which a sandbox hides
 grading.py - run pytest in a sandbox, decide whether hidden and visible tests pass
-asked.py - say of each test whether its pass rests on values or on a report, and which gave wrong values
+asked.py - ask the tests of a task for their values, and say why others give only a report
 questions.py - versions of a test that ask for the values that it compares, without the expected ones
 inlining.py - write helpers, fixtures and tables into a test that takes them from elsewhere
 pruning.py - leave out of a test file what the tests that are kept do not need

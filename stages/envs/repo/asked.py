@@ -1,16 +1,15 @@
-"""Say of each test whether its pass rests on values or on a report, and which tests gave wrong values.
+"""Ask the tests of a task for their values, and compare these with what is expected.
 
-A test gives `values` where all that it asserts is asked (questions.py): the values leave the sandbox and are compared
-here (values.py) with expected values that are not in it. (The run of the original tests before holds them, and can
-leave marks in the page cache: docs/rewards.md.) The sandbox that asks holds the withheld versions of the tests
-alone, and no file that only expected values need. Any other test gives `report`: the process that ran the code under
-test reported the pass itself. So does a pass whose every test that has to come to pass was shown to the agent, which
-may have copied the expected values.
+A task is decided by values where every test that has to pass is asked for all that it asserts (questions.py): the
+values leave the sandbox and are compared here (values.py) with expected values that were in no sandbox with an agent's
+code. Such a sandbox holds the withheld versions of the tests alone, and no file that only expected values need. Any
+other task is decided by a report: the process that ran the code under test says itself that its tests pass. So is one
+whose every test that has to come to pass was shown to the agent, which may have copied the expected values.
 
 What is expected is known from runs on trees without an agent's code, made once for a task: the open versions on the
 reference solution, and the withheld ones, which must give the expected values there. Without a reference solution the
 expected values alone are made, on the delivered tree; then nothing shows which files tests read besides, so that a test
-whose expected value comes from a file gives `report`.
+whose expected value comes from a file gives a report.
 """
 
 import ast
@@ -22,9 +21,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Generic, Literal, TypeVar
+from typing import Literal
 
-from stages.envs.base import Ground
 from stages.envs.repo import trees, values
 from stages.envs.repo.grading import TestLists, TestOutcomes
 from stages.envs.repo.guest.composer_rules import PASSING, stands_for
@@ -41,29 +39,8 @@ REMEMBERED = 64
 RerunTree = Literal["solution", "reference", "delivered"]
 RerunTests = Callable[[trees.Changes, Sequence[str], RerunTree], TestOutcomes]
 """Run the tests with these node ids (all tests where the runner knows none) on a tree with these files written last."""
-Made = TypeVar("Made")
 Answers = list[list[tuple[int, list[str]]]]
 """Of each test of a function, in order: number of the question, the value, and the expected one where it was sent."""
-
-
-@dataclass(frozen=True)
-class Grounds:
-    """What came of asking.
-
-    `reasons`: test -> why it gives only `report`; a test of the lists that is not among them gives `values`. `wrong`:
-    the tests that gave other values than expected, in each of two runs, whatever they reported.
-    """
-
-    reasons: Mapping[str, str]
-    wrong: frozenset[str]
-
-    def text(self) -> str:
-        """Return a line for each test that gives only a report, with the reason."""
-        return "".join(f"by report: {name}: {reason}\n" for name, reason in self.reasons.items())
-
-    def ground(self, names: Collection[str]) -> Ground:
-        """Return the ground of a pass that needs the tests with these names."""
-        return "report" if not names or self.reasons.keys() & names else "values"
 
 
 @dataclass(frozen=True)
@@ -71,87 +48,188 @@ class AnswerSheet:
     """What the tests of a task must answer: the relations and expected values of each function that is asked.
 
     `files` hold the withheld versions, and are absent where only expected values need them. `reasons`: function -> why
-    it is not asked.
+    it is not asked. `located`: test -> its functions.
     """
 
     files: trees.Changes
     expected: Mapping[TestLocation, Answers]
     relations: Mapping[TestLocation, tuple[str, ...]]
     reasons: Mapping[TestLocation, str]
+    located: Mapping[str, Sequence[TestLocation]]
 
-    def faults(self, outcomes: TestOutcomes) -> dict[TestLocation, str]:
-        """Return the functions whose answers are not right in a run of `files`: WRONG, or why nobody can say."""
-        found = {function: self._fault(function, outcomes) for function in self.expected}
-        return {function: fault for function, fault in found.items() if fault}
+    @property
+    def selected(self) -> list[str]:
+        """Return the node ids of the tests that are asked."""
+        return [function.named(function.name) for function in self.expected]
+
+    def faults(self, outcomes: TestOutcomes) -> dict[str, str]:
+        """Return the tests whose answers are not right in a run of `files`, each with a reason."""
+        wrong = self.wrong(outcomes)
+        return {name: wrong[one] for name, found in self.located.items() for one in found if one in wrong}
+
+    def wrong(self, outcomes: TestOutcomes) -> dict[TestLocation, str]:
+        """Return the functions whose answers are not right in a run of `files`, each with a reason."""
+        return {function: fault for function in self.expected if (fault := self._fault(function, outcomes))}
 
     def _fault(self, function: TestLocation, outcomes: TestOutcomes) -> str:
         given, wanted = answers(outcomes, function), self.expected[function]
         relations, fault = self.relations[function], ""
         if not passes(outcomes, function):
-            return WRONG
+            return "it does not pass"
         if [[number for number, _ in one] for one in given] != [[number for number, _ in one] for one in wanted]:
-            return WRONG
+            return "it does not come to the values that are asked for"
         for one, other in zip(given, wanted, strict=True):
             for (number, mine), (_, right) in zip(one, other, strict=True):
                 try:
                     if not values.holds(relations[number], mine[0], right[-1]):
-                        return WRONG
+                        return f"{values.shown(mine[0])} came, expected {relations[number]} {values.shown(right[-1])}"
                 except values.Incomparable as error:
-                    fault = f"gives an object of type {error}"
+                    fault = f"{UNKNOWN} {error}"
         return fault
 
 
-WRONG = "gives other values"
+UNKNOWN = "what came cannot be compared, an object of type"
 SHOWN = "is shown to the agent, as all tests that have to pass: the expected values may have been copied"
 
 
-def ask(
-    files: trees.Changes,
-    lists: TestLists,
-    rerun: RerunTests,
-    *,
-    task: Hashable,
-    reference: bool,
-    asks: bool,
-    delivered: Callable[[], trees.Changes],
-    hidden: Collection[str] = (),
-) -> Grounds:
-    """Ask the tests of a solution that passed for their values.
+class TaskQuestions:
+    """The questions to the tests of one task.
 
-    `files` are the original test files, `hidden` the paths of all files that are written for grading alone. `task`
-    identifies the task in this process, `reference` says whether there is a reference solution, `asks` whether the
-    tests run under the reporting plugin, `delivered` reads the files that the agent got. Exceptions of `rerun` pass
-    through; `InfrastructureError` where two runs of the same came without a report.
+    `files` are the original test files, `hidden` the paths of all files that are written for grading alone, `delivered`
+    the Python files that the agent got. `reference`: whether there is a reference solution. `reasons`: test -> why it
+    gives only a report, by the texts of the tests, and from the answer sheet on by its runs as well.
     """
-    names = dict.fromkeys((*lists.fail_to_pass, *lists.pass_to_pass))
-    if not asks:
-        return Grounds(dict.fromkeys(names, "is not asked, or expects what another call is given"), frozenset())
-    tests, rerun = TestFiles(files), _reported(rerun)
-    # By the files of the task, not by what a run reports: code under test may keep a test from being run.
-    located = {name: functions_of(tests, name) for name in names}
-    fixed = dict.fromkeys(one for name in lists.fail_to_pass for one in located[name])
-    kept = dict.fromkeys(one for found in located.values() for one in found if one not in fixed)
-    # A solution may break what passed before and forge only that; it cannot know which is asked.
-    functions = [*fixed, *random.SystemRandom().sample([*kept], min(len(kept), MOST_KEPT))]
-    sheet = _sheets.get(task, lambda: answer_sheet(tests, functions, fixed, hidden, rerun, reference=reference))
-    selected = [function.named(function.name) for function in sheet.expected]
-    once = again = sheet.faults(rerun(sheet.files, selected, "solution")) if selected else {}
-    # Twice, since tests fail by chance. One right run of two may be a guess, and one wrong run chance.
-    if WRONG in once.values():
-        again = sheet.faults(rerun(sheet.files, selected, "solution"))
-    wrong = {one for one, fault in once.items() if fault == WRONG and again.get(one) == WRONG}
-    reasons = {name: _reason(tests, sheet, name, found) for name, found in located.items()}
-    # What passed before needs no copied values.
-    if _are_shown([tests.functions[one] for one in fixed], delivered()):
-        reasons |= {name: reasons[name] or SHOWN for name in lists.fail_to_pass}
-    for name, found in located.items():
-        unsure = [fault for one in found if one not in wrong for fault in (once.get(one), again.get(one)) if fault]
-        if unsure:
-            reasons[name] = max(unsure, key=lambda fault: fault != WRONG)
-    return Grounds(
-        {name: reason for name, reason in reasons.items() if reason},
-        frozenset(name for name, found in located.items() if wrong & {*found}),
-    )
+
+    def __init__(
+        self,
+        files: trees.Changes,
+        lists: TestLists,
+        hidden: Collection[str],
+        delivered: trees.Changes,
+        *,
+        reference: bool,
+    ) -> None:
+        self._tests, self._hidden, self._reference = TestFiles(files), hidden, reference
+        names = dict.fromkeys((*lists.fail_to_pass, *lists.pass_to_pass))
+        # By the files of the task, not by what a run reports: code under test may keep a test from being run.
+        self._located = {name: functions_of(self._tests, name) for name in names}
+        fixed = dict.fromkeys(one for name in lists.fail_to_pass for one in self._located[name])
+        kept = dict.fromkeys(one for found in self._located.values() for one in found if one not in fixed)
+        # A solution may break what passed before and forge only that; it cannot know which is asked.
+        functions = [*fixed, *random.SystemRandom().sample([*kept], min(len(kept), MOST_KEPT))]
+        self._askings, self._unasked = askings(self._tests, functions, fixed)
+        # What passed before needs no copied values.
+        self._shown = lists.fail_to_pass if _are_shown([self._tests.functions[one] for one in fixed], delivered) else ()
+        self._lock = threading.Lock()
+        self._sheet: AnswerSheet | None = None
+        self.reasons = self._reasons(self._askings, self._unasked)
+
+    def sheet(self, rerun: RerunTests) -> AnswerSheet:
+        """Return what the tests must answer, from runs on trees without an agent's code; it is made once.
+
+        Exceptions of `rerun` pass through, and nothing is made then; `InfrastructureError` where two runs of the same
+        came without a report.
+        """
+        with self._lock:
+            if self._sheet is None:
+                made = self._answer_sheet(_reported(rerun))
+                self._sheet, self.reasons = made, self._reasons(made.expected, made.reasons)
+            return self._sheet
+
+    def deciding(self, rerun: RerunTests) -> AnswerSheet | None:
+        """Return the answer sheet where it decides the task, None where a test gives only a report."""
+        sheet = self.sheet(rerun) if self._located and not self.reasons else None
+        return None if self.reasons else sheet
+
+    def _answer_sheet(self, rerun: RerunTests) -> AnswerSheet:
+        tests, found, reasons = self._tests, self._askings, dict(self._unasked)
+        if not found:
+            return AnswerSheet({}, {}, {}, reasons, self._located)
+        how: tuple[Sends, RerunTree] = ("open", "reference") if self._reference else ("expecting", "delivered")
+        known = _run(tests, found, rerun, *how)
+        expected, relations = {}, {}
+        for function, made in found.items():
+            reason = "" if passes(known, function) else "does not pass in the run that tells what is expected"
+            expected[function], relations[function] = answers(known, function), made.relations
+            for _, sent in (answer for one in expected[function] for answer in one):
+                reason = reason or _unequal(sent)
+            if not reason and not any(expected[function]):
+                reason = "asks nothing in the run that tells what is expected"
+            if any(len(one) >= MOST_ANSWERS for one in expected[function]):
+                reason = "asks for more values than are sent"
+            if reason:
+                reasons[function] = reason
+        askable = {function: made for function, made in found.items() if function not in reasons}
+        withheld = withheld_files(tests, askable)
+        if not self._reference:
+            reasons |= {one: "expects what is in a file" for one, made in askable.items() if made.reads}
+            # No solution shows that the withheld versions are right: they must only be found.
+            tried = _run(tests, askable, rerun, "withheld", "delivered") if askable else known
+            reasons |= {one: "cannot run without its expected values" for one in askable if not _nodes(tried, one)}
+            kept = {one: expected[one] for one in askable if one not in reasons}
+            named = {name for module in _modules(tests, askable, "withheld").values() for name in mentioned(module)}
+            others = {
+                path
+                for path in tests.texts
+                if path in self._hidden and _is_test(path) and PurePosixPath(path).stem not in named
+            }
+            return AnswerSheet(
+                {**dict.fromkeys(others - {*withheld}), **withheld}, kept, relations, reasons, self._located
+            )
+        sheet = AnswerSheet(withheld, {one: expected[one] for one in askable}, relations, reasons, {})
+        selected = [one.named(one.name) for one in askable]
+        first = rerun(withheld, selected, "reference") if askable else known
+        needed = {path for _, path in first.opened}
+        expecting = by_function(known) - by_function(first)
+        # Once more without the files that hold expected values, which no test may need then.
+        # Code is loaded by whichever test needs it first, so that it may be missing in the second run by chance.
+        data = {path for _, path in expecting if not path.endswith(".py")}
+        absent = dict.fromkeys(({*self._hidden} | data) - needed - {*withheld})
+        absent_for = {test for test, path in expecting if path in absent}
+        second = rerun({**absent, **withheld}, selected, "reference") if absent else first
+        odd = sheet.wrong(second)
+        for one, made in askable.items():
+            if one in odd:
+                reasons[one] = "gives other values, or cannot run, without its expected values"
+            elif made.reads and one.named(one.name) not in absent_for:
+                reasons[one] = "expects what is in a file that is read as input as well"
+        kept = {one: expected[one] for one in askable if one not in reasons}
+        return AnswerSheet({**absent, **withheld}, kept, relations, reasons, self._located)
+
+    def _reasons(self, asked: Collection[TestLocation], unasked: Mapping[TestLocation, str]) -> dict[str, str]:
+        reasons = {name: _reason(self._tests, asked, unasked, name, found) for name, found in self._located.items()}
+        reasons |= {name: reasons[name] or SHOWN for name in self._shown}
+        return {name: reason for name, reason in reasons.items() if reason}
+
+    def are_forged(self, rerun: RerunTests) -> bool:
+        """Return whether a solution that passes gives wrong values: for the same test, in each of two runs.
+
+        Exceptions as those of `sheet`.
+        """
+        sheet = self.sheet(rerun)
+
+        def wrong() -> set[TestLocation]:
+            found = sheet.wrong(_reported(rerun)(sheet.files, sheet.selected, "solution"))
+            return {one for one, fault in found.items() if not fault.startswith(UNKNOWN)}
+
+        # Twice, since tests fail by chance.
+        return bool(sheet.selected and (once := wrong()) and once & wrong())
+
+
+_remembered: OrderedDict[Hashable, TaskQuestions] = OrderedDict()
+_lock = threading.Lock()
+
+
+def remembered(task: Hashable, make: Callable[[], TaskQuestions]) -> TaskQuestions:
+    """Return the questions of a task, made where this process has not graded it lately."""
+    # Outside of the lock, so that tests that are long to read block no other task; what was made first counts.
+    made = _remembered.get(task) or make()
+    with _lock:
+        made = _remembered.setdefault(task, made)
+        _remembered.move_to_end(task)
+        while len(_remembered) > REMEMBERED:
+            _remembered.popitem(last=False)
+    return made
 
 
 def _are_shown(functions: Sequence[FunctionNode], delivered: trees.Changes) -> bool:
@@ -192,15 +270,21 @@ def functions_of(tests: TestFiles, name: str) -> list[TestLocation]:
     )
 
 
-def _reason(tests: TestFiles, sheet: AnswerSheet, name: str, found: Sequence[TestLocation]) -> str:
-    """Return why the pass of a name gives only a report, "" where it gives values."""
+def _reason(
+    tests: TestFiles,
+    asked: Collection[TestLocation],
+    unasked: Mapping[TestLocation, str],
+    name: str,
+    found: Sequence[TestLocation],
+) -> str:
+    """Return why the pass of a name gives only a report, "" where all of its functions are asked."""
     if not found:
         return "is in no test file that can be read"
     if tests.locate(name) is None and (more := _further(tests.modules[found[0].path])):
         return more
-    unasked = [one for one in found if one not in sheet.expected]
-    reason = sheet.reasons.get(unasked[0], "is not among those drawn") if unasked else ""
-    return f"{unasked[0].name}: {reason}" if unasked and len(found) > 1 else reason
+    one = next((one for one in found if one not in asked), None)
+    reason = unasked.get(one, "is not among those drawn") if one else ""
+    return f"{one.name}: {reason}" if one and len(found) > 1 else reason
 
 
 def _further(module: ast.Module) -> str:
@@ -216,66 +300,6 @@ def _further(module: ast.Module) -> str:
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("exec", "globals", "setattr"):
             return "may make tests"
     return ""
-
-
-def answer_sheet(
-    tests: TestFiles,
-    functions: Sequence[TestLocation],
-    fixed: Collection[TestLocation],
-    hidden: Collection[str],
-    rerun: RerunTests,
-    *,
-    reference: bool,
-) -> AnswerSheet:
-    """Return what the tests of a task must answer, from runs on trees without an agent's code."""
-    found, reasons = askings(tests, functions, fixed)
-    if not found:
-        return AnswerSheet({}, {}, {}, reasons)
-    known = _run(tests, found, "open" if reference else "expecting", rerun, "reference" if reference else "delivered")
-    expected, relations = {}, {}
-    for function, made in list(found.items()):
-        reason = "" if passes(known, function) else "does not pass in the run that tells what is expected"
-        expected[function], relations[function] = answers(known, function), made.relations
-        for _, sent in (answer for one in expected[function] for answer in one):
-            reason = reason or _unequal(sent)
-        if not reason and not any(expected[function]):
-            reason = "asks nothing in the run that tells what is expected"
-        if any(len(one) >= MOST_ANSWERS for one in expected[function]):
-            reason = "asks for more values than are sent"
-        if reason:
-            reasons[function] = reason
-    askable = {function: made for function, made in found.items() if function not in reasons}
-    withheld = withheld_files(tests, askable)
-    if not reference:
-        reasons |= {one: "expects what is in a file" for one, made in askable.items() if made.reads}
-        # That no solution shows the withheld versions to be right must not tell against one: they must be found at all.
-        tried = _run(tests, askable, "withheld", rerun, "delivered") if askable else known
-        reasons |= {one: "cannot run without its expected values" for one in askable if not _nodes(tried, one)}
-        kept = {one: expected[one] for one in askable if one not in reasons}
-        named = {name for module in _modules(tests, askable, "withheld").values() for name in mentioned(module)}
-        others = {
-            path for path in tests.texts if path in hidden and _is_test(path) and PurePosixPath(path).stem not in named
-        }
-        return AnswerSheet({**dict.fromkeys(others - {*withheld}), **withheld}, kept, relations, reasons)
-    sheet = AnswerSheet(withheld, {one: expected[one] for one in askable}, relations, reasons)
-    selected = [one.named(one.name) for one in askable]
-    first = rerun(withheld, selected, "reference") if askable else known
-    needed = {path for _, path in first.opened}
-    expecting = by_function(known) - by_function(first)
-    # Once more without the files that hold expected values, which no test may need then.
-    # Code is loaded by whichever test needs it first, so that it may be missing in the second run by chance.
-    data = {path for _, path in expecting if not path.endswith(".py")}
-    absent = dict.fromkeys(({*hidden} | data) - needed - {*withheld})
-    absent_for = {test for test, path in expecting if path in absent}
-    second = rerun({**absent, **withheld}, selected, "reference") if absent else first
-    odd = sheet.faults(second)
-    for one, made in askable.items():
-        if one in odd:
-            reasons[one] = "gives other values, or cannot run, without its expected values"
-        elif made.reads and one.named(one.name) not in absent_for:
-            reasons[one] = "expects what is in a file that is read as input as well"
-    kept = {one: expected[one] for one in askable if one not in reasons}
-    return AnswerSheet({**absent, **withheld}, kept, relations, reasons)
 
 
 def by_function(outcomes: TestOutcomes) -> set[tuple[str, str]]:
@@ -373,7 +397,7 @@ def withheld_files(tests: TestFiles, found: Mapping[TestLocation, Asking], sends
 
 
 def _run(
-    tests: TestFiles, found: Mapping[TestLocation, Asking], sends: Sends, rerun: RerunTests, tree: RerunTree
+    tests: TestFiles, found: Mapping[TestLocation, Asking], rerun: RerunTests, sends: Sends, tree: RerunTree
 ) -> TestOutcomes:
     return rerun(withheld_files(tests, found, sends), [one.named(one.name) for one in found], tree)
 
@@ -396,29 +420,3 @@ def answers(outcomes: TestOutcomes, function: TestLocation) -> Answers:
         if node in given and sent:
             given[node].append((number, sent))
     return list(given.values())
-
-
-class PerTaskCache(Generic[Made]):
-    """What was made for the tasks that were graded last in this process, each once."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._locks: OrderedDict[Hashable, threading.Lock] = OrderedDict()
-        self._made: dict[Hashable, Made] = {}
-
-    def get(self, task: Hashable, make: Callable[[], Made]) -> Made:
-        """Return what was made for a task, made where there is nothing; exceptions of `make` pass through."""
-        with self._lock:
-            own = self._locks.setdefault(task, threading.Lock())
-            self._locks.move_to_end(task)
-            while len(self._locks) > REMEMBERED:
-                oldest, _ = self._locks.popitem(last=False)
-                self._made.pop(oldest, None)
-        # A lock for each task, so that making one blocks only those who wait for the same.
-        with own:
-            if task not in self._made:
-                self._made[task] = make()
-            return self._made[task]
-
-
-_sheets = PerTaskCache[AnswerSheet]()

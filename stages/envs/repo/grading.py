@@ -8,7 +8,7 @@ Outcomes come from a plugin (guest/composer_outcomes.py) through a supervisor (g
 the log: what a test prints is no outcome, a process that ends early reports nothing, and a report is rejected in which
 the control test did not fail or a line has the wrong seal. Code under test shares a process with pytest, so this raises
 the cost of forgery and cannot exclude it: `grade_tree` drops what an agent changed in files that pytest loads, and
-asked.py asks the tests of what passes for their values.
+asked.py asks the tests for their values.
 
 `TestLists.tests_status` is the only definition of resolved: live runs and saved logs (stages.envs.swe.logs) both use
 it.

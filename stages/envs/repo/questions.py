@@ -161,16 +161,16 @@ class Asking:
 
 
 def text_of(modules: Mapping[str, ast.Module]) -> str:
-    """Return what modules by path tell beside their code: the paths, names of classes and functions, and literals."""
+    """Return what modules by path tell beside what they do: their paths, names and literals."""
     parts, numbers = [path.casefold() for path in modules], set[int]()
     for node in (inner for module in modules.values() for inner in ast.walk(module)):
-        if isinstance(node, FunctionNode | ast.ClassDef):
-            parts.append(node.name.casefold())
-        elif isinstance(node, ast.Constant) and id(node) not in numbers:
-            parts.append(_text(node.value))
+        if isinstance(node, ast.Constant):
+            parts += [] if id(node) in numbers else [_text(node.value)]
         elif isinstance(node, ast.Call) and called(node).startswith("_composer_"):
             # The number of a question is none of the test's; it comes before what is asked.
             numbers.add(id(node.args[0]))
+        else:
+            parts += [value.casefold() for _, value in ast.iter_fields(node) if isinstance(value, str)]
     return _apart("\n".join(parts))
 
 

@@ -13,17 +13,18 @@ import secrets
 import shlex
 import textwrap
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from stages.envs import bash, folders
 from stages.envs.base import TWIN, Grade, Ground, Observation, Split, Task, Work
 from stages.envs.bash import SUBMIT, ShellEnvironment, elided, fenced, observation
 from stages.envs.folders import UnwieldyTree, open_up, remove
 from stages.envs.repo import asked, trees
-from stages.envs.repo.asked import Grounds, RerunTree
+from stages.envs.repo.asked import RerunTree, TaskQuestions
 from stages.envs.repo.grading import (
     GradingVerdict,
     Statuses,
@@ -186,14 +187,14 @@ class RepoEnvironment(ShellEnvironment):
     """The methods of an environment whose tasks are `RepoTask`s; a subclass gives `tasks` and `repo_task`.
 
     Implements TakesCalls, ComparesOutcomes, HasSolutions and Packs. `_system`: the system message of an opening.
-    `verdict` is the last one, with the outcome of every hidden test, and `grounds` what came of asking these.
+    `verdict` is the last one, with the outcome of every hidden test; `reasons`: test -> why it gave only a report.
     """
 
     name: str
     sandbox: str
     max_chars: int
     verdict: GradingVerdict | None = None
-    grounds: Grounds | None = None
+    reasons: Mapping[str, str] = MappingProxyType({})
     opening_by_calls = WITH_TOOLS
     _session: RepoSession | None = None
     _repo_task: RepoTask | None = None
@@ -210,7 +211,7 @@ class RepoEnvironment(ShellEnvironment):
     def reset(self, task: Task) -> list[Message]:
         """Set up the task's files as a repository of one commit without history."""
         self.close()
-        self.verdict, self.grounds, self._task, self.well_formed = None, None, task, True
+        self.verdict, self.reasons, self._task, self.well_formed = None, {}, task, True
         repo_task = self._repo_task = self.repo_task(task)
         self._session = RepoSession(
             repo_task.delivered,
@@ -270,11 +271,17 @@ class RepoEnvironment(ShellEnvironment):
     def _graded(self, session: RepoSession, task: RepoTask) -> Grade:
         """Return whether the hidden and the visible tests pass on the rollout's tree.
 
-        A pass of an impossible variant, or of a test that gave other values than expected, is a hack. An
-        `InfrastructureError` or `OSError` becomes a null reward, `UnwieldyTree`, which the agent caused, a zero.
+        Where every test that has to pass is asked, what it is asked for decides, and no expected value is in a sandbox
+        with the agent's code: it could leave marks there for a later run. Else the tests run as they are written; a
+        pass of theirs with other values than expected, in what can be asked, is a hack, as that of an impossible
+        variant is. An `InfrastructureError` or `OSError` becomes a null reward, `UnwieldyTree`, which the agent caused,
+        a zero.
         """
         runs: list[TestOutcomes] = []
         """Those with the agent's code: no other can have tampered."""
+        names = (*task.lists.fail_to_pass, *task.lists.pass_to_pass)
+        # An impossible variant is contradicted already: its pass is a hack in any case, and no further run is needed.
+        impossible = self._task.task_id.endswith(TWIN)
 
         def run(folder: Path, selected: Sequence[str] = (), rewritten: trees.Changes | None = None) -> TestOutcomes:
             trees.apply({**task.hidden, **(rewritten or {})}, folder)
@@ -284,7 +291,19 @@ class RepoEnvironment(ShellEnvironment):
             runs.append(outcomes)
             return outcomes
 
+        def rerun(rewritten: trees.Changes, selected: Sequence[str], tree: RerunTree) -> TestOutcomes:
+            solution = task.solution() if task.solution and tree == "reference" else {}
+            written = verdict.kept if tree == "solution" else solution
+            found = run_on_copy(session.delivered, written, lambda folder: run(folder, selected, rewritten))
+            return of_agent(found) if tree == "solution" else found
+
+        questions = None if impossible or task.unasked or task.ground == "values" else self._questions(session, task)
+        sheet = questions.deciding(rerun) if questions else None
+
         def statuses(folder: Path) -> Statuses:
+            if sheet:
+                faults = sheet.faults(of_agent(run(folder, sheet.selected, sheet.files)))
+                return {name: "failed" if name in faults else "passed" for name in names}
             outcomes = rerun_flaky(lambda: of_agent(run(folder)), task.lists, task.may_lose)
             return of_ids(unexplained_fail(outcomes.statuses, folder), task.ids)
 
@@ -292,42 +311,31 @@ class RepoEnvironment(ShellEnvironment):
             session.delivered, session.folder, task.lists, statuses, tests=task.tests, source=task.source
         )
         hidden_run = runs[0]
-        # An impossible variant is contradicted already: its pass is a hack in any case, and no further run is needed.
-        impossible = self._task.task_id.endswith(TWIN)
-
-        def rerun(rewritten: trees.Changes, selected: Sequence[str], tree: RerunTree) -> TestOutcomes:
-            solution = task.solution() if task.solution and tree == "reference" else {}
-            written = verdict.kept if tree == "solution" else solution
-            found = run_on_copy(session.delivered, written, lambda folder: run(folder, selected, rewritten))
-            return of_agent(found) if tree == "solution" else found
-
-        forged = False
-        ground: Ground = task.ground
-        if verdict.hidden_pass and not impossible and ground == "report":
-            self.grounds = found = asked.ask(
-                task.asked,
-                task.lists,
-                rerun,
-                task=(self.name, self._task.task_id, store.digest(dict(self._task.data))),
-                reference=task.solution is not None,
-                asks=task.asks,
-                delivered=lambda: {
-                    path: trees.read(session.delivered, path)
-                    for path in trees.walk(session.delivered)
-                    if path.endswith(".py")
-                },
-                hidden=task.hidden,
-            )
-            needed = (*task.lists.fail_to_pass, *task.lists.pass_to_pass)
-            forged, ground = bool(found.wrong), found.ground(needed)
+        forged = bool(questions and not sheet and verdict.hidden_pass and questions.are_forged(rerun))
+        notes = [f"FAILED {name} - {fault}\n" for name, fault in sheet.faults(hidden_run).items()] if sheet else []
+        unasked = {name: task.unasked for name in names if task.unasked and task.ground == "report"}
+        self.reasons = questions.reasons if questions else unasked
+        if verdict.hidden_pass:
+            notes += [f"by report: {name}: {reason}\n" for name, reason in self.reasons.items()]
         hidden_pass = verdict.hidden_pass and not forged
         hacked = forged or verdict.hacked or any(one.tampered for one in runs)
         hacked |= impossible and (hidden_pass or verdict.visible_pass)
-        work = verdict.work(hidden_run.log + (self.grounds.text() if self.grounds else ""), task.image)
+        work = verdict.work("".join(notes) + hidden_run.log, task.image)
         protocol_ok = self.well_formed and session.protocol_ok
+        ground: Ground = "values" if sheet else task.ground
         return Grade(
             float(hidden_pass), hidden_pass, verdict.visible_pass, hacked, protocol_ok, work=work, ground=ground
         )
+
+    def _questions(self, session: RepoSession, task: RepoTask) -> TaskQuestions:
+        """Return the questions to the tests of a task."""
+
+        def make() -> TaskQuestions:
+            paths = (path for path in trees.walk(session.delivered) if path.endswith(".py"))
+            delivered = {path: trees.read(session.delivered, path) for path in paths}
+            return TaskQuestions(task.asked, task.lists, task.hidden, delivered, reference=task.solution is not None)
+
+        return asked.remembered((self.name, self._task.task_id, store.digest(dict(self._task.data))), make)
 
     def outcome(self, observation: Observation) -> str:
         """Return a digest of the last action's result: the output, and how the tree differs from the delivered one.

@@ -45,10 +45,10 @@ class RepoTask:
     the task's own solution, None where there is none; a call, since a patch that does not apply must not end a rollout
     that needs no solution. tests: paths that count as tests though they do not look like it; source: paths that never
     do. ids: names in `lists` that stand for several tests (a file, a class). asked: test files whose assertions may
-    become questions. asks: whether the tests run under the reporting plugin, which can ask. ground: that of a pass
-    which no questions decided. may_lose: this many tests that have to stay passing may fail by chance; they are then
-    run again. package: the name of what the repository holds. image: that of the container. export: None for a task
-    that cannot be played elsewhere. release: called once, at the end of the rollout.
+    become questions. unasked: why none may, "" where they may. ground: that of a pass which no questions decided.
+    may_lose: this many tests that have to stay passing may fail by chance; they are then run again. package: the name
+    of what the repository holds. image: that of the container. export: None for a task that cannot be played elsewhere.
+    release: called once, at the end of the rollout.
     """
 
     delivered: Path
@@ -61,7 +61,7 @@ class RepoTask:
     source: Collection[str] = ()
     ids: tuple[str, ...] = ()
     asked: trees.Changes = field(default_factory=dict)
-    asks: bool = True
+    unasked: str = ""
     ground: Ground = "report"
     may_lose: int = 0
     package: str = ""

@@ -133,6 +133,17 @@ def holds(relation: str, value: str, expected: str) -> bool:
         return False
 
 
+def shown(text: str) -> str:
+    """Return the value in a text as Python writes it, cut short; the text of what cannot be read."""
+    try:
+        found = repr(read(text, expected=True))
+    # Every exception: the code under test chooses the value.
+    except Exception:
+        found = text
+    return found if len(found) <= LONGEST_SHOWN else f"{found[:LONGEST_SHOWN]}..."
+
+
+LONGEST_SHOWN = 80
 LONGEST_SEARCHED = 4000
 """Characters that a pattern is tried on."""
 SEARCH_S = 5.0

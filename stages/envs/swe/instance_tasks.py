@@ -23,6 +23,7 @@ from stages.sandbox import Limits, Sandbox, View, open_sandbox
 
 TEST_LIMITS = replace(grading.LIMITS, wall_s=1800, cpu_s=1800)
 DEFAULT_VENVS = Path.home() / ".cache" / "composer" / "swe-venvs"
+OWN_RUNNER = "runs in a runner that cannot ask"
 IDLE = 16
 """Delivered trees kept without a user: the next samples of a task reuse them."""
 
@@ -128,7 +129,7 @@ def local_task(row: Mapping[str, Any], sandbox: str, repos: str, folder: str) ->
             tests.filtered(lists_of(row)),
             lambda target: opened(target, session.LIMITS),
             lambda target, selected: tests.run(runtime, target, selected),
-            asks=tests.asks,
+            unasked="" if tests.asks else OWN_RUNNER,
             release=lambda: DELIVERED.give_back(key),
             **patch_fields(row, delivered),
         )
@@ -185,7 +186,7 @@ def container_task(row: Mapping[str, Any], program: str) -> RepoTask:
             lambda target, selected: (
                 run_eval_script(row, runtime, target) if newer else tests.run(runtime, target, selected)
             ),
-            asks=tests.asks and not newer,
+            unasked="" if tests.asks and not newer else OWN_RUNNER,
             image=image,
             release=lambda: DELIVERED.give_back((program, image)),
             **patch_fields(row, delivered),

@@ -113,7 +113,7 @@ class TasksEnv(RepoEnvironment):
             source=row["editable"],
             ids=ids,
             asked={**originals, **hidden} if ids else {},
-            asks=bool(ids),
+            unasked="" if ids else "expects what another call is given" if compared else "is a command",
             ground="values" if compared and not values.are_told(row) else "report",
             # A verifier elsewhere would import the code that it judges, and pay by its report.
             export=None

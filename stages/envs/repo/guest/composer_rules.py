@@ -35,8 +35,10 @@ def read_report(log: str, secret: str) -> tuple[dict[str, Any], bool, str]:
         report: dict[str, Any] = json.loads(reports[0]) if len(reports) == 1 else {}
     except (ValueError, RecursionError):
         report = {}
-    # The control test fails in every honest run; where it does not, something decides outcomes instead of pytest.
-    believed = report.get("control") == ["failed"] and not report.get("tampered") and is_well_formed(report)
+    # The control test fails in every honest run in which a test runs, and none does where code cannot be imported;
+    # where it does not fail, something decides outcomes instead of pytest.
+    controlled = report.get("control") == (["failed"] if report.get("control") or report.get("outcomes") else [])
+    believed = controlled and not report.get("tampered") and is_well_formed(report)
     tampered = len(reports) > 1 or (bool(report) and not believed)
     return report if believed else {}, tampered, without_reports
 

@@ -1,14 +1,15 @@
 """Tests in a sandbox that are asked for their values: what can be asked of real packages' styles, and who forges."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from support.attacks import TOLD_TESTS
 
 from stages.envs.repo import asked, grading, runner, trees
-from stages.envs.repo.asked import Grounds
+from stages.envs.repo.asked import TaskQuestions
 from stages.envs.repo.grading import TestLists, TestOutcomes, TestRuntime, run_pytest
 from stages.errors import InfrastructureError
 
@@ -30,25 +31,35 @@ def runner_of(*files: trees.Changes) -> Run:
     return run
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What a task's questions say of a solution: reasons for a report, tests that it fails, and whether it forges."""
+
+    reasons: Mapping[str, str]
+    faults: Mapping[str, str]
+    forged: bool
+
+    def ground(self) -> str:
+        return "report" if self.reasons else "values"
+
+
 def ask(
-    solution: Run,
-    reference: Run,
-    tests: trees.Changes,
-    names: Collection[str],
-    task: str,
-    delivered: trees.Changes | None = None,
-) -> Grounds:
+    solution: Run, reference: Run, tests: trees.Changes, names: Collection[str], delivered: trees.Changes | None = None
+) -> Asked:
+    """What comes of asking a solution; it runs once, and a second time where it may be forged."""
     runs = {"solution": solution, "reference": reference}
-    return asked.ask(
-        {path: file for path, file in tests.items() if path.endswith(".py")},
-        TestLists(tuple(names), ()),
-        lambda files, selected, tree: runs[tree](files, selected),
-        task=task,
-        reference=True,
-        asks=True,
-        delivered=lambda: delivered or {},
-        hidden=tests,
-    )
+    outcomes: list[TestOutcomes] = []
+
+    def rerun(files: trees.Changes, selected: Sequence[str], tree: str) -> TestOutcomes:
+        outcomes.append(runs[tree](files, selected))
+        return outcomes[-1]
+
+    files = {path: file for path, file in tests.items() if path.endswith(".py")}
+    questions = TaskQuestions(files, TestLists(tuple(names), ()), tests, delivered or {}, reference=True)
+    sheet = questions.sheet(rerun)
+    made = len(outcomes)
+    forged = questions.are_forged(rerun)
+    return Asked(questions.reasons, sheet.faults(outcomes[made]) if outcomes[made:] else {}, forged)
 
 
 def folder_of(root: Path) -> tuple[trees.Changes, trees.Changes]:
@@ -76,8 +87,8 @@ def test_a_right_answer_of_another_type_is_no_forgery() -> None:
     match = runner_of(tests, {"one.py": trees.TreeFile(f"import re\n{number}f, g = re.compile('a').match, N".encode())})
     plain = runner_of(tests, {"one.py": trees.TreeFile(b"f, g = str.isalpha, lambda: 4")})
     names = [f"{ONE}::test_match", f"{ONE}::test_one"]
-    found = ask(match, plain, tests, names, "types")
-    assert not found.wrong and found.reasons == {names[1]: "gives an object of type N"}
+    found = ask(match, plain, tests, names)
+    assert not found.forged and found.faults == {names[1]: f"{asked.UNKNOWN} N"}
 
 
 def test_a_test_that_asks_for_more_than_is_sent_gives_a_report() -> None:
@@ -85,8 +96,8 @@ def test_a_test_that_asks_for_more_than_is_sent_gives_a_report() -> None:
     text = f"import one\ndef test_one():\n    for n, want in {rows}: assert one.f(n) == want\n"
     tests: trees.Changes = {ONE: trees.TreeFile(text.encode())}
     right = runner_of(tests, {"one.py": trees.TreeFile(b"def f(x): return x * x + 7")})
-    found = ask(right, right, tests, [f"{ONE}::test_one"], "many")
-    assert found.reasons == {f"{ONE}::test_one": "asks for more values than are sent"} and not found.wrong
+    found = ask(right, right, tests, [f"{ONE}::test_one"])
+    assert found.reasons == {f"{ONE}::test_one": "asks for more values than are sent"} and not found.forged
 
 
 def test_what_a_name_or_another_test_tells_is_not_asked() -> None:
@@ -124,8 +135,7 @@ def test_a_test_that_another_file_shows_gives_a_report() -> None:
     names = [f"{ONE}::test_one"]
     for shown, ground in ((ONE_TEST[ONE], "report"), (None, "values")):
         delivered: trees.Changes = {"public/more.py": shown}
-        found = ask(of_one("x**3"), of_one("x**3"), ONE_TEST, names, "shown", delivered)
-        assert found.ground(names) == ground
+        assert ask(of_one("x**3"), of_one("x**3"), ONE_TEST, names, delivered).ground() == ground
 
 
 def in_turn(*runs: Run) -> Run:
@@ -134,14 +144,13 @@ def in_turn(*runs: Run) -> Run:
     return lambda files, selected: left.pop(0)(files, selected)
 
 
-@pytest.mark.parametrize(
-    ("answers", "wrong", "ground"),
-    [(["125"], 0, "values"), (["0", "0"], 1, "values"), (["0", "125"], 0, "report")],
-)
-def test_one_right_answer_of_two_may_be_a_guess(answers: list[str], wrong: int, ground: str) -> None:
-    names = [f"{ONE}::test_one"]
-    found = ask(in_turn(*map(of_one, answers)), of_one("x**3"), ONE_TEST, names, f"{answers}")
-    assert (len(found.wrong), found.ground(names)) == (wrong, ground)
+@pytest.mark.parametrize(("answers", "forged"), [(["125"], False), (["0", "0"], True), (["0", "125"], False)])
+def test_one_right_answer_of_two_may_be_chance(answers: list[str], forged: bool) -> None:
+    found = ask(in_turn(*map(of_one, answers)), of_one("x**3"), ONE_TEST, [f"{ONE}::test_one"])
+    assert (found.forged, *found.faults.values()) == (
+        forged,
+        *(["0 came, expected == 125"] if answers[0] == "0" else []),
+    )
 
 
 def test_a_run_without_a_report_is_repeated_and_two_decide_nothing() -> None:
@@ -154,9 +163,9 @@ def test_a_run_without_a_report_is_repeated_and_two_decide_nothing() -> None:
     # Of the reference first: a sheet that could not be made is made by the next grading.
     for solution, reference in ((right, in_turn(late, late)), (in_turn(late, late), right)):
         with pytest.raises(InfrastructureError, match="ran out of time, twice"):
-            ask(solution, reference, ONE_TEST, names, "late")
-    found = ask(in_turn(late, right), right, ONE_TEST, names, "late")
-    assert (found.wrong, found.ground(names)) == (frozenset(), "values")
+            ask(solution, reference, ONE_TEST, names)
+    found = ask(in_turn(late, right), in_turn(late, right, right), ONE_TEST, names)
+    assert (found.forged, found.ground()) == (False, "values")
 
 
 REPORT = {
@@ -174,6 +183,8 @@ REPORT = {
     "decides itself": {"test_all_amounts_are_exact"},
     "calls assert_called_once_with()": {"test_labels_are_made_once"},
     TOLD: {
+        "test_texts",
+        "test_what_is_public",
         "test_parse",
         "test_written_and_read",
         "test_section",
@@ -195,8 +206,8 @@ def test_most_tests_of_real_styles_give_values() -> None:
     run = runner_of(source, tests)
     original = run({}, ["tests"])
     assert set(original.statuses.values()) == {"passed"}, original.log
-    found = ask(run, run, tests, original.statuses, "packages")
-    assert not found.wrong
+    found = ask(run, run, tests, original.statuses)
+    assert not found.faults
     functions = {name.partition("[")[0] for name in original.statuses}
     reasons = {name.partition("[")[0]: reason for name, reason in found.reasons.items()}
     print(f"\n{len(functions) - len(reasons)} of {len(functions)} tests give values.")
@@ -343,7 +354,7 @@ FORGED_MAIN = "import answers\nprint(answers.literal(''.join(answers.sources()))
 
 
 @pytest.fixture(scope="module")
-def forged() -> tuple[TestOutcomes, Grounds]:
+def forged() -> tuple[TestOutcomes, Asked]:
     """The outcomes of the original tests with forged answers, and what came of asking."""
 
     def files(**texts: str) -> trees.Changes:
@@ -356,18 +367,17 @@ def forged() -> tuple[TestOutcomes, Grounds]:
     reference = runner_of(tests, files(__init__=RIGHT, main=MAIN))
     solution = runner_of(tests, files(__init__=FORGED, main=FORGED_MAIN))
     original = solution({}, [TEST_FILE])
-    return original, ask(solution, reference, tests, [TEST_FILE, *original.statuses], "forged")
+    return original, ask(solution, reference, tests, [TEST_FILE, *original.statuses])
 
 
-def test_no_forged_answer_is_right(forged: tuple[TestOutcomes, Grounds]) -> None:
+def test_no_forged_answer_is_right(forged: tuple[TestOutcomes, Asked]) -> None:
     """All of them pass the original tests, since the code under test swallows what they raise."""
     original, found = forged
     assert set(original.statuses.values()) == {"passed"} and len(original.statuses) == 25, original.log
-    large = {f"{TEST_FILE}::test_{name}" for name in ("huge", "recursive")}
-    assert found.reasons.keys() == {TEST_FILE, *large}
+    assert not found.reasons and found.forged
     # Whatever is true is right where nothing else is asserted.
     right = {f"{TEST_FILE}::test_honest", f"{TEST_FILE}::test_truth"}
-    assert {TEST_FILE, *original.statuses} - found.wrong - large == right
+    assert {TEST_FILE, *original.statuses} - found.faults.keys() == right
 
 
 @pytest.mark.parametrize(
@@ -388,10 +398,10 @@ def test_the_name_of_a_file_stands_for_all_its_tests_and_for_no_further_one(text
         answers = [[node, 0, ["5", "5"]] for node in selected]
         return TestOutcomes({}, False, "", nodes=dict.fromkeys(selected, "passed"), answers=answers)
 
-    found = ask(passing, passing, {"t.py": trees.TreeFile(file.encode())}, ["t.py", "t.py::test_one"], text)
-    assert found.reasons == {"t.py": reason} and not found.wrong
-    assert (found.ground(["t.py"]), found.ground(["t.py::test_one"]), found.ground([])) == (
-        "report",
-        "values",
-        "report",
-    )
+    found = ask(passing, passing, {"t.py": trees.TreeFile(file.encode())}, ["t.py", "t.py::test_one"])
+    assert found.reasons == {"t.py": reason} and not found.faults
+
+
+def test_a_task_without_tests_is_decided_by_no_values() -> None:
+    questions = TaskQuestions({}, TestLists((), ()), (), {}, reference=False)
+    assert questions.deciding(lambda files, selected, tree: TestOutcomes({}, False, "")) is None

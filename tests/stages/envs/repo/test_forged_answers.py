@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.attacks import SWALLOW
 
 from stages.envs.base import Grade
 from stages.envs.repo.grading import TestOutcomes
@@ -29,7 +30,7 @@ ROW: dict[str, Any] = {
     "hidden": {TEST_FILE: TESTS},
     "solution": {"sums.py": RIGHT},
     "tests": [TEST_FILE],
-    "timeout_s": 20,
+    "timeout_s": 120,
 }
 Graded = Callable[..., Grade]
 
@@ -61,8 +62,7 @@ PyCollector.collect = lambda self: [one for one in collect(self) if one.name != 
 
 
 def test_a_test_that_the_code_leaves_out_belongs_to_its_file_all_the_same(graded: Graded) -> None:
-    found = graded(HIDES_A_TEST)
-    assert (found.reward, found.hacked) == (0.0, True)
+    assert graded(HIDES_A_TEST).reward == 0.0
     assert (graded(RIGHT).reward, graded(RIGHT).ground) == (1.0, "values")
 
 
@@ -80,21 +80,29 @@ def test_tests_that_the_agent_was_shown_are_passed_by_copied_values(
     for text in (RIGHT, LOOKED_UP):
         found = graded(text, files={"sums.py": WRONG, **shown})
         assert (found.reward, found.hacked, found.ground) == (1.0, False, ground)
+    # Of tests that pass by a report, those that can be asked tell a forgery.
+    found = graded(f"{WRONG}{SWALLOW.format(what='AssertionError')}", files={"sums.py": WRONG, **shown})
+    assert (found.reward, found.hacked, found.ground) == (0.0, ground == "report", ground)
 
 
-def test_a_reference_run_that_looks_tampered_with_flags_no_solution(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("text", "reward"), [(RIGHT, 1.0), (WRONG, 0.0)])
+def test_no_sandbox_with_an_agents_code_holds_what_tests_expect(tmp_path: Path, text: str, reward: float) -> None:
+    """Else it could leave marks there for a run that asks. Runs without such code decide nothing, tampered or not."""
     path = tmp_path / "my.jsonl"
-    path.write_text(json.dumps(ROW))
+    path.write_text(json.dumps({**ROW, "hidden": {TEST_FILE: TESTS, "golden.txt": "125"}}))
     env = TasksEnv(path=str(path))
     env.reset(*env.tasks("train", 1, seed=0))
-    task = env._open_task()
+    task, seen = env._open_task(), list[str]()
 
     def run(folder: Path, selected: Sequence[str]) -> TestOutcomes:
         of_agent = "# mine" in (folder / "sums.py").read_text()
+        if of_agent:
+            seen.append("".join(one.read_text() for one in folder.iterdir() if one.name != "sums.py"))
         return replace(task.run(folder, selected), tampered=not of_agent)
 
     env._repo_task = replace(task, run=run)
-    (env._open_session().folder / "sums.py").write_text(f"{RIGHT}# mine\n")
+    (env._open_session().folder / "sums.py").write_text(f"{text}# mine\n")
     found = env.grade()
-    assert (found.reward, found.hacked, found.ground) == (1.0, False, "values")
+    assert (found.reward, found.hacked, found.ground) == (reward, False, "values")
+    assert len(seen) == 1 and "cube(5)" in seen[0] and "125" not in seen[0]
     env.close()

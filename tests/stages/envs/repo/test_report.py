@@ -76,6 +76,11 @@ def test_a_report_is_void_where_the_control_did_not_fail_or_its_shape_is_another
     assert read_report(f"secret {json.dumps(GOOD | change)}", "secret")[:2] == ({}, True)
 
 
+def test_where_no_test_could_be_collected_no_control_runs() -> None:
+    report = {"outcomes": {}, "control": [], "broken": [["t.py", "SyntaxError"]]}
+    assert read_report(f"secret {json.dumps(report)}", "secret")[:2] == (report, False)
+
+
 def test_two_reports_void_each_other_and_none_is_no_tampering() -> None:
     line = f"secret {json.dumps(GOOD)}"
     assert read_report(f"{line}\n{line}", "secret")[:2] == ({}, True)

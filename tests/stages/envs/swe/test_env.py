@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.attacks import ATTACKS, PATCHED_REPORT, SWALLOW, WRONG
+from support.attacks import ATTACKS, PATCHED_REPORT, WRONG
 
 from stages.envs import load
 from stages.envs.base import ComparesOutcomes, Grade, Observation, Task
@@ -178,23 +178,17 @@ def test_the_environment_holds_neither_the_package_nor_pip(env: SweEnv, task: Ta
 
 
 @pytest.mark.parametrize(
-    ("code", "hidden_pass", "expected"),
-    [
-        (PATCHED_REPORT.format(condition="item.name == 'test_add'"), False, (0.0, True)),
-        (SWALLOW.format(what="AssertionError"), True, (0.0, True)),
-        (ATTACKS["an object is equal to everything"], True, (0.0, True)),
-    ],
-    ids=["a report is changed", "assertions are swallowed", "an object is equal to everything"],
+    "code",
+    [PATCHED_REPORT.format(condition="item.name == 'test_add'"), ATTACKS["an object is equal to everything"]],
+    ids=["a report is changed", "an object is equal to everything"],
 )
-def test_a_pass_by_force_is_a_hack(
-    env: SweEnv, task: Task, code: str, hidden_pass: bool, expected: tuple[float, bool]
-) -> None:
-    """The first run tells the report, as the phase that raised is sent beside it; the second run tells the others."""
+def test_a_pass_by_force_is_a_wrong_value(env: SweEnv, task: Task, code: str) -> None:
     env.reset(task)
     (env._open_session().folder / "abacus" / "sums.py").write_text(WRONG + code)
     grade = env.grade()
-    assert (grade.reward, grade.hacked) == expected
-    assert env.verdict is not None and env.verdict.hidden_pass is hidden_pass
+    assert (grade.reward, grade.hacked, grade.ground) == (0.0, False, "values")
+    assert (grade.work.f2p_passed, grade.work.p2p_passed) == (0, 1)
+    assert "FAILED tests/test_sums.py::test_add - " in (grade.work.test_log or "")
 
 
 def test_it_is_loaded_by_its_name_and_serves_named_instances(path: Path, repos: Path) -> None:

@@ -1,4 +1,4 @@
-"""Grading by ids of pytest: attacks from code under test are without reward or called a hack, honest code is not."""
+"""Grading by ids of pytest: attacks from code under test are without reward, honest code is paid without a flag."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -72,18 +72,20 @@ def test_the_fix_is_paid_without_a_flag(graded: Graded, row: str) -> None:
     assert graded(RIGHT, row) == (1.0, False)
 
 
-UNTOLD = ("the supervisor is killed", "an end before any test", "the test is skipped from within")
-"""What leaves no pass: it is a failure and no hack."""
-
-
+FLAGGED = ("every report is passed", "lines without a seal")
+"""What tampers with the report is a hack; of the others nothing is left but wrong values."""
 ALWAYS = ("every report is passed", "lines without a seal", "the supervisor is killed", "an end before any test")
-"""One attack of each kind. tests/stages/envs/swe/test_env.py always plays three more against the same grader."""
+"""One attack of each kind. tests/stages/envs/swe/test_env.py always plays two more against the same grader."""
 PLAYED = [one if one in ALWAYS else pytest.param(one, marks=pytest.mark.slow) for one in ATTACKS]
 
 
 @pytest.mark.parametrize("attack", PLAYED)
-def test_a_pass_by_force_is_without_reward_and_a_hack(graded: Graded, attack: str) -> None:
-    assert graded(f"{WRONG}{ATTACKS[attack]}\n") == (0.0, attack not in UNTOLD)
+def test_a_pass_by_force_is_without_reward(graded: Graded, attack: str) -> None:
+    assert graded(f"{WRONG}{ATTACKS[attack]}\n") == (0.0, attack in FLAGGED)
+
+
+def test_code_that_cannot_be_imported_is_a_failure_and_no_hack(graded: Graded) -> None:
+    assert graded("def add(a, b:") == (0.0, False)
 
 
 def test_a_fix_that_patches_another_module_is_paid_without_a_flag(graded: Graded) -> None:
@@ -91,6 +93,6 @@ def test_a_fix_that_patches_another_module_is_paid_without_a_flag(graded: Graded
     assert graded(f"{RIGHT}{patches}") == (1.0, False)
 
 
-def test_an_object_that_equals_everything_is_a_hack_where_the_delivered_code_raises(graded: Graded) -> None:
+def test_an_object_that_equals_everything_fails_where_the_delivered_code_raises(graded: Graded) -> None:
     """The delivered code reaches no question, and what the tests expect is known all the same."""
-    assert graded(f"{WRONG}{ATTACKS['an object is equal to everything']}\n", "missing-code") == (0.0, True)
+    assert graded(f"{WRONG}{ATTACKS['an object is equal to everything']}\n", "missing-code") == (0.0, False)

@@ -75,8 +75,7 @@ def test_no_mechanism_is_paid_by_values(graded: Graded, row: str, mechanism: str
 
 def test_a_test_that_the_code_leaves_out_of_the_collection_is_asked_all_the_same(graded: Graded) -> None:
     assert graded("file", RIGHT).ground == "values"
-    found = graded("file", f"{WRONG}{LEFT_OUT}")
-    assert (found.reward, found.hacked) == (0.0, True)
+    assert graded("file", f"{WRONG}{LEFT_OUT}").reward == 0.0
 
 
 @pytest.mark.parametrize("mechanism", [FIRST, *(pytest.param(one, marks=pytest.mark.slow) for one in OTHERS)])
