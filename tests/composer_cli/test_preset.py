@@ -182,7 +182,7 @@ def test_a_setting_alone_stands_for_all_entries_that_have_it(tmp_path):
 def test_what_a_chain_cannot_fit_together_is_refused_before_it_begins(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(f"{ARMS}config.treatment = 'C'\n")
-    refused(lambda: configure_preset(load_preset(str(path)), []), UsageError, "the arm 'C'", "start, A, B")
+    refused(lambda: configure_preset(load_preset(str(path)), []), UsageError, "no arm 'C'", "start, A, B")
     demo, elsewhere = load_preset("demo-kata"), {"env": {"name": "tasks", "path": "tasks.jsonl"}}
     refused(lambda: configure_preset(demo, [elsewhere]), UsageError, "know kata alone", "--teachers")
     own = {"teachers": [{"name": "one", "model": "kata:teacher-a", "max_tokens": 64}]}
