@@ -51,8 +51,10 @@ def primary(items: pa.Table, sampling: SamplingUnit = FAMILIES) -> dict[str, tup
     # At a p-value's own level of Holm's procedure, so that intervals of tests and decisions do not contradict.
     for (name, one), p in zip(rest, holm([one.p_value for _, one in rest]), strict=True):
         said[name] = f"{SHOWN[one.shows]}, p {p:.3g} after Holm"
-        if one.shows in (BETTER, WORSE) and p >= ALPHA:
+        if one.shows == BETTER and p >= ALPHA:
             said[name] = f"undecided, p {p:.3g} after Holm"
+        if one.shows == WORSE and p >= ALPHA:  # its interval lies below 2 points all the same
+            said[name] = f"{SHOWN[NO_GAIN]}; a loss is not shown, p {p:.3g} after Holm"
         if first.shows != BETTER:
             said[name] = "a description, as no gain of C − A is shown"
     return {name.replace(AT_ZERO, ""): (one, said[name]) for name, one in found.items()}

@@ -141,7 +141,8 @@ print(json.dumps(codes))
 def test_what_reads_and_compares_needs_no_extra(made, tmp_path):
     """`import`, `compare`, plans of evaluations, `query`, `report`, `view` and every `--help`: no torch, no scipy."""
     root = Path(shutil.copytree(made, tmp_path / "artifacts", symlinks=True))
-    (tmp_path / "one.jsonl").write_text('{"messages": [{"role": "user", "content": "Add."}], "reward": 1.0}\n')
+    said = [{"role": "user", "content": "Add."}, {"role": "assistant", "content": "3"}]
+    (tmp_path / "one.jsonl").write_text(json.dumps({"messages": said, "reward": 1.0}))
     for name, score in (("before", 0), ("after", 1)):
         (tmp_path / f"{name}.csv").write_text("id,score\n" + "".join(f"{task},{score}\n" for task in range(9)))
     looks = [
