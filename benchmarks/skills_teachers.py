@@ -211,13 +211,17 @@ def sentence() -> str:
     rates = {arm: task_mean(of_arm(items, f"{arm}{AT_ZERO}"), KEPT) or 0.0 for arm in (START, *EXPERIMENT.arms)}
     arms = ", ".join(f"{arm} {100 * rate:.0f} %" for arm, rate in rates.items() if rate)
     found = "; ".join(f"{name} is {points(one)} ({follows})" for name, (one, follows) in primary(items).items())
+    (whole,) = difference_of(items, [at_zero(*OTHERS[0])], EvalQuestion(outcome=KEPT)).values()
+    shown = "" if whole.shows == BETTER else "not "
     collapses = collapsed_trainings(items, store.read_json(EXPERIMENT.document.with_suffix(".json"))["trainings"])
     return (
-        f"*[A second registered experiment]({page}), on SmolLM2-135M and {len(items)} "
+        f"*[A second registered experiment]({page}), on SmolLM2-135M and {len(items):,} "
         "answers to held-out questions of 71 families: GRPO (A), with imitation of answers of its own frozen start "
         "behind worked examples (C), with preference pairs beside that (B), and with on-policy distillation from the "
         "same teacher (D). "
-        f"Passed with the protocol kept, at temperature 0: {arms}. {found}. Trainings that collapsed: "
+        f"Passed with the protocol kept, at temperature 0: {arms}. "
+        f"That preferences and imitation together beat GRPO alone is {shown}shown: B − A is {points(whole)}. "
+        f"{found}. Trainings that collapsed: "
         f"{len(collapses) or 'none'}. About larger models and agents of several steps this says nothing.*"
     )
 
