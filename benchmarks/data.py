@@ -1,14 +1,12 @@
-"""Tables larger than memory, pairs from many teachers, and importers: time and memory of reading, deciding, writing.
+"""Tables larger than memory, and pairs from many teachers: time and memory of reading, deciding, writing.
 
     python benchmarks/data.py tables [--steps 100000 1000000] [--folder DIR]
     python benchmarks/data.py pairs [--rows 750000] [--rounds 5]
-    python benchmarks/data.py importers
 
 What is measured runs in processes of their own; memory is the largest resident set (VmHWM, Linux).
 """
 
 import hashlib
-import json
 import random
 import shutil
 import tempfile
@@ -26,11 +24,6 @@ from records import Claim, measured, ratio
 
 from stages import collect, export, extract_pairs, replay_teachers
 from stages.envs.base import Task
-from stages.formats import files, reading
-from stages.formats import rows as import_rows
-from stages.formats.base import Drop
-from stages.formats.reading import FileCount
-from stages.formats.reports import Sidecars
 from stages.pairs.extraction import pair_rows
 from stages.pairs.states import AnsweredStates, patterns
 from stages.policy import KINDS, PolicyConfig, Sample, Turn
@@ -429,83 +422,7 @@ def datasets(folder: Path) -> Find:
 
 CONTENDERS = {"vote": vote, "extract-pairs": whole_stage, "pandas": pandas, "datasets": datasets}
 
-# --- importers
-
-MEGABYTES = 20
-TOKENS = ("return", "def", "value", "index", "error", "assert", "import", "token", "state", "path", "name", "for")
-OUTPUT = 10_000
-"""Characters of a command's output, cut where agents cut it."""
-
-
-def importers() -> Iterator[Claim]:
-    """How fast two importers read: one Claude Code session and ATIF documents, each of about 20 MB, made here.
-
-    Measured are reading, redaction and making rows; writing tables is left out.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        for name, lines in (("claude-code", claude_code()), ("atif", atif())):
-            path = Path(folder) / f"{name}.jsonl"
-            with path.open("w") as file:
-                size = 0
-                while size < MEGABYTES * 1e6:
-                    size += file.write(json.dumps(next(lines)) + "\n")
-            for redact in (True, False):
-                found = cases.apart(imported, path, name, redact)
-                print(f"{name:12} redact={redact!s:5} {found['rollouts']} rollouts, {found['steps']} steps", flush=True)
-                what = f"{name}, a file of {MEGABYTES} MB, {'with' if redact else 'without'} redaction"
-                yield measured(f"{what}: read", size / 1e6 / found["seconds"], unit="MB/s", n=1)
-                yield measured(f"{what}: peak memory of the process", found["peak"], unit="MB", n=1)
-
-
-def imported(path: str, name: str, redact: bool) -> dict[str, float]:
-    """Read a file as `composer import` does."""
-    began, rollouts, steps = time.perf_counter(), 0, 0
-    sidecars = Sidecars(redact=redact)
-    for source, importer in reading.detect_formats(files.find([path]), name, sidecars).items():
-        for item in reading.read(source, importer, sidecars, FileCount("", "", "")):
-            assert not isinstance(item, Drop), item
-            rollouts, steps = rollouts + 1, steps + len(import_rows.payload(item, 0)["steps"])
-    seconds = time.perf_counter() - began
-    return {"seconds": seconds, "rollouts": rollouts, "steps": steps, "peak": cases.memory("VmHWM") / 1e6}
-
-
-def output(rng: random.Random) -> str:
-    """What a command might print."""
-    return "\n".join(" ".join(rng.choices(TOKENS, k=10)) for _ in range(OUTPUT // 60))
-
-
-def claude_code() -> Iterator[dict[str, Any]]:
-    """The lines of one session without end."""
-    rng, before = random.Random(0), None
-    about = {"sessionId": "s", "cwd": "/work", "version": "2.1.0", "isSidechain": False}
-    for number in range(10**9):
-        asked = number == 0
-        result = {"type": "tool_result", "tool_use_id": f"c{number - 2}", "content": output(rng)}
-        content: Any = "Fix it." if asked else [result]
-        user = {"type": "user", "uuid": f"u{number}", "parentUuid": before, "message": {"content": content}}
-        yield {**about, **user, **({} if asked else {"toolUseResult": {"stdout": content[0]["content"]}})}
-        call = {"type": "tool_use", "id": f"c{number}", "name": "Bash", "input": {"command": "cat a.py"}}
-        usage = {"input_tokens": 4, "cache_read_input_tokens": 90, "output_tokens": 30}
-        message = {"id": f"m{number}", "model": "m", "content": [call], "usage": usage, "stop_reason": "tool_use"}
-        before = f"a{number}"
-        yield {**about, "type": "assistant", "uuid": before, "parentUuid": f"u{number}", "message": message}
-
-
-def atif() -> Iterator[dict[str, Any]]:
-    """Documents of 50 steps each."""
-    rng = random.Random(0)
-    for number in range(10**9):
-        steps: list[dict[str, Any]] = [{"step_id": 1, "source": "user", "message": f"Fix {number}."}]
-        for step in range(2, 52):
-            call = {"tool_call_id": str(step), "function_name": "bash", "arguments": {"command": "cat a.py"}}
-            results = [{"source_call_id": str(step), "content": output(rng)}]
-            acted = {"source": "agent", "message": "I look.", "tool_calls": [call], "observation": {"results": results}}
-            steps.append({"step_id": step, **acted, "metrics": {"prompt_tokens": 9, "completion_tokens": 3}})
-        agent = {"name": "a", "version": "1", "model_name": "m"}
-        yield {"schema_version": "ATIF-v1.6", "session_id": str(number), "agent": agent, "steps": steps}
-
-
-CASES = {"tables": tables, "pairs": pairs, "importers": importers}
+CASES = {"tables": tables, "pairs": pairs}
 
 if __name__ == "__main__":
     cases.main(__file__, CASES)

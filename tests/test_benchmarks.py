@@ -1,8 +1,6 @@
 """Benchmarks take their options from their cases, name what they lack, and keep what they measure in records."""
 
 import ast
-import gzip
-import json
 import os
 import re
 import subprocess
@@ -157,33 +155,6 @@ def test_benchmarks_use_what_the_program_has() -> None:
     foreign = ("does not explicitly export", '"Parameter" has no attribute "grad_sample"')  # the latter is opacus'
     of_names = [line for line in done.stdout.splitlines() if line.endswith(("[attr-defined]", "[call-arg]"))]
     assert [line for line in of_names if not any(words in line for words in foreign)] == []
-
-
-@pytest.mark.slow
-def test_gating_serves_recorded_rollouts_again(tmp_path: Path) -> None:
-    """Two cheap models agree against the student in all questions but the last, where the dear one joins the first."""
-    queries = {"student": "cccc", "cheap": "aaab", "other": "aaac", "dear": "aaab"}
-    for model, said in queries.items():
-        rows = []
-        for number, query in enumerate(said):
-            call = {"function": {"name": "search", "arguments": json.dumps({"query": query})}}
-            done = [{"role": "assistant", "content": "", "tool_calls": [json.dumps(call)]}]
-            asked = [{"role": "user", "content": f"question {number}"}]
-            rows.append({"prompt": asked, "completion": done, "reward": 0.0})
-        (tmp_path / f"{model}.results.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
-    words = [str(ROOT / "benchmarks" / "gating.py"), str(tmp_path), "cheap=1", "other=1", "dear=8"]
-    words += ["--student", "student", "--usd-per-pair"]
-    env = {**os.environ, "COMPOSER_BENCHMARK_RESULTS": str(tmp_path / "results")}
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=ROOT, env=env)
-    assert done.returncode == 0, done.stderr
-    gate, _ = records.read(tmp_path / "results" / "gating.json")
-    assert (gate.value, gate.n, gate.outcome) == (0.4, 4, "met")
-    assert gate.command.startswith("python benchmarks/gating.py ") and str(tmp_path) not in gate.command
-    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines() if "|" in line]
-    told = {cell[0]: cell[1:] for cell in cells}
-    assert told["all teachers"] == ["40", "1.000", "4", "1.000"]
-    assert told["disagreement"] == ["16", "0.400", "4", "1.000"]
-    assert told["known pairs"][-1] == "0.400"
 
 
 @pytest.mark.slow

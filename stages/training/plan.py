@@ -55,7 +55,7 @@ KEPT_ON_GPU = 1.28
 1.26 for 0.6B on a rehearsed one)."""
 REDUCED = 4
 """Bytes of a gradient on its way into shares: FSDP2 copies a layer's, and last those of embeddings and output head,
-into a float32 buffer. Gloo holds them once more (measured: benchmarks/sharding.py)."""
+into a float32 buffer. Gloo holds them once more."""
 TAKEN, TAKEN_ON_GPU = 1 / 3, 0.85
 """Part of the free memory that a choice of this module may take: a CPU's memory is shared with other programs, and with
 other trainings of a chain, which begin at the same moment. What a user sets may take all of it."""

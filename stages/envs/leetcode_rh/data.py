@@ -1,11 +1,10 @@
-"""Problems and recorded rollouts, read from a folder of the user; none of it ships with the program.
+"""Problems, read from a folder of recorded rollouts that the user has; none of it ships with the program.
 
 The folder's layout (all files gzipped JSON lines, source: github.com/wassname/vGROUT_pub @ c067218, data/):
-teacher_pool/prompt_NNNN.jsonl.gz - rollouts with their prompt and labels
+teacher_pool/prompt_NNNN.jsonl.gz - rollouts with their prompt
 leetcode_problems*.jsonl.gz - reference solutions and real tests of some of these problems: rows of LeetCodeDataset,
     each with a `problem_id`; may be missing
 leetcode_test_medhard.jsonl.gz - other problems, with real tests; may be missing while only the pool is used
-substrate/prompt_NNNN.jsonl.gz - rollouts under several loopholes, without their prompt; may be missing
 """
 
 import ast
@@ -60,24 +59,6 @@ class Problem:
         return None
 
 
-@dataclass(frozen=True)
-class RecordedRollout:
-    """One recorded answer with its labels. `mode` names the loophole; a field is None where the row lacks it."""
-
-    problem_id: int
-    sample: int
-    completion: str | None
-    mode: str
-    hacked: bool | None
-    hidden_pass: bool | None
-    reward: float | None
-
-    @property
-    def name(self) -> str:
-        """Return problem and sample, which identify the row."""
-        return f"problem {self.problem_id} sample {self.sample}"
-
-
 def pool_problems(folder: Path) -> dict[int, Problem]:
     """Read the problems of the teacher pool by id, joined with their real tests where there are any."""
     known = {
@@ -114,24 +95,6 @@ def medhard_problems(folder: Path) -> dict[int, Problem]:
             reference=row["canonical_solution"],
         )
     return problems
-
-
-def rollouts(folder: Path) -> list[RecordedRollout]:
-    """Read every recorded rollout, those of the substrate last."""
-    substrate = sorted((folder / "substrate").glob("prompt_*.jsonl.gz"))
-    return [
-        RecordedRollout(
-            row["problem_id"],
-            row.get("sample_id", index),
-            row.get("completion"),
-            row.get("env_mode", DEFAULT_EVALUATOR),
-            row.get("hacked"),
-            row.get("gt_pass"),
-            row.get("reward"),
-        )
-        for path in [*_pool_files(folder), *substrate]
-        for index, row in enumerate(read_rows(path))
-    ]
 
 
 def _pool_files(folder: Path) -> list[Path]:

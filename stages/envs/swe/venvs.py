@@ -33,8 +33,8 @@ INSTALLED_BY_PATH = ("*.pth", "*.egg-link", "__editable__*", "*.dist-info/direct
 LEFT_OUT = frozenset({"site-packages", "ensurepip", "test", "idlelib", "lib2to3", "turtledemo", "tkinter"})
 GUESS = (
     "%s is not in a table of swebench here, so its environment gets the newest of what it asks for, in which its tests "
-    "may fail. "
-    "Better: pip install 'composer-post-training[swe]', delete the environment, and see benchmarks/swe_gold.py."
+    "may fail. Better: pip install 'composer-post-training[swe]', delete the environment, and try the gold patches by "
+    "composer tasks check."
 )
 log = logging.getLogger(__name__)
 _lock = threading.Lock()
