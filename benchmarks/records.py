@@ -31,7 +31,7 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -108,19 +108,22 @@ def measured(
     )
 
 
-def ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, tuple[float, float]]:
+def ratio(
+    ours: Sequence[float], theirs: Sequence[float], of: Callable[[Iterable[float]], float] = statistics.median
+) -> tuple[float, tuple[float, float]]:
     """Return the median of `ours` over that of `theirs`, with its 95 % interval by bootstrap.
 
-    Rounds, in which both had their turn, are drawn together, because other work on the machine slows both.
+    Rounds, in which both had their turn, are drawn together, because other work on the machine slows both. of: what
+    takes the median's place, such as the mean where rounds follow on each other and their sum counts.
     """
     rounds, draw = list(zip(ours, theirs, strict=True)), random.Random(0)
-    drawn = sorted(_over(draw.choices(rounds, k=len(rounds))) for _ in range(RESAMPLES))
-    found, low, high = _over(rounds), drawn[RESAMPLES // 40], drawn[-1 - RESAMPLES // 40]
+    drawn = sorted(_over(draw.choices(rounds, k=len(rounds)), of) for _ in range(RESAMPLES))
+    found, low, high = _over(rounds, of), drawn[RESAMPLES // 40], drawn[-1 - RESAMPLES // 40]
     return found, (min(found, low), max(found, high))
 
 
-def _over(rounds: list[tuple[float, float]]) -> float:
-    return statistics.median(pair[0] for pair in rounds) / statistics.median(pair[1] for pair in rounds)
+def _over(rounds: list[tuple[float, float]], of: Callable[[Iterable[float]], float]) -> float:
+    return of(pair[0] for pair in rounds) / of(pair[1] for pair in rounds)
 
 
 def write(script: str, claims: Iterable[Claim]) -> None:

@@ -1,6 +1,6 @@
 """Trainings behind a slow server: what they gain whose rollouts never wait for each other.
 
-    python benchmarks/rollouts.py [--rollouts 64] [--steps 3] [--train-s 60] [--scale 0.03]
+    python benchmarks/rollouts.py [--rollouts 64] [--steps 7] [--train-s 60] [--scale 0.03]
 
 The slow server is a loopback server in a process of its own with as much of chat completions as openai's client asks
 for. Commands and gradings sleep, so that what is measured is the loop, the client and the queue.
@@ -23,7 +23,7 @@ from typing import Any
 
 import cases
 import slow_server
-from records import Claim, measured
+from records import Claim, measured, ratio
 from slow_server import lognormal
 
 from stages.envs.base import Grade, Observation, Task
@@ -89,52 +89,51 @@ class Followed:
         """Nothing was replaced."""
 
 
-def queue(rollouts: int = 64, steps: int = 3, train_s: float = 60.0, scale: float = 0.03) -> Iterator[Claim]:
+def queue(rollouts: int = 64, steps: int = 7, train_s: float = 60.0, scale: float = 0.03) -> Iterator[Claim]:
     """What a training gains whose rollouts never wait for each other, behind a server with continuous batching.
 
     Groups of eight rollouts of eight turns. Answers are as long as 662 recorded ones of mini-swe-agent (median 80
     tokens, 99th percentile 1,985), commands as 60 of OpenHands (median 0.6 s, 99th percentile 30 s, cut at 60 s),
     gradings as test suites (log-normal, median 15 s, 95th percentile 60 s, cut at 120 s). A step of the server takes 8
-    ms and 0.03 ms a request, for a token of each. Training on a step takes `--train-s`; all times `--scale`. Lock step
-    is the loop of models in this process, with 4 threads as trainings had until then, and with as many as the others;
-    these have 64 commands and 64 gradings at once. A ratio is of whole steps, the first one left out, to lock step
-    with 4 threads.
+    ms and 0.03 ms a request, for a token of each. Training on a step takes `--train-s`; all times `--scale`, which is
+    to leave this process and the server time for 2 to 3 ms of processor time a turn: their share is printed. Lock step
+    is the loop of models in this process; all ways have 64 commands and 64 gradings at once. A ratio is of the mean
+    step to that of lock step, its interval by bootstrap over steps; steps are left out until those that were begun
+    together with the first are over.
     """
-    wide = InFlight(rollouts=512, commands=64, gradings=64)
-    ways: dict[str, tuple[InFlight, int | None]] = {
-        "lock step, 4 threads": (InFlight(commands=4, gradings=4), None),
-        "lock step, 64 threads": (wide, None),
-        "each at its own pace": (wide, 0),
-        "queue, max_staleness 1": (wide, 1),
-        "queue, max_staleness 2": (wide, 2),
-    }
-    with cases.serving(slow_server.serve, scale) as url:
-        found = {name: _trained(url, rollouts, steps, train_s, scale, *way) for name, way in ways.items()}
-    before = statistics.fmean(found["lock step, 4 threads"][0])
+    ways = {"lock step": None, "each at its own pace": 0, "queue, max_staleness 1": 1, "queue, max_staleness 2": 2}
     what = f"{rollouts} rollouts of {TURNS} turns a step, training {train_s:g} s"
-    for name, (times, busy, given_up) in found.items():
-        gained = before / statistics.fmean(times)
-        print(
-            f"{name:<24}{statistics.fmean(times) / scale:>8.0f} s a step{gained:>7.2f} times as fast, the server has "
-            f"work {100 * busy:.0f} % of the time, {given_up:.0f} groups given up",
-            flush=True,
-        )
-        goals = (">= 3", ">= 0.9") if name.startswith("queue") else (None, None)
-        yield measured(f"{what}, {name}: times as fast as lock step", gained, n=len(times), goal=goals[0])
-        yield measured(f"{what}, {name}: time in which the server has work", busy, n=len(times), goal=goals[1])
+    before: list[float] = []
+    with cases.serving(slow_server.serve, scale) as url:
+        for name, max_staleness in ways.items():
+            times, busy, given_up, used = _trained(url, rollouts, steps, train_s, scale, max_staleness)
+            before = before or times
+            gained, interval = ratio(before, times, statistics.fmean)
+            print(
+                f"{name:<24}{statistics.fmean(times) / scale:>8.0f} s a step{gained:>7.2f} times as fast, the server "
+                f"has work {100 * busy:.0f} % of the time, {given_up:.0f} groups given up, this process computes "
+                f"{100 * used:.0f} % of the time",
+                flush=True,
+            )
+            goals = (">= 3", ">= 0.9") if max_staleness else (None, None)
+            if max_staleness is not None:
+                claim = f"{what}, {name}: times as fast as lock step with 64 threads"
+                yield measured(claim, gained, interval, n=len(times), goal=goals[0])
+            yield measured(f"{what}, {name}: time in which the server has work", busy, n=len(times), goal=goals[1])
 
 
 def _trained(
-    url: str, rollouts: int, steps: int, train_s: float, scale: float, in_flight: InFlight, max_staleness: int | None
-) -> tuple[list[float], float, float]:
-    """Seconds of each step but the first, the share of them in which the server had work, and groups given up."""
+    url: str, rollouts: int, steps: int, train_s: float, scale: float, max_staleness: int | None
+) -> tuple[list[float], float, float, float]:
+    """Seconds of each step, the shares of them in which server and this process had work, and groups given up."""
+    in_flight, left_out = InFlight(rollouts=512, commands=64, gradings=64), 1 + (max_staleness or 0)
     RecordedEnv.numbers = itertools.count()
     config = PolicyConfig(model="m", base_url=url, max_tokens=64, concurrency=512)
     make, groups = partial(RecordedEnv, scale), rollouts // GROUP
     # More than are measured, so that there are always groups to begin.
     asked = "Explain this log. " * 230
-    tasks = [Task(f"t{i}", "recorded", "train", f"f{i}", asked) for i in range((steps + 1 + 4) * groups)]
-    schedule, given_up, marks = Schedule(tasks, groups, GROUP, seed=0), 0.0, list[tuple[float, float]]()
+    tasks = [Task(f"t{i}", "recorded", "train", f"f{i}", asked) for i in range((left_out + steps + 4) * groups)]
+    schedule, given_up, marks = Schedule(tasks, groups, GROUP, seed=0), 0.0, list[tuple[float, float, float]]()
     with tempfile.TemporaryDirectory() as folder:
         policy = Followed(
             open_policy(config, cache=Path(folder), budget=Budget(None, Path(folder) / "ledger"), listener=print)
@@ -143,16 +142,18 @@ def _trained(
         player = RolloutQueue(
             make, policy, schedule, policy, rules=rules, in_flight=in_flight, max_staleness=max_staleness or 0
         )
-        for step in range(steps + 1):
+        for step in range(left_out + steps):
             if max_staleness is None:
                 play(make, policy, schedule.own(step), max_steps=TURNS, in_flight=in_flight)
             else:
                 given_up += player.take(step)[1]["sampling/groups_given_up"]
             time.sleep(train_s * scale)
-            marks.append((time.monotonic(), slow_server.busy_s(url)))
+            marks.append((time.monotonic(), slow_server.busy_s(url), time.process_time()))
         player.close()
+    marks = marks[left_out - 1 :]
     times = [after[0] - before[0] for before, after in itertools.pairwise(marks)]
-    return times, (marks[-1][1] - marks[0][1]) / (marks[-1][0] - marks[0][0]), given_up
+    wall_s, busy_s, used_s = (end - begin for begin, end in zip(marks[0], marks[-1], strict=True))
+    return times, busy_s / wall_s, given_up, used_s / wall_s
 
 
 CASES = {"queue": queue}
