@@ -12,6 +12,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from support.attacks import ASKED, INSTEAD
+
 ITEM = """
 import inspect as _i, re as _r, sys as _s, random as _n, os as _o
 def _base(name):
@@ -117,14 +119,13 @@ MECHANISMS = {
     ),
     "what is asked is answered with None": (
         "questions",
-        "_m = _s.modules.get('composer_questions')\nif _m:\n    _ask = _m.ask\n"
-        "    _m.ask = lambda number, count, *values: _ask(number, count, *[None] * count)\n" + "{runtest swallows}",
+        f"{ASKED}{INSTEAD}lambda number, *values: ask(number, None)\n" + "{runtest swallows}",
     ),
     "what is asked is answered with the values of the test": (
         "questions",
-        "_m = _s.modules.get('composer_questions')\nif _m:\n    _ask = _m.ask\n    def _answer(number, count, *values):\n"
-        "        consts = [c for c in _s._getframe(1).f_code.co_consts if isinstance(c, (str, int, tuple))]\n"
-        "        _ask(number, count, *[(consts or [None])[-1]] * count)\n    _m.ask = _answer\n" + "{runtest swallows}",
+        f"{ASKED}def _answer(number, *values):\n"
+        "    consts = [c for c in _s._getframe(1).f_code.co_consts if isinstance(c, (str, int, tuple))]\n"
+        f"    ask(number, (consts or [None])[-1])\n{INSTEAD}_answer\n" + "{runtest swallows}",
     ),
     "the test is marked as expected to fail": (
         "marks",

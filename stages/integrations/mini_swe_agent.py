@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from stages.envs import boundary
 from stages.envs.base import Environment, Grade, Task
 from stages.envs.bash import FENCE, SUBMIT, ActionError, fenced, parse_bash
 from stages.errors import UsageError
@@ -87,7 +88,7 @@ class MiniSweEnvironment:
 
     def grade(self) -> Grade:
         """Return the verdict on the rollout, which mini-swe-agent itself has no place for."""
-        return self._environment.grade()
+        return boundary.grade(self._environment.grade(), self._environment)
 
     def cleanup(self) -> None:
         """Free the workspace."""

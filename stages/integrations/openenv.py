@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from stages.envs import boundary
 from stages.envs.base import Environment, Grade, Task
 from stages.errors import InfrastructureError, UsageError
 from stages.messages import Message
@@ -101,7 +102,7 @@ class Session(Served[TextAction, TurnObservation, EpisodeState]):
     def _graded(self, result: TurnObservation) -> TurnObservation:
         # An episode that cannot be graded has no reward and names the error; an exception would end the session.
         try:
-            grade = self._environment.grade()
+            grade = boundary.grade(self._environment.grade(), self._environment)
         except InfrastructureError as error:
             grade = Grade(reward=None, error_type=type(error).__name__, error=str(error))
         result.done, result.reward, result.metadata = True, grade.reward, {**result.metadata, **asdict(grade)}

@@ -26,6 +26,7 @@ from datasets import Dataset
 from transformers import PrinterCallback
 from trl.trainer.grpo_trainer import GRPOTrainer
 
+from stages.envs import boundary
 from stages.envs.base import Environment, Task
 from stages.errors import InfrastructureError, UsageError
 from stages.messages import Message
@@ -142,7 +143,8 @@ class ToolEnvironment:
     def get_reward(self) -> float | None:
         """Return the reward of the rollout so far; None, never 0, when it cannot be graded."""
         with suppress(InfrastructureError):
-            return None if self._stopped == self._BROKEN else self._environment.grade().reward
+            broken = self._stopped == self._BROKEN
+            return None if broken else boundary.grade(self._environment.grade(), self._environment).reward
         return None
 
 

@@ -29,6 +29,13 @@ def runtest(self):
     except {what}: pass
 _pytest.python.Function.runtest = runtest
 """
+ASKED = (
+    "import sys\nframe = sys._getframe()\n"
+    "while frame and '_composer_ask' not in frame.f_globals: frame = frame.f_back\n"
+    "ask = frame.f_globals['_composer_ask'] if frame else lambda number, *values: None\n"
+)
+"""Finds what the test that imports this code asks by, before any test runs."""
+INSTEAD = "if frame: frame.f_globals['_composer_ask'] = "
 ATTACKS = {
     "the plugin's outcome is replaced": (
         "import sys\nm = sys.modules['composer_outcomes']\n"
@@ -49,6 +56,13 @@ ATTACKS = {
     "the supervisor is killed": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)",
     "an end before any test": "import os\nos._exit(0)",
     "the test is skipped from within": "import pytest\ndef add(a, b): pytest.skip('later')",
+    "what equals everything is sealed": (
+        f"{ASKED}send = [one.cell_contents for one in ask.__closure__ or () if callable(one.cell_contents)]\n"
+        'FORMS = iter([\'["any"]\', \'["approx", 0, ["f", "inf"], true]\'] * 9)\n'
+        "def sealed(number, *values):\n    test = f'tests/test_sums.py::{sys._getframe(1).f_code.co_name}'\n"
+        f"    send[0]('answer', [test, number, [next(FORMS)]])\n{INSTEAD}sealed"
+    ),
+    "a question has every answer": f"{ASKED}{INSTEAD}lambda number, *values: [ask(number, one) for one in range(9)]",
 }
 MECHANISM_TESTS = """\
 import json

@@ -127,6 +127,12 @@ class NeverGradedEnv(GuessEnv):
         raise InfrastructureError("no grader")
 
 
+class RequiringEnv(GuessEnv):
+    """Wants passes by values, and knows the ground of none."""
+
+    require = "values"
+
+
 class IndifferentEnv(GuessEnv):
     """Whatever is said is worth the same."""
 

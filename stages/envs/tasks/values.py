@@ -5,6 +5,7 @@ writes leaves the sandbox and is compared here with what is expected, which no p
 """
 
 import math
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -56,22 +57,30 @@ def written(call: Mapping[str, Any]) -> str:
 def are_told(row: Mapping[str, Any]) -> bool:
     """Return whether a call or script of a row expects what another one is given, which code could look up."""
     given = [(one["function"], [*one["args"], *one["kwargs"].values()]) for one in row["calls"]]
-    given += [(one["command"], [one["stdin"]]) for one in row["script"]]
+    given += [(one["command"], [one["command"], one["stdin"]]) for one in row["script"]]
     expected = [(one["function"], one["returns"]) for one in row["calls"]]
     expected += [(one["command"], text) for one in row["script"] for text in (one["stdout"], *one["files"].values())]
     return any(
-        wanted not in GUESSED and name != other and any(_holds(one, wanted) for one in values)
+        str(wanted).strip() not in EASY and name != other and any(_holds(one, wanted) for one in values)
         for name, wanted in expected
         for other, values in given
     )
 
 
+EASY = frozenset(map(str, (*GUESSED, True, False)))
+"""Texts of values that need no look: code that guesses them needs none either."""
+
+
 def _holds(value: Any, wanted: Any) -> bool:
-    """Return whether a value or a part of it is what is expected."""
-    if agrees(value, wanted) or (isinstance(value, str) and isinstance(wanted, str) and wanted in value):
+    """Return whether a value, a part of it, or of its text, is what is expected; 3 is no part of python3 or 31."""
+    if agrees(value, wanted):
         return True
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return any(_holds(one, wanted) for one in parts)
+    if isinstance(value, dict | list):
+        return any(_holds(one, wanted) for one in (value.values() if isinstance(value, dict) else value))
+    text = str(wanted).strip()
+    if isinstance(wanted, dict | list) or not re.fullmatch(r"-?[\d.]+", text):
+        return isinstance(value, str) and isinstance(wanted, str) and text in value
+    return re.search(rf"(?<![\w.]){re.escape(text)}(?!\w|\.\d)", str(value)) is not None
 
 
 def by_values(kind: str, row: Mapping[str, Any]) -> RunTask:

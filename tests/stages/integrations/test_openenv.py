@@ -10,8 +10,9 @@ from collections.abc import Iterator
 import pytest
 from needs import needs
 from support.command_line import until
-from support.environments import BreakingEnv, GuessEnv, NeverGradedEnv
+from support.environments import BreakingEnv, GuessEnv, NeverGradedEnv, RequiringEnv
 
+from stages.envs import boundary
 from stages.envs.base import Environment
 from stages.envs.kata.env import KataEnv
 from stages.errors import InfrastructureError, UsageError
@@ -73,11 +74,12 @@ def test_steps_run_out():
     assert last.done and last.stop == "max_steps" and last.reward == 1.0 and last.messages
 
 
-def test_what_cannot_be_graded_has_no_reward():
-    one = session(NeverGradedEnv(turns=1))
+@pytest.mark.parametrize(("environment", "error"), [(NeverGradedEnv, "no grader"), (RequiringEnv, boundary.NOT_PAID)])
+def test_what_cannot_be_graded_and_what_is_not_paid_has_no_reward(environment: type, error: str):
+    one = session(environment(turns=1))
     one.reset()
     last = one.step(TextAction(text="a"))
-    assert last.done and last.reward is None and last.metadata["error"] == "no grader"
+    assert last.done and last.reward is None and last.metadata["error"] == error
 
 
 def test_a_broken_episode_cannot_go_on():

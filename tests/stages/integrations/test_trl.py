@@ -8,7 +8,7 @@ import pytest
 import torch
 import trl
 from datasets import Dataset
-from support.environments import BreakingEnv, GuessEnv, NeverGradedEnv
+from support.environments import BreakingEnv, GuessEnv, NeverGradedEnv, RequiringEnv
 from support.models import tiny_model, tiny_tokenizer
 from transformers.utils import get_json_schema
 from trl import GRPOConfig, GRPOTrainer
@@ -135,7 +135,9 @@ def test_a_tool_environment_of_commands_cleans_up_after_itself():
     assert not folder.exists()
 
 
-@pytest.mark.parametrize(("environment", "task"), [(NeverGradedEnv, "guess-1"), (BreakingEnv, "guess-0")])
+@pytest.mark.parametrize(
+    ("environment", "task"), [(NeverGradedEnv, "guess-1"), (BreakingEnv, "guess-0"), (RequiringEnv, "guess-0")]
+)
 def test_no_verdict_is_no_reward(environment: type, task: str):
     one = tool_environments(environment, TASKS)()
     one.reset(task_id=task)

@@ -100,6 +100,17 @@ def test_an_end_without_an_answer_a_hang_and_a_missing_module_are_no_pass(graded
         assert graded("calls", {"abacus/sums.py": text}).reward == 0.0
 
 
+LINES = b'["v",["any"]]\n["v",["approx",1,["f","inf"],true]]\n["e",["s",""]]\n["v",3,3]\n'
+"""Answers as no process gives them, in the form in which a judge reads them."""
+
+
+@pytest.mark.parametrize("data", [LINES, b"\0" * 64 + LINES, b"2\n" * 9], ids=["lines", "frames", "numbers"])
+def test_bytes_of_the_judges_protocol_are_no_pass_and_no_lost_sandbox(graded: Graded, data: bytes) -> None:
+    writes = f"import os\nfor n in range(3, 64):\n    try: os.write(n, {data!r})\n    except OSError: pass\n"
+    assert graded("calls", {"abacus/sums.py": writes + WRONG}).reward == 0.0
+    assert graded("script", {"count.py": writes}).reward == 0.0
+
+
 def test_a_task_that_values_decide_cannot_be_played_elsewhere(env: TasksEnv) -> None:
     env.reset(env.tasks("train", 1, seed=0)[0])
     with pytest.raises(InfrastructureError, match="`calls` or `script`"):
@@ -151,3 +162,22 @@ def test_what_another_function_is_given_is_told(given: object, returns: object, 
     other = {**call, "function": "m:encode", "args": ["abc" if given == "cba" else given], "returns": given}
     assert are_told({"calls": [call, other], "script": []}) == told
     assert not are_told({"calls": [call, {**other, "function": "m:decode"}], "script": []})
+
+
+@pytest.mark.parametrize(
+    ("command", "stdin", "stdout", "told"),
+    [
+        ("python3 n.py --decode=cba", "", "cba\n", True),
+        ("python3 n.py 7 x", "", "7\n", True),
+        ("python3 n.py", "a 7.\n", "7", True),
+        ("python7 n.py 17 7.5", "77", "7", False),
+        ("python3 n.py 1", "", "1\n", False),
+    ],
+)
+def test_what_the_words_or_the_input_of_another_script_hold_is_told(
+    command: str, stdin: str, stdout: str, told: bool
+) -> None:
+    one = {"command": "python3 n.py", "stdin": stdin, "stdout": stdout, "files": {}}
+    other = {"command": command + " ", "stdin": stdin, "stdout": None, "files": {}}
+    assert are_told({"calls": [], "script": [one, other]}) == told
+    assert not are_told({"calls": [], "script": [one]}), "its own words are its input"
