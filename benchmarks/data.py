@@ -1,14 +1,11 @@
-"""Tables larger than memory, and pairs from many teachers: time and memory of reading, deciding, writing.
+"""Pairs from many teachers: time and memory of reading, deciding, writing.
 
-    python benchmarks/data.py tables [--steps 100000 1000000] [--folder DIR]
-    python benchmarks/data.py pairs [--rows 750000] [--rounds 5]
+    python benchmarks/data.py [--rows 750000] [--rounds 5]
 
 What is measured runs in processes of their own; memory is the largest resident set (VmHWM, Linux).
 """
 
 import hashlib
-import random
-import shutil
 import tempfile
 import time
 from collections import Counter
@@ -22,200 +19,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from records import Claim, measured, ratio
 
-from stages import collect, export, extract_pairs, replay_teachers
+from stages import extract_pairs
 from stages.envs.base import Task
 from stages.pairs.extraction import pair_rows
 from stages.pairs.states import AnsweredStates, patterns
-from stages.policy import KINDS, PolicyConfig, Sample, Turn
-from stages.rollouts.agent_loop import LiveRollout
-from stages.rollouts.trace import digests_of_prefixes
 from stages.runs import runner, store
 from stages.runs.kinds import PAIR, ROLLOUT, STEP, TASK, TEACHER_ACTION, Row
-from stages.runs.run import InputRef, Inputs, Manifest, Run, RunWriter, write_manifest
-from stages.runs.stage import load_stage
-from stages.runs.store import Journal
+from stages.runs.run import InputRef, Manifest, Run, write_manifest
 from stages.runs.tables import Scan
 
 TEACHERS, STEPS = ("one", "two", "three"), 50
-
-# --- a run larger than memory
-
-SAMPLES, OBSERVED = 8, 1700
-WORDS = [f"{a}{b}" for a in ("file", "test", "line", "value", "error", "path") for b in range(300)]
-POLICY = {"model": "m", "base_url": "http://127.0.0.1:9/v1", "max_tokens": 64}
-PHASES = ("made", "collect", "answers", "extract-pairs", "export trl", "export verifiers", "replay-teachers")
-INPUTS = ("made", "answers")
-"""Phases that write what the stages read; they are not measured."""
-
-
-def tables(steps: tuple[int, ...] = (100_000, 1_000_000), folder: Path | None = None) -> Iterator[Claim]:
-    """A run larger than memory through the pipeline: collect's tables and gate, extract-pairs, export, teachers.
-
-    Rollouts of 50 steps, some 4 kB a step, are written as the finished units of a `collect` in a shuffled order, as
-    servers finish them. What follows are the stages themselves: `collect --resume`, which has nothing left to play and
-    tabulates and checks; `extract-pairs` on the answers of three teachers to every state; `export` to TRL and to
-    verifiers; and `replay-teachers` with a free teacher of this process that answers at once, so that what is measured
-    is the reading of states and the writing of answers. The folder takes 4 GB a million steps, and 4 GB more while
-    teachers are asked.
-    """
-    for number in steps:
-        place = Path(tempfile.mkdtemp(dir=folder))
-        for name in PHASES:
-            found = cases.apart(phase, name, place, number)
-            print(
-                f"{name:18} {found['seconds']:8.1f} s {found['cpu']:8.1f} s of CPU {found['peak']:8.0f} MB", flush=True
-            )
-            if name not in INPUTS:
-                what = f"{number:,} steps, {name}"
-                yield measured(f"{what}: peak memory", found["peak"], unit="MB", n=1, goal="<= 1000")
-                yield measured(f"{what}: processor time", found["cpu"], unit="s", n=1)
-        size = sum(path.stat().st_size for path in place.rglob("*") if path.is_file() and not path.is_symlink())
-        print(f"on disk {size / 1e9:.2f} GB", flush=True)
-        shutil.rmtree(place)
-
-
-def phase(name: str, folder: str, steps: int) -> dict[str, float]:
-    """Carry out one of `PHASES`; seconds by the clock and of the processor, and the peak in MB."""
-    root, began = Path(folder), time.perf_counter()
-    tasks = steps // (SAMPLES * STEPS)
-    settings = collect.Config(policy=POLICY, tasks=tasks, samples=SAMPLES, max_steps=STEPS)
-    if name == "made":
-        made(root, settings)
-    elif name == "collect":
-        runner.execute("collect", {}, settings, root=root, out=root / "rollouts", resume=True)
-    elif name == "replay-teachers":
-        KINDS["instant"] = Instant
-        asked = replay_teachers.Config(teachers=[{"name": "instant", "model": "instant:it", "max_tokens": 16}])
-        runner.execute(name, {"rollouts": Run(root / "rollouts")}, asked, root=root)
-    elif name == "answers":
-        answered(root)
-    elif name == "extract-pairs":
-        given = {"rollouts": Run(root / "rollouts"), "teacher_actions": Run(root / "answers")}
-        runner.execute(name, given, extract_pairs.Config(compare="canonical"), root=root)
-    else:
-        given = {"rollouts": Run(root / "rollouts")}
-        runner.execute("export", given, export.Config(format=name.split()[1]), root=root)
-    seconds = time.perf_counter() - began
-    return {"seconds": seconds, "cpu": time.process_time(), "peak": cases.memory("VmHWM") / 1e6}
-
-
-class Instant:
-    """A teacher of this process that says at once how much it was shown."""
-
-    capture_level, batch_size = "text", 64
-
-    def __init__(self, settings: PolicyConfig) -> None:
-        self.config = settings
-
-    @classmethod
-    def open(cls, settings: PolicyConfig, *, cache: Path, budget: Any, listener: Any) -> "Instant":
-        """Ready at once."""
-        return cls(settings)
-
-    def sample(self, turns: list[Turn]) -> list[Sample]:
-        """One command an answer, by the length of the conversation."""
-        return [Sample(text=f"```bash\nsed -n {len(turn.messages)}p x.py\n```", finish_reason="stop") for turn in turns]
-
-    def facts(self) -> dict[str, Any]:
-        """Its name."""
-        return {"model": self.config.model}
-
-
-def opened(folder: Path, stage: str, settings: Any, inputs: Inputs) -> Manifest:
-    """The manifest of a run that was begun."""
-    resolved = settings and runner.resolve_run(stage, inputs, settings, root=folder.parent, check=False)
-    print_ = resolved.fingerprint if resolved else "0"
-    about = {"config": settings.model_dump(mode="json"), "identity": settings.identity()} if settings else {}
-    version = load_stage(stage).version
-    begun = Manifest(composer="0", stage=stage, stage_version=version, fingerprint=print_, **about)
-    begun.status, begun.inputs = "interrupted", inputs.refs()
-    folder.mkdir()
-    write_manifest(folder, begun)
-    return begun
-
-
-def made(root: Path, settings: collect.Config) -> None:
-    """All rollouts as finished units, in the order in which they happened to end."""
-    opened(root / "rollouts", "collect", settings, Inputs())
-    tasks = settings.draw(settings.opener(), settings.tasks)
-    played = [LiveRollout(task, index, settings.seed) for task in tasks for index in range(settings.samples)]
-    random.Random(0).shuffle(played)
-    journal = Journal(root / "rollouts" / "steps")
-    for start in range(0, len(played), 32):
-        journal.append([(e.rollout_id, unit(e, i), False) for i, e in enumerate(played[start : start + 32], start)])
-
-
-def unit(rollout: LiveRollout, number: int) -> Row:
-    """One rollout as `collect` would write it: commands, what they showed, and a reward."""
-    rng, reward = random.Random(number), float(number % 3 == 0)
-    who = {"rollout_id": rollout.rollout_id, "task_id": rollout.task.task_id, "env": rollout.task.env}
-    who |= {"group_id": rollout.task.task_id, "sample_idx": rollout.sample_idx}
-    actions = [command(rng) for _ in range(STEPS)]
-    seen = [" ".join(rng.choices(WORDS, k=OBSERVED // 8)) for _ in range(STEPS)]
-    gains = [[{"role": "user", "content": rollout.task.prompt}]] + [
-        [{"role": "assistant", "content": action}, {"role": "user", "content": shown}]
-        for action, shown in zip(actions[:-1], seen, strict=False)
-    ]
-    states = digests_of_prefixes(gains)
-    common = dict.fromkeys(STEP.columns) | who | {"num_steps": STEPS, "capture_level": "text", "model": "m"}
-    common |= {"truncated": False, "timed_out": False, "elided_chars": 0, "finish_reason": "stop", "history": "full"}
-    common |= {"prompt_tokens": 1000, "completion_tokens": 30, "cost_usd": 0.0, "latency_s": 1.0, "command_s": 0.1}
-    rows = [
-        {
-            **common,
-            "step": i,
-            "new_messages_json": store.encode(gains[i]).decode(),
-            "num_messages": 1 + 2 * i,
-            "state_sha256": states[i],
-            "action": actions[i],
-            "commands": [actions[i]],
-            "observation": seen[i],
-            "returncode": 0,
-            "raw_chars": len(seen[i]),
-            "reward": reward if i == STEPS - 1 else 0.0,
-            "done": i == STEPS - 1,
-        }
-        for i in range(STEPS)
-    ]
-    about = {"split": "train", "family": rollout.task.family, "seed": 0, "num_steps": STEPS, "reward": reward}
-    about |= {"hidden_pass": bool(reward), "visible_pass": True, "terminated_by": "submitted", "sandbox": "none"}
-    about |= {"model": "m", "source": "collect", "prompt_tokens": 1, "completion_tokens": 1, "cost_usd": 0.0}
-    return {"rollout": dict.fromkeys(ROLLOUT.columns) | who | about, "steps": rows}
-
-
-def command(rng: random.Random) -> str:
-    """One of a few thousand commands, as agents repeat themselves."""
-    return f"```bash\nsed -n {rng.randrange(60)}p {rng.choice(WORDS[:40])}.py\n```"
-
-
-def answered(root: Path) -> None:
-    """What three teachers said in every state; each agrees with the student half of the time."""
-    rollouts = Run(root / "rollouts")
-    record = opened(root / "answers", "replay-teachers", None, Inputs({"rollouts": rollouts}))
-    out = RunWriter(root / "answers", record, cache=root)
-    out.table(TEACHER_ACTION, answers_of(rollouts))
-    record.status = "complete"
-    write_manifest(root / "answers", record)
-
-
-def answers_of(rollouts: Run) -> Iterator[Row]:
-    """Rows in the order of states; those that rollouts of a task begin with are asked about once."""
-    seen, rng = set[str](), random.Random(1)
-    columns = ["state_sha256", "task_id", "rollout_id", "step", "action"]
-    common = dict.fromkeys(TEACHER_ACTION.columns) | {"num_steps": 1, "model": "t", "sample_idx": 0, "cost_usd": 0.0}
-    common |= {"finish_reason": "stop", "prompt_tokens": 1, "completion_tokens": 1, "attempts": 1, "latency_s": 1.0}
-    for row in rollouts.scan(STEP).rows(columns):
-        if row["step"] == 0:
-            if row["state_sha256"] in seen:
-                continue
-            seen.add(row["state_sha256"])
-        better = command(rng)
-        for teacher in TEACHERS:
-            said = row["action"] if rng.random() < 0.5 else better
-            yield {**common, **row, "unit_id": "u", "teacher": teacher, "action": said}
-
-
-# --- pairs from many teacher rows
 
 ROLLOUTS_A_TASK = 4
 PART = 20_000
@@ -422,7 +235,7 @@ def datasets(folder: Path) -> Find:
 
 CONTENDERS = {"vote": vote, "extract-pairs": whole_stage, "pandas": pandas, "datasets": datasets}
 
-CASES = {"tables": tables, "pairs": pairs}
+CASES = {"pairs": pairs}
 
 if __name__ == "__main__":
     cases.main(__file__, CASES)

@@ -1,7 +1,4 @@
-"""`kill -9` in the middle, then `--resume`: nothing is lost or done again.
-
-The rows are those of a run that was never killed.
-"""
+"""`kill -9` in the middle under a limit of money, then `--resume`; `test_random_kills.py` kills every stage."""
 
 import os
 import signal
@@ -17,7 +14,6 @@ from support.models import save_tiny
 from support.server import Reply, Server, answer, serving
 
 from stages.runs import store
-from stages.runs.kinds import CHECKPOINT, ROLLOUT, STEP, TEACHER_ACTION, Kind
 from stages.runs.run import Run, read_manifest
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -65,38 +61,6 @@ def newest(root: Path, stage: str) -> Run:
     return Run(next(root.glob(f"{stage}/2*")))
 
 
-def stable(run: Run, kind: Kind) -> list[dict[str, Any]]:
-    return [kind.stable(row) for row in run.rows(kind)]
-
-
-def test_collect(tmp_path: Path, model: Path) -> None:
-    settings = [
-        "--env",
-        ENV,
-        "--policy",
-        str(model),
-        "-s",
-        "policy.max_tokens=60",
-        "-s",
-        "tasks=24",
-        "-s",
-        "samples=4",
-        "-q",
-    ]
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    finish("collect", *settings, "--artifacts", str(whole))
-    words = ["collect", *settings, "--artifacts", str(killed)]
-    kill_when(words, lambda: len(lines(killed, "collect")) >= 32)
-    before = lines(killed, "collect")
-    assert 32 <= len(before) < 96
-    assert read_manifest(newest(killed, "collect").path).status == "running"
-    finish(*words, "--resume")
-    assert lines(killed, "collect")[: len(before)] == before
-    assert len(lines(killed, "collect")) == 96
-    for kind in (ROLLOUT, STEP):
-        assert stable(newest(killed, "collect"), kind) == stable(newest(whole, "collect"), kind)
-
-
 @pytest.fixture
 def server() -> Iterator[Server]:
     def reply(body: dict[str, Any], n: int) -> Reply:
@@ -104,36 +68,6 @@ def server() -> Iterator[Server]:
 
     with serving(reply) as found:
         yield found
-
-
-def test_replay_teachers(tmp_path: Path, model: Path, server: Server) -> None:
-    settings = [
-        "--env",
-        ENV,
-        "--policy",
-        str(model),
-        "-s",
-        "policy.max_tokens=60",
-        "-s",
-        "tasks=12",
-        "-s",
-        "samples=4",
-        "-q",
-    ]
-    finish("collect", *settings, "--artifacts", str(tmp_path))
-    table = tmp_path / "teachers.toml"
-    table.write_text(
-        f'[[teachers]]\nname = "t"\nmodel = "m"\nbase_url = "{server.url}"\nmax_tokens = 64\nconcurrency = 2\n'
-    )
-    words = ["replay-teachers", "--teachers", str(table), "-q", "--artifacts", str(tmp_path)]
-    kill_when(words, lambda: len(lines(tmp_path, "replay-teachers")) >= 10)
-    done = len(lines(tmp_path, "replay-teachers"))
-    finish(*words, "--resume")
-    rows = newest(tmp_path, "replay-teachers").rows(TEACHER_ACTION)
-    asked = [(str(r["messages"]), r["seed"]) for r in server.requests]
-    twice = len(asked) - len(set(asked))
-    assert len(rows) == len(set(asked)) > done
-    assert twice <= 2, "only what was in flight when the process died may be asked again"
 
 
 def test_a_limit_outlives_the_process(tmp_path: Path, model: Path, server: Server) -> None:
@@ -156,19 +90,3 @@ def test_a_limit_outlives_the_process(tmp_path: Path, model: Path, server: Serve
     assert before < len(server.requests) <= 10
     found = read_manifest(newest(tmp_path, "replay-teachers").path)
     assert 0.01 * len(server.requests) <= found.cost_usd + found.possibly_usd + 1e-9 <= 0.1 + 1e-9
-
-
-def test_train(tmp_path: Path, model: Path) -> None:
-    settings = ["--env", ENV, "--policy", str(model), "-s", "policy.max_tokens=20", "-s", "tasks=4", "-q"]
-    settings += [f"-s optimisation.{s}" for s in ("steps=6", "prompts_per_step=2", "generations=4", "save_every=1")]
-    words = [part for word in settings for part in (word.split(" ") if word.startswith("-s ") else [word])]
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    finish("train", *words, "--artifacts", str(whole))
-    command = ["train", *words, "--artifacts", str(killed)]
-    kill_when(command, lambda: bool(list(killed.glob("train/2*/scratch/trainer/checkpoint-2/composer.json"))))
-    finish(*command, "--resume")
-    one, other = newest(killed, "train"), newest(whole, "train")
-    assert one.manifest.outputs["checkpoint"]["sha256"] == other.manifest.outputs["checkpoint"]["sha256"]
-    weights = [(run.folder(CHECKPOINT) / "model.safetensors").read_bytes() for run in (one, other)]
-    assert weights[0] == weights[1]
-    assert one.manifest.attempts == 2
