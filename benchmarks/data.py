@@ -184,7 +184,8 @@ def whole_stage(folder: Path) -> Find:
     """The stage; returned are those of its pairs that the others look for as well."""
     given = {"rollouts": Run(folder / "rollouts"), "teacher_actions": Run(folder / "answers")}
     root = Path(tempfile.mkdtemp(dir=folder))  # of each round its own, else the first round's run would be found
-    run = Run(runner.execute("extract-pairs", given, extract_pairs.Config(compare="canonical"), root=root).path)
+    config = extract_pairs.Config(compare="canonical", outcome="ignore")  # as the others, which know no rewards
+    run = Run(runner.execute("extract-pairs", given, config, root=root).path)
     rows = run.scan(PAIR).rows(["rule", *OF_PAIRS])
     return lambda: (row for row in rows if row["rule"] == "majority_over_student")
 
