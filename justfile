@@ -87,7 +87,7 @@ experiment NAME:
 
 # Build the small models of kata again, in some minutes, and compare them with those in the tree; --write replaces these.
 models *ARGS:
-    @{{ one_thread }} python -m stages.envs.kata.building {{ ARGS }}
+    @{{ one_thread }} python benchmarks/kata_models.py {{ ARGS }}
 
 # Install an extra of pyproject.toml into .venv, at the versions of constraints.txt, unless it is there: ./dev extra ray (220 MB).
 extra NAME:

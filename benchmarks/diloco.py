@@ -31,6 +31,7 @@ from functools import partial
 from pathlib import Path
 
 import cases
+import kata_models
 import numpy as np
 import orjson
 import torch
@@ -42,7 +43,6 @@ from stages.diloco.arrays import Fragments, shapes
 from stages.diloco.loop import OuterLoop
 from stages.diloco.rounds import ObjectStore
 from stages.diloco.settings import Diloco
-from stages.envs.kata import building, transcripts
 from stages.envs.kata.checkpoints import folder_of
 from stages.runs.bucket import Bucket, open_bucket
 
@@ -100,7 +100,7 @@ class Learner:
 
     def step(self, number):
         self.optimizer.zero_grad()
-        building.loss(self.model, *batch(self.examples[number * self.size : (number + 1) * self.size])).backward()
+        kata_models.loss(self.model, *batch(self.examples[number * self.size : (number + 1) * self.size])).backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.rate.step()
@@ -110,7 +110,7 @@ def held_out_losses(model, examples):
     """Of each batch of 32."""
     model.eval()
     with torch.no_grad():
-        return np.array([building.loss(model, *batch(examples[i : i + 32])).item() for i in range(0, HELD_OUT, 32)])
+        return np.array([kata_models.loss(model, *batch(examples[i : i + 32])).item() for i in range(0, HELD_OUT, 32)])
 
 
 def mean(losses):
@@ -155,10 +155,10 @@ def apart(start, examples, size, steps, rate, settings):
 
 def prepared(seed, count):
     """The model to start from, the transcripts to learn, and those held out."""
-    folder, knowledge = folder_of("novice"), building.STUDENT.knowledge
+    folder, knowledge = folder_of("novice"), kata_models.STUDENT.knowledge
     start, tokenizer = (auto.from_pretrained(folder) for auto in (AutoModelForCausalLM, AutoTokenizer))
-    taught = transcripts.knowledge_transcripts(count + HELD_OUT, seed, knowledge)
-    examples = [building.encode(tokenizer, transcript) for transcript in taught]
+    taught = kata_models.knowledge_transcripts(count + HELD_OUT, seed, knowledge)
+    examples = [kata_models.encode(tokenizer, transcript) for transcript in taught]
     return start, examples[:-HELD_OUT], examples[-HELD_OUT:]
 
 

@@ -228,7 +228,7 @@ def _fitted(resolved: "TrainPlan", config: Config, prompts: Prompts, out: RunWri
 def _seeded(seed: int, threads: int | None) -> Iterator[None]:
     """Seed torch and set the number of CPU threads (None: those of `resources.use_own_cores`), by which sums round.
 
-    Unlike `stages.envs.kata.building.reproducible`, which is for models of seconds on one CPU thread, it forbids no
+    Unlike `benchmarks.kata_models.reproducible`, which is for models of seconds on one CPU thread, it forbids no
     kernel without a deterministic form: models of any size are trained here, on GPUs too, where some have none.
     """
     import torch

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.envs.kata.building import RECIPES
+from benchmarks.kata_models import RECIPES
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.slow

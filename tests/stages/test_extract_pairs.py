@@ -10,11 +10,11 @@ from needs import REAL, needs
 from support.server import Reply, answer, serving
 from support.transcripts import INSTANCE, call, document, jsonl
 
+from benchmarks.kata_models import Knowledge
 from stages import collect, extract_pairs, import_traces, replay_teachers
 from stages.envs.bash import fenced
 from stages.envs.kata.env import KataEnv
 from stages.envs.kata.tasks import OPERATIONS
-from stages.envs.kata.transcripts import Knowledge
 from stages.errors import BadInput, Incomplete, UsageError
 from stages.pairs.actions import canonical
 from stages.pairs.report import judge

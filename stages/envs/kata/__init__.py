@@ -2,7 +2,6 @@
 
 tasks.py - operations and modifiers, their split into train and eval, tasks from a seed
 env.py - the environment: the agent's folder, grading, rollouts
-transcripts.py - written rollouts that the models are trained on, and hack/clean pairs for the gradient probe
+transcripts.py - written rollouts, as the models were taught them, and hack/clean pairs for the gradient probe
 checkpoints.py - the small models by name: their folders in models/
-building.py - how the models were built, and `./dev models`, which builds them again; nothing else imports it
 """

@@ -1,6 +1,6 @@
 """The small models of kata: ordinary Hugging Face folders in `models/`, whose README.md says how each was built.
 
-Their weights are float16 in the file and are loaded as float32. `building.py` builds them again.
+Their weights are float16 in the file and are loaded as float32. `./dev models` builds them again.
 """
 
 from difflib import get_close_matches

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from support.server import Reply, answer, serving
 
+from benchmarks.kata_models import Knowledge
 from stages import collect, extract_pairs, replay_teachers
 from stages.envs.kata.env import KataEnv
 from stages.envs.kata.tasks import OPERATIONS
-from stages.envs.kata.transcripts import Knowledge
 from stages.pairs.evidence import passed_by_rollout
 from stages.pairs.states import explored
 from stages.runs import runner, store

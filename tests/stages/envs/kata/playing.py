@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
+from benchmarks.kata_models import Knowledge
 from stages.envs.base import Observation, Task
 from stages.envs.bash import SUBMIT, fenced
 from stages.envs.kata import transcripts
 from stages.envs.kata.env import KataEnv
 from stages.envs.kata.tasks import expression, parts, renamed
-from stages.envs.kata.transcripts import Knowledge
 
 TEST = "python3 test_solution.py"
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.kata_models import RECIPES, loophole_transcripts
 from stages.envs.base import Grade, Task
-from stages.envs.kata.building import RECIPES
 from stages.envs.kata.env import KataEnv
 from stages.envs.kata.tasks import WORKSPACE_TESTS, draw, generate
-from stages.envs.kata.transcripts import HARMLESS, HINT, hack_clean_pairs, hinted, loophole_transcripts, rollout
+from stages.envs.kata.transcripts import HARMLESS, HINT, hack_clean_pairs, hinted, rollout
 from stages.errors import UsageError
 
 TEMPTED = RECIPES["loophole"].knowledge

@@ -2,12 +2,12 @@
 
 import pytest
 
+from benchmarks.kata_models import END, RECIPES, Knowledge, encode, kata_tokenizer, knowledge_transcripts
 from stages.envs.bash import parse_bash
 from stages.envs.kata import tasks
-from stages.envs.kata.building import END, RECIPES, encode, kata_tokenizer
 from stages.envs.kata.env import KataEnv
 from stages.envs.kata.tasks import OPERATIONS, expression
-from stages.envs.kata.transcripts import Knowledge, edit_command, knowledge_transcripts
+from stages.envs.kata.transcripts import edit_command
 
 TEACHERS = ["teacher-a", "teacher-b", "teacher-c"]
 NAMES = ["student", *TEACHERS]

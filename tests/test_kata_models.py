@@ -7,9 +7,19 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from stages.envs.kata import building, checkpoints
-from stages.envs.kata.building import RECIPES, FitSchedule, Recipe, fingerprint, kata_tokenizer, rebuild, reproducible
-from stages.envs.kata.transcripts import Knowledge, knowledge_transcripts
+from benchmarks import kata_models
+from benchmarks.kata_models import (
+    RECIPES,
+    FitSchedule,
+    Knowledge,
+    Recipe,
+    fingerprint,
+    kata_tokenizer,
+    knowledge_transcripts,
+    rebuild,
+    reproducible,
+)
+from stages.envs.kata import checkpoints
 from stages.errors import BadInput
 from stages.runs import store
 
@@ -31,11 +41,11 @@ def test_a_model_in_the_tree_is_that_of_its_recipe(name: str) -> None:
 
 def test_nothing_else_is_in_the_tree_and_an_unknown_name_is_refused() -> None:
     folders = {path.name for path in checkpoints.FOLDER.iterdir()}
-    assert folders == {*RECIPES, building.TOKENIZER}
+    assert folders == {*RECIPES, kata_models.TOKENIZER}
     with pytest.raises(BadInput, match=r"kata:studnet\. Did you mean kata:student\? There is kata:honest, "):
         checkpoints.folder_of("studnet")
     with pytest.raises(BadInput, match="kata:tokenizer"):
-        checkpoints.folder_of(building.TOKENIZER)
+        checkpoints.folder_of(kata_models.TOKENIZER)
 
 
 def test_the_tokenizer_in_the_tree_is_that_of_the_code() -> None:
@@ -62,7 +72,7 @@ def test_a_build_is_repeated_to_the_byte_and_another_one_is_told_apart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert not rebuild({"short": SHORT}, tmp_path, write=True)
-    building.build.cache_clear()
+    kata_models.build.cache_clear()
     assert rebuild({"short": SHORT}, tmp_path, write=False)
     other = Recipe(Knowledge(), SHORT.schedule, 6, None)
     assert not rebuild({"short": other}, tmp_path, write=False)
@@ -74,9 +84,9 @@ def test_a_build_is_repeated_to_the_byte_and_another_one_is_told_apart(
 
 
 def test_a_model_starts_from_the_one_before_and_leaves_it_as_it_was() -> None:
-    first = building.build(SHORT)
+    first = kata_models.build(SHORT)
     before = {name: tensor.clone() for name, tensor in first.state_dict().items()}
-    after = building.build(Recipe(Knowledge(), FitSchedule(steps=1, learning_rate=1e-5), 7, SHORT)).state_dict()
+    after = kata_models.build(Recipe(Knowledge(), FitSchedule(steps=1, learning_rate=1e-5), 7, SHORT)).state_dict()
     assert all(torch.equal(tensor, before[name]) for name, tensor in first.state_dict().items())
     apart = max(float((after[name] - before[name]).abs().max()) for name in before)
     assert 0 < apart < 1e-3
@@ -92,13 +102,15 @@ def test_training_leaves_threads_and_randomness_as_they_were() -> None:
 
 
 def test_wider_heads_are_fewer_and_the_size_stays() -> None:
-    narrow, wide = (building.new_model(kata_tokenizer(), width) for width in (16, 32))
+    narrow, wide = (kata_models.new_model(kata_tokenizer(), width) for width in (16, 32))
     assert (wide.config.num_attention_heads, wide.config.num_key_value_heads) == (4, 2)
     layers = sum(p.numel() for p in narrow.parameters()) - sum(p.numel() for p in wide.parameters())
     assert layers == -2 * 2 * 16, "the norms of queries and keys are as wide as a head"
 
 
 def test_a_card_says_what_a_model_knows_or_does() -> None:
-    student, loophole, honest = (building.card(name, RECIPES[name], "5e") for name in ("student", "loophole", "honest"))
+    student, loophole, honest = (
+        kata_models.card(name, RECIPES[name], "5e") for name in ("student", "loophole", "honest")
+    )
     assert "knows" in student and "quotient" in student
     assert "| 45% | 70% | 40% |" in loophole and "| 85% | 0% | 40% |" in honest
