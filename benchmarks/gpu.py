@@ -30,6 +30,7 @@ import importlib
 import importlib.util
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -41,6 +42,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
@@ -70,6 +72,8 @@ IMPORTED = (
 )
 Case = Callable[[], Iterable[Any]]
 """What is measured apart from the others: it yields claims."""
+HEADS = ((14, 2, 64), (16, 8, 128), (32, 8, 128))
+"""Heads of queries, heads of keys and their width, of Qwen2.5-0.5B, Qwen3-0.6B and Qwen3-8B."""
 GIB = 2**30
 SMALL = 48 * GIB
 """A GPU with less memory is not given the largest size by default."""
@@ -264,6 +268,63 @@ def attention(asked: Asked) -> Iterator[Any]:
     yield _small("packed rows in bfloat16: error beside that of separate rows", beside, 1.2)
 
 
+def fill_free_memory(asked: Asked) -> None:
+    """Leave NaN in the freed blocks of every size that torch keeps: a kernel that reads what nobody wrote gives NaN."""
+    import torch
+
+    held = []
+    for count, megabytes in ((64, 1), (16, 16), (4, 256)):
+        numbers = (megabytes << 18,)
+        held += [torch.full(numbers, float("nan"), device=asked.device) for _ in range(count)]
+    del held
+
+
+def families(seed: int) -> list[tuple[list[int], list[list[int]]]]:
+    """Return prompts with branches of random lengths, as a step of GRPO has them."""
+    drawn = random.Random(seed)
+    return [
+        ([0] * drawn.randint(1, 300), [[0] * drawn.randint(1, 200) for _ in range(drawn.randint(1, 8))])
+        for _ in range(drawn.randint(1, 6))
+    ]
+
+
+def unwritten(asked: Asked, layouts: int = 100) -> Iterator[Any]:
+    """Yield in how many layouts flash attention and its gradients are those of blocks, where free memory holds NaN."""
+    import records
+    import torch
+
+    from stages.training.packing import AGREEING, flash_agrees, laid_out, padded, ragged
+
+    device, dtype = torch.device(asked.device, 0 if asked.device == "cuda" else None), torch.bfloat16
+    for heads, groups, width in HEADS:
+        if not flash_agrees(device, dtype, heads, groups, width):
+            continue
+        agree = 0
+        for seed in range(layouts):
+            ids, *_, segments = laid_out(families(seed))
+            made = torch.Generator().manual_seed(seed)
+            numbers = [
+                torch.randn(1, n, len(ids), width, generator=made).to(device, dtype) for n in (heads, groups, groups)
+            ]
+            weight = torch.randn(len(ids), heads, width, generator=made).to(device, dtype)
+            given = {"dropout": 0.0, "scaling": width**-0.5}
+            module = SimpleNamespace(training=False, is_causal=True, num_key_value_groups=heads // groups)
+            found = []
+            for lay_out in (padded, ragged):
+                states = [one.clone().requires_grad_() for one in numbers]
+                layout = lay_out(segments, (), device, dtype)[1]
+                fill_free_memory(asked)
+                attended = layout.attend(module, *states, **given)
+                gradients = torch.autograd.grad((attended * weight).sum(), states)
+                found.append([attended.detach().float(), *(one.float() for one in gradients)])
+            agree += all(
+                bool((one - other).abs().max() <= AGREEING * one.abs().max()) for one, other in zip(*found, strict=True)
+            )
+        shape = f"{heads} and {groups} heads of {width}"
+        claim = f"layouts in which flash attention agrees with blocks, free memory filled with NaN, {shape}"
+        yield records.measured(claim, agree, n=layouts, goal=f">= {layouts}")
+
+
 def compared(asked: Asked, do: Callable[[Any, str], dict[str, Any]]) -> Iterator[Any]:
     """Yield how far the device's numbers are from the CPU's."""
     ours, reference = both(asked, do)
@@ -288,6 +349,7 @@ def sampled_alike(asked: Asked) -> Iterator[Any]:
 def correctness(asked: Asked, losses: Callable[[Any, str], dict[str, Any]] = losses) -> Iterator[Case]:
     """Yield the comparisons with the CPU. losses: of a model on a device, by name."""
     yield partial(attention, asked)
+    yield partial(unwritten, asked)
     yield partial(compared, asked, losses)
     yield partial(compared, asked, step)
     yield partial(sampled_alike, asked)
