@@ -12,7 +12,7 @@ A file of settings holds `collection`, stages that are done once for each collec
 all arms share; `arms` with what each is in words, which stages of its collection it reads, and its own settings; and
 `evaluate`. `[tuning]` names learning rates: with `arm` that arm is trained `seeds` times at each, on collections of
 their own, and all arms take the rate that passes most (`tune` stops there); without it every arm takes its own, by one
-training each.
+training each. Without the table all take the rate of `train`.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ import time
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
@@ -80,11 +80,11 @@ class Experiment:
     registration: str
     seeds: int
     collections: int
-    tuning: Mapping[str, Any]
     collection: Sequence[Mapping[str, Any]]
     train: Mapping[str, Any]
     arms: Mapping[str, Mapping[str, Any]]
     evaluate: Mapping[str, Any]
+    tuning: Mapping[str, Any] = field(default_factory=dict)
     columns: Sequence[str] = COLUMNS
 
     @classmethod
@@ -201,7 +201,9 @@ class Experiment:
     def run(self, left_out: Sequence[str]) -> None:
         """Run or resume the experiment, without the arms that are left out, and write the table of outcomes."""
         arms = [arm for arm in self.arms if arm not in left_out]
-        if "arm" in self.tuning:
+        if not self.tuning:
+            self.run_chain(self.preset(self.trainings(arms)), self.artifacts)
+        elif "arm" in self.tuning:
             self.run_chain(self.preset(self.trainings(arms, self.tune())), self.artifacts)
         elif left_out:  # all arms have been tuned
             self.run_chain(self.preset(self.trainings(arms, self.tuned_apart())), self.artifacts)

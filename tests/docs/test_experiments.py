@@ -27,7 +27,7 @@ import skills_teachers  # noqa: E402
 import teacher_pairs  # noqa: E402
 from experiment import Experiment, toml  # noqa: E402
 
-PAIRS, SKILLS = Experiment.named("teacher-pairs"), Experiment.named("skills-teachers")
+PAIRS, SKILLS, CODER = map(Experiment.named, ("teacher-pairs", "skills-teachers", "coder-teacher"))
 
 
 def configured(folder: Path, chain: str) -> tuple[dict[str, Any], dict[str, list[str]]]:
@@ -37,7 +37,7 @@ def configured(folder: Path, chain: str) -> tuple[dict[str, Any], dict[str, list
     return configure_preset(loaded, []), {entry.title: entry.reads for entry in loaded.stage}
 
 
-@pytest.mark.parametrize("design", [PAIRS, SKILLS], ids=lambda one: one.name)
+@pytest.mark.parametrize("design", [PAIRS, SKILLS, CODER], ids=lambda one: one.name)
 def test_the_preset_is_the_registered_design(tmp_path: Path, design: Experiment) -> None:
     """As many trainings of each arm on each collection, which differ in nothing but what the arm is about."""
     configs, reads = configured(tmp_path, design.preset(design.trainings(design.arms)))
@@ -51,7 +51,11 @@ def test_the_preset_is_the_registered_design(tmp_path: Path, design: Experiment)
             assert reads[f"{arm}-{seed}"] == [f"{stage}-{seed // each}" for stage in given.get("from", ())]
             assert ("extract-pairs" in given.get("from", ())) == bool({"sft", "dpo"} & config.weights.active().keys())
     assert len({configs[f"collect-{number}"].seed for number in range(design.collections)}) == design.collections
-    question = {PAIRS.name: (360, 7, 0.0, "fixed"), SKILLS.name: (355, 51, 1.0, "auto")}[design.name]
+    question = {
+        PAIRS.name: (360, 7, 0.0, "fixed"),
+        SKILLS.name: (355, 51, 1.0, "auto"),
+        CODER.name: (499, 0, 0.0, "auto"),
+    }[design.name]
     found = configs["evaluate"]
     assert (found.tasks, found.seed, found.temperature, found.units) == question
 
