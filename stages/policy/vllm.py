@@ -4,7 +4,8 @@ Conversations are held as ids and never rebuilt from text, so that each prompt b
 server then has in its prefix cache. `Completions` speaks the protocol, `VllmPolicy` is the policy.
 
 Source: vLLM 0.32, `/v1/completions` with `return_token_ids` and `prompt_logprobs`, `/v1/load_lora_adapter`, and of its
-development mode `/collective_rpc` with `reload_weights`, `/reset_prefix_cache`, `/sleep` and `/wake_up`.
+development mode `/pause`, `/collective_rpc` with `reload_weights`, `/reset_prefix_cache`, `/resume`, `/sleep` and
+`/wake_up`.
 """
 
 import asyncio
@@ -165,7 +166,7 @@ class Completions:
     async def replace_weights(self, source: str) -> None:
         """Replace all weights of the server by those of a folder that it can read, or of a model's name.
 
-        No other request may be under way, from any process.
+        Requests under way, of any process, stop meanwhile and sample their next tokens from the new weights.
         """
         try:
             await self._repeated(lambda: self._replace_weights(source))
@@ -187,10 +188,14 @@ class Completions:
 
     async def _replace_weights(self, source: str) -> None:
         root = self._root()
-        await root.ask("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": source}})
-        # Without this, prompts go on from keys and values of the weights before.
-        if b"true" not in await root.ask("/reset_prefix_cache", {}):
-            raise Retryable("cache", "the server did not drop the prefixes that it has cached")
+        await root.ask("/pause?mode=keep", {})
+        try:
+            await root.ask("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": source}})
+            # Without this, prompts and what requests have sampled so far go on from keys and values of other weights.
+            if b"true" not in await root.ask("/reset_prefix_cache?reset_running_requests=true", {}):
+                raise Retryable("cache", "the server did not drop the prefixes that it has cached")
+        finally:
+            await root.ask("/resume", {})
 
     async def probe(self, ends: set[int]) -> ServerFacts:
         """Find out what the server serves and which log-probs it returns; `UsageError` for an unsuitable server."""
@@ -380,7 +385,7 @@ class VllmPolicy:
         self._asked(self._completions.load(name, folder))
 
     def replace_weights(self, source: str) -> None:
-        """Replace all weights of the server, between requests."""
+        """Replace all weights of the server; an answer under way goes on with the new ones."""
         self._asked(self._completions.replace_weights(source))
 
     def sleep(self, level: int) -> None:

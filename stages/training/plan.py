@@ -466,7 +466,7 @@ def _of_shares(plan: TrainPlan) -> Iterator[str]:
 
 def _of_servers(plan: TrainPlan) -> Iterator[str]:
     """Yield why a policy behind servers cannot follow the training, or the processes cannot share these servers."""
-    policy, staleness, rank = plan.config.policy, plan.config.optimisation.max_staleness, plan.config.adapter.rank
+    policy, staleness = plan.config.policy, plan.config.optimisation.max_staleness
     servers, count = 1 + len(plan.config.distribution.servers), plan.processes
     if not policy.served:
         return
@@ -479,11 +479,6 @@ def _of_servers(plan: TrainPlan) -> Iterator[str]:
         yield (
             f"{policy.model!r} is sampled from a server, which follows one training, and replicas are several. "
             "Leave out diloco.store, or vllm:."
-        )
-    if not rank and staleness:
-        yield (
-            f"optimisation.max_staleness is {staleness}, and adapter.rank 0 trains all weights, of which a server "
-            "holds the newest alone. Set it to 0, or set adapter.rank."
         )
     if policy.server.sleeps and policy.base_url is None and staleness:
         yield (

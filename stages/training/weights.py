@@ -6,7 +6,7 @@ another process (`stages.policy.server`).
 
 After every optimiser step `WeightSync` writes what was trained, an adapter or all weights, loads it on the server and
 checks it: a server's word that it has loaded weights is not trusted. Log-probs must agree on both sides, and where the
-step has moved ours, those of the server must have moved, too. In 16 bits the first alone would pass a server that is a
+step has moved ours, those of the server must have followed. In 16 bits the first alone would pass a server that is a
 step behind: smollm2 moves by .04 nats a token in a step of 1e-5 or of 1e-4, and two programs differ by as much. They
 are compared on the rollouts that the step has learned from, which it moves most.
 """
@@ -93,14 +93,19 @@ CHECKED = 512
 MOVED = 0.5
 """Part of the difference between two programs by which a step must have moved log-probs here to be looked for there."""
 FOLLOWED = 0.25
-"""Part of our move that a server's log-probs must have made; those of a server with its old weights are the same."""
+"""Slope of a server's moves on ours, over the tokens: 1 where it follows, 0 where it has its old weights.
+
+A slope, not the size of its moves: where a server plays meanwhile, it batches the text with other requests, and its
+log-probs move by rounding as well.
+"""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Mean absolute differences of a text's log-probs, in nats: between here and a server, and since the step before.
+    """How a text's log-probs here and on a server agree.
 
-    moved: by the last step, here. followed: by it, on the server. Both are None before there was a step.
+    difference: mean absolute difference in nats between the two. moved: the same here between before and after the last
+    step, None before there was one. followed: slope of the server's moves in that step on ours.
     """
 
     url: str
@@ -243,11 +248,11 @@ class WeightSync(ABC):
                     f"log-probs of a text differ by {one.difference:.3g} nats on average, and {self._tolerance:g} is "
                     f"allowed (optimisation.sync_tolerance). {remedy}"
                 )
-            if one.moved and one.told and one.followed < FOLLOWED * one.moved:
+            if one.moved and one.told and one.followed < FOLLOWED:
                 raise ComposerError(
                     f"{when} the server at {one.url} still samples from the weights before that step: it moved the "
-                    f"log-probs of its rollouts by {one.moved:.3g} nats on average, and on the server they moved by "
-                    f"{one.followed:.3g}. {remedy}"
+                    f"log-probs of its rollouts by {one.moved:.3g} nats on average, of which the server has followed "
+                    f"{100 * one.followed:.3g} %. {remedy}"
                 )
         return replace(
             min(found, key=lambda one: (one.told, one.moved or 0.0)), difference=max(one.difference for one in found)
@@ -258,10 +263,9 @@ class WeightSync(ABC):
         found = Agreement(self.sampler.url, float((theirs - now).abs().mean()))
         if self._unlearned is None:
             return found
-        moved, followed = (
-            float((after - before).abs().mean()) for after, before in zip((now, theirs), self._unlearned, strict=True)
-        )
-        return replace(found, moved=moved, followed=followed)
+        ours, server = now - self._unlearned[0], theirs - self._unlearned[1]
+        slope = float(server @ ours / (ours @ ours).clamp(min=torch.finfo(ours.dtype).tiny))
+        return replace(found, moved=float(ours.abs().mean()), followed=slope)
 
     def _log_probs(self) -> tuple[Tensor, Tensor]:
         """Return the log-probs of the text's n tokens here and on the server, float32."""
@@ -327,7 +331,9 @@ class AdapterSync(WeightSync):
 
 
 class WholeSync(WeightSync):
-    """Replaces all weights of the server, which holds one version at a time.
+    """Replaces all weights of the server, which holds one version at a time: an answer under way goes on with the new.
+
+    Its log-probs are those of the weights that each token was sampled with, its version that of its first token.
 
     start: the weights that the server was started with, which it gets back at the end. file_bytes: size from which on
     a file ends, so that no second copy of the model is needed at once.

@@ -187,7 +187,7 @@ def test_a_killed_engine_is_survived_with_its_adapter(
     config = PolicyConfig(model=f"vllm:{model}", max_tokens=16)
     opened = VllmPolicy.connect(config, server.url, cache=root / "models", listener=quiet, server=server)
     opened.load("trained", adapter)
-    opened.take("trained")
+    opened.sample_from("trained")
     turns = [Turn([{"role": "user", "content": f"question {i}"}], i) for i in range(8)]
     before = ask_all(opened, turns)
     assert not [sample.error for sample in before if sample.error_type]
@@ -201,10 +201,13 @@ def test_a_killed_engine_is_survived_with_its_adapter(
     torch.testing.assert_close(given, forward(trained, prompt, ids, 1.0), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_all_weights_are_replaced_on_the_server(tmp_path: Path, model: Path, processes: int) -> None:
+@pytest.mark.parametrize(("processes", "max_staleness"), [(1, 0), (2, 0), (1, 1)])
+def test_all_weights_are_replaced_on_the_server(
+    tmp_path: Path, model: Path, processes: int, max_staleness: int
+) -> None:
     """One process starts its server itself; two train in shares on one that is there."""
     size = {"steps": 3, "prompts_per_step": 2, "generations": 4, "learning_rate": 1e-3, "threads": 1}
+    size["max_staleness"] = max_staleness
     played: dict[str, Any] = {"model": f"vllm:{model}", "max_tokens": 16}
     case = {"env": VARIED, "policy": played, "tasks": 4, "max_steps": 2, "optimisation": size}
     case["adapter"] = {"rank": 0}
@@ -219,6 +222,9 @@ def test_all_weights_are_replaced_on_the_server(tmp_path: Path, model: Path, pro
             run = train_all(tmp_path, {"run": case}, processes)["run"]
         finally:
             made.stop()
+    if max_staleness:  # weights are replaced while rollouts are played
+        assert [line["sampling/stale_rollouts"] > 0 for line in synchronised(run)] == [False, True, True]
+        return
     assert max(line["sampling/sampling_logp_difference/max"] for line in synchronised(run)) < 1e-4
     # The last rollouts are not those of the model that the server began with.
     start, _ = load_model(PolicyConfig(model=str(model)), cache=tmp_path, listener=quiet)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import torch
 from peft import PeftModel
@@ -27,10 +27,11 @@ Body = dict[str, Any]
 @dataclass
 class Engine:
     """faults: `raw` log-probs before temperature; `deaf` says that weights are loaded and keeps its own; `late` serves
-    each adapter by the one before it; `noisy` rounds scores to so many thousandths of a nat; `closed` is not in
-    development mode, in which all weights can be replaced; `sticky` keeps cached prefixes at the first reset; `textual`
-    answers without token ids; `broken` answers 500 to so many completions; `narrow` takes 40 tokens; `lonely` answers
-    500 where a scoring meets another request, as vLLM dies of it on a CPU."""
+    each adapter by the one before it; `noisy` scores are so many thousandths of a nat off, each time otherwise;
+    `closed` is not in development mode, in which all weights can be replaced; `sticky` keeps cached prefixes at the
+    first reset; `textual` answers without token ids; `broken` answers 500 to so many completions; `narrow` takes 40
+    tokens; `lonely` answers 500 where a scoring meets another request, as vLLM dies of it on a CPU; `spanning` answers
+    wait after so many tokens until all weights have been replaced."""
 
     folder: Path
     faults: dict[str, int] = field(default_factory=dict)
@@ -40,7 +41,8 @@ class Engine:
     """Adapters that were held at once."""
 
     def __post_init__(self) -> None:
-        self.lock, self.here = threading.Lock(), list[str]()
+        self.lock, self.here = threading.Condition(), list[str]()
+        self.paused, self.under_way, self.held, self.replaced = False, 0, 0, 0
         self.base = AutoModelForCausalLM.from_pretrained(self.folder).eval()
         self.adapters: dict[str, Any] = {}
         self.loaded: list[Any] = []
@@ -70,11 +72,11 @@ class Engine:
             self.requests.append((path, body))
             if self.asleep and path.startswith("/v1"):
                 return 500, {"error": {"message": "EngineDeadError"}}
-            name, _, level = path.rpartition("/")[2].partition("?level=")
-            return getattr(self, name)(body | {"level": int(level)} if level else body)
+            name, _, query = path.rpartition("/")[2].partition("?")
+            return getattr(self, name)(body | dict(parse_qsl(query)))
 
     def sleep(self, body: Body) -> tuple[int, Any]:
-        self.asleep = body["level"]
+        self.asleep = int(body["level"])
         if self.asleep == 2:
             with torch.no_grad():
                 for parameter in self.base.parameters():
@@ -84,6 +86,16 @@ class Engine:
     def wake_up(self, body: Body) -> tuple[int, Any]:
         self.asleep = 0
         return 200, b""
+
+    def pause(self, body: Body) -> tuple[int, Any]:
+        assert body["mode"] == "keep"
+        self.paused = True
+        return 200, {"status": "paused"}
+
+    def resume(self, body: Body) -> tuple[int, Any]:
+        self.paused = False
+        self.lock.notify_all()
+        return 200, {"status": "resumed"}
 
     def models(self, body: Body) -> tuple[int, Any]:
         length = 40 if "narrow" in self.faults else 2048
@@ -112,16 +124,18 @@ class Engine:
     def collective_rpc(self, body: Body) -> tuple[int, Any]:
         if "closed" in self.faults:
             return 404, {"detail": "Not Found"}
-        assert body["method"] == "reload_weights"
+        assert body["method"] == "reload_weights" and self.paused
         files = sorted(Path(body["kwargs"]["weights_path"]).glob("*.safetensors"))
         found = {name: tensor for file in files for name, tensor in load_file(file).items()}
         assert found.keys() == dict(self.base.named_parameters()).keys()
         if "deaf" not in self.faults:
             self.base.load_state_dict(found)
+        self.replaced += 1
         return 200, {"results": [None]}
 
     def reset_prefix_cache(self, body: Body) -> tuple[int, Any]:
-        return 200, {"success": not self.faults.pop("sticky", 0)}
+        held = self.under_way and body.get("reset_running_requests") != "true"
+        return 200, {"success": not held and not self.faults.pop("sticky", 0)}
 
     @torch.no_grad()
     def completions(self, body: Body) -> tuple[int, Any]:
@@ -136,11 +150,13 @@ class Engine:
         if "prompt_logprobs" in body:
             table = model(torch.tensor([prompt])).logits[0].log_softmax(-1)
             if unit := self.faults.get("noisy", 0) / 1000:
-                table = (table / unit).round() * unit
+                table += unit * (2 * torch.rand(table.shape) - 1)
             given = [{str(t): {"logprob": table[i, t].item()}} for i, t in enumerate(prompt[1:])]
             choice["prompt_logprobs"] = [None, *given]
             return 200, {"choices": [choice]}
+        self.under_way += 1
         ids, logprobs = self.sampled(model, prompt, body)
+        self.under_way -= 1
         choice |= {"token_ids": None if "textual" in self.faults else ids, "logprobs": {"token_logprobs": logprobs}}
         return 200, {"choices": [choice], "system_fingerprint": "engine-1"}
 
@@ -148,8 +164,12 @@ class Engine:
         generator = torch.Generator().manual_seed(body.get("seed", len(self.requests)))
         ids: list[int] = []
         logprobs: list[float] = []
-        temperature = body["temperature"] or 1.0
+        temperature, replaced = body["temperature"] or 1.0, self.replaced
         while len(ids) < body["max_tokens"] and (not ids or ids[-1] not in body["stop_token_ids"]):
+            self.lock.wait(1e-4)  # others are served between two tokens, and may pause the next one
+            spans = len(ids) == self.faults.get("spanning")
+            self.held += spans
+            self.lock.wait_for(lambda: not self.paused and (not spans or self.replaced > replaced))  # noqa: B023
             logits = model(torch.tensor([prompt + ids])).logits[0, -1]
             shaped = (logits / temperature).log_softmax(-1)
             greedy = body["temperature"] == 0

@@ -152,7 +152,6 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
         {},
         ("diloco.store", "vllm:"),
     ),
-    "stale whole weights": (served(rank=0, max_staleness=1), {}, ("optimisation.max_staleness is 1", "adapter.rank")),
     "a server each": (served(address=None), {"processes": 2}, ("policy.base_url", "distribution.servers")),
     "more servers than processes": (served(HERE, HERE), {"processes": 2}, ("3 servers", "Leave 1 out")),
     "stale on a shared CPU": (served(max_staleness=1), {"processes": 2}, ("optimisation.max_staleness is 1", "Take 0")),
@@ -185,9 +184,9 @@ def test_an_adapter_is_refused_as_reference_and_behind_a_server(tmp_path: Path) 
 
 
 def test_a_dry_run_refuses_what_a_run_would(tiny: Path) -> None:
-    stale: dict[str, Any] = {"adapter": {"rank": 0}, "optimisation": {"max_staleness": 1}}
+    asleep = {"model": f"vllm:{tiny}", "server": {"args": {"enable-sleep-mode": True}}}
     with pytest.raises(UsageError, match=r"optimisation\.max_staleness"):
-        train.plan(Inputs(), Config(policy={"model": f"vllm:{tiny}"}, **stale))
+        train.plan(Inputs(), Config(policy=asleep, optimisation={"max_staleness": 1}))
 
 
 def test_a_micro_batch_larger_than_the_share_is_cut() -> None:
