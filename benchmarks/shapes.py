@@ -1,6 +1,6 @@
 """Models of Qwen's shapes with random weights, rows for every loss channel, and trainers on them: ours and TRL's.
 
-What `train_step.py`, `gpu.py`, `sharding.py` and the rehearsed GPU of the tests measure. The rollouts of a step are
+What `train_step.py`, `gpu.py` and the rehearsed GPU of the tests measure. The rollouts of a step are
 given to both trainers, so that a step is scoring, loss, backward and optimiser.
 """
 

@@ -1,4 +1,4 @@
-"""Text for people: tables whose columns are aligned, durations, ages, sparklines."""
+"""Text for people: tables whose columns are aligned, shortened texts, p-values, durations, ages, sparklines."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -41,6 +41,16 @@ def markdown_table(rows: Iterable[Sequence[object]], head: Sequence[str]) -> str
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def shortened(text: str, most: int = 60) -> str:
+    """Return a text of at most so many characters, whose end is three dots where some are left out."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def p_value(p: float) -> str:
+    """Return a p-value in words: "p = 0.012", "p < 0.001"."""
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
 def duration(seconds: float) -> str:

@@ -28,6 +28,7 @@ from composer_cli.show.blocks import (
 )
 from composer_cli.show.facts import metric_rows
 from composer_cli.show.rollout import ShownMessage, title_of
+from stages.layout import p_value
 from stages.plurals import counted
 from stages.rollouts import collection_checks
 from stages.runs import queries
@@ -168,14 +169,10 @@ def _evidence_for_pairs(summary: Mapping[str, Any]) -> Iterator[str]:
     if agreement and agreement.get("roles"):
         kappa, roles = agreement["kappa"], agreement["roles"]
         yield (
-            f"Kappa of the teachers {kappa['kappa']:.2f}, p {_p(kappa['p_value'])}; a majority is against the student "
-            f"in {100 * roles['against_student']:.0f} % of states, against a teacher in its place in "
-            f"{100 * roles['against_teacher']:.0f} %, p {_p(roles['p_value'])}."
+            f"Kappa of the teachers {kappa['kappa']:.2f}, {p_value(kappa['p_value'])}; a majority is against the "
+            f"student in {100 * roles['against_student']:.0f} % of states, against a teacher in its place in "
+            f"{100 * roles['against_teacher']:.0f} %, {p_value(roles['p_value'])}."
         )
-
-
-def _p(value: float) -> str:
-    return f"{'= ' if value >= 0.001 else ''}{cell(value, 'p')}"
 
 
 # Training.

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from stages.comparison.logs import ID, ROLLOUT_PAGE
 from stages.evaluation.inference import BETTER, NO_GAIN, TIE, WORSE
-from stages.layout import aligned
+from stages.layout import aligned, p_value
 from stages.plurals import counted, plural
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def sentence(found: "LogComparison", one: "LogDifference") -> str:
     b, a = _called(found, one.letter), _called(found, "A")
     bar = _amount(found, found.min_gain)
     low, high = (_signed(found, limit).removesuffix(POINTS) for limit in (one.low, one.high))
-    by = f"{_signed(found, one.estimate)} [{low}, {high}], {_p(one)}"
+    by = f"{_signed(found, one.estimate)} [{low}, {high}], {p_value(one.p_holm)}"
     if one.decision == BETTER:
         return f"{b} is better than {a}: {by}."
     if one.decision == WORSE:
@@ -188,10 +188,6 @@ def _amount(found: "LogComparison", value: float) -> str:
 
 def _signed(found: "LogComparison", value: float) -> str:
     return f"{100 * value:+.1f}{POINTS}" if found.binary else f"{value:+.3g}"
-
-
-def _p(one: "LogDifference") -> str:
-    return "p < 0.001" if one.p_holm < 0.001 else f"p = {one.p_holm:.3f}"
 
 
 def _round(number: int) -> int:

@@ -45,24 +45,10 @@ __all__ = [
     "PrimaryOutcome",
     "Registered",
     "SamplingUnit",
-    "Split",
-    "Task",
-    "attached",
-    "code_sha256",
-    "content_sha256",
-    "foreign_file",
-    "has_solutions",
-    "is_shipped",
-    "is_task_file",
-    "load",
-    "primary_outcome",
-    "register",
-    "resolved",
-    "same",
-    "sampling_unit",
-    "takes",
-    "text_actions",
 ]
+__all__ += ["Split", "Task"]
+__all__ += ["attached", "code_sha256", "content_sha256", "foreign_file", "has_solutions", "is_shipped", "is_task_file"]
+__all__ += ["load", "primary_outcome", "register", "resolved", "same", "sampling_unit", "takes", "text_actions"]
 
 METHODS = ("tasks", "reset", "step", "grade", "close")
 """Methods of an `Environment`. Nothing else is called, since a settings file may name any importable object."""

@@ -18,6 +18,7 @@ import orjson
 from stages import messages
 from stages.envs.base import Environment, Grade, GradesTogether, Ground, Observation, TakesCalls, Task, Work
 from stages.errors import UsageError
+from stages.layout import shortened
 from stages.messages import Message, ToolCall
 from stages.runs import store
 
@@ -151,8 +152,7 @@ def tasks(found: Any, name: str) -> list[Task]:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."
+    return shortened(repr(value))
 
 
 OVER = "[Not carried out: the rollout is over.]"

@@ -26,6 +26,7 @@ from stages.envs.base import Environment, HasSize, HasSolutions, Split, Task
 from stages.envs.bash import fenced
 from stages.envs.config import EnvStageConfig
 from stages.errors import ComposerError, InfrastructureError, UsageError
+from stages.layout import shortened
 
 DEFAULT_CHECKED = 20
 """Tasks of a split that are checked where the environment does not say how many it has."""
@@ -320,8 +321,7 @@ def telling_line(log: str) -> str:
     """Return the last line of a test log with a reason of failure, shortened and without control characters."""
     lines = ["".join(filter(str.isprintable, COLOUR.sub("", line))).strip() for line in log.splitlines()]
     found = (line for begins in TELLING for line in reversed(lines) if line and begins.match(line))
-    line = next(found, "")
-    return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 1]}…"
+    return shortened(next(found, ""), LONGEST_LINE)
 
 
 def forged(name: str, solution: Sequence[str]) -> Iterator[str]:

@@ -65,6 +65,7 @@ from stages.evaluation.outcomes import (
     paired,
     problems,
 )
+from stages.layout import p_value
 from stages.plurals import counted, plural
 
 RECOMMENDED_SEEDS = 5
@@ -605,8 +606,8 @@ def by_family(found: PairedOutcomes | None) -> list[Subset]:
 
 def points(difference: PairedDifference) -> str:
     """Return a difference in percentage points with its interval and p-value."""
-    p = "p < 0.001" if difference.p_value < 0.001 else f"p = {difference.p_value:.3f}"
-    return f"{100 * difference.estimate:+.1f} points [{100 * difference.low:+.1f}, {100 * difference.high:+.1f}], {p}"
+    interval = f"[{100 * difference.low:+.1f}, {100 * difference.high:+.1f}]"
+    return f"{100 * difference.estimate:+.1f} points {interval}, {p_value(difference.p_value)}"
 
 
 def power_clause(difference: PairedDifference, alpha: float = ALPHA) -> str:

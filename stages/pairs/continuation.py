@@ -25,6 +25,7 @@ import pyarrow as pa
 from stages.envs.base import Environment, Grade, Task
 from stages.envs.bash import same_observation
 from stages.evaluation.inference import BETTER, NO_GAIN, WORSE, PairedTest, fewest_units, numbered, shows
+from stages.layout import p_value
 from stages.messages import Message
 from stages.pairs.report import PairVerdict
 from stages.policy import Policy
@@ -276,11 +277,6 @@ def signal_test(outcomes: Sequence[PairOutcome], not_tested: Mapping[str, int] |
     )
 
 
-def p_text(p_value: float) -> str:
-    """Return a p-value in words: "p = 0.012", "p < 0.001"."""
-    return f"p = {p_value:.3f}" if p_value >= 0.0005 else "p < 0.001"
-
-
 class Continued:
     """Outcomes of the continuations of all pairs.
 
@@ -372,7 +368,7 @@ class Continued:
         why = (
             f"the chosen action passes in {test.chosen:.1%}, the rejected one in {test.rejected:.1%}, a difference of "
             f"{100 * test.difference:+.1f} points [{100 * test.low:+.1f}, {100 * test.high:+.1f}], "
-            f"{p_text(test.p_value)}, over {test.units} {self._noun}; {tested}{lost}"
+            f"{p_value(test.p_value)}, over {test.units} {self._noun}; {tested}{lost}"
         )
         return heuristic.below(test.verdict, {"continued": asdict(test)}, why)
 

@@ -6,6 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from stages import layout
 from stages.layout import LEFT, RIGHT, aligned, duration
 
 if TYPE_CHECKING:
@@ -175,8 +176,7 @@ def shortened(value: Any) -> str:
     most = len(str(value)) if isinstance(value, Path) else SHOWN_CHARACTERS
     text = "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
     # Characters that steer a terminal, or the direction of writing, are spelt out: models may have written them.
-    text = "".join(one if one.isprintable() else repr(one)[1:-1] for one in text[: most + 1])
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    return layout.shortened("".join(one if one.isprintable() else repr(one)[1:-1] for one in text[: most + 1]), most)
 
 
 def of_run(run: "Run") -> Table:

@@ -32,6 +32,7 @@ from filelock import FileLock, Timeout
 from stages.backends import devices, ranks
 from stages.backends.engine import Engine, find_engine
 from stages.errors import BadInput, ComposerError, Incomplete, UsageError
+from stages.layout import shortened
 from stages.plurals import counted
 from stages.runs import ledger, store
 from stages.runs.activity import on_activity
@@ -319,8 +320,7 @@ def differences(found: Mapping[str, Any], asked: Mapping[str, Any], prefix: str 
         if isinstance(theirs, Mapping) and isinstance(ours, Mapping):
             changed += differences(theirs, ours, f"{prefix}{key}.")
         elif theirs != ours:
-            theirs, ours = (text if len(text) <= 60 else f"{text[:57]}..." for text in map(repr, (theirs, ours)))
-            changed.append((f"{prefix}{key}", theirs, ours))
+            changed.append((f"{prefix}{key}", shortened(repr(theirs)), shortened(repr(ours))))
     return changed
 
 

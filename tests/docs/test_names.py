@@ -165,18 +165,8 @@ def where() -> frozenset[str]:
 
 
 FILES_OF_A_RUN = {
-    "gz",
-    "open",
-    "jsonl",
-    "json",
-    "parquet",
-    "log",
-    "artifacts",
-    "1",
-    "000000",
-    "attempt-1",
-    "venv",
-    "bin",
+    *("gz", "open", "jsonl", "json", "parquet", "log"),
+    *("artifacts", "1", "000000", "attempt-1", "venv", "bin"),
 }
 
 

@@ -291,112 +291,54 @@ def test_a_format_refuses_what_it_does_not_write(tmp_path: Path, artifacts: Path
 
 # inspect: archives of the documented shape, which our importer and inspect_ai itself read
 
-STRICT = with_config(ConfigDict(strict=True, extra="forbid"))
+
+def table(**fields: Any) -> Any:
+    """A JSON object with exactly these keys, of exactly these types."""
+    return with_config(ConfigDict(strict=True, extra="forbid"))(TypedDict("table", fields))
 
 
-@STRICT
-class Call(TypedDict):
-    id: str
-    function: str
-    type: Literal["function"]
-    arguments: dict[str, Any]
-    parse_error: NotRequired[str]
-
-
-@STRICT
-class Part(TypedDict):
-    type: Literal["reasoning", "text"]
-    reasoning: NotRequired[str]
-    text: NotRequired[str]
-
-
-@STRICT
-class Said(TypedDict):
-    id: str
-    role: Literal["system", "user", "assistant", "tool"]
-    content: str | list[Part]
-    source: NotRequired[Literal["input", "generate"]]
-    tool_calls: NotRequired[list[Call]]
-    tool_call_id: NotRequired[str]
-
-
-@STRICT
-class Usage(TypedDict):
-    input_tokens: int
-    output_tokens: int
-    total_tokens: int
-    total_cost: float
-
-
-@STRICT
-class Choice(TypedDict):
-    message: Said
-    stop_reason: Literal["stop", "max_tokens", "tool_calls", "content_filter", "unknown"]
-
-
-@STRICT
-class Output(TypedDict):
-    model: str
-    choices: list[Choice]
-    usage: NotRequired[Usage]
-
-
-@STRICT
-class Event(TypedDict):
-    event: Literal["model"]
-    uuid: str
-    timestamp: str
-    working_start: int
-    model: str
-    input: list[Said]
-    input_refs: list[tuple[int, int]]
-    tools: list[Any]
-    tool_choice: Literal["auto"]
-    config: dict[str, float]
-    output: Output
-
-
-@STRICT
-class Score(TypedDict):
-    value: float | bool
-    answer: NotRequired[str]
-
-
-@STRICT
-class Pool(TypedDict):
-    messages: list[Said]
-    calls: list[Any]
-
-
-@STRICT
-class Fault(TypedDict):
-    message: str
-    traceback: str
-    traceback_ansi: str
-
-
-@STRICT
-class Limit(TypedDict):
-    type: Literal["turn", "context", "cost"]
-    limit: float
-
-
-@STRICT
-class Sample(TypedDict):
-    id: str
-    epoch: int
-    input: str | list[Said]
-    target: str
-    messages: list[Said]
-    output: Output
-    scores: dict[str, Score]
-    metadata: dict[str, dict[str, Any]]
-    events: list[Event]
-    events_data: Pool
-    model_usage: dict[str, Usage]
-    uuid: str
-    error: NotRequired[Fault]
-    limit: NotRequired[Limit]
+Call = table(id=str, function=str, type=Literal["function"], arguments=dict[str, Any], parse_error=NotRequired[str])
+Part = table(type=Literal["reasoning", "text"], reasoning=NotRequired[str], text=NotRequired[str])
+Said = table(
+    id=str,
+    role=Literal["system", "user", "assistant", "tool"],
+    content=str | list[Part],
+    source=NotRequired[Literal["input", "generate"]],
+    tool_calls=NotRequired[list[Call]],
+    tool_call_id=NotRequired[str],
+)
+Usage = table(input_tokens=int, output_tokens=int, total_tokens=int, total_cost=float)
+Choice = table(message=Said, stop_reason=Literal["stop", "max_tokens", "tool_calls", "content_filter", "unknown"])
+Output = table(model=str, choices=list[Choice], usage=NotRequired[Usage])
+Event = table(
+    event=Literal["model"],
+    uuid=str,
+    timestamp=str,
+    working_start=int,
+    model=str,
+    input=list[Said],
+    input_refs=list[tuple[int, int]],
+    tools=list[Any],
+    tool_choice=Literal["auto"],
+    config=dict[str, float],
+    output=Output,
+)
+Sample = table(
+    id=str,
+    epoch=int,
+    input=str | list[Said],
+    target=str,
+    messages=list[Said],
+    output=Output,
+    scores=dict[str, table(value=float | bool, answer=NotRequired[str])],
+    metadata=dict[str, dict[str, Any]],
+    events=list[Event],
+    events_data=table(messages=list[Said], calls=list[Any]),
+    model_usage=dict[str, Usage],
+    uuid=str,
+    error=NotRequired[table(message=str, traceback=str, traceback_ansi=str)],
+    limit=NotRequired[table(type=Literal["turn", "context", "cost"], limit=float)],
+)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from stages.layout import shortened
 from stages.sandbox import Answer
 
 MOST_STATEMENTS = 100_000
@@ -250,8 +251,7 @@ def _known(node: ast.expr, names: Mapping[str, Any]) -> Any:
 
 
 def _short(node: ast.AST) -> str:
-    text = " ".join(ast.unparse(node).split())
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return shortened(" ".join(ast.unparse(node).split()))
 
 
 # Reading.

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from stages.envs.repo import grading, runner, trees
 from stages.envs.repo.grading import Statuses, TestOutcomes
 from stages.envs.repo.questions import GUESSED
 from stages.envs.repo.task import RunTask
+from stages.layout import shortened
 from stages.sandbox import Answer, Call, judge
 
 CALLER = """\
@@ -37,6 +39,7 @@ def call(args, kwargs):
 """Of one function; it is imported from the tree as any program would, so that it may be in a package."""
 LONGEST = 200
 """Characters of a value in the log."""
+_short = partial(shortened, most=LONGEST)
 RELATIVE = 1e-9
 """Distance of floats that count as equal, relative to the larger one."""
 
@@ -173,7 +176,3 @@ def agrees(value: Any, expected: Any) -> bool:
     if isinstance(value, int) or isinstance(expected, int):
         return bool(value == expected)
     return math.isclose(value, expected, rel_tol=RELATIVE) or (value != value and expected != expected)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 from probe_faults.loophole_world import tiny_qwen3
-from transformers import Qwen3Config
 
 from benchmarks.gpu import probe_table
+from benchmarks.shapes import shape
 from stages.errors import UsageError
 from stages.gradients.basis import Lora, target_linears
 from stages.policy.base import PolicyConfig
@@ -15,26 +15,12 @@ from stages.probe.memory import MemoryInputs, check_memory, memory_notes, needed
 from stages.runs.run import Inputs
 from stages.training.plan import GIB, model_shape
 
-FOUR = Qwen3Config(
-    vocab_size=151936,
-    hidden_size=2560,
-    intermediate_size=9728,
-    num_hidden_layers=36,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    head_dim=128,
-    tie_word_embeddings=True,
-    dtype="bfloat16",
-    architectures=["Qwen3ForCausalLM"],
-)
-"""The dimensions of Qwen3-4B."""
-
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> PolicyConfig:
     """A folder with the config.json of a model of four billion parameters, and nothing else."""
     folder = tmp_path_factory.mktemp("four")
-    FOUR.save_pretrained(folder)
+    shape("4B").save_pretrained(folder)
     return PolicyConfig(model=str(folder), device="cpu")
 
 

@@ -6,9 +6,7 @@ import pytest
 import torch
 from probe_faults.loophole_world import PAIR_SOURCE
 
-from stages.gradients.per_row import MeasuredStudent
 from stages.gradients.tensors import GradientStore
-from stages.gradients.tokens import TokenRow
 from stages.policy.base import PolicyConfig
 from stages.probe import extract_vhack, replay, svd, teacher_pool
 from stages.probe.extract_vhack import PairsConfig
@@ -28,10 +26,6 @@ def small(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def gradients(run: Run) -> torch.Tensor:
     return GradientStore(run.folder()).rows
-
-
-def mean_loss(student: MeasuredStudent, rows: list[TokenRow]) -> float:
-    return float(torch.stack([-logps.mean() for logps in student.log_probs(rows)]).mean())
 
 
 def test_an_interrupted_replay_ends_as_an_uninterrupted_one(

@@ -12,6 +12,7 @@ import torch
 from support.models import tiny_model, tiny_tokenizer
 from transformers import Gemma2Config, Qwen2Config, Qwen3Config, Qwen3ForCausalLM
 
+from benchmarks.shapes import shape
 from composer_cli.preset import configure_preset, for_every_entry, load_preset
 from stages import train
 from stages.backends import resources
@@ -23,19 +24,7 @@ from stages.training import plan
 from stages.training.plan import GIB, KEPT, ModelShape, Room, TrainPlan, model_shape, resolve
 from stages.training.prompts import Prompts
 
-EIGHT = Qwen3Config(
-    vocab_size=151936,
-    hidden_size=4096,
-    intermediate_size=12288,
-    num_hidden_layers=36,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    head_dim=128,
-    tie_word_embeddings=False,
-    dtype="bfloat16",
-    architectures=["Qwen3ForCausalLM"],
-)
-"""The dimensions of Qwen3-8B."""
+EIGHT = shape("8B")
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +112,7 @@ def test_long_rollouts_share_a_pass_with_fewer_others(
 
 def test_a_model_without_a_limit_of_answers_is_trained_on_its_whole_context_in_80_gb(eight: Path) -> None:
     found = resolve(train.Config(policy={"model": str(eight), "device": "cuda"}), 1)
-    assert found.rollout_tokens == 32_768, "the context of EIGHT"
+    assert found.rollout_tokens == 40_960, "the context of EIGHT"
     plan.check_memory(found, Room(int(SMALLEST * GIB)))
 
 
