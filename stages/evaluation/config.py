@@ -62,7 +62,7 @@ class Config(PlayingConfig):
     """Whether the units that tasks are drawn in (kata's operations, SWE-bench's repositories, else families) are a
     sample of possible ones, or all there are. `auto`: as the environment declares."""
 
-    outcome: Literal["auto", "kept", "passed"] = "auto"
+    outcome: Literal["auto", PrimaryOutcome] = "auto"
     """What the verdict is about: passes that kept the environment's rules of form, or passes alone, the other next to
     them. `auto`: as the environment names it, `kept` where it names none."""
 
