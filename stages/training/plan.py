@@ -245,6 +245,10 @@ class TrainPlan:
             return (choices,)
         unpacked = "each prompt computed again for each rollout, since not all layers attend by sdpa to all tokens"
         needed = f"about {estimate_memory(self)} of memory for {self.prompts}"
+        if self.sharded and not rank:
+            # First the masters whole, then the optimiser's two moments (`ShardedTrainer`).
+            gathered = 8 * self.shape.parameters / GIB
+            needed += f", and up to {gathered:.1f} GiB of the first process' main memory for a checkpoint"
         return (choices, needed) if self.shape.packs else (choices, unpacked, needed)
 
 

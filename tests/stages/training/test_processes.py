@@ -259,7 +259,7 @@ def test_shares_take_less_memory() -> None:
     shape = ModelShape(
         parameters=7_000_000_000, bytes=2, layers=28, hidden=3584, kv=512, vocabulary=152_064, linears=linears
     )
-    size = {"micro_batch": 1, "gradient_checkpointing": True}
+    size = {"micro_batch": 1, "gradient_checkpointing": True, "learning_rate": 1e-6}
     training = TrainPlan(
         Config(policy={"model": "vllm:m"}, optimisation=size, adapter={"rank": 0}),
         shape,
@@ -271,6 +271,8 @@ def test_shares_take_less_memory() -> None:
     whole, shared = estimate_memory(training), estimate_memory(sharded)
     assert (whole.weights, whole.gradients, whole.optimiser) == (42e9, 28e9, 56e9)
     assert (shared.weights, shared.gradients, shared.optimiser) == (3.5e9, 3.5e9, 7e9)
+    assert "52.2 GiB of the first process' main memory" in sharded.notes()[-1]
+    assert "main memory" not in "".join(training.notes())
     layer, rest, head = 2e8, 7e9 - 28 * 2e8, 3584 * 152_064
     passing = 2 * (rest + 2 * layer)
     assert shared.gathered + shared.activations == 6 * rest > passing + 2 * (head + layer) + 4 * layer
