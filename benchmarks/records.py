@@ -15,7 +15,7 @@ A record is `benchmarks/results/NAME.json`, a list of claims, each one measured 
 
 `write` replaces claims of the same words and keeps the others, so a call with other sizes adds claims. To withdraw a
 number, delete its claim from the record; `./dev cog` ends with an error where a document still asks for it.
-A table whose cells are no claims is kept in `tables/SCRIPT-NAME.json` (`keep`), which a document shows (`table`).
+A table whose cells are no claims is kept in `tables/SCRIPT-NAME.json` (`keep`), and shown with the record (`page`).
 COMPOSER_BENCHMARK_RESULTS names another folder for records, such as a temporary one for a trial.
 """
 
@@ -205,12 +205,6 @@ def show(cog: Any, wanted: str) -> None:
     cog.outl(_table(("measured", "value", "target"), found))
 
 
-def table(cog: Any, name: str) -> None:
-    """Print a table that a script kept, by the script's name and its own: `compare-levels`."""
-    rows = json.loads((folder() / "tables" / f"{name}.json").read_bytes())
-    cog.outl(_table([*rows[0]], ([*row.values()] for row in rows)))
-
-
 def goals(cog: Any) -> None:
     """Print how many measurements meet their target, in sentences; cog: the module of the block in the document."""
     aimed = [claim for path in folder().glob("*.json") for claim in read(path) if claim.goal]
@@ -225,7 +219,7 @@ def goals(cog: Any) -> None:
 
 
 def page() -> str:
-    """Return a section for each record, with a row for each of its claims."""
+    """Return a section for each record, with a row for each of its claims, and the tables that its script kept."""
     sections = []
     for path in sorted(folder().glob("*.json")):
         script = ROOT / "benchmarks" / f"{path.stem.partition('-')[0]}.py"
@@ -235,7 +229,9 @@ def page() -> str:
             for c in read(path)
         ]
         table = _table(("claim", "value", "n", "target", "measured", "command"), rows)
-        sections.append(f"## {path.stem}\n\n{about}\n\n{table}")
+        kept = (json.loads(one.read_bytes()) for one in sorted(folder().glob(f"tables/{path.stem}-*.json")))
+        tables = [table, *(_table([*rows[0]], ([*row.values()] for row in rows)) for rows in kept)]
+        sections.append("\n\n".join([f"## {path.stem}", about, *tables]))
     return "\n\n".join(sections)
 
 
