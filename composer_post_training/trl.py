@@ -113,10 +113,10 @@ class _ChannelStep(ComposedStep):
     ) -> None:
         rows, self._shown = list(pairs), list[list[int] | None]()
         missing = {"pairs": not rows and "Give pairs", "hinted": hints is None and "Give hints"}
+        other = "It asks a teacher about rollouts of `composer train`, where it can be used"
         for name in [name for name, weight in (weights or {}).items() if weight and name in CHANNELS]:
-            source = CHANNELS[name].load().source.name
-            if remedy := missing.get(source, "It learns from rollouts of `composer train`"):
-                raise UsageError(f"There is nothing that the channel {name} could learn from. {remedy}.")
+            if remedy := missing.get(CHANNELS[name].load().source.name, other):
+                raise UsageError(f"There is nothing here that the channel {name} could learn from. {remedy}.")
         given = next((one for one in (*args, *trl.values()) if isinstance(one, GRPOConfig)), None)
         sampling = {} if given is None else {"policy": {"temperature": given.temperature}, "seed": given.seed}
         with errors_in_python():

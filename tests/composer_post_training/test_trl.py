@@ -1,17 +1,22 @@
 """What a user's own script with TRL takes: channels, hints, the probe's alarm, pairs for DPOTrainer."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from datasets import Dataset
+from safetensors.torch import load_file, save_file
 from support.models import save_tiny, tiny_model, tiny_tokenizer
+from support.torchrun import BROKEN, launch, wait
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer
 
 import composer_post_training as composer
 from composer_post_training.trl import ProbeCallback, preference_dataset, with_channels
+from stages.backends.ranks import Ranks, join
+from stages.runs import store
 from stages.runs.run import Run
 
 LETTERS = "abcdef"
@@ -111,11 +116,17 @@ def test_it_learns_from_pairs_and_from_hints(tmp_path: Path) -> None:
     turns = [sum(word != "a" for word, _ in shown[first : first + 8]) for first in (0, 8)]
     assert [row["sdpo/turns"] for row in rows] == turns and min(turns) > 0 and rows[0]["sdpo/loss"] > 0
     assert all(word == prompt for word, prompt in shown) and len(shown) == 16
+    # The teacher follows the student: of each step's weights it takes the share `hints.teacher_rate`, by default .05.
+    first, last = (load_file(tmp_path / f"checkpoint-{step}" / "self_teacher.safetensors") for step in (1, 2))
+    student = dict(one.model.named_parameters())
+    for name, kept in first.items():
+        torch.testing.assert_close(last[name], kept.lerp(student[name].detach(), 0.05))
+    assert any(not torch.equal(last[name], kept) for name, kept in first.items())
     again = trainer(tmp_path, with_channels(), weights=weights, pairs=PAIRS, hints=hints, settings=settings)
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
-    last = [row for row in again.state.log_history if "loss" in row][-1]
+    resumed = [row for row in again.state.log_history if "loss" in row][-1]
     for name in ("dpo/loss", "sdpo/loss"):
-        assert last[name] == pytest.approx(rows[1][name])
+        assert resumed[name] == pytest.approx(rows[1][name])
 
 
 def test_an_optimiser_step_may_be_a_part_of_a_generation(tmp_path: Path) -> None:
@@ -125,6 +136,62 @@ def test_an_optimiser_step_may_be_a_part_of_a_generation(tmp_path: Path) -> None
     )
     rows, _ = trained(one)
     assert [row["sft/denominator"] for row in rows] == [8, 8]  # tokens of both chosen sides, with their ends
+
+
+def play(prompts: list[list[dict[str, str]]], trainer: Any) -> dict[str, Any]:
+    """The same completions in any number of processes: by the prompt, and by the place in its group of four."""
+    tokenizer = trainer.processing_class
+    texts = ["aabab"[i % 4 :] + prompt[0]["content"] for i, prompt in enumerate(prompts)]
+    shown = tokenizer.apply_chat_template(prompts, add_generation_prompt=True, return_dict=False)
+    ids = [tokenizer(text)["input_ids"] + [tokenizer.eos_token_id] for text in texts]
+    return {"prompt_ids": shown, "completion_ids": ids, "logprobs": None}
+
+
+def by_word(word: list[str], **columns: Any) -> list[str | None]:
+    return [None if text == "a" else "ab" for text in word]
+
+
+def train_as_one_of(folder: Path, count: int) -> None:
+    """One of the processes of trainings of eight completions a step; the first writes weights and metrics."""
+    for broken in ("", *BROKEN)[: None if count > 1 else 1]:
+        here = join(BROKEN.get(broken, Ranks))
+        one = trainer(
+            folder / str(here.rank),
+            with_channels(),
+            weights={"dpo": 0.5, "sft": 1.0, "sdpo": 1.0},
+            pairs=PAIRS * 2,
+            hints=by_word,
+            settings={"pairs": {"per_step": 3}, "hints": {"teacher": "ema"}},
+            rollout_func=play,
+            ranks=here,
+            per_device_train_batch_size=4 // count,
+            optim="sgd",
+            learning_rate=0.05,
+        )
+        rows, _ = trained(one)
+        if here.first:
+            weights = {name: weight.detach() for name, weight in one.model.named_parameters()}
+            save_file(weights, folder / f"{broken}.safetensors")
+            store.write_json(folder / f"{broken}.json", rows)
+
+
+@pytest.mark.slow
+def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
+    for count in (1, 2):
+        (tmp_path / str(count)).mkdir()
+        wait(launch([__file__, str(tmp_path / str(count)), str(count)], count))
+    alone = load_file(tmp_path / "1" / ".safetensors")
+    apart = {
+        broken: max(
+            float((weight - alone[name]).abs().max())
+            for name, weight in load_file(tmp_path / "2" / f"{broken}.safetensors").items()
+        )
+        for broken in ("", *BROKEN)
+    }
+    assert apart.pop("") < 1e-6 and all(much > 1e-5 for much in apart.values()), apart
+    for ours, theirs in zip(*(store.read_json(tmp_path / count / ".json") for count in "21"), strict=True):
+        names = [name for name in theirs if name.startswith(("dpo/", "sft/", "sdpo/", "reward", "loss"))]
+        assert {name: ours[name] for name in names} == pytest.approx({name: theirs[name] for name in names}, abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -201,3 +268,7 @@ def test_the_probe_gives_an_alarm_where_hacks_are_paid(tmp_path: Path, direction
 def test_a_direction_of_another_model_is_refused(tmp_path: Path, direction: Run) -> None:
     with pytest.raises(composer.BadInput, match="other weights are trained"):
         ProbeCallback(trainer(tmp_path, model=tiny_model(1, len(tiny_tokenizer(LETTERS)))), direction, placebos=19)
+
+
+if __name__ == "__main__":
+    train_as_one_of(Path(sys.argv[1]), int(sys.argv[2]))

@@ -64,10 +64,15 @@ def start(folder: Path, cases: Cases, count: int) -> list[subprocess.Popen[str]]
     """
     folder.mkdir(parents=True, exist_ok=True)
     store.write_json(folder / "cases.json", cases)
+    return launch(["-m", "support.torchrun", str(folder)], count)
+
+
+def launch(arguments: list[str], count: int) -> list[subprocess.Popen[str]]:
+    """So many Pythons with these arguments, as torchrun starts them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "support.torchrun", str(folder)]
+    command = [sys.executable, *arguments]
     shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     shared["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(TESTS.parent)])
     processes = []
@@ -79,14 +84,18 @@ def start(folder: Path, cases: Cases, count: int) -> list[subprocess.Popen[str]]
 
 def train_all(folder: Path, cases: Cases, count: int) -> dict[str, Run]:
     """`start`, and wait for the end of all."""
-    processes = start(folder, cases, count)
+    wait(start(folder, cases, count))
+    return {name: Run(folder / name) for name in cases}
+
+
+def wait(processes: list[subprocess.Popen[str]]) -> None:
+    """Until all have ended; all must have ended well."""
     try:
         said = [process.communicate(timeout=LIMIT_S)[1] for process in processes]
     finally:
         for process in processes:
             process.kill()
-    assert [process.returncode for process in processes] == [0] * count, "\n".join(said)[-4000:]
-    return {name: Run(folder / name) for name in cases}
+    assert {process.returncode for process in processes} == {0}, "\n".join(said)[-4000:]
 
 
 def manifest(stage: str) -> Manifest:

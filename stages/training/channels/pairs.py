@@ -99,8 +99,6 @@ class PairSource(RowSource[TokenPair]):
         if any("reference" in CHANNELS[name].needs for name in given.config.weights.active()):
             # The reference is the model that training starts from.
             student.score(lambda: source.cache_reference(student.policy.model, ranks=student.ranks))
-            for reference in student.ranks.gather(source._reference):
-                source._reference |= reference
         return source
 
     def rows(self, rollouts: Sequence[LiveRollout], step: int) -> list[TokenPair]:
@@ -120,7 +118,7 @@ class PairSource(RowSource[TokenPair]):
     def cache_reference(self, model: Any, chunk: int = 32, ranks: Ranks | None = None) -> None:
         """Sum the reference's log-probs of both sides of every pair, once; the reference is the model as it is now.
 
-        Each of several processes does its share.
+        Each of several processes does its share, and gets the sums of all.
         """
         ranks = ranks or Ranks()
         own = self.pairs[ranks.rank :: ranks.count]
@@ -129,6 +127,8 @@ class PairSource(RowSource[TokenPair]):
             scored = score(model, [pair.tree for pair in pairs])
             sums = scored.per_branch(token_log_probs(model, scored)).view(-1, 2).tolist()
             self._reference |= {pair.pair_id: (c, r) for pair, (c, r) in zip(pairs, sums, strict=True)}
+        for reference in ranks.gather(self._reference):
+            self._reference |= reference
 
     def reference(self, pairs: Iterable[TokenPair], device: torch.device) -> Float[Tensor, "p 2"]:
         """Return cached log-prob sums in nats, [pairs, (chosen, rejected)]."""
