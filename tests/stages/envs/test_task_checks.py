@@ -60,7 +60,10 @@ def rows(tmp_path: Path) -> str:
 def test_own_tasks_get_the_verdicts_that_they_deserve(rows: str) -> None:
     checks = found(config_of("tasks", env={"path": rows}, repeats=1))
     assert {one.task_id.replace("-", " "): one.verdict for one in checks.values()} == {name: name for name in ROWS}
-    assert set(checks["ok"].forgeries) == set(FORGERIES) and not any(checks["ok"].forgeries.values())
+    # There are no tests to replace, and no folder for rewards can be made: neither is graded once more like nothing.
+    nothing_to_forge = {"tests that test nothing", "a reward written beforehand"}
+    assert set(checks["ok"].forgeries) == set(FORGERIES) - nothing_to_forge
+    assert not any(checks["ok"].forgeries.values())
     assert "code that exits with 0 when it is imported" in checks["forgeable"].passing
     assert "tests that test nothing" not in checks["forgeable"].passing
     # Nothing of these solutions is Python, so that nothing is forged in their functions.
@@ -110,7 +113,7 @@ def test_a_failing_solution_is_shown_with_the_line_that_tells_why(rows: str) -> 
 def test_kata_tells_all_apart(tmp_path: Path) -> None:
     (one, other) = found(config_of("kata", repeats=1, limit=1)).values()
     assert (one.verdict, other.verdict) == ("ok", "ok") and {one.split, other.split} == {"train", "eval"}
-    assert len(one.forgeries) == len(FORGERIES)
+    assert set(FORGERIES) - set(one.forgeries) == {"a reward written beforehand"}
 
 
 class ChanceEnv(GuessEnv):
