@@ -38,11 +38,14 @@ class Engine(Protocol):
     device: str
     """Where the workers run, in words: "cpu", "GPU 0, 1"."""
 
-    def map(self, function: Callable[[JobT], ResultT], jobs: Iterable[JobT]) -> Iterator[tuple[JobT, ResultT]]:
+    def map(
+        self, function: Callable[[JobT], ResultT], jobs: Iterable[JobT], waiting: Callable[[], None] = lambda: None
+    ) -> Iterator[tuple[JobT, ResultT]]:
         """Yield each job with the result of the function, in the order in which they finish.
 
-        The next job is drawn when a worker is free for it. `function` is importable from a module and does not raise;
-        jobs and results can be pickled. Raises `InfrastructureError` when workers die of a job, or all are gone.
+        The next job is drawn when a worker is free for it; `waiting` is called again and again until then. `function`
+        is importable from a module and does not raise; jobs and results can be pickled. Raises `InfrastructureError`
+        when workers die of a job, or all are gone.
         """
 
     def close(self) -> None:
@@ -100,13 +103,15 @@ class ProcessEngine:
             self._pool.give_back(worker.gpus)
         self._idle.clear()
 
-    def map(self, function: Callable[[JobT], ResultT], jobs: Iterable[JobT]) -> Iterator[tuple[JobT, ResultT]]:
+    def map(
+        self, function: Callable[[JobT], ResultT], jobs: Iterable[JobT], waiting: Callable[[], None] = lambda: None
+    ) -> Iterator[tuple[JobT, ResultT]]:
         """As `Engine.map`."""
-        waiting, again, deaths = enumerate(jobs), list[tuple[int, JobT]](), Counter[int]()
+        ahead, again, deaths = enumerate(jobs), list[tuple[int, JobT]](), Counter[int]()
         busy: dict[Connection, _Worker] = {}
         try:
             while True:
-                while len(busy) < self.workers and (drawn := again.pop() if again else next(waiting, None)) is not None:
+                while len(busy) < self.workers and (drawn := again.pop() if again else next(ahead, None)) is not None:
                     worker = self._idle.pop() if self._idle else self._start()
                     worker.number, worker.job = drawn
                     busy[worker.pipe] = worker
@@ -114,6 +119,7 @@ class ProcessEngine:
                         worker.pipe.send((function, worker.job))
                 if not busy:
                     return
+                waiting()
                 # The pipe of a worker that died is ready, too, and `recv` raises.
                 for pipe in wait(list(busy), WAKE_S):
                     worker = busy.pop(pipe)  # type: ignore[call-overload]  # wait() returns what it was given
@@ -216,16 +222,19 @@ class RayEngine:
     def close(self) -> None:
         """Do nothing: the connection to the cluster stays open for further stages of this process."""
 
-    def map(self, function: Callable[[JobT], ResultT], jobs: Iterable[JobT]) -> Iterator[tuple[JobT, ResultT]]:
+    def map(
+        self, function: Callable[[JobT], ResultT], jobs: Iterable[JobT], waiting: Callable[[], None] = lambda: None
+    ) -> Iterator[tuple[JobT, ResultT]]:
         """As `Engine.map`."""
         task = self._ray.remote(num_cpus=1, num_gpus=self._gpus, max_retries=TRIES - 1)(function)
-        waiting, working = iter(jobs), dict[Any, JobT]()
+        ahead, working = iter(jobs), dict[Any, JobT]()
         try:
             while True:
-                while len(working) < self.workers and (job := next(waiting, None)) is not None:
+                while len(working) < self.workers and (job := next(ahead, None)) is not None:
                     working[task.remote(job)] = job
                 if not working:
                     return
+                waiting()
                 for ready in self._ray.wait(list(working), timeout=WAKE_S)[0]:
                     result = self._ray.get(ready)  # raises for a job whose worker died `TRIES` times
                     yield working.pop(ready), result

@@ -654,7 +654,13 @@ def play_missing(
         )
 
     def in_batch(batch: list[LiveRollout]) -> Iterable[FinishedUnit]:
-        started = time.monotonic()
+        started, before = time.monotonic(), next(i for i, one in enumerate(rollouts) if one is batch[0])
+
+        def before_turn() -> None:
+            out.raise_if_stopped()
+            ended = sum(rollout.terminated_by is not None for rollout in batch)
+            out.progress(what, before + ended, len(rollouts))
+
         play(
             make,
             policy,
@@ -663,7 +669,7 @@ def play_missing(
             limits=config.limits,
             history=config.history,
             in_flight=config.in_flight,
-            before_turn=out.raise_if_stopped,
+            before_turn=before_turn,
         )
         # In lock step a rollout has no wall time of its own: the batch's time is divided equally.
         for rollout in batch:

@@ -8,8 +8,9 @@ the run's own ledger, so that the limit holds over all workers and attempts.
 """
 
 import threading
+import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +33,11 @@ SHARDS_PER_WORKER = 4
 STOP = "stop"
 """The file that tells workers to stop; a file, since they may be on other machines."""
 POLL_S = 0.5
-"""Seconds between two looks at the stop file, and at whether it has to be written."""
+"""Seconds between two looks of a worker at the stop file."""
+DONE = "done"
+"""The file of a shard to which its workers add a byte for each unit that they write."""
+TELL_S = 2.0
+"""Seconds between two reports of progress."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,13 @@ class ShardWriter(RunWriter):
         """Return whether a unit belongs to another shard, or is finished."""
         return unit not in self._missing or super().finished(unit)
 
+    def write_all(self, units: Iterable[tuple[str, Mapping[str, Any], bool]]) -> None:
+        """Write several (unit, payload, failed) durably in one step, and let the run's process know how many."""
+        written = list(units)
+        super().write_all(written)
+        with open(self.path.parent / DONE, "ab") as file:
+            file.write(bytes(len(written)))
+
 
 @dataclass(eq=False)
 class ShardScheduler:
@@ -96,18 +108,27 @@ class ShardScheduler:
             return
         folder, total = out.scratch("shards"), sum(map(len, blocks))
         while missing := [block for block in blocks if not all(map(out.finished, block))]:
-            errors = list[BaseException]()
+            errors, told_at = list[BaseException](), -TELL_S
+
+            def waiting() -> None:
+                nonlocal told_at
+                if errors or out.stop.is_set():  # noqa: B023 - this round's
+                    (folder / STOP).touch()
+                if time.monotonic() - told_at >= TELL_S:
+                    told_at = time.monotonic()
+                    done = sum(out.finished(unit) for block in blocks for unit in block)
+                    done += sum(len(store.read_bytes(folder / name / DONE) or b"") for name in self._held)
+                    out.progress(what, min(done, total), total)
+
             shards = self._shards(self.engine, missing, folder, errors, out, shared_value)
             try:
-                with _polling(lambda: bool(errors) or out.stop.is_set(), (folder / STOP).touch):  # noqa: B023 - this round's
-                    for shard, error in self.engine.map(work, shards):
-                        _merge(shard.folder, out, self._held.pop(shard.folder.name))
-                        # Under a limit, Incomplete ends one shard's loan: the next round lends what others gave back.
-                        if error is not None and (out.budget.limit is None or not isinstance(error, Incomplete)):
-                            errors.append(error)
-                        out.progress(what, sum(out.finished(unit) for block in blocks for unit in block), total)
+                for shard, error in self.engine.map(work, shards, waiting):
+                    _merge(shard.folder, out, self._held.pop(shard.folder.name))
+                    # Under a limit, Incomplete ends one shard's loan: the next round lends what others gave back.
+                    if error is not None and (out.budget.limit is None or not isinstance(error, Incomplete)):
+                        errors.append(error)
+                    told_at = -TELL_S
             finally:
-                # After the polling has ended: it could write the file again, and stop the workers of the next round.
                 (folder / STOP).unlink(missing_ok=True)
             out.raise_if_stopped()
             if errors:

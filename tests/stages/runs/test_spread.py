@@ -269,8 +269,8 @@ def test_a_worker_that_dies_leaves_what_it_finished(tmp_path: Path) -> None:
 class Forgetful(ProcessEngine):
     """A worker's last words are lost with it, and the run is told to stop."""
 
-    def map(self, function: Any, jobs: Any) -> Any:
-        for job, done in super().map(function, jobs):
+    def map(self, function: Any, jobs: Any, waiting: Any) -> Any:
+        for job, done in super().map(function, jobs, waiting):
             del job, done
             raise KeyboardInterrupt
 
@@ -299,6 +299,38 @@ def test_an_attempt_that_was_killed_is_taken_over(tmp_path: Path, engine_of_the_
         assert len(server.requests) == 2 * asked
         assert out.budget.spent == pytest.approx(config.policy.cost(10, 5) * asked)
         assert out.budget.possibly == 0
+
+
+class OneByOne:
+    """Does jobs in this process, and waits for each once more when it is done."""
+
+    workers, device = 1, "cpu"
+
+    def map(self, function: Any, jobs: Any, waiting: Any) -> Any:
+        for job in jobs:
+            done = function(job)
+            waiting()
+            yield job, done
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def test_what_a_worker_has_finished_is_told_before_its_shard_ends(tmp_path: Path) -> None:
+    told = list[tuple[int, int]]()
+    with serving(letters) as server:
+        config = settings(server.url)
+        record = Manifest(composer="", stage="collect", stage_version=2, fingerprint="")
+        dealt = ShardScheduler(OneByOne(), "collect", Inputs(), config)
+        out = RunWriter(
+            tmp_path / "run",
+            record,
+            cache=tmp_path / "models",
+            listener=lambda what, done, total: told.append((done, total)),
+            spread=dealt,
+        )
+        collect.run(Inputs(), config, out)
+    assert [one for one in told if one[1]][:4] == [(3, 12), (6, 12), (9, 12), (12, 12)]
 
 
 def test_workers_stop_between_units_when_the_run_is_asked_to(tmp_path: Path) -> None:
