@@ -2,25 +2,28 @@
 
 Arms that share a learning rate are not compared fairly when it suits one of them better, and arms whose rates were
 chosen by hand were tuned unequally. So every arm is trained once with each value, the trials are evaluated on tuning
-tasks, and each arm keeps the value with which most of these pass. Tuning tasks are training tasks under a seed of their
-own: no evaluation of the preset uses them, and the trials are not trained on them.
+tasks, and each arm keeps the value with which most of these pass, by the outcome that verdicts are about. Tuning tasks
+are training tasks under a seed of their own: no evaluation of the preset uses them, and the trials are not trained on
+them.
 
 The trials are entries of a preset like all others, so they are resumed, found up to date, and shown by
 `composer status`. What was chosen, and from what, is written to `tuning/` in the folder of artifacts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from typing import Any, TypeVar
 
 from composer_cli import chain
 from composer_cli.call import Arguments
 from composer_cli.console import Console
 from composer_cli.preset import Preset, PresetEntry
-from stages.errors import UsageError
-from stages.evaluation.outcomes import items_table, of_arm, task_mean
+from stages.errors import InfrastructureError, UsageError
+from stages.evaluation.outcomes import PRIMARY, Outcome, counted, items_table, of_arm, task_mean
 from stages.runs import settings, store
-from stages.runs.kinds import EVAL_ITEM
+from stages.runs.display import percent
+from stages.runs.kinds import EVAL_ITEM, Row
 from stages.runs.run import Run
 from stages.runs.settings import StageConfig
 
@@ -42,20 +45,25 @@ class Trial:
 
 @dataclass(frozen=True)
 class TunedSetting:
-    """What was tried, the share of tuning tasks that each trial passes, and what each arm keeps."""
+    """What was tried, the share of tuning tasks that each trial passes, and what each arm keeps.
+
+    outcome: the name of the outcome that the shares are of.
+    """
 
     setting: str
+    outcome: str
     tasks: int
-    rates: Mapping[str, Mapping[str, float]]
-    """By arm, then by value as text."""
+    rates: Mapping[str, Mapping[str, float | None]]
+    """By arm, then by value as text; None where no rollout has an outcome."""
     chosen: Mapping[str, Any]
     evaluation: str
     """The run of the trials' evaluation."""
 
     def __str__(self) -> str:
-        lines = [f"{self.setting}, one training a value, {self.tasks} tuning tasks:"]
+        rate = PRIMARY[self.outcome].rate
+        lines = [f"{self.setting}, one training a value, {rate} on {self.tasks} tuning tasks:"]
         for arm, rates in self.rates.items():
-            tried = ", ".join(f"{value} {100 * rate:.1f} %" for value, rate in rates.items())
+            tried = ", ".join(f"{value} {percent(rate)}" for value, rate in rates.items())
             lines.append(f"  {arm}: {tried}; keeps {self.chosen[arm]}")
         return "\n".join(lines)
 
@@ -72,25 +80,40 @@ def tune(
     trials, entries, of_trials = trial_entries(preset, configs, key, values)
     results = chain.run(entries, of_trials, asked, console)
     run = Run(results[EVALUATION].path)
-    rates: dict[str, dict[str, float]] = {}
-    chosen: dict[str, Any] = {}
-    items = items_table(run.rows(EVAL_ITEM))
-    for trial in trials:
-        rate = task_mean(of_arm(items, trial.name)) or 0.0
-        best = max(rates.get(trial.arm, {}).values(), default=-1.0)
-        # Of equal values the first one given is kept.
-        if rate > best:
-            chosen[trial.arm] = trial.value
-        rates.setdefault(trial.arm, {})[str(trial.value)] = rate
-    choice = TunedSetting(key, len(set(items["task_id"].to_pylist())), rates, chosen, run.path.name)
+    evaluation: Any = of_trials[EVALUATION]
+    choice = choose(key, trials, run.rows(EVAL_ITEM), PRIMARY[evaluation.primary()], run.path.name)
     store.write_json(asked.artifacts / "tuning" / f"{run.path.name}.json", asdict(choice))
     for line in str(choice).splitlines():
         console.notify(line)
     tuned = dict(configs)
     for title, config in configs.items():
         if arm := arm_of(preset, title, config):
-            tuned[title] = with_value(config, key, chosen[arm])
+            tuned[title] = with_value(config, key, choice.chosen[arm])
     return tuned, choice
+
+
+def choose(key: str, trials: Sequence[Trial], items: Iterable[Row], outcome: Outcome, evaluation: str) -> TunedSetting:
+    """Return what each arm keeps: the value whose trial has the best rate of what a verdict on the items counts.
+
+    items: rows of kind `eval_item`. Of equal rates the first value given is kept. A trial without any outcome has no
+    rate and is not kept; `InfrastructureError` for an arm without any rate.
+    """
+    possible, outcome = counted(items_table(items), outcome)
+    rates: dict[str, dict[str, float | None]] = {}
+    chosen: dict[str, Any] = {}
+    for arm in dict.fromkeys(trial.arm for trial in trials):
+        found = [
+            (trial.value, task_mean(of_arm(possible, trial.name), outcome)) for trial in trials if trial.arm == arm
+        ]
+        known = [(rate, value) for value, rate in found if rate is not None]
+        if not known:
+            raise InfrastructureError(
+                f"No rollout of any trial of arm {arm} has an outcome in {evaluation}, so no value of {key} can be "
+                f"chosen. `composer show {evaluation}` lists the errors."
+            )
+        rates[arm] = {str(value): rate for value, rate in found}
+        _, chosen[arm] = max(known, key=itemgetter(0))
+    return TunedSetting(key, outcome.name, len(set(possible["task_id"].to_pylist())), rates, chosen, evaluation)
 
 
 def parse(wanted: str) -> tuple[str, list[Any]]:

@@ -187,9 +187,10 @@ def num_broken(items: pa.Table) -> int:
     return int(np.nansum(values_of(items, PASSED) - values_of(items, KEPT)))
 
 
-def deciding(items: pa.Table, outcome: Outcome) -> Outcome:
-    """Return the outcome that a verdict on these items is about: of all passes where none broke the protocol."""
-    return outcome if num_broken(items) else PASSED
+def counted(items: pa.Table, outcome: Outcome) -> tuple[pa.Table, Outcome]:
+    """Return what a verdict on these items counts: possible tasks, and all passes where none broke the protocol."""
+    possible = without_twins(items)
+    return possible, outcome if num_broken(possible) or not len(possible) else PASSED
 
 
 def with_passes(items: pa.Table, outcome: Outcome) -> pa.Table:

@@ -51,11 +51,10 @@ from stages.evaluation.outcomes import (
     PRIMARY,
     START,
     PairedOutcomes,
-    deciding,
+    counted,
     items_table,
     paired,
     with_passes,
-    without_twins,
 )
 from stages.plurals import plural
 from stages.runs.activity import activity
@@ -282,9 +281,8 @@ def study(items: pa.Table, config: Config, unit_sizes: Sequence[int], tell: Call
     `items`: of the pilots, if any; their passes are those that a verdict on them would count. `unit_sizes`: the tasks
     of each unit. `tell` is called with what is counted, how many designs are simulated, and how many there are.
     """
-    asked, sampling, outcome = config.planning, config.sampling(), PRIMARY[config.primary()]
-    possible = without_twins(items)
-    outcome = deciding(possible, outcome) if len(possible) else outcome
+    asked, sampling = config.planning, config.sampling()
+    possible, outcome = counted(items, PRIMARY[config.primary()])
     rows = with_passes(possible, outcome).to_pylist()
     given = {name: (getattr(asked, name), GIVEN) for name in vars(TaskModel()) if getattr(asked, name) is not None}
 

@@ -291,8 +291,8 @@ def decide(
     """
     baseline, treatment, control = question.baseline, question.treatment, question.control
     names = sorted(pc.unique(items["arm"]).to_pylist())
-    possible = outcomes.without_twins(items)
-    question = replace(question, outcome=outcomes.deciding(possible, question.outcome))
+    possible, outcome = outcomes.counted(items, question.outcome)
+    question = replace(question, outcome=outcome)
     summaries = tuple(outcomes.summarize(items, arm, question.sampling.fixed, question.outcome) for arm in names)
     cut = cut_sentence(possible, question.collapsed)
     judgement = partial(
