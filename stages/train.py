@@ -270,7 +270,7 @@ def _rollouts(
     if sampler is None:
         teacher = None
         if config.probe.mixed and config.teacher is not None:  # without one the settings are refused
-            teacher = open_teacher(config.teacher, "teacher", student.policy, out)
+            teacher = open_teacher(config.teacher, "teacher", student, out)
         rollouts = LockStep(make, student.policy, schedule, config.max_steps, config.limits, config.in_flight, teacher)
         return rollouts, TrainingJournal(out, student.policy, sandbox, teacher, size.generations)
     sync = weights.weight_sync(sampler, student, opening, config, out, server)

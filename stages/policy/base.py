@@ -231,6 +231,11 @@ class PolicyConfig(Settings):
         return self.model.removeprefix(VLLM)
 
     @property
+    def loaded(self) -> str:
+        """Return what decides the model and tokenizer that this process loads; models of one text can be shared."""
+        return repr((self.source, self.dtype, self.device, self.chat_template_kwargs))
+
+    @property
     def folder(self) -> Path:
         """Return the folder that the model is, if it is one."""
         return Path(self.source).expanduser()

@@ -329,7 +329,7 @@ class Config(EnvStageConfig):
         return (OpdTeacher(**self.teacher.model_dump()),)
 
     def teachers(self) -> tuple[PolicyConfig, ...]:
-        """Return all models that are opened to distil from or to play in mixed groups: opd opens its own."""
+        """Return all models that distil or play in mixed groups; those that are `loaded` alike share their weights."""
         active = self.weights.active()
         shared = self.probe.mixed or any("teacher" in CHANNELS[name].needs for name in active.keys() - {"opd"})
         own = (self.teacher,) if self.teacher is not None and shared else ()

@@ -52,7 +52,8 @@ class Student:
     policy: samples from it in this process. ranks: the processes that train it. mixed: whether float32 weights compute
     under bfloat16 autocast. sharded: its shares, None where every process holds all of it. base: what an adapter's
     checkpoint records of its base, None where all weights are trained. model: what is trained, that of `policy`; once
-    the trainer has added an adapter, the model with it.
+    the trainer has added an adapter, the model with it. frozen: teachers with their tokenizers, by
+    `PolicyConfig.loaded`: each is loaded once for all that it teaches.
     """
 
     policy: LocalPolicy
@@ -61,6 +62,7 @@ class Student:
     sharded: "Sharded | None" = None
     base: adapters.AdapterBase | None = None
     model: Any = None
+    frozen: dict[str, tuple[Any, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.model = self.policy.model if self.model is None else self.model

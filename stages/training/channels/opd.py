@@ -86,7 +86,7 @@ class TaughtSource(RowSource[TaughtRollout]):
                 out.model(role, **server.facts())
                 teachers.append(FrozenTeacher(settings, server=server, opening=opening))
             else:
-                policy = open_teacher(settings, role, given.student.policy, out)
+                policy = open_teacher(settings, role, given.student, out)
                 teachers.append(FrozenTeacher(settings, policy.model, opening=opening))
         return cls(teachers)
 

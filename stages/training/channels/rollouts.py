@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from jaxtyping import Float
@@ -26,6 +26,9 @@ from stages.runs.run import RunWriter
 from stages.training.channels.base import Channel, ChannelLoss, Metric, RowSource, ScoredRows, SourceInputs, State
 from stages.training.config import Config
 from stages.training.scoring import Scored, Tree, head, require_head, score
+
+if TYPE_CHECKING:
+    from stages.training.distributed import Student
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ class RolloutSource(RowSource[OwnRollout]):
     def open(cls, given: SourceInputs) -> Self:
         """Return the source with its teacher; `UsageError` if the vocabulary differs."""
         teacher = given.config.teacher
-        return cls(teacher and open_teacher(teacher, "teacher", given.student.policy, given.out).model)
+        return cls(teacher and open_teacher(teacher, "teacher", given.student, given.out).model)
 
     def rows(self, rollouts: Sequence[LiveRollout], step: int) -> list[OwnRollout]:
         """Return the rollouts of a step in token ids."""
@@ -86,15 +89,17 @@ class RolloutSource(RowSource[OwnRollout]):
         return RolloutRows(part, whole, model, scored, self.teacher)
 
 
-def open_teacher(config: PolicyConfig, role: str, student: LocalPolicy, out: RunWriter) -> LocalPolicy:
+def open_teacher(config: PolicyConfig, role: str, student: "Student", out: RunWriter) -> LocalPolicy:
     """Return a teacher in this process, which is never trained, and record it; `UsageError` if the vocabulary differs.
 
-    role: its name among the models of the run.
+    role: its name among the models of the run. A model that teaches in several ways is loaded once.
     """
-    model, tokenizer = load_model(config, cache=out.cache, listener=out.progress)
-    check_vocabulary(student.tokenizer, tokenizer, config.model)
-    require_head(model, config.model, "Name another teacher.")
-    teacher = LocalPolicy(model.eval().requires_grad_(False), tokenizer, config)
+    if config.loaded not in student.frozen:
+        model, tokenizer = load_model(config, cache=out.cache, listener=out.progress)
+        check_vocabulary(student.policy.tokenizer, tokenizer, config.model)
+        require_head(model, config.model, "Name another teacher.")
+        student.frozen[config.loaded] = model.eval().requires_grad_(False), tokenizer
+    teacher = LocalPolicy(*student.frozen[config.loaded], config)
     out.model(role, **teacher.facts())
     return teacher
 

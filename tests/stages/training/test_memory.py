@@ -151,8 +151,12 @@ def test_a_teacher_that_is_held_here_counts_and_one_behind_a_server_does_not(eig
             {"weights": {"opd": 1.0}, "teacher": {"model": "nobody/asks"}, "opd": {"teachers": [held]}},
         )
     )
-    both = planned(eight, weights={"eopd": 1.0, "opd": 1.0}, teacher=held)
-    assert unused.teacher_bytes == beside.teacher_bytes and both.teacher_bytes == 2 * beside.teacher_bytes
+    both, wide = (
+        planned(eight, weights={"eopd": 1.0, "opd": 1.0}, teacher=held, opd={"teachers": [held | more]})
+        for more in ({"tasks": ["sum*"]}, {"dtype": "float32"})
+    )
+    assert unused.teacher_bytes == beside.teacher_bytes == both.teacher_bytes, "one model in two ways is loaded once"
+    assert wide.teacher_bytes == 3 * beside.teacher_bytes
     assert beside.teacher_bytes == 2 * 8_190_735_360 and alone.teacher_bytes == served.teacher_bytes == 0
     room = plan.estimate_memory(alone).total + GIB
     plan.check_memory(alone, Room(int(room)))

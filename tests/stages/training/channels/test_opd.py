@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +19,13 @@ from torch.autograd import gradcheck
 from stages.envs.base import Task
 from stages.errors import UsageError
 from stages.losses.distillation import divergence
+from stages.policy.local import LocalPolicy
 from stages.runs.run import Run
-from stages.training.channels.opd import FrozenTeacher, Opd, TaughtRollout, TaughtRows
+from stages.training.channels.base import SourceInputs
+from stages.training.channels.opd import FrozenTeacher, Opd, TaughtRollout, TaughtRows, TaughtSource
+from stages.training.channels.rollouts import RolloutSource
 from stages.training.config import Config, OpdTeacher
+from stages.training.distributed import Student
 from stages.training.scoring import Scored, Tree, logits, score
 
 VOCABULARY = 40
@@ -191,6 +196,25 @@ def test_a_training_comes_nearer_to_the_teacher_of_each_task(tmp_path: Path, fol
     rows = trainings.metrics_of(train(tmp_path, folder, one, two))
     assert rows[-1]["opd/loss"] < 0.8 * rows[0]["opd/loss"]
     assert {name for name in rows[0] if name.startswith("opd/divergence/")} == {"opd/divergence/1", "opd/divergence/2"}
+
+
+def test_a_model_that_teaches_in_several_ways_is_loaded_once(tmp_path: Path, folder: Path) -> None:
+    one, two = ({"model": str(folder / name)} for name in ("one", "two"))
+    teachers = [
+        one | {"tasks": ["train-*"]},
+        one | {"opening": {"greeting": "hello "}},
+        two,
+        one | {"dtype": "float16"},
+    ]
+    settings = trainings.settings(
+        folder / "student", weights={"opd": 1.0, "taid": 1.0}, teacher=one, opd={"teachers": teachers}
+    )
+    student = Student(LocalPolicy.open(settings.policy, cache=tmp_path, listener=lambda *told: None))
+    out: Any = SimpleNamespace(cache=tmp_path, progress=lambda *told: None, model=lambda *named, **facts: None)
+    none: Any = None
+    given = SourceInputs(settings, none, student, GuessEnv(), GuessEnv().tasks("train", 4, 0), out, none)
+    taught = [teacher.model is RolloutSource.open(given).teacher for teacher in TaughtSource.open(given).teachers]
+    assert taught == [True, True, False, False] and len(student.frozen) == 3
 
 
 def test_the_student_itself_teaches_where_it_is_shown_another_opening(tmp_path: Path, folder: Path) -> None:
