@@ -17,6 +17,7 @@ from stages.errors import UsageError
 from stages.losses.tokens import (
     Distribution,
     Entries,
+    Listed,
     PerPosition,
     Predictors,
     RowIds,
@@ -106,9 +107,12 @@ LARGEST_LOG_RATIO = 20.0
 
 @dataclass(frozen=True)
 class Taught:
-    """The teacher: one model's predictions or, in a trust region, lerp(kept, current, share) of two models' logits."""
+    """The teacher: one model's predictions or, in a trust region, lerp(kept, current, share) of two models' logits.
 
-    kept: Predictors
+    Predictions that are `Listed` have a divergence on at most as many tokens, the mass outside divided out.
+    """
+
+    kept: Predictors | Listed
     current: Predictors | None = None
     share: float = 0.0
 
@@ -139,7 +143,7 @@ def divergence_sum(
     def kernel(own: Tensor, kept: Tensor, *rows: Tensor) -> RowTable:
         if current is not None:
             with torch.no_grad():
-                now = rows[0] if current.head is None else current.head.logits(rows[0])
+                now = current.logits(rows[0])
                 # Cut to the vocabulary that both heads share: padding rows of a head are no tokens.
                 kept = trust_region_logits(kept, now[..., : kept.shape[-1]], teacher.share)
         return divergence(

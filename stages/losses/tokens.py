@@ -83,6 +83,30 @@ class Predictors:
             return replace(self, rows=self.rows[:, :vocabulary])
         return replace(self, head=self.head.cut(vocabulary))
 
+    def logits(self, rows: TeacherRows) -> Rows:
+        """Return the logits of some of the rows, in float32 at least."""
+        return widened(rows) if self.head is None else self.head.logits(rows)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """What predicts n tokens where only the k likeliest of each are told: the others have probability 0.
+
+    rows: [n, 2k], of each token k ids and then their log-probs; float32 holds every id below 2^24.
+    """
+
+    rows: TeacherRows
+    vocabulary: int
+
+    def cut(self, vocabulary: int) -> "Listed":
+        """Return the same predictions in a smaller vocabulary, which must have all ids."""
+        return replace(self, vocabulary=vocabulary)
+
+    def logits(self, rows: TeacherRows) -> Rows:
+        """Return log-probs over the vocabulary of some of the rows, minus infinity where none is told."""
+        ids, log_probs = rows.chunk(2, dim=-1)
+        return log_probs.new_full((len(rows), self.vocabulary), -torch.inf).scatter(-1, ids.long(), log_probs)
+
 
 def widened(logits: Values) -> Values:
     """Return half-precision values as float32; float32 and float64 untouched. Meant for one chunk at a time."""
@@ -92,7 +116,7 @@ def widened(logits: Values) -> Values:
 def over_tokens(
     kernel: Kernel,
     student: Predictors,
-    teacher: Predictors,
+    teacher: Predictors | Listed,
     weights: RowValues,
     *beside: Tensor,
     chunk_tokens: int | None = None,
@@ -113,14 +137,10 @@ def over_tokens(
         given, leaves = rest[: len(beside)], rest[len(beside) :]
         head = own.head and replace(own.head, weight=leaves[0], bias=next(iter(leaves[1:]), None))
         with torch.no_grad():
-            teacher_logits = _logits(teacher_rows, other.head)
-        return kernel(_logits(student_rows, head), teacher_logits, *given)
+            teacher_logits = other.logits(teacher_rows)
+        return kernel(replace(own, head=head).logits(student_rows), teacher_logits, *given)
 
     return token_sum(of_rows, own.rows, other.rows, weights, *parameters, beside=beside, chunk_tokens=size)
-
-
-def _logits(rows: Tensor, head: Head | None) -> Tensor:
-    return widened(rows) if head is None else head.logits(rows)
 
 
 HEAD_CHUNK_TOKENS = 128

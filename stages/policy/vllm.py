@@ -17,13 +17,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import orjson
+from jaxtyping import Float
 from transformers import GenerationConfig
 
 from stages.errors import ComposerError, InfrastructureError, UsageError
 from stages.policy import adapters, background, model_checks
 from stages.policy.base import PolicyConfig, Sample, Turn
-from stages.policy.client import Client, Rejected, Retryable, retrying
+from stages.policy.client import BODY_BYTES, Client, Rejected, Retryable, most_bytes, retrying
 from stages.policy.local import (
     count_tokens,
     device,
@@ -45,6 +47,8 @@ PROBED_AT = 2.0
 """Temperature of the probe: log-probs before and after this temperature differ clearly."""
 RELOAD_S = 600.0
 """Longest wait for a server to read weights from disk, in seconds."""
+Likeliest = Float[np.ndarray, "n two_k"]
+"""At each of n places the ids of the k likeliest tokens, then their natural log-probs; float32."""
 SAME = 1e-3
 """Nats up to which two log-probs count as equal; servers compute in 16 bits."""
 
@@ -133,12 +137,58 @@ class Completions:
 
     async def score(self, model: str, prompt: Sequence[int], completion: Sequence[int]) -> list[float]:
         """Return the natural log-prob, before temperature, of each token of a given completion of a prompt."""
+        told = await self._told(model, prompt, completion, 0)
+        return [entry[token] for token, entry in zip(completion, told, strict=True)]
+
+    async def likeliest(
+        self, model: str, prompt: Sequence[int], completion: Sequence[int], num: int, vocabulary: int
+    ) -> Likeliest:
+        """Return the `num` likeliest tokens at each place of a given completion, with their log-probs as in `score`.
+
+        vocabulary: ids from there on are a head's padding. `UsageError` where the server does not tell so many.
+        """
+        try:
+            told = await self._told(model, prompt, completion, num)
+        except Rejected as error:
+            if error.kind == "context":
+                raise
+            raise UsageError(
+                f"{self._config.base_url} does not tell the {num} likeliest tokens: {error}. Start it with "
+                f"--max-logprobs {num} or more (vLLM's own limit is 20), or ask for fewer."
+            ) from None
+        # A token that was given is told too, if it is less likely than all of those.
+        best = [
+            sorted(((logprob, token) for token, logprob in entry.items() if token < vocabulary), reverse=True)[:num]
+            for entry in told
+        ]
+        if least := [len(found) for found in best if len(found) < num]:
+            raise UsageError(
+                f"{self._config.base_url} was asked for the {num} likeliest of {vocabulary} tokens and told "
+                f"{min(least)}; ask for fewer."
+            )
+        return np.array([[*(token for _, token in row), *(logprob for logprob, _ in row)] for row in best], np.float32)
+
+    async def _told(
+        self, model: str, prompt: Sequence[int], completion: Sequence[int], num: int
+    ) -> list[dict[int, float]]:
+        """Return log-probs by token at each place of a given completion: its own token's, and the `num` likeliest."""
         ids = [*prompt, *completion]
-        asked = {"model": model, "prompt": ids, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, **UNSHAPED}
+        asked = {"model": model, "prompt": ids, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": num, **UNSHAPED}
+        most = max(BODY_BYTES, most_bytes(len(ids) * (1 + num // 20)))
         async with self._lock_scoring.scoring() if self._lock_scoring else nullcontext():
-            body, _ = await self._ask("/completions", asked)
-        entries = body["choices"][0]["prompt_logprobs"][len(prompt) :]
-        return [entry[str(token)]["logprob"] for token, entry in zip(completion, entries, strict=True)]
+            body, _ = await self._ask("/completions", asked, most_bytes=most)
+        try:
+            entries = body["choices"][0]["prompt_logprobs"][len(prompt) :]
+            told = [{int(token): float(one["logprob"]) for token, one in entry.items()} for entry in entries]
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+            told = []
+        # A place without log-probs must not count as one without a difference.
+        if len(told) != len(completion) or any(t not in entry for t, entry in zip(completion, told, strict=True)):
+            raise UsageError(
+                f"{self._config.base_url} does not answer with the log-probs of the tokens that {model!r} is given. "
+                "vLLM 0.12 or newer does."
+            )
+        return told
 
     async def load(self, name: str, folder: Path) -> None:
         """Load an adapter into the server as a model of this name; the server must be able to read the folder.
@@ -216,11 +266,13 @@ class Completions:
         kind = "raw" if raw else "processed"
         return ServerFacts(name, int(base["max_model_len"]), kind, self._server is not None, self._version)
 
-    async def _ask(self, path: str, body: Mapping[str, Any], *, plain: bool = False) -> tuple[Any, int]:
+    async def _ask(
+        self, path: str, body: Mapping[str, Any], *, plain: bool = False, most_bytes: int = BODY_BYTES
+    ) -> tuple[Any, int]:
         """Return the response as JSON (None for `plain` text) and the number of launches."""
 
         async def launch() -> Any:
-            raw = await self._client.ask(path, body)
+            raw = await self._client.ask(path, body, most_bytes=most_bytes)
             if plain:
                 return None
             try:
@@ -379,6 +431,11 @@ class VllmPolicy:
         return self._asked(
             background.gather(self._completions.score(self._sampled[0], prompt, given) for prompt, given in actions)
         )
+
+    def likeliest_all(self, actions: Sequence[tuple[Sequence[int], Sequence[int]]], num: int) -> list[Likeliest]:
+        """Return the `num` likeliest tokens at each place of each (prompt, action), asked concurrently."""
+        ask, model, vocabulary = self._completions.likeliest, self._sampled[0], len(self.tokenizer)
+        return self._asked(background.gather(ask(model, prompt, given, num, vocabulary) for prompt, given in actions))
 
     def load(self, name: str, folder: Path) -> None:
         """Load an adapter into the server under this name."""

@@ -123,12 +123,14 @@ class OpdSettings(Settings):
     """How opd distils: from which teachers, and which form its loss has."""
 
     form: Literal["divergence", "sampled"] = "divergence"
-    """divergence compares whole distributions (GKD, OPSD), of teachers in this process; sampled is a policy gradient
-    whose advantage is the teacher's log-prob of each sampled token less the student's (MOPD, tinker-cookbook)."""
+    """divergence compares distributions (GKD, OPSD), given top_k also with those of a teacher behind vLLM; sampled is a
+    policy gradient whose advantage is the teacher's log-prob of each sampled token less the student's (MOPD,
+    tinker-cookbook)."""
     beta: float = Field(default=1.0, ge=0, le=1)
     """1 reverse KL, 0 forward KL, between them the generalised Jensen-Shannon divergence."""
     top_k: int | None = Field(default=None, gt=0)
-    """The teacher's k most likely tokens, with the mass outside divided out, as OPSD; None for the whole vocabulary."""
+    """The teacher's k most likely tokens, with the mass outside divided out, as OPSD; None for the whole vocabulary. A
+    server tells so many from --max-logprobs, 20 unless it was started with another."""
     teachers: tuple[OpdTeacher, ...] = ()
     """Several teachers in place of `teacher`: a task is taught by each whose `tasks` match it, by their mean where
     there are several; a task without one is not distilled."""
@@ -315,8 +317,8 @@ class Config(EnvStageConfig):
         with_default(None)
     )
     """The model to distil from, for taid, eopd and opd, or that plays in mixed groups (probe.mixed); it must share the
-    student's tokenizer. `vllm:MODEL` with base_url is asked for the log-probs of the student's tokens, which is all
-    that opd needs with opd.form=sampled."""
+    student's tokenizer. `vllm:MODEL` with base_url is asked for log-probs of the student's tokens or of its own
+    likeliest, which is all that opd needs with opd.form=sampled or with opd.top_k."""
 
     def uses_gpu(self) -> bool:
         """Return whether training takes a GPU, in this process, also where a server samples."""
@@ -388,7 +390,7 @@ class Config(EnvStageConfig):
         return self
 
     def _check_server(self, teacher: PolicyConfig) -> None:
-        """Check a teacher behind a server: it returns the log-probs of given tokens, at temperature 1, no more."""
+        """Check a teacher behind a server: it returns the log-probs of given tokens, or of a few, at temperature 1."""
         if teacher.base_url is not None and not teacher.served:
             raise ValueError(
                 f"the teacher {teacher.model!r} has a base_url: a text server returns no log-probs of the student's "
@@ -402,15 +404,15 @@ class Config(EnvStageConfig):
                 f"start one with `composer serve {teacher.source}` and give its address as the teacher's base_url"
             )
         whole = {"taid", "eopd"} if teacher is self.teacher else set[str]()
-        whole |= {"opd"} if self.opd.form == "divergence" else set()
+        whole |= {"opd"} if self.opd.form == "divergence" and self.opd.top_k is None else set()
         needing = [name for name in self.weights.active() if name in whole]
         if needing:
             raise ValueError(
-                f"the teacher {teacher.model!r} tells the log-probs of the student's tokens alone, and "
+                f"the teacher {teacher.model!r} tells the log-probs of a few tokens, and "
                 f"weights.{' and weights.'.join(needing)} would need its distributions; "
-                "take weights.opd with opd.form=sampled, or a teacher in this process"
+                "take weights.opd with opd.top_k or with opd.form=sampled, or a teacher in this process"
             )
-        if self.policy.temperature != 1:
+        if self.opd.form == "sampled" and self.policy.temperature != 1:
             raise ValueError(
                 f"the teacher {teacher.model!r} is scored at temperature 1, and policy.temperature is "
                 f"{self.policy.temperature:g}; take 1"

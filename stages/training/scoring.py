@@ -238,13 +238,13 @@ def rows_in_batch(left: list[Any], inputs: Mapping[str, Tensor], *, all_left: bo
     it cuts them into batches.
     """
     in_batch = Counter((tuple(tree.prompt), tuple(branch)) for tree in group(inputs).trees for branch in tree.branches)
-    found = []
-    for row in list(left):
+    found, others = list[Any](), list[Any]()
+    for row in left:
         key = (tuple(row.tree.prompt), tuple(row.tree.branches[0]))
-        if all_left or in_batch[key]:
-            in_batch[key] -= 1
-            left.remove(row)
-            found.append(row)
+        taken = all_left or in_batch[key] > 0
+        in_batch[key] -= taken
+        (found if taken else others).append(row)
+    left[:] = others
     return found
 
 

@@ -31,6 +31,7 @@ FOREIGN = {
         "vllm serve Qwen/Qwen3-8B --host 127.0.0.1",
         "--dtype auto",
         "--logprobs-mode processed_logprobs",
+        "--max-logprobs",
     },
     "pip": {"pip install swebench"},
     "PyPI": {"evalconfidence", "paired-eval"},

@@ -4,6 +4,7 @@ It computes with the model that it is given, one request at a time. Its faults a
 """
 
 import json
+import math
 import sys
 import threading
 import time
@@ -31,7 +32,8 @@ class Engine:
     `closed` is not in development mode, in which all weights can be replaced; `sticky` keeps cached prefixes at the
     first reset; `textual` answers without token ids; `broken` answers 500 to so many completions; `narrow` takes 40
     tokens; `lonely` answers 500 where a scoring meets another request, as vLLM dies of it on a CPU; `spanning` answers
-    wait after so many tokens until all weights have been replaced."""
+    wait after so many tokens until all weights have been replaced; `likeliest` tells so many tokens at each place of a
+    prompt, 20 without; `mute` leaves out the middle of a prompt from the scoring of this number on."""
 
     folder: Path
     faults: dict[str, int] = field(default_factory=dict)
@@ -46,7 +48,7 @@ class Engine:
         self.base = AutoModelForCausalLM.from_pretrained(self.folder).eval()
         self.adapters: dict[str, Any] = {}
         self.loaded: list[Any] = []
-        self.asleep = 0
+        self.scorings = self.asleep = 0
         """The level at which it sleeps, in which it answers nothing; 0 awake."""
 
     def answer(self, path: str, body: Body) -> tuple[int, Any]:
@@ -151,7 +153,16 @@ class Engine:
             table = model(torch.tensor([prompt])).logits[0].log_softmax(-1)
             if unit := self.faults.get("noisy", 0) / 1000:
                 table += unit * (2 * torch.rand(table.shape) - 1)
-            given = [{str(t): {"logprob": table[i, t].item()}} for i, t in enumerate(prompt[1:])]
+            if (num := body["prompt_logprobs"]) > (most := self.faults.get("likeliest", 20)):
+                message = f"Requested prompt logprobs of {num}, which is greater than max allowed: {most}"
+                return 400, {"error": {"message": message}}
+            given: list[Body | None] = [
+                {str(t): {"logprob": row[t].item()} for t in (own, *row.topk(min(num, len(row))).indices.tolist())}
+                for row, own in zip(table, prompt[1:], strict=False)
+            ]
+            self.scorings += 1
+            if self.scorings >= self.faults.get("mute", math.inf):
+                given[len(given) // 2] = None
             choice["prompt_logprobs"] = [None, *given]
             return 200, {"choices": [choice]}
         self.under_way += 1

@@ -3,7 +3,8 @@
 `TaughtSource` opens the teachers and gives each rollout those whose patterns match its task: one where tasks are
 routed, several where they are averaged. `Opd` has both published forms of the loss: the divergence between
 distributions (GKD, OPSD), and the policy gradient whose advantage is the teacher's log-prob of the sampled token less
-the student's (MOPD, tinker-cookbook), for which a teacher behind a server does.
+the student's (MOPD, tinker-cookbook). A teacher behind a server tells the log-probs of sampled tokens, or of its own k
+likeliest at each place, over which the divergence is the same as that to the k likeliest of a teacher held here.
 
 Shapes: N completion tokens of all rows, M those of a teacher. Log-probs are natural, in nats.
 """
@@ -14,6 +15,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, Self
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -22,14 +24,18 @@ from stages import envs
 from stages.envs.base import Task
 from stages.errors import UsageError
 from stages.losses.distillation import Taught, divergence_sum, reverse_kl_from_log_probs
-from stages.losses.tokens import Predictors
+from stages.losses.tokens import Listed, Predictors
 from stages.messages import opening_ids
-from stages.policy.vllm import VllmPolicy
+from stages.policy.vllm import Likeliest, VllmPolicy
 from stages.rollouts.agent_loop import LiveRollout
 from stages.training.channels.base import Channel, ChannelLoss, Metric, RowSource, SourceInputs
 from stages.training.channels.rollouts import OwnRollout, RolloutRows, check_vocabulary, open_teacher, own_rollout
 from stages.training.config import OpdTeacher
 from stages.training.scoring import Scored, Tree, head, score_together, token_log_probs
+
+Told = Sequence[float] | Likeliest | None
+"""What a teacher behind a server told of a rollout's n tokens: their log-probs (nats), or of each place the likeliest
+ids and then their log-probs, [n, 2k]. None of a teacher in this process."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +51,12 @@ class FrozenTeacher:
 
 @dataclass(frozen=True)
 class TaughtRollout(OwnRollout):
-    """A rollout with its teachers by number; of one behind a server the log-probs of all its tokens (nats).
+    """A rollout with its teachers by number, and what each told.
 
     shown: the rollout as those teachers are shown it that open its task in another way than the student.
     """
 
-    teachers: Mapping[int, list[float] | None]
+    teachers: Mapping[int, Told]
     shown: Mapping[int, Tree] = field(default_factory=dict)
 
     def shown_to(self, teacher: int) -> Tree:
@@ -59,18 +65,21 @@ class TaughtRollout(OwnRollout):
 
 
 class TaughtSource(RowSource[TaughtRollout]):
-    """Gives the rollouts of a step that have a teacher."""
+    """Gives the rollouts of a step that have a teacher.
+
+    top_k: how many of its likeliest tokens a server is asked for; None asks for the tokens that were sampled.
+    """
 
     name = "taught"
     whole_rollouts = True
 
-    def __init__(self, teachers: Sequence[FrozenTeacher]) -> None:
-        self.teachers = teachers
+    def __init__(self, teachers: Sequence[FrozenTeacher], top_k: int | None = None) -> None:
+        self.teachers, self.top_k = teachers, top_k
 
     @classmethod
     def open(cls, given: SourceInputs) -> Self:
         """Return the source; `UsageError` names a teacher of another vocabulary, or one that has no task to teach."""
-        teachers, out = [], given.out
+        teachers, out, top_k = [], given.out, given.config.opd.top_k
         for number, settings in enumerate(given.config.opd_teachers(), start=1):
             if not any(map(settings.teaches, given.tasks)):
                 families = sorted({task.family for task in given.tasks})
@@ -83,12 +92,14 @@ class TaughtSource(RowSource[TaughtRollout]):
             if settings.served:
                 server = VllmPolicy.open(settings, cache=out.cache, budget=out.budget, listener=out.progress)
                 check_vocabulary(given.student.policy.tokenizer, server.tokenizer, settings.model)
+                if top_k is not None:  # before anything is played, as the server may tell fewer
+                    server.likeliest_all([([0], [0])], top_k)
                 out.model(role, **server.facts())
                 teachers.append(FrozenTeacher(settings, server=server, opening=opening))
             else:
                 policy = open_teacher(settings, role, given.student, out)
                 teachers.append(FrozenTeacher(settings, policy.model, opening=opening))
-        return cls(teachers)
+        return cls(teachers, top_k)
 
     @staticmethod
     def _opening(given: SourceInputs, teacher: OpdTeacher) -> Callable[[Task], list[int]] | None:
@@ -102,7 +113,7 @@ class TaughtSource(RowSource[TaughtRollout]):
         """Return the taught rollouts of a step; each server is asked about all of its own at once."""
         del step
         played = [(own, rollout.task) for rollout in rollouts if (own := own_rollout(rollout)) is not None]
-        found: list[dict[int, list[float] | None]] = [{} for _ in played]
+        found: list[dict[int, Told]] = [{} for _ in played]
         shown: list[dict[int, Tree]] = [{} for _ in played]
         for number, teacher in enumerate(self.teachers):
             mine = [index for index, (_, task) in enumerate(played) if teacher.settings.teaches(task)]
@@ -115,10 +126,12 @@ class TaughtSource(RowSource[TaughtRollout]):
                 ]
                 for index, tree in zip(mine, trees, strict=True):
                     shown[index][number] = tree
-            logprobs: Sequence[list[float] | None] = [None] * len(mine)
+            told: Sequence[Told] = [None] * len(mine)
             if teacher.server is not None:
-                logprobs = teacher.server.score_all([(tree.prompt, tree.branches[0]) for tree in trees])
-            for index, of_rollout in zip(mine, logprobs, strict=True):
+                asked = [(tree.prompt, tree.branches[0]) for tree in trees]
+                server, top_k = teacher.server, self.top_k
+                told = server.score_all(asked) if top_k is None else server.likeliest_all(asked, top_k)
+            for index, of_rollout in zip(mine, told, strict=True):
                 found[index][number] = of_rollout
         return [
             TaughtRollout(own.tree, own.own, own.logprobs, teachers, to_each)
@@ -155,6 +168,17 @@ class Lesson:
         with torch.no_grad():
             return score_together(self.teacher.model, [[row.shown_to(self.number) for row in self.rows]])[0]
 
+    def told(self) -> Float[Tensor, "m ..."]:
+        """Return what a server told of the tokens: their log-probs [M], or the likeliest ids and log-probs [M, 2k]."""
+        told = [of_row for row in self.rows if (of_row := row.teachers[self.number]) is not None]
+        return torch.as_tensor(np.concatenate(told), device=self.index.device)
+
+    def predictors(self, vocabulary: int) -> Predictors | Listed:
+        """Return what predicts the tokens, over a student's vocabulary where a server does."""
+        if self.teacher.model is None:
+            return Listed(self.told(), vocabulary)
+        return Predictors(self.scored().hidden, head(self.teacher.model))
+
 
 class TaughtRows(RolloutRows):
     """Whole sampled rollouts, each with its teachers; `frozen` are all teachers by number."""
@@ -181,7 +205,7 @@ class TaughtRows(RolloutRows):
         total = torch.zeros_like(self.own)
         for lesson in self.lessons:
             if lesson.teacher.model is None:
-                logps = self.tensor(x for row in lesson.rows for x in row.teachers[lesson.number] or ())
+                logps = lesson.told()
             else:
                 with torch.no_grad():
                     logps = token_log_probs(lesson.teacher.model, lesson.scored(), temperature)
@@ -219,7 +243,7 @@ class Opd(Channel[TaughtRows]):
         for lesson in rows.lessons:
             total, per_token = divergence_sum(
                 Predictors(student.rows.index_select(0, lesson.index), student.head),
-                Taught(Predictors(lesson.scored().hidden, head(lesson.teacher.model))),
+                Taught(lesson.predictors(student.vocabulary)),
                 lesson.share,
                 beta=settings.beta,
                 top_k=settings.top_k,

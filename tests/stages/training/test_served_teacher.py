@@ -1,4 +1,4 @@
-"""A teacher behind a server is asked for the log-probs of the student's own tokens, and teaches as one held here."""
+"""A teacher behind a server tells log-probs of the student's tokens or of its own, and teaches as one held here."""
 
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def trained(root: Path, folder: Path, teacher: dict[str, Any]) -> Run:
+SAMPLED = {"form": "sampled"}
+
+
+def trained(root: Path, folder: Path, teacher: dict[str, Any], opd: dict[str, Any], temperature: float = 1.0) -> Run:
     size = {"learning_rate": 0.05, "threads": 1, "micro_batch": 4}
-    more: dict[str, Any] = {"weights": {"opd": 1.0}, "opd": {"form": "sampled"}, "trl": {"optim": "sgd"}, "tasks": 3}
-    policy = {"max_tokens": 10}
+    more: dict[str, Any] = {"weights": {"opd": 1.0}, "opd": opd, "trl": {"optim": "sgd"}, "tasks": 3}
+    policy = {"max_tokens": 10, "temperature": temperature}
     return trainings.trained(root, folder / "student", policy=policy, optimisation=size, teacher=teacher, **more)
 
 
@@ -48,36 +51,69 @@ def metrics(run: Run) -> list[dict[str, float]]:
     return [{name: value for name, value in line.items() if name.startswith("opd/")} for line in lines]
 
 
-def test_training_is_that_with_the_same_teacher_here(tmp_path: Path, folder: Path) -> None:
-    here = trained(tmp_path / "here", folder, {"model": str(folder / "teacher")})
+VOCABULARY = 17
+
+
+@pytest.mark.parametrize(
+    ("opd", "here", "temperature"),
+    [
+        (SAMPLED, SAMPLED, 1.0),
+        ({"top_k": VOCABULARY}, {}, 1.0),
+        ({"top_k": 4, "beta": 0.5}, {"top_k": 4, "beta": 0.5}, 0.7),
+    ],
+    ids=["sampled", "whole vocabulary", "JSD of 4 at .7"],
+)
+def test_training_is_that_with_the_same_teacher_here(
+    tmp_path: Path, folder: Path, opd: dict[str, Any], here: dict[str, Any], temperature: float
+) -> None:
+    held = trained(tmp_path / "here", folder, {"model": str(folder / "teacher")}, here, temperature)
     with running(folder / "teacher") as engine:
-        asked = trained(tmp_path / "asked", folder, served(engine, folder / "teacher"))
+        asked = trained(tmp_path / "asked", folder, served(engine, folder / "teacher"), opd, temperature)
         scored = [body["prompt"] for _, body in engine.requests if "prompt_logprobs" in body]
     with running(folder / "student") as engine:
-        other = trained(tmp_path / "other", folder, served(engine, folder / "student"))
-    assert float((weights(asked) - weights(here)).abs().max()) < 1e-6
-    assert float((weights(other) - weights(here)).abs().max()) > 1e-4, "another teacher must make a difference"
-    for found, expected in zip(metrics(asked), metrics(here), strict=True):
+        other = trained(tmp_path / "other", folder, served(engine, folder / "student"), opd, temperature)
+    assert float((weights(asked) - weights(held)).abs().max()) < 1e-6
+    assert float((weights(other) - weights(held)).abs().max()) > 1e-4, "another teacher must make a difference"
+    for found, expected in zip(metrics(asked), metrics(held), strict=True):
         for name, value in found.items():
             assert value == pytest.approx(expected[name], abs=1e-5), name
     whole = [
         [*(prompt_ids(steps)[-1] or []), *steps[-1]["completion_token_ids"]]
         for steps in by_rollout(asked.rows(STEP)).values()
     ]
-    assert sorted(scored[1:]) == sorted(whole), "after the probing call, each rollout once, token by token"
+    probes = 1 if opd == SAMPLED else 2
+    assert sorted(scored[probes:]) == sorted(whole), "after the probing calls, each rollout once, token by token"
     assert asked.manifest.models["teacher 1"]["server"]["capture_level"] == "tokens"
 
 
 def test_a_teacher_of_another_vocabulary_is_refused(tmp_path: Path, folder: Path) -> None:
-    with running(folder / "stranger") as engine, pytest.raises(UsageError, match="another vocabulary"):
-        trained(tmp_path, folder, served(engine, folder / "stranger"))
+    with running(folder / "stranger") as engine, pytest.raises(UsageError, match=r"stranger' has another vocabulary"):
+        trained(tmp_path, folder, served(engine, folder / "stranger"), {"top_k": 4})
+
+
+@pytest.mark.parametrize(
+    ("faults", "opd", "words"),
+    [
+        ({}, {"top_k": 21}, r"the 21 likeliest tokens: .* max allowed: 20\. Start it with --max-logprobs 21"),
+        ({"mute": 2}, {"top_k": 4}, "does not answer with the log-probs of the tokens"),
+        ({"mute": 5}, {"top_k": 4}, "does not answer with the log-probs of the tokens"),
+        ({"mute": 5}, SAMPLED, "does not answer with the log-probs of the tokens"),
+        ({"likeliest": 99}, {"top_k": 18}, "asked for the 18 likeliest of 17 tokens and told 17"),
+    ],
+)
+def test_a_server_that_tells_too_little_ends_the_training(
+    tmp_path: Path, folder: Path, faults: dict[str, int], opd: dict[str, Any], words: str
+) -> None:
+    """What it does not tell is never a difference of zero."""
+    with running(folder / "teacher", **faults) as engine, pytest.raises(UsageError, match=words):
+        trained(tmp_path, folder, served(engine, folder / "teacher"), opd)
 
 
 URL = "http://127.0.0.1:1/v1"
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"model": "m", "base_url": URL}, {}, "write vllm: before the model"),
     ({"model": "vllm:m"}, {}, "composer serve m"),
-    ({"model": "vllm:m", "base_url": URL}, {"opd": {"form": "divergence"}}, "weights.opd would need its distributions"),
+    ({"model": "vllm:m", "base_url": URL}, {"opd": {"form": "divergence"}}, "its distributions; take weights.opd with"),
     ({"model": "vllm:m", "base_url": URL}, {"weights": {"taid": 1.0}}, "weights.taid would need its distributions"),
     ({"model": "vllm:m", "base_url": URL}, {"weights": {"eopd": 1.0}}, "weights.eopd would need its distributions"),
     ({"model": "vllm:m", "base_url": URL}, {"policy": {"temperature": 0.7}}, "scored at temperature 1"),
