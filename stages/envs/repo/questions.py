@@ -15,7 +15,7 @@ import builtins
 import copy
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
@@ -44,7 +44,7 @@ OPERATORS: dict[type[ast.cmpop], str] = {
     ast.Is: "is",
     ast.IsNot: "is not",
 }
-FLIPPED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<=", "in": "has", "not in": "not has"}
+FLIPPED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<=", "in": "has"}
 """The relation of b to a, where a is compared with b."""
 COMPARING: dict[str, type[ast.cmpop]] = {
     **dict.fromkeys(("assertEqual", "assertEquals", "assertListEqual", "assertTupleEqual", "assertDictEqual"), ast.Eq),
@@ -353,9 +353,8 @@ class _KnownValues:
                 if local.count(name) == 1 and name not in changed:
                     self.assigned[name] = node
             elif isinstance(node, ast.For):
-                for target in ast.walk(node.target):
-                    if isinstance(target, ast.Name) and local.count(target.id) == 1 and target.id not in changed:
-                        self._loops[target.id] = node.iter
+                once = (name for name in _names(node.target) if local.count(name) == 1 and name not in changed)
+                self._loops |= dict.fromkeys(once, node.iter)
             elif isinstance(node, ast.With):
                 for item in node.items:
                     if isinstance(item.optional_vars, ast.Name) and local.count(item.optional_vars.id) == 1:
@@ -369,11 +368,8 @@ class _KnownValues:
             values.setdefault(name, []).extend(row[place] for row, place in cells)
         for name, value in self._constants.items():
             values.setdefault(name, []).append(value)
-        for node in ast.walk(self.function):
-            for generator in node.generators if isinstance(node, COMPREHENSIONS) else ():
-                for target in ast.walk(generator.target):
-                    if isinstance(target, ast.Name):
-                        values.setdefault(target.id, []).append(generator.iter)
+        for name, iterated in _generated(self.function):
+            values.setdefault(name, []).append(iterated)
         inside = {name: {one for value in found for one in _loaded(value)} for name, found in values.items()}
         shared: set[str] = set()
         while found := {
@@ -410,12 +406,7 @@ class _KnownValues:
         if isinstance(node, ast.Attribute):
             return self.is_known(node.value, bound)
         if isinstance(node, COMPREHENSIONS):
-            inside = bound | {
-                target.id
-                for generator in node.generators
-                for target in ast.walk(generator.target)
-                if isinstance(target, ast.Name)
-            }
+            inside = bound | {name for one in node.generators for name in _names(one.target)}
             parts: list[ast.AST] = [one for g in node.generators for one in (g.iter, *g.ifs)]
             parts += [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
             return all(self.is_known(part, inside) for part in parts)
@@ -450,14 +441,20 @@ class _KnownValues:
             return False
         if isinstance(node, ast.Name) and node.id in self.cells:
             return all(self.is_expected(values[place]) for values, place in self.cells[node.id])
-        if isinstance(node, ast.Name) and node.id in self.assigned and node.id not in self._followed:
-            self._followed.append(node.id)
-            found = self.is_expected(self.assigned[node.id].value)
-            self._followed.pop()
-            return found
+        if isinstance(node, ast.Name) and node.id in self.assigned:
+            return self._follow(node.id, lambda: self.is_expected(self.assigned[node.id].value))
         if isinstance(node, ast.List | ast.Tuple | ast.Dict):
             return all(self.is_expected(one) for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr))
         return self.is_known(node)
+
+    def _follow(self, name: str, then: Callable[[], bool]) -> bool:
+        """Return what a name's value gives; False of one that is made of itself, in a loop or a comprehension."""
+        if name in self._followed:
+            return False
+        self._followed.append(name)
+        found = then()
+        self._followed.pop()
+        return found
 
     def _source(self, name: str) -> ast.expr | None:
         if name in self.assigned:
@@ -471,13 +468,7 @@ class _KnownValues:
             return all(self.is_known(values[place]) for values, place in self.cells[name])
         source = self._source(name) if name in self.locals else self._constants.get(name)
         if source is not None:
-            # A value that is made of itself, in a loop or as the variable of a comprehension, is not known.
-            if name in self._followed:
-                return False
-            self._followed.append(name)
-            known = self.is_known(source)
-            self._followed.pop()
-            return known
+            return self._follow(name, lambda: self.is_known(source))
         if name in self.locals or name in self._top:
             return False
         return name in self._modules or name == "__file__" or (hasattr(builtins, name) and "*" not in self._top)
@@ -512,7 +503,8 @@ class _KnownValues:
         if not telling and left:
             raise NotAskable(f"holds the expected value in {left[0]}")
         if telling != "own":
-            self.absent |= self._names(one.expected)
+            made_of = {*self._closure(one.expected)} - self.locals
+            self.absent |= made_of & self._constants.keys()
 
     def _telling(self, node: ast.AST) -> str:
         """Return by what a part of an expression that cannot be guessed is removed.
@@ -565,14 +557,7 @@ class _KnownValues:
 
     def _left(self, node: ast.AST) -> set[str]:
         """Return the variables of the test that an expected value is made of and that stay."""
-        inner = {
-            name.id
-            for one in ast.walk(node)
-            if isinstance(one, COMPREHENSIONS)
-            for generator in one.generators
-            for name in ast.walk(generator.target)
-            if isinstance(name, ast.Name)
-        }
+        inner = {name for name, _ in _generated(node)}
         return (self.locals & {*self._closure(node)}) - self.unused - inner
 
     def literals(self, node: ast.AST | None) -> set[frozenset[str]]:
@@ -597,10 +582,6 @@ class _KnownValues:
         nodes = (node for one in [*(one.expected for one in asked), *sources] for node in ast.walk(one))
         return any(isinstance(node, ast.Call) and called(node) in READING for node in nodes)
 
-    def _names(self, node: ast.AST) -> set[str]:
-        """Return the constants of the module that an expected value is made of."""
-        return {name for name in self._closure(node) if name not in self.locals and name in self._constants}
-
     def decides(self, node: ast.AST) -> bool:
         """Return whether a test makes a value by comparing what it has got, which an object can decide."""
         if isinstance(node, ast.Compare):
@@ -614,12 +595,7 @@ class _KnownValues:
         if isinstance(node, ast.Call):
             return self._decides_by_call(node)
         if isinstance(node, ast.Name):
-            if node.id in self._followed:
-                return False
-            self._followed.append(node.id)
-            found = any(map(self.decides, self._values.get(node.id, ())))
-            self._followed.pop()
-            return found
+            return self._follow(node.id, lambda: any(map(self.decides, self._values.get(node.id, ()))))
         if isinstance(node, COMPREHENSIONS):
             elements = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
             return any(one.ifs for one in node.generators) or any(map(self.decides, elements))
@@ -1015,7 +991,18 @@ def _bindings(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
     elif isinstance(node, ast.withitem) and node.optional_vars is not None:
         pairs = [(node.optional_vars, node.context_expr)]
     for target, value in pairs:
-        yield from ((one.id, value) for one in ast.walk(target) if isinstance(one, ast.Name))
+        yield from ((name, value) for name in _names(target))
+
+
+def _generated(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the names that the comprehensions in a node bind, each with what is iterated."""
+    for one in ast.walk(node):
+        if isinstance(one, ast.comprehension):
+            yield from ((name, one.iter) for name in _names(one.target))
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    return (one.id for one in ast.walk(node) if isinstance(one, ast.Name))
 
 
 @lru_cache(maxsize=MODULES)
