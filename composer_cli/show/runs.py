@@ -37,19 +37,21 @@ DAMAGED = "damaged"
 """The status of a complete run whose files are not those that were written."""
 
 
-def lines(root: Path, *, versions: bool = True, check: Check = "sizes") -> list[RunLine]:
+def lines(root: Path, *, check: Check = "sizes") -> list[RunLine]:
     """List every run below the artifacts folder, in the order of the stages, oldest first.
 
-    versions: whether a run counts as out of date for its stage's newer version, which imports every stage there is.
     check: how thoroughly the files are compared with the manifest, as `Run.damage` takes it.
     """
-    return [line for line, _ in lines_and_summaries(root, versions=versions, check=check)]
+    return [line for line, _ in lines_and_summaries(root, check=check)]
 
 
 def lines_and_summaries(
     root: Path, *, versions: bool = True, check: Check = "sizes"
 ) -> list[tuple[RunLine, dict[str, Any]]]:
-    """Return `lines`, each with the summary of its run."""
+    """Return `lines`, each with the summary of its run.
+
+    versions: whether a run counts as out of date for its stage's newer version, which imports every stage there is.
+    """
     root, now = root.resolve(), datetime.now(UTC)
     every = index.read(root, check=check == "sizes")
     contents = {f"{root}/{one}": entry.content for one, entry in every.items() if isinstance(entry, index.Entry)}

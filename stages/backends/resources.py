@@ -150,13 +150,13 @@ def _group_files(root: Path, controller: str, second: str, first: str) -> Iterat
             yield _text(mount / group / name).strip()
 
 
-def unused(device: str, root: Path = Path("/")) -> int:
+def unused(device: str) -> int:
     """Return the bytes of `available` that no other process holds at this moment."""
     if device.startswith("cuda"):
-        return available(device, root)
-    lines = _text(root / "proc/meminfo").splitlines()
+        return available(device)
+    lines = _text(Path("/proc/meminfo")).splitlines()
     free = [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
-    return min(available(device, root), *(kept // ranks.local_count() for kept in free))
+    return min(available(device), *(kept // ranks.local_count() for kept in free))
 
 
 def _text(path: Path) -> str:

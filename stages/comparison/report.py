@@ -28,7 +28,7 @@ POINTS = " points"
 def sentence(found: "LogComparison", one: "LogDifference") -> str:
     """Return the decision in one sentence."""
     b, a = _called(found, one.letter), _called(found, "A")
-    bar = _amount(found, found.min_gain)
+    bar = f"{100 * found.min_gain:.3g}{POINTS}" if found.binary else f"{found.min_gain:.3g}"
     low, high = (_signed(found, limit).removesuffix(POINTS) for limit in (one.low, one.high))
     by = f"{_signed(found, one.estimate)} [{low}, {high}], {p_value(one.p_holm)}"
     if one.decision == BETTER:
@@ -180,10 +180,6 @@ def _called(found: "LogComparison", letter: str) -> str:
 
 def _value(found: "LogComparison", value: float) -> str:
     return "-" if value != value else f"{100 * value:.1f} %" if found.binary else f"{value:.4g}"
-
-
-def _amount(found: "LogComparison", value: float) -> str:
-    return f"{100 * value:.3g}{POINTS}" if found.binary else f"{value:.3g}"
 
 
 def _signed(found: "LogComparison", value: float) -> str:

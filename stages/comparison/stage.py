@@ -342,7 +342,9 @@ def _paired(
     def assuming(missing: Missing, *columns: str) -> PairedOutcomes | None:
         """Return the outcomes with these columns of either side as its means."""
         items = [
-            _with_means(side, column).append_column("arm", pa.array([arm] * len(side), pa.string()))
+            side.set_column(side.column_names.index("passed"), "passed", side[column]).append_column(
+                "arm", pa.array([arm] * len(side), pa.string())
+            )
             for side, column, arm in zip(sides, columns, "AB", strict=True)
         ]
         return paired(pa.concat_tables(items), "B", "A", PASSED, missing)
@@ -359,11 +361,6 @@ def _paired(
         return PairedSides(found, missing, None, None)
     worst, best = assuming("against", "highest", "lowest"), assuming("for", "lowest", "highest")
     return PairedSides(found, missing, worst, best)
-
-
-def _with_means(side: pa.Table, column: str) -> pa.Table:
-    """Return a side with another column as the means of its tasks."""
-    return side.set_column(side.column_names.index("passed"), "passed", side[column])
 
 
 def _with_absent(own: pa.Table, other: pa.Table) -> pa.Table:

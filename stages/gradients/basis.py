@@ -181,16 +181,17 @@ def load_spectrum(folder: Path) -> Spectrum:
     return Spectrum(loaded)
 
 
-def check_spectrum(model: "PreTrainedModel", spectrum: Spectrum, tolerance: float = 1e-4) -> None:
-    """`BadInput` when a decomposition does not reproduce this model's weights: it was made of another checkpoint.
+TOLERANCE = 1e-4
+"""Of ||W - U diag(S) Vh|| / ||W||."""
 
-    `tolerance` bounds ||W - U diag(S) Vh|| / ||W|| of every adapted Linear.
-    """
+
+def check_spectrum(model: "PreTrainedModel", spectrum: Spectrum) -> None:
+    """`BadInput` when a decomposition does not reproduce this model's weights: it was made of another checkpoint."""
     # In float32 on the model's device, one Linear at a time: the product U diag(S) Vh is as large as the weight.
     for name, linear in target_linears(model).items():
         factors = spectrum.factors[name].to(linear.weight.device, torch.float32)
         error = reconstruction_error(linear.weight, factors)
-        if error > tolerance:
+        if error > TOLERANCE:
             raise BadInput(
                 f"The decomposition is not of this model's weights: {name} is off by {error:.2g} of its norm. "
                 "Run `composer probe svd` on this model."

@@ -629,12 +629,9 @@ SHORTEST = 1024
 """Tokens of a prompt that a model must have room for besides an answer; what prompts need is known as they come."""
 
 
-def check_cache(model: Any, config: PolicyConfig, most: int | None = None) -> None:
-    """`UsageError` where not one answer of `policy.max_tokens` tokens fits into the memory for keys and values.
-
-    most: its bytes, by default those of `budget`.
-    """
-    most = budget(model, config) if most is None else most
+def check_cache(model: Any, config: PolicyConfig) -> None:
+    """`UsageError` where not one answer of `policy.max_tokens` tokens fits into the memory for keys and values."""
+    most = budget(model, config)
     needed = row_bytes(model, SHORTEST + (config.max_tokens or 1))  # without a limit an answer has what is left
     if needed > most:
         given = "policy.kv_cache_gib allows" if config.kv_cache_gib is not None else "there are"

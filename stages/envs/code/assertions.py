@@ -334,7 +334,8 @@ class _Reader:
                 raise CannotAsk(f"it assigns to {_short(target)}")
 
     def assertion(self, test: ast.expr) -> None:
-        calls = tuple(node for node in ast.walk(test) if isinstance(node, ast.Call) and self.is_asked(node))
+        called = (node for node in ast.walk(test) if isinstance(node, ast.Call))
+        calls = tuple(one for one in called if isinstance(one.func, ast.Name) and one.func.id in self.functions)
         self.check(test, {id(call) for call in calls})
         if not calls:
             if not _known(test, self.names):
@@ -347,9 +348,6 @@ class _Reader:
             positional = _known(ast.Tuple(call.args, ast.Load()), names)
             arguments.append((positional, _named(call.keywords, names)))
         self.found.append(CallAssertion(test, names, calls, tuple(arguments)))
-
-    def is_asked(self, call: ast.Call) -> bool:
-        return isinstance(call.func, ast.Name) and call.func.id in self.functions
 
     def check(self, node: ast.expr, calls: Collection[int]) -> None:
         """Raise CannotAsk unless `_value` can evaluate an expression once the calls in it have returned."""

@@ -147,7 +147,7 @@ def _problem(row: Row) -> CodeProblem:
     if "base_input" in row:
         return _evalplus(row)
     if "entry_point" in row and "test" in row:
-        return _humaneval(row)
+        return CodeProblem(**_signature(row), test=_text(row, "test"))  # HumanEval
     if "prompt" in row and "tests" in row:
         return _own(row)
     raise UnknownFormat(
@@ -204,10 +204,6 @@ def _of_assertions(
         refused=refused,
         mbpp_id=mbpp_id,
     )
-
-
-def _humaneval(row: Row) -> CodeProblem:
-    return CodeProblem(**_signature(row), test=_text(row, "test"))
 
 
 def _evalplus(row: Row) -> CodeProblem:

@@ -51,7 +51,7 @@ def _value(answer: str) -> Any:
 
 def _returns(expression: str, check: Mapping[str, Any], sandbox: str) -> bool:
     """Return whether an expression gives the expected results; it is executed in the sandbox alone."""
-    if not _is_expression(expression):
+    if not 0 < len(expression) <= LONGEST_EXPRESSION or len(expression.splitlines()) != 1:
         return False
     # A line of its own, so that a comment does not hide the bracket.
     source = f"def answer({check['argument']}):\n    return (\n{expression}\n)\n"
@@ -60,10 +60,6 @@ def _returns(expression: str, check: Mapping[str, Any], sandbox: str) -> bool:
         arguments = [(value,) for value, _ in check["cases"]]
         outcome = judge(sandbox, Path(folder), [Call("answer.py", "answer", arguments)], LIMITS)[0]
     return outcome.matches([result for _, result in check["cases"]])
-
-
-def _is_expression(text: str) -> bool:
-    return 0 < len(text) <= LONGEST_EXPRESSION and len(text.splitlines()) == 1
 
 
 def chosen(families: str) -> list[str]:

@@ -174,7 +174,9 @@ def load(path: str) -> list[Row]:
             problems.append(f"{where}: it holds what is not text, such as half of a character (\\ud800)")
             continue
         try:
-            row = TaskRow.model_validate(_without_nulls(given)).model_dump()
+            # Without columns that are null: tables have every column in every row.
+            written = {name: value for name, value in given.items() if value is not None}
+            row = TaskRow.model_validate(written).model_dump()
         except ValidationError as error:
             problems.append(f"{where}: {'; '.join(map(_problem, error.errors(include_url=False)))}")
             continue
@@ -254,11 +256,6 @@ def _parsed(row: Row) -> Row:
         elif isinstance(value, list) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in value):
             parsed[name] = dict(value)
     return parsed
-
-
-def _without_nulls(row: Row) -> Row:
-    """Return a row without columns that are null: tables have every column in every row."""
-    return {name: value for name, value in row.items() if value is not None}
 
 
 def _missing_source(row: Mapping[str, Any]) -> str:
