@@ -24,6 +24,7 @@ from stages.runs.kinds import EVAL_ITEM, KINDS, ROLLOUT, Row
 from stages.runs.queries import RolloutFilter, RolloutPage
 from stages.runs.run import Inputs, Run
 from stages.runs.stage import load_stage
+from stages.training.channels import CHANNELS
 
 LONGEST_CELL = 200
 """Characters of a value in a table of first rows."""
@@ -114,14 +115,8 @@ METRICS = {
     "entropy": "entropy, nats",
     "completions/mean_length": "length of a rollout, tokens",
     "grad_norm": "gradient norm",
-    "dpo/loss": "DPO loss",
-    "dpo/accuracy": "DPO accuracy",
-    "simpo/loss": "SimPO loss",
-    "sft/loss": "imitation loss",
-    "sdpo/loss": "self-distillation loss",
-    "taid/loss": "TAID loss",
-    "eopd/loss": "entropy-aware distillation loss",
-    "opd/loss": "on-policy distillation loss",
+    **{f"{name}/loss": f"{name} loss" for name in CHANNELS},
+    **{f"{name}/{one}": f"{name} {one}" for name, channel in CHANNELS.items() for one in channel.columns},
 }
 """The metrics of a training that are drawn first, with their titles; others that vary follow by their names."""
 
