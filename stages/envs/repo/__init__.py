@@ -9,6 +9,7 @@ grading.py - run pytest in a sandbox, decide whether hidden and visible tests pa
 asked.py - ask the tests of a task for their values, and say why others give only a report
 questions.py - versions of a test that ask for the values that it compares, without the expected ones
 inlining.py - write helpers, fixtures and tables into a test that takes them from elsewhere
+known_values.py - the expressions of a test that no code under test has a part in
 pruning.py - leave out of a test file what the tests that are kept do not need
 values.py - compare what a test process sent with what was expected
 rewritten_tests.py - functions of test files, and the tables that give values to their names

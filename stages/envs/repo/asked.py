@@ -27,8 +27,9 @@ from stages.envs.repo import trees, values
 from stages.envs.repo.grading import TestLists, TestOutcomes
 from stages.envs.repo.guest.composer_rules import PASSING, stands_for
 from stages.envs.repo.guest.composer_values import MOST_ANSWERS
+from stages.envs.repo.known_values import text_of
 from stages.envs.repo.pruning import mentioned, pruned
-from stages.envs.repo.questions import IMPORT, Asking, NotAskable, Sends, asking, text_of
+from stages.envs.repo.questions import IMPORT, Asking, NotAskable, Sends, asking
 from stages.envs.repo.rewritten_tests import FunctionNode, TestFiles, TestLocation
 from stages.errors import InfrastructureError
 

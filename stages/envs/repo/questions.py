@@ -11,19 +11,17 @@ can be asked, as often as known values say, and nothing that is left tells what 
 """
 
 import ast
-import builtins
 import copy
-import re
-import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal
 
 from stages.envs.repo.inlining import inlined
+from stages.envs.repo.known_values import MODULES, KnownValues, called, deciding_functions, dotted
 from stages.envs.repo.pruning import CALLED_BY_RUNNER
-from stages.envs.repo.rewritten_tests import FunctionNode, columns, own_nodes
+from stages.envs.repo.rewritten_tests import FunctionNode, columns
 
 IMPORT = "from composer_questions import ask as _composer_ask, caught as _composer_caught, warned as _composer_warned"
 ASK = "_composer_ask"
@@ -62,63 +60,8 @@ COMPARING: dict[str, type[ast.cmpop]] = {
 }
 MATCHES = frozenset({"search", "match", "fullmatch"})
 TEXT_TESTS = frozenset({"startswith", "endswith"})
-SAFE_FUNCTIONS = frozenset(
-    {
-        *("abs", "bool", "bytes", "chr", "dict", "divmod", "enumerate", "float", "frozenset", "int", "len", "list"),
-        *("max", "min", "ord", "pow", "range", "repr", "reversed", "round", "set", "sorted", "str", "sum", "tuple"),
-        *("zip", "open", "bytearray", "complex"),
-    }
-)
-SAFE_METHODS = frozenset(
-    {
-        *("join", "split", "rsplit", "splitlines", "strip", "lstrip", "rstrip", "replace", "upper", "lower", "title"),
-        *("capitalize", "format", "encode", "decode", "zfill", "rjust", "ljust", "center", "items", "keys", "values"),
-        *("copy", "count", "index", "union", "intersection", "difference", "hex", "read", "read_text", "read_bytes"),
-        *("joinpath", "with_suffix", "with_name", "resolve", "absolute", "isoformat", "get", "startswith", "endswith"),
-    }
-)
-"""Methods that change nothing."""
-KNOWN_MODULES = frozenset(
-    {
-        *("base64", "binascii", "calendar", "cmath", "collections", "configparser", "copy", "csv", "datetime"),
-        *("decimal", "enum", "fractions", "hashlib", "html", "io", "ipaddress", "itertools", "json", "math"),
-        *("operator", "os.path", "pathlib", "re", "statistics", "string", "struct", "textwrap", "tomllib", "typing"),
-        *("unicodedata", "urllib.parse", "zlib", "zoneinfo"),
-    }
-)
-"""Modules of the standard library that give the same in every run."""
-READING = frozenset({"open", "read", "read_text", "read_bytes", "load", "readlines"})
-NOW = frozenset({"now", "today", "utcnow"})
-UNCHANGING = frozenset(
-    {
-        *("Path", "PurePath", "Decimal", "Fraction", "date", "datetime", "time", "timedelta", "int", "str", "float"),
-        *("bool", "bytes", "tuple", "frozenset", "len", "chr", "ord", "dedent", "join", "strip", "encode", "format"),
-    }
-)
-"""What makes values that never change in place."""
-PLAIN_NODES = (
-    *(ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.JoinedStr, ast.FormattedValue, ast.BinOp, ast.UnaryOp),
-    *(ast.Compare, ast.BoolOp, ast.IfExp, ast.Subscript, ast.Slice, ast.Starred),
-)
-COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-DECIDING = frozenset(
-    {
-        *("any", "all", "isinstance", "issubclass", "hasattr", "callable", "bool", "filter", "startswith", "endswith"),
-        *("isdigit", "isalpha", "isalnum", "isnumeric", "isspace", "isupper", "islower", "issubset", "issuperset"),
-        *("isdisjoint", "count", "index", "find"),
-    }
-)
-TRANSPARENT = frozenset({"copy", "csv", "io", "json", "os", "pathlib", "subprocess", "sys"})
-"""Modules of the standard library whose functions compare nothing that they are given."""
-ALIKE = ("equal", "close", "same", "match", "compare", "cmp", "identical", "search")
-"""Functions, and parts of their names, by which a test decides itself, whatever object it has got."""
 ASSERTING = ("assert", "raises", "warns", "fail", "check", "verify", "expect", "validate")
 """Parts of the names of functions that assert, where a test calls one and uses no value of it."""
-GUESSED = (None, 0, 1, -1, "", b"")  # False == 0, True == 1
-FORMAT = re.compile(r"%[.\d]*[a-z]|\{[^{}]*\}")
-"""What a text that formats others holds."""
-MODULES = 256
-"""Of test files, whose names are remembered: each of their tests asks for them."""
 Sends = Literal["open", "expecting", "withheld"]
 
 
@@ -160,40 +103,6 @@ class Asking:
         )
 
 
-def text_of(modules: Mapping[str, ast.Module]) -> str:
-    """Return what modules by path tell beside what they do: their paths, names and literals."""
-    parts, numbers = [path.casefold() for path in modules], set[int]()
-    for node in (inner for module in modules.values() for inner in ast.walk(module)):
-        if isinstance(node, ast.Constant):
-            parts += [] if id(node) in numbers else [_text(node.value)]
-        elif isinstance(node, ast.Call) and called(node).startswith("_composer_"):
-            # The number of a question is none of the test's; it comes before what is asked.
-            numbers.add(id(node.args[0]))
-        else:
-            parts += [value.casefold() for _, value in ast.iter_fields(node) if isinstance(value, str)]
-    return _apart("\n".join(parts))
-
-
-def _told(value: object) -> frozenset[str]:
-    """Return the texts by any of which a literal is told: its own, and the one that a name would have."""
-    text = _apart(_text(value).strip())
-    return frozenset({text, _apart("_".join(re.findall(r"[^\W_]+", _text(value).casefold()))) or text})
-
-
-def _text(value: object) -> str:
-    return value.decode("latin-1") if isinstance(value, bytes) else str(value)
-
-
-def _apart(text: str) -> str:
-    """Return a text with spaces around its numbers, so that 3 does not stand in 31, but in is3."""
-    return re.sub(r"\d+(\.\d+)?", lambda found: f" {_short_number(found[0])} ", text)
-
-
-def _short_number(text: str) -> str:
-    """Return a number without the zeros that tell nothing: 7.50 is 7.5, and 750.0 is 750."""
-    return (text.rstrip("0").rstrip(".") if "." in text else text).lstrip("0") or "0"
-
-
 def asking(
     module: ast.Module,
     owner: ast.ClassDef | None,
@@ -209,7 +118,7 @@ def asking(
         raise NotAskable("binds names where it reads them")
     helpers = _imported(module, beside)
     asserting = asserting_names(module) | {name for name, (own, of) in helpers.items() if own in asserting_names(of)}
-    deciding = {name for name, (own, of) in helpers.items() if own in _deciding_functions(of)}
+    deciding = {name for name, (own, of) in helpers.items() if own in deciding_functions(of)}
     around = [*fixtures.values(), *module.body, *(owner.body if owner else ())]
     marks = [*function.decorator_list, *(owner.decorator_list if owner else ())]
     marks += [node for node in module.body if isinstance(node, ast.Assign)]
@@ -219,19 +128,36 @@ def asking(
     if found := "".join(_asserts(one, asserting) for one in function.decorator_list):
         raise NotAskable(f"has a decorator that {found}")
     test = inlined(module, owner, function, fixtures, asserting)
-    known = _KnownValues(module, test, _deciding_functions(module) | deciding | asserting)
+    known = KnownValues(module, test, deciding_functions(module) | deciding | asserting, {*COMPARING, *CALLS})
     assertions = _Assertions(known, asserting)
     assertions.collect(test.body)
     if not assertions.questions:
         raise NotAskable("asserts nothing that has a value")
-    known.remove(assertions.questions)
-    for one in assertions.questions:
-        known.require_withheld(one)
-    expects = tuple(frozenset(known.literals(one.expected)) for one in assertions.questions)
+    expected = [one.expected for one in assertions.questions]
+    known.remove(expected)
+    absent = frozenset(name for one in assertions.questions for name in _withheld(known, one))
+    expects = tuple(frozenset(known.literals(one)) for one in expected)
     open_, expecting, withheld = (_Rewriter(known, assertions, sends).function(test) for sends in SENDS)
     relations = tuple(one.relation for one in assertions.questions)
-    reads, absent = known.reads(assertions.questions), frozenset(known.absent)
-    return Asking(open_, expecting, withheld, relations, absent, reads, expects)
+    return Asking(open_, expecting, withheld, relations, absent, known.reads(expected), expects)
+
+
+def _withheld(known: KnownValues, one: ValueQuestion) -> frozenset[str]:
+    """Return the constants of the module by which alone a question's expected value could be told.
+
+    `NotAskable` where what is left of the test tells the value, or decides it.
+    """
+    telling = known.telling(one.expected)
+    decides = one.asked is not None and known.decides(one.asked)
+    # With an operand that is expected as well, an object that steps aside would be enough.
+    if decides and not (
+        one.relation == "==" and telling and known.literals(one.expected).isdisjoint(known.literals(one.asked))
+    ):
+        raise NotAskable(f"decides itself: {_short(one.asked)}")
+    left = sorted(known.left(one.expected))
+    if not telling and left:
+        raise NotAskable(f"holds the expected value in {left[0]}")
+    return frozenset() if telling == "own" else known.constants_of(one.expected)
 
 
 def _run_around(
@@ -307,324 +233,10 @@ def asserting_names(module: ast.Module) -> frozenset[str]:
         names |= found
 
 
-def called(node: ast.Call) -> str:
-    """Return the last part of the name of what is called."""
-    return getattr(node.func, "attr", "") or getattr(node.func, "id", "")
-
-
-def dotted(node: ast.AST) -> str:
-    """Return a dotted name, "" for any other expression."""
-    if isinstance(node, ast.Attribute):
-        above = dotted(node.value)
-        return above and f"{above}.{node.attr}"
-    return node.id if isinstance(node, ast.Name) else ""
-
-
-class _KnownValues:
-    """Which expressions of a test no code under test has a part in, and which names only expected values read.
-
-    `unused` are variables and parameters that nothing but expected values reads, `absent` names of the module by which
-    alone an expected value could be told.
-    """
-
-    def __init__(self, module: ast.Module, function: FunctionNode, deciding: frozenset[str]) -> None:
-        self.function = function
-        self.unused: frozenset[str] = frozenset()
-        self.absent: set[str] = set()
-        self.assigned: dict[str, ast.Assign] = {}
-        self.opened: dict[str, ast.expr] = {}
-        self._values: dict[str, list[ast.expr]] = {}
-        self._deciding = deciding
-        self._loops: dict[str, ast.expr] = {}
-        self._followed: list[str] = []
-        of_module, (known, other) = _module_names(module), _known_imports(function.body)
-        self._modules = (of_module.known | known) - of_module.other - other
-        local = list(_bound_names(function.body))
-        self.locals = {*local, *(one.arg for one in ast.walk(function) if isinstance(one, ast.arg))} - {*self._modules}
-        self._top, self._constants = of_module.bound - {*self._modules}, of_module.constants
-        changed = {name for node in ast.walk(function) for name in _changed_names(node)}
-        self.cells = {name: cells for name, cells in columns(function).items() if name not in changed}
-        self._handed: frozenset[str] = frozenset()
-        for node in own_nodes(function):
-            for name, value in _bindings(node):
-                self._values.setdefault(name, []).append(value)
-            if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-                name = node.targets[0].id
-                if local.count(name) == 1 and name not in changed:
-                    self.assigned[name] = node
-            elif isinstance(node, ast.For):
-                once = (name for name in _names(node.target) if local.count(name) == 1 and name not in changed)
-                self._loops |= dict.fromkeys(once, node.iter)
-            elif isinstance(node, ast.With):
-                for item in node.items:
-                    if isinstance(item.optional_vars, ast.Name) and local.count(item.optional_vars.id) == 1:
-                        self.opened[item.optional_vars.id] = item.context_expr
-        self._handed = self._handed_out()
-
-    def _handed_out(self) -> frozenset[str]:
-        """Return the names of lists and other objects that code under test gets, and may change."""
-        values = {name: [*found] for name, found in self._values.items()}
-        for name, cells in self.cells.items():
-            values.setdefault(name, []).extend(row[place] for row, place in cells)
-        for name, value in self._constants.items():
-            values.setdefault(name, []).append(value)
-        for name, iterated in _generated(self.function):
-            values.setdefault(name, []).append(iterated)
-        inside = {name: {one for value in found for one in _loaded(value)} for name, found in values.items()}
-        shared: set[str] = set()
-        while found := {
-            name
-            for name in values
-            if name not in shared and (any(map(_is_changeable, values[name])) or inside[name] & shared)
-        }:
-            shared |= found
-        calls = [node for node in ast.walk(self.function) if isinstance(node, ast.Call) and not self._is_harmless(node)]
-        arguments = (part for node in calls for part in (*node.args, *(one.value for one in node.keywords)))
-        handed = {name for part in arguments for name in _loaded(part)} & shared
-        # What holds it, and what it holds, may be the same object.
-        while found := {
-            name for name in shared - handed if inside[name] & handed or any(name in inside[one] for one in handed)
-        }:
-            handed |= found
-        return frozenset(handed)
-
-    def _is_harmless(self, node: ast.Call) -> bool:
-        """Return whether a call hands nothing to code under test: it is known, asserts, or is of a safe module."""
-        name, root = called(node), dotted(node.func).partition(".")[0]
-        return (
-            self.is_known(node)
-            or name in COMPARING
-            or name in CALLS
-            or name in ("isinstance", "len", "repr", "str", "param", "approx")
-            or (root in TRANSPARENT | self._modules and root not in self.locals)
-        )
-
-    def is_known(self, node: ast.AST, bound: frozenset[str] = frozenset()) -> bool:
-        """Return whether no code under test has a part in the value of an expression."""
-        if isinstance(node, ast.Name):
-            return node.id in bound or self._is_known_name(node.id)
-        if isinstance(node, ast.Attribute):
-            return self.is_known(node.value, bound)
-        if isinstance(node, COMPREHENSIONS):
-            inside = bound | {name for one in node.generators for name in _names(one.target)}
-            parts: list[ast.AST] = [one for g in node.generators for one in (g.iter, *g.ifs)]
-            parts += [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
-            return all(self.is_known(part, inside) for part in parts)
-        if isinstance(node, ast.Call):
-            if isinstance(node.func, ast.Name) and node.func.id not in bound:
-                name = node.func.id
-                safe = name in self._modules or (name in SAFE_FUNCTIONS and self._is_known_name(name))
-            else:
-                known = dotted(node.func) == "pytest.approx" or self.is_known(node.func, bound)
-                safe = known and called(node) not in NOW
-            return safe and all(self.is_known(one, bound) for one in (*node.args, *(k.value for k in node.keywords)))
-        if isinstance(node, PLAIN_NODES):
-            children = (one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr))
-            return all(self.is_known(child, bound) for child in children)
-        return False
-
-    def is_class(self, node: ast.AST) -> bool:
-        """Return whether an expression names classes, of the code under test as well."""
-        if isinstance(node, ast.Tuple):
-            return all(map(self.is_class, node.elts))
-        if isinstance(node, ast.Name) and node.id in self.cells:
-            return all(self.is_class(values[place]) for values, place in self.cells[node.id])
-        name = dotted(node)
-        last = name.rpartition(".")[2].lstrip("_")
-        return bool(name) and name.partition(".")[0] not in self.locals and (last[:1].isupper() or last in TYPES)
-
-    def is_expected(self, node: ast.AST) -> bool:
-        """Return whether an expression is known but for classes of the code under test that it makes objects of."""
-        if isinstance(node, ast.Call) and self.is_class(node.func):
-            return all(map(self.is_expected, (*node.args, *(one.value for one in node.keywords))))
-        if isinstance(node, ast.Name) and node.id in self._handed:
-            return False
-        if isinstance(node, ast.Name) and node.id in self.cells:
-            return all(self.is_expected(values[place]) for values, place in self.cells[node.id])
-        if isinstance(node, ast.Name) and node.id in self.assigned:
-            return self._follow(node.id, lambda: self.is_expected(self.assigned[node.id].value))
-        if isinstance(node, ast.List | ast.Tuple | ast.Dict):
-            return all(self.is_expected(one) for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr))
-        return self.is_known(node)
-
-    def _follow(self, name: str, then: Callable[[], bool]) -> bool:
-        """Return what a name's value gives; False of one that is made of itself, in a loop or a comprehension."""
-        if name in self._followed:
-            return False
-        self._followed.append(name)
-        found = then()
-        self._followed.pop()
-        return found
-
-    def _source(self, name: str) -> ast.expr | None:
-        if name in self.assigned:
-            return self.assigned[name].value
-        return self.opened.get(name) or self._loops.get(name)
-
-    def _is_known_name(self, name: str) -> bool:
-        if name in self._handed:
-            return False
-        if name in self.cells:
-            return all(self.is_known(values[place]) for values, place in self.cells[name])
-        source = self._source(name) if name in self.locals else self._constants.get(name)
-        if source is not None:
-            return self._follow(name, lambda: self.is_known(source))
-        if name in self.locals or name in self._top:
-            return False
-        return name in self._modules or name == "__file__" or (hasattr(builtins, name) and "*" not in self._top)
-
-    def remove(self, asked: Sequence[ValueQuestion]) -> None:
-        """Find the names that only expected values, and other unused variables, read."""
-        unused: set[str] = set()
-        candidates = {name for name, node in self.assigned.items() if self.is_expected(node.value)} | set(self.cells)
-        candidates |= {name for name, source in self.opened.items() if self.is_known(source)}
-        while True:
-            inside = {id(inner) for one in asked for inner in ast.walk(one.expected)}
-            for name in unused:
-                source = self.assigned.get(name) or self.opened.get(name)
-                inside |= {id(inner) for inner in ast.walk(source)} if source else set()
-            body = [n for one in self.function.body for n in ast.walk(one) if isinstance(n, ast.Name) and _is_load(n)]
-            read = {node.id for node in body if id(node) not in inside}
-            if candidates - read == unused:
-                self.unused = frozenset(unused)
-                return
-            unused = candidates - read
-
-    def require_withheld(self, one: ValueQuestion) -> None:
-        """Raise `NotAskable` where what is left of the test tells the expected value of a question, or decides it."""
-        telling = self._telling(one.expected)
-        decides = one.asked is not None and self.decides(one.asked)
-        # With an operand that is expected as well, an object that steps aside would be enough.
-        if decides and not (
-            one.relation == "==" and telling and self.literals(one.expected).isdisjoint(self.literals(one.asked))
-        ):
-            raise NotAskable(f"decides itself: {_short(one.asked)}")
-        left = sorted(self._left(one.expected))
-        if not telling and left:
-            raise NotAskable(f"holds the expected value in {left[0]}")
-        if telling != "own":
-            made_of = {*self._closure(one.expected)} - self.locals
-            self.absent |= made_of & self._constants.keys()
-
-    def _telling(self, node: ast.AST) -> str:
-        """Return by what a part of an expression that cannot be guessed is removed.
-
-        "own": with the test. "module": with names of the module alone. "": there is no such part.
-        """
-        if isinstance(node, ast.Constant):
-            is_format = isinstance(node.value, str) and not any(map(str.isalnum, FORMAT.sub("", node.value)))
-            return "" if node.value in GUESSED or node.value is Ellipsis or is_format else "own"
-        if isinstance(node, ast.Name):
-            if node.id in self.cells:
-                told = [self._telling(values[place]) for values, place in self.cells[node.id]]
-                return max(told, default="") if node.id in self.unused else ""
-            if node.id in self.locals:
-                source = self._source(node.id)
-                return self._telling(source) if source is not None and node.id in self.unused else ""
-            if node.id in self._constants:
-                return "module" if self._telling(self._constants[node.id]) else ""
-            return "own" if node.id in self._top or node.id in TYPES or node.id[:1].isupper() else ""
-        if isinstance(node, ast.Compare | ast.BoolOp | ast.Slice | ast.Lambda):
-            return ""
-        parts: Sequence[ast.AST]
-        if isinstance(node, ast.Subscript | ast.Attribute):
-            parts = [node.value]
-        elif isinstance(node, ast.IfExp):
-            parts = [node.body, node.orelse]
-        elif isinstance(node, ast.Call):
-            # Further arguments say how something is made: int(x, 16), round(x, 2).
-            parts = [node.func.value] if isinstance(node.func, ast.Attribute) else []
-            parts = [*parts, *node.args[: 1 if dotted(node.func) in SAFE_FUNCTIONS else None]]
-        elif isinstance(node, COMPREHENSIONS):
-            parts = [one.iter for one in node.generators]
-            parts = [*parts, *([node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt])]
-        else:
-            parts = [one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr)]
-        return max((self._telling(part) for part in parts), default="")
-
-    def _closure(self, node: ast.AST) -> Iterator[str]:
-        """Yield the names that an expression is made of, through variables that are removed."""
-        waiting, seen = [node], set()
-        while waiting:
-            for inner in ast.walk(waiting.pop()):
-                if isinstance(inner, ast.Name) and inner.id not in seen:
-                    seen.add(inner.id)
-                    yield inner.id
-                    source = self._source(inner.id) if inner.id in self.unused else None
-                    if source is None and inner.id not in self.locals:
-                        source = self._constants.get(inner.id)
-                    waiting += [source] if source is not None and inner.id not in self.cells else []
-
-    def _left(self, node: ast.AST) -> set[str]:
-        """Return the variables of the test that an expected value is made of and that stay."""
-        inner = {name for name, _ in _generated(node)}
-        return (self.locals & {*self._closure(node)}) - self.unused - inner
-
-    def literals(self, node: ast.AST | None) -> set[frozenset[str]]:
-        """Return what tells an expression's literals, in variables and columns as well, but for the guessed."""
-        found: set[frozenset[str]] = set()
-        waiting, seen = [node] if node is not None else [], set()
-        while waiting:
-            for inner in ast.walk(waiting.pop()):
-                if isinstance(inner, ast.Constant) and inner.value not in GUESSED:
-                    found.add(_told(inner.value))
-                elif isinstance(inner, ast.Name) and inner.id not in seen:
-                    seen.add(inner.id)
-                    waiting += [values[place] for values, place in self.cells.get(inner.id, ())]
-                    waiting += [] if inner.id in self.cells else self._values.get(inner.id, [])
-                    waiting += [self._constants[inner.id]] if inner.id in self._constants else []
-        return found
-
-    def reads(self, asked: Sequence[ValueQuestion]) -> bool:
-        """Return whether an expected value is read from a file."""
-        names = {name for one in asked for name in self._closure(one.expected)}
-        sources = [source for name in names if (source := self._source(name) or self._constants.get(name))]
-        nodes = (node for one in [*(one.expected for one in asked), *sources] for node in ast.walk(one))
-        return any(isinstance(node, ast.Call) and called(node) in READING for node in nodes)
-
-    def decides(self, node: ast.AST) -> bool:
-        """Return whether a test makes a value by comparing what it has got, which an object can decide."""
-        if isinstance(node, ast.Compare):
-            # No object decides what it is identical to.
-            identity = all(isinstance(one, ast.Is | ast.IsNot) for one in node.ops)
-            return not identity or any(map(self.decides, (node.left, *node.comparators)))
-        if isinstance(node, ast.BoolOp | ast.IfExp | ast.BinOp):
-            return not self.is_known(node)
-        if isinstance(node, ast.UnaryOp):
-            return isinstance(node.op, ast.Not) or self.decides(node.operand)
-        if isinstance(node, ast.Call):
-            return self._decides_by_call(node)
-        if isinstance(node, ast.Name):
-            return self._follow(node.id, lambda: any(map(self.decides, self._values.get(node.id, ()))))
-        if isinstance(node, COMPREHENSIONS):
-            elements = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
-            return any(one.ifs for one in node.generators) or any(map(self.decides, elements))
-        if isinstance(node, ast.Constant | ast.Lambda):
-            return False
-        return any(self.decides(one) for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr))
-
-    def _decides_by_call(self, node: ast.Call) -> bool:
-        name, root = called(node), dotted(node.func).partition(".")[0]
-        if name in DECIDING | self._deciding or name.startswith("__") or any(one in name.lower() for one in ALIKE):
-            return True
-        if isinstance(node.func, ast.Name) and name in SAFE_FUNCTIONS:
-            mixed = len(node.args) > 1 and any(map(self.is_known, node.args))
-            return mixed or any(map(self.decides, node.args))
-        # A fixture, or another function of the standard library, may compare what it is given.
-        if isinstance(node.func, ast.Name) and name in self.locals:
-            return True
-        if root in (sys.stdlib_module_names | self._modules) - TRANSPARENT - self.locals and not name[:1].isupper():
-            return True
-        return self.decides(node.func)
-
-
-TYPES = frozenset(name for name, value in vars(builtins).items() if isinstance(value, type))
-
-
 class _Assertions:
     """The questions of a test, by the statement that asserts; `NotAskable` where a statement cannot be asked."""
 
-    def __init__(self, known: _KnownValues, asserting: frozenset[str]) -> None:
+    def __init__(self, known: KnownValues, asserting: frozenset[str]) -> None:
         self._known, self._asserting = known, asserting
         self.questions: list[ValueQuestion] = []
         self.of: dict[int, list[ValueQuestion]] = {}
@@ -867,7 +479,7 @@ def table_of(node: ast.expr) -> ast.expr:
 class _Rewriter(ast.NodeTransformer):
     """Puts questions in the place of assertions."""
 
-    def __init__(self, known: _KnownValues, found: _Assertions, sends: Sends) -> None:
+    def __init__(self, known: KnownValues, found: _Assertions, sends: Sends) -> None:
         self._known, self._of, self._sends = known, found.of, sends
 
     def function(self, function: FunctionNode) -> FunctionNode:
@@ -943,28 +555,11 @@ def _with_body(node: ast.stmt, body: list[ast.stmt]) -> ast.stmt:
     return result
 
 
-def _is_load(node: ast.Name) -> bool:
-    return isinstance(node.ctx, ast.Load)
-
-
 def _is_type(node: ast.expr) -> bool:
     """Return whether an expression asks for the class of a value."""
     return (isinstance(node, ast.Call) and dotted(node.func) == "type" and len(node.args) == 1) or (
         isinstance(node, ast.Attribute) and node.attr == "__class__"
     )
-
-
-def _is_changeable(node: ast.expr) -> bool:
-    """Return whether a value may be one that changes in place: anything but literals of other types."""
-    changeable = (ast.List, ast.Dict, ast.Set, *COMPREHENSIONS)
-    return any(
-        isinstance(one, changeable) or (isinstance(one, ast.Call) and called(one) not in UNCHANGING)
-        for one in ast.walk(node)
-    )
-
-
-def _loaded(node: ast.expr) -> Iterator[str]:
-    return (one.id for one in ast.walk(node) if isinstance(one, ast.Name) and _is_load(one))
 
 
 def _is_literal(node: ast.expr) -> bool:
@@ -975,122 +570,3 @@ def _is_literal(node: ast.expr) -> bool:
 def _short(node: ast.AST | None) -> str:
     text = ast.unparse(node) if node is not None else ""
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _bindings(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """Yield the names that a statement binds, each with what it is bound to, or a part of."""
-    pairs: list[tuple[ast.expr, ast.expr]] = []
-    if isinstance(node, ast.Assign):
-        pairs = [(target, node.value) for target in node.targets]
-    elif isinstance(node, ast.AugAssign):
-        pairs = [(node.target, ast.BinOp(node.target, node.op, node.value))]
-    elif isinstance(node, ast.AnnAssign) and node.value is not None:
-        pairs = [(node.target, node.value)]
-    elif isinstance(node, ast.For | ast.AsyncFor):
-        pairs = [(node.target, node.iter)]
-    elif isinstance(node, ast.withitem) and node.optional_vars is not None:
-        pairs = [(node.optional_vars, node.context_expr)]
-    for target, value in pairs:
-        yield from ((name, value) for name in _names(target))
-
-
-def _generated(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """Yield the names that the comprehensions in a node bind, each with what is iterated."""
-    for one in ast.walk(node):
-        if isinstance(one, ast.comprehension):
-            yield from ((name, one.iter) for name in _names(one.target))
-
-
-def _names(node: ast.AST) -> Iterator[str]:
-    return (one.id for one in ast.walk(node) if isinstance(one, ast.Name))
-
-
-@lru_cache(maxsize=MODULES)
-def _deciding_functions(module: ast.Module) -> frozenset[str]:
-    """Return the functions of a test module, and what it imports from others beside it, that may compare values."""
-    found = {
-        node.name
-        for node in ast.walk(module)
-        if isinstance(node, FunctionNode)
-        if any(isinstance(one, ast.Compare | ast.BoolOp | ast.Call) and _may_decide(one) for one in ast.walk(node))
-    }
-    for node in ast.walk(module):
-        if isinstance(node, ast.ImportFrom) and (node.level or "test" in (node.module or "")):
-            found.update(one.asname or one.name for one in node.names)
-    return frozenset(found)
-
-
-def _may_decide(node: ast.Compare | ast.BoolOp | ast.Call) -> bool:
-    if isinstance(node, ast.Call):
-        return called(node) in DECIDING or any(one in called(node).lower() for one in ALIKE)
-    return True
-
-
-@dataclass(frozen=True)
-class _ModuleNames:
-    """The names that a module binds, `known` and `other` as in _known_imports, and its constants, bound once."""
-
-    bound: frozenset[str]
-    known: frozenset[str]
-    other: frozenset[str]
-    constants: Mapping[str, ast.expr]
-
-
-@lru_cache(maxsize=MODULES)
-def _module_names(module: ast.Module) -> _ModuleNames:
-    bound = list(_bound_names(module.body))
-    changed = {name for node in ast.walk(module) for name in _changed_names(node)}
-    constants = {
-        node.targets[0].id: node.value
-        for node in module.body
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-        if bound.count(node.targets[0].id) == 1 and node.targets[0].id not in changed
-    }
-    return _ModuleNames(frozenset(bound), *_known_imports(module.body), constants)
-
-
-def _known_imports(body: Sequence[ast.stmt]) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the names bound to modules of KNOWN_MODULES, their contents and pytest.approx, and those bound to more."""
-    known: set[str] = set()
-    other: set[str] = set()
-    for node in body:
-        if isinstance(node, ast.Import):
-            for name in node.names:
-                bound = name.asname or name.name.partition(".")[0]
-                (known if name.name in KNOWN_MODULES or name.name == "os" else other).add(bound)
-        elif isinstance(node, ast.ImportFrom):
-            for name in node.names:
-                inside = node.module in KNOWN_MODULES and not node.level
-                safe = inside or (node.module, name.name) in (("pytest", "approx"), ("unittest.mock", "ANY"))
-                (known if safe and name.name != "*" else other).add(name.asname or name.name)
-        else:
-            other.update(_bound_names([node]))
-    return frozenset(known), frozenset(other)
-
-
-def _changed_names(node: ast.AST) -> Iterator[str]:
-    """Yield the names whose value a statement or a call of their own method may change."""
-    targets: Sequence[ast.AST] = ()
-    if isinstance(node, ast.AugAssign):
-        targets = (node.target,)
-    elif isinstance(node, ast.Assign | ast.Delete):
-        targets = [target for target in node.targets if not isinstance(target, ast.Name)]
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr not in SAFE_METHODS:
-        targets = (node.func.value,)
-    for target in targets:
-        while isinstance(target, ast.Subscript | ast.Attribute | ast.Starred):
-            target = target.value
-        if isinstance(target, ast.Name):
-            yield target.id
-
-
-def _bound_names(body: Sequence[ast.stmt]) -> Iterator[str]:
-    """Yield the names that statements bind."""
-    for node in body:
-        for inner in ast.walk(node):
-            if isinstance(inner, ast.Name) and not _is_load(inner):
-                yield inner.id
-            elif isinstance(inner, FunctionNode | ast.ClassDef):
-                yield inner.name
-            elif isinstance(inner, ast.alias):
-                yield (inner.asname or inner.name).partition(".")[0]
