@@ -389,6 +389,11 @@ def test_flash_attention_is_taken_where_torch_has_it_and_is_as_near_to_the_truth
         assert 0 < (ours - true).norm() < 1.1 * (theirs - true).norm()
 
 
+def test_training_does_without_cudnns_attention() -> None:
+    """Its gradients are NaN where scores are large, which only a GPU shows: `./dev gpu correctness`."""
+    assert packing.NAME and not torch.backends.cuda.cudnn_sdp_enabled()
+
+
 def test_flash_attention_that_gives_other_numbers_is_not_taken() -> None:
     shape = (torch.device("cpu"), torch.bfloat16, 4, 2, 8)
     assert not packing.flash_agrees(*shape)  # torch has none for a CPU
