@@ -38,7 +38,7 @@ def test_correctness_compares_every_loss_and_a_step(tmp_path: Path, monkeypatch:
     assert gpu.run("correctness", gpu.Asked("cpu")) == 0
     found = kept(tmp_path, "correctness")
     rest = {name for name in found if "rows" in name or "sample" in name}
-    for name in ("dpo", "simpo", "sft", "sdpo", "taid", "eopd"):
+    for name in ("dpo", "simpo", "sft", "sdpo", "taid", "eopd", "opd"):
         assert found[f"loss of {name}: relative difference from the CPU"] == 0
     assert found["gradient of a step with all channels: relative difference from the CPU"] == 0
 
@@ -57,7 +57,7 @@ def test_correctness_compares_every_loss_and_a_step(tmp_path: Path, monkeypatch:
         return {name: value * 1.01 if off.calls == 1 else value for name, value in values.items()}  # type: ignore[attr-defined]
 
     off.calls = 0  # type: ignore[attr-defined]
-    assert gpu.run("correctness", gpu.Asked("cpu"), losses=off) == 12
+    assert gpu.run("correctness", gpu.Asked("cpu"), losses=off) == 14
 
 
 def said_by(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
