@@ -1,4 +1,4 @@
-"""A thousand paid calls, of which 30 % fail, and a kill at every 50th: only calls in flight are bought twice."""
+"""Paid calls and kills at every 50th: only calls in flight are bought twice, and a limit outlives its process."""
 
 import json
 import random
@@ -6,12 +6,12 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.disturbances import WRITTEN, Work, contents, finish, folders, launch, open_calls, preload
+from support.disturbances import WRITTEN, Work, contents, finish, folders, launch, open_calls, preload, said_of
 from support.loopback import Handler, listening
 from support.server import answer
 
@@ -147,3 +147,25 @@ def test_a_thousand_calls(tmp_path: Path) -> None:
         f"{bill.received} calls, {bill.faults} faults, {kills} kills with {in_flight} calls in flight: {twice} bought "
         f"twice; the server bills {bill.usd:.2f} USD, the ledger has {spent:.2f} paid and {possibly:.2f} possibly paid"
     )
+
+
+def test_a_limit_outlives_the_process(tmp_path: Path) -> None:
+    """Killed twice and resumed under the same limit, a run pays no more than that, and says what it paid."""
+    preload("stages.collect", "pyarrow.parquet", "openai")
+    limit, root = 2.4 * EVERY * USD, tmp_path / "killed"
+    with billing() as bill:
+        bill.faulty = False
+        work = replace(work_for(bill), max_cost=limit)
+        for _ in range(2):
+            bill.due.clear()
+            process = launch(work, root)
+            assert bill.due.wait(120)
+            process.kill()
+            process.join()
+            assert process.exitcode == -9 and Run(folders(root)[0]).manifest.status == "running"
+        process = launch(work, root)
+        process.join(120)
+        assert process.exitcode == 3, said_of(root).read_text()
+    found = Run(folders(root)[0]).manifest
+    assert 2 * EVERY < bill.received <= 2.4 * EVERY and found.attempts == 3
+    assert USD * bill.received - 1e-9 <= found.cost_usd + found.possibly_usd <= limit + 1e-9
