@@ -53,6 +53,13 @@ def digests(folder: Path) -> dict[str, str]:
     return {name: out["content_sha256"] for name, out in manifest["outputs"].items()}
 
 
+def here(composer: Composer, folder: Path) -> dict[str, str]:
+    """The digests of the same chain in this process; `folder` holds its preset."""
+    done = composer("run", "--preset", folder / "small.toml", at="here")
+    assert done.returncode == 0, done.stderr
+    return digests(folder / "here")
+
+
 def holding(secret: str, *folders: Path) -> list[Path]:
     """The files below folders that hold a secret; there must be some files at all."""
     files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]

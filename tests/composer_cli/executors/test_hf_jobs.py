@@ -23,7 +23,7 @@ from support.loopback import Handler, listening
 from support.server import Server
 
 from tests.composer_cli.executors.container import container
-from tests.composer_cli.executors.submitting import KEY, chain, digests, holding, job, name_of
+from tests.composer_cli.executors.submitting import KEY, chain, digests, here, holding, job, name_of
 
 OWNER = "me"
 FIELDS = {
@@ -250,13 +250,6 @@ def words(tmp_path: Path) -> list:
     where = {"image": "composer", "bucket": "me/runs", "python": sys.executable, "env.PYTHONPATH": ROOT}
     sets = [word for key, value in where.items() for word in ("--set", f"on.{key}={value}")]
     return ["run", "--preset", tmp_path / "small.toml", "--on", "hf-jobs", *sets]
-
-
-def here(composer, tmp_path: Path) -> dict[str, str]:
-    """The digests of the same chain in this process."""
-    done = composer("run", "--preset", tmp_path / "small.toml", at="here")
-    assert done.returncode == 0, done.stderr
-    return digests(tmp_path / "here")
 
 
 def until_seventh(service: Jobs, model: Server) -> None:

@@ -11,7 +11,7 @@ from needs import needs
 from support.command_line import call, until
 
 from tests.composer_cli.executors import slurm
-from tests.composer_cli.executors.submitting import KEY, chain, digests, holding, job, name_of
+from tests.composer_cli.executors.submitting import KEY, chain, digests, here, holding, job, name_of
 
 REQUESTS = 16
 """Two tasks, two samples, four steps: what the chain asks for, however often it is interrupted."""
@@ -45,13 +45,6 @@ def ended(composer, name: str) -> str:
     """Its status when it is over."""
     until(lambda: job(composer, name)["status"] not in ("queued", "running"), seconds=300)
     return job(composer, name)["status"]
-
-
-def here(composer, tmp_path: Path) -> dict[str, str]:
-    """The digests of the same chain in this process."""
-    done = composer("run", "--preset", tmp_path / "small.toml", at="here")
-    assert done.returncode == 0, done.stderr
-    return digests(tmp_path / "here")
 
 
 def number(tmp_path: Path, name: str) -> str:

@@ -17,9 +17,13 @@ FIX = "sed -i 's/a - b/a + b/' abacus/sums.py"
 FIXED = "+    return a + b\n"
 
 
-def test_work_that_a_limit_ended_is_graded_kept_and_exported(
-    tmp_path: Path, path: Path, repos: Path, venvs: Path
-) -> None:
+@pytest.fixture
+def settings(path: Path, repos: Path, venvs: Path) -> dict[str, str]:
+    """Of the environment, for the instance."""
+    return {"name": "swe-lite", "split": "eval", "path": str(path), "repos": str(repos), "venvs": str(venvs)}
+
+
+def test_work_that_a_limit_ended_is_graded_kept_and_exported(tmp_path: Path, settings: dict[str, str]) -> None:
     submitted: list[int] = []
 
     def reply(body: dict, n: int) -> Reply:
@@ -31,11 +35,7 @@ def test_work_that_a_limit_ended_is_graded_kept_and_exported(
 
     with serving(reply) as server:
         config = collect.Config(
-            env={
-                "name": "swe-lite",
-                "split": "eval",
-                "options": {"path": str(path), "repos": str(repos), "venvs": str(venvs)},
-            },
+            env=settings,
             policy={"model": "fixer", "base_url": server.url},
             tasks=1,
             samples=2,
@@ -62,7 +62,7 @@ def test_work_that_a_limit_ended_is_graded_kept_and_exported(
     assert [p["model_patch"] for p in predictions] == [rows["submitted"]["patch"]] * 2
 
 
-def test_the_same_by_tool_calls(tmp_path: Path, path: Path, repos: Path, venvs: Path) -> None:
+def test_the_same_by_tool_calls(tmp_path: Path, settings: dict[str, str]) -> None:
     def reply(body: dict, n: int) -> Reply:
         made = [("bash", {"command": FIX}), ("bash", {"command": "cat abacus/sums.py"})] if n == 0 else [("submit", {})]
         calls = [
@@ -75,11 +75,7 @@ def test_the_same_by_tool_calls(tmp_path: Path, path: Path, repos: Path, venvs: 
 
     with serving(reply) as server:
         config = collect.Config(
-            env={
-                "name": "swe-lite",
-                "split": "eval",
-                "options": {"path": str(path), "repos": str(repos), "venvs": str(venvs)},
-            },
+            env=settings,
             policy={"model": "fixer", "base_url": server.url, "tool_calls": "native"},
             tasks=1,
             samples=1,
@@ -92,8 +88,7 @@ def test_the_same_by_tool_calls(tmp_path: Path, path: Path, repos: Path, venvs: 
 
 
 @pytest.mark.slow
-def test_doing_nothing_is_no_malformed_action(tmp_path: Path, path: Path, repos: Path, venvs: Path) -> None:
-    options = {"path": str(path), "repos": str(repos), "venvs": str(venvs)}
-    run = nothing_done(tmp_path, {"name": "swe-lite", "split": "eval", **options}, tasks=1, samples=1)
+def test_doing_nothing_is_no_malformed_action(tmp_path: Path, settings: dict[str, str]) -> None:
+    run = nothing_done(tmp_path, settings, tasks=1, samples=1)
     (row,) = run.rows(ROLLOUT)
     assert (row["hidden_pass"], row["f2p_passed"], row["p2p_passed"]) == (False, 0, 1)
