@@ -40,6 +40,7 @@ PYTHON = """# Python interface
 
 ::: composer_post_training.trl
 """
+SOURCE = '<details class="mkdocstrings-source"'
 CDN_SCRIPT = "https://unpkg.com/iframe-worker/shim"
 OWN_SCRIPT = "javascripts/iframe-worker.js"
 LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#|mailto:)([^)\s]+)\)")
@@ -59,6 +60,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Rewrite the links of a page in docs/; a generated page was rewritten when it was added."""
     uri = page.file.src_uri
     return markdown if page.file.generated_by else relinked(markdown, f"docs/{uri}", uri)
+
+
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """Keep the source code of the reference out of the search: it is most of the text, and hides what explains it."""
+    return html.replace(SOURCE, f"{SOURCE} data-search-exclude")
 
 
 def on_config(config: Any) -> Any:

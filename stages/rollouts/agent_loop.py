@@ -653,8 +653,10 @@ def play_missing(
             watch=lambda live: out.live(live, done, len(rollouts)),
         )
 
+    places = {id(rollout): place for place, rollout in enumerate(rollouts)}
+
     def in_batch(batch: list[LiveRollout]) -> Iterable[FinishedUnit]:
-        started, before = time.monotonic(), next(i for i, one in enumerate(rollouts) if one is batch[0])
+        started, before = time.monotonic(), places[id(batch[0])]
 
         def before_turn() -> None:
             out.raise_if_stopped()
