@@ -10,7 +10,6 @@ from needs import REAL, needs
 from support.server import Reply, answer, serving
 from support.transcripts import INSTANCE, call, document, jsonl
 
-from benchmarks.kata_models import Knowledge
 from stages import collect, extract_pairs, import_traces, replay_teachers
 from stages.envs.bash import fenced
 from stages.envs.kata.env import KataEnv
@@ -48,18 +47,18 @@ def script(of_task: Callable[[Any], list[str]]) -> Actor:
 
 def author(*misconceived: str) -> Actor:
     """Look, edit, test, submit."""
-    return script(lambda task: author_texts(task, Knowledge(misconceived=misconceived)))
+    return script(lambda task: author_texts(task, misconceived))
 
 
 def other_spelling(task: Any) -> list[str]:
     """The right edit behind a needless pair of brackets."""
-    texts = author_texts(task, Knowledge())
+    texts = author_texts(task)
     return [text.replace("return .*|return ", "return .*|return (").replace("|' solu", ")|' solu") for text in texts]
 
 
 def shared_wrong(task: Any) -> list[str]:
     """The right edit, but for hard tasks another wrong one than the student's, and always the same."""
-    texts = author_texts(task, Knowledge())
+    texts = author_texts(task)
     if task.family.partition("/")[0] in HARD:
         texts[1] = fenced(edit("0"))
     return texts
@@ -67,7 +66,7 @@ def shared_wrong(task: Any) -> list[str]:
 
 def looks_again(task: Any) -> list[str]:
     """A second look after the test, before the submission."""
-    texts = author_texts(task, Knowledge(misconceived=HARD))
+    texts = author_texts(task, HARD)
     return [*texts[:3], fenced("cat test_solution.py"), texts[3]]
 
 

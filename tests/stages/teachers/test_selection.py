@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from support.server import Reply, answer, serving
 
-from benchmarks.kata_models import Knowledge
 from stages import collect, extract_pairs, replay_teachers
 from stages.envs.kata.env import KataEnv
 from stages.envs.kata.tasks import OPERATIONS
@@ -30,12 +29,12 @@ KNOWS = {"student": 0.5, "plain": 0.8, "simple": 0.8, "dear": 0.95}
 def players() -> Callable[[dict[str, Any], int], Reply]:
     """Each knows or misconceives a task, by its name and the task's; all look, test and submit alike."""
     tasks = {KataEnv().reset(task)[-1]["content"]: task for task in KataEnv().tasks("train", TASKS, 0)}
-    wrong = Knowledge(misconceived=tuple(operation.name for operation in OPERATIONS))
+    wrong = [operation.name for operation in OPERATIONS]
 
     def act(body: dict[str, Any], earlier: int) -> Reply:
         task = tasks[next(m["content"] for m in body["messages"] if m["role"] == "user")]
         knows = random.Random(f"{body['model']} {task.task_id}").random() < KNOWS[body["model"]]
-        texts = author_texts(task, Knowledge() if knows else wrong)
+        texts = author_texts(task, () if knows else wrong)
         done = sum(m["role"] == "assistant" for m in body["messages"])
         return Reply(body=answer(texts[min(done, len(texts) - 1)], cost=PRICES.get(body["model"], 0.0)))
 

@@ -1,8 +1,8 @@
 """Commands of agents in `kata`, as its tests play them."""
 
+from collections.abc import Container
 from pathlib import Path
 
-from benchmarks.kata_models import Knowledge
 from stages.envs.base import Observation, Task
 from stages.envs.bash import SUBMIT, fenced
 from stages.envs.kata import transcripts
@@ -45,10 +45,10 @@ def solution(task: Task, *lines: str, before: str = "") -> str:
     return f"{before}\ndef {task.data['function']}({', '.join(task.data['arguments'])}):\n{body}"
 
 
-def author_texts(task: Task, knowledge: Knowledge) -> list[str]:
-    """The messages of an author with this knowledge who makes no slip: look, edit, test, submit."""
+def author_texts(task: Task, misconceived: Container[str] = ()) -> list[str]:
+    """The messages of an author with misconceptions of these operations alone: look, edit, test, submit."""
     operation, modifier = parts(task.family)
-    belief = operation.misconception if operation.name in knowledge.misconceived else operation.code
+    belief = operation.misconception if operation.name in misconceived else operation.code
     code = expression(belief, modifier, "x", "y", task.data["constant"])
     commands = (transcripts.LOOK, transcripts.edit_command(task, code), transcripts.TEST, SUBMIT)
     return [fenced(command) for command in commands]
