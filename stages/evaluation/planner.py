@@ -566,18 +566,11 @@ def draw(
     return arms[1], arms[0]
 
 
-def outlook(
-    model: TaskModel,
-    design: Design,
-    gain: float,
-    num: int = NUM_EXPERIMENTS,
-    seed: int = 0,
-    num_flips: int = NUM_FLIPS,
-) -> Outlook:
+def outlook(model: TaskModel, design: Design, gain: float, num: int = NUM_EXPERIMENTS, seed: int = 0) -> Outlook:
     """Simulate a design at a true gain `num` times, by the rule that decides, without lost rollouts and subsets."""
     counts = dict.fromkeys(VERDICTS, 0)
     means, errors = [], []
-    for test in simulated(model, design, gain, num, seed, num_flips):
+    for test in simulated(model, design, gain, num, seed):
         for shown in shows([test]).tolist():
             counts[decision_of(shown, design.seeds)] += 1
         means.append(test.estimate_X)
@@ -587,9 +580,7 @@ def outlook(
     return Outlook({decision: count / num for decision, count in counts.items()}, by_unit, by_seed)
 
 
-def simulated(
-    model: TaskModel, design: Design, gain: float, num: int, seed: int = 0, num_flips: int = NUM_FLIPS
-) -> Iterator[PairedTest]:
+def simulated(model: TaskModel, design: Design, gain: float, num: int, seed: int = 0) -> Iterator[PairedTest]:
     """Yield the tests of `num` experiments of a design, as many at once as memory holds."""
     random = np.random.default_rng(seed)
     unit_T = np.repeat(np.arange(len(design.sizes)), design.sizes)
@@ -597,7 +588,7 @@ def simulated(
     step = max(1, min(num, BATCH_CELLS // (design.num_tasks * design.seeds)))
     for start in range(0, num, step):
         arms = draw(model, design, gain, min(step, num - start), random)
-        yield PairedTest(*arms, unit_T, fixed=design.fixed, collection_S=collection_S, num_flips=num_flips, seed=seed)
+        yield PairedTest(*arms, unit_T, fixed=design.fixed, collection_S=collection_S, num_flips=NUM_FLIPS, seed=seed)
 
 
 def least_gain(
