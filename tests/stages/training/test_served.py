@@ -241,7 +241,7 @@ def test_an_answer_under_way_goes_on_with_the_new_weights(tmp_path: Path, model:
             sampler.replace_weights(str(other))
             sampler.sample_from(None, 4)
             spanning = [sample for sample in asked.result() if len(sample.completion_ids or []) > 5]
-        assert not engine.paused and spanning
+        assert spanning and not engine.paused and engine.replaced == 1
     old, new = (AutoModelForCausalLM.from_pretrained(path).eval() for path in (model, other))
     for sample in spanning:
         tree = Tree(sample.prompt_ids or [], (sample.completion_ids or [],))
