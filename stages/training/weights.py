@@ -93,7 +93,7 @@ CHECKED = 512
 MOVED = 0.5
 """Part of the difference between two programs by which a step must have moved log-probs here to be looked for there."""
 FOLLOWED = 0.25
-"""Slope of a server's moves on ours, over the tokens: 1 where it follows, 0 where it has its old weights.
+"""Least slope of a server's moves on ours, over the tokens: 1 where it follows, 0 where it has its old weights.
 
 A slope, not the size of its moves: where a server plays meanwhile, it batches the text with other requests, and its
 log-probs move by rounding as well.
@@ -105,7 +105,7 @@ class Agreement:
     """How a text's log-probs here and on a server agree.
 
     difference: mean absolute difference in nats between the two. moved: the same here between before and after the last
-    step, None before there was one. followed: slope of the server's moves in that step on ours.
+    step, None before there was one. followed: slope of the server's moves in that step on ours, at most.
     """
 
     url: str
@@ -251,8 +251,8 @@ class WeightSync(ABC):
             if one.moved and one.told and one.followed < FOLLOWED:
                 raise ComposerError(
                     f"{when} the server at {one.url} still samples from the weights before that step: it moved the "
-                    f"log-probs of its rollouts by {one.moved:.3g} nats on average, of which the server has followed "
-                    f"{100 * one.followed:.3g} %. {remedy}"
+                    f"log-probs of its rollouts by {one.moved:.3g} nats on average, and the server has followed "
+                    f"by at most {100 * one.followed:.3g} %. {remedy}"
                 )
         return replace(
             min(found, key=lambda one: (one.told, one.moved or 0.0)), difference=max(one.difference for one in found)
@@ -264,8 +264,12 @@ class WeightSync(ABC):
         if self._unlearned is None:
             return found
         ours, server = now - self._unlearned[0], theirs - self._unlearned[1]
-        slope = float(server @ ours / (ours @ ours).clamp(min=torch.finfo(ours.dtype).tiny))
-        return replace(found, moved=float(ours.abs().mean()), followed=slope)
+        square = (ours @ ours).clamp(min=torch.finfo(ours.dtype).tiny)
+        slope = server @ ours / square
+        left = server - slope * ours
+        # Two standard errors above: of few tokens, rounding alone must not look like a server that stays behind.
+        most = slope + 2 * (left @ left / max(len(ours) - 1, 1) / square).sqrt()
+        return replace(found, moved=float(ours.abs().mean()), followed=float(most))
 
     def _log_probs(self) -> tuple[Tensor, Tensor]:
         """Return the log-probs of the text's n tokens here and on the server, float32."""
