@@ -79,9 +79,9 @@ def _holds(value: Any, wanted: Any) -> bool:
     if agrees(value, wanted):
         return True
     if isinstance(value, dict | list):
-        return any(_holds(one, wanted) for one in (value.values() if isinstance(value, dict) else value))
+        return any(_holds(one, wanted) for one in ([*value, *value.values()] if isinstance(value, dict) else value))
     text = str(wanted).strip()
-    if isinstance(wanted, dict | list) or not re.fullmatch(r"-?[\d.]+", text):
+    if not isinstance(wanted, int | float) and not re.fullmatch(r"-?[\d.]+", text):
         return isinstance(value, str) and isinstance(wanted, str) and text in value
     return re.search(rf"(?<![\w.]){re.escape(text)}(?!\w|\.\d)", str(value)) is not None
 

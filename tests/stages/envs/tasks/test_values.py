@@ -152,6 +152,7 @@ def test_values_agree_as_far_as_json_can_say_it(value: Any, expected: Any, same:
         ("cba", "abc", True),
         ("to abc.", "abc", True),
         ({"a": ["abc"]}, "abc", True),
+        ({"abc": 2}, "abc", True),
         ("cba", 1, False),
         ("b", "c", False),
     ],
