@@ -258,8 +258,9 @@ def pilots(pilots: int = 25) -> Iterator[Claim]:
                 for task, rate in enumerate(baseline[0, 0])
                 for sample in range(4)
             ]
-            models = models_of(bootstrap(rows, NUM_PILOTS), rates_of, gain)
-            low, high = validated_range(models, planned_design, gain) or (0.0, 1.0)
+            model, *models = models_of((rows, *bootstrap(rows, NUM_PILOTS)), rates_of, gain)
+            chance = outlook(model, planned_design, gain).chances[VALIDATED]
+            low, high = validated_range(chance, models, len(sizes), planned_design, gain) or (0.0, 1.0)
             said.append(high - low > LARGEST_RANGE)
             inside.append(low <= truth <= high)
         yield share_of(np.array(said), f"pilots of {name}, four rollouts a task: said to be too small to forecast")

@@ -148,8 +148,8 @@ class Outlook:
 class DesignLine:
     """One design and what it would find.
 
-    `chances`: of each verdict, from `simulated` experiments. `validated_range`: the 10th and 90th percentile of the
-    chance of VALIDATED over what the pilot leaves open, None without a pilot. `detectable`: the gain that the design
+    `chances`: of each verdict, from `simulated` experiments. `validated_range`: an 80 % interval of the chance of
+    VALIDATED over what the pilot leaves open, None without a pilot. `detectable`: the gain that the design
     finds with the wanted power, by simulation; None where it finds none so often.
     """
 
@@ -196,7 +196,7 @@ class PlanQuestion:
 
     `arms` are played once for each seed, and `models`, which have none, once; `greedy`: each of them once more, at
     temperature 0. `usd_per_rollout` is None where it is not known. `resampled`: the task models of the pilot's
-    bootstrap samples.
+    bootstrap samples, of `pilot_units` units each.
     """
 
     model: TaskModel
@@ -205,6 +205,7 @@ class PlanQuestion:
     arms: int
     usd_per_rollout: float | None = None
     resampled: tuple[TaskModel, ...] = ()
+    pilot_units: int = 0
     models: int = 0
     greedy: bool = False
 
@@ -229,7 +230,8 @@ class PlanQuestion:
         """
         with activity(f"simulating the design '{name}'"):
             found = enough or outlook(self.model, design, self.gain, num)
-            validated = validated_range(self.resampled if ranged else (), design, self.gain)
+            chance, resampled = found.chances[VALIDATED], self.resampled if ranged else ()
+            validated = validated_range(chance, resampled, self.pilot_units, design, self.gain)
             none = outlook(self.without_gain, design, 0.0, num).chances if null else None
         rollouts = self.rollouts(design)
         return DesignLine(
@@ -300,6 +302,7 @@ def study(items: pa.Table, config: Config, unit_sizes: Sequence[int], tell: Call
         arms=len({config.baseline, config.treatment, config.control} - {None, *models}),
         usd_per_rollout=price,
         resampled=tuple(models_of(bootstrap(rows, NUM_PILOTS), rates_of, asked.gain)),
+        pilot_units=len(set(map(unit_of, rows))),
         models=len(models),
         greedy=config.greedy,
     )
@@ -365,14 +368,23 @@ def models_of(
     return found
 
 
-def validated_range(models: Sequence[TaskModel], design: Design, gain: float) -> tuple[float, float] | None:
-    """Return the 10th and 90th percentile of the chance of VALIDATED over task models; None without any."""
+def validated_range(
+    chance: float, models: Sequence[TaskModel], units: int, design: Design, gain: float
+) -> tuple[float, float] | None:
+    """Return the 80 % interval of a chance of VALIDATED over what a pilot leaves open; None without a pilot.
+
+    chance: by the pilot itself. models: of its bootstrap samples, of `units` units each. Student's t about the normal
+    quantile of the chance: percentiles of the samples are too narrow and too hopeful for a few units, as samples of few
+    units vary less than their populations.
+    """
+    if len(models) < 2:
+        return None
     drawn = enumerate(models)
     chances = [outlook(model, design, gain, NUM_RESAMPLED, seed).chances[VALIDATED] for seed, model in drawn]
-    if not chances:
-        return None
-    low, high = np.quantile(chances, (0.1, 0.9))
-    return float(low), float(high)
+    least = 0.5 / NUM_RESAMPLED  # a chance of none in so many experiments is not 0
+    middle, *each = (normal_quantile(float(np.clip(one, least, 1 - least))) for one in (chance, *chances))
+    half = float(student_quantile(units - 1, 0.9)) * float(np.std(each, ddof=1)) * (units / (units - 1)) ** 0.5
+    return NormalDist().cdf(middle - half), NormalDist().cdf(middle + half)
 
 
 def unit_of(item: Row) -> str:

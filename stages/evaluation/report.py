@@ -16,7 +16,7 @@ WIDTH = 100
 NAME = 25
 """Longest printed name of an arm."""
 LARGEST_RANGE = 0.25
-"""Of a chance, from the 10th to the 90th percentile over what a pilot leaves open; beyond it nothing is forecast."""
+"""Of a chance, the width of its 80 % interval over what a pilot leaves open; beyond it nothing is forecast."""
 KEPT_RATE = "rate of the baseline's passes that keep the protocol, of all rollouts"
 FEWEST_OUTCOMES = 5
 """Passes and failures of a pilot from which on its pass rate is forecast from."""
@@ -301,9 +301,9 @@ def pilot_remark(found: Study) -> str:
         )
     widest, (low, high) = max(ranges.items(), key=lambda one: one[1][1] - one[1][0])
     if high - low <= LARGEST_RANGE:
-        return "What the pilot leaves open: the 10th to 90th percentile of that chance over its bootstrap samples."
+        return "What the pilot leaves open: 80 % intervals of that chance, by bootstrap over its units."
     return (
         f"The pilot is too small to forecast: the chance of {VALIDATED} of the design `{widest}` is anywhere from "
-        f"{100 * low:.0f} to {100 * high:.0f} %, the 10th to 90th percentile over bootstrap samples of the pilot. Play "
+        f"{100 * low:.0f} to {100 * high:.0f} %, an 80 % interval by bootstrap over the pilot's units. Play "
         f"more {plural(found.sampling_unit)} first."
     )

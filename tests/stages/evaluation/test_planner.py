@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.stats import multivariate_normal, norm
+from scipy.stats import multivariate_normal, norm, t
 
 from stages.envs.base import SamplingUnit
 from stages.errors import UsageError
@@ -27,6 +27,7 @@ from stages.evaluation.planner import (
     outlook,
     study_design,
     task_model,
+    validated_range,
 )
 from stages.evaluation.report import study_text
 from stages.evaluation.verdict import EvalQuestion, decide
@@ -263,13 +264,26 @@ def test_the_pilots_own_uncertainty_is_in_the_plan():
         rows = items_of(arms[0][0], arms[1][0], sizes, samples=2)
         pilots = [complete(measure(rows, "A", "B"), 0.1) for rows in bootstrap(rows, 20)]
         models = tuple(TaskModel(**{name: value for name, (value, _) in rates.items()}) for rates in pilots)
-        line = PlanQuestion(model, 0.1, 0.8, 4, resampled=models).line(
+        line = PlanQuestion(model, 0.1, 0.8, 4, resampled=models, pilot_units=num_units).line(
             "as asked", Design(KATA, seeds=3), 100, ranged=True
         )
         low, high = line.validated_range
         assert low < high
         wide.append(high - low)
     assert wide[0] > wide[1]
+
+
+def test_a_range_is_as_wide_as_students_t_over_the_pilots_units():
+    """In normal quantiles, about the chance by the pilot itself; one model says nothing of what is left open."""
+    models, design = [TaskModel(pass_rate=rate) for rate in (0.3, 0.4, 0.5)], Design((5,) * 12, seeds=3)
+    widths = []
+    for units in (6, 60):
+        low, high = (norm.ppf(end) for end in validated_range(0.6, models, units, design, 0.1))
+        assert (low + high) / 2 == pytest.approx(norm.ppf(0.6))
+        widths.append(high - low)
+    wanted = [t.ppf(0.9, units - 1) * (units / (units - 1)) ** 0.5 for units in (6, 60)]
+    assert widths[0] / widths[1] == pytest.approx(wanted[0] / wanted[1], rel=1e-6)
+    assert validated_range(0.6, models[:1], 6, design, 0.1) is None
 
 
 def test_a_pilot_without_repeats_still_measures_how_alike_a_units_tasks_are():

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trl.trainer.utils import selective_log_softmax
 
 from stages.losses.distillation import Taught, divergence, divergence_sum, eopd, taid
-from stages.losses.tokens import Head, Predictors, chunk_size, over_tokens, token_log_probs, token_sum
+from stages.losses.tokens import Head, Listed, Predictors, chunk_size, over_tokens, token_log_probs, token_sum
 from tests.stages.losses.samples import gradient, logits, predictors, trained
 
 TOKENS, VOCABULARY = 7, 11
@@ -213,6 +213,13 @@ def test_token_log_probs_are_those_of_the_whole_table(temperature: float) -> Non
     torch.testing.assert_close(got, table, rtol=1e-13, atol=1e-13)
     gradients = [torch.autograd.grad(values.square().sum(), student)[0] for values in (got, table)]
     torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-13)
+
+
+def test_what_a_server_does_not_list_has_probability_0() -> None:
+    none = -torch.inf
+    listed = Listed(torch.tensor([[3.0, 1.0, -0.5, -20.0], [0.0, 4.0, -1.0, -2.0]]), 9).cut(5)
+    assert listed.logits(listed.rows[1:]).tolist() == [[-1.0, none, none, none, -2.0]]
+    assert listed.logits(listed.rows)[0].tolist() == [none, -20.0, none, -0.5, none]
 
 
 class Counted(TorchDispatchMode):
