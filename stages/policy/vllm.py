@@ -218,8 +218,14 @@ class Completions:
 
         Requests under way, of any process, stop meanwhile and sample their next tokens from the new weights.
         """
+        root = self._root()
         try:
-            await self._repeated(lambda: self._replace_weights(source))
+            try:
+                await self._repeated(lambda: root.ask("/pause?mode=keep", {}))
+                # All attempts in one pause: between two nothing may be sampled from weights that are half replaced.
+                await self._repeated(lambda: self._replace_weights(root, source))
+            finally:  # also where the answer to a pause was lost
+                await self._repeated(lambda: root.ask("/resume", {}))
         except (UsageError, Rejected) as error:
             raise UsageError(
                 f"The server at {self._config.base_url} does not load the weights {source}: {error} It needs to read "
@@ -236,16 +242,11 @@ class Completions:
         url = (self._config.base_url or "").removesuffix("/v1")
         return Client(self._config.model_copy(update={"base_url": url, "timeout_s": RELOAD_S}))
 
-    async def _replace_weights(self, source: str) -> None:
-        root = self._root()
-        await root.ask("/pause?mode=keep", {})
-        try:
-            await root.ask("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": source}})
-            # Without this, prompts and what requests have sampled so far go on from keys and values of other weights.
-            if b"true" not in await root.ask("/reset_prefix_cache?reset_running_requests=true", {}):
-                raise Retryable("cache", "the server did not drop the prefixes that it has cached")
-        finally:
-            await root.ask("/resume", {})
+    async def _replace_weights(self, root: Client, source: str) -> None:
+        await root.ask("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": source}})
+        # Without this, prompts and what requests have sampled so far go on from keys and values of other weights.
+        if b"true" not in await root.ask("/reset_prefix_cache?reset_running_requests=true", {}):
+            raise Retryable("cache", "the server did not drop the prefixes that it has cached")
 
     async def probe(self, ends: set[int]) -> ServerFacts:
         """Find out what the server serves and which log-probs it returns; `UsageError` for an unsuitable server."""
@@ -312,7 +313,7 @@ class Completions:
                         f"The server was started again, but without its adapter {body['lora_path']}: {error}"
                     ) from None
             if self._weights is not None:
-                await self._replace_weights(self._weights)
+                await self._replace_weights(self._root(), self._weights)
             self._restarts = self._server.restarts
 
 

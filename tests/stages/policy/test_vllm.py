@@ -128,6 +128,21 @@ def test_trouble_that_passes_is_tried_again_and_lasting_trouble_is_said(model: P
             policy.score([1, 2], [3])
 
 
+def test_weights_are_replaced_in_one_pause_however_often_it_is_tried(model: Path, tmp_path: Path) -> None:
+    """Between two attempts an answer under way would be sampled from weights that are half replaced."""
+    with running(model) as engine:
+        policy = opened(engine, model, tmp_path, max_attempts=2)
+        engine.faults["sticky"], before = 1, len(engine.requests)
+        policy.replace_weights(str(model))
+        attempt = ["/collective_rpc", "/reset_prefix_cache?reset_running_requests=true"]
+        asked = [path for path, _ in engine.requests[before:]]
+        assert asked == ["/pause?mode=keep", *attempt, *attempt, "/resume"]
+        engine.faults["closed"] = 1
+        with pytest.raises(UsageError, match="does not load the weights"):
+            policy.replace_weights(str(model))
+        assert not engine.paused
+
+
 def saved_adapter(model: Path, folder: Path) -> Any:
     """Save an adapter that changes much; return the model with it."""
     plain = AutoModelForCausalLM.from_pretrained(model)
