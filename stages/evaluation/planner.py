@@ -381,10 +381,14 @@ def validated_range(
         return None
     drawn = enumerate(models)
     chances = [outlook(model, design, gain, NUM_RESAMPLED, seed).chances[VALIDATED] for seed, model in drawn]
-    least = 0.5 / NUM_RESAMPLED  # a chance of none in so many experiments is not 0
-    middle, *each = (normal_quantile(float(np.clip(one, least, 1 - least))) for one in (chance, *chances))
+    least = 0.5 / NUM_RESAMPLED  # none in so many experiments is no chance of 0, which has no quantile
+    middle, *each = (normal_quantile(least + (1 - 2 * least) * one) for one in (chance, *chances))
     half = float(student_quantile(units - 1, 0.9)) * float(np.std(each, ddof=1)) * (units / (units - 1)) ** 0.5
-    return NormalDist().cdf(middle - half), NormalDist().cdf(middle + half)
+    low, high = (
+        float(np.clip((NormalDist().cdf(end) - least) / (1 - 2 * least), 0, 1))
+        for end in (middle - half, middle + half)
+    )
+    return low, high
 
 
 def unit_of(item: Row) -> str:
