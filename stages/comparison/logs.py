@@ -136,14 +136,17 @@ def sources_of(path: str) -> list[Source]:
 def read(path: str, unit: str = "") -> ReadLog:
     """Return the items of a log; unit: a column whose values are the units that tasks are resampled in."""
     place = Path(path).expanduser()
-    if run := run_of(place):
-        return of_run(run, place.name, unit)
-    found = sources_of(path)
-    if len(found) == 1 or (place.is_file() and place.suffix in TABLES):
-        table = table_of(found[0])
-        if table is not None:
-            return of_table(table, found[0], unit)
-    return of_program(path, found, unit)
+    run, found = run_of(place), list[Source]()
+    if run is None:
+        found = sources_of(path)
+    table = table_of(found[0]) if len(found) == 1 or (place.is_file() and place.suffix in TABLES) else None
+    if run is not None:
+        log = of_run(run, place.name, unit)
+    else:
+        log = of_program(path, found, unit) if table is None else of_table(table, found[0], unit)
+    if not len(log.items):
+        raise BadInput(f"{path} holds no sample to compare: it is empty. Give a log with a record for each sample.")
+    return log
 
 
 # A program's files.
@@ -328,7 +331,10 @@ def _require_column(columns: Sequence[str], unit: str, label: str) -> None:
 
 
 def table_of(source: Source) -> pa.Table | None:
-    """Return a file as a table where it has an id and a score a row, and is of no program; else None."""
+    """Return a file as a table where it has an id and a score a row, and is of no program; else None.
+
+    `BadInput` where a line of such a file is no JSON.
+    """
     with suppress(pa.ArrowException, ValueError, OSError):
         if source.path.suffix in (".csv", ".tsv"):
             options = pcsv.ParseOptions(delimiter="\t" if source.path.suffix == ".tsv" else ",")
@@ -341,8 +347,12 @@ def table_of(source: Source) -> pa.Table | None:
             return None
         if source.path.suffix == ".parquet":
             return pq.read_table(source.path, columns=plain)
-        with pa.input_stream(str(source.path)) as stream:
-            return pjson.read_json(stream, pjson.ReadOptions(block_size=16 << 20))
+        try:
+            with pa.input_stream(str(source.path)) as stream:
+                return pjson.read_json(stream, pjson.ReadOptions(block_size=16 << 20))
+        except pa.ArrowInvalid:
+            for broken in (item for item in source.records() if isinstance(item, Drop)):
+                raise BadInput(f"{source.label}:{broken.line} is no JSON. Mend the line, or remove it.") from None
     return None
 
 

@@ -211,7 +211,7 @@ def compare(found: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa
         d_T = np.nanmean(outcomes.treatment_ST - outcomes.baseline_ST, 0)
         least = max(fewest_units(alpha), 0 if binary else MIN_SCORE_UNITS)
         noun = unit.noun if unit and not unit.fixed else "task"
-        too_few = f"{counted(units, noun)} cannot show anything, which takes {least}" if units < least else ""
+        too_few = f"{counted(units, noun)}, and {least} are needed to show anything" if units < least else ""
         decided = UNDECIDED if too_few else _decision(deciding, min_gain / width, alpha)
         # A difference of as many standard errors as level and power take together is found at that power.
         at_level, at_power = (NormalDist().inv_cdf(share) for share in (1 - alpha / 2, POWER))

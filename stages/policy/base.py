@@ -319,7 +319,7 @@ def weights_identity(config: PolicyConfig) -> str:
         raise BadInput(f"The model {config.source} is a file. Give a Hugging Face folder, a hub id, or {EXAMPLE}.")
     if config.source.startswith(("/", "./", "../", "~")):
         raise BadInput(f"There is no model folder {config.source}. Give a Hugging Face folder, a hub id, or {EXAMPLE}.")
-    if near := get_close_matches(config.source, (REFERENCE, NOOP), 1, cutoff=0.8):
+    if near := get_close_matches(config.source, (REFERENCE, NOOP, *named.NAMED), 1, cutoff=0.8):
         raise BadInput(f"There is no model {config.source!r}. Did you mean {near[0]!r}?")
     return "hub"
 

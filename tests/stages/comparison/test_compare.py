@@ -109,7 +109,7 @@ def test_decisions(tmp_path: Path, num: int, gained: int, lost: int, min_gain: f
     assert one.decision == decision
     assert (one.needed or 0) > (num if decision == "undecided" and not one.too_few else -1)
     if one.too_few:
-        assert "5 tasks cannot show anything, which takes 6" in report.sentence(found, one)
+        assert "5 tasks, and 6 are needed to show anything" in report.sentence(found, one)
 
 
 def test_two_logs_of_one_model_are_told_apart_by_what_differs(tmp_path: Path) -> None:
@@ -179,6 +179,17 @@ def test_a_log_without_scores_or_samples_is_refused(tmp_path: Path) -> None:
     refused(lambda: compared(*paths), BadInput, "both a and b", "a: 1 no score", "--missing failed")
     empty = inspect_log(tmp_path / "c.json", [])
     refused(lambda: compared(paths[0], empty), BadInput, "c.json", "1 log without samples")
+
+
+def test_a_table_without_rows_and_a_line_that_is_no_json_are_refused(tmp_path: Path) -> None:
+    whole, bare, broken = scores(tmp_path / "a.jsonl", [1, 0]), tmp_path / "b.csv", tmp_path / "c.jsonl"
+    bare.write_text("id,score\n")
+    broken.write_text(Path(whole).read_text() + '{"id": "t3",\n')
+    for pair in ((whole, str(bare)), (str(bare), whole)):
+        with pytest.raises(BadInput, match="b.csv holds no sample to compare: it is empty"):
+            compared(*pair)
+    with pytest.raises(BadInput, match="c.jsonl:3 is no JSON"):
+        compared(whole, str(broken))
 
 
 def test_a_score_that_is_no_number_is_no_score(tmp_path: Path) -> None:
