@@ -27,7 +27,7 @@ from stages.envs.repo import trees, values
 from stages.envs.repo.grading import TestLists, TestOutcomes
 from stages.envs.repo.guest.composer_rules import PASSING, stands_for
 from stages.envs.repo.guest.composer_values import MOST_ANSWERS
-from stages.envs.repo.known_values import text_of
+from stages.envs.repo.known_values import GUESSED, text_of, told
 from stages.envs.repo.pruning import mentioned, pruned
 from stages.envs.repo.questions import IMPORT, Asking, NotAskable, Sends, asking
 from stages.envs.repo.rewritten_tests import FunctionNode, TestFiles, TestLocation
@@ -90,6 +90,7 @@ class AnswerSheet:
 
 
 UNKNOWN = "what came cannot be compared, an object of type"
+TOLD = "expects only what stands in the tests that are left"
 SHOWN = "is shown to the agent, as all tests that have to pass: the expected values may have been copied"
 
 
@@ -161,6 +162,10 @@ class TaskQuestions:
             if reason:
                 reasons[function] = reason
         askable = {function: made for function, made in found.items() if function not in reasons}
+        # What an expression comes to may stand there where its literals do not: 24 * 60 * 60 is 86400.
+        left = text_of(_modules(tests, askable, "withheld"))
+        reasons |= {one: TOLD for one in askable if _are_told(expected[one], left)}
+        askable = {function: made for function, made in askable.items() if function not in reasons}
         withheld = withheld_files(tests, askable)
         if not self._reference:
             reasons |= {one: "expects what is in a file" for one, made in askable.items() if made.reads}
@@ -313,6 +318,13 @@ def _is_test(path: str) -> bool:
     return name.startswith("test") or name.endswith("_test.py")
 
 
+def _are_told(expected: Answers, text: str) -> bool:
+    """Return whether a text tells all values that the answers of a function expect, but for the guessed."""
+    sent = [answer[-1] for of_test in expected for _, answer in of_test]
+    wanted = [part for one in sent for part in values.parts(values.read(one, expected=True)) if part not in GUESSED]
+    return bool(wanted) and all(any(one in text for one in told(part)) for part in wanted)
+
+
 def _unequal(sent: Sequence[str]) -> str:
     """Return why the values of one answer cannot be compared, "" where they can."""
     for place, text in enumerate(sent):
@@ -353,11 +365,7 @@ def askings(
             one: f"holds the expected value in {min(names)}"
             for one, made in found.items()
             if (names := made.absent & kept[one.path])
-        } or {
-            one: "expects only what stands in the tests that are left"
-            for one, made in found.items()
-            if made.is_told_by(left)
-        }
+        } or {one: TOLD for one, made in found.items() if made.is_told_by(left)}
         if not unable:
             return found, reasons
         reasons |= unable

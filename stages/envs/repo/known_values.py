@@ -6,9 +6,12 @@ test besides: a variable, a column of a table, a constant of the module, or text
 
 import ast
 import builtins
+import math
+import operator
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -65,6 +68,17 @@ TRANSPARENT = frozenset({"copy", "csv", "io", "json", "os", "pathlib", "subproce
 ALIKE = ("equal", "close", "same", "match", "compare", "cmp", "identical", "search")
 """Functions, and parts of their names, by which a test decides itself, whatever object it has got."""
 GUESSED = (None, 0, 1, -1, "", b"")  # False == 0, True == 1
+CALCULATED: Mapping[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: lambda one, other: one**other if other <= 64 else math.inf,
+}
+LARGEST = 1e12
+"""Numbers from there on are not calculated with."""
 FORMAT = re.compile(r"%[.\d]*[a-z]|\{[^{}]*\}")
 """What a text that formats others holds."""
 MODULES = 256
@@ -72,7 +86,7 @@ MODULES = 256
 
 
 def text_of(modules: Mapping[str, ast.Module]) -> str:
-    """Return what modules by path tell beside what they do: their paths, names and literals."""
+    """Return what modules by path tell beside what they do: their paths, names, literals and sums of numbers."""
     parts, numbers = [path.casefold() for path in modules], set[int]()
     for node in (inner for module in modules.values() for inner in ast.walk(module)):
         if isinstance(node, ast.Constant):
@@ -80,13 +94,29 @@ def text_of(modules: Mapping[str, ast.Module]) -> str:
         elif isinstance(node, ast.Call) and called(node).startswith("_composer_"):
             # The number of a question is none of the test's; it comes before what is asked.
             numbers.add(id(node.args[0]))
+        elif isinstance(node, ast.BinOp):
+            parts += [] if (value := _calculated(node)) is None else [_text(value)]
         else:
             parts += [value.casefold() for _, value in ast.iter_fields(node) if isinstance(value, str)]
     return _apart("\n".join(parts))
 
 
+def _calculated(node: ast.expr) -> int | float | None:
+    """Return the value of an expression of numbers alone; None for any other, and where it is too large."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, int | float) and not isinstance(node.value, bool) else None
+    if isinstance(node, ast.BinOp) and type(node.op) in CALCULATED:
+        one, other = _calculated(node.left), _calculated(node.right)
+        with suppress(ArithmeticError):
+            if one is not None and other is not None and max(abs(one), abs(other)) < LARGEST:
+                value = CALCULATED[type(node.op)](one, other)
+                return value if isinstance(value, int | float) else None
+    return None
+
+
 def told(value: object) -> frozenset[str]:
-    """Return the texts by any of which a literal is told: its own, and the one that a name would have."""
+    """Return the texts by any of which a value is told: its own, and the one that a name would have."""
+    value = abs(value) if isinstance(value, int | float) else value  # the sign of -3 is an operator
     text = _apart(_text(value).strip())
     return frozenset({text, _apart("_".join(re.findall(r"[^\W_]+", _text(value).casefold()))) or text})
 

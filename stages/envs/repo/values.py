@@ -11,7 +11,7 @@ import operator
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -113,6 +113,21 @@ EXPECTED = GIVEN | {
 def read(text: str, *, expected: bool = False) -> Any:
     """Return the value in a text; `Incomparable` of an object of another type, any Exception of a wrong text."""
     return decoded(json.loads(text), EXPECTED if expected else GIVEN)
+
+
+def parts(value: Any) -> Iterator[Any]:
+    """Yield the numbers and texts that a value is made of, and what is neither as it is."""
+    if isinstance(value, dict):
+        value = list(value.items())
+    elif isinstance(value, Approximately):
+        value = [value.expected]
+    elif isinstance(value, DataObject):
+        value = [field for _, field in value.fields]
+    if isinstance(value, list | tuple | frozenset):
+        for one in value:
+            yield from parts(one)
+    else:
+        yield value
 
 
 def holds(relation: str, value: str, expected: str) -> bool:

@@ -75,7 +75,7 @@ EASY = frozenset(map(str, (*GUESSED, True, False)))
 
 
 def _holds(value: Any, wanted: Any) -> bool:
-    """Return whether a value, a part of it, or of its text, is what is expected; 3 is no part of python3 or 31."""
+    """Return whether a value, a part of it, or of its text, is what is expected; 3 is no part of 31, nor of python3."""
     if agrees(value, wanted):
         return True
     if isinstance(value, dict | list):
@@ -83,7 +83,9 @@ def _holds(value: Any, wanted: Any) -> bool:
     text = str(wanted).strip()
     if not isinstance(wanted, int | float) and not re.fullmatch(r"-?[\d.]+", text):
         return isinstance(value, str) and isinstance(wanted, str) and text in value
-    return re.search(rf"(?<![\w.]){re.escape(text)}(?!\w|\.\d)", str(value)) is not None
+    # Zeros behind the point tell nothing: 7.50 is 7.5.
+    number = re.escape(text) + (r"0*" if "." in text else "")
+    return re.search(rf"(?<![\d.]){number}(?!\d|\.\d)", re.sub(r"python[\d.]+", "", str(value))) is not None
 
 
 def by_values(kind: str, row: Mapping[str, Any]) -> RunTask:

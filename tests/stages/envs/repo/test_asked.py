@@ -138,6 +138,24 @@ def test_a_test_that_another_file_shows_gives_a_report() -> None:
         assert ask(of_one("x**3"), of_one("x**3"), ONE_TEST, names, delivered).ground() == ground
 
 
+@pytest.mark.parametrize(
+    ("expected", "told"),
+    [
+        ("24 * 60 * 60", "86400"),
+        ("list(range(10, 13))", "[12, 11, 10]"),
+        ("-5.0", "5"),
+        ("10 ** 6", "5 ** 3 * 8 * 10 ** 3"),
+    ],
+)
+def test_what_an_expression_comes_to_must_not_stand_in_what_is_left(expected: str, told: str) -> None:
+    """Code looks it up there: as the argument of another test, for example."""
+    for argument, ground in ((told, "report"), ("'x'", "values")):
+        text = f"import one\ndef test_f(): assert one.f() == {expected}\ndef test_g(): assert one.g({argument}) == 77\n"
+        tests: trees.Changes = {ONE: trees.TreeFile(text.encode())}
+        runs = runner_of(tests, {"one.py": trees.TreeFile(f"f, g = lambda: {expected}, lambda x: 77\n".encode())})
+        assert ask(runs, runs, tests, [f"{ONE}::test_f", f"{ONE}::test_g"]).ground() == ground
+
+
 def in_turn(*runs: Run) -> Run:
     """Return what runs each of these once, in order."""
     left = list(runs)
