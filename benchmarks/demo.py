@@ -112,10 +112,10 @@ def in_words() -> str:
     return (
         f"In other words: the model answered {right['start']} of {gain.num_tasks} questions right that no training "
         f"had seen, and {right['grpo']} after training: {100 * gain.estimate:.0f} points more, with a 95 % interval "
-        f"from {low:.0f} to {high:.0f} that allows for other questions and for other trainings. Asked for its "
+        f"from {low:.0f} to {high:.0f} for other questions and other trainings like these. Asked for its "
         f"likeliest answer instead of a sampled one, it was right in {right['start@0']} before and {right['grpo@0']} "
         f"after, which {gain.num_seeds} trainings cannot tell from no difference. So the training helped, and most of "
-        "it was to make the model prefer answers that it already ranked first."
+        "it was to give more often the answer that was likeliest before."
     )
 
 
