@@ -494,7 +494,8 @@ class RunWriter:
     def checkpoint(self, fill: Callable[[Path], object], name: str = "checkpoint", kind: Kind = CHECKPOINT) -> None:
         """Write a folder output atomically and durably: `fill` fills a temporary folder that is then renamed."""
         temporary, final = self.path / f".{name}.tmp", self.path / name
-        rmtree(temporary, ignore_errors=True)
+        if temporary.exists():
+            rmtree(temporary)  # an error is one of the disk, and says so
         temporary.mkdir(parents=True)
         fill(temporary)
         store.sweep(temporary)  # what is linked from scratch may hold a file that a killed attempt had begun

@@ -128,6 +128,7 @@ class ShardScheduler:
                     if error is not None and (out.budget.limit is None or not isinstance(error, Incomplete)):
                         errors.append(error)
                     told_at = -TELL_S
+                waiting()
             finally:
                 (folder / STOP).unlink(missing_ok=True)
             out.raise_if_stopped()

@@ -15,6 +15,7 @@ ALLOWED = {
     "nonzero at stages/losses/tokens.py:token_sum": "once a loss: tokens of weight 0 are not computed",
     "mask as index at stages/losses/distillation.py:eopd": "once a loss: metrics are of the tokens that count",
     "tolist at stages/training/channels/base.py:floats": "once a step and type: the metrics",
+    "item at stages/training/step.py:_clipped": "twice a step: tokens whose importance ratio was cut, which is logged",
     "item at stages/training/distributed.py:clip": "once a step in shares: the norm of the gradients, which is logged",
 }
 """Waits of this project's own in a step, with their reason."""

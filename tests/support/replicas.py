@@ -116,6 +116,8 @@ def one_round(replica: Replica, loop: OuterLoop, chosen: Diloco, script: dict[st
     for _ in range(chosen.every - 1):
         replica.step()
         loop.after_step()
+        if loop.finished:  # it has caught up with the end, whose weights another step would change
+            return
     replica.step()
     if loop.state.round == script.get("die_in"):
         loop.offer()
