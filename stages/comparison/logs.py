@@ -136,17 +136,14 @@ def sources_of(path: str) -> list[Source]:
 def read(path: str, unit: str = "") -> ReadLog:
     """Return the items of a log; unit: a column whose values are the units that tasks are resampled in."""
     place = Path(path).expanduser()
-    run, found = run_of(place), list[Source]()
-    if run is None:
-        found = sources_of(path)
-    table = table_of(found[0]) if len(found) == 1 or (place.is_file() and place.suffix in TABLES) else None
-    if run is not None:
-        log = of_run(run, place.name, unit)
-    else:
-        log = of_program(path, found, unit) if table is None else of_table(table, found[0], unit)
-    if not len(log.items):
-        raise BadInput(f"{path} holds no sample to compare: it is empty. Give a log with a record for each sample.")
-    return log
+    if run := run_of(place):
+        return of_run(run, place.name, unit)
+    found = sources_of(path)
+    if len(found) == 1 or (place.is_file() and place.suffix in TABLES):
+        table = table_of(found[0])
+        if table is not None:
+            return of_table(table, found[0], unit)
+    return of_program(path, found, unit)
 
 
 # A program's files.
@@ -351,13 +348,17 @@ def table_of(source: Source) -> pa.Table | None:
             with pa.input_stream(str(source.path)) as stream:
                 return pjson.read_json(stream, pjson.ReadOptions(block_size=16 << 20))
         except pa.ArrowInvalid:
-            for broken in (item for item in source.records() if isinstance(item, Drop)):
+            if broken := next((item for item in source.records() if isinstance(item, Drop)), None):
                 raise BadInput(f"{source.label}:{broken.line} is no JSON. Mend the line, or remove it.") from None
     return None
 
 
 def of_table(table: pa.Table, source: Source, unit: str) -> ReadLog:
     """Return the items of a table with an id and a score a row."""
+    if not len(table):
+        raise BadInput(
+            f"{source.label} holds no sample to compare: it is empty. Give a file with a row for each sample."
+        )
     names = table.column_names
     task, score = (next((name for name in known if name in names), None) for known in (IDS, SCORES))
     if task is None or score is None:
