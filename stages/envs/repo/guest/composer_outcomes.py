@@ -9,6 +9,7 @@ shows whether the reports of this process can be trusted.
 """
 
 import functools
+import gc
 import hashlib
 import hmac
 import json
@@ -269,3 +270,7 @@ def pytest_load_initial_conftests(early_config: "pytest.Config") -> None:
 
 CHANNEL = os.environ.pop("COMPOSER_CHANNEL", None)
 SENDERS = [sender(int(CHANNEL))] if CHANNEL else []
+# Off until here (composer_pytest.py). What was imported lives as long as the process, and need not be looked at again.
+if hasattr(gc, "freeze"):  # from Python 3.7 on
+    gc.freeze()
+gc.enable()

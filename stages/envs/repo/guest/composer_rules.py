@@ -93,6 +93,7 @@ TEST_RUNNERS = frozenset(
         "pygments",
         "coverage",
         "pytest_cov",
+        "composer_pytest",
         "composer_outcomes",
         "composer_values",
         "composer_supervisor",

@@ -105,7 +105,7 @@ def pytest_runtest_makereport(item, call):
 LOADED = {
     **dict.fromkeys(("conftest.py", "abacus/conftest.py", "tests/conftest.py", "src/conftest.py"), HOOK),
     "composer_questions.py": "ask = caught = warned = lambda *a: None\n",
-    "src/composer_outcomes.py": "import os\nos._exit(0)\n",
+    **dict.fromkeys(("src/composer_outcomes.py", "src/composer_pytest.py"), "import os\nos._exit(0)\n"),
 }
 """What pytest, or a test that is asked, would load."""
 

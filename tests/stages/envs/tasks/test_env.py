@@ -52,7 +52,8 @@ ROWS: list[dict[str, Any]] = [
         "files": {"sums.py": ADD.format("-")},
         "tests": ["tests/test_sums.py::test_add", "tests/test_sums.py::test_zero"],
         "hidden": {"tests/test_sums.py": TESTS},
-        "solution": {"sums.py": ADD.format("+")},
+        # The collector of garbage is off until pytest is imported, and on for code under test.
+        "solution": {"sums.py": "import gc\nassert gc.isenabled()\n" + ADD.format("+")},
         "split": "eval",
     },
 ]
