@@ -37,7 +37,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from stages.evaluation.inference import holm
-from stages.evaluation.outcomes import AT_ZERO, KEPT, items_table, of_arm, task_mean
+from stages.evaluation.outcomes import AT_ZERO, KEPT, PASSED, PROTOCOL, START, items_table, of_arm, task_mean
 from stages.evaluation.verdict import EvalQuestion, EvalVerdict, PairedDifference, compare, points
 from stages.runs import store
 from stages.runs.kinds import EVAL_ITEM, PAIR, TASK
@@ -213,8 +213,8 @@ class Experiment:
                 self.preset(self.trainings(arms)), self.artifacts, "--tune", f"optimisation.learning_rate={rates}"
             )
             self.tuned_apart()
-        if "arm" in self.tuning:
-            record = store.read_json(self.document.with_suffix(".json"))
+        if not self.tuning or "arm" in self.tuning:
+            record = store.read_json(self.document.with_suffix(".json")) if self.tuning else {}
             used = [json.loads(line) for path in self.artifacts.rglob(USED) for line in path.read_text().splitlines()]
             record |= {"trainings": self.courses(), "processor_hours": sum(one["seconds"] for one in used) / 3600}
             store.write_json(self.document.with_suffix(".json"), record)
@@ -272,6 +272,35 @@ class Experiment:
         rows = pq.read_table(table or self.items).to_pylist()
         return items_table({"error_type": None if row["passed"] is not None else "lost", **row} for row in rows)
 
+    def outcome_lines(self, items: pa.Table, title: str, end: str = "") -> list[str]:
+        """Return a table of every recorded outcome of the arms whose names have this end, and its title."""
+        heads = ["passed and protocol kept", "passed", "protocol kept", "cut", "tokens", "errors", "trainings"]
+        lines = [f"| {title} | trained by | {' | '.join(heads)} |", "| --- " * (2 + len(heads)) + "|"]
+        for arm in (START, *self.arms):
+            rows = of_arm(items, arm + end)
+            if not len(rows):
+                continue
+            rates = [task_mean(rows, outcome) or 0.0 for outcome in (KEPT, PASSED, PROTOCOL)] + [cut_share(rows)]
+            counts = [f"{pc.mean(rows['sampled_tokens']).as_py():.1f}", pc.count(rows["error_type"]).as_py()]
+            cells = [*(f"{100 * rate:.1f} %" for rate in rates), *counts, len(pc.unique(rows["train_seed"]))]
+            lines.append(f"| {arm} | {self.words(arm)} | {' | '.join(map(str, cells))} |")
+        return lines
+
+    def course_lines(self, courses: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Return a table of what the trainings recorded of themselves, means over the trainings of an arm."""
+        heads = ["reward, first and last steps", "entropy, nats", "tokens an answer", "tokens in all"]
+        heads += ["pairs", "minutes"]
+        lines = [f"| training | {' | '.join(heads)} |", "| --- " * (1 + len(heads)) + "|"]
+        for arm in self.arms:
+            if own := [one for one in courses if one["arm"] == arm]:
+                mean = {name: fmean(one[name] for one in own) for name, value in own[0].items() if type(value) is float}
+                both = [f"{mean[f'{what}_first']:.2f} to {mean[f'{what}_last']:.2f}" for what in ("reward", "entropy")]
+                tokens = f"{mean['tokens_first']:.1f} to {mean['tokens_last']:.1f}"
+                pairs = f"{fmean(one['pairs'] for one in own):.0f}"
+                cells = [*both, tokens, f"{mean['num_tokens']:,.0f}", pairs, f"{mean['minutes']:.1f}"]
+                lines.append(f"| {arm} | {' | '.join(cells)} |")
+        return lines
+
     def arm_lines(self, verdict: EvalVerdict) -> list[str]:
         """Return a table of the arms."""
         lines = ["| arm | trained by | pass@1 | 95 % interval | trainings |", "| --- | --- | --- | --- | --- |"]
@@ -313,6 +342,11 @@ def by_seed(items: pa.Table) -> dict[str, float]:
     """Return the share of tasks that each training of one arm passes with the protocol kept, by its seed."""
     seeds = sorted({*items["train_seed"].to_pylist()})
     return {str(seed): task_mean(items.filter(pc.equal(items["train_seed"], seed)), KEPT) or 0.0 for seed in seeds}
+
+
+def cut_share(rows: pa.Table) -> float:
+    """Return the share of answers that reached the limit of tokens."""
+    return float(pc.mean(pc.equal(pc.fill_null(rows["terminated_by"], ""), "max_tokens").cast("float64")).as_py())
 
 
 def put(document: Path, lines: Sequence[str]) -> None:

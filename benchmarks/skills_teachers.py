@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import records
-from experiment import Experiment, comparison_lines, difference_of, put
+from experiment import Experiment, comparison_lines, cut_share, difference_of, put
 
 from stages.envs.base import SamplingUnit
 from stages.evaluation.inference import ALPHA, BETTER, NO_GAIN, UNDECIDED, WORSE, holm
@@ -68,7 +68,7 @@ def result(
     courses = record["trainings"]
     lines = []
     for title, end in (("temperature 0", AT_ZERO), ("temperature 1", "")):
-        lines += [*outcome_lines(items, courses, title, end), ""]
+        lines += [*EXPERIMENT.outcome_lines(items, title, end), ""]
     lines += [
         "| primary, passed and protocol kept at temperature 0 | about families like these | follows | about these 71 |"
     ]
@@ -81,7 +81,7 @@ def result(
     secondary = difference_of(items, [*(at_zero(*pair) for pair in OTHERS), GATE, *GATED], question)
     lines += ["", *comparison_lines("secondary, passed and protocol kept", secondary), "", *family_lines(items)]
     collapses = collapsed_trainings(items, courses)
-    lines += ["", f"Collapsed: {'; '.join(collapses) or 'none'}.", "", *course_lines(courses)]
+    lines += ["", f"Collapsed: {'; '.join(collapses) or 'none'}.", "", *EXPERIMENT.course_lines(courses)]
     lines += ["", f"All of it took {record['processor_hours']:.1f} processor hours, the tuning included."]
     put(document, lines)
     verdict = decide(items, EvalQuestion(*at_zero("A", "C", "D"), outcome=KEPT))
@@ -106,26 +106,6 @@ def claim(name: str, found: PairedDifference) -> records.Claim:
         unit="points",
         registration=EXPERIMENT.registration or None,
     )
-
-
-def outcome_lines(items: pa.Table, courses: Sequence[Mapping[str, Any]], title: str, end: str) -> list[str]:
-    """Return a table of every recorded outcome of the arms at one temperature."""
-    heads = ["passed and protocol kept", "passed", "protocol kept", "cut", "tokens", "errors", "trainings"]
-    lines = [f"| {title} | trained by | {' | '.join(heads)} |", "| --- " * (2 + len(heads)) + "|"]
-    for arm in (START, *EXPERIMENT.arms):
-        rows = of_arm(items, arm + end)
-        if not len(rows):
-            continue
-        rates = [task_mean(rows, outcome) or 0.0 for outcome in (KEPT, PASSED, PROTOCOL)] + [cut_share(rows)]
-        counts = [f"{pc.mean(rows['sampled_tokens']).as_py():.1f}", pc.count(rows["error_type"]).as_py()]
-        cells = [*(f"{100 * rate:.1f} %" for rate in rates), *counts, len(pc.unique(rows["train_seed"]))]
-        lines.append(f"| {arm} | {EXPERIMENT.words(arm)} | {' | '.join(map(str, cells))} |")
-    return lines
-
-
-def cut_share(rows: pa.Table) -> float:
-    """Return the share of answers that reached the limit of tokens."""
-    return float(pc.mean(pc.equal(pc.fill_null(rows["terminated_by"], ""), "max_tokens").cast("float64")).as_py())
 
 
 def collapsed_trainings(items: pa.Table, courses: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -161,21 +141,6 @@ def collapsed_trainings(items: pa.Table, courses: Sequence[Mapping[str, Any]]) -
             )
         found += [f"{name} left its course at {one['collapsed']}"] if one["collapsed"] else []
     return found
-
-
-def course_lines(courses: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a table of what the trainings recorded of themselves, means over the trainings of an arm."""
-    heads = ["reward, first and last steps", "entropy, nats", "tokens an answer", "tokens in all", "pairs", "minutes"]
-    lines = [f"| training | {' | '.join(heads)} |", "| --- " * (1 + len(heads)) + "|"]
-    for arm in EXPERIMENT.arms:
-        if own := [one for one in courses if one["arm"] == arm]:
-            mean = {name: fmean(one[name] for one in own) for name, value in own[0].items() if isinstance(value, float)}
-            both = [f"{mean[f'{what}_first']:.2f} to {mean[f'{what}_last']:.2f}" for what in ("reward", "entropy")]
-            tokens = f"{mean['tokens_first']:.1f} to {mean['tokens_last']:.1f}"
-            pairs = f"{fmean(one['pairs'] for one in own):.0f}"
-            cells = [*both, tokens, f"{mean['num_tokens']:,.0f}", pairs, f"{mean['minutes']:.1f}"]
-            lines.append(f"| {arm} | {' | '.join(cells)} |")
-    return lines
 
 
 def family_lines(items: pa.Table) -> list[str]:

@@ -21,7 +21,8 @@ from stages.evaluation.verdict import seeds_sentence
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-import demo  # noqa: E402 (a script of benchmarks/)
+import coder_teacher  # noqa: E402 (a script of benchmarks/)
+import demo  # noqa: E402
 import recompute  # noqa: E402
 import skills_teachers  # noqa: E402
 import teacher_pairs  # noqa: E402
@@ -232,6 +233,27 @@ def test_the_second_experiments_numbers_follow_from_its_tables(tmp_path: Path) -
     found = skills_teachers.primary(same)
     assert found["C − A"][1] != "a gain is shown"
     assert found["C − D"][1] == found["B − C"][1] == "a description, as no gain of C − A is shown"
+
+
+@pytest.mark.parametrize(
+    ("gain", "follows"),
+    [(0.3, "the teacher's answers help by at least 2 points"), (0.0, "undecided"), (-0.3, "a loss is shown")],
+)
+def test_the_coders_numbers_follow_from_its_table(tmp_path: Path, gain: float, follows: str) -> None:
+    """By the registered rule; a training that did not end is named."""
+    document = tmp_path / "page.md"
+    document.write_text("before\n<!-- result -->\n<!-- end of result -->\nafter\n")
+    made = skills_table(tmp_path, {"start": 0.3, "A": 0.5, "C": 0.5 + gain})
+    record, rows = json.loads(made.with_suffix(".json").read_text()), pq.read_table(made).to_pylist()
+    record["trainings"] = [
+        one for one in record["trainings"] if one["seed"] < 5 or (one["arm"], one["seed"]) == ("A", 5)
+    ]
+    made.with_suffix(".json").write_text(json.dumps(record))
+    pq.write_table(pa.Table.from_pylist([{**row, "unit": row["task_id"]} for row in rows]), made)
+    coder_teacher.result(made, document, tmp_path / "figure.svg")
+    text = document.read_text()
+    assert follows in next(line for line in text.splitlines() if line.startswith("| C − A |"))
+    assert "Trainings that did not end: C 5; that left their course: none." in text and text.count("| C − start |") == 1
 
 
 def test_trainings_collapse_by_the_registered_rule_alone() -> None:
