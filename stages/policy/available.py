@@ -101,7 +101,7 @@ def _of_model(config: PolicyConfig) -> int | None:
 
 def _of_server(config: PolicyConfig) -> Any:
     """Return the context by a server's list of models, or the shorter answer that it allows."""
-    from stages.policy.client import Client, Failed, Retryable  # openai's library is slow to import
+    from stages.policy.client import Client, Failed, Retryable  # HTTP's libraries are slow to import
 
     try:
         listed = background.run(Client(config).models())

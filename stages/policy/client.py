@@ -6,7 +6,8 @@ after `Fatal` no request to this server can succeed. Each holds what the call co
 a request that arrived may have been billed. API keys are redacted from all text that a server sends.
 
 openai's library provides addresses, headers and connections. Its retries stay off, as they have no entry in the ledger;
-so does its `post`, which takes twice the processor time of `Client.ask` (0.9 ms a call instead of 0.5).
+so does its `post`, which takes twice the processor time of `Client.ask` (0.9 ms a call instead of 0.5). It is imported
+once a server takes connections: that takes 0.9 s, which no mistake in an address has to wait for.
 """
 
 import asyncio
@@ -14,20 +15,21 @@ import errno
 import functools
 import math
 import re
+import socket
 import ssl
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 import anyio
 import httpx2
-import openai
 import orjson
 import tenacity
 
@@ -35,6 +37,9 @@ from stages.errors import Incomplete, UsageError
 from stages.policy import background
 from stages.policy.base import PolicyConfig
 from stages.redaction import redacted, redacted_bytes
+
+if TYPE_CHECKING:
+    import openai
 
 NOT_CONNECTED = {
     "httpx2": ("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "UnsupportedProtocol", "InvalidURL"),
@@ -44,6 +49,7 @@ NOT_CONNECTED = {
 FAILED_CONNECTIONS = (httpx2.RequestError, ssl.SSLError, anyio.EndOfStream)
 """What httpx2 raises where a request fails; the last two are errors of TLS that it lets through."""
 CLOSE_S = 1.0
+KNOCK_S = 1.0
 CONNECT_S = 10.0
 """Seconds to connect; a server that needs longer counts as unreachable, however slow its answers may be."""
 BODY_BYTES = 64 * 2**20
@@ -154,15 +160,24 @@ class Client:
 
     def __init__(self, config: PolicyConfig, *, connect_s: float = CONNECT_S) -> None:
         self.config, self._key, self._connect_s = config, config.key(), connect_s
-        # openai 3.51 repeats 408, 409, 429, 5xx and lost connections on its own and sends no idempotency key, so that
-        # a request which timed out would be executed and billed again without an entry in the ledger.
-        self._http = _http_client()
-        self._client = openai.AsyncOpenAI(
-            base_url=config.base_url, api_key=self._key, max_retries=0, http_client=self._http
-        )
         self._requests: dict[tuple[str, str], httpx2.Request] = {}
         """By method and path a request without a body: the address and the headers of all its requests."""
-        weakref.finalize(self, _close, self._client)
+
+    @functools.cached_property
+    def _http(self) -> Any:
+        return _http_client()
+
+    @functools.cached_property
+    def _client(self) -> "openai.AsyncOpenAI":
+        import openai
+
+        # openai 3.51 repeats 408, 409, 429, 5xx and lost connections on its own and sends no idempotency key, so that
+        # a request which timed out would be executed and billed again without an entry in the ledger.
+        client = openai.AsyncOpenAI(
+            base_url=self.config.base_url, api_key=self._key, max_retries=0, http_client=self._http
+        )
+        weakref.finalize(self, _close, client)
+        return client
 
     async def ask(
         self,
@@ -209,7 +224,9 @@ class Client:
         """Return the response, of any status, to a request that is sent once."""
         timeout_s = timeout_s or self.config.timeout_s
         # Shorter than the call's, so that a server which cannot be reached is not taken for one that is slow.
-        timeout = openai.Timeout(timeout_s, connect=min(self._connect_s, 0.9 * timeout_s))
+        timeout = httpx2.Timeout(timeout_s, connect=min(self._connect_s, 0.9 * timeout_s))
+        if "openai" not in sys.modules:
+            await self._knock()
         request = self._request(method, path, content, timeout)
         with _bounded(most_bytes), _typed_errors(self.config, timeout_s):
             # The timeouts of HTTP libraries bound the silence between two bytes, not the call.
@@ -220,7 +237,22 @@ class Client:
         # A server may send the key back, in an error message for example: redacted here, where its text enters.
         return Response(answered.status_code, headers, redacted_bytes(answered.content))
 
-    def _request(self, method: str, path: str, content: bytes, timeout: openai.Timeout) -> httpx2.Request:
+    async def _knock(self) -> None:
+        """Raise `NotListening`, or `Retryable` for a name or network that cannot be found."""
+        parts = urlsplit(self.config.base_url or "")
+        if getproxies():
+            return  # the server may be reached through it alone
+        try:
+            where = parts.hostname or "", parts.port or {"https": 443}.get(parts.scheme, 80)
+            (await asyncio.to_thread(socket.create_connection, where, KNOCK_S)).close()
+        except ConnectionRefusedError:
+            raise NotListening(self.config) from None
+        except (TimeoutError, ValueError):
+            pass  # the request has longer, and reports an address that is none
+        except OSError as error:
+            raise Retryable("connection", f"{self.config.base_url} cannot be reached ({error.strerror})") from None
+
+    def _request(self, method: str, path: str, content: bytes, timeout: httpx2.Timeout) -> httpx2.Request:
         """Return a request with openai's address and headers."""
         # Not through openai's own `post`, which makes address and headers anew for each request: half of the CPU time
         # of a call. `chat.completions.create` also transforms every message again, and pydantic takes 31 ms for an
@@ -302,6 +334,8 @@ class TooLong(Exception):
 
 def _http_client() -> Any:
     """Return the HTTP client below openai's: through aiohttp or httpx2, without redirects, with bounded bodies."""
+    import openai
+
     base: Any = openai.DefaultAioHttpClient if uses_aiohttp() else openai.DefaultAsyncHttpxClient
 
     class Bounded(base):
@@ -349,7 +383,7 @@ def uses_aiohttp() -> bool:
     return find_spec("aiohttp") is not None and not getproxies()
 
 
-def _close(client: openai.AsyncOpenAI) -> None:
+def _close(client: "openai.AsyncOpenAI") -> None:
     """Close the connections of a collected client; aiohttp warns about connections that are left open."""
     closing = background.start(client.close())
     try:

@@ -141,7 +141,7 @@ class ModelServer:
         self._process = self._keeper = None
 
     def _wait(self) -> None:
-        from stages.policy.client import Client, Failed  # openai's library is slow to import
+        from stages.policy.client import Client, Failed  # HTTP's libraries are slow to import
 
         client, started = Client(PolicyConfig(model=self.title, base_url=self.url)), time.monotonic()
         while True:
