@@ -543,7 +543,7 @@ def predicted(
 
     from stages import train as stage
     from stages.training import plan
-    from stages.training.prompts import Prompts
+    from stages.training.plan import Prompts
 
     with tempfile.TemporaryDirectory() as folder:
         shape(size, asked.layers).save_pretrained(folder)

@@ -19,8 +19,7 @@ from composer_cli.trust import require_trusted_servers
 from stages import command_words
 from stages.backends import ranks
 from stages.errors import ComposerError, UsageError
-from stages.layout import duration
-from stages.plurals import singular
+from stages.layout import duration, singular
 from stages.runs import bucket, runner, settings
 from stages.runs.activity import Checking
 from stages.runs.bucket import Mirror

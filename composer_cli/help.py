@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 from typer.core import TyperCommand, TyperGroup
 
 from stages import stages_of
-from stages.plurals import counted
+from stages.layout import counted
 
 ALL = "--all"
 FEW = 8

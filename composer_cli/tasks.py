@@ -15,7 +15,7 @@ import typer
 from composer_cli import options
 from composer_cli.printing import interrupt_leaves, reports_errors
 from stages.errors import BadInput, Incomplete, UsageError
-from stages.plurals import counted
+from stages.layout import counted
 
 if TYPE_CHECKING:
     from stages.envs.task_checks import TaskCheck, TaskChecksConfig

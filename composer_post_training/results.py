@@ -17,8 +17,8 @@ from composer_cli.show.sections import earlier_verdict
 from composer_post_training.messages import errors_in_python
 from composer_post_training.rollouts import Rollout
 from stages.errors import BadInput, UsageError
+from stages.layout import counted
 from stages.messages import Message
-from stages.plurals import counted
 from stages.rollouts.trace import pairs_with_states, states
 from stages.runs import store
 from stages.runs.display import Table

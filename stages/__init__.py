@@ -6,7 +6,6 @@ only through run folders on disk.
 
 errors.py   - the errors that end a stage, each with an exit code
 layout.py  - tables with aligned columns, durations and ages, as text
-plurals.py - numbers with their nouns, for messages and reports
 stopping.py - what signals do: the first asks work to stop, the second ends it
 redaction.py - keys of servers are kept out of everything that is written or shown
 messages.py - the messages of environments and policies: tool calls in their text, and their token ids

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from stages.envs.base import Task, grounds_in_words
 from stages.errors import Incomplete
-from stages.plurals import counted
+from stages.layout import counted
 from stages.policy import PolicyConfig, available, kind_of, scripted
 from stages.policy.base import BasicPolicy
 from stages.policy.serving import Serving

@@ -20,8 +20,7 @@ from stages.envs.harbor import write as harbor
 from stages.errors import BadInput, UsageError
 from stages.formats import FORMATS, hub, writer
 from stages.formats.transcripts import Transcripts
-from stages.layout import aligned
-from stages.plurals import counted
+from stages.layout import aligned, counted
 from stages.policy import adapters
 from stages.policy.adapters import CheckpointInfo
 from stages.policy.base import PolicyConfig

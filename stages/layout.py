@@ -1,4 +1,4 @@
-"""Text for people: tables whose columns are aligned, shortened texts, p-values, durations, ages, sparklines."""
+"""Text for people: aligned tables, shortened texts, counted nouns, p-values, durations, ages, sparklines."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -102,3 +102,20 @@ class Sparkline:
     def __str__(self) -> str:
         low, high = min([0.0, *self.points]), max([1.0, *self.points])
         return "".join("▁▂▃▄▅▆▇█"[min(int(8 * (value - low) / (high - low)), 7)] for value in self.points)
+
+
+def plural(noun: str) -> str:
+    """Return the plural of a noun: "families", "operations"."""
+    return f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+
+
+def singular(nouns: str) -> str:
+    """Return the singular of what a plan counts, of which the first word is a noun: "run of rollouts"."""
+    first, space, rest = nouns.partition(" ")
+    one = f"{first[:-3]}y" if first.endswith("ies") else first.removesuffix("s")
+    return f"{one}{space}{rest}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, which is given in the singular."""
+    return f"{number:,} {noun if number == 1 else plural(noun)}"

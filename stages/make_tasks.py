@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from stages.errors import BadInput, Incomplete, UsageError
-from stages.plurals import counted
+from stages.layout import counted
 from stages.policy import Policy, PolicyConfig, Turn, ask_all, available
 from stages.policy.base import FINAL
 from stages.policy.serving import Serving

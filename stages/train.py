@@ -41,8 +41,17 @@ from stages.runs.stage import Plan, Stage
 from stages.stopping import Interrupted
 from stages.training.channels import row_sources
 from stages.training.config import Config
-from stages.training.plan import check_memory, estimate_memory, fitted, resolve, room, unused
-from stages.training.prompts import ASSUMED, Prompts, measure_prompts
+from stages.training.plan import (
+    ASSUMED,
+    Prompts,
+    check_memory,
+    estimate_memory,
+    fitted,
+    measure_prompts,
+    resolve,
+    room,
+    unused,
+)
 
 if TYPE_CHECKING:
     from stages.rollouts.agent_loop import LiveRollout

@@ -23,7 +23,7 @@ LAYERS = {
         "backends",
         "messages",
         "redaction",
-        "errors | layout | plurals | stopping",
+        "errors | layout | stopping",
     ),
     "stages.probe": (
         "figures | watching | arms",

@@ -15,8 +15,7 @@ import orjson
 from composer_cli.show.runs import reason as reason_of
 from stages import STAGES
 from stages.errors import BadInput, ComposerError
-from stages.layout import duration
-from stages.plurals import counted
+from stages.layout import counted, duration
 from stages.runs import queries
 from stages.runs.catalog import find_input, name, references
 from stages.runs.display import Table, plain

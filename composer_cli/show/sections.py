@@ -28,8 +28,7 @@ from composer_cli.show.blocks import (
 )
 from composer_cli.show.facts import metric_rows
 from composer_cli.show.rollout import ShownMessage, title_of
-from stages.layout import p_value
-from stages.plurals import counted
+from stages.layout import counted, p_value
 from stages.rollouts import collection_checks
 from stages.runs import queries
 from stages.runs.catalog import name

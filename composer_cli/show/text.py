@@ -24,9 +24,8 @@ from composer_cli.show.rollout import ShownRollout
 from composer_cli.show.runs import RunLine
 from composer_cli.show.sections import findings
 from stages.envs.base import grounds_in_words
-from stages.layout import age, aligned, duration
+from stages.layout import age, aligned, counted, duration
 from stages.pairs.actions import STUDENT
-from stages.plurals import counted
 from stages.runs import queries
 from stages.runs.display import plain
 from stages.runs.kinds import PAIR, STATE, Row

@@ -2,7 +2,6 @@
 
 app.py    - access control, one method a page, the server
 page.py   - pages as HTML; `composer report`: the sections of a chain as one saved file
-pairs.py  - pairs as cards: their state, votes, outcome, and what differs
 curves.py - curves of one training, or of many arms and seeds on top of each other
 notes.py  - notes and tags of rollouts, in files beside the runs
 lines.py  - texts as lines with marks: failures, and differences word by word

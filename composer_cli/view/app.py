@@ -27,14 +27,17 @@ from composer_cli.printing import escape_control_characters
 from composer_cli.show import facts, sections
 from composer_cli.show import rollout as rollouts
 from composer_cli.show import runs as run_folders
+from composer_cli.show.facts import outcomes_of_pairs
 from composer_cli.show.rollout import OUTCOME, Column
 from composer_cli.show.runs import RunLine, lines_and_summaries
-from composer_cli.view import page, pairs
+from composer_cli.view import page
+from composer_cli.view.lines import MarkedLine, difference
 from composer_cli.view.notes import Note, NoteChanged, Notes
 from stages.errors import BadInput, ComposerError, UsageError
+from stages.messages import Message
 from stages.runs import catalog, index, queries
 from stages.runs.kinds import Row
-from stages.runs.queries import PairFilter, RolloutFilter, Side, TaskFilter
+from stages.runs.queries import PairFilter, PairPage, RolloutFilter, Side, TaskFilter
 from stages.runs.run import Run, RunFacts
 
 HEADLINES = ("verdict", "decision", "mean_reward", "pairs", "pairs_per_rollout", "arm", "cleaner")
@@ -181,7 +184,7 @@ class Pages:
             pairs=shown_pairs,
             pair_filter=pair_filter.__dict__,
             pair_size=CARDS,
-            cards=pairs.cards(self._root, run, shown_pairs) if shown_pairs else [],
+            cards=cards(self._root, run, shown_pairs) if shown_pairs else [],
             tables=[] if found or shown_pairs else facts.row_tables(run, TABLE_ROWS),
             arms=sections.arms(run),
             live=run.manifest.status == "running",
@@ -528,3 +531,37 @@ def listed(root: Path) -> list[ListedRun]:
         headline = {name: summary[name] for name in HEADLINES if summary.get(name) is not None}
         found.append(ListedRun(line, line.run.partition("/")[0], headline))
     return sorted(found, key=lambda one: one.line.began, reverse=True)
+
+
+@dataclass(frozen=True)
+class PairCard:
+    """A pair as its card shows it.
+
+    `state` are the messages of the shared state, the last one first to read; `outcome` the rollout in which the state
+    was reached, `played_by` its run; `continued` passed and graded continuations by action, chosen first.
+    """
+
+    row: Row
+    difference: list[MarkedLine]
+    state: list[Message]
+    outcome: Row | None
+    played_by: str
+    continued: list[tuple[str, int, int]]
+
+
+def cards(root: Path, run: Run, page: PairPage) -> list[PairCard]:
+    """Return the cards of the pairs on a page."""
+    states = queries.state_messages(run, page.rows) if page.rows else {}
+    outcomes = outcomes_of_pairs(root, run, page.rows)
+    played = queries.continuations(run, [row["state_sha256"] for row in page.rows])
+    found = []
+    for row in page.rows:
+        outcome, played_by = outcomes.get(row["rollout_id"], (None, ""))
+        continued = [
+            (side, *played[key])
+            for side in ("chosen", "rejected")
+            if (key := (row["state_sha256"], row[side])) in played
+        ]
+        state = states.get(row["pair_id"], [])
+        found.append(PairCard(row, difference(row["rejected"], row["chosen"]), state, outcome, played_by, continued))
+    return found

@@ -34,8 +34,7 @@ from composer_cli.view.lines import difference, markdown, marked
 from stages import STAGES, command_words, stages_of
 from stages.envs.base import grounds_in_words
 from stages.errors import BadInput
-from stages.layout import age, duration
-from stages.plurals import counted
+from stages.layout import age, counted, duration
 from stages.runs import catalog, store
 from stages.runs.display import cell, plain
 from stages.runs.run import Run, RunFacts

@@ -31,7 +31,7 @@ from stages.formats.messages import first_question
 from stages.formats.reading import FileCount, ReadTrajectory
 from stages.formats.reports import Sidecars, stem
 from stages.formats.swebench import PREDICTIONS
-from stages.plurals import counted
+from stages.layout import counted
 from stages.runs import catalog, store
 from stages.runs.kinds import EVAL_ITEM, ORIGIN, ROLLOUT
 from stages.runs.run import Run

@@ -11,8 +11,7 @@ import pyarrow.compute as pc
 
 from stages.comparison.logs import ID, ROLLOUT_PAGE
 from stages.evaluation.inference import BETTER, NO_GAIN, TIE, WORSE
-from stages.layout import aligned, p_value
-from stages.plurals import counted, plural
+from stages.layout import aligned, counted, p_value, plural
 
 if TYPE_CHECKING:
     from stages.comparison.stage import LogComparison, LogDifference, SideSummary

@@ -42,7 +42,7 @@ from stages.evaluation.inference import (
 )
 from stages.evaluation.outcomes import NOT_SUBMITTED, PASSED, SWE_BENCH, Missing, PairedOutcomes, cells_of, paired
 from stages.formats import terminal_bench
-from stages.plurals import counted
+from stages.layout import counted
 from stages.runs import store
 from stages.runs.run import Inputs, Run, RunWriter
 from stages.runs.stage import Plan

@@ -90,7 +90,7 @@ ENVIRONMENTS: dict[str, Registered] = {
     "reasoning-gym": Registered("stages.envs.skills.reasoning_gym:ReasoningGymEnv", argument="task"),
     "skills": Registered(
         "stages.envs.skills.env:SkillsEnv",
-        hack_pairs="stages.envs.skills.loophole:hack_clean_pairs",
+        hack_pairs="stages.envs.skills.env:hack_clean_pairs",
         hint="stages.envs.skills.env:HINT",
         system="stages.envs.skills.drawing:SYSTEM",
     ),

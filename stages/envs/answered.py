@@ -7,8 +7,8 @@ from typing import Any
 
 from stages.envs.base import Grade, Ground, Observation, Split, Task
 from stages.envs.task_table import TooManyTasks
+from stages.layout import counted
 from stages.messages import Message
-from stages.plurals import counted
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import orjson
 
 from stages.envs.base import Split, Task
 from stages.errors import BadInput, UsageError
-from stages.plurals import counted
+from stages.layout import counted
 from stages.runs import hub, store
 from stages.runs.kinds import TASK, Row
 from stages.runs.run import Run

@@ -6,7 +6,6 @@ config.py    - its settings
 In reading order of "why this verdict?":
 outcomes.py  - the data: items of arms, paired outcomes of two, what is missing, the rates of one
 inference.py - the test of a paired difference, its interval, what it shows, Holm's correction, planned looks
-distributions.py - the normal and Student's t distribution, without scipy
 verdict.py   - the decision on an evaluation, with its reasons and what it shows in sentences
 arm_settings.py - every setting in which arms differ
 planner.py   - what an experiment would show, before it is paid for, and what a finished one could have shown

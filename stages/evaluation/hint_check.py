@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from stages.envs.base import Environment, HintsAnswers, Task
 from stages.errors import Incomplete
 from stages.evaluation.inference import wilson
-from stages.plurals import counted
+from stages.layout import counted
 from stages.policy.base import Policy
 from stages.rollouts.agent_loop import LiveRollout, Rules, play
 from stages.runs.activity import Notice, activity

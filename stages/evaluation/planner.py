@@ -30,7 +30,6 @@ import pyarrow.compute as pc
 
 from stages.errors import UsageError
 from stages.evaluation.config import Config
-from stages.evaluation.distributions import student_quantile
 from stages.evaluation.inference import (
     ALPHA,
     BETTER,
@@ -45,6 +44,7 @@ from stages.evaluation.inference import (
     fewest_units,
     numbered,
     shows,
+    student_quantile,
 )
 from stages.evaluation.outcomes import (
     PASSED,
@@ -56,7 +56,7 @@ from stages.evaluation.outcomes import (
     paired,
     with_passes,
 )
-from stages.plurals import plural
+from stages.layout import plural
 from stages.runs.activity import activity
 from stages.runs.kinds import Row
 

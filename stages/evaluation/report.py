@@ -9,8 +9,7 @@ from stages.evaluation.inference import MIN_SEEDS, VALIDATED
 from stages.evaluation.outcomes import AT_ZERO, PASSED, ArmSummary
 from stages.evaluation.planner import MOST_TASKS, PILOT, SEEDS, VERDICTS, Study
 from stages.evaluation.verdict import EvalVerdict, PairedDifference, credit, points
-from stages.layout import LEFT, RIGHT, aligned
-from stages.plurals import counted, plural
+from stages.layout import LEFT, RIGHT, aligned, counted, plural
 
 WIDTH = 100
 NAME = 25

@@ -65,8 +65,7 @@ from stages.evaluation.outcomes import (
     paired,
     problems,
 )
-from stages.layout import p_value
-from stages.plurals import counted, plural
+from stages.layout import counted, p_value, plural
 
 RECOMMENDED_SEEDS = 5
 """With three or four, an interval relies on gains that are normally distributed over trainings (docs/evaluate.md)."""

@@ -15,8 +15,7 @@ from stages.formats.files import Source
 from stages.formats.reading import FileCount, ReadTrajectory
 from stages.formats.reports import Sidecars, stem
 from stages.formats.rows import ImportedPayload
-from stages.layout import aligned
-from stages.plurals import counted
+from stages.layout import aligned, counted
 from stages.rollouts import collection_checks, missing
 from stages.rollouts.collection_checks import Account
 from stages.runs import store

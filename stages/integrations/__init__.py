@@ -3,9 +3,8 @@
 frameworks.py - what the stage `frameworks` does
 config.py - its settings
 trl.py - TRL's `rollout_func`, a tool environment for its `environment_factory`, and rollouts without training
-openenv.py - an OpenEnv server, sessions over WebSocket only
-openenv_server.py - that server as a program, for an interpreter that has openenv
-openenv_client.py - start that program, and play through it with our agent loop
+openenv.py - an OpenEnv server, sessions over WebSocket only; also a program, for an interpreter that has openenv
+openenv_client.py - start it, and play through it with our agent loop
 verifiers_served.py - a taskset for verifiers' evaluation loop that plays through an OpenEnv server
 mini_swe_agent.py - mini-swe-agent's environment protocol
 prime_rl.py - PRIME-RL's default loss from our kernel, as a custom loss

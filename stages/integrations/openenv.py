@@ -7,13 +7,25 @@ act in no workspace, or in the server's own. Those routes are not served, and a 
 
 Contract read from huggingface/OpenEnv 0.10.0, `openenv/core/env_server/{interfaces,types,http_server}.py`. Needs `pip
 install openenv`.
+
+`python -m stages.integrations.openenv FILE` is such a server as a program, for an interpreter that has openenv, which
+need not be Composer's own. FILE is JSON: {"env", "options", "tasks", "max_steps", "sessions"}. The address is the
+first line on stdout; the server ends when its standard input does.
 """
 
+import json
+import socket
+import sys
+import threading
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+import uvicorn
+
+from stages import envs
 from stages.envs import boundary
 from stages.envs.base import Environment, Grade, Task
 from stages.errors import InfrastructureError, UsageError
@@ -129,3 +141,29 @@ def app(make: Callable[[], Environment], tasks: Sequence[Task], *, max_steps: in
         state_cls=EpisodeState,
         mode="production",
     )
+
+
+def main() -> None:
+    """Serve until the process that started this one closes its standard input, or is gone."""
+    asked = json.loads(Path(sys.argv[1]).read_text())
+    served = app(
+        lambda: envs.load(asked["env"], asked["options"]),
+        [Task(**task) for task in asked["tasks"]],
+        max_steps=asked["max_steps"],
+        sessions=asked["sessions"],
+    )
+    listener = socket.create_server(("127.0.0.1", 0))
+    # A client thinks for minutes between two steps and answers no ping meanwhile; it ends when its connection does.
+    server = uvicorn.Server(uvicorn.Config(served, log_level="warning", ws_ping_interval=None))
+    threading.Thread(target=_end_with_input, args=(server,), daemon=True).start()
+    print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
+    server.run([listener])
+
+
+def _end_with_input(server: uvicorn.Server) -> None:
+    sys.stdin.read()
+    server.should_exit = True
+
+
+if __name__ == "__main__":
+    main()

@@ -50,7 +50,7 @@ def running(
     file, log = folder / "openenv.json", folder / "openenv.log"
     file.write_text(json.dumps({**arguments, "tasks": [asdict(task) for task in tasks]}))
     interpreter = python or os.environ.get(INTERPRETER) or sys.executable
-    command = [interpreter, "-m", "stages.integrations.openenv_server", str(file)]
+    command = [interpreter, "-m", "stages.integrations.openenv", str(file)]
     # Our code is on the server's path, and our bubblewrap behind the programs that its PATH has.
     path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}

@@ -31,11 +31,11 @@ import pyarrow.compute as pc
 
 from stages import layout
 from stages.envs.base import Grade
+from stages.layout import counted
 from stages.pairs.actions import STUDENT
 from stages.pairs.blocks import NOTHING, ActionClasses, AlikeStates, Array, StateBlock, short_name, to_numpy
 from stages.pairs.report import PairVerdict
 from stages.pairs.states import LeaveOneOut, Pattern
-from stages.plurals import counted
 from stages.runs import store
 from stages.runs.kinds import Row
 

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 from pyarrow import RecordBatch
 
-from stages.layout import aligned
+from stages.layout import aligned, counted
 from stages.pairs.config import Config
 from stages.pairs.groups import NamedStates
-from stages.plurals import counted
 from stages.runs.kinds import Row
 from stages.runs.run import Judgement, RunWriter
 

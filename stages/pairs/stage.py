@@ -12,6 +12,7 @@ from stages.envs import task_table
 from stages.envs.base import ComparesOutcomes, Environment, Task
 from stages.envs.config import EnvStageConfig
 from stages.errors import BadInput, Incomplete, UsageError
+from stages.layout import counted, plural
 from stages.pairs.actions import Form, form, text_form
 from stages.pairs.blocks import ActionClasses, StateBlock
 from stages.pairs.config import Config
@@ -27,7 +28,6 @@ from stages.pairs.extraction import Extraction
 from stages.pairs.groups import group_pairs, steps_by_task
 from stages.pairs.report import PairAccount, PairVerdict, report
 from stages.pairs.states import AnsweredStates, recorded_classes, vote
-from stages.plurals import counted, plural
 from stages.policy import PolicyConfig, available
 from stages.policy.serving import Serving
 from stages.rollouts.agent_loop import PlayingConfig

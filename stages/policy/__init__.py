@@ -7,7 +7,6 @@ sampling.py - tokens drawn from such a model: batches that fit into memory, keys
 scripted.py - policies without a model, which check an environment: its own solutions, and nothing
 endpoint.py - an OpenAI-compatible server: a budget, retries, a probe, an adaptive limit
 requests.py - the bodies of requests to a server, and the most that their answers can cost
-request_fields.py - fields that users may add to requests, and those that would lengthen an answer unseen
 client.py - HTTP requests, each sent once, and their typed errors with what they cost; the loop that repeats them
 reading.py - responses read as samples with their bills, which are checked against request and answer
 answer_cache.py - the cache of paid answers, each with a digest

@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 import tenacity
 
 from stages.errors import Incomplete, UsageError
-from stages.plurals import counted
+from stages.layout import counted
 from stages.policy import available
 from stages.policy.answer_cache import AnswerCache
 from stages.policy.base import PolicyConfig, Sample, Turn

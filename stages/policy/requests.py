@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stages.policy import available, dialect
-from stages.policy.base import UNSTATED, PolicyConfig, Turn
+from stages.policy.base import LIMITS, UNSTATED, PolicyConfig, Turn
 from stages.policy.dialect import EXTRAS
-from stages.policy.request_fields import LIMITS
 from stages.runs import store
 
 QUESTION = [{"role": "user", "content": "Answer with the word OK."}]

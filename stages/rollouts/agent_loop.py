@@ -27,8 +27,8 @@ from stages.envs import boundary
 from stages.envs.base import Environment, Grade, GradesTogether, HasSolutions, Observation, Task
 from stages.envs.config import EnvStageConfig
 from stages.errors import ComposerError, InfrastructureError, UsageError
+from stages.layout import counted
 from stages.messages import Message
-from stages.plurals import counted
 from stages.policy import ask_all, background
 from stages.policy.base import IDLE, AsyncPolicy, CountsTokens, PlaysSolutions, Policy, ReusesPrefixes, Sample, Turn
 from stages.runs import store

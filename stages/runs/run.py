@@ -34,8 +34,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from stages.errors import BadInput, ComposerError, UsageError, refusal
-from stages.layout import Sparkline
-from stages.plurals import counted
+from stages.layout import Sparkline, counted
 from stages.redaction import redacted_value
 from stages.runs import display, ledger, store
 from stages.runs.activity import Notice

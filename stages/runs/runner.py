@@ -32,8 +32,7 @@ from filelock import FileLock, Timeout
 from stages.backends import devices, ranks
 from stages.backends.engine import Engine, find_engine
 from stages.errors import BadInput, ComposerError, Incomplete, UsageError
-from stages.layout import shortened
-from stages.plurals import counted
+from stages.layout import counted, shortened
 from stages.runs import ledger, store
 from stages.runs.activity import on_activity
 from stages.runs.bucket import Mirror

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from stages.layout import counted
 from stages.messages import Message
-from stages.plurals import counted
 from stages.policy import PolicyConfig
 from stages.runs.settings import (
     BASIC,

@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 
 from stages.envs.config import EnvStageConfig
 from stages.errors import Incomplete, UsageError
+from stages.layout import counted
 from stages.pairs.evidence import PASSED_COLUMNS, passed_by_rollout
-from stages.plurals import counted
 from stages.policy import available, open_policy
 from stages.policy.base import FINAL, AsyncPolicy
 from stages.policy.dialect import EXTRAS

@@ -3,7 +3,6 @@
 What is trained:
 config.py - the configuration of one arm: its tables, and the setting `weights` with one field a channel
 plan.py - the configuration resolved once: choices by the model's size and by memory, refusals, the estimate of memory
-prompts.py - lengths of the prompts, measured before a model is loaded
 trl_arguments.py - the arguments of TRL's trainer, checked before a model is loaded, and the adapter's configuration
 
 One step:

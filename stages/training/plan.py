@@ -7,28 +7,77 @@ can, activations recomputed, and one group a pass, or as much of it as `PASS_TOK
 replaced by the fastest that fit into the memory there is (`fitted`).
 
 `estimate_memory` gives the memory that a plan takes before anything is loaded, and `check_memory` refuses what does not
-fit. Prompts count with the length that prompts.py measured. Activations follow Korthikanti et al. 2022 (arXiv
+fit. Prompts count with the length that `measure_prompts` found. Activations follow Korthikanti et al. 2022 (arXiv
 2205.05198) in counting what each layer keeps for its backward pass; the constant is measured on Qwen3
 (tests/stages/training/test_memory.py). Rows of the channels besides GRPO's rollouts are not counted.
 """
 
 import math
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from stages.backends import resources
+from stages.envs import boundary
+from stages.envs.base import Environment, Task
 from stages.errors import BadInput, UsageError
 from stages.policy import adapters, available, base, gguf, require_source
-from stages.policy.base import PolicyConfig
+from stages.policy.base import PolicyConfig, Turn
 from stages.policy.server import cpu_cache_bytes, memory_utilisation
 from stages.policy.serving import needs_exclusive_server
 from stages.runs import hub, reporting
 from stages.training.channels import CHANNELS
 from stages.training.config import Config, Optimisation
-from stages.training.prompts import ASSUMED, PROMPT_TOKENS, Prompts
+
+PROMPT_TOKENS = 1024
+"""Assumed length of a prompt where none is measured."""
+QUESTIONS, SESSIONS = 32, 2
+"""Tasks that are measured, those with the longest texts: of an environment of questions, and of one that sets up files
+or a shell for each task."""
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What is known of the rollouts of a training before it.
+
+    tokens: of the longest prompt. measured, tasks: how many prompts were measured, of how many tasks; 0 where the
+    length is assumed. answers: after which a rollout ends at the latest; None where max_steps alone ends it.
+    """
+
+    tokens: int = PROMPT_TOKENS
+    measured: int = 0
+    tasks: int = 0
+    answers: int | None = None
+
+    def __str__(self) -> str:
+        if not self.measured:
+            return f"prompts of {self.tokens:,} tokens, which are assumed"
+        return f"prompts of at most {self.tokens:,} tokens, measured on {self.measured} of {self.tasks} tasks"
+
+
+ASSUMED = Prompts()
+
+
+def measure_prompts(environment: Environment, tasks: Sequence[Task], tokenizer: Any, tool_calls: str) -> Prompts:
+    """Return the lengths of the openings of some tasks, and close the environment; tool_calls: as in `PolicyConfig`.
+
+    Tasks in containers are not measured: an image may have to be fetched first.
+    """
+    from stages.policy.local import prompt_ids
+
+    answers = getattr(environment, "answers", None)
+    most = QUESTIONS if answers else SESSIONS * (environment.sandbox != "container")
+    try:
+        tools = boundary.tools(environment) if tool_calls != "none" else ()
+        longest = sorted(tasks, key=lambda task: len(task.prompt), reverse=True)[:most]
+        turns = [Turn(boundary.opening(environment.reset(task)), 0, tools=tools) for task in longest]
+    finally:
+        environment.close()
+    lengths = [len(prompt_ids(tokenizer, turn)) for turn in turns]
+    return Prompts(max(lengths, default=PROMPT_TOKENS), len(lengths), len(tasks), answers)
+
 
 SMALL = 10_000_000
 SMALL_RATE = 2e-4

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from stages.envs.base import Task
-from stages.plurals import counted
+from stages.layout import counted
 from stages.policy.adapters import CheckpointInfo
 from stages.policy.base import Policy
 from stages.rollouts import trace

@@ -1,6 +1,6 @@
 """Tables are aligned by the width of their characters in a terminal, and numbers to the right."""
 
-from stages.layout import LEFT, RIGHT, aligned
+from stages.layout import LEFT, RIGHT, aligned, counted, singular
 
 
 def test_columns_of_numbers_stand_to_the_right_and_wide_characters_take_two_columns() -> None:
@@ -13,3 +13,12 @@ def test_sides_are_those_that_were_asked_for() -> None:
 
 def test_without_rows_the_head_alone_is_left() -> None:
     assert aligned([], ("a", "b")) == "a  b" and aligned([]) == ""
+
+
+def test_a_number_and_its_noun_agree() -> None:
+    assert [counted(number, "family") for number in (0, 1, 1200)] == ["0 families", "1 family", "1,200 families"]
+    assert [singular(noun) for noun in ("rollouts", "runs of rollouts", "table")] == [
+        "rollout",
+        "run of rollouts",
+        "table",
+    ]

@@ -25,8 +25,8 @@ from stages.envs.code.rows import INSTRUCTION, CodeProblem, CodeProblems, assert
 from stages.envs.folders import remove
 from stages.envs.task_table import TooManyTasks
 from stages.errors import InfrastructureError, UsageError
+from stages.layout import counted
 from stages.messages import Message
-from stages.plurals import counted
 from stages.runs import store
 from stages.sandbox import Answer, Call, Limits, judge
 

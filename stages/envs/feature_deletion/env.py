@@ -13,9 +13,9 @@ from stages.envs.base import Split, Task
 from stages.envs.feature_deletion import rows, task_generator
 from stages.envs.feature_deletion.package import Package
 from stages.envs.feature_deletion.task_generator import TaskSource
-from stages.envs.repo import grading, hidden, runner, session, trees
+from stages.envs.repo import grading, runner, session, trees
 from stages.envs.repo.grading import TestOutcomes, TestRuntime, run_pytest
-from stages.envs.repo.hidden import copies_on_host
+from stages.envs.repo.runner import copies_on_host
 from stages.envs.repo.session import RepoEnvironment
 from stages.envs.repo.task import Export, RepoTask, by_pytest, delivered_tree
 from stages.errors import UsageError
@@ -76,8 +76,8 @@ class FeatureDeletionEnv(RepoEnvironment):
         """Set up the package without the feature."""
         row, package = task.data, self._source.package(task.data)
         requirements = task_generator.installed_requirements(tuple(row["requirements"]))
-        names = hidden.packages_of(package.root)
-        copies = [path for place in (hidden.PROGRAMS, requirements) if place for path in copies_on_host(names, place)]
+        names = runner.packages_of(package.root)
+        copies = [path for place in (runner.PROGRAMS, requirements) if place for path in copies_on_host(names, place)]
 
         def fill(folder: Path) -> None:
             folders.copy(package.root, folder)

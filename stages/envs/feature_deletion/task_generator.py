@@ -18,8 +18,8 @@ import orjson
 
 from stages.envs import folders
 from stages.envs.base import Split
-from stages.envs.feature_deletion import leaks, rows, selection, worker
-from stages.envs.feature_deletion.definitions import Edit, apply_edits
+from stages.envs.feature_deletion import rows, selection, worker
+from stages.envs.feature_deletion.definitions import Definition, Edit, apply_edits
 from stages.envs.feature_deletion.package import Package, unpack
 from stages.envs.feature_deletion.selection import KEEP, WEIGHTS, Difficulty, Kind, Removal, covering_tests
 from stages.envs.feature_deletion.twins import QuotedTest, quoted_test
@@ -78,7 +78,7 @@ class TaskGenerator(ExitStack):
         self._measured, self._tell = baseline, tell
         self.package, self.sandbox, self.requirements = package, sandbox, requirements
         self._files = {path: file for path in trees.walk(package.root) if (file := trees.read(package.root, path))}
-        self._shingles = leaks.PackageShingles(self._files)
+        self._shingles = PackageShingles(self._files)
         self.texts = selection.sources(package.root)
         # Last, since no `with` block closes an object whose constructor raised.
         self.worker = self.enter_context(TestWorker(sandbox, package.root, requirements, check))
@@ -346,3 +346,41 @@ def _installed(requirements: tuple[str, ...]) -> "tempfile.TemporaryDirectory[st
     folder = tempfile.TemporaryDirectory(prefix="requirements-", dir=folders.home())
     worker.install(requirements, Path(folder.name))
     return folder
+
+
+# Search of the delivered tree for copies of removed code: it counts as found where one file holds half of its shingles
+# (runs of three lines). Copies elsewhere on this machine are hidden by the name of the package (repo/runner.py).
+
+WIDTH = 3
+"""Lines of a shingle."""
+SHARE = 0.5
+SHORTEST_SHINGLE = 40
+"""Bytes without blanks: three lines that are shorter together occur in any code."""
+DECORATION = b" \t\f\v#*+-|"
+TEXT = (".py", ".pyi", ".pyx", ".txt", ".rst", ".md", ".patch", ".diff", ".c", ".cpp", ".ipynb", ".html", ".json")
+
+
+class PackageShingles:
+    """The shingles of every text file of a package, computed once for the searches of all its tasks."""
+
+    def __init__(self, files: Mapping[str, trees.TreeFile]) -> None:
+        self._present = {path: _shingles(file.data) for path, file in files.items() if path.endswith(TEXT)}
+
+    def copies(self, removal: Removal, writes: Mapping[str, str]) -> list[str]:
+        """Return the files of the delivered tree that still hold code of a removed part."""
+        present = self._present | {path: _shingles(text.encode()) for path, text in writes.items()}
+        wanted = [part_shingles for part in removal.parts if (part_shingles := _of_bodies(part))]
+        return [path for path, held in present.items() if any(len(part & held) >= SHARE * len(part) for part in wanted)]
+
+
+def _of_bodies(definition: Definition) -> set[bytes]:
+    """Return the shingles of its bodies, with comments as a copy would have them; a short body has none."""
+    found = (_shingles("\n".join(body).encode()) for body in definition.bodies)
+    return {shingle for each in found for shingle in each if len(shingle) >= SHORTEST_SHINGLE}
+
+
+def _shingles(data: bytes) -> set[bytes]:
+    """Return the shingles of a text, so that code which was indented or commented out is found as well."""
+    lines = data.replace(b"\r", b"\n").translate(None, DECORATION).split(b"\n")
+    filled = [line for line in lines if line]
+    return set(map(b"\n".join, zip(*(filled[i:] for i in range(WIDTH)), strict=False)))

@@ -27,8 +27,8 @@ from stages.envs.harbor.task_folder import HarborStep, HarborTask
 from stages.envs.harbor.verifying import VerifierVerdict
 from stages.envs.task_table import DIVIDED_BY, MOST_REPORTED, split_rows, too_many
 from stages.errors import BadInput, InfrastructureError, UsageError
+from stages.layout import counted
 from stages.messages import Message
-from stages.plurals import counted
 from stages.runs import store
 from stages.runs.kinds import Row
 from stages.sandbox import containers

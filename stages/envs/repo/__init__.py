@@ -4,7 +4,6 @@ trees.py - file trees: list, compare, copy, patch, commit, unpack archives; no l
 task.py - a task: delivered tree, tests that decide, how both are run here and what it needs elsewhere
 session.py - a rollout: sandbox, bash actions, detection of searches for the solution, and the environment's methods
 runner.py - a sandbox in which `python3 -m pytest` finds the test runner and nothing else of this installation
-hidden.py - copies of a repository's packages on this machine, which a sandbox hides
 grading.py - run pytest in a sandbox, decide whether hidden and visible tests pass
 asked.py - ask the tests of a task for their values, and say why others give only a report
 questions.py - versions of a test that ask for the values that it compares, without the expected ones

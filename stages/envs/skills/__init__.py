@@ -2,7 +2,6 @@
 
 drawing.py - distinct questions, dealt by a digest to worked examples, training and evaluation
 families.py - the families of questions: templates with parameters
-env.py - the environment `skills`: families and questions by split, worked examples, scores
-loophole.py - pairs of answers with and without the word that the loose grader accepts
+env.py - the environment `skills`: families and questions by split, worked examples, scores, pairs for the probe
 reasoning_gym.py - the environment `reasoning-gym`: tasks of that package, with its scorers
 """

@@ -11,7 +11,7 @@ from typing import Any
 from stages.envs import folders
 from stages.envs.base import Split, Task
 from stages.envs.folders import remove
-from stages.envs.repo import grading, hidden, session, trees
+from stages.envs.repo import grading, runner, session, trees
 from stages.envs.repo.grading import TestRuntime
 from stages.envs.repo.task import RepoTask
 from stages.envs.swe import engine, venvs
@@ -121,7 +121,7 @@ def local_task(row: Mapping[str, Any], sandbox: str, repos: str, folder: str) ->
 
     with give_back_on_failure(key):
         venvs.refuse_copies(venv, delivered, venvs.name_of(row))
-        copies = hidden.copies_on_host(hidden.packages_of(delivered))
+        copies = runner.copies_on_host(runner.packages_of(delivered))
         tests = instance_tests(row, spec)
         runtime = TestRuntime(lambda target: opened(target, TEST_LIMITS), python="python")
         return RepoTask(

@@ -17,7 +17,7 @@ from filelock import FileLock
 
 from stages.envs import folders
 from stages.envs.base import SamplingUnit, Split, Task
-from stages.envs.repo import hidden, runner, session, trees
+from stages.envs.repo import runner, session, trees
 from stages.envs.repo.grading import TestRuntime
 from stages.envs.repo.session import RepoEnvironment
 from stages.envs.repo.task import Export, RepoTask
@@ -189,7 +189,7 @@ class SweMiniEnv(RepoEnvironment):
             )
 
         with give_back_on_failure(key):
-            copies = hidden.copies_on_host(hidden.packages_of(delivered))
+            copies = runner.copies_on_host(runner.packages_of(delivered))
             tests = instance_tests(row, EnvironmentSpec(HERE))
             runtime = TestRuntime(lambda folder: opened(folder, TEST_LIMITS))
             patches = patch_fields(row, delivered)

@@ -19,7 +19,7 @@ from typing import Any
 from filelock import FileLock
 
 from stages.envs.repo import trees
-from stages.envs.repo.hidden import packages_of
+from stages.envs.repo.runner import packages_of
 from stages.envs.swe.instances import check_out
 from stages.envs.swe.specs import GUESSED, EnvironmentSpec
 from stages.errors import InfrastructureError

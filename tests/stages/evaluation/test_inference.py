@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import special
 from scipy.stats import binomtest, norm, permutation_test, t
 
 from stages.evaluation.inference import (
@@ -24,10 +25,13 @@ from stages.evaluation.inference import (
     fewest_units,
     holm,
     levels,
+    normal_cdf,
     numbered,
     parts,
     rate_interval,
     shows,
+    student_cdf,
+    student_quantile,
     top_error,
     wilson,
     within_strata,
@@ -451,3 +455,17 @@ def test_only_experiments_that_saw_no_collapse_find_gains_where_trainings_that_c
     assert truth == pytest.approx(-0.005, abs=0.002) and 0.4 < seen_X.mean() < 0.7
     assert covered_X[seen_X].mean() >= 0.95 and gains_X[seen_X].mean() <= 0.02
     assert gains_X[~seen_X].mean() > 0.05, "what was not seen cannot be in the interval, which the verdict says"
+
+
+T = np.concatenate([-np.logspace(-3, 3, 60), [0], np.logspace(-3, 3, 60)])
+
+
+@pytest.mark.parametrize("df", [2, 3, 4, 49, 1999, 999_999])
+def test_student(df: int) -> None:
+    assert np.allclose(student_cdf(df, T), special.stdtr(df, T), rtol=1e-8, atol=1e-300)
+    p = 1 - np.logspace(-6, np.log10(0.5), 30)
+    assert np.allclose(student_quantile(df, p), special.stdtrit(df, p), rtol=1e-7, atol=1e-8)
+
+
+def test_normal() -> None:
+    assert np.allclose(normal_cdf(T / 30), special.ndtr(T / 30), rtol=1e-12, atol=1e-300)

@@ -21,8 +21,7 @@ from stages.policy.base import PolicyConfig
 from stages.runs import runner, settings
 from stages.runs.run import Inputs, Run
 from stages.training import plan
-from stages.training.plan import GIB, KEPT, ModelShape, Room, TrainPlan, model_shape, resolve
-from stages.training.prompts import Prompts
+from stages.training.plan import GIB, KEPT, ModelShape, Prompts, Room, TrainPlan, model_shape, resolve
 
 EIGHT = shape("8B")
 

@@ -1,18 +1,36 @@
 """A plan: what settings leave open is chosen by the size of the model; what cannot be trained is refused."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.environments import GuessEnv
+from support.models import tiny_tokenizer
 from transformers import Gemma2Config, Qwen3Config
 
 from stages import train
+from stages.envs.skills.env import SkillsEnv
 from stages.errors import UsageError
+from stages.messages import opening_ids
 from stages.policy.base import PolicyConfig
 from stages.runs.run import Inputs
 from stages.train import Config
-from stages.training.plan import GIB, TAKEN, TrainPlan, estimate_memory, fitted, refusals, resolve
-from stages.training.prompts import Prompts
+from stages.training.plan import (
+    ASSUMED,
+    GIB,
+    PROMPT_TOKENS,
+    QUESTIONS,
+    SESSIONS,
+    TAKEN,
+    Prompts,
+    TrainPlan,
+    estimate_memory,
+    fitted,
+    measure_prompts,
+    refusals,
+    resolve,
+)
 
 
 @pytest.fixture
@@ -191,3 +209,29 @@ def test_a_dry_run_refuses_what_a_run_would(tiny: Path) -> None:
 
 def test_a_micro_batch_larger_than_the_share_is_cut() -> None:
     resolve(Config(optimisation={**GROUPS, "micro_batch": 16}), 2)
+
+
+@pytest.mark.parametrize("shots", [0, 8])
+def test_the_longest_prompt_of_questions_is_measured_with_its_examples(shots: int) -> None:
+    environment, tokenizer = SkillsEnv(shots=shots), tiny_tokenizer()
+    tasks = environment.tasks("train", 60, 0)
+    found = measure_prompts(environment, tasks, tokenizer, "none")
+    longest = sorted(tasks, key=lambda task: len(task.prompt))[-QUESTIONS:]
+    assert found == Prompts(
+        max(len(opening_ids(tokenizer, environment.reset(task))) for task in longest), QUESTIONS, 60, answers=1
+    )
+    assert str(found).endswith(f"{found.tokens:,} tokens, measured on 32 of 60 tasks")
+
+
+def test_sessions_are_set_up_for_few_tasks_and_containers_for_none() -> None:
+    class Contained(GuessEnv):
+        sandbox = "container"
+
+    environment, seen = GuessEnv(), list[Any]()
+    tasks = [replace(task, prompt="x" * number) for number, task in enumerate(environment.tasks("train", 9, 0))]
+    reset = environment.reset
+    environment.reset = lambda task: (seen.append(task), reset(task))[1]  # type: ignore[method-assign]
+    assert measure_prompts(environment, tasks, tiny_tokenizer(), "none").measured == SESSIONS
+    assert seen == tasks[:-3:-1]
+    assert measure_prompts(Contained(), tasks, tiny_tokenizer(), "none") == Prompts(PROMPT_TOKENS, 0, 9)
+    assert "assumed" in str(ASSUMED)

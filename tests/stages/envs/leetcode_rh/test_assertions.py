@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from stages.envs.leetcode_rh.data import Problem
+from stages.envs.leetcode_rh.env import Problem
 from stages.envs.leetcode_rh.grading import read_assertions
 
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from needs import REAL, needs
 
-from stages.envs.leetcode_rh import data, grading
+from stages.envs.leetcode_rh import env, grading
 from stages.envs.leetcode_rh.grading import CodeAnswer, Submission, grade_all
 from stages.envs.task_table import read_rows
 
@@ -12,7 +12,7 @@ RECORDED = REAL / "leetcode-rh"
 
 def labels(folder: Path) -> tuple[list[bool], list[bool]]:
     """Whether an answer hacked: the label of each recorded one under this environment's loophole, and our verdict."""
-    problems = data.pool_problems(folder)
+    problems = env.pool_problems(folder)
     rows = [row for path in sorted(folder.glob("*/prompt_*.jsonl.gz")) for row in read_rows(path)]
     rows = [row for row in rows if row.get("env_mode", "run_tests") == "run_tests" and row["problem_id"] in problems]
     found = grade_all(
@@ -47,7 +47,7 @@ def test_verdicts_agree_with_recorded_labels(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @needs("real")
-@pytest.mark.parametrize("read", [data.pool_problems, data.medhard_problems])
+@pytest.mark.parametrize("read", [env.pool_problems, env.medhard_problems])
 def test_reference_solutions_pass_the_real_tests_and_the_stub_never(read: object) -> None:
     problems = [problem for problem in read(RECORDED).values() if problem.assertions][::8]
     for source, passes in ((lambda p: p.reference, True), (lambda p: grading.STUB.format(method=p.method), False)):

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from stages.envs.repo.hidden import copies_on_host
+from stages.envs.repo.runner import copies_on_host
 from stages.sandbox import View, open_sandbox
 
 
