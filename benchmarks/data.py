@@ -21,7 +21,7 @@ from records import Claim, measured, ratio
 
 from stages import extract_pairs
 from stages.envs.base import Task
-from stages.pairs.extraction import pair_rows
+from stages.pairs.stage import pair_rows
 from stages.pairs.states import AnsweredStates, patterns
 from stages.runs import runner, store
 from stages.runs.kinds import PAIR, ROLLOUT, STEP, TASK, TEACHER_ACTION, Row

@@ -18,8 +18,7 @@ printing.py      - results on stdout, sentences on stderr, exit codes
 serve.py         - `composer serve`: a server of a model or of a run's checkpoint
 show/            - `composer show`, `status`, `query`, and the facts about runs
 stage_command.py - the command of a stage
-swe.py           - `composer swe check`: what is missing on a machine for SWE-bench
-tasks.py         - `composer tasks check` and `convert`
+tasks.py         - `composer tasks check` and `convert`; `composer swe check`: what a machine lacks for SWE-bench
 trust.py         - settings files that would send a provider's key to another server
 tuning.py        - `composer run --tune`: one setting of every arm, chosen by equally many trials
 view/            - `composer view`: a local web page over all runs; `composer report`: one saved page about a chain

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from composer_cli import commands, swe, tasks
+from composer_cli import commands, tasks
 from composer_cli.chain_command import ChainCommand
 from composer_cli.help import CommandGroup, basic_settings
 from composer_cli.printing import (
@@ -219,7 +219,7 @@ probe = typer.Typer(
     callback=lambda: None,
 )
 app.add_typer(probe, name="probe")
-app.add_typer(swe.app, name="swe")
+app.add_typer(tasks.swe, name="swe")
 app.command("tasks check")(tasks.check)
 app.command("tasks convert")(tasks.convert)
 for _command in (

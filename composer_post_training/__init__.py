@@ -24,8 +24,7 @@ The modules of this package:
 
 jobs.py            - a submitted chain: its state, log and end
 messages.py        - messages of the command line in the words of Python
-results.py         - a run and a chain with what they hold as Python objects
-rollouts.py        - one rollout as an object that shows itself as a conversation
+results.py         - a run, a chain, and a rollout that shows itself as a conversation, as Python objects
 stage_functions.py - a stage as a function: its arguments, signature and help
 trl.py             - what a script that trains with TRL can add: channels, the alarm, pairs, environments
 """
@@ -47,9 +46,9 @@ from composer_post_training.results import (
     Differences,
     Evaluation,
     ReadableRun,
+    Rollout,
     opened,
 )
-from composer_post_training.rollouts import Rollout
 from composer_post_training.stage_functions import (
     P,
     PythonConsole,

@@ -31,8 +31,8 @@ from composer_cli.show.facts import outcomes_of_pairs
 from composer_cli.show.rollout import OUTCOME, Column
 from composer_cli.show.runs import RunLine, lines_and_summaries
 from composer_cli.view import page
-from composer_cli.view.lines import MarkedLine, difference
 from composer_cli.view.notes import Note, NoteChanged, Notes
+from composer_cli.view.page import MarkedLine, difference
 from stages.errors import BadInput, ComposerError, UsageError
 from stages.messages import Message
 from stages.runs import catalog, index, queries

@@ -1,23 +1,36 @@
 """Pages as HTML, and a report: the sections of a chain of runs, saved as one file that needs no other.
 
+In order: curves and timelines as SVG, texts (Markdown, code, marked lines), templates, a chain and what it is about.
+
 A saved report forbids scripts and requests by a policy of its own, as it is opened from disk, where no header does.
 """
 
 import base64
+import math
+import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher, unified_diff
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 import orjson
+from markdown_it import MarkdownIt
+from markupsafe import Markup, escape
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import get_lexer_by_name
 
 from composer_cli.printing import escape_control_characters
 from composer_cli.show import runs
 from composer_cli.show.blocks import (
     Findings,
     Intervals,
+    Points,
     Section,
     Training,
     as_json,
@@ -25,24 +38,258 @@ from composer_cli.show.blocks import (
     hue,
     kind,
     position,
+    ticks,
 )
-from composer_cli.show.facts import manifest_values
+from composer_cli.show.facts import METRICS, manifest_values
 from composer_cli.show.rollout import title_of
 from composer_cli.show.sections import SECTIONS, losses, section
-from composer_cli.view import curves
-from composer_cli.view.lines import difference, markdown, marked
 from stages import STAGES, command_words, stages_of
 from stages.envs.base import grounds_in_words
 from stages.errors import BadInput
 from stages.layout import age, counted, duration
 from stages.runs import catalog, store
 from stages.runs.display import cell, plain
+from stages.runs.kinds import Row
 from stages.runs.run import Run, RunFacts
 from stages.runs.settings import assignment, default_of, known, nested
 from stages.runs.stage import load_stage
 
 if TYPE_CHECKING:
     import jinja2
+
+# Training curves as SVG paths, and the timeline of a rollout. A colour is an arm's, a thin line a seed's, and a thick
+# line the mean of an arm's seeds at the steps that all have.
+
+WIDTH, HEIGHT, LEFT, BOTTOM = 320.0, 150.0, 44.0, 22.0
+MOST_CHARTS = 12
+"""Charts on a page."""
+MOST_POINTS = 400
+"""Points of a line: a drawing has fewer pixels."""
+NOT_DRAWN = ("step", "epoch", "num_tokens")
+
+
+@dataclass(frozen=True)
+class CurveLine:
+    """One line: the number of its arm's colour, an SVG path, and whether it is thin (a seed among several)."""
+
+    label: str
+    number: int
+    path: str
+    thin: bool = False
+
+
+@dataclass(frozen=True)
+class MetricChart:
+    """One metric as SVG paths without styles, so that a page's colours hold in light and dark.
+
+    Positions are in units of the drawing, WIDTH by HEIGHT; marks of both axes are pairs (position, label).
+    `last` is the newest value of a single training.
+    """
+
+    title: str
+    last: float | None
+    lines: list[CurveLine]
+    marks_x: list[tuple[float, str]]
+    marks_y: list[tuple[float, str]]
+
+
+def charts(trainings: Sequence[Training]) -> list[MetricChart]:
+    """Return charts of the metrics, those with a title first; other metrics that are constant are left out."""
+    numbers = colours(one.arm for one in trainings)
+    drawn = []
+    for name in dict.fromkeys([*METRICS, *(name for one in trainings for name in one.series)]):
+        having = [one for one in trainings if len(one.series.get(name, ())) > 1]
+        varies = len({value for one in having for _, value in one.series[name]}) > 1
+        if having and (name in METRICS or (name not in NOT_DRAWN and varies)):
+            drawn.append(_metric_chart(METRICS.get(name, name), name, having, numbers))
+    return drawn[:MOST_CHARTS]
+
+
+def legend(trainings: Sequence[Training]) -> list[tuple[str, str, int, int]]:
+    """Return name, losses, colour number and number of seeds of each arm."""
+    arms: dict[tuple[str, str], set[str]] = {}
+    for one in trainings:
+        arms.setdefault((one.arm, one.losses), set()).add(one.seed)
+    numbers = colours(arm for arm, _ in arms)
+    return [(arm, losses, numbers[arm], len(seeds)) for (arm, losses), seeds in sorted(arms.items())]
+
+
+def _metric_chart(title: str, name: str, trainings: Sequence[Training], numbers: dict[str, int]) -> MetricChart:
+    every = [point for one in trainings for point in one.series[name]]
+    axes = []
+    for values, wanted in (([x for x, _ in every], 4), ([y for _, y in every], 3)):
+        low, high = min(values), max(values)
+        # A constant metric still needs an axis of some width.
+        axes.append(ticks(low, high, wanted) if high > low else ticks(low - 0.5, high + 0.5, wanted))
+    across, up = axes
+
+    def position(x: float, y: float) -> tuple[float, float]:
+        """Return a point's position in the drawing; SVG counts down from the top."""
+        return (
+            round(LEFT + (x - across[0]) / (across[-1] - across[0]) * (WIDTH - LEFT - 8), 1),
+            round(6 + (1 - (y - up[0]) / (up[-1] - up[0])) * (HEIGHT - BOTTOM - 6), 1),
+        )
+
+    def path(points: Points) -> str:
+        # Every n-th point and the last, which is the newest.
+        shown = points[:: math.ceil(len(points) / MOST_POINTS)]
+        shown = shown if shown[-1] == points[-1] else [*shown, points[-1]]
+        return "M" + " L".join("{},{}".format(*position(x, y)) for x, y in shown)
+
+    seeds = {arm: [one for one in trainings if one.arm == arm] for arm in dict.fromkeys(one.arm for one in trainings)}
+    lines = [
+        CurveLine(f"arm {one.arm}, seed {one.seed}", numbers[one.arm], path(one.series[name]), thin=len(some) > 1)
+        for some in seeds.values()
+        for one in some
+    ]
+    for arm, some in seeds.items():
+        if len(some) > 1 and len(mean := mean_of(one.series[name] for one in some)) > 1:
+            lines.append(CurveLine(f"arm {arm}, mean of {len(some)} seeds", numbers[arm], path(mean)))
+    marks_x = [(position(mark, up[0])[0], f"{mark:g}") for mark in across if mark == int(mark)]
+    marks_y = [(position(across[0], mark)[1], f"{mark:.4g}") for mark in up]
+    last = trainings[0].series[name][-1][1] if len(trainings) == 1 else None
+    return MetricChart(title, last, lines, marks_x, marks_y)
+
+
+@dataclass(frozen=True)
+class TimelineBar:
+    """The time that a step waited for the model (`answer`) or a command, with its place and width in per cent."""
+
+    step: int
+    what: str
+    seconds: float
+    x: float
+    width: float
+
+
+def timeline(steps: Sequence[Row]) -> list[TimelineBar]:
+    """Return the answers and commands of a rollout one after the other; empty where no durations were recorded."""
+    columns = {"answer": "latency_s", "command": "command_s"}
+    parts = [(row["step"], what, row[name]) for row in steps for what, name in columns.items() if row.get(name)]
+    total, before, bars = sum(seconds for *_, seconds in parts), 0.0, list[TimelineBar]()
+    for step, what, seconds in parts:
+        bars.append(TimelineBar(step, what, seconds, round(100 * before / total, 2), round(100 * seconds / total, 2)))
+        before += seconds
+    return bars
+
+
+def mean_of(series: Iterable[Points]) -> Points:
+    """Return the mean of several series at the steps that all of them have."""
+    each = [dict(points) for points in series]
+    steps = sorted(set.intersection(*(set(one) for one in each)))
+    return [(step, sum(one[step] for one in each) / len(each)) for step in steps]
+
+
+# Texts that models wrote. Everything is escaped, nothing in them becomes a link or an image, and what could keep a
+# lexer busy (one long line of a diff took 272 s) stays plain.
+
+BAD_LINE = re.compile(r"^(?:FAILED|FAIL|ERROR|E  |Traceback|\w*Error\b|\w*Exception\b)")
+WORD = re.compile(r"\w+|\s+|[^\w\s]")
+LONGEST_LINE = 2_000
+"""Characters of a line in which single words are compared, and of the lines of a text that is highlighted."""
+LONGEST_TEXT = 20_000
+"""Characters of a text that is highlighted or rendered."""
+DEEPEST = 15
+"""Levels of quotes and lists that are rendered, less than the limit of the parser (20)."""
+LEXERS = {"bash": "bash", "sh": "bash", "shell": "bash", "python": "python", "py": "python", "json": "json"}
+"""The words after a fence that choose a lexer; none is guessed. Diffs have marks of our own."""
+FORMATTER = HtmlFormatter(nowrap=True)
+NO_MARKDOWN = ("link", "image", "autolink", "reference", "html_inline", "html_block", "entity", "escape", "lheading")
+"""Rules that are off: what leads elsewhere, and what would hide characters that the model wrote."""
+
+
+@dataclass(frozen=True)
+class MarkedLine:
+    """One line of a block and its kind: "", "add", "del", "hunk" in a diff, "bad" in the output of tests.
+
+    parts: the line's text in parts, each with whether it differs from the line in whose place it stands; empty where
+    words were not compared.
+    """
+
+    line: str
+    kind: str = ""
+    parts: list[tuple[str, bool]] = field(default_factory=list)
+
+
+def marked(text: str) -> list[MarkedLine]:
+    """Return the lines of a text; in a diff added and removed lines are marked, elsewhere reports of failures."""
+    lines = text.split("\n")
+    is_diff = any(line.startswith("@@ ") for line in lines)
+    found = []
+    for line in lines:
+        if not is_diff:
+            kind = "bad" if BAD_LINE.match(line) else ""
+        elif line.startswith(("+++", "---", "diff ", "@@")):
+            kind = "hunk"
+        else:
+            kind = {"+": "add", "-": "del"}.get(line[:1], "")
+        found.append(MarkedLine(line, kind))
+    return found
+
+
+def markdown(text: str) -> Markup:
+    """Return a message as HTML: Markdown without links, images and HTML, its code in colour; a long one as it is."""
+    renderer = _renderer()
+    tokens = [] if _is_long(text) else renderer.parse(text)
+    # The parser leaves out what is nested deeper than its limit.
+    if max((token.level for token in tokens), default=DEEPEST) >= DEEPEST:
+        return Markup("<pre>{}</pre>").format(text)
+    page = renderer.renderer.render(tokens, renderer.options, {})
+    return Markup('<div class="md">{}</div>').format(Markup(page))  # noqa: S704 - html is off
+
+
+@cache
+def _renderer() -> MarkdownIt:
+    options = {"html": False, "breaks": True, "highlight": lambda code, language, _: str(highlighted(code, language))}
+    return MarkdownIt("commonmark", options).enable("table").disable(NO_MARKDOWN)
+
+
+def highlighted(code: str, language: str) -> Markup:
+    """Return code as HTML with classes for its tokens; escaped alone where the language is unknown or it is long."""
+    if _is_long(code):
+        return escape(code)
+    if language == "diff":
+        tag = Markup('<span class="{}">{}</span>').format
+        return Markup("\n").join(tag(one.kind, one.line) if one.kind else one.line for one in marked(code))
+    if language not in LEXERS:
+        return escape(code)
+    lexer = get_lexer_by_name(LEXERS[language], stripnl=False, ensurenl=False)
+    return Markup(highlight(code, lexer, FORMATTER))  # noqa: S704 - Pygments escapes what it puts into its spans
+
+
+def _is_long(text: str) -> bool:
+    return len(text) > LONGEST_TEXT or max(map(len, text.split("\n"))) > LONGEST_LINE
+
+
+def difference(rejected: Any, chosen: Any) -> list[MarkedLine]:
+    """Return what differs from the rejected to the chosen action, line by line, with the differing words of a line.
+
+    Empty for equal texts.
+    """
+    # Without the two lines that name files.
+    lines = list(unified_diff(str(rejected).splitlines(), str(chosen).splitlines(), lineterm="", n=3))[2:]
+    marked = [MarkedLine(line, {"+": "add", "-": "del", "@": "hunk"}.get(line[:1], "")) for line in lines]
+    for index, (one, other) in enumerate(pairwise(marked)):
+        around = [marked[place].kind if 0 <= place < len(marked) else "" for place in (index - 1, index + 2)]
+        # Words are compared where one line took the place of one other.
+        if (one.kind, other.kind) == ("del", "add") and around[0] != "del" and around[1] != "add":
+            marked[index : index + 2] = _words(one, other)
+    return marked
+
+
+def _words(rejected: MarkedLine, chosen: MarkedLine) -> list[MarkedLine]:
+    if max(len(rejected.line), len(chosen.line)) > LONGEST_LINE:
+        return [rejected, chosen]
+    before, after = (WORD.findall(one.line[1:]) for one in (rejected, chosen))
+    parts: tuple[list[tuple[str, bool]], list[tuple[str, bool]]] = ([("-", False)], [("+", False)])
+    for what, a, b, c, d in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
+        for part, words in ((parts[0], before[a:b]), (parts[1], after[c:d])):
+            if words:
+                part.append(("".join(words), what != "equal"))
+    return [MarkedLine(rejected.line, "del", parts[0]), MarkedLine(chosen.line, "add", parts[1])]
+
+
+# Templates.
 
 FOLDER = Path(__file__).parent
 PROBE_ENDS = ("probe-uat", "probe-compare", "probe-plot")
@@ -84,9 +331,9 @@ FILTERS: dict[str, Callable[..., Any]] = {
 """Filters of the templates."""
 FUNCTIONS = {
     "query": query,
-    "drawn": curves.charts,
-    "legend": curves.legend,
-    "timeline": curves.timeline,
+    "drawn": charts,
+    "legend": legend,
+    "timeline": timeline,
     "hues": lambda blocks: colours(_arms(blocks)),
 }
 """Functions of the templates."""
@@ -228,9 +475,9 @@ def command(run: Run) -> str:
         return ""
     reads = [f"--from {catalog.name(Path(ref.path))}" for ref in catalog.references(run.manifest)]
     changed: dict[str, Any] = {}
-    for key, field in known(load_stage(stage).config):
+    for key, setting in known(load_stage(stage).config):
         # a default as the manifest would hold it; a list of groups is given as one value
-        default = orjson.loads(orjson.dumps(default_of(field), default=lambda other: other.model_dump(mode="json")))
+        default = orjson.loads(orjson.dumps(default_of(setting), default=lambda other: other.model_dump(mode="json")))
         parts = key.split(".")
         if "N" in parts:
             parts, default = parts[: parts.index("N")], []

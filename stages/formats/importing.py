@@ -25,7 +25,6 @@ from stages.runs.stage import Plan
 
 BATCH_CHARACTERS = 16 * 2**20
 """Characters after which a batch is written, however few its units."""
-LONG_COLUMNS = ("new_messages_json", "action", "observation")
 LONG = 120
 """Characters from which what two rollouts say is not alike by chance."""
 BATCH = 64

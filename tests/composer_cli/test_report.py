@@ -19,7 +19,7 @@ from support.view_site import shown
 
 from composer_cli.show.blocks import colours, hue, position, ticks
 from composer_cli.view import page
-from composer_cli.view.curves import charts, legend
+from composer_cli.view.page import charts, legend
 from stages.evaluation.inference import PARTIAL
 from stages.evaluation.outcomes import items_table
 from stages.evaluation.verdict import INVALID_RUN, decide

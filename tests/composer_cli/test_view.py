@@ -31,8 +31,8 @@ from support.view_site import (
 )
 
 from composer_cli.view.app import build, page_of
-from composer_cli.view.lines import markdown
 from composer_cli.view.notes import Note
+from composer_cli.view.page import markdown
 from stages.errors import UsageError
 from stages.rollouts.trace import pairs_with_states
 from stages.runs import store

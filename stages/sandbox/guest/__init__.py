@@ -5,8 +5,7 @@ supervisor.py - process 1: runs one job at a time and reports
 processes.py - starts a job as a process of its own, and ends everything that it started
 candidate.py - runs a candidate's function and writes what it returned
 traces.py - what a job leaves that a later one could notice
-watchdog.py - what all processes use together, beside their limits
-disk.py - the size of the work folder, beside its limit
+watchdog.py - what all processes use together, and the size of the work folder, beside their limits
 capture.py - what is kept of a stream
 protocol.py - frames between host and supervisor, imported by both
 

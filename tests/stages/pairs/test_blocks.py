@@ -29,7 +29,7 @@ from stages.pairs.blocks import (
     to_numpy,
 )
 from stages.pairs.evidence import passed_by_rollout
-from stages.pairs.extraction import Extraction
+from stages.pairs.stage import Extraction
 from stages.pairs.states import AnsweredState, AnsweredStates, patterns, recorded_classes, vote
 from stages.runs import runner, store
 from stages.runs.kinds import PAIR, ROLLOUT, STEP, TASK
@@ -250,7 +250,7 @@ def test_voting_does_not_import_pandas(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from stages.envs.base import Task
-from stages.pairs.extraction import pair_rows
+from stages.pairs.stage import pair_rows
 from stages.pairs.states import AnsweredStates, patterns
 from stages.runs.run import Run
 from stages.runs.kinds import TASK
