@@ -458,6 +458,11 @@ class VllmPolicy:
         """Sample from a loaded adapter from now on, or without one; `version` is written into every sample."""
         self._sampled = name or self.found.name, version
 
+    @property
+    def version(self) -> int | None:
+        """Return the version of the weights that the next answer is sampled from; None where none was named."""
+        return self._sampled[1]
+
     def in_use(self) -> set[str]:
         """Return the names of the models that requests in flight sample from, and of the one of later requests."""
 

@@ -157,7 +157,7 @@ class LiveRollout:
     `history`: how much of the transcript the policy is shown; the transcript itself is recorded in full. `summarising`:
     the next answer is a summary. `tools`: those that the policy can call. `started`: on the monotonic clock. `prelude`
     plays what comes before the policy's first turn, for example the actions that lead to a recorded state. `solution`:
-    the actions of the task's own solution, where the policy plays them.
+    the actions of the task's own solution, where the policy plays them. `clock`: of the answer that is awaited.
     """
 
     task: Task
@@ -175,6 +175,12 @@ class LiveRollout:
     started: float = 0.0
     prelude: "Callable[[LiveRollout, Environment, Rules], None] | None" = None
     solution: Sequence[str] = ()
+    clock: asyncio.Timeout | None = None
+
+    async def break_off(self) -> None:
+        """Let no answer be awaited any longer, on the event loop that awaits it."""
+        if self.clock is not None and not self.clock.expired():
+            self.clock.reschedule(0.0)
 
     @property
     def rollout_id(self) -> str:
@@ -520,12 +526,16 @@ class _ConcurrentLoop:
             try:
                 # expired() below tells our own limit from a TimeoutError of the client's.
                 async with asyncio.timeout(left_s) as clock:
+                    rollout.clock = clock
                     sample = await self.policy.ask(turn)
             except TimeoutError:
                 if not clock.expired():
                     raise
-                rollout.terminated_by = "wall_time"  # the request that was sent is still paid for and kept
+                # The request that was sent is still paid for and kept.
+                rollout.terminated_by = "wall_time" if self.wanted(rollout) else GIVEN_UP
                 break
+            finally:
+                rollout.clock = None
             self.doing[key] = "acting", time.monotonic()
             await _in_pool(self.commands, partial(act, rollout, environment, turn, sample, self.rules))
         self.doing[key] = "waiting for a grader", time.monotonic()

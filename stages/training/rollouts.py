@@ -222,7 +222,8 @@ class RolloutQueue:
     step is made of exactly its own, whichever ends first. A rollout goes on when the weights change, and samples its
     next turn from the newest. A group is given up once one of its turns is of weights that would be more than
     `max_staleness` steps old when it is first trained on, and the next one is begun in its place: the tasks that take
-    longest are trained on less.
+    longest are trained on less. Its answers under way are broken off, so that no more than `1 + max_staleness` versions
+    are sampled from: on a server with adapters the newest would wait for them.
 
     journal: keeps each rollout when it ends, so that after a kill it is not played again; it may then be of weights
     newer than those of the checkpoint that the training goes on from. None with several processes, of which one writes.
@@ -254,13 +255,11 @@ class RolloutQueue:
         """Groups that were begun and not yet taken, by number: their rollouts, None for those that have not ended."""
         self._group_of: dict[str, int] = {}
         """The group of each rollout that has not ended."""
-        self._since: dict[str, int] = {}
-        """The oldest version that each rollout under way was or is being sampled from, at the latest from its first
-        turn on; a straggler's group is then known to be too old before its answer comes."""
-        self._version = -1
-        """The newest version of the weights on the server."""
-        self._next, self._due, self._given_up = 0, 0, 0
-        """The group to begin next, the step that will take groups next, and groups given up since the last took."""
+        self._under_way: dict[str, tuple[LiveRollout, int | None]] = {}
+        """Each rollout that has begun and not ended, and the oldest version that it was or is being sampled from: a
+        straggler's group is known to be too old before its answer comes."""
+        self._next = 0
+        """The group to begin next."""
         self._player: asyncio.Task[None] | None = None
         self._playing: Future[None] | None = None
 
@@ -285,29 +284,19 @@ class RolloutQueue:
         size, reuse = self.schedule.own_groups, self.schedule.reuse
         ahead = 1 + min(self._max_staleness, self.schedule.steps - 1 - step) // reuse
         with self._changed:
-            self._due = self._version = step
             if self._playing is None:
                 self._playing = background.start(self._play_all())
                 begun = self._resumed or {"open": [], "next": step // reuse * size}
                 self._next = begun["next"]
                 for number in begun["open"]:
                     self._begin(number)
-            while True:
-                for number in [number for number in self._groups if self._is_old(number)]:
-                    self._give_up(number)
-                while len(self._groups) < ahead * size:  # also where enough are complete: for the next steps
-                    self._begin(self._next)
-                    if self._is_old(self._next):  # kept from before a kill
-                        self._give_up(self._next)
-                    self._next += 1
-                complete = [number for number, group in sorted(self._groups.items()) if None not in group.values()]
-                if len(complete) >= size:
-                    break
+            given_up = self._renew(ahead * size, step)  # what was kept from before a kill may be too old
+            while len(complete := [n for n, group in self._groups.items() if None not in group.values()]) < size:
                 if self._playing.done():
                     self._playing.result()  # raises what ended it
                 self._changed.wait(background.WAKE_S)
-            taken = [self._groups.pop(number) for number in complete[:size]]
-            given_up, self._given_up, self._due = self._given_up, 0, step + reuse
+            taken = [self._groups.pop(number) for number in sorted(complete)[:size]]
+            given_up += self._renew((ahead - 1) * size, step + reuse)
         rollouts = [rollout for group in taken for rollout in group.values() if rollout is not None]
         self.weights.played(step, rollouts)
         return rollouts, metrics | staleness(rollouts, step, given_up, self.schedule.ranks)
@@ -341,33 +330,43 @@ class RolloutQueue:
                 self._group_of[rollout.rollout_id] = number
                 background.start(self._ahead.put(rollout))
 
-    def _is_old(self, number: int) -> bool:
-        versions = (
-            self._since.get(rollout_id) if rollout is None else oldest(rollout)
-            for rollout_id, rollout in self._groups[number].items()
-        )
-        return any(version is not None and self._due - version > self._max_staleness for version in versions)
+    def _renew(self, groups: int, step: int) -> int:
+        """Give up what would be too old for a step, and begin others up to so many groups; return how many it gave up.
 
-    def _give_up(self, number: int) -> None:
-        del self._groups[number]
-        self._given_up += 1
-        self._changed.notify_all()
+        Nothing ages between two calls: what is sampled meanwhile is of the newest weights.
+        """
+        given_up = [number for number in self._groups if self._is_old(number, step)]
+        while len(self._groups) - len(given_up) < groups:
+            self._begin(self._next)
+            given_up += [self._next] if self._is_old(self._next, step) else []
+            self._next += 1
+        for number in given_up:
+            for rollout_id in self._groups.pop(number):
+                if rollout_id in self._under_way:
+                    background.start(self._under_way[rollout_id][0].break_off())
+        return len(given_up)
+
+    def _is_old(self, number: int, step: int) -> bool:
+        versions = [
+            oldest(rollout) if rollout else self._under_way[rollout_id][1]
+            for rollout_id, rollout in self._groups[number].items()
+            if rollout or rollout_id in self._under_way
+        ]
+        return any(version is not None and step - version > self._max_staleness for version in versions)
 
     def _wanted(self, rollout: LiveRollout) -> bool:
         """Return whether a rollout that is to be set up, or asked its next turn, may still be trained on."""
         with self._changed:
-            number, version = self._group_of[rollout.rollout_id], oldest(rollout)
             if rollout.started:
-                self._since[rollout.rollout_id] = self._version if version is None else version
-            if number in self._groups and self._is_old(number):
-                self._give_up(number)
-            return number in self._groups
+                version = oldest(rollout)
+                self._under_way[rollout.rollout_id] = rollout, self.policy.version if version is None else version
+            return self._group_of[rollout.rollout_id] in self._groups
 
     async def _ended(self, rollout: LiveRollout) -> None:
         if self._journal is not None and rollout.terminated_by != GIVEN_UP:
             await self._journal.ended(rollout)
         with self._changed:
-            self._since.pop(rollout.rollout_id, None)
+            self._under_way.pop(rollout.rollout_id, None)
             number = self._group_of.pop(rollout.rollout_id)
             if number in self._groups:
                 self._groups[number][rollout.rollout_id] = rollout

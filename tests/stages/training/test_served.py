@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -377,8 +376,8 @@ class Versions:
         self.ended = True
 
 
-HELD = -1.0
-"""Seconds of a turn that lasts until it is released."""
+HELD = 3600.0
+"""Seconds of a turn that does not end in a test."""
 
 
 class Versioned:
@@ -389,14 +388,21 @@ class Versioned:
 
     def __init__(self, weights: Versions, slow: dict[str, float]) -> None:
         self.weights, self.slow, self.asked = weights, slow, Counter[str]()
-        self.release = threading.Event()
+        self.under_way = list[int]()
+        """The versions that are being sampled from."""
+
+    @property
+    def version(self) -> int:
+        return self.weights.version
 
     async def ask(self, turn: Turn) -> Sample:
-        question, version = turn.messages[0]["content"], self.weights.version
+        question, version = turn.messages[0]["content"], self.version
         self.asked[question] += 1
-        while (slow := self.slow.get(question)) == HELD and not self.release.is_set():
-            await asyncio.sleep(0.005)
-        await asyncio.sleep(slow if slow and slow != HELD else 0.0)
+        self.under_way.append(version)
+        try:
+            await asyncio.sleep(self.slow.get(question, 0.0))
+        finally:
+            self.under_way.remove(version)
         return Sample(text="a", policy_version=version)
 
     async def drain(self) -> None:
@@ -478,17 +484,15 @@ def test_no_token_that_is_trained_on_is_older_than_allowed(depth: int) -> None:
 
 def test_stragglers_hold_back_no_step_and_are_given_up_by_age() -> None:
     rollouts, _ = queue(1, steps=50, guess_0=HELD, guess_3=HELD)
-    with ThreadPoolExecutor(1) as thread:
-        taken = [thread.submit(rollouts.take, step) for step in range(6)]
-        try:
-            seen = [done.result(timeout=10) for done in taken]
-        finally:
-            rollouts.policy.release.set()
-    assert [played[0].task.task_id for played, _ in seen] == [f"guess-{number}" for number in (1, 2, 4, 5, 6, 7)]
-    assert [metrics["sampling/groups_given_up"] for _, metrics in seen[:3]] == [0, 0, 1], "before their answers come"
-    for step in range(6, 40):
-        rollouts.take(step)
+    seen = []
+    for step in range(40):
+        seen.append(rollouts.take(step))
+        held = [number for number in rollouts.state()["open"] if number in (0, 3)]  # type: ignore[index]
+        while rollouts.policy.under_way != [step, step] * len(held):  # what is too old for the next step is broken off
+            time.sleep(0.001)
     rollouts.close()
+    assert [played[0].task.task_id for played, _ in seen[:6]] == [f"guess-{number}" for number in (1, 2, 4, 5, 6, 7)]
+    assert [metrics["sampling/groups_given_up"] for _, metrics in seen[:4]] == [0, 1, 1, 0]
     assert rollouts.policy.asked["guess-0"] == 2, "its second turns are not asked any more"
 
 
