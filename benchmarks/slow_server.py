@@ -1,6 +1,6 @@
 """A server with continuous batching that takes its time to answer, in a process of its own.
 
-It speaks as much of chat completions as openai's client asks for. `GET /counts` tells how long it had work.
+It speaks as much of chat completions as openai's client asks for.
 """
 
 import asyncio
@@ -9,7 +9,6 @@ import json
 import math
 import random
 import sys
-import urllib.request
 from collections.abc import Callable
 from functools import partial
 
@@ -43,7 +42,7 @@ class Batch:
     STEP_S, REQUEST_S, MOST_AT_ONCE = 8e-3, 3e-5, 256
 
     def __init__(self, scale: float) -> None:
-        self.scale, self.busy_s = scale, 0.0
+        self.scale = scale
         self._left: dict[object, tuple[float, Callable[[], None]]] = {}
         self._waiting: list[tuple[float, Callable[[], None]]] = []
         self._at, self._timer = 0.0, None
@@ -60,9 +59,8 @@ class Batch:
     def _advance(self) -> None:
         now = asyncio.get_running_loop().time()
         if self._left:
-            passed = now - self._at
-            self.busy_s += passed
-            left = {key: (n - passed / self._step_s(), done) for key, (n, done) in self._left.items()}
+            tokens = (now - self._at) / self._step_s()
+            left = {key: (n - tokens, done) for key, (n, done) in self._left.items()}
             self._left = {key: one for key, one in left.items() if one[0] > 1e-6}
             for done in [done for n, done in left.values() if n <= 1e-6]:
                 done()
@@ -92,10 +90,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data):
         self.held += data
         head, end, rest = self.held.partition(b"\r\n\r\n")
-        if head.startswith(b"GET"):
-            self.held = b""
-            self._send({"busy_s": self.batch.busy_s})
-        elif end and len(rest) >= int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0]):
+        if end and len(rest) >= int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0]):
             self.held = b""
             tokens = recorded(ANSWER_TOKENS, hashlib.sha256(rest).hexdigest())
             message = {"role": "assistant", "content": "```bash\nls\n```"}
@@ -120,9 +115,3 @@ def serve(scale: float) -> None:
         server.close()
 
     asyncio.run(forever())
-
-
-def busy_s(url: str) -> float:
-    """Return for how many seconds the server has had work so far."""
-    with urllib.request.urlopen(url.removesuffix("/v1") + "/counts") as told:  # noqa: S310 (our own server)
-        return json.loads(told.read())["busy_s"]
