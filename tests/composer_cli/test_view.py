@@ -567,6 +567,7 @@ def test_a_rollout_shows_its_time_and_the_rule_it_broke_and_its_task_all_samples
     assert "<dt>broken rule</dt><dd>step 1 is no well-formed action: no command</dd>" in pages["malformed"]
     assert "it did not submit: it ended by max_steps" in pages["late"] and "run the tests before" in pages["untested"]
     assert 'class="answer" x="0.0%" width="75.0%"' in pages["late"] and "step 1: command, 1 s" in pages["late"]
+    assert '<h1 class="wrap">t, sample 0' in pages["malformed"] and '<h1 class="wrap">late' in pages["late"]
     assert '<code class="language-bash">ls\n</code>' in pages["late"] and "<h1>Look</h1>" in pages["late"]
     matrix = shown(client.get(f"matrix/{run}").text)
     assert re.sub(r"\s+", " ", matrix).count("t✓ ✗ ✗") == 1, "by sample"
