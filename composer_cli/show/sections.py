@@ -68,12 +68,9 @@ def checked(run: Run) -> Findings | None:
         return None
     failed = summary.get("failed_checks", [])
     unrecorded = [name for name, (_, total, *_) in checks.items() if not total and name not in failed]
-    passed = len(checks) - len(failed) - len(unrecorded)
-    title = f"{passed} of {len(checks)} checks passed" if failed or unrecorded else f"all {len(checks)} checks passed"
-    without = f", {len(unrecorded)} are about what is not recorded" if unrecorded else ""
     missed = [f"{name}, {passed} of {total}" for name, (passed, total, *_) in checks.items() if name in failed]
     return Findings(
-        f"Collection checks: {title}{without}",
+        collection_checks.title(len(checks), len(failed), len(unrecorded)),
         lead=collection_checks.advice(failed).strip(),
         not_shown=missed,
         sides=("passed", "FAIL"),
@@ -156,8 +153,8 @@ def _evidence_for_pairs(summary: Mapping[str, Any]) -> Iterator[str]:
     if continued and continued["difference"] is not None:
         yield (
             f"Played from their states, the chosen actions pass in {100 * continued['chosen']:.0f} % and the rejected "
-            f"ones in {100 * continued['rejected']:.0f} %: {100 * continued['difference']:+.0f} points "
-            f"[{100 * continued['low']:+.0f}, {100 * continued['high']:+.0f}]."
+            f"ones in {100 * continued['rejected']:.0f} %: {100 * continued['difference']:+z.0f} points "
+            f"[{100 * continued['low']:+z.0f}, {100 * continued['high']:+z.0f}]."
         )
     elif alignment:
         yield (

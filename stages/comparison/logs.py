@@ -89,6 +89,8 @@ class ReadLog:
     notes: tuple[str, ...] = ()
     sampling: SamplingUnit | None = None
     name: str = ""
+    digests: tuple[str, ...] = ()
+    """Of the files that were given, whose names do not count."""
 
     @property
     def models(self) -> list[str]:
@@ -137,13 +139,12 @@ def read(path: str, unit: str = "") -> ReadLog:
     """Return the items of a log; unit: a column whose values are the units that tasks are resampled in."""
     place = Path(path).expanduser()
     if run := run_of(place):
-        return of_run(run, place.name, unit)
+        return replace(of_run(run, place.name, unit), digests=(run.manifest.content,))
     found = sources_of(path)
-    if len(found) == 1 or (place.is_file() and place.suffix in TABLES):
-        table = table_of(found[0])
-        if table is not None:
-            return of_table(table, found[0], unit)
-    return of_program(path, found, unit)
+    alone = len(found) == 1 or (place.is_file() and place.suffix in TABLES)
+    table = table_of(found[0]) if alone else None
+    log = of_program(path, found, unit) if table is None else of_table(table, found[0], unit)
+    return replace(log, digests=tuple(sorted(source.sha256 for source in found if not source.beside)))
 
 
 # A program's files.
@@ -410,9 +411,12 @@ def sides(paths: Sequence[str], unit: str = "") -> list[ReadLog]:
         # An arm that was not trained is what the others are compared with.
         found = [found[0].of_model(model) for model in sorted(models, key=lambda model: model != START)]
     else:
-        several = "{} count as one side, as samples of a task"
-        notes = [(several.format(", ".join(log.models)),) if len(log.models) > 1 else () for log in found]
-        found = [replace(log, notes=(*log.notes, *more)) for log, more in zip(found, notes, strict=True)]
+        for at, log in enumerate(found):
+            notes = [f"{', '.join(log.models)} count as one side, as samples of a task"] if len(log.models) > 1 else []
+            if log.digests in (alike := [earlier.digests for earlier in found[:at]]):
+                same = paths[alike.index(log.digests)]
+                notes.append(f"{paths[at]} has the content of {same}, so this compares a log with itself")
+            found[at] = replace(log, notes=(*log.notes, *notes))
     for names in (
         ["+".join(log.models) for log in found],
         [stem(Path(log.label)) for log in found],

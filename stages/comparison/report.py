@@ -182,7 +182,7 @@ def _value(found: "LogComparison", value: float) -> str:
 
 
 def _signed(found: "LogComparison", value: float) -> str:
-    return f"{100 * value:+.1f}{POINTS}" if found.binary else f"{value:+.3g}"
+    return f"{100 * value:+z.1f}{POINTS}" if found.binary else f"{value:+z.3g}"
 
 
 def _round(number: int) -> int:

@@ -63,7 +63,7 @@ def text_table(verdict: EvalVerdict) -> str:
     for one in verdict.comparisons:
         lines += difference_lines(f"{one.rate}, {one.arm} - {one.other}", one.difference, one.p_holm)
     if verdict.worst and verdict.best:
-        bounds = f"{100 * verdict.worst.low:+.1f} to {100 * verdict.best.high:+.1f} points"
+        bounds = f"{100 * verdict.worst.low:+z.1f} to {100 * verdict.best.high:+z.1f} points"
         lines += [
             "",
             *wrap(f"Whatever the {verdict.num_lost} lost rollouts would have been, the interval is {bounds}."),
@@ -112,7 +112,7 @@ def difference_lines(title: str, difference: PairedDifference, p_holm: float | N
     if difference.elsewhere:
         low, high = difference.elsewhere
         lines.append(
-            f"  in other units: [{100 * low:+.1f}, {100 * high:+.1f}]{'' if low > 0 or high < 0 else ', undecided'}"
+            f"  in other units: [{100 * low:+z.1f}, {100 * high:+z.1f}]{'' if low > 0 or high < 0 else ', undecided'}"
         )
     return lines
 

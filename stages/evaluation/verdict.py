@@ -66,6 +66,7 @@ from stages.evaluation.outcomes import (
     problems,
 )
 from stages.layout import counted, p_value, plural
+from stages.runs import display
 
 RECOMMENDED_SEEDS = 5
 """With three or four, an interval relies on gains that are normally distributed over trainings (docs/evaluate.md)."""
@@ -605,8 +606,8 @@ def by_family(found: PairedOutcomes | None) -> list[Subset]:
 
 def points(difference: PairedDifference) -> str:
     """Return a difference in percentage points with its interval and p-value."""
-    interval = f"[{100 * difference.low:+.1f}, {100 * difference.high:+.1f}]"
-    return f"{100 * difference.estimate:+.1f} points {interval}, {p_value(difference.p_value)}"
+    interval = f"[{100 * difference.low:+z.1f}, {100 * difference.high:+z.1f}]"
+    return f"{100 * difference.estimate:+z.1f} points {interval}, {p_value(difference.p_value)}"
 
 
 def power_clause(difference: PairedDifference, alpha: float = ALPHA) -> str:
@@ -704,7 +705,7 @@ def seeds_sentence(by_seed: Mapping[str, float], of_one: str) -> str:
     if len(by_seed) == 1:
         return f"One training seed was run: this is about {of_one} only, not about other seeds."
     low, high = 100 * min(by_seed.values()), 100 * max(by_seed.values())
-    spread = f"Over {len(by_seed)} training seeds the difference runs from {low:+.1f} to {high:+.1f} points"
+    spread = f"Over {len(by_seed)} training seeds the difference runs from {low:+z.1f} to {high:+z.1f} points"
     if len(by_seed) < MIN_SEEDS:
         return (
             f"{spread}; fewer than {MIN_SEEDS} show nothing of another training, and {RECOMMENDED_SEEDS} are "
@@ -726,7 +727,7 @@ def subsets_sentence(gaining: Sequence[Subset]) -> str:
     if not gaining:
         return ""
     named = ", ".join(
-        f"{s.kind} {s.name} ({100 * s.estimate:+.1f} points, p = {s.p_holm:.2g} after Holm)"
+        f"{s.kind} {s.name} ({100 * s.estimate:+z.1f} points, p = {s.p_holm:.2g} after Holm)"
         for s in gaining[:MOST_NAMED]
     )
     return f"A gain is shown in part: {named}{_and_more(gaining)}."
@@ -872,7 +873,7 @@ def gain_conclusions(verdict: EvalVerdict) -> tuple[list[str], list[str]]:
             f"Whether {treatment} passes more {tasks} than {baseline}: {_interval(gain)} is no decision{size}."
         )
     if gaining := sorted((s for s in verdict.subsets if s.gains), key=lambda subset: subset.p_holm):
-        named = ", ".join(f"{s.kind} {s.name} ({_signed(s.estimate)})" for s in gaining[:MOST_NAMED])
+        named = ", ".join(f"{s.kind} {s.name} ({display.points(s.estimate)})" for s in gaining[:MOST_NAMED])
         shown.append(f"A gain over {baseline} in part, in points: {named}{_and_more(gaining)}.")
     return shown, not_shown
 
@@ -888,7 +889,8 @@ def control_conclusions(verdict: EvalVerdict) -> tuple[list[str], list[str]]:
         ]
     rates = {arm.arm: arm.rate(verdict.outcome) for arm in verdict.arms}
     tasks = verdict.tasks
-    scored = f"{control} passes {_percent(rates.get(str(control)))}, {treatment} {_percent(rates.get(treatment))}"
+    of_control, of_treatment = (display.percent(rates.get(str(arm))) for arm in (control, treatment))
+    scored = f"{control} passes {of_control}, {treatment} {of_treatment}"
     scored = f"{scored} ({treatment} \u2212 {control} {_interval(over)})"
     if not verdict.control_trained:
         if over.shows not in (BETTER, WORSE):
@@ -905,15 +907,8 @@ def control_conclusions(verdict: EvalVerdict) -> tuple[list[str], list[str]]:
 
 def _interval(difference: PairedDifference) -> str:
     """Return a difference of shares in points with its interval: "+19.4 [+0.7, +38.8] points"."""
-    return f"{_signed(difference.estimate)} [{_signed(difference.low)}, {_signed(difference.high)}] points"
-
-
-def _signed(share: float) -> str:
-    return f"{100 * share:+.1f}".replace("-", "\u2212")
-
-
-def _percent(rate: float | None) -> str:
-    return "\u2013" if rate is None else f"{100 * rate:.1f} %"
+    low, high = display.points(difference.low), display.points(difference.high)
+    return f"{display.points(difference.estimate)} [{low}, {high}] points"
 
 
 def _and_more(found: Sequence[object]) -> str:

@@ -367,7 +367,7 @@ class Continued:
             return heuristic.below(test.verdict, {"continued": asdict(test)}, f"{tested}{lost}{needed}")
         why = (
             f"the chosen action passes in {test.chosen:.1%}, the rejected one in {test.rejected:.1%}, a difference of "
-            f"{100 * test.difference:+.1f} points [{100 * test.low:+.1f}, {100 * test.high:+.1f}], "
+            f"{100 * test.difference:+z.1f} points [{100 * test.low:+z.1f}, {100 * test.high:+z.1f}], "
             f"{p_value(test.p_value)}, over {test.units} {self._noun}; {tested}{lost}"
         )
         return heuristic.below(test.verdict, {"continued": asdict(test)}, why)

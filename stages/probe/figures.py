@@ -370,7 +370,7 @@ def _answer_heat_map(rows: list[Row]) -> str | None:
     if not known:
         return None
     most = max(known, key=lambda row: abs(row["d"]))
-    return f"most in layer {most['layer']}, {most['projection']}: d = {most['d']:+.1f}"
+    return f"most in layer {most['layer']}, {most['projection']}: d = {most['d']:+z.1f}"
 
 
 def _answer_ratios(rows: list[Row]) -> str | None:

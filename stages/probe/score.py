@@ -97,7 +97,7 @@ def _report(placebos: Sequence[Row], chance: Mapping[str, float], replay: Run, f
     mean = statistics.fmean(spread[f] for f in ("haar", "randsign"))
     lines = [f"{family:<12} sd of cos_stack {value:.4f}" for family, value in spread.items()]
     isotropic = f"isotropic directions would give {chance['sd_cos_stack']:.4f}, random placebos give {mean:.4f}"
-    out.write_file("report.txt", "\n".join([*lines, isotropic, f"cos(v, generic gradient) {generic:+.3f}", ""]))
+    out.write_file("report.txt", "\n".join([*lines, isotropic, f"cos(v, generic gradient) {generic:+z.3f}", ""]))
 
 
 STAGE = Stage(

@@ -203,16 +203,23 @@ def _chained(steps: list[Row]) -> bool:
     return True
 
 
-def table(checks: list[CollectionCheck]) -> str:
-    """Return the checks as plain text, one line each."""
+def title(num: int, failed: int, unrecorded: int) -> str:
+    """Return in one line how many of `num` checks passed; `unrecorded`: those that the source lacks rows for."""
+    passed = f"{num - failed - unrecorded} of {num}" if failed or unrecorded else f"all {num}"
+    without = f", {unrecorded} not recorded" if unrecorded else ""
+    return f"Collection checks: {passed} checks passed{without}"
+
+
+def table(checks: Sequence[CollectionCheck]) -> str:
+    """Return how many checks passed, and a line for each that some row failed, or that a source told of in part."""
     cells = []
     for each in checks:
-        if each.verdict == "not recorded":
-            cells.append(("-", each.name, "not recorded"))
-        else:
-            unrecorded = f", {each.unrecorded} not recorded" if each.unrecorded else ""
+        unrecorded = f", {each.unrecorded} not recorded" if each.unrecorded else ""
+        if each.verdict != "not recorded" and (each.failed or unrecorded or not each.ok):
             cells.append((each.verdict, each.name, f"{each.total - each.failed} of {each.total}{unrecorded}"))
-    return f"Collection checks\n{aligned(cells)}"
+    verdicts = [each.verdict for each in checks]
+    head = title(len(checks), verdicts.count("FAIL"), verdicts.count("not recorded"))
+    return "\n".join([head, *([aligned(cells)] if cells else [])])
 
 
 def advice(failed: Sequence[str]) -> str:

@@ -52,7 +52,7 @@ def percent(share: float | None) -> str:
 
 def points(share: float) -> str:
     """Return a difference of shares in points, with its sign."""
-    return f"{100 * share:+.1f}".replace("-", "\u2212")
+    return f"{100 * share:+z.1f}".replace("-", "\u2212")
 
 
 FORMATS: dict[str, Callable[[Any], str]] = {
@@ -63,7 +63,7 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "interval": lambda ends: f"{points(ends[0])} to {points(ends[1])}",
     "size": lambda share: f"{100 * share:.1f}",  # a share in points, without a sign
     "p": lambda p: "< 0.001" if p < 0.001 else f"{p:.3f}",
-    "short": lambda number: f"{number:,.4g}".replace("-", "\u2212"),
+    "short": lambda number: f"{number:z,.4g}".replace("-", "\u2212"),
     "count": lambda number: f"{number:,.0f}",
     "number": plain,
     "usd": lambda number: f"{number:.4f}",

@@ -63,11 +63,6 @@ def test_an_empty_manifest_is_begun_anew_with_clean(run_command, runs, tmp_path)
     assert code == 3, err
 
 
-def test_checks_without_tokens_do_not_call_them_ok(made):
-    report = next((made / "collect").glob("2*/report.txt")).read_text()
-    assert "not recorded" in next(line for line in report.splitlines() if "ids as many as log-probs" in line)
-
-
 def flip(path: Path) -> None:
     """Change one digit, or the byte in the middle, and leave the size as it is."""
     data = bytearray(path.read_bytes())

@@ -121,6 +121,14 @@ def test_two_logs_of_one_model_are_told_apart_by_what_differs(tmp_path: Path) ->
     assert found.sides[0].models == ("openai/gpt",)
 
 
+def test_a_log_that_is_compared_with_itself_is_named(tmp_path: Path) -> None:
+    first, copied, other = (
+        scores(tmp_path / f"{name}.jsonl", [1, 0, score]) for name, score in zip("abc", (1, 1, 0), strict=True)
+    )
+    (of_first, of_copied, of_other) = (side.notes for side in logs.sides([first, copied, other]))
+    assert of_first == of_other == () and "b.jsonl has the content of" in of_copied[0] and "with itself" in of_copied[0]
+
+
 def test_what_a_side_lacks_is_named_and_counts_as_asked(tmp_path: Path) -> None:
     """The side that skips what it fails gains by being left out, and nothing by being counted as failed."""
     before, after = [1] * 60 + [0] * 40, [1] * 60 + [None] * 36

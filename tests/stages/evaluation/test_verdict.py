@@ -10,7 +10,7 @@ from stages.evaluation.arm_settings import ArmDifference
 from stages.evaluation.inference import MIN_GAIN
 from stages.evaluation.outcomes import BY_REPORT, HACKED, KEPT, PASSED, START, items_table
 from stages.evaluation.report import arms_chart, text_table
-from stages.evaluation.verdict import EXIT_CODES, EvalQuestion, decide
+from stages.evaluation.verdict import EXIT_CODES, EvalQuestion, decide, points
 
 COARSE = 0.1
 """A smallest gain of interest that 100 tasks can rule out."""
@@ -522,3 +522,8 @@ def test_columns_that_nothing_measured_are_left_out():
     assert "suspect" not in text_table(decided(unknown))
     judged = [{**item, "hidden_pass": item["passed"], "visible_pass": True} for item in items]
     assert "A 50.0 % / 100.0 %, B 65.0 % / 100.0 %" in text_table(decided(judged))
+
+
+def test_a_limit_that_rounds_to_zero_has_no_minus():
+    gain = decided(experiment({"A": 50, "B": 65})).gain
+    assert points(dataclasses.replace(gain, low=-1e-5, high=0.1)).partition("[")[2].startswith("+0.0, +10.0]")

@@ -99,8 +99,16 @@ def test_a_mixed_import_counts_both() -> None:
         checks["rollouts scored"].unrecorded,
         checks["rollouts scored"].verdict,
     ) == (1, 1, "ok")
-    text = collection_checks.table(list(checks.values()))
-    assert "1 of 1, 1 not recorded" in text
+    assert "1 of 1, 1 not recorded" in collection_checks.table(list(checks.values()))
+
+
+def test_a_table_lists_only_checks_that_some_row_failed() -> None:
+    passed, within = (collection_checks.CollectionCheck("a", num, 10, 0.2) for num in (0, 2))
+    beyond, nothing = (collection_checks.CollectionCheck("b", *counts) for counts in ((1, 10, 0.0), (0, 0, 0.0, 10)))
+    assert collection_checks.table([passed, passed]) == "Collection checks: all 2 checks passed"
+    head, *lines = collection_checks.table([passed, within, beyond, nothing]).splitlines()
+    assert head == "Collection checks: 2 of 4 checks passed, 1 not recorded"
+    assert [line.split(maxsplit=2) for line in lines] == [["ok", "a", "8 of 10"], ["FAIL", "b", "9 of 10"]]
 
 
 def test_a_check_over_nothing_is_failed_and_not_unrecorded() -> None:
