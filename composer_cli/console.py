@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from composer_cli.printing import escape_control_characters, say
 from stages.errors import BadInput
 from stages.layout import duration
-from stages.runs.activity import Notice, Preparation
+from stages.runs.activity import Figures, Notice, Preparation
 from stages.runs.run import Run
 from stages.stopping import on_signals
 
@@ -130,8 +130,10 @@ class HeartbeatLines:
     views: Views | None = None
     started: float = field(default_factory=time.monotonic)
     counts: dict[str, Callable[[], str]] = field(default_factory=dict)
-    """By title, how far the work is now."""
-    remarks: dict[str, str] = field(default_factory=dict)
+    """By title, how far the work is now; empty before something was counted."""
+    figures: dict[str, str] = field(default_factory=dict)
+    activities: dict[str, tuple[str, float]] = field(default_factory=dict)
+    """By title, what the work does, and since when."""
     preparing: set[str] = field(default_factory=set)
     """Titles of the works that count what comes before the work itself."""
     beats: int = 0
@@ -150,19 +152,22 @@ class HeartbeatLines:
                 self.counts[title] = lambda: f"{done} of {total} {what}{pace.left(what, done, total)}"
                 self.preparing -= {title}
                 self.preparing |= {title} if isinstance(what, Preparation) and done < total else set()
-            self.remarks[title] = "" if total else what
+            if isinstance(what, Figures):
+                self.figures[title] = what
+            else:
+                self.activities[title] = "" if total else what, time.monotonic()
             if isinstance(what, Notice) and not self.silent:
                 say(f"{title}: {what}")
 
-        self.counts[title] = lambda: "nothing finished yet"
+        self.counts[title] = lambda: ""
         return listen
 
     def ended(self, title: str) -> None:
         """Print no more lines about this work."""
         if self.views:
             self.views.remove(title)
-        self.counts.pop(title, None)
-        self.remarks.pop(title, None)
+        for of in (self.counts, self.figures, self.activities):
+            of.pop(title, None)
         self.preparing.discard(title)
 
     def beat(self) -> None:
@@ -173,9 +178,14 @@ class HeartbeatLines:
 
     def print_line(self) -> None:
         """Print one line about all works, and the views of their runs. Called in a thread, hence the copies."""
-        shown = [(title, count(), self.remarks.get(title)) for title, count in list(self.counts.items())]
-        state = "; ".join(f"{title}: {text}{f' ({remark})' if remark else ''}" for title, text, remark in shown)
-        say(f"{state}, after {duration(time.monotonic() - self.started)}")
+        now, states = time.monotonic(), []
+        for title, count in list(self.counts.items()):
+            what, since = self.activities.get(title, ("", now))
+            parts = [self.figures.get(title, ""), what and f"{what} for {duration(now - since)}"]
+            counted, inside = count(), "; ".join(filter(None, parts))
+            text = f"{counted} ({inside})" if counted and inside else counted or inside or "nothing finished yet"
+            states.append(f"{title}: {text}")
+        say(f"{'; '.join(states)}, after {duration(now - self.started)}")
         for text in list(self.views.texts.values()) if self.views else []:
             say(text)
 
@@ -209,29 +219,26 @@ class Pace:
 
 
 class Bars:
-    """Draws a bar on the terminal for everything that is counted, and a line for the latest remark of each work."""
+    """Draws a bar on the terminal for everything that is counted; below, what each work does and what it measured."""
 
     def __init__(self, views: Views | None = None) -> None:
         from rich.console import Console as Terminal
         from rich.console import Group
         from rich.live import Live
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
         from rich.text import Text
 
-        columns = (
-            # Without markup: `[...]` in what a stage counts would be read as a style.
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TextColumn("{task.fields[count]}"),
-            TextColumn("{task.fields[rate]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-        )
-        self._progress, self._views = Progress(*columns), views
+        # Without markup: `[...]` in what a stage counts would be read as a style.
+        what = TextColumn("{task.description}", markup=False)
+        self._counted = Progress(what, BarColumn(), TextColumn("{task.fields[pace]}"), TimeElapsedColumn())
+        # Beside the bars, so that a long remark takes none of their width.
+        self._activities, self._figures = Progress(what, TimeElapsedColumn()), dict[str, str]()
+        self._views = views
         self.live = Live(
             get_renderable=lambda: Group(
-                self._progress,
+                self._counted,
+                self._activities,
+                *map(Text, list(self._figures.values())),
                 *(Text(escape_control_characters(text)) for text in (list(views.texts.values()) if views else [])),
             ),
             console=Terminal(stderr=True),
@@ -247,25 +254,22 @@ class Bars:
         pace = Pace(min_s=1.0)
 
         def listen(what: str, done: int, total: int) -> None:
-            if not total and not what:  # an activity has ended, and no other has begun
-                if (title, "") in self._tasks:
-                    self._progress.remove_task(self._tasks.pop((title, "")))
-                return
+            description = escape_control_characters(f"{title}: {what}")
             if isinstance(what, Notice):
                 say(f"{title}: {what}")  # stays above the bars
-            if not total:
-                if (title, "") not in self._tasks:
-                    self._tasks[title, ""] = self._progress.add_task("", total=None, count="", rate="")
-                self._progress.update(self._tasks[title, ""], description=escape_control_characters(f"{title}: {what}"))
-                return
-            if (title, "") in self._tasks:
-                self._progress.remove_task(self._tasks.pop((title, "")))
-            if (title, what) not in self._tasks:
-                self._tasks[title, what] = self._progress.add_task(
-                    escape_control_characters(f"{title}: {what}"), total=total, completed=done, count="", rate=""
-                )  # with what an earlier attempt finished, which took no time of this one
-            bar, count = self._tasks[title, what], f"{done}/{total}"
-            self._progress.update(bar, completed=done, total=total, count=count, rate=pace.rate(what, done))
+            if isinstance(what, Figures):
+                self._figures[title] = description
+            elif total:
+                self._end_activity(title)
+                pace_left = f"{pace.rate(what, done)}{pace.left(what, done, total)}"
+                if (title, what) not in self._tasks:
+                    self._tasks[title, what] = self._counted.add_task(description, total=total, pace="")
+                shown = ", ".join(filter(None, (f"{done}/{total}", pace_left)))
+                self._counted.update(self._tasks[title, what], completed=done, total=total, pace=shown)
+            else:
+                self._end_activity(title)
+                if what:  # else an activity has ended, and no other has begun
+                    self._tasks[title, ""] = self._activities.add_task(description, total=None)
 
         listen("checking", 0, 0)
         return listen
@@ -274,5 +278,11 @@ class Bars:
         """Remove the bars of this work."""
         if self._views:
             self._views.remove(title)
+        self._end_activity(title)
+        self._figures.pop(title, None)
         for key in [key for key in self._tasks if key[0] == title]:
-            self._progress.remove_task(self._tasks.pop(key))
+            self._counted.remove_task(self._tasks.pop(key))
+
+    def _end_activity(self, title: str) -> None:
+        if (title, "") in self._tasks:
+            self._activities.remove_task(self._tasks.pop((title, "")))

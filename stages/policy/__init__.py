@@ -112,8 +112,11 @@ def open_policy(config: PolicyConfig, *, cache: Path, budget: Budget, listener: 
     kind = KINDS[kind_of(config)]
     if kind_of(config) == "endpoint":
         config.key()  # one that is missing is found before the work begins
-    with activity(f"opening the model {config.model}"):  # importing torch alone takes up to half a minute
-        opener: PolicyKind = resolve_name(kind) if isinstance(kind, str) else kind
+    if isinstance(kind, str):
+        with activity(f"importing the libraries for {config.model}"):  # PyTorch takes up to half a minute
+            kind = resolve_name(kind)
+    with activity(f"opening the model {config.model}"):
+        opener: PolicyKind = kind
         return opener.open(config, cache=cache, budget=budget, listener=listener)
 
 

@@ -32,6 +32,7 @@ from stages.messages import Message
 from stages.policy import ask_all, background
 from stages.policy.base import IDLE, AsyncPolicy, CountsTokens, PlaysSolutions, Policy, ReusesPrefixes, Sample, Turn
 from stages.runs import store
+from stages.runs.activity import activity
 from stages.runs.kinds import Row
 from stages.runs.reporting import Backends
 from stages.runs.run import RunWriter
@@ -395,11 +396,12 @@ def play(
             while active := [pair for pair in pairs if pair[0].terminated_by is None]:
                 before_turn()
                 asked = [(*pair, turn) for pair in active if (turn := next_turn(pair[0], policy, rules)) is not None]
-                samples = [
-                    sample
-                    for start in range(0, len(asked), policy.batch_size)
-                    for sample in ask_all(policy, [turn for _, _, turn in asked[start : start + policy.batch_size]])
-                ]
+                with activity(f"sampling {counted(len(asked), 'answer')}"):
+                    samples = [
+                        sample
+                        for start in range(0, len(asked), policy.batch_size)
+                        for sample in ask_all(policy, [turn for _, _, turn in asked[start : start + policy.batch_size]])
+                    ]
                 list(pool.map(lambda one, sample: act(one[0], one[1], one[2], sample, rules), asked, samples))
             grade(pairs, gradings)
     finally:
@@ -576,11 +578,11 @@ class _ConcurrentLoop:
                 {
                     "rollout_id": rollout.rollout_id,
                     "steps": len(rollout.steps),
-                    "doing": activity,
+                    "doing": doing,
                     "doing_s": round(now - since, 1),
                     "wall_s": round(now - (rollout.started or now), 1),
                 }
-                for rollout, activity, since in live
+                for rollout, doing, since in live
             ]
             await _in_pool(None, partial(watch, rows))
             await asyncio.sleep(LIVE_INTERVAL_S)

@@ -23,6 +23,10 @@ class Preparation(str):
     """What is counted before the work itself, such as the training steps of a small model that is made on first use."""
 
 
+class Figures(str):
+    """What was measured so far, such as the mean reward: a listener shows it until the next ones."""
+
+
 _listeners: list[ActivityListener] = []
 _begun: list[str] = []
 """The activities that have not ended, the newest last."""

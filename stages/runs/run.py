@@ -37,7 +37,7 @@ from stages.errors import BadInput, ComposerError, UsageError, refusal
 from stages.layout import Sparkline, counted
 from stages.redaction import redacted_value
 from stages.runs import display, ledger, store
-from stages.runs.activity import Notice
+from stages.runs.activity import Figures, Notice
 from stages.runs.kinds import CHECKPOINT, Kind, Row
 from stages.runs.store import Journal
 from stages.stopping import Interrupted
@@ -583,8 +583,8 @@ class RunWriter:
         """Report progress to the listener; may be called often."""
         self._so_far.begin()
         self._listen(what, done, total)
-        if remark := self._so_far.text(self.budget.spent):
-            self._listen(remark, 0, 0)
+        if figures := self._so_far.text(self.budget.spent):
+            self._listen(Figures(figures), 0, 0)
 
     def raise_if_stopped(self) -> None:
         """Raise `Interrupted` after a stop request; call it between units."""

@@ -1,3 +1,4 @@
+import io
 import json
 import os
 import pty
@@ -8,11 +9,12 @@ import threading
 import time
 
 import pytest
+from rich.console import Console as Terminal
 from support.command_line import call, collect, command, environment, model, until
 
-from composer_cli.console import BEATS, Console, HeartbeatLines, Pace
+from composer_cli.console import BEATS, Bars, Console, HeartbeatLines, Pace
 from stages.layout import duration
-from stages.runs.activity import Notice, Preparation
+from stages.runs.activity import Figures, Notice, Preparation
 from stages.runs.run import Manifest, write_manifest
 
 
@@ -44,15 +46,35 @@ def test_what_is_made_on_first_use_is_told_of_more_often_than_the_work(capfd):
     assert beaten == [BEATS + 1, 2 * BEATS, 2], "the first half minute, a model that is made, and the work"
 
 
-def test_a_remark_stands_beside_the_count_until_something_more_is_finished(capfd):
-    lines = []
-    with Console(heartbeat_s=0.05).watching() as watch:
-        listen = watch.listener("collect")
-        listen("rollouts", 4, 8)
-        listen("mean reward 0.500, 0.0200 USD", 0, 0)
-        until(lambda: told(capfd, "collect: 4 of 8 rollouts (mean reward 0.500, 0.0200 USD), after", lines))
-        listen("rollouts", 5, 8)
-        until(lambda: told(capfd, "collect: 5 of 8 rollouts, after", lines))
+def test_figures_stay_beside_the_count_and_an_activity_has_its_seconds(capfd):
+    lines = HeartbeatLines()
+    listen = lines.listener("collect")
+    reports = [
+        (("opening the model m", 0, 0), "collect: opening the model m for "),
+        (("rollouts", 4, 8), "collect: 4 of 8 rollouts, after"),
+        ((Figures("mean reward 0.500"), 0, 0), "collect: 4 of 8 rollouts (mean reward 0.500), after"),
+        (("sampling 4 answers", 0, 0), "collect: 4 of 8 rollouts (mean reward 0.500; sampling 4 answers for "),
+        (("", 0, 0), "collect: 4 of 8 rollouts (mean reward 0.500), after"),
+        (("rollouts", 5, 8), "collect: 5 of 8 rollouts (mean reward 0.500), after"),
+    ]
+    for report, line in reports:
+        listen(*report)
+        lines.print_line()
+        assert capfd.readouterr().err.startswith(line)
+
+
+def test_bars_leave_room_for_the_pace_beside_long_figures():
+    bars, terminal = Bars(), Terminal(width=80, file=io.StringIO())
+    listen = bars.listener("collect")
+    for report in (("rollouts", 0, 64), ("rollouts", 32, 64), (Figures("mean reward " + "\u2581" * 60), 0, 0)):
+        listen(*report)
+    terminal.print(bars.live.get_renderable())
+    bar, *figures = terminal.file.getvalue().splitlines()
+    assert re.fullmatch("collect: rollouts \u2501+.* 32/64 0:00:00 *", bar) and "mean reward" in figures[0]
+    bars.ended("collect")
+    terminal.file = io.StringIO()
+    terminal.print(bars.live.get_renderable())
+    assert not terminal.file.getvalue().strip()
 
 
 def test_a_notice_is_printed_at_once_unless_quiet(capfd):

@@ -100,4 +100,4 @@ def test_the_models_opening_is_named(tmp_path: Path) -> None:
     with on_activity(told.append):
         open_policy(config, cache=tmp_path, budget=Budget(), listener=lambda what, done, total: None)
         EnvStageConfig().draw(KataEnv, 1)
-    assert told == ["opening the model big", "", "preparing the tasks", ""]
+    assert told == ["importing the libraries for big", "", "opening the model big", "", "preparing the tasks", ""]
