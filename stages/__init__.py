@@ -79,7 +79,11 @@ STAGES = {
         "FORMAT [RUN]",
     ),
     "tasks": StageEntry(
-        "stages.make_tasks", "Make tasks from any tested Python package.", "beside", ("env", "package"), "ENV PACKAGE"
+        "stages.make_tasks",
+        "Make tasks from any tested Python package by deleting features; `tasks check` checks tasks of your own.",
+        "beside",
+        ("env", "package"),
+        "feature-deletion PACKAGE",
     ),
     "curriculum": StageEntry(
         "stages.curriculum", "Order tasks by how often rollouts solved them.", "beside", ("run",), "[RUN]"

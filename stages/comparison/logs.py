@@ -31,7 +31,7 @@ from stages.formats.messages import first_question
 from stages.formats.reading import FileCount, ReadTrajectory
 from stages.formats.reports import Sidecars, stem
 from stages.formats.swebench import PREDICTIONS
-from stages.layout import counted
+from stages.layout import counted, shortened
 from stages.runs import catalog, store
 from stages.runs.kinds import EVAL_ITEM, ORIGIN, ROLLOUT
 from stages.runs.run import Run
@@ -210,7 +210,7 @@ def _item(found: ReadTrajectory, unit: str) -> dict[str, Any]:
     score = None if own.error else own.reward
     reason = own.error[0] if own.error else None if score is not None else NO_SCORE
     if own.error and own.error[0] == "error":
-        reason = " ".join(own.error[1].split())[:60] or "error"
+        reason = shortened(" ".join(own.error[1].split())) or "error"
     family = own.family if own.family and own.family != own.task_id else None
     return {
         "model": own.model or found.origin.sidecars.model,

@@ -15,7 +15,7 @@ from stages.formats.files import Source
 from stages.formats.reading import FileCount, ReadTrajectory
 from stages.formats.reports import Sidecars, stem
 from stages.formats.rows import ImportedPayload
-from stages.layout import aligned, counted
+from stages.layout import aligned, counted, shortened
 from stages.rollouts import collection_checks, missing
 from stages.rollouts.collection_checks import Account
 from stages.runs import store
@@ -457,5 +457,5 @@ def _drop_lines(drops: list[Drop], dropped: Counter[str]) -> list[str]:
     lines = ["", "dropped", aligned(sorted(dropped.items()))]
     for first, *others in list(alike.values())[:SHOWN]:
         more = f" (and {len(others)} more)" if others else ""
-        lines.append(f"  {first.file}, line {first.line}{more}: {first.reason}: {first.detail[:160]}")
+        lines.append(f"  {first.file}, line {first.line}{more}: {first.reason}: {shortened(first.detail, 160)}")
     return lines + ([f"  ... and more of {len(alike) - SHOWN} files in drops.json"] if len(alike) > SHOWN else [])

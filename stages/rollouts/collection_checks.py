@@ -204,10 +204,11 @@ def _chained(steps: list[Row]) -> bool:
 
 
 def title(num: int, failed: int, unrecorded: int) -> str:
-    """Return in one line how many of `num` checks passed; `unrecorded`: those that the source lacks rows for."""
-    passed = f"{num - failed - unrecorded} of {num}" if failed or unrecorded else f"all {num}"
-    without = f", {unrecorded} not recorded" if unrecorded else ""
-    return f"Collection checks: {passed} checks passed{without}"
+    """Return in one line how many of `num` checks passed; `unrecorded` of them are about what the source lacks."""
+    applied = num - unrecorded
+    passed = f"{applied - failed} of {applied}" if failed else f"all {applied}"
+    more = f"; {unrecorded} more need{'s' if unrecorded == 1 else ''} what was not recorded" if unrecorded else ""
+    return f"Collection checks: {passed} passed{more}"
 
 
 def table(checks: Sequence[CollectionCheck]) -> str:

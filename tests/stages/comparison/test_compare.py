@@ -166,9 +166,10 @@ def test_the_reason_of_a_failed_sample_is_in_its_own_words(tmp_path: Path) -> No
     rows = [(at, f"What is {at}?", "C") for at in range(10)]
     paths = [
         inspect_log(tmp_path / "a.json", rows),
-        inspect_log(tmp_path / "b.json", [*rows[:8], (8, "What is 8?", "Docker is gone"), (9, "What is 9?", "I")]),
+        inspect_log(tmp_path / "b.json", [*rows[:7], (7, "?", "Docker is gone"), (8, "?", "no " * 30), (9, "?", "I")]),
     ]
-    assert compared(*paths).differences[0].missing == ({}, {"Docker is gone": 1})
+    missing = {"Docker is gone": 1, f"{'no ' * 19}no…": 1}
+    assert compared(*paths).differences[0].missing == ({}, missing), "what is cut ends in dots"
 
 
 def test_a_log_that_broke_off_is_named(tmp_path: Path) -> None:
