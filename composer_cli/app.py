@@ -143,7 +143,9 @@ def _too_many_words(command: Any, extra: str, words: Sequence[str]) -> str:
     if any(word.startswith("=") for word in words) or ("--set" in words and any(word.endswith("=") for word in words)):
         return f"{message} A setting is written without spaces: --set KEY=VALUE."
     if isinstance(command, ChainCommand):
-        return f"{message} Did you mean --preset {first}?"
+        from composer_cli.preset import preset_names
+
+        return f"{message} Did you mean --preset {next(iter(get_close_matches(first, preset_names(), 1)), first)}?"
     if isinstance(command, StageCommand) and "env.name" in command.settings_keys():
         if envs.is_task_file(first):
             return f"{message} Tasks in a file are given with --env tasks --set env.path={first}."

@@ -221,7 +221,7 @@ MISTAKES: list[tuple[list[str], int, str]] = [
     (["run", "--preset", "demo", "--tune", "no.such=1,2"], 2, "has no setting no"),
     (["run", "--preset", "demo", "-s", "train.arm=a/b"], 2, "arm"),
     (["run", "--preset", "demo", "-s", "A-0"], 2, "KEY=VALUE"),
-    (["run", "demo"], 2, "Did you mean --preset demo?"),
+    (["run", "dmo"], 2, "Did you mean --preset demo?"),
     (["run", "--preset", "demoo"], 2, "Did you mean 'demo'?"),
     (["collect", "my.jsonl"], 2, "Tasks in a file are given with --env tasks --set env.path=my.jsonl."),
     (["collect", "--env", "my.jsonl"], 2, "Tasks in a file are given with --env tasks --set env.path=my.jsonl."),
