@@ -44,7 +44,10 @@ TINY, MAX_TERMS = 1e-300, 10_000
 
 def normal_cdf(z: Array | float) -> Array:
     """Return the probability that a standard normal value is at most z."""
-    return np.asarray(np.vectorize(math.erfc, otypes=[float])(np.asarray(z) / -math.sqrt(2)) / 2)
+    return np.asarray(_erfc(np.asarray(z) / -math.sqrt(2)) / 2)
+
+
+_erfc = np.vectorize(math.erfc, otypes=[float])
 
 
 @partial(np.vectorize, otypes=[float])
@@ -166,7 +169,7 @@ class SignFlips:
         top_XR, cross_XR = self._s_XR - mean_X1 * self._n_R, self._sn_XR - mean_X1 * self._nn_R
         flipped_XR = top_XR / total
         error_XR = squares_X1 - 2 * flipped_XR * cross_XR + flipped_XR**2 * (self.sizes_U**2).sum()
-        error_XR = np.maximum(error_XR, 0)
+        error_XR = np.maximum(error_XR, 0, out=error_XR)
         # How often t**2 is at least the observed one, by products: the error of a t can be zero.
         observed_XR, others_XR = top_XR[:, :1] ** 2 * error_XR, top_XR**2 * error_XR[:, :1]
         share_X: Array = (others_XR >= observed_XR * (1 - TIE) - 1e-12 * squares_X1**2 * total).mean(1)
@@ -245,8 +248,9 @@ class PairedTest:
     def rejects(self, mean: Array | float, alpha: Array | float = ALPHA) -> Array:
         """Return [X] whether the true difference is shown not to be `mean`, at two-sided level `alpha`."""
         mean_X, possible_X = self._units_mean(np.broadcast_to(mean, self.estimate_X.shape), alpha)
-        rejected_X: Array = possible_X & (self._units_p(mean_X) < alpha)
-        return rejected_X
+        rejected_X: Array = possible_X & (self._other_p(mean_X) < alpha)
+        # Flips are most of the work, and needed only where the other test rejects.
+        return rejected_X & (self.flips.p(mean_X) < alpha) if rejected_X.any() else rejected_X
 
     def above(self, bar: float, alpha: float = ALPHA) -> Array:
         """Return [X] whether the true difference is shown to be above `bar`."""
@@ -291,9 +295,12 @@ class PairedTest:
 
     def _units_p(self, mean_X: Array) -> Array:
         """Return [X] the p-value of the units: the larger one of the flips and the score test."""
-        other_X = self.hall(mean_X) if self.scores else 2 * normal_cdf(-np.abs(self.score(mean_X)))
-        p_X: Array = np.maximum(self.flips.p(mean_X), other_X)
+        p_X: Array = np.maximum(self.flips.p(mean_X), self._other_p(mean_X))
         return p_X
+
+    def _other_p(self, mean_X: Array) -> Array:
+        """Return [X] the p-value of the score test, or of Hall's t."""
+        return self.hall(mean_X) if self.scores else 2 * normal_cdf(-np.abs(self.score(mean_X)))
 
     def hall(self, mean_X: Array) -> Array:
         """Return [X] the p-value of Hall's t, which is Student's with the skewness of the units taken out."""

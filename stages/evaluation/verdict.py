@@ -448,10 +448,19 @@ def compare(
     question: EvalQuestion,
     outcome: Outcome | None = None,
     missing: Missing = "excluded",
+    *,
+    equal: bool = True,
 ) -> Comparison | None:
-    """Compare two arms, in the question's outcome where none is given; None when nothing is known in both."""
+    """Compare two arms, in the question's outcome where none is given; None when nothing is known in both.
+
+    equal: whether to compare what does not differ in any task; None, too, where it is not.
+    """
     found = paired(items, treatment, baseline, outcome or question.outcome, missing)
     if found is None:
+        return None
+    d_T = np.nanmean(found.treatment_ST - found.baseline_ST, 0)
+    wins, losses = int((d_T > TIE).sum()), int((d_T < -TIE).sum())
+    if not equal and wins + losses == 0:
         return None
     sampling, alpha = question.sampling, question.alpha
     arms, unit_T = (found.treatment_ST[None], found.baseline_ST[None]), numbered(found.units)
@@ -470,7 +479,6 @@ def compare(
     if test.top_error_X is not None:
         level = "training seeds" if test.num_top == test.num_seeds else "collections of pairs"
         method += f"; Student's t over {test.num_top} {level}"
-    d_T = np.nanmean(found.treatment_ST - found.baseline_ST, 0)
     difference = PairedDifference(
         estimate=float(test.estimate_X[0]),
         low=float(low),
@@ -479,8 +487,8 @@ def compare(
         num_tasks=len(unit_T),
         num_units=int(unit_T.max()) + 1,
         num_seeds=len(found.seeds),
-        wins=int((d_T > TIE).sum()),
-        losses=int((d_T < -TIE).sum()),
+        wins=wins,
+        losses=losses,
         p_value=float(test.p()[0]),
         shows=str(shows([test], question.min_gain, alpha)[0]),
         too_few=test.num_flipped < fewest_units(alpha),
@@ -528,12 +536,11 @@ def beside(possible: pa.Table, others: Iterable[str], question: EvalQuestion) ->
     found = []
     for other in others:
         arms = possible.filter(pc.is_in(possible["arm"], pa.array([question.treatment, other])))
-        for outcome in (*next_to(question.outcome.name), outcomes.BY_REPORT):
-            one = compare(possible, question.treatment, other, question, outcome)
-            shown = outcomes.num_broken(arms)
-            if outcome is outcomes.BY_REPORT:
-                shown = one.difference.wins + one.difference.losses if one and other == question.baseline else 0
-            if one and shown:
+        asked = [(outcome, True) for outcome in next_to(question.outcome.name) if outcomes.num_broken(arms)]
+        asked += [(outcomes.BY_REPORT, False)] if other == question.baseline else []
+        for outcome, equal in asked:
+            one = compare(possible, question.treatment, other, question, outcome, equal=equal)
+            if one:
                 found.append(ComparedRate(outcome.rate, question.treatment, other, one.difference))
     return found
 
@@ -580,12 +587,8 @@ def conduct_differences(
     apart = outcomes.values_of(both, PASSED) - outcomes.values_of(both, HIDDEN)
     if np.nansum(np.abs(apart)):
         asked.append((HIDDEN, possible))
-    compared = ((outcome, compare(rows, arm, other, question, outcome)) for outcome, rows in asked)
-    return [
-        ComparedRate(outcome.rate, arm, other, found.difference)
-        for outcome, found in compared
-        if found and found.difference.wins + found.difference.losses
-    ]
+    compared = ((outcome, compare(rows, arm, other, question, outcome, equal=False)) for outcome, rows in asked)
+    return [ComparedRate(outcome.rate, arm, other, found.difference) for outcome, found in compared if found]
 
 
 def by_family(found: PairedOutcomes | None) -> list[Subset]:
