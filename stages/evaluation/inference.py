@@ -160,13 +160,16 @@ class SignFlips:
             return "in the normal limit"
         return f"all {len(self._n_R):,}" if self.exact else f"{len(self._n_R) - 1:,} draws"
 
-    def p(self, mean_X: Array) -> Array:
-        """Return [X] the two-sided p of the hypothesis that the mean of experiment x is `mean_X[x]`; ties count."""
+    def p(self, mean_X: Array, at: Array | slice = slice(None)) -> Array:
+        """Return [X] the two-sided p of the hypothesis that the mean of experiment `at[x]` is `mean_X[x]`; ties count.
+
+        at: numbers of experiments, by default of all.
+        """
         if self.normal:
-            return np.asarray(2 * normal_cdf(-np.abs(self.estimate_X - mean_X) / self._error_X))
+            return np.asarray(2 * normal_cdf(-np.abs(self.estimate_X[at] - mean_X) / self._error_X[at]))
         mean_X1, total = mean_X[:, None], self.sizes_U.sum()
-        squares_X1 = ((self.sums_XU - self.sizes_U * mean_X1) ** 2).sum(1)[:, None]
-        top_XR, cross_XR = self._s_XR - mean_X1 * self._n_R, self._sn_XR - mean_X1 * self._nn_R
+        squares_X1 = ((self.sums_XU[at] - self.sizes_U * mean_X1) ** 2).sum(1)[:, None]
+        top_XR, cross_XR = self._s_XR[at] - mean_X1 * self._n_R, self._sn_XR[at] - mean_X1 * self._nn_R
         flipped_XR = top_XR / total
         error_XR = squares_X1 - 2 * flipped_XR * cross_XR + flipped_XR**2 * (self.sizes_U**2).sum()
         error_XR = np.maximum(error_XR, 0, out=error_XR)
@@ -245,22 +248,25 @@ class PairedTest:
             noise_X = sum((part_XU**2).sum(1) for part_XU in parts) / (self.num_seeds * (self.num_seeds - 1))
             self._share_X = np.clip(1 - noise_X / np.maximum(squares_X, TOLERANCE), 0, 1)
 
-    def rejects(self, mean: Array | float, alpha: Array | float = ALPHA) -> Array:
-        """Return [X] whether the true difference is shown not to be `mean`, at two-sided level `alpha`."""
+    def rejects(self, mean: Array | float, alpha: Array | float = ALPHA, among_X: Array | bool = True) -> Array:
+        """Return [X] whether the true difference is shown not to be `mean`, at two-sided level `alpha`.
+
+        among_X: the experiments that are asked for; False for others.
+        """
         mean_X, possible_X = self._units_mean(np.broadcast_to(mean, self.estimate_X.shape), alpha)
-        rejected_X: Array = possible_X & (self._other_p(mean_X) < alpha)
+        rejected_X: Array = among_X & possible_X & (self._other_p(mean_X) < alpha)
         # Flips are most of the work, and needed only where the other test rejects.
-        return rejected_X & (self.flips.p(mean_X) < alpha) if rejected_X.any() else rejected_X
+        if (at := np.flatnonzero(rejected_X)).size:
+            rejected_X[at] = self.flips.p(mean_X[at], at) < np.broadcast_to(alpha, mean_X.shape)[at]
+        return rejected_X
 
     def above(self, bar: float, alpha: float = ALPHA) -> Array:
         """Return [X] whether the true difference is shown to be above `bar`."""
-        shown_X: Array = self.rejects(bar, alpha) & (self.estimate_X > bar)
-        return shown_X
+        return self.rejects(bar, alpha, self.estimate_X > bar)
 
     def below(self, bar: float, alpha: float = ALPHA) -> Array:
         """Return [X] whether the true difference is shown to be below `bar`."""
-        shown_X: Array = self.rejects(bar, alpha) & (self.estimate_X < bar)
-        return shown_X
+        return self.rejects(bar, alpha, self.estimate_X < bar)
 
     def interval(self, alpha: float = ALPHA) -> tuple[Array, Array]:
         """Return [X] the limits of the differences that are not rejected, by bisection from the estimate.
