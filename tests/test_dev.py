@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 INTERPRETER = f"""#!/bin/sh
 [ "$1" = -c ] && exec {sys.executable} "$@"
-mkdir -p .venv/bin && cp installer .venv/bin/python
+rm -rf .venv && mkdir -p .venv/bin && cp installer .venv/bin/python
 """
 INSTALLER = """#!/bin/sh
 echo "$@" >>installed
@@ -71,12 +71,20 @@ def test_two_at_once_install_once(checkout):
     assert installations(checkout) == 1
 
 
-def test_a_failed_installation_says_why_and_is_tried_again(checkout):
+def test_a_failed_installation_says_why_and_goes_on_without_what_was_half_unpacked(checkout):
     (checkout / "broken").touch()
     code, out, errors = finish(start(checkout, "demo"))
     assert code == 1 and not out and "the registry is down" in errors
+    packages = checkout / ".venv/lib/python3.11/site-packages"
+    for name in ("whole", "half"):
+        (packages / f"{name}-1.dist-info").mkdir(parents=True)
+    (packages / "whole-1.dist-info/INSTALLER").write_text("pip\n")
     (checkout / "broken").unlink()
-    assert finish(start(checkout, "demo"))[:2] == (0, "just demo\n")
+    code, out, errors = finish(start(checkout, "demo"))
+    assert (code, out) == (0, "just demo\n") and "begun before" in errors
+    assert [path.name for path in packages.iterdir()] == ["whole-1.dist-info"]
+    (checkout / "pyproject.toml").write_text("# changed\n")
+    assert "begun before" not in finish(start(checkout))[2] and not packages.exists()
 
 
 @pytest.mark.parametrize("interpreter", ["#!/bin/sh\nexit 1\n", None])
