@@ -20,7 +20,7 @@ from stages.errors import BadInput, Incomplete, UsageError
 from stages.layout import counted
 
 if TYPE_CHECKING:
-    from stages.envs.swe.requirements import WayToRun
+    from stages.envs.swe.env import WayToRun
     from stages.envs.task_checks import TaskCheck, TaskChecksConfig
 
 COLOURS = {"ok": 32, "fails": 31, "empty": 31, "flaky": 31, "forgeable": 33, "error": 31}

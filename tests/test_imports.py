@@ -26,7 +26,7 @@ LAYERS = {
         "errors | layout | stopping",
     ),
     "stages.probe": (
-        "figures | watching | arms",
+        "figures | watching",
         "descent",
         "sources",
         "checks",

@@ -12,7 +12,6 @@ reading.py - responses read as samples with their bills, which are checked again
 answer_cache.py - the cache of paid answers, each with a digest
 named.py - models with a name of their own, such as `smollm2`, and where they are had
 brought.py - the file of such a model, fetched in parts by pip
-folders.py - model folders made on first use, complete or absent
 gguf.py - a GGUF file as a Hugging Face folder: its header, and its weights dequantised once
 available.py - whether a model is available, and its context, before it is opened
 vllm.py - a model behind a vLLM server: token ids in, token ids and log-probs out

@@ -14,7 +14,7 @@ from typing import Any
 
 from stages.errors import BadInput, UsageError
 from stages.policy import gguf
-from stages.policy.folders import users_cache
+from stages.policy.gguf import users_cache
 from stages.runs import hub, store
 from stages.runs.run import Listener
 

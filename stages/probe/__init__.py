@@ -18,7 +18,6 @@ memory.py - how much memory a stage takes, before anything is loaded
 direction.py - the direction of pairs, placebo directions, and stored gradients scored with both
 metrics.py - metrics of gradients along a direction, the rows of a step, and how far a student has moved
 descent.py - an arm: an optimiser step that takes a direction out; and the replay
-arms.py - the steps of trainings, by arm
 statistics.py - statistics of labelled rows that are not independent, and effect sizes comparable across adapters
 watching.py - a watched training, checkpoint by checkpoint
 checks/ - what is tested, and what decides

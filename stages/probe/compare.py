@@ -34,9 +34,8 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Compare what was given; `BadInput` when that is neither two scores nor trainings."""
-    from stages.probe.arms import trajectories
     from stages.probe.checks.check import write_checks
-    from stages.probe.checks.trajectories import arms_learn, reductions_match, trajectories_slowed
+    from stages.probe.checks.trajectories import arms_learn, reductions_match, trajectories, trajectories_slowed
 
     checks = []
     if "trainings" in inputs:

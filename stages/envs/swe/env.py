@@ -4,20 +4,213 @@ It runs in containers of the official images, or in bubblewrap on local checkout
 """
 
 import os
-from collections.abc import Sequence
+import platform
+import shutil
+import subprocess
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from stages.envs.base import SamplingUnit, Split, Task
 from stages.envs.repo.session import RepoEnvironment
 from stages.envs.repo.task import RepoTask
-from stages.envs.swe import engine, instance_tasks, instances, requirements
-from stages.envs.swe.instance_tasks import task_of
-from stages.envs.swe.instances import find_mirror, require_mirror
-from stages.envs.swe.requirements import RequirementsReport
-from stages.errors import ComposerError
+from stages.envs.swe import engine, instance_tasks, instances, venvs
+from stages.envs.swe.instance_tasks import TEST_LIMITS, task_of
+from stages.envs.swe.instances import find_mirror, has_commit, require_mirror
+from stages.envs.swe.specs import GUESSED, EnvironmentSpec, spec_of
+from stages.errors import ComposerError, InfrastructureError, UsageError
 from stages.runs.kinds import Row
-from stages.sandbox import containers
+from stages.sandbox import containers, probe
+
+ALL_IMAGES_GB, ALL_IMAGES = 120, 300
+"""The disk space that SWE-bench's own README asks for, and its number of images."""
+MANIFEST_S = 30
+"""Seconds for a registry to answer whether it has an image."""
+State = Literal["ok", "note", "missing"]
+ENVIRONMENT_MB = 250
+"""Disk space assumed for one environment: Django's and Sphinx's took 10 and 75 MB, those with numpy take more."""
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """One requirement. State `note`: optional, but recommended; `way_out`: what the user can do."""
+
+    name: str
+    state: State
+    found: str
+    way_out: str = ""
+
+
+@dataclass(frozen=True)
+class WayToRun:
+    """One way to run the rows, in containers or on local clones, and its requirements."""
+
+    name: str
+    parts: list[Requirement]
+
+    @property
+    def ready(self) -> bool:
+        """Whether `collect` can begin."""
+        return all(part.state != "missing" for part in self.parts)
+
+
+@dataclass(frozen=True)
+class RequirementsReport:
+    """The rows, the requirements of both ways to run them, and the name of the one that the settings choose."""
+
+    rows: Requirement
+    ways: list[WayToRun]
+    chosen: str
+
+    @property
+    def ready(self) -> bool:
+        """Whether `collect` can begin with these settings."""
+        return self.rows.state != "missing" and all(way.ready for way in self.ways if way.name == self.chosen)
+
+    def document(self) -> Row:
+        """Return the report as JSON."""
+        ways = [{"way": way.name, "ready": way.ready, "parts": [vars(part) for part in way.parts]} for way in self.ways]
+        return {"ready": self.ready, "chosen": self.chosen, "rows": vars(self.rows), "ways": ways}
+
+
+def container_requirements(rows: Sequence[Row], program: str | None) -> WayToRun:
+    """Check what running in containers needs. program: an engine that answers, None where there is none."""
+    if program is None:
+        failures = "; ".join(f"{name} {containers.engine_failure(name) or 'answers'}" for name in containers.ENGINES)
+        no_engine = Requirement("engine", "missing", failures, "Install Docker or Podman and start it.")
+        return WayToRun("containers", [no_engine, _architecture(), _memory()])
+    info = containers.engine_info(program)
+    parts = [Requirement("engine", "ok", f"{program}, {'rootless' if info.rootless else 'as root'}")]
+    parts += [_architecture(), _memory()]
+    images = {engine.image_of(row) for row in rows}
+    command = [program, "images", "--format", "{{.Repository}}:{{.Tag}}"]
+    listed = subprocess.run(command, capture_output=True, text=True, timeout=containers.START_S).stdout.split()
+    # docker's names omit the registry.
+    missing = sorted(images - {*listed, *(f"docker.io/{name}" for name in listed)})
+    present = f"{len(images) - len(missing)} of {len(images)} are here"
+    if images and not missing:
+        parts.append(Requirement("images", "ok", present))
+    elif missing:
+        reason = containers.manifest_failure(program, missing[0], MANIFEST_S)
+        if reason is None:
+            fetched_later = f"{present}; the others are fetched when they are first used"
+            parts.append(Requirement("images", "ok", fetched_later))
+        else:
+            way_out = "Connect to the registry, or load the images with the engine."
+            failure = f"{present}; {missing[0]} cannot be fetched ({reason})"
+            parts.append(Requirement("images", "missing", failure, way_out))
+    needed_mb = ALL_IMAGES_GB * 1000 * len(missing) // ALL_IMAGES
+    return WayToRun("containers", [*parts, _disk(info.storage or Path("/"), needed_mb, "images")])
+
+
+def _architecture() -> Requirement:
+    """Check whether the official images run on this kind of machine."""
+    machine = platform.machine()
+    if machine == "x86_64":
+        return Requirement("architecture", "ok", machine)
+    found = f"{machine}; the official images are for x86_64"
+    return Requirement("architecture", "missing", found, "Use clones instead.")
+
+
+def _memory() -> Requirement:
+    """Check whether one run of tests under its limit fits; several at once need more."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    kib = {name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in lines)}
+    total, needed = kib["MemTotal"] >> 10, TEST_LIMITS.memory_mb
+    found = f"{total} MiB; one run of tests may take {needed}"
+    if total >= needed:
+        return Requirement("memory", "ok", found)
+    return Requirement("memory", "missing", found, "Take a larger machine.")
+
+
+def _disk(folder: Path, needed_mb: int, what: str) -> Requirement:
+    """Check whether what is still to be fetched or built fits below a folder, which need not exist."""
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    free_mb = shutil.disk_usage(existing).free // 1_000_000
+    found = f"{free_mb / 1000:.0f} GB free at {existing}; {what} to come need about {needed_mb / 1000:.1f}"
+    if free_mb >= needed_mb:
+        return Requirement("disk", "ok", found)
+    return Requirement("disk", "missing", found, "Make room there.")
+
+
+def local_requirements(
+    rows: Sequence[Row],
+    repos: str,
+    folder: Path,
+    sandbox: str = "bubblewrap",
+    spec: Callable[[Mapping[str, object]], EnvironmentSpec] = spec_of,
+) -> WayToRun:
+    """Check what clones need. repos: a folder of mirrors, or an empty string; folder: that of the environments."""
+    versions = {venvs.name_of(row): row for row in rows}
+    specs = {name: spec(row) for name, row in versions.items()}
+    to_build = {name: specs[name] for name in versions if not venvs.exists(folder / name)}
+    try:
+        probe(sandbox)
+        parts = [Requirement("sandbox", "ok", f"a command ran under {sandbox}")]
+    except UsageError as error:
+        parts = [Requirement("sandbox", "missing", str(error))]
+    parts += [_clones(rows, repos), _memory()]
+    if rows:
+        parts += _environments(to_build, len(versions))
+        guessed = sum(spec.source == GUESSED for spec in specs.values())
+        if guessed:
+            found = f"{guessed} of {len(specs)} versions are in no table here, and get the newest of what they ask for"
+            way_out = "pip install 'composer-post-training[swe]', else their tests may fail."
+            parts.append(Requirement("specifications", "note", found, way_out))
+        else:
+            parts.append(Requirement("specifications", "ok", "all versions are in swebench's table"))
+        parts.append(_disk(folder, ENVIRONMENT_MB * len(to_build), "environments"))
+    return WayToRun("local", parts)
+
+
+def _clones(rows: Sequence[Row], repos: str) -> Requirement:
+    """Check whether there is a mirror for every repository, and in it every base commit."""
+    names = sorted({row["repo"] for row in rows})
+    mirrors = {name: find_mirror(Path(repos), name) for name in names} if repos else dict.fromkeys(names)
+    missing = [name for name in names if mirrors[name] is None]
+    found = f"{len(names) - len(missing)} of {len(names)} repositories" + (f" in {repos}" if repos else "")
+    if missing or not repos:
+        lacking = f"; {', '.join(missing)} not" if missing and repos else ""
+        target = repos or "DIR"
+        example = (missing or ["OWNER/NAME"])[0]
+        way_out = f"git clone --mirror https://github.com/{example} {target}/{example.replace('/', '__')}.git"
+        given = "" if repos else "; env.repos is not given"
+        way_out += ", and the same for each" + ("" if repos else "; then --set env.repos=DIR")
+        return Requirement("clones", "missing", found + lacking + given, way_out)
+    gone = [
+        row["instance_id"] for row in rows if (at := mirrors[row["repo"]]) and not has_commit(at, row["base_commit"])
+    ]
+    if gone:
+        found += f", but no base commit of {len(gone)} rows, such as {gone[0]}"
+        return Requirement("clones", "missing", found, "Fetch those mirrors again (git fetch in each).")
+    return Requirement("clones", "ok", found + ", every base commit in them")
+
+
+def _environments(to_build: Mapping[str, EnvironmentSpec], total: int) -> list[Requirement]:
+    """Check interpreters and conda for the environments that are still to be built."""
+    found = f"{total - len(to_build)} of {total} are there"
+    if not to_build:
+        return [Requirement("environments", "ok", found)]
+    parts = []
+    if conda := sorted(name for name, spec in to_build.items() if spec.needs_conda):
+        by_conda = f"{found}; {len(conda)} are made by conda, such as {conda[0]}"
+        way_out = "Build those yourself below env.venvs, or leave them out."
+        parts.append(Requirement("environments", "missing", by_conda, way_out))
+    else:
+        parts.append(Requirement("environments", "ok", f"{found}; the others are built when they are first used"))
+    absent = defaultdict(list)
+    for name, spec in to_build.items():
+        try:
+            venvs.interpreter(spec.python, name)
+        except InfrastructureError:
+            absent[spec.python].append(name)
+    for version, names in sorted(absent.items()):
+        pyenv = f"pyenv install {version}"
+        parts.append(Requirement(f"Python {version}", "missing", f"for {len(names)} of them", pyenv))
+    return parts
+
 
 HUB_SPLIT: dict[Split, str] = {"train": "dev", "eval": "test"}
 """The data set's own splits, which share no repository."""
@@ -75,14 +268,14 @@ class SweEnv(RepoEnvironment):
         """Return what this machine has and lacks for the rows of a split, in containers and on local checkouts."""
         try:
             rows = self._chosen(split)
-            read = requirements.Requirement("rows", "ok", f"{len(rows)} of {self._path or self._dataset}")
+            read = Requirement("rows", "ok", f"{len(rows)} of {self._path or self._dataset}")
         except ComposerError as error:
             rows = []
-            read = requirements.Requirement("rows", "missing", str(error), "Give a file of rows with env.path.")
+            read = Requirement("rows", "missing", str(error), "Give a file of rows with env.path.")
         folder = Path(self._venvs) if self._venvs else instance_tasks.DEFAULT_VENVS
         ways = [
-            requirements.container_requirements(rows, containers.find_engine()),
-            requirements.local_requirements(rows, self._repos, folder, self._kind),
+            container_requirements(rows, containers.find_engine()),
+            local_requirements(rows, self._repos, folder, self._kind),
         ]
         return RequirementsReport(read, ways, "local" if self._local else "containers")
 

@@ -1,7 +1,12 @@
 """A GGUF file is a model like its Hugging Face folder, and one that is none is refused in a sentence."""
 
+import os
+import signal
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import gguf as written
@@ -16,10 +21,12 @@ from stages import evaluate, export
 from stages.errors import BadInput, UsageError
 from stages.policy import gguf, named
 from stages.policy.base import PolicyConfig, Turn, weights_identity
+from stages.policy.gguf import ensure_folder
 from stages.policy.local import LocalPolicy
 from stages.runs import runner
 from stages.runs.kinds import EVAL_ITEM
-from stages.runs.run import Run
+from stages.runs.run import Manifest, Run, RunWriter
+from stages.stopping import Dropped, Interrupted, dropped_on_stop, on_signals, stopped_by
 
 TEMPLATE = (
     "{% for one in messages %}{{ one.content }}{% if one.role == 'assistant' %}{{ '</s>' }}{% endif %}{% endfor %}"
@@ -235,3 +242,63 @@ def test_smollm2_is_what_an_independent_dequantisation_gives(tmp_path: Path) -> 
             values = turned(values, number)
         np.testing.assert_array_equal(values, tensors[theirs].reshape(values.shape), err_msg=ours)
     np.testing.assert_array_equal(own["model.embed_tokens.weight"].detach().numpy(), tensors["token_embd.weight"])
+
+
+def nothing() -> None:
+    pass
+
+
+class Saved:
+    """A model or tokenizer that writes one file, then does what it is given to do."""
+
+    def __init__(self, then: Callable[[], None] = nothing) -> None:
+        self.then = then
+
+    def save_pretrained(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        (folder / "weights").write_text("1")
+        self.then()
+
+
+def fail() -> None:
+    raise OSError("no space left")
+
+
+def stop_now() -> None:
+    """Get the signal, then do what takes long, were it not ended."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(30)
+
+
+@pytest.mark.parametrize(
+    ("while_building", "while_saving", "error"),
+    [(nothing, fail, OSError), (stop_now, nothing, Interrupted), (nothing, stop_now, Interrupted)],
+)
+def test_a_build_that_fails_or_is_stopped_leaves_no_folder_and_can_be_made_again(
+    tmp_path: Path, while_building: Callable[[], None], while_saving: Callable[[], None], error: type[BaseException]
+) -> None:
+    def build() -> tuple[Any, Any, str]:
+        while_building()
+        return Saved(while_saving), Saved(), "card"
+
+    record = Manifest(composer="1", stage="collect", stage_version=1, fingerprint="f")
+    writer = RunWriter(tmp_path / "run", record, cache=tmp_path)
+    started = time.monotonic()
+    with pytest.raises(error), on_signals() as caught, stopped_by(writer.stop):
+        ensure_folder(tmp_path / "models" / "m", build)
+    assert time.monotonic() - started < 5
+    assert writer.stop.is_set() == (caught == [signal.SIGTERM]) == (error is Interrupted)
+    assert [path.name for path in (tmp_path / "models").iterdir()] == [".m.lock"]
+    made = ensure_folder(tmp_path / "models" / "m", lambda: (Saved(), Saved(), "card"))
+    assert (made / "weights").exists() and ensure_folder(made, fail) == made, "and is not built twice"
+
+
+def test_what_is_not_kept_does_not_begin_after_a_signal() -> None:
+    stop = Event()
+    with stopped_by(stop):
+        with dropped_on_stop():
+            stop.set()
+        with pytest.raises(Dropped), dropped_on_stop():
+            raise AssertionError("it began")
+    with dropped_on_stop():
+        pass

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from support.command_line import call
 
-from stages.envs.swe import requirements
-from stages.envs.swe.env import SweEnv
-from stages.envs.swe.requirements import WayToRun
+from stages.envs.swe import env
+from stages.envs.swe.env import SweEnv, WayToRun
 from stages.envs.swe.specs import EnvironmentSpec
 from stages.sandbox import containers
 
@@ -36,7 +35,7 @@ def found(way: WayToRun, name: str) -> str:
 
 
 def locally(rows: list[dict[str, Any]], repos: Path | str, venvs: Path, spec: Any = None) -> WayToRun:
-    return requirements.local_requirements(rows, str(repos), venvs, spec=spec or (lambda row: EnvironmentSpec(HERE)))
+    return env.local_requirements(rows, str(repos), venvs, spec=spec or (lambda row: EnvironmentSpec(HERE)))
 
 
 def test_with_a_clone_and_an_environment_nothing_is_missing(row: dict[str, Any], repos: Path, venvs: Path) -> None:
@@ -92,7 +91,7 @@ def test_a_sandbox_is_tried_and_one_that_does_not_work_is_missing(
     row: dict[str, Any], repos: Path, venvs: Path
 ) -> None:
     assert states(locally([row], repos, venvs))["sandbox"] == "ok"
-    way = requirements.local_requirements([row], str(repos), venvs, "cellophane")
+    way = env.local_requirements([row], str(repos), venvs, "cellophane")
     assert not way.ready and "cellophane" in found(way, "sandbox")
 
 
@@ -111,19 +110,19 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_images_that_an_engine_holds_need_no_registry(row: dict[str, Any], docker: Path) -> None:
-    way = requirements.container_requirements([row], str(docker))
+    way = env.container_requirements([row], str(docker))
     assert way.ready and "1 of 1 are here" in found(way, "images") and "as root" in found(way, "engine")
 
 
 def test_images_that_cannot_be_fetched_are_missing(row: dict[str, Any], docker: Path) -> None:
-    way = requirements.container_requirements([row, {**row, "instance_id": "acme__abacus-8"}], str(docker))
+    way = env.container_requirements([row, {**row, "instance_id": "acme__abacus-8"}], str(docker))
     assert not way.ready
     assert "1 of 2 are here; docker.io/swebench/" in found(way, "images") and "no such host" in found(way, "images")
 
 
 def test_without_an_engine_each_is_named_with_its_reason(row: dict[str, Any], docker: Path) -> None:
     docker.write_text("#!/bin/sh\necho Cannot connect to the daemon >&2\nexit 1\n")
-    way = requirements.container_requirements([row], containers.find_engine())
+    way = env.container_requirements([row], containers.find_engine())
     said = found(way, "engine")
     assert "docker does not answer (Cannot connect to the daemon)" in said and "podman is not installed" in said
     assert not way.ready
@@ -132,7 +131,7 @@ def test_without_an_engine_each_is_named_with_its_reason(row: dict[str, Any], do
 def test_a_folder_that_is_missing_counts_as_the_one_above_it(row: dict[str, Any], docker: Path) -> None:
     told = {"host": {"security": {"rootless": True}}, "store": {"graphRoot": "/nowhere/at/all"}}
     docker.write_text(STAND_IN.format(info=json.dumps(told)))
-    way = requirements.container_requirements([row], str(docker))
+    way = env.container_requirements([row], str(docker))
     assert "rootless" in found(way, "engine") and states(way)["disk"] == "ok"
 
 
