@@ -5,7 +5,6 @@ In the first half minute, and while a small model is made on first use, a line c
 
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from composer_cli.printing import escape_control_characters, say
 from stages.errors import BadInput
 from stages.layout import duration
-from stages.runs.activity import Figures, Notice, Preparation
+from stages.runs.activity import Figures, Notice, Preparation, repeating
 from stages.runs.run import Run
 from stages.stopping import on_signals
 
@@ -73,25 +72,6 @@ class Console:
                     lines = HeartbeatLines(views)
                     with repeating(lines.beat, self.heartbeat_s / BEATS):
                         yield lines
-
-
-@contextmanager
-def repeating(call: Callable[[], None], every_s: float) -> Iterator[None]:
-    """Call a function in a thread every so many seconds until the block ends."""
-    over = threading.Event()
-
-    def repeat() -> None:
-        while not over.wait(every_s):
-            call()
-
-    thread = threading.Thread(target=repeat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        # Joined, so that nothing is printed once the block has ended.
-        over.set()
-        thread.join()
 
 
 @dataclass

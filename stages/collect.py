@@ -20,7 +20,7 @@ from stages.rollouts import collection_checks, trace
 from stages.rollouts.agent_loop import LiveRollout, PlayingConfig, play_missing
 from stages.rollouts.collection_checks import Account
 from stages.runs import reporting, store
-from stages.runs.kinds import ROLLOUT, STEP, TASK, Row
+from stages.runs.kinds import ROLLOUT, STEP, TASK, Row, attributes
 from stages.runs.run import Inputs, RunWriter
 from stages.runs.settings import BASIC
 from stages.runs.stage import Plan, Stage
@@ -143,14 +143,7 @@ def _play(config: Config, out: RunWriter) -> tuple[list[Task], list[LiveRollout]
 
 def task_row(task: Task) -> Row:
     """Return one `task/1` row."""
-    return {
-        "task_id": task.task_id,
-        "env": task.env,
-        "split": task.split,
-        "family": task.family,
-        "prompt": task.prompt,
-        "data_json": store.encode(dict(task.data)).decode(),
-    }
+    return {**attributes(task, "task_id env split family prompt"), "data_json": store.encode(dict(task.data)).decode()}
 
 
 STAGE = Stage(

@@ -28,6 +28,7 @@ from stages.diloco.settings import Diloco
 from stages.errors import InfrastructureError, UsageError
 from stages.runs import store
 from stages.runs.bucket import Bucket
+from stages.runs.settings import dotted
 
 SNAPSHOT_EVERY = 25
 """Rounds between two stored states, each of which is as large as the weights twice over."""
@@ -297,7 +298,7 @@ def agree(bucket: Bucket, shared: Mapping[str, Any]) -> None:
     """Write the settings that all replicas share, or compare them with the stored ones; `UsageError` if they differ."""
     if bucket.create("run.json", store.encode(shared)):
         return
-    theirs, mine = _flat(orjson.loads(bucket.read("run.json") or b"{}")), _flat(orjson.loads(store.encode(shared)))
+    theirs, mine = dotted(orjson.loads(bucket.read("run.json") or b"{}")), dotted(orjson.loads(store.encode(shared)))
     differing = [key for key in sorted(theirs.keys() | mine.keys()) if theirs.get(key) != mine.get(key)]
     if differing:
         key = differing[0]
@@ -315,13 +316,3 @@ def claim(bucket: Bucket, owner: str) -> int:
         if bucket.create(key, owner.encode()) or bucket.read(key) == owner.encode():
             return replica
     raise UsageError(f"{bucket.url} has had {MOST} replicas. Set diloco.replica, or take another folder of the bucket.")
-
-
-def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """Return {"a.b": value} for {"a": {"b": value}}."""
-    if not isinstance(tree, dict):
-        return {prefix: tree}
-    found = dict[str, Any]()
-    for name, below in tree.items():
-        found |= _flat(below, f"{prefix}.{name}" if prefix else name)
-    return found

@@ -83,8 +83,8 @@ def parse_line(line: str, place: str = "") -> Row:
     return row
 
 
-def hub_rows(dataset: str, remedy: str, config: str | None = None, part: str | None = None) -> list[Row]:
-    """Return the rows of a data set of the hub, of one of its parts or of all.
+def hub_rows(dataset: str, remedy: str, config: str | None = None, part: str | None = None) -> dict[str, list[Row]]:
+    """Return the rows of a data set of the hub by its parts, of one of these or of all.
 
     config: the configuration of the data set, its default one where it is None. Raises BadInput, which ends with the
     remedy, where it cannot be downloaded.
@@ -97,8 +97,7 @@ def hub_rows(dataset: str, remedy: str, config: str | None = None, part: str | N
     except Exception as error:  # any error of a download: the libraries below have no common base class
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise BadInput(f"{dataset} cannot be downloaded from the hub ({first}). {remedy}") from None
-    parts = [found] if part else list(found.values())
-    return [row for one in parts for row in one.to_list()]
+    return {str(name): one.to_list() for name, one in ({part: found} if part else found).items()}
 
 
 HELD_OUT = 5

@@ -15,6 +15,7 @@ from typing import Any
 
 from stages.policy.base import PolicyConfig
 from stages.runs.run import Run
+from stages.runs.settings import dotted
 from stages.training.channels import CHANNELS
 
 CHOSEN = {
@@ -116,14 +117,9 @@ def training_settings(run: Run) -> Settings:
     return settings
 
 
-def flat(value: Any, name: str = "") -> Settings:
+def flat(settings: Mapping[str, Any]) -> Settings:
     """Return nested settings by their dotted names, values as text."""
-    if isinstance(value, Mapping) and value:
-        found: Settings = {}
-        for key, inner in value.items():
-            found |= flat(inner, f"{name}.{key}" if name else str(key))
-        return found
-    return {name: text_of(value)}
+    return {name: text_of(value) for name, value in dotted(settings).items()}
 
 
 def text_of(value: Any) -> str:

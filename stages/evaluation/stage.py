@@ -22,9 +22,9 @@ from stages.policy.adapters import CheckpointInfo, refuse_trained
 from stages.policy.base import VLLM, NotFinite
 from stages.policy.serving import Serving
 from stages.rollouts.agent_loop import LiveRollout, play_missing
-from stages.rollouts.trace import action_facts, work_columns
+from stages.rollouts.trace import VERDICTS, action_facts, work_columns
 from stages.runs import reporting
-from stages.runs.kinds import CHECKPOINT, EVAL_ITEM, ROLLOUT, Row
+from stages.runs.kinds import CHECKPOINT, EVAL_ITEM, ROLLOUT, Row, attributes
 from stages.runs.run import Inputs, Run, RunWriter
 from stages.runs.settings import StageConfig, Tree
 from stages.runs.stage import Plan, blocks
@@ -292,24 +292,18 @@ def played_item(arm: Arm, rollout: LiveRollout, sampling: SamplingUnit) -> Row:
         "arm": arm.name,
         "train_seed": arm.seed,
         "pair_set": arm.pair_set,
-        "task_id": rollout.task.task_id,
-        "family": rollout.task.family,
+        **attributes(rollout.task, "task_id family"),
+        **attributes(rollout, "sample_idx terminated_by wall_s"),
         "unit": sampling.of_family(rollout.task.family) if rollout.task.family else rollout.task.task_id,
-        "sample_idx": rollout.sample_idx,
         "passed": None if reward is None else reward >= 1.0,
-        **{
-            name: getattr(rollout.grade, name)
-            for name in ("ground", "hidden_pass", "visible_pass", "hacked", "protocol_ok")
-        },
+        **attributes(rollout.grade, VERDICTS),
         "num_steps": len(rollout.steps),
-        "terminated_by": rollout.terminated_by,
         **action_facts(rollout),
         **work_columns(rollout.grade.work),
         "error_type": error_type,
         "error": error,
         "cost_usd": sum(step.sample.cost_usd for step in rollout.steps),
         "sampled_tokens": sum(step.sample.completion_tokens for step in rollout.steps),
-        "wall_s": rollout.wall_s,
     }
 
 

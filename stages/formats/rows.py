@@ -8,21 +8,13 @@ from stages.messages import OMITTED, Message
 from stages.rollouts import missing
 from stages.rollouts.trace import RolloutPayload, digests_of_prefixes
 from stages.runs import store
-from stages.runs.kinds import Row
+from stages.runs.kinds import ROLLOUT, STEP, Row, attributes
 
-OWN_COLUMNS = (
-    "history",
-    "patch",
-    "f2p_passed",
-    "f2p_total",
-    "p2p_passed",
-    "p2p_total",
-    "test_log",
-    "image",
-    "canary",
-    "metrics_json",
+OF_TURN = (
+    "commands parse_error finish_reason returncode raw_chars elided_chars logprobs "
+    "prompt_tokens completion_tokens cost_usd latency_s"
 )
-"""Columns that only rollouts of our own environments fill."""
+"""The columns of `step/1` that have the names of a field of `ImportedTurn`."""
 
 
 class ImportedPayload(RolloutPayload):
@@ -42,13 +34,8 @@ def payload(item: ReadTrajectory, sample_idx: int) -> ImportedPayload:
         # Of all turns, not only of those with a secret: later prompts hold the ids of earlier turns.
         for turn in trajectory.turns:
             turn.prompt_ids = turn.completion_ids = turn.logprobs = None
-    identity: Row = {
-        "rollout_id": rollout_id(item),
-        "task_id": trajectory.task_id,
-        "env": trajectory.env,
-        "group_id": trajectory.task_id,
-        "sample_idx": sample_idx,
-    }
+    task = attributes(trajectory, "task_id env")
+    identity = {**task, "rollout_id": rollout_id(item), "group_id": trajectory.task_id, "sample_idx": sample_idx}
     reward = None if trajectory.error is not None or trajectory.reward is None else float(trajectory.reward)
     model = trajectory.model or item.origin.sidecars.model
     steps = _steps(trajectory, identity, reward)
@@ -62,45 +49,31 @@ def payload(item: ReadTrajectory, sample_idx: int) -> ImportedPayload:
     tools = store.encode(trajectory.tools).decode()
     return {
         "task": {
-            "task_id": trajectory.task_id,
-            "env": trajectory.env,
-            "split": trajectory.split,
-            "family": trajectory.family,
+            **task,
+            **attributes(trajectory, "split family"),
             "prompt": trajectory.statement or (asked[-1] if asked else None),
             "data_json": store.encode(trajectory.task_data).decode(),
         },
         "rollout": {
+            **dict.fromkeys(ROLLOUT.columns),
             **identity,
-            "split": trajectory.split,
-            "family": trajectory.family,
-            "seed": trajectory.seed,
+            **attributes(trajectory, "split family seed terminated_by wall_s submission"),
+            **totals,
             "num_steps": len(trajectory.turns),
             "reward": reward,
-            "ground": None,
             "hidden_pass": trajectory.resolved,
-            "visible_pass": None,
-            "hacked": None,
-            "protocol_ok": None,
-            "terminated_by": trajectory.terminated_by,
             "error_type": error_type,
             "error": error,
-            "sandbox": None,
             "model": model,
             "source": item.format,
-            **totals,
-            "wall_s": trajectory.wall_s,
-            "submission": trajectory.submission,
             "tools_json": tools if trajectory.tools else None,
-            **dict.fromkeys(OWN_COLUMNS),
         },
         "steps": steps,
         "origin": {
             "rollout_id": identity["rollout_id"],
             "format": item.format,
-            "file": item.origin.file,
-            "line": item.origin.line,
-            "effective": trajectory.effective,
-            "submission": trajectory.submission,
+            **attributes(item.origin, "file line"),
+            **attributes(trajectory, "effective submission"),
             "missing": sorted(trajectory.missing | absent(trajectory, steps, model)),
             "tools_json": tools,
             "extra_json": store.encode(trajectory.extra).decode(),
@@ -133,43 +106,30 @@ def _steps(trajectory: Trajectory, identity: Row, reward: float | None) -> list[
         extends = None if prompt is None else prompt[: len(before)] == before
         rows.append(
             {
+                **dict.fromkeys(STEP.columns),
                 **identity,
+                **attributes(turn, OF_TURN),
+                **attributes(trajectory, "model seed"),
                 "step": index,
                 "num_steps": len(turns),
                 "new_messages_json": store.encode(gains[index]).decode(),
                 "num_messages": sizes[index],
                 "state_sha256": digests[index],
                 "action": turn.action,
-                "commands": turn.commands,
-                "parse_error": turn.parse_error,
-                "finish_reason": turn.finish_reason,
                 "truncated": None if turn.finish_reason is None else turn.finish_reason == "length",
                 "observation": "\n".join(message["content"] for message in turn.observed),
-                "returncode": turn.returncode,
-                "timed_out": None,
-                "raw_chars": turn.raw_chars,
-                "elided_chars": turn.elided_chars,
-                "prompt_tokens": turn.prompt_tokens,
-                "completion_tokens": turn.completion_tokens,
-                "cost_usd": turn.cost_usd,
-                "latency_s": turn.latency_s,
-                "command_s": None,
-                "history": None,
                 "capture_level": capture_level(turn),
                 "prompt_len": None if prompt is None else len(prompt),
                 "prompt_delta_token_ids": None if prompt is None else prompt[len(before) :] if extends else prompt,
                 "prefix_ok": extends,
                 "completion_token_ids": turn.completion_ids,
-                "logprobs": turn.logprobs,
                 # No format states whether temperature and top-p were applied before the log-probs were taken.
                 "logprob_kind": "unknown" if turn.logprobs else None,
                 # Sources record one reward a rollout, which is known only after the last action.
                 "reward": None if reward is None else reward if is_last else 0.0,
                 "done": is_last,
                 "terminated_by": trajectory.terminated_by if is_last else None,
-                "model": trajectory.model,
                 "sampling_json": sampling,
-                "seed": trajectory.seed,
             }
         )
         before = [*(prompt or []), *(turn.completion_ids or [])]

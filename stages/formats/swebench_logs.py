@@ -23,7 +23,7 @@ from stages.envs.swe.instances import LISTS, READABLE, is_name_list, read_record
 from stages.envs.swe.logs import VOID, grade_container_log, grade_early_log, lists_of
 from stages.errors import BadInput
 from stages.runs import store
-from stages.runs.kinds import Row
+from stages.runs.kinds import Row, attributes
 
 OUTPUT = "test_output.txt"
 BEFORE_GOLD = "test_output_pre_gold.txt"
@@ -88,16 +88,9 @@ class GradedLog:
         """Return all fields without the log. `said` is the harness's verdict."""
         return {
             "instance_id": self.eval_log.instance,
-            "file": self.eval_log.file,
-            "model": self.eval_log.model,
-            "patch": self.eval_log.patch,
+            **attributes(self.eval_log, "file model patch"),
             "said": self.eval_log.harness_resolved,
-            "resolved": self.resolved,
-            "agrees": self.agrees,
-            "tests_agree": self.tests_agree,
-            "problem": self.problem,
-            "grader": self.grader,
-            "tests_status": self.tests_status,
+            **attributes(self, "resolved agrees tests_agree problem grader tests_status"),
         }
 
 

@@ -41,7 +41,7 @@ from stages.rollouts.agent_loop import (
 )
 from stages.rollouts.trace import step_groups, transcripts
 from stages.runs import store
-from stages.runs.kinds import STEP, Row
+from stages.runs.kinds import STEP, Row, attributes
 from stages.runs.run import Run, RunWriter
 
 COLUMNS = ["rollout_id", "task_id", "step", "new_messages_json", "action", "observation", "prompt_tokens", "seed"]
@@ -185,26 +185,19 @@ def continuation_row(rollout: LiveRollout, branch: Branch, num_recorded: int) ->
     sampled = [step.sample for step in rollout.steps[num_recorded:]]
     error_type, error = rollout.error or (None, rollout.grade.error)
     return {
+        **attributes(branch, "state_sha256 rollout_id step family action"),
+        **attributes(rollout, "sample_idx seed terminated_by wall_s"),
         "continuation_id": branch.key(rollout.sample_idx),
-        "state_sha256": branch.state_sha256,
-        "rollout_id": branch.rollout_id,
-        "step": branch.step,
         "task_id": rollout.task.task_id,
-        "family": branch.family,
-        "action": branch.action,
-        "sample_idx": rollout.sample_idx,
-        "seed": rollout.seed,
         "num_steps": len(own),
         "passed": None if lost else rollout.grade.passed,
         "reward": None if lost else rollout.grade.reward,
-        "terminated_by": rollout.terminated_by,
         "transcript_json": store.encode(rollout.messages[own[0].num_messages :]).decode() if own else None,
         "error_type": error_type,
         "error": error,
         "prompt_tokens": sum(sample.prompt_tokens for sample in sampled),
         "completion_tokens": sum(sample.completion_tokens for sample in sampled),
         "cost_usd": sum(sample.cost_usd for sample in sampled),
-        "wall_s": rollout.wall_s,
     }
 
 

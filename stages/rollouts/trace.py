@@ -20,7 +20,7 @@ from stages.messages import Message
 from stages.policy.base import Policy, Sample
 from stages.rollouts.agent_loop import FULL, SUMMARY_REQUEST, LiveRollout, Step, shown
 from stages.runs import store
-from stages.runs.kinds import PAIR, ROLLOUT, STATE, STEP, Row
+from stages.runs.kinds import PAIR, ROLLOUT, STATE, STEP, Row, attributes
 from stages.runs.run import Run
 
 
@@ -43,17 +43,11 @@ def payload(rollout: LiveRollout, policy: Policy, *, sandbox: str, source: str =
     error_type, error = rollout.error or (None, grade.error)
     row = {
         **_identity(rollout),
-        "split": rollout.task.split,
-        "family": rollout.task.family,
-        "seed": rollout.seed,
+        **attributes(rollout.task, "split family"),
+        **attributes(rollout, "seed terminated_by wall_s history"),
+        **attributes(grade, VERDICTS),
         "num_steps": len(rollout.steps),
         "reward": None if rollout.error else grade.reward,
-        "ground": grade.ground,
-        "hidden_pass": grade.hidden_pass,
-        "visible_pass": grade.visible_pass,
-        "hacked": grade.hacked,
-        "protocol_ok": grade.protocol_ok,
-        "terminated_by": rollout.terminated_by,
         "error_type": error_type,
         "error": error,
         "sandbox": sandbox,
@@ -62,8 +56,6 @@ def payload(rollout: LiveRollout, policy: Policy, *, sandbox: str, source: str =
         "prompt_tokens": sum(sample.prompt_tokens for sample in samples),
         "completion_tokens": sum(sample.completion_tokens for sample in samples),
         "cost_usd": sum(sample.cost_usd for sample in samples),
-        "wall_s": rollout.wall_s,
-        "history": rollout.history,
         "tools_json": store.encode([dict(tool) for tool in rollout.tools]).decode() if rollout.tools else None,
         **work_columns(grade.work),
     }
@@ -79,7 +71,7 @@ def restored(planned: LiveRollout, recorded: RolloutPayload) -> LiveRollout:
     work = {name: row[name] for name in Work.__dataclass_fields__ if name != "metrics"}
     work["canary"] = None if row["canary"] is None else tuple(row["canary"])
     metrics = None if row["metrics_json"] is None else orjson.loads(row["metrics_json"])
-    graded = ("reward", "hidden_pass", "visible_pass", "hacked", "protocol_ok", "error", "ground")
+    graded = ("reward", "error", *VERDICTS.split())
     found = LiveRollout(
         planned.task,
         planned.sample_idx,
@@ -95,18 +87,17 @@ def restored(planned: LiveRollout, recorded: RolloutPayload) -> LiveRollout:
         used = orjson.loads(one["sampling_json"])
         sample = Sample(
             text=one["action"],
-            finish_reason=one["finish_reason"],
             prompt_ids=prompt,
             policy_version=used.get("policy_version"),
             completion_ids=one["completion_token_ids"],
-            **{name: one[name] for name in SAMPLE_COLUMNS},
+            **{name: one[name] for name in OF_SAMPLE.split()},
         )
         observation = Observation(
             one["observation"],
             commands=tuple(one["commands"]),
             duration_s=one["command_s"],
             stop=one["terminated_by"],
-            **{name: one[name] for name in OBSERVATION_COLUMNS},
+            **{name: one[name] for name in OF_OBSERVATION.split()},
         )
         new_messages = orjson.loads(one["new_messages_json"])
         found.steps.append(
@@ -115,9 +106,11 @@ def restored(planned: LiveRollout, recorded: RolloutPayload) -> LiveRollout:
     return found
 
 
-SAMPLE_COLUMNS = ("logprobs", "logprob_kind", "prompt_tokens", "completion_tokens", "cost_usd", "latency_s")
-OBSERVATION_COLUMNS = ("parse_error", "returncode", "timed_out", "raw_chars", "elided_chars")
+OF_SAMPLE = "finish_reason logprobs logprob_kind prompt_tokens completion_tokens cost_usd latency_s"
+OF_OBSERVATION = "parse_error returncode timed_out raw_chars elided_chars"
 """The columns of `step/1` that have the names of a field of `Sample`, and of one of `Observation`."""
+VERDICTS = "ground hidden_pass visible_pass hacked protocol_ok"
+"""The columns of `rollout/1` and `eval_item/1` that have the names of a field of `Grade`, but for the reward."""
 
 
 def work_columns(work: Work) -> Row:
@@ -148,21 +141,16 @@ def step_rows(rollout: LiveRollout, policy: Policy) -> list[Row]:
         prefix_ok = None if prompt is None else prompt[: len(held)] == held
         row = {
             **_identity(rollout),
+            **attributes(step, "num_messages state_sha256 seed"),
+            **attributes(sample, OF_SAMPLE),
+            **attributes(observation, OF_OBSERVATION),
             "step": index,
             "num_steps": len(rollout.steps),
             "new_messages_json": store.encode(step.new_messages).decode(),
-            "num_messages": step.num_messages,
-            "state_sha256": step.state_sha256,
             "action": sample.text,
             "commands": list(observation.commands),
-            "parse_error": observation.parse_error,
-            "finish_reason": sample.finish_reason,
             "truncated": sample.finish_reason == "length",
             "observation": observation.content,
-            "returncode": observation.returncode,
-            "timed_out": observation.timed_out,
-            "raw_chars": observation.raw_chars,
-            "elided_chars": observation.elided_chars,
             "reward": (rollout.grade.reward if last else 0.0) if scored else None,
             "done": last,
             "terminated_by": rollout.terminated_by if last else None,
@@ -171,15 +159,8 @@ def step_rows(rollout: LiveRollout, policy: Policy) -> list[Row]:
             "prompt_delta_token_ids": None if prompt is None else prompt[len(held) :] if prefix_ok else prompt,
             "prefix_ok": prefix_ok,
             "completion_token_ids": sample.completion_ids,
-            "logprobs": sample.logprobs,
-            "logprob_kind": sample.logprob_kind,
             "model": policy.config.model,
             "sampling_json": store.encode(used | version).decode(),
-            "seed": step.seed,
-            "prompt_tokens": sample.prompt_tokens,
-            "completion_tokens": sample.completion_tokens,
-            "cost_usd": sample.cost_usd,
-            "latency_s": sample.latency_s,
             "command_s": observation.duration_s,
             "history": rollout.history,
         }
@@ -195,15 +176,10 @@ def action_facts(rollout: LiveRollout) -> Row:
     """
     facts = []
     for step in rollout.steps:
-        observation = step.observation
         found = {
             "completion_tokens": step.sample.completion_tokens,
             "truncated": step.sample.finish_reason == "length",
-            "parse_error": observation.parse_error,
-            "returncode": observation.returncode,
-            "timed_out": observation.timed_out,
-            "raw_chars": observation.raw_chars,
-            "elided_chars": observation.elided_chars,
+            **attributes(step.observation, OF_OBSERVATION),
         }
         # An exit code of 0 is a fact.
         kept = {name: value for name, value in found.items() if value or (name == "returncode" and value is not None)}
@@ -237,13 +213,7 @@ def item_steps(item: Row) -> list[Row]:
 
 def _identity(rollout: LiveRollout) -> Row:
     task = rollout.task
-    return {
-        "rollout_id": rollout.rollout_id,
-        "task_id": task.task_id,
-        "env": task.env,
-        "group_id": task.task_id,
-        "sample_idx": rollout.sample_idx,
-    }
+    return {**attributes(rollout, "rollout_id sample_idx"), **attributes(task, "task_id env"), "group_id": task.task_id}
 
 
 def rollout_units(records: Iterable[Row]) -> dict[str, RolloutUnit]:

@@ -2,8 +2,10 @@
 
 Code far below a stage (an environment that installs packages, a loader of models) has no listener. It names what takes
 long by `activity`, and whatever shows the progress of this process gets the name: `RunWriter.progress` is for units.
+`repeating` looks after something beside the work.
 """
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -62,3 +64,22 @@ def _tell(listener: ActivityListener, what: str) -> None:
     # it would end an installation in its middle.
     with suppress(Exception):
         listener(what)
+
+
+@contextmanager
+def repeating(call: Callable[[], None], every_s: float) -> Iterator[None]:
+    """Call a function in a thread every so many seconds until the block ends."""
+    over = threading.Event()
+
+    def repeat() -> None:
+        while not over.wait(every_s):
+            call()
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        # Joined, so that nothing is called once the block has ended.
+        over.set()
+        thread.join()

@@ -333,6 +333,14 @@ def nested(key: str, value: Any) -> Tree:
     return value
 
 
+def dotted(tree: Any, name: str = "") -> dict[str, Any]:
+    """Return {"a.b": value} for {"a": {"b": value}}; an empty table is a value."""
+    if not isinstance(tree, Mapping) or not tree:
+        return {name: tree}
+    inside = (dotted(value, f"{name}.{key}" if name else str(key)) for key, value in tree.items())
+    return {key: value for part in inside for key, value in part.items()}
+
+
 def known(config: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
     """Yield all settings as dotted keys with their declarations, groups included; `N` is an index, `NAME` a name."""
     for name, field in config.model_fields.items():

@@ -7,11 +7,9 @@ that dies leaves its finished units: the next worker that gets the shard does th
 the run's own ledger, so that the limit holds over all workers and attempts.
 """
 
-import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import rmtree
@@ -21,6 +19,7 @@ from uuid import uuid4
 from stages.backends.engine import Engine
 from stages.errors import ComposerError, Incomplete
 from stages.runs import ledger, store
+from stages.runs.activity import repeating
 from stages.runs.kinds import Row
 from stages.runs.ledger import Budget, Reservation
 from stages.runs.run import Inputs, Manifest, Run, RunWriter
@@ -170,7 +169,12 @@ def work(shard: Shard) -> BaseException | None:
     stage = load_stage(shard.stage)
     try:
         out = ShardWriter(shard)
-        with _polling((shard.folder.parent / STOP).exists, out.stop.set), stopped_by(out.stop):
+
+        def look() -> None:
+            if (shard.folder.parent / STOP).exists():
+                out.stop.set()
+
+        with repeating(look, POLL_S), stopped_by(out.stop):
             if stage.work is not None:
                 stage.work(inputs, shard.config, out)
     except Interrupted:
@@ -183,26 +187,6 @@ def work(shard: Shard) -> BaseException | None:
         replacement.add_note(f"In a worker:\n{traceback.format_exc()}")
         return replacement
     return None
-
-
-@contextmanager
-def _polling(condition: Callable[[], bool], act: Callable[[], object]) -> Iterator[None]:
-    """Call `act` in a thread once the condition holds, unless the block ends earlier."""
-    ended = threading.Event()
-
-    def poll() -> None:
-        while not ended.wait(POLL_S):
-            if condition():
-                act()
-                return
-
-    thread = threading.Thread(target=poll, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def _merge(folder: Path, out: RunWriter, held: Reservation | None) -> None:

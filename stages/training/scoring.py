@@ -248,20 +248,6 @@ def rows_in_batch(left: list[Any], inputs: Mapping[str, Tensor], *, all_left: bo
     return found
 
 
-def pack(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Return indices of rows by length, in parts of at most `max_tokens` tokens.
-
-    Padding to a part's longest row counts. A row longer than that is a part by itself.
-    """
-    parts: list[list[int]] = []
-    for index in sorted(range(len(lengths)), key=lambda i: lengths[i]):  # the next row is the longest of its part
-        if parts and lengths[index] * (len(parts[-1]) + 1) <= max_tokens:
-            parts[-1].append(index)
-        else:
-            parts.append([index])
-    return parts
-
-
 def split_until(parts: list[list[int]], count: int) -> list[list[int]]:
     """Return the same rows in `count` parts, at least `len(parts)` and at most the rows: the largest are halved."""
     parts = list(parts)

@@ -37,6 +37,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from stages.backends.ranks import Ranks, join
 from stages.errors import BadInput
+from stages.gradients.tokens import by_length
 from stages.policy.local import LocalPolicy
 from stages.rollouts.agent_loop import LiveRollout
 from stages.stopping import Interrupted
@@ -48,7 +49,6 @@ from stages.training.scoring import (
     Scored,
     Tree,
     group,
-    pack,
     row_lengths,
     rows_in_batch,
     rows_of,
@@ -97,7 +97,7 @@ class Batch:
             for source, row in rows
         ]
         parts = []
-        for indices in pack(lengths, max_tokens):
+        for indices in by_length(lengths, max_tokens):
             split: dict[str, list[Any]] = {source: [] for source in sources}
             for source, row in (rows[index] for index in indices):
                 split[source].append(row)
@@ -295,7 +295,7 @@ class ComposedStep(AnyTrainer):
         if self._max_tokens is None:
             return [inputs]
         groups = {name: value for name, value in inputs.items() if name != "channels"}
-        packed = pack(row_lengths(groups), self._max_tokens)
+        packed = by_length(row_lengths(groups), self._max_tokens)
         # As many parts as every other process: TRL's loss of a part waits for all of them.
         packed = split_until(packed, max(self._ranks.gather(len(packed))))
         parts = [rows_of(groups, rows) for rows in packed]

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -118,10 +119,10 @@ def _is_in(problem: CodeProblem, split: Split) -> bool:
 def _problems(path: str) -> list[CodeProblem]:
     file = Path(path).expanduser()
     is_hub = not file.exists() and not file.suffix and path.count("/") == 1
-    rows = hub_rows(path, "Name a file with --set env.path=FILE.") if is_hub else read_rows(file)
+    parts = hub_rows(path, "Name a file with --set env.path=FILE.") if is_hub else {"": read_rows(file)}
     problems: dict[str, CodeProblem] = {}
     seen: set[str] = set()
-    for number, row in enumerate(rows, 1):
+    for number, row in enumerate(chain.from_iterable(parts.values()), 1):
         try:
             problem = _problem(row)
         except UnknownFormat as error:

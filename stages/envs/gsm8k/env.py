@@ -56,11 +56,12 @@ def load(split: Split, path: str, eval_path: str) -> list[Question]:
     from the hub. `BadInput` when a file or the hub cannot be read, a row lacks a field, or a question is in both files.
     """
     if not path:
+        part = HUB_SPLIT[split]
         remedy = (
             "Name a file with --set env.options.path=FILE: JSON lines with question and answer, the answer ending with "
             "'#### <number>'. examples/gsm8k.jsonl of Composer's repository holds the first hundred rows."
         )
-        return _questions(HUB_ID, hub_rows(HUB_ID, remedy, HUB_CONFIG, HUB_SPLIT[split]))
+        return _questions(HUB_ID, hub_rows(HUB_ID, remedy, HUB_CONFIG, part)[part])
     train = _questions(path, read_rows(Path(path).expanduser()))
     if not eval_path:
         return [question for question in train if is_held_out(question.question_id) == (split == "eval")]

@@ -20,9 +20,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from stages.envs import folders
 from stages.envs.base import Split
 from stages.envs.repo import trees
-from stages.envs.task_table import MOST_REPORTED, numbered_lines, parse_line
+from stages.envs.task_table import MOST_REPORTED, hub_rows, numbered_lines, parse_line
 from stages.errors import BadInput, refusal
-from stages.runs import hub, store
+from stages.runs import store
 from stages.runs.kinds import Row
 
 LABELS = frozenset({"id", "family", "split"})
@@ -226,19 +226,9 @@ def _read(path: str) -> Iterator[tuple[str, Row | BadInput]]:
             f"env.path is {path!r}, {what}. Name a .jsonl or .parquet file, or a data set of the hub as OWNER/NAME."
         )
     else:
-        try:
-            import datasets  # optional, and slow to import
-
-            with hub.offline_if_unreachable():
-                found = datasets.load_dataset(path)
-        except Exception as error:  # any error of a download: the libraries below have no common base class
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise BadInput(
-                f"{path} cannot be downloaded from the hub ({first}). Name a file with env.path=FILE."
-            ) from None
-        for name, part in found.items():
-            for number, row in enumerate(part.to_list(), 1):
-                split = row.get("split") or {"train": "train", "test": "eval", "validation": "eval"}.get(str(name))
+        for name, part in hub_rows(path, "Name a file with env.path=FILE.").items():
+            for number, row in enumerate(part, 1):
+                split = row.get("split") or {"train": "train", "test": "eval", "validation": "eval"}.get(name)
                 yield f"{name}, row {number}", _parsed({**row, "split": split})
 
 

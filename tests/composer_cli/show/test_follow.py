@@ -7,10 +7,11 @@ from pathlib import Path
 from support.models import save_tiny
 from support.server import Reply, answer, serving
 
-from composer_cli.console import Views, repeating
+from composer_cli.console import Views
 from composer_cli.show.follow import follow, view
 from stages import collect, train
 from stages.runs import runner
+from stages.runs.activity import repeating
 from stages.runs.run import Run
 
 

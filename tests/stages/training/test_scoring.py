@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from support.models import tiny_model
 from transformers import (
     AutoModelForCausalLM,
@@ -37,7 +35,6 @@ from stages.training.channels.rollouts import OwnRollout
 from stages.training.scoring import (
     Tree,
     logits,
-    pack,
     require_head,
     row_lengths,
     rows_in_batch,
@@ -404,20 +401,7 @@ def test_flash_attention_that_gives_other_numbers_is_not_taken() -> None:
         assert not packing.flash_agrees(*shape)
 
 
-# Rows of a batch within a budget of tokens: parts cut to their own length add up to the batch
-
-
-@given(lengths=st.lists(st.integers(1, 50), min_size=1, max_size=20), most=st.integers(1, 120))
-def test_parts_hold_every_row_once_within_the_budget(lengths: list[int], most: int) -> None:
-    parts = pack(lengths, most)
-    assert sorted(row for part in parts for row in part) == list(range(len(lengths)))
-    assert all(len(part) == 1 or len(part) * max(lengths[row] for row in part) <= most for part in parts)
-
-
-def test_one_long_rollout_does_not_decide_the_memory_of_all() -> None:
-    """Padded together, 31 rollouts of 200 tokens and one of 16,000 take 512,000 places; in parts 16,000 at most."""
-    lengths = [200] * 31 + [16_000]
-    assert [len(part) * max(lengths[row] for row in part) for part in pack(lengths, 16_384)] == [6_200, 16_000]
+# Rows of a batch: parts cut to their own length add up to the batch
 
 
 def test_rows_are_cut_to_the_longest_among_them() -> None:
