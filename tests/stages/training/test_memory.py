@@ -439,7 +439,6 @@ BY_LORA = {"adapter": {"rank": 16}, "distribution": {"sharding": "none"}, "optim
         (EIGHT.to_dict(), 6, [], {}, 36),
         (EIGHT.to_dict(), 6, ["pairs"], {"weights": {"dpo": 1.0}}, 49),
         (FOURTEEN, 6, [], BY_LORA, 60),
-        (FOURTEEN, 7, [], {"optimisation": {"micro_batch": 1, "prompts_per_step": 14}}, 46),
     ],
 )
 def test_the_example_for_eight_gpus_fits_in_every_process(
