@@ -198,12 +198,16 @@ class Client:
             raise error_of(response, self.config, charged)
         return response.body
 
+    async def get(self, path: str, *, timeout_s: float | None = None) -> Response:
+        """Return the response, of any status, to a GET below the base URL, which is free."""
+        return await self._exchange("GET", path, b"", timeout_s, BODY_BYTES)
+
     async def models(self) -> list[dict[str, Any]] | None:
         """Return the rows of the server's list of models, each with an `id`; None where it has no such list.
 
         The list is free. Raises as `ask` does for a server that cannot be reached, a refused key and a web page.
         """
-        response = await self._exchange("GET", "/models", b"", CONNECT_S, BODY_BYTES)
+        response = await self.get("/models", timeout_s=CONNECT_S)
         url = self.config.base_url
         if response.status < 500 and (hint := web_page(response.body, url)):
             raise Fatal(f"{url} was asked for its models, but this is a web page; {hint}")

@@ -4,8 +4,8 @@ Conversations are held as ids and never rebuilt from text, so that each prompt b
 server then has in its prefix cache. `Completions` speaks the protocol, `VllmPolicy` is the policy.
 
 Source: vLLM 0.32, `/v1/completions` with `return_token_ids` and `prompt_logprobs`, `/v1/load_lora_adapter`, and of its
-development mode `/pause`, `/collective_rpc` with `reload_weights`, `/reset_prefix_cache`, `/resume`, `/sleep` and
-`/wake_up`.
+development mode `/pause`, `/is_paused`, `/collective_rpc` with `reload_weights`, `/reset_prefix_cache`, `/resume`,
+`/sleep` and `/wake_up`.
 """
 
 import asyncio
@@ -255,6 +255,15 @@ class Completions:
         base = next((model for model in listed or [] if not model.get("parent")), None)
         if base is None or not base.get("max_model_len"):
             raise UsageError(f"{self._config.base_url} names no model with a context length, as vLLM does. Is it one?")
+        root = self._root()
+        paused, _ = await self._repeated(lambda: root.get("/is_paused"))
+        # Outside of development mode there is no such address, and nobody can have paused the server.
+        if paused.status == 200 and paused.body.replace(b" ", b"") == b'{"is_paused":true}':
+            raise UsageError(
+                f"{self._config.base_url} is paused and answers nothing: a training replaces all of its weights now, "
+                "or was killed while it did. Start the server again; before a training of all weights, which replaces "
+                f"them first, `curl -X POST {root.config.base_url}/resume` is enough."
+            )
         # Any prompt will do; the ids that end an answer are in every vocabulary.
         name, prompt = base["id"], sorted(ends)
         sampled = await self.complete(

@@ -27,13 +27,14 @@ Body = dict[str, Any]
 
 @dataclass
 class Engine:
-    """faults: `raw` log-probs before temperature; `deaf` says that weights are loaded and keeps its own; `late` serves
-    each adapter by the one before it; `noisy` scores are so many thousandths of a nat off, each time otherwise;
-    `closed` is not in development mode, in which all weights can be replaced; `sticky` keeps cached prefixes at the
-    first reset; `textual` answers without token ids; `broken` answers 500 to so many completions; `narrow` takes 40
-    tokens; `lonely` answers 500 where a scoring meets another request, as vLLM dies of it on a CPU; `spanning` answers
-    wait after so many tokens until all weights have been replaced; `likeliest` tells so many tokens at each place of a
-    prompt, 20 without; `mute` leaves out the middle of a prompt from the scoring of this number on."""
+    """faults: `raw` log-probs before temperature; `deaf` says that weights are loaded and keeps its own; `late`
+    serves each adapter by the one before it; `noisy` scores are so many thousandths of a nat off, each time
+    otherwise; `closed` is not in development mode, in which all weights can be replaced; `apart` cannot read
+    others' memory; `sticky` keeps cached prefixes at the first reset; `textual` answers without token ids; `broken`
+    answers 500 to so many completions; `narrow` takes 40 tokens; `lonely` answers 500 where a scoring meets another
+    request, as vLLM dies of it on a CPU; `spanning` answers wait after so many tokens until all weights have been
+    replaced; `likeliest` tells so many tokens at each place of a prompt, 20 without; `mute` leaves out the middle
+    of a prompt from the scoring of this number on."""
 
     folder: Path
     faults: dict[str, int] = field(default_factory=dict)
@@ -44,6 +45,8 @@ class Engine:
 
     def __post_init__(self) -> None:
         self.lock, self.here = threading.Condition(), list[str]()
+        self.in_memory = list[bool]()
+        """Of each time that it was given weights, whether they were in memory."""
         self.paused, self.under_way, self.held, self.replaced = False, 0, 0, 0
         self.base = AutoModelForCausalLM.from_pretrained(self.folder).eval()
         self.adapters: dict[str, Any] = {}
@@ -94,6 +97,9 @@ class Engine:
         self.paused = True
         return 200, {"status": "paused"}
 
+    def is_paused(self, body: Body) -> tuple[int, Any]:
+        return (404, {"detail": "Not Found"}) if "closed" in self.faults else (200, {"is_paused": self.paused})
+
     def resume(self, body: Body) -> tuple[int, Any]:
         self.paused = False
         self.lock.notify_all()
@@ -128,6 +134,9 @@ class Engine:
             return 404, {"detail": "Not Found"}
         assert body["method"] == "reload_weights" and self.paused
         files = sorted(Path(body["kwargs"]["weights_path"]).glob("*.safetensors"))
+        self.in_memory.append(all(file.is_symlink() for file in files))
+        if "apart" in self.faults and self.in_memory[-1]:
+            return 500, {"error": {"message": "Cannot find any model weights"}}
         found = {name: tensor for file in files for name, tensor in load_file(file).items()}
         assert found.keys() == dict(self.base.named_parameters()).keys()
         if "deaf" not in self.faults:

@@ -107,6 +107,16 @@ def test_a_server_without_token_ids_is_refused(model: Path, tmp_path: Path) -> N
         opened(engine, model, tmp_path)
 
 
+def test_a_server_that_a_killed_training_left_paused_is_named(model: Path, tmp_path: Path) -> None:
+    with running(model) as engine, running(model, closed=1) as closed:
+        engine.paused = True
+        with pytest.raises(UsageError, match=rf"is paused .* `curl -X POST {engine.url.removesuffix('/v1')}/resume`"):
+            opened(engine, model, tmp_path)
+        assert not [path for path, _ in engine.requests if path.endswith("/completions")], "they would wait for ever"
+        engine.paused = False
+        assert opened(closed, model, tmp_path).found == opened(engine, model, tmp_path).found
+
+
 def test_an_answer_ends_where_the_context_does(model: Path, tmp_path: Path) -> None:
     with running(model, narrow=1) as engine:
         policy = opened(engine, model, tmp_path, max_tokens=400)
