@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 PATIENCE = timedelta(hours=12)
-"""The time that a process waits for another that is alive: rollouts differ by hours. A dead one is noticed at once."""
+"""The time that a process waits for another that is alive; a dead one is noticed at once. No setting bounds it:
+`limits.wall_s` is of one rollout, and a process plays several, starts servers, fetches models and writes checkpoints
+while others wait."""
 BUCKET = 2**26
 """Elements of gradients that are summed in one message: 256 MiB in float32, which is also the size of the copy."""
 
@@ -76,7 +78,7 @@ class Ranks:
 
     @contextmanager
     def naming_lost_peers(self) -> Iterator[None]:
-        """Raise `InfrastructureError` when a process that the block needs is gone."""
+        """Raise `InfrastructureError` when a process that the block needs is gone or has hung for `PATIENCE`."""
         try:
             yield
         except RuntimeError as error:
@@ -84,7 +86,8 @@ class Ranks:
             if self.count == 1 or not any(word in str(error).lower() for word in ("gloo", "nccl")):
                 raise
             raise InfrastructureError(
-                f"One of the other {self.count - 1} processes of this training is gone. "
+                f"One of the other {self.count - 1} processes of this training is gone, or has not answered for "
+                f"{PATIENCE.total_seconds() / 3600:g} hours. "
                 "The same command with --resume goes on from the newest checkpoint, with any number of processes "
                 "(with optimisation.max_staleness, with as many)."
             ) from error
