@@ -11,21 +11,24 @@ step behind: smollm2 moves by .04 nats a token in a step of 1e-5 or of 1e-4, and
 are compared on the rollouts that the step has learned from, which it moves most.
 """
 
+import os
 import secrets
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shutil import rmtree
-from typing import Any, ClassVar, TypeVar
+from typing import IO, Any, ClassVar, TypeVar
 from urllib.parse import urlsplit
 
+import orjson
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from stages.backends import resources
 from stages.backends.ranks import Ranks
 from stages.errors import ComposerError, UsageError
 from stages.messages import Message, opening_ids
@@ -197,13 +200,7 @@ class WeightSync(ABC):
         Returns the difference that the comparison found, as a metric.
         """
         folder = self._folder / f"version-{step:06d}"
-        self._write(folder)
-        self.server.ranks.gather(None)  # it is written before anybody loads it
-        if self._asleep:
-            torch.cuda.empty_cache()  # what the step has freed is the server's now
-            self.sampler.wake()
-            self._asleep = False
-        self.server.in_turn(lambda: self._load(step, folder))
+        self._send(step, folder)
         # That a server confirms a load proves nothing.
         found = self._compare(f"After step {step}", "Restart the server on the model that is trained.")
         self._forget(step, folder)
@@ -231,6 +228,16 @@ class WeightSync(ABC):
         if self._sleeps:
             self.sampler.sleep(self._sleep_level)
             self._asleep = True
+
+    def _send(self, version: int, folder: Path) -> None:
+        """Write a version and load it; called in every process."""
+        self._write(folder)
+        self.server.ranks.gather(None)  # it is written before anybody loads it
+        if self._asleep:
+            torch.cuda.empty_cache()  # what the step has freed is the server's now
+            self.sampler.wake()
+            self._asleep = False
+        self.server.in_turn(lambda: self._load(version, folder))
 
     @abstractmethod
     def _check_unchanged(self, step: int) -> None:
@@ -334,10 +341,37 @@ class AdapterSync(WeightSync):
                 rmtree(folder, ignore_errors=True)
 
 
+TYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+"""Names of types in safetensors."""
+
+
+def save_in_memory(tensors: Mapping[str, Tensor], path: Path) -> IO[bytes]:
+    """Write a safetensors file that is held in memory, and a link to it at `path`; return the file.
+
+    It has no name that another program could take, and no other user may open it. Its memory is free once it is closed,
+    or this process has ended, in whatever way (memfd_create(2)). safetensors' own functions write to a path, or make
+    two copies. Source: huggingface/safetensors, README, "Format".
+    """
+    header, end = dict[str, Any](__metadata__={"format": "pt"}), 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.nbytes
+        header[name] = {"dtype": TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = orjson.dumps(header)
+    text += b" " * (-len(text) % 8)
+    file = os.fdopen(os.memfd_create(path.name), "wb")
+    file.write(len(text).to_bytes(8, "little") + text)
+    for tensor in tensors.values():
+        file.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+    file.flush()
+    path.symlink_to(f"/proc/{os.getpid()}/fd/{file.fileno()}")
+    return file
+
+
 class WholeSync(WeightSync):
     """Replaces all weights of the server, which holds one version at a time: an answer under way goes on with the new.
 
     Its log-probs are those of the weights that each token was sampled with, its version that of its first token.
+    Versions are held in memory where all servers are on this machine and it has enough, else they are files.
 
     start: the weights that the server was started with, which it gets back at the end. file_bytes: size from which on
     a file ends, so that no second copy of the model is needed at once.
@@ -350,15 +384,38 @@ class WholeSync(WeightSync):
         self._start, self._file_bytes = start, file_bytes
         self._before: Path | None = None
         self._replaced = False
+        self._held: dict[Path, list[IO[bytes]]] = {}
+        """The files in memory of each version."""
+        here = urlsplit(self.sampler.url).hostname in LOOPBACK and hasattr(os, "memfd_create")
+        machines = set(self.server.ranks.gather(socket.gethostname() if here else None))
+        weights = sum(parameter.numel() for parameter in self._student.policy.model.parameters())
+        # Two versions, as the one before is kept until the next is loaded, in a quarter of what is unused now.
+        fits = 4 * 2 * weights * self._student.dtype.itemsize <= resources.unused("cpu")
+        self._in_memory = self.server.ranks.broadcast_from_rank0(lambda: fits) and machines == {socket.gethostname()}
+
+    def _send(self, version: int, folder: Path) -> None:
+        """Write a version and load it; by files from then on where a server cannot read this process' memory."""
+        try:
+            super()._send(version, folder)
+        except ComposerError as error:
+            if not self._in_memory:
+                raise
+            self._in_memory = False
+            self._notice(f"weights travel by files, as the server does not read them in memory: {error}")
+            super()._send(version, folder)
 
     def _write(self, folder: Path) -> None:
         first, part, size, number = self.server.ranks.first, dict[str, Tensor](), 0, 0
         if first:
-            rmtree(folder, ignore_errors=True)
+            self._remove(folder)
             folder.mkdir(parents=True)
 
         def end_file() -> None:
-            save_file(part, folder / f"model-{number:05d}.safetensors", {"format": "pt"})
+            path = folder / f"model-{number:05d}.safetensors"
+            if self._in_memory:
+                self._held.setdefault(folder, []).append(save_in_memory(part, path))
+            else:
+                save_file(part, path, {"format": "pt"})
 
         for name, weight in self._student.trained():  # a tensor at a time: whole weights are in no process' memory
             if not first:
@@ -370,6 +427,11 @@ class WholeSync(WeightSync):
                 part, size, number = {}, 0, number + 1
         if part:
             end_file()
+
+    def _remove(self, folder: Path) -> None:
+        rmtree(folder, ignore_errors=True)
+        for file in self._held.pop(folder, ()):
+            file.close()
 
     def _load(self, version: int, folder: Path) -> None:
         self._replaced = True
@@ -384,7 +446,7 @@ class WholeSync(WeightSync):
     def _forget(self, version: int, folder: Path) -> None:
         # The newest stays: a server that is started again after its death gets it back.
         if self._before not in (None, folder) and self.server.ranks.first:
-            rmtree(self._before, ignore_errors=True)
+            self._remove(self._before)
         self._before = folder
 
     def end(self) -> None:
@@ -392,6 +454,8 @@ class WholeSync(WeightSync):
         with suppress(ComposerError):  # a broken server has none, and must not hide why training ended
             if self.server.loads and self._replaced and self.sampler.server is None:
                 self.sampler.replace_weights(self._start)
+        for folder in list(self._held):
+            self._remove(folder)
 
 
 def weight_sync(

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -215,6 +216,8 @@ def test_all_weights_are_replaced_after_every_step_and_given_back_at_the_end(tmp
         model.name,
     ]
     assert resets == len(places)
+    assert engine.in_memory == [True] * 4 + [False], "the model that it began with is a folder"
+    assert not in_memory(), "what no server reads any more takes no memory"
     assert all(torch.equal(after[name], value) for name, value in before.items())
     assert not Path(places[0]).parent.exists(), "versions are scratch"
     assert versions(run) == sorted(versions(run)) and set(versions(run)) == {0, 1, 2}
@@ -223,6 +226,22 @@ def test_all_weights_are_replaced_after_every_step_and_given_back_at_the_end(tmp
         assert line["sampling/sampling_logp_difference/max"] < 1e-4
     ended = AutoModelForCausalLM.from_pretrained(run.folder(CHECKPOINT)).state_dict()
     assert any((ended[name] - value).abs().max() > 1e-3 for name, value in before.items())
+
+
+def in_memory() -> list[str]:
+    """This process' files of weights without a name."""
+    return [name for fd in Path("/proc/self/fd").iterdir() if "memfd:model-" in (name := os.path.realpath(fd))]
+
+
+def test_a_server_that_cannot_read_this_process_memory_gets_files(tmp_path: Path, model: Path) -> None:
+    said = list[str]()
+    with running(model, apart=1) as engine:
+        policy = {"base_url": engine.url, "max_tokens": 12, "max_attempts": 1}
+        config = trainings.settings(f"vllm:{model}", policy=policy, optimisation=SIZE, adapter={"rank": 0})
+        runner.execute("train", {}, config, root=tmp_path, listener=lambda what, *_: said.append(what))
+        assert engine.in_memory == [True] + [False] * 4 and not engine.paused
+    assert sum("weights travel by files" in what and "Cannot find any model weights" in what for what in said) == 1
+    assert not in_memory()
 
 
 def test_an_answer_under_way_goes_on_with_the_new_weights(tmp_path: Path, model: Path) -> None:
@@ -299,18 +318,25 @@ def test_a_tied_head_is_not_replaced_on_a_cpu(tmp_path: Path, model: Path) -> No
         trained(tmp_path, engine, tied, **WHOLE)
 
 
-def test_weights_are_written_in_several_files_in_the_type_they_compute_in(tmp_path: Path, model: Path) -> None:
+@pytest.mark.parametrize("memory", [True, False])
+def test_weights_are_written_in_several_files_in_the_type_they_compute_in(
+    tmp_path: Path, model: Path, memory: bool
+) -> None:
     with running(model) as engine:
         config = PolicyConfig(model=f"vllm:{model}", base_url=engine.url)
         sampler = VllmPolicy.open(config, cache=tmp_path, budget=None, listener=print)  # type: ignore[arg-type]
     own = AutoModelForCausalLM.from_pretrained(model)
     student = Student(LocalPolicy(own, sampler.tokenizer, config), mixed=True)
     sync = weights.WholeSync(sampler, tmp_path, [1, 2], student, start="", file_bytes=4000)
+    sync._in_memory = memory
     sync._write(tmp_path / "version")
     files = sorted((tmp_path / "version").iterdir())
+    assert {file.is_symlink() for file in files} == {memory} and len(in_memory()) == memory * len(files)
     found = {name: tensor for file in files for name, tensor in load_file(file).items()}
     assert len(files) > 3 and found.keys() == dict(own.named_parameters()).keys()
     assert all(torch.equal(found[name], value.bfloat16()) for name, value in own.named_parameters())
+    sync._remove(tmp_path / "version")
+    assert not in_memory()
 
 
 class Running:
