@@ -125,7 +125,9 @@ def _vllm(model: str) -> Iterator[Opened]:
     config = PolicyConfig(model=f"vllm:{model}", max_tokens=64, concurrency=512)
     with tempfile.TemporaryDirectory() as named:
         cache = Path(named)
-        started = server.start(config, cache / "log", cache=cache, rank=0, listener=print, check=lambda: None)
+        started = server.start(
+            config, cache / "log", cache=cache, rank=0, listener=lambda *told: None, check=lambda: None
+        )
         try:
             policy = VllmPolicy.connect(config, started.url, cache=cache, listener=print, server=started)
             yield lambda folder: policy
