@@ -171,14 +171,16 @@ def option_as_setting(option: str, keys: Sequence[str], basic: Container[str], *
 
     `--samples` and `--learning-rate` are the last parts of keys, `--lr` the initials of one. near: also misspelt ones.
     """
+    from stages.runs.settings import initials
+
     word = option.lstrip("-").replace("-", "_")
     if word in keys:
         return word
     # Of several keys with one last part, the setting that most runs need, and of these the shortest, is found last.
     leaves = {key.rpartition(".")[2]: key for key in sorted(keys, key=lambda key: (key in basic, -key.count(".")))}
-    initials = {"".join(part[:1] for part in leaf.split("_")): key for leaf, key in leaves.items() if "_" in leaf}
+    short = {initials(leaf): key for leaf, key in leaves.items()}
     alike = get_close_matches(word, leaves, 1, cutoff=0.7) if near else []
-    return leaves.get(word) or initials.get(word) or (leaves[alike[0]] if alike else "")
+    return leaves.get(word) or short.get(word) or (leaves[alike[0]] if alike else "")
 
 
 @functools.cache
@@ -217,7 +219,6 @@ probe = typer.Typer(
     cls=CommandGroup,
     help="Measure whether training pushes toward reward hacking.",
     rich_markup_mode=None,
-    no_args_is_help=True,
     callback=lambda: None,
 )
 app.add_typer(probe, name="probe")

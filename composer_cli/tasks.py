@@ -184,9 +184,7 @@ def _page(checks: "list[TaskCheck]", counts: Mapping[str, int], *, forged: bool)
 
 
 REQUIREMENT_COLOURS = {"missing": 31, "note": 33, "ok": 32}
-swe = typer.Typer(
-    cls=CommandGroup, help="Look at what SWE-bench's tasks need.", rich_markup_mode=None, no_args_is_help=True
-)
+swe = typer.Typer(cls=CommandGroup, help="Look at what SWE-bench's tasks need.", rich_markup_mode=None)
 
 
 @swe.command("check")

@@ -185,9 +185,14 @@ def assign_inputs(stage: Stage[Any], runs: Sequence[Run]) -> Inputs:
 
 
 def writers(kind: Kind) -> list[str]:
-    """Return the stages that write this kind, training only where no other does: its rollouts were played to learn."""
+    """Return the stages that write this kind.
+
+    Training only where no other of the pipeline does: its rollouts were played to learn. Those of the probe only where
+    no other does: their checkpoints are no models.
+    """
     found = [stage for stage in STAGES if any(one.name == kind.name for one in load_stage(stage).outputs.values())]
-    return [stage for stage in found if stage != TRAINING] or found
+    others = [stage for stage in found if STAGES[stage].group != "probe"]
+    return [stage for stage in others if stage != TRAINING] or others or found
 
 
 def commands(kind: Kind) -> str:

@@ -440,6 +440,11 @@ def _explain(stage: str, config: type[BaseModel], error: ValidationError, given:
     return "\n".join([f"{stage} cannot take these settings:", *(f"- {sentence}" for sentence in sentences), *more])
 
 
+def initials(name: str) -> str:
+    """Return the initials of a setting's words, `lr` of `learning_rate`; empty for one word."""
+    return "".join(word[:1] for word in name.split("_")) if "_" in name else ""
+
+
 def _problem(stage: str, config: type[BaseModel], problem: Mapping[str, Any], given: Tree) -> str:
     """Return one problem in a sentence; of an entry of a list, such as a teacher, with the name that it was given."""
     key = ".".join(map(str, problem["loc"]))
@@ -451,11 +456,13 @@ def _problem(stage: str, config: type[BaseModel], problem: Mapping[str, Any], gi
         if within and isinstance(entry, dict) and (name := entry.get("name") or entry.get("model")):
             of = f" (of {name})"
     if problem["type"] == "extra_forbidden":
-        # The nearest setting: one that ends alike wherever it is (`rank` for `adapter.rank`), else one spelt alike.
+        # The nearest setting: one that ends alike wherever it is (`rank` for `adapter.rank`) or has these initials (`lr`
+        # for `learning_rate`), else one spelt alike.
         names = [name for name, _ in known(config)]
         generic = ".".join("N" if part.isdigit() else part for part in key.split("."))
         groups = dict.fromkeys(name.partition(".")[0] for name in names)
-        same_leaf = [name for name in names if name.rpartition(".")[2] == generic.rpartition(".")[2]]
+        leaf = generic.rpartition(".")[2]
+        same_leaf = [name for name in names if leaf in (own := name.rpartition(".")[2], initials(own))]
         near = same_leaf or get_close_matches(generic, [*names, *groups], n=1, cutoff=0.5)
         if not near:
             return f"{stage} has no setting {key}{of}. It has: {', '.join(groups)}."

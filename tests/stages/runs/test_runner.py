@@ -236,6 +236,8 @@ def test_inputs_find_their_slots_and_misfits_are_named(tmp_path: Path, model: Pa
         BadInput, match=r"no use for it\. It reads pairs \(made by `composer extract-pairs`\), directions"
     ):
         assign_inputs(load_stage("train"), [collected])
+    with pytest.raises(BadInput, match=r"checkpoints \(made by `composer train`\)"):
+        assign_inputs(load_stage("evaluate"), [collected])
 
 
 def test_unfinished_inputs_are_refused(tmp_path: Path, model: Path) -> None:
