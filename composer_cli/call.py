@@ -207,12 +207,12 @@ def execute(job: StageJob, asked: Arguments, console: Console) -> Result:
             console.notify(f"{job.title}: {done.reason}")
             finish(Run(done.path), job.config)
             return done
-        lines = job.first_lines(asked)
-        if sys.stderr.isatty() and load_stage(job.stage).shows_progress:
-            lines.append(f"{job.title}: composer view shows it live in a browser")
         started = time.monotonic()
         with console.watching() as watch:
             listener = asked.listener or watch.listener(job.title, partial(job.folder, asked))
+            lines = job.first_lines(asked)  # which takes a training half a minute
+            if sys.stderr.isatty() and load_stage(job.stage).shows_progress:
+                lines.append(f"{job.title}: composer view shows it live in a browser")
             listener = telling_of_the_start(listener, console, lines)
             result = runner.execute(job.stage, job.inputs, job.config, listener=listener, **job.carried_out(asked))
         console.notify(f"{job.title}: {ending(result, time.monotonic() - started)}")

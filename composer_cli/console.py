@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from composer_cli.printing import escape_control_characters, say
 from stages.errors import BadInput
 from stages.layout import duration
-from stages.runs.activity import Figures, Notice, Preparation, repeating
+from stages.runs.activity import Detailed, Figures, Notice, Preparation, repeating
 from stages.runs.run import Run
 from stages.stopping import on_signals
 
@@ -135,11 +135,13 @@ class HeartbeatLines:
             if isinstance(what, Figures):
                 self.figures[title] = what
             else:
-                self.activities[title] = "" if total else what, time.monotonic()
+                since = self.activities[title][1] if isinstance(what, Detailed) else time.monotonic()
+                self.activities[title] = "" if total else what, since
             if isinstance(what, Notice) and not self.silent:
                 say(f"{title}: {what}")
 
         self.counts[title] = lambda: ""
+        listen("checking", 0, 0)
         return listen
 
     def ended(self, title: str) -> None:
@@ -246,6 +248,8 @@ class Bars:
                     self._tasks[title, what] = self._counted.add_task(description, total=total, pace="")
                 shown = ", ".join(filter(None, (f"{done}/{total}", pace_left)))
                 self._counted.update(self._tasks[title, what], completed=done, total=total, pace=shown)
+            elif isinstance(what, Detailed) and (title, "") in self._tasks:
+                self._activities.update(self._tasks[title, ""], description=description)
             else:
                 self._end_activity(title)
                 if what:  # else an activity has ended, and no other has begun

@@ -71,7 +71,7 @@ class PresetEntry(Settings):
 
     @property
     def title(self) -> str:
-        """Its name."""
+        """Return the name of the entry."""
         return self.name or self.stage
 
     def gpus_for(self, config: StageConfig) -> int:

@@ -58,7 +58,8 @@ def open_run(folder: Path, name: str, *, json: bool) -> Run:
     """
     if name in STAGES and (newer := catalog.unfinished_since(folder.resolve())) is not None:
         this = catalog.name(folder.resolve())
-        say(f"{catalog.name(newer.path)} is newer and {newer.manifest.status}; this is {this}.")
+        nothing = "" if any(not unit.get("failed") for unit in newer.units()) else ", with nothing finished"
+        say(f"{catalog.name(newer.path)} is newer and {newer.manifest.status}{nothing}; this is {this}.")
     run = Run(folder)
     if damage := runs.damage(run, "tables"):
         print_result(json, {"manifest": run.manifest.model_dump(), "damage": damage}, text.facts_page(run))

@@ -57,7 +57,7 @@ class HintCheck:
 
     @property
     def graded(self) -> int:
-        """Pairs of answers of which both were graded."""
+        """Return the pairs of answers of which both were graded."""
         return self.both + self.plain_only + self.hinted_only + self.neither
 
     @property
@@ -77,7 +77,7 @@ class HintCheck:
         return sum(comb(differ, gained) for gained in range(self.hinted_only + 1)) <= LEVEL * 2**differ
 
     def __str__(self) -> str:
-        """Both rates with their 95 % intervals, as the subject of a sentence has them."""
+        """Return both rates with their 95 % intervals, as the subject of a sentence."""
         rates = [
             f"{100 * rate:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
             for rate in (self.hinted, self.plain)

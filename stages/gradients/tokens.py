@@ -36,7 +36,7 @@ class TokenRow:
 
     @property
     def num_own(self) -> int:
-        """Number of completion tokens that the policy wrote."""
+        """Return the number of completion tokens that the policy wrote."""
         return sum(self.own)
 
     def __len__(self) -> int:

@@ -115,28 +115,28 @@ class Side:
 
     @property
     def levels(self) -> Counter[str]:
-        """Steps by capture level: tokens, logprobs, text."""
+        """Return the number of steps by capture level: tokens, logprobs, text."""
         return Counter(row["capture_level"] for row in self.steps)
 
     @property
     def nulls(self) -> dict[str, int]:
-        """Columns of steps and of rollouts that hold null, with how many, but for those in which it is an answer."""
+        """Return the number of nulls in columns of steps and rollouts, but for those in which null is an answer."""
         counts = Counter(f"step.{name}" for row in self.steps for name, value in row.items() if value is None)
         counts += Counter(f"rollout.{name}" for row in self.rollouts for name, value in row.items() if value is None)
         return {name: n for name, n in sorted(counts.items()) if name.partition(".")[2] not in MAY_BE_NULL}
 
     @property
     def not_recorded(self) -> dict[Fact, int]:
-        """Facts that the source does not record, with the number of rollouts that lack each."""
+        """Return the facts that the source does not record, with the number of rollouts that lack each."""
         return dict(sorted(Counter(fact for facts in self.absent.values() for fact in facts).items()))
 
     def verdicts(self, verdict: str) -> list[str]:
-        """The names of the criteria with this verdict: ok, FAIL or not recorded."""
+        """Return the names of the criteria with this verdict: ok, FAIL or not recorded."""
         return [check.name for check in self.checks if check.verdict == verdict]
 
     @property
     def standing(self) -> tuple[int, int]:
-        """Numbers of failed criteria and of criteria that the source does not record: less is cleaner."""
+        """Return the numbers of failed criteria and of criteria that the source does not record: less is cleaner."""
         return len(self.verdicts("FAIL")), len(self.verdicts("not recorded"))
 
     def document(self) -> Row:

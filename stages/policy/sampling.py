@@ -26,6 +26,7 @@ from stages.backends import resources
 from stages.backends.ranks import world_size
 from stages.errors import UsageError
 from stages.policy.base import NotFinite, PolicyConfig
+from stages.runs.activity import detail
 from stages.stopping import Interrupted, stop_requested
 
 SHRINK = 0.75
@@ -92,6 +93,7 @@ def sample_batch(
             left = [place for place, prompt in enumerate(running) if not ended[prompt]]
             if last or not left:
                 break
+            detail(f"{t + 1} tokens, {sum(ended)} of {len(prompts)} ended")
             if len(left) <= SHRINK * len(running):
                 rows.shrink(left)
                 index = torch.tensor(left).to(device)
@@ -365,7 +367,7 @@ class _Rows:
 
     @property
     def running(self) -> list[int]:
-        """Numbers of the rows that are fed, by place."""
+        """Return the numbers of the rows that are fed, by place."""
         return self.numbers[: self.extent.rows]
 
     @property

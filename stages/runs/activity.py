@@ -6,6 +6,7 @@ long by `activity`, and whatever shows the progress of this process gets the nam
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -29,9 +30,17 @@ class Figures(str):
     """What was measured so far, such as the mean reward: a listener shows it until the next ones."""
 
 
+class Detailed(str):
+    """The activity that has begun already, in more words."""
+
+
+DETAILS_S = 1.0
+"""Least seconds between two details."""
 _listeners: list[ActivityListener] = []
 _begun: list[str] = []
 """The activities that have not ended, the newest last."""
+_detailed = [-DETAILS_S]
+"""When the last detail was told."""
 
 
 @contextmanager
@@ -57,6 +66,14 @@ def activity(what: str) -> Iterator[None]:
         _begun.remove(what)
         for listener in listeners:
             _tell(listener, _begun[-1] if _begun else "")
+
+
+def detail(words: str) -> None:
+    """Tell more about the newest activity, such as how many tokens were sampled; may be called often."""
+    if _begun and time.monotonic() - _detailed[0] >= DETAILS_S:
+        _detailed[0] = time.monotonic()
+        for listener in _listeners:
+            _tell(listener, Detailed(f"{_begun[-1]}: {words}"))
 
 
 def _tell(listener: ActivityListener, what: str) -> None:

@@ -543,6 +543,9 @@ def _attempt(out: RunWriter) -> Iterator[None]:
         error.signal_number = caught[-1] if caught else signal.SIGINT
         by = "the user" if error.signal_number == signal.SIGINT else signal.Signals(error.signal_number).name
         status, reason = "interrupted", f"stopped by {by}"
+        kept = any(path.parent.name != "live" for path in (out.path / "scratch").glob("*/*"))  # such as checkpoints
+        if not (kept or len(out.journal) or out.manifest.outputs or out.budget.calls):
+            error.left = "Nothing was finished yet; the same command starts again."
         raise
     except Incomplete as error:
         status, reason = "incomplete", str(error)

@@ -456,8 +456,8 @@ def _problem(stage: str, config: type[BaseModel], problem: Mapping[str, Any], gi
         if within and isinstance(entry, dict) and (name := entry.get("name") or entry.get("model")):
             of = f" (of {name})"
     if problem["type"] == "extra_forbidden":
-        # The nearest setting: one that ends alike wherever it is (`rank` for `adapter.rank`) or has these initials (`lr`
-        # for `learning_rate`), else one spelt alike.
+        # The nearest setting: one that ends alike wherever it is (`rank` for `adapter.rank`) or has these initials
+        # (`lr` for `learning_rate`), else one spelt alike.
         names = [name for name, _ in known(config)]
         generic = ".".join("N" if part.isdigit() else part for part in key.split("."))
         groups = dict.fromkeys(name.partition(".")[0] for name in names)

@@ -141,7 +141,7 @@ class Watch(TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Know the step for an error in it."""
+        """Record the number of the step, for the message of an error in it."""
         self.step = state.global_step + 1
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:

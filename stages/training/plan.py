@@ -228,7 +228,7 @@ class TrainPlan:
 
     @cached_property
     def device(self) -> str:
-        """Where the model is trained, by the hardware of this process."""
+        """Return the device that the model is trained on, by the hardware of this process."""
         from stages.policy.local import device
 
         return device(self.config.policy.device)
@@ -240,7 +240,7 @@ class TrainPlan:
 
     @property
     def max_completion(self) -> int:
-        """Tokens of TRL's longest completion, by the settings alone: a loss divides by them."""
+        """Return the tokens of TRL's longest completion, by the settings alone: a loss divides by them."""
         return _rollout_tokens(self.config, self.config.max_steps)
 
     @property
@@ -582,7 +582,7 @@ class MemoryEstimate:
 
     @property
     def held(self) -> float:
-        """What is held between steps, too."""
+        """Return the bytes that are held between steps, too."""
         return self.total - self.gradients - self.activations - self.gathered
 
     def __str__(self) -> str:

@@ -62,7 +62,7 @@ class RatioReport:
 
     @property
     def saturated(self) -> str | None:
-        """Why the ratios carry no signal, as a clause; None while they do."""
+        """Return why the ratios carry no signal, as a clause; None while they do."""
         lost = self.clip_low + self.clip_high + self.vanish
         if lost > MAX_LOST:
             return f"{lost:.0%} of the tokens are clipped or vanish"

@@ -85,12 +85,12 @@ class Schedule:
 
     @property
     def steps(self) -> int:
-        """Optimiser steps of the training."""
+        """Return the number of optimiser steps of the training."""
         return len(self.prompts) // self.groups
 
     @property
     def own_groups(self) -> int:
-        """Groups of a step that this process plays."""
+        """Return the groups of a step that this process plays."""
         return self.groups // self.ranks.count
 
     def group(self, number: int) -> list[LiveRollout]:
@@ -121,7 +121,7 @@ class Rollouts(Protocol):
 
     @property
     def policy(self) -> Policy:
-        """What is sampled from."""
+        """Return the policy that rollouts are sampled from."""
         ...
 
     def take(self, step: int) -> tuple[list[LiveRollout], dict[str, float]]:
@@ -172,10 +172,10 @@ class LockStep:
         """Return nothing: a step plays all of its own rollouts."""
 
     def load(self, state: None) -> None:
-        """Nothing was left."""
+        """Load nothing: no group was left."""
 
     def close(self) -> None:
-        """Nothing is left to end."""
+        """End nothing: no rollout is in flight."""
 
 
 def played_by_teacher(index: int, generations: int) -> bool:

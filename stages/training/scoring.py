@@ -49,7 +49,7 @@ class Scored:
 
     @property
     def num_branches(self) -> int:
-        """Branches of all trees."""
+        """Return the number of branches of all trees."""
         return len(self.sizes)
 
     def per_branch(self, values: Float[Tensor, " n"]) -> Float[Tensor, " b"]:
@@ -60,7 +60,7 @@ class Scored:
 
     @property
     def lengths(self) -> Int[Tensor, " b"]:
-        """Tokens of each branch."""
+        """Return the number of tokens of each branch."""
         return on_device([torch.tensor(self.sizes, dtype=torch.long)], self.branch.device)[0]
 
 

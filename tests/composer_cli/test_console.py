@@ -14,7 +14,7 @@ from support.command_line import call, collect, command, environment, model, unt
 
 from composer_cli.console import BEATS, Bars, Console, HeartbeatLines, Pace
 from stages.layout import duration
-from stages.runs.activity import Figures, Notice, Preparation
+from stages.runs.activity import Detailed, Figures, Notice, Preparation
 from stages.runs.run import Manifest, write_manifest
 
 
@@ -28,10 +28,10 @@ def test_a_heartbeat_comes_also_when_nothing_finished(capfd):
     lines = []
     with Console(heartbeat_s=0.05).watching() as watch:
         listen = watch.listener("collect")
-        until(lambda: told(capfd, "collect: nothing finished yet, after", lines))
+        until(lambda: told(capfd, "collect: checking for ", lines))
         listen("rollouts", 3, 8)
         until(lambda: told(capfd, "collect: 3 of 8 rollouts, after", lines))
-    assert lines[0].startswith("collect: nothing finished yet, after")
+    assert lines[0].startswith("collect: checking for ")
 
 
 def test_what_is_made_on_first_use_is_told_of_more_often_than_the_work(capfd):
@@ -54,6 +54,7 @@ def test_figures_stay_beside_the_count_and_an_activity_has_its_seconds(capfd):
         (("rollouts", 4, 8), "collect: 4 of 8 rollouts, after"),
         ((Figures("mean reward 0.500"), 0, 0), "collect: 4 of 8 rollouts (mean reward 0.500), after"),
         (("sampling 4 answers", 0, 0), "collect: 4 of 8 rollouts (mean reward 0.500; sampling 4 answers for "),
+        ((Detailed("sampling 4 answers: 9 tokens"), 0, 0), "collect: 4 of 8 rollouts (mean reward 0.500; sampling 4 "),
         (("", 0, 0), "collect: 4 of 8 rollouts (mean reward 0.500), after"),
         (("rollouts", 5, 8), "collect: 5 of 8 rollouts (mean reward 0.500), after"),
     ]

@@ -95,7 +95,7 @@ class TaskGenerator(ExitStack):
 
     @property
     def batch(self) -> int:
-        """Number of candidates that are tried together."""
+        """Return the number of candidates that are tried together."""
         return max(1, min(BATCH, int(BATCH_S / max(self.baseline.duration_s, 0.001))))
 
     def candidates(

@@ -205,7 +205,7 @@ class Channel(ABC, Generic[Rows]):
 
     @property
     def temperature(self) -> float:
-        """That of sampling."""
+        """Return the temperature of sampling."""
         return self.config.policy.temperature
 
     @abstractmethod

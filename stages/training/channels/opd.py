@@ -185,7 +185,7 @@ class TaughtRows(RolloutRows):
 
     @cached_property
     def lessons(self) -> list[Lesson]:
-        """One a teacher that teaches some of these rollouts."""
+        """Return one lesson for each teacher of some of these rollouts."""
         return list(self._lessons())
 
     def _lessons(self) -> Iterator[Lesson]:

@@ -177,6 +177,8 @@ def test_a_newer_run_that_failed_is_named_beside_the_one_that_is_shown(made, tmp
     shown = call(tmp_path / "copy", "show", "collect")
     assert shown.stderr == f"collect/29991231T000000Z-later is newer and failed; this is collect/{whole.name}.\n"
     assert whole.name in shown.stdout and call(tmp_path / "copy", "show", whole.name).stderr == ""
+    shutil.rmtree(later / "steps")
+    assert "newer and failed, with nothing finished;" in call(tmp_path / "copy", "show", "collect").stderr
 
 
 def test_runs_without_rollouts_show_rows(made):

@@ -46,6 +46,15 @@ def test_what_takes_long_is_told_and_then_withdrawn() -> None:
     assert told[2:] == ["opening", "loading", "opening", ""]
 
 
+def test_details_of_an_activity_are_told_once_a_second_however_often_they_come() -> None:
+    told: list[str] = []
+    with activity.on_activity(told.append), activity.activity("sampling"):
+        for number in range(100):
+            activity.detail(f"{number} tokens")
+    activity.detail("nothing runs")
+    assert told == ["sampling", "sampling: 0 tokens", ""]
+
+
 SLOW = pytest.mark.slow
 
 

@@ -217,8 +217,9 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path: Path, model: Path) -> None:
         if total:  # once: a second Ctrl-C stops at once
             os.kill(os.getpid(), signal.SIGINT)
 
-    with pytest.raises(Interrupted):
+    with pytest.raises(Interrupted) as stopped:
         run(tmp_path, model, listener=press)
+    assert stopped.value.left.startswith("Nothing was finished yet"), "the first batch was asked to stop"
     path = next((tmp_path / "collect").glob("2*"))
     assert read_manifest(path).status == "interrupted"
     assert run(tmp_path, model, resume=True).status == "complete"
