@@ -365,10 +365,14 @@ def comparison_lines(title: str, found: Mapping[str, PairedDifference]) -> list[
 
 
 def difference_of(
-    items: pa.Table, pairs: Iterable[tuple[str, str]], question: EvalQuestion
+    items: pa.Table, pairs: Iterable[tuple[str, str]], question: EvalQuestion, *, power: bool = True
 ) -> dict[str, PairedDifference]:
-    """Return the differences of pairs of arms, by their names; without those of arms that were dropped."""
-    found = {f"{one} − {other}": compare(items, one, other, question) for one, other in pairs}
+    """Return the differences of pairs of arms, by their names; without those of arms that were dropped.
+
+    power: whether to simulate what such experiments would find, where nothing is decided.
+    """
+    outcome = None if power else question.outcome
+    found = {f"{one} − {other}": compare(items, one, other, question, outcome) for one, other in pairs}
     return {name: both.difference for name, both in found.items() if both}
 
 

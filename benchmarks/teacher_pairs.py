@@ -62,8 +62,8 @@ def result(
     main = verdicts["these twelve operations"]
     lines = [*EXPERIMENT.arm_lines(main), "", *verdict_lines(verdicts), ""]
     lines += ["The arms differ in " + "; ".join(map(str, main.differences)) + ".", ""]
-    secondary = difference_of(items, SECONDARY, EvalQuestion(sampling=sampling(fixed=True)))
-    lines += [*comparison_lines("secondary", secondary), "", *protocol_lines(items)]
+    secondary = difference_of(items, SECONDARY, EvalQuestion(sampling=sampling(fixed=True)), power=False)
+    lines += [*comparison_lines("secondary", secondary), "", *protocol_lines(items, main)]
     put(document, lines)
     figure.write_bytes(arms_chart(main))
     claims = []
@@ -136,7 +136,7 @@ def verdict_lines(verdicts: dict[str, EvalVerdict]) -> list[str]:
     return [*lines, "", verdicts["these twelve operations"].why]
 
 
-def protocol_lines(items: pa.Table) -> list[str]:
+def protocol_lines(items: pa.Table, verdict: EvalVerdict) -> list[str]:
     """Return what became of the protocol, which was recorded, and looked at after the result."""
     lines = [
         "After the result, and not registered: the protocol.",
@@ -144,13 +144,13 @@ def protocol_lines(items: pa.Table) -> list[str]:
         "| arm | protocol kept | passed and protocol kept | trainings that keep it in less than half of rollouts |",
         "| --- | --- | --- | --- |",
     ]
-    for arm in decided(items, fixed=True).arms:
+    for arm in verdict.arms:
         seeds = ", ".join(f"seed {seed}: {100 * share:.0f} %" for seed, share in broken(items, arm.arm).items())
         rates = [f"{100 * (rate or 0):.1f} %" for rate in (arm.protocol_rate, arm.kept_rate)]
         lines.append(f"| {arm.arm} | {rates[0]} | {rates[1]} | {seeds or 'none'} |")
     lines += ["", "| passed and protocol kept | difference |", "| --- | --- |"]
     question = EvalQuestion(sampling=sampling(fixed=True), outcome=KEPT)
-    found = difference_of(items, (("B", "A"), ("B", "C"), ("C", "A")), question)
+    found = difference_of(items, (("B", "A"), ("B", "C"), ("C", "A")), question, power=False)
     return [*lines, *(f"| {name} | {points(difference)} |" for name, difference in found.items())]
 
 
