@@ -26,8 +26,8 @@ from stages.runs import store
 VERDICT = ROOT / "docs" / "experiments" / "demo.json"
 """`verdict.json` of the demo that the record is about, from which README prints the result."""
 NOT_KEPT = (
-    "*An earlier version of Composer recorded this verdict. It is about all passes: how many of them kept the protocol "
-    "was not measured, which the same command counts and decides by today.*"
+    "*Recorded by an earlier version of Composer, which counted every pass. Today the same command counts a pass only "
+    "if its rollout also kept the protocol, the form that answers must have.*"
 )
 
 

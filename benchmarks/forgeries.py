@@ -128,11 +128,12 @@ def sentence() -> str:
     values = f"{paid['values']} were" if paid["values"] else "none was"
     families = sorted({one.family for one in mechanisms.in_process("_forged")})
     return (
-        f"*Of {tried} forged solutions, {effective} of which had an effect where they were tried, {values} paid on "
-        f"values, and {paid['a report']} were paid "
-        f"on a report. They attack the process of the tests by {', '.join(families[:-1])} and {families[-1]}, read the "
-        "tests and hidden files themselves, through linecache or in a child process, or return objects that agree with "
-        "every comparison.*"
+        f"*A reward is given on values, if what the code returns is compared outside of its sandbox, or on a report, "
+        f"if the test runner's own word has to do. Of {tried} forged solutions, which try to be rewarded without "
+        f"solving their task, {effective} had an effect where they were tried: {values} rewarded on values, and "
+        f"{paid['a report']} were on a report. They attack the process of the tests in {len(families)} ways, from "
+        f"{families[0]} to {families[-1]}, read the tests and hidden files themselves, through linecache or in a "
+        "child process, or return objects that agree with every comparison.*"
     )
 
 

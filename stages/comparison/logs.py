@@ -174,6 +174,12 @@ def of_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
             for name, value in _item(found, unit).items():
                 rows[name].append(value)
     if not rows["task"]:
+        first = next((item[1] for item in next(iter(detected)).records() if not isinstance(item, Drop)), None)
+        if isinstance(first, dict) and set(first).intersection(IDS) and not set(first).intersection(SCORES):
+            raise BadInput(
+                f"{path} has rows with {', '.join(first)}, and none of these is known as a score. Name the one that "
+                f"is {', '.join(SCORES[:-1])} or {SCORES[-1]}."
+            )
         shown = ", ".join(f"{number} {reason.replace('_', ' ')}" for reason, number in drops.most_common(3))
         raise BadInput(
             f"{path} holds no sample to compare: {shown or 'it is empty'}. Give a log with a record for each sample."

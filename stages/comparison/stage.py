@@ -22,7 +22,7 @@ from stages.comparison import logs, report
 from stages.comparison.config import Config
 from stages.comparison.logs import ReadLog
 from stages.envs.base import SamplingUnit
-from stages.errors import BadInput
+from stages.errors import BadInput, UsageError
 from stages.evaluation.inference import (
     ALPHA,
     BETTER,
@@ -187,6 +187,11 @@ def compare(found: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa
     width = (scale[1] - scale[0]) or 1.0
     unit = logs.sampling(every, config.unit)
     min_gain = config.min_gain or MIN_GAIN * width
+    if min_gain >= width:
+        raise UsageError(
+            f"min_gain is {min_gain:g}, and no difference can be that large: the scores are between {scale[0]:g} and "
+            f"{scale[1]:g}. It is in units of the score: 5 points of a pass rate are 0.05."
+        )
     collapsed = [_by_task(log, scale, unit) for log in every]
     way = _missing(config, every)
     if way == "failed":  # what any side submitted is what all are measured on

@@ -86,13 +86,13 @@ def arms(inputs: Inputs, config: Config) -> list[Arm]:
         played.insert(0, Arm(START, 0, infos[0].start))
     played = [arm.at(config.temperature) for arm in played]
     played += [replace(arm.at(0.0), name=arm.name + AT_ZERO) for arm in played] if config.greedy else []
-    _require_compared({arm.name for arm in played}, config, "give its training with --from RUN")
+    _require_compared([arm.name for arm in played], config, "give its training with --from RUN")
     return played
 
 
-def _require_compared(names: set[str], config: Config, remedy: str) -> None:
+def _require_compared(names: Sequence[str], config: Config, remedy: str) -> None:
     """Raise `UsageError` where baseline or treatment is none of these arms."""
-    there = sorted(names, key=lambda name: (name != START, name))
+    there = sorted(dict.fromkeys(names), key=lambda name: name != START)  # else as given: the first is what was before
     for setting, name in (("baseline", config.baseline), ("treatment", config.treatment)):
         if name not in names:
             two = (
@@ -155,8 +155,8 @@ def check_reads(config: Config, reads: Sequence[tuple[str, StageConfig]]) -> Non
     """Raise `UsageError` where baseline or treatment is none of the arms that a chain trains."""
     trained = {str(getattr(read, "arm", "")) for stage, read in reads if stage == "train"}
     if trained:
-        start = {START} if config.with_start else set()
-        _require_compared(trained | start | {*config.policies}, config, "add its training to the preset")
+        start = [START] if config.with_start else []
+        _require_compared([*start, *sorted(trained), *config.policies], config, "add its training to the preset")
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:

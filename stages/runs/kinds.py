@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from stages.errors import BadInput, UsageError
+from stages.layout import plural
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,7 +41,7 @@ class Kind:
     @property
     def plural(self) -> str:
         """Return what people call its rows, which is the name of their table where a run has one: `rollouts`."""
-        return f"{self.name.replace('_', ' ')}s"
+        return plural(self.name.replace("_", " "))
 
     @property
     def schema(self) -> "pa.Schema":

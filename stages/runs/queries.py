@@ -251,7 +251,7 @@ def outcome(row: Row) -> str:
 
 
 def rollout_ids(run: Run, part: str = "") -> list[str]:
-    """Return the ids of the rollouts or items with this text in their id, in the order of the run.
+    """Return the ids of the rollouts or items with this text in their id or as their task, in the order of the run.
 
     Only one where the text is an id, or what `short_ids` makes of it.
     """
@@ -260,7 +260,8 @@ def rollout_ids(run: Run, part: str = "") -> list[str]:
         if name is None:
             return []
         key, _ = ID_AND_REWARD[name]
-        question = f"SELECT {key} FROM {name} WHERE contains({key}, ?) ORDER BY file_row"
+        fits = f"contains({key}, $1) OR task_id = $1 OR ends_with(task_id, '/' || $1)"
+        question = f"SELECT {key} FROM {name} WHERE {fits} ORDER BY file_row"
         found = [rollout_id for (rollout_id,) in connection.execute(question, [part]).fetchall()]
         if part in found or len(found) < 2:
             return [part] if part in found else found

@@ -229,8 +229,8 @@ def test_looks_that_decide_nothing_play_everything(tmp_path, url):
 
 
 def test_arms_that_do_not_exist_are_refused_with_the_names_that_do(url):
-    policies = {name: {"model": name, "base_url": url} for name in ("right", "wrong")}
-    with pytest.raises(UsageError, match=r"'A'.*right, wrong.* --set baseline=right --set treatment=wrong"):
+    policies = {name: {"model": name, "base_url": url} for name in ("wrong", "right")}
+    with pytest.raises(UsageError, match=r"'A'.*wrong, right.* --set baseline=wrong --set treatment=right"):
         evaluate.STAGE.plan(Inputs({}), evaluate.Config(env={"name": ENV}, policies=policies))
     with pytest.raises(UsageError, match="'B'"):
         evaluate.STAGE.plan(Inputs({}), evaluate.Config(env={"name": ENV}, policies=policies, baseline="right"))

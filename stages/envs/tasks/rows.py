@@ -9,6 +9,7 @@ All rows are checked before anything starts, and every one that cannot be used i
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
@@ -42,6 +43,13 @@ def checked_path(path: str) -> str:
     return str(pure)
 
 
+def checked_function(name: str) -> str:
+    """Return the name of a function of a module; `ValueError` for anything else."""
+    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", name):
+        raise ValueError("it should be a module and a function, such as shapes.circle:area")
+    return name
+
+
 SafePath = Annotated[str, AfterValidator(checked_path)]
 
 
@@ -50,7 +58,7 @@ class CallRow(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    function: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")
+    function: Annotated[str, AfterValidator(checked_function)]
     """Its module and its name: package.module:function."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}

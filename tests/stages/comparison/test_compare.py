@@ -199,6 +199,13 @@ def test_a_table_without_rows_and_a_line_that_is_no_json_are_refused(tmp_path: P
             compared(*pair)
     with pytest.raises(BadInput, match=r"c\.jsonl:3 is no JSON"):
         compared(whole, str(broken))
+    verdicts = table(tmp_path / "d.jsonl", [{"id": "t0", "verdict": "ok"}])
+    refused(lambda: compared(verdicts, verdicts), BadInput, "rows with id, verdict", "score, reward")
+
+
+def test_a_difference_above_the_scale_is_refused(tmp_path: Path) -> None:
+    paths = [scores(tmp_path / f"{name}.jsonl", [1, 0] * 8) for name in "ab"]
+    refused(lambda: compared(*paths, min_gain=5.0), UsageError, "between 0 and 1", "0.05")
 
 
 def test_a_score_that_is_no_number_is_no_score(tmp_path: Path) -> None:

@@ -109,6 +109,13 @@ def test_an_id_is_found_by_what_tells_it_from_the_others(tmp_path: Path, ids: li
     assert [queries.rollout_ids(run, part) for part in [*short, *ids]] == [[one] for one in [*ids, *ids]]
 
 
+def test_a_rollout_is_found_by_its_task_where_its_id_does_not_name_it(tmp_path: Path) -> None:
+    rows = [{"rollout_id": one, "task_id": task} for one, task in (("x1", "four/vowels"), ("x2", "four/sum"))]
+    run = Run(written(tmp_path, "import/x", [(ROLLOUT, [row(ROLLOUT, each) for each in rows])]))
+    assert queries.rollout_ids(run, "vowels") == queries.rollout_ids(run, "four/vowels") == ["x1"]
+    assert queries.rollout_ids(run, "owels") == []
+
+
 def test_a_text_is_looked_for_in_rollouts_whose_steps_are_not_there(tmp_path: Path) -> None:
     rollouts = [row(ROLLOUT, {"rollout_id": f"r{n}", "task_id": "t", "reward": 1.0}) for n in range(3)]
     alone = Run(written(tmp_path, "train/alone", [(ROLLOUT, rollouts)]))

@@ -41,7 +41,7 @@ BAD = {
     ),
     "a function without a module": (
         {"prompt": "p", "calls": [{"function": "b", "returns": 1}]},
-        "calls.0.function: it should match the pattern",
+        "calls.0.function: it should be a module and a function, such as shapes",
     ),
     "a time-out as an exception": (
         {"prompt": "p", "calls": [{"function": "a:b", "raises": "timeout"}]},
