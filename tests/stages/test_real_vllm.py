@@ -7,16 +7,19 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 import torch
 from needs import needs
+from safetensors.torch import load_file
 from support.command_line import command, environment
 from support.models import tiny_tokenizer
 from support.torchrun import train_all
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from stages import collect, train
+from stages.errors import UsageError
 from stages.policy import ask_all
 from stages.policy import server as model_server
 from stages.policy.base import PolicyConfig, Turn
@@ -25,7 +28,7 @@ from stages.policy.server import ModelServer
 from stages.policy.vllm import VllmPolicy
 from stages.rollouts.trace import by_rollout, prompt_ids
 from stages.runs import runner
-from stages.runs.kinds import ROLLOUT, STEP
+from stages.runs.kinds import CHECKPOINT, ROLLOUT, STEP
 from stages.runs.run import Run
 from stages.training.scoring import Tree, score, token_log_probs
 
@@ -41,10 +44,10 @@ def quiet(what: str, done: int, of: int) -> None:
     """Nobody listens."""
 
 
-def real_architecture(folder: Path) -> Path:
+def real_architecture(folder: Path, seed: int = 0) -> Path:
     """A tiny random Qwen3 in place of Qwen3-8B, whose output head is not tied to the embeddings, either."""
     tokenizer = tiny_tokenizer()
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     shape = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=64,
@@ -181,6 +184,40 @@ def test_a_teacher_behind_the_server_scores_the_rollouts_of_a_training(
     assert run.manifest.models["teacher 1"]["server"]["capture_level"] == "tokens"
 
 
+def test_a_teacher_s_likeliest_tokens_teach_as_those_of_one_here(
+    root: Path, policy: dict[str, Any], model: Path, tmp_path: Path
+) -> None:
+    """Its embeddings are padded to 320 tokens, of which the tokenizer has 259."""
+    student = real_architecture(tmp_path / "student", seed=1)
+
+    def taught(name: str, teacher: dict[str, Any], top_k: int = 20) -> tuple[torch.Tensor, list[dict[str, float]]]:
+        config = train.Config(
+            env=VARIED,
+            policy={"model": str(student), "max_tokens": ANSWER, "temperature": 0.7},
+            tasks=4,
+            optimisation={"steps": 2, "prompts_per_step": 2, "generations": 2, "learning_rate": 0.05, "threads": 1},
+            weights={"opd": 1.0},
+            opd={"top_k": top_k, "beta": 0.5},
+            trl={"optim": "sgd"},
+            teacher=teacher,
+        )
+        run = Run(runner.execute("train", {}, config, root=tmp_path / name).path)
+        trained = load_file(run.folder(CHECKPOINT) / "model.safetensors")
+        logged = [
+            {key: line[key] for key in line if key.startswith("opd/")} for line in metrics(run, "opd/divergence_max")
+        ]
+        return torch.cat([value.flatten() for _, value in sorted(trained.items())]), logged
+
+    served, told = taught("served", policy)
+    here, own = taught("here", {"model": str(model)})
+    other, _ = taught("other", {"model": str(student)})
+    assert float((served - here).abs().max()) < 1e-6 < 1e-4 < float((other - here).abs().max())
+    for line, expected in zip(told, own, strict=True):
+        assert line == pytest.approx(expected, abs=1e-5)
+    with pytest.raises(UsageError, match=r"the 21 likeliest tokens: .* Start it with --max-logprobs 21 or more"):
+        taught("too many", policy, top_k=21)
+
+
 def test_a_killed_engine_is_survived_with_its_adapter(
     root: Path, server: ModelServer, model: Path, adapter: Path
 ) -> None:
@@ -199,6 +236,21 @@ def test_a_killed_engine_is_survived_with_its_adapter(
     trained, _ = load_model(PolicyConfig(model=str(adapter)), cache=root / "models", listener=quiet)
     given = torch.tensor(opened.score(prompt, ids))
     torch.testing.assert_close(given, forward(trained, prompt, ids, 1.0), atol=1e-4, rtol=0)
+
+
+def test_a_server_that_a_killed_training_left_paused_is_named(tmp_path: Path, model: Path) -> None:
+    given = PolicyConfig(model=f"vllm:{model}", max_tokens=4, timeout_s=60.0)
+    here = {"cache": tmp_path, "rank": 8, "replaceable": True, "listener": quiet, "check": lambda: None}
+    made = model_server.start(given, tmp_path / "vllm.log", **here)
+    try:
+        base = made.url.removesuffix("/v1")
+        urlopen(f"{base}/pause?mode=keep", b"")
+        with pytest.raises(UsageError, match=f"is paused .* `curl -X POST {base}/resume`"):
+            VllmPolicy.connect(given, made.url, cache=tmp_path, listener=quiet)
+        urlopen(f"{base}/resume", b"")
+        assert VllmPolicy.connect(given, made.url, cache=tmp_path, listener=quiet).found.context_tokens
+    finally:
+        made.stop()
 
 
 @pytest.mark.parametrize(("processes", "max_staleness"), [(1, 0), (2, 0), (1, 1)])
