@@ -262,11 +262,11 @@ def test_a_file_sends_no_key_elsewhere(tmp_path: Path, monkeypatch: pytest.Monke
         composer.collect.plan(config=study, trust=True, tasks=1)
 
 
-def test_an_interrupt_says_what_is_saved_and_how_to_go_on(
+def test_an_interrupt_before_anything_finished_says_so_and_how_to_go_on(
     server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = {"artifacts": tmp_path, "policy": {"model": "scripted", "base_url": server}, "tasks": 1, "samples": 2}
-    with pytest.raises(KeyboardInterrupt, match=r"saved; the same call with resume=True goes on\."):
+    with pytest.raises(KeyboardInterrupt, match=r"Nothing was finished yet; the same call starts again\."):
         composer.collect(**words, listener=lambda *_: signal.raise_signal(signal.SIGINT))
     assert composer.runs(tmp_path)[0]["status"] == "interrupted"
     assert composer.collect(**words, resume=True).manifest.status == "complete"
