@@ -614,8 +614,7 @@ def _probe(asked: Asked, size: str) -> Iterator[Any]:
     from shapes import ids, model_shape, new_model
 
     from stages.gradients.basis import open_adapter
-    from stages.gradients.per_row import adapt
-    from stages.gradients.tokens import TokenRow
+    from stages.gradients.per_row import TokenRow, adapt
     from stages.policy.local import checkpointed
     from stages.probe.direction import from_flat
     from stages.probe.memory import MemoryInputs, needed

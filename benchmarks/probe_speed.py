@@ -35,9 +35,8 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from stages.gradients.basis import Factors, SingularValues, Spectrum, factorise, replaced_forwards, target_linears
-from stages.gradients.per_row import DotSink, own_log_probs, per_sample_gradients
+from stages.gradients.per_row import DotSink, TokenBatch, TokenRow, collate, own_log_probs, per_sample_gradients
 from stages.gradients.tensors import GradientStore
-from stages.gradients.tokens import TokenBatch, TokenRow, collate
 from stages.probe.direction import from_flat, haar
 from stages.probe.metrics import stacked_cosines
 

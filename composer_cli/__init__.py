@@ -4,7 +4,6 @@ In Python, the same is done by `import composer_post_training`.
 
 app.py           - the program: one command for each stage, and `composer run`
 chain.py         - executes a preset
-chain_command.py - the command of a chain, `composer run`
 commands.py      - the commands about runs, submitted jobs and served models
 console.py       - progress on stderr while stages work
 executors/       - `composer run --on`: chains submitted elsewhere
@@ -17,7 +16,7 @@ presets/         - the presets shipped with Composer
 printing.py      - results on stdout, sentences on stderr, exit codes
 serve.py         - `composer serve`: a server of a model or of a run's checkpoint
 show/            - `composer show`, `status`, `query`, and the facts about runs
-stage_command.py - the command of a stage
+stage_command.py - the command of a stage, and that of a chain, `composer run`
 tasks.py         - `composer tasks check` and `convert`; `composer swe check`: what a machine lacks for SWE-bench
 trust.py         - settings files that would send a provider's key to another server
 tuning.py        - `composer run --tune`: one setting of every arm, chosen by equally many trials

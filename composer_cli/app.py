@@ -14,7 +14,6 @@ from typing import Annotated, Any
 import typer
 
 from composer_cli import commands, tasks
-from composer_cli.chain_command import ChainCommand
 from composer_cli.help import CommandGroup, basic_settings
 from composer_cli.printing import (
     FAILED,
@@ -26,7 +25,7 @@ from composer_cli.printing import (
     say,
     sentence_and_code,
 )
-from composer_cli.stage_command import StageCommand
+from composer_cli.stage_command import ChainCommand, StageCommand
 from stages import STAGES, stages_of
 from stages.errors import UsageError, refusal
 from stages.stopping import ending_process_on_second_signal

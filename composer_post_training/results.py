@@ -31,6 +31,9 @@ from stages.runs.run import Run
 if TYPE_CHECKING:
     import pandas
 
+# One rollout. Models and environments wrote what is shown: it is escaped in HTML, and characters that steer a terminal
+# or the direction of writing are spelt out.
+
 OPEN_LINES, OPEN_CHARACTERS = 15, 1500
 """Length up to which a text of a conversation is shown at once in a notebook; one click opens longer ones."""
 BORDER = "border-left: 3px solid rgba(128, 128, 128, 0.5)"
@@ -121,6 +124,9 @@ def _block(title: str, text: str) -> str:
     if lines <= OPEN_LINES and len(text) <= OPEN_CHARACTERS:
         return f"<div>{head}{shown}</div>"
     return f"<details><summary>{head}, {lines:,} lines</summary>{shown}</details>"
+
+
+# Runs and chains.
 
 
 @dataclass(frozen=True)

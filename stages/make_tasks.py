@@ -21,7 +21,7 @@ from stages.policy import Policy, PolicyConfig, Turn, ask_all, available
 from stages.policy.base import FINAL
 from stages.policy.serving import Serving
 from stages.runs import store
-from stages.runs.kinds import TASK, Row
+from stages.runs.kinds import TASK, Row, attributes
 from stages.runs.run import Inputs, RunWriter
 from stages.runs.settings import BASIC, StageConfig, basic_of
 from stages.runs.stage import Plan, Stage
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from stages.envs.feature_deletion.worker import Baseline
 
 
-ANSWER_FIELDS = ("text", "finish_reason", "prompt_tokens", "completion_tokens", "cost_usd", "error_type", "error")
+ANSWER_FIELDS = "text finish_reason prompt_tokens completion_tokens cost_usd error_type error"
 
 
 class Proposer(PolicyConfig):
@@ -179,7 +179,7 @@ class FeatureProposer:
                 self._out.model("proposer", **self._policy.facts())
             sample = ask_all(self._policy, [Turn(self.proposals.question(), seed)])[0]
             failed = sample.error_type not in FINAL
-            answer: Row = {name: getattr(sample, name) for name in ANSWER_FIELDS}
+            answer = attributes(sample, ANSWER_FIELDS)
             self._out.write(unit, {"answer": answer}, failed=failed)
             if failed:
                 raise Incomplete(

@@ -19,7 +19,7 @@ from stages.layout import counted, duration
 from stages.runs import queries
 from stages.runs.catalog import find_input, name, references
 from stages.runs.display import Table, plain
-from stages.runs.kinds import EVAL_ITEM, KINDS, ROLLOUT, Row
+from stages.runs.kinds import EVAL_ITEM, KINDS, ROLLOUT, Row, attributes
 from stages.runs.queries import RolloutFilter, RolloutPage
 from stages.runs.run import Inputs, Run
 from stages.runs.stage import load_stage
@@ -101,10 +101,8 @@ def shown_path(path: Path) -> Path:
 def manifest_values(run: Run) -> dict[str, Any]:
     """Return what the manifest keeps of a run, JSON-able."""
     m = run.manifest
-    same = ["stage", "status", "attempts", "seconds", "cost_usd", "counts", "tokens"]
-    same += ["models", "packages", "python", "code", "fingerprint", "config"]
-    own = {"run": name(run.path), "began": m.started_at, "seed": m.config.get("seed")}
-    return own | {field: getattr(m, field) for field in same}
+    same = "stage status attempts seconds cost_usd counts tokens models packages python code fingerprint config"
+    return {"run": name(run.path), "began": m.started_at, "seed": m.config.get("seed"), **attributes(m, same)}
 
 
 METRICS = {

@@ -533,6 +533,9 @@ def listed(root: Path) -> list[ListedRun]:
     return sorted(found, key=lambda one: one.line.began, reverse=True)
 
 
+# Preference pairs as cards: what differs between both actions, in the state that they share.
+
+
 @dataclass(frozen=True)
 class PairCard:
     """A pair as its card shows it.

@@ -26,6 +26,8 @@ from stages.runs.ledger import Budget
 from stages.runs.run import Listener
 from stages.runs.settings import Option, Settings, basic_of
 
+# Fields that a user may add to a request; those with which a call could cost more than its limit are refused.
+
 LIMITS = ("max_tokens", "max_completion_tokens")
 """Request fields that bound an answer, as a whole number of tokens; a server takes one or the other."""
 LENGTHS = {
@@ -72,6 +74,8 @@ def unbounded(where: str, given: dict[str, Any], longest: int, within: str = "",
             return fault
     return None
 
+
+# Models, and the settings of a policy.
 
 EXAMPLE = "kata:student"
 

@@ -26,9 +26,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from stages.gradients.basis import coordinates
-from stages.gradients.per_row import mean_weights
+from stages.gradients.per_row import TokenRow, mean_weights
 from stages.gradients.tensors import GradientStore, read_tensors, tensors_sha256, write_tensors
-from stages.gradients.tokens import TokenRow
 from stages.probe.checks.check import Check, write_checks
 from stages.probe.checks.gradients import b_is_probed, canary, coverage, masks
 from stages.probe.checks.removal import basis_stays, removed, removed_toward_hack

@@ -53,9 +53,8 @@ from torch import Tensor
 
 from stages.errors import BadInput
 from stages.gradients.basis import Coordinates, coordinates
-from stages.gradients.per_row import MeasuredStudent, dr_grpo, open_student
+from stages.gradients.per_row import MeasuredStudent, TokenRow, dr_grpo, open_student
 from stages.gradients.tensors import GradientStore, Layout, read_tensors, write_tensors
-from stages.gradients.tokens import TokenRow
 from stages.policy.base import PolicyConfig
 from stages.runs import store
 from stages.runs.kinds import Row

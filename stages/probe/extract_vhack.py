@@ -30,9 +30,8 @@ from stages.runs.settings import BASIC, Settings, StageConfig, basic_of
 from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
-    from stages.gradients.per_row import MeasuredStudent
+    from stages.gradients.per_row import MeasuredStudent, TokenRow
     from stages.gradients.tensors import GradientStore
-    from stages.gradients.tokens import TokenRow
     from stages.probe.checks.check import Check
     from stages.probe.direction import Direction, LossKind, PairGradients
     from stages.probe.memory import MemoryInputs

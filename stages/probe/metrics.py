@@ -23,9 +23,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 from stages.gradients.basis import A_HALF, Lora, target_linears
-from stages.gradients.per_row import MeasuredStudent, Sink, TotalSink, mean_weights, own_log_probs, tapped
+from stages.gradients.per_row import (
+    MeasuredStudent,
+    Sink,
+    TokenRow,
+    TotalSink,
+    by_length,
+    collate,
+    mean_weights,
+    own_log_probs,
+    tapped,
+)
 from stages.gradients.tensors import Layout, RowFile
-from stages.gradients.tokens import TokenRow, by_length, collate
 from stages.probe.direction import FLOOR, Direction, Placebos
 from stages.probe.rows import as_tokens, finite_or_none, mean_known
 from stages.runs.kinds import PROBE_ROW, Row

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, SupportsFloat
 
 from stages.envs.task_table import read_rows
 from stages.errors import BadInput
-from stages.gradients.tokens import TokenRow
+from stages.gradients.per_row import TokenRow
 from stages.messages import Message, following_ids, opening_ids
 from stages.rollouts import trace
 from stages.rollouts.agent_loop import LiveRollout

@@ -23,10 +23,9 @@ from stages.errors import UsageError
 from stages.messages import OMITTED, Message
 from stages.policy import Sample, Turn
 from stages.policy.base import VLLM
-from stages.rollouts.distinct import DistinctState, DistinctStates
-from stages.rollouts.trace import states
+from stages.rollouts.trace import DistinctState, DistinctStates, states
 from stages.runs import store
-from stages.runs.kinds import ORIGIN, ROLLOUT, STEP, TASK, Row
+from stages.runs.kinds import ORIGIN, ROLLOUT, STEP, TASK, Row, attributes
 from stages.runs.run import Run
 from stages.runs.store import Spool
 from stages.teachers.config import TeacherConfig
@@ -153,19 +152,9 @@ class RecordedStates(AbstractContextManager["RecordedStates"]):
         )
 
 
-SAMPLE_COLUMNS = (
-    "reasoning",
-    "served_model",
-    "provider",
-    "finish_reason",
-    "prompt_tokens",
-    "cached_tokens",
-    "completion_tokens",
-    "usage_by",
-    "error_type",
-    "error",
-    "attempts",
-    "latency_s",
+OF_SAMPLE = (
+    "reasoning served_model provider finish_reason prompt_tokens cached_tokens completion_tokens usage_by "
+    "error_type error attempts latency_s"
 )
 """Columns of a `teacher_action` row that are fields of the sample."""
 
@@ -206,13 +195,13 @@ class TeacherQuestion:
         return {
             "unit_id": self.key,
             "state_sha256": self.state.digest,
-            **{name: getattr(self.state, name) for name in ("task_id", "rollout_id", "step", "num_steps")},
+            **attributes(self.state, "task_id rollout_id step num_steps"),
             "teacher": self.teacher.name,
             "model": self.teacher.model,
             "sample_idx": self.sample_idx,
             "action": None if sample.error_type else sample.text,
             "cost_usd": sample.cost_usd if sample.price_known else None,
-            **{name: getattr(sample, name) for name in SAMPLE_COLUMNS},
+            **attributes(sample, OF_SAMPLE),
         }
 
 

@@ -23,8 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from stages.gradients.per_row import MAX_TOKENS, own_log_probs
-from stages.gradients.tokens import TokenRow, by_length, collate
+from stages.gradients.per_row import MAX_TOKENS, TokenRow, by_length, collate, own_log_probs
 from stages.rollouts.agent_loop import LiveRollout
 from stages.runs.kinds import ROLLOUT_GRADIENT
 from stages.runs.run import RunWriter

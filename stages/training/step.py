@@ -37,7 +37,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from stages.backends.ranks import Ranks, join
 from stages.errors import BadInput
-from stages.gradients.tokens import by_length
+from stages.gradients.per_row import by_length
 from stages.policy.local import LocalPolicy
 from stages.rollouts.agent_loop import LiveRollout
 from stages.stopping import Interrupted

@@ -18,7 +18,7 @@ from stages.stopping import Interrupted
 
 ROOT = Path(__file__).parents[2]
 ONLY_COMMAND_LINE = (
-    *("app", "chain_command", "commands", "options", "tasks", "tuning", "serve", "help", "stage_command"),
+    *("app", "commands", "options", "tasks", "tuning", "serve", "help", "stage_command"),
     *("executors/", "view/"),
 )
 """Parts of `composer_cli` whose sentences the functions of Python do not show."""

@@ -60,7 +60,7 @@ def accumulate_weights(folder: Path) -> None:
     """Sum the gradients of weights of 2 MiB, as `probe replay` does for the drift."""
     from probe_faults.half_precision import wide_student
 
-    from stages.gradients.tokens import TokenRow
+    from stages.gradients.per_row import TokenRow
     from stages.probe.metrics import weight_direction
 
     pair = tuple(TokenRow([1, 2], [word, 4], [True, True]) for word in (3, 5))

@@ -264,8 +264,7 @@ def probe(
 
     from stages.gradients import basis
     from stages.gradients.basis import open_adapter
-    from stages.gradients.per_row import adapt
-    from stages.gradients.tokens import TokenRow
+    from stages.gradients.per_row import TokenRow, adapt
     from stages.policy.local import checkpointed
     from stages.probe.direction import from_flat
     from stages.probe.memory import MemoryInputs, needed

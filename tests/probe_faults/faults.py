@@ -13,8 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from probe_faults.world import ProbeWorld
-from stages.gradients.per_row import MeasuredStudent
-from stages.gradients.tokens import TokenRow
+from stages.gradients.per_row import MeasuredStudent, TokenRow
 from stages.probe.checks.direction import RowPairs, length_direction
 from stages.probe.checks.pool import contract_sha256
 from stages.probe.descent import Projection, account, project

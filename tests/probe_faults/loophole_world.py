@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stages.envs.base import Grade, Observation, Split, Task
-from stages.gradients.per_row import own_log_probs
-from stages.gradients.tokens import TokenRow, collate
+from stages.gradients.per_row import TokenRow, collate, own_log_probs
 from stages.messages import Message
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from probe_faults.loophole_world import HINT, PlantedEnv, hack_clean_pairs, tokenizer
 from stages.gradients.basis import Lora, SingularValues, Spectrum, factorise, target_linears
-from stages.gradients.per_row import MeasuredStudent, adapt
-from stages.gradients.tokens import TokenRow
+from stages.gradients.per_row import MeasuredStudent, TokenRow, adapt
 from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy
 from stages.probe.checks.direction import RowPairs

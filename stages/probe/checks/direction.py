@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from stages.gradients.per_row import MeasuredStudent, TotalSink, mean_weights
-from stages.gradients.tokens import TokenRow
+from stages.gradients.per_row import MeasuredStudent, TokenRow, TotalSink, mean_weights
 from stages.probe.checks.check import Check, Finding, check
 from stages.probe.direction import FLOOR, Direction, LossKind, PairGradients, extract, generic_gradient, unit_by_module
 

@@ -11,8 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from stages.gradients.basis import A_HALF, in_float32, target_linears
-from stages.gradients.per_row import MeasuredStudent, reference_gradient, reference_log_probs
-from stages.gradients.tokens import TokenRow
+from stages.gradients.per_row import MeasuredStudent, TokenRow, reference_gradient, reference_log_probs
 from stages.probe.checks.check import Finding, check
 from stages.probe.direction import (
     Direction,

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from stages.gradients.basis import target_linears
-from stages.gradients.tokens import TokenRow
+from stages.gradients.per_row import TokenRow
 from stages.messages import opening_ids
 from stages.probe.checks.check import Finding, check
 from stages.probe.loras import runs_unmerged

@@ -5,8 +5,15 @@ import torch
 from probe_faults.loophole_world import tiny_qwen3
 
 from stages.gradients.basis import FoldedModel, ProbeAdapter, Spectrum, factorise, open_adapter, target_linears
-from stages.gradients.per_row import DotSink, own_log_probs, per_sample_gradients, reference_gradient, tapped
-from stages.gradients.tokens import TokenRow, collate
+from stages.gradients.per_row import (
+    DotSink,
+    TokenRow,
+    collate,
+    own_log_probs,
+    per_sample_gradients,
+    reference_gradient,
+    tapped,
+)
 from stages.policy.local import checkpointed
 
 NAMES = (

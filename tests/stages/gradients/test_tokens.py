@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stages.errors import BadInput
-from stages.gradients.tokens import TokenRow, by_length
+from stages.gradients.per_row import TokenRow, by_length
 
 
 def test_batches_hold_rows_of_similar_length() -> None:

@@ -12,8 +12,7 @@ from torch import Tensor
 from stages import train
 from stages.errors import UsageError
 from stages.gradients.basis import SingularValues, target_linears
-from stages.gradients.per_row import MeasuredStudent, adapt
-from stages.gradients.tokens import TokenRow
+from stages.gradients.per_row import MeasuredStudent, TokenRow, adapt
 from stages.policy.base import PolicyConfig
 from stages.policy.local import load_model
 from stages.probe.descent import project

@@ -6,8 +6,7 @@ import torch
 from probe_faults.loophole_world import tiny_qwen3
 
 from stages.gradients.basis import SingularValues, Spectrum, factorise, target_linears
-from stages.gradients.per_row import adapt, dr_grpo
-from stages.gradients.tokens import TokenRow
+from stages.gradients.per_row import TokenRow, adapt, dr_grpo
 
 
 def rows_and_student() -> tuple[list[TokenRow], Any]:

@@ -11,8 +11,7 @@ from torch import nn
 
 from stages.errors import BadInput
 from stages.gradients.basis import SingularValues, target_linears
-from stages.gradients.per_row import adapt, own_log_probs
-from stages.gradients.tokens import collate
+from stages.gradients.per_row import adapt, collate, own_log_probs
 from stages.policy.base import PolicyConfig
 from stages.probe import extract_vhack, replay, score
 from stages.probe.direction import V_HACK_FILE, load_direction, pair_rows

@@ -14,8 +14,7 @@ from torch import nn
 
 from stages.errors import BadInput
 from stages.gradients.basis import SingularValues, attached
-from stages.gradients.per_row import adapt, own_log_probs
-from stages.gradients.tokens import collate
+from stages.gradients.per_row import adapt, collate, own_log_probs
 from stages.policy.base import PolicyConfig
 from stages.policy.local import load_model
 from stages.probe import extract_vhack, svd, watch
