@@ -113,7 +113,7 @@ class _ChannelStep(ComposedStep):
     ) -> None:
         rows, self._shown = list(pairs), list[list[int] | None]()
         missing = {"pairs": not rows and "Give pairs", "hinted": hints is None and "Give hints"}
-        other = "It asks a teacher about rollouts of `composer train`, where it can be used"
+        other = "Its rows are made of rollouts of `composer train`, where it can be used"
         for name in [name for name, weight in (weights or {}).items() if weight and name in CHANNELS]:
             if remedy := missing.get(CHANNELS[name].load().source.name, other):
                 raise UsageError(f"There is nothing here that the channel {name} could learn from. {remedy}.")

@@ -29,5 +29,5 @@ as those of channels/pairs.py, for its loss, which a kernel such as stages/losse
 `_fit` in stages/train.py resumes from what checkpoints.py marked as complete.
 
 A new channel is a kernel in stages/losses, a subclass of `Channel`, and an entry in the registry `CHANNELS`; with rows
-of a new kind, a subclass of `RowSource` in the same file.
+of a new kind, a file with a subclass of `RowSource` and its channels.
 """
