@@ -264,7 +264,10 @@ def test_all_weights_are_replaced_on_the_server(
     case = {"env": VARIED, "policy": played, "tasks": 4, "max_steps": 2, "optimisation": size}
     case["adapter"] = {"rank": 0}
     if processes == 1:
-        run = Run(runner.execute("train", {}, train.Config.model_validate(case), root=tmp_path).path)
+        said, config = list[str](), train.Config.model_validate(case)
+        done = runner.execute("train", {}, config, root=tmp_path, listener=lambda what, *_: said.append(what))
+        run = Run(done.path)
+        assert said and not [what for what in said if "weights travel by files" in what], "it reads our memory"
     else:
         given = PolicyConfig.model_validate(played)
         here = {"cache": tmp_path, "rank": 8, "replaceable": True, "listener": quiet, "check": lambda: None}
