@@ -288,7 +288,7 @@ class TrainPlan:
         shared = ", prompts computed once for their rollouts" * bool(size.shared_prompts)
         choices = (
             f"{trained} at learning rate {size.learning_rate:g}, {rows}, {again}{shared} "
-            f"(what you left open is chosen for a model {known}{self.because})"
+            f"(what you did not set was chosen for a model {known}{self.because})"
         )
         if self.shape is None:
             return (choices,)
@@ -393,9 +393,9 @@ def fitted(plan: TrainPlan, given: Optimisation, prompts: Prompts, free: int | N
     fitting = [way for way in ways if estimate_memory(way).total <= room]
     if not fitting:
         least = min(ways, key=lambda way: estimate_memory(way).total)
-        return replace(least, because=f", passes as the smallest, for {room / GIB:.1f} GiB")
+        return replace(least, because=f" and {room / GIB:.1f} GiB of memory, with the smallest passes")
     chosen = min(fitting, key=lambda way: (_computed(way), -(way.config.optimisation.micro_batch or 1)))
-    return replace(chosen, because=f", passes as the fastest that fit into {room / GIB:.1f} GiB")
+    return replace(chosen, because=f" and {room / GIB:.1f} GiB of memory")
 
 
 def _computed(plan: TrainPlan) -> float:
